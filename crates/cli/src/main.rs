@@ -1,0 +1,3 @@
+//! The `fathom` command: argument parsing and nothing else.
+
+fn main() {}

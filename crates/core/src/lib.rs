@@ -1,0 +1,1 @@
+//! Requests, disks, channels, sources and the worker loop.

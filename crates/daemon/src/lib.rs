@@ -1,0 +1,1 @@
+//! The serving process: configuration, stacks, control, statistics.

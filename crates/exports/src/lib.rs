@@ -1,0 +1,1 @@
+//! Who may ask: vhost-user-blk.

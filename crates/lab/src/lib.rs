@@ -1,0 +1,1 @@
+//! Guests and what runs in them.

@@ -1,0 +1,1 @@
+//! How an image's bytes are reached: files, memory, nothing.

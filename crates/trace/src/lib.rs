@@ -1,0 +1,1 @@
+//! Stages, stamps, histograms and the trace ring.

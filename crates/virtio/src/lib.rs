@@ -1,0 +1,1 @@
+//! Split virtqueues and virtio-blk requests.

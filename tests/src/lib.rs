@@ -1,0 +1,1 @@
+//! End-to-end tests with real peers: see the files in `tests/`.
