@@ -1,0 +1,31 @@
+# What people and continuous integration run. `make demo` and `make test` need nothing else first.
+CARGO ?= cargo
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.DEFAULT_GOAL := build
+.PHONY: setup build demo test bench lint
+
+# Installs what is missing (Debian packages); quick when everything is there.
+setup:
+	sh tools/setup.sh
+
+build: setup
+	$(CARGO) build --release
+
+# Boots a Linux guest with a Fathom disk, reads it, and shows where the time went.
+demo: build
+	target/release/fathom lab run seqread
+
+# Everything: unit and property tests, then the end-to-end tests with real guests. The build
+# comes first because the end-to-end tests run the fathom binary next to them.
+test: setup
+	$(CARGO) build --workspace --all-targets
+	$(CARGO) test --workspace
+
+# Fathom against qemu-storage-daemon and the host itself, on this machine.
+bench: build
+	sh tools/bench.sh
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings

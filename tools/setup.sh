@@ -1,0 +1,254 @@
+#!/bin/sh
+# Installs what building, the demo and the tests need, from the distribution's own packages.
+#
+# Running it again is quick and changes nothing. QEMU comes from the distribution's backports
+# where those have a newer one: live migration of vhost-user disks and reconnecting character
+# devices are tested with QEMU 10 and up.
+set -eu
+
+# Programs the tests and the lab call, and the Debian package that has each.
+packages='
+qemu-system-x86
+qemu-utils
+ovmf
+seabios
+busybox-static
+e2fsprogs
+dosfstools
+mtools
+systemd-boot-efi
+fio
+strace
+util-linux
+mount
+kmod
+xz-utils
+zstd
+build-essential
+'
+qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
+qemu_wanted=10
+rust_wanted=1.90
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() { say "$*"; exit 1; }
+
+as_root() {
+	if [ "$(id -u)" = 0 ]; then
+		env DEBIAN_FRONTEND=noninteractive "$@"
+	elif command -v sudo >/dev/null 2>&1; then
+		sudo DEBIAN_FRONTEND=noninteractive "$@"
+	else
+		fail "needs root for: $*; run it as root, or install sudo"
+	fi
+}
+
+installed() {
+	[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+qemu_major() {
+	qemu-system-x86_64 --version 2>/dev/null | sed -n '1s/.*version \([0-9]*\)\..*/\1/p'
+}
+
+# A kernel for the guests: Debian's cloud flavour boots fastest; others have the same modules.
+kernel_package() {
+	kernels='linux-image-cloud-amd64 linux-image-virtual linux-image-amd64'
+	for candidate in $kernels; do
+		if installed "$candidate"; then
+			echo "$candidate"
+			return
+		fi
+	done
+	for candidate in $kernels; do
+		if apt-cache show "$candidate" >/dev/null 2>&1; then
+			echo "$candidate"
+			return
+		fi
+	done
+	echo linux-image-cloud-amd64
+}
+
+missing_packages() {
+	for package in $packages "$(kernel_package)"; do
+		installed "$package" || echo "$package"
+	done
+}
+
+# Mirrors fail now and then; a failing index must not end the set-up at the first attempt.
+update_index() {
+	for wait in 2 5 15 0; do
+		if as_root apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -qq update; then
+			return 0
+		fi
+		say "apt-get update failed, trying again in ${wait}s"
+		sleep "$wait"
+	done
+	return 1
+}
+
+apt_install() {
+	as_root apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=5 -o Dpkg::Use-Pty=0 \
+		-qq -y --no-install-recommends install "$@"
+}
+
+# Prints the source of the release itself as "URI<newline>Signed-By...", from the deb822 files
+# (Signed-By may be a path or an embedded key, which continues on indented lines).
+deb822_source() {
+	for file in /etc/apt/sources.list.d/*.sources; do
+		[ -r "$file" ] || continue
+		sed '/^#/d' "$file" | awk -v suite="$1" '
+			BEGIN { RS = ""; FS = "\n" }
+			function has(list, word,    n, words, i) {
+				n = split(list, words, /[ \t\n]+/)
+				for (i = 1; i <= n; i++) if (words[i] == word) return 1
+				return 0
+			}
+			{
+				split("", field); name = ""
+				for (i = 1; i <= NF; i++) {
+					if ($i ~ /^[A-Za-z-]+:/) {
+						name = tolower(substr($i, 1, index($i, ":") - 1))
+						field[name] = substr($i, index($i, ":") + 1)
+					} else if (name != "") {
+						field[name] = field[name] "\n" $i
+					}
+				}
+				if (tolower(field["enabled"]) ~ /no/ || !has(field["types"], "deb")) next
+				if (!has(field["suites"], suite) || !has(field["components"], "main")) next
+				n = split(field["uris"], uris, /[ \t\n]+/)
+				for (i = 1; i <= n; i++) if (uris[i] ~ /^(https?|tor|mirror)/) break
+				if (i > n) next
+				print uris[i]
+				if (field["signed-by"] != "") print "Signed-By:" field["signed-by"]
+				exit
+			}'
+	done
+}
+
+# The same from the one-line format: deb [signed-by=FILE ...] URI SUITE COMPONENT...
+oneline_source() {
+	for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
+		[ -r "$file" ] || continue
+		sed 's/#.*//' "$file" | awk -v suite="$1" '
+			$1 == "deb" {
+				signed = ""; rest = $0; sub(/^[ \t]*deb[ \t]+/, "", rest)
+				if (rest ~ /^\[/) {
+					options = substr(rest, 2, index(rest, "]") - 2)
+					rest = substr(rest, index(rest, "]") + 1)
+					n = split(options, option, /[ \t]+/)
+					for (i = 1; i <= n; i++)
+						if (option[i] ~ /^signed-by=/) signed = substr(option[i], 11)
+				}
+				n = split(rest, word, /[ \t]+/); first = word[1] == "" ? 2 : 1
+				if (word[first + 1] != suite || word[first] !~ /^(https?|tor|mirror)/) next
+				for (i = first + 2; i <= n; i++) if (word[i] == "main") {
+					print word[first]
+					if (signed != "") print "Signed-By: " signed
+					exit
+				}
+			}'
+	done
+}
+
+# Makes the release's backports known to apt, if the mirror that this machine uses has them.
+add_backports() {
+	suite=$1-backports
+	if apt-get indextargets --format '$(RELEASE)' 2>/dev/null | grep -qx "$suite"; then
+		return 0
+	fi
+	source=$(deb822_source "$1")
+	[ -n "$source" ] || source=$(oneline_source "$1")
+	# The first matching stanza counts: its URI is line 1, up to the next URI is its key.
+	uri=$(printf '%s\n' "$source" | head -n 1)
+	[ -n "$uri" ] || return 1
+	signed=$(printf '%s\n' "$source" | awk 'NR > 1 && /^(https?|tor|mirror)/ { exit } NR > 1')
+	probe=$(mktemp)
+	if ! /usr/lib/apt/apt-helper -qq download-file "${uri%/}/dists/$suite/InRelease" "$probe" \
+		>/dev/null 2>&1; then
+		rm -f "$probe"
+		return 1
+	fi
+	rm -f "$probe"
+	say "adding $suite from this machine's own mirror, for a newer QEMU"
+	{
+		printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\n' "$uri" "$suite"
+		[ -z "$signed" ] || printf '%s\n' "$signed"
+	} | as_root tee "/etc/apt/sources.list.d/$suite.sources" >/dev/null
+	update_index
+}
+
+# Installs QEMU from backports when they have a newer one than what is there.
+newer_qemu() {
+	codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+	distribution=$(. /etc/os-release && echo "${ID:-}")
+	if [ "$distribution" != debian ] || [ -z "$codename" ]; then
+		return 0
+	fi
+	add_backports "$codename" || { say "no $codename-backports on this mirror"; return 0; }
+	offered=$(apt-cache madison qemu-system-x86 |
+		awk -F' *[|] *' -v suite="$codename-backports/" 'index($3, suite) { print $2; exit }')
+	have=$(dpkg-query -W -f='${Version}' qemu-system-x86 2>/dev/null || echo 0)
+	if [ -n "$offered" ] && dpkg --compare-versions "$offered" gt "$have"; then
+		say "installing QEMU $offered from $codename-backports"
+		# What is installed of QEMU's packages must move along: they depend on equal versions.
+		also=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' 'qemu-*' 2>/dev/null |
+			sed -n 's/^installed //p' | tr '\n' ' ')
+		# shellcheck disable=SC2086
+		apt_install -t "$codename-backports" $qemu_packages $also
+	fi
+}
+
+check_qemu() {
+	major=$(qemu_major)
+	[ -n "$major" ] || fail 'qemu-system-x86_64 does not run'
+	if [ "$major" -lt "$qemu_wanted" ]; then
+		say "QEMU $major found: tests that need QEMU $qemu_wanted (live migration, reconnect) will fail"
+	fi
+}
+
+check_rust() {
+	PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+	if ! command -v cargo >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 &&
+		apt-cache show rustup >/dev/null 2>&1; then
+		say 'installing rustup'
+		apt_install rustup
+		rustup toolchain install stable --profile minimal -c clippy -c rustfmt
+	fi
+	command -v cargo >/dev/null 2>&1 ||
+		fail "cargo not found: install Rust $rust_wanted or newer with rustup, then run this again"
+	have=$(cargo --version | awk '{ print $2 }')
+	oldest=$(printf '%s\n%s\n' "$rust_wanted" "$have" | sort -V | head -n 1)
+	[ "$oldest" = "$rust_wanted" ] ||
+		fail "cargo $have is too old: Rust $rust_wanted or newer is needed (rustup update)"
+}
+
+check_programs() {
+	absent=
+	for program in qemu-system-x86_64 qemu-img qemu-io qemu-storage-daemon busybox mke2fs e2fsck \
+		mkfs.fat mcopy fio strace unshare cc; do
+		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || absent="$absent $program"
+	done
+	[ -z "$absent" ] || fail "programs still missing:$absent"
+}
+
+[ "$(uname -m)" = x86_64 ] || say "only tried on x86_64, this is $(uname -m)"
+if command -v apt-get >/dev/null 2>&1 && command -v dpkg-query >/dev/null 2>&1; then
+	missing=$(missing_packages)
+	if [ -n "$missing" ] || [ "$(qemu_major)" -lt "$qemu_wanted" ] 2>/dev/null; then
+		update_index || say 'the package index could not be brought up to date; going on with the old one'
+		missing=$(missing_packages | tr '\n' ' ')
+		if [ -n "$missing" ]; then
+			say "installing $missing"
+			# shellcheck disable=SC2086
+			apt_install $missing
+		fi
+		newer_qemu
+	fi
+else
+	say 'not a Debian-like system; these are needed, under their Debian names:'
+	say "linux-image-cloud-amd64 (any kernel with virtio modules) $(echo $packages)"
+fi
+check_rust
+check_programs
+check_qemu
