@@ -1,1 +1,25 @@
 //! Requests, disks, channels, sources and the worker loop.
+//!
+//! One request's way: a [`Source`] (a virtqueue, say) pops it, the
+//! [`Worker`](worker::Worker) submits it to its [`Channel`] of the [`Disk`],
+//! the channel does its I/O through the worker's [`Engine`], and the source
+//! answers it. `worker.rs` reads like this sentence.
+
+pub mod disk;
+pub mod engine;
+pub mod handle;
+pub mod polling;
+pub mod request;
+pub mod source;
+pub mod token;
+pub mod worker;
+
+pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
+pub use engine::{Completion, Engine, FileId, Io, IoKind, Wait};
+pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
+pub use handle::{Counters, Detaching, WorkerHandle, WorkerOptions};
+pub use polling::Polling;
+pub use request::{Request, RequestId, Segments, Slab};
+pub use source::{Broken, Source, SourceId};
+pub use token::Token;
+pub use worker::Cx;

@@ -1,1 +1,16 @@
-//! Stages, stamps, histograms and the trace ring.
+//!
+//! The ground floor: every other crate may use it, it uses none of them.
+
+pub mod clock;
+pub mod histogram;
+pub mod recorder;
+pub mod ring;
+pub mod stage;
+pub mod summary;
+
+pub use clock::Clock;
+pub use histogram::Histogram;
+pub use recorder::{Recorder, StageHistograms};
+pub use ring::{RingWriter, TraceRecord};
+pub use stage::{Op, Stage, Stamps};
+pub use summary::{StageSummary, Summary};

@@ -1,0 +1,80 @@
+//! Disks, and each worker's channel to its disk.
+
+use crate::engine::Engine;
+use crate::request::RequestId;
+use crate::worker::Cx;
+use std::io;
+use std::path::PathBuf;
+
+/// What a disk is like. All sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskInfo {
+    /// A multiple of 512.
+    pub size: u64,
+    /// The unit in which the guest should address the disk (logical block).
+    pub block_size: u32,
+    /// The unit that the storage writes in one piece; a power of two times
+    /// `block_size`.
+    pub physical_block_size: u32,
+    /// Preferred size of I/O, or 0.
+    pub optimal_io_size: u32,
+    pub read_only: bool,
+    /// Completed writes may be volatile until a flush.
+    pub write_cache: bool,
+    /// None: the disk cannot discard.
+    pub discard: Option<RangeLimits>,
+    /// None: the disk cannot write zeroes by itself.
+    pub write_zeroes: Option<RangeLimits>,
+}
+
+/// Limits of an operation on ranges without data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeLimits {
+    /// Ranges aligned to this are handled best (bytes, at least 512).
+    pub alignment: u32,
+    /// The longest range in one request.
+    pub max_len: u64,
+}
+
+/// Why a disk could not be opened or activated; one line for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    #[error("{}: {what}: {source}", path.display())]
+    Io {
+        path: PathBuf,
+        what: &'static str,
+        source: io::Error,
+    },
+    #[error("{}: {problem}", path.display())]
+    Unusable { path: PathBuf, problem: String },
+}
+
+/// What a guest sees as its disk; shared by all workers. Nothing here is on
+/// the way of a request.
+pub trait Disk: Send + Sync {
+    fn info(&self) -> DiskInfo;
+
+    /// The first queue starts: lock the image, read its metadata. May block.
+    /// On failure the disk is as before.
+    fn activate(&self) -> Result<(), DiskError>;
+
+    /// The last queue has stopped and is drained: write back, flush, forget,
+    /// unlock. May block.
+    fn deactivate(&self) -> Result<(), DiskError>;
+
+    /// One worker's way to the disk; called on that worker's thread.
+    fn channel(&self, engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError>;
+}
+
+/// Owned by one worker. Never blocks, except for storage that does not wait
+/// on a device (memory, a file in tmpfs).
+pub trait Channel {
+    /// Start the request. It is in [`Stage::Queue`](crate::Stage::Queue);
+    /// whoever takes it on moves it to `Map` and `Device`. Ends, now or
+    /// later, in exactly one `cx.complete(id, errno)`.
+    fn submit(&mut self, cx: &mut Cx, id: RequestId);
+
+    /// An operation pushed with `Token::request(id, tag)` has completed with
+    /// `result` (bytes or negative errno).
+    fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32);
+}

@@ -1,0 +1,94 @@
+//! How a worker does I/O and where it sleeps.
+
+use crate::token::Token;
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::Duration;
+
+/// A file as its worker's engine knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId(pub u32);
+
+/// What to do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoKind {
+    /// preadv2(2): `iov`, `offset`.
+    Read,
+    /// pwritev2(2): `iov`, `offset`; `dsync` adds RWF_DSYNC.
+    Write { dsync: bool },
+    /// fdatasync(2).
+    Sync,
+    /// fallocate(2) with this mode: `offset`, `len`. (Discarding and zeroing
+    /// work on block devices, too, by fallocate.)
+    Allocate { mode: i32 },
+}
+
+/// One I/O operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Io {
+    pub kind: IoKind,
+    pub file: FileId,
+    /// Bytes from the start of the file.
+    pub offset: u64,
+    /// Bytes; for reads and writes, what the iovecs add up to.
+    pub len: u64,
+    pub iov: *const libc::iovec,
+    pub iov_len: u32,
+}
+
+/// The outcome of one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    pub token: Token,
+    /// Bytes moved, or a negative errno.
+    pub result: i32,
+}
+
+/// How long [`Engine::submit`] may wait for a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    No,
+    /// Until something completes, however long that takes.
+    Forever,
+    /// Until something completes or the time is over.
+    For(Duration),
+}
+
+/// One worker's way to the kernel; made and used on that worker's thread.
+pub trait Engine {
+    /// "io_uring", "native" or "threads".
+    fn name(&self) -> &'static str;
+
+    /// Room for `n` operations in flight; called before they can be.
+    fn reserve(&mut self, n: usize) -> io::Result<()>;
+
+    /// Make a file known. It stays open at least until `remove_file`.
+    fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId>;
+
+    fn remove_file(&mut self, file: FileId);
+
+    /// Queue one operation. It cannot fail: what goes wrong is the result of
+    /// its completion. Nothing need reach the kernel before `submit`.
+    ///
+    /// # Safety
+    /// The iovecs and the memory that they name stay valid until the
+    /// operation's completion has been seen.
+    unsafe fn push(&mut self, io: Io, token: Token);
+
+    /// Complete with `token` each time that `fd` (an eventfd) is signalled,
+    /// once at least for signals from before this call. Reading the fd is
+    /// neither needed nor done.
+    fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()>;
+
+    /// Stop watching. Completions under way may still arrive.
+    fn unwatch(&mut self, fd: RawFd, token: Token);
+
+    /// Hand everything queued to the kernel and append what has completed to
+    /// `out`. With nothing queued, nothing completed and `Wait::No` it makes
+    /// no system call. With a wait it returns when anything has completed
+    /// (even if nothing could be appended, for example after a signal).
+    fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()>;
+
+    /// Whether `submit` would find a completion; no system call.
+    fn ready(&mut self) -> bool;
+}

@@ -1,0 +1,254 @@
+//! A worker as the other threads see it: commands in, counters out.
+
+use crate::disk::{Disk, DiskError};
+use crate::engine::Engine;
+use crate::polling::{Poller, Polling};
+use crate::source::{Source, SourceId};
+use crate::worker::{Cx, Worker};
+use fathom_trace::{Clock, Recorder, RingWriter, StageHistograms};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+/// What other threads ask of a worker.
+pub(crate) enum Command {
+    Attach {
+        source: Box<dyn Source>,
+        reply: SyncSender<io::Result<SourceId>>,
+    },
+    Detach {
+        id: SourceId,
+        reply: SyncSender<Box<dyn Source>>,
+    },
+    Trace(Option<RingWriter>),
+    Stop,
+}
+
+/// The flag and the eventfd by which a worker learns of commands, spinning
+/// or asleep.
+struct Bell {
+    rung: AtomicBool,
+    event: OwnedFd,
+}
+
+/// The worker's end of its mailbox.
+pub(crate) struct Inbox {
+    commands: Receiver<Command>,
+    bell: Arc<Bell>,
+}
+
+impl Inbox {
+    pub(crate) fn fd(&self) -> RawFd {
+        self.bell.event.as_raw_fd()
+    }
+
+    #[inline]
+    pub(crate) fn has_mail(&self) -> bool {
+        self.bell.rung.load(Ordering::Acquire)
+    }
+
+    /// The next command. Senders ring after they have sent, so the bell is
+    /// silenced before the last look.
+    pub(crate) fn take(&self) -> Option<Command> {
+        if !self.has_mail() {
+            return None;
+        }
+        if let Ok(command) = self.commands.try_recv() {
+            return Some(command);
+        }
+        self.bell.rung.store(false, Ordering::SeqCst);
+        let last = self.commands.try_recv().ok();
+        if last.is_some() {
+            self.bell.rung.store(true, Ordering::SeqCst);
+        }
+        last
+    }
+}
+
+/// A count with one writer.
+#[derive(Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline]
+    pub(crate) fn increment(&self) {
+        let count = self.0.load(Ordering::Relaxed);
+        self.0.store(count + 1, Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What a worker did besides moving requests.
+#[derive(Default)]
+pub struct Counters {
+    /// Interrupts sent.
+    pub notifications: Counter,
+    /// Times that it went to sleep.
+    pub sleeps: Counter,
+}
+
+/// How to run a worker.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerOptions {
+    /// The thread's name (the kernel keeps 15 bytes).
+    pub name: String,
+    pub polling: Polling,
+    /// The CPUs that it may run on; empty: any.
+    pub cpus: Vec<usize>,
+}
+
+/// Stops the worker when dropped.
+pub struct WorkerHandle {
+    commands: Sender<Command>,
+    bell: Arc<Bell>,
+    histograms: Arc<StageHistograms>,
+    counters: Arc<Counters>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WorkerHandle {
+    /// Start a worker for `disk`. `engine` is called on the new thread,
+    /// which alone uses what it returns.
+    pub fn spawn(
+        disk: Arc<dyn Disk>,
+        engine: impl FnOnce() -> io::Result<Box<dyn Engine>> + Send + 'static,
+        options: WorkerOptions,
+    ) -> Result<WorkerHandle, DiskError> {
+        let failed = |what: &'static str| {
+            let path = PathBuf::from(options.name.clone());
+            move |source: io::Error| DiskError::Io { path, what, source }
+        };
+        let bell = Arc::new(Bell {
+            rung: AtomicBool::new(false),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|e| failed("cannot create an eventfd")(e.into()))?,
+        });
+        let (commands, receiver) = channel();
+        let inbox = Inbox {
+            commands: receiver,
+            bell: bell.clone(),
+        };
+        let histograms = Arc::new(StageHistograms::default());
+        let recorder = Recorder::new(histograms.clone());
+        let counters = Arc::new(Counters::default());
+        let (ready, started) = sync_channel(1);
+        let body = {
+            let (counters, options) = (counters.clone(), options.clone());
+            move || {
+                let worker = start(&*disk, engine, inbox, recorder, counters, &options);
+                match worker {
+                    Ok(worker) => {
+                        let _ = ready.send(Ok(()));
+                        worker.run();
+                    }
+                    Err(error) => drop(ready.send(Err(error))),
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name(options.name.clone())
+            .spawn(body)
+            .map_err(failed("cannot start its thread"))?;
+        started.recv().expect("the worker reports its start")?;
+        Ok(WorkerHandle {
+            commands,
+            bell,
+            histograms,
+            counters,
+            thread: Some(thread),
+        })
+    }
+
+    fn send(&self, command: Command) {
+        self.commands
+            .send(command)
+            .expect("a worker lives as long as its handle");
+        self.bell.rung.store(true, Ordering::SeqCst);
+        // An eventfd's counter cannot overflow by ones.
+        let _ = rustix::io::write(&self.bell.event, &1u64.to_ne_bytes());
+    }
+
+    /// Let the worker serve `source`; returns when it does.
+    pub fn attach(&self, source: Box<dyn Source>) -> io::Result<SourceId> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Attach { source, reply });
+        answer.recv().expect("a worker answers")
+    }
+
+    /// Stop popping from a source, wait for everything in flight, and give
+    /// the source back. Afterwards the worker touches none of its memory.
+    pub fn detach(&self, id: SourceId) -> Box<dyn Source> {
+        self.begin_detach(id).wait()
+    }
+
+    /// Like [`WorkerHandle::detach`], without waiting: for several at once.
+    pub fn begin_detach(&self, id: SourceId) -> Detaching {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Detach { id, reply });
+        Detaching(answer)
+    }
+
+    /// Switch tracing on or off.
+    pub fn trace(&self, writer: Option<RingWriter>) {
+        self.send(Command::Trace(writer));
+    }
+
+    pub fn histograms(&self) -> &StageHistograms {
+        &self.histograms
+    }
+
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+/// A source on its way back.
+pub struct Detaching(Receiver<Box<dyn Source>>);
+
+impl Detaching {
+    pub fn wait(self) -> Box<dyn Source> {
+        self.0.recv().expect("a worker answers")
+    }
+}
+
+impl Drop for WorkerHandle {
+    fn drop(&mut self) {
+        self.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// On the worker's thread: everything that can fail.
+fn start(
+    disk: &dyn Disk,
+    engine: impl FnOnce() -> io::Result<Box<dyn Engine>>,
+    inbox: Inbox,
+    recorder: Recorder,
+    counters: Arc<Counters>,
+    options: &WorkerOptions,
+) -> Result<Worker, DiskError> {
+    let failed = |what: &'static str| {
+        let path = PathBuf::from(options.name.clone());
+        move |source: io::Error| DiskError::Io { path, what, source }
+    };
+    if !options.cpus.is_empty() {
+        let mut set = CpuSet::new();
+        options.cpus.iter().for_each(|cpu| set.set(*cpu));
+        sched_setaffinity(None, &set).map_err(|e| failed("cannot be pinned to CPUs")(e.into()))?;
+    }
+    let mut cx = Cx::new(engine().map_err(failed("cannot start its engine"))?);
+    let channel = disk.channel(&mut *cx.engine)?;
+    let poller = Poller::new(options.polling, Clock::get());
+    Worker::new(cx, channel, inbox, poller, recorder, counters).map_err(failed("cannot start"))
+}

@@ -1,0 +1,127 @@
+//! Whether to spin for work before sleeping, and for how long.
+
+use fathom_trace::Clock;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Polling {
+    /// Spin while work has been arriving fast enough to make it worthwhile.
+    #[default]
+    Auto,
+    /// Always sleep at once.
+    Off,
+    /// Always spin for this long first.
+    Fixed(Duration),
+}
+
+/// The longest spin that `Auto` makes.
+pub const AUTO_MAX: Duration = Duration::from_micros(50);
+
+impl FromStr for Polling {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Polling, String> {
+        match text {
+            "auto" => Ok(Polling::Auto),
+            "off" | "0" => Ok(Polling::Off),
+            _ => parse_duration(text)
+                .map(Polling::Fixed)
+                .ok_or_else(|| format!("'{text}' is not auto, off or a duration like 20us")),
+        }
+    }
+}
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let value: u64 = text[..digits].parse().ok()?;
+    let ns_per_unit = match &text[digits..] {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    Some(Duration::from_nanos(value.checked_mul(ns_per_unit)?))
+}
+
+/// Decides for one worker. `Auto` remembers of the last waits which ended
+/// within the longest spin, and spins while most of them did: a guest that
+/// answers quickly is met awake, an idle one costs a few spins and then
+/// nothing.
+pub struct Poller {
+    setting: Polling,
+    max_ticks: u64,
+    /// One bit a wait, the newest lowest: 1 = it ended within the maximum.
+    history: u8,
+}
+
+impl Poller {
+    pub fn new(setting: Polling, clock: &Clock) -> Poller {
+        let max = match setting {
+            Polling::Auto => AUTO_MAX,
+            Polling::Off => Duration::ZERO,
+            Polling::Fixed(duration) => duration,
+        };
+        Poller {
+            setting,
+            max_ticks: clock.ticks(max),
+            history: 0,
+        }
+    }
+
+    /// How long to spin this time, in ticks.
+    #[inline]
+    pub fn window(&self) -> u64 {
+        match self.setting {
+            Polling::Auto if self.history.count_ones() < 4 => 0,
+            _ => self.max_ticks,
+        }
+    }
+
+    /// A wait, spun or slept, ended after `ticks`.
+    #[inline]
+    pub fn waited(&mut self, ticks: u64) {
+        self.history = self.history << 1 | u8::from(ticks <= self.max_ticks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_written_as_people_write_them() {
+        assert_eq!("auto".parse(), Ok(Polling::Auto));
+        assert_eq!("off".parse(), Ok(Polling::Off));
+        assert_eq!(
+            "20us".parse(),
+            Ok(Polling::Fixed(Duration::from_micros(20)))
+        );
+        for bad in ["", "20", "us", "-1us", "20 us", "99999999999999999999s"] {
+            assert!(bad.parse::<Polling>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn auto_spins_while_waits_are_short_and_stops_when_they_are_not() {
+        let clock = Clock::get();
+        let mut poller = Poller::new(Polling::Auto, clock);
+        assert_eq!(poller.window(), 0);
+        (0..4).for_each(|_| poller.waited(1));
+        assert_eq!(poller.window(), clock.ticks(AUTO_MAX));
+        (0..5).for_each(|_| poller.waited(u64::MAX));
+        assert_eq!(poller.window(), 0);
+    }
+
+    #[test]
+    fn off_never_spins_and_fixed_always_does() {
+        let clock = Clock::get();
+        let mut off = Poller::new(Polling::Off, clock);
+        (0..8).for_each(|_| off.waited(0));
+        assert_eq!(off.window(), 0);
+        let fixed = Poller::new(Polling::Fixed(Duration::from_micros(10)), clock);
+        assert!(fixed.window() > 0);
+    }
+}

@@ -1,0 +1,56 @@
+//! Where requests come from: a virtqueue, a network connection.
+
+use crate::request::{Request, RequestId};
+use crate::worker::Cx;
+use std::any::Any;
+use std::os::fd::RawFd;
+
+/// A source as its worker knows it; valid until it is detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceId {
+    pub(crate) slot: u16,
+    pub(crate) generation: u32,
+}
+
+/// The peer broke the protocol in a way that leaves nothing to serve. The
+/// worker pops nothing more from this source.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Broken(pub String);
+
+/// One virtqueue or one connection. It moves to its worker's thread when it
+/// attaches and back to the control thread when it detaches.
+pub trait Source: Send {
+    /// Requests in flight at most. `pop` never exceeds it.
+    fn capacity(&self) -> usize;
+
+    /// The eventfd by which the peer announces work.
+    fn kick_fd(&self) -> RawFd;
+
+    /// Whether the peer has work that was not popped; no system call.
+    fn pending(&mut self) -> bool;
+
+    /// Take what the peer has made available, at most `room` requests: each
+    /// in a slot of `cx.slab` that is filled in but for its stamps, its
+    /// `source` and its `polled`, appended to `batch`. Malformed requests are
+    /// answered here and do not appear; the return value says how many.
+    fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken>;
+
+    /// Answer one request; the peer need not see it before `publish`.
+    fn finish(&mut self, request: &Request);
+
+    /// Make all answers visible. True when the peer wants to be told.
+    fn publish(&mut self) -> bool;
+
+    /// Tell the peer.
+    fn notify(&mut self);
+
+    /// Ask the peer to kick for new work. True when there is some already.
+    fn arm(&mut self) -> bool;
+
+    /// Ask the peer not to kick.
+    fn disarm(&mut self);
+
+    /// For the control thread that gets it back by a detach.
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
+}

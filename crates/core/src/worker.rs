@@ -1,0 +1,448 @@
+//! The worker: one thread that moves a disk's requests.
+//!
+//! A turn of its loop pops what the sources have, submits it, reaps what has
+//! completed, and answers it. Between turns it polls for a while and then
+//! sleeps in one place, [`Engine::submit`]. Clock readings are shared by all
+//! requests that make a transition together.
+
+use crate::disk::Channel;
+use crate::engine::{Completion, Engine, Wait};
+use crate::handle::{Command, Counters, Inbox};
+use crate::polling::Poller;
+use crate::request::{Request, RequestId, Slab};
+use crate::source::{Source, SourceId};
+use crate::token::{Target, Token};
+use fathom_trace::{Clock, Recorder, RingWriter, Stage, Stamps, TraceRecord};
+use probe::probe;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+/// What a worker lends to its channel and its sources.
+pub struct Cx {
+    pub slab: Slab,
+    pub engine: Box<dyn Engine>,
+    clock: &'static Clock,
+    now: u64,
+    done: Vec<RequestId>,
+}
+
+impl Cx {
+    pub fn new(engine: Box<dyn Engine>) -> Cx {
+        let clock = Clock::get();
+        Cx {
+            slab: Slab::default(),
+            engine,
+            clock,
+            now: clock.now(),
+            done: Vec::new(),
+        }
+    }
+
+    /// Read the clock for the transitions that follow.
+    #[inline]
+    pub fn tick(&mut self) -> u64 {
+        self.now = self.clock.now();
+        self.now
+    }
+
+    /// The request enters `stage` at the last tick.
+    #[inline]
+    pub fn enter(&mut self, id: RequestId, stage: Stage) {
+        let now = self.now;
+        self.slab[id].stamps.enter(stage, now);
+    }
+
+    /// The disk has done the request; `errno` is 0 or positive. At the last
+    /// tick it leaves the device.
+    #[inline]
+    pub fn complete(&mut self, id: RequestId, errno: i32) {
+        let now = self.now;
+        let request = &mut self.slab[id];
+        request.error = errno;
+        request.stamps.enter(Stage::Finish, now);
+        self.done.push(id);
+    }
+}
+
+/// An attached source.
+struct Slot {
+    source: Box<dyn Source>,
+    generation: u32,
+    in_flight: usize,
+    capacity: usize,
+    /// The peer has been asked to kick; until it does, there is no work.
+    armed: bool,
+    /// A kick was seen since the last pop.
+    kicked: bool,
+    /// Has answers that are not published.
+    dirty: bool,
+    /// The peer wants to be told of the answers just published.
+    notify: bool,
+    /// Nothing more is popped: it is leaving, or its peer broke the rules.
+    closed: bool,
+    leaving: Option<SyncSender<Box<dyn Source>>>,
+}
+
+impl Slot {
+    /// Whether there may be work that can be taken on.
+    fn looks_open(&self) -> bool {
+        !self.closed && self.in_flight < self.capacity
+    }
+
+    fn disarm(&mut self) {
+        if self.armed {
+            self.source.disarm();
+            self.armed = false;
+        }
+    }
+}
+
+/// A worker's whole state; lives on the worker's thread.
+pub(crate) struct Worker {
+    cx: Cx,
+    channel: Box<dyn Channel>,
+    slots: Vec<Option<Slot>>,
+    generation: u32,
+    inbox: Inbox,
+    poller: Poller,
+    recorder: Recorder,
+    trace: Option<RingWriter>,
+    counters: Arc<Counters>,
+    batch: Vec<RequestId>,
+    completions: Vec<Completion>,
+    leaving: usize,
+    stopping: bool,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        mut cx: Cx,
+        channel: Box<dyn Channel>,
+        inbox: Inbox,
+        poller: Poller,
+        recorder: Recorder,
+        counters: Arc<Counters>,
+    ) -> io::Result<Worker> {
+        cx.engine.watch(inbox.fd(), Token::MAILBOX)?;
+        Ok(Worker {
+            cx,
+            channel,
+            slots: Vec::new(),
+            generation: 0,
+            inbox,
+            poller,
+            recorder,
+            trace: None,
+            counters,
+            batch: Vec::new(),
+            completions: Vec::new(),
+            leaving: 0,
+            stopping: false,
+        })
+    }
+
+    /// Serve until told to stop.
+    pub(crate) fn run(mut self) {
+        while !self.stopping {
+            if !self.turn() {
+                self.wait();
+            }
+            while let Some(command) = self.inbox.take() {
+                self.obey(command);
+            }
+        }
+    }
+
+    /// Move every request as far as it goes without waiting. False when
+    /// there was nothing to do.
+    fn turn(&mut self) -> bool {
+        self.pop();
+        let submitted = self.submit();
+        self.reap(Wait::No);
+        let answered = self.finish();
+        if self.leaving > 0 {
+            self.release();
+        }
+        submitted || answered
+    }
+
+    /// Pop what the sources have.
+    fn pop(&mut self) {
+        let seen = self.cx.now;
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            let Some(slot) = slot else { continue };
+            if !slot.looks_open() || (slot.armed && !slot.kicked) {
+                continue;
+            }
+            let polled = !std::mem::take(&mut slot.kicked);
+            slot.disarm();
+            let first = self.batch.len();
+            let room = slot.capacity - slot.in_flight;
+            match slot.source.pop(&mut self.cx, room, &mut self.batch) {
+                Ok(malformed) => slot.dirty |= malformed > 0,
+                Err(broken) => {
+                    tracing::error!("queue stopped: {broken}");
+                    slot.closed = true;
+                }
+            }
+            slot.in_flight += self.batch.len() - first;
+            for &id in &self.batch[first..] {
+                let request = &mut self.cx.slab[id];
+                request.source = index as u16;
+                request.polled = polled;
+                request.error = 0;
+                request.stamps = Stamps::start(seen);
+            }
+        }
+    }
+
+    /// Submit what was popped. False when there was nothing.
+    fn submit(&mut self) -> bool {
+        if self.batch.is_empty() {
+            return false;
+        }
+        let popped = self.cx.tick();
+        for &id in &self.batch {
+            let request = &mut self.cx.slab[id];
+            probe!(fathom, pop, id.0, request.op as u8, request.offset);
+            request.stamps.enter(Stage::Queue, popped);
+        }
+        for &id in &self.batch {
+            self.channel.submit(&mut self.cx, id);
+        }
+        self.batch.clear();
+        true
+    }
+
+    /// Hand queued I/O to the kernel and dispatch what has completed.
+    fn reap(&mut self, wait: Wait) {
+        if let Err(error) = self.cx.engine.submit(wait, &mut self.completions) {
+            tracing::error!("submitting I/O failed: {error}");
+        }
+        if self.completions.is_empty() {
+            return;
+        }
+        self.cx.tick();
+        for Completion { token, result } in self.completions.drain(..) {
+            match token.target() {
+                Target::Request { id, tag } => {
+                    probe!(fathom, complete, id.0, result);
+                    self.channel.complete(&mut self.cx, id, tag, result);
+                }
+                Target::Kick { slot, generation } => {
+                    if let Some(Some(slot)) = self.slots.get_mut(usize::from(slot)) {
+                        slot.kicked |= slot.generation == generation;
+                    }
+                }
+                Target::Mailbox | Target::Engine => {}
+            }
+        }
+    }
+
+    /// Answer what is done: status and used ring, then at most one
+    /// notification a source, then the books. False when there was nothing.
+    fn finish(&mut self) -> bool {
+        for &id in &self.cx.done {
+            let request = &self.cx.slab[id];
+            let slot = occupied(&mut self.slots, request.source);
+            slot.source.finish(request);
+            slot.in_flight -= 1;
+            slot.dirty = true;
+        }
+        if !self.publish() {
+            return false;
+        }
+        let published = self.cx.tick();
+        let notified = if self.notify() {
+            self.cx.tick()
+        } else {
+            published
+        };
+        self.record(published, notified);
+        true
+    }
+
+    /// Publish the answers of each source that has any. False when none has.
+    fn publish(&mut self) -> bool {
+        let mut any = false;
+        for slot in self.slots.iter_mut().flatten() {
+            if std::mem::take(&mut slot.dirty) {
+                slot.notify = slot.source.publish();
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Tell each peer that wants to know. False when none does.
+    fn notify(&mut self) -> bool {
+        let mut any = false;
+        for slot in self.slots.iter_mut().flatten() {
+            if std::mem::take(&mut slot.notify) {
+                slot.source.notify();
+                self.counters.notifications.increment();
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Count and trace the answered requests, and free their slots.
+    fn record(&mut self, published: u64, notified: u64) {
+        for id in self.cx.done.drain(..) {
+            let request = &mut self.cx.slab[id];
+            request.stamps.enter(Stage::Notify, published);
+            request.stamps.end(notified);
+            probe!(fathom, finish, id.0, request.error);
+            self.recorder.record(request.op, &request.stamps);
+            if let Some(trace) = &mut self.trace {
+                trace.write(&trace_record(request));
+            }
+            self.cx.slab.put(id);
+        }
+        self.recorder.flush();
+    }
+
+    /// Nothing to do: spin for a while, then sleep until something happens.
+    fn wait(&mut self) {
+        let start = self.cx.tick();
+        if !self.spin(start) && !self.arm() {
+            self.counters.sleeps.increment();
+            self.reap(Wait::Forever);
+        }
+        let now = self.cx.tick();
+        self.poller.waited(now - start);
+    }
+
+    /// Watch for work without sleeping, kicks suppressed. True when there is
+    /// some.
+    fn spin(&mut self, start: u64) -> bool {
+        let window = self.poller.window();
+        if window == 0 {
+            return false;
+        }
+        self.slots.iter_mut().flatten().for_each(Slot::disarm);
+        while self.cx.clock.now() - start < window {
+            if self.has_work() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
+    fn has_work(&mut self) -> bool {
+        let mut slots = self.slots.iter_mut().flatten();
+        self.cx.engine.ready()
+            || self.inbox.has_mail()
+            || slots.any(|slot| slot.looks_open() && slot.source.pending())
+    }
+
+    /// Ask for kicks. True when work came in before they were sure to come.
+    fn arm(&mut self) -> bool {
+        let mut work = self.inbox.has_mail();
+        for slot in self.slots.iter_mut().flatten() {
+            if slot.looks_open() && !slot.armed {
+                slot.armed = true;
+                // Its pop disarms it again.
+                slot.kicked = slot.source.arm();
+                work |= slot.kicked;
+            }
+        }
+        work
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Attach { source, reply } => {
+                // The control thread waits for the reply; should it have
+                // died, there is nobody to tell.
+                let _ = reply.send(self.attach(source));
+            }
+            Command::Detach { id, reply } => {
+                let slot = occupied(&mut self.slots, id.slot);
+                assert_eq!(slot.generation, id.generation, "detached twice");
+                slot.closed = true;
+                slot.leaving = Some(reply);
+                self.leaving += 1;
+                self.release();
+            }
+            Command::Trace(writer) => self.trace = writer,
+            Command::Stop => self.stopping = true,
+        }
+    }
+
+    fn attach(&mut self, source: Box<dyn Source>) -> io::Result<SourceId> {
+        let capacity = source.capacity();
+        let index = match self.slots.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                self.slots.push(None);
+                self.slots.len() - 1
+            }
+        };
+        let in_use: usize = self.slots.iter().flatten().map(|s| s.capacity).sum();
+        let wanted = in_use + capacity;
+        let slab = &mut self.cx.slab;
+        slab.grow(wanted.saturating_sub(slab.capacity()));
+        self.batch.reserve(wanted);
+        self.cx.done.reserve(wanted);
+        self.cx.engine.reserve(wanted)?;
+        self.generation += 1;
+        let id = SourceId {
+            slot: index as u16,
+            generation: self.generation,
+        };
+        let token = Token::kick(id.slot, id.generation);
+        self.cx.engine.watch(source.kick_fd(), token)?;
+        self.slots[index] = Some(Slot {
+            source,
+            generation: self.generation,
+            in_flight: 0,
+            capacity,
+            armed: false,
+            kicked: true,
+            dirty: false,
+            notify: false,
+            closed: false,
+            leaving: None,
+        });
+        Ok(id)
+    }
+
+    /// Give back the sources that are leaving and have nothing in flight.
+    fn release(&mut self) {
+        for (index, entry) in self.slots.iter_mut().enumerate() {
+            let drained =
+                |slot: &mut Slot| slot.leaving.is_some() && slot.in_flight == 0 && !slot.dirty;
+            let Some(slot) = entry.take_if(drained) else {
+                continue;
+            };
+            let token = Token::kick(index as u16, slot.generation);
+            self.cx.engine.unwatch(slot.source.kick_fd(), token);
+            self.leaving -= 1;
+            if let Some(reply) = slot.leaving {
+                let _ = reply.send(slot.source);
+            }
+        }
+    }
+}
+
+fn occupied(slots: &mut [Option<Slot>], index: u16) -> &mut Slot {
+    slots[usize::from(index)]
+        .as_mut()
+        .expect("a source stays attached while it has requests in flight")
+}
+
+fn trace_record(request: &Request) -> TraceRecord {
+    TraceRecord {
+        stamps: request.stamps.raw(),
+        offset: request.offset,
+        len: request.len,
+        queue: request.queue,
+        op: request.op,
+        error: request.error,
+        polled: request.polled,
+    }
+}

@@ -1,0 +1,197 @@
+//! One clock for every stamp: the TSC where it can be trusted, else
+//! CLOCK_MONOTONIC.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// A monotonic clock that counts ticks. A tick is one TSC cycle or one
+/// nanosecond; [`Clock::ns`] converts.
+#[derive(Debug)]
+pub struct Clock {
+    tsc: bool,
+    /// A (ticks, CLOCK_MONOTONIC) pair from the start of the process: the
+    /// longer the process runs, the better the frequency is known.
+    anchor: Pair,
+    /// Ticks per second as measured at the start.
+    initial_hz: f64,
+}
+
+/// The two clocks read at one instant.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    pub ticks: u64,
+    pub monotonic_ns: u64,
+}
+
+/// How long the first measurement of the frequency takes.
+const CALIBRATION: Duration = Duration::from_millis(5);
+
+impl Clock {
+    /// The clock of this process; the first call calibrates it (5 ms).
+    pub fn get() -> &'static Clock {
+        static CLOCK: OnceLock<Clock> = OnceLock::new();
+        CLOCK.get_or_init(|| Clock::new(tsc_is_trustworthy()))
+    }
+
+    fn new(tsc: bool) -> Clock {
+        let anchor = pair(tsc);
+        let initial_hz = if tsc {
+            std::thread::sleep(CALIBRATION);
+            hz_between(anchor, pair(true))
+        } else {
+            1e9
+        };
+        Clock {
+            tsc,
+            anchor,
+            initial_hz,
+        }
+    }
+
+    /// Whether ticks are TSC cycles (else nanoseconds).
+    pub fn is_tsc(&self) -> bool {
+        self.tsc
+    }
+
+    /// The current time in ticks.
+    #[inline(always)]
+    pub fn now(&self) -> u64 {
+        if self.tsc { read_tsc() } else { monotonic_ns() }
+    }
+
+    /// Ticks per second, as exactly as it is known by now.
+    pub fn hz(&self) -> f64 {
+        if !self.tsc {
+            return 1e9;
+        }
+        let now = pair(true);
+        if now.monotonic_ns - self.anchor.monotonic_ns < 500_000_000 {
+            return self.initial_hz;
+        }
+        hz_between(self.anchor, now)
+    }
+
+    /// `ticks` as nanoseconds.
+    pub fn ns(&self, ticks: u64) -> u64 {
+        (ticks as f64 * 1e9 / self.hz()) as u64
+    }
+
+    /// A duration as ticks, by the frequency measured at the start: for
+    /// time-outs, not for results.
+    pub fn ticks(&self, duration: Duration) -> u64 {
+        (duration.as_secs_f64() * self.initial_hz) as u64
+    }
+
+    /// Both clocks, read together.
+    pub fn pair(&self) -> Pair {
+        pair(self.tsc)
+    }
+}
+
+fn hz_between(a: Pair, b: Pair) -> f64 {
+    (b.ticks - a.ticks) as f64 * 1e9 / (b.monotonic_ns - a.monotonic_ns) as f64
+}
+
+/// The tightest of a few readings: an interrupt between the two clocks
+/// would show as an error of the frequency.
+fn pair(tsc: bool) -> Pair {
+    if !tsc {
+        let ns = monotonic_ns();
+        return Pair {
+            ticks: ns,
+            monotonic_ns: ns,
+        };
+    }
+    (0..8)
+        .map(|_| {
+            let before = read_tsc();
+            let monotonic_ns = monotonic_ns();
+            let width = read_tsc() - before;
+            let ticks = before + width / 2;
+            (
+                width,
+                Pair {
+                    ticks,
+                    monotonic_ns,
+                },
+            )
+        })
+        .min_by_key(|(width, _)| *width)
+        .map(|(_, pair)| pair)
+        .expect("eight readings")
+}
+
+/// CLOCK_MONOTONIC in nanoseconds.
+#[inline]
+pub fn monotonic_ns() -> u64 {
+    let mut ts = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `ts` is a valid timespec to write to; CLOCK_MONOTONIC exists
+    // on every Linux, so the call cannot fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn read_tsc() -> u64 {
+    // SAFETY: RDTSC exists on every x86-64 and has no side effects.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn read_tsc() -> u64 {
+    unreachable!("there is no TSC on this architecture")
+}
+
+/// The kernel itself keeps time by the TSC, or the CPU promises that it
+/// neither stops nor changes its rate.
+#[cfg(target_arch = "x86_64")]
+fn tsc_is_trustworthy() -> bool {
+    let source =
+        std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+            .unwrap_or_default();
+    source.trim() == "tsc" || cpu_has_invariant_tsc()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn cpu_has_invariant_tsc() -> bool {
+    use core::arch::x86_64::__cpuid;
+    const ADVANCED_POWER_MANAGEMENT: u32 = 0x8000_0007;
+    const INVARIANT_TSC: u32 = 1 << 8;
+    __cpuid(0x8000_0000).eax >= ADVANCED_POWER_MANAGEMENT
+        && __cpuid(ADVANCED_POWER_MANAGEMENT).edx & INVARIANT_TSC != 0
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn tsc_is_trustworthy() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_and_the_kernel_agree() {
+        for tsc in [tsc_is_trustworthy(), false] {
+            let clock = Clock::new(tsc);
+            let (ticks, ns) = (clock.now(), monotonic_ns());
+            std::thread::sleep(Duration::from_millis(100));
+            let spent = clock.ns(clock.now() - ticks) as f64;
+            let real = (monotonic_ns() - ns) as f64;
+            let ratio = spent / real;
+            assert!((0.98..1.02).contains(&ratio), "tsc {tsc}: {ratio}");
+        }
+    }
+
+    #[test]
+    fn durations_convert_both_ways() {
+        let clock = Clock::get();
+        let ticks = clock.ticks(Duration::from_secs(1));
+        let ns = clock.ns(ticks) as f64;
+        assert!((0.98e9..1.02e9).contains(&ns), "{ns}");
+    }
+}
