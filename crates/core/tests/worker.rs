@@ -1,0 +1,175 @@
+//! The worker loop against a source and an engine that the test controls.
+
+mod support;
+
+use fathom_core::{Polling, Stage, WorkerHandle, WorkerOptions};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::{ManualDisk, ManualEngine, Peer, TestSource};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < DEADLINE, "waited in vain until {what}");
+        if start.elapsed() > Duration::from_millis(2) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn worker(disk: &Arc<ManualDisk>, polling: Polling) -> WorkerHandle {
+    let options = WorkerOptions {
+        name: "test".into(),
+        polling,
+        cpus: Vec::new(),
+    };
+    WorkerHandle::spawn(disk.clone(), ManualEngine::boxed, options).unwrap()
+}
+
+#[test]
+fn every_request_is_answered_once_and_kicks_are_never_lost() {
+    for polling in [
+        Polling::Off,
+        Polling::Auto,
+        Polling::Fixed(Duration::from_micros(20)),
+    ] {
+        let disk = ManualDisk::completing_at_once();
+        let worker = worker(&disk, polling);
+        let peer = Peer::new();
+        let id = worker.attach(TestSource::boxed(&peer, 8)).unwrap();
+        // One at a time, with pauses of all lengths: the worker is met
+        // spinning, arming and asleep.
+        for round in 0..2_000u64 {
+            peer.offer(1);
+            until("the request is answered", || peer.answered() == round + 1);
+            if round % 100 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        worker.detach(id);
+        assert_eq!(peer.answered(), 2_000, "{polling:?}");
+        assert_eq!(peer.popped(), 2_000, "{polling:?}");
+    }
+}
+
+#[test]
+fn an_idle_worker_sleeps() {
+    let disk = ManualDisk::completing_at_once();
+    let worker = worker(&disk, Polling::Auto);
+    let peer = Peer::new();
+    worker.attach(TestSource::boxed(&peer, 8)).unwrap();
+    for round in 0..100 {
+        peer.offer(1);
+        until("the request is answered", || peer.answered() == round + 1);
+    }
+    until("it is asleep", || worker.counters().sleeps.get() > 0);
+    std::thread::sleep(Duration::from_millis(20));
+    let sleeps = worker.counters().sleeps.get();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(worker.counters().sleeps.get(), sleeps);
+}
+
+#[test]
+fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
+    let disk = ManualDisk::holding();
+    let worker = worker(&disk, Polling::Off);
+    let peer = Peer::new();
+    let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
+    peer.offer(3);
+    until("all are with the disk", || disk.held() == 3);
+    let detaching = worker.begin_detach(id);
+    peer.offer(1);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!((peer.popped(), peer.answered()), (3, 0));
+    disk.release();
+    drop(detaching.wait());
+    assert_eq!((peer.popped(), peer.answered()), (3, 3));
+}
+
+#[test]
+fn a_source_never_has_more_in_flight_than_it_attached_with() {
+    let disk = ManualDisk::holding();
+    let worker = worker(&disk, Polling::Off);
+    let peer = Peer::new();
+    let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
+    peer.offer(10);
+    until("four are with the disk", || disk.held() == 4);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(peer.popped(), 4);
+    disk.release();
+    until("all are answered", || peer.answered() == 10);
+    worker.detach(id);
+}
+
+#[test]
+fn sources_come_and_go_beside_each_other() {
+    let disk = ManualDisk::completing_at_once();
+    let worker = worker(&disk, Polling::Auto);
+    let stays = Peer::new();
+    worker.attach(TestSource::boxed(&stays, 2)).unwrap();
+    for round in 0..50u64 {
+        let peer = Peer::new();
+        let id = worker.attach(TestSource::boxed(&peer, 16)).unwrap();
+        peer.offer(20);
+        stays.offer(1);
+        until("both are answered", || {
+            peer.answered() == 20 && stays.answered() == round + 1
+        });
+        worker.detach(id);
+        peer.offer(1);
+        assert_eq!(peer.answered(), 20);
+    }
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_is_left_alone_and_can_be_detached() {
+    let disk = ManualDisk::completing_at_once();
+    let worker = worker(&disk, Polling::Auto);
+    let (bad, good) = (Peer::new(), Peer::new());
+    let id = worker.attach(TestSource::boxed(&bad, 4)).unwrap();
+    worker.attach(TestSource::boxed(&good, 4)).unwrap();
+    bad.break_protocol();
+    bad.offer(1);
+    good.offer(5);
+    until("the other is answered", || good.answered() == 5);
+    assert_eq!(bad.answered(), 0);
+    worker.detach(id);
+}
+
+#[test]
+fn one_batch_is_published_and_notified_once() {
+    let disk = ManualDisk::holding();
+    let worker = worker(&disk, Polling::Off);
+    let peer = Peer::new();
+    let id = worker.attach(TestSource::boxed(&peer, 64)).unwrap();
+    peer.offer(64);
+    until("all are with the disk", || disk.held() == 64);
+    disk.release();
+    until("all are answered", || peer.answered() == 64);
+    worker.detach(id);
+    assert_eq!((peer.published(), peer.notified()), (1, 1));
+}
+
+#[test]
+fn stage_times_add_up_and_the_device_is_charged_with_its_own() {
+    let disk = ManualDisk::holding();
+    let worker = worker(&disk, Polling::Off);
+    let peer = Peer::new();
+    let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
+    peer.offer(1);
+    until("it is with the disk", || disk.held() == 1);
+    std::thread::sleep(Duration::from_millis(50));
+    disk.release();
+    until("it is answered", || peer.answered() == 1);
+    worker.detach(id);
+    let stages = worker.histograms().snapshot(fathom_core::Op::Read);
+    let sum: u64 = stages[..Stage::COUNT].iter().map(|s| s.sum()).sum();
+    assert_eq!(stages[Stage::COUNT].sum(), sum);
+    assert_eq!(stages[Stage::COUNT].count(), 1);
+    let device = fathom_core::Clock::get().ns(stages[Stage::Device as usize].sum());
+    assert!(device >= 49_000_000, "{device}");
+    assert!(device as f64 > 0.9 * fathom_core::Clock::get().ns(sum) as f64);
+}
