@@ -1,1 +1,31 @@
-//! Guests and what runs in them.
+//! Guests and what runs in them: builds a small Linux guest from what this machine has (a kernel
+//! with its modules, busybox, fio), boots it in QEMU with disks served by Fathom or a peer, and
+//! runs scripts and workloads in it.
+//!
+//! The lab knows servers only as processes with a socket; it depends on no crate of the data
+//! plane, so that it measures what users run.
+
+mod console;
+mod cpio;
+mod error;
+mod guest;
+mod host;
+mod initramfs;
+mod kernel;
+mod lines;
+mod machine;
+mod process;
+mod qmp;
+pub mod scenario;
+mod server;
+mod tools;
+
+pub use console::Console;
+pub use error::{Error, Result, Tail};
+pub use guest::{Guest, Output};
+pub use host::{Accelerator, program, qemu_version, run};
+pub use kernel::Kernel;
+pub use machine::{Attach, Boot, Disk, MAX_DISKS, Machine};
+pub use process::Process;
+pub use qmp::Qmp;
+pub use server::Server;

@@ -1,0 +1,136 @@
+//! `fathom lab`: experiments in real guests.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use fathom_lab::scenario::seqread::{self, Options, Peer};
+
+/// Boot guests and measure in them
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    #[command(subcommand)]
+    command: LabCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LabCommand {
+    /// Run a scenario: build a guest from this machine's kernel, boot it, measure
+    Run(RunArgs),
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Debug, Subcommand)]
+enum Scenario {
+    /// 4k sequential reads with O_DIRECT, one at a time: the cost of every layer
+    Seqread(SeqreadArgs),
+}
+
+#[derive(Debug, Args)]
+struct SeqreadArgs {
+    /// Who serves the disk
+    #[arg(long, value_enum, default_value = "fathom")]
+    disk: DiskServer,
+    /// Size of the image that is made for the run
+    #[arg(long, default_value = "1G", value_parser = parse_size, conflicts_with = "image")]
+    size: u64,
+    /// Read this raw image instead of making one
+    #[arg(long, value_name = "PATH")]
+    image: Option<PathBuf>,
+    /// Seconds to read
+    #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    runtime: u64,
+    /// More options for `fathom serve`, such as --serve=--aio=native
+    #[arg(long = "serve", value_name = "OPTION", allow_hyphen_values = true)]
+    serve: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DiskServer {
+    /// This program
+    Fathom,
+    /// qemu-storage-daemon
+    Qsd,
+}
+
+/// Runs the command; progress goes to standard error, the result to standard output.
+pub fn run(args: LabArgs) -> anyhow::Result<()> {
+    let LabCommand::Run(RunArgs {
+        scenario: Scenario::Seqread(args),
+    }) = args.command;
+    seqread(args)
+}
+
+fn seqread(args: SeqreadArgs) -> anyhow::Result<()> {
+    let peer = match args.disk {
+        DiskServer::Qsd => Peer::QemuStorageDaemon,
+        DiskServer::Fathom => {
+            Peer::Fathom(std::env::current_exe().context("cannot find this program's own file")?)
+        }
+    };
+    if peer == Peer::QemuStorageDaemon && !args.serve.is_empty() {
+        bail!("--serve is for `fathom serve`; it has no meaning with --disk qsd");
+    }
+    let mut serve_args = args.serve;
+    if args.json {
+        serve_args.push("--json".into());
+    }
+    let runtime = Duration::from_secs(args.runtime);
+    let options = Options {
+        peer,
+        image: args.image,
+        size: args.size,
+        runtime,
+        serve_args,
+    };
+    let report = seqread::run(&options, &mut |step| eprintln!("lab: {step}"))?;
+    if args.json {
+        println!("{:#}", report.to_json());
+    } else {
+        println!("{report}");
+    }
+    Ok(())
+}
+
+/// Reads a size as people write it: a number with k, M, G or T for powers of 1024.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| format!("'{text}' is not a size such as 1G"))?;
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        unit => return Err(format!("'{unit}' is not one of k, M, G, T")),
+    };
+    number
+        .checked_shl(shift)
+        .filter(|bytes| bytes >> shift == number && number > 0)
+        .ok_or_else(|| format!("'{text}' is out of range"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_size;
+
+    #[test]
+    fn sizes_as_people_write_them() {
+        assert_eq!(parse_size("1G"), Ok(1 << 30));
+        assert_eq!(parse_size("512"), Ok(512));
+        for bad in ["", "0", "G", "1X", "-1", "99999999T"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A guest's serial console: collected from the first byte, searched for markers.
+
+use std::io::Read;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result, Tail};
+use crate::process::tail_of;
+
+/// A guest that prints without end must not eat the host's memory.
+const KEPT: usize = 8 << 20;
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    text: Vec<u8>,
+    closed: bool,
+}
+
+/// What the guest has printed, filled by a thread until the other end closes.
+#[derive(Debug, Clone)]
+pub struct Console {
+    shared: Arc<Shared>,
+}
+
+impl Console {
+    /// Starts collecting. With `FATHOM_LAB_VERBOSE` set, everything also goes to standard error.
+    pub fn collect(mut source: impl Read + Send + 'static) -> Self {
+        let shared = Arc::new(Shared::default());
+        let console = Self {
+            shared: Arc::clone(&shared),
+        };
+        let verbose = std::env::var_os("FATHOM_LAB_VERBOSE").is_some();
+        std::thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            while let Ok(n @ 1..) = source.read(&mut chunk) {
+                if verbose {
+                    eprint!("{}", String::from_utf8_lossy(&chunk[..n]));
+                }
+                let mut state = lock(&shared);
+                let room = KEPT.saturating_sub(state.text.len());
+                state.text.extend_from_slice(&chunk[..n.min(room)]);
+                drop(state);
+                shared.changed.notify_all();
+            }
+            lock(&shared).closed = true;
+            shared.changed.notify_all();
+        });
+        console
+    }
+
+    /// Everything printed so far.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&lock(&self.shared).text).into_owned()
+    }
+
+    /// Where the console is now, to wait for what comes after.
+    pub fn position(&self) -> usize {
+        lock(&self.shared).text.len()
+    }
+
+    /// The last lines.
+    pub fn tail(&self) -> Tail {
+        tail_of(&self.text())
+    }
+
+    /// Waits for `marker` after `from` and returns the rest of its line.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] with the end of the console, also when the guest is gone.
+    pub fn wait_for(&self, marker: &str, from: usize, timeout: Duration) -> Result<String> {
+        let deadline = Instant::now() + timeout;
+        let mut state = lock(&self.shared);
+        loop {
+            let text = String::from_utf8_lossy(state.text.get(from..).unwrap_or_default());
+            if let Some((_, rest)) = text.split_once(marker)
+                && let Some((line, _)) = rest.split_once('\n')
+            {
+                return Ok(line.trim_end().to_owned());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.closed || left.is_zero() {
+                let gone = if state.closed {
+                    " (the guest has ended)"
+                } else {
+                    ""
+                };
+                return Err(Error::Timeout {
+                    what: format!("waiting for '{marker}' on the guest's console{gone}"),
+                    after: timeout,
+                    tail: tail_of(&String::from_utf8_lossy(&state.text)),
+                });
+            }
+            state = self
+                .shared
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+fn lock(shared: &Shared) -> MutexGuard<'_, State> {
+    shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn markers_are_found_once_their_line_is_complete() {
+        let (mut guest, host) = UnixStream::pair().unwrap();
+        let console = Console::collect(host);
+        guest.write_all(b"booting\r\nRESULT 4").unwrap();
+        assert!(
+            console
+                .wait_for("RESULT ", 0, Duration::from_millis(30))
+                .is_err()
+        );
+        guest.write_all(b"2\r\n").unwrap();
+        assert_eq!(
+            console
+                .wait_for("RESULT ", 0, Duration::from_secs(5))
+                .unwrap(),
+            "42"
+        );
+        let here = console.position();
+        drop(guest);
+        let error = console
+            .wait_for("RESULT ", here, Duration::from_secs(5))
+            .unwrap_err();
+        assert!(error.to_string().contains("RESULT 42"), "{error}");
+    }
+}

@@ -1,0 +1,362 @@
+//! A running guest: its console, its agent, its monitor.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::console::Console;
+use crate::error::{Context, Error, Result};
+use crate::host::{self, Accelerator};
+use crate::initramfs;
+use crate::kernel::Kernel;
+use crate::lines::LineStream;
+use crate::machine::{Boot, Disk, Files, MAX_DISKS, Machine};
+use crate::process::{Process, tail_of};
+use crate::qmp::Qmp;
+use crate::tools;
+
+/// Printed by init on the console when the agent listens.
+const READY: &str = "FATHOM-LAB READY";
+/// Emulated boots take seconds; a loaded machine takes longer.
+const BOOT: Duration = Duration::from_secs(180);
+const CONNECT: Duration = Duration::from_secs(30);
+
+/// What a script in the guest printed, and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// The script's exit status.
+    pub status: i32,
+    /// Standard output and error, in order.
+    pub text: String,
+}
+
+/// A virtual machine that has been started. It is killed, and its files removed, on drop.
+#[derive(Debug)]
+pub struct Guest {
+    // Fields are dropped in order: QEMU goes before its directory.
+    qemu: Process,
+    console: Console,
+    qmp: Qmp,
+    agent: LineStream,
+    disks: Vec<String>,
+    requests: u64,
+    _dir: TempDir,
+}
+
+impl Guest {
+    /// Starts the machine and waits until its agent answers; with [`Boot::SeaBios`], which boots
+    /// no Linux, only until QEMU runs.
+    ///
+    /// # Errors
+    /// When something is missing, QEMU refuses, or the guest does not come up within three
+    /// minutes; the error has the end of the console or of what QEMU said.
+    pub fn boot(machine: &Machine) -> Result<Self> {
+        let mut guest = Self::start(machine)?;
+        if machine.boot != Boot::SeaBios && !machine.incoming {
+            guest.wait_ready(0)?;
+        }
+        Ok(guest)
+    }
+
+    /// Starts the machine and waits for nothing but QEMU's monitor.
+    ///
+    /// # Errors
+    /// When something is missing or QEMU refuses.
+    pub fn start(machine: &Machine) -> Result<Self> {
+        if machine.disks.len() > MAX_DISKS {
+            return Err(Error::Protocol(format!(
+                "a machine has at most {MAX_DISKS} disks"
+            )));
+        }
+        let kernel = Kernel::find()?;
+        let dir = tempfile::Builder::new()
+            .prefix("fathom-lab-")
+            .tempdir()
+            .context(|| "cannot create a directory for the guest".into())?;
+        let initramfs = dir.path().join("initramfs");
+        if machine.boot == Boot::Kernel {
+            write(&initramfs, &initramfs::build(&kernel)?)?;
+        }
+        let tools = if machine.tools {
+            Some(tools::image()?)
+        } else {
+            None
+        };
+        let files = Files {
+            dir: dir.path(),
+            kernel: &kernel.image,
+            initramfs: &initramfs,
+            tools: tools.as_deref(),
+        };
+        let mut command = Command::new(host::program("qemu-system-x86_64")?);
+        command
+            .args(machine.arguments(Accelerator::detect(), &files)?)
+            .stdout(Stdio::piped());
+        let mut qemu = Process::spawn("QEMU", command, &dir.path().join("qemu.log"))?;
+        let stdout = qemu
+            .take_stdout()
+            .ok_or_else(|| Error::Protocol("no console".into()))?;
+        let console = Console::collect(stdout);
+        let qmp = explain(Qmp::connect(&files.qmp(), CONNECT), &mut qemu)?;
+        let agent = explain(LineStream::connect(&files.agent(), CONNECT), &mut qemu)?;
+        let disks = machine.disks.iter().map(|disk| disk.id.clone()).collect();
+        Ok(Self {
+            qemu,
+            console,
+            qmp,
+            agent,
+            disks,
+            requests: 0,
+            _dir: dir,
+        })
+    }
+
+    /// Waits until the agent of a guest that boots (again) is there; `from` is the console's
+    /// [position](Console::position) before the boot.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] with the end of the console.
+    pub fn wait_ready(&mut self, from: usize) -> Result<()> {
+        let ready = self.console.wait_for(READY, from, BOOT);
+        explain(ready, &mut self.qemu).map(|_| ())
+    }
+
+    /// Runs a shell script in the guest.
+    ///
+    /// # Errors
+    /// When the guest does not answer in time; the script's own failure is in the output.
+    pub fn run(&mut self, script: &str, timeout: Duration) -> Result<Output> {
+        self.requests += 1;
+        let id = self.requests.to_string();
+        self.agent
+            .send(&format!("{id} {}", encode_base64(script.as_bytes())))?;
+        let deadline = Instant::now() + timeout;
+        loop {
+            let answer = self.agent.receive(deadline);
+            let Some(line) = explain(answer, &mut self.qemu)? else {
+                return Err(Error::Timeout {
+                    what: format!("in the guest: `{}`", first_line(script)),
+                    after: timeout,
+                    tail: self.console.tail(),
+                });
+            };
+            // Anything else is the late answer to a request that was given up.
+            let mut parts = line.splitn(3, ' ');
+            if parts.next() == Some(id.as_str()) {
+                return parse_answer(parts.next(), parts.next());
+            }
+        }
+    }
+
+    /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
+    /// printed.
+    ///
+    /// # Errors
+    /// Like [`run`](Self::run), and [`Error::Guest`] when the script fails.
+    pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
+        let output = self.run(&format!("set -e\n{script}"), timeout)?;
+        if output.status == 0 {
+            return Ok(output.text);
+        }
+        let console = self.console.tail().0;
+        Err(Error::Guest {
+            script: first_line(script).to_owned(),
+            status: output.status,
+            tail: tail_of(&format!("{}\n-- console --\n{console}", output.text)),
+        })
+    }
+
+    /// The block device of a disk in the guest, by the machine's id for it.
+    ///
+    /// # Errors
+    /// When there is no such disk, or the guest does not see it.
+    pub fn device(&mut self, id: &str) -> Result<String> {
+        let Some(index) = self.disks.iter().position(|disk| disk == id) else {
+            return Err(Error::Protocol(format!("the machine has no disk '{id}'")));
+        };
+        let script = format!("disk {:02x}", Disk::slot(index));
+        Ok(self
+            .check(&script, Duration::from_secs(60))?
+            .trim()
+            .to_owned())
+    }
+
+    /// Runs one QMP command.
+    ///
+    /// # Errors
+    /// [`Error::Qmp`] when QEMU refuses, or the end of QEMU's log when it is gone.
+    pub fn qmp(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        let answer = self.qmp.execute(command, arguments);
+        explain(answer, &mut self.qemu)
+    }
+
+    /// Waits for a QMP event and returns its data.
+    ///
+    /// # Errors
+    /// A timeout, or the end of QEMU's log when it is gone.
+    pub fn wait_event(&mut self, name: &str, timeout: Duration) -> Result<Value> {
+        let event = self.qmp.wait_event(name, timeout);
+        explain(event, &mut self.qemu)
+    }
+
+    /// Restarts the guest from inside and waits until it is up again.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn reboot(&mut self) -> Result<()> {
+        let from = self.console.position();
+        self.run(
+            "(sleep 0.2; reboot -f) >/dev/null 2>&1 &",
+            Duration::from_secs(30),
+        )?;
+        self.wait_ready(from)
+    }
+
+    /// Powers the guest off from inside and waits for QEMU to end.
+    ///
+    /// # Errors
+    /// When QEMU still runs after a minute, or ended with a failure.
+    pub fn power_off(&mut self) -> Result<()> {
+        self.run(
+            "(sleep 0.2; poweroff -f) >/dev/null 2>&1 &",
+            Duration::from_secs(30),
+        )?;
+        let status = self.qemu.wait(Duration::from_secs(60))?;
+        if status.success() {
+            return Ok(());
+        }
+        self.qemu.expect_running()
+    }
+
+    /// Ends QEMU through its monitor, as a host does that wants it gone.
+    ///
+    /// # Errors
+    /// When QEMU still runs after half a minute.
+    pub fn quit(&mut self) -> Result<()> {
+        let _ = self.qmp.execute("quit", json!({})); // QEMU may hang up before it answers
+        self.qemu.wait(Duration::from_secs(30)).map(|_| ())
+    }
+
+    /// The serial console.
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+
+    /// What QEMU said on standard error.
+    pub fn qemu_log(&self) -> String {
+        self.qemu.log()
+    }
+
+    /// QEMU's process id.
+    pub fn pid(&self) -> u32 {
+        self.qemu.pid()
+    }
+}
+
+/// A failure to talk to QEMU is best explained by QEMU's own last words.
+fn explain<T>(result: Result<T>, qemu: &mut Process) -> Result<T> {
+    match result {
+        Err(Error::Io { .. } | Error::Protocol(_) | Error::Timeout { .. }) if is_gone(qemu) => {
+            qemu.expect_running()?;
+            result
+        }
+        other => other,
+    }
+}
+
+/// QEMU's sockets close a moment before its process can be waited for.
+fn is_gone(qemu: &mut Process) -> bool {
+    qemu.wait(Duration::from_millis(200)).is_ok()
+}
+
+fn parse_answer(status: Option<&str>, text: Option<&str>) -> Result<Output> {
+    let status = status
+        .and_then(|status| status.parse().ok())
+        .ok_or_else(|| Error::Protocol("the guest's agent answered without a status".into()))?;
+    let text = decode_base64(text.unwrap_or_default())
+        .ok_or_else(|| Error::Protocol("the guest's agent answered no base64".into()))?;
+    Ok(Output {
+        status,
+        text: String::from_utf8_lossy(&text).into_owned(),
+    })
+}
+
+fn first_line(script: &str) -> &str {
+    script
+        .lines()
+        .find(|line| !line.trim().is_empty() && *line != "set -e")
+        .unwrap_or(script)
+}
+
+fn write(path: &PathBuf, data: &[u8]) -> Result<()> {
+    fs::write(Path::new(path), data).context(|| format!("cannot write {}", path.display()))
+}
+
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+fn encode_base64(data: &[u8]) -> String {
+    let mut text = String::with_capacity(data.len().div_ceil(3) * 4);
+    for chunk in data.chunks(3) {
+        let byte = |i: usize| u32::from(chunk.get(i).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for i in 0..4 {
+            let digit = (bits >> (18 - 6 * i)) as usize & 63;
+            text.push(if i <= chunk.len() {
+                char::from(ALPHABET[digit])
+            } else {
+                '='
+            });
+        }
+    }
+    text
+}
+
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=').as_bytes();
+    let mut data = Vec::with_capacity(digits.len() * 3 / 4);
+    let (mut bits, mut count) = (0u32, 0);
+    for digit in digits {
+        let value = ALPHABET.iter().position(|c| c == digit)?;
+        bits = bits << 6 | u32::try_from(value).ok()?;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            data.push((bits >> count) as u8); // the oldest eight bits; younger ones stay
+        }
+    }
+    Some(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors of RFC 4648, section 10.
+    #[test]
+    fn base64_matches_the_rfc() {
+        let vectors = [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foobar", "Zm9vYmFy"),
+        ];
+        for (plain, encoded) in vectors {
+            assert_eq!(encode_base64(plain.as_bytes()), encoded);
+            assert_eq!(decode_base64(encoded).unwrap(), plain.as_bytes());
+        }
+        assert_eq!(decode_base64("no base64!"), None);
+    }
+
+    #[test]
+    fn errors_name_the_script_and_not_its_prologue() {
+        assert_eq!(
+            first_line("set -e\n\n  mkfs /dev/vda\nsync"),
+            "  mkfs /dev/vda"
+        );
+    }
+}

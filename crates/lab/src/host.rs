@@ -1,0 +1,147 @@
+//! What this machine offers: programs, QEMU's version, hardware virtualisation.
+
+use std::fs::{self, OpenOptions};
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::error::{Context, Error, Result, Tail};
+
+const SETUP: &str = "run `make setup`";
+
+/// How QEMU runs the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accelerator {
+    /// Hardware virtualisation.
+    Kvm,
+    /// QEMU's own translator: works everywhere, tens of times slower.
+    Tcg,
+}
+
+impl Accelerator {
+    /// Chooses KVM only where it is usable *and* the CPU has hardware virtualisation: some hosts
+    /// offer /dev/kvm and emulate every instruction, and no Linux guest gets through its boot.
+    pub fn detect() -> Self {
+        let usable = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_ok();
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        if usable && has_virtualisation(&cpuinfo) {
+            Self::Kvm
+        } else {
+            Self::Tcg
+        }
+    }
+
+    /// The name after `-accel`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+
+    pub(crate) fn cpu_model(self) -> &'static str {
+        match self {
+            Self::Kvm => "host",
+            Self::Tcg => "max",
+        }
+    }
+}
+
+fn has_virtualisation(cpuinfo: &str) -> bool {
+    cpuinfo
+        .lines()
+        .filter(|line| line.starts_with("flags"))
+        .flat_map(str::split_whitespace)
+        .any(|flag| flag == "vmx" || flag == "svm")
+}
+
+/// Finds a program in PATH and the system directories that PATH of an ordinary user lacks.
+///
+/// # Errors
+/// [`Error::Missing`] with the way to get it.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| Error::Missing {
+            what: name.to_owned(),
+            hint: SETUP,
+        })
+}
+
+/// Finds the first of several files, for what distributions put into different places.
+///
+/// # Errors
+/// [`Error::Missing`] naming `what`.
+pub fn first_file(what: &str, candidates: &[&str]) -> Result<PathBuf> {
+    candidates
+        .iter()
+        .map(PathBuf::from)
+        .find(|path| path.is_file())
+        .ok_or_else(|| Error::Missing {
+            what: what.to_owned(),
+            hint: SETUP,
+        })
+}
+
+/// Runs a host program to its end and returns what it printed on standard output.
+///
+/// # Errors
+/// When it is missing, cannot be started, or fails; the error has the end of its output.
+pub fn run(name: &str, args: &[&str]) -> Result<String> {
+    let output = Command::new(program(name)?)
+        .args(args)
+        .output()
+        .context(|| format!("cannot run {name}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    let said = format!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    Err(Error::Program {
+        program: format!("{name} {}", args.join(" ")),
+        status: output.status.to_string(),
+        tail: Tail(said),
+    })
+}
+
+/// QEMU's version as (major, minor).
+///
+/// # Errors
+/// When QEMU is missing or prints no version.
+pub fn qemu_version() -> Result<(u32, u32)> {
+    let text = run("qemu-system-x86_64", &["--version"])?;
+    parse_qemu_version(&text)
+        .ok_or_else(|| Error::Protocol(format!("no version in what QEMU prints: {text}")))
+}
+
+fn parse_qemu_version(text: &str) -> Option<(u32, u32)> {
+    let version = text.split("version ").nth(1)?;
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn virtualisation_is_a_flag_of_its_own() {
+        assert!(has_virtualisation("flags\t\t: fpu vme svm lm\n"));
+        assert!(!has_virtualisation(
+            "flags\t\t: fpu svm_lock vmx_fake\nmodel name: vmx\n"
+        ));
+    }
+
+    #[test]
+    fn reads_the_version_of_a_packaged_qemu() {
+        let text = "QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\nCopyright";
+        assert_eq!(parse_qemu_version(text), Some((10, 0)));
+        assert_eq!(parse_qemu_version("something else"), None);
+    }
+}

@@ -1,0 +1,209 @@
+//! The guest's kernel: found on this machine, with the modules a guest needs.
+
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{Context, Error, Result};
+use crate::host;
+
+const HINT: &str =
+    "install linux-image-cloud-amd64 (`make setup`) or name a kernel in FATHOM_KERNEL";
+
+/// Loaded in every guest, with what they depend on.
+const WANTED: &[&str] = &["virtio_pci", "virtio_blk", "virtio_console", "ext4"];
+/// Wanted where the kernel has them: ext4 asks for its checksum by name, and kernels differ in
+/// whether that is a module, built in, or library code.
+const OPTIONAL: &[&str] = &["crc32c_generic", "crc32c"];
+
+/// A kernel image and the directory of its modules.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// The bootable image.
+    pub image: PathBuf,
+    /// Its release, as `uname -r` says it.
+    pub release: String,
+    modules: PathBuf,
+}
+
+impl Kernel {
+    /// Finds a kernel: `FATHOM_KERNEL` if set, else the newest of Debian's cloud kernels in /boot,
+    /// else the newest readable one that has its modules.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] with the way to get one.
+    pub fn find() -> Result<Self> {
+        if let Some(path) = std::env::var_os("FATHOM_KERNEL") {
+            let path = PathBuf::from(path);
+            return Self::at(&path).ok_or_else(|| Error::Unusable {
+                path,
+                reason: "FATHOM_KERNEL must name a readable vmlinuz-RELEASE whose modules are \
+                         in /lib/modules/RELEASE"
+                    .into(),
+            });
+        }
+        let boot = fs::read_dir("/boot").context(|| "cannot read /boot".into())?;
+        boot.filter_map(|entry| Self::at(&entry.ok()?.path()))
+            .max_by(|a, b| a.preference().cmp(&b.preference()).then(a.age(b)))
+            .ok_or_else(|| Error::Missing {
+                what: "a kernel for the guest".into(),
+                hint: HINT,
+            })
+    }
+
+    fn at(image: &Path) -> Option<Self> {
+        let release = image
+            .file_name()?
+            .to_str()?
+            .strip_prefix("vmlinuz-")?
+            .to_owned();
+        let modules = Path::new("/lib/modules").join(&release);
+        let usable = modules.join("modules.dep").is_file() && fs::File::open(image).is_ok();
+        usable.then(|| Self {
+            image: image.to_owned(),
+            release,
+            modules,
+        })
+    }
+
+    fn preference(&self) -> bool {
+        self.release.contains("-cloud-")
+    }
+
+    fn age(&self, other: &Self) -> Ordering {
+        numbers(&self.release).cmp(&numbers(&other.release))
+    }
+
+    /// The modules for a guest as (file name, contents), in loading order; what is built into the
+    /// kernel is left out.
+    ///
+    /// # Errors
+    /// When the kernel lacks one, or a compressed one cannot be unpacked.
+    pub fn load_modules(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        let read = |name: &str| {
+            let path = self.modules.join(name);
+            fs::read_to_string(&path).context(|| format!("cannot read {}", path.display()))
+        };
+        let order =
+            load_order(&read("modules.dep")?, &read("modules.builtin")?).map_err(|what| {
+                Error::Missing {
+                    what: format!("{what} of {}", self.release),
+                    hint: HINT,
+                }
+            })?;
+        order.iter().map(|path| self.read_module(path)).collect()
+    }
+
+    fn read_module(&self, relative: &str) -> Result<(String, Vec<u8>)> {
+        let path = self.modules.join(relative);
+        let name = format!("{}.ko", module_name(relative));
+        let unpack = match path.extension().and_then(|e| e.to_str()) {
+            Some("xz") => "xz",
+            Some("zst") => "zstd",
+            Some("gz") => "gzip",
+            _ => {
+                let data = fs::read(&path).context(|| format!("cannot read {}", path.display()))?;
+                return Ok((name, data));
+            }
+        };
+        let output = Command::new(host::program(unpack)?)
+            .args(["-d", "-c"])
+            .arg(&path)
+            .output()
+            .context(|| format!("cannot run {unpack}"))?;
+        if !output.status.success() {
+            let reason = format!("{unpack} cannot unpack it");
+            return Err(Error::Unusable { path, reason });
+        }
+        Ok((name, output.stdout))
+    }
+}
+
+fn numbers(release: &str) -> Vec<u64> {
+    release
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|n| n.parse().ok())
+        .collect()
+}
+
+/// "kernel/fs/ext4/ext4.ko.xz" -> "ext4"; dashes and underscores are the same to the kernel.
+fn module_name(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split(".ko").next().unwrap_or(file).replace('-', "_")
+}
+
+/// Paths of all wanted modules in an order in which each comes after what it depends on.
+/// The error names the module that is neither a file nor built in.
+fn load_order(
+    modules_dep: &str,
+    modules_builtin: &str,
+) -> std::result::Result<Vec<String>, String> {
+    let builtin: HashSet<String> = modules_builtin.lines().map(module_name).collect();
+    let files: HashMap<String, (&str, &str)> = modules_dep
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(path, needs)| (module_name(path), (path, needs)))
+        .collect();
+    let mut order: Vec<String> = Vec::new();
+    let wanted = WANTED.iter().map(|name| (name, true));
+    for (name, required) in wanted.chain(OPTIONAL.iter().map(|name| (name, false))) {
+        match files.get(*name) {
+            // depmod lists everything that is needed, the nearest first.
+            Some((path, needs)) => {
+                let all = needs.split_whitespace().rev().chain([*path]);
+                for path in all {
+                    if !order.iter().any(|known| known == path) {
+                        order.push(path.to_owned());
+                    }
+                }
+            }
+            None if required && !builtin.contains(*name) => return Err(format!("module {name}")),
+            None => {}
+        }
+    }
+    Ok(order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEP: &str = "\
+kernel/drivers/virtio/virtio_ring.ko:
+kernel/drivers/virtio/virtio.ko: kernel/drivers/virtio/virtio_ring.ko
+kernel/drivers/virtio/virtio-pci.ko.xz: kernel/drivers/virtio/virtio.ko kernel/drivers/virtio/virtio_ring.ko
+kernel/drivers/block/virtio_blk.ko: kernel/drivers/virtio/virtio.ko kernel/drivers/virtio/virtio_ring.ko
+kernel/fs/ext4/ext4.ko: kernel/fs/mbcache.ko
+kernel/fs/mbcache.ko:
+";
+
+    #[test]
+    fn modules_come_after_what_they_need() {
+        let order = load_order(DEP, "kernel/drivers/char/virtio_console.ko\n").unwrap();
+        let names: Vec<_> = order.iter().map(|path| module_name(path)).collect();
+        assert_eq!(
+            names,
+            [
+                "virtio_ring",
+                "virtio",
+                "virtio_pci",
+                "virtio_blk",
+                "mbcache",
+                "ext4"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_module_that_is_nowhere_is_named() {
+        assert_eq!(load_order(DEP, "").unwrap_err(), "module virtio_console");
+    }
+
+    #[test]
+    fn newer_means_larger_numbers() {
+        assert!(numbers("6.12.1-cloud-amd64") > numbers("6.1.0-56-cloud-amd64"));
+        assert!(numbers("6.1.0-9-cloud-amd64") < numbers("6.1.0-56-cloud-amd64"));
+    }
+}

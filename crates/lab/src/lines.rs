@@ -1,0 +1,158 @@
+//! Lines over a Unix socket with deadlines: QMP and the guest's agent both speak in lines.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::error::{Context, Error, Result};
+
+const CHUNK: usize = 64 << 10;
+/// A peer that sends this much without a line end is broken; the guest could do so forever.
+const LINE_LIMIT: usize = 64 << 20;
+
+/// A connected socket, read line by line.
+#[derive(Debug)]
+pub struct LineStream {
+    stream: UnixStream,
+    pending: Vec<u8>,
+    /// Bytes of `pending` known to hold no line end, so that long lines are not searched again.
+    searched: usize,
+}
+
+impl LineStream {
+    /// Connects, waiting for the socket to appear.
+    ///
+    /// # Errors
+    /// When nobody listens there before the deadline.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => {
+                    return Ok(Self {
+                        stream,
+                        pending: Vec::new(),
+                        searched: 0,
+                    });
+                }
+                Err(source) if Instant::now() >= deadline => {
+                    let what = format!("cannot connect to {}", path.display());
+                    return Err(Error::Io { what, source });
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    /// Sends one line; the line end is added.
+    ///
+    /// # Errors
+    /// When the peer is gone or takes nothing for ten seconds.
+    pub fn send(&mut self, line: &str) -> Result<()> {
+        let what = || "cannot send a line".to_owned();
+        self.stream
+            .set_write_timeout(Some(Duration::from_secs(10)))
+            .context(what)?;
+        self.stream
+            .write_all(format!("{line}\n").as_bytes())
+            .context(what)
+    }
+
+    /// The next line, or `None` when the deadline passes first.
+    ///
+    /// # Errors
+    /// When the peer hangs up or sends an endless line.
+    pub fn receive(&mut self, deadline: Instant) -> Result<Option<String>> {
+        loop {
+            if let Some(line) = self.take_line() {
+                return Ok(Some(line));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.fill(left)?;
+        }
+    }
+
+    fn take_line(&mut self) -> Option<String> {
+        let end = self.pending[self.searched..]
+            .iter()
+            .position(|&b| b == b'\n');
+        let Some(end) = end else {
+            self.searched = self.pending.len();
+            return None;
+        };
+        let line: Vec<u8> = self.pending.drain(..=self.searched + end).collect();
+        self.searched = 0;
+        Some(String::from_utf8_lossy(&line).trim_end().to_owned())
+    }
+
+    fn fill(&mut self, left: Duration) -> Result<()> {
+        let what = || "cannot receive a line".to_owned();
+        self.stream.set_read_timeout(Some(left)).context(what)?;
+        let mut chunk = vec![0; CHUNK];
+        match self.stream.read(&mut chunk) {
+            Ok(0) => Err(Error::Protocol("the connection was closed".into())),
+            Ok(_) if self.pending.len() > LINE_LIMIT => {
+                Err(Error::Protocol("a line without an end".into()))
+            }
+            Ok(n) => {
+                self.pending.extend_from_slice(&chunk[..n]);
+                Ok(())
+            }
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) =>
+            {
+                Ok(())
+            }
+            Err(source) => Err(Error::Io {
+                what: what(),
+                source,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    fn pair() -> (LineStream, UnixStream) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let lines = LineStream::connect(&path, Duration::from_secs(5)).unwrap();
+        (lines, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn lines_survive_being_cut_anywhere() {
+        let (mut lines, mut peer) = pair();
+        peer.write_all(b"one\ntw").unwrap();
+        let soon = || Instant::now() + Duration::from_millis(30);
+        assert_eq!(lines.receive(soon()).unwrap().as_deref(), Some("one"));
+        assert_eq!(lines.receive(soon()).unwrap(), None);
+        peer.write_all(b"o\r\n\nthree\n").unwrap();
+        let later = Instant::now() + Duration::from_secs(5);
+        assert_eq!(lines.receive(later).unwrap().as_deref(), Some("two"));
+        assert_eq!(lines.receive(later).unwrap().as_deref(), Some(""));
+        assert_eq!(lines.receive(later).unwrap().as_deref(), Some("three"));
+    }
+
+    #[test]
+    fn a_hang_up_is_an_error() {
+        let (mut lines, peer) = pair();
+        drop(peer);
+        assert!(
+            lines
+                .receive(Instant::now() + Duration::from_secs(5))
+                .is_err()
+        );
+    }
+}

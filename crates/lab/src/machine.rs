@@ -1,0 +1,366 @@
+//! A virtual machine as QEMU's command line says it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::error::Result;
+use crate::host::{self, Accelerator};
+
+/// PCI slots of the machine: 0 is the host bridge, 1 the ISA bridge.
+pub(crate) const AGENT_SLOT: u8 = 2;
+pub(crate) const TOOLS_SLOT: u8 = 3;
+const FIRST_DISK_SLOT: u8 = 4;
+/// Disks that fit on the machine's one PCI bus.
+pub const MAX_DISKS: usize = 28;
+
+/// What QEMU starts first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Boot {
+    /// The lab's kernel and initramfs, loaded by QEMU.
+    #[default]
+    Kernel,
+    /// The BIOS boots from the first disk.
+    SeaBios,
+    /// UEFI firmware boots from the first disk.
+    Ovmf,
+}
+
+/// How the machine's QEMU reaches a disk.
+#[derive(Debug, Clone)]
+pub enum Attach {
+    /// Served by another process over a vhost-user socket.
+    VhostUser {
+        /// The server's socket.
+        socket: PathBuf,
+        /// Request queues; QEMU chooses one per CPU when not given.
+        queues: Option<u16>,
+        /// Connect again when the server goes away.
+        reconnect: bool,
+    },
+    /// A raw file opened by QEMU itself.
+    Raw(PathBuf),
+}
+
+/// One disk of a machine.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    /// QEMU's id for the device.
+    pub id: String,
+    /// How QEMU reaches it.
+    pub attach: Attach,
+}
+
+impl Disk {
+    /// A vhost-user disk with as many queues as QEMU chooses, and no reconnecting.
+    pub fn vhost_user(id: &str, socket: &Path) -> Self {
+        let attach = Attach::VhostUser {
+            socket: socket.to_owned(),
+            queues: None,
+            reconnect: false,
+        };
+        Self {
+            id: id.to_owned(),
+            attach,
+        }
+    }
+
+    /// Sets the number of request queues of a vhost-user disk.
+    #[must_use]
+    pub fn with_queues(mut self, count: u16) -> Self {
+        if let Attach::VhostUser { queues, .. } = &mut self.attach {
+            *queues = Some(count);
+        }
+        self
+    }
+
+    /// Lets QEMU connect again when a vhost-user server goes away.
+    #[must_use]
+    pub fn with_reconnect(mut self) -> Self {
+        if let Attach::VhostUser { reconnect, .. } = &mut self.attach {
+            *reconnect = true;
+        }
+        self
+    }
+
+    /// The PCI slot of the `index`th disk.
+    pub(crate) fn slot(index: usize) -> u8 {
+        let index = u8::try_from(index).expect("the number of disks is checked");
+        FIRST_DISK_SLOT + index
+    }
+}
+
+/// A virtual machine to start.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Guest memory in MiB, shared with vhost-user servers.
+    pub memory_mib: u32,
+    /// Disks in PCI order.
+    pub disks: Vec<Disk>,
+    /// What starts first.
+    pub boot: Boot,
+    /// Attach the disk with fio and mkfs.
+    pub tools: bool,
+    /// Start as the destination of a migration, waiting for `migrate-incoming`.
+    pub incoming: bool,
+    /// More arguments for QEMU.
+    pub extra: Vec<String>,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            cpus: 1,
+            memory_mib: 512,
+            disks: Vec::new(),
+            boot: Boot::default(),
+            tools: true,
+            incoming: false,
+            extra: Vec::new(),
+        }
+    }
+}
+
+/// The files that belong to one running machine.
+#[derive(Debug)]
+pub(crate) struct Files<'a> {
+    pub dir: &'a Path,
+    pub kernel: &'a Path,
+    pub initramfs: &'a Path,
+    pub tools: Option<&'a Path>,
+}
+
+impl Files<'_> {
+    pub fn qmp(&self) -> PathBuf {
+        self.dir.join("qmp")
+    }
+
+    pub fn agent(&self) -> PathBuf {
+        self.dir.join("agent")
+    }
+
+    fn nvram(&self) -> PathBuf {
+        self.dir.join("nvram")
+    }
+}
+
+/// Arguments being collected: `-option value` pairs.
+#[derive(Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn option(&mut self, option: &str, value: impl Into<OsString>) {
+        self.0.push(option.into());
+        self.0.push(value.into());
+    }
+}
+
+impl Machine {
+    /// QEMU's arguments. Firmware variables are copied into the machine's directory.
+    pub(crate) fn arguments(&self, accel: Accelerator, files: &Files) -> Result<Vec<OsString>> {
+        let mut args = Arguments::default();
+        self.push_base(&mut args, accel);
+        push_channels(&mut args, files);
+        if let Some(image) = files.tools {
+            let path = comma_safe(image);
+            args.option(
+                "-drive",
+                format!("if=none,id=tools,format=raw,readonly=on,file={path}"),
+            );
+            args.option(
+                "-device",
+                format!("virtio-blk-pci,drive=tools,addr={TOOLS_SLOT:x}"),
+            );
+        }
+        for (index, disk) in self.disks.iter().enumerate() {
+            push_disk(&mut args, disk, index, self.boot)?;
+        }
+        self.push_boot(&mut args, files)?;
+        if self.incoming {
+            args.option("-incoming", "defer");
+        }
+        args.0.extend(self.extra.iter().map(OsString::from));
+        Ok(args.0)
+    }
+
+    fn push_base(&self, args: &mut Arguments, accel: Accelerator) {
+        args.0
+            .extend(["-nodefaults", "-no-user-config"].map(OsString::from));
+        args.option("-display", "none");
+        args.option("-accel", accel.name());
+        args.option("-cpu", accel.cpu_model());
+        args.option(
+            "-machine",
+            "pc,memory-backend=memory,usb=off,vmport=off,graphics=off",
+        );
+        let size = self.memory_mib;
+        // Shared, or a vhost-user server could not see the guest's requests.
+        args.option(
+            "-object",
+            format!("memory-backend-memfd,id=memory,size={size}M,share=on"),
+        );
+        args.option("-m", format!("{size}M"));
+        args.option("-smp", self.cpus.to_string());
+        args.option("-name", "fathom-lab,debug-threads=on");
+    }
+
+    fn push_boot(&self, args: &mut Arguments, files: &Files) -> Result<()> {
+        match self.boot {
+            Boot::Kernel => {
+                args.option("-kernel", files.kernel);
+                args.option("-initrd", files.initramfs);
+                args.option("-append", self.kernel_command_line());
+            }
+            Boot::SeaBios => {}
+            Boot::Ovmf => {
+                let code = host::first_file("OVMF firmware", OVMF_CODE)?;
+                let vars = host::first_file("OVMF variables", OVMF_VARS)?;
+                let nvram = files.nvram();
+                std::fs::copy(&vars, &nvram).map_err(|source| crate::Error::Io {
+                    what: format!("cannot copy {}", vars.display()),
+                    source,
+                })?;
+                let code = comma_safe(&code);
+                let nvram = comma_safe(&nvram);
+                args.option(
+                    "-drive",
+                    format!("if=pflash,format=raw,readonly=on,file={code}"),
+                );
+                args.option("-drive", format!("if=pflash,format=raw,file={nvram}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// For the lab's kernel, however it is loaded. `lab_tools` reaches init as a variable.
+    pub(crate) fn kernel_command_line(&self) -> String {
+        let tools = if self.tools {
+            format!(" lab_tools={TOOLS_SLOT:02x}")
+        } else {
+            String::new()
+        };
+        format!("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check{tools}")
+    }
+}
+
+const OVMF_CODE: &[&str] = &[
+    "/usr/share/OVMF/OVMF_CODE_4M.fd",
+    "/usr/share/OVMF/OVMF_CODE.fd",
+    "/usr/share/edk2/x64/OVMF_CODE.4m.fd",
+    "/usr/share/edk2/ovmf/OVMF_CODE.fd",
+];
+const OVMF_VARS: &[&str] = &[
+    "/usr/share/OVMF/OVMF_VARS_4M.fd",
+    "/usr/share/OVMF/OVMF_VARS.fd",
+    "/usr/share/edk2/x64/OVMF_VARS.4m.fd",
+    "/usr/share/edk2/ovmf/OVMF_VARS.fd",
+];
+
+fn push_channels(args: &mut Arguments, files: &Files) {
+    args.option("-chardev", "stdio,id=console,signal=off");
+    args.option("-device", "isa-serial,chardev=console");
+    args.option(
+        "-qmp",
+        format!("unix:{},server=on,wait=off", comma_safe(&files.qmp())),
+    );
+    let agent = comma_safe(&files.agent());
+    args.option(
+        "-chardev",
+        format!("socket,id=agent,path={agent},server=on,wait=off"),
+    );
+    args.option("-device", format!("virtio-serial-pci,addr={AGENT_SLOT:x}"));
+    args.option("-device", "virtserialport,chardev=agent,name=fathom.agent");
+}
+
+fn push_disk(args: &mut Arguments, disk: &Disk, index: usize, boot: Boot) -> Result<()> {
+    let id = &disk.id;
+    let slot = Disk::slot(index);
+    // With a kernel given, QEMU itself is the first in the boot order.
+    let order = if boot == Boot::Kernel {
+        String::new()
+    } else {
+        format!(",bootindex={index}")
+    };
+    let place = format!("id={id},addr={slot:x}{order}");
+    match &disk.attach {
+        Attach::VhostUser {
+            socket,
+            queues,
+            reconnect,
+        } => {
+            let path = comma_safe(socket);
+            let reconnect = if *reconnect {
+                reconnect_option(host::qemu_version()?)
+            } else {
+                ""
+            };
+            args.option(
+                "-chardev",
+                format!("socket,id={id}-socket,path={path}{reconnect}"),
+            );
+            let queues = queues
+                .map(|n| format!(",num-queues={n}"))
+                .unwrap_or_default();
+            args.option(
+                "-device",
+                format!("vhost-user-blk-pci,chardev={id}-socket,{place}{queues}"),
+            );
+        }
+        Attach::Raw(path) => {
+            let path = comma_safe(path);
+            args.option(
+                "-drive",
+                format!("if=none,id={id}-file,format=raw,cache=none,discard=unmap,file={path}"),
+            );
+            args.option("-device", format!("virtio-blk-pci,drive={id}-file,{place}"));
+        }
+    }
+    Ok(())
+}
+
+/// QEMU 9.2 brought milliseconds; later ones dropped the seconds.
+fn reconnect_option(version: (u32, u32)) -> &'static str {
+    if version >= (9, 2) {
+        ",reconnect-ms=200"
+    } else {
+        ",reconnect=1"
+    }
+}
+
+/// In an option of QEMU a comma ends the value, unless doubled.
+fn comma_safe(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vhost_user_disk_has_its_slot_and_options() {
+        let disk = Disk::vhost_user("d0", Path::new("/run/a,b")).with_queues(2);
+        let mut args = Arguments::default();
+        push_disk(&mut args, &disk, 1, Boot::SeaBios).unwrap();
+        let args: Vec<_> = args
+            .0
+            .iter()
+            .map(|a| a.to_string_lossy().into_owned())
+            .collect();
+        assert_eq!(
+            args,
+            [
+                "-chardev",
+                "socket,id=d0-socket,path=/run/a,,b",
+                "-device",
+                "vhost-user-blk-pci,chardev=d0-socket,id=d0,addr=5,bootindex=1,num-queues=2",
+            ]
+        );
+    }
+
+    #[test]
+    fn reconnecting_is_spelt_as_the_version_wants() {
+        assert_eq!(reconnect_option((7, 2)), ",reconnect=1");
+        assert_eq!(reconnect_option((10, 0)), ",reconnect-ms=200");
+    }
+}

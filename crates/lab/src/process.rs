@@ -1,0 +1,203 @@
+//! Child processes that never outlive the lab.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+
+use crate::error::{Context, Error, Result, Tail};
+
+const TAIL_LINES: usize = 25;
+const POLL: Duration = Duration::from_millis(5);
+
+/// A child process: killed on drop, and by the kernel when the *thread* that started it ends, so
+/// start it from a thread that lives as long as the process is wanted.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with standard error going to the file `log` and nothing on standard input.
+    ///
+    /// # Errors
+    /// When the log cannot be created or the program cannot be started.
+    pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
+        let file = File::create(log).context(|| format!("cannot create {}", log.display()))?;
+        command.stdin(Stdio::null()).stderr(file);
+        // SAFETY: the closure runs in the child between fork and exec and makes one system call;
+        // it allocates nothing and takes no lock.
+        unsafe {
+            command.pre_exec(|| {
+                set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)
+            });
+        }
+        let child = command.spawn().context(|| format!("cannot start {name}"))?;
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            log: log.to_owned(),
+        })
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Takes the read end of standard output, if the command was given a pipe.
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// What the process wrote to standard error.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// The last lines of [`log`](Self::log).
+    pub fn tail(&self) -> Tail {
+        tail_of(&self.log())
+    }
+
+    /// How it ended, or `None` while it runs.
+    ///
+    /// # Errors
+    /// When the process cannot be waited for.
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        self.child
+            .try_wait()
+            .context(|| format!("cannot wait for {}", self.name))
+    }
+
+    /// Waits for the process to end by itself.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] with the end of its log when it still runs after `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Timeout {
+                    what: format!("waiting for {} to end", self.name),
+                    after: timeout,
+                    tail: self.tail(),
+                });
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Fails with the end of the log when the process has ended.
+    ///
+    /// # Errors
+    /// [`Error::Program`] when it has ended, whatever its status.
+    pub fn expect_running(&mut self) -> Result<()> {
+        match self.try_wait()? {
+            None => Ok(()),
+            Some(status) => Err(Error::Program {
+                program: self.name.clone(),
+                status: status.to_string(),
+                tail: self.tail(),
+            }),
+        }
+    }
+
+    /// Asks the process to end (SIGTERM).
+    ///
+    /// # Errors
+    /// When the signal cannot be sent.
+    pub fn terminate(&self) -> Result<()> {
+        self.signal(Signal::TERM)
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// When the process has been waited for already.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(self.raw_pid(), signal).context(|| format!("cannot signal {}", self.name))
+    }
+
+    /// Ends the process at once (SIGKILL) and waits until it is gone.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn kill(&mut self) -> Result<ExitStatus> {
+        let _ = self.child.kill(); // fails only when it has ended: the wait tells
+        self.child
+            .wait()
+            .context(|| format!("cannot wait for {}", self.name))
+    }
+
+    fn raw_pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The last lines of a text, without the control characters a console is full of.
+pub(crate) fn tail_of(text: &str) -> Tail {
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    let from = lines.len().saturating_sub(TAIL_LINES);
+    let clean = |line: &&str| line.chars().filter(|c| !c.is_control()).collect::<String>();
+    Tail(
+        lines[from..]
+            .iter()
+            .map(clean)
+            .collect::<Vec<_>>()
+            .join("\n"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_process_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        let process = Process::spawn("sleep", command, &dir.path().join("log")).unwrap();
+        let proc_entry = PathBuf::from(format!("/proc/{}", process.pid()));
+        assert!(proc_entry.exists());
+        drop(process);
+        assert!(!proc_entry.exists());
+    }
+
+    #[test]
+    fn an_early_end_is_reported_with_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo no such disk >&2; exit 3"]);
+        let mut process = Process::spawn("server", command, &dir.path().join("log")).unwrap();
+        assert_eq!(
+            process.wait(Duration::from_secs(20)).unwrap().code(),
+            Some(3)
+        );
+        let error = process.expect_running().unwrap_err().to_string();
+        assert!(
+            error.contains("server") && error.contains("no such disk"),
+            "{error}"
+        );
+    }
+}

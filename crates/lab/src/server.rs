@@ -1,0 +1,171 @@
+//! Disk servers as processes: `fathom serve`, and qemu-storage-daemon as its peer.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::error::{Context, Error, Result};
+use crate::host;
+use crate::process::Process;
+
+const START: Duration = Duration::from_secs(30);
+const STOP: Duration = Duration::from_secs(60);
+
+/// A disk server with one vhost-user socket. It is killed on drop.
+#[derive(Debug)]
+pub struct Server {
+    process: Process,
+    socket: PathBuf,
+    stdout: PathBuf,
+    control: Option<PathBuf>,
+}
+
+impl Server {
+    /// Starts `fathom serve DISK --vhost-user DIR/NAME.sock --control DIR/NAME.control ARGS` and
+    /// waits until its socket listens. `disk` is a path, or `memory:SIZE` or `null:SIZE`.
+    ///
+    /// # Errors
+    /// When it does not start; the error has the end of what it said.
+    pub fn fathom(
+        binary: &Path,
+        dir: &Path,
+        name: &str,
+        disk: &str,
+        args: &[&str],
+    ) -> Result<Self> {
+        let socket = dir.join(format!("{name}.sock"));
+        let control = dir.join(format!("{name}.control"));
+        let mut command = Command::new(binary);
+        command.args(["serve", disk, "--vhost-user"]).arg(&socket);
+        command.arg("--control").arg(&control).args(args);
+        Self::start("fathom serve", command, dir, name, socket, Some(control))
+    }
+
+    /// Starts qemu-storage-daemon with a vhost-user-blk export of a raw file, opened with O_DIRECT
+    /// and io_uring.
+    ///
+    /// # Errors
+    /// When it is missing or does not start.
+    pub fn qemu_storage_daemon(dir: &Path, name: &str, image: &Path, queues: u16) -> Result<Self> {
+        let socket = dir.join(format!("{name}.sock"));
+        let file = image.to_string_lossy().replace(',', ",,");
+        let path = socket.to_string_lossy().replace(',', ",,");
+        let mut command = Command::new(host::program("qemu-storage-daemon")?);
+        command.arg("--blockdev").arg(format!(
+            "driver=file,node-name=disk,filename={file},aio=io_uring,cache.direct=on,discard=unmap"
+        ));
+        command.arg("--export").arg(format!(
+            "type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},\
+             addr.type=unix,addr.path={path}"
+        ));
+        Self::start("qemu-storage-daemon", command, dir, name, socket, None)
+    }
+
+    fn start(
+        program: &str,
+        mut command: Command,
+        dir: &Path,
+        name: &str,
+        socket: PathBuf,
+        control: Option<PathBuf>,
+    ) -> Result<Self> {
+        let stdout = dir.join(format!("{name}.out"));
+        let file = File::create(&stdout).context(|| format!("cannot create {name}.out"))?;
+        command.stdout(file);
+        let process = Process::spawn(program, command, &dir.join(format!("{name}.log")))?;
+        let mut server = Self {
+            process,
+            socket,
+            stdout,
+            control,
+        };
+        server.wait_listening()?;
+        Ok(server)
+    }
+
+    fn wait_listening(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START;
+        while !is_listening(&self.socket)? {
+            self.process.expect_running()?;
+            if Instant::now() >= deadline {
+                return Err(Error::Timeout {
+                    what: format!("waiting for a server on {}", self.socket.display()),
+                    after: START,
+                    tail: self.process.tail(),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// The vhost-user socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The control socket of a Fathom server.
+    pub fn control(&self) -> Option<&Path> {
+        self.control.as_deref()
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Asks the server to end and returns what it printed on standard output: for Fathom its
+    /// table of stages.
+    ///
+    /// # Errors
+    /// When it does not end within a minute or ends with a failure.
+    pub fn stop(mut self) -> Result<String> {
+        self.process.terminate()?;
+        let status = self.process.wait(STOP)?;
+        if !status.success() {
+            self.process.expect_running()?;
+        }
+        fs::read_to_string(&self.stdout).context(|| "cannot read the server's output".into())
+    }
+}
+
+/// Whether somebody listens on a Unix socket, without connecting: a connection would count as a
+/// front-end. Listening sockets have the flag __SO_ACCEPTCON in /proc/net/unix (proc_net_unix(5)).
+fn is_listening(path: &Path) -> Result<bool> {
+    const ACCEPTCON: &str = "00010000";
+    let table =
+        fs::read_to_string("/proc/net/unix").context(|| "cannot read /proc/net/unix".into())?;
+    let wanted = path.to_string_lossy();
+    Ok(table.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.nth(3) == Some(ACCEPTCON) && line.ends_with(&format!(" {wanted}"))
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn listening_is_seen_without_connecting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        assert!(!is_listening(&path).unwrap());
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        assert!(is_listening(&path).unwrap());
+        assert!(listener.accept().is_err(), "somebody connected");
+        drop(listener);
+        assert!(!is_listening(&path).unwrap());
+    }
+
+    #[test]
+    fn a_server_that_cannot_start_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing.img");
+        let error = Server::qemu_storage_daemon(dir.path(), "d", &missing, 1).unwrap_err();
+        assert!(error.to_string().contains("missing.img"), "{error}");
+    }
+}
