@@ -46,6 +46,17 @@ fn parse_duration(text: &str) -> Option<Duration> {
     Some(Duration::from_nanos(value.checked_mul(ns_per_unit)?))
 }
 
+/// Whom a wait is for. The two are judged apart: a guest that answers an
+/// interrupt within microseconds is worth meeting awake even when its disk
+/// takes milliseconds, and the other way round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// Requests were answered last: the peer has the next move.
+    Peer,
+    /// Requests were submitted last: the device has it.
+    Device,
+}
+
 /// Decides for one worker. `Auto` remembers of the last waits which ended
 /// within the longest spin, and spins while most of them did: a guest that
 /// answers quickly is met awake, an idle one costs a few spins and then
@@ -53,8 +64,9 @@ fn parse_duration(text: &str) -> Option<Duration> {
 pub struct Poller {
     setting: Polling,
     max_ticks: u64,
-    /// One bit a wait, the newest lowest: 1 = it ended within the maximum.
-    history: u8,
+    /// For each [`Awaited`] one bit a wait, the newest lowest: 1 = it ended
+    /// within the maximum.
+    history: [u8; 2],
 }
 
 impl Poller {
@@ -67,23 +79,24 @@ impl Poller {
         Poller {
             setting,
             max_ticks: clock.ticks(max),
-            history: 0,
+            history: [0; 2],
         }
     }
 
     /// How long to spin this time, in ticks.
     #[inline]
-    pub fn window(&self) -> u64 {
+    pub fn window(&self, awaited: Awaited) -> u64 {
         match self.setting {
-            Polling::Auto if self.history.count_ones() < 4 => 0,
+            Polling::Auto if self.history[awaited as usize].count_ones() < 4 => 0,
             _ => self.max_ticks,
         }
     }
 
     /// A wait, spun or slept, ended after `ticks`.
     #[inline]
-    pub fn waited(&mut self, ticks: u64) {
-        self.history = self.history << 1 | u8::from(ticks <= self.max_ticks);
+    pub fn waited(&mut self, awaited: Awaited, ticks: u64) {
+        let history = &mut self.history[awaited as usize];
+        *history = *history << 1 | u8::from(ticks <= self.max_ticks);
     }
 }
 
@@ -108,20 +121,24 @@ mod tests {
     fn auto_spins_while_waits_are_short_and_stops_when_they_are_not() {
         let clock = Clock::get();
         let mut poller = Poller::new(Polling::Auto, clock);
-        assert_eq!(poller.window(), 0);
-        (0..4).for_each(|_| poller.waited(1));
-        assert_eq!(poller.window(), clock.ticks(AUTO_MAX));
-        (0..5).for_each(|_| poller.waited(u64::MAX));
-        assert_eq!(poller.window(), 0);
+        let max = clock.ticks(AUTO_MAX);
+        assert_eq!(poller.window(Awaited::Peer), 0);
+        (0..4).for_each(|_| poller.waited(Awaited::Peer, 1));
+        assert_eq!(poller.window(Awaited::Peer), max);
+        assert_eq!(poller.window(Awaited::Device), 0);
+        (0..8).for_each(|_| poller.waited(Awaited::Device, u64::MAX));
+        assert_eq!(poller.window(Awaited::Peer), max);
+        (0..5).for_each(|_| poller.waited(Awaited::Peer, u64::MAX));
+        assert_eq!(poller.window(Awaited::Peer), 0);
     }
 
     #[test]
     fn off_never_spins_and_fixed_always_does() {
         let clock = Clock::get();
         let mut off = Poller::new(Polling::Off, clock);
-        (0..8).for_each(|_| off.waited(0));
-        assert_eq!(off.window(), 0);
+        (0..8).for_each(|_| off.waited(Awaited::Peer, 0));
+        assert_eq!(off.window(Awaited::Peer), 0);
         let fixed = Poller::new(Polling::Fixed(Duration::from_micros(10)), clock);
-        assert!(fixed.window() > 0);
+        assert!(fixed.window(Awaited::Device) > 0);
     }
 }

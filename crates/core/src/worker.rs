@@ -8,7 +8,7 @@
 use crate::disk::Channel;
 use crate::engine::{Completion, Engine, Wait};
 use crate::handle::{Command, Counters, Inbox};
-use crate::polling::Poller;
+use crate::polling::{Awaited, Poller};
 use crate::request::{Request, RequestId, Slab};
 use crate::source::{Source, SourceId};
 use crate::token::{Target, Token};
@@ -106,6 +106,7 @@ pub(crate) struct Worker {
     generation: u32,
     inbox: Inbox,
     poller: Poller,
+    awaited: Awaited,
     recorder: Recorder,
     trace: Option<RingWriter>,
     counters: Arc<Counters>,
@@ -132,6 +133,7 @@ impl Worker {
             generation: 0,
             inbox,
             poller,
+            awaited: Awaited::Peer,
             recorder,
             trace: None,
             counters,
@@ -163,6 +165,13 @@ impl Worker {
         let answered = self.finish();
         if self.leaving > 0 {
             self.release();
+        }
+        if submitted || answered {
+            self.awaited = if answered {
+                Awaited::Peer
+            } else {
+                Awaited::Device
+            };
         }
         submitted || answered
     }
@@ -312,13 +321,13 @@ impl Worker {
             self.reap(Wait::Forever);
         }
         let now = self.cx.tick();
-        self.poller.waited(now - start);
+        self.poller.waited(self.awaited, now - start);
     }
 
     /// Watch for work without sleeping, kicks suppressed. True when there is
     /// some.
     fn spin(&mut self, start: u64) -> bool {
-        let window = self.poller.window();
+        let window = self.poller.window(self.awaited);
         if window == 0 {
             return false;
         }
