@@ -11,6 +11,6 @@ pub mod summary;
 pub use clock::Clock;
 pub use histogram::Histogram;
 pub use recorder::{Recorder, StageHistograms};
-pub use ring::{RingWriter, TraceRecord};
+pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord};
 pub use stage::{Op, Stage, Stamps};
 pub use summary::{StageSummary, Summary};

@@ -1,12 +1,26 @@
 //! The trace ring: one fixed-size record a request, in a file that another
-//! process can map and read while it is written.
+//! process can read while it is written.
 //!
-//! Layout, little-endian (native on every machine that has a TSC):
-//! a header page, then for each worker's ring its records. A ring has one
-//! writer and never waits for readers: a reader that is too slow loses the
-//! oldest records, and knows how many.
+//! Layout, in the machine's own byte order: a header page (see
+//! [`header`](self::header)), then for each worker's ring its records, 96
+//! bytes each. A ring has one writer, which never waits: a reader that is too
+//! slow loses the oldest records, and knows how many.
+//!
+//! A record starts with its sequence word. The writer of the n-th record (from
+//! 0) stores 2n+1 there, then the record, then 2n+2; a reader that finds 2n+2
+//! before and after its copy has the whole record.
+
+mod header;
+mod reader;
+mod writer;
 
 use crate::stage::{Op, Stage};
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use header::Header;
+pub use reader::{Entry, RingReader};
+pub use writer::{RingFile, RingWriter};
 
 /// One finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,11 +38,80 @@ pub struct TraceRecord {
     pub polled: bool,
 }
 
-/// The one writer of one ring.
-pub struct RingWriter {}
-
-impl RingWriter {
-    /// Append a record, overwriting the oldest.
-    #[inline]
-    pub fn write(&mut self, _record: &TraceRecord) {}
+/// Why a file cannot be used as a trace.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{}: {problem}", path.display())]
+    Unusable { path: PathBuf, problem: String },
 }
+
+impl TraceError {
+    fn io(path: &Path) -> impl Fn(io::Error) -> TraceError {
+        move |source| TraceError::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    fn unusable(path: &Path) -> impl Fn(String) -> TraceError {
+        move |problem| TraceError::Unusable {
+            path: path.to_owned(),
+            problem,
+        }
+    }
+}
+
+/// 8-byte words in a record.
+const WORDS: usize = 12;
+/// Bytes in a record.
+const RECORD: usize = WORDS * 8;
+/// Words of a record: the sequence, the stamps, then these.
+const OFFSET: usize = 1 + Stage::COUNT + 1;
+const LEN: usize = OFFSET + 1;
+/// queue (16 bits), op (8), polled (8), error (32), from the lowest bit.
+const REST: usize = LEN + 1;
+
+const _: () = assert!(REST < WORDS);
+
+/// The words of a record but for the sequence.
+type Payload = [u64; WORDS - 1];
+
+#[inline]
+fn encode(record: &TraceRecord) -> Payload {
+    let mut words = [0; WORDS - 1];
+    words[..Stage::COUNT + 1].copy_from_slice(&record.stamps);
+    words[OFFSET - 1] = record.offset;
+    words[LEN - 1] = record.len;
+    words[REST - 1] = u64::from(record.queue)
+        | u64::from(record.op as u8) << 16
+        | u64::from(record.polled) << 24
+        | u64::from(record.error as u32) << 32;
+    words
+}
+
+/// None when no writer can have written these words.
+fn decode(words: &Payload) -> Option<TraceRecord> {
+    let rest = words[REST - 1];
+    let stamps: [u64; Stage::COUNT + 1] = words[..Stage::COUNT + 1].try_into().ok()?;
+    if !stamps.is_sorted() {
+        return None;
+    }
+    Some(TraceRecord {
+        stamps,
+        offset: words[OFFSET - 1],
+        len: words[LEN - 1],
+        queue: rest as u16,
+        op: Op::from_u8((rest >> 16) as u8)?,
+        polled: match (rest >> 24) as u8 {
+            0 => false,
+            1 => true,
+            _ => return None,
+        },
+        error: (rest >> 32) as i32,
+    })
+}
+
+#[cfg(test)]
+mod tests;

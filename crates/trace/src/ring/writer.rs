@@ -1,0 +1,233 @@
+//! Creating a trace file, and writing to it without ever waiting.
+
+use super::header::{AT_HZ, HEADER, Header, has_magic};
+use super::{RECORD, TraceError, TraceRecord, WORDS, encode};
+use crate::clock::Clock;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// A trace file that this process writes. The file stays locked (flock(2))
+/// until the last writer is gone, by which readers know whether more may
+/// come.
+pub struct RingFile {
+    mapping: Arc<Mapping>,
+    header: Header,
+    /// Rings whose writer has not been taken.
+    free: Vec<bool>,
+}
+
+impl RingFile {
+    /// Create the trace of `disk` at `path`, with `rings` rings of at least
+    /// `capacity` records. An older trace there is replaced; anything else is
+    /// left alone, with an error. Its space is allocated here, so that
+    /// writing cannot run out of it. Best on tmpfs (/dev/shm, /run), where
+    /// nothing is written back.
+    pub fn create(
+        path: &Path,
+        disk: &str,
+        rings: usize,
+        capacity: usize,
+    ) -> Result<RingFile, TraceError> {
+        let unusable = TraceError::unusable(path);
+        refuse_to_overwrite(path)?;
+        let clock = Clock::get();
+        let rings = u32::try_from(rings).unwrap_or(u32::MAX);
+        let capacity = capacity.clamp(super::header::MIN_CAPACITY as usize, usize::MAX / 2 + 1);
+        let capacity = u32::try_from(capacity.next_power_of_two()).unwrap_or(u32::MAX);
+        let header = Header::new(disk, rings, capacity, clock);
+        header.check().map_err(unusable)?;
+        let mapping = create_file(path, &header).map_err(TraceError::io(path))?;
+        Ok(RingFile {
+            mapping: Arc::new(mapping),
+            free: vec![true; rings as usize],
+            header,
+        })
+    }
+
+    /// The one writer of ring `ring`.
+    ///
+    /// # Panics
+    /// When there is no such ring or its writer has been taken.
+    pub fn writer(&mut self, ring: usize) -> RingWriter {
+        let free = std::mem::take(&mut self.free[ring]);
+        assert!(free, "ring {ring} has its writer");
+        let first = (HEADER as u64 + ring as u64 * self.header.ring_bytes()) / 8;
+        RingWriter {
+            mapping: self.mapping.clone(),
+            first: first as usize,
+            mask: u64::from(self.header.capacity) - 1,
+            next: 0,
+        }
+    }
+
+    /// Write the clock's frequency into the file again: it is known better
+    /// the longer the process runs.
+    pub fn calibrate(&self) {
+        let hz = Clock::get().hz();
+        self.mapping.words()[AT_HZ / 8].store(hz.to_bits(), Ordering::Relaxed);
+    }
+}
+
+/// The one writer of one ring; goes to its worker.
+pub struct RingWriter {
+    mapping: Arc<Mapping>,
+    /// Index of the ring's first word in the file.
+    first: usize,
+    mask: u64,
+    /// How many records have been written.
+    next: u64,
+}
+
+impl RingWriter {
+    /// Append a record, overwriting the oldest. No system call, no lock, no
+    /// allocation.
+    #[inline]
+    pub fn write(&mut self, record: &TraceRecord) {
+        let payload = encode(record);
+        let at = self.first + (self.next & self.mask) as usize * WORDS;
+        let [sequence, words @ ..] = &self.mapping.words()[at..at + WORDS] else {
+            unreachable!("a record has words");
+        };
+        sequence.store(2 * self.next + 1, Ordering::Relaxed);
+        // Whoever sees a word of this record sees that it is being written.
+        fence(Ordering::Release);
+        for (word, value) in words.iter().zip(payload) {
+            word.store(value, Ordering::Relaxed);
+        }
+        sequence.store(2 * self.next + 2, Ordering::Release);
+        self.next += 1;
+    }
+}
+
+/// A whole trace file in memory.
+struct Mapping {
+    start: NonNull<AtomicU64>,
+    words: usize,
+    /// Holds the lock.
+    _file: File,
+}
+
+// SAFETY: the memory is reached by atomic operations only, and is unmapped
+// when the last owner drops it, on whatever thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Map all of `file`, which is `bytes` long, with its pages present.
+    fn new(file: File, bytes: usize) -> io::Result<Mapping> {
+        // SAFETY: a new mapping at an address of the kernel's choice, of a
+        // file that is at least as long; nothing else refers to it.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )?
+        };
+        // Only the first writes are slower where the kernel (before 5.14)
+        // cannot do this.
+        // SAFETY: this is the mapping made above; its contents stay.
+        let _ = unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) };
+        Ok(Mapping {
+            start: NonNull::new(start.cast()).ok_or(ErrorKind::OutOfMemory)?,
+            words: bytes / 8,
+            _file: file,
+        })
+    }
+
+    #[inline]
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping has this many words, is page aligned and lives
+        // as long as self; other processes may change them, as atomics may.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: made by mmap with this length; all borrows of it are over.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * 8) };
+    }
+}
+
+/// Make the file under a name of its own and then give it its own: a reader
+/// of an older trace keeps what it has, and nobody sees half a header.
+fn create_file(path: &Path, header: &Header) -> io::Result<Mapping> {
+    let temporary = temporary_name(path);
+    let made = fill(&temporary, header).and_then(|mapping| {
+        std::fs::rename(&temporary, path)?;
+        Ok(mapping)
+    });
+    if made.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    made
+}
+
+fn temporary_name(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    name.into()
+}
+
+fn fill(path: &Path, header: &Header) -> io::Result<Mapping> {
+    // What is there under this name is from a process that died under way.
+    let _ = std::fs::remove_file(path);
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.lock()?;
+    let bytes = header.file_bytes();
+    file.set_len(bytes)?;
+    match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::OPNOTSUPP) => write_zeroes(&mut file, bytes)?,
+        Err(error) => return Err(error.into()),
+    }
+    let page = header.encode();
+    rustix::io::pwrite(&file, &page, 0)?;
+    Mapping::new(file, bytes as usize)
+}
+
+/// Allocate by writing: a hole in the mapping would be a SIGBUS when the
+/// file system is full.
+fn write_zeroes(file: &mut File, bytes: u64) -> io::Result<()> {
+    io::copy(&mut io::repeat(0).take(bytes), file)?;
+    file.flush()
+}
+
+/// Anything but a trace (and an empty file, as mktemp(1) makes) is somebody's
+/// data: a disk image named by mistake, say, or /dev/null.
+fn refuse_to_overwrite(path: &Path) -> Result<(), TraceError> {
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(TraceError::io(path)(e)),
+    };
+    let mut start = Vec::new();
+    if metadata.is_file() {
+        let file = File::open(path).map_err(TraceError::io(path))?;
+        file.take(RECORD as u64)
+            .read_to_end(&mut start)
+            .map_err(TraceError::io(path))?;
+        if start.is_empty() || has_magic(&start) {
+            return Ok(());
+        }
+    }
+    let problem = "exists and is not a trace; give another name for the trace";
+    Err(TraceError::unusable(path)(problem.into()))
+}
