@@ -1,0 +1,71 @@
+//! The dirty log of a live migration (vhost-user, "Migration").
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering, fence};
+
+/// The log has one bit for each page of this size (VHOST_LOG_PAGE).
+pub const PAGE_SIZE: u64 = 4096;
+
+/// A bitmap, shared with the front-end, of the guest's pages that we wrote.
+pub struct DirtyLog {
+    bytes: NonNull<u8>,
+    len: usize,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the bitmap is accessed only atomically and kept by `_owner`.
+unsafe impl Send for DirtyLog {}
+// SAFETY: as above.
+unsafe impl Sync for DirtyLog {}
+
+impl DirtyLog {
+    /// A log of `len` bytes, eight pages each, from guest address 0.
+    ///
+    /// # Safety
+    /// `bytes` is the start of a readable and writable mapping of at least
+    /// `len` bytes that stays in place while `owner` lives and that this
+    /// process accesses only atomically.
+    pub unsafe fn new(
+        bytes: NonNull<u8>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> DirtyLog {
+        DirtyLog {
+            bytes,
+            len,
+            _owner: owner,
+        }
+    }
+
+    /// Whether the log has a bit for each page below `gpa`.
+    pub fn covers(&self, gpa: u64) -> bool {
+        gpa.div_ceil(PAGE_SIZE * 8) <= self.len as u64
+    }
+
+    /// Note that `len` bytes from guest address `gpa` on were written. To be
+    /// called after the write: a page marked before could be sent, and its
+    /// mark cleared, in between. Pages beyond the log are passed over.
+    pub fn mark(&self, gpa: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let last = gpa.saturating_add(len - 1) / PAGE_SIZE;
+        // The write comes before the look at the bit: otherwise the front-end
+        // could clear a bit that we took for set, and then miss the write.
+        fence(Ordering::SeqCst);
+        for page in gpa / PAGE_SIZE..=last {
+            let byte = page / 8;
+            if byte >= self.len as u64 {
+                return;
+            }
+            // SAFETY: within the bitmap, which is accessed only atomically.
+            let byte = unsafe { AtomicU8::from_ptr(self.bytes.as_ptr().add(byte as usize)) };
+            let bit = 1 << (page % 8);
+            if byte.load(Ordering::Relaxed) & bit == 0 {
+                byte.fetch_or(bit, Ordering::Release);
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Feature bits, and which of them a disk offers.
+
+use fathom_core::DiskInfo;
+
+/// Any single segment is at most `size_max` bytes (5.2.3).
+pub const BLK_F_SIZE_MAX: u64 = 1 << 1;
+/// A request has at most `seg_max` segments (5.2.3).
+pub const BLK_F_SEG_MAX: u64 = 1 << 2;
+/// The disk refuses writes (5.2.3).
+pub const BLK_F_RO: u64 = 1 << 5;
+/// `blk_size` is the logical block size (5.2.3).
+pub const BLK_F_BLK_SIZE: u64 = 1 << 6;
+/// There is a flush command (5.2.3).
+pub const BLK_F_FLUSH: u64 = 1 << 9;
+/// `topology` tells how best to align I/O (5.2.3).
+pub const BLK_F_TOPOLOGY: u64 = 1 << 10;
+/// The driver can switch between write-back and write-through (5.2.3).
+pub const BLK_F_CONFIG_WCE: u64 = 1 << 11;
+/// There are `num_queues` queues (5.2.3).
+pub const BLK_F_MQ: u64 = 1 << 12;
+/// There is a discard command (5.2.3).
+pub const BLK_F_DISCARD: u64 = 1 << 13;
+/// There is a write-zeroes command (5.2.3).
+pub const BLK_F_WRITE_ZEROES: u64 = 1 << 14;
+
+/// Log all guest memory that is written (vhost-user, "Migration").
+pub const VHOST_F_LOG_ALL: u64 = 1 << 26;
+/// Descriptors may refer to tables of descriptors (2.7.5.3).
+pub const RING_F_INDIRECT_DESC: u64 = 1 << 28;
+/// `used_event` and `avail_event` are in use (2.7.10).
+pub const RING_F_EVENT_IDX: u64 = 1 << 29;
+/// vhost-user's own features can be negotiated (vhost-user,
+/// "VHOST_USER_GET_FEATURES").
+pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// Not a legacy device (6).
+pub const F_VERSION_1: u64 = 1 << 32;
+
+/// What a disk with up to `queues` queues offers its driver.
+pub fn offered(info: &DiskInfo, queues: u16) -> u64 {
+    // FLUSH on read-only disks, too: drivers may send it (5.2.6.2).
+    let always = F_VERSION_1
+        | RING_F_INDIRECT_DESC
+        | RING_F_EVENT_IDX
+        | VHOST_F_LOG_ALL
+        | VHOST_USER_F_PROTOCOL_FEATURES
+        | BLK_F_SIZE_MAX
+        | BLK_F_SEG_MAX
+        | BLK_F_BLK_SIZE
+        | BLK_F_TOPOLOGY
+        | BLK_F_FLUSH;
+    let writable = |bits: u64| if info.read_only { 0 } else { bits };
+    let when = |condition: bool, bits: u64| if condition { bits } else { 0 };
+    always
+        | when(info.read_only, BLK_F_RO)
+        | when(queues > 1, BLK_F_MQ)
+        | writable(BLK_F_CONFIG_WCE)
+        | writable(when(info.discard.is_some(), BLK_F_DISCARD))
+        | writable(when(info.write_zeroes.is_some(), BLK_F_WRITE_ZEROES))
+}

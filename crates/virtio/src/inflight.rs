@@ -1,0 +1,256 @@
+//! The in-flight region of a split virtqueue (vhost-user, "Inflight I/O
+//! tracking"): what survives us when we die, so that each request is
+//! completed exactly once all the same.
+//!
+//! The order of the stores is what makes it work. A head is marked when it
+//! is popped; when answered, it is linked into the list of the last batch;
+//! then the used index is published; then the batch's marks are cleared; then
+//! the used index is noted. Whoever finds the region after a crash sees from
+//! the two used indices whether the last batch was published, and finishes
+//! clearing its marks if so.
+
+use crate::memory::shared_u16;
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+const VERSION: u16 = 1;
+
+// struct QueueRegionSplit
+const VERSION_OFFSET: usize = 8;
+const DESC_NUM_OFFSET: usize = 10;
+const LAST_BATCH_HEAD_OFFSET: usize = 12;
+const USED_IDX_OFFSET: usize = 14;
+const HEADER_SIZE: usize = 16;
+
+// struct DescStateSplit
+const INFLIGHT_OFFSET: usize = 0;
+const NEXT_OFFSET: usize = 6;
+const COUNTER_OFFSET: usize = 8;
+const ENTRY_SIZE: usize = 16;
+
+/// Regions of several queues follow one another at this alignment.
+const ALIGNMENT: usize = 64;
+
+/// Bytes that a queue of `size` entries takes in the shared buffer; the
+/// region of queue i begins at i times this.
+pub fn region_size(size: u16) -> usize {
+    (HEADER_SIZE + usize::from(size) * ENTRY_SIZE).next_multiple_of(ALIGNMENT)
+}
+
+/// The region cannot belong to this queue.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum InflightError {
+    #[error("the in-flight region has version {0}; only version 1 is known")]
+    Version(u16),
+    #[error(
+        "the in-flight region is that of a queue with {region} entries, \
+         but the queue has {queue}"
+    )]
+    Size { region: u16, queue: u16 },
+}
+
+/// What a region says when its queue starts.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// The region was never used before.
+    pub fresh: bool,
+    /// Heads to be submitted again, in the order in which they were popped.
+    pub heads: Vec<u16>,
+}
+
+/// One queue's region, and what we know of it privately. Nothing that the
+/// front-end may scribble on is read after the start.
+pub struct InflightQueue {
+    base: NonNull<u8>,
+    entries: u16,
+    counter: u64,
+    last_batch_head: u16,
+    /// Heads linked since the last publication.
+    batch: Vec<u16>,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the region is accessed only atomically and kept by `_owner`.
+unsafe impl Send for InflightQueue {}
+
+impl InflightQueue {
+    /// The region of one queue with room for `entries` descriptors (the
+    /// queue size of the front-end's message).
+    ///
+    /// # Safety
+    /// `base` is 8-aligned and the start of a readable and writable mapping
+    /// of at least [`region_size`]`(entries)` bytes that stays in place while
+    /// `owner` lives and that this process accesses only through this value.
+    pub unsafe fn new(
+        base: NonNull<u8>,
+        entries: u16,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> InflightQueue {
+        debug_assert!(base.cast::<u64>().is_aligned());
+        InflightQueue {
+            base,
+            entries,
+            counter: 0,
+            last_batch_head: 0,
+            batch: Vec::new(),
+            _owner: owner,
+        }
+    }
+
+    /// Take the region over for a queue of `size` entries whose used ring
+    /// has the index `used_idx`: finish an interrupted batch, and list what
+    /// is in flight.
+    pub fn recover(&mut self, size: u16, used_idx: u16) -> Result<Recovery, InflightError> {
+        let version = self.header(VERSION_OFFSET).load(Ordering::Acquire);
+        let desc_num = self.header(DESC_NUM_OFFSET).load(Ordering::Relaxed);
+        let region = desc_num.max(self.entries);
+        if size > self.entries || region > self.entries {
+            return Err(InflightError::Size {
+                region,
+                queue: size,
+            });
+        }
+        self.batch = Vec::with_capacity(usize::from(size));
+        match version {
+            0 => {
+                self.initialise(size, used_idx);
+                return Ok(Recovery {
+                    fresh: true,
+                    heads: Vec::new(),
+                });
+            }
+            VERSION => {}
+            other => return Err(InflightError::Version(other)),
+        }
+        self.finish_last_batch(desc_num, used_idx);
+        let heads = self.in_flight(desc_num);
+        if desc_num != size {
+            if !heads.is_empty() {
+                return Err(InflightError::Size {
+                    region: desc_num,
+                    queue: size,
+                });
+            }
+            // The driver has set its queue up anew with another size.
+            self.header(DESC_NUM_OFFSET).store(size, Ordering::Release);
+        }
+        Ok(Recovery {
+            fresh: false,
+            heads,
+        })
+    }
+
+    /// A region of zeroes. Its used index must not stay 0 when the ring's is
+    /// not: the difference would be taken for an interrupted batch.
+    fn initialise(&mut self, size: u16, used_idx: u16) {
+        (0..size).for_each(|head| self.inflight(head).store(0, Ordering::Relaxed));
+        self.header(DESC_NUM_OFFSET).store(size, Ordering::Relaxed);
+        self.header(LAST_BATCH_HEAD_OFFSET)
+            .store(0, Ordering::Relaxed);
+        self.header(USED_IDX_OFFSET)
+            .store(used_idx, Ordering::Relaxed);
+        self.header(VERSION_OFFSET)
+            .store(VERSION, Ordering::Release);
+    }
+
+    /// If the last batch was published, clear its marks.
+    fn finish_last_batch(&mut self, desc_num: u16, used_idx: u16) {
+        self.last_batch_head = self.header(LAST_BATCH_HEAD_OFFSET).load(Ordering::Relaxed);
+        let noted = self.header(USED_IDX_OFFSET).load(Ordering::Relaxed);
+        let published = used_idx.wrapping_sub(noted);
+        // A batch is never larger than the queue: anything else is the index
+        // of a ring that was set up anew.
+        if published <= desc_num {
+            let mut head = self.last_batch_head;
+            for _ in 0..published {
+                if head >= desc_num {
+                    break;
+                }
+                self.inflight(head).store(0, Ordering::Release);
+                head = self.next(head).load(Ordering::Relaxed);
+            }
+        }
+        self.header(USED_IDX_OFFSET)
+            .store(used_idx, Ordering::Release);
+    }
+
+    /// The heads in flight by their counters; ours continues after them.
+    fn in_flight(&mut self, desc_num: u16) -> Vec<u16> {
+        let mut found: Vec<(u64, u16)> = (0..desc_num)
+            .filter(|head| self.inflight(*head).load(Ordering::Relaxed) != 0)
+            .map(|head| (self.counter_of(head).load(Ordering::Relaxed), head))
+            .collect();
+        found.sort_unstable();
+        self.counter = found
+            .last()
+            .map_or(0, |(counter, _)| counter.wrapping_add(1));
+        found.into_iter().map(|(_, head)| head).collect()
+    }
+
+    /// `head` was popped.
+    #[inline]
+    pub(crate) fn mark(&mut self, head: u16) {
+        self.counter_of(head).store(self.counter, Ordering::Relaxed);
+        self.counter = self.counter.wrapping_add(1);
+        self.inflight(head).store(1, Ordering::Release);
+    }
+
+    /// `head` is answered, not published. At most as many as the queue has
+    /// entries until then.
+    #[inline]
+    pub(crate) fn link(&mut self, head: u16) {
+        self.next(head)
+            .store(self.last_batch_head, Ordering::Release);
+        self.last_batch_head = head;
+        self.header(LAST_BATCH_HEAD_OFFSET)
+            .store(head, Ordering::Release);
+        self.batch.push(head);
+    }
+
+    /// All that was linked is published: `used_idx` is the used ring's index.
+    #[inline]
+    pub(crate) fn published(&mut self, used_idx: u16) {
+        while let Some(head) = self.batch.pop() {
+            self.inflight(head).store(0, Ordering::Release);
+        }
+        self.header(USED_IDX_OFFSET)
+            .store(used_idx, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn header(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: within the region, 2-aligned, accessed only atomically.
+        unsafe { shared_u16(self.base.add(offset)) }
+    }
+
+    /// The address of an entry's field.
+    #[inline(always)]
+    fn entry(&self, head: u16, offset: usize) -> NonNull<u8> {
+        assert!(head < self.entries, "heads are checked when popped");
+        // SAFETY: within the region by the assertion.
+        unsafe {
+            self.base
+                .add(HEADER_SIZE + usize::from(head) * ENTRY_SIZE + offset)
+        }
+    }
+
+    #[inline(always)]
+    fn next(&self, head: u16) -> &AtomicU16 {
+        // SAFETY: within the region, 2-aligned, accessed only atomically.
+        unsafe { shared_u16(self.entry(head, NEXT_OFFSET)) }
+    }
+
+    #[inline(always)]
+    fn inflight(&self, head: u16) -> &AtomicU8 {
+        // SAFETY: within the region, accessed only atomically.
+        unsafe { AtomicU8::from_ptr(self.entry(head, INFLIGHT_OFFSET).as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn counter_of(&self, head: u16) -> &AtomicU64 {
+        // SAFETY: within the region, 8-aligned, accessed only atomically.
+        unsafe { AtomicU64::from_ptr(self.entry(head, COUNTER_OFFSET).as_ptr().cast()) }
+    }
+}

@@ -1,0 +1,282 @@
+//! Guest memory as the front-end has shared it, and how we touch it.
+
+use libc::iovec;
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+
+/// One mapped piece of a guest's memory.
+#[derive(Clone)]
+pub struct GuestRegion {
+    /// Guest physical address of the first byte.
+    pub gpa: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The front-end's own address of the first byte, in which it expresses
+    /// ring addresses.
+    pub user_addr: u64,
+    /// Where it is mapped here.
+    pub host: NonNull<u8>,
+    /// Keeps the mapping alive.
+    pub owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: `host` is an address of a mapping that `owner` (Send and Sync)
+// keeps; all accesses through it are volatile or atomic.
+unsafe impl Send for GuestRegion {}
+// SAFETY: as above.
+unsafe impl Sync for GuestRegion {}
+
+/// Why a set of regions is no memory.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum MemoryError {
+    #[error("memory region at guest address {gpa:#x} is empty")]
+    Empty { gpa: u64 },
+    #[error("memory region at guest address {gpa:#x} wraps around the end of the address space")]
+    Wraps { gpa: u64 },
+    #[error("memory regions at guest addresses {first:#x} and {second:#x} overlap")]
+    Overlap { first: u64, second: u64 },
+}
+
+/// All memory of one guest, as of one memory table.
+pub struct GuestMemory {
+    /// Sorted by `gpa`.
+    regions: Vec<GuestRegion>,
+    poisoned: AtomicBool,
+}
+
+impl GuestMemory {
+    /// # Safety
+    /// In every region, `host` is the start of a readable and writable
+    /// mapping of at least `len` bytes that stays in place while `owner`
+    /// lives and to which no Rust reference exists. (That its file may be
+    /// truncated by its other owner is for a SIGBUS handler, which must map
+    /// something else there and call [`GuestMemory::poison`].)
+    pub unsafe fn new(mut regions: Vec<GuestRegion>) -> Result<GuestMemory, MemoryError> {
+        regions.sort_by_key(|region| region.gpa);
+        for region in &regions {
+            let gpa = region.gpa;
+            if region.len == 0 {
+                return Err(MemoryError::Empty { gpa });
+            }
+            let wraps = |start: u64| start.checked_add(region.len - 1).is_none();
+            if wraps(gpa) || wraps(region.user_addr) || wraps(region.host.as_ptr() as u64) {
+                return Err(MemoryError::Wraps { gpa });
+            }
+        }
+        for pair in regions.windows(2) {
+            if pair[1].gpa - pair[0].gpa < pair[0].len {
+                return Err(MemoryError::Overlap {
+                    first: pair[0].gpa,
+                    second: pair[1].gpa,
+                });
+            }
+        }
+        Ok(GuestMemory {
+            regions,
+            poisoned: AtomicBool::new(false),
+        })
+    }
+
+    /// The regions, by ascending guest physical address.
+    pub fn regions(&self) -> &[GuestRegion] {
+        &self.regions
+    }
+
+    /// The memory is no longer what the guest has: its queues stop.
+    /// Async-signal-safe.
+    pub fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    #[inline]
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Acquire)
+    }
+
+    /// Where `len` bytes from guest physical address `gpa` are mapped; None
+    /// unless all of them lie in one region.
+    pub fn translate(&self, gpa: u64, len: u64) -> Option<NonNull<u8>> {
+        RegionCache::default().translate(self, gpa, len)
+    }
+
+    /// Where `len` bytes from the front-end's address `user_addr` are mapped.
+    pub fn translate_user(&self, user_addr: u64, len: u64) -> Option<NonNull<u8>> {
+        self.regions.iter().find_map(|region| {
+            let offset = user_addr.checked_sub(region.user_addr)?;
+            (offset < region.len && len <= region.len - offset)
+                // SAFETY: `offset` lies within the region's mapping.
+                .then(|| unsafe { region.host.add(offset as usize) })
+        })
+    }
+
+    /// The guest physical address of a host address that `translate` gave.
+    pub fn gpa_of(&self, host: *const u8) -> Option<u64> {
+        self.regions.iter().find_map(|region| {
+            let offset = (host as u64).checked_sub(region.host.as_ptr() as u64)?;
+            (offset < region.len).then(|| region.gpa + offset)
+        })
+    }
+
+    fn region_at(&self, gpa: u64) -> Option<&GuestRegion> {
+        let after = self.regions.partition_point(|region| region.gpa <= gpa);
+        let region = &self.regions[after.checked_sub(1)?];
+        (gpa - region.gpa < region.len).then_some(region)
+    }
+}
+
+/// The region that was used last. Nearly all addresses of a queue lie in one.
+#[derive(Clone, Copy)]
+pub struct RegionCache {
+    gpa: u64,
+    len: u64,
+    host: NonNull<u8>,
+}
+
+// SAFETY: only a copy of a `GuestRegion`, which is Send.
+unsafe impl Send for RegionCache {}
+
+impl Default for RegionCache {
+    /// Holds no region.
+    fn default() -> RegionCache {
+        RegionCache {
+            gpa: 0,
+            len: 0,
+            host: NonNull::dangling(),
+        }
+    }
+}
+
+impl RegionCache {
+    /// [`GuestMemory::translate`]. `memory` must be the same at every call.
+    #[inline(always)]
+    pub fn translate(&mut self, memory: &GuestMemory, gpa: u64, len: u64) -> Option<NonNull<u8>> {
+        self.lookup(gpa, len).or_else(|| {
+            self.fill(memory, gpa)?;
+            self.lookup(gpa, len)
+        })
+    }
+
+    #[inline(always)]
+    fn lookup(&self, gpa: u64, len: u64) -> Option<NonNull<u8>> {
+        let offset = gpa.wrapping_sub(self.gpa);
+        if offset < self.len && len <= self.len - offset {
+            // SAFETY: `offset` lies within the region's mapping.
+            return Some(unsafe { self.host.add(offset as usize) });
+        }
+        None
+    }
+
+    #[cold]
+    fn fill(&mut self, memory: &GuestMemory, gpa: u64) -> Option<()> {
+        let region = memory.region_at(gpa)?;
+        *self = RegionCache {
+            gpa: region.gpa,
+            len: region.len,
+            host: region.host,
+        };
+        Some(())
+    }
+
+    /// The pieces of a buffer that spans adjacent regions, in order. None if
+    /// any of it lies outside; `piece` may have been called by then.
+    #[cold]
+    pub(crate) fn pieces(
+        &mut self,
+        memory: &GuestMemory,
+        mut gpa: u64,
+        mut len: u64,
+        mut piece: impl FnMut(iovec),
+    ) -> Option<()> {
+        gpa.checked_add(len)?;
+        while len > 0 {
+            self.fill(memory, gpa)?;
+            let here = len.min(self.len - (gpa - self.gpa));
+            piece(segment(self.lookup(gpa, here)?, here));
+            gpa += here;
+            len -= here;
+        }
+        Some(())
+    }
+
+    /// Copy bytes out of guest memory, wherever regions begin and end.
+    /// None if any of them lies outside.
+    #[inline(always)]
+    pub(crate) fn read<const N: usize>(
+        &mut self,
+        memory: &GuestMemory,
+        gpa: u64,
+    ) -> Option<[u8; N]> {
+        match self.translate(memory, gpa, N as u64) {
+            // SAFETY: `translate` has found N bytes there.
+            Some(host) => Some(unsafe { read_bytes(host) }),
+            None => {
+                let mut bytes = [0; N];
+                self.read_pieces(memory, gpa, &mut bytes)?;
+                Some(bytes)
+            }
+        }
+    }
+
+    /// The general case of [`RegionCache::read`].
+    #[cold]
+    pub(crate) fn read_pieces(
+        &mut self,
+        memory: &GuestMemory,
+        gpa: u64,
+        bytes: &mut [u8],
+    ) -> Option<()> {
+        let mut done = 0;
+        self.pieces(memory, gpa, bytes.len() as u64, |piece| {
+            for i in 0..piece.iov_len {
+                // SAFETY: `pieces` hands out only mapped memory.
+                bytes[done] = unsafe { piece.iov_base.cast::<u8>().add(i).read_volatile() };
+                done += 1;
+            }
+        })
+    }
+}
+
+#[inline(always)]
+pub(crate) fn segment(host: NonNull<u8>, len: u64) -> iovec {
+    iovec {
+        iov_base: host.as_ptr().cast(),
+        iov_len: len as usize,
+    }
+}
+
+/// A private copy of N bytes of guest memory, each read once.
+///
+/// # Safety
+/// N bytes from `host` on are mapped.
+#[inline(always)]
+pub(crate) unsafe fn read_bytes<const N: usize>(host: NonNull<u8>) -> [u8; N] {
+    let mut bytes = [0; N];
+    let words = host.cast::<u64>();
+    if N.is_multiple_of(8) && words.is_aligned() {
+        for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
+            // SAFETY: aligned, and within the N bytes.
+            let word = unsafe { words.add(i).read_volatile() };
+            chunk.copy_from_slice(&word.to_ne_bytes());
+        }
+    } else {
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            // SAFETY: within the N bytes.
+            *byte = unsafe { host.add(i).read_volatile() };
+        }
+    }
+    bytes
+}
+
+/// A little-endian u16 that both sides access at any time.
+///
+/// # Safety
+/// Two bytes from `host` on are mapped for 'a, are 2-aligned, and are
+/// accessed here only atomically.
+#[inline(always)]
+pub(crate) unsafe fn shared_u16<'a>(host: NonNull<u8>) -> &'a AtomicU16 {
+    // SAFETY: by the caller. (An atomic may be shared with others that
+    // change it, unlike any other reference.)
+    unsafe { AtomicU16::from_ptr(host.as_ptr().cast()) }
+}

@@ -1,0 +1,309 @@
+//! A split virtqueue (2.7) as its device uses it: heads in, used elements
+//! out, and who wants to be told of what.
+
+use crate::chain::Descriptor;
+use crate::memory::{GuestMemory, read_bytes, shared_u16};
+use crate::queue::layout::*;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU16, Ordering, fence};
+
+/// The largest queue that we serve.
+pub const MAX_SIZE: u16 = 1024;
+
+/// Offsets and sizes of the rings (2.7.5 to 2.7.8), in bytes.
+pub(crate) mod layout {
+    pub const DESCRIPTOR_SIZE: u64 = 16;
+    pub const FLAGS: usize = 0;
+    pub const IDX: usize = 2;
+    pub const RING: usize = 4;
+    pub const AVAIL_ELEMENT: usize = 2;
+    pub const USED_ELEMENT: usize = 8;
+
+    pub fn descriptors_len(size: u16) -> u64 {
+        DESCRIPTOR_SIZE * u64::from(size)
+    }
+
+    /// With `used_event` at its end.
+    pub fn avail_len(size: u16) -> u64 {
+        (RING + AVAIL_ELEMENT * usize::from(size) + 2) as u64
+    }
+
+    /// With `avail_event` at its end.
+    pub fn used_len(size: u16) -> u64 {
+        (RING + USED_ELEMENT * usize::from(size) + 2) as u64
+    }
+}
+
+const AVAIL_F_NO_INTERRUPT: u16 = 1;
+const USED_F_NO_NOTIFY: u16 = 1;
+
+/// Why a queue cannot run.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RingError {
+    #[error("queue size {0} is not a power of two from 1 to {MAX_SIZE}")]
+    Size(u16),
+    #[error("the {ring} at {addr:#x} is not {alignment}-byte aligned")]
+    Alignment {
+        ring: &'static str,
+        addr: u64,
+        alignment: u64,
+    },
+    #[error("the {ring} at {addr:#x} lies outside the guest's memory")]
+    Outside { ring: &'static str, addr: u64 },
+    #[error(
+        "the driver's avail index jumped to {avail} from {seen}, past the queue's {size} entries"
+    )]
+    Jump { avail: u16, seen: u16, size: u16 },
+    #[error("the driver made descriptor {head} available, of {size}")]
+    Head { head: u16, size: u16 },
+}
+
+/// Where a queue's rings lie, as the front-end's own addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct RingAddresses {
+    pub desc: u64,
+    pub avail: u64,
+    pub used: u64,
+}
+
+/// One split virtqueue. The memory that its rings lie in must outlive it.
+pub struct SplitQueue {
+    desc: NonNull<u8>,
+    avail: NonNull<u8>,
+    used: NonNull<u8>,
+    size: u16,
+    event_idx: bool,
+    /// The next entry of the avail ring to take.
+    next_avail: u16,
+    /// The next entry of the used ring to write.
+    next_used: u16,
+    /// The used index that the driver can see.
+    published: u16,
+    /// The used index when the driver's wishes were last considered.
+    considered: u16,
+}
+
+// SAFETY: pointers into guest memory, which may be used from any thread.
+unsafe impl Send for SplitQueue {}
+
+impl SplitQueue {
+    /// A queue of `size` entries that goes on at avail index `base` and, by
+    /// its memory, at the used ring's index.
+    ///
+    /// # Safety
+    /// `memory` outlives the queue.
+    pub unsafe fn new(
+        memory: &GuestMemory,
+        at: RingAddresses,
+        size: u16,
+        base: u16,
+        event_idx: bool,
+    ) -> Result<SplitQueue, RingError> {
+        if !size.is_power_of_two() || size > MAX_SIZE {
+            return Err(RingError::Size(size));
+        }
+        let place = |ring, addr: u64, len, alignment| {
+            let outside = RingError::Outside { ring, addr };
+            let host = memory.translate_user(addr, len).ok_or(outside)?;
+            // The mapping may be less aligned than the front-end's.
+            let aligned = |addr: u64| addr.is_multiple_of(alignment);
+            if !aligned(addr) || !aligned(host.as_ptr() as u64) {
+                return Err(RingError::Alignment {
+                    ring,
+                    addr,
+                    alignment,
+                });
+            }
+            Ok(host)
+        };
+        let mut queue = SplitQueue {
+            desc: place("descriptor table", at.desc, descriptors_len(size), 16)?,
+            avail: place("avail ring", at.avail, avail_len(size), 2)?,
+            used: place("used ring", at.used, used_len(size), 4)?,
+            size,
+            event_idx,
+            next_avail: base,
+            next_used: 0,
+            published: 0,
+            considered: 0,
+        };
+        queue.next_used = u16::from_le(queue.used_field(IDX).load(Ordering::Acquire));
+        queue.published = queue.next_used;
+        queue.considered = queue.next_used;
+        Ok(queue)
+    }
+
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The avail index of the next head to be popped.
+    pub fn next_avail(&self) -> u16 {
+        self.next_avail
+    }
+
+    pub fn set_next_avail(&mut self, index: u16) {
+        self.next_avail = index;
+    }
+
+    /// The index of the next used element.
+    pub fn next_used(&self) -> u16 {
+        self.next_used
+    }
+
+    /// Whether the driver has made anything available.
+    #[inline]
+    pub fn pending(&self) -> bool {
+        self.avail_idx() != self.next_avail
+    }
+
+    /// How many heads there are to be popped. Reads the avail index once.
+    #[inline]
+    pub fn available(&self) -> Result<u16, RingError> {
+        let avail = self.avail_idx();
+        let n = avail.wrapping_sub(self.next_avail);
+        if n > self.size {
+            return Err(RingError::Jump {
+                avail,
+                seen: self.next_avail,
+                size: self.size,
+            });
+        }
+        Ok(n)
+    }
+
+    /// Take the next head, one of those that `available` has counted.
+    #[inline]
+    pub fn pop(&mut self) -> Result<u16, RingError> {
+        let head = self.peek(0)?;
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(head)
+    }
+
+    /// The head `ahead` entries after the next.
+    #[inline(always)]
+    fn peek(&self, ahead: u16) -> Result<u16, RingError> {
+        let slot = self.next_avail.wrapping_add(ahead) & (self.size - 1);
+        let entry = self.avail_field(RING + AVAIL_ELEMENT * usize::from(slot));
+        let head = u16::from_le(entry.load(Ordering::Relaxed));
+        if head >= self.size {
+            return Err(RingError::Head {
+                head,
+                size: self.size,
+            });
+        }
+        Ok(head)
+    }
+
+    /// A private copy of a descriptor of the queue's table.
+    #[inline(always)]
+    pub(crate) fn descriptor(&self, index: u16) -> Option<Descriptor> {
+        if index >= self.size {
+            return None;
+        }
+        // SAFETY: within the table by the check.
+        let bytes = unsafe { read_bytes(self.desc.add(usize::from(index) * 16)) };
+        Some(Descriptor::from_bytes(bytes))
+    }
+
+    /// Give `head` back with `len` bytes written; unseen until `publish`.
+    #[inline]
+    pub fn push_used(&mut self, head: u16, len: u32) {
+        let slot = usize::from(self.next_used & (self.size - 1));
+        let element = u64::from(head) | u64::from(len) << 32;
+        // SAFETY: within the used ring. It is 4-aligned and the elements
+        // begin at offset 4, so half of all rings have them 8-aligned.
+        unsafe {
+            let at = self.used.add(RING + USED_ELEMENT * slot).cast::<u32>();
+            at.write_volatile((element as u32).to_le());
+            at.add(1).write_volatile(((element >> 32) as u32).to_le());
+        }
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// How many used elements wait to be published.
+    #[inline]
+    pub fn unpublished(&self) -> u16 {
+        self.next_used.wrapping_sub(self.published)
+    }
+
+    /// Let the driver see the used elements.
+    #[inline]
+    pub fn publish(&mut self) {
+        let index = self.next_used.to_le();
+        self.used_field(IDX).store(index, Ordering::Release);
+        self.published = self.next_used;
+    }
+
+    /// Whether the driver wants an interrupt for what was published since
+    /// the last time this was asked (2.7.7.2).
+    #[inline]
+    pub fn needs_call(&mut self) -> bool {
+        // Ours: publish, then look whether an interrupt is wanted. The
+        // driver's: ask for an interrupt, then look at the used index. One of
+        // the two sees the other's store only if neither load overtakes.
+        fence(Ordering::SeqCst);
+        let (old, new) = (self.considered, self.published);
+        self.considered = new;
+        if self.event_idx {
+            let event = self.avail_field(RING + AVAIL_ELEMENT * usize::from(self.size));
+            need_event(u16::from_le(event.load(Ordering::Relaxed)), new, old)
+        } else {
+            let flags = self.avail_field(FLAGS).load(Ordering::Relaxed);
+            old != new && u16::from_le(flags) & AVAIL_F_NO_INTERRUPT == 0
+        }
+    }
+
+    /// Ask the driver to kick. True when there is something available
+    /// already, for which it may not.
+    pub fn enable_kicks(&mut self) -> bool {
+        if self.event_idx {
+            self.set_avail_event(self.next_avail);
+        } else {
+            self.used_field(FLAGS).store(0, Ordering::Relaxed);
+        }
+        // Ours: ask, then look. The driver's: make available, then look
+        // whether to kick. See `needs_call`.
+        fence(Ordering::SeqCst);
+        self.pending()
+    }
+
+    /// Ask the driver not to kick; it may all the same.
+    pub fn disable_kicks(&mut self) {
+        if self.event_idx {
+            // The index just passed comes round again after 65,535 more.
+            self.set_avail_event(self.next_avail.wrapping_sub(1));
+        } else {
+            let flags = USED_F_NO_NOTIFY.to_le();
+            self.used_field(FLAGS).store(flags, Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    fn avail_idx(&self) -> u16 {
+        u16::from_le(self.avail_field(IDX).load(Ordering::Acquire))
+    }
+
+    fn set_avail_event(&self, index: u16) {
+        let field = self.used_field(RING + USED_ELEMENT * usize::from(self.size));
+        field.store(index.to_le(), Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn avail_field(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: the offsets used lie within the avail ring and are even.
+        unsafe { shared_u16(self.avail.add(offset)) }
+    }
+
+    #[inline(always)]
+    fn used_field(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: the offsets used lie within the used ring and are even.
+        unsafe { shared_u16(self.used.add(offset)) }
+    }
+}
+
+/// Whether going from `old` to `new` passes `event` (2.7.10).
+#[inline(always)]
+pub fn need_event(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
