@@ -1,0 +1,106 @@
+//! What the supervising thread and the workers tell each other.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// Where a run is. Workers look at it once per batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Load that is not counted.
+    Ramp,
+    /// Load that is counted.
+    Measure,
+    /// No new requests; what is in flight ends, and verification follows.
+    Stop,
+    /// Give up at once: somebody failed.
+    Abort,
+}
+
+/// One line of the cache per worker, so that they do not disturb each other.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Seat {
+    completed: AtomicU64,
+    in_flight: AtomicU32,
+    closed: AtomicBool,
+    finished: AtomicBool,
+}
+
+/// Shared by all threads of a run.
+#[derive(Debug)]
+pub struct Control {
+    phase: AtomicU8,
+    seats: Vec<Seat>,
+}
+
+impl Seat {
+    /// Requests completed so far and those in flight.
+    #[inline(always)]
+    pub fn publish(&self, completed: u64, in_flight: u32) {
+        self.completed.store(completed, Ordering::Relaxed);
+        self.in_flight.store(in_flight, Ordering::Relaxed);
+    }
+
+    /// The worker's measured window has ended.
+    pub fn close_window(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// The worker will not do anything more.
+    pub fn finish(&self) {
+        self.finished.store(true, Ordering::Release);
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.finished.load(Ordering::Acquire)
+    }
+
+    pub fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Relaxed)
+    }
+
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+}
+
+impl Control {
+    pub fn new(workers: u16) -> Control {
+        Control {
+            phase: AtomicU8::new(Phase::Ramp as u8),
+            seats: (0..workers).map(|_| Seat::default()).collect(),
+        }
+    }
+
+    #[inline(always)]
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Ramp,
+            1 => Phase::Measure,
+            2 => Phase::Stop,
+            _ => Phase::Abort,
+        }
+    }
+
+    /// Moves on; an abort is final.
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.fetch_max(phase as u8, Ordering::Relaxed);
+    }
+
+    pub fn seats(&self) -> &[Seat] {
+        &self.seats
+    }
+
+    pub fn completed(&self) -> u64 {
+        self.seats.iter().map(Seat::completed).sum()
+    }
+
+    pub fn all_windows_closed(&self) -> bool {
+        let closed = |s: &Seat| s.closed.load(Ordering::Acquire) || s.is_finished();
+        self.seats.iter().all(closed)
+    }
+
+    pub fn all_finished(&self) -> bool {
+        self.seats.iter().all(Seat::is_finished)
+    }
+}

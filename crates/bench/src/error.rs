@@ -1,0 +1,79 @@
+//! What can go wrong, each as one line that says what was found.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The result of every fallible function of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// One kind per cause. The text is complete and names the cause, so that there is
+/// no `source` for a caller to print again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The options contradict each other or the disk.
+    #[error("{0}")]
+    Options(String),
+    /// Nobody listens on the socket, or it may not be opened.
+    #[error("cannot connect to {}: {cause}", path.display())]
+    Connect { path: PathBuf, cause: io::Error },
+    /// The server lacks a feature that the options ask for.
+    #[error("the server does not offer {feature}: {hint}")]
+    Refused {
+        feature: &'static str,
+        hint: &'static str,
+    },
+    /// A vhost-user message failed; `what` is its name in the specification.
+    #[error("{what} failed: {cause}")]
+    Message {
+        what: &'static str,
+        cause: vhost::Error,
+    },
+    /// The server broke the virtqueue's or the protocol's rules.
+    #[error("queue {queue}: {what}")]
+    Device { queue: usize, what: String },
+    /// The server went away and reconnecting was not asked for, or took too long.
+    #[error("{0}")]
+    Gone(String),
+    /// A request ended with an error.
+    #[error("{op} of {len} bytes at offset {offset} failed: {status}")]
+    Request {
+        op: &'static str,
+        offset: u64,
+        len: u32,
+        status: String,
+    },
+    /// Data read is not the data written.
+    #[error("verify: block {block} (offset {offset}): expected {expected}, found {found}")]
+    Verify {
+        block: u64,
+        offset: u64,
+        expected: String,
+        found: String,
+    },
+    /// A page that the server wrote is not marked in the dirty log.
+    #[error("dirty log: page {page:#x} ({what}) of queue {queue} was written but is not marked")]
+    DirtyLog {
+        queue: usize,
+        page: u64,
+        what: &'static str,
+    },
+    /// The verify state file does not belong to this run.
+    #[error("verify state {}: {what}", path.display())]
+    State { path: PathBuf, what: String },
+    /// A system call failed.
+    #[error("{what}: {cause}")]
+    Os { what: String, cause: io::Error },
+    /// Another worker failed; its own error is the one to show.
+    #[error("stopped because another queue failed")]
+    Aborted,
+}
+
+impl Error {
+    /// A failed system call, with what was being done.
+    pub fn os(what: impl Into<String>, cause: impl Into<io::Error>) -> Self {
+        Error::Os {
+            what: what.into(),
+            cause: cause.into(),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Load on a file or block device of this host.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::Control;
+use crate::cpu::ProcessCpu;
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Mapping, PAGE};
+use crate::options::{Engine, File as FileOptions, Load, Options, SECTOR};
+use crate::port::{Counters, Done, Op, Port};
+use crate::report::Report;
+use crate::run::{self, Geometry, Progress, Supervisor};
+use crate::uring::Uring;
+use crate::workload::Rng;
+
+/// Added to the bytes done of a request that was cut short, and negated.
+const SHORT: i32 = 1;
+
+/// Runs the load.
+pub fn run(
+    options: &Options,
+    target: &FileOptions,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Report> {
+    let load = &options.load;
+    let file = Arc::new(open(target, load)?);
+    let mut end = &*file;
+    let size = end.seek(SeekFrom::End(0)).map_err(|e| {
+        Error::os(
+            format!("asking for the size of {}", target.path.display()),
+            e,
+        )
+    })?;
+    let geometry = Geometry::new(load, size, SECTOR)?;
+    let workers = 0..load.queues;
+    let outcome = match target.engine {
+        Engine::IoUring => {
+            let make = |_| {
+                let file = file.clone();
+                move || Uring::new(file, target, load)
+            };
+            run::run(
+                load,
+                geometry,
+                workers.map(make).collect(),
+                &mut Nobody,
+                progress,
+            )
+        }
+        Engine::Psync => {
+            let make = |_| {
+                let file = file.clone();
+                move || Psync::new(file, load)
+            };
+            run::run(
+                load,
+                geometry,
+                workers.map(make).collect(),
+                &mut Nobody,
+                progress,
+            )
+        }
+    }?;
+    Ok(Report::new(options, &outcome, None))
+}
+
+fn open(target: &FileOptions, load: &Load) -> Result<File> {
+    let direct = if target.buffered { 0 } else { libc::O_DIRECT };
+    OpenOptions::new()
+        .read(true)
+        .write(load.writes())
+        .custom_flags(direct)
+        .open(&target.path)
+        .map_err(|e| match e.raw_os_error() {
+            Some(libc::EINVAL) if !target.buffered => Error::Options(format!(
+                "{} cannot be opened with O_DIRECT; use --buffered",
+                target.path.display()
+            )),
+            _ => Error::os(format!("cannot open {}", target.path.display()), e),
+        })
+}
+
+/// On a file there is nobody to supervise: the kernel answers.
+struct Nobody;
+
+impl Supervisor for Nobody {
+    fn wait(&mut self, time: Duration, control: &Control) -> Result<bool> {
+        let end = std::time::Instant::now() + time;
+        while !control.all_finished() && std::time::Instant::now() < end {
+            std::thread::sleep(time.min(Duration::from_millis(10)));
+        }
+        Ok(false)
+    }
+
+    fn wake(&self) {}
+
+    fn backend_cpu(&self) -> Option<ProcessCpu> {
+        None
+    }
+
+    fn diagnose(&self, _queue: usize, _completed: u64, _in_flight: u32) -> String {
+        "the kernel has not answered".into()
+    }
+}
+
+/// The data buffers of one worker, whole pages each.
+pub struct Buffers {
+    map: Mapping,
+    stride: usize,
+    len: usize,
+}
+
+impl Buffers {
+    /// One per slot, filled with random data that no storage compresses.
+    pub fn new(load: &Load) -> Result<Buffers> {
+        let len = load.bs as usize;
+        let stride = len.next_multiple_of(PAGE);
+        let map = Mapping::anonymous(stride * usize::from(load.iodepth))?;
+        let buffers = Buffers { map, stride, len };
+        let mut rng = Rng::new(load.seed);
+        for slot in 0..load.iodepth {
+            scribble(buffers.get(slot), &mut rng);
+        }
+        Ok(buffers)
+    }
+
+    /// A slot's buffer.
+    pub fn get(&self, slot: u16) -> Buffer {
+        let at = self.map.at(usize::from(slot) * self.stride, self.len);
+        // SAFETY: page-aligned and inside the mapping; users of the buffer
+        // are the port that owns `self` and its worker.
+        unsafe { Buffer::new(at, self.len) }
+    }
+}
+
+/// Fills a buffer with random words.
+pub fn scribble(buffer: Buffer, rng: &mut Rng) {
+    for i in 0..buffer.words() {
+        buffer.store(i, rng.next());
+    }
+}
+
+/// A request's status from a system call's result: 0, an errno, or the
+/// negative of bytes done plus one for a request that was cut short.
+pub fn status(op: Op, len: u32, result: i32) -> i32 {
+    match op {
+        _ if result < 0 => -result,
+        Op::Read | Op::Write if result as u32 != len => -(result + SHORT),
+        _ => 0,
+    }
+}
+
+/// The status in words.
+pub fn describe_status(status: i32) -> String {
+    if status < 0 {
+        return format!("only {} bytes were done", -status - SHORT);
+    }
+    io::Error::from_raw_os_error(status).to_string()
+}
+
+/// fallocate's mode of a discard or a write of zeroes.
+pub fn fallocate_mode(op: Op) -> i32 {
+    match op {
+        Op::Discard => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+        _ => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+    }
+}
+
+/// One request at a time by pread, pwrite, fdatasync and fallocate.
+pub struct Psync {
+    file: Arc<File>,
+    buffers: Buffers,
+    len: u32,
+    queued: Option<(u16, Op, u64)>,
+    done: Option<Done>,
+    calls: u64,
+}
+
+impl Psync {
+    fn new(file: Arc<File>, load: &Load) -> Result<Psync> {
+        Ok(Psync {
+            file,
+            buffers: Buffers::new(load)?,
+            len: load.bs,
+            queued: None,
+            done: None,
+            calls: 0,
+        })
+    }
+
+    fn call(&self, slot: u16, op: Op, offset: u64) -> i32 {
+        let fd: RawFd = self.file.as_raw_fd();
+        let (data, len) = (self.buffers.get(slot).as_ptr(), self.len as usize);
+        let at = offset as i64;
+        // SAFETY: the buffer has `len` bytes of a live mapping; the file is
+        // open; the other calls touch no memory.
+        let result = unsafe {
+            match op {
+                Op::Read => libc::pread64(fd, data.cast(), len, at),
+                Op::Write => libc::pwrite64(fd, data.cast(), len, at),
+                Op::Flush => libc::fdatasync(fd) as isize,
+                Op::Discard | Op::WriteZeroes => {
+                    libc::fallocate64(fd, fallocate_mode(op), at, len as i64) as isize
+                }
+            }
+        };
+        match result {
+            -1 => -io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO),
+            n => n as i32,
+        }
+    }
+}
+
+impl Port for Psync {
+    fn buffer(&self, slot: u16) -> Buffer {
+        self.buffers.get(slot)
+    }
+
+    fn queue(&mut self, slot: u16, op: Op, offset: u64) {
+        self.queued = Some((slot, op, offset));
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        if let Some((slot, op, offset)) = self.queued.take() {
+            let result = self.call(slot, op, offset);
+            self.calls += 1;
+            self.done = Some(Done {
+                slot,
+                status: status(op, self.len, result),
+            });
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        done.extend(self.done.take());
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn counters(&mut self) -> Counters {
+        Counters {
+            kicks: self.calls,
+            calls: 0,
+        }
+    }
+
+    fn describe_status(&self, status: i32) -> String {
+        describe_status(status)
+    }
+}

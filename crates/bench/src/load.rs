@@ -1,0 +1,373 @@
+//! The loop: reap, account, fill, submit; wait when there was nothing to reap.
+//!
+//! It allocates nothing and reads the clock twice per batch.
+
+use crate::clock::{Clock, Ticks};
+use crate::control::{Control, Phase, Seat};
+use crate::cpu;
+use crate::error::{Error, Result};
+use crate::hist::Histogram;
+use crate::options::Load;
+use crate::port::{Counters, Done, Op, Port};
+use crate::verify::{Checker, Verified};
+use crate::workload::{Range, Workload};
+
+/// A request in flight, or a free slot.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    sent: Ticks,
+    offset: u64,
+    op: Op,
+    busy: bool,
+}
+
+/// What one worker measured.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Completed requests by [`Op`].
+    pub latency: [Histogram; 5],
+    /// All requests that ended, in the window or not.
+    pub completed: u64,
+    /// Requests that failed and were tolerated.
+    pub errors: u64,
+    /// Length of the measured window.
+    pub window: Ticks,
+    /// This thread's CPU time in the window, in ns.
+    pub cpu_ns: u64,
+    pub kicks: u64,
+    pub calls: u64,
+    pub verified: Option<Verified>,
+    /// Pages found marked in the dirty log.
+    pub log_pages: u64,
+}
+
+/// Where the window began.
+#[derive(Clone, Copy, Debug, Default)]
+struct WindowStart {
+    at: Ticks,
+    cpu_ns: u64,
+    counters: Counters,
+}
+
+/// Where requests come from.
+#[derive(Debug)]
+enum Source {
+    Load(Workload),
+    /// Every block whose contents are known, once.
+    ReadBack {
+        next: u64,
+    },
+}
+
+/// One queue's driver.
+pub struct Worker<'a, P> {
+    port: P,
+    index: u16,
+    load: &'a Load,
+    control: &'a Control,
+    clock: Clock,
+    source: Source,
+    checker: Option<Checker<'a>>,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    done: Vec<Done>,
+    in_flight: u32,
+    completed: u64,
+    /// Requests that may still be sent.
+    budget: u64,
+    /// Requests until the port wants a rest.
+    until_rest: u64,
+    phase: Phase,
+    /// Inside the measured window.
+    counting: bool,
+    start: WindowStart,
+    measured: Measured,
+}
+
+impl<'a, P: Port> Worker<'a, P> {
+    pub fn new(
+        port: P,
+        index: u16,
+        range: Range,
+        load: &'a Load,
+        control: &'a Control,
+        clock: Clock,
+        checker: Option<Checker<'a>>,
+    ) -> Worker<'a, P> {
+        let depth = usize::from(load.iodepth);
+        let idle = Slot {
+            sent: 0,
+            offset: 0,
+            op: Op::Read,
+            busy: false,
+        };
+        Worker {
+            until_rest: rest_period(&port),
+            port,
+            index,
+            load,
+            control,
+            clock,
+            source: Source::Load(Workload::new(load, index, range)),
+            checker,
+            slots: vec![idle; depth],
+            free: (0..load.iodepth).rev().collect(),
+            done: Vec::with_capacity(depth),
+            in_flight: 0,
+            completed: 0,
+            budget: u64::MAX,
+            phase: Phase::Ramp,
+            counting: false,
+            start: WindowStart::default(),
+            measured: Measured::default(),
+        }
+    }
+
+    /// Runs on the calling thread until the load has ended and been verified.
+    pub fn run(mut self) -> Result<Measured> {
+        if !self.load.cpus.is_empty() {
+            let cpu = self.load.cpus[usize::from(self.index) % self.load.cpus.len()];
+            cpu::pin(cpu)?;
+        }
+        if !self.load.verify_only {
+            self.run_load()?;
+            self.drain()?;
+        }
+        if self.checker.is_some() {
+            self.read_back()?;
+        }
+        self.measured.completed = self.completed;
+        self.measured.verified = self.checker.as_ref().map(Checker::verified);
+        self.measured.log_pages = self.port.log_pages();
+        Ok(self.measured)
+    }
+
+    fn run_load(&mut self) -> Result<()> {
+        loop {
+            let phase = self.control.phase();
+            if phase != self.phase {
+                self.enter(phase)?;
+                if phase == Phase::Stop {
+                    return Ok(());
+                }
+            }
+            self.fill()?;
+            if self.reap()? > 0 {
+                continue;
+            }
+            if self.in_flight == 0 && !self.rest()? {
+                break;
+            }
+            if self.in_flight > 0 {
+                self.port.wait()?;
+            }
+        }
+        self.close_window();
+        Ok(())
+    }
+
+    /// Lets all requests end.
+    fn drain(&mut self) -> Result<()> {
+        while self.in_flight > 0 {
+            self.check_abort()?;
+            if self.reap()? == 0 {
+                self.port.wait()?;
+            }
+        }
+        self.port.at_rest()
+    }
+
+    /// Reads every block whose contents are known.
+    fn read_back(&mut self) -> Result<()> {
+        self.source = Source::ReadBack { next: 0 };
+        self.budget = u64::MAX;
+        self.until_rest = u64::MAX;
+        loop {
+            self.check_abort()?;
+            self.fill()?;
+            if self.in_flight == 0 {
+                return self.port.at_rest();
+            }
+            if self.reap()? == 0 {
+                self.port.wait()?;
+            }
+        }
+    }
+
+    fn check_abort(&self) -> Result<()> {
+        match self.control.phase() {
+            Phase::Abort => Err(Error::Aborted),
+            _ => Ok(()),
+        }
+    }
+
+    /// The run has moved on: opens or closes the measured window.
+    fn enter(&mut self, phase: Phase) -> Result<()> {
+        match phase {
+            Phase::Ramp => {}
+            Phase::Measure => self.open_window(),
+            Phase::Stop => self.close_window(),
+            Phase::Abort => return Err(Error::Aborted),
+        }
+        self.phase = phase;
+        Ok(())
+    }
+
+    fn seat(&self) -> &Seat {
+        &self.control.seats()[usize::from(self.index)]
+    }
+
+    fn open_window(&mut self) {
+        self.budget = self.load.number_ios.unwrap_or(u64::MAX);
+        self.counting = true;
+        self.start = WindowStart {
+            counters: self.port.counters(),
+            cpu_ns: cpu::thread_ns(),
+            at: self.clock.now(),
+        };
+    }
+
+    fn close_window(&mut self) {
+        if !std::mem::replace(&mut self.counting, false) {
+            return;
+        }
+        let counters = self.port.counters();
+        self.measured.window = self.clock.now() - self.start.at;
+        self.measured.cpu_ns = cpu::thread_ns() - self.start.cpu_ns;
+        self.measured.kicks = counters.kicks - self.start.counters.kicks;
+        self.measured.calls = counters.calls - self.start.counters.calls;
+        self.seat().close_window();
+    }
+
+    /// Nothing is in flight: false when that is because nothing may be sent
+    /// any more, else the port has had its rest.
+    fn rest(&mut self) -> Result<bool> {
+        if self.until_rest == 0 {
+            self.port.at_rest()?;
+            self.until_rest = rest_period(&self.port);
+            return Ok(true);
+        }
+        Ok(self.budget > 0)
+    }
+
+    /// Sends as many requests as there are free slots.
+    #[inline(always)]
+    fn fill(&mut self) -> Result<()> {
+        if self.free.is_empty() {
+            return Ok(());
+        }
+        let sent = self.clock.now();
+        while let Some(&slot) = self.free.last() {
+            if self.budget == 0 || self.until_rest == 0 {
+                break;
+            }
+            let Some((op, block)) = self.next() else {
+                break;
+            };
+            self.free.pop();
+            self.budget -= 1;
+            self.until_rest -= 1;
+            if let Some(checker) = &mut self.checker {
+                checker.start(slot, op, block, self.port.buffer(slot));
+            }
+            let offset = self.load.offset + block * u64::from(self.load.bs);
+            self.port.queue(slot, op, offset);
+            self.slots[usize::from(slot)] = Slot {
+                sent,
+                offset,
+                op,
+                busy: true,
+            };
+            self.in_flight += 1;
+        }
+        self.port.submit()
+    }
+
+    /// The next request; none when there is none at the moment.
+    #[inline(always)]
+    fn next(&mut self) -> Option<(Op, u64)> {
+        match (&mut self.source, &self.checker) {
+            (Source::Load(w), None) => Some((w.op(), w.block())),
+            (Source::Load(w), Some(checker)) => next_idle(w, checker),
+            (Source::ReadBack { next }, Some(checker)) => {
+                let block = checker.next_known(*next)?;
+                *next = block + 1;
+                Some((Op::Read, block))
+            }
+            (Source::ReadBack { .. }, None) => None,
+        }
+    }
+
+    /// Accounts for what has ended; returns how much.
+    #[inline(always)]
+    fn reap(&mut self) -> Result<usize> {
+        self.port.reap(&mut self.done)?;
+        let count = self.done.len();
+        if count == 0 {
+            return Ok(0);
+        }
+        let now = self.clock.now();
+        for i in 0..count {
+            let done = self.done[i];
+            let slot = &mut self.slots[usize::from(done.slot)];
+            if !std::mem::replace(&mut slot.busy, false) {
+                return Err(self.completed_twice(done.slot));
+            }
+            let slot = *slot;
+            if done.status != 0 {
+                self.failed(slot, done.status)?;
+            } else if self.counting {
+                let ticks = now.saturating_sub(slot.sent);
+                self.measured.latency[slot.op as usize].record(ticks);
+            }
+            if let Some(checker) = &mut self.checker {
+                let buffer = self.port.buffer(done.slot);
+                checker.finish(done.slot, slot.op, done.status == 0, buffer)?;
+            }
+            self.free.push(done.slot);
+        }
+        self.done.clear();
+        self.in_flight -= count as u32;
+        self.completed += count as u64;
+        self.seat().publish(self.completed, self.in_flight);
+        Ok(count)
+    }
+
+    #[cold]
+    fn completed_twice(&self, slot: u16) -> Error {
+        Error::Device {
+            queue: usize::from(self.index),
+            what: format!("request {slot} was completed, but is not in flight"),
+        }
+    }
+
+    #[cold]
+    fn failed(&mut self, slot: Slot, status: i32) -> Result<()> {
+        self.measured.errors += 1;
+        if self.load.continue_on_error {
+            return Ok(());
+        }
+        Err(Error::Request {
+            op: slot.op.name(),
+            offset: slot.offset,
+            len: self.load.bs,
+            status: self.port.describe_status(status),
+        })
+    }
+}
+
+fn rest_period<P: Port>(port: &P) -> u64 {
+    port.rest_every().map_or(u64::MAX, u64::from)
+}
+
+/// Draws until a block comes that no request in flight touches.
+fn next_idle(w: &mut Workload, checker: &Checker<'_>) -> Option<(Op, u64)> {
+    let op = w.op();
+    for _ in 0..64 {
+        let block = w.block();
+        if op == Op::Flush || !checker.is_busy(block) {
+            return Some((op, block));
+        }
+    }
+    None
+}

@@ -1,0 +1,239 @@
+//! What a run found, for people and as JSON.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Scale;
+use crate::hist::{Histogram, Summary};
+use crate::load::Measured;
+use crate::options::{Load, Options, Target, Wait};
+use crate::port::Op;
+use crate::verify::Verified;
+
+/// The workers' raw figures.
+#[derive(Debug)]
+pub struct Outcome {
+    pub measured: Vec<Measured>,
+    pub scale: Scale,
+    pub backend_cpu_ns: Option<u64>,
+}
+
+/// One operation's figures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Direction {
+    pub op: String,
+    pub ios: u64,
+    pub iops: f64,
+    /// 10^6 bytes per second; 0 for a flush.
+    pub mb_per_s: f64,
+    pub latency: Summary,
+}
+
+/// The serving process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Backend {
+    pub pid: u32,
+    /// CPU time per request, in us.
+    pub cpu_us_per_request: f64,
+    /// Of one CPU.
+    pub cpu_percent: f64,
+}
+
+/// A whole run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub target: String,
+    /// `vhost-user`, `io_uring` or `psync`.
+    pub engine: String,
+    pub rw: String,
+    pub bs: u32,
+    pub iodepth: u16,
+    pub queues: u16,
+    pub wait: String,
+    /// Seconds measured.
+    pub runtime: f64,
+    pub iops: f64,
+    pub mb_per_s: f64,
+    pub operations: Vec<Direction>,
+    /// CPU time of the workers per request, in us.
+    pub client_cpu_us_per_request: f64,
+    pub backend: Option<Backend>,
+    pub kicks_per_request: f64,
+    pub calls_per_request: f64,
+    pub errors: u64,
+    pub reconnects: u32,
+    pub verify: Option<Verified>,
+    /// Pages found marked in the dirty log; none when it was off.
+    pub dirty_log_pages: Option<u64>,
+}
+
+impl Report {
+    /// Adds the workers up.
+    pub fn new(options: &Options, outcome: &Outcome, backend_pid: Option<u32>) -> Report {
+        let load = &options.load;
+        let workers = &outcome.measured;
+        let longest = workers.iter().map(|m| m.window).max().unwrap_or(0);
+        let seconds = outcome.scale.ns(longest) / 1e9;
+        let operations = directions(load, workers, outcome.scale, seconds);
+        let requests: u64 = operations.iter().map(|d| d.ios).sum();
+        let per_request = |n: u64| n as f64 / (requests.max(1)) as f64;
+        let sum = |f: fn(&Measured) -> u64| workers.iter().map(f).sum::<u64>();
+        let backend = match (outcome.backend_cpu_ns, backend_pid) {
+            (Some(ns), Some(pid)) => Some(Backend {
+                pid,
+                cpu_us_per_request: per_request(ns) / 1e3,
+                cpu_percent: ns as f64 / seconds.max(1e-9) / 1e7,
+            }),
+            _ => None,
+        };
+        let (target, engine, wait) = names(&options.target);
+        Report {
+            target,
+            engine,
+            rw: load.rw.name().into(),
+            bs: load.bs,
+            iodepth: load.iodepth,
+            queues: load.queues,
+            wait,
+            runtime: seconds,
+            iops: operations.iter().map(|d| d.iops).sum(),
+            mb_per_s: operations.iter().map(|d| d.mb_per_s).sum(),
+            operations,
+            client_cpu_us_per_request: per_request(sum(|m| m.cpu_ns)) / 1e3,
+            backend,
+            kicks_per_request: per_request(sum(|m| m.kicks)),
+            calls_per_request: per_request(sum(|m| m.calls)),
+            errors: sum(|m| m.errors),
+            reconnects: 0,
+            verify: verified(workers),
+            dirty_log_pages: match &options.target {
+                Target::VhostUser(v) if v.log => Some(sum(|m| m.log_pages)),
+                _ => None,
+            },
+        }
+    }
+
+    /// One operation's figures, if there was any.
+    pub fn operation(&self, op: Op) -> Option<&Direction> {
+        self.operations.iter().find(|d| d.op == op.name())
+    }
+}
+
+fn directions(load: &Load, workers: &[Measured], scale: Scale, seconds: f64) -> Vec<Direction> {
+    let one = |op: Op| {
+        let mut all = Histogram::default();
+        workers
+            .iter()
+            .for_each(|m| all.merge(&m.latency[op as usize]));
+        let iops = all.count() as f64 / seconds.max(1e-9);
+        let bytes = if op == Op::Flush { 0 } else { load.bs };
+        Direction {
+            op: op.name().into(),
+            ios: all.count(),
+            iops,
+            mb_per_s: iops * f64::from(bytes) / 1e6,
+            latency: all.summary(scale),
+        }
+    };
+    Op::ALL.map(one).into_iter().filter(|d| d.ios > 0).collect()
+}
+
+fn names(target: &Target) -> (String, String, String) {
+    let wait = |w: Wait| match w {
+        Wait::Interrupt => "interrupt".to_owned(),
+        Wait::Poll => "poll".to_owned(),
+    };
+    match target {
+        Target::VhostUser(v) => (
+            v.socket.display().to_string(),
+            "vhost-user".into(),
+            wait(v.wait),
+        ),
+        Target::File(f) => (
+            f.path.display().to_string(),
+            f.engine.name().into(),
+            wait(f.wait),
+        ),
+    }
+}
+
+fn verified(workers: &[Measured]) -> Option<Verified> {
+    workers.iter().map(|m| m.verified).reduce(|a, b| {
+        let (a, b) = (a?, b?);
+        Some(Verified {
+            written: a.written + b.written,
+            checked: a.checked + b.checked,
+        })
+    })?
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}: {} {} bytes, iodepth {}, queues {}, {} ({}), {:.1} s",
+            self.target,
+            self.rw,
+            self.bs,
+            self.iodepth,
+            self.queues,
+            self.engine,
+            self.wait,
+            self.runtime
+        )?;
+        writeln!(
+            f,
+            "{:<13}{:>11}{:>10}{:>10}{:>9}{:>9}{:>9}{:>9}{:>10}",
+            "latency in us", "IOPS", "MB/s", "mean", "p50", "p90", "p99", "p99.9", "max"
+        )?;
+        for d in &self.operations {
+            let l = &d.latency;
+            write!(f, "{:<13}{:>11.0}{:>10.1}", d.op, d.iops, d.mb_per_s)?;
+            writeln!(
+                f,
+                "{:>10.2}{:>9.2}{:>9.2}{:>9.2}{:>9.2}{:>10.2}",
+                l.mean_ns / 1e3,
+                l.p50_ns / 1e3,
+                l.p90_ns / 1e3,
+                l.p99_ns / 1e3,
+                l.p999_ns / 1e3,
+                l.max_ns / 1e3
+            )?;
+        }
+        write!(
+            f,
+            "per request: client CPU {:.3} us",
+            self.client_cpu_us_per_request
+        )?;
+        if let Some(b) = &self.backend {
+            write!(
+                f,
+                ", backend CPU {:.3} us (pid {}, {:.0} % of a CPU)",
+                b.cpu_us_per_request, b.pid, b.cpu_percent
+            )?;
+        }
+        writeln!(
+            f,
+            ", kicks {:.3}, calls {:.3}",
+            self.kicks_per_request, self.calls_per_request
+        )?;
+        if let Some(v) = &self.verify {
+            writeln!(
+                f,
+                "verify: {} blocks written, {} read and right",
+                v.written, v.checked
+            )?;
+        }
+        if let Some(pages) = self.dirty_log_pages {
+            writeln!(f, "dirty log: {pages} written pages, all marked")?;
+        }
+        if self.reconnects > 0 {
+            writeln!(f, "reconnects: {}", self.reconnects)?;
+        }
+        if self.errors > 0 {
+            writeln!(f, "errors: {} requests failed", self.errors)?;
+        }
+        Ok(())
+    }
+}

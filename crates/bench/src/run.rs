@@ -1,0 +1,330 @@
+//! Starts the workers, watches over them and gathers what they measured.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::clock::Clock;
+use crate::control::{Control, Phase};
+use crate::cpu::ProcessCpu;
+use crate::error::{Error, Result};
+use crate::ledger::{Area, Ledger, Part};
+use crate::load::{Measured, Worker};
+use crate::options::Load;
+use crate::port::Port;
+use crate::report::Outcome;
+use crate::verify::Checker;
+use crate::workload::{Range, range_of};
+
+/// Longest time without a look at the workers.
+const TICK: Duration = Duration::from_millis(100);
+/// Between two calls of the progress function.
+const PROGRESS: Duration = Duration::from_millis(500);
+
+/// What a caller can show while a run lasts.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    pub phase: Phase,
+    /// Since the start.
+    pub elapsed: Duration,
+    /// Ramp and run time; none when the run ends by a number of requests.
+    pub total: Option<Duration>,
+    /// Requests completed since the start.
+    pub completed: u64,
+    /// Requests per second since the last call.
+    pub iops: f64,
+}
+
+/// What the two kinds of target do differently for the supervising thread.
+pub trait Supervisor {
+    /// Sleeps for `time`, or less. True: something happened that explains why
+    /// no request completed for a while.
+    fn wait(&mut self, time: Duration, control: &Control) -> Result<bool>;
+
+    /// Makes workers that sleep look at the phase.
+    fn wake(&self);
+
+    /// CPU time of the process that serves the requests.
+    fn backend_cpu(&self) -> Option<ProcessCpu>;
+
+    /// Why a queue may have stopped, for an error.
+    fn diagnose(&self, queue: usize, completed: u64, in_flight: u32) -> String;
+}
+
+/// The area of the disk that is used, in blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    pub blocks: u64,
+}
+
+impl Geometry {
+    /// Fits the options to a disk of `capacity` bytes whose requests must be
+    /// multiples of `align` bytes.
+    pub fn new(load: &Load, capacity: u64, align: u32) -> Result<Geometry> {
+        let refuse = |text: String| Err(Error::Options(text));
+        let bs = u64::from(load.bs);
+        if load.offset >= capacity {
+            return refuse(format!(
+                "--offset {} is not below the disk's size, {capacity}",
+                load.offset
+            ));
+        }
+        let size = load.size.unwrap_or(capacity - load.offset);
+        if load
+            .offset
+            .checked_add(size)
+            .is_none_or(|end| end > capacity)
+        {
+            return refuse(format!(
+                "--offset {} and --size {size} pass the disk's end at {capacity}",
+                load.offset
+            ));
+        }
+        let align = u64::from(align.max(1));
+        if !bs.is_multiple_of(align) || !load.offset.is_multiple_of(align) {
+            return refuse(format!(
+                "--bs and --offset must be multiples of the disk's block size, {align}"
+            ));
+        }
+        let geometry = Geometry { blocks: size / bs };
+        let own = geometry.range(load, 0).count;
+        let needed = if load.verify {
+            2 * u64::from(load.iodepth)
+        } else {
+            1
+        };
+        if own < needed {
+            return refuse(format!(
+                "{size} bytes are {own} blocks per queue; at least {needed} are needed"
+            ));
+        }
+        Ok(geometry)
+    }
+
+    /// The blocks of one queue. Verification needs to know who writes a block;
+    /// sequential queues would else all read the same.
+    pub fn range(&self, load: &Load, index: u16) -> Range {
+        let own_slice = load.verify || !load.rw.is_random();
+        range_of(self.blocks, index, load.queues, own_slice)
+    }
+}
+
+/// Runs one worker per port that `ports` makes, each made on its own thread.
+pub fn run<P, F>(
+    load: &Load,
+    geometry: Geometry,
+    ports: Vec<F>,
+    boss: &mut dyn Supervisor,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Outcome>
+where
+    P: Port,
+    F: FnOnce() -> Result<P> + Send,
+{
+    let ranges: Vec<Range> = (0..load.queues).map(|i| geometry.range(load, i)).collect();
+    let mut ledger = open_ledger(load, geometry)?;
+    let parts: Vec<Option<Part<'_>>> = match &mut ledger {
+        Some(ledger) => ledger.split(&ranges).into_iter().map(Some).collect(),
+        None => ranges.iter().map(|_| None).collect(),
+    };
+    let control = Control::new(load.queues);
+    let clock = Clock::new();
+    let mut watch = Watch::new(load, &control);
+    if load.ramp.is_zero() {
+        watch.enter(Phase::Measure, boss);
+    }
+    thread::scope(|scope| {
+        let control = &control;
+        let handles: Vec<_> = ports
+            .into_iter()
+            .zip(parts)
+            .enumerate()
+            .map(|(i, (port, part))| {
+                let range = ranges[i];
+                scope.spawn(move || {
+                    let checker = part.map(|p| Checker::new(p, load.iodepth));
+                    let result = port().and_then(|port| {
+                        Worker::new(port, i as u16, range, load, control, clock, checker).run()
+                    });
+                    if result.is_err() {
+                        control.set_phase(Phase::Abort);
+                    }
+                    control.seats()[i].finish();
+                    result
+                })
+            })
+            .collect();
+        let watched = watch.run(boss, progress);
+        if watched.is_err() {
+            control.set_phase(Phase::Abort);
+            while !control.all_finished() {
+                boss.wake();
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let join = |h: thread::ScopedJoinHandle<'_, _>| h.join().unwrap_or(Err(Error::Aborted));
+        let results: Vec<Result<Measured>> = handles.into_iter().map(join).collect();
+        let measured = first_error(results, watched)?;
+        Ok(Outcome {
+            measured,
+            scale: clock.scale(),
+            backend_cpu_ns: watch.backend_ns(),
+        })
+    })
+}
+
+/// The error that explains the others, if any.
+fn first_error(results: Vec<Result<Measured>>, watched: Result<()>) -> Result<Vec<Measured>> {
+    let mut measured = Vec::with_capacity(results.len());
+    let mut aborted = false;
+    for result in results {
+        match result {
+            Ok(m) => measured.push(m),
+            Err(Error::Aborted) => aborted = true,
+            Err(e) => return Err(e),
+        }
+    }
+    watched?;
+    match aborted {
+        true => Err(Error::Aborted),
+        false => Ok(measured),
+    }
+}
+
+fn open_ledger(load: &Load, geometry: Geometry) -> Result<Option<Ledger>> {
+    if !load.verify {
+        return Ok(None);
+    }
+    let area = Area {
+        block: load.bs,
+        offset: load.offset,
+        blocks: geometry.blocks,
+    };
+    Ok(Some(match &load.verify_state {
+        Some(path) => Ledger::open(path, area)?,
+        None => Ledger::in_memory(area)?,
+    }))
+}
+
+/// The supervising thread's view of a run.
+struct Watch<'a> {
+    load: &'a Load,
+    control: &'a Control,
+    start: Instant,
+    backend_start: Option<ProcessCpu>,
+    backend_end: Option<ProcessCpu>,
+    /// Per worker: completions when they last changed, and when that was.
+    alive: Vec<(u64, Instant)>,
+    shown: (u64, Instant),
+}
+
+impl<'a> Watch<'a> {
+    fn new(load: &'a Load, control: &'a Control) -> Watch<'a> {
+        let now = Instant::now();
+        Watch {
+            load,
+            control,
+            start: now,
+            backend_start: None,
+            backend_end: None,
+            alive: vec![(0, now); control.seats().len()],
+            shown: (0, now),
+        }
+    }
+
+    fn run(
+        &mut self,
+        boss: &mut dyn Supervisor,
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<()> {
+        while !self.control.all_finished() {
+            let time = self.advance(boss);
+            self.show(progress);
+            if boss.wait(time.min(TICK), self.control)? {
+                self.forgive();
+            }
+            self.check_alive(boss)?;
+        }
+        Ok(())
+    }
+
+    /// Enters the phase that is due; returns the time to the next one.
+    fn advance(&mut self, boss: &dyn Supervisor) -> Duration {
+        let elapsed = self.start.elapsed();
+        let end = self.load.runtime.map(|t| self.load.ramp + t);
+        match self.control.phase() {
+            Phase::Ramp if elapsed >= self.load.ramp => self.enter(Phase::Measure, boss),
+            Phase::Ramp => return self.load.ramp - elapsed,
+            Phase::Measure => match end {
+                Some(end) if elapsed >= end => self.enter(Phase::Stop, boss),
+                Some(end) => return end - elapsed,
+                None => {}
+            },
+            Phase::Stop | Phase::Abort => boss.wake(),
+        }
+        if self.backend_end.is_none() && self.control.all_windows_closed() {
+            self.backend_end = boss.backend_cpu();
+        }
+        TICK
+    }
+
+    fn enter(&mut self, phase: Phase, boss: &dyn Supervisor) {
+        match phase {
+            Phase::Measure => self.backend_start = boss.backend_cpu(),
+            Phase::Stop => self.backend_end = boss.backend_cpu(),
+            Phase::Ramp | Phase::Abort => {}
+        }
+        self.control.set_phase(phase);
+        boss.wake();
+    }
+
+    fn show(&mut self, progress: &mut dyn FnMut(&Progress)) {
+        let now = Instant::now();
+        let since = now - self.shown.1;
+        if since < PROGRESS {
+            return;
+        }
+        let completed = self.control.completed();
+        progress(&Progress {
+            phase: self.control.phase(),
+            elapsed: self.start.elapsed(),
+            total: self.load.runtime.map(|t| self.load.ramp + t),
+            completed,
+            iops: (completed - self.shown.0) as f64 / since.as_secs_f64(),
+        });
+        self.shown = (completed, now);
+    }
+
+    fn forgive(&mut self) {
+        let now = Instant::now();
+        self.alive.iter_mut().for_each(|a| a.1 = now);
+    }
+
+    /// Fails when a worker has waited too long for its requests.
+    fn check_alive(&mut self, boss: &dyn Supervisor) -> Result<()> {
+        let now = Instant::now();
+        for (i, seat) in self.control.seats().iter().enumerate() {
+            let (completed, in_flight) = (seat.completed(), seat.in_flight());
+            if self.alive[i].0 != completed || seat.is_finished() {
+                self.alive[i] = (completed, now);
+            } else if now - self.alive[i].1 > self.load.timeout {
+                return Err(Error::Device {
+                    queue: i,
+                    what: format!(
+                        "no request completed for {:?}, {in_flight} are in flight: {}",
+                        self.load.timeout,
+                        boss.diagnose(i, completed, in_flight)
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn backend_ns(&self) -> Option<u64> {
+        Some(
+            self.backend_end
+                .as_ref()?
+                .since(self.backend_start.as_ref()?),
+        )
+    }
+}

@@ -1,0 +1,356 @@
+//! The vhost-user connection: handshake, start and stop of the queues, in the
+//! order in which QEMU sends its messages.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
+    VhostUserProtocolFeatures as Protocol,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::dirty_log::DirtyLog;
+use crate::error::{Error, Result};
+use crate::features::{BlockConfig, Feature};
+use crate::memory::{GUEST_BASE, GuestMemory};
+use crate::message::{self, Deadline};
+use crate::ring::{RingLayout, used_index};
+
+/// How long a server may take to answer one message.
+const ANSWER: Duration = Duration::from_secs(20);
+/// VHOST_VRING_F_LOG.
+const VRING_LOG: u32 = 1;
+
+/// What a server says about itself before a queue is started.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    pub features: u64,
+    pub protocol: Protocol,
+    /// Queues that the server can serve.
+    pub queues: u64,
+    pub memory_slots: Option<u64>,
+    pub config: BlockConfig,
+}
+
+/// The eventfds of a queue.
+#[derive(Debug)]
+pub struct Events {
+    /// Tells the server that there are requests.
+    pub kick: EventFd,
+    /// Tells us that there are completions.
+    pub call: EventFd,
+    /// Tells us that the server gave the queue up.
+    pub err: EventFd,
+}
+
+impl Events {
+    /// `call` blocks its reader exactly when `sleeps`.
+    pub fn new(sleeps: bool) -> Result<Events> {
+        let make = |flags: i32| {
+            EventFd::new(flags | libc::EFD_CLOEXEC).map_err(|e| Error::os("creating an eventfd", e))
+        };
+        Ok(Events {
+            kick: make(libc::EFD_NONBLOCK)?,
+            call: make(if sleeps { 0 } else { libc::EFD_NONBLOCK })?,
+            err: make(libc::EFD_NONBLOCK)?,
+        })
+    }
+}
+
+/// A queue as the server is told of it.
+#[derive(Debug)]
+pub struct Wiring {
+    pub ring: RingLayout,
+    pub events: Arc<Events>,
+}
+
+/// Everything that a connection is given, and given again after a reconnect.
+#[derive(Debug)]
+pub struct Plan {
+    /// Virtio features, without VHOST_USER_F_PROTOCOL_FEATURES.
+    pub features: u64,
+    pub memory: Arc<GuestMemory>,
+    pub queues: Vec<Wiring>,
+    pub log: Option<Arc<DirtyLog>>,
+    /// Ask for in-flight tracking.
+    pub inflight: bool,
+}
+
+/// The server's in-flight area, kept over its death.
+pub struct Inflight {
+    description: VhostUserInflight,
+    file: OwnedFd,
+}
+
+/// One connection.
+pub struct Session {
+    frontend: Frontend,
+    stream: UnixStream,
+    offer: Offer,
+    path: PathBuf,
+}
+
+fn msg<T>(what: &'static str, result: vhost::Result<T>) -> Result<T> {
+    result.map_err(|cause| Error::Message { what, cause })
+}
+
+impl Session {
+    /// Connects and learns what the server offers.
+    pub fn connect(path: &Path) -> Result<Session> {
+        let connect = || -> io::Result<(UnixStream, UnixStream)> {
+            let stream = UnixStream::connect(path)?;
+            Ok((stream.try_clone()?, stream))
+        };
+        let (stream, other) = connect().map_err(|cause| Error::Connect {
+            path: path.to_owned(),
+            cause,
+        })?;
+        let _limit = Deadline::start(&stream, ANSWER)?;
+        let mut frontend = Frontend::from_stream(other, 256);
+        let offer = learn(&mut frontend)?;
+        Ok(Session {
+            frontend,
+            stream,
+            offer,
+            path: path.to_owned(),
+        })
+    }
+
+    /// What the server offers.
+    pub fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// The process that listens on the socket.
+    pub fn peer_pid(&self) -> Result<u32> {
+        let cred = rustix::net::sockopt::socket_peercred(&self.stream)
+            .map_err(|e| Error::os("asking for the peer of the socket", e))?;
+        Ok(cred.pid.as_raw_nonzero().get() as u32)
+    }
+
+    /// Gives the server features, memory and queues, and starts the queues.
+    /// `inflight` is what an earlier call returned; a server that has lost its
+    /// state goes on from it.
+    pub fn start(&mut self, plan: &Plan, inflight: Option<Inflight>) -> Result<Option<Inflight>> {
+        let _limit = Deadline::start(&self.stream, ANSWER)?;
+        let f = &mut self.frontend;
+        let features = plan.features | Feature::PROTOCOL_FEATURES.mask();
+        msg("SET_FEATURES", f.set_features(features))?;
+        let inflight = match inflight {
+            None if plan.inflight => Some(get_inflight(f, plan)?),
+            other => other,
+        };
+        if let Some(area) = &inflight {
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&area.file);
+            msg("SET_INFLIGHT_FD", f.set_inflight_fd(&area.description, fd))?;
+        }
+        msg("SET_MEM_TABLE", f.set_mem_table(&[region(&plan.memory)]))?;
+        for (i, queue) in plan.queues.iter().enumerate() {
+            start_queue(f, i, queue, plan)?;
+        }
+        if let Some(log) = &plan.log {
+            message::set_log_base(&self.stream, log)?;
+        }
+        for i in 0..plan.queues.len() {
+            msg("SET_VRING_ENABLE", self.frontend.set_vring_enable(i, true))?;
+        }
+        // Requests may have been made available while nobody listened.
+        for queue in &plan.queues {
+            kick(&queue.events.kick)?;
+        }
+        Ok(inflight)
+    }
+
+    /// Stops the queues; returns the index from which each would go on.
+    pub fn stop(&mut self, queues: usize) -> Result<Vec<u16>> {
+        let _limit = Deadline::start(&self.stream, ANSWER)?;
+        let f = &mut self.frontend;
+        for i in 0..queues {
+            msg("SET_VRING_ENABLE", f.set_vring_enable(i, false))?;
+        }
+        (0..queues)
+            .map(|i| Ok(msg("GET_VRING_BASE", f.get_vring_base(i))? as u16))
+            .collect()
+    }
+
+    /// Waits until the server hangs up; false: it has not within `time`.
+    pub fn wait_hangup(&self, time: Duration) -> Result<bool> {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let time = Timespec {
+            tv_sec: time.as_secs() as i64,
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        match poll(&mut fds, Some(&time)) {
+            Ok(n) => Ok(n > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(e) => Err(Error::os("waiting for the server", e)),
+        }
+    }
+
+    /// Connects again within `limit` and hands everything over.
+    pub fn reconnect(
+        &mut self,
+        plan: &Plan,
+        inflight: Option<Inflight>,
+        limit: Duration,
+        give_up: impl Fn() -> bool,
+    ) -> Result<Option<Inflight>> {
+        let end = Instant::now() + limit;
+        loop {
+            let last = match Session::connect(&self.path) {
+                Ok(session) if session.offer.features & plan.features != plan.features => {
+                    return Err(Error::Gone(
+                        "the server came back without features it had".into(),
+                    ));
+                }
+                Ok(session) => {
+                    *self = session;
+                    break;
+                }
+                Err(e) => e,
+            };
+            if Instant::now() > end || give_up() {
+                return Err(Error::Gone(format!(
+                    "the server hung up and did not come back: {last}"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.start(plan, inflight)
+    }
+}
+
+fn learn(f: &mut Frontend) -> Result<Offer> {
+    let features = msg("GET_FEATURES", f.get_features())?;
+    if !Feature::PROTOCOL_FEATURES.is_in(features) {
+        return Err(Error::Refused {
+            feature: "VHOST_USER_F_PROTOCOL_FEATURES",
+            hint: "not a vhost-user-blk server, or one from before 2015",
+        });
+    }
+    let protocol = msg("GET_PROTOCOL_FEATURES", f.get_protocol_features())?;
+    if !protocol.contains(Protocol::CONFIG) {
+        return Err(Error::Refused {
+            feature: "VHOST_USER_PROTOCOL_F_CONFIG",
+            hint: "not a vhost-user-blk server",
+        });
+    }
+    let used = Protocol::MQ
+        | Protocol::REPLY_ACK
+        | Protocol::CONFIG
+        | Protocol::LOG_SHMFD
+        | Protocol::INFLIGHT_SHMFD
+        | Protocol::CONFIGURE_MEM_SLOTS;
+    let taken = protocol & used;
+    msg("SET_PROTOCOL_FEATURES", f.set_protocol_features(taken))?;
+    if taken.contains(Protocol::REPLY_ACK) {
+        f.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    }
+    let queues = match taken.contains(Protocol::MQ) {
+        true => msg("GET_QUEUE_NUM", f.get_queue_num())?,
+        false => 1,
+    };
+    let memory_slots = match taken.contains(Protocol::CONFIGURE_MEM_SLOTS) {
+        true => Some(msg("GET_MAX_MEM_SLOTS", f.get_max_mem_slots())?),
+        false => None,
+    };
+    msg("SET_OWNER", f.set_owner())?;
+    let blank = [0u8; BlockConfig::LEN];
+    let flags = VhostUserConfigFlags::empty();
+    let (_, config) = msg(
+        "GET_CONFIG",
+        f.get_config(0, BlockConfig::LEN as u32, flags, &blank),
+    )?;
+    Ok(Offer {
+        features,
+        protocol,
+        queues,
+        memory_slots,
+        config: BlockConfig::parse(&config),
+    })
+}
+
+fn get_inflight(f: &mut Frontend, plan: &Plan) -> Result<Inflight> {
+    let size = plan.queues.iter().map(|q| q.ring.size).max().unwrap_or(0);
+    let wanted = VhostUserInflight::new(0, 0, plan.queues.len() as u16, size);
+    let (description, file) = msg("GET_INFLIGHT_FD", f.get_inflight_fd(&wanted))?;
+    Ok(Inflight {
+        description,
+        file: file.into(),
+    })
+}
+
+fn region(memory: &GuestMemory) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: GUEST_BASE,
+        memory_size: memory.map().len() as u64,
+        userspace_addr: memory.map().base() as u64,
+        mmap_offset: 0,
+        mmap_handle: memory.raw_fd(),
+    }
+}
+
+fn start_queue(f: &Frontend, index: usize, queue: &Wiring, plan: &Plan) -> Result<()> {
+    let ring = &queue.ring;
+    msg("SET_VRING_NUM", f.set_vring_num(index, ring.size))?;
+    // What the server finished it has published, whether it lives or not.
+    let base = used_index(&plan.memory, ring);
+    msg("SET_VRING_BASE", f.set_vring_base(index, base))?;
+    let address = |offset: usize| plan.memory.map().base() as u64 + offset as u64;
+    let addresses = VringConfigData {
+        queue_max_size: ring.size,
+        queue_size: ring.size,
+        flags: if plan.log.is_some() { VRING_LOG } else { 0 },
+        desc_table_addr: address(ring.desc),
+        used_ring_addr: address(ring.used),
+        avail_ring_addr: address(ring.avail),
+        log_addr: Some(GuestMemory::guest_address(ring.used)),
+    };
+    msg("SET_VRING_ADDR", f.set_vring_addr(index, &addresses))?;
+    let events = &queue.events;
+    msg("SET_VRING_ERR", f.set_vring_err(index, &events.err))?;
+    msg("SET_VRING_CALL", f.set_vring_call(index, &events.call))?;
+    msg("SET_VRING_KICK", f.set_vring_kick(index, &events.kick))
+}
+
+/// Adds one to an eventfd. One that is full has been signalled anyway.
+pub fn kick(fd: &EventFd) -> Result<()> {
+    match rustix::io::write(event_fd(fd), &1u64.to_ne_bytes()) {
+        Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+        Err(e) => Err(Error::os("writing an eventfd", e)),
+    }
+}
+
+/// Reads an eventfd; 0 when there is nothing and it does not block, or when a
+/// signal came.
+pub fn take(fd: &EventFd) -> Result<u64> {
+    let mut count = [0u8; 8];
+    match rustix::io::read(event_fd(fd), &mut count) {
+        Ok(_) => Ok(u64::from_ne_bytes(count)),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(0),
+        Err(e) => Err(Error::os("reading an eventfd", e)),
+    }
+}
+
+/// `EventFd` lends no `BorrowedFd` itself.
+fn event_fd(fd: &EventFd) -> std::os::fd::BorrowedFd<'_> {
+    // SAFETY: the eventfd is open for as long as it is borrowed.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(fd)) }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("path", &self.path)
+            .field("fd", &self.stream.as_fd())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,391 @@
+//! `fathom bench`: fio's option names to the load generator's options.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use fathom_bench::{
+    Engine, File, Load, Options, Phase, Progress, Rw, Target, VhostUser, Wait, parse_cpu_list,
+};
+
+/// Measure a vhost-user-blk server, or a file for comparison
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// File or block device of this host to measure
+    #[arg(required_unless_present = "vhost_user", conflicts_with = "vhost_user")]
+    path: Option<PathBuf>,
+
+    /// Be the front-end of the vhost-user-blk server on this socket
+    #[arg(long, value_name = "SOCKET")]
+    vhost_user: Option<PathBuf>,
+
+    /// Print what the server offers and leave
+    #[arg(long, requires = "vhost_user")]
+    info: bool,
+
+    /// Kind of load
+    #[arg(long, value_enum, default_value = "randread")]
+    rw: RwArg,
+
+    /// Percentage of reads in rw and randrw
+    #[arg(long, value_name = "PERCENT", default_value_t = 50)]
+    rwmixread: u8,
+
+    /// Percentage of all requests that discard
+    #[arg(long, value_name = "PERCENT", default_value_t = 0)]
+    rwmixtrim: u8,
+
+    /// Percentage of all requests that write zeroes
+    #[arg(long, value_name = "PERCENT", default_value_t = 0)]
+    rwmixzero: u8,
+
+    /// Bytes per request
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4k")]
+    bs: u64,
+
+    /// Requests in flight per queue
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    iodepth: u16,
+
+    /// Virtqueues, or workers on a file; each has a thread
+    #[arg(long, alias = "numjobs", value_name = "N", default_value_t = 1)]
+    queues: u16,
+
+    /// Entries of a virtqueue [default: what iodepth needs, at least 128]
+    #[arg(long, value_name = "N", help_heading = "vhost-user")]
+    queue_size: Option<u16>,
+
+    /// Time to measure [default: 10s, without limit with --number-ios]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    runtime: Option<Duration>,
+
+    /// Load before the measurement [default: 1s, none with --number-ios]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    ramp_time: Option<Duration>,
+
+    /// Bytes of the disk to use [default: all from --offset]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+
+    /// First byte to use
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    offset: u64,
+
+    /// Stop after so many requests per queue
+    #[arg(long, value_name = "N")]
+    number_ios: Option<u64>,
+
+    /// Flush after so many writes per queue
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    fsync: u32,
+
+    /// Write patterns, check every read, and read everything back at the end
+    #[arg(long)]
+    verify: bool,
+
+    /// Keep what each block should contain in this file, and go on from it
+    #[arg(long, value_name = "FILE", requires = "verify")]
+    verify_state: Option<PathBuf>,
+
+    /// Send no load, only check what --verify-state says
+    #[arg(long, requires = "verify_state")]
+    verify_only: bool,
+
+    /// Seed of the offsets
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    randseed: u64,
+
+    /// How to wait for completions
+    #[arg(long, value_enum, default_value = "interrupt")]
+    wait: WaitArg,
+
+    /// Pin the workers to these CPUs, as taskset writes them (0,2-3)
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<String>,
+
+    /// Count requests that fail instead of stopping
+    #[arg(long)]
+    continue_on_error: bool,
+
+    /// Refuse any load that would change the disk
+    #[arg(long)]
+    readonly: bool,
+
+    /// Give up when no request completes for so long
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
+    timeout: Duration,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Put descriptor chains into the ring itself
+    #[arg(long, help_heading = "vhost-user")]
+    no_indirect: bool,
+
+    /// Do not negotiate EVENT_IDX
+    #[arg(long, help_heading = "vhost-user")]
+    no_event_idx: bool,
+
+    /// Largest data descriptor [default: one for the whole buffer]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "vhost-user")]
+    segment_size: Option<u64>,
+
+    /// Negotiate in-flight tracking
+    #[arg(long, help_heading = "vhost-user")]
+    inflight: bool,
+
+    /// Switch the dirty log on and check that it is complete
+    #[arg(long, help_heading = "vhost-user")]
+    log: bool,
+
+    /// When the server dies, wait for it for so long; implies --inflight
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = parse_duration,
+        num_args = 0..=1,
+        default_missing_value = "30s",
+        require_equals = true,
+        help_heading = "vhost-user"
+    )]
+    reconnect: Option<Duration>,
+
+    /// Report this process's CPU time instead of the socket owner's
+    #[arg(long, value_name = "PID", help_heading = "vhost-user")]
+    backend_pid: Option<u32>,
+
+    /// How to reach the file
+    #[arg(
+        long,
+        alias = "ioengine",
+        value_enum,
+        default_value = "io_uring",
+        help_heading = "File"
+    )]
+    engine: EngineArg,
+
+    /// Go through the page cache instead of O_DIRECT
+    #[arg(long, help_heading = "File")]
+    buffered: bool,
+
+    /// Register the buffers with io_uring
+    #[arg(long, help_heading = "File")]
+    fixedbufs: bool,
+
+    /// Register the file with io_uring
+    #[arg(long, help_heading = "File")]
+    registerfiles: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RwArg {
+    Read,
+    Write,
+    Trim,
+    Randread,
+    Randwrite,
+    Randtrim,
+    #[value(alias = "readwrite")]
+    Rw,
+    Randrw,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WaitArg {
+    Interrupt,
+    Poll,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum EngineArg {
+    #[value(name = "io_uring")]
+    IoUring,
+    Psync,
+}
+
+/// `4k`, `1G`, `512`: powers of 1024.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err("not a size; write for example 4k or 1G".into()),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "not a size; write for example 4k or 1G".to_owned())?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "too large".into())
+}
+
+/// `10s`, `500ms`, `2m`; a bare number is seconds, as in fio.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "us" => 1e-6,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("not a time; write for example 10s or 500ms".into()),
+    };
+    let number: f64 = digits
+        .parse()
+        .map_err(|_| "not a time; write for example 10s or 500ms".to_owned())?;
+    Duration::try_from_secs_f64(number * unit).map_err(|e| e.to_string())
+}
+
+impl BenchArgs {
+    fn load(&self) -> anyhow::Result<Load> {
+        let by_count = self.number_ios.is_some();
+        let default = |seconds| (!by_count).then_some(Duration::from_secs(seconds));
+        Ok(Load {
+            rw: match self.rw {
+                RwArg::Read => Rw::Read,
+                RwArg::Write => Rw::Write,
+                RwArg::Trim => Rw::Trim,
+                RwArg::Randread => Rw::RandRead,
+                RwArg::Randwrite => Rw::RandWrite,
+                RwArg::Randtrim => Rw::RandTrim,
+                RwArg::Rw => Rw::ReadWrite,
+                RwArg::Randrw => Rw::RandRw,
+            },
+            rwmixread: self.rwmixread,
+            rwmixtrim: self.rwmixtrim,
+            rwmixzero: self.rwmixzero,
+            bs: u32::try_from(self.bs).context("--bs is too large")?,
+            iodepth: self.iodepth,
+            queues: self.queues,
+            runtime: self.runtime.or(default(10)),
+            ramp: self.ramp_time.or(default(1)).unwrap_or_default(),
+            offset: self.offset,
+            size: self.size,
+            number_ios: self.number_ios,
+            fsync: self.fsync,
+            verify: self.verify,
+            verify_state: self.verify_state.clone(),
+            verify_only: self.verify_only,
+            seed: self.randseed,
+            cpus: match &self.cpus {
+                Some(list) => parse_cpu_list(list).context("--cpus: write for example 0,2-3")?,
+                None => Vec::new(),
+            },
+            continue_on_error: self.continue_on_error,
+            readonly: self.readonly,
+            timeout: self.timeout,
+        })
+    }
+
+    fn target(&self) -> anyhow::Result<Target> {
+        let wait = match self.wait {
+            WaitArg::Interrupt => Wait::Interrupt,
+            WaitArg::Poll => Wait::Poll,
+        };
+        match (&self.vhost_user, &self.path) {
+            (Some(socket), _) => Ok(Target::VhostUser(VhostUser {
+                queue_size: self.queue_size,
+                wait,
+                indirect: !self.no_indirect,
+                event_idx: !self.no_event_idx,
+                segment_size: match self.segment_size {
+                    Some(size) => Some(size.try_into().context("--segment-size is too large")?),
+                    None => None,
+                },
+                inflight: self.inflight || self.reconnect.is_some(),
+                log: self.log,
+                reconnect: self.reconnect,
+                backend_pid: self.backend_pid,
+                ..VhostUser::new(socket)
+            })),
+            (None, Some(path)) => Ok(Target::File(File {
+                engine: match self.engine {
+                    EngineArg::IoUring => Engine::IoUring,
+                    EngineArg::Psync => Engine::Psync,
+                },
+                buffered: self.buffered,
+                fixedbufs: self.fixedbufs,
+                registerfiles: self.registerfiles,
+                wait,
+                ..File::new(path)
+            })),
+            (None, None) => bail!("give a PATH or --vhost-user SOCKET"),
+        }
+    }
+}
+
+/// Runs the load and prints the result on stdout.
+pub fn run(args: BenchArgs) -> anyhow::Result<()> {
+    if let (true, Some(socket)) = (args.info, &args.vhost_user) {
+        let info = fathom_bench::info(socket)?;
+        match args.json {
+            true => println!("{}", serde_json::to_string_pretty(&info)?),
+            false => print!("{info}"),
+        }
+        return Ok(());
+    }
+    let options = Options {
+        target: args.target()?,
+        load: args.load()?,
+    };
+    let mut line = ProgressLine::new();
+    let result = fathom_bench::run(&options, &mut |p| line.show(p));
+    line.clear();
+    let report = result?;
+    match args.json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => print!("{report}"),
+    }
+    if report.errors > 0 {
+        bail!("{} requests failed", report.errors);
+    }
+    Ok(())
+}
+
+/// One line on the terminal that is written over and over.
+struct ProgressLine {
+    enabled: bool,
+}
+
+impl ProgressLine {
+    fn new() -> ProgressLine {
+        ProgressLine {
+            enabled: std::io::stderr().is_terminal(),
+        }
+    }
+
+    fn show(&mut self, p: &Progress) {
+        if !self.enabled {
+            return;
+        }
+        let phase = match p.phase {
+            Phase::Ramp => "ramping up",
+            Phase::Measure => "measuring",
+            Phase::Stop | Phase::Abort => "finishing",
+        };
+        let total = p
+            .total
+            .map_or(String::new(), |t| format!("/{}", t.as_secs()));
+        let mut err = std::io::stderr().lock();
+        let _ = write!(
+            err,
+            "\r\x1b[K{phase} {}{total} s, {:.0} IOPS, {} requests",
+            p.elapsed.as_secs(),
+            p.iops,
+            p.completed
+        );
+        let _ = err.flush();
+    }
+
+    fn clear(&self) {
+        if self.enabled {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
