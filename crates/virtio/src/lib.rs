@@ -24,6 +24,10 @@ pub mod inflight;
 pub mod memory;
 pub mod queue;
 mod request;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use blk_device::BlkDevice;
 pub use blk_queue::{BlkQueue, QueueError, QueueSetup};

@@ -1,0 +1,120 @@
+//! Guest memory between guard pages.
+
+use crate::memory::{GuestMemory, GuestRegion};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+const GUARD: usize = 4096;
+
+/// An anonymous mapping of which only parts can be touched.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: memory that any thread may use.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// `len` bytes of PROT_NONE.
+    fn reserve(len: usize) -> Mapping {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping wherever the kernel likes.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED, "cannot reserve {len} bytes");
+        let base = NonNull::new(base.cast()).expect("mmap does not return null");
+        Mapping { base, len }
+    }
+
+    /// Make a part accessible.
+    fn open(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset + len <= self.len);
+        // SAFETY: within the mapping.
+        let at = unsafe { self.base.add(offset) };
+        // SAFETY: changes only this mapping.
+        let result =
+            unsafe { libc::mprotect(at.as_ptr().cast(), len, libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!(result, 0, "cannot open {len} bytes");
+        at
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers to the mapping any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A guest's memory whose every region lies between inaccessible pages, so
+/// that a stray access ends the test.
+#[derive(Clone)]
+pub struct TestMemory {
+    guest: Arc<GuestMemory>,
+}
+
+impl TestMemory {
+    /// The front-end's addresses are the guest's plus this.
+    pub const USER_OFFSET: u64 = 0x7000_0000_0000;
+
+    /// Regions of (guest physical address, length); lengths are multiples
+    /// of the page size.
+    pub fn new(regions: &[(u64, u64)]) -> TestMemory {
+        let total: usize = regions.iter().map(|(_, len)| *len as usize + GUARD).sum();
+        let mapping = Arc::new(Mapping::reserve(total + GUARD));
+        let mut offset = GUARD;
+        let mut map = |(gpa, len): &(u64, u64)| {
+            let host = mapping.open(offset, *len as usize);
+            offset += *len as usize + GUARD;
+            GuestRegion {
+                gpa: *gpa,
+                len: *len,
+                user_addr: gpa + Self::USER_OFFSET,
+                host,
+                owner: mapping.clone(),
+            }
+        };
+        let regions = regions.iter().map(&mut map).collect();
+        // SAFETY: parts of a mapping that the regions keep.
+        let guest = unsafe { GuestMemory::new(regions) }.expect("good regions");
+        TestMemory {
+            guest: Arc::new(guest),
+        }
+    }
+
+    pub fn guest(&self) -> &Arc<GuestMemory> {
+        &self.guest
+    }
+
+    /// The host address of memory that must be there.
+    pub fn at(&self, gpa: u64, len: usize) -> *mut u8 {
+        let host = self.guest.translate(gpa, len as u64);
+        let host = host.unwrap_or_else(|| panic!("no {len} bytes at {gpa:#x}"));
+        host.as_ptr()
+    }
+
+    pub fn write(&self, gpa: u64, bytes: &[u8]) {
+        for (i, byte) in bytes.iter().enumerate() {
+            // SAFETY: `at` has checked that it is mapped.
+            unsafe { self.at(gpa + i as u64, 1).write_volatile(*byte) };
+        }
+    }
+
+    pub fn read(&self, gpa: u64, len: usize) -> Vec<u8> {
+        let byte = |i| {
+            // SAFETY: `at` has checked that it is mapped.
+            unsafe { self.at(gpa + i as u64, 1).read_volatile() }
+        };
+        (0..len).map(byte).collect()
+    }
+
+    pub fn write_u16(&self, gpa: u64, value: u16) {
+        self.write(gpa, &value.to_le_bytes());
+    }
+
+    pub fn read_u16(&self, gpa: u64) -> u16 {
+        u16::from_le_bytes(self.read(gpa, 2).try_into().expect("two bytes"))
+    }
+}
