@@ -1,0 +1,120 @@
+//! vhost-user messages: bytes and file descriptors in, typed requests out.
+//!
+//! The format is that of QEMU's docs/interop/vhost-user.rst, "Message
+//! Specification": a header of three 32-bit words in native byte order, then
+//! a payload; file descriptors travel with the header as SCM_RIGHTS. Nothing
+//! here trusts the peer: sizes and counts are bounded before anything is
+//! read or kept, and no sequence of bytes makes it panic.
+
+mod message;
+mod socket;
+
+pub use message::{ConfigRange, Inflight, Region, Request, VringAddr, name};
+pub use socket::{Received, Receiver, send};
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// Bytes of a header.
+pub const HEADER_LEN: usize = 12;
+/// The longest payload that is accepted or sent. The longest in use is a
+/// configuration space.
+pub const MAX_PAYLOAD: usize = 4096;
+/// File descriptors in one message; the most that a memory table brings.
+pub const MAX_FDS: usize = 32;
+
+const VERSION: u32 = 0x1;
+const VERSION_MASK: u32 = 0x3;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+
+/// A message's first 12 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    pub request: u32,
+    pub flags: u32,
+    /// Bytes of payload that follow.
+    pub size: u32,
+}
+
+impl Header {
+    /// The header of a request that this side makes.
+    pub fn request(request: u32, size: usize, need_reply: bool) -> Header {
+        Header {
+            request,
+            flags: VERSION | if need_reply { NEED_REPLY } else { 0 },
+            size: size as u32,
+        }
+    }
+
+    /// The header of the reply to `request`.
+    pub fn reply(request: u32, size: usize) -> Header {
+        Header {
+            request,
+            flags: VERSION | REPLY,
+            size: size as u32,
+        }
+    }
+
+    pub fn needs_reply(&self) -> bool {
+        self.flags & NEED_REPLY != 0
+    }
+
+    pub fn is_reply(&self) -> bool {
+        self.flags & REPLY != 0
+    }
+
+    pub fn to_bytes(self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        bytes[0..4].copy_from_slice(&self.request.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.flags.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.size.to_ne_bytes());
+        bytes
+    }
+
+    /// Take a header apart, checking its version and its size.
+    pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<Header, CodecError> {
+        let word = |at: usize| {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let header = Header {
+            request: word(0),
+            flags: word(4),
+            size: word(8),
+        };
+        if header.flags & VERSION_MASK != VERSION {
+            return Err(CodecError::Version(header.flags & VERSION_MASK));
+        }
+        if header.size as usize > MAX_PAYLOAD {
+            return Err(CodecError::TooLong(header.size));
+        }
+        Ok(header)
+    }
+}
+
+/// One whole message as it came.
+#[derive(Debug)]
+pub struct Frame {
+    pub header: Header,
+    /// `header.size` bytes.
+    pub payload: Vec<u8>,
+    /// At most [`MAX_FDS`], all close-on-exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// The byte stream makes no sense (any more); the connection must close.
+#[derive(Debug, thiserror::Error)]
+pub enum CodecError {
+    #[error("message of protocol version {0}, expected 1")]
+    Version(u32),
+    #[error("message with a payload of {0} bytes, at most {MAX_PAYLOAD} are allowed")]
+    TooLong(u32),
+    #[error("message with more than {MAX_FDS} file descriptors")]
+    TooManyFds,
+    #[error("connection closed in the middle of a message")]
+    Truncated,
+    #[error("front-end does not read its replies")]
+    Unread,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}

@@ -1,0 +1,203 @@
+//! The socket at which front-ends connect.
+
+use rustix::fs::{FileType, Mode, fchmod};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use std::fs::{Permissions, symlink_metadata};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+/// Connections that may wait to be accepted (or refused).
+const BACKLOG: i32 = 8;
+
+/// Who may connect when no mode is given, further narrowed by the umask.
+/// Connecting needs the permission to write: with the usual umask of 022 only
+/// the owner has it, with 002 the group does.
+const DEFAULT_MODE: u32 = 0o660;
+
+/// Why there is no socket at a path.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("{}: another process is listening there already", .0.display())]
+    InUse(PathBuf),
+    #[error("{}: exists and is not a socket; remove it or choose another path", .0.display())]
+    NotASocket(PathBuf),
+    #[error("{}: longer than a socket's path can be (107 bytes)", .0.display())]
+    TooLong(PathBuf),
+    #[error("{}: {what}: {source}", path.display())]
+    Io {
+        path: PathBuf,
+        what: &'static str,
+        source: io::Error,
+    },
+}
+
+/// A listening socket; removed from its path when dropped.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    /// Where it is bound, with device and inode; None for an inherited one.
+    bound: Option<(PathBuf, u64, u64)>,
+}
+
+impl Listener {
+    /// Listen at `path`. A socket that nobody listens at any more is
+    /// replaced. `mode` sets the permissions whatever the umask; without it
+    /// they are 0660 less the umask.
+    pub fn bind(path: &Path, mode: Option<u32>) -> Result<Listener, ListenError> {
+        let failed = |what| {
+            let path = path.to_owned();
+            move |source: Errno| ListenError::Io {
+                path,
+                what,
+                source: source.into(),
+            }
+        };
+        let addr = SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong(path.to_owned()))?;
+        remove_stale(path, &addr)?;
+        let socket = stream_socket().map_err(failed("cannot create a socket"))?;
+        // bind(2) takes the new file's permissions from the socket, so that
+        // at no time others can connect.
+        fchmod(&socket, Mode::from_raw_mode(mode.unwrap_or(DEFAULT_MODE)))
+            .map_err(failed("cannot set the socket's permissions"))?;
+        bind(&socket, &addr).map_err(failed("cannot bind a socket"))?;
+        let io_failed = |what| {
+            let path = path.to_owned();
+            move |source| ListenError::Io { path, what, source }
+        };
+        let meta = symlink_metadata(path).map_err(io_failed("cannot find the socket"))?;
+        let listener = Listener {
+            socket: socket.into(),
+            bound: Some((path.to_owned(), meta.dev(), meta.ino())),
+        };
+        if let Some(mode) = mode {
+            std::fs::set_permissions(path, Permissions::from_mode(mode))
+                .map_err(io_failed("cannot set the socket's permissions"))?;
+        }
+        listen(&listener, BACKLOG).map_err(failed("cannot listen"))?;
+        Ok(listener)
+    }
+
+    pub(super) fn socket(&self) -> &UnixListener {
+        &self.socket
+    }
+}
+
+/// A socket that somebody else has bound and will remove (socket activation).
+impl From<UnixListener> for Listener {
+    fn from(socket: UnixListener) -> Listener {
+        Listener {
+            socket,
+            bound: None,
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let Some((path, dev, ino)) = &self.bound else {
+            return;
+        };
+        // Somebody else's by now, perhaps.
+        if symlink_metadata(path).is_ok_and(|m| m.dev() == *dev && m.ino() == *ino) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn stream_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+/// Make way at `path`, if only a dead listener's socket is in it.
+fn remove_stale(path: &Path, addr: &SocketAddrUnix) -> Result<(), ListenError> {
+    let failed = |what| {
+        let path = path.to_owned();
+        move |source| ListenError::Io { path, what, source }
+    };
+    let meta = match symlink_metadata(path) {
+        Ok(meta) => meta,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(failed("cannot be examined")(e)),
+    };
+    if FileType::from_raw_mode(meta.mode()) != FileType::Socket {
+        return Err(ListenError::NotASocket(path.to_owned()));
+    }
+    let probe = stream_socket().map_err(|e| failed("cannot create a socket")(e.into()))?;
+    match connect(&probe, addr) {
+        Err(Errno::CONNREFUSED) => {
+            tracing::debug!("replacing the stale socket {}", path.display());
+            std::fs::remove_file(path).map_err(failed("cannot remove the stale socket"))
+        }
+        // AGAIN: alive, with a full backlog.
+        Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.to_owned())),
+        Err(e) => Err(failed("cannot tell whether somebody listens there")(
+            e.into(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_socket_is_made_with_its_mode_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = Listener::bind(&path, Some(0o666)).unwrap();
+        assert_eq!(symlink_metadata(&path).unwrap().mode() & 0o777, 0o666);
+        UnixStream::connect(&path).unwrap();
+        drop(listener);
+        assert!(symlink_metadata(&path).is_err());
+        let _default = Listener::bind(&path, None).unwrap();
+        assert_eq!(symlink_metadata(&path).unwrap().mode() & 0o117, 0);
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        let live = Listener::bind(&path, None).unwrap();
+        let error = Listener::bind(&path, None).unwrap_err();
+        assert!(matches!(error, ListenError::InUse(_)), "{error}");
+        drop(live);
+        std::fs::write(&path, "precious").unwrap();
+        let error = Listener::bind(&path, None).unwrap_err();
+        assert!(matches!(error, ListenError::NotASocket(_)), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn what_another_listener_has_bound_meanwhile_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let old = Listener::bind(&path, None).unwrap();
+        // Keep the inode's number from being reused.
+        std::fs::rename(&path, dir.path().join("old")).unwrap();
+        let _new = Listener::bind(&path, None).unwrap();
+        drop(old);
+        UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_an_error() {
+        let long = PathBuf::from(format!("/tmp/{}", "x".repeat(108)));
+        let error = Listener::bind(&long, None).unwrap_err();
+        assert!(matches!(error, ListenError::TooLong(_)), "{error}");
+    }
+}

@@ -1,0 +1,144 @@
+//! Shared memory of the front-end: guest memory, the dirty log, the area of
+//! requests in flight.
+
+use super::sigbus::{Alarm, Guarded};
+use rustix::fs::{FileType, fstat, fstatfs};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// statfs(2)'s number of hugetlbfs, whose mappings are in units of its block
+/// size.
+const HUGETLBFS_MAGIC: i64 = 0x958458f6;
+
+/// Why a file descriptor of the front-end cannot be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    #[error("it is empty")]
+    Empty,
+    #[error("offset {offset:#x} plus size {len:#x} overflows")]
+    Overflow { offset: u64, len: u64 },
+    #[error("offset {offset:#x} plus size {len:#x} is past the end of its file ({file:#x})")]
+    PastEnd { offset: u64, len: u64, file: u64 },
+    #[error("its file descriptor is not memory (file type {0:?})")]
+    NotMemory(FileType),
+    #[error("{0}: {1}")]
+    Io(&'static str, io::Error),
+}
+
+/// A range of a front-end's file, mapped shared, readable and writable. The
+/// file may shrink later: see [`super::sigbus`].
+pub struct Mapping {
+    /// Before `base` and `map_len` go.
+    guard: Option<Guarded>,
+    base: NonNull<u8>,
+    map_len: usize,
+    /// Where the range starts in the mapping, which starts at a page.
+    delta: usize,
+    len: usize,
+}
+
+// SAFETY: it is an address range without affinity to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: it gives out only a pointer; who uses that synchronises.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Map `len` bytes of `fd` from `offset`.
+    pub fn new(
+        fd: impl AsFd,
+        offset: u64,
+        len: u64,
+        alarm: Arc<Alarm>,
+    ) -> Result<Mapping, MapError> {
+        let fd = fd.as_fd();
+        let page_size = check_file(fd, offset, len)?;
+        let delta = offset % page_size;
+        let overflow = MapError::Overflow { offset, len };
+        let Some(map_len) = (len + delta)
+            .checked_next_multiple_of(page_size)
+            .and_then(|n| usize::try_from(n).ok())
+        else {
+            return Err(overflow);
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            mmap(
+                ptr::null_mut(),
+                map_len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                offset - delta,
+            )
+        }
+        .map_err(|e| MapError::Io("cannot be mapped", e.into()))?;
+        base.expose_provenance();
+        let mut mapping = Mapping {
+            guard: None,
+            base: NonNull::new(base.cast()).expect("mmap does not return null"),
+            map_len,
+            delta: delta as usize,
+            len: len as usize,
+        };
+        // A core dump of this process is no place for a guest's memory.
+        // SAFETY: advice on a range that is ours; it changes no contents.
+        let _ = unsafe { madvise(base, map_len, Advice::LinuxDontDump) };
+        let guard = Guarded::new(base.cast(), map_len, page_size as usize, alarm)
+            .map_err(|e| MapError::Io("cannot be guarded", e))?;
+        mapping.guard = Some(guard);
+        Ok(mapping)
+    }
+
+    /// The first byte; the range stays mapped as long as `self`.
+    pub fn ptr(&self) -> NonNull<u8> {
+        // SAFETY: `delta` is within the mapping.
+        unsafe { self.base.add(self.delta) }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.guard = None;
+        // SAFETY: `new` mapped exactly this range, and whoever uses pointers
+        // into it holds `self`.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.map_len) };
+    }
+}
+
+/// Refuse what can be told to be wrong before it is mapped. The unit in which
+/// the file can be mapped, in bytes.
+fn check_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, MapError> {
+    if len == 0 {
+        return Err(MapError::Empty);
+    }
+    let end = offset
+        .checked_add(len)
+        .filter(|end| i64::try_from(*end).is_ok())
+        .ok_or(MapError::Overflow { offset, len })?;
+    let stat = fstat(fd).map_err(|e| MapError::Io("fstat failed", e.into()))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile if end > stat.st_size as u64 => Err(MapError::PastEnd {
+            offset,
+            len,
+            file: stat.st_size as u64,
+        }),
+        // A device (DAX) knows its size itself.
+        FileType::RegularFile | FileType::CharacterDevice => Ok(page_size(fd)),
+        other => Err(MapError::NotMemory(other)),
+    }
+}
+
+fn page_size(fd: BorrowedFd<'_>) -> u64 {
+    match fstatfs(fd) {
+        Ok(fs) if fs.f_type == HUGETLBFS_MAGIC => fs.f_bsize as u64,
+        _ => rustix::param::page_size() as u64,
+    }
+}

@@ -1,0 +1,138 @@
+//! A disk for virtual machines: a vhost-user-blk back-end.
+//!
+//! One [`VhostUser`] serves one disk at one socket, to one front-end (QEMU,
+//! cloud-hypervisor, ...) at a time. The thread in [`VhostUser::serve`] speaks
+//! the protocol; requests never pass through it: each running virtqueue is a
+//! [`Source`](fathom_core::Source) of one of the disk's workers.
+//!
+//! - `codec` turns bytes and file descriptors into typed requests,
+//! - `session` is what one connection has set up, by concern,
+//! - `serve` accepts, waits and dispatches,
+//! - `mapping` and `sigbus` hold the front-end's memory.
+//!
+//! "vhost-user" in comments is QEMU's docs/interop/vhost-user.rst.
+
+mod codec;
+mod listen;
+mod mapping;
+mod serve;
+mod session;
+mod sigbus;
+mod signal;
+
+pub use listen::{ListenError, Listener};
+
+use fathom_core::{Disk, WorkerHandle};
+use fathom_virtio::BlkDevice;
+use signal::Signal;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+/// How to present the disk.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The most virtqueues that a front-end may use: a ceiling, not a
+    /// promise; 1 to 256. QEMU refuses a back-end with fewer than it has
+    /// vCPUs (unless told otherwise).
+    pub max_queues: u16,
+    /// What the guest sees as the disk's serial; at most 20 bytes count.
+    pub serial: String,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            max_queues: 64,
+            serial: "fathom".to_owned(),
+        }
+    }
+}
+
+/// What a [`VhostUser`] is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The front-end's process, if one is connected (0: not visible from
+    /// this PID namespace).
+    pub peer_pid: Option<i32>,
+    /// Virtqueues that workers are serving.
+    pub queues_running: usize,
+}
+
+/// The export of one disk.
+pub struct VhostUser {
+    shared: Shared,
+}
+
+/// What outlives a connection.
+struct Shared {
+    disk: Arc<dyn Disk>,
+    device: Arc<BlkDevice>,
+    workers: Arc<[WorkerHandle]>,
+    max_queues: u16,
+    stop: Signal,
+    config_change: Signal,
+    status: Mutex<Status>,
+}
+
+impl Shared {
+    fn update_status(&self, change: impl FnOnce(&mut Status)) {
+        change(&mut self.status.lock().unwrap_or_else(|e| e.into_inner()));
+    }
+}
+
+impl VhostUser {
+    /// Export `disk`, whose workers are `workers` (at least one): queue i is
+    /// served by worker i modulo their number.
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        workers: Arc<[WorkerHandle]>,
+        options: Options,
+    ) -> io::Result<VhostUser> {
+        assert!(!workers.is_empty(), "a disk has a worker");
+        let invalid = |problem| io::Error::new(io::ErrorKind::InvalidInput, problem);
+        if !(1..=256).contains(&options.max_queues) {
+            return Err(invalid("the number of queues must be 1 to 256"));
+        }
+        let device = BlkDevice::new(disk.info(), &options.serial, options.max_queues);
+        Ok(VhostUser {
+            shared: Shared {
+                disk,
+                device: Arc::new(device),
+                workers,
+                max_queues: options.max_queues,
+                stop: Signal::new()?,
+                config_change: Signal::new()?,
+                status: Mutex::default(),
+            },
+        })
+    }
+
+    /// Serve one front-end after the other, on this thread, until
+    /// [`VhostUser::stop`]. Then, as whenever a front-end goes, all queues
+    /// are drained and its memory is unmapped. An error of one connection
+    /// ends that connection and is logged; only an error of the listening
+    /// socket or of poll(2) ends serving.
+    pub fn serve(&self, listener: &Listener) -> io::Result<()> {
+        serve::serve(&self.shared, listener)
+    }
+
+    /// Make `serve` return, now and from now on. From any thread.
+    pub fn stop(&self) {
+        self.shared.stop.raise();
+    }
+
+    /// Tell the front-end that the configuration space has changed, after
+    /// changing [`VhostUser::device`] (its size). From any thread.
+    pub fn config_changed(&self) {
+        self.shared.config_change.raise();
+    }
+
+    /// What the guest sees.
+    pub fn device(&self) -> &Arc<BlkDevice> {
+        &self.shared.device
+    }
+
+    pub fn status(&self) -> Status {
+        *self.shared.status.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}

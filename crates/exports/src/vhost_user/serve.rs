@@ -1,0 +1,257 @@
+//! The control thread: accepts front-ends and dispatches their messages.
+
+use super::codec::{CodecError, Frame, Header, MAX_PAYLOAD, Received, Receiver, name, send};
+use super::session::{Fault, Reply, Session};
+use super::{Listener, Shared};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+/// Messages handled in one go before looking at anything else.
+const BATCH: usize = 64;
+
+/// How long the listener is left alone after accept(2) has failed for want
+/// of resources.
+const ACCEPT_PAUSE: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// See [`super::VhostUser::serve`].
+pub fn serve(shared: &Shared, listener: &Listener) -> io::Result<()> {
+    listener.socket().set_nonblocking(true)?;
+    let mut connection: Option<Connection<'_>> = None;
+    let mut pause_accept = false;
+    loop {
+        let ready = wait(shared, listener, connection.as_ref(), pause_accept)?;
+        if ready.stop {
+            return Ok(());
+        }
+        let mut idle = true;
+        if let Some(open) = &mut connection {
+            match open.turn(&ready) {
+                Ok(Progress::Idle) => {}
+                Ok(Progress::More) => idle = false,
+                Ok(Progress::Closed) => connection = None,
+                Err(error) => {
+                    tracing::error!("vhost-user: closing the connection: {error}");
+                    connection = None;
+                }
+            }
+        } else if ready.config {
+            shared.config_change.lower();
+        }
+        pause_accept = false;
+        // Only when everything that the present front-end sent is handled,
+        // its end included: its successor may be here already.
+        if ready.listener && idle {
+            pause_accept = !accept(shared, listener, &mut connection)?;
+        }
+    }
+}
+
+/// What poll(2) has found.
+#[derive(Default)]
+struct Ready {
+    stop: bool,
+    config: bool,
+    listener: bool,
+    socket: bool,
+    alarm: bool,
+    back_channel: bool,
+}
+
+fn wait(
+    shared: &Shared,
+    listener: &Listener,
+    connection: Option<&Connection<'_>>,
+    pause_accept: bool,
+) -> io::Result<Ready> {
+    let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+    let accept = if pause_accept {
+        PollFlags::empty()
+    } else {
+        PollFlags::IN
+    };
+    let mut fds = vec![
+        input(shared.stop.as_fd()),
+        input(shared.config_change.as_fd()),
+        PollFd::from_borrowed_fd(listener.as_fd(), accept),
+    ];
+    if let Some(open) = connection {
+        fds.push(input(open.socket.as_fd()));
+        fds.push(input(open.session.alarm().event()));
+        fds.extend(open.session.back_channel().map(input));
+    }
+    let timeout = pause_accept.then_some(&ACCEPT_PAUSE);
+    match poll(&mut fds, timeout) {
+        Ok(_) => {}
+        Err(Errno::INTR) => return Ok(Ready::default()),
+        Err(e) => return Err(e.into()),
+    }
+    let is_ready = |i: usize| fds.get(i).is_some_and(|fd| !fd.revents().is_empty());
+    Ok(Ready {
+        stop: is_ready(0),
+        config: is_ready(1),
+        listener: is_ready(2),
+        socket: is_ready(3),
+        alarm: is_ready(4),
+        back_channel: is_ready(5),
+    })
+}
+
+/// Accept a front-end, or refuse it if there is one. False if that failed
+/// for want of resources.
+fn accept<'a>(
+    shared: &'a Shared,
+    listener: &Listener,
+    connection: &mut Option<Connection<'a>>,
+) -> io::Result<bool> {
+    let socket = match listener.socket().accept() {
+        Ok((socket, _)) => socket,
+        Err(e) => {
+            return match e.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(true),
+                Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    tracing::error!("vhost-user: cannot accept a connection: {e}");
+                    Ok(false)
+                }
+                _ => Err(e),
+            };
+        }
+    };
+    let pid = peer_pid(&socket);
+    if connection.is_some() {
+        tracing::warn!(
+            "vhost-user: refused a second front-end (process {pid}): \
+             the disk has one already"
+        );
+        return Ok(true);
+    }
+    tracing::info!("vhost-user: front-end connected (process {pid})");
+    match Session::new(shared) {
+        Ok(session) => {
+            shared.update_status(|status| status.peer_pid = Some(pid));
+            *connection = Some(Connection {
+                socket,
+                receiver: Receiver::default(),
+                session,
+                shared,
+            });
+        }
+        Err(e) => tracing::error!("vhost-user: cannot start a session: {e}"),
+    }
+    Ok(true)
+}
+
+fn peer_pid(socket: &UnixStream) -> i32 {
+    socket_peercred(socket).map_or(0, |cred| cred.pid.as_raw_pid())
+}
+
+/// One front-end.
+pub struct Connection<'a> {
+    socket: UnixStream,
+    receiver: Receiver,
+    session: Session<'a>,
+    shared: &'a Shared,
+}
+
+enum Progress {
+    Idle,
+    More,
+    Closed,
+}
+
+/// Why a connection is closed from this side.
+#[derive(Debug, thiserror::Error)]
+enum CloseError {
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    #[error("{0}")]
+    Message(String),
+    #[error(
+        "the front-end has truncated memory that it shares; \
+         what it had in flight is lost"
+    )]
+    Truncated,
+}
+
+impl Connection<'_> {
+    fn turn(&mut self, ready: &Ready) -> Result<Progress, CloseError> {
+        if ready.alarm || self.session.alarm().is_raised() {
+            return Err(CloseError::Truncated);
+        }
+        if ready.config {
+            self.shared.config_change.lower();
+            self.session.config_changed();
+        }
+        if ready.back_channel {
+            self.session.read_back_channel();
+        }
+        if !ready.socket && !ready.listener {
+            return Ok(Progress::Idle);
+        }
+        self.handle_messages()
+    }
+
+    fn handle_messages(&mut self) -> Result<Progress, CloseError> {
+        for _ in 0..BATCH {
+            match self.receiver.receive(&self.socket)? {
+                Received::Frame(frame) => self.handle(frame)?,
+                Received::Incomplete => return Ok(Progress::Idle),
+                Received::Closed => {
+                    tracing::info!("vhost-user: front-end disconnected");
+                    return Ok(Progress::Closed);
+                }
+            }
+        }
+        Ok(Progress::More)
+    }
+
+    /// Handle one message and answer it as it asks to be.
+    fn handle(&mut self, frame: Frame) -> Result<(), CloseError> {
+        let header = frame.header;
+        let outcome = self.session.handle(frame);
+        // Asked for by flag, and only after (or by) negotiating it.
+        let acks = header.needs_reply() && self.session.acks();
+        match outcome {
+            Ok(Reply::Ack) if acks => self.acknowledge(header, true),
+            Ok(Reply::Ack) => Ok(()),
+            Ok(Reply::Payload(payload, fd)) => {
+                debug_assert!(payload.len() <= MAX_PAYLOAD);
+                let reply = Header::reply(header.request, payload.len());
+                let fd = fd.as_ref().map(AsFd::as_fd);
+                Ok(send(&self.socket, reply, &payload, fd)?)
+            }
+            Err(Fault::Refused(problem)) if acks => {
+                tracing::warn!("vhost-user: refused {}: {problem}", name(header.request));
+                self.acknowledge(header, false)
+            }
+            Err(Fault::Refused(problem) | Fault::Fatal(problem)) => {
+                if acks {
+                    // It is closed in any case.
+                    let _ = self.acknowledge(header, false);
+                }
+                let name = name(header.request);
+                Err(CloseError::Message(format!("{name}: {problem}")))
+            }
+        }
+    }
+
+    /// vhost-user, REPLY_ACK: 0 is success.
+    fn acknowledge(&self, request: Header, success: bool) -> Result<(), CloseError> {
+        let value = u64::from(!success).to_ne_bytes();
+        let reply = Header::reply(request.request, value.len());
+        Ok(send(&self.socket, reply, &value, None)?)
+    }
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        self.session.end();
+        self.shared.update_status(|status| status.peer_pid = None);
+    }
+}

@@ -1,0 +1,86 @@
+//! Requests of the back-end to the front-end.
+
+use super::{Fault, Reply, Session};
+use crate::vhost_user::codec::{CodecError, Header, Received, Receiver, send};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+const CONFIG_CHANGE: u32 = 2;
+
+/// The socket for such requests. Replies are read when they come: the
+/// front-end asks for the configuration before it replies, and must not find
+/// this side waiting.
+pub struct BackChannel {
+    socket: OwnedFd,
+    receiver: Receiver,
+}
+
+impl BackChannel {
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn request(&self, number: u32, need_reply: bool) -> Result<(), CodecError> {
+        send(
+            &self.socket,
+            Header::request(number, 0, need_reply),
+            &[],
+            None,
+        )
+    }
+
+    /// Read replies. False when the channel is of no use any more.
+    fn read(&mut self) -> bool {
+        match self.receiver.receive(&self.socket) {
+            Ok(Received::Incomplete) => true,
+            Ok(Received::Closed) => false,
+            Ok(Received::Frame(frame)) => {
+                if !frame.header.is_reply() || frame.payload != 0u64.to_ne_bytes() {
+                    tracing::warn!(
+                        "vhost-user: the front-end did not accept the changed configuration"
+                    );
+                }
+                true
+            }
+            Err(error) => {
+                tracing::warn!("vhost-user: back channel: {error}");
+                false
+            }
+        }
+    }
+}
+
+impl Session<'_> {
+    pub(super) fn set_backend_req_fd(&mut self, socket: OwnedFd) -> Result<Reply, Fault> {
+        self.back_channel = Some(BackChannel {
+            socket,
+            receiver: Receiver::default(),
+        });
+        Ok(Reply::Ack)
+    }
+
+    /// Tell the front-end to read the configuration again.
+    pub fn config_changed(&mut self) {
+        let (config, need_reply) = (self.features.config(), self.features.reply_ack());
+        let Some(channel) = self.back_channel.as_ref().filter(|_| config) else {
+            tracing::warn!(
+                "vhost-user: the front-end has no channel to be told \
+                 that the disk's configuration has changed"
+            );
+            return;
+        };
+        if let Err(error) = channel.request(CONFIG_CHANGE, need_reply) {
+            tracing::warn!("vhost-user: back channel: {error}");
+            self.back_channel = None;
+        }
+    }
+
+    pub fn read_back_channel(&mut self) {
+        if self
+            .back_channel
+            .as_mut()
+            .is_some_and(|channel| !channel.read())
+        {
+            self.back_channel = None;
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What both sides can do.
+
+use super::{Fault, Reply, Session};
+use fathom_virtio::features::{VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, offered};
+
+// vhost-user, "Protocol features".
+const MQ: u64 = 1 << 0;
+const LOG_SHMFD: u64 = 1 << 1;
+const REPLY_ACK: u64 = 1 << 3;
+const BACKEND_REQ: u64 = 1 << 5;
+const CONFIG: u64 = 1 << 9;
+const INFLIGHT_SHMFD: u64 = 1 << 12;
+const RESET_DEVICE: u64 = 1 << 13;
+const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+const STATUS: u64 = 1 << 16;
+
+/// What this back-end offers.
+pub const PROTOCOL_FEATURES: u64 = MQ
+    | LOG_SHMFD
+    | REPLY_ACK
+    | BACKEND_REQ
+    | CONFIG
+    | INFLIGHT_SHMFD
+    | RESET_DEVICE
+    | CONFIGURE_MEM_SLOTS
+    | STATUS;
+
+/// What the front-end has accepted.
+#[derive(Default)]
+pub struct Features {
+    /// virtio's and vhost's.
+    pub acked: u64,
+    pub protocol: u64,
+}
+
+impl Features {
+    /// Vrings wait for SET_VRING_ENABLE.
+    pub fn rings_need_enable(&self) -> bool {
+        self.acked & VHOST_USER_F_PROTOCOL_FEATURES != 0
+    }
+
+    /// Everything that is written to guest memory is to be logged.
+    pub fn log_all(&self) -> bool {
+        self.acked & VHOST_F_LOG_ALL != 0
+    }
+
+    pub fn log_shmfd(&self) -> bool {
+        self.protocol & LOG_SHMFD != 0
+    }
+
+    pub fn reply_ack(&self) -> bool {
+        self.protocol & REPLY_ACK != 0
+    }
+
+    pub fn config(&self) -> bool {
+        self.protocol & CONFIG != 0
+    }
+}
+
+impl Session<'_> {
+    /// Whether acknowledgements are given to who asks for them.
+    pub fn acks(&self) -> bool {
+        self.features.reply_ack()
+    }
+
+    pub(super) fn offered_features(&self) -> u64 {
+        offered(self.shared.device.info(), self.shared.max_queues)
+            | VHOST_USER_F_PROTOCOL_FEATURES
+            | VHOST_F_LOG_ALL
+    }
+
+    pub(super) fn set_features(&mut self, features: u64) -> Result<Reply, Fault> {
+        let unknown = features & !self.offered_features();
+        if unknown != 0 {
+            return Err(Fault::Refused(format!(
+                "features {unknown:#x} were not offered"
+            )));
+        }
+        // Live migration begins and ends with this message.
+        if features != self.features.acked {
+            self.while_paused(|session| {
+                session.features.acked = features;
+                if !session.features.log_all() {
+                    session.log = None;
+                }
+            })
+            .map_err(Fault::into_fatal)?;
+        }
+        Ok(Reply::Ack)
+    }
+
+    pub(super) fn set_protocol_features(&mut self, features: u64) -> Result<Reply, Fault> {
+        let unknown = features & !PROTOCOL_FEATURES;
+        if unknown != 0 {
+            return Err(Fault::Refused(format!(
+                "protocol features {unknown:#x} were not offered"
+            )));
+        }
+        self.features.protocol = features;
+        Ok(Reply::Ack)
+    }
+}

@@ -1,0 +1,116 @@
+//! The area that tracks requests in flight. The front-end keeps it while this
+//! process may die, and hands it to the next one.
+
+use super::{Fault, Reply, Session};
+use crate::vhost_user::codec::Inflight;
+use crate::vhost_user::mapping::Mapping;
+use fathom_virtio::inflight::{InflightQueue, region_size};
+use fathom_virtio::queue::MAX_SIZE;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// The mapped area: one region after the other, each for a queue.
+pub struct InflightArea {
+    mapping: Arc<Mapping>,
+    queues: u16,
+    queue_size: u16,
+}
+
+impl InflightArea {
+    /// The region of vring `index`.
+    fn queue(&self, index: u16) -> Option<InflightQueue> {
+        if index >= self.queues {
+            return None;
+        }
+        let offset = usize::from(index) * region_size(self.queue_size);
+        // SAFETY: the mapping was checked to hold `queues` regions of this
+        // size from an 8-aligned start, lives as long as the queue, and is
+        // accessed in this part by this queue only: a vring runs once.
+        Some(unsafe {
+            InflightQueue::new(
+                self.mapping.ptr().add(offset),
+                self.queue_size,
+                self.mapping.clone(),
+            )
+        })
+    }
+}
+
+/// Bytes of the whole area.
+fn area_size(queues: u16, queue_size: u16) -> u64 {
+    region_size(queue_size) as u64 * u64::from(queues)
+}
+
+fn memory_file(size: u64) -> Result<OwnedFd, rustix::io::Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = memfd_create("fathom-inflight", flags)?;
+    ftruncate(&fd, size)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+impl Session<'_> {
+    fn check_inflight(&self, wanted: &Inflight) -> Result<(), Fault> {
+        let (queues, size) = (wanted.num_queues, wanted.queue_size);
+        if queues == 0 || usize::from(queues) > self.vrings.len() {
+            return Err(Fault::Refused(format!(
+                "{queues} queues; this disk has up to {}",
+                self.vrings.len()
+            )));
+        }
+        if !(1..=MAX_SIZE).contains(&size) {
+            return Err(Fault::Refused(format!(
+                "queues of {size} entries; 1 to {MAX_SIZE} are supported"
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn get_inflight_fd(&mut self, wanted: Inflight) -> Result<Reply, Fault> {
+        self.check_inflight(&wanted)?;
+        let size = area_size(wanted.num_queues, wanted.queue_size);
+        let fd = memory_file(size)
+            .map_err(|e| Fault::Refused(format!("cannot create a memory file: {e}")))?;
+        let area = Inflight {
+            mmap_size: size,
+            mmap_offset: 0,
+            ..wanted
+        };
+        Ok(Reply::Payload(area.to_bytes(), Some(fd)))
+    }
+
+    pub(super) fn set_inflight_fd(&mut self, area: Inflight, fd: OwnedFd) -> Result<Reply, Fault> {
+        self.check_inflight(&area)?;
+        let needed = area_size(area.num_queues, area.queue_size);
+        if area.mmap_size < needed {
+            return Err(Fault::Refused(format!(
+                "the area has {} bytes but needs {needed}",
+                area.mmap_size
+            )));
+        }
+        if !area.mmap_offset.is_multiple_of(8) {
+            return Err(Fault::refused("the area's offset is not a multiple of 8"));
+        }
+        let mapping = Mapping::new(fd, area.mmap_offset, needed, self.alarm.clone())
+            .map_err(|e| Fault::Refused(format!("in-flight area: {e}")))?;
+        self.while_paused(|session| {
+            session.inflight = Some(InflightArea {
+                mapping: Arc::new(mapping),
+                queues: area.num_queues,
+                queue_size: area.queue_size,
+            });
+        })
+        .map_err(Fault::into_fatal)?;
+        Ok(Reply::Ack)
+    }
+
+    /// The region for a queue that starts now, if the front-end tracks.
+    pub(super) fn current_inflight(&self, index: u16) -> Result<Option<InflightQueue>, String> {
+        let Some(area) = &self.inflight else {
+            return Ok(None);
+        };
+        let outside = || format!("the in-flight area is for {} queues only", area.queues);
+        area.queue(index).ok_or_else(outside).map(Some)
+    }
+}

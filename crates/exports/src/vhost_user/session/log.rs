@@ -1,0 +1,53 @@
+//! The dirty log of a live migration.
+
+use super::{Fault, Reply, Session};
+use crate::vhost_user::mapping::Mapping;
+use fathom_virtio::DirtyLog;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+pub type Log = Arc<DirtyLog>;
+
+impl Session<'_> {
+    pub(super) fn set_log_base(
+        &mut self,
+        size: u64,
+        offset: u64,
+        fd: OwnedFd,
+    ) -> Result<Reply, Fault> {
+        // The reply cannot carry a failure, so only closing is left.
+        let mapping = Mapping::new(fd, offset, size, self.alarm.clone())
+            .map_err(|e| Fault::Fatal(format!("dirty log: {e}")))?;
+        let (bytes, len) = (mapping.ptr(), mapping.len());
+        // SAFETY: `mapping` covers `len` bytes and lives as long as the log,
+        // which alone accesses it.
+        let log = unsafe { DirtyLog::new(bytes, len, Arc::new(mapping)) };
+        self.while_paused(|session| {
+            session.log = Some(Arc::new(log));
+        })
+        .map_err(Fault::into_fatal)?;
+        if !self.features.log_shmfd() {
+            return Ok(Reply::Ack);
+        }
+        // Front-ends differ in what they expect as contents, but none looks
+        // at it.
+        let mut echo = size.to_ne_bytes().to_vec();
+        echo.extend_from_slice(&offset.to_ne_bytes());
+        Ok(Reply::Payload(echo, None))
+    }
+
+    /// The log for a queue that starts now, if there is to be one.
+    pub(super) fn current_log(&self) -> Result<Option<Log>, String> {
+        let Some(log) = self.log.as_ref().filter(|_| self.features.log_all()) else {
+            return Ok(None);
+        };
+        // Pages without a bit would silently be lost.
+        if !log.covers(self.memory.end()) {
+            return Err(format!(
+                "the dirty log does not cover the guest's memory, which ends at {:#x}",
+                self.memory.end()
+            ));
+        }
+        Ok(Some(log.clone()))
+    }
+}

@@ -1,0 +1,126 @@
+//! The guest's memory.
+
+use super::{Fault, Reply, Session};
+use crate::vhost_user::codec::Region;
+use crate::vhost_user::mapping::Mapping;
+use crate::vhost_user::sigbus::Alarm;
+use fathom_virtio::{GuestMemory, GuestRegion};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Regions at once; QEMU never has more than 509 memory slots to give.
+pub const MAX_SLOTS: usize = 509;
+
+#[derive(Clone)]
+struct MappedRegion {
+    region: Region,
+    mapping: Arc<Mapping>,
+}
+
+/// All regions and, made of them, what queues translate addresses with.
+/// Changed by replacing it whole.
+#[derive(Default)]
+pub struct MemoryTable {
+    regions: Vec<MappedRegion>,
+    memory: Option<Arc<GuestMemory>>,
+}
+
+impl MemoryTable {
+    fn new(regions: Vec<MappedRegion>) -> Result<MemoryTable, Fault> {
+        if regions.len() > MAX_SLOTS {
+            return Err(Fault::Refused(format!(
+                "more than {MAX_SLOTS} memory regions"
+            )));
+        }
+        let guest_regions = regions
+            .iter()
+            .map(|MappedRegion { region, mapping }| GuestRegion {
+                gpa: region.guest_addr,
+                len: region.size,
+                user_addr: region.user_addr,
+                host: mapping.ptr(),
+                owner: mapping.clone(),
+            })
+            .collect();
+        // SAFETY: a `Mapping` is readable and writable, has the length of the
+        // region that it was made for, and is unmapped by its drop only.
+        // Nothing makes references into it, and truncation is handled.
+        let memory = unsafe { GuestMemory::new(guest_regions) }.map_err(Fault::refused)?;
+        let memory = (!regions.is_empty()).then(|| Arc::new(memory));
+        Ok(MemoryTable { regions, memory })
+    }
+
+    /// None as long as there are no regions.
+    pub fn memory(&self) -> Option<&Arc<GuestMemory>> {
+        self.memory.as_ref()
+    }
+
+    /// The guest address after the last region.
+    pub fn end(&self) -> u64 {
+        let ends = self.regions.iter().map(|r| r.region);
+        ends.map(|r| r.guest_addr.saturating_add(r.size))
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+fn map(region: Region, fd: OwnedFd, alarm: &Arc<Alarm>) -> Result<MappedRegion, Fault> {
+    let mapping = Mapping::new(fd, region.mmap_offset, region.size, alarm.clone())
+        .map_err(|e| Fault::Refused(format!("region at {:#x}: {e}", region.guest_addr)))?;
+    Ok(MappedRegion {
+        region,
+        mapping: Arc::new(mapping),
+    })
+}
+
+impl Session<'_> {
+    pub(super) fn set_mem_table(
+        &mut self,
+        regions: Vec<(Region, OwnedFd)>,
+    ) -> Result<Reply, Fault> {
+        let regions = regions
+            .into_iter()
+            .map(|(region, fd)| map(region, fd, &self.alarm))
+            .collect::<Result<Vec<_>, Fault>>()?;
+        self.replace_memory(regions)
+    }
+
+    pub(super) fn add_mem_reg(&mut self, region: Region, fd: OwnedFd) -> Result<Reply, Fault> {
+        let added = map(region, fd, &self.alarm)?;
+        let mut regions = self.memory.regions.clone();
+        regions.push(added);
+        self.replace_memory(regions)
+    }
+
+    pub(super) fn rem_mem_reg(&mut self, region: Region) -> Result<Reply, Fault> {
+        let same = |r: &Region| {
+            (r.guest_addr, r.size, r.user_addr)
+                == (region.guest_addr, region.size, region.user_addr)
+        };
+        let mut regions = self.memory.regions.clone();
+        let Some(found) = regions.iter().position(|r| same(&r.region)) else {
+            return Err(Fault::Refused(format!(
+                "there is no region at {:#x} of {:#x} bytes",
+                region.guest_addr, region.size
+            )));
+        };
+        regions.remove(found);
+        self.replace_memory(regions)
+    }
+
+    /// Requests in flight refer to the old regions, so queues are drained
+    /// first. One whose rings are not in the new table waits for a table
+    /// that has them: a region that grows is removed and added.
+    fn replace_memory(&mut self, regions: Vec<MappedRegion>) -> Result<Reply, Fault> {
+        let table = MemoryTable::new(regions)?;
+        let resumed = self.while_paused(|session| {
+            session.alarm.set_memory(table.memory().cloned());
+            session.memory = table;
+        });
+        match resumed {
+            Err(Fault::Refused(problem)) => tracing::info!("vhost-user: waiting: {problem}"),
+            outcome => outcome?,
+        }
+        Ok(Reply::Ack)
+    }
+}

@@ -1,0 +1,34 @@
+//! Device status and reset.
+
+use super::{Fault, Reply, Session};
+
+impl Session<'_> {
+    /// The device as at first; the connection, with its protocol features
+    /// and the memory table, stays.
+    pub(super) fn reset_device(&mut self) -> Result<Reply, Fault> {
+        self.reset_vrings();
+        self.shared.device.reset();
+        Ok(Reply::Ack)
+    }
+
+    /// Status 0 resets the vrings. The writeback field stays: QEMU sends
+    /// status 0 whenever it stops a guest, which will go on and not look.
+    pub(super) fn set_status(&mut self, status: u64) -> Result<Reply, Fault> {
+        let Ok(status) = u8::try_from(status) else {
+            return Err(Fault::Refused(format!("{status:#x} is no device status")));
+        };
+        self.device_status = status;
+        if status == 0 {
+            self.reset_vrings();
+        }
+        Ok(Reply::Ack)
+    }
+
+    fn reset_vrings(&mut self) {
+        self.stop_all();
+        self.device_status = 0;
+        for vring in &mut self.vrings {
+            vring.reset();
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! The virtqueues: what a front-end says about each, and when it runs.
+//!
+//! A vring is started by SET_VRING_KICK and stopped by GET_VRING_BASE. It
+//! runs, which is to say that it is attached to its worker, while it is
+//! started, enabled, and fully described. A worker looks at a source as soon
+//! as it is attached, so kicks from before are not lost.
+
+use super::{Fault, Reply, Session};
+use crate::vhost_user::codec::VringAddr;
+use fathom_core::{Detaching, SourceId};
+use fathom_virtio::{BlkQueue, QueueSetup};
+use rustix::fs::{FileType, fstat};
+use rustix::io::ReadWriteFlags;
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// One virtqueue as described so far.
+#[derive(Default)]
+pub struct Vring {
+    /// 0: not said.
+    size: u16,
+    addr: Option<VringAddr>,
+    /// Where to go on in the avail ring; not current while it runs.
+    base: u16,
+    /// Present: started.
+    kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    err: Option<OwnedFd>,
+    enabled: bool,
+    running: Option<Running>,
+}
+
+#[derive(Clone, Copy)]
+struct Running {
+    worker: usize,
+    id: SourceId,
+}
+
+impl Vring {
+    /// As at first. Not to be called while it runs.
+    pub fn reset(&mut self) {
+        debug_assert!(self.running.is_none());
+        *self = Vring::default();
+    }
+}
+
+/// A copy, since a queue that cannot start takes its file descriptors along.
+fn duplicate(fd: &Option<OwnedFd>) -> Result<Option<OwnedFd>, Fault> {
+    let copy = fd.as_ref().map(OwnedFd::try_clone).transpose();
+    copy.map_err(|e| Fault::Refused(format!("cannot duplicate an eventfd: {e}")))
+}
+
+/// Refuse what cannot be an eventfd: other files are always readable, and
+/// the worker would never sleep. (Anonymous inodes have no file type.)
+fn check_eventfd(fd: &OwnedFd) -> Result<(), Fault> {
+    let stat = fstat(fd).map_err(|e| Fault::Refused(format!("not an eventfd: {e}")))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Unknown => Ok(()),
+        other => Err(Fault::Refused(format!("not an eventfd but a {other:?}"))),
+    }
+}
+
+/// A worker that signals an eventfd whose counter is full sleeps until
+/// somebody reads it. A front-end must not be able to hold up a drain so.
+fn unclog(call: &OwnedFd) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(call, PollFlags::OUT)];
+    let writable = poll(&mut fds, Some(&Timespec::default()));
+    if writable == Ok(0) {
+        let mut counter = [0; 8];
+        let mut buffers = [IoSliceMut::new(&mut counter)];
+        // Should it have been read meanwhile, this must not wait either.
+        let here = u64::MAX;
+        let _ = rustix::io::preadv2(call, &mut buffers, here, ReadWriteFlags::NOWAIT);
+    }
+}
+
+impl Session<'_> {
+    pub(super) fn set_vring_num(&mut self, index: u32, num: u32) -> Result<Reply, Fault> {
+        let i = self.stopped_vring(index)?;
+        // The queue itself checks the size when it starts.
+        self.vrings[i].size = u16::try_from(num)
+            .map_err(|_| Fault::Refused(format!("vring {i}: size {num} is too large")))?;
+        Ok(Reply::Ack)
+    }
+
+    pub(super) fn set_vring_base(&mut self, index: u32, base: u32) -> Result<Reply, Fault> {
+        let i = self.stopped_vring(index)?;
+        self.vrings[i].base = u16::try_from(base)
+            .map_err(|_| Fault::Refused(format!("vring {i}: base {base} is too large")))?;
+        Ok(Reply::Ack)
+    }
+
+    pub(super) fn set_vring_addr(&mut self, index: u32, addr: VringAddr) -> Result<Reply, Fault> {
+        self.change_vring(index, |vring| vring.addr = Some(addr))
+    }
+
+    pub(super) fn set_vring_kick(
+        &mut self,
+        index: u32,
+        fd: Option<OwnedFd>,
+    ) -> Result<Reply, Fault> {
+        let fd = fd.ok_or_else(|| {
+            Fault::Refused(format!(
+                "vring {index}: a queue without a kick eventfd cannot be served"
+            ))
+        })?;
+        check_eventfd(&fd)?;
+        self.change_vring(index, |vring| vring.kick = Some(fd))
+    }
+
+    pub(super) fn set_vring_call(
+        &mut self,
+        index: u32,
+        fd: Option<OwnedFd>,
+    ) -> Result<Reply, Fault> {
+        fd.as_ref().map_or(Ok(()), check_eventfd)?;
+        self.change_vring(index, |vring| vring.call = fd)
+    }
+
+    pub(super) fn set_vring_err(
+        &mut self,
+        index: u32,
+        fd: Option<OwnedFd>,
+    ) -> Result<Reply, Fault> {
+        fd.as_ref().map_or(Ok(()), check_eventfd)?;
+        self.change_vring(index, |vring| vring.err = fd)
+    }
+
+    pub(super) fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<Reply, Fault> {
+        let i = self.vring(index)?;
+        if self.vrings[i].enabled == enable {
+            return Ok(Reply::Ack);
+        }
+        self.change_vring(index, |vring| vring.enabled = enable)
+    }
+
+    /// Stop: everything in flight is completed, and nothing touches the
+    /// guest's memory for this vring afterwards.
+    pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Reply, Fault> {
+        let i = self.vring(index)?;
+        self.pause(i..i + 1);
+        self.vrings[i].kick = None;
+        self.deactivate_if_idle();
+        let mut state = index.to_ne_bytes().to_vec();
+        state.extend_from_slice(&u32::from(self.vrings[i].base).to_ne_bytes());
+        Ok(Reply::Payload(state, None))
+    }
+
+    /// Stop all vrings.
+    pub(super) fn stop_all(&mut self) {
+        self.pause(0..self.vrings.len());
+        self.vrings.iter_mut().for_each(|vring| vring.kick = None);
+        self.deactivate_if_idle();
+    }
+
+    /// Make a change that running queues must not see. Afterwards all that
+    /// can run do; the error says why the first of the others that should
+    /// run does not.
+    pub(super) fn while_paused(&mut self, change: impl FnOnce(&mut Self)) -> Result<(), Fault> {
+        let all = 0..self.vrings.len();
+        self.pause(all.clone());
+        change(self);
+        let mut outcome = Ok(());
+        for i in all {
+            // One that does not start is no reason for others not to.
+            outcome = outcome.and(self.start(i));
+        }
+        outcome
+    }
+
+    fn vring(&self, index: u32) -> Result<usize, Fault> {
+        let count = self.vrings.len();
+        let i = usize::try_from(index).ok().filter(|i| *i < count);
+        i.ok_or_else(|| Fault::Refused(format!("vring {index}: this disk has up to {count}")))
+    }
+
+    fn stopped_vring(&self, index: u32) -> Result<usize, Fault> {
+        let i = self.vring(index)?;
+        if self.vrings[i].running.is_some() {
+            return Err(Fault::Refused(format!("vring {i} is running")));
+        }
+        Ok(i)
+    }
+
+    fn change_vring(
+        &mut self,
+        index: u32,
+        change: impl FnOnce(&mut Vring),
+    ) -> Result<Reply, Fault> {
+        let i = self.vring(index)?;
+        self.pause(i..i + 1);
+        change(&mut self.vrings[i]);
+        self.start(i).inspect_err(|_| {
+            // Refused, it is not started either.
+            self.vrings[i].kick = None;
+            self.deactivate_if_idle();
+        })?;
+        Ok(Reply::Ack)
+    }
+
+    /// Detach those that run, after all that they have in flight.
+    fn pause(&mut self, which: std::ops::Range<usize>) {
+        let mut detaching: Vec<(usize, Detaching)> = Vec::new();
+        for i in which {
+            let Some(Running { worker, id }) = self.vrings[i].running.take() else {
+                continue;
+            };
+            self.vrings[i].call.iter().for_each(unclog);
+            detaching.push((i, self.shared.workers[worker].begin_detach(id)));
+        }
+        let count = detaching.len();
+        for (i, detaching) in detaching {
+            let queue = detaching.wait().into_any().downcast::<BlkQueue>();
+            let queue = queue.expect("only queues are attached");
+            self.vrings[i].base = queue.into_parts().0.base;
+            tracing::debug!("vhost-user: vring {i} stopped at {}", self.vrings[i].base);
+        }
+        self.shared
+            .update_status(|status| status.queues_running -= count);
+    }
+
+    /// Attach a vring if it should run.
+    fn start(&mut self, i: usize) -> Result<(), Fault> {
+        let Some(queue) = self.build(i)? else {
+            return Ok(());
+        };
+        self.activate()?;
+        let worker = i % self.shared.workers.len();
+        let id = self.shared.workers[worker]
+            .attach(Box::new(queue))
+            .map_err(|e| Fault::Fatal(format!("vring {i} cannot be served: {e}")))?;
+        self.vrings[i].running = Some(Running { worker, id });
+        self.shared
+            .update_status(|status| status.queues_running += 1);
+        tracing::debug!("vhost-user: vring {i} runs on worker {worker}");
+        Ok(())
+    }
+
+    /// The queue of a vring that should run; None as long as it should not.
+    fn build(&self, i: usize) -> Result<Option<BlkQueue>, Fault> {
+        let vring = &self.vrings[i];
+        let enabled = vring.enabled || !self.features.rings_need_enable();
+        let (Some(memory), Some(addr), Some(kick)) =
+            (self.memory.memory(), vring.addr, &vring.kick)
+        else {
+            return Ok(None);
+        };
+        if !enabled || vring.size == 0 {
+            return Ok(None);
+        }
+        let index = i as u16;
+        let problem = |problem| Fault::Refused(format!("vring {i}: {problem}"));
+        let log = self.current_log().map_err(problem)?;
+        let inflight = self.current_inflight(index).map_err(problem)?;
+        let log_used = addr.flags & VringAddr::F_LOG != 0;
+        let kick = kick.as_fd().try_clone_to_owned();
+        let setup = QueueSetup {
+            index,
+            size: vring.size,
+            desc_addr: addr.desc,
+            avail_addr: addr.avail,
+            used_addr: addr.used,
+            log_addr: log_used.then_some(addr.log),
+            base: vring.base,
+            features: self.features.acked,
+            kick: kick.map_err(|e| problem(format!("cannot duplicate an eventfd: {e}")))?,
+            call: duplicate(&vring.call)?,
+            err: duplicate(&vring.err)?,
+        };
+        let device = self.shared.device.clone();
+        BlkQueue::new(setup, memory.clone(), log, inflight, device)
+            .map(Some)
+            .map_err(Fault::refused)
+    }
+
+    fn activate(&mut self) -> Result<(), Fault> {
+        if !self.active {
+            let disk = &self.shared.disk;
+            disk.activate().map_err(|e| Fault::Fatal(e.to_string()))?;
+            self.active = true;
+        }
+        Ok(())
+    }
+
+    /// After the last vring has stopped: let go of the disk, so that another
+    /// process (of a live migration's destination) may have it.
+    fn deactivate_if_idle(&mut self) {
+        if self.active && self.vrings.iter().all(|vring| vring.kick.is_none()) {
+            self.active = false;
+            if let Err(error) = self.shared.disk.deactivate() {
+                tracing::error!("vhost-user: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A disk whose bytes are in memory.
+
+use super::engine::PollEngine;
+use fathom_core::{
+    Channel, Cx, Disk, DiskError, DiskInfo, Engine, Op, RangeLimits, RequestId, Stage, Token,
+    WorkerHandle, WorkerOptions,
+};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+pub const SIZE: u64 = 1 << 20;
+
+pub struct TestDisk(Arc<State>);
+
+pub struct State {
+    pub bytes: Mutex<Vec<u8>>,
+    /// Requests are held back while true.
+    hold: AtomicBool,
+    pub held: AtomicUsize,
+    pub activated: AtomicUsize,
+    pub deactivated: AtomicUsize,
+    pub fail_activation: AtomicBool,
+    /// Wakes each worker to look at `hold` again.
+    wakes: Mutex<Vec<Arc<OwnedFd>>>,
+}
+
+impl TestDisk {
+    pub fn new() -> Arc<TestDisk> {
+        Arc::new(TestDisk(Arc::new(State {
+            bytes: Mutex::new((0..SIZE).map(|i| (i / 512) as u8 ^ 0x5a).collect()),
+            hold: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
+            activated: AtomicUsize::new(0),
+            deactivated: AtomicUsize::new(0),
+            fail_activation: AtomicBool::new(false),
+            wakes: Mutex::default(),
+        })))
+    }
+
+    pub fn hold(&self) {
+        self.hold.store(true, SeqCst);
+    }
+
+    pub fn release(&self) {
+        self.hold.store(false, SeqCst);
+        for wake in self.wakes.lock().unwrap().iter() {
+            rustix::io::write(&**wake, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    pub fn is_active(&self) -> bool {
+        self.activated.load(SeqCst) > self.deactivated.load(SeqCst)
+    }
+
+    pub fn workers(self: &Arc<Self>, n: usize) -> Arc<[WorkerHandle]> {
+        let spawn = |i| {
+            let options = WorkerOptions {
+                name: format!("worker-{i}"),
+                ..WorkerOptions::default()
+            };
+            let engine = || Ok(Box::new(PollEngine::default()) as Box<dyn Engine>);
+            WorkerHandle::spawn(self.clone(), engine, options).unwrap()
+        };
+        (0..n).map(spawn).collect()
+    }
+}
+
+impl std::ops::Deref for TestDisk {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+impl Disk for TestDisk {
+    fn info(&self) -> DiskInfo {
+        let limits = Some(RangeLimits {
+            alignment: 512,
+            max_len: SIZE,
+        });
+        DiskInfo {
+            size: SIZE,
+            block_size: 512,
+            physical_block_size: 4096,
+            optimal_io_size: 0,
+            read_only: false,
+            write_cache: true,
+            discard: limits,
+            write_zeroes: limits,
+        }
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        if self.fail_activation.load(SeqCst) {
+            return Err(DiskError::Unusable {
+                path: PathBuf::from("test.img"),
+                problem: "locked by another process".into(),
+            });
+        }
+        self.activated.fetch_add(1, SeqCst);
+        Ok(())
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        self.deactivated.fetch_add(1, SeqCst);
+        Ok(())
+    }
+
+    fn channel(&self, engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(eventfd(0, flags).unwrap());
+        // A completion of request 0 that the channel takes as "look again".
+        let token = Token::request(RequestId(0), u16::MAX);
+        engine.watch(wake.as_raw_fd(), token).unwrap();
+        self.wakes.lock().unwrap().push(wake);
+        Ok(Box::new(TestChannel {
+            disk: self.0.clone(),
+            waiting: Vec::new(),
+        }))
+    }
+}
+
+struct TestChannel {
+    disk: Arc<State>,
+    waiting: Vec<RequestId>,
+}
+
+impl TestChannel {
+    fn carry_out(&self, cx: &mut Cx, id: RequestId) {
+        let request = &cx.slab[id];
+        let mut bytes = self.disk.bytes.lock().unwrap();
+        let mut at = request.offset as usize;
+        for segment in &request.segments {
+            let len = segment.iov_len;
+            let image = &mut bytes[at..at + len];
+            let guest = segment.iov_base.cast::<u8>();
+            match request.op {
+                // SAFETY: the queue vouches for its segments.
+                Op::Read => unsafe { guest.copy_from_nonoverlapping(image.as_ptr(), len) },
+                // SAFETY: likewise.
+                Op::Write => unsafe { guest.copy_to_nonoverlapping(image.as_mut_ptr(), len) },
+                _ => {}
+            }
+            at += len;
+        }
+        drop(bytes);
+        cx.complete(id, 0);
+    }
+}
+
+impl Channel for TestChannel {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Map);
+        cx.enter(id, Stage::Device);
+        if self.disk.hold.load(SeqCst) {
+            self.waiting.push(id);
+            self.disk.held.fetch_add(1, SeqCst);
+        } else {
+            self.carry_out(cx, id);
+        }
+    }
+
+    fn complete(&mut self, cx: &mut Cx, _id: RequestId, _tag: u16, _result: i32) {
+        if !self.disk.hold.load(SeqCst) {
+            for id in std::mem::take(&mut self.waiting) {
+                self.disk.held.fetch_sub(1, SeqCst);
+                self.carry_out(cx, id);
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The smallest engine that a worker can sleep in: no files.
+
+use fathom_core::{Completion, Engine, FileId, Io, Token, Wait};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
+
+#[derive(Default)]
+pub struct PollEngine {
+    watched: Vec<(RawFd, Token)>,
+}
+
+impl Engine for PollEngine {
+    fn name(&self) -> &'static str {
+        "poll"
+    }
+
+    fn reserve(&mut self, _n: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn add_file(&mut self, _file: BorrowedFd<'_>) -> io::Result<FileId> {
+        unreachable!("the disk has no file")
+    }
+
+    fn remove_file(&mut self, _file: FileId) {}
+
+    unsafe fn push(&mut self, _io: Io, _token: Token) {
+        unreachable!("the disk has no file")
+    }
+
+    fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.watched.push((fd, token));
+        Ok(())
+    }
+
+    fn unwatch(&mut self, fd: RawFd, token: Token) {
+        self.watched.retain(|entry| *entry != (fd, token));
+    }
+
+    fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        if wait != Wait::Forever {
+            return Ok(());
+        }
+        // SAFETY: watched until unwatched, so open.
+        let borrow = |fd: &RawFd| unsafe { BorrowedFd::borrow_raw(*fd) };
+        let mut polled: Vec<PollFd<'_>> = self
+            .watched
+            .iter()
+            .map(|(fd, _)| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN))
+            .collect();
+        poll(&mut polled, None)?;
+        for (entry, (fd, token)) in polled.iter().zip(&self.watched) {
+            if !entry.revents().is_empty() {
+                let _ = rustix::io::read(borrow(fd), &mut [0u8; 8]);
+                out.push(Completion {
+                    token: *token,
+                    result: 0,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn ready(&mut self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,71 @@
+//! A disk served at a socket by a thread.
+
+use super::disk::TestDisk;
+use super::guest::eventually;
+use fathom_exports::VhostUser;
+use fathom_exports::vhost_user::{Listener, Options};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use vhost::vhost_user::Frontend;
+
+pub struct Served {
+    pub disk: Arc<TestDisk>,
+    pub export: Arc<VhostUser>,
+    pub path: PathBuf,
+    _dir: tempfile::TempDir,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    pub fn new() -> Served {
+        Served::with_queues(4)
+    }
+
+    pub fn with_queues(max_queues: u16) -> Served {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vhost.sock");
+        let listener = Listener::bind(&path, None).unwrap();
+        let disk = TestDisk::new();
+        let options = Options {
+            max_queues,
+            serial: "test".into(),
+        };
+        let workers = disk.workers(2);
+        let export = Arc::new(VhostUser::new(disk.clone(), workers, options).unwrap());
+        let thread = std::thread::spawn({
+            let export = export.clone();
+            move || export.serve(&listener).unwrap()
+        });
+        Served {
+            disk,
+            export,
+            path,
+            _dir: dir,
+            thread: Some(thread),
+        }
+    }
+
+    pub fn connect(&self) -> Frontend {
+        Frontend::connect(&self.path, 4).unwrap()
+    }
+
+    pub fn wait_for_disconnect(&self) {
+        eventually("the connection is closed", || {
+            self.export.status() == Default::default()
+        });
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.export.stop();
+        let ended = self.thread.take().unwrap().join();
+        // Not again while a test fails already.
+        if !std::thread::panicking() {
+            ended.unwrap();
+            assert_eq!(self.export.status(), Default::default());
+            assert!(!self.disk.is_active());
+        }
+    }
+}
