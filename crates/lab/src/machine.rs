@@ -48,19 +48,23 @@ pub struct Disk {
     pub id: String,
     /// How QEMU reaches it.
     pub attach: Attach,
+    /// More properties of the device, such as `disable-legacy=on`.
+    pub properties: Vec<String>,
 }
 
 impl Disk {
     /// A vhost-user disk with as many queues as QEMU chooses, and no reconnecting.
     pub fn vhost_user(id: &str, socket: &Path) -> Self {
+        let socket = socket.to_owned();
         let attach = Attach::VhostUser {
-            socket: socket.to_owned(),
+            socket,
             queues: None,
             reconnect: false,
         };
         Self {
             id: id.to_owned(),
             attach,
+            properties: Vec::new(),
         }
     }
 
@@ -79,6 +83,13 @@ impl Disk {
         if let Attach::VhostUser { reconnect, .. } = &mut self.attach {
             *reconnect = true;
         }
+        self
+    }
+
+    /// Sets a property of the device.
+    #[must_use]
+    pub fn with_property(mut self, property: &str) -> Self {
+        self.properties.push(property.to_owned());
         self
     }
 
@@ -282,7 +293,12 @@ fn push_disk(args: &mut Arguments, disk: &Disk, index: usize, boot: Boot) -> Res
     } else {
         format!(",bootindex={index}")
     };
-    let place = format!("id={id},addr={slot:x}{order}");
+    let more: String = disk
+        .properties
+        .iter()
+        .map(|property| format!(",{property}"))
+        .collect();
+    let place = format!("id={id},addr={slot:x}{order}{more}");
     match &disk.attach {
         Attach::VhostUser {
             socket,

@@ -10,11 +10,17 @@ use std::process::Command;
 use crate::error::{Context, Error, Result};
 use crate::host;
 
-/// Programs that guests get beyond busybox.
-const PROGRAMS: &[&str] = &["fio", "mke2fs", "e2fsck"];
+/// Programs that guests get in /usr/bin, beyond busybox: (the host's name, the guest's). Where
+/// busybox has a command of the same name its shell prefers its own, unless the path is given.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("fio", "fio"),
+    ("mke2fs", "mkfs.ext4"),
+    ("e2fsck", "fsck.ext4"),
+    ("blkdiscard", "blkdiscard"),
+];
 const CONFIGURATION: &[&str] = &["/etc/mke2fs.conf"];
 /// Changes when the layout of the image does.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 3;
 
 /// The image, made when it is not in the cache yet. It is named by what is in it, so that an
 /// updated fio makes a new one.
@@ -45,12 +51,12 @@ fn cache_dir() -> Result<PathBuf> {
 /// The programs and every library they load, as (host path, path in the image).
 fn contents() -> Result<BTreeSet<(PathBuf, PathBuf)>> {
     let mut files = BTreeSet::new();
-    for name in PROGRAMS {
+    for (name, guest_name) in PROGRAMS {
         let program = host::program(name)?;
         for library in libraries(&program)? {
             files.insert((library.clone(), in_image(&library)));
         }
-        files.insert((program, Path::new("usr/bin").join(name)));
+        files.insert((program, Path::new("usr/bin").join(guest_name)));
     }
     for path in CONFIGURATION.iter().map(PathBuf::from) {
         files.insert((path.clone(), in_image(&path)));

@@ -24,7 +24,7 @@ if [ -n "$lab_tools" ]; then
 	fi
 fi
 ln -sf /proc/mounts /etc/mtab
-export PATH=/bin:/usr/bin:/usr/sbin HOME=/tmp
+export PATH=/usr/bin:/bin HOME=/tmp
 
 port=
 for candidate in /sys/class/virtio-ports/*; do

@@ -1,0 +1,213 @@
+//! Rules about the code that a reader relies on and a compiler does not check.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The dependency rule: a crate may use the crates below it, and siblings never each other.
+/// `bench`, `lab` and the tests stand outside the data plane and see it only as users do.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("fathom-trace", &[]),
+    ("fathom-core", &["fathom-trace"]),
+    ("fathom-storage", &["fathom-core", "fathom-trace"]),
+    ("fathom-formats", &["fathom-core", "fathom-trace"]),
+    ("fathom-filters", &["fathom-core", "fathom-trace"]),
+    ("fathom-virtio", &["fathom-core", "fathom-trace"]),
+    (
+        "fathom-exports",
+        &["fathom-virtio", "fathom-core", "fathom-trace"],
+    ),
+    (
+        "fathom-daemon",
+        &[
+            "fathom-exports",
+            "fathom-filters",
+            "fathom-formats",
+            "fathom-storage",
+            "fathom-virtio",
+            "fathom-core",
+            "fathom-trace",
+        ],
+    ),
+    ("fathom-bench", &[]),
+    ("fathom-lab", &[]),
+    ("fathom-report", &[]),
+    (
+        "fathom-cli",
+        &[
+            "fathom-daemon",
+            "fathom-bench",
+            "fathom-lab",
+            "fathom-report",
+            "fathom-core",
+            "fathom-trace",
+        ],
+    ),
+    ("fathom-tests", &["fathom-lab"]),
+    (
+        "fathom-fuzz",
+        &[
+            "fathom-core",
+            "fathom-virtio",
+            "fathom-exports",
+            "fathom-trace",
+        ],
+    ),
+];
+
+const LINES: usize = 600;
+/// Source files that may be longer, each with its reason.
+const LONGER: &[(&str, &str)] = &[];
+
+/// Paths of somebody's machine have no place in the repository.
+const HOST_PATHS: &[&str] = &["/home/", "/root/", "/Users/", concat!("/wo", "rk/")];
+
+fn root() -> PathBuf {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    dir.parent()
+        .expect("tests/ is in the repository")
+        .to_owned()
+}
+
+/// Every file of the repository, without what building makes.
+fn files() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut dirs = vec![root()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() && !path.is_symlink() {
+                let generated = ["target", ".git", "corpus", "artifacts"].contains(&name.as_str());
+                if !generated {
+                    dirs.push(path);
+                }
+            } else {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+fn shown(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap().display().to_string()
+}
+
+/// (name, names of used workspace crates) of a Cargo.toml; dev-dependencies count too, since a
+/// test that needs a sibling is a sign of a missing seam.
+fn read_manifest(text: &str) -> (String, Vec<String>) {
+    let mut name = String::new();
+    let mut uses = Vec::new();
+    let mut section = String::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(header) = line.strip_prefix('[') {
+            section = header.trim_end_matches(']').to_owned();
+            // [dependencies.fathom-core]
+            if let Some((table, dependency)) = section.split_once('.')
+                && table.ends_with("dependencies")
+            {
+                uses.push(dependency.to_owned());
+            }
+        } else if let Some((key, value)) = line.split_once('=') {
+            let key = key.trim().split('.').next().unwrap_or_default();
+            if section == "package" && key == "name" {
+                name = value.trim().trim_matches('"').to_owned();
+            } else if section.ends_with("dependencies") {
+                uses.push(key.to_owned());
+            }
+        }
+    }
+    uses.retain(|dependency| dependency.starts_with("fathom-"));
+    (name, uses)
+}
+
+#[test]
+fn dependencies_point_down_only() {
+    let allowed: BTreeMap<&str, &[&str]> = MAY_USE.iter().copied().collect();
+    let mut crates = 0;
+    for path in files().iter().filter(|path| path.ends_with("Cargo.toml")) {
+        let (name, uses) = read_manifest(&fs::read_to_string(path).unwrap());
+        if name.is_empty() {
+            continue; // the workspace itself
+        }
+        crates += 1;
+        let Some(allowed) = allowed.get(name.as_str()) else {
+            panic!("{}: {name} has no line in the dependency rule", shown(path));
+        };
+        // A crate may turn on its own features for its tests.
+        for used in uses.into_iter().filter(|used| *used != name) {
+            assert!(
+                allowed.contains(&used.as_str()),
+                "{}: {name} must not use {used}",
+                shown(path)
+            );
+        }
+    }
+    assert!(
+        crates >= 10,
+        "only {crates} crates found: is the test looking in the right place?"
+    );
+}
+
+#[test]
+fn manifests_of_both_spellings_are_understood() {
+    let text = "[package]\nname = \"fathom-x\"\n[dependencies]\nfathom-core.workspace = true\n\
+                libc = \"1\"\n[dev-dependencies]\nfathom-lab = { path = \"../lab\" }\n\
+                [dependencies.fathom-trace]\nworkspace = true\n";
+    let (name, uses) = read_manifest(text);
+    assert_eq!(name, "fathom-x");
+    assert_eq!(uses, ["fathom-core", "fathom-lab", "fathom-trace"]);
+}
+
+#[test]
+fn source_files_are_short_enough_to_read() {
+    let mut sources = 0;
+    for path in files()
+        .iter()
+        .filter(|path| path.extension().is_some_and(|e| e == "rs"))
+    {
+        sources += 1;
+        let lines = fs::read_to_string(path).unwrap().lines().count();
+        let name = shown(path);
+        let excused = LONGER.iter().any(|(file, _)| *file == name);
+        assert!(
+            lines <= LINES || excused,
+            "{name} has {lines} lines; the limit is {LINES}"
+        );
+        assert!(
+            lines > LINES || !excused,
+            "{name} needs no exception any more"
+        );
+    }
+    assert!(sources > 30, "only {sources} sources found");
+}
+
+#[test]
+fn nothing_names_a_path_of_somebodys_machine() {
+    let text_kinds = ["rs", "toml", "md", "sh", "S", "py", "yml", "yaml", ""];
+    for path in files() {
+        let extension = path
+            .extension()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let is_this_test = path.ends_with("tests/tests/architecture.rs");
+        if is_this_test || !text_kinds.contains(&extension.as_str()) {
+            continue;
+        }
+        let Ok(text) = fs::read_to_string(&path) else {
+            continue;
+        };
+        for (number, line) in text.lines().enumerate() {
+            for host in HOST_PATHS {
+                assert!(
+                    !line.contains(host),
+                    "{}:{}: {host}",
+                    shown(&path),
+                    number + 1
+                );
+            }
+        }
+    }
+}
