@@ -1,3 +1,85 @@
 //! The `fathom` command: argument parsing and nothing else.
 
-fn main() {}
+mod bench;
+mod lab;
+mod serve;
+mod stats;
+mod trace;
+mod usage;
+
+use clap::{Parser, Subcommand};
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Disks for virtual machines, and where their requests' time goes
+#[derive(Debug, Parser)]
+#[command(name = "fathom", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::ServeArgs),
+    Stats(stats::StatsArgs),
+    Info(stats::InfoArgs),
+    Resize(stats::ResizeArgs),
+    Quit(stats::QuitArgs),
+    Trace(trace::TraceArgs),
+    Bench(bench::BenchArgs),
+    Lab(lab::LabArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage::report(&error),
+    };
+    if let Err(error) = start_logging(&cli.command) {
+        eprintln!("fathom: --log: {error}");
+        return ExitCode::from(usage::EXIT);
+    }
+    let result = match cli.command {
+        Command::Serve(args) => serve::run(args),
+        Command::Stats(args) => stats::run(args),
+        Command::Info(args) => stats::info(args),
+        Command::Resize(args) => stats::resize(args),
+        Command::Quit(args) => stats::quit(args),
+        Command::Trace(args) => trace::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Lab(args) => lab::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fathom: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Log to standard error, which may be a terminal or a journal.
+fn start_logging(command: &Command) -> anyhow::Result<()> {
+    let filter = match command {
+        Command::Serve(args) => args.log.clone(),
+        _ => None,
+    };
+    let filter = filter.or_else(|| std::env::var("FATHOM_LOG").ok());
+    let filter: EnvFilter = filter.as_deref().unwrap_or("info").parse()?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    Ok(())
+}
+
+/// The reader of our output has seen enough (`fathom trace FILE | head`).
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}

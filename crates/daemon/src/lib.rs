@@ -1,1 +1,20 @@
-//! The serving process: configuration, stacks, control, statistics.
+//! From options to a running stack: disk, workers, export, control socket and
+//! trace of one daemon, which serves one disk.
+
+mod assemble;
+pub mod control;
+mod daemon;
+mod limits;
+mod magic;
+mod options;
+mod serving;
+mod signals;
+pub mod size;
+mod socket;
+
+pub use daemon::{Daemon, Error};
+pub use fathom_core::Polling;
+pub use fathom_storage::{Cache, EngineKind};
+pub use fathom_trace::Summary;
+pub use fathom_trace::ring;
+pub use options::{CpuList, DiskSpec, Format, ServeOptions, SocketSpec};

@@ -1,0 +1,144 @@
+//! `fathom serve`: a disk for a virtual machine.
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use fathom_daemon::{
+    Cache, CpuList, Daemon, DiskSpec, EngineKind, Format, Polling, ServeOptions, SocketSpec,
+};
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Serve a disk to a virtual machine by vhost-user-blk
+///
+/// Runs until SIGTERM or SIGINT; then it finishes what is in flight and prints
+/// where the requests spent their time.
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// An image file or block device, memory:SIZE or null:SIZE
+    #[arg(value_name = "DISK", value_parser = disk_parser())]
+    disk: DiskSpec,
+
+    /// Where the virtual machine connects: a path, or fd:N for a listening
+    /// socket that is inherited [default: the one from systemd]
+    #[arg(long, value_name = "SOCKET", value_parser = socket_parser())]
+    vhost_user: Option<SocketSpec>,
+
+    /// Format of the image: raw [default: raw, but refuse what looks like
+    /// another]
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<Format>,
+
+    /// Let the guest read only
+    #[arg(long)]
+    readonly: bool,
+
+    /// How I/O is done: io_uring, native (Linux AIO) or threads
+    #[arg(long, value_name = "ENGINE", default_value = "io_uring")]
+    aio: EngineKind,
+
+    /// Host page cache: none (O_DIRECT), writeback, or writethrough (every
+    /// write is durable when it completes)
+    #[arg(long, value_name = "MODE", default_value = "none")]
+    cache: Cache,
+
+    /// Most virtqueues that the guest may use
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    queues: u16,
+
+    /// Threads that serve the queues
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    iothreads: u16,
+
+    /// CPUs for these threads, such as 2-3,8, shared out among them
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<CpuList>,
+
+    /// Spin for requests before sleeping: auto (while it pays), off, or a
+    /// time such as 20us
+    #[arg(long, value_name = "auto|off|DURATION", default_value = "auto")]
+    poll: Polling,
+
+    /// Serial number that the guest sees (at most 20 bytes)
+    #[arg(long, value_name = "STRING", value_parser = parse_serial)]
+    serial: Option<String>,
+
+    /// Trace every request to this file, best on tmpfs such as /dev/shm (see
+    /// `fathom trace`)
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Socket for `fathom stats` and the like [default:
+    /// $XDG_RUNTIME_DIR/fathom/PID.sock, for root /run/fathom/PID.sock]
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
+
+    /// Read an image that others may be writing
+    #[arg(long, requires = "readonly")]
+    force_share: bool,
+
+    /// Do not let the guest discard
+    #[arg(long)]
+    no_discard: bool,
+
+    /// Print the times at the end as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// What to log: error, warn, info, debug, trace, or MODULE=LEVEL,...
+    /// [default: $FATHOM_LOG, or info]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+fn disk_parser() -> impl TypedValueParser<Value = DiskSpec> {
+    OsStringValueParser::new().try_map(|text: OsString| DiskSpec::parse(&text))
+}
+
+fn socket_parser() -> impl TypedValueParser<Value = SocketSpec> {
+    OsStringValueParser::new().try_map(|text: OsString| SocketSpec::parse(&text))
+}
+
+/// virtio-blk's GET_ID has room for 20 bytes.
+fn parse_serial(text: &str) -> Result<String, String> {
+    if text.len() > 20 {
+        return Err(format!("it has {} bytes; 20 are the most", text.len()));
+    }
+    Ok(text.to_owned())
+}
+
+impl ServeArgs {
+    fn into_options(self) -> ServeOptions {
+        ServeOptions {
+            disk: self.disk,
+            socket: self.vhost_user.unwrap_or(SocketSpec::Activated),
+            format: self.format,
+            read_only: self.readonly,
+            engine: self.aio,
+            cache: self.cache,
+            force_share: self.force_share,
+            discard: !self.no_discard,
+            queues: self.queues,
+            iothreads: self.iothreads.into(),
+            cpus: self.cpus.unwrap_or_default(),
+            polling: self.poll,
+            serial: self.serial,
+            trace: self.trace,
+            control: self.control,
+        }
+    }
+}
+
+pub fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let json = args.json;
+    let summary = Daemon::start(args.into_options())?.run()?;
+    let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string(&summary)?)?;
+    } else {
+        write!(out, "{summary}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,200 @@
+//! `fathom trace`: reading traces, and switching them on and off.
+
+use crate::stats::connect;
+use clap::Args;
+use fathom_daemon::control::Request;
+use fathom_daemon::ring::{Entry, Header, RingReader};
+use serde_json::{Value, json};
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Print the trace of each request, or switch tracing on and off
+///
+/// A daemon writes a trace when it was started with --trace, or once tracing
+/// was switched on. The last 32768 requests of each of its threads are kept;
+/// --follow prints requests as they are done.
+#[derive(Args, Debug)]
+pub struct TraceArgs {
+    /// The trace to print
+    #[arg(
+        value_name = "FILE",
+        required_unless_present = "pid",
+        conflicts_with = "pid"
+    )]
+    file: Option<PathBuf>,
+
+    /// Print JSON, one object a line
+    #[arg(long, conflicts_with = "pid")]
+    json: bool,
+
+    /// Go on with new requests until the daemon ends the trace
+    #[arg(long, conflicts_with = "pid")]
+    follow: bool,
+
+    /// Daemon to switch: its process id, or the path of its control socket
+    #[arg(long, value_name = "PID|SOCKET", requires = "switch")]
+    pid: Option<String>,
+
+    /// Trace to this file from now on
+    #[arg(long, value_name = "FILE", group = "switch", requires = "pid")]
+    on: Option<PathBuf>,
+
+    /// Stop tracing
+    #[arg(long, group = "switch", requires = "pid")]
+    off: bool,
+}
+
+/// How long to wait for new records.
+const PAUSE: Duration = Duration::from_millis(20);
+
+pub fn run(args: TraceArgs) -> anyhow::Result<()> {
+    match (&args.file, &args.pid) {
+        (Some(file), _) => print(RingReader::open(file)?, args.json, args.follow),
+        (None, Some(daemon)) => switch(daemon, args.on),
+        (None, None) => unreachable!("clap demands one of them"),
+    }
+}
+
+fn switch(daemon: &str, file: Option<PathBuf>) -> anyhow::Result<()> {
+    // The daemon may have another working directory.
+    let file = file.map(std::path::absolute).transpose()?;
+    let _: Value = connect(daemon)?.ask(&Request::Trace { file })?;
+    Ok(())
+}
+
+fn print(mut reader: RingReader, json: bool, follow: bool) -> anyhow::Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    let mut entries = Vec::new();
+    let mut lost = 0;
+    if !json {
+        writeln!(out, "{HEAD}")?;
+    }
+    loop {
+        let live = reader.is_live();
+        entries.clear();
+        reader.poll(&mut entries)?;
+        // Each ring is in order; together they are sorted by their end.
+        entries.sort_by_key(|entry| entry.record.stamps.last().copied());
+        if reader.lost() > lost {
+            report_loss(&mut out, reader.lost() - lost, json)?;
+            lost = reader.lost();
+        }
+        for entry in &entries {
+            if json {
+                writeln!(out, "{}", to_json(reader.header(), entry))?;
+            } else {
+                print_line(&mut out, reader.header(), entry)?;
+            }
+        }
+        out.flush()?;
+        if !follow || !live {
+            return Ok(());
+        }
+        if entries.is_empty() {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn report_loss(out: &mut impl Write, lost: u64, json: bool) -> std::io::Result<()> {
+    if json {
+        writeln!(out, "{}", json!({ "lost": lost }))
+    } else {
+        writeln!(
+            out,
+            "({lost} requests were overwritten before they could be read)"
+        )
+    }
+}
+
+const STAGES: [&str; 7] = [
+    "wake", "queue", "map", "device", "finish", "notify", "total",
+];
+
+const HEAD: &str = "time (UTC)       operation    queue         offset       len      \
+                    wake     queue       map    device    finish    notify     total (us) \
+                    by     status";
+
+/// Time in each stage and in all, in ns.
+fn times(header: &Header, entry: &Entry) -> [f64; 7] {
+    let stamps = &entry.record.stamps;
+    let mut times = [0.0; 7];
+    for (time, pair) in times.iter_mut().zip(stamps.windows(2)) {
+        *time = header.ns(pair[1].saturating_sub(pair[0]));
+    }
+    times[6] = header.ns(stamps[6].saturating_sub(stamps[0]));
+    times
+}
+
+fn print_line(out: &mut impl Write, header: &Header, entry: &Entry) -> std::io::Result<()> {
+    let record = &entry.record;
+    let time = clock_time(header.realtime(record.stamps[0]));
+    write!(
+        out,
+        "{time}  {:<12} {:>5} {:>14} {:>9}",
+        record.op.name(),
+        record.queue,
+        record.offset,
+        record.len
+    )?;
+    for ns in times(header, entry) {
+        write!(out, " {:>9.2}", ns / 1000.0)?;
+    }
+    let by = if record.polled { "poll" } else { "kick" };
+    match record.error {
+        0 => writeln!(out, "      {by}   ok"),
+        errno => writeln!(
+            out,
+            "      {by}   {}",
+            std::io::Error::from_raw_os_error(errno)
+        ),
+    }
+}
+
+/// Hours, minutes, seconds and microseconds of a day in UTC.
+fn clock_time(ns_since_epoch: u64) -> String {
+    let us = ns_since_epoch / 1000;
+    let seconds = us / 1_000_000;
+    format!(
+        "{:02}:{:02}:{:02}.{:06}",
+        seconds / 3600 % 24,
+        seconds / 60 % 60,
+        seconds % 60,
+        us % 1_000_000
+    )
+}
+
+fn to_json(header: &Header, entry: &Entry) -> Value {
+    let record = &entry.record;
+    let times = STAGES.into_iter().zip(times(header, entry));
+    let stages: serde_json::Map<_, _> = times.map(|(s, t)| (format!("{s}_ns"), json!(t))).collect();
+    json!({
+        "time_ns": header.realtime(record.stamps[0]),
+        "monotonic_ns": header.monotonic(record.stamps[0]),
+        "disk": header.disk,
+        "worker": entry.ring,
+        "queue": record.queue,
+        "op": record.op.name(),
+        "offset": record.offset,
+        "len": record.len,
+        "stages": stages,
+        "stamps": record.stamps,
+        "polled": record.polled,
+        "errno": record.error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_day_are_in_utc() {
+        assert_eq!(clock_time(0), "00:00:00.000000");
+        assert_eq!(
+            clock_time((86_400 + 3_723) * 1_000_000_000 + 4_999),
+            "01:02:03.000004"
+        );
+    }
+}

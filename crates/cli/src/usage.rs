@@ -1,0 +1,54 @@
+//! Wrong arguments, told in one line.
+
+use clap::error::{Error, ErrorKind};
+use std::process::ExitCode;
+
+/// The exit status for wrong arguments.
+pub const EXIT: u8 = 2;
+
+/// Print what clap has to say: help as it is, an error as one line.
+pub fn report(error: &Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // Nobody is left to tell when standard output is closed.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(EXIT)
+        }
+        _ => {
+            eprintln!("fathom: {}", one_line(&error.to_string()));
+            ExitCode::from(EXIT)
+        }
+    }
+}
+
+/// clap's paragraphs without its usage, which `--help` shows.
+fn one_line(text: &str) -> String {
+    let text = text.split("\n\nUsage:").next().unwrap_or(text);
+    let text = text
+        .split("\n\nFor more information")
+        .next()
+        .unwrap_or(text);
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let joined = lines.collect::<Vec<_>>().join(" ");
+    format!("{joined} (see --help)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paragraphs_become_one_line() {
+        let text = "error: the following required arguments were not provided:\n  \
+                    <DISK>\n\nUsage: fathom serve <DISK>\n\nFor more information, try '--help'.\n";
+        assert_eq!(
+            one_line(text),
+            "the following required arguments were not provided: <DISK> (see --help)"
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! The daemon's end of the control socket. It never waits for a client: what
+//! a client has not sent or not read yet is kept until it has, within bounds.
+
+use super::{Request, make_private_dir};
+use crate::daemon::Error;
+use fathom_exports::vhost_user::Listener;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use serde_json::{Value, json};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The longest request, in bytes.
+const MAX_LINE: usize = 16 << 10;
+/// Clients at once. One more takes the place of the one that has been quiet
+/// for longest, so that clients which hang keep nobody out.
+const MAX_CLIENTS: usize = 32;
+/// How long no client is accepted after that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Does what a client asks; the error is the text for it.
+pub type Handler<'a> = dyn FnMut(Request) -> Result<Value, String> + 'a;
+
+/// Listens, and keeps the clients. Its socket is removed when it is dropped.
+pub struct Server {
+    listener: Listener,
+    clients: Vec<Client>,
+    accept_again: Option<Instant>,
+}
+
+impl Server {
+    /// Listen at `path`, for the same user only.
+    pub fn bind(path: &Path) -> Result<Server, Error> {
+        Ok(Server {
+            listener: Listener::bind(path, Some(0o600))?,
+            clients: Vec::new(),
+            accept_again: None,
+        })
+    }
+
+    /// Listen at a default path, whose directory is made if need be.
+    pub fn bind_default(path: &Path) -> Result<Server, Error> {
+        if let Some(dir) = path.parent() {
+            make_private_dir(dir).map_err(|source| Error::Control {
+                path: dir.to_owned(),
+                source,
+            })?;
+        }
+        Server::bind(path)
+    }
+
+    /// What to poll for: the listener, then each client.
+    pub fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let listening = match self.accept_again {
+            Some(_) => PollFlags::empty(),
+            None => PollFlags::IN,
+        };
+        let listener = PollFd::from_borrowed_fd(self.listener.as_fd(), listening);
+        let clients = self.clients.iter().map(|client| {
+            let wanted = if client.output.is_empty() {
+                PollFlags::IN
+            } else {
+                PollFlags::OUT
+            };
+            PollFd::new(&client.socket, wanted)
+        });
+        std::iter::once(listener).chain(clients)
+    }
+
+    /// How long poll may wait at most.
+    pub fn patience(&self) -> Option<Duration> {
+        if self.clients.iter().any(Client::has_request) {
+            return Some(Duration::ZERO);
+        }
+        let pause = self.accept_again?;
+        Some(pause.saturating_duration_since(Instant::now()))
+    }
+
+    /// Go on with what poll found, given in the order of `poll_fds`.
+    pub fn turn(&mut self, ready: &[PollFlags], handler: &mut Handler<'_>) {
+        let (listener, clients) = ready.split_first().expect("poll_fds has a listener");
+        for (client, ready) in self.clients.iter_mut().zip(clients) {
+            client.turn(!ready.is_empty(), handler);
+        }
+        self.clients.retain(|client| !client.gone);
+        if self.accept_again.is_some_and(|at| at <= Instant::now()) {
+            self.accept_again = None;
+        }
+        if !listener.is_empty() {
+            self.accept();
+        }
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match accept_with(&self.listener, flags) {
+            Ok(socket) => {
+                if self.clients.len() >= MAX_CLIENTS {
+                    self.evict();
+                }
+                self.clients.push(Client::new(socket.into()));
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(error) => {
+                tracing::warn!("control socket: cannot accept a client: {error}");
+                self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
+            }
+        }
+    }
+
+    fn evict(&mut self) {
+        let clients = self.clients.iter().enumerate();
+        let quietest = clients.min_by_key(|(_, client)| client.active);
+        if let Some((index, _)) = quietest {
+            self.clients.swap_remove(index);
+        }
+    }
+}
+
+/// One connection.
+struct Client {
+    socket: UnixStream,
+    /// Received, but not handled.
+    input: Vec<u8>,
+    /// Answered, but not sent; while there is any, nothing is handled.
+    output: Vec<u8>,
+    /// When it last had a request handled, or connected.
+    active: Instant,
+    /// Nothing more will come from it.
+    ended: bool,
+    gone: bool,
+}
+
+impl Client {
+    /// `socket` does not block.
+    fn new(socket: UnixStream) -> Client {
+        Client {
+            socket,
+            input: Vec::new(),
+            output: Vec::new(),
+            active: Instant::now(),
+            ended: false,
+            gone: false,
+        }
+    }
+
+    /// Whether it can go on without anything new from outside.
+    fn has_request(&self) -> bool {
+        self.output.is_empty() && (self.ended || self.input.contains(&b'\n'))
+    }
+
+    /// One step: send, receive, handle at most one request.
+    fn turn(&mut self, ready: bool, handler: &mut Handler<'_>) {
+        let result = if ready { self.transfer() } else { Ok(()) };
+        if result.is_err() {
+            self.gone = true;
+            return;
+        }
+        if !self.output.is_empty() {
+            return;
+        }
+        match self.next_line() {
+            Some(line) if line.iter().all(u8::is_ascii_whitespace) => {}
+            Some(line) => self.answer(&line, handler),
+            None if self.ended => self.gone = true,
+            None if self.input.len() > MAX_LINE => {
+                self.say(&json!({ "error": "the request is too long" }));
+                self.ended = true;
+                self.input.clear();
+            }
+            None => {}
+        }
+    }
+
+    fn transfer(&mut self) -> io::Result<()> {
+        if self.send()? && !self.ended && self.input.len() <= MAX_LINE {
+            self.receive()?;
+        }
+        Ok(())
+    }
+
+    /// True when everything is sent.
+    fn send(&mut self) -> io::Result<bool> {
+        while !self.output.is_empty() {
+            match self.socket.write(&self.output) {
+                Ok(n) => drop(self.output.drain(..n)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        let mut buffer = [0; 4096];
+        match self.socket.read(&mut buffer) {
+            Ok(0) => self.ended = true,
+            Ok(n) => self.input.extend_from_slice(&buffer[..n]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Take the next line out of the input; at its end, what is left.
+    fn next_line(&mut self) -> Option<Vec<u8>> {
+        let end = self.input.iter().position(|byte| *byte == b'\n');
+        match end {
+            Some(end) => Some(self.input.drain(..=end).collect()),
+            None if self.ended && !self.input.is_empty() => Some(std::mem::take(&mut self.input)),
+            None => None,
+        }
+    }
+
+    fn answer(&mut self, line: &[u8], handler: &mut Handler<'_>) {
+        self.active = Instant::now();
+        let request = serde_json::from_slice(line).map_err(|error| format!("bad request: {error}"));
+        match request.and_then(handler) {
+            Ok(answer) => self.say(&answer),
+            Err(error) => self.say(&json!({ "error": error })),
+        }
+    }
+
+    fn say(&mut self, answer: &Value) {
+        self.output = answer.to_string().into_bytes();
+        self.output.push(b'\n');
+        // What cannot be sent now is sent when poll says so; a client that
+        // is gone is found out then, too.
+        let _ = self.send();
+    }
+}

@@ -1,0 +1,248 @@
+//! What `fathom serve` is told.
+
+use crate::magic;
+use crate::size::parse_size;
+use fathom_core::Polling;
+use fathom_storage::{Cache, EngineKind};
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// One daemon: one disk at one socket.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    pub disk: DiskSpec,
+    pub socket: SocketSpec,
+    /// None: raw, unless the image looks like something else.
+    pub format: Option<Format>,
+    pub read_only: bool,
+    pub engine: EngineKind,
+    pub cache: Cache,
+    /// Read an image that others may be writing. Needs `read_only`.
+    pub force_share: bool,
+    /// The guest may discard.
+    pub discard: bool,
+    /// The most virtqueues, 1 to 256.
+    pub queues: u16,
+    /// Number of workers, at least 1.
+    pub iothreads: usize,
+    /// The CPUs that the workers may use, shared out among them; empty: any.
+    pub cpus: CpuList,
+    pub polling: Polling,
+    /// What the guest sees as the disk's serial.
+    pub serial: Option<String>,
+    /// Trace to this file from the start.
+    pub trace: Option<PathBuf>,
+    /// None: where [`crate::control::default_path`] says.
+    pub control: Option<PathBuf>,
+}
+
+impl ServeOptions {
+    /// The defaults for this disk and socket.
+    pub fn new(disk: DiskSpec, socket: SocketSpec) -> ServeOptions {
+        ServeOptions {
+            disk,
+            socket,
+            format: None,
+            read_only: false,
+            engine: EngineKind::default(),
+            cache: Cache::default(),
+            force_share: false,
+            discard: true,
+            queues: 64,
+            iothreads: 1,
+            cpus: CpuList::default(),
+            polling: Polling::default(),
+            serial: None,
+            trace: None,
+            control: None,
+        }
+    }
+}
+
+/// Where the disk's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskSpec {
+    File(PathBuf),
+    /// Bytes.
+    Memory(u64),
+    /// Bytes.
+    Null(u64),
+}
+
+impl DiskSpec {
+    /// A path, `memory:SIZE` or `null:SIZE`. (A file with such a name is
+    /// written `./memory:4G`.)
+    pub fn parse(text: &OsStr) -> Result<DiskSpec, String> {
+        let Some((kind, size)) = text.to_str().and_then(|text| text.split_once(':')) else {
+            return Ok(DiskSpec::File(text.into()));
+        };
+        let make = match kind {
+            "memory" => DiskSpec::Memory,
+            "null" => DiskSpec::Null,
+            _ => return Ok(DiskSpec::File(text.into())),
+        };
+        match parse_size(size)? {
+            0..512 => Err("a disk needs 512 bytes at least".into()),
+            size if size > i64::MAX as u64 => Err(format!("'{size}' is too large for a disk")),
+            size => Ok(make(size)),
+        }
+    }
+}
+
+impl fmt::Display for DiskSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DiskSpec::File(path) => write!(f, "{}", path.display()),
+            DiskSpec::Memory(size) => write!(f, "memory:{size}"),
+            DiskSpec::Null(size) => write!(f, "null:{size}"),
+        }
+    }
+}
+
+/// Where front-ends connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SocketSpec {
+    Path(PathBuf),
+    /// A listening socket inherited under this number.
+    Fd(i32),
+    /// The socket that a service manager passes (sd_listen_fds(3)).
+    Activated,
+}
+
+impl SocketSpec {
+    /// A path or `fd:N`.
+    pub fn parse(text: &OsStr) -> Result<SocketSpec, String> {
+        let Some(number) = text.to_str().and_then(|text| text.strip_prefix("fd:")) else {
+            return Ok(SocketSpec::Path(text.into()));
+        };
+        match number.parse() {
+            Ok(fd) if fd >= 0 => Ok(SocketSpec::Fd(fd)),
+            _ => Err(format!("'{number}' is not the number of a file descriptor")),
+        }
+    }
+}
+
+impl fmt::Display for SocketSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SocketSpec::Path(path) => write!(f, "{}", path.display()),
+            SocketSpec::Fd(fd) => write!(f, "fd:{fd}"),
+            SocketSpec::Activated => f.write_str("from the service manager"),
+        }
+    }
+}
+
+/// How the image's file is to be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Raw,
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Format, String> {
+        match text {
+            "raw" => Ok(Format::Raw),
+            _ if magic::FORMATS.contains(&text) => Err(magic::unsupported(text)),
+            _ => Err(format!("'{text}' is not a format; raw is")),
+        }
+    }
+}
+
+/// CPU numbers as taskset(1) writes them: `0`, `2-5`, `0,4-7`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuList(Vec<usize>);
+
+impl CpuList {
+    /// The share of worker `worker` of `workers`: every CPU goes to one
+    /// worker while there are enough of them, else workers share CPUs.
+    pub fn share(&self, worker: usize, workers: usize) -> Vec<usize> {
+        let CpuList(cpus) = self;
+        if cpus.len() < workers {
+            let turn = cpus.iter().cycle().nth(worker);
+            return turn.copied().into_iter().collect();
+        }
+        cpus.iter().skip(worker).step_by(workers).copied().collect()
+    }
+}
+
+impl FromStr for CpuList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CpuList, String> {
+        let bad = || format!("'{text}' is not a list of CPUs like 0,2-3");
+        // What sched_setaffinity(2) takes in a cpu_set_t.
+        let cpu = |number: &str| number.parse().ok().filter(|cpu: &usize| *cpu < 1024);
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            match (cpu(first), cpu(last)) {
+                (Some(first), Some(last)) if first <= last => cpus.extend(first..=last),
+                _ => return Err(bad()),
+            }
+        }
+        cpus.sort_unstable();
+        cpus.dedup();
+        Ok(CpuList(cpus))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_are_paths_or_sizes() {
+        let parse = |text: &str| DiskSpec::parse(OsStr::new(text));
+        assert_eq!(parse("memory:4G"), Ok(DiskSpec::Memory(4 << 30)));
+        assert_eq!(parse("null:1T"), Ok(DiskSpec::Null(1 << 40)));
+        for path in ["disk.img", "./null:1T", "a:b", "memory"] {
+            assert_eq!(parse(path), Ok(DiskSpec::File(path.into())));
+        }
+        for bad in ["memory:", "null:x", "null:0", "null:511", "null:15E"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sockets_are_paths_or_descriptors() {
+        let parse = |text: &str| SocketSpec::parse(OsStr::new(text));
+        assert_eq!(parse("/run/x"), Ok(SocketSpec::Path("/run/x".into())));
+        assert_eq!(parse("fd:3"), Ok(SocketSpec::Fd(3)));
+        for bad in ["fd:", "fd:-1", "fd:x", "fd:99999999999"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cpus_are_listed_like_taskset() {
+        let parse = |text: &str| text.parse().map(|CpuList(cpus)| cpus);
+        assert_eq!(parse("3"), Ok(vec![3]));
+        assert_eq!(parse("4-6,0,5"), Ok(vec![0, 4, 5, 6]));
+        for bad in ["", ",", "1-", "3-1", "a", "-1", "1024", "0-99999999"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_worker_gets_its_share_of_the_cpus() {
+        let shares = |list: &str, n| {
+            let list: CpuList = list.parse().unwrap();
+            (0..n).map(|i| list.share(i, n)).collect::<Vec<_>>()
+        };
+        assert_eq!(shares("1-4", 2), [vec![1, 3], vec![2, 4]]);
+        assert_eq!(shares("1-2", 3), [vec![1], vec![2], vec![1]]);
+        assert_eq!(CpuList::default().share(1, 2), [0; 0]);
+    }
+
+    #[test]
+    fn formats_to_come_are_named_as_such() {
+        assert_eq!("raw".parse(), Ok(Format::Raw));
+        let error = "qcow2".parse::<Format>().unwrap_err();
+        assert!(error.contains("not supported"), "{error}");
+        assert!("ntfs".parse::<Format>().unwrap_err().contains("raw"));
+    }
+}

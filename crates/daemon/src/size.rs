@@ -1,0 +1,91 @@
+//! Sizes as people write and read them.
+
+use std::fmt;
+
+const UNITS: [&str; 6] = ["k", "m", "g", "t", "p", "e"];
+
+/// `4G`, `64k`, `512`: a number of bytes, or of KiB, MiB and so on (also
+/// written `64K`, `64KB` or `64KiB`, as all mean the same).
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let bad = || format!("'{text}' is not a size like 4G, 64k or 512");
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let suffix = text[digits..].to_ascii_lowercase();
+    let power = match suffix.as_str() {
+        "" | "b" => 0,
+        _ => {
+            let unit = suffix.strip_suffix("ib").or(suffix.strip_suffix('b'));
+            let unit = unit.unwrap_or(&suffix);
+            1 + UNITS.iter().position(|u| *u == unit).ok_or_else(bad)?
+        }
+    };
+    if digits == 0 {
+        return Err(bad());
+    }
+    let value = text[..digits].parse().ok();
+    let size = value.and_then(|v: u64| v.checked_mul(1 << (10 * power)));
+    size.ok_or_else(|| format!("'{text}' is too large"))
+}
+
+/// Shows a number of bytes as people read it: `4 GiB`, `1.5 TiB`.
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMES: [&str; 7] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        let power = (self.0.max(1).ilog2() / 10) as usize;
+        let unit = 1u64 << (10 * power);
+        if self.0.is_multiple_of(unit) {
+            write!(f, "{} {}", self.0 / unit, NAMES[power])
+        } else {
+            write!(f, "{:.1} {}", self.0 as f64 / unit as f64, NAMES[power])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_written_as_people_write_them() {
+        for (text, size) in [
+            ("0", 0),
+            ("512", 512),
+            ("64k", 64 << 10),
+            ("64KiB", 64 << 10),
+            ("10MB", 10 << 20),
+            ("4G", 4 << 30),
+            ("1t", 1 << 40),
+            ("15E", 15 << 60),
+        ] {
+            assert_eq!(parse_size(text), Ok(size), "{text}");
+        }
+        for bad in [
+            "",
+            "k",
+            "-1",
+            "1.5G",
+            "4 G",
+            "4X",
+            "4ib",
+            "16E",
+            "4é",
+            "99999999999999999999",
+        ] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_as_people_read_them() {
+        for (size, text) in [
+            (0, "0 bytes"),
+            (512, "512 bytes"),
+            (4 << 30, "4 GiB"),
+            (3 << 29, "1.5 GiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(Size(size).to_string(), text);
+        }
+    }
+}
