@@ -13,6 +13,8 @@
 //! "vhost-user" in comments is QEMU's docs/interop/vhost-user.rst.
 
 mod codec;
+#[doc(hidden)]
+pub mod fuzz;
 mod listen;
 mod mapping;
 mod serve;
@@ -26,6 +28,7 @@ use fathom_core::{Disk, WorkerHandle};
 use fathom_virtio::BlkDevice;
 use signal::Signal;
 use std::io;
+use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Mutex};
 
 /// How to present the disk.
@@ -72,6 +75,8 @@ struct Shared {
     stop: Signal,
     config_change: Signal,
     status: Mutex<Status>,
+    /// The last front-end's process.
+    last_pid: AtomicI32,
 }
 
 impl Shared {
@@ -103,6 +108,7 @@ impl VhostUser {
                 stop: Signal::new()?,
                 config_change: Signal::new()?,
                 status: Mutex::default(),
+                last_pid: AtomicI32::new(0),
             },
         })
     }

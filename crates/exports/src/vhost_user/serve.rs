@@ -132,16 +132,8 @@ fn accept<'a>(
         return Ok(true);
     }
     tracing::info!("vhost-user: front-end connected (process {pid})");
-    match Session::new(shared) {
-        Ok(session) => {
-            shared.update_status(|status| status.peer_pid = Some(pid));
-            *connection = Some(Connection {
-                socket,
-                receiver: Receiver::default(),
-                session,
-                shared,
-            });
-        }
+    match Connection::new(shared, socket) {
+        Ok(new) => *connection = Some(new),
         Err(e) => tracing::error!("vhost-user: cannot start a session: {e}"),
     }
     Ok(true)
@@ -159,7 +151,7 @@ pub struct Connection<'a> {
     shared: &'a Shared,
 }
 
-enum Progress {
+pub enum Progress {
     Idle,
     More,
     Closed,
@@ -167,7 +159,7 @@ enum Progress {
 
 /// Why a connection is closed from this side.
 #[derive(Debug, thiserror::Error)]
-enum CloseError {
+pub enum CloseError {
     #[error(transparent)]
     Codec(#[from] CodecError),
     #[error("{0}")]
@@ -179,7 +171,19 @@ enum CloseError {
     Truncated,
 }
 
-impl Connection<'_> {
+impl<'a> Connection<'a> {
+    pub fn new(shared: &'a Shared, socket: UnixStream) -> io::Result<Connection<'a>> {
+        let pid = peer_pid(&socket);
+        let session = Session::new(shared, pid)?;
+        shared.update_status(|status| status.peer_pid = Some(pid));
+        Ok(Connection {
+            socket,
+            receiver: Receiver::default(),
+            session,
+            shared,
+        })
+    }
+
     fn turn(&mut self, ready: &Ready) -> Result<Progress, CloseError> {
         if ready.alarm || self.session.alarm().is_raised() {
             return Err(CloseError::Truncated);
@@ -197,7 +201,8 @@ impl Connection<'_> {
         self.handle_messages()
     }
 
-    fn handle_messages(&mut self) -> Result<Progress, CloseError> {
+    /// Handle what has arrived.
+    pub fn handle_messages(&mut self) -> Result<Progress, CloseError> {
         for _ in 0..BATCH {
             match self.receiver.receive(&self.socket)? {
                 Received::Frame(frame) => self.handle(frame)?,

@@ -25,6 +25,7 @@ use memory::MemoryTable;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use vrings::Vring;
 
 /// How a request that was carried out is answered.
@@ -81,7 +82,12 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub fn new(shared: &'a Shared) -> io::Result<Session<'a>> {
+    /// A session with the front-end in process `pid`.
+    pub fn new(shared: &'a Shared, pid: i32) -> io::Result<Session<'a>> {
+        // A front-end that comes again may not tell what its guest has set.
+        if shared.last_pid.swap(pid, Ordering::Relaxed) != pid {
+            shared.device.reset();
+        }
         Ok(Session {
             shared,
             alarm: Arc::new(Alarm::new()?),
