@@ -280,6 +280,7 @@ impl<'a, P: Port> Worker<'a, P> {
             };
             self.in_flight += 1;
         }
+        self.seat().publish(self.completed, self.in_flight);
         self.port.submit()
     }
 

@@ -168,20 +168,8 @@ fn verified(workers: &[Measured]) -> Option<Verified> {
     })?
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{}: {} {} bytes, iodepth {}, queues {}, {} ({}), {:.1} s",
-            self.target,
-            self.rw,
-            self.bs,
-            self.iodepth,
-            self.queues,
-            self.engine,
-            self.wait,
-            self.runtime
-        )?;
+impl Report {
+    fn fmt_measured(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "{:<13}{:>11}{:>10}{:>10}{:>9}{:>9}{:>9}{:>9}{:>10}",
@@ -217,7 +205,27 @@ impl fmt::Display for Report {
             f,
             ", kicks {:.3}, calls {:.3}",
             self.kicks_per_request, self.calls_per_request
+        )
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}: {} {} bytes, iodepth {}, queues {}, {} ({}), {:.1} s",
+            self.target,
+            self.rw,
+            self.bs,
+            self.iodepth,
+            self.queues,
+            self.engine,
+            self.wait,
+            self.runtime
         )?;
+        if !self.operations.is_empty() {
+            self.fmt_measured(f)?;
+        }
         if let Some(v) = &self.verify {
             writeln!(
                 f,
