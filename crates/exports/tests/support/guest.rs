@@ -101,7 +101,7 @@ impl Memory {
 /// One virtqueue, driven.
 pub struct Queue {
     pub index: usize,
-    memory: Arc<Memory>,
+    pub memory: Arc<Memory>,
     pub kick: EventFd,
     pub call: EventFd,
     submitted: u16,

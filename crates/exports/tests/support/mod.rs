@@ -6,4 +6,5 @@
 pub mod disk;
 pub mod engine;
 pub mod guest;
+pub mod raw;
 pub mod served;

@@ -50,6 +50,11 @@ impl Served {
         Frontend::connect(&self.path, 4).unwrap()
     }
 
+    /// Wait for serving to end after a stop.
+    pub fn join(&mut self) {
+        self.thread.take().unwrap().join().unwrap();
+    }
+
     pub fn wait_for_disconnect(&self) {
         eventually("the connection is closed", || {
             self.export.status() == Default::default()
@@ -60,7 +65,7 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.export.stop();
-        let ended = self.thread.take().unwrap().join();
+        let ended = self.thread.take().map_or(Ok(()), JoinHandle::join);
         // Not again while a test fails already.
         if !std::thread::panicking() {
             ended.unwrap();
