@@ -1,0 +1,94 @@
+//! The engines: three ways for a worker to do I/O and to sleep.
+
+mod aio;
+mod epoll;
+mod files;
+mod native;
+mod pool;
+mod ring;
+mod threads;
+mod uring;
+
+pub use native::Native;
+pub use threads::Threads;
+pub use uring::{Coalescing, IoUring};
+
+use fathom_core::Engine;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+/// Which engine a worker uses, by the names that QEMU users know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EngineKind {
+    #[default]
+    IoUring,
+    /// Linux AIO.
+    Native,
+    /// A pool of threads that make blocking system calls.
+    Threads,
+}
+
+impl EngineKind {
+    pub const ALL: [EngineKind; 3] = [EngineKind::IoUring, EngineKind::Native, EngineKind::Threads];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            EngineKind::IoUring => "io_uring",
+            EngineKind::Native => "native",
+            EngineKind::Threads => "threads",
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for EngineKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<EngineKind, String> {
+        let known = |kind: &EngineKind| kind.name() == text;
+        EngineKind::ALL
+            .into_iter()
+            .find(known)
+            .ok_or_else(|| format!("'{text}' is not io_uring, native or threads"))
+    }
+}
+
+/// Make an engine, on the thread that will use it. Where io_uring is not
+/// permitted (by a container's seccomp filter or kernel.io_uring_disabled) a
+/// pool of threads takes its place, with a warning.
+pub fn engine(kind: EngineKind) -> io::Result<Box<dyn Engine>> {
+    match kind {
+        EngineKind::IoUring => match IoUring::new() {
+            Ok(engine) => Ok(Box::new(engine)),
+            Err(error) if is_forbidden(&error) => {
+                tracing::warn!("io_uring is not available here ({error}); using threads instead");
+                Ok(Box::new(Threads::new()?))
+            }
+            Err(error) => Err(error),
+        },
+        EngineKind::Native => Ok(Box::new(Native::new()?)),
+        EngineKind::Threads => Ok(Box::new(Threads::new()?)),
+    }
+}
+
+fn is_forbidden(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS)
+    )
+}
+
+/// The `mode` of an [`IoKind::Allocate`](fathom_core::IoKind) that discards a
+/// range of a block device (BLKDISCARD): reads may give anything afterwards.
+/// fallocate(2) knew this mode before Linux 6.12.
+pub const DEVICE_DISCARD: i32 =
+    libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE | FALLOC_FL_NO_HIDE_STALE;
+
+/// See linux/falloc.h.
+const FALLOC_FL_NO_HIDE_STALE: i32 = 0x04;

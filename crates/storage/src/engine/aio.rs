@@ -1,0 +1,195 @@
+//! Linux AIO as the kernel gives it: a context, its system calls, and the
+//! ring of completions that it shares with us.
+
+use libc::{iocb, iovec};
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// linux/aio_abi.h
+const IOCB_CMD_PREAD: u16 = 0;
+const IOCB_CMD_PWRITE: u16 = 1;
+const IOCB_CMD_PREADV: u16 = 7;
+const IOCB_CMD_PWRITEV: u16 = 8;
+const IOCB_FLAG_RESFD: u32 = 1;
+
+/// `struct aio_ring` in the kernel's fs/aio.c: what an io_context_t points
+/// to. Its layout is relied on by user space (libaio, QEMU), and its magic
+/// number tells.
+#[repr(C)]
+struct Header {
+    id: u32,
+    /// Number of events that the ring holds.
+    nr: u32,
+    /// Written by us.
+    head: AtomicU32,
+    /// Written by the kernel.
+    tail: AtomicU32,
+    magic: u32,
+    compat_features: u32,
+    incompat_features: u32,
+    header_length: u32,
+}
+
+const AIO_RING_MAGIC: u32 = 0xa10a_10a1;
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub(crate) data: u64,
+    pub(crate) obj: u64,
+    pub(crate) res: i64,
+    pub(crate) res2: i64,
+}
+
+/// An AIO context.
+pub(crate) struct Context {
+    /// An io_context_t: the address of the ring.
+    id: usize,
+    capacity: usize,
+}
+
+impl Context {
+    /// A context for `capacity` operations, or for fewer when the system's
+    /// limit (fs.aio-max-nr) leaves no room for so many.
+    pub(crate) fn new(capacity: usize) -> io::Result<Context> {
+        let mut capacity = capacity;
+        loop {
+            let mut id = 0usize;
+            // SAFETY: io_setup(2) writes the new context's id.
+            let result = unsafe { libc::syscall(libc::SYS_io_setup, capacity, &mut id) };
+            if result == 0 {
+                let context = Context { id, capacity };
+                context.check()?;
+                return Ok(context);
+            }
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EAGAIN) || capacity <= 16 {
+                return Err(error);
+            }
+            capacity /= 2;
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        let header = self.header();
+        let known = header.magic == AIO_RING_MAGIC
+            && header.incompat_features == 0
+            && header.header_length as usize == size_of::<Header>();
+        if !known {
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        }
+        Ok(())
+    }
+
+    /// Operations in flight at most.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the kernel maps the ring at the context's id for as long
+        // as the context lives; fields that change are atomics.
+        unsafe { &*(self.id as *const Header) }
+    }
+
+    /// Start operations; the number that the kernel has taken. An error is
+    /// about the first one, or EAGAIN.
+    ///
+    /// # Safety
+    /// The iocbs are valid, their iovecs until this returns and the memory
+    /// that those name until the operations' completion.
+    pub(crate) unsafe fn submit(&self, iocbs: &mut [*mut iocb]) -> io::Result<usize> {
+        // SAFETY: as required of the caller.
+        let taken = unsafe {
+            libc::syscall(
+                libc::SYS_io_submit,
+                self.id,
+                iocbs.len(),
+                iocbs.as_mut_ptr(),
+            )
+        };
+        usize::try_from(taken).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Whether something has completed; no system call.
+    #[inline]
+    pub(crate) fn ready(&self) -> bool {
+        let header = self.header();
+        header.head.load(Ordering::Relaxed) != header.tail.load(Ordering::Acquire)
+    }
+
+    /// Take all completions that are there; no system call.
+    #[inline]
+    pub(crate) fn reap(&self, mut each: impl FnMut(Event)) {
+        let header = self.header();
+        let mut head = header.head.load(Ordering::Relaxed);
+        let tail = header.tail.load(Ordering::Acquire);
+        let events = (self.id + size_of::<Header>()) as *const Event;
+        while head != tail {
+            // SAFETY: `head` is less than `nr`; the kernel has written this
+            // event before it moved the tail past it.
+            each(unsafe { *events.add(head as usize) });
+            head = (head + 1) % header.nr;
+        }
+        header.head.store(head, Ordering::Release);
+    }
+}
+
+/// Waits for the operations in flight.
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the context is this value's own; nobody uses it now.
+        let result = unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
+        debug_assert_eq!(result, 0);
+    }
+}
+
+/// One read or write, to be filled in.
+#[derive(Clone, Copy)]
+pub(crate) struct Operation {
+    pub(crate) fd: RawFd,
+    pub(crate) write: bool,
+    pub(crate) rw_flags: i32,
+    pub(crate) iov: *const iovec,
+    pub(crate) iov_len: usize,
+    pub(crate) offset: u64,
+    pub(crate) data: u64,
+    /// An eventfd that its completion signals.
+    pub(crate) event: RawFd,
+}
+
+impl Operation {
+    /// A single segment is spared the import of iovecs.
+    ///
+    /// # Safety
+    /// The iovecs are valid.
+    pub(crate) unsafe fn iocb(self) -> iocb {
+        // SAFETY: a structure of integers, for which zero is a value.
+        let mut iocb: iocb = unsafe { std::mem::zeroed() };
+        let vectored = self.iov_len != 1;
+        iocb.aio_lio_opcode = match (self.write, vectored) {
+            (false, false) => IOCB_CMD_PREAD,
+            (true, false) => IOCB_CMD_PWRITE,
+            (false, true) => IOCB_CMD_PREADV,
+            (true, true) => IOCB_CMD_PWRITEV,
+        };
+        if vectored {
+            iocb.aio_buf = self.iov as u64;
+            iocb.aio_nbytes = self.iov_len as u64;
+        } else {
+            // SAFETY: there is one iovec.
+            let iov = unsafe { *self.iov };
+            iocb.aio_buf = iov.iov_base as u64;
+            iocb.aio_nbytes = iov.iov_len as u64;
+        }
+        iocb.aio_data = self.data;
+        iocb.aio_rw_flags = self.rw_flags;
+        iocb.aio_fildes = self.fd as u32;
+        iocb.aio_offset = self.offset as i64;
+        iocb.aio_flags = IOCB_FLAG_RESFD;
+        iocb.aio_resfd = self.event as u32;
+        iocb
+    }
+}

@@ -1,0 +1,71 @@
+//! The place to sleep of the engines without a ring.
+
+use fathom_core::{Completion, Token, Wait};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::fd::BorrowedFd;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{OwnedFd, RawFd};
+use std::time::Duration;
+
+/// Events taken in one call; more wait for the next.
+const EVENTS: usize = 64;
+
+/// Eventfds watched edge-triggered, so that nobody has to read them.
+pub(crate) struct Epoll {
+    epoll: OwnedFd,
+    buffer: [MaybeUninit<epoll::Event>; EVENTS],
+}
+
+impl Epoll {
+    pub(crate) fn new() -> io::Result<Epoll> {
+        Ok(Epoll {
+            epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            buffer: [const { MaybeUninit::uninit() }; EVENTS],
+        })
+    }
+
+    /// `fd` stays open until `unwatch` or as long as this value.
+    pub(crate) fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
+        // SAFETY: open, as required of the caller.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let data = EventData::new_u64(token.to_u64());
+        epoll::add(&self.epoll, fd, data, EventFlags::IN | EventFlags::ET)?;
+        Ok(())
+    }
+
+    pub(crate) fn unwatch(&self, fd: RawFd) {
+        // SAFETY: still open, as required of the caller of `watch`.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        if let Err(error) = epoll::delete(&self.epoll, fd) {
+            tracing::warn!("cannot stop watching an eventfd: {error}");
+        }
+    }
+
+    /// Append the tokens of what was signalled to `out`, but not the engine's
+    /// own. False: the time was over or a signal came.
+    pub(crate) fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<bool> {
+        let timeout = match wait {
+            Wait::No => Some(Duration::ZERO),
+            Wait::Forever => None,
+            Wait::For(timeout) => Some(timeout),
+        };
+        let timeout = timeout.map(|t| rustix::event::Timespec {
+            tv_sec: t.as_secs().min(i64::MAX as u64) as i64,
+            tv_nsec: t.subsec_nanos().into(),
+        });
+        let events = match epoll::wait(&self.epoll, &mut self.buffer, timeout.as_ref()) {
+            Ok((events, _)) => events,
+            Err(rustix::io::Errno::INTR) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let any = !events.is_empty();
+        let tokens = events.iter().map(|e| Token::from_u64(e.data.u64()));
+        out.extend(
+            tokens
+                .filter(|token| *token != Token::ENGINE)
+                .map(|token| Completion { token, result: 0 }),
+        );
+        Ok(any)
+    }
+}

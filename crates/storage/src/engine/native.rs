@@ -1,0 +1,212 @@
+//! The engine on Linux AIO.
+
+use crate::engine::aio::{Context, Operation};
+use crate::engine::epoll::Epoll;
+use crate::engine::files::Files;
+use crate::engine::pool::Pool;
+use crate::engine::threads::BUSY_LOOK;
+use fathom_core::{Completion, Engine, FileId, Io, IoKind, Token, Wait};
+use libc::iocb;
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// Operations in flight at the start.
+const CAPACITY: usize = 1024;
+
+/// The most iovecs in one operation (UIO_MAXIOV).
+const MAX_IOVECS: u32 = 1024;
+
+/// When the kernel takes nothing although nothing is in flight, it is asked
+/// again after this time.
+const STARVED: Duration = Duration::from_millis(1);
+
+/// io_submit(2) for reads and writes, which must be direct: others block in
+/// it. What AIO cannot do goes to a pool of threads.
+pub struct Native {
+    context: Context,
+    /// Signalled by each completion.
+    event: OwnedFd,
+    epoll: Epoll,
+    pool: Pool,
+    files: Files,
+    /// Pushed and not yet taken by the kernel.
+    queued: Vec<iocb>,
+    pointers: Vec<*mut iocb>,
+    /// Taken by the kernel and not completed.
+    in_flight: usize,
+    /// The kernel takes no more until something completes.
+    full: bool,
+    since_look: u32,
+}
+
+impl Native {
+    pub fn new() -> io::Result<Native> {
+        let (epoll, pool) = (Epoll::new()?, Pool::new()?);
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll.watch(pool.event(), Token::ENGINE)?;
+        epoll.watch(event.as_raw_fd(), Token::ENGINE)?;
+        Ok(Native {
+            context: Context::new(CAPACITY)?,
+            event,
+            epoll,
+            pool,
+            files: Files::new(),
+            queued: Vec::new(),
+            pointers: Vec::new(),
+            in_flight: 0,
+            full: false,
+            since_look: 0,
+        })
+    }
+
+    /// Hand what is queued to the kernel, as far as it takes it.
+    fn start(&mut self, out: &mut Vec<Completion>) {
+        self.full = false;
+        let mut taken = 0;
+        while taken < self.queued.len() && !self.full {
+            let room = self.context.capacity() - self.in_flight;
+            let batch = room.min(self.queued.len() - taken);
+            if batch == 0 {
+                self.full = true;
+                break;
+            }
+            self.pointers.clear();
+            let iocbs = self.queued[taken..taken + batch].iter_mut();
+            self.pointers.extend(iocbs.map(std::ptr::from_mut));
+            // SAFETY: what the iocbs name is valid as required of the callers
+            // of `push`.
+            match unsafe { self.context.submit(&mut self.pointers) } {
+                Ok(n) => {
+                    self.in_flight += n;
+                    taken += n;
+                    self.full = n == 0;
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EINTR) => self.full = true,
+                    errno => {
+                        let token = Token::from_u64(self.queued[taken].aio_data);
+                        let result = -errno.unwrap_or(libc::EIO);
+                        out.push(Completion { token, result });
+                        taken += 1;
+                    }
+                },
+            }
+        }
+        self.queued.drain(..taken);
+    }
+
+    fn reap(&mut self, out: &mut Vec<Completion>) {
+        let before = out.len();
+        self.context.reap(|event| {
+            out.push(Completion {
+                token: Token::from_u64(event.data),
+                result: event.res as i32,
+            });
+        });
+        let reaped = out.len() - before;
+        self.in_flight -= reaped;
+        self.full &= reaped == 0;
+        self.pool.reap(out);
+    }
+
+    /// Sleep until there is something for `out`, or there might be.
+    fn sleep(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        let before = out.len();
+        let wait = match wait {
+            Wait::Forever if self.full && self.in_flight == 0 => Wait::For(STARVED),
+            other => other,
+        };
+        // An event may be about what has been reaped long ago.
+        while out.len() == before && self.pool.before_sleep() {
+            let woken = self.epoll.wait(wait, out);
+            self.pool.after_sleep();
+            self.reap(out);
+            if !woken? {
+                break;
+            }
+        }
+        self.reap(out);
+        Ok(())
+    }
+}
+
+impl Engine for Native {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    /// More operations than the context has room for wait in `queued`.
+    fn reserve(&mut self, n: usize) -> io::Result<()> {
+        self.pool.reserve(n);
+        self.queued.reserve(n.saturating_sub(self.queued.len()));
+        self.pointers.reserve(n.saturating_sub(self.pointers.len()));
+        if n > self.context.capacity() && self.in_flight == 0 {
+            // The limit is the system's; a smaller context serves, too.
+            if let Ok(context) = Context::new(n) {
+                self.context = context;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId> {
+        self.files.add(file.as_raw_fd())
+    }
+
+    fn remove_file(&mut self, file: FileId) {
+        self.files.remove(file);
+    }
+
+    unsafe fn push(&mut self, io: Io, token: Token) {
+        let fd = self.files.get(io.file);
+        let (write, dsync) = match io.kind {
+            IoKind::Read => (false, false),
+            IoKind::Write { dsync } => (true, dsync),
+            // SAFETY: as required of the caller.
+            _ => return unsafe { self.pool.push(fd, io, token) },
+        };
+        let operation = Operation {
+            fd,
+            write,
+            rw_flags: if dsync { libc::RWF_DSYNC } else { 0 },
+            iov: io.iov,
+            iov_len: io.iov_len.min(MAX_IOVECS) as usize,
+            offset: io.offset,
+            data: token.to_u64(),
+            event: self.event.as_raw_fd(),
+        };
+        // SAFETY: as required of the caller.
+        self.queued.push(unsafe { operation.iocb() });
+    }
+
+    fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.epoll.watch(fd, token)
+    }
+
+    fn unwatch(&mut self, fd: RawFd, _token: Token) {
+        self.epoll.unwatch(fd);
+    }
+
+    fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        let before = out.len();
+        self.start(out);
+        self.pool.submit();
+        self.reap(out);
+        if wait != Wait::No && out.len() == before {
+            return self.sleep(wait, out);
+        }
+        self.since_look += 1;
+        if self.since_look >= BUSY_LOOK {
+            self.since_look = 0;
+            self.epoll.wait(Wait::No, out)?;
+        }
+        Ok(())
+    }
+
+    fn ready(&mut self) -> bool {
+        let queued = !self.queued.is_empty() && !self.full;
+        queued || self.context.ready() || self.pool.ready() || self.pool.queued() > 0
+    }
+}

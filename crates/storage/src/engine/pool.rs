@@ -1,0 +1,284 @@
+//! Threads that make blocking system calls for a worker.
+
+use fathom_core::{Completion, Io, IoKind, Token};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Threads at most; they are started when there is work for them.
+const MAX_THREADS: usize = 64;
+
+/// A thread without work ends after this time.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// The most iovecs in one call (UIO_MAXIOV).
+const MAX_IOVECS: u32 = 1024;
+
+/// linux/fs.h
+const BLKDISCARD: libc::Ioctl = 0x1277;
+
+/// One blocking call to make.
+#[derive(Clone, Copy)]
+struct Job {
+    fd: RawFd,
+    io: Io,
+    token: Token,
+}
+
+// SAFETY: whoever pushed it keeps its iovecs and their memory valid until its
+// completion has been seen, whichever thread uses them.
+unsafe impl Send for Job {}
+
+/// What the threads share.
+struct Shared {
+    work: Mutex<Work>,
+    wake: Condvar,
+    done: Mutex<Vec<Completion>>,
+    /// Completions in `done`.
+    ready: AtomicUsize,
+    /// The worker sleeps, or is about to: signal the event.
+    sleeping: AtomicBool,
+    event: OwnedFd,
+}
+
+struct Work {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    stopping: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics half-way while holding one of these.
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// One worker's pool.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    /// Pushed and not yet handed to the threads.
+    queued: Vec<Job>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    pub(crate) fn new() -> io::Result<Pool> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Pool {
+            shared: Arc::new(Shared {
+                work: Mutex::new(Work {
+                    jobs: VecDeque::new(),
+                    threads: 0,
+                    idle: 0,
+                    stopping: false,
+                }),
+                wake: Condvar::new(),
+                done: Mutex::new(Vec::new()),
+                ready: AtomicUsize::new(0),
+                sleeping: AtomicBool::new(false),
+                event,
+            }),
+            queued: Vec::new(),
+            handles: Vec::new(),
+        })
+    }
+
+    /// Signalled when something completes while the worker sleeps.
+    pub(crate) fn event(&self) -> RawFd {
+        self.shared.event.as_raw_fd()
+    }
+
+    /// Room for `n` jobs, so that pushing and completing allocate nothing.
+    pub(crate) fn reserve(&mut self, n: usize) {
+        self.queued.reserve(n.saturating_sub(self.queued.len()));
+        let mut work = lock(&self.shared.work);
+        let more = n.saturating_sub(work.jobs.len());
+        work.jobs.reserve(more);
+        drop(work);
+        let mut done = lock(&self.shared.done);
+        let more = n.saturating_sub(done.len());
+        done.reserve(more);
+    }
+
+    /// # Safety
+    /// As for [`Engine::push`](fathom_core::Engine::push); `fd` stays open
+    /// until the completion has been seen.
+    pub(crate) unsafe fn push(&mut self, fd: RawFd, io: Io, token: Token) {
+        self.queued.push(Job { fd, io, token });
+    }
+
+    /// Jobs that the threads have not been told of.
+    pub(crate) fn queued(&self) -> usize {
+        self.queued.len()
+    }
+
+    /// Whether `reap` would find something; no lock.
+    #[inline]
+    pub(crate) fn ready(&self) -> bool {
+        self.shared.ready.load(Ordering::Acquire) > 0
+    }
+
+    /// Hand what is queued to the threads, with one lock for all.
+    pub(crate) fn submit(&mut self) {
+        if self.queued.is_empty() {
+            return;
+        }
+        let mut work = lock(&self.shared.work);
+        work.jobs.extend(self.queued.drain(..));
+        let wanted = work.jobs.len().saturating_sub(work.idle);
+        let missing = wanted.min(MAX_THREADS - work.threads);
+        let wake = work.jobs.len().min(work.idle);
+        work.threads += missing;
+        drop(work);
+        (0..wake).for_each(|_| self.shared.wake.notify_one());
+        (0..missing).for_each(|_| self.start_thread());
+    }
+
+    fn start_thread(&mut self) {
+        self.handles.retain(|handle| !handle.is_finished());
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name("fathom-io".into());
+        match thread.spawn(move || shared.run()) {
+            Ok(handle) => self.handles.push(handle),
+            Err(error) => self.shared.could_not_start(error),
+        }
+    }
+
+    /// Append what has completed to `out`.
+    pub(crate) fn reap(&mut self, out: &mut Vec<Completion>) {
+        if !self.ready() {
+            return;
+        }
+        let mut done = lock(&self.shared.done);
+        self.shared.ready.store(0, Ordering::Relaxed);
+        out.append(&mut done);
+    }
+
+    /// The worker is going to sleep. False: not now, something has completed.
+    pub(crate) fn before_sleep(&self) -> bool {
+        self.shared.sleeping.store(true, Ordering::SeqCst);
+        if self.shared.ready.load(Ordering::SeqCst) > 0 {
+            self.after_sleep();
+            return false;
+        }
+        true
+    }
+
+    pub(crate) fn after_sleep(&self) {
+        self.shared.sleeping.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    /// A thread's life.
+    fn run(&self) {
+        while let Some(job) = self.next() {
+            let result = job.run();
+            self.complete(Completion {
+                token: job.token,
+                result,
+            });
+        }
+    }
+
+    /// The next job; None: stop.
+    fn next(&self) -> Option<Job> {
+        let mut work = lock(&self.work);
+        loop {
+            if let Some(job) = work.jobs.pop_front() {
+                return Some(job);
+            }
+            if work.stopping {
+                work.threads -= 1;
+                return None;
+            }
+            work.idle += 1;
+            let waited = self.wake.wait_timeout(work, IDLE);
+            let (guard, timeout) = waited.unwrap_or_else(|e| e.into_inner());
+            work = guard;
+            work.idle -= 1;
+            if timeout.timed_out() && work.jobs.is_empty() {
+                work.threads -= 1;
+                return None;
+            }
+        }
+    }
+
+    fn complete(&self, completion: Completion) {
+        let mut done = lock(&self.done);
+        done.push(completion);
+        self.ready.store(done.len(), Ordering::SeqCst);
+        drop(done);
+        if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
+            // An eventfd's counter cannot overflow by ones.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// One thread fewer than planned. Without any, its jobs fail.
+    fn could_not_start(&self, error: io::Error) {
+        tracing::warn!("cannot start a thread for I/O: {error}");
+        let mut work = lock(&self.work);
+        work.threads -= 1;
+        if work.threads > 0 {
+            return;
+        }
+        let orphans: Vec<Job> = work.jobs.drain(..).collect();
+        drop(work);
+        for job in orphans {
+            self.complete(Completion {
+                token: job.token,
+                result: -libc::ENOMEM,
+            });
+        }
+    }
+}
+
+/// Waits for the jobs in flight: they use memory that is not the pool's.
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.submit();
+        lock(&self.shared.work).stopping = true;
+        self.shared.wake.notify_all();
+        for handle in self.handles.drain(..) {
+            let _ = handle.join();
+        }
+    }
+}
+
+impl Job {
+    /// Make the call: bytes moved or a negative errno.
+    fn run(&self) -> i32 {
+        let io = &self.io;
+        let (offset, len) = (io.offset as i64, io.len as i64);
+        let (iov, count) = (io.iov, io.iov_len.min(MAX_IOVECS) as i32);
+        // SAFETY: for reads and writes the iovecs are valid until the
+        // completion; the other calls use no memory.
+        let result = unsafe {
+            match io.kind {
+                IoKind::Read => libc::preadv(self.fd, iov, count, offset),
+                IoKind::Write { dsync } => {
+                    let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+                    libc::pwritev2(self.fd, iov, count, offset, flags)
+                }
+                IoKind::Sync => libc::fdatasync(self.fd) as isize,
+                IoKind::Allocate { mode } if mode == super::DEVICE_DISCARD => {
+                    let range = [io.offset, io.len];
+                    libc::ioctl(self.fd, BLKDISCARD, &range) as isize
+                }
+                IoKind::Allocate { mode } => libc::fallocate(self.fd, mode, offset, len) as isize,
+            }
+        };
+        if result < 0 {
+            return -io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO);
+        }
+        result as i32
+    }
+}

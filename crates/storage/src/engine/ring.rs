@@ -1,0 +1,243 @@
+//! An io_uring as the kernel gives it: set up, entered, reaped.
+
+use io_uring::types::Timespec;
+use io_uring::{EnterFlags, cqueue, squeue};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+/// Submission queue entries; what exceeds them goes in several batches.
+const SQ_ENTRIES: u32 = 1024;
+
+/// Completion queue entries at the start.
+const CQ_ENTRIES: u32 = 4096;
+
+/// The most that the kernel allows (IORING_MAX_CQ_ENTRIES).
+const MAX_CQ_ENTRIES: u32 = 65536;
+
+/// See io_uring_register(2); the number is part of the kernel's interface.
+const IORING_REGISTER_RING_FDS: libc::c_uint = 20;
+const IORING_UNREGISTER_RING_FDS: libc::c_uint = 21;
+
+/// `struct io_uring_rsrc_update`.
+#[repr(C)]
+struct RsrcUpdate {
+    offset: u32,
+    resv: u32,
+    data: u64,
+}
+
+/// `struct io_uring_getevents_arg`.
+#[repr(C)]
+struct GeteventsArg {
+    sigmask: u64,
+    sigmask_sz: u32,
+    min_wait_usec: u32,
+    ts: u64,
+}
+
+/// One ring, used by the thread that made it.
+pub(crate) struct Ring {
+    ring: io_uring::IoUring,
+    /// The ring as io_uring_enter(2) is told of it: registered with the
+    /// thread where possible, which spares each call a look-up.
+    fd: RawFd,
+    fd_flags: EnterFlags,
+}
+
+impl Ring {
+    /// A ring whose completion queue holds `cq_entries` at least, up to the
+    /// kernel's limit.
+    pub(crate) fn new(cq_entries: u32) -> io::Result<Ring> {
+        let ring = build(cq_entries.clamp(CQ_ENTRIES, MAX_CQ_ENTRIES))?;
+        if !ring.params().is_feature_nodrop() || !ring.params().is_feature_ext_arg() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        }
+        let (fd, fd_flags) = match register_ring_fd(ring.as_raw_fd()) {
+            Some(index) => (index, EnterFlags::REGISTERED_RING),
+            None => (ring.as_raw_fd(), EnterFlags::empty()),
+        };
+        Ok(Ring { ring, fd, fd_flags })
+    }
+
+    pub(crate) fn cq_entries(&self) -> u32 {
+        self.ring.params().cq_entries()
+    }
+
+    /// Make a table of files; false where the kernel cannot.
+    pub(crate) fn register_files(&self, fds: &[RawFd]) -> bool {
+        self.ring.submitter().register_files(fds).is_ok()
+    }
+
+    pub(crate) fn update_file(&self, index: u32, fd: RawFd) -> io::Result<()> {
+        let submitter = self.ring.submitter();
+        submitter.register_files_update(index, &[fd]).map(drop)
+    }
+
+    /// Queue an entry; false when the queue is full.
+    ///
+    /// # Safety
+    /// What the entry points to stays valid until its completion.
+    #[inline]
+    pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
+        // SAFETY: as required of the caller.
+        unsafe { self.ring.submission().push(entry) }.is_ok()
+    }
+
+    /// Entries that the kernel has not taken.
+    #[inline]
+    pub(crate) fn queued(&mut self) -> usize {
+        self.ring.submission().len()
+    }
+
+    /// Whether completions can be reaped without entering the kernel.
+    #[inline]
+    pub(crate) fn has_completions(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
+    /// Whether the kernel must be entered for completions to appear.
+    #[inline]
+    pub(crate) fn needs_enter(&mut self) -> bool {
+        let sq = self.ring.submission();
+        sq.taskrun() || sq.cq_overflow()
+    }
+
+    /// Submit what is queued and, when `min_complete` is not 0, wait for so
+    /// many completions, for `timeout` at most. With `gather`, one is enough
+    /// after that time (where the kernel knows how: 6.12).
+    #[inline]
+    pub(crate) fn enter(
+        &mut self,
+        min_complete: u32,
+        timeout: Option<Duration>,
+        gather: Option<Duration>,
+    ) -> io::Result<()> {
+        let queued = self.queued() as u32;
+        if timeout.is_none() && gather.is_none() {
+            return self.enter_with(queued, min_complete, None);
+        }
+        let ts = timeout.map(Timespec::from);
+        let can_gather = self.ring.params().is_feature_min_timeout();
+        let gather = gather.filter(|_| can_gather);
+        let arg = GeteventsArg {
+            sigmask: 0,
+            sigmask_sz: 0,
+            min_wait_usec: gather.map_or(0, |wait| wait.as_micros().min(1_000_000) as u32),
+            ts: ts.as_ref().map_or(0, |ts| ts as *const Timespec as u64),
+        };
+        let min_complete = if gather.is_some() {
+            min_complete
+        } else {
+            min_complete.min(1)
+        };
+        self.enter_with(queued, min_complete, Some(&arg))
+    }
+
+    /// GETEVENTS is always given: without it the kernel does not run what
+    /// has been deferred to this thread.
+    #[inline]
+    fn enter_with(
+        &self,
+        to_submit: u32,
+        min_complete: u32,
+        arg: Option<&GeteventsArg>,
+    ) -> io::Result<()> {
+        let mut flags = self.fd_flags | EnterFlags::GETEVENTS;
+        let (arg, size) = match arg {
+            Some(arg) => {
+                flags |= EnterFlags::EXT_ARG;
+                (arg as *const GeteventsArg, size_of::<GeteventsArg>())
+            }
+            None => (std::ptr::null(), 0),
+        };
+        // SAFETY: the arguments are as io_uring_enter(2) wants them; `arg`
+        // is null or points to a valid structure of this size for the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_enter,
+                self.fd,
+                to_submit,
+                min_complete,
+                flags.bits(),
+                arg,
+                size,
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Take all completions that are there.
+    #[inline]
+    pub(crate) fn reap(&mut self, mut each: impl FnMut(cqueue::Entry)) {
+        self.ring.completion().for_each(&mut each);
+    }
+}
+
+/// With the best flags that the kernel knows: since 6.1, 5.19 and 5.11.
+fn build(cq_entries: u32) -> io::Result<io_uring::IoUring> {
+    let base = || {
+        let mut builder = io_uring::IoUring::builder();
+        builder.dontfork().setup_clamp().setup_cqsize(cq_entries);
+        builder
+    };
+    let deferred = base()
+        .setup_submit_all()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .build(SQ_ENTRIES);
+    if !is_invalid(&deferred) {
+        return deferred;
+    }
+    let cooperative = base()
+        .setup_submit_all()
+        .setup_coop_taskrun()
+        .setup_taskrun_flag()
+        .build(SQ_ENTRIES);
+    if !is_invalid(&cooperative) {
+        return cooperative;
+    }
+    base().build(SQ_ENTRIES)
+}
+
+fn is_invalid(result: &io::Result<io_uring::IoUring>) -> bool {
+    matches!(result, Err(error) if error.raw_os_error() == Some(libc::EINVAL))
+}
+
+/// The registration would keep the ring alive as long as its thread.
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.fd_flags.contains(EnterFlags::REGISTERED_RING) {
+            let mut update = RsrcUpdate {
+                offset: self.fd as u32,
+                resv: 0,
+                data: 0,
+            };
+            let fd = self.ring.as_raw_fd();
+            register(fd, IORING_UNREGISTER_RING_FDS, &mut update);
+        }
+    }
+}
+
+/// The ring's number among this thread's registered rings (since 5.18).
+fn register_ring_fd(fd: RawFd) -> Option<RawFd> {
+    let mut update = RsrcUpdate {
+        offset: u32::MAX,
+        resv: 0,
+        data: fd as u64,
+    };
+    let registered = register(fd, IORING_REGISTER_RING_FDS, &mut update);
+    registered.then_some(update.offset as RawFd)
+}
+
+/// io_uring_register(2) with one structure; true when the kernel did it.
+fn register(fd: RawFd, opcode: libc::c_uint, update: &mut RsrcUpdate) -> bool {
+    let update: *mut RsrcUpdate = update;
+    // SAFETY: both opcodes want an array of these structures, here of one;
+    // the kernel writes at most into it.
+    unsafe { libc::syscall(libc::SYS_io_uring_register, fd, opcode, update, 1) == 1 }
+}

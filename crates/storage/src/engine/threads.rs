@@ -1,0 +1,92 @@
+//! The engine of threads that make blocking system calls.
+
+use crate::engine::epoll::Epoll;
+use crate::engine::files::Files;
+use crate::engine::pool::Pool;
+use fathom_core::{Completion, Engine, FileId, Io, Token, Wait};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+/// A busy worker looks for kicks every so many submits: those of sources that
+/// were idle would otherwise wait until it has nothing to do. This is the one
+/// system call of a submit without I/O.
+pub(crate) const BUSY_LOOK: u32 = 16;
+
+/// preadv(2), pwritev2(2) and so on in a pool of threads; works everywhere.
+pub struct Threads {
+    pool: Pool,
+    epoll: Epoll,
+    files: Files,
+    since_look: u32,
+}
+
+impl Threads {
+    pub fn new() -> io::Result<Threads> {
+        let (pool, epoll) = (Pool::new()?, Epoll::new()?);
+        epoll.watch(pool.event(), Token::ENGINE)?;
+        Ok(Threads {
+            pool,
+            epoll,
+            files: Files::new(),
+            since_look: 0,
+        })
+    }
+}
+
+impl Engine for Threads {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn reserve(&mut self, n: usize) -> io::Result<()> {
+        self.pool.reserve(n);
+        Ok(())
+    }
+
+    fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId> {
+        self.files.add(file.as_raw_fd())
+    }
+
+    fn remove_file(&mut self, file: FileId) {
+        self.files.remove(file);
+    }
+
+    unsafe fn push(&mut self, io: Io, token: Token) {
+        // SAFETY: as required of the caller; the file is open until
+        // `remove_file`.
+        unsafe { self.pool.push(self.files.get(io.file), io, token) };
+    }
+
+    fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.epoll.watch(fd, token)
+    }
+
+    fn unwatch(&mut self, fd: RawFd, _token: Token) {
+        self.epoll.unwatch(fd);
+    }
+
+    fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        let before = out.len();
+        self.pool.submit();
+        self.pool.reap(out);
+        if wait == Wait::No || out.len() > before {
+            self.since_look += 1;
+            if self.since_look >= BUSY_LOOK {
+                self.since_look = 0;
+                self.epoll.wait(Wait::No, out)?;
+            }
+            return Ok(());
+        }
+        if self.pool.before_sleep() {
+            let slept = self.epoll.wait(wait, out);
+            self.pool.after_sleep();
+            slept?;
+        }
+        self.pool.reap(out);
+        Ok(())
+    }
+
+    fn ready(&mut self) -> bool {
+        self.pool.ready() || self.pool.queued() > 0
+    }
+}

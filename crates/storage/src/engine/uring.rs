@@ -1,0 +1,409 @@
+//! The io_uring engine: one ring for I/O, kicks and sleep.
+
+use crate::engine::DEVICE_DISCARD;
+use crate::engine::files::Files;
+use crate::engine::pool::Pool;
+use crate::engine::ring::Ring;
+use fathom_core::{Completion, Engine, FileId, Io, IoKind, Token, Wait};
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{cqueue, opcode, squeue};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
+
+/// Let the kernel gather completions before it wakes the worker: it wakes
+/// when `min_complete` are there, or when `max_delay` has passed and there is
+/// at least one. Kernels before 6.12 wake at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coalescing {
+    pub min_complete: u32,
+    pub max_delay: Duration,
+}
+
+/// An eventfd that is watched by a multishot poll.
+#[derive(Clone, Copy)]
+struct Watch {
+    fd: RawFd,
+    token: Token,
+    /// What the kernel knows it by.
+    user_data: u64,
+}
+
+/// Marks completions that are not the channel's, as [`Token::ENGINE`] does:
+/// those of watches also carry a number that is never used again, so that a
+/// late one is not taken for its successor's.
+const ENGINE_SHIFT: u32 = 60;
+
+/// io_uring(7) for one worker. Completions are run on this thread when it
+/// enters the kernel (DEFER_TASKRUN), never by an interrupt of its own.
+pub struct IoUring {
+    ring: Ring,
+    files: Files,
+    /// The ring has a table of `files` (else each operation looks its
+    /// descriptor up).
+    fixed_files: bool,
+    watches: Vec<Watch>,
+    watch_serial: u64,
+    /// Watches whose multishot poll has ended.
+    ended: Vec<u64>,
+    /// What did not fit into the submission queue.
+    backlog: VecDeque<squeue::Entry>,
+    /// The channel's operations that have not completed.
+    in_flight: usize,
+    /// For what the ring cannot do: device discards.
+    helpers: Option<Pool>,
+    coalescing: Option<Coalescing>,
+}
+
+impl IoUring {
+    /// EPERM or ENOSYS: io_uring is not permitted here.
+    pub fn new() -> io::Result<IoUring> {
+        IoUring::with_coalescing(None)
+    }
+
+    pub fn with_coalescing(coalescing: Option<Coalescing>) -> io::Result<IoUring> {
+        let ring = Ring::new(0)?;
+        let files = Files::new();
+        let fixed_files = ring.register_files(files.all());
+        Ok(IoUring {
+            ring,
+            files,
+            fixed_files,
+            watches: Vec::new(),
+            watch_serial: 0,
+            ended: Vec::new(),
+            backlog: VecDeque::new(),
+            in_flight: 0,
+            helpers: None,
+            coalescing,
+        })
+    }
+
+    /// # Safety
+    /// As for [`Engine::push`].
+    #[inline]
+    unsafe fn entry(&self, io: &Io) -> squeue::Entry {
+        let (fd, flags) = if self.fixed_files {
+            (Fd(io.file.0 as RawFd), squeue::Flags::FIXED_FILE)
+        } else {
+            (Fd(self.files.get(io.file)), squeue::Flags::empty())
+        };
+        let entry = match io.kind {
+            // SAFETY: as required of the caller.
+            IoKind::Read => unsafe { read(io, fd) },
+            // SAFETY: as required of the caller.
+            IoKind::Write { dsync } => unsafe { write(io, fd, dsync) },
+            IoKind::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            IoKind::Allocate { mode } => opcode::Fallocate::new(fd, io.len)
+                .offset(io.offset)
+                .mode(mode)
+                .build(),
+        };
+        entry.flags(flags)
+    }
+
+    #[inline]
+    fn queue(&mut self, entry: squeue::Entry) {
+        // SAFETY: what the entry points to is valid until its completion, as
+        // required of the callers of `push`; other entries point nowhere.
+        if !self.backlog.is_empty() || unsafe { !self.ring.push(&entry) } {
+            self.backlog.push_back(entry);
+        }
+    }
+
+    fn poll(&mut self, watch: Watch) {
+        let poll = opcode::PollAdd::new(Fd(watch.fd), libc::POLLIN as u32).multi(true);
+        self.queue(poll.build().user_data(watch.user_data));
+    }
+
+    /// Move the backlog into the submission queue as far as it goes.
+    fn refill(&mut self) {
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: as in `queue`.
+            if unsafe { !self.ring.push(entry) } {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    fn enter(&mut self, wait: Wait) -> io::Result<()> {
+        let (min_complete, delay) = match (wait, self.coalescing) {
+            (Wait::No, _) => (0, None),
+            (Wait::Forever, Some(c)) if self.in_flight > 1 => {
+                let all = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
+                (c.min_complete.clamp(1, all), Some(c.max_delay))
+            }
+            _ => (1, None),
+        };
+        let timeout = match wait {
+            Wait::For(timeout) => Some(timeout),
+            _ => None,
+        };
+        match self.ring.enter(min_complete, timeout, delay) {
+            Err(error) if is_transient(&error) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn reap(&mut self, out: &mut Vec<Completion>) {
+        let (watches, ended) = (&self.watches, &mut self.ended);
+        let mut reaped = 0;
+        self.ring.reap(|cqe| {
+            let user_data = cqe.user_data();
+            if user_data >> ENGINE_SHIFT != Token::ENGINE.to_u64() >> ENGINE_SHIFT {
+                reaped += 1;
+                out.push(Completion {
+                    token: Token::from_u64(user_data),
+                    result: cqe.result(),
+                });
+            } else if let Some(watch) = watches.iter().find(|w| w.user_data == user_data) {
+                out.push(Completion {
+                    token: watch.token,
+                    result: 0,
+                });
+                if cqe.result() < 0 {
+                    tracing::error!("io_uring: an eventfd cannot be watched: {cqe:?}");
+                } else if !cqueue::more(cqe.flags()) {
+                    ended.push(user_data);
+                }
+            }
+        });
+        self.in_flight -= reaped;
+        while let Some(user_data) = self.ended.pop() {
+            self.rearm(user_data);
+        }
+    }
+
+    #[inline]
+    fn submit_ring(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        let before = out.len();
+        loop {
+            self.refill();
+            let wait = if self.ring.has_completions() || out.len() > before {
+                Wait::No
+            } else {
+                wait
+            };
+            if wait != Wait::No || self.ring.queued() > 0 || self.ring.needs_enter() {
+                self.enter(if self.backlog.is_empty() {
+                    wait
+                } else {
+                    Wait::No
+                })?;
+            }
+            self.reap(out);
+            if self.backlog.is_empty() || self.ring.queued() > 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The pool of threads, started when it is first needed; None when it
+    /// cannot be.
+    #[cold]
+    fn helpers(&mut self) -> Option<&mut Pool> {
+        if self.helpers.is_none() {
+            let pool = Pool::new().ok()?;
+            self.watch(pool.event(), Token::ENGINE).ok()?;
+            self.helpers = Some(pool);
+        }
+        self.helpers.as_mut()
+    }
+
+    #[cold]
+    fn submit_with_helpers(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        let before = out.len();
+        if let Some(helpers) = &mut self.helpers {
+            helpers.submit();
+            helpers.reap(out);
+        }
+        let may_sleep = |pool: &Pool| out.len() == before && pool.before_sleep();
+        let wait = match &self.helpers {
+            Some(pool) if wait != Wait::No && !may_sleep(pool) => Wait::No,
+            _ => wait,
+        };
+        let submitted = self.submit_ring(wait, out);
+        if let Some(helpers) = &mut self.helpers {
+            helpers.after_sleep();
+            helpers.reap(out);
+        }
+        submitted
+    }
+
+    fn rearm(&mut self, user_data: u64) {
+        if let Some(watch) = self.watches.iter().find(|w| w.user_data == user_data) {
+            self.poll(*watch);
+        }
+    }
+}
+
+impl Engine for IoUring {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    /// While nothing is in flight the ring is replaced by one that cannot
+    /// overflow. Otherwise the kernel keeps what does not fit until there is
+    /// room (IORING_FEAT_NODROP): slower, and nothing is lost.
+    fn reserve(&mut self, n: usize) -> io::Result<()> {
+        self.backlog.reserve(n.saturating_sub(self.backlog.len()));
+        let wanted = u32::try_from(n)
+            .unwrap_or(u32::MAX)
+            .saturating_add(WATCH_ROOM);
+        if wanted <= self.ring.cq_entries() || self.in_flight > 0 {
+            return Ok(());
+        }
+        let ring = Ring::new(wanted)?;
+        self.fixed_files = ring.register_files(self.files.all());
+        self.backlog.clear();
+        self.ring = ring;
+        (0..self.watches.len()).for_each(|i| self.poll(self.watches[i]));
+        Ok(())
+    }
+
+    fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId> {
+        let id = self.files.add(file.as_raw_fd())?;
+        if self.fixed_files {
+            self.ring.update_file(id.0, file.as_raw_fd())?;
+        }
+        Ok(id)
+    }
+
+    fn remove_file(&mut self, file: FileId) {
+        self.files.remove(file);
+        if self.fixed_files
+            && let Err(error) = self.ring.update_file(file.0, -1)
+        {
+            tracing::warn!("io_uring: cannot forget a file: {error}");
+        }
+    }
+
+    #[inline]
+    unsafe fn push(&mut self, io: Io, token: Token) {
+        let fd = self.files.get(io.file);
+        if matches!(io.kind, IoKind::Allocate { mode } if mode == DEVICE_DISCARD)
+            && let Some(helpers) = self.helpers()
+        {
+            // SAFETY: as required of the caller.
+            return unsafe { helpers.push(fd, io, token) };
+        }
+        // SAFETY: as required of the caller.
+        let entry = unsafe { self.entry(&io) };
+        self.in_flight += 1;
+        self.queue(entry.user_data(token.to_u64()));
+    }
+
+    fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.watch_serial += 1;
+        let watch = Watch {
+            fd,
+            token,
+            user_data: Token::ENGINE.to_u64() | self.watch_serial,
+        };
+        self.watches.push(watch);
+        self.poll(watch);
+        Ok(())
+    }
+
+    fn unwatch(&mut self, fd: RawFd, token: Token) {
+        let known = |w: &Watch| w.fd == fd && w.token == token;
+        if let Some(index) = self.watches.iter().position(known) {
+            let watch = self.watches.swap_remove(index);
+            let remove = opcode::PollRemove::new(watch.user_data).build();
+            self.queue(remove.user_data(Token::ENGINE.to_u64()));
+        }
+    }
+
+    #[inline]
+    fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
+        if self.helpers.is_some() {
+            return self.submit_with_helpers(wait, out);
+        }
+        self.submit_ring(wait, out)
+    }
+
+    /// Also true when something waits to be submitted.
+    #[inline]
+    fn ready(&mut self) -> bool {
+        let helpers = |pool: &Pool| pool.ready() || pool.queued() > 0;
+        self.ring.has_completions()
+            || self.ring.needs_enter()
+            || self.ring.queued() > 0
+            || self.helpers.as_ref().is_some_and(helpers)
+    }
+}
+
+/// The kernel writes to memory that is not ours to free until everything in
+/// flight has completed.
+impl Drop for IoUring {
+    fn drop(&mut self) {
+        let mut scrap = Vec::new();
+        while self.in_flight > 0 {
+            if let Err(error) = self.submit(Wait::Forever, &mut scrap) {
+                tracing::error!("io_uring: cannot wait for I/O in flight: {error}");
+                return;
+            }
+            scrap.clear();
+        }
+    }
+}
+
+/// Room in the completion queue for watches.
+const WATCH_ROOM: u32 = 256;
+
+/// The kernel takes no more in one operation (MAX_RW_COUNT); it would give a
+/// short result, as it does here.
+const MAX_LEN: usize = 0x7fff_f000;
+
+/// The most iovecs in one operation (UIO_MAXIOV).
+const MAX_IOVECS: u32 = 1024;
+
+/// A single segment is spared the import of iovecs.
+///
+/// # Safety
+/// As for [`Engine::push`].
+#[inline]
+unsafe fn read(io: &Io, fd: Fd) -> squeue::Entry {
+    if io.iov_len == 1 {
+        // SAFETY: there is one iovec, says the caller.
+        let iov = unsafe { *io.iov };
+        let len = iov.iov_len.min(MAX_LEN) as u32;
+        return opcode::Read::new(fd, iov.iov_base.cast(), len)
+            .offset(io.offset)
+            .build();
+    }
+    opcode::Readv::new(fd, io.iov, io.iov_len.min(MAX_IOVECS))
+        .offset(io.offset)
+        .build()
+}
+
+/// # Safety
+/// As for [`Engine::push`].
+#[inline]
+unsafe fn write(io: &Io, fd: Fd, dsync: bool) -> squeue::Entry {
+    let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+    if io.iov_len == 1 {
+        // SAFETY: there is one iovec, says the caller.
+        let iov = unsafe { *io.iov };
+        let len = iov.iov_len.min(MAX_LEN) as u32;
+        return opcode::Write::new(fd, iov.iov_base.cast(), len)
+            .offset(io.offset)
+            .rw_flags(flags)
+            .build();
+    }
+    opcode::Writev::new(fd, io.iov, io.iov_len.min(MAX_IOVECS))
+        .offset(io.offset)
+        .rw_flags(flags)
+        .build()
+}
+
+/// Nothing is wrong: a signal came, or the kernel is short of memory or of
+/// room for completions and will take the rest next time.
+fn is_transient(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME)
+    )
+}

@@ -1,0 +1,239 @@
+//! A disk in a file or on a block device.
+
+mod align;
+mod buffers;
+mod channel;
+mod inline;
+mod open;
+mod pieces;
+mod plan;
+mod ranges;
+mod report;
+mod transfer;
+
+use crate::engine::EngineKind;
+use channel::FileChannel;
+use fathom_core::{Channel, Disk, DiskError, DiskInfo, Engine, RangeLimits};
+use plan::Planner;
+use ranges::Ranges;
+use report::ErrorLog;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Where written data may rest, by the names that QEMU users know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Cache {
+    /// The host's page cache is bypassed (O_DIRECT); the guest flushes the
+    /// device's own write cache.
+    #[default]
+    None,
+    /// In the host's page cache until the guest flushes.
+    Writeback,
+    /// Nowhere: a write is durable when it completes.
+    Writethrough,
+}
+
+impl Cache {
+    pub const ALL: [Cache; 3] = [Cache::None, Cache::Writeback, Cache::Writethrough];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Cache::None => "none",
+            Cache::Writeback => "writeback",
+            Cache::Writethrough => "writethrough",
+        }
+    }
+}
+
+impl fmt::Display for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Cache {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cache, String> {
+        let known = |cache: &Cache| cache.name() == text;
+        Cache::ALL
+            .into_iter()
+            .find(known)
+            .ok_or_else(|| format!("'{text}' is not none, writeback or writethrough"))
+    }
+}
+
+/// How to open a file.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    pub cache: Cache,
+    pub read_only: bool,
+    /// Read an image that others have locked for writing. Needs `read_only`.
+    pub force_share: bool,
+    /// The engine that the disk's workers will use.
+    pub engine: EngineKind,
+    /// Whether the guest may discard.
+    pub discard: bool,
+    /// Treat the file as if O_DIRECT needed this alignment; for tests on
+    /// hosts whose devices have smaller blocks. A power of two.
+    pub min_direct_block: Option<u32>,
+}
+
+impl Default for FileOptions {
+    fn default() -> FileOptions {
+        FileOptions {
+            cache: Cache::default(),
+            read_only: false,
+            force_share: false,
+            engine: EngineKind::default(),
+            discard: true,
+            min_direct_block: None,
+        }
+    }
+}
+
+/// What kind of thing is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Regular,
+    BlockDevice,
+}
+
+/// An opened image, shared by its workers.
+pub struct FileDisk {
+    shared: Arc<Shared>,
+}
+
+/// What the disk and all its channels know.
+struct Shared {
+    path: PathBuf,
+    file: File,
+    kind: Kind,
+    options: FileOptions,
+    /// What O_DIRECT demands of offsets and lengths: 1 where it is not used.
+    block: u32,
+    /// What O_DIRECT demands of addresses.
+    address_align: u32,
+    physical_block_size: u32,
+    optimal_io_size: u32,
+    /// Data lives in memory: small requests are served without the engine.
+    in_memory: bool,
+    /// The disk's size.
+    size: AtomicU64,
+    /// The file's, which need not be a multiple of 512.
+    file_len: AtomicU64,
+    /// The kernel has reported that it lost cached writes. It says so once
+    /// and then forgets, so later flushes prove nothing.
+    flush_failed: AtomicBool,
+    errors: ErrorLog,
+    planner: Planner,
+    ranges: Ranges,
+    /// Requests whose buffers or ranges direct I/O did not take as they were.
+    bounced: AtomicU64,
+    /// A write of a whole block has made the file longer than the disk.
+    padded: AtomicBool,
+}
+
+impl FileDisk {
+    /// Open an image. The error is one line that says what to do.
+    pub fn open(path: &Path, options: FileOptions) -> Result<FileDisk, DiskError> {
+        let shared = Arc::new(open::open(path, options)?);
+        Ok(FileDisk { shared })
+    }
+
+    /// How many requests direct I/O did not take as they were: through a
+    /// buffer, or for a part of a block.
+    pub fn bounced(&self) -> u64 {
+        self.shared.bounced.load(Ordering::Relaxed)
+    }
+
+    /// Read the file's size again, in bytes, after it was resized. Requests
+    /// beyond it fail from now on.
+    pub fn refresh_size(&self) -> Result<u64, DiskError> {
+        let shared = &*self.shared;
+        let len = open::length_of(&shared.path, &shared.file)?;
+        let size = open::visible_size(&shared.path, len)?;
+        shared.file_len.store(len, Ordering::Relaxed);
+        shared.size.store(size, Ordering::Relaxed);
+        Ok(size)
+    }
+}
+
+impl Disk for FileDisk {
+    fn info(&self) -> DiskInfo {
+        let shared = &*self.shared;
+        let writable = !shared.options.read_only;
+        let limits = |max_len| RangeLimits {
+            alignment: shared.physical_block_size,
+            max_len,
+        };
+        DiskInfo {
+            size: shared.size.load(Ordering::Relaxed),
+            block_size: 512,
+            physical_block_size: shared.physical_block_size,
+            optimal_io_size: shared.optimal_io_size,
+            read_only: !writable,
+            write_cache: shared.options.cache != Cache::Writethrough,
+            discard: (writable && shared.options.discard).then(|| limits(MAX_DISCARD)),
+            write_zeroes: writable.then(|| limits(MAX_WRITE_ZEROES)),
+        }
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        if self.shared.options.read_only {
+            return Ok(());
+        }
+        let shared = &*self.shared;
+        shared
+            .trim()
+            .map_err(|error| shared.error("cannot be cut to its size", error))?;
+        shared
+            .file
+            .sync_data()
+            .map_err(|error| shared.error("cannot be flushed", error))
+    }
+
+    fn channel(&self, engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError> {
+        let file = engine
+            .add_file(self.shared.file.as_fd())
+            .map_err(|error| self.shared.error("the engine cannot use it", error))?;
+        let channel = FileChannel::new(self.shared.clone(), file, engine)
+            .map_err(|error| self.shared.error("cannot be served", error))?;
+        Ok(Box::new(channel))
+    }
+}
+
+impl Shared {
+    /// Take back what writing the last block has added.
+    fn trim(&self) -> io::Result<()> {
+        if self.padded.swap(false, Ordering::Relaxed) && self.kind == Kind::Regular {
+            self.file.set_len(self.file_len.load(Ordering::Relaxed))?;
+        }
+        Ok(())
+    }
+
+    fn error(&self, what: &'static str, source: io::Error) -> DiskError {
+        DiskError::Io {
+            path: self.path.clone(),
+            what,
+            source,
+        }
+    }
+}
+
+/// The longest discard in one request: a file system frees extents quickly.
+const MAX_DISCARD: u64 = 1 << 30;
+
+/// The longest write zeroes in one request: where the storage cannot do it by
+/// itself, this much is written.
+const MAX_WRITE_ZEROES: u64 = 64 << 20;

@@ -1,0 +1,74 @@
+//! What O_DIRECT demands of a file.
+
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Alignment of direct I/O, in bytes, powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Alignment {
+    /// Of each buffer's address.
+    pub(super) address: u32,
+    /// Of the offset and of each buffer's length.
+    pub(super) block: u32,
+}
+
+/// Larger demands are taken for nonsense.
+const MAX: u32 = 65536;
+
+/// Ask the kernel (since 6.1), or try. None: there is no direct I/O on this
+/// file. `logical_block` is a block device's.
+pub(super) fn probe(file: &File, logical_block: Option<u32>) -> io::Result<Option<Alignment>> {
+    let stat = statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    if let Ok(stat) = stat
+        && stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+    {
+        let alignment = Alignment {
+            address: stat.stx_dio_mem_align,
+            block: stat.stx_dio_offset_align.max(512),
+        };
+        let sane = |n: u32| n.is_power_of_two() && n <= MAX;
+        let usable = sane(alignment.address) && sane(alignment.block);
+        return Ok(usable.then_some(alignment));
+    }
+    let block = match logical_block {
+        Some(block) => Some(block),
+        None => smallest_that_reads(file)?,
+    };
+    Ok(block.map(|block| Alignment {
+        address: block,
+        block,
+    }))
+}
+
+/// The smallest aligned read that the file takes; none fails otherwise than
+/// by EINVAL.
+fn smallest_that_reads(file: &File) -> io::Result<Option<u32>> {
+    let mut buffer = vec![0u8; 2 * MAX as usize];
+    let start = buffer.as_ptr().align_offset(MAX as usize);
+    let mut block = 512;
+    while block <= MAX {
+        // An odd multiple of the block, so that no larger one fits it.
+        let at = &mut buffer[start + block as usize % MAX as usize..];
+        let len = (block as usize).min(at.len());
+        // SAFETY: `at` has room for `len` bytes.
+        let n = unsafe {
+            libc::pread(
+                file.as_raw_fd(),
+                at.as_mut_ptr().cast(),
+                len,
+                i64::from(block),
+            )
+        };
+        if n >= 0 {
+            return Ok(Some(block));
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EINVAL) {
+            return Err(error);
+        }
+        block *= 2;
+    }
+    Ok(None)
+}

@@ -1,0 +1,425 @@
+//! One worker's way to a file: what is served at once, what goes straight to
+//! the engine, and what takes several steps.
+
+use super::buffers::{Buffer, Buffers};
+use super::plan::Method;
+use super::ranges::Owner;
+use super::transfer::{Progress, Transfer, rest_of};
+use super::{Cache, Shared, inline};
+use fathom_core::{
+    Channel, Cx, Engine, FileId, Io, IoKind, Op, Request, RequestId, Segments, Stage, Token,
+};
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What a completed operation was for: the tags of the channel's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(super) enum Step {
+    /// The whole request, with its own iovecs.
+    Whole,
+    /// The rest of such a request after a short result.
+    Rest,
+    Flush,
+    /// A piece of a read, into a buffer.
+    BufferedRead,
+    /// The first and the last block of a piece to be written, of which only
+    /// parts change.
+    FirstBlock,
+    LastBlock,
+    /// A piece of a write, from a buffer.
+    BufferedWrite,
+    /// A piece of zeroes, written.
+    ZeroWrite,
+    /// A discard or zeroes, by fallocate(2).
+    Allocate,
+    /// Makes a discard or zeroes durable.
+    FinalSync,
+    /// Range locks have been granted.
+    Granted,
+}
+
+impl Step {
+    const ALL: [Step; 11] = [
+        Step::Whole,
+        Step::Rest,
+        Step::Flush,
+        Step::BufferedRead,
+        Step::FirstBlock,
+        Step::LastBlock,
+        Step::BufferedWrite,
+        Step::ZeroWrite,
+        Step::Allocate,
+        Step::FinalSync,
+        Step::Granted,
+    ];
+
+    fn of(tag: u16) -> Step {
+        Step::ALL[usize::from(tag)]
+    }
+}
+
+/// No request's id: the slab never grows to it.
+const NOBODY: RequestId = RequestId(u32::MAX);
+
+/// What the channel remembers of a request that takes several steps.
+#[derive(Default)]
+pub(super) struct State {
+    /// Bytes of the request that are done.
+    pub(super) at: u64,
+    /// Where the piece in progress ends.
+    pub(super) piece_end: u64,
+    pub(super) transfer: Transfer,
+    /// What the operation in flight moves, or its rest.
+    pub(super) iov: Segments,
+    pub(super) buffer: Option<Buffer>,
+    /// How the storage is discarding or zeroing.
+    pub(super) method: Method,
+}
+
+pub(super) struct FileChannel {
+    pub(super) shared: Arc<Shared>,
+    file: FileId,
+    /// What an offset, a length and an address must not have set to go
+    /// straight to the engine.
+    block_mask: u64,
+    address_mask: usize,
+    /// Writes complete when they are durable.
+    pub(super) dsync: bool,
+    /// By request.
+    #[expect(clippy::vec_box, reason = "operations in flight point into the states")]
+    pub(super) states: Vec<Box<State>>,
+    pub(super) buffers: Buffers,
+    /// Requests that wait for a buffer.
+    pub(super) starved: VecDeque<RequestId>,
+    /// Present when parts of blocks may have to be written.
+    locking: Option<Locking>,
+}
+
+/// The channel's part in the range locks.
+struct Locking {
+    owner: Owner,
+    /// Kept open while the engine watches it.
+    _event: Arc<OwnedFd>,
+    granted: Vec<RequestId>,
+}
+
+impl FileChannel {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        file: FileId,
+        engine: &mut dyn Engine,
+    ) -> io::Result<FileChannel> {
+        let locking = if shared.block > 512 {
+            let (owner, event) = shared.ranges.register()?;
+            let token = Token::request(NOBODY, Step::Granted as u16);
+            engine.watch(event.as_raw_fd(), token)?;
+            Some(Locking {
+                owner,
+                _event: event,
+                granted: Vec::new(),
+            })
+        } else {
+            None
+        };
+        Ok(FileChannel {
+            file,
+            block_mask: u64::from(shared.block) - 1,
+            address_mask: shared.address_align as usize - 1,
+            dsync: shared.options.cache == Cache::Writethrough,
+            states: Vec::new(),
+            buffers: Buffers::new()?,
+            starved: VecDeque::new(),
+            locking,
+            shared,
+        })
+    }
+
+    /// Why the request cannot be served at all, as an errno.
+    #[inline]
+    fn refusal(&self, request: &Request) -> Option<i32> {
+        let size = self.shared.size.load(Ordering::Relaxed);
+        let fits = request.offset <= size && request.len <= size - request.offset;
+        match request.op {
+            Op::Flush => None,
+            _ if !fits => Some(libc::EIO),
+            Op::Read => None,
+            _ if self.shared.options.read_only => Some(libc::EROFS),
+            Op::Discard if !self.shared.options.discard => Some(libc::EOPNOTSUPP),
+            _ => None,
+        }
+    }
+
+    /// Whether direct I/O takes the request's buffers as they are.
+    #[inline]
+    fn is_aligned(&self, request: &Request) -> bool {
+        let mask = self.block_mask;
+        mask == 0
+            || (request.offset | request.len) & mask == 0
+                && request.segments.iter().all(|s| {
+                    s.iov_base.addr() & self.address_mask == 0 && s.iov_len as u64 & mask == 0
+                })
+    }
+
+    #[inline]
+    fn kind(&self, request: &Request) -> IoKind {
+        match request.op {
+            Op::Read => IoKind::Read,
+            _ => IoKind::Write {
+                dsync: self.dsync || request.fua,
+            },
+        }
+    }
+
+    /// All steps of a request that its locks, if any, allow to start.
+    #[inline]
+    fn start(&mut self, cx: &mut Cx, id: RequestId) {
+        let request = &cx.slab[id];
+        match request.op {
+            Op::Read | Op::Write | Op::Flush if self.is_inline(request) => self.serve(cx, id),
+            Op::Read | Op::Write if self.is_aligned(request) => self.push_whole(cx, id),
+            Op::Read | Op::Write => {
+                self.shared.bounced.fetch_add(1, Ordering::Relaxed);
+                self.start_pieces(cx, id);
+            }
+            Op::Flush => self.push_sync(cx, id, Step::Flush),
+            Op::Discard | Op::WriteZeroes => self.start_pieces(cx, id),
+        }
+    }
+
+    /// Whether to serve the request at once: its data is in memory, where a
+    /// flush has nothing to do.
+    #[inline]
+    fn is_inline(&self, request: &Request) -> bool {
+        self.shared.in_memory && request.len <= inline::MAX_LEN
+    }
+
+    #[inline]
+    fn serve(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Device);
+        let request = &cx.slab[id];
+        let served = match request.op {
+            Op::Flush => Ok(()),
+            // SAFETY: the source vouches for its segments.
+            _ => unsafe { inline::transfer(self.shared.file.as_raw_fd(), request) },
+        };
+        // The next request of the batch starts at this tick, too.
+        cx.tick();
+        match served {
+            Ok(()) => self.finish(cx, id, 0),
+            Err(errno) => self.fail(cx, id, errno),
+        }
+    }
+
+    #[inline]
+    fn push_whole(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Device);
+        let request = &cx.slab[id];
+        let io = Io {
+            kind: self.kind(request),
+            file: self.file,
+            offset: request.offset,
+            len: request.len,
+            iov: request.segments.as_ptr(),
+            iov_len: request.segments.len() as u32,
+        };
+        // SAFETY: the slot is the request's until it is completed, and the
+        // source vouches for its segments until then.
+        unsafe { cx.engine.push(io, Token::request(id, Step::Whole as u16)) };
+    }
+
+    pub(super) fn push_sync(&mut self, cx: &mut Cx, id: RequestId, step: Step) {
+        cx.enter(id, Stage::Device);
+        self.push_without_data(cx, id, step, IoKind::Sync, 0..0);
+    }
+
+    pub(super) fn push_without_data(
+        &mut self,
+        cx: &mut Cx,
+        id: RequestId,
+        step: Step,
+        kind: IoKind,
+        range: Range<u64>,
+    ) {
+        let io = Io {
+            kind,
+            file: self.file,
+            offset: range.start,
+            len: range.end - range.start,
+            iov: std::ptr::null(),
+            iov_len: 0,
+        };
+        // SAFETY: it names no memory.
+        unsafe { cx.engine.push(io, Token::request(id, step as u16)) };
+    }
+
+    /// Push the rest of the request's transfer, from or to `state.iov`.
+    pub(super) fn push_transfer(&mut self, cx: &mut Cx, id: RequestId, step: Step) {
+        let kind = match step {
+            Step::Rest | Step::BufferedWrite | Step::ZeroWrite => self.kind(&cx.slab[id]),
+            _ => IoKind::Read,
+        };
+        let state = self.state(id);
+        let io = Io {
+            kind,
+            offset: state.transfer.offset + state.transfer.done,
+            len: state.transfer.len - state.transfer.done,
+            iov: state.iov.as_ptr(),
+            iov_len: state.iov.len() as u32,
+            file: self.file,
+        };
+        // SAFETY: the state is boxed and its iovecs change only between
+        // operations; they name guest memory that the source vouches for, a
+        // buffer that the state owns, or static zeroes.
+        unsafe { cx.engine.push(io, Token::request(id, step as u16)) };
+    }
+
+    /// The request's state, as its last request left it.
+    pub(super) fn state(&mut self, id: RequestId) -> &mut State {
+        let index = id.0 as usize;
+        if index >= self.states.len() {
+            self.states.resize_with(index + 1, Default::default);
+        }
+        &mut self.states[index]
+    }
+
+    /// A whole request came back short, interrupted or failed.
+    #[cold]
+    fn whole_fell_short(&mut self, cx: &mut Cx, id: RequestId, result: i32) {
+        let request = &cx.slab[id];
+        let transfer = Transfer::new(request.offset, request.len);
+        self.state(id).transfer = transfer;
+        self.rest_came_back(cx, id, result);
+    }
+
+    fn rest_came_back(&mut self, cx: &mut Cx, id: RequestId, result: i32) {
+        let block = self.shared.block;
+        let state = self.state(id);
+        match state.transfer.advance(result, block) {
+            Progress::Complete => self.finish(cx, id, 0),
+            Progress::Failed(errno) => self.fail(cx, id, errno),
+            Progress::More => {
+                // The request's own iovecs stay whole: its source may still
+                // want to know what was written.
+                rest_of(&cx.slab[id].segments, state.transfer.done, &mut state.iov);
+                self.push_transfer(cx, id, Step::Rest);
+            }
+        }
+    }
+
+    fn synced(&mut self, cx: &mut Cx, id: RequestId, step: Step, result: i32) {
+        match -result {
+            0 => self.finish(cx, id, 0),
+            libc::EINTR => self.push_sync(cx, id, step),
+            errno => {
+                if self.shared.options.cache != Cache::None {
+                    self.shared.flush_failed.store(true, Ordering::Relaxed);
+                }
+                self.fail(cx, id, errno);
+            }
+        }
+    }
+
+    /// The request is done but for its completion.
+    #[cold]
+    pub(super) fn fail(&mut self, cx: &mut Cx, id: RequestId, errno: i32) {
+        let request = &cx.slab[id];
+        let (op, offset, len) = (request.op, request.offset, request.len);
+        let shared = &self.shared;
+        shared.errors.report(&shared.path, op, offset, len, errno);
+        self.finish(cx, id, errno);
+    }
+
+    /// Complete the request and let go of what it held.
+    #[inline]
+    pub(super) fn finish(&mut self, cx: &mut Cx, id: RequestId, errno: i32) {
+        if let Some(locking) = &mut self.locking
+            && is_locked(cx.slab[id].op)
+            && self.shared.ranges.release(locking.owner, id)
+        {
+            self.shared
+                .ranges
+                .take_granted(locking.owner, &mut locking.granted);
+        }
+        cx.complete(id, errno);
+    }
+
+    /// Ask for the request's range. False: it waits.
+    #[cold]
+    fn lock(&self, locking: &Locking, cx: &Cx, id: RequestId) -> bool {
+        let request = &cx.slab[id];
+        let (start, end) = (request.offset, request.offset + request.len);
+        let parts = (start | end) & self.block_mask != 0;
+        let outer = start & !self.block_mask..end.next_multiple_of(self.block_mask + 1);
+        self.shared.ranges.acquire(locking.owner, id, outer, parts)
+    }
+
+    /// Start what has been granted its range, also by what that completes.
+    fn start_granted(&mut self, cx: &mut Cx) {
+        while let Some(id) = self.locking.as_mut().and_then(|l| l.granted.pop()) {
+            self.start(cx, id);
+        }
+    }
+
+    fn granted(&mut self, cx: &mut Cx) {
+        if let Some(locking) = &mut self.locking {
+            self.shared
+                .ranges
+                .take_granted(locking.owner, &mut locking.granted);
+        }
+        self.start_granted(cx);
+    }
+}
+
+/// Whether the operation changes data and so takes part in range locks.
+fn is_locked(op: Op) -> bool {
+    matches!(op, Op::Write | Op::Discard | Op::WriteZeroes)
+}
+
+impl Channel for FileChannel {
+    #[inline]
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Map);
+        let request = &cx.slab[id];
+        if let Some(errno) = self.refusal(request) {
+            return cx.complete(id, errno);
+        }
+        if request.op == Op::Flush && self.shared.flush_failed.load(Ordering::Relaxed) {
+            return cx.complete(id, libc::EIO);
+        }
+        match &self.locking {
+            Some(locking) if is_locked(request.op) && !self.lock(locking, cx, id) => {}
+            None => self.start(cx, id),
+            Some(_) => {
+                self.start(cx, id);
+                self.start_granted(cx);
+            }
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
+        if tag == Step::Whole as u16 {
+            if i64::from(result) == cx.slab[id].len as i64 {
+                self.finish(cx, id, 0);
+            } else {
+                self.whole_fell_short(cx, id, result);
+            }
+        } else {
+            match Step::of(tag) {
+                Step::Whole => unreachable!("handled above"),
+                Step::Rest => self.rest_came_back(cx, id, result),
+                step @ (Step::Flush | Step::FinalSync) => self.synced(cx, id, step, result),
+                Step::Granted => self.granted(cx),
+                step => self.piece_came_back(cx, id, step, result),
+            }
+        }
+        if self.locking.is_some() {
+            self.start_granted(cx);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Opening an image: what it is, how large, and what it can do.
+
+use super::plan::Planner;
+use super::{Cache, FileOptions, Kind, Shared, align};
+use crate::engine::EngineKind;
+use fathom_core::DiskError;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// See statfs(2).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const RAMFS_MAGIC: i64 = 0x8584_58f6;
+
+/// `ioctl(2)` numbers of block devices (linux/fs.h).
+mod ioctl {
+    pub(super) const BLKROGET: libc::Ioctl = 0x125e;
+    pub(super) const BLKIOOPT: libc::Ioctl = 0x1279;
+    pub(super) const BLKPBSZGET: libc::Ioctl = 0x127b;
+    pub(super) const BLKSSZGET: libc::Ioctl = 0x1268;
+    pub(super) const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
+}
+
+pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskError> {
+    check(path, &options)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!options.read_only)
+        .open(path)
+        .map_err(|error| open_error(path, &options, error))?;
+    let metadata = file
+        .metadata()
+        .map_err(|error| failed(path, "cannot be examined", error))?;
+    let kind = kind_of(path, &metadata)?;
+    let in_memory = is_in_memory(&file).map_err(|e| failed(path, "cannot be examined", e))?;
+    if kind == Kind::BlockDevice && !options.read_only {
+        check_writable(path, &file)?;
+    }
+    if options.engine == EngineKind::Native && options.cache != Cache::None && !in_memory {
+        return Err(unusable(
+            path,
+            "--aio native needs --cache none (through the page cache it would block); \
+             or use --aio io_uring or threads",
+        ));
+    }
+    let file_len = length_of(path, &file)?;
+    let size = visible_size(path, file_len)?;
+    let logical_block = ioctl_u32(&file, ioctl::BLKSSZGET).filter(|_| kind == Kind::BlockDevice);
+    let alignment = if options.cache == Cache::None && !in_memory {
+        Some(go_direct(path, &file, logical_block)?)
+    } else {
+        None
+    };
+    let at_least = options.min_direct_block.unwrap_or(1);
+    let block = alignment.map_or(1, |a| a.block.max(at_least));
+    let physical_block_size = match kind {
+        Kind::Regular => metadata.blksize().clamp(512, 4096) as u32,
+        Kind::BlockDevice => ioctl_u32(&file, ioctl::BLKPBSZGET).unwrap_or(512),
+    };
+    let optimal_io_size = match kind {
+        Kind::Regular => 0,
+        Kind::BlockDevice => ioctl_u32(&file, ioctl::BLKIOOPT).unwrap_or(0),
+    };
+    Ok(Shared {
+        path: path.to_owned(),
+        file,
+        kind,
+        block,
+        address_align: alignment.map_or(1, |a| a.address),
+        physical_block_size: physical_block_size.max(block),
+        optimal_io_size,
+        in_memory,
+        size: AtomicU64::new(size),
+        flush_failed: AtomicBool::new(false),
+        file_len: AtomicU64::new(file_len),
+        errors: Default::default(),
+        planner: Planner {
+            block: u64::from(block),
+            allocation_unit: logical_block.map_or(1, u64::from),
+            is_device: kind == Kind::BlockDevice,
+            may_unmap: options.discard,
+            unsupported: Default::default(),
+        },
+        ranges: Default::default(),
+        bounced: AtomicU64::new(0),
+        padded: AtomicBool::new(false),
+        options,
+    })
+}
+
+fn failed(path: &Path, what: &'static str, source: io::Error) -> DiskError {
+    DiskError::Io {
+        path: path.to_owned(),
+        what,
+        source,
+    }
+}
+
+fn unusable(path: &Path, problem: impl Into<String>) -> DiskError {
+    DiskError::Unusable {
+        path: path.to_owned(),
+        problem: problem.into(),
+    }
+}
+
+/// What can be said before opening (which might block on a FIFO).
+fn check(path: &Path, options: &FileOptions) -> Result<(), DiskError> {
+    let metadata = std::fs::metadata(path).map_err(|e| failed(path, "cannot be opened", e))?;
+    kind_of(path, &metadata)?;
+    if options.force_share && !options.read_only {
+        return Err(unusable(
+            path,
+            "--force-share is for readers: add --readonly",
+        ));
+    }
+    Ok(())
+}
+
+fn kind_of(path: &Path, metadata: &Metadata) -> Result<Kind, DiskError> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        Ok(Kind::Regular)
+    } else if kind.is_block_device() {
+        Ok(Kind::BlockDevice)
+    } else {
+        let what = if kind.is_dir() {
+            "a directory"
+        } else if kind.is_char_device() {
+            "a character device"
+        } else {
+            "not a file"
+        };
+        let problem = format!("is {what}; a disk needs a regular file or a block device");
+        Err(unusable(path, problem))
+    }
+}
+
+fn open_error(path: &Path, options: &FileOptions, error: io::Error) -> DiskError {
+    let for_writing = matches!(error.raw_os_error(), Some(libc::EROFS | libc::EACCES));
+    if for_writing && !options.read_only {
+        return failed(
+            path,
+            "cannot be opened for writing (--readonly would serve it read-only)",
+            error,
+        );
+    }
+    failed(path, "cannot be opened", error)
+}
+
+/// A read-only block device opens for writing nevertheless.
+fn check_writable(path: &Path, file: &File) -> Result<(), DiskError> {
+    match ioctl_u32(file, ioctl::BLKROGET) {
+        Some(0) | None => Ok(()),
+        Some(_) => Err(unusable(
+            path,
+            "the device is read-only; serve it with --readonly",
+        )),
+    }
+}
+
+/// In bytes.
+pub(super) fn length_of(path: &Path, file: &File) -> Result<u64, DiskError> {
+    let len = match file.metadata() {
+        Ok(m) if m.file_type().is_block_device() => device_size(file),
+        other => other.map(|m| m.len()),
+    };
+    len.map_err(|error| failed(path, "its size cannot be read", error))
+}
+
+/// The disk's size in bytes: whole sectors.
+pub(super) fn visible_size(path: &Path, size: u64) -> Result<u64, DiskError> {
+    let whole = size & !511;
+    if whole == 0 {
+        let problem = format!("is {size} bytes long; a disk needs 512 at least");
+        return Err(unusable(path, problem));
+    }
+    if whole != size {
+        tracing::warn!(
+            "{}: its last {} bytes are not a whole sector and will not be visible",
+            path.display(),
+            size - whole
+        );
+    }
+    Ok(whole)
+}
+
+fn device_size(file: &File) -> io::Result<u64> {
+    let mut size = 0u64;
+    // SAFETY: BLKGETSIZE64 writes one u64 (its definition's size_t is one on
+    // every 64-bit machine).
+    let result = unsafe { libc::ioctl(raw(file), ioctl::BLKGETSIZE64, &mut size) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(size)
+}
+
+/// A property of a block device; none where it has no such.
+fn ioctl_u32(file: &File, request: libc::Ioctl) -> Option<u32> {
+    let mut value = 0u32;
+    // SAFETY: the requests above other than BLKGETSIZE64 write one int.
+    let result = unsafe { libc::ioctl(raw(file), request, &mut value) };
+    (result == 0).then_some(value)
+}
+
+fn raw(file: &File) -> libc::c_int {
+    std::os::fd::AsRawFd::as_raw_fd(file)
+}
+
+fn is_in_memory(file: &File) -> io::Result<bool> {
+    let kind = rustix::fs::fstatfs(file.as_fd())?.f_type as i64;
+    Ok(kind == TMPFS_MAGIC || kind == RAMFS_MAGIC)
+}
+
+/// Bypass the page cache from now on.
+fn go_direct(
+    path: &Path,
+    file: &File,
+    logical_block: Option<u32>,
+) -> Result<align::Alignment, DiskError> {
+    let refused = || {
+        unusable(
+            path,
+            "its file system has no direct I/O; use --cache writeback",
+        )
+    };
+    let flags =
+        rustix::fs::fcntl_getfl(file).map_err(|e| failed(path, "cannot be used", e.into()))?;
+    rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::DIRECT).map_err(|_| refused())?;
+    align::probe(file, logical_block)
+        .map_err(|error| failed(path, "cannot be read", error))?
+        .ok_or_else(refused)
+}

@@ -1,0 +1,161 @@
+//! Moving one contiguous range completely, whatever the kernel returns.
+
+use fathom_core::Segments;
+use libc::iovec;
+
+/// How often an operation that moves nothing is tried again. EINTR and
+/// EAGAIN are rare and never come so often in a row; a file that keeps
+/// answering so fails instead of spinning.
+const MAX_RETRIES: u8 = 64;
+
+/// A range that is being read or written, by as many operations as it takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Transfer {
+    /// Bytes from the start of the file.
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// So many bytes have to be moved; less than `len` where the end of the
+    /// file may lie within the last block.
+    pub(super) needed: u64,
+    /// Bytes moved so far.
+    pub(super) done: u64,
+    /// Operations in a row that moved nothing.
+    retries: u8,
+}
+
+/// What an operation's result means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Complete,
+    /// Push the rest, from `done` on.
+    More,
+    /// A positive errno.
+    Failed(i32),
+}
+
+impl Transfer {
+    pub(super) fn new(offset: u64, len: u64) -> Transfer {
+        Transfer {
+            offset,
+            len,
+            needed: len,
+            done: 0,
+            retries: 0,
+        }
+    }
+
+    /// An operation on the rest has returned `result`. What direct I/O moved
+    /// beyond a multiple of `block` (1 where there is none) is moved again,
+    /// so that the rest stays aligned.
+    pub(super) fn advance(&mut self, result: i32, block: u32) -> Progress {
+        let before = self.done;
+        match result {
+            // The kernel never moves more than it was asked to.
+            n if n >= 0 => self.done += (n as u64).min(self.len - self.done),
+            n if n == -libc::EINTR || n == -libc::EAGAIN => {
+                self.retries += 1;
+                return if self.retries < MAX_RETRIES {
+                    Progress::More
+                } else {
+                    Progress::Failed(libc::EIO)
+                };
+            }
+            n => return Progress::Failed(-n),
+        }
+        if self.done >= self.needed {
+            return Progress::Complete;
+        }
+        self.done -= self.done % u64::from(block);
+        if self.done == before {
+            // The file has been truncated, or takes no more.
+            return Progress::Failed(libc::EIO);
+        }
+        self.retries = 0;
+        Progress::More
+    }
+}
+
+/// `segments` without their first `skip` bytes.
+pub(super) fn rest_of(segments: &[iovec], mut skip: u64, rest: &mut Segments) {
+    rest.clear();
+    for segment in segments {
+        let skipped = skip.min(segment.iov_len as u64) as usize;
+        skip -= skipped as u64;
+        if skipped < segment.iov_len {
+            rest.push(iovec {
+                iov_base: segment.iov_base.wrapping_byte_add(skipped),
+                iov_len: segment.iov_len - skipped,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn iov(base: usize, len: usize) -> iovec {
+        iovec {
+            iov_base: base as *mut libc::c_void,
+            iov_len: len,
+        }
+    }
+
+    #[test]
+    fn short_results_continue_on_a_block() {
+        let mut transfer = Transfer::new(4096, 8192);
+        assert_eq!(transfer.advance(1000, 512), Progress::More);
+        assert_eq!(transfer.done, 512);
+        assert_eq!(transfer.advance(100, 512), Progress::Failed(libc::EIO));
+        assert_eq!(transfer.advance(7680, 512), Progress::Complete);
+    }
+
+    #[test]
+    fn the_end_of_the_file_is_an_error_unless_it_was_expected() {
+        let mut transfer = Transfer::new(0, 4096);
+        assert_eq!(transfer.advance(0, 1), Progress::Failed(libc::EIO));
+        transfer.needed = 512;
+        assert_eq!(transfer.advance(512, 4096), Progress::Complete);
+    }
+
+    #[test]
+    fn interruptions_are_retried_but_not_for_ever() {
+        let mut transfer = Transfer::new(0, 4096);
+        let results: Vec<_> = (0..100)
+            .map(|_| transfer.advance(-libc::EINTR, 1))
+            .take_while(|p| *p == Progress::More)
+            .collect();
+        assert!(results.len() > 10 && results.len() < 100);
+        assert_eq!(
+            transfer.advance(-libc::ENOSPC, 1),
+            Progress::Failed(libc::ENOSPC)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_rest_is_what_was_not_skipped(
+            lens in prop::collection::vec(0usize..50, 0..8),
+            skip in 0u64..300,
+        ) {
+            let mut base = 0x1000;
+            let mut bytes = Vec::new();
+            let mut segments = Vec::new();
+            for len in lens {
+                segments.push(iov(base, len));
+                bytes.extend(base..base + len);
+                base += len + 64;
+            }
+            let mut rest = Segments::new();
+            rest_of(&segments, skip, &mut rest);
+            let left: Vec<usize> = rest
+                .iter()
+                .flat_map(|s| (s.iov_base as usize..).take(s.iov_len))
+                .collect();
+            let skip = (skip as usize).min(bytes.len());
+            prop_assert_eq!(&left[..], &bytes[skip..]);
+            prop_assert!(rest.iter().all(|s| s.iov_len > 0));
+        }
+    }
+}
