@@ -352,12 +352,16 @@ impl Worker {
     fn arm(&mut self) -> bool {
         let mut work = self.inbox.has_mail();
         for slot in self.slots.iter_mut().flatten() {
-            if slot.looks_open() && !slot.armed {
-                slot.armed = true;
-                // Its pop disarms it again.
-                slot.kicked = slot.source.arm();
-                work |= slot.kicked;
+            if !slot.looks_open() {
+                continue;
             }
+            if !slot.armed {
+                slot.armed = true;
+                slot.kicked = slot.source.arm();
+            }
+            // Its pop disarms it again. (A kick may also have been reaped
+            // since the last pop.)
+            work |= slot.kicked;
         }
         work
     }

@@ -90,6 +90,24 @@ fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
 }
 
 #[test]
+fn a_kick_that_comes_while_a_completion_is_handled_is_not_slept_over() {
+    for polling in [Polling::Off, Polling::Auto] {
+        let disk = ManualDisk::holding();
+        let worker = worker(&disk, polling);
+        let peer = Peer::new();
+        let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
+        peer.offer(1);
+        until("it is with the disk", || disk.held() == 1);
+        // Asleep by now, and armed; the completion wakes it.
+        std::thread::sleep(Duration::from_millis(20));
+        peer.echo(100);
+        disk.release();
+        until("the echoes are answered", || peer.answered() == 101);
+        worker.detach(id);
+    }
+}
+
+#[test]
 fn a_source_never_has_more_in_flight_than_it_attached_with() {
     let disk = ManualDisk::holding();
     let worker = worker(&disk, Polling::Off);

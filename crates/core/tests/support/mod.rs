@@ -5,7 +5,7 @@ use fathom_core::{
     Broken, Channel, Completion, Cx, Disk, DiskError, DiskInfo, Engine, FileId, Io, Op, Request,
     RequestId, Source, Stage, Token, Wait,
 };
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::any::Any;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -25,6 +25,7 @@ pub struct Peer {
     kick: OwnedFd,
     wants_kicks: AtomicBool,
     broken: AtomicBool,
+    echoes: AtomicU64,
     offered: AtomicU64,
     popped: AtomicU64,
     visible: AtomicU64,
@@ -38,6 +39,7 @@ impl Peer {
             kick: new_eventfd(),
             wants_kicks: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            echoes: AtomicU64::new(0),
             offered: AtomicU64::new(0),
             popped: AtomicU64::new(0),
             visible: AtomicU64::new(0),
@@ -52,6 +54,12 @@ impl Peer {
         if self.wants_kicks.load(SeqCst) {
             signal(&self.kick);
         }
+    }
+
+    /// Offer a request each time that answers are published, `n` times: a
+    /// guest that is quicker than the worker's next look.
+    pub fn echo(&self, n: u64) {
+        self.echoes.store(n, SeqCst);
     }
 
     pub fn break_protocol(&self) {
@@ -125,6 +133,11 @@ impl Source for TestSource {
     fn publish(&mut self) -> bool {
         self.peer.visible.store(self.finished, SeqCst);
         self.peer.published.fetch_add(1, SeqCst);
+        let echoes = self.peer.echoes.load(SeqCst);
+        if echoes > 0 {
+            self.peer.echo(echoes - 1);
+            self.peer.offer(1);
+        }
         true
     }
 
@@ -292,27 +305,24 @@ impl Engine for ManualEngine {
     }
 
     fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
-        if wait == Wait::Forever {
-            let wake = self.line.wake.as_raw_fd();
-            let fds: Vec<RawFd> = self.watched.iter().map(|w| w.0).chain([wake]).collect();
-            let mut polled: Vec<PollFd<'_>> = fds
-                .iter()
-                // SAFETY: watched until unwatched, so open.
-                .map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) })
-                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-                .collect();
-            poll(&mut polled, None)?;
-            for (entry, (fd, token)) in polled.iter().zip(&self.watched) {
-                if !entry.revents().is_empty() {
-                    // SAFETY: as above.
-                    let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
-                    let _ = rustix::io::read(fd, &mut [0u8; 8]);
-                    let token = *token;
-                    out.push(Completion { token, result: 0 });
-                }
+        let wake = self.line.wake.as_raw_fd();
+        let fds: Vec<RawFd> = self.watched.iter().map(|w| w.0).chain([wake]).collect();
+        let mut polled: Vec<PollFd<'_>> = fds
+            .iter()
+            // SAFETY: watched until unwatched, so open.
+            .map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) })
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let at_once = Timespec::default();
+        poll(&mut polled, (wait == Wait::No).then_some(&at_once))?;
+        for (entry, (_, token)) in polled.iter().zip(&self.watched) {
+            if !entry.revents().is_empty() {
+                let _ = rustix::io::read(entry, &mut [0u8; 8]);
+                let token = *token;
+                out.push(Completion { token, result: 0 });
             }
-            let _ = rustix::io::read(&self.line.wake, &mut [0u8; 8]);
         }
+        let _ = rustix::io::read(&self.line.wake, &mut [0u8; 8]);
         out.append(&mut self.line.completions.lock().unwrap());
         Ok(())
     }
