@@ -1,7 +1,7 @@
 //! One virtqueue of a disk, as the worker's source of requests.
 
 use crate::blk_device::{BlkDevice, SERIAL_LEN};
-use crate::chain::Chain;
+use crate::chain::{ChainContext, TableCopy, Unusable};
 use crate::dirty_log::DirtyLog;
 use crate::features::{RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
 use crate::inflight::{InflightError, InflightQueue};
@@ -57,6 +57,8 @@ pub enum QueueError {
 pub struct BlkQueue {
     ring: SplitQueue,
     cache: RegionCache,
+    copy: TableCopy,
+    indirect: bool,
     limits: Limits,
     inflight: Option<InflightQueue>,
     /// In-flight heads of our predecessor, the next to be submitted last.
@@ -105,6 +107,8 @@ impl BlkQueue {
         setup.base = ring.next_avail();
         let mut queue = BlkQueue {
             cache: RegionCache::default(),
+            copy: TableCopy::default(),
+            indirect: setup.features & RING_F_INDIRECT_DESC != 0,
             limits: limits(&device, setup.features),
             ring,
             inflight,
@@ -150,7 +154,8 @@ impl BlkQueue {
         room: usize,
         batch: &mut Vec<RequestId>,
     ) -> Result<u32, RingError> {
-        self.limits = limits(&self.device, self.setup.features);
+        self.limits.size = self.device.size();
+        self.limits.write_through = self.device.write_through(self.setup.features);
         let mut heads = self.resubmit.len() + usize::from(self.ring.available()?);
         let full = batch.len() + room;
         let mut answered = 0;
@@ -166,7 +171,7 @@ impl BlkQueue {
             heads -= 1;
             let request = &mut cx.slab[id];
             let verdict = self.parse(head, request);
-            if let Verdict::Submit(status) = verdict {
+            if let Ok(Verdict::Submit(status)) = verdict {
                 request.queue = self.setup.index;
                 request.tag = head;
                 request.cookie = status.as_ptr() as u64;
@@ -181,24 +186,26 @@ impl BlkQueue {
     }
 
     #[inline(always)]
-    fn parse(&mut self, head: u16, request: &mut Request) -> Verdict {
-        let mut chain = Chain::new(&self.ring, &self.memory, head, self.limits.indirect);
-        let mut parser = Parser {
+    fn parse(&mut self, head: u16, request: &mut Request) -> Result<Verdict, Unusable> {
+        let chains = ChainContext {
+            queue: &self.ring,
             memory: &self.memory,
             cache: &mut self.cache,
-            limits: &self.limits,
+            copy: &mut self.copy,
+            indirect: self.indirect,
         };
-        parser.parse(&mut chain, request)
+        let limits = &self.limits;
+        Parser { chains, limits }.parse(head, request)
     }
 
     /// Answer what does not reach the disk.
     #[cold]
-    fn answer_now(&mut self, head: u16, verdict: Verdict, segments: &Segments) {
+    fn answer_now(&mut self, head: u16, verdict: Result<Verdict, Unusable>, segments: &Segments) {
         let (status, code, written) = match verdict {
-            Verdict::Unanswerable => return self.answer(head, 0),
-            Verdict::Submit(status) => (status, Status::IoErr, 0),
-            Verdict::Refuse(status, code) => (status, code, 0),
-            Verdict::Identify(status) => (status, Status::Ok, self.identify(segments)),
+            Err(Unusable) => return self.answer(head, 0),
+            Ok(Verdict::Submit(status)) => (status, Status::IoErr, 0),
+            Ok(Verdict::Refuse(status, code)) => (status, code, 0),
+            Ok(Verdict::Identify(status)) => (status, Status::Ok, self.identify(segments)),
         };
         self.write_status(status, code);
         self.answer(head, written + 1);
@@ -368,7 +375,6 @@ fn limits(device: &BlkDevice, features: u64) -> Limits {
         write_through: device.write_through(features),
         discard: info.discard,
         write_zeroes: info.write_zeroes,
-        indirect: features & RING_F_INDIRECT_DESC != 0,
     }
 }
 

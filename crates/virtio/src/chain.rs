@@ -1,148 +1,217 @@
 //! Walking a descriptor chain (2.7.5), direct or indirect.
 
-use crate::memory::{GuestMemory, RegionCache, read_bytes};
+use crate::memory::{GuestMemory, RegionCache, is_aligned, pair_of, read_pair};
 use crate::queue::SplitQueue;
 use crate::queue::layout::DESCRIPTOR_SIZE;
 use std::ptr::NonNull;
 
-const F_NEXT: u16 = 1;
-const F_WRITE: u16 = 2;
-const F_INDIRECT: u16 = 4;
+const F_NEXT: u64 = 1 << FLAGS_SHIFT;
+const F_WRITE: u64 = 2 << FLAGS_SHIFT;
+const F_INDIRECT: u64 = 4 << FLAGS_SHIFT;
+const FLAGS_SHIFT: u32 = 32;
+const NEXT_SHIFT: u32 = 48;
 
 /// The largest indirect table that we look at. Drivers make them no larger
 /// than `seg_max` plus header and status.
 pub(crate) const MAX_INDIRECT: u32 = 1024;
 
-/// A private copy of a descriptor.
+/// A private copy of a descriptor. Kept as the two words that were read, and
+/// so in registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptor {
-    pub addr: u64,
-    pub len: u32,
-    flags: u16,
-    next: u16,
+    addr: u64,
+    /// Length, flags and next.
+    rest: u64,
 }
 
 impl Descriptor {
     #[inline(always)]
-    pub fn from_bytes(bytes: [u8; 16]) -> Descriptor {
-        let bits = u128::from_le_bytes(bytes);
-        Descriptor {
-            addr: bits as u64,
-            len: (bits >> 64) as u32,
-            flags: (bits >> 96) as u16,
-            next: (bits >> 112) as u16,
-        }
+    fn new([addr, rest]: [u64; 2]) -> Descriptor {
+        Descriptor { addr, rest }
+    }
+
+    #[inline(always)]
+    pub fn addr(self) -> u64 {
+        self.addr
+    }
+
+    #[inline(always)]
+    pub fn len(self) -> u32 {
+        self.rest as u32
     }
 
     /// Whether the device writes to it.
     #[inline(always)]
-    pub fn is_writable(&self) -> bool {
-        self.flags & F_WRITE != 0
+    pub fn is_writable(self) -> bool {
+        self.rest & F_WRITE != 0
+    }
+
+    #[inline(always)]
+    fn is_indirect(self) -> bool {
+        self.rest & F_INDIRECT != 0
+    }
+
+    /// The index of the descriptor after this one, if it is not the last.
+    #[inline(always)]
+    fn next(self) -> Option<u32> {
+        (self.rest & F_NEXT != 0).then_some((self.rest >> NEXT_SHIFT) as u32)
     }
 }
 
-/// The chain does not hold together, so its end (and status byte) is unknown.
+/// The chain does not hold together or ends without a byte for the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unusable;
 
-/// Where the descriptors come from.
-enum Table {
-    Queue,
-    /// `host` is None when the table spans regions.
-    Indirect {
-        gpa: u64,
-        host: Option<NonNull<u8>>,
-    },
+/// Indirect tables that cannot be read in place, because they span regions or
+/// are not aligned. Used by no known driver, so allocated by need.
+#[derive(Default)]
+pub(crate) struct TableCopy(Vec<[u64; 2]>);
+
+/// What chains are read with; the same for all chains of a queue.
+pub(crate) struct ChainContext<'a> {
+    pub queue: &'a SplitQueue,
+    pub memory: &'a GuestMemory,
+    pub cache: &'a mut RegionCache,
+    pub copy: &'a mut TableCopy,
+    /// The driver may use indirect descriptors.
+    pub indirect: bool,
 }
 
-/// One chain's descriptors, in order, each copied once.
-pub(crate) struct Chain<'a> {
-    queue: &'a SplitQueue,
-    memory: &'a GuestMemory,
-    indirect: bool,
-    table: Table,
-    /// Entries of the table.
+/// A place in a descriptor table. Each descriptor is copied once. Small, and
+/// passed to cold functions by value, so that it stays in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Chain {
+    /// Of `entries` descriptors, 8-aligned: the queue's, or an indirect one
+    /// in guest memory or in a `TableCopy`.
+    table: NonNull<u8>,
     entries: u32,
-    /// Descriptors that may still come; a chain with more has a loop.
+    /// Descriptors that may still come: a chain with more has a loop.
     left: u32,
-    next: Option<u32>,
+    is_indirect: bool,
 }
 
-impl<'a> Chain<'a> {
-    /// `indirect`: the driver may use indirect descriptors.
+impl Chain {
+    /// The chain that begins with descriptor `head` of the queue.
     #[inline(always)]
-    pub fn new(queue: &'a SplitQueue, memory: &'a GuestMemory, head: u16, indirect: bool) -> Self {
-        let entries = u32::from(queue.size());
-        Chain {
-            queue,
-            memory,
-            indirect,
-            table: Table::Queue,
+    pub fn begin(cx: &mut ChainContext, head: u16) -> Result<(Chain, Descriptor), Unusable> {
+        let entries = u32::from(cx.queue.size());
+        let mut chain = Chain {
+            table: cx.queue.table(),
             entries,
             left: entries,
-            next: Some(u32::from(head)),
+            is_indirect: false,
+        };
+        let first = chain.read(u32::from(head))?;
+        if first.is_indirect() {
+            return chain.descend(cx, first);
         }
+        Ok((chain, first))
     }
 
-    /// The next descriptor, or None after the last.
+    /// The descriptor after `descriptor`, or None after the last.
     #[inline(always)]
-    pub fn next(&mut self, cache: &mut RegionCache) -> Result<Option<Descriptor>, Unusable> {
-        let Some(index) = self.next else {
+    pub fn after(
+        &mut self,
+        cx: &mut ChainContext,
+        descriptor: Descriptor,
+    ) -> Result<Option<Descriptor>, Unusable> {
+        let Some(index) = descriptor.next() else {
             return Ok(None);
         };
-        let mut descriptor = self.read(index, cache)?;
-        if descriptor.flags & F_INDIRECT != 0 {
-            self.enter(descriptor, cache)?;
-            descriptor = self.read(0, cache)?;
-            if descriptor.flags & F_INDIRECT != 0 {
-                return Err(Unusable);
-            }
+        let mut next = self.read(index)?;
+        if next.is_indirect() {
+            (*self, next) = self.descend_late(cx, next)?;
         }
-        self.left = self.left.checked_sub(1).ok_or(Unusable)?;
-        self.next = (descriptor.flags & F_NEXT != 0).then_some(u32::from(descriptor.next));
-        Ok(Some(descriptor))
+        Ok(Some(next))
     }
 
     #[inline(always)]
-    fn read(&self, index: u32, cache: &mut RegionCache) -> Result<Descriptor, Unusable> {
-        match self.table {
-            Table::Queue => self.queue.descriptor(index as u16).ok_or(Unusable),
-            _ if index >= self.entries => Err(Unusable),
-            Table::Indirect {
-                host: Some(host), ..
-            } => {
-                // SAFETY: the whole table was translated, and `index` lies in it.
-                let bytes = unsafe { read_bytes(host.add(index as usize * 16)) };
-                Ok(Descriptor::from_bytes(bytes))
-            }
-            Table::Indirect { gpa, host: None } => {
-                let at = gpa + u64::from(index) * DESCRIPTOR_SIZE;
-                let bytes = cache.read(self.memory, at).ok_or(Unusable)?;
-                Ok(Descriptor::from_bytes(bytes))
-            }
-        }
-    }
-
-    /// Go on in the table that `descriptor` refers to (2.7.5.3).
-    #[inline(always)]
-    fn enter(&mut self, descriptor: Descriptor, cache: &mut RegionCache) -> Result<(), Unusable> {
-        let nested = matches!(self.table, Table::Indirect { .. });
-        let (gpa, len) = (descriptor.addr, descriptor.len);
-        let entries = len / DESCRIPTOR_SIZE as u32;
-        if !self.indirect
-            || nested
-            || descriptor.flags & F_NEXT != 0
-            || entries == 0
-            || entries > MAX_INDIRECT
-            || !u64::from(len).is_multiple_of(DESCRIPTOR_SIZE)
-            || gpa.checked_add(u64::from(len)).is_none()
-        {
+    fn read(&mut self, index: u32) -> Result<Descriptor, Unusable> {
+        if index >= self.entries || self.left == 0 {
             return Err(Unusable);
         }
-        let host = cache.translate(self.memory, gpa, u64::from(len));
-        self.table = Table::Indirect { gpa, host };
-        self.entries = entries;
-        self.left = entries;
-        Ok(())
+        self.left -= 1;
+        // SAFETY: the whole table is mapped and aligned, and `index` lies in
+        // it.
+        let pair = unsafe { read_pair(self.table.add(index as usize * DESCRIPTOR_SIZE)) };
+        Ok(Descriptor::new(pair))
+    }
+
+    /// Go on in the table that `descriptor` refers to (2.7.5.3), with its
+    /// first descriptor.
+    #[inline(always)]
+    fn descend(
+        self,
+        cx: &mut ChainContext,
+        descriptor: Descriptor,
+    ) -> Result<(Chain, Descriptor), Unusable> {
+        let len = descriptor.len();
+        let entries = len / DESCRIPTOR_SIZE as u32;
+        let well_formed = (len as usize).is_multiple_of(DESCRIPTOR_SIZE)
+            && (1..=MAX_INDIRECT).contains(&entries)
+            && descriptor.next().is_none();
+        // Tables do not nest.
+        if !cx.indirect || self.is_indirect || !well_formed {
+            return Err(Unusable);
+        }
+        let table = match cx.translate(descriptor.addr, u64::from(len)) {
+            Some(table) if is_aligned(table) => table,
+            _ => cx.copy_table(descriptor.addr, entries)?,
+        };
+        let mut chain = Chain {
+            table,
+            entries,
+            left: entries,
+            is_indirect: true,
+        };
+        let first = chain.read(0)?;
+        if first.is_indirect() {
+            Err(Unusable)
+        } else {
+            Ok((chain, first))
+        }
+    }
+
+    /// An indirect table after direct descriptors, which the device has to
+    /// accept and no driver makes.
+    #[cold]
+    #[inline(never)]
+    fn descend_late(
+        self,
+        cx: &mut ChainContext,
+        descriptor: Descriptor,
+    ) -> Result<(Chain, Descriptor), Unusable> {
+        self.descend(cx, descriptor)
+    }
+}
+
+impl ChainContext<'_> {
+    #[inline(always)]
+    pub fn translate(&mut self, gpa: u64, len: u64) -> Option<NonNull<u8>> {
+        self.cache.translate(self.memory, gpa, len)
+    }
+
+    #[inline(always)]
+    pub fn read_pair(&mut self, gpa: u64) -> Option<[u64; 2]> {
+        self.cache.read_pair(self.memory, gpa)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn copy_table(&mut self, gpa: u64, entries: u32) -> Result<NonNull<u8>, Unusable> {
+        let table = &mut self.copy.0;
+        table.clear();
+        for index in 0..u64::from(entries) {
+            let mut bytes = [0; DESCRIPTOR_SIZE];
+            let at = gpa
+                .checked_add(index * DESCRIPTOR_SIZE as u64)
+                .ok_or(Unusable)?;
+            self.cache
+                .read(self.memory, at, &mut bytes)
+                .ok_or(Unusable)?;
+            // In the byte order of guest memory, like a table read in place.
+            table.push(pair_of(bytes).map(u64::to_le));
+        }
+        Ok(NonNull::from(table.as_mut_slice()).cast())
     }
 }

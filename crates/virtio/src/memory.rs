@@ -152,10 +152,22 @@ impl RegionCache {
     /// [`GuestMemory::translate`]. `memory` must be the same at every call.
     #[inline(always)]
     pub fn translate(&mut self, memory: &GuestMemory, gpa: u64, len: u64) -> Option<NonNull<u8>> {
-        self.lookup(gpa, len).or_else(|| {
-            self.fill(memory, gpa)?;
-            self.lookup(gpa, len)
-        })
+        match self.lookup(gpa, len) {
+            None => self.translate_elsewhere(memory, gpa, len),
+            found => found,
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn translate_elsewhere(
+        &mut self,
+        memory: &GuestMemory,
+        gpa: u64,
+        len: u64,
+    ) -> Option<NonNull<u8>> {
+        self.fill(memory, gpa)?;
+        self.lookup(gpa, len)
     }
 
     #[inline(always)]
@@ -168,7 +180,6 @@ impl RegionCache {
         None
     }
 
-    #[cold]
     fn fill(&mut self, memory: &GuestMemory, gpa: u64) -> Option<()> {
         let region = memory.region_at(gpa)?;
         *self = RegionCache {
@@ -200,33 +211,29 @@ impl RegionCache {
         Some(())
     }
 
-    /// Copy bytes out of guest memory, wherever regions begin and end.
-    /// None if any of them lies outside.
+    /// A private copy of 16 bytes, wherever regions begin and end, as two
+    /// little-endian words. None if any of them lies outside.
     #[inline(always)]
-    pub(crate) fn read<const N: usize>(
-        &mut self,
-        memory: &GuestMemory,
-        gpa: u64,
-    ) -> Option<[u8; N]> {
-        match self.translate(memory, gpa, N as u64) {
-            // SAFETY: `translate` has found N bytes there.
-            Some(host) => Some(unsafe { read_bytes(host) }),
-            None => {
-                let mut bytes = [0; N];
-                self.read_pieces(memory, gpa, &mut bytes)?;
-                Some(bytes)
-            }
+    pub(crate) fn read_pair(&mut self, memory: &GuestMemory, gpa: u64) -> Option<[u64; 2]> {
+        match self.lookup(gpa, 16) {
+            // SAFETY: `lookup` has found 16 bytes there.
+            Some(host) if is_aligned(host) => Some(unsafe { read_pair(host) }),
+            _ => self.read_pair_anywhere(memory, gpa),
         }
     }
 
-    /// The general case of [`RegionCache::read`].
     #[cold]
-    pub(crate) fn read_pieces(
-        &mut self,
-        memory: &GuestMemory,
-        gpa: u64,
-        bytes: &mut [u8],
-    ) -> Option<()> {
+    #[inline(never)]
+    fn read_pair_anywhere(&mut self, memory: &GuestMemory, gpa: u64) -> Option<[u64; 2]> {
+        let mut bytes = [0; 16];
+        self.read(memory, gpa, &mut bytes)?;
+        Some(pair_of(bytes))
+    }
+
+    /// Copy bytes out of guest memory, wherever regions begin and end.
+    /// None if any of them lies outside.
+    #[cold]
+    pub(crate) fn read(&mut self, memory: &GuestMemory, gpa: u64, bytes: &mut [u8]) -> Option<()> {
         let mut done = 0;
         self.pieces(memory, gpa, bytes.len() as u64, |piece| {
             for i in 0..piece.iov_len {
@@ -246,27 +253,33 @@ pub(crate) fn segment(host: NonNull<u8>, len: u64) -> iovec {
     }
 }
 
-/// A private copy of N bytes of guest memory, each read once.
+/// 16 bytes as two little-endian words.
+pub(crate) fn pair_of(bytes: [u8; 16]) -> [u64; 2] {
+    let bits = u128::from_le_bytes(bytes);
+    [bits as u64, (bits >> 64) as u64]
+}
+
+/// Whether [`read_pair`] can read there.
+#[inline(always)]
+pub(crate) fn is_aligned(host: NonNull<u8>) -> bool {
+    host.cast::<u64>().is_aligned()
+}
+
+/// A private copy of 16 bytes of guest memory, each read once, as two
+/// little-endian words.
 ///
 /// # Safety
-/// N bytes from `host` on are mapped.
+/// 16 bytes from `host` on are mapped, and `host` is 8-aligned.
 #[inline(always)]
-pub(crate) unsafe fn read_bytes<const N: usize>(host: NonNull<u8>) -> [u8; N] {
-    let mut bytes = [0; N];
+pub(crate) unsafe fn read_pair(host: NonNull<u8>) -> [u64; 2] {
     let words = host.cast::<u64>();
-    if N.is_multiple_of(8) && words.is_aligned() {
-        for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-            // SAFETY: aligned, and within the N bytes.
-            let word = unsafe { words.add(i).read_volatile() };
-            chunk.copy_from_slice(&word.to_ne_bytes());
-        }
-    } else {
-        for (i, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: within the N bytes.
-            *byte = unsafe { host.add(i).read_volatile() };
-        }
+    // SAFETY: by the caller.
+    unsafe {
+        [
+            u64::from_le(words.read_volatile()),
+            u64::from_le(words.add(1).read_volatile()),
+        ]
     }
-    bytes
 }
 
 /// A little-endian u16 that both sides access at any time.

@@ -1,8 +1,7 @@
 //! A split virtqueue (2.7) as its device uses it: heads in, used elements
 //! out, and who wants to be told of what.
 
-use crate::chain::Descriptor;
-use crate::memory::{GuestMemory, read_bytes, shared_u16};
+use crate::memory::{GuestMemory, shared_u16};
 use crate::queue::layout::*;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -12,7 +11,7 @@ pub const MAX_SIZE: u16 = 1024;
 
 /// Offsets and sizes of the rings (2.7.5 to 2.7.8), in bytes.
 pub(crate) mod layout {
-    pub const DESCRIPTOR_SIZE: u64 = 16;
+    pub const DESCRIPTOR_SIZE: usize = 16;
     pub const FLAGS: usize = 0;
     pub const IDX: usize = 2;
     pub const RING: usize = 4;
@@ -20,7 +19,7 @@ pub(crate) mod layout {
     pub const USED_ELEMENT: usize = 8;
 
     pub fn descriptors_len(size: u16) -> u64 {
-        DESCRIPTOR_SIZE * u64::from(size)
+        (DESCRIPTOR_SIZE * usize::from(size)) as u64
     }
 
     /// With `used_event` at its end.
@@ -51,7 +50,7 @@ pub enum RingError {
     #[error("the {ring} at {addr:#x} lies outside the guest's memory")]
     Outside { ring: &'static str, addr: u64 },
     #[error(
-        "the driver's avail index jumped to {avail} from {seen}, past the queue's {size} entries"
+        "the driver's avail index jumped from {seen} to {avail}, past the queue's {size} entries"
     )]
     Jump { avail: u16, seen: u16, size: u16 },
     #[error("the driver made descriptor {head} available, of {size}")]
@@ -173,18 +172,10 @@ impl SplitQueue {
     }
 
     /// Take the next head, one of those that `available` has counted.
-    #[inline]
-    pub fn pop(&mut self) -> Result<u16, RingError> {
-        let head = self.peek(0)?;
-        self.next_avail = self.next_avail.wrapping_add(1);
-        Ok(head)
-    }
-
-    /// The head `ahead` entries after the next.
     #[inline(always)]
-    fn peek(&self, ahead: u16) -> Result<u16, RingError> {
-        let slot = self.next_avail.wrapping_add(ahead) & (self.size - 1);
-        let entry = self.avail_field(RING + AVAIL_ELEMENT * usize::from(slot));
+    pub fn pop(&mut self) -> Result<u16, RingError> {
+        let slot = usize::from(self.next_avail & (self.size - 1));
+        let entry = self.avail_field(RING + AVAIL_ELEMENT * slot);
         let head = u16::from_le(entry.load(Ordering::Relaxed));
         if head >= self.size {
             return Err(RingError::Head {
@@ -192,18 +183,14 @@ impl SplitQueue {
                 size: self.size,
             });
         }
+        self.next_avail = self.next_avail.wrapping_add(1);
         Ok(head)
     }
 
-    /// A private copy of a descriptor of the queue's table.
+    /// The descriptor table, of `size` entries.
     #[inline(always)]
-    pub(crate) fn descriptor(&self, index: u16) -> Option<Descriptor> {
-        if index >= self.size {
-            return None;
-        }
-        // SAFETY: within the table by the check.
-        let bytes = unsafe { read_bytes(self.desc.add(usize::from(index) * 16)) };
-        Some(Descriptor::from_bytes(bytes))
+    pub(crate) fn table(&self) -> NonNull<u8> {
+        self.desc
     }
 
     /// Give `head` back with `len` bytes written; unseen until `publish`.

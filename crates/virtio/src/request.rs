@@ -1,9 +1,9 @@
 //! A descriptor chain as a request (5.2.6), or as the answer that it gets at
 //! once. Pure: touches guest memory only to read.
 
-use crate::chain::{Chain, Descriptor, Unusable};
-use crate::memory::{GuestMemory, RegionCache, segment};
-use fathom_core::{Op, RangeLimits, Request};
+use crate::chain::{Chain, ChainContext, Descriptor, Unusable};
+use crate::memory::{pair_of, segment};
+use fathom_core::{Op, RangeLimits, Request, Segments};
 use libc::iovec;
 use std::ptr::NonNull;
 
@@ -66,8 +66,6 @@ pub struct Limits {
     pub write_through: bool,
     pub discard: Option<RangeLimits>,
     pub write_zeroes: Option<RangeLimits>,
-    /// The driver may use indirect descriptors.
-    pub indirect: bool,
 }
 
 /// What becomes of a chain.
@@ -79,159 +77,178 @@ pub enum Verdict {
     Identify(NonNull<u8>),
     /// To be answered with this status.
     Refuse(NonNull<u8>, Status),
-    /// No status byte can be written.
-    Unanswerable,
 }
 
-/// Reads a queue's chains; `memory` is the same for all of them.
+/// Reads a queue's chains.
 pub(crate) struct Parser<'a> {
-    pub memory: &'a GuestMemory,
-    pub cache: &'a mut RegionCache,
+    pub chains: ChainContext<'a>,
     pub limits: &'a Limits,
 }
 
-/// A chain's buffers as they are collected. All data ends up in one list of
-/// segments: in a well-formed request only one direction has any.
-struct Buffers<'r> {
-    segments: &'r mut fathom_core::Segments,
-    header: [u8; HEADER_LEN],
-    /// Bytes of the header seen so far.
-    header_len: usize,
-    /// Device-readable bytes after the header.
-    readable: u64,
-    /// Device-writable bytes, with the status byte.
-    writable: u64,
-    /// Data descriptors.
-    count: usize,
-    /// The last writable descriptor: it ends in the status byte, and only
-    /// when the chain ends is it known to be the last.
-    last_writable: Option<(u64, u32)>,
-    /// Something is wrong, but the chain still leads to its status byte.
-    malformed: bool,
+/// A chain up to the end of its header.
+struct Headed {
+    kind: u32,
+    sector: u64,
+    /// The first descriptor after the header.
+    next: Option<Descriptor>,
+    /// Data bytes that shared a descriptor with the header.
+    data: u64,
+    ok: bool,
 }
 
 impl Parser<'_> {
-    /// Judge `chain` and fill in the parts of `request` that the chain
-    /// determines.
-    #[inline]
-    pub fn parse(&mut self, chain: &mut Chain, request: &mut Request) -> Verdict {
-        request.segments.clear();
-        let mut buffers = Buffers {
-            segments: &mut request.segments,
-            header: [0; HEADER_LEN],
-            header_len: 0,
-            readable: 0,
-            writable: 0,
-            count: 0,
-            last_writable: None,
-            malformed: false,
-        };
-        loop {
-            match chain.next(self.cache) {
-                Ok(Some(descriptor)) => self.collect(&mut buffers, descriptor),
-                Ok(None) => break,
-                Err(Unusable) => return Verdict::Unanswerable,
-            }
+    /// Judge the chain from `head` on, and fill in the parts of `request`
+    /// that it determines. All data ends up in the request's segments: in a
+    /// well-formed request only one direction has any.
+    ///
+    /// A chain that is malformed (not `ok`) is followed to its end all the
+    /// same, for its status byte; one that leads nowhere is Unusable.
+    #[inline(never)]
+    pub fn parse(&mut self, head: u16, request: &mut Request) -> Result<Verdict, Unusable> {
+        let segments = &mut request.segments;
+        segments.clear();
+        let (mut chain, headed) = self.header(head, segments)?;
+        let (mut ok, mut current) = (headed.ok, headed.next);
+        let (mut readable, mut writable) = (headed.data, 0);
+        let mut count = 0;
+        // Device-readable data, then device-writable (2.7.4.2).
+        while let Some(data) = current
+            && !data.is_writable()
+        {
+            readable += u64::from(data.len());
+            count += 1;
+            ok = ok && count <= SEG_MAX && self.push(segments, data.addr(), data.len());
+            current = chain.after(&mut self.chains, data)?;
         }
-        let Some(status) = self.split_off_status(&mut buffers) else {
-            return Verdict::Unanswerable;
-        };
-        if buffers.malformed || buffers.header_len < HEADER_LEN {
-            return Verdict::Refuse(status, Status::IoErr);
+        // The last of the writable bytes is the status. Only when the chain
+        // ends is it known which descriptor that is in.
+        let mut last = current.ok_or(Unusable)?;
+        while let Some(next) = chain.after(&mut self.chains, last)? {
+            writable += u64::from(last.len());
+            count += 1;
+            ok = ok && count <= SEG_MAX && self.push(segments, last.addr(), last.len());
+            ok = ok && next.is_writable();
+            last = next;
         }
-        let (header, readable, written) = (buffers.header, buffers.readable, buffers.writable - 1);
-        match self.decode(request, header, readable, written) {
-            Ok(T_GET_ID) => Verdict::Identify(status),
-            Ok(_) => Verdict::Submit(status),
-            Err(refusal) => Verdict::Refuse(status, refusal),
+        let data = last.len().checked_sub(1).ok_or(Unusable)?;
+        if data > 0 {
+            writable += u64::from(data);
+            ok = ok && count < SEG_MAX && self.push(segments, last.addr(), data);
+        }
+        let status = self.status(last, data).ok_or(Unusable)?;
+        if !ok {
+            return Ok(Verdict::Refuse(status, Status::IoErr));
+        }
+        let Headed { kind, sector, .. } = headed;
+        match self.decode(request, kind, sector, readable, writable) {
+            Ok(T_GET_ID) => Ok(Verdict::Identify(status)),
+            Ok(_) => Ok(Verdict::Submit(status)),
+            Err(refusal) => Ok(Verdict::Refuse(status, refusal)),
         }
     }
 
-    /// Take one descriptor in.
+    /// Where the status byte is: `data` bytes into the last descriptor.
     #[inline(always)]
-    fn collect(&mut self, buffers: &mut Buffers, descriptor: Descriptor) {
-        let Descriptor { addr, len, .. } = descriptor;
-        if descriptor.is_writable() {
-            if let Some((addr, len)) = buffers.last_writable.replace((addr, len)) {
-                self.push(buffers, addr, u64::from(len));
-            }
-            buffers.writable += u64::from(len);
-            return;
+    fn status(&mut self, last: Descriptor, data: u32) -> Option<NonNull<u8>> {
+        if !last.is_writable() {
+            return None;
         }
-        // Readable ones come first (2.7.4.2).
-        buffers.malformed |= len == 0 || buffers.last_writable.is_some();
-        if buffers.header_len == 0 && len as usize == HEADER_LEN {
-            match self.cache.read(self.memory, addr) {
-                Some(bytes) => buffers.header = bytes,
-                None => buffers.malformed = true,
-            }
-            buffers.header_len = HEADER_LEN;
-        } else if buffers.header_len < HEADER_LEN {
-            self.collect_header(buffers, addr, len);
-        } else {
-            buffers.readable += u64::from(len);
-            self.push(buffers, addr, u64::from(len));
+        let at = last.addr().checked_add(u64::from(data))?;
+        self.chains.translate(at, 1)
+    }
+
+    /// Read the header. Drivers give it a descriptor of its own.
+    #[inline(always)]
+    fn header(&mut self, head: u16, segments: &mut Segments) -> Result<(Chain, Headed), Unusable> {
+        let (mut chain, first) = Chain::begin(&mut self.chains, head)?;
+        if first.is_writable() || first.len() as usize != HEADER_LEN {
+            return self.split_header(chain, first, segments);
         }
+        let (ok, kind, sector) = match self.chains.read_pair(first.addr()) {
+            Some([kind, sector]) => (true, kind as u32, sector),
+            None => (false, 0, 0),
+        };
+        let next = chain.after(&mut self.chains, first)?;
+        let headed = Headed {
+            kind,
+            sector,
+            next,
+            data: 0,
+            ok,
+        };
+        Ok((chain, headed))
     }
 
     /// A header that is split over descriptors, or shares one with data
     /// (2.7.4: framing is up to the driver).
     #[cold]
-    fn collect_header(&mut self, buffers: &mut Buffers, addr: u64, len: u32) {
-        let have = buffers.header_len;
-        let part = (HEADER_LEN - have).min(len as usize);
-        let into = &mut buffers.header[have..have + part];
-        if self.cache.read_pieces(self.memory, addr, into).is_none() {
-            buffers.malformed = true;
+    #[inline(never)]
+    fn split_header(
+        &mut self,
+        mut chain: Chain,
+        first: Descriptor,
+        segments: &mut Segments,
+    ) -> Result<(Chain, Headed), Unusable> {
+        let mut bytes = [0; HEADER_LEN];
+        let mut have = 0;
+        let mut headed = Headed {
+            kind: 0,
+            sector: 0,
+            next: Some(first),
+            data: 0,
+            ok: true,
+        };
+        while have < HEADER_LEN
+            && let Some(part) = headed.next
+            && !part.is_writable()
+        {
+            let len = (HEADER_LEN - have).min(part.len() as usize);
+            let into = &mut bytes[have..have + len];
+            let chains = &mut self.chains;
+            let mapped = chains.cache.read(chains.memory, part.addr(), into);
+            headed.ok &= len > 0 && mapped.is_some();
+            have += len;
+            let rest = part.len() - len as u32;
+            if rest > 0 {
+                headed.data = u64::from(rest);
+                let at = part.addr().wrapping_add(len as u64);
+                headed.ok = headed.ok && self.push(segments, at, rest);
+            }
+            headed.next = chain.after(&mut self.chains, part)?;
         }
-        buffers.header_len += part;
-        let rest = u64::from(len) - part as u64;
-        if rest > 0 {
-            buffers.readable += rest;
-            self.push(buffers, addr.wrapping_add(part as u64), rest);
-        }
+        headed.ok &= have == HEADER_LEN;
+        let [kind, sector] = pair_of(bytes);
+        (headed.kind, headed.sector) = (kind as u32, sector);
+        Ok((chain, headed))
     }
 
-    /// Add data.
+    /// Add data. False if it is empty or not all in memory.
     #[inline(always)]
-    fn push(&mut self, buffers: &mut Buffers, addr: u64, len: u64) {
-        buffers.count += 1;
-        if len == 0 || buffers.count > SEG_MAX || buffers.malformed {
-            buffers.malformed = true;
-            return;
-        }
-        match self.cache.translate(self.memory, addr, len) {
-            Some(host) => buffers.segments.push(segment(host, len)),
-            None => self.push_pieces(buffers, addr, len),
+    fn push(&mut self, segments: &mut Segments, addr: u64, len: u32) -> bool {
+        let len = u64::from(len);
+        match self.chains.translate(addr, len) {
+            _ if len == 0 => false,
+            Some(host) => {
+                segments.push(segment(host, len));
+                true
+            }
+            None => self.push_pieces(segments, addr, len),
         }
     }
 
+    /// Add data that spans regions.
     #[cold]
-    fn push_pieces(&mut self, buffers: &mut Buffers, addr: u64, len: u64) {
-        let segments = &mut *buffers.segments;
+    #[inline(never)]
+    fn push_pieces(&mut self, segments: &mut Segments, addr: u64, len: u64) -> bool {
         let mut room = MAX_PIECES.saturating_sub(segments.len());
-        let mapped = self.cache.pieces(self.memory, addr, len, |piece| {
+        let chains = &mut self.chains;
+        let mapped = chains.cache.pieces(chains.memory, addr, len, |piece| {
             if room > 0 {
                 room -= 1;
                 segments.push(piece);
             }
         });
-        buffers.malformed |= mapped.is_none() || room == 0;
-    }
-
-    /// The status byte: the last of the writable bytes. What precedes it in
-    /// its descriptor is data.
-    #[inline(always)]
-    fn split_off_status(&mut self, buffers: &mut Buffers) -> Option<NonNull<u8>> {
-        let (addr, len) = buffers.last_writable?;
-        let data = u64::from(len.checked_sub(1)?);
-        let status = self
-            .cache
-            .translate(self.memory, addr.checked_add(data)?, 1)?;
-        if data > 0 {
-            self.push(buffers, addr, data);
-        }
-        Some(status)
+        mapped.is_some() && room > 0
     }
 
     /// Check what the header asks for against the buffers that came with it.
@@ -240,12 +257,11 @@ impl Parser<'_> {
     fn decode(
         &mut self,
         request: &mut Request,
-        header: [u8; HEADER_LEN],
+        kind: u32,
+        sector: u64,
         readable: u64,
         written: u64,
     ) -> Result<u32, Status> {
-        let bits = u128::from_le_bytes(header);
-        let (kind, sector) = (bits as u32, (bits >> 64) as u64);
         let limits = self.limits;
         let (op, len) = match kind {
             T_IN if readable == 0 => (Op::Read, written),
@@ -275,6 +291,7 @@ impl Parser<'_> {
 
     /// Discard and write zeroes: the payload is a list of ranges.
     #[cold]
+    #[inline(never)]
     fn decode_range(
         &mut self,
         request: &mut Request,
@@ -293,9 +310,9 @@ impl Parser<'_> {
         if payload > (RANGE_LEN * MAX_RANGES) as u64 {
             return Err(Status::Unsupported);
         }
-        let bits = u128::from_le_bytes(copy_payload(&request.segments));
+        let [sector, rest] = pair_of(copy_payload(&request.segments));
         request.segments.clear();
-        let (sector, sectors, flags) = (bits as u64, (bits >> 64) as u32, (bits >> 96) as u32);
+        let (sectors, flags) = (rest as u32, (rest >> 32) as u32);
         // 5.2.6.2: unknown flags, and unmap on discard, are not supported.
         let known = if op == Op::WriteZeroes {
             RANGE_F_UNMAP

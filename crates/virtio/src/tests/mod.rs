@@ -1,4 +1,5 @@
 //! Tests of the crate's parts together.
 
 mod answers;
+mod chains;
 mod fixture;

@@ -1,0 +1,178 @@
+//! What the ring and the parser cost a request: `pop`, `finish` and
+//! `publish`, without any I/O.
+//!
+//! `cargo run --release -p fathom-virtio --example ring_bench` has the driver
+//! on the same thread, so that all is in the cache; with `cross`, the driver
+//! runs on another CPU, as in life, and the device takes its cache misses.
+//! Either way only the device's share is counted, and the figure is the
+//! median of the batches, so that a busy machine hardly shows.
+
+use fathom_core::{Clock, Cx, RequestId, Source};
+use fathom_virtio::BlkQueue;
+use fathom_virtio::features::{BLK_F_FLUSH, RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
+use fathom_virtio::testing::{Buffer, Driver, TestMemory, context, device};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::sync::Arc;
+
+const SIZE: u16 = 256;
+const RINGS: u64 = 0x1000;
+const TABLES: u64 = 0x10_0000;
+const HEADERS: u64 = 0x20_0000;
+const DATA: u64 = 0x100_0000;
+const MEMORY: u64 = 64 << 20;
+const FEATURES: u64 = RING_F_INDIRECT_DESC | RING_F_EVENT_IDX | BLK_F_FLUSH;
+
+/// Header and status of a request share a structure in Linux's driver; the
+/// table is an allocation of its own.
+const HEADER_STRIDE: u64 = 256;
+const TABLE_STRIDE: u64 = 64;
+const DATA_LEN: u32 = 4096;
+
+/// The driver's work for one request: the header, the table, the ring.
+fn prepare(memory: &TestMemory, driver: &mut Driver, head: u16, sector: u64) {
+    let slot = u64::from(head);
+    let header = HEADERS + slot * HEADER_STRIDE;
+    // SAFETY: 16 mapped bytes.
+    unsafe {
+        let at = memory.at(header, 16).cast::<u64>();
+        at.write_volatile(0);
+        at.add(1).write_volatile(sector);
+    }
+    let chain = [
+        Buffer::readable(header, 16),
+        Buffer::writable(DATA + slot * u64::from(DATA_LEN), DATA_LEN),
+        Buffer::writable(header + 16, 1),
+    ];
+    driver.put_indirect(head, TABLES + slot * TABLE_STRIDE, &chain);
+    driver.offer(head);
+}
+
+fn start() -> (TestMemory, Driver, BlkQueue) {
+    let memory = TestMemory::new(&[(0, MEMORY)]);
+    let driver = Driver::new(&memory, RINGS, SIZE, true);
+    let queue = BlkQueue::new(
+        driver.setup(FEATURES),
+        memory.guest().clone(),
+        None,
+        None,
+        Arc::new(device()),
+    );
+    (memory, driver, queue.expect("a good queue"))
+}
+
+/// The device and what it has measured.
+struct Device {
+    queue: BlkQueue,
+    cx: Cx,
+    popped: Vec<RequestId>,
+    ticks: Vec<u64>,
+}
+
+impl Device {
+    fn new(queue: BlkQueue) -> Device {
+        Device {
+            queue,
+            cx: context(usize::from(SIZE)),
+            popped: Vec::with_capacity(usize::from(SIZE)),
+            ticks: Vec::new(),
+        }
+    }
+
+    /// Serve what is there: a batch.
+    fn serve(&mut self, batch: u16) {
+        let clock = Clock::get();
+        let begin = clock.now();
+        let room = usize::from(SIZE);
+        let popped = self.queue.pop(&mut self.cx, room, &mut self.popped);
+        for &id in &self.popped {
+            self.queue.finish(&self.cx.slab[id]);
+        }
+        std::hint::black_box(self.queue.publish());
+        self.ticks.push(clock.now() - begin);
+        popped.expect("a sane driver");
+        assert_eq!(self.popped.len(), usize::from(batch));
+        self.popped.drain(..).for_each(|id| self.cx.slab.put(id));
+    }
+
+    /// Nanoseconds a request in the median batch, without what reading the
+    /// clock costs.
+    fn median(mut self, batch: u16) -> f64 {
+        let clock = Clock::get();
+        let readings = (0..1000).map(|_| {
+            let begin = clock.now();
+            clock.now() - begin
+        });
+        let overhead = readings.min().expect("readings");
+        self.ticks.sort_unstable();
+        let median = self.ticks[self.ticks.len() / 2].saturating_sub(overhead);
+        median as f64 * 1e9 / clock.hz() / f64::from(batch)
+    }
+}
+
+fn same_thread(batch: u16, rounds: u32) -> f64 {
+    let (memory, mut driver, queue) = start();
+    let mut device = Device::new(queue);
+    for round in 0..rounds {
+        (0..batch).for_each(|head| prepare(&memory, &mut driver, head, u64::from(round % 1000)));
+        driver.publish();
+        device.serve(batch);
+        while driver.take_used().is_some() {}
+        driver.set_used_event(driver.next_used());
+    }
+    device.median(batch)
+}
+
+/// The driver prepares its next batch when the last is answered, so the two
+/// never work at the same time; what is measured is where the data lies.
+fn cross_thread(batch: u16, rounds: u32) -> f64 {
+    let (memory, mut driver, queue) = start();
+    let guest = std::thread::spawn(move || {
+        pin(1);
+        for round in 0..rounds {
+            (0..batch)
+                .for_each(|head| prepare(&memory, &mut driver, head, u64::from(round % 1000)));
+            driver.publish();
+            let mut answered = 0;
+            while answered < batch {
+                match driver.take_used() {
+                    Some(_) => answered += 1,
+                    None => std::hint::spin_loop(),
+                }
+            }
+            driver.set_used_event(driver.next_used());
+        }
+    });
+    pin(0);
+    let mut device = Device::new(queue);
+    for _ in 0..rounds {
+        while !device.queue.pending() {
+            std::hint::spin_loop();
+        }
+        device.serve(batch);
+    }
+    guest.join().expect("the driver");
+    device.median(batch)
+}
+
+fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).expect("two CPUs");
+}
+
+/// `ring_bench [cross] [REQUESTS]`
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let cross = arguments.iter().any(|arg| arg == "cross");
+    let requests = arguments.iter().find_map(|arg| arg.parse().ok());
+    let requests: u32 = requests.unwrap_or(4_000_000);
+    for batch in [1, 32, 128] {
+        let rounds = requests / u32::from(batch);
+        let ns = if cross {
+            cross_thread(batch, rounds / 10)
+        } else {
+            same_thread(batch, rounds)
+        };
+        println!("batch {batch:>4}: {ns:6.1} ns a request");
+    }
+}
