@@ -4,6 +4,7 @@ mod align;
 mod buffers;
 mod channel;
 mod inline;
+mod lock;
 mod open;
 mod pieces;
 mod plan;
@@ -98,6 +99,15 @@ impl Default for FileOptions {
     }
 }
 
+impl FileOptions {
+    fn lock_use(&self) -> lock::Use {
+        lock::Use {
+            writes: !self.read_only,
+            share: self.force_share,
+        }
+    }
+}
+
 /// What kind of thing is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -186,21 +196,15 @@ impl Disk for FileDisk {
     }
 
     fn activate(&self) -> Result<(), DiskError> {
-        Ok(())
+        let shared = &*self.shared;
+        lock::take(&shared.path, &shared.file, shared.options.lock_use())
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
-        if self.shared.options.read_only {
-            return Ok(());
-        }
         let shared = &*self.shared;
-        shared
-            .trim()
-            .map_err(|error| shared.error("cannot be cut to its size", error))?;
-        shared
-            .file
-            .sync_data()
-            .map_err(|error| shared.error("cannot be flushed", error))
+        let written_back = shared.write_back();
+        lock::release(&shared.path, &shared.file);
+        written_back
     }
 
     fn channel(&self, engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError> {
@@ -214,6 +218,24 @@ impl Disk for FileDisk {
 }
 
 impl Shared {
+    /// Everything written is durable, and the file as long as it was.
+    fn write_back(&self) -> Result<(), DiskError> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.trim()
+            .map_err(|error| self.error("cannot be cut to its size", error))?;
+        let flushed = match self.flush_failed.load(Ordering::Relaxed) {
+            false => self.file.sync_data(),
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+        };
+        flushed.map_err(|error| {
+            let cached = self.options.cache != Cache::None;
+            self.flush_failed.fetch_or(cached, Ordering::Relaxed);
+            self.error("cannot be flushed", error)
+        })
+    }
+
     /// Take back what writing the last block has added.
     fn trim(&self) -> io::Result<()> {
         if self.padded.swap(false, Ordering::Relaxed) && self.kind == Kind::Regular {

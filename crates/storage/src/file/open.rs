@@ -1,7 +1,7 @@
 //! Opening an image: what it is, how large, and what it can do.
 
 use super::plan::Planner;
-use super::{Cache, FileOptions, Kind, Shared, align};
+use super::{Cache, FileOptions, Kind, Shared, align, lock};
 use crate::engine::EngineKind;
 use fathom_core::DiskError;
 use std::fs::{File, Metadata, OpenOptions};
@@ -39,6 +39,7 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskErro
     if kind == Kind::BlockDevice && !options.read_only {
         check_writable(path, &file)?;
     }
+    lock::check(path, &file, options.lock_use())?;
     if options.engine == EngineKind::Native && options.cache != Cache::None && !in_memory {
         return Err(unusable(
             path,
