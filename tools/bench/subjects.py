@@ -1,0 +1,185 @@
+"""Starts servers, sends them load, and asks fio for the host's own figure."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cases import FATHOM, FATHOM_NO_POLL, HOST, QSD, Case
+
+NULL_SIZE = 1 << 40
+FILE_SIZE = 1 << 30
+START_LIMIT = 20  # seconds
+
+
+class Failed(Exception):
+    """A measurement that gave no figure; the text says why."""
+
+
+@dataclass
+class Result:
+    """One measurement. CPU times are per request."""
+
+    iops: float
+    mb_per_s: float
+    p50_us: float
+    p99_us: float
+    load_cpu_us: float
+    server_cpu_us: float | None = None
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+@dataclass
+class Bench:
+    """Where things are and how long a measurement lasts."""
+
+    fathom: Path
+    disk_dir: Path
+    run_dir: Path
+    server_cpu: int
+    load_cpu: int
+    seconds: float
+
+    def path(self, storage: str) -> Path:
+        if storage == "shm":
+            return Path(f"/dev/shm/fathom-bench-{os.getpid()}.img")
+        return self.disk_dir / f"fathom-bench-{os.getpid()}.img"
+
+    def prepare(self, storages: set[str]) -> None:
+        """Writes the files in full: holes would be served without the disk."""
+        block = os.urandom(1 << 20)
+        for storage in sorted(storages - {"null"}):
+            with open(self.path(storage), "wb") as file:
+                for _ in range(FILE_SIZE // len(block)):
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def clean_up(self) -> None:
+        for storage in ("disk", "shm"):
+            self.path(storage).unlink(missing_ok=True)
+
+    def measure(self, case: Case, subject: str) -> Result:
+        if subject == HOST:
+            return self._fio(case)
+        socket = self.run_dir / "disk.sock"
+        command = self._qsd(case, socket) if subject == QSD else self._fathom(case, socket, subject)
+        with running(command, socket, self.run_dir / "server.log"):
+            return self._load(case, socket)
+
+    def _fathom(self, case: Case, socket: Path, subject: str) -> list[str]:
+        disk = f"null:{NULL_SIZE}" if case.storage == "null" else str(self.path(case.storage))
+        poll = ["--poll", "off"] if subject == FATHOM_NO_POLL else []
+        assert subject in (FATHOM, FATHOM_NO_POLL)
+        control = ["--control", str(self.run_dir / "control.sock")]
+        return pinned(self.server_cpu, str(self.fathom), "serve", disk,
+                      "--vhost-user", str(socket), *control, *poll)
+
+    def _qsd(self, case: Case, socket: Path) -> list[str]:
+        if case.storage == "null":
+            blockdev = f"driver=null-co,size={NULL_SIZE},read-zeroes=off"
+        else:
+            direct = "on" if case.storage == "disk" else "off"
+            path = self.path(case.storage)
+            blockdev = f"driver=file,filename={path},aio=io_uring,cache.direct={direct}"
+        export = ("type=vhost-user-blk,id=e,node-name=n,num-queues=1,writable=on,"
+                  f"addr.type=unix,addr.path={socket}")
+        return pinned(self.server_cpu, "qemu-storage-daemon",
+                      "--blockdev", f"{blockdev},node-name=n", "--export", export)
+
+    def _load(self, case: Case, socket: Path) -> Result:
+        out = run(pinned(
+            self.load_cpu, str(self.fathom), "bench", "--vhost-user", str(socket), "--json",
+            "--rw", case.rw, "--bs", case.bs, "--iodepth", str(case.depth),
+            "--wait", case.wait, "--cpus", str(self.load_cpu),
+            "--runtime", f"{self.seconds}s", "--ramp-time", "500ms"), self.seconds)
+        report = json.loads(out)
+        latency = report["operations"][0]["latency"]
+        backend = report["backend"]
+        return Result(
+            iops=report["iops"], mb_per_s=report["mb_per_s"],
+            p50_us=latency["p50_ns"] / 1e3, p99_us=latency["p99_ns"] / 1e3,
+            load_cpu_us=report["client_cpu_us_per_request"],
+            server_cpu_us=backend and backend["cpu_us_per_request"])
+
+    def _fio(self, case: Case) -> Result:
+        """fio at its best: at depth 1 a plain pread or pwrite, else io_uring
+        with everything registered. The page cache is /dev/shm's own storage."""
+        direct = int(case.storage == "disk")
+        engine = ["--ioengine=psync"]
+        if case.depth > 1:
+            engine = ["--ioengine=io_uring", "--fixedbufs", "--registerfiles",
+                      f"--iodepth={case.depth}"]
+        out = run(pinned(
+            self.load_cpu, "fio", "--name=host", f"--filename={self.path(case.storage)}",
+            f"--rw={case.rw}", f"--bs={case.bs}", f"--direct={direct}", "--norandommap",
+            "--time_based", f"--runtime={self.seconds}s", "--ramp_time=500ms", "--thread",
+            "--output-format=json", *engine), self.seconds)
+        job = json.loads(out[out.index("{"):])["jobs"][0]
+        side = job["write" if "write" in case.rw else "read"]
+        percentile = side["clat_ns"]["percentile"]
+        busy = (job["usr_cpu"] + job["sys_cpu"]) / 100
+        return Result(
+            iops=side["iops"], mb_per_s=side["bw_bytes"] / 1e6,
+            p50_us=percentile["50.000000"] / 1e3, p99_us=percentile["99.000000"] / 1e3,
+            load_cpu_us=busy / max(side["iops"], 1) * 1e6)
+
+
+def pinned(cpu: int, *command: str) -> list[str]:
+    return ["taskset", "-c", str(cpu), *command]
+
+
+def run(command: list[str], seconds: float) -> str:
+    """The command's output; a command that hangs is a failure."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60)
+    except subprocess.TimeoutExpired as e:
+        raise Failed(f"{command[3]} did not end") from e
+    if done.returncode != 0:
+        raise Failed(last_line(done.stderr) or f"{command[3]} failed")
+    return done.stdout
+
+
+def last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def is_listening(socket: Path) -> bool:
+    """By the kernel's table: connecting would be a front-end of its own."""
+    accepting = 0x10000  # __SO_ACCEPTCON
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
+        next(table)
+        for line in table:
+            fields = line.split()
+            if fields[-1] == str(socket) and int(fields[3], 16) & accepting:
+                return True
+    return False
+
+
+@contextmanager
+def running(command: list[str], socket: Path, log: Path):
+    """A server for as long as the block lasts."""
+    socket.unlink(missing_ok=True)
+    with open(log, "w", encoding="utf-8") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        end = time.monotonic() + START_LIMIT
+        while not is_listening(socket):
+            if server.poll() is not None or time.monotonic() > end:
+                raise Failed(f"{command[3]}: {last_line(log.read_text(encoding='utf-8'))}")
+            time.sleep(0.01)
+        yield
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
