@@ -160,6 +160,12 @@ fn a_full_interrupt_does_not_hold_up_a_drain() {
     queue.kick();
     queue.wait();
     assert_eq!(frontend.get_vring_base(0).unwrap(), 1);
+    // A queue that starts with something in its used ring interrupts, too.
+    queue.call = EventFd::new(0).unwrap();
+    queue.call.write(u64::MAX - 1).unwrap();
+    queue.start(&mut frontend, 1);
+    drop(frontend);
+    served.wait_for_disconnect();
 }
 
 fn inflight_area(frontend: &mut Frontend) -> (VhostUserInflight, std::fs::File) {

@@ -38,7 +38,7 @@ pub fn session(export: &VhostUser, data: &[u8]) {
     theirs.set_nonblocking(true).expect("a socket");
     let mut connection = Connection::new(&export.shared, ours).expect("a session");
     let mut script = Script::new(data);
-    let prepared = script.byte() % 4 != 0;
+    let prepared = !script.byte().is_multiple_of(4);
     if prepared {
         script.prepare(&theirs);
     }
@@ -258,7 +258,7 @@ impl<'a> Script<'a> {
             payload.resize(len, 0x55);
         }
         // Without an acknowledgement, a refusal ends the session.
-        let mut header = Header::request(request, payload.len(), self.byte() % 8 != 0);
+        let mut header = Header::request(request, payload.len(), !self.byte().is_multiple_of(8));
         if self.byte() >= 0xfc {
             header.flags ^= u32::from(self.byte());
         }

@@ -196,6 +196,12 @@ impl Queue {
         self.memory.read_u16(self.offset() + USED + 2)
     }
 
+    /// The head in the used ring's element `index`.
+    pub fn used_head(&self, index: u16) -> u16 {
+        let element = USED + 4 + u64::from(index % QUEUE_SIZE) * 8;
+        self.memory.read_u16(self.offset() + element)
+    }
+
     pub fn submitted(&self) -> u16 {
         self.submitted
     }

@@ -12,6 +12,7 @@ mod inflight;
 mod log;
 mod memory;
 mod status;
+mod unclog;
 mod vrings;
 
 use super::Shared;

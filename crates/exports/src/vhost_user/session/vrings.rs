@@ -5,13 +5,12 @@
 //! started, enabled, and fully described. A worker looks at a source as soon
 //! as it is attached, so kicks from before are not lost.
 
+use super::unclog::unclogging;
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
 use fathom_core::{Detaching, SourceId};
 use fathom_virtio::{BlkQueue, QueueSetup};
 use rustix::fs::{FileType, fstat};
-use rustix::io::ReadWriteFlags;
-use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// One virtqueue as described so far.
@@ -37,6 +36,11 @@ struct Running {
 }
 
 impl Vring {
+    /// The eventfds that are written to on this side.
+    fn signals(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.call.iter().chain(&self.err)
+    }
+
     /// As at first. Not to be called while it runs.
     pub fn reset(&mut self) {
         debug_assert!(self.running.is_none());
@@ -57,21 +61,6 @@ fn check_eventfd(fd: &OwnedFd) -> Result<(), Fault> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Unknown => Ok(()),
         other => Err(Fault::Refused(format!("not an eventfd but a {other:?}"))),
-    }
-}
-
-/// A worker that signals an eventfd whose counter is full sleeps until
-/// somebody reads it. A front-end must not be able to hold up a drain so.
-fn unclog(call: &OwnedFd) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut fds = [PollFd::new(call, PollFlags::OUT)];
-    let writable = poll(&mut fds, Some(&Timespec::default()));
-    if writable == Ok(0) {
-        let mut counter = [0; 8];
-        let mut buffers = [IoSliceMut::new(&mut counter)];
-        // Should it have been read meanwhile, this must not wait either.
-        let here = u64::MAX;
-        let _ = rustix::io::preadv2(call, &mut buffers, here, ReadWriteFlags::NOWAIT);
     }
 }
 
@@ -202,16 +191,23 @@ impl Session<'_> {
     /// Detach those that run, after all that they have in flight.
     fn pause(&mut self, which: std::ops::Range<usize>) {
         let mut detaching: Vec<(usize, Detaching)> = Vec::new();
-        for i in which {
-            let Some(Running { worker, id }) = self.vrings[i].running.take() else {
-                continue;
-            };
-            self.vrings[i].call.iter().for_each(unclog);
-            detaching.push((i, self.shared.workers[worker].begin_detach(id)));
+        for i in which.clone() {
+            if let Some(Running { worker, id }) = self.vrings[i].running.take() {
+                detaching.push((i, self.shared.workers[worker].begin_detach(id)));
+            }
         }
         let count = detaching.len();
-        for (i, detaching) in detaching {
-            let queue = detaching.wait().into_any().downcast::<BlkQueue>();
+        if count == 0 {
+            return;
+        }
+        let detached = unclogging(self.vrings[which].iter().flat_map(Vring::signals), || {
+            detaching
+                .into_iter()
+                .map(|(i, detaching)| (i, detaching.wait()))
+                .collect::<Vec<_>>()
+        });
+        for (i, source) in detached {
+            let queue = source.into_any().downcast::<BlkQueue>();
             let queue = queue.expect("only queues are attached");
             self.vrings[i].base = queue.into_parts().0.base;
             tracing::debug!("vhost-user: vring {i} stopped at {}", self.vrings[i].base);
@@ -269,9 +265,13 @@ impl Session<'_> {
             err: duplicate(&vring.err)?,
         };
         let device = self.shared.device.clone();
-        BlkQueue::new(setup, memory.clone(), log, inflight, device)
-            .map(Some)
-            .map_err(Fault::refused)
+        let memory = memory.clone();
+        // It may signal.
+        unclogging(vring.signals(), || {
+            BlkQueue::new(setup, memory, log, inflight, device)
+        })
+        .map(Some)
+        .map_err(Fault::refused)
     }
 
     fn activate(&mut self) -> Result<(), Fault> {
