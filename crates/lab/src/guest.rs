@@ -24,6 +24,8 @@ const READY: &str = "FATHOM-LAB READY";
 /// Emulated boots take seconds; a loaded machine takes longer.
 const BOOT: Duration = Duration::from_secs(180);
 const CONNECT: Duration = Duration::from_secs(30);
+/// What a guest gets to tell why a script has not ended.
+const LATE: Duration = Duration::from_secs(20);
 
 /// What a script in the guest printed, and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,16 +127,19 @@ impl Guest {
         explain(ready, &mut self.qemu).map(|_| ())
     }
 
-    /// Runs a shell script in the guest.
+    /// Runs a shell script in the guest. One that does not end in time has status 124, and in its
+    /// output what the guest knows about it: requests in flight, blocked tasks.
     ///
     /// # Errors
-    /// When the guest does not answer in time; the script's own failure is in the output.
+    /// When the guest does not answer; the script's own failure is in the output.
     pub fn run(&mut self, script: &str, timeout: Duration) -> Result<Output> {
         self.requests += 1;
         let id = self.requests.to_string();
+        let limit = timeout.as_secs().max(1);
+        let script_in_base64 = encode_base64(script.as_bytes());
         self.agent
-            .send(&format!("{id} {}", encode_base64(script.as_bytes())))?;
-        let deadline = Instant::now() + timeout;
+            .send(&format!("{id} {limit} {script_in_base64}"))?;
+        let deadline = Instant::now() + timeout + LATE;
         loop {
             let answer = self.agent.receive(deadline);
             let Some(line) = explain(answer, &mut self.qemu)? else {

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 
 use crate::error::{Context, Error, Result, Tail};
 
-const TAIL_LINES: usize = 25;
+const TAIL_LINES: usize = 100;
 const POLL: Duration = Duration::from_millis(5);
 
 /// A child process: killed on drop, and by the kernel when the *thread* that started it ends, so
