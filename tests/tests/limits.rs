@@ -1,0 +1,406 @@
+//! What users get wrong and what hosts do to a disk: each time one clear error, and where a guest
+//! is running, it goes on.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fathom_lab::{Disk, Guest, Machine, Server, program};
+use fathom_tests::{Ended, Place, fathom, run, run_command};
+
+const MIB: u64 = 1 << 20;
+const SOON: Duration = Duration::from_secs(20);
+const STEP: Duration = Duration::from_secs(120);
+
+fn serve(place: &Place, image: &str, args: &[&str]) -> Ended {
+    let socket = place.sockets().join("refused.sock");
+    let socket = socket.to_string_lossy();
+    run(
+        &[&["serve", image, "--vhost-user", &socket], args].concat(),
+        SOON,
+    )
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[test]
+fn images_that_cannot_be_served_are_refused() {
+    let place = Place::new();
+    let missing = text(&place.path("missing.img"));
+    serve(&place, &missing, &[]).refused_with(&["missing.img", "No such file"]);
+
+    let odd = text(&place.image("odd.img", 1000));
+    serve(&place, &odd, &[]).refused_with(&["odd.img", "512"]);
+
+    let empty = text(&place.image("empty.img", 0));
+    serve(&place, &empty, &[]).refused_with(&["empty.img"]);
+
+    let dir = place.path("dir");
+    fs::create_dir(&dir).unwrap();
+    serve(&place, &text(&dir), &[]).refused_with(&["dir", "directory"]);
+
+    for (name, size) in [("memory:", "memory:"), ("null:12x", "12x")] {
+        let ended = serve(&place, name, &[]);
+        assert!(
+            matches!(ended.code, Some(1..)) && ended.stderr.contains(size),
+            "{ended:?}"
+        );
+    }
+}
+
+/// A guest that writes a qcow2 header into its raw disk must not gain a backing file of its
+/// choice: nothing is probed, and somebody who forgot `--format` is told.
+#[test]
+fn a_known_magic_asks_for_the_format() {
+    let place = Place::new();
+    let image = text(&place.path("disk.qcow2"));
+    fathom_lab::run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "16M"]).unwrap();
+    serve(&place, &image, &[]).refused_with(&["disk.qcow2", "qcow2", "--format"]);
+    // Said to be raw, it is raw.
+    place
+        .serve("raw", Path::new(&image), &["--format", "raw"])
+        .stop()
+        .unwrap();
+}
+
+#[test]
+fn an_image_without_permission_is_refused() {
+    let place = Place::new();
+    let image = place.image("secret.img", MIB);
+    fs::set_permissions(&image, Permissions::from_mode(0o000)).unwrap();
+    let socket = place.sockets().join("refused.sock");
+    let mut command = if is_root() {
+        as_nobody(&place)
+    } else {
+        Command::new(fathom())
+    };
+    command
+        .arg("serve")
+        .arg(&image)
+        .arg("--vhost-user")
+        .arg(&socket);
+    run_command(command, SOON).refused_with(&["secret.img", "ermission denied"]);
+}
+
+fn is_root() -> bool {
+    fathom_lab::run("id", &["-u"]).unwrap().trim() == "0"
+}
+
+/// Root may open everything, so it runs a copy of the program as nobody, from a place that nobody
+/// can reach.
+fn as_nobody(place: &Place) -> Command {
+    let copy = place.sockets().join("fathom");
+    fs::copy(fathom(), &copy).unwrap();
+    for path in [copy.as_path(), place.sockets()] {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    let mut command = Command::new(program("setpriv").unwrap());
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(copy);
+    command
+}
+
+#[test]
+fn arguments_that_make_no_sense_are_refused() {
+    let place = Place::new();
+    let image = text(&place.image("disk.img", MIB));
+    for (args, word) in [
+        (vec!["--aio", "fast"], "fast"),
+        (vec!["--cache", "maybe"], "maybe"),
+        (vec!["--queues", "0"], "queues"),
+        (vec!["--iothreads", "0"], "iothreads"),
+        (vec!["--cpus", "99999"], "99999"),
+        (vec!["--poll", "often"], "often"),
+        (vec!["--no-such-option"], "--no-such-option"),
+        (
+            vec!["--serial", "a serial number of more than 20 bytes"],
+            "serial",
+        ),
+    ] {
+        let ended = serve(&place, &image, &args);
+        assert!(matches!(ended.code, Some(1..)), "{args:?}: {ended:?}");
+        assert!(
+            ended.stderr.contains(word),
+            "{args:?} must be named: {}",
+            ended.stderr
+        );
+    }
+    let ended = run(&["stats", "/nonexistent/control"], SOON);
+    ended.refused_with(&["/nonexistent/control"]);
+    run(&["trace", "/nonexistent/trace"], SOON).refused_with(&["/nonexistent/trace"]);
+}
+
+#[test]
+fn a_socket_of_a_living_server_is_not_taken() {
+    let place = Place::new();
+    let image = place.image("disk.img", MIB);
+    let server = place.serve("first", &image, &["--readonly"]);
+    let socket = text(server.socket());
+    let second = run(&["serve", "null:1M", "--vhost-user", &socket], SOON);
+    second.refused_with(&["first.sock", "in use"]);
+    // The first one still has it.
+    assert!(Path::new(&socket).exists());
+    server.stop().unwrap();
+
+    let file = place.path("precious");
+    fs::write(&file, "no socket").unwrap();
+    let third = run(&["serve", "null:1M", "--vhost-user", &text(&file)], SOON);
+    third.refused_with(&["precious", "not a socket"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "no socket");
+}
+
+/// An interactive qemu-io that has an image open, and so holds QEMU's locks on it.
+struct Holder(Child);
+
+impl Holder {
+    fn of(image: &Path) -> Self {
+        let mut child = Command::new(program("qemu-io").unwrap())
+            .args(["-f", "raw"])
+            .arg(image)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The prompt comes when the image is open.
+        let mut prompt = [0; 8];
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut prompt)
+            .unwrap();
+        assert_eq!(&prompt, b"qemu-io>");
+        Self(child)
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self
+            .0
+            .stdin
+            .take()
+            .map(|mut stdin| stdin.write_all(b"quit\n"));
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn bench(server: &Server, args: &[&str]) -> Ended {
+    let socket = text(server.socket());
+    run(&[&["bench", "--vhost-user", &socket], args].concat(), STEP)
+}
+
+const READ: &[&str] = &[
+    "--rw",
+    "randread",
+    "--bs",
+    "4k",
+    "--iodepth",
+    "1",
+    "--runtime",
+    "1",
+];
+
+#[test]
+fn qemu_and_fathom_never_write_one_image_at_once() {
+    let place = Place::new();
+    let image = place.image("shared.img", 16 * MIB);
+
+    let holder = Holder::of(&image);
+    let mut server = place.serve("locked", &image, &[]);
+    let refused = bench(&server, READ);
+    assert!(
+        matches!(refused.code, Some(1..)),
+        "served a locked image: {refused:?}"
+    );
+    wait_log(&mut server, "shared.img", "lock");
+    drop(holder);
+    // Free again, it is served by the same process.
+    let ended = bench(&server, READ);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+
+    // And the other way round: QEMU is refused while a front-end's rings run.
+    let socket = text(server.socket());
+    let mut load = Command::new(fathom());
+    load.args([
+        "bench",
+        "--vhost-user",
+        &socket,
+        "--rw",
+        "randread",
+        "--runtime",
+        "4",
+    ]);
+    let mut load = load
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let refused = wait_refused(&image);
+    assert!(refused.contains("lock"), "qemu-io: {refused}");
+    load.wait().unwrap();
+    server.stop().unwrap();
+}
+
+fn wait_refused(image: &Path) -> String {
+    let deadline = Instant::now() + SOON;
+    while Instant::now() < deadline {
+        let image = text(image);
+        if let Err(error) = fathom_lab::run("qemu-io", &["-f", "raw", "-c", "write 0 4k", &image]) {
+            return error.to_string();
+        }
+    }
+    panic!("QEMU wrote to an image that Fathom serves");
+}
+
+/// Waits for one line of the server's log that has both words.
+fn wait_log(server: &mut Server, first: &str, second: &str) {
+    let deadline = Instant::now() + SOON;
+    loop {
+        let log = server.process().log();
+        if log
+            .lines()
+            .any(|line| line.contains(first) && line.contains(second))
+        {
+            return;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "no line with '{first}' and '{second}' in:\n{log}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A small file system of its own: a loop-mounted ext4 image, or, without the right to mount, a
+/// tmpfs in a user namespace would be invisible to the server, so the test says what it needs.
+struct SmallFs {
+    mount: std::path::PathBuf,
+}
+
+impl SmallFs {
+    fn new(place: &Place) -> Self {
+        let image = place.image("small.fs", 16 * MIB);
+        fathom_lab::run(
+            "mke2fs",
+            &["-q", "-F", "-t", "ext4", "-m", "0", &text(&image)],
+        )
+        .unwrap();
+        let mount = place.path("small");
+        fs::create_dir(&mount).unwrap();
+        if let Err(error) = fathom_lab::run("mount", &["-o", "loop", &text(&image), &text(&mount)])
+        {
+            panic!(
+                "this test mounts a small file system and so needs root and loop devices: {error}"
+            );
+        }
+        Self { mount }
+    }
+}
+
+impl Drop for SmallFs {
+    fn drop(&mut self) {
+        if let Err(error) = fathom_lab::run("umount", &[&text(&self.mount)]) {
+            eprintln!("{error}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_survives_what_happens_to_its_images() {
+    let place = Place::new();
+    let small = SmallFs::new(&place);
+    let full = small.mount.join("full.img");
+    File::create(&full)
+        .and_then(|file| file.set_len(64 * MIB))
+        .unwrap();
+    let truncated = place.image("truncated.img", 16 * MIB);
+    let removed = place.image("removed.img", 16 * MIB);
+    for image in [&truncated, &removed] {
+        let file = OpenOptions::new().write(true).open(image).unwrap();
+        file.write_all_at(&vec![0x5a; 16 << 20], 0).unwrap();
+    }
+    let mut servers = [
+        ("full", &full),
+        ("truncated", &truncated),
+        ("removed", &removed),
+    ]
+    .map(|(name, image)| place.serve(name, image, &[]));
+    let disks = servers.iter().zip(["full", "truncated", "removed"]);
+    let disks = disks
+        .map(|(server, name)| Disk::vhost_user(name, server.socket()))
+        .collect();
+    let mut guest = Guest::boot(&Machine {
+        disks,
+        ..Machine::default()
+    })
+    .unwrap();
+
+    // No space: the write fails in the guest, what was there is read, and with space it goes on.
+    let device = guest.device("full").unwrap();
+    let fill = format!("dd if=/dev/zero of={device} bs=1M count=32 conv=fsync 2>&1");
+    let output = guest.run(&fill, STEP).unwrap();
+    assert!(
+        output.status != 0 && output.text.contains("I/O error"),
+        "{output:?}"
+    );
+    wait_log(&mut servers[0], "full.img", "No space left");
+    guest.check(&read(&device, 0), STEP).unwrap();
+    guest
+        .check(&format!("/usr/bin/blkdiscard -f {device}"), STEP)
+        .unwrap();
+    guest
+        .check(
+            &format!("dd if=/dev/zero of={device} bs=1M count=4 conv=fsync 2>&1"),
+            STEP,
+        )
+        .unwrap();
+
+    // Truncated under way: what is gone fails, what is left is served.
+    let device = guest.device("truncated").unwrap();
+    OpenOptions::new()
+        .write(true)
+        .open(&truncated)
+        .unwrap()
+        .set_len(8 * MIB)
+        .unwrap();
+    let output = guest.run(&read(&device, 12), STEP).unwrap();
+    assert!(
+        output.status != 0,
+        "reading past the end of the file must fail: {output:?}"
+    );
+    wait_log(&mut servers[1], "truncated.img", "end");
+    guest.check(&read(&device, 4), STEP).unwrap();
+
+    // Removed under way: the open file is still the disk.
+    let device = guest.device("removed").unwrap();
+    fs::remove_file(&removed).unwrap();
+    guest.check(&read(&device, 4), STEP).unwrap();
+    guest
+        .check(
+            &format!("dd if=/dev/zero of={device} bs=1M count=4 conv=fsync 2>&1"),
+            STEP,
+        )
+        .unwrap();
+
+    guest.power_off().unwrap();
+    for server in servers {
+        server.stop().unwrap();
+    }
+    drop(small);
+}
+
+/// Reads one MiB at `mib` from the disk itself, not from the guest's cache.
+fn read(device: &str, mib: u64) -> String {
+    format!(
+        "echo 3 >/proc/sys/vm/drop_caches
+         dd if={device} of=/dev/null bs=1M skip={mib} count=1 2>&1"
+    )
+}
