@@ -55,7 +55,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("fathom: {error:#}");
+            eprintln!("fathom: {}", one_line(&error));
             ExitCode::FAILURE
         }
     }
@@ -82,4 +82,18 @@ fn start_logging(command: &Command) -> anyhow::Result<()> {
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// An error and its causes, for people. (Most errors tell their cause
+/// themselves.)
+fn one_line(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -33,9 +33,9 @@ fn one_line(text: &str) -> String {
         .next()
         .unwrap_or(text);
     let text = text.strip_prefix("error: ").unwrap_or(text);
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let joined = lines.collect::<Vec<_>>().join(" ");
-    format!("{joined} (see --help)")
+    let words = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
+    let paragraphs: Vec<_> = text.split("\n\n").map(words).collect();
+    format!("{} (see --help)", paragraphs.join("; "))
 }
 
 #[cfg(test)]
@@ -49,6 +49,11 @@ mod tests {
         assert_eq!(
             one_line(text),
             "the following required arguments were not provided: <DISK> (see --help)"
+        );
+        let text = "error: unexpected argument\n\n  tip: another\n\nUsage: fathom\n";
+        assert_eq!(
+            one_line(text),
+            "unexpected argument; tip: another (see --help)"
         );
     }
 }

@@ -5,7 +5,7 @@ use crate::control::{self, FrontEnd, Info, Request, Server, WorkerInfo};
 use crate::limits;
 use crate::options::{DiskSpec, ServeOptions};
 use crate::serving::Serving;
-use crate::signals::Termination;
+use crate::signals::{LeftToThisThread, Termination};
 use crate::size::Size;
 use crate::socket;
 use fathom_core::{DiskError, WorkerHandle};
@@ -78,6 +78,7 @@ impl Daemon {
         let termination = Termination::new().map_err(Error::io("cannot catch signals"))?;
         limits::raise();
         let listener = socket::listen(&options.socket)?;
+        let signals = LeftToThisThread::new();
         let stack = assemble(&options)?;
         let control = listen_for_control(options.control.as_deref())?;
         let mut trace = None;
@@ -85,6 +86,7 @@ impl Daemon {
             trace = Some(Trace::start(path, &options.disk, &stack.workers)?);
         }
         let serving = serve(&options, &stack, listener)?;
+        drop(signals);
         let daemon = Daemon {
             options,
             stack,

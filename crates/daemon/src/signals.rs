@@ -3,6 +3,7 @@
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -30,5 +31,38 @@ impl Termination {
 impl AsFd for Termination {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// While this lives, threads are started that leave SIGTERM and SIGINT to the
+/// one which starts them: they are not interrupted in their system calls, and
+/// two signals are handled one after the other.
+pub struct LeftToThisThread {
+    before: libc::sigset_t,
+}
+
+impl LeftToThisThread {
+    pub fn new() -> LeftToThisThread {
+        let mut set = MaybeUninit::uninit();
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: sigemptyset(3) initialises the set, which the others then
+        // may use; `before` is written by pthread_sigmask(3), which cannot
+        // fail with valid arguments.
+        let before = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), SIGTERM);
+            libc::sigaddset(set.as_mut_ptr(), SIGINT);
+            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
+            before.assume_init()
+        };
+        LeftToThisThread { before }
+    }
+}
+
+impl Drop for LeftToThisThread {
+    fn drop(&mut self) {
+        // SAFETY: a mask that pthread_sigmask(3) gave; the old one is not
+        // asked for.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
     }
 }

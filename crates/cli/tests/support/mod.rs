@@ -1,0 +1,183 @@
+//! The `fathom` program as users run it.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Long enough for a loaded machine: only a hang takes this long.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn fathom() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fathom"));
+    command.env_remove("FATHOM_LOG").env_remove("NOTIFY_SOCKET");
+    command.env("RUST_BACKTRACE", "1");
+    command
+}
+
+/// Run `fathom ARGS` to its end.
+pub fn run(args: &[&str]) -> Output {
+    let child = fathom()
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("fathom starts");
+    child.wait_with_output().expect("fathom ends")
+}
+
+/// Run `fathom ARGS`, which must succeed, and return what it printed.
+pub fn stdout_of(args: &[&str]) -> String {
+    let output = run(args);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Run `fathom ARGS`, which must fail with this exit status and one line on
+/// standard error that has all of `words`.
+pub fn refused(status: i32, args: &[&str], words: &[&str]) {
+    let output = run(args);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    check_refusal(output.status, &stderr, status, words);
+    assert_eq!(output.stdout, b"", "{args:?}");
+}
+
+pub fn check_refusal(status: ExitStatus, stderr: &str, expected: i32, words: &[&str]) {
+    assert_eq!(status.code(), Some(expected), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "not one line: {stderr}");
+    assert!(stderr.starts_with("fathom: "), "{stderr}");
+    for word in words {
+        assert!(stderr.contains(word), "no '{word}' in: {stderr}");
+    }
+    for clutter in ["Error {", "Err(", "panicked", "RUST_BACKTRACE", "\u{1b}["] {
+        assert!(!stderr.contains(clutter), "{stderr}");
+    }
+}
+
+/// A directory with short paths, for sockets.
+pub fn short_dir() -> TempDir {
+    let dir = tempfile::Builder::new()
+        .prefix("fathom-")
+        .tempdir_in("/tmp");
+    dir.expect("a directory")
+}
+
+/// A directory on the disk that the build is on: O_DIRECT works there.
+pub fn disk_dir() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
+}
+
+/// Wait until `probe` finds what it looks for.
+pub fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A running `fathom serve`; killed when dropped.
+pub struct Served {
+    pub dir: TempDir,
+    pub child: Child,
+}
+
+impl Served {
+    /// Serve `disk` at `s` in a directory of its own, with a control socket
+    /// `c`, until it listens.
+    pub fn start(disk: &str, args: &[&str]) -> Served {
+        Served::start_by(fathom(), disk, args)
+    }
+
+    /// Likewise, by a command that ends in a `fathom`.
+    pub fn start_by(mut command: Command, disk: &str, args: &[&str]) -> Served {
+        let dir = short_dir();
+        command
+            .args(["serve", disk, "--vhost-user"])
+            .arg(dir.path().join("s"))
+            .arg("--control")
+            .arg(dir.path().join("c"))
+            .args(args);
+        let mut served = Served::spawn(command, dir);
+        served.wait_for("serving");
+        served
+    }
+
+    pub fn spawn(mut command: Command, dir: TempDir) -> Served {
+        let file = |name| File::create(dir.path().join(name)).expect("a file");
+        command.stdin(Stdio::null());
+        command.stdout(file("stdout")).stderr(file("stderr"));
+        let child = command.spawn().expect("it starts");
+        Served { dir, child }
+    }
+
+    /// Wait for a line of log.
+    pub fn wait_for(&mut self, words: &str) {
+        eventually(words, || {
+            let log = self.log();
+            let ended = self.child.try_wait().expect("a child").is_some();
+            assert!(!ended || log.contains(words), "it ended: {log}");
+            log.contains(words).then_some(())
+        });
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("stderr")).expect("its log")
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A path in its directory as an argument.
+    pub fn arg(&self, name: &str) -> String {
+        as_arg(&self.path(name))
+    }
+
+    pub fn control(&self) -> String {
+        self.arg("c")
+    }
+
+    /// Have `n` requests served, the kind given by bench's options.
+    pub fn load(&self, n: u64, args: &[&str]) {
+        let (socket, n) = (self.arg("s"), n.to_string());
+        let bench = ["bench", "--vhost-user", &socket, "--number-ios", &n];
+        stdout_of(&[&bench, args].concat());
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", signal, &pid]).status();
+        assert!(sent.expect("kill").success());
+    }
+
+    /// Wait for its end; returns its exit status, and what it printed.
+    pub fn end(&mut self) -> (Option<i32>, String) {
+        let status = eventually("its end", || self.child.try_wait().expect("a child"));
+        let stdout = fs::read_to_string(self.path("stdout")).expect("its output");
+        (status.code(), stdout)
+    }
+
+    pub fn terminate(&mut self) -> (Option<i32>, String) {
+        self.signal("TERM");
+        self.end()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn as_arg(path: &Path) -> String {
+    path.to_str().expect("UTF-8").to_owned()
+}

@@ -1,0 +1,147 @@
+//! Traces, written by the daemon and read by another process.
+
+mod support;
+
+use serde_json::Value;
+use std::collections::HashSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use support::{Served, fathom, refused, stdout_of};
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect()
+}
+
+#[test]
+fn a_trace_from_the_start_has_every_request_with_its_times() {
+    let dir = support::short_dir();
+    let trace = support::as_arg(&dir.path().join("trace"));
+    let mut served = Served::start("null:1T", &["--trace", &trace, "--iothreads", "2"]);
+    served.load(
+        5000,
+        &[
+            "--rw",
+            "randrw",
+            "--iodepth",
+            "8",
+            "--bs",
+            "8k",
+            "--queues",
+            "2",
+        ],
+    );
+    for when in ["live", "ended"] {
+        let records = lines(&stdout_of(&["trace", "--json", &trace]));
+        assert_eq!(records.len(), 10_000, "{when}");
+        let mut previous = 0;
+        for record in &records {
+            assert_eq!(record["disk"], "null:1099511627776");
+            assert_eq!(record["len"], 8192);
+            assert_eq!(record["offset"].as_u64().unwrap() % 8192, 0);
+            assert_eq!(record["errno"], 0);
+            assert_eq!(record["queue"], record["worker"]);
+            let stages = record["stages"].as_object().unwrap();
+            let parts = stages.iter().filter(|(name, _)| *name != "total_ns");
+            let sum: f64 = parts.map(|(_, ns)| ns.as_f64().unwrap()).sum();
+            let total = stages["total_ns"].as_f64().unwrap();
+            assert!((sum - total).abs() < 1.0, "{record}");
+            let end = record["stamps"][6].as_u64().unwrap();
+            assert!(end >= previous, "sorted by their end");
+            previous = end;
+        }
+        let ops: HashSet<_> = records.iter().map(|r| r["op"].as_str().unwrap()).collect();
+        assert_eq!(ops, HashSet::from(["read", "write"]));
+        if when == "live" {
+            assert_eq!(served.terminate().0, Some(0));
+        }
+    }
+    let text = stdout_of(&["trace", &trace]);
+    assert_eq!(text.lines().count(), 10_001);
+    let (head, rest) = text.split_once('\n').unwrap();
+    assert!(head.starts_with("time (UTC)"), "{head}");
+    let columns = |line: &str| line.split_whitespace().count();
+    assert!(
+        rest.lines()
+            .all(|line| columns(line) == columns(rest.lines().next().unwrap()))
+    );
+}
+
+#[test]
+fn tracing_is_switched_on_and_off_under_load() {
+    let served = Served::start("null:1T", &[]);
+    let (control, trace) = (served.control(), served.arg("trace"));
+    served.load(100, &[]);
+    stdout_of(&["trace", "--pid", &control, "--on", &trace]);
+    served.load(200, &[]);
+    stdout_of(&["trace", "--pid", &control, "--off"]);
+    served.load(400, &[]);
+    assert_eq!(lines(&stdout_of(&["trace", "--json", &trace])).len(), 200);
+    // A new trace replaces the old one.
+    stdout_of(&["trace", "--pid", &control, "--on", &trace]);
+    served.load(50, &[]);
+    assert_eq!(lines(&stdout_of(&["trace", "--json", &trace])).len(), 50);
+    fs::write(served.path("image"), "precious").unwrap();
+    let image = served.arg("image");
+    let on = ["trace", "--pid", &control, "--on", &image];
+    refused(1, &on, &["not a trace"]);
+    // The trace that was on still is.
+    served.load(50, &[]);
+    assert_eq!(lines(&stdout_of(&["trace", "--json", &trace])).len(), 100);
+}
+
+#[test]
+fn following_ends_with_the_trace() {
+    let mut served = Served::start("null:1T", &[]);
+    let trace = served.arg("trace");
+    stdout_of(&["trace", "--pid", &served.control(), "--on", &trace]);
+    let mut follower = fathom()
+        .args(["trace", "--json", "--follow", &trace])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(follower.stdout.take().unwrap()).lines();
+    for n in [10, 20] {
+        served.load(n, &[]);
+        for _ in 0..n {
+            assert!(output.next().unwrap().unwrap().contains("stamps"));
+        }
+    }
+    served.load(5, &[]);
+    assert_eq!(served.terminate().0, Some(0));
+    assert_eq!(output.count(), 5);
+    assert!(follower.wait().unwrap().success());
+}
+
+#[test]
+fn what_was_overwritten_is_counted() {
+    let dir = support::short_dir();
+    let trace = support::as_arg(&dir.path().join("trace"));
+    let served = Served::start("null:1T", &["--trace", &trace]);
+    served.load(100_000, &["--iodepth", "128"]);
+    let records = lines(&stdout_of(&["trace", "--json", &trace]));
+    assert_eq!(records[0]["lost"], 100_000 - 32_768);
+    assert_eq!(records.len() - 1, 32_768);
+    let text = stdout_of(&["trace", &trace]);
+    assert!(text.contains("(67232 requests were overwritten"));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let dir = support::short_dir();
+    let trace = support::as_arg(&dir.path().join("trace"));
+    let served = Served::start("null:1T", &["--trace", &trace]);
+    served.load(20_000, &["--iodepth", "128"]);
+    let mut reader = fathom()
+        .args(["trace", &trace])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(reader.stdout.take());
+    let output = reader.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
