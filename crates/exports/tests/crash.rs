@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use support::disk::TestDisk;
 use support::guest::{DATA, IN, Memory, QUEUE_SIZE, Queue, eventually, negotiate};
@@ -23,10 +24,12 @@ const SLOTS: u16 = QUEUE_SIZE / 3;
 const SOCKET: &str = "FATHOM_TEST_CRASH_SOCKET";
 const THIS_TEST: &str = "nothing_is_lost_or_done_twice_by_kill_9";
 
-/// The process that is killed: a disk whose requests take a while.
+/// The process that is killed: a disk whose requests take a while and end in
+/// another order than they began in (else the used index would tell all).
 fn serve(socket: PathBuf) {
     let listener = Listener::bind(&socket, None).unwrap();
     let disk = TestDisk::new();
+    disk.out_of_order.store(true, SeqCst);
     let options = Options {
         max_queues: 2,
         ..Options::default()
@@ -35,7 +38,7 @@ fn serve(socket: PathBuf) {
     std::thread::spawn(move || {
         loop {
             disk.hold();
-            std::thread::sleep(Duration::from_micros(300));
+            std::thread::sleep(Duration::from_micros(100));
             disk.release();
             std::thread::sleep(Duration::from_micros(100));
         }

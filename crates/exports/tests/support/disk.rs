@@ -19,6 +19,9 @@ pub struct State {
     pub bytes: Mutex<Vec<u8>>,
     /// Requests are held back while true.
     hold: AtomicBool,
+    /// Of what was held back, only some is carried out by a release, the
+    /// newest first.
+    pub out_of_order: AtomicBool,
     pub held: AtomicUsize,
     pub activated: AtomicUsize,
     pub deactivated: AtomicUsize,
@@ -32,6 +35,7 @@ impl TestDisk {
         Arc::new(TestDisk(Arc::new(State {
             bytes: Mutex::new((0..SIZE).map(|i| (i / 512) as u8 ^ 0x5a).collect()),
             hold: AtomicBool::new(false),
+            out_of_order: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             activated: AtomicUsize::new(0),
             deactivated: AtomicUsize::new(0),
@@ -120,6 +124,7 @@ impl Disk for TestDisk {
         Ok(Box::new(TestChannel {
             disk: self.0.clone(),
             waiting: Vec::new(),
+            rounds: 0,
         }))
     }
 }
@@ -127,6 +132,7 @@ impl Disk for TestDisk {
 struct TestChannel {
     disk: Arc<State>,
     waiting: Vec<RequestId>,
+    rounds: u32,
 }
 
 impl TestChannel {
@@ -165,11 +171,18 @@ impl Channel for TestChannel {
     }
 
     fn complete(&mut self, cx: &mut Cx, _id: RequestId, _tag: u16, _result: i32) {
-        if !self.disk.hold.load(SeqCst) {
-            for id in std::mem::take(&mut self.waiting) {
-                self.disk.held.fetch_sub(1, SeqCst);
-                self.carry_out(cx, id);
-            }
+        if self.disk.hold.load(SeqCst) {
+            return;
+        }
+        let mut due = std::mem::take(&mut self.waiting);
+        if self.disk.out_of_order.load(SeqCst) {
+            let some = |id: &RequestId| (id.0 ^ self.rounds) % 3 == 0;
+            (due, self.waiting) = due.into_iter().rev().partition(some);
+            self.rounds += 1;
+        }
+        for id in due {
+            self.disk.held.fetch_sub(1, SeqCst);
+            self.carry_out(cx, id);
         }
     }
 }
