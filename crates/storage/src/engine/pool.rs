@@ -1,6 +1,7 @@
 //! Threads that make blocking system calls for a worker.
 
 use fathom_core::{Completion, Io, IoKind, Token};
+use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;
@@ -27,6 +28,8 @@ const BLKDISCARD: libc::Ioctl = 0x1277;
 struct Job {
     fd: RawFd,
     io: Io,
+    /// A single segment, whose iovec need not stay where it was.
+    one: Option<iovec>,
     token: Token,
 }
 
@@ -109,7 +112,10 @@ impl Pool {
     /// As for [`Engine::push`](fathom_core::Engine::push); `fd` stays open
     /// until the completion has been seen.
     pub(crate) unsafe fn push(&mut self, fd: RawFd, io: Io, token: Token) {
-        self.queued.push(Job { fd, io, token });
+        let with_data = matches!(io.kind, IoKind::Read | IoKind::Write { .. });
+        // SAFETY: there is one iovec, says the caller.
+        let one = (with_data && io.iov_len == 1).then(|| unsafe { *io.iov });
+        self.queued.push(Job { fd, io, one, token });
     }
 
     /// Jobs that the threads have not been told of.
@@ -256,7 +262,8 @@ impl Job {
     fn run(&self) -> i32 {
         let io = &self.io;
         let (offset, len) = (io.offset as i64, io.len as i64);
-        let (iov, count) = (io.iov, io.iov_len.min(MAX_IOVECS) as i32);
+        let iov = self.one.as_ref().map_or(io.iov, std::ptr::from_ref);
+        let count = io.iov_len.min(MAX_IOVECS) as i32;
         // SAFETY: for reads and writes the iovecs are valid until the
         // completion; the other calls use no memory.
         let result = unsafe {

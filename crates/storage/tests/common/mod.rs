@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod faulty;
 pub mod model;
 
 use fathom_core::source::Broken;
