@@ -1,0 +1,136 @@
+//! A worker allocates nothing once its queues are warm.
+
+mod support;
+
+use fathom_daemon::control::{Client, Info, Request};
+use fathom_daemon::{Daemon, DiskSpec, ServeOptions, SocketSpec};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use support::{disk_dir, eventually, fathom, short_dir};
+
+/// The system's allocator, which counts what one thread asks of it.
+struct Counting;
+
+/// The thread that is watched, by its kernel id.
+static WATCHED: AtomicI32 = AtomicI32::new(0);
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+fn count() {
+    let watched = WATCHED.load(Ordering::Relaxed);
+    // SAFETY: gettid(2) has no arguments and cannot fail.
+    if watched != 0 && unsafe { libc::gettid() } == watched {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promises are the system allocator's demands.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// This process's thread with that name.
+fn thread_named(name: &str) -> i32 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let found = tasks.map(Result::unwrap).find(|task| {
+        let comm = std::fs::read_to_string(task.path().join("comm"));
+        comm.is_ok_and(|comm| comm.trim() == name)
+    });
+    let task = found.unwrap_or_else(|| panic!("no thread is named {name}"));
+    task.file_name().to_str().unwrap().parse().unwrap()
+}
+
+fn requests(client: &mut Client) -> u64 {
+    let info: Info = client.ask(&Request::Info).unwrap();
+    info.workers[0].requests
+}
+
+/// Serve in this process, have another make load, and count.
+fn check(disk: DiskSpec, trace: Option<&Path>, load: &[&str]) {
+    let dir = short_dir();
+    let (socket, control) = (dir.path().join("s"), dir.path().join("c"));
+    let mut options = ServeOptions::new(disk, SocketSpec::Path(socket.clone()));
+    options.control = Some(control.clone());
+    options.trace = trace.map(Path::to_owned);
+    let what = format!("{} {load:?}", options.disk);
+    let daemon = Daemon::start(options).unwrap();
+    let worker = thread_named("worker 0");
+    let running = std::thread::spawn(move || daemon.run().unwrap());
+    WATCHED.store(worker, Ordering::SeqCst);
+    let mut bench = bench(&socket, load);
+    let mut client = Client::connect(&control).unwrap();
+    eventually("the queue is warm", || {
+        (requests(&mut client) > 20_000).then_some(())
+    });
+    let attaching = CALLS.swap(0, Ordering::SeqCst);
+    assert!(attaching > 0, "{what}: the counter does not count");
+    let before = requests(&mut client);
+    eventually("100,000 requests", || {
+        (requests(&mut client) > before + 100_000).then_some(())
+    });
+    WATCHED.store(0, Ordering::SeqCst);
+    let calls = CALLS.swap(0, Ordering::SeqCst);
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    let _: serde_json::Value = client.ask(&Request::Quit).unwrap();
+    running.join().unwrap();
+    assert_eq!(calls, 0, "{what}: calls of the allocator");
+}
+
+fn bench(socket: &Path, load: &[&str]) -> std::process::Child {
+    let mut command: Command = fathom();
+    command
+        .args(["bench", "--runtime", "10m", "--vhost-user"])
+        .arg(socket)
+        .args(load);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+/// One test, since all threads share one counter.
+#[test]
+fn a_warm_worker_allocates_nothing() {
+    let dir = disk_dir();
+    let image = dir.path().join("disk.img");
+    std::fs::write(&image, vec![0xa5; 16 << 20]).unwrap();
+    let trace = dir.path().join("trace");
+    let file = || DiskSpec::File(image.clone());
+    let deep = ["--rw", "randread", "--iodepth", "32"];
+    check(DiskSpec::Null(1 << 40), None, &deep);
+    check(
+        DiskSpec::Null(1 << 40),
+        Some(&trace),
+        &["--rw", "randrw", "--iodepth", "1"],
+    );
+    check(
+        DiskSpec::Memory(64 << 20),
+        None,
+        &["--rw", "randrw", "--iodepth", "32", "--bs", "64k"],
+    );
+    check(file(), None, &deep);
+    check(
+        file(),
+        Some(&trace),
+        &["--rw", "randrw", "--iodepth", "8", "--bs", "16k"],
+    );
+}

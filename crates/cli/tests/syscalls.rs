@@ -1,0 +1,71 @@
+//! How many system calls a request costs, all threads of the daemon together.
+
+mod support;
+
+use std::process::Command;
+use support::{Served, as_arg, disk_dir, fathom, short_dir, stdout_of};
+
+/// The daemon, run by strace(1), which counts.
+fn traced(report: &str) -> Command {
+    let program = fathom();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-c", "-U", "calls,name", "-o", report]);
+    strace.arg(program.get_program());
+    strace.env_remove("FATHOM_LOG").env_remove("NOTIFY_SOCKET");
+    strace
+}
+
+/// System calls per request, beyond those of starting and ending: the best of
+/// a few rounds, since how many requests complete together is up to the
+/// device and to what else the machine is doing.
+fn check(disk: &str, args: &[&str], at_most: f64) {
+    let mut rounds = Vec::new();
+    for _ in 0..5 {
+        let (calls, report) = per_request(disk, args, &["--rw", "randread", "--iodepth", "32"]);
+        if calls <= at_most {
+            return;
+        }
+        rounds.push(format!("{calls} per request\n{report}"));
+    }
+    panic!("{disk}: more than {at_most}: {}", rounds.join("\n"));
+}
+
+fn per_request(disk: &str, args: &[&str], load: &[&str]) -> (f64, String) {
+    const REQUESTS: u64 = 100_000;
+    let dir = short_dir();
+    let report = as_arg(&dir.path().join("report"));
+    let count = |requests| {
+        let mut served = Served::start_by(traced(&report), disk, args);
+        served.load(requests, load);
+        stdout_of(&["quit", &served.control()]);
+        assert_eq!(served.end().0, Some(0), "{}", served.log());
+        let text = std::fs::read_to_string(&report).unwrap();
+        (total(&text), text)
+    };
+    let (idle, _) = count(1);
+    let (busy, text) = count(REQUESTS + 1);
+    ((busy - idle) / REQUESTS as f64, text)
+}
+
+/// The figure in strace's last line.
+fn total(report: &str) -> f64 {
+    let line = report
+        .lines()
+        .find(|line| line.trim_end().ends_with("total"));
+    let line = line.unwrap_or_else(|| panic!("no total: {report}"));
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_null_disk_makes_a_tenth_of_a_system_call_at_most() {
+    check("null:1T", &[], 0.1);
+}
+
+#[test]
+fn a_file_makes_a_fifth_of_a_system_call_at_most() {
+    let dir = disk_dir();
+    let image = dir.path().join("disk.img");
+    std::fs::write(&image, vec![0xa5; 16 << 20]).unwrap();
+    let args = ["--cache", "none", "--aio", "io_uring"];
+    check(&as_arg(&image), &args, 0.2);
+}
