@@ -13,7 +13,7 @@ pub struct Served {
     pub disk: Arc<TestDisk>,
     pub export: Arc<VhostUser>,
     pub path: PathBuf,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -23,7 +23,18 @@ impl Served {
     }
 
     pub fn with_queues(max_queues: u16) -> Served {
-        let dir = tempfile::tempdir().unwrap();
+        Served::at(tempfile::tempdir().unwrap(), max_queues)
+    }
+
+    /// Stop, and serve a new disk at the same path.
+    pub fn restart(&mut self) {
+        let place = std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap());
+        self.export.stop();
+        self.join();
+        *self = Served::at(place, 4);
+    }
+
+    fn at(dir: tempfile::TempDir, max_queues: u16) -> Served {
         let path = dir.path().join("vhost.sock");
         let listener = Listener::bind(&path, None).unwrap();
         let disk = TestDisk::new();
@@ -41,7 +52,7 @@ impl Served {
             disk,
             export,
             path,
-            _dir: dir,
+            dir,
             thread: Some(thread),
         }
     }
