@@ -46,9 +46,10 @@ impl Seat {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// The worker will not do anything more.
-    pub fn finish(&self) {
-        self.finished.store(true, Ordering::Release);
+    /// Says that the worker will not do anything more, when the guard is
+    /// dropped: whatever ends it.
+    pub fn finish_on_drop(&self) -> FinishGuard<'_> {
+        FinishGuard(self)
     }
 
     pub fn is_finished(&self) -> bool {
@@ -61,6 +62,16 @@ impl Seat {
 
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
+    }
+}
+
+/// See [`Seat::finish_on_drop`].
+#[derive(Debug)]
+pub struct FinishGuard<'a>(&'a Seat);
+
+impl Drop for FinishGuard<'_> {
+    fn drop(&mut self) {
+        self.0.finished.store(true, Ordering::Release);
     }
 }
 

@@ -232,11 +232,10 @@ impl Port for Queue {
     }
 
     fn rest_every(&self) -> Option<u32> {
-        // Often enough that a mark missing once in many requests is found.
-        self.manner
-            .log
-            .is_some()
-            .then(|| 4 * u32::from(self.layout.ring.size))
+        // Each slot is used once between two checks, or the mark of another
+        // request would hide that one is missing.
+        let slots = u32::from(self.layout.slots.count());
+        self.manner.log.is_some().then_some(slots)
     }
 
     fn at_rest(&mut self) -> Result<()> {

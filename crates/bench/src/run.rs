@@ -141,6 +141,7 @@ where
             .map(|(i, (port, part))| {
                 let range = ranges[i];
                 scope.spawn(move || {
+                    let _finish = control.seats()[i].finish_on_drop();
                     let checker = part.map(|p| Checker::new(p, load.iodepth));
                     let result = port().and_then(|port| {
                         Worker::new(port, i as u16, range, load, control, clock, checker).run()
@@ -148,7 +149,6 @@ where
                     if result.is_err() {
                         control.set_phase(Phase::Abort);
                     }
-                    control.seats()[i].finish();
                     result
                 })
             })

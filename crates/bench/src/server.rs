@@ -54,7 +54,7 @@ pub fn run(
         reconnects: 0,
         pid,
     };
-    boss.inflight = boss.session.start(&boss.plan, None)?;
+    boss.session.start(&boss.plan, &mut boss.inflight)?;
     let outcome = run::run(load, geometry, ports, &mut boss, progress)?;
     let completed: Vec<u16> = outcome
         .measured
@@ -258,7 +258,14 @@ struct Boss {
 impl Boss {
     /// Stops the queues, and compares where each ended with what was sent.
     fn stop(&mut self, completed: &[u16]) -> Result<()> {
-        let bases = self.session.stop(completed.len())?;
+        let bases = loop {
+            match self.session.stop(completed.len()) {
+                Ok(bases) => break bases,
+                // It may die now as well.
+                Err(_) if self.reconnect.is_some() => self.come_back(|| false)?,
+                Err(e) => return Err(e),
+            }
+        };
         for (queue, (base, sent)) in bases.iter().zip(completed).enumerate() {
             if base != sent {
                 return Err(Error::Device {
@@ -274,21 +281,24 @@ impl Boss {
         if control.all_finished() {
             return Ok(false);
         }
-        let Some(limit) = self.reconnect else {
+        if self.reconnect.is_none() {
             return Err(Error::Gone(format!(
                 "the server hung up after {} requests",
                 control.completed()
             )));
-        };
-        let give_up = || control.phase() == Phase::Abort;
-        let inflight = self.inflight.take();
-        self.inflight = self
-            .session
-            .reconnect(&self.plan, inflight, limit, give_up)?;
-        self.reconnects += 1;
+        }
+        self.come_back(|| control.phase() == Phase::Abort)?;
         // Completions that the dead server published without an interrupt.
         self.wake();
         Ok(true)
+    }
+
+    fn come_back(&mut self, give_up: impl Fn() -> bool) -> Result<()> {
+        let limit = self.reconnect.unwrap_or_default();
+        self.session
+            .reconnect(&self.plan, &mut self.inflight, limit, give_up)?;
+        self.reconnects += 1;
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 //! order in which QEMU sends its messages.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +26,8 @@ use crate::ring::{RingLayout, used_index};
 
 /// How long a server may take to answer one message.
 const ANSWER: Duration = Duration::from_secs(20);
+/// Between two attempts to reconnect.
+const RETRY: Duration = Duration::from_millis(5);
 /// VHOST_VRING_F_LOG.
 const VRING_LOG: u32 = 1;
 
@@ -137,19 +139,19 @@ impl Session {
     }
 
     /// Gives the server features, memory and queues, and starts the queues.
-    /// `inflight` is what an earlier call returned; a server that has lost its
-    /// state goes on from it.
-    pub fn start(&mut self, plan: &Plan, inflight: Option<Inflight>) -> Result<Option<Inflight>> {
+    /// `inflight` is filled in by the first call that succeeds; a server that
+    /// has lost its state goes on from it.
+    pub fn start(&mut self, plan: &Plan, inflight: &mut Option<Inflight>) -> Result<()> {
         let _limit = Deadline::start(&self.stream, ANSWER)?;
         let f = &mut self.frontend;
         let features = plan.features | Feature::PROTOCOL_FEATURES.mask();
         msg("SET_FEATURES", f.set_features(features))?;
-        let inflight = match inflight {
-            None if plan.inflight => Some(get_inflight(f, plan)?),
-            other => other,
-        };
-        if let Some(area) = &inflight {
-            let fd = std::os::fd::AsRawFd::as_raw_fd(&area.file);
+        if plan.inflight {
+            let area = match inflight {
+                Some(area) => area,
+                None => inflight.insert(get_inflight(f, plan)?),
+            };
+            let fd = area.file.as_raw_fd();
             msg("SET_INFLIGHT_FD", f.set_inflight_fd(&area.description, fd))?;
         }
         msg("SET_MEM_TABLE", f.set_mem_table(&[region(&plan.memory)]))?;
@@ -166,7 +168,7 @@ impl Session {
         for queue in &plan.queues {
             kick(&queue.events.kick)?;
         }
-        Ok(inflight)
+        Ok(())
     }
 
     /// Stops the queues; returns the index from which each would go on.
@@ -195,26 +197,20 @@ impl Session {
         }
     }
 
-    /// Connects again within `limit` and hands everything over.
+    /// Connects again within `limit` and hands everything over. The server may
+    /// die at any time, also during the handshake: then it is tried again.
     pub fn reconnect(
         &mut self,
         plan: &Plan,
-        inflight: Option<Inflight>,
+        inflight: &mut Option<Inflight>,
         limit: Duration,
         give_up: impl Fn() -> bool,
-    ) -> Result<Option<Inflight>> {
+    ) -> Result<()> {
         let end = Instant::now() + limit;
         loop {
-            let last = match Session::connect(&self.path) {
-                Ok(session) if session.offer.features & plan.features != plan.features => {
-                    return Err(Error::Gone(
-                        "the server came back without features it had".into(),
-                    ));
-                }
-                Ok(session) => {
-                    *self = session;
-                    break;
-                }
+            let last = match self.try_again(plan, inflight) {
+                Ok(()) => return Ok(()),
+                Err(e @ Error::Refused { .. }) => return Err(e),
                 Err(e) => e,
             };
             if Instant::now() > end || give_up() {
@@ -222,9 +218,21 @@ impl Session {
                     "the server hung up and did not come back: {last}"
                 )));
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(RETRY);
         }
-        self.start(plan, inflight)
+    }
+
+    fn try_again(&mut self, plan: &Plan, inflight: &mut Option<Inflight>) -> Result<()> {
+        let mut session = Session::connect(&self.path)?;
+        if session.offer.features & plan.features != plan.features {
+            return Err(Error::Refused {
+                feature: "what it offered before it hung up",
+                hint: "a driver cannot give a feature back",
+            });
+        }
+        session.start(plan, inflight)?;
+        *self = session;
+        Ok(())
     }
 }
 
@@ -341,9 +349,9 @@ pub fn take(fd: &EventFd) -> Result<u64> {
 }
 
 /// `EventFd` lends no `BorrowedFd` itself.
-fn event_fd(fd: &EventFd) -> std::os::fd::BorrowedFd<'_> {
+fn event_fd(fd: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the eventfd is open for as long as it is borrowed.
-    unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(fd)) }
+    unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
 }
 
 impl std::fmt::Debug for Session {
