@@ -182,11 +182,6 @@ fn a_guest_migrates_with_its_disk() {
     assert!(!here.disk.is_active());
     destination.makes_progress();
     assert!(there.disk.is_active());
-    assert_eq!(
-        destination
-            .command("query-status", "{}")
-            .matches("running")
-            .count(),
-        2
-    );
+    let status = destination.command("query-status", "{}");
+    assert!(status.contains(r#""status": "running""#), "{status}");
 }

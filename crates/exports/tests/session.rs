@@ -226,6 +226,50 @@ fn what_is_not_supported_is_refused_or_ends_the_connection() {
     served.wait_for_disconnect();
 }
 
+#[test]
+fn a_request_with_a_reply_is_not_answered_by_a_refusal() {
+    let served = Served::new();
+    // Vring 4 of 4; in-flight areas of 9 queues; no log in an eventfd.
+    let event = EventFd::new(0).unwrap();
+    let state = [4u32.to_ne_bytes(), [0; 4]].concat();
+    let area = [vec![0; 16], vec![9, 0, 64, 0], vec![0; 4]].concat();
+    let log = [4096u64.to_ne_bytes(), [0; 8]].concat();
+    for (request, payload, fds) in [
+        (11, state, vec![]),
+        (31, area, vec![]),
+        (6, log, vec![event.as_raw_fd()]),
+    ] {
+        let mut frontend = served.connect();
+        negotiate_features(&mut frontend);
+        let mut raw = Raw::new(&frontend);
+        raw.send(request, 9, &payload, &fds);
+        assert!(raw.is_closed(), "{request}");
+        served.wait_for_disconnect();
+    }
+}
+
+#[test]
+fn a_ring_that_its_driver_broke_is_stopped_and_started_again() {
+    let served = Served::new();
+    let memory = Memory::new();
+    let mut frontend = served.connect();
+    negotiate(&mut frontend, &memory);
+    let mut queue = Queue::new(&memory, 0);
+    queue.start(&mut frontend, 0);
+    let broken = EventFd::new(EFD_NONBLOCK).unwrap();
+    frontend.set_vring_err(0, &broken).unwrap();
+    queue.check_read(0, 0);
+    // An avail index that is further than the ring is long.
+    memory.write(queue.offset() + 0x4002, &1000u16.to_le_bytes());
+    queue.kick();
+    eventually("the error is signalled", || broken.read().is_ok());
+    let base = frontend.get_vring_base(0).unwrap();
+    assert_eq!(base, 1);
+    memory.write(queue.offset() + 0x4002, &1u16.to_le_bytes());
+    queue.start(&mut frontend, 1);
+    queue.check_read(1, 1);
+}
+
 #[derive(Default)]
 struct Notified(AtomicUsize);
 

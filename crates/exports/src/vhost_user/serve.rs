@@ -220,8 +220,8 @@ impl<'a> Connection<'a> {
     fn handle(&mut self, frame: Frame) -> Result<(), CloseError> {
         let header = frame.header;
         let outcome = self.session.handle(frame);
-        // Asked for by flag, and only after (or by) negotiating it.
-        let acks = header.needs_reply() && self.session.acks();
+        // Even if it was the message that negotiated acknowledgements.
+        let acks = self.session.acknowledges(header);
         match outcome {
             Ok(Reply::Ack) if acks => self.acknowledge(header, true),
             Ok(Reply::Ack) => Ok(()),

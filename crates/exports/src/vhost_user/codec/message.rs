@@ -178,6 +178,16 @@ pub fn name(request: u32) -> &'static str {
         .map_or("unknown request", |(_, name)| name)
 }
 
+/// Whether the request has a reply of its own, which leaves no room for an
+/// acknowledgement. (SET_LOG_BASE has if LOG_SHMFD is negotiated.)
+pub fn has_reply(request: u32, log_shmfd: bool) -> bool {
+    match request {
+        1 | 11 | 15 | 17 | 24 | 31 | 36 | 40 => true,
+        6 => log_shmfd,
+        _ => false,
+    }
+}
+
 const WRONG_SIZE: &str = "wrong payload size";
 const WRONG_FDS: &str = "wrong number of file descriptors";
 

@@ -9,7 +9,7 @@
 mod message;
 mod socket;
 
-pub use message::{ConfigRange, Inflight, Region, Request, VringAddr, name};
+pub use message::{ConfigRange, Inflight, Region, Request, VringAddr, has_reply, name};
 pub use socket::{Received, Receiver, send};
 
 use std::io;

@@ -1,6 +1,7 @@
 //! What both sides can do.
 
 use super::{Fault, Reply, Session};
+use crate::vhost_user::codec::{Header, has_reply};
 use fathom_virtio::features::{VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, offered};
 
 // vhost-user, "Protocol features".
@@ -58,9 +59,11 @@ impl Features {
 }
 
 impl Session<'_> {
-    /// Whether acknowledgements are given to who asks for them.
-    pub fn acks(&self) -> bool {
-        self.features.reply_ack()
+    /// Whether a message is acknowledged, or its refusal told so.
+    pub fn acknowledges(&self, message: Header) -> bool {
+        message.needs_reply()
+            && self.features.reply_ack()
+            && !has_reply(message.request, self.features.log_shmfd())
     }
 
     pub(super) fn offered_features(&self) -> u64 {
