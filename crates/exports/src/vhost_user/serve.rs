@@ -165,8 +165,8 @@ pub enum CloseError {
     #[error("{0}")]
     Message(String),
     #[error(
-        "the front-end has truncated memory that it shares; \
-         what it had in flight is lost"
+        "memory that the front-end shares cannot be accessed: it was truncated, \
+         or the machine has run out of huge pages"
     )]
     Truncated,
 }

@@ -176,7 +176,7 @@ impl Channel for TestChannel {
         }
         let mut due = std::mem::take(&mut self.waiting);
         if self.disk.out_of_order.load(SeqCst) {
-            let some = |id: &RequestId| (id.0 ^ self.rounds) % 3 == 0;
+            let some = |id: &RequestId| (id.0 ^ self.rounds).is_multiple_of(3);
             (due, self.waiting) = due.into_iter().rev().partition(some);
             self.rounds += 1;
         }
