@@ -3,7 +3,7 @@
 use anyhow::{Context, anyhow};
 use clap::Args;
 use fathom_daemon::Summary;
-use fathom_daemon::control::{Client, Info, Request, path_of};
+use fathom_daemon::control::{Client, ClientError, Info, Request, path_of};
 use fathom_daemon::size::Size;
 use std::io::Write;
 use std::time::Duration;
@@ -53,24 +53,31 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 pub fn run(args: StatsArgs) -> anyhow::Result<()> {
     let mut client = args.target.connect()?;
+    print(&client.ask(&Request::Stats)?, args.json)?;
+    let Some(interval) = args.watch else {
+        return Ok(());
+    };
     loop {
-        let summary: Summary = client.ask(&Request::Stats)?;
-        let mut out = std::io::stdout().lock();
-        if args.json {
-            writeln!(out, "{}", serde_json::to_string(&summary)?)?;
-        } else {
-            write!(out, "{summary}")?;
-        }
-        let Some(interval) = args.watch else {
-            return Ok(());
+        std::thread::sleep(interval);
+        let summary = match client.ask(&Request::Stats) {
+            Err(ClientError::Closed(_)) => return Ok(()),
+            other => other?,
         };
         if !args.json {
-            writeln!(out)?;
+            writeln!(std::io::stdout())?;
         }
-        out.flush()?;
-        drop(out);
-        std::thread::sleep(interval);
+        print(&summary, args.json)?;
     }
+}
+
+fn print(summary: &Summary, json: bool) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string(summary)?)?;
+    } else {
+        write!(out, "{summary}")?;
+    }
+    Ok(out.flush()?)
 }
 
 /// Show what a running daemon serves, and how
@@ -121,6 +128,12 @@ pub fn info(args: InfoArgs) -> anyhow::Result<()> {
             out,
             "worker {i}:   {} requests, {} interrupts, {} sleeps",
             w.requests, w.notifications, w.sleeps
+        )?;
+    }
+    if let Some(bounced) = info.bounced {
+        writeln!(
+            out,
+            "bounced:    {bounced} requests that O_DIRECT could not take"
         )?;
     }
     writeln!(out, "trace:      {trace}")?;

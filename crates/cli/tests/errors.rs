@@ -200,7 +200,7 @@ fn daemons_that_are_not_there_are_told_in_one_line() {
         for _ in 0..3 {
             refused(1, &["stats", &as_arg(&path)], &["control protocol"]);
         }
-        refused(1, &["stats", &as_arg(&path)], &["no answer"]);
+        refused(1, &["stats", &as_arg(&path)], &["closed the connection"]);
     });
 }
 

@@ -4,9 +4,11 @@ mod support;
 
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
+use std::process::Stdio;
 use support::{Served, as_arg, disk_dir, eventually, fathom, run, short_dir, stdout_of};
 
 /// The stages of one operation in a summary.
@@ -75,6 +77,21 @@ fn the_end_is_told_in_json() {
 }
 
 #[test]
+fn watching_ends_with_the_daemon() {
+    let mut served = Served::start("null:1G", &[]);
+    let watch = ["stats", &served.control(), "--watch", "0.01", "--json"];
+    let mut watching = fathom().args(watch).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut next = || json(&output.next().expect("a line").unwrap());
+    next();
+    served.load(10, &[]);
+    // Some lines may be from before.
+    while next()["operations"] == json("[]") {}
+    assert_eq!(served.terminate().0, Some(0));
+    assert!(watching.wait().unwrap().success());
+}
+
+#[test]
 fn quitting_ends_it_as_a_signal_does() {
     let mut served = Served::start("null:1G", &[]);
     stdout_of(&["quit", &served.control()]);
@@ -95,7 +112,7 @@ fn a_front_end_in_the_middle_of_a_load_does_not_keep_it_from_ending() {
             "2",
         ])
         .args(["--vhost-user", &served.arg("s")])
-        .stderr(std::process::Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     eventually("requests", || {
@@ -140,6 +157,7 @@ fn info_says_what_is_served_and_how() {
         ("vhost_user", served.arg("s").into()),
         ("front_end", Value::Null),
         ("trace", Value::Null),
+        ("bounced", 0.into()),
         ("pid", served.child.id().into()),
     ] {
         assert_eq!(info[key], value, "{key}");

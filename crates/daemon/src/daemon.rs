@@ -198,6 +198,7 @@ impl Daemon {
             read_only: disk.read_only,
             engine: self.stack.engine.into(),
             cache: self.cache().map(str::to_owned),
+            bounced: self.stack.file.as_ref().map(|file| file.bounced()),
             vhost_user: self.options.socket.to_string(),
             front_end: status.peer_pid.map(|pid| FrontEnd { pid }),
             max_queues: self.options.queues,

@@ -19,6 +19,8 @@ pub enum ClientError {
         what: &'static str,
         source: io::Error,
     },
+    #[error("{}: the daemon has closed the connection", .0.display())]
+    Closed(PathBuf),
     #[error("{}: it does not speak fathom's control protocol", .0.display())]
     NotFathom(PathBuf),
     /// The daemon's own words.
@@ -66,17 +68,27 @@ impl Client {
             // A path that is not UTF-8.
             ClientError::Refused(format!("cannot be said in JSON: {error}"))
         })?;
-        let answer = self.exchange(&line).map_err(|source| ClientError::Io {
-            path: self.path.clone(),
-            what: "no answer",
-            source,
-        })?;
+        let answer = self.exchange(&line).map_err(|e| self.no_answer(e))?;
         let not_fathom = |_| ClientError::NotFathom(self.path.clone());
         let answer: Value = serde_json::from_str(&answer).map_err(not_fathom)?;
         if let Some(Value::String(error)) = answer.get("error") {
             return Err(ClientError::Refused(error.clone()));
         }
         serde_json::from_value(answer).map_err(not_fathom)
+    }
+
+    fn no_answer(&self, source: io::Error) -> ClientError {
+        let path = self.path.clone();
+        match source.kind() {
+            ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                ClientError::Closed(path)
+            }
+            _ => ClientError::Io {
+                path,
+                what: "no answer",
+                source,
+            },
+        }
     }
 
     fn exchange(&mut self, line: &str) -> io::Result<String> {

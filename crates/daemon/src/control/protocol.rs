@@ -40,6 +40,9 @@ pub struct Info {
     pub engine: String,
     /// None for disks that have no files.
     pub cache: Option<String>,
+    /// Requests whose data was copied because O_DIRECT could not take it as
+    /// it lay in memory or on the disk; None for disks that have no files.
+    pub bounced: Option<u64>,
     /// Where front-ends connect.
     pub vhost_user: String,
     /// Who is connected.
