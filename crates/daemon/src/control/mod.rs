@@ -10,9 +10,11 @@ pub use protocol::{FrontEnd, Info, Request, WorkerInfo};
 pub(crate) use server::Server;
 
 use rustix::process::geteuid;
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, symlink_metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// Where the daemon with this process id listens unless it was told
@@ -51,15 +53,53 @@ fn make_private_dir(dir: &Path) -> io::Result<()> {
     ))
 }
 
+/// Remove the sockets of daemons that were killed: those named after a
+/// process that does not exist, at which nobody listens.
+fn remove_stale(dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().and_then(OsStr::to_str);
+        let pid = name.and_then(|name| name.strip_suffix(".sock")?.parse::<u32>().ok());
+        let is_dead = |pid| !Path::new("/proc").join(format!("{pid}")).exists();
+        if pid.is_some_and(is_dead)
+            && UnixStream::connect(&path)
+                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        {
+            // Another daemon that starts may have done it.
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
 
     #[test]
     fn a_number_is_a_process_and_anything_else_a_path() {
         assert_eq!(path_of("./12"), Some("./12".into()));
         assert_eq!(path_of("12"), default_path(12));
+    }
+
+    #[test]
+    fn the_sockets_of_killed_daemons_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        // No process has so great an id (PID_MAX_LIMIT is 2^22).
+        let dead = dir.path().join("4999999.sock");
+        let elsewhere = dir.path().join("4999998.sock");
+        let own = dir.path().join(format!("{}.sock", std::process::id()));
+        let other = dir.path().join("other.sock");
+        let _live = UnixListener::bind(&elsewhere).unwrap();
+        for path in [&dead, &own, &other] {
+            drop(UnixListener::bind(path).unwrap());
+        }
+        remove_stale(dir.path());
+        assert!(!dead.exists());
+        assert!([elsewhere, own, other].iter().all(|path| path.exists()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The daemon's end of the control socket. It never waits for a client: what
 //! a client has not sent or not read yet is kept until it has, within bounds.
 
-use super::{Request, make_private_dir};
+use super::{Request, make_private_dir, remove_stale};
 use crate::daemon::Error;
 use fathom_exports::vhost_user::Listener;
 use rustix::event::{PollFd, PollFlags};
@@ -49,6 +49,7 @@ impl Server {
                 path: dir.to_owned(),
                 source,
             })?;
+            remove_stale(dir);
         }
         Server::bind(path)
     }

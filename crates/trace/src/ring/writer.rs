@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// A trace file that this process writes. The file stays locked (flock(2))
 /// until the last writer is gone, by which readers know whether more may
-/// come.
+/// come. It must not be truncated meanwhile (SIGBUS); only its owner can.
 pub struct RingFile {
     mapping: Arc<Mapping>,
     header: Header,
