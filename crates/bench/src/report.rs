@@ -170,24 +170,18 @@ fn verified(workers: &[Measured]) -> Option<Verified> {
 
 impl Report {
     fn fmt_measured(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:<13}{:>11}{:>10}{:>10}{:>9}{:>9}{:>9}{:>9}{:>10}",
-            "latency in us", "IOPS", "MB/s", "mean", "p50", "p90", "p99", "p99.9", "max"
-        )?;
+        write!(f, "{:<13}{:>11} {:>9}", "latency in us", "IOPS", "MB/s")?;
+        for name in ["mean", "p50", "p90", "p99", "p99.9", "max"] {
+            write!(f, " {name:>10}")?;
+        }
+        writeln!(f)?;
         for d in &self.operations {
+            write!(f, "{:<13}{:>11.0} {:>9.1}", d.op, d.iops, d.mb_per_s)?;
             let l = &d.latency;
-            write!(f, "{:<13}{:>11.0}{:>10.1}", d.op, d.iops, d.mb_per_s)?;
-            writeln!(
-                f,
-                "{:>10.2}{:>9.2}{:>9.2}{:>9.2}{:>9.2}{:>10.2}",
-                l.mean_ns / 1e3,
-                l.p50_ns / 1e3,
-                l.p90_ns / 1e3,
-                l.p99_ns / 1e3,
-                l.p999_ns / 1e3,
-                l.max_ns / 1e3
-            )?;
+            for ns in [l.mean_ns, l.p50_ns, l.p90_ns, l.p99_ns, l.p999_ns, l.max_ns] {
+                write!(f, " {:>10.2}", ns / 1e3)?;
+            }
+            writeln!(f)?;
         }
         write!(
             f,

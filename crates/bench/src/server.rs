@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
@@ -28,7 +28,7 @@ pub fn run(
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Report> {
     let load = &options.load;
-    let session = Session::connect(&server.socket)?;
+    let session = connect(server)?;
     let offer = session.offer();
     let features = choose_features(server, load, offer)?;
     let geometry = fit(load, offer)?;
@@ -54,7 +54,7 @@ pub fn run(
         reconnects: 0,
         pid,
     };
-    boss.session.start(&boss.plan, &mut boss.inflight)?;
+    boss.start()?;
     let outcome = run::run(load, geometry, ports, &mut boss, progress)?;
     let completed: Vec<u16> = outcome
         .measured
@@ -65,6 +65,20 @@ pub fn run(
     let mut report = Report::new(options, &outcome, Some(pid));
     report.reconnects = boss.reconnects;
     Ok(report)
+}
+
+/// A server that may be away later may be away now.
+fn connect(server: &VhostUser) -> Result<Session> {
+    let end = server.reconnect.map(|limit| Instant::now() + limit);
+    loop {
+        match Session::connect(&server.socket) {
+            Err(e @ Error::Refused { .. }) => return Err(e),
+            Err(_) if end.is_some_and(|end| Instant::now() < end) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
 }
 
 fn choose_features(server: &VhostUser, load: &Load, offer: &Offer) -> Result<u64> {
@@ -256,6 +270,13 @@ struct Boss {
 }
 
 impl Boss {
+    fn start(&mut self) -> Result<()> {
+        match self.session.start(&self.plan, &mut self.inflight) {
+            Err(_) if self.reconnect.is_some() => self.come_back(|| false),
+            result => result,
+        }
+    }
+
     /// Stops the queues, and compares where each ended with what was sent.
     fn stop(&mut self, completed: &[u16]) -> Result<()> {
         let bases = loop {
