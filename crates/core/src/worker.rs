@@ -150,7 +150,10 @@ impl Worker {
             if !self.turn() {
                 self.wait();
             }
-            while let Some(command) = self.inbox.take() {
+            // One a turn: what a source brings with it when it attaches (the
+            // requests in flight of a daemon that was killed) is popped
+            // before it can be detached again.
+            if let Some(command) = self.inbox.take() {
                 self.obey(command);
             }
         }

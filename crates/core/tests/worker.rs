@@ -90,6 +90,19 @@ fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
 }
 
 #[test]
+fn what_a_source_brings_is_served_even_if_it_is_detached_at_once() {
+    let disk = ManualDisk::completing_at_once();
+    let worker = worker(&disk, Polling::Off);
+    for _ in 0..200 {
+        let peer = Peer::new();
+        peer.offer(3);
+        let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
+        worker.detach(id);
+        assert_eq!((peer.popped(), peer.answered()), (3, 3));
+    }
+}
+
+#[test]
 fn a_kick_that_comes_while_a_completion_is_handled_is_not_slept_over() {
     for polling in [Polling::Off, Polling::Auto] {
         let disk = ManualDisk::holding();
