@@ -1,7 +1,7 @@
 //! What every engine promises to a worker.
 
 use fathom_core::{Completion, Engine, FileId, Io, IoKind, RequestId, Token, Wait};
-use fathom_storage::engine::Coalescing;
+use fathom_storage::engine::{Coalescing, DEVICE_DISCARD};
 use fathom_storage::{EngineKind, engine};
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
@@ -149,6 +149,34 @@ fn what_fails_is_a_result() {
         // SAFETY: the kernel checks addresses; nobody else uses this one.
         let n = unsafe { run(engine, io(IoKind::Read, id, 0, &nowhere)) };
         assert_eq!(n, -libc::EFAULT);
+    });
+}
+
+#[test]
+fn device_discards_are_for_devices() {
+    each(|mut engine| {
+        let engine = &mut *engine;
+        let file = file(1 << 20);
+        let id = engine.add_file(file.as_fd()).expect("added");
+        let event = event();
+        let kind = IoKind::Allocate {
+            mode: DEVICE_DISCARD,
+        };
+        let discard = Io {
+            len: 4096,
+            ..io(kind, id, 0, &[])
+        };
+        for _ in 0..3 {
+            // SAFETY: `run` waits for the completion.
+            assert_eq!(unsafe { run(engine, discard) }, -libc::ENOTTY);
+        }
+        // What does the discards does not keep the rest from being seen.
+        engine
+            .watch(event.as_raw_fd(), Token::MAILBOX)
+            .expect("watched");
+        signal(&event);
+        assert_eq!(reap(engine, 1)[0].token, Token::MAILBOX);
+        nothing_more(engine);
     });
 }
 

@@ -159,10 +159,12 @@ impl IoUring {
                     result: cqe.result(),
                 });
             } else if let Some(watch) = watches.iter().find(|w| w.user_data == user_data) {
-                out.push(Completion {
-                    token: watch.token,
-                    result: 0,
-                });
+                if watch.token != Token::ENGINE {
+                    out.push(Completion {
+                        token: watch.token,
+                        result: 0,
+                    });
+                }
                 if cqe.result() < 0 {
                     tracing::error!("io_uring: an eventfd cannot be watched: {cqe:?}");
                 } else if !cqueue::more(cqe.flags()) {

@@ -35,7 +35,9 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskErro
         .metadata()
         .map_err(|error| failed(path, "cannot be examined", error))?;
     let kind = kind_of(path, &metadata)?;
-    let in_memory = is_in_memory(&file).map_err(|e| failed(path, "cannot be examined", e))?;
+    // A device's node lies in a file system in memory; its data does not.
+    let in_memory = kind == Kind::Regular
+        && is_in_memory(&file).map_err(|e| failed(path, "cannot be examined", e))?;
     if kind == Kind::BlockDevice && !options.read_only {
         check_writable(path, &file)?;
     }
