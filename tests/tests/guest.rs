@@ -28,7 +28,13 @@ struct Case {
 fn cases(place: &Place) -> Vec<Case> {
     let mut cases = Vec::new();
     for engine in ["io_uring", "native", "threads"] {
-        for cache in ["none", "writeback", "writethrough"] {
+        // Linux AIO blocks on the page cache, so it is refused there.
+        let caches: &[_] = if engine == "native" {
+            &["none"]
+        } else {
+            &["none", "writeback", "writethrough"]
+        };
+        for cache in caches.iter().copied() {
             for queues in [1, 2] {
                 let name = format!("{engine}-{cache}-{queues}");
                 let image = place.image(&name, 64 * MIB);
@@ -144,17 +150,20 @@ fn file_systems_on_every_engine_and_cache_mode() {
     }
     guest.power_off().unwrap();
     for (case, server) in cases.iter().zip(servers) {
-        check_stages(&case.name, &server.stop().unwrap());
+        check_stages(case, &server.stop().unwrap());
         check_on_host(&place, case);
     }
 }
 
 /// The server's own table: the guest read, wrote, flushed and discarded, and for every operation
 /// the stages add up to the total.
-fn check_stages(name: &str, json: &str) {
+fn check_stages(case: &Case, json: &str) {
+    let name = &case.name;
     let stats: Value = serde_json::from_str(json).unwrap_or_else(|e| panic!("{name}: {e}: {json}"));
     let operations = stats["operations"].as_array().unwrap();
-    for wanted in ["read", "write", "flush", "discard"] {
+    // A guest that is told of no write cache sends no flushes.
+    let flush = (case.cache != "writethrough").then_some("flush");
+    for wanted in ["read", "write", "discard"].into_iter().chain(flush) {
         let operation = operations
             .iter()
             .find(|operation| operation["op"] == wanted);
