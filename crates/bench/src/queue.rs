@@ -208,7 +208,7 @@ impl Port for Queue {
             }
             Wait::Interrupt => {
                 if self.ring.arm() {
-                    self.counters.calls += session::take(&self.events.call)?;
+                    self.counters.calls += session::sleep_on(&self.events.call)?;
                 }
                 self.ring.disarm();
             }

@@ -337,8 +337,26 @@ pub fn kick(fd: &EventFd) -> Result<()> {
     }
 }
 
-/// Reads an eventfd; 0 when there is nothing and it does not block, or when a
-/// signal came.
+/// Sleeps until an eventfd that was made to block is written, and reads it; 0
+/// when a signal came.
+///
+/// Blocking is a property of the open file, which the server shares, and
+/// QEMU's makes every descriptor that it receives non-blocking: then it is
+/// undone here. One read is the cheapest way to sleep that there is.
+pub fn sleep_on(fd: &EventFd) -> Result<u64> {
+    let mut count = [0u8; 8];
+    loop {
+        match rustix::io::read(event_fd(fd), &mut count) {
+            Ok(_) => return Ok(u64::from_ne_bytes(count)),
+            Err(rustix::io::Errno::INTR) => return Ok(0),
+            Err(rustix::io::Errno::AGAIN) => rustix::io::ioctl_fionbio(event_fd(fd), false)
+                .map_err(|e| Error::os("making an eventfd block", e))?,
+            Err(e) => return Err(Error::os("reading an eventfd", e)),
+        }
+    }
+}
+
+/// Reads an eventfd that does not block; 0 when it was not written.
 pub fn take(fd: &EventFd) -> Result<u64> {
     let mut count = [0u8; 8];
     match rustix::io::read(event_fd(fd), &mut count) {

@@ -143,6 +143,16 @@ fn indices_wrap_around_and_no_wake_up_is_lost() {
 }
 
 #[test]
+fn a_driver_that_should_sleep_does_not_spin() {
+    // The server has made the call eventfd non-blocking, for both of us.
+    let bed = Bed::new(Device::new(None));
+    bed.run(mixed(1000), |_| {}).unwrap();
+    let calls = bed.server.seen.calls.lock().unwrap();
+    let flags = rustix::fs::fcntl_getfl(&*calls[0]).unwrap();
+    assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
+}
+
+#[test]
 fn segments_odd_sizes_and_full_rings_work() {
     for (bs, segment, depth, ring) in [
         (512, None, 32, Some(32)),

@@ -58,6 +58,8 @@ pub struct Seen {
     pub sessions: AtomicU32,
     /// Sessions that were given the in-flight area of the first one.
     pub inflight: AtomicU32,
+    /// Every call eventfd.
+    pub calls: Mutex<Vec<Arc<File>>>,
 }
 
 /// A listening server; it serves one connection after the other until dropped.
@@ -264,7 +266,13 @@ impl VhostUserBackendReqHandlerMut for Session {
         Ok(())
     }
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.rings[index as usize].call = fd.map(Arc::new);
+        let fd = fd.map(Arc::new);
+        if let Some(fd) = &fd {
+            // As QEMU does with every descriptor that it is sent.
+            rustix::io::ioctl_fionbio(&**fd, true).unwrap();
+            self.seen.calls.lock().unwrap().push(fd.clone());
+        }
+        self.rings[index as usize].call = fd;
         Ok(())
     }
     fn set_vring_err(&mut self, _index: u8, _fd: Option<File>) -> Result<()> {
