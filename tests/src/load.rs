@@ -26,17 +26,15 @@ impl Load {
     /// When the guest does not answer.
     pub fn start(guest: &mut Guest, device: &str, bytes: u64) -> Self {
         let options = options(bytes);
+        let name = device.trim_start_matches("/dev/");
         // Slow enough that what the test does happens in the middle, whatever the machine.
         let script = format!(
-            "(fio --filename={device} --rate_iops=1500 --verify_backlog=512 {options} \
-             >/tmp/load.log 2>&1; echo $? >/tmp/load.status) >/dev/null 2>&1 &
-             cat /sys/block/{}/stat >/tmp/load.before",
-            &device[5..]
+            "rm -f /tmp/load.*
+             echo {name} >/tmp/load.device
+             (fio --filename={device} --rate_iops=1500 --verify_backlog=512 {options} \
+             >/tmp/load.log 2>&1; echo $? >/tmp/load.status) >/dev/null 2>&1 &"
         );
         guest.check(&script, ANSWER).unwrap();
-        guest
-            .check(&format!("echo {} >/tmp/load.device", &device[5..]), ANSWER)
-            .unwrap();
         Self { bytes }
     }
 
@@ -45,9 +43,11 @@ impl Load {
     /// # Panics
     /// When nothing is written for a minute.
     pub fn wait_for_writes(&self, guest: &mut Guest) {
-        let script = "for i in $(seq 300); do
-                set -- $(cat /sys/block/$(cat /tmp/load.device)/stat)
-                [ $5 -gt 500 ] && exit 0
+        // The fifth number in a block device's stat is the writes done.
+        let script = "writes() { set -- $(cat /sys/block/$(cat /tmp/load.device)/stat); echo $5; }
+            enough=$(($(writes) + 300))
+            for i in $(seq 300); do
+                [ $(writes) -gt $enough ] && exit 0
                 sleep 0.2
             done
             cat /tmp/load.log
@@ -102,6 +102,7 @@ impl Load {
 fn options(bytes: u64) -> String {
     format!(
         "--name=load --rw=randwrite --bs=4k --size={bytes} --ioengine=libaio --iodepth=16 \
-         --direct=1 --randseed=7 --verify=crc32c --verify_fatal=1 --do_verify=1"
+         --direct=1 --randseed=7 --verify=crc32c --verify_fatal=1 --do_verify=1 \
+         --verify_state_save=0"
     )
 }
