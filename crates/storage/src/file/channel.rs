@@ -5,7 +5,7 @@ use super::buffers::{Buffer, Buffers};
 use super::plan::Method;
 use super::ranges::Owner;
 use super::transfer::{Progress, Transfer, rest_of};
-use super::{Cache, Shared, inline};
+use super::{Cache, Shared};
 use fathom_core::{
     Channel, Cx, Engine, FileId, Io, IoKind, Op, Request, RequestId, Segments, Stage, Token,
 };
@@ -91,6 +91,10 @@ pub(super) struct FileChannel {
     address_mask: usize,
     /// Writes complete when they are durable.
     pub(super) dsync: bool,
+    /// Look into the page cache before handing a read to the engine. io_uring
+    /// does so by itself, at less cost (0.67 us for 4 KiB, against 0.75 here
+    /// and 3 in a thread).
+    try_cache: bool,
     /// By request.
     #[expect(clippy::vec_box, reason = "operations in flight point into the states")]
     pub(super) states: Vec<Box<State>>,
@@ -132,6 +136,7 @@ impl FileChannel {
             block_mask: u64::from(shared.block) - 1,
             address_mask: shared.address_align as usize - 1,
             dsync: shared.options.cache == Cache::Writethrough,
+            try_cache: shared.options.cache != Cache::None && engine.name() != "io_uring",
             states: Vec::new(),
             buffers: Buffers::new()?,
             starved: VecDeque::new(),
@@ -181,7 +186,9 @@ impl FileChannel {
     fn start(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &cx.slab[id];
         match request.op {
-            Op::Read | Op::Write | Op::Flush if self.is_inline(request) => self.serve(cx, id),
+            Op::Read | Op::Write if self.is_in_memory(request) => self.serve(cx, id),
+            Op::Flush if self.shared.in_memory => self.finish(cx, id, 0),
+            Op::Read if self.try_cache => self.serve_cached(cx, id),
             Op::Read | Op::Write if self.is_aligned(request) => self.push_whole(cx, id),
             Op::Read | Op::Write => {
                 self.shared.bounced.fetch_add(1, Ordering::Relaxed);
@@ -192,32 +199,8 @@ impl FileChannel {
         }
     }
 
-    /// Whether to serve the request at once: its data is in memory, where a
-    /// flush has nothing to do.
     #[inline]
-    fn is_inline(&self, request: &Request) -> bool {
-        self.shared.in_memory && request.len <= inline::MAX_LEN
-    }
-
-    #[inline]
-    fn serve(&mut self, cx: &mut Cx, id: RequestId) {
-        cx.enter(id, Stage::Device);
-        let request = &cx.slab[id];
-        let served = match request.op {
-            Op::Flush => Ok(()),
-            // SAFETY: the source vouches for its segments.
-            _ => unsafe { inline::transfer(self.shared.file.as_raw_fd(), request) },
-        };
-        // The next request of the batch starts at this tick, too.
-        cx.tick();
-        match served {
-            Ok(()) => self.finish(cx, id, 0),
-            Err(errno) => self.fail(cx, id, errno),
-        }
-    }
-
-    #[inline]
-    fn push_whole(&mut self, cx: &mut Cx, id: RequestId) {
+    pub(super) fn push_whole(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Device);
         let request = &cx.slab[id];
         let iov = match &request.segments {

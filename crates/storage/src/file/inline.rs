@@ -1,24 +1,66 @@
 //! Serving a request on the worker's own thread, when its data is in memory:
 //! a system call and a copy cost less than handing it to an engine.
 
+use super::channel::FileChannel;
 use super::transfer::{Progress, Transfer, rest_of};
-use fathom_core::{Op, Request, Segments};
+use fathom_core::{Cx, Op, Request, RequestId, Segments, Stage};
 use libc::{c_int, iovec};
 use std::io;
+use std::os::fd::AsRawFd;
 
-/// The longest request served so: it holds up the worker's other requests
-/// while it is copied.
-pub(super) const MAX_LEN: u64 = 256 << 10;
+/// The longest request served so. Up to here the hand-over to an engine costs
+/// more than a fifth of the copy (measured on tmpfs: 64 KiB 13 us inline, 16
+/// us by io_uring; 256 KiB 49 and 51 us); longer copies would hold up the
+/// worker's other requests for nothing.
+const MAX_LEN: u64 = 64 << 10;
 
 /// The most iovecs in one call (UIO_MAXIOV).
 const MAX_IOVECS: usize = 1024;
+
+impl FileChannel {
+    /// Whether to serve a read or write at once.
+    #[inline]
+    pub(super) fn is_in_memory(&self, request: &Request) -> bool {
+        self.shared.in_memory && request.len <= MAX_LEN
+    }
+
+    /// Serve a read or write of a file in memory.
+    #[inline]
+    pub(super) fn serve(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Device);
+        // SAFETY: the source vouches for the request's segments.
+        let outcome = unsafe { transfer(self.shared.file.as_raw_fd(), &cx.slab[id]) };
+        // The next request of the batch starts at this tick, too.
+        cx.tick();
+        match outcome {
+            Ok(()) => self.finish(cx, id, 0),
+            Err(errno) => self.fail(cx, id, errno),
+        }
+    }
+
+    /// Serve a read from the page cache, or by the engine when not all of it
+    /// is there.
+    pub(super) fn serve_cached(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Device);
+        let request = &cx.slab[id];
+        // SAFETY: the source vouches for the request's segments.
+        let hit =
+            request.len <= MAX_LEN && unsafe { read_cached(self.shared.file.as_raw_fd(), request) };
+        cx.tick();
+        if hit {
+            self.finish(cx, id, 0);
+        } else {
+            self.push_whole(cx, id);
+        }
+    }
+}
 
 /// Read or write the whole request; the error is a positive errno.
 ///
 /// # Safety
 /// The request's segments are valid.
 #[inline]
-pub(super) unsafe fn transfer(fd: c_int, request: &Request) -> Result<(), i32> {
+unsafe fn transfer(fd: c_int, request: &Request) -> Result<(), i32> {
     // SAFETY: as required of the caller.
     let moved = unsafe { call(fd, request.op, &request.segments, request.offset) };
     if moved as i64 == request.len as i64 {
@@ -26,6 +68,21 @@ pub(super) unsafe fn transfer(fd: c_int, request: &Request) -> Result<(), i32> {
     }
     // SAFETY: as required of the caller.
     unsafe { rest(fd, request, moved) }
+}
+
+/// Read the whole request if all of it is in the page cache. False: it is not,
+/// or the file system cannot tell.
+///
+/// # Safety
+/// The request's segments are valid.
+#[inline]
+unsafe fn read_cached(fd: c_int, request: &Request) -> bool {
+    let segments = &request.segments;
+    let count = segments.len().min(MAX_IOVECS) as c_int;
+    let offset = request.offset as i64;
+    // SAFETY: as required of the caller.
+    let moved = unsafe { libc::preadv2(fd, segments.as_ptr(), count, offset, libc::RWF_NOWAIT) };
+    moved as i64 == request.len as i64
 }
 
 /// The first call moved `result` bytes or failed with it.

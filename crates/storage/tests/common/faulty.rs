@@ -125,7 +125,7 @@ fn cut(iov: &[iovec], mut len: u64) -> Box<[iovec]> {
 
 impl Engine for Faulty {
     fn name(&self) -> &'static str {
-        "faulty"
+        self.inner.name()
     }
 
     fn reserve(&mut self, n: usize) -> io::Result<()> {
