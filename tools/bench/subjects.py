@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cases import FATHOM, FATHOM_NO_POLL, HOST, QSD, Case
+from noise import Noise
 
 NULL_SIZE = 1 << 40
 FILE_SIZE = 1 << 30
@@ -30,6 +31,7 @@ class Result:
     p99_us: float
     load_cpu_us: float
     server_cpu_us: float | None = None
+    others_percent: float = 0.0
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -66,12 +68,19 @@ class Bench:
             self.path(storage).unlink(missing_ok=True)
 
     def measure(self, case: Case, subject: str) -> Result:
+        cpus = {self.server_cpu, self.load_cpu}
         if subject == HOST:
-            return self._fio(case)
+            noise = Noise(cpus, None)
+            result = self._fio(case)
+            result.others_percent = noise.percent()
+            return result
         socket = self.run_dir / "disk.sock"
         command = self._qsd(case, socket) if subject == QSD else self._fathom(case, socket, subject)
-        with running(command, socket, self.run_dir / "server.log"):
-            return self._load(case, socket)
+        with running(command, socket, self.run_dir / "server.log") as server:
+            noise = Noise(cpus, server)
+            result = self._load(case, socket)
+            result.others_percent = noise.percent()
+            return result
 
     def _fathom(self, case: Case, socket: Path, subject: str) -> list[str]:
         disk = f"null:{NULL_SIZE}" if case.storage == "null" else str(self.path(case.storage))
@@ -165,7 +174,7 @@ def is_listening(socket: Path) -> bool:
 
 @contextmanager
 def running(command: list[str], socket: Path, log: Path):
-    """A server for as long as the block lasts."""
+    """A server for as long as the block lasts; gives its process id."""
     socket.unlink(missing_ok=True)
     with open(log, "w", encoding="utf-8") as output:
         server = subprocess.Popen(command, stdout=output, stderr=output)
@@ -175,7 +184,7 @@ def running(command: list[str], socket: Path, log: Path):
             if server.poll() is not None or time.monotonic() > end:
                 raise Failed(f"{command[3]}: {last_line(log.read_text(encoding='utf-8'))}")
             time.sleep(0.01)
-        yield
+        yield server.pid
     finally:
         server.send_signal(signal.SIGTERM)
         try:

@@ -36,7 +36,7 @@ def ratio_text(values: list[float]) -> str:
 
 
 HEADER = ["case", "who", "IOPS", "MB/s", "p50 us", "p99 us", "server CPU us", "load CPU us",
-          "IOPS/QSD", "IOPS/host"]
+          "others %", "IOPS/QSD", "IOPS/host"]
 
 
 def rows(case: Case, rounds: dict[str, list]) -> list[list[str]]:
@@ -53,7 +53,8 @@ def rows(case: Case, rounds: dict[str, list]) -> list[list[str]]:
         lines.append([
             case.name if i == 0 else "", subject, iops(middle(results, "iops")),
             number(middle(results, "mb_per_s"), 0), number(p50), number(p99),
-            number(server), number(load), *against])
+            number(server), number(load), number(middle(results, "others_percent"), 0),
+            *against])
     return lines
 
 
