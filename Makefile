@@ -1,5 +1,6 @@
 # What people and continuous integration run. `make demo` and `make test` need nothing else first.
 CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := build
@@ -10,11 +11,11 @@ setup:
 	sh tools/setup.sh
 
 build: setup
-	$(CARGO) build --release
+	$(CARGO) build --release --package fathom-cli
 
 # Boots a Linux guest with a Fathom disk, reads it, and shows where the time went.
 demo: build
-	target/release/fathom lab run seqread
+	$(TARGET)/release/fathom lab run seqread
 
 # Everything: unit and property tests, then the end-to-end tests with real guests. The build
 # comes first because the end-to-end tests run the fathom binary next to them.
@@ -24,7 +25,7 @@ test: setup
 
 # Fathom against qemu-storage-daemon and the host itself, on this machine.
 bench: build
-	sh tools/bench.sh
+	python3 tools/bench/bench.py
 
 lint:
 	$(CARGO) fmt --all --check

@@ -25,6 +25,7 @@ kmod
 xz-utils
 zstd
 build-essential
+python3
 '
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
@@ -226,7 +227,7 @@ check_rust() {
 check_programs() {
 	absent=
 	for program in qemu-system-x86_64 qemu-img qemu-io qemu-storage-daemon busybox mke2fs e2fsck \
-		mkfs.fat mcopy fio strace unshare cc; do
+		mkfs.fat mcopy fio strace setpriv cc python3; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || absent="$absent $program"
 	done
 	[ -z "$absent" ] || fail "programs still missing:$absent"

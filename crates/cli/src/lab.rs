@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use fathom_daemon::size::parse_size;
 use fathom_lab::scenario::seqread::{self, Options, Peer};
 
 /// Boot guests and measure in them
@@ -99,38 +100,4 @@ fn seqread(args: SeqreadArgs) -> anyhow::Result<()> {
         println!("{report}");
     }
     Ok(())
-}
-
-/// Reads a size as people write it: a number with k, M, G or T for powers of 1024.
-fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| format!("'{text}' is not a size such as 1G"))?;
-    let shift = match &text[digits.len()..] {
-        "" => 0,
-        "k" | "K" => 10,
-        "m" | "M" => 20,
-        "g" | "G" => 30,
-        "t" | "T" => 40,
-        unit => return Err(format!("'{unit}' is not one of k, M, G, T")),
-    };
-    number
-        .checked_shl(shift)
-        .filter(|bytes| bytes >> shift == number && number > 0)
-        .ok_or_else(|| format!("'{text}' is out of range"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_size;
-
-    #[test]
-    fn sizes_as_people_write_them() {
-        assert_eq!(parse_size("1G"), Ok(1 << 30));
-        assert_eq!(parse_size("512"), Ok(512));
-        for bad in ["", "0", "G", "1X", "-1", "99999999T"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
-    }
 }
