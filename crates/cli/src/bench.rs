@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use fathom_bench::{
     Engine, File, Load, Options, Phase, Progress, Rw, Target, VhostUser, Wait, parse_cpu_list,
 };
+use fathom_daemon::size::parse_size;
 
 /// Measure a vhost-user-blk server, or a file for comparison
 #[derive(Args, Debug)]
@@ -206,25 +207,6 @@ enum EngineArg {
     Psync,
 }
 
-/// `4k`, `1G`, `512`: powers of 1024.
-fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
-        _ => return Err("not a size; write for example 4k or 1G".into()),
-    };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| "not a size; write for example 4k or 1G".to_owned())?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "too large".into())
-}
-
 /// `10s`, `500ms`, `2m`; a bare number is seconds, as in fio.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -386,6 +368,31 @@ impl ProgressLine {
     fn clear(&self) {
         if self.enabled {
             eprint!("\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_people_write_them() {
+        for (text, ms) in [
+            ("2", 2000),
+            ("10s", 10_000),
+            ("500ms", 500),
+            ("1.5s", 1500),
+            ("1m", 60_000),
+        ] {
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_millis(ms)),
+                "{text}"
+            );
+        }
+        for bad in ["", "s", "-1s", "1d", "1e30s", "nans"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }
 }
