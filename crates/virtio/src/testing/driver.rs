@@ -87,6 +87,14 @@ impl Driver {
         self.memory.write_u16(self.used + IDX as u64, index);
     }
 
+    /// Go on with rings that are in memory already, as if nothing after
+    /// `index` had been looked at.
+    pub fn resume_at(&mut self, index: u16) {
+        self.next_avail = self.memory.read_u16(self.avail + IDX as u64);
+        self.published = self.next_avail;
+        self.next_used = index;
+    }
+
     /// What a front-end would say of this queue, with new eventfds.
     pub fn setup(&self, features: u64) -> QueueSetup {
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);

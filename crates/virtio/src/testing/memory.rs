@@ -20,7 +20,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// `len` bytes of PROT_NONE.
     fn reserve(len: usize) -> Mapping {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // Shared with children, so that they can be watched and killed.
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping wherever the kernel likes.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED, "cannot reserve {len} bytes");
@@ -103,11 +104,20 @@ impl TestMemory {
     }
 
     pub fn read(&self, gpa: u64, len: usize) -> Vec<u8> {
-        let byte = |i| {
-            // SAFETY: `at` has checked that it is mapped.
-            unsafe { self.at(gpa + i as u64, 1).read_volatile() }
-        };
-        (0..len).map(byte).collect()
+        let mut bytes = Vec::with_capacity(len);
+        for region in self.guest.regions() {
+            let from = gpa.max(region.gpa);
+            let to = (gpa + len as u64).min(region.gpa + region.len);
+            if from < to {
+                let host = self.at(from, (to - from) as usize);
+                // SAFETY: `at` has checked that it is mapped.
+                bytes.extend(
+                    (0..to - from).map(|i| unsafe { host.add(i as usize).read_volatile() }),
+                );
+            }
+        }
+        assert_eq!(bytes.len(), len, "no {len} bytes at {gpa:#x}");
+        bytes
     }
 
     pub fn write_u16(&self, gpa: u64, value: u16) {

@@ -1,0 +1,253 @@
+//! Killed at any instruction, a queue's successor completes each request
+//! exactly once.
+//!
+//! A child process serves a queue in shared memory while its parent lets it
+//! run instruction by instruction and keeps a copy of the memory after every
+//! change: each copy is what a `kill -9` at that instant would have left.
+//!
+//! One test in a program of its own: a child of several threads could find
+//! locks that nobody opens any more.
+
+use fathom_core::{Cx, RequestId, Source};
+use fathom_virtio::features::{BLK_F_FLUSH, RING_F_EVENT_IDX};
+use fathom_virtio::testing::{Buffer, Driver, TestMemory, context, device, finish, pop};
+use fathom_virtio::{BlkQueue, InflightQueue};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+const SIZE: u16 = 16;
+const RINGS: u64 = 0x1000;
+const INFLIGHT: u64 = 0x2000;
+/// Rings and in-flight region: what is copied.
+const SHARED: std::ops::Range<u64> = 0x1000..0x3000;
+const HEADER: u64 = 0x4000;
+const DATA: u64 = 0x5000;
+/// Instructions of a child, at most; it needs some tens of thousands.
+const MAX_STEPS: u32 = 2_000_000;
+/// The indices wrap around on the way.
+const START: u16 = u16::MAX - 3;
+
+/// A guest, its queue, and the worker's part.
+struct Machine {
+    memory: TestMemory,
+    driver: Driver,
+    queue: BlkQueue,
+    cx: Cx,
+}
+
+fn memory_with(shared: Option<&[u8]>) -> TestMemory {
+    let memory = TestMemory::new(&[(0, 0x8000)]);
+    // A read (type 0) of sector 0.
+    memory.write(HEADER, &[0; 16]);
+    if let Some(bytes) = shared {
+        memory.write(SHARED.start, bytes);
+    }
+    memory
+}
+
+fn queue_on(memory: &TestMemory, driver: &Driver) -> BlkQueue {
+    let base = NonNull::new(memory.at(INFLIGHT, 0x1000)).unwrap();
+    // SAFETY: the mapping is kept, and used only by the queue.
+    let inflight = unsafe { InflightQueue::new(base, SIZE, memory.guest().clone()) };
+    let guest = memory.guest().clone();
+    let setup = driver.setup(RING_F_EVENT_IDX | BLK_F_FLUSH);
+    BlkQueue::new(setup, guest, None, Some(inflight), Arc::new(device())).expect("it starts")
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let memory = memory_with(None);
+        let mut driver = Driver::new(&memory, RINGS, SIZE, true);
+        driver.start_at(START);
+        for head in 0..SIZE / 2 {
+            let chain = [
+                Buffer::readable(HEADER, 16),
+                Buffer::writable(DATA + 512 * u64::from(head), 512),
+            ];
+            driver.put_direct(head * 2, &chain);
+            // The status byte comes last in the data's own descriptor.
+            driver.put(
+                RINGS,
+                head * 2 + 1,
+                Buffer {
+                    len: 513,
+                    ..chain[1]
+                },
+                2,
+                0,
+            );
+        }
+        let queue = queue_on(&memory, &driver);
+        let cx = context(usize::from(SIZE));
+        Machine {
+            memory,
+            driver,
+            queue,
+            cx,
+        }
+    }
+
+    fn offer(&mut self, heads: &[u16]) {
+        heads.iter().for_each(|head| self.driver.offer(*head));
+        self.driver.publish();
+    }
+
+    fn pop(&mut self, room: usize) -> Vec<RequestId> {
+        let mut batch = Vec::new();
+        self.queue
+            .pop(&mut self.cx, room, &mut batch)
+            .expect("a sane driver");
+        batch
+    }
+
+    fn finish(&mut self, ids: &[RequestId]) {
+        finish(&mut self.queue, &mut self.cx, ids, 0);
+        self.queue.publish();
+    }
+}
+
+/// Batches of different sizes, out of order, with heads used again.
+fn scenario(m: &mut Machine) {
+    m.offer(&[0, 2, 4, 6, 8]);
+    let first = m.pop(4);
+    m.finish(&[first[2], first[0]]);
+    m.driver.take_used();
+    m.offer(&[4]);
+    let second = m.pop(8);
+    m.finish(&[second[1], first[3], second[0]]);
+    m.offer(&[0, 6]);
+    let third = m.pop(8);
+    m.finish(&[first[1]]);
+    m.finish(&[third[1], third[0]]);
+}
+
+/// Run `body` in a child, one instruction at a time. The different contents
+/// that `memory` had, in order.
+fn single_step(memory: &TestMemory, body: impl FnOnce()) -> Vec<Vec<u8>> {
+    let len = (SHARED.end - SHARED.start) as usize;
+    let copy = || memory.read(SHARED.start, len);
+    let mut copies = vec![copy()];
+    // SAFETY: the child touches only its own copy of this process and the
+    // shared memory, and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork");
+    if child == 0 {
+        // Not a backtrace, which would take an hour instruction by
+        // instruction.
+        // SAFETY: _exit runs nothing of the parent's; the child asks to be
+        // traced by its parent, and stops for it.
+        unsafe {
+            std::panic::set_hook(Box::new(|_| libc::_exit(1)));
+            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+            libc::raise(libc::SIGSTOP);
+            body();
+            libc::_exit(0);
+        }
+    }
+    let host = memory.at(SHARED.start, len);
+    for _ in 0..MAX_STEPS {
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        if libc::WIFEXITED(status) {
+            assert_eq!(libc::WEXITSTATUS(status), 0, "the child failed");
+            return copies;
+        }
+        assert!(libc::WIFSTOPPED(status), "the child died: {status:#x}");
+        let last = copies.last().expect("never empty");
+        // SAFETY: `len` mapped bytes each; the child is stopped.
+        if unsafe { libc::memcmp(host.cast(), last.as_ptr().cast(), len) } != 0 {
+            copies.push(copy());
+        }
+        // SAFETY: our own child, which is stopped.
+        let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0) };
+        assert_eq!(
+            stepped,
+            0,
+            "cannot single-step: {}",
+            std::io::Error::last_os_error()
+        );
+    }
+    // SAFETY: our own child.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    panic!("the child does not come to its end");
+}
+
+/// The heads that were made available since `START`, in order.
+fn offered(memory: &TestMemory, driver: &Driver) -> Vec<u16> {
+    let avail = driver.avail_gpa();
+    let count = memory.read_u16(avail + 2).wrapping_sub(START);
+    let slot = |i: u16| u64::from(START.wrapping_add(i) % SIZE);
+    (0..count)
+        .map(|i| memory.read_u16(avail + 4 + 2 * slot(i)))
+        .collect()
+}
+
+/// Recover from `copy`: what was used and what will be done make up what was
+/// offered, and each head is resubmitted in the order in which it was popped.
+fn check_recovery(copy: &[u8]) {
+    let memory = memory_with(Some(copy));
+    let mut driver = Driver::new(&memory, RINGS, SIZE, true);
+    driver.resume_at(START);
+    let mut left = offered(&memory, &driver);
+    while let Some((head, len)) = driver.take_used() {
+        assert_eq!(len, 513);
+        let at = left.iter().position(|offered| u32::from(*offered) == head);
+        left.remove(at.expect("used what was offered, once"));
+    }
+    let mut queue = queue_on(&memory, &driver);
+    let mut cx = context(usize::from(SIZE));
+    let (popped, answered) = pop(&mut queue, &mut cx).expect("a sane driver");
+    assert_eq!(answered, 0);
+    let heads: Vec<u16> = popped.iter().map(|id| cx.slab[*id].tag).collect();
+    assert_eq!(
+        heads, left,
+        "what was not used, in the order it was offered"
+    );
+    finish(&mut queue, &mut cx, &popped, 0);
+    queue.publish();
+    let used: Vec<u16> = std::iter::from_fn(|| driver.take_used())
+        .map(|(head, _)| head as u16)
+        .collect();
+    assert_eq!(used, heads);
+    let (_, inflight) = queue.into_parts();
+    let recovery = inflight.unwrap().recover(SIZE, driver.used_idx()).unwrap();
+    assert_eq!(recovery.heads, [], "nothing is in flight any more");
+}
+
+#[test]
+fn each_request_is_completed_once_wherever_the_queue_is_killed() {
+    let mut machine = Machine::new();
+    let memory = machine.memory.clone();
+    let copies = single_step(&memory, || scenario(&mut machine));
+    // Six stores a request, at the least.
+    assert!(
+        copies.len() > 8 * 6,
+        "only {} changes were seen",
+        copies.len()
+    );
+    copies.iter().for_each(|copy| check_recovery(copy));
+    copies
+        .iter()
+        .step_by(7)
+        .for_each(|copy| kill_successor(copy));
+}
+
+/// The successor that starts from `copy` may be killed as well.
+fn kill_successor(copy: &[u8]) {
+    let memory = memory_with(Some(copy));
+    let mut driver = Driver::new(&memory, RINGS, SIZE, true);
+    driver.resume_at(START);
+    let body = || {
+        let mut queue = queue_on(&memory, &driver);
+        let mut cx = context(usize::from(SIZE));
+        let (popped, _) = pop(&mut queue, &mut cx).expect("a sane driver");
+        for ids in popped.rchunks(2) {
+            finish(&mut queue, &mut cx, ids, 0);
+            queue.publish();
+        }
+    };
+    for copy in single_step(&memory, body) {
+        check_recovery(&copy);
+    }
+}
