@@ -1,5 +1,8 @@
 //!
 //! The ground floor: every other crate may use it, it uses none of them.
+//!
+//! Built with `--cfg fathom_unstamped`, nothing is stamped or counted: only
+//! for measuring what stamps cost (tools/bench/stamps.py).
 
 pub mod clock;
 pub mod histogram;
