@@ -17,6 +17,7 @@ use fathom_core::Engine;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
+use std::sync::Once;
 
 /// Which engine a worker uses, by the names that QEMU users know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -67,7 +68,10 @@ pub fn engine(kind: EngineKind) -> io::Result<Box<dyn Engine>> {
         EngineKind::IoUring => match IoUring::new() {
             Ok(engine) => Ok(Box::new(engine)),
             Err(error) if is_forbidden(&error) => {
-                tracing::warn!("io_uring is not available here ({error}); using threads instead");
+                static WARNED: Once = Once::new();
+                WARNED.call_once(|| {
+                    tracing::warn!("io_uring is not permitted here ({error}): using threads");
+                });
                 Ok(Box::new(Threads::new()?))
             }
             Err(error) => Err(error),

@@ -35,6 +35,7 @@ pub enum Cache {
     #[default]
     None,
     /// In the host's page cache until the guest flushes.
+    /// (Live migration between hosts needs `None`: each has its own.)
     Writeback,
     /// Nowhere: a write is durable when it completes.
     Writethrough,
@@ -126,9 +127,7 @@ struct Shared {
     file: File,
     kind: Kind,
     options: FileOptions,
-    /// What O_DIRECT demands of offsets and lengths: 1 where it is not used.
-    block: u32,
-    /// What O_DIRECT demands of addresses.
+    /// What O_DIRECT demands of addresses: 1 where it is not used.
     address_align: u32,
     physical_block_size: u32,
     optimal_io_size: u32,

@@ -371,3 +371,42 @@ fn names_go_both_ways() {
     }
     assert!("aio".parse::<EngineKind>().is_err());
 }
+
+/// Refuse io_uring_setup(2) to this thread, as containers do.
+fn forbid_io_uring() {
+    let instruction = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let eperm = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let setup = libc::SYS_io_uring_setup as u32;
+    let mut filter = [
+        // The system call's number is the first field of seccomp_data.
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, setup),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, eperm),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: the program is valid during the calls, which concern this
+    // thread only.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+    };
+    assert!(done, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn threads_take_over_where_io_uring_is_not_permitted() {
+    let name = std::thread::spawn(|| {
+        forbid_io_uring();
+        engine(EngineKind::IoUring).expect("an engine").name()
+    });
+    assert_eq!(name.join().expect("no panic"), "threads");
+}

@@ -42,25 +42,17 @@ pub(super) fn probe(file: &File, logical_block: Option<u32>) -> io::Result<Optio
     }))
 }
 
-/// The smallest aligned read that the file takes; none fails otherwise than
-/// by EINVAL.
+/// The smallest block that the file lets us read to an address aligned to no
+/// more than that. None when there is none; fails otherwise than by EINVAL.
 fn smallest_that_reads(file: &File) -> io::Result<Option<u32>> {
-    let mut buffer = vec![0u8; 2 * MAX as usize];
-    let start = buffer.as_ptr().align_offset(MAX as usize);
+    let mut buffer = vec![0u8; 4 * MAX as usize];
+    let start = buffer.as_ptr().align_offset(2 * MAX as usize);
     let mut block = 512;
     while block <= MAX {
-        // An odd multiple of the block, so that no larger one fits it.
-        let at = &mut buffer[start + block as usize % MAX as usize..];
-        let len = (block as usize).min(at.len());
+        let len = block as usize;
+        let at = &mut buffer[start + len..start + 2 * len];
         // SAFETY: `at` has room for `len` bytes.
-        let n = unsafe {
-            libc::pread(
-                file.as_raw_fd(),
-                at.as_mut_ptr().cast(),
-                len,
-                i64::from(block),
-            )
-        };
+        let n = unsafe { libc::pread(file.as_raw_fd(), at.as_mut_ptr().cast(), len, 0) };
         if n >= 0 {
             return Ok(Some(block));
         }
@@ -71,4 +63,29 @@ fn smallest_that_reads(file: &File) -> io::Result<Option<u32>> {
         block *= 2;
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn trying_and_asking_agree() {
+        // Beside the test itself: the usual place may be in memory.
+        let exe = std::env::current_exe().expect("a path");
+        let folder = exe.parent().expect("a folder");
+        let file = tempfile::NamedTempFile::new_in(folder).expect("a file");
+        file.as_file().set_len(1 << 20).expect("sized");
+        let direct = File::options()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(file.path())
+            .expect("a file system with direct I/O");
+        let asked = probe(&direct, None).expect("asked").expect("direct I/O");
+        let tried = smallest_that_reads(&direct).expect("tried");
+        let tried = tried.expect("direct I/O");
+        assert!(tried.is_power_of_two());
+        assert!(tried >= asked.block && tried <= asked.block.max(asked.address).max(4096));
+    }
 }

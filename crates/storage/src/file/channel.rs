@@ -119,7 +119,7 @@ impl FileChannel {
         file: FileId,
         engine: &mut dyn Engine,
     ) -> io::Result<FileChannel> {
-        let locking = if shared.block > 512 {
+        let locking = if shared.planner.block > 512 {
             let (owner, event) = shared.ranges.register()?;
             let token = Token::request(NOBODY, Step::Granted as u16);
             engine.watch(event.as_raw_fd(), token)?;
@@ -133,7 +133,7 @@ impl FileChannel {
         };
         Ok(FileChannel {
             file,
-            block_mask: u64::from(shared.block) - 1,
+            block_mask: shared.planner.block - 1,
             address_mask: shared.address_align as usize - 1,
             dsync: shared.options.cache == Cache::Writethrough,
             try_cache: shared.options.cache != Cache::None && engine.name() != "io_uring",
@@ -295,7 +295,7 @@ impl FileChannel {
     }
 
     fn rest_came_back(&mut self, cx: &mut Cx, id: RequestId, result: i32) {
-        let block = self.shared.block;
+        let block = self.shared.planner.block;
         let state = self.state(id);
         match state.transfer.advance(result, block) {
             Progress::Complete => self.finish(cx, id, 0),

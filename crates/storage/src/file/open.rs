@@ -71,7 +71,6 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskErro
         path: path.to_owned(),
         file,
         kind,
-        block,
         address_align: alignment.map_or(1, |a| a.address),
         physical_block_size: physical_block_size.max(block),
         optimal_io_size,

@@ -194,7 +194,7 @@ impl FileChannel {
         if step == Step::Allocate {
             return self.allocated(cx, id, result);
         }
-        let block = self.shared.block;
+        let block = self.shared.planner.block;
         match self.state(id).transfer.advance(result, block) {
             Progress::More => self.push_piece(cx, id, step),
             Progress::Failed(errno) => self.end_pieces(cx, id, Some(errno)),

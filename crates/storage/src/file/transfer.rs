@@ -47,7 +47,7 @@ impl Transfer {
     /// An operation on the rest has returned `result`. What direct I/O moved
     /// beyond a multiple of `block` (1 where there is none) is moved again,
     /// so that the rest stays aligned.
-    pub(super) fn advance(&mut self, result: i32, block: u32) -> Progress {
+    pub(super) fn advance(&mut self, result: i32, block: u64) -> Progress {
         let before = self.done;
         match result {
             // The kernel never moves more than it was asked to.
@@ -65,7 +65,7 @@ impl Transfer {
         if self.done >= self.needed {
             return Progress::Complete;
         }
-        self.done -= self.done % u64::from(block);
+        self.done -= self.done % block;
         if self.done == before {
             // The file has been truncated, or takes no more.
             return Progress::Failed(libc::EIO);
