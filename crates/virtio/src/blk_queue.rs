@@ -7,7 +7,7 @@ use crate::features::{RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
 use crate::inflight::{InflightError, InflightQueue};
 use crate::memory::{GuestMemory, RegionCache};
 use crate::queue::layout::{IDX, RING, USED_ELEMENT, used_len};
-use crate::queue::{RingAddresses, RingError, SplitQueue};
+use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch_for_write};
 use crate::request::{Limits, Parser, Status, Verdict};
 use fathom_core::{Broken, Cx, Op, Request, RequestId, Segments, Source};
 use std::any::Any;
@@ -159,6 +159,7 @@ impl BlkQueue {
         let mut heads = self.resubmit.len() + usize::from(self.ring.available()?);
         let full = batch.len() + room;
         let mut answered = 0;
+        self.ring.expect_answers();
         while heads > 0 && batch.len() < full {
             let Some(id) = cx.slab.take() else { break };
             let head = match self.next_head() {
@@ -172,6 +173,7 @@ impl BlkQueue {
             let request = &mut cx.slab[id];
             let verdict = self.parse(head, request);
             if let Ok(Verdict::Submit(status)) = verdict {
+                prefetch_for_write(status.as_ptr());
                 request.queue = self.setup.index;
                 request.tag = head;
                 request.cookie = status.as_ptr() as u64;

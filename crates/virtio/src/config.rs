@@ -100,3 +100,116 @@ fn bytes(device: &BlkDevice) -> [u8; CONFIG_LEN] {
 pub(crate) fn max_sectors(limits: RangeLimits) -> u32 {
     u32::try_from(limits.max_len / SECTOR).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::disk;
+    use fathom_core::DiskInfo;
+
+    fn device(change: impl FnOnce(&mut DiskInfo)) -> BlkDevice {
+        let mut info = disk();
+        change(&mut info);
+        BlkDevice::new(info, "", 4)
+    }
+
+    fn u32_at(device: &BlkDevice, offset: u32) -> u32 {
+        u32::from_le_bytes(read(device, offset, 4).try_into().unwrap())
+    }
+
+    #[test]
+    fn fields_lie_where_the_specification_puts_them() {
+        let device = device(|info| {
+            info.size = 3 << 30;
+            info.physical_block_size = 4096;
+            info.optimal_io_size = 1 << 20;
+        });
+        assert_eq!(read(&device, 0, 8), (3u64 << 21).to_le_bytes());
+        assert_eq!(u32_at(&device, 8), 4 << 20, "size_max");
+        assert_eq!(u32_at(&device, 12), 126, "seg_max");
+        assert_eq!(read(&device, 16, 4), [0; 4], "geometry");
+        assert_eq!(u32_at(&device, 20), 512, "blk_size");
+        assert_eq!(read(&device, 24, 2), [3, 0], "2^3 blocks, aligned");
+        assert_eq!(read(&device, 26, 2), [8, 0], "min_io_size");
+        assert_eq!(u32_at(&device, 28), 2048, "opt_io_size");
+        assert_eq!(read(&device, 32, 2), [1, 0], "writeback");
+        assert_eq!(read(&device, 34, 2), [4, 0], "num_queues");
+        assert_eq!(u32_at(&device, 36), 1 << 21, "max_discard_sectors");
+        assert_eq!(u32_at(&device, 40), 1, "max_discard_seg");
+        assert_eq!(u32_at(&device, 44), 8, "discard_sector_alignment");
+        assert_eq!(u32_at(&device, 48), 1 << 21, "max_write_zeroes_sectors");
+        assert_eq!(u32_at(&device, 52), 1, "max_write_zeroes_seg");
+        assert_eq!(read(&device, 56, 4), [1, 0, 0, 0], "write_zeroes_may_unmap");
+    }
+
+    #[test]
+    fn reads_give_exactly_what_was_asked_for() {
+        let device = device(|_| ());
+        let whole = read(&device, 0, CONFIG_LEN);
+        for offset in [0, 1, 20, 59, 60, 61, 0xff, 0x100, 0x120, 0x1000, u32::MAX] {
+            for len in [0, 1, 8, 60, 256, 4096] {
+                let part = read(&device, offset, len);
+                assert_eq!(part.len(), len, "{offset:#x}");
+                let start = if offset < 0x100 {
+                    offset
+                } else {
+                    offset - 0x100
+                };
+                for (i, byte) in part.iter().enumerate() {
+                    let expected = whole.get(start as usize + i).copied();
+                    assert_eq!(*byte, expected.unwrap_or(0), "{offset:#x} {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_disk_cannot_do_is_left_out() {
+        let device = device(|info| {
+            info.discard = None;
+            info.write_zeroes = None;
+            info.write_cache = false;
+        });
+        assert_eq!(read(&device, 36, 24), [0; 24]);
+        assert_eq!(read(&device, 32, 1), [0]);
+    }
+
+    #[test]
+    fn large_blocks_and_limits_are_expressed_in_their_units() {
+        let device = device(|info| {
+            info.block_size = 4096;
+            info.physical_block_size = 4096;
+            info.discard.as_mut().unwrap().max_len = u64::MAX;
+        });
+        assert_eq!(u32_at(&device, 20), 4096);
+        assert_eq!(read(&device, 24, 4), [0, 0, 1, 0]);
+        assert_eq!(u32_at(&device, 36), u32::MAX);
+    }
+
+    #[test]
+    fn only_writeback_can_be_written() {
+        let device = device(|_| ());
+        assert_eq!(write(&device, 32, &[0]), Ok(()));
+        assert!(!device.writeback());
+        assert_eq!(write(&device, 0x120, &[1]), Ok(()));
+        assert!(device.writeback());
+        for (offset, data) in [
+            (32, &[2][..]),
+            (32, &[0, 0]),
+            (32, &[]),
+            (31, &[0]),
+            (0, &[0]),
+        ] {
+            assert!(write(&device, offset, data).is_err(), "{offset} {data:?}");
+        }
+        assert!(device.writeback());
+        assert_eq!(device.size(), disk().size);
+    }
+
+    #[test]
+    fn a_resize_shows() {
+        let device = device(|_| ());
+        device.set_size(512);
+        assert_eq!(read(&device, 0, 8), 1u64.to_le_bytes());
+    }
+}

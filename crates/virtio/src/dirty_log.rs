@@ -69,3 +69,45 @@ impl DirtyLog {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pages set in a log of two bytes after some marks.
+    fn marked(marks: &[(u64, u64)]) -> Vec<usize> {
+        // A byte more, which must stay clear.
+        let bytes = Arc::new([const { AtomicU8::new(0) }; 3]);
+        let base = NonNull::new(bytes.as_ptr() as *mut u8).unwrap();
+        // SAFETY: atomics that `owner` keeps.
+        let log = unsafe { DirtyLog::new(base, 2, bytes.clone()) };
+        marks.iter().for_each(|(gpa, len)| log.mark(*gpa, *len));
+        let bit = |page: &usize| bytes[page / 8].load(Ordering::Relaxed) >> (page % 8) & 1 == 1;
+        (0..24).filter(bit).collect()
+    }
+
+    #[test]
+    fn every_page_that_is_touched_is_marked_and_no_other() {
+        assert_eq!(marked(&[(0, 1)]), [0]);
+        assert_eq!(marked(&[(4095, 1)]), [0]);
+        assert_eq!(marked(&[(4095, 2)]), [0, 1]);
+        assert_eq!(marked(&[(4096, 4096), (4096, 4096)]), [1]);
+        assert_eq!(marked(&[(7 * 4096 + 1, 8192)]), [7, 8, 9]);
+        assert_eq!(marked(&[(4096, 0)]), []);
+        assert_eq!(marked(&[(15 * 4096, 100_000)]), [15]);
+        assert_eq!(marked(&[(16 * 4096, 1), (u64::MAX, 1)]), []);
+        assert_eq!(marked(&[(u64::MAX, u64::MAX)]), []);
+    }
+
+    #[test]
+    fn a_log_covers_what_it_has_bits_for() {
+        let bytes = Arc::new([const { AtomicU8::new(0) }; 2]);
+        let base = NonNull::new(bytes.as_ptr() as *mut u8).unwrap();
+        // SAFETY: atomics that `owner` keeps.
+        let log = unsafe { DirtyLog::new(base, 2, bytes.clone()) };
+        assert!(log.covers(0));
+        assert!(log.covers(16 * 4096));
+        assert!(!log.covers(16 * 4096 + 1));
+        assert!(!log.covers(u64::MAX));
+    }
+}

@@ -57,3 +57,35 @@ pub fn offered(info: &DiskInfo, queues: u16) -> u64 {
         | writable(when(info.discard.is_some(), BLK_F_DISCARD))
         | writable(when(info.write_zeroes.is_some(), BLK_F_WRITE_ZEROES))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::disk;
+
+    #[test]
+    fn a_disk_offers_what_it_can_do() {
+        let mut info = disk();
+        let everything = offered(&info, 2);
+        for bit in [1, 2, 6, 9, 10, 11, 12, 13, 14, 26, 28, 29, 30, 32] {
+            assert_ne!(everything & 1 << bit, 0, "feature {bit}");
+        }
+        assert_eq!(everything.count_ones(), 14);
+        assert_eq!(everything & !offered(&info, 1), BLK_F_MQ);
+        info.discard = None;
+        info.write_zeroes = None;
+        let rest = everything & !BLK_F_DISCARD & !BLK_F_WRITE_ZEROES;
+        assert_eq!(offered(&info, 2), rest);
+    }
+
+    #[test]
+    fn a_read_only_disk_offers_nothing_that_writes() {
+        let mut info = disk();
+        info.read_only = true;
+        let features = offered(&info, 1);
+        assert_ne!(features & BLK_F_RO, 0);
+        assert_ne!(features & BLK_F_FLUSH, 0);
+        let writing = BLK_F_CONFIG_WCE | BLK_F_DISCARD | BLK_F_WRITE_ZEROES;
+        assert_eq!(features & writing, 0);
+    }
+}

@@ -254,3 +254,146 @@ impl InflightQueue {
         unsafe { AtomicU64::from_ptr(self.entry(head, COUNTER_OFFSET).as_ptr().cast()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A region of 8 entries of zeroes, and a queue on it.
+    fn region() -> (Arc<Vec<AtomicU64>>, InflightQueue) {
+        let words = region_size(8) / 8;
+        let region: Arc<Vec<AtomicU64>> = Arc::new((0..words).map(|_| AtomicU64::new(0)).collect());
+        (region.clone(), on(&region))
+    }
+
+    fn on(region: &Arc<Vec<AtomicU64>>) -> InflightQueue {
+        let base = NonNull::new(region.as_ptr() as *mut u8).unwrap();
+        // SAFETY: atomics that `owner` keeps.
+        unsafe { InflightQueue::new(base, 8, region.clone()) }
+    }
+
+    /// What `qemu` and `dpdk` compute for the same queue.
+    #[test]
+    fn regions_have_the_size_that_other_back_ends_give_them() {
+        assert_eq!(region_size(128), 2112);
+        assert_eq!(region_size(256), 4160);
+        assert_eq!(region_size(1024), 16448);
+    }
+
+    #[test]
+    fn a_region_is_laid_out_as_in_the_specification() {
+        let (region, mut queue) = region();
+        assert!(queue.recover(8, 0x1234).unwrap().fresh);
+        queue.mark(2);
+        queue.mark(5);
+        queue.link(5);
+        queue.published(0x1235);
+        let bytes: Vec<u8> = region
+            .iter()
+            .flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes())
+            .collect();
+        let u16_at = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+        assert_eq!(u16_at(8), 1, "version");
+        assert_eq!(u16_at(10), 8, "desc_num");
+        assert_eq!(u16_at(12), 5, "last_batch_head");
+        assert_eq!(u16_at(14), 0x1235, "used_idx");
+        assert_eq!(bytes[16 + 2 * 16], 1, "desc[2].inflight");
+        assert_eq!(bytes[16 + 5 * 16], 0, "desc[5].inflight");
+        assert_eq!(bytes[16 + 2 * 16 + 8], 0, "desc[2].counter");
+        assert_eq!(bytes[16 + 5 * 16 + 8], 1, "desc[5].counter");
+    }
+
+    #[test]
+    fn heads_come_back_in_order_and_counters_go_on() {
+        let (region, mut queue) = region();
+        queue.recover(8, 0).unwrap();
+        [7, 1, 4, 0].into_iter().for_each(|head| queue.mark(head));
+        queue.link(1);
+        queue.published(1);
+        for _ in 0..2 {
+            let mut successor = on(&region);
+            let recovery = successor.recover(8, 1).unwrap();
+            assert_eq!(recovery.heads, [7, 4, 0]);
+            assert!(!recovery.fresh);
+        }
+        let mut successor = on(&region);
+        successor.recover(8, 1).unwrap();
+        successor.mark(1);
+        assert_eq!(on(&region).recover(8, 1).unwrap().heads, [7, 4, 0, 1]);
+    }
+
+    /// A fresh region on a ring that has been in use: its used index of 0 is
+    /// not that of an interrupted batch.
+    #[test]
+    fn a_used_index_from_before_the_region_clears_nothing() {
+        let (region, mut queue) = region();
+        queue.recover(8, 3).unwrap();
+        queue.mark(0);
+        assert_eq!(on(&region).recover(8, 3).unwrap().heads, [0]);
+    }
+
+    #[test]
+    fn an_interrupted_batch_is_finished() {
+        let (region, mut queue) = region();
+        queue.recover(8, 65535).unwrap();
+        (0..4).for_each(|head| queue.mark(head));
+        [2, 0, 3].into_iter().for_each(|head| queue.link(head));
+        // Killed after the used ring's index went from 65535 to 2.
+        assert_eq!(on(&region).recover(8, 2).unwrap().heads, [1]);
+        assert_eq!(on(&region).recover(8, 2).unwrap().heads, [1], "once");
+    }
+
+    #[test]
+    fn a_ring_set_up_anew_finds_nothing_in_flight() {
+        let (region, mut queue) = region();
+        queue.recover(8, 1000).unwrap();
+        queue.mark(0);
+        queue.link(0);
+        queue.published(1001);
+        assert_eq!(on(&region).recover(8, 0).unwrap().heads, []);
+        assert_eq!(on(&region).recover(4, 0).unwrap().heads, [], "smaller");
+    }
+
+    #[test]
+    fn a_region_of_another_queue_is_refused() {
+        let (region, mut queue) = region();
+        let too_large = InflightError::Size {
+            region: 8,
+            queue: 16,
+        };
+        assert_eq!(queue.recover(16, 0), Err(too_large));
+        queue.recover(8, 0).unwrap();
+        queue.mark(6);
+        let in_use = InflightError::Size {
+            region: 8,
+            queue: 4,
+        };
+        assert_eq!(on(&region).recover(4, 0), Err(in_use));
+        region[1].store(2, Ordering::Relaxed);
+        assert_eq!(on(&region).recover(8, 0), Err(InflightError::Version(2)));
+    }
+
+    /// A front-end may scribble on the region at any time.
+    #[test]
+    fn garbage_in_a_region_is_survived() {
+        let mut random = 0x9e37_79b9_7f4a_7c15u64;
+        for _ in 0..2000 {
+            let (region, _) = region();
+            for word in region.iter() {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                word.store(random, Ordering::Relaxed);
+            }
+            // Version 1, eight entries, and the rest as it is.
+            let header = region[1].load(Ordering::Relaxed) & !0xffff_ffff;
+            region[1].store(header | 8 << 16 | 1, Ordering::Relaxed);
+            let mut queue = on(&region);
+            let recovery = queue.recover(8, random as u16).unwrap();
+            assert!(recovery.heads.len() <= 8);
+            (0..8).for_each(|head| queue.mark(head));
+            (0..8).for_each(|head| queue.link(head));
+            queue.published(9);
+        }
+    }
+}

@@ -293,3 +293,136 @@ pub(crate) unsafe fn shared_u16<'a>(host: NonNull<u8>) -> &'a AtomicU16 {
     // change it, unlike any other reference.)
     unsafe { AtomicU16::from_ptr(host.as_ptr().cast()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(gpa: u64, len: u64, user_addr: u64, host: u64) -> GuestRegion {
+        GuestRegion {
+            gpa,
+            len,
+            user_addr,
+            host: NonNull::new(host as *mut u8).unwrap(),
+            owner: Arc::new(()),
+        }
+    }
+
+    /// Never touched: these tests only compute addresses.
+    fn memory(regions: Vec<GuestRegion>) -> Result<GuestMemory, MemoryError> {
+        // SAFETY: no address of this memory is ever accessed.
+        unsafe { GuestMemory::new(regions) }
+    }
+
+    fn three() -> GuestMemory {
+        // Given in the wrong order; the last two are adjacent to the guest.
+        memory(vec![
+            region(0x4000, 0x1000, 0x94000, 0x7_0000),
+            region(0x3000, 0x1000, 0x93000, 0x5_0000),
+            region(0, 0x1000, 0x90000, 0x6_0000),
+        ])
+        .unwrap()
+    }
+
+    fn address(host: Option<NonNull<u8>>) -> Option<u64> {
+        host.map(|host| host.as_ptr() as u64)
+    }
+
+    #[test]
+    fn addresses_translate_within_one_region() {
+        let memory = three();
+        let cases = [
+            (0, 1, Some(0x6_0000)),
+            (0xfff, 1, Some(0x6_0fff)),
+            (0x800, 0x800, Some(0x6_0800)),
+            (0x800, 0x801, None),
+            (0x1000, 1, None),
+            (0x2fff, 2, None),
+            (0x3fff, 1, Some(0x5_0fff)),
+            (0x3fff, 2, None),
+            (0x4000, 0x1000, Some(0x7_0000)),
+            (0x5000, 1, None),
+            (u64::MAX, 1, None),
+            (0xfff, u64::MAX, None),
+        ];
+        let mut cache = RegionCache::default();
+        for (gpa, len, expected) in cases {
+            let got = address(memory.translate(gpa, len));
+            assert_eq!(got, expected, "{gpa:#x} {len:#x}");
+            // Whatever the cache holds from before.
+            let got = address(cache.translate(&memory, gpa, len));
+            assert_eq!(got, expected, "{gpa:#x} {len:#x}, cached");
+            let user = address(memory.translate_user(gpa.wrapping_add(0x90000), len));
+            assert_eq!(user, expected, "{gpa:#x} {len:#x}, user address");
+        }
+    }
+
+    #[test]
+    fn guest_addresses_come_back_from_host_addresses() {
+        let memory = three();
+        let gpa_of = |host: u64| memory.gpa_of(host as *const u8);
+        assert_eq!(gpa_of(0x6_0000), Some(0));
+        assert_eq!(gpa_of(0x5_0fff), Some(0x3fff));
+        assert_eq!(gpa_of(0x5_1000), None);
+        assert_eq!(gpa_of(0), None);
+    }
+
+    #[test]
+    fn buffers_across_adjacent_regions_come_in_pieces() {
+        let memory = three();
+        let mut pieces = Vec::new();
+        let mut collect = |gpa, len| {
+            pieces.clear();
+            let mut cache = RegionCache::default();
+            let whole = cache.pieces(&memory, gpa, len, |piece| {
+                pieces.push((piece.iov_base as u64, piece.iov_len));
+            });
+            whole.map(|()| pieces.clone())
+        };
+        assert_eq!(
+            collect(0x3f00, 0x200),
+            Some(vec![(0x5_0f00, 0x100), (0x7_0000, 0x100)])
+        );
+        assert_eq!(collect(0x4000, 0x10), Some(vec![(0x7_0000, 0x10)]));
+        assert_eq!(collect(0xf00, 0x200), None, "a gap");
+        assert_eq!(collect(0x4f00, 0x200), None, "the end");
+        assert_eq!(collect(u64::MAX, 2), None, "wraps around");
+    }
+
+    #[test]
+    fn regions_that_make_no_sense_are_refused() {
+        let refused = |regions| memory(regions).err().unwrap();
+        assert_eq!(
+            refused(vec![region(0x1000, 0, 0, 0x1000)]),
+            MemoryError::Empty { gpa: 0x1000 }
+        );
+        let last_page = u64::MAX - 0xfff;
+        for (gpa, user, host) in [
+            (last_page, 0, 0x1000),
+            (0, last_page, 0x1000),
+            (0, 0, last_page),
+        ] {
+            let wraps = refused(vec![region(gpa, 0x1001, user, host)]);
+            assert_eq!(wraps, MemoryError::Wraps { gpa });
+            assert!(memory(vec![region(gpa, 0x1000, user, host)]).is_ok());
+        }
+        assert_eq!(
+            refused(vec![
+                region(0x1000, 0x1000, 0, 0x1000),
+                region(0xfff, 2, 0x9000, 0x5000),
+            ]),
+            MemoryError::Overlap {
+                first: 0xfff,
+                second: 0x1000
+            }
+        );
+    }
+
+    #[test]
+    fn the_last_byte_of_the_address_space_can_be_reached() {
+        let last_page = u64::MAX - 0xfff;
+        let memory = memory(vec![region(last_page, 0x1000, 0, 0x1000)]).unwrap();
+        assert_eq!(address(memory.translate(u64::MAX, 1)), Some(0x1fff));
+        assert_eq!(address(memory.translate(u64::MAX, 2)), None);
+    }
+}

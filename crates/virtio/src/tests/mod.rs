@@ -2,4 +2,5 @@
 
 mod answers;
 mod chains;
+mod events;
 mod fixture;
