@@ -36,6 +36,17 @@ struct GeteventsArg {
     ts: u64,
 }
 
+/// How the kernel tells of completions: the best that it knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Setup {
+    /// When this thread enters it for them (since 6.1).
+    Deferred,
+    /// When this thread enters it for anything (since 5.19).
+    Cooperative,
+    /// By interrupting this thread (since 5.11).
+    Plain,
+}
+
 /// One ring, used by the thread that made it.
 pub(crate) struct Ring {
     ring: io_uring::IoUring,
@@ -49,7 +60,17 @@ impl Ring {
     /// A ring whose completion queue holds `cq_entries` at least, up to the
     /// kernel's limit.
     pub(crate) fn new(cq_entries: u32) -> io::Result<Ring> {
-        let ring = build(cq_entries.clamp(CQ_ENTRIES, MAX_CQ_ENTRIES))?;
+        for setup in [Setup::Deferred, Setup::Cooperative] {
+            match Ring::with(setup, cq_entries) {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+                other => return other,
+            }
+        }
+        Ring::with(Setup::Plain, cq_entries)
+    }
+
+    pub(crate) fn with(setup: Setup, cq_entries: u32) -> io::Result<Ring> {
+        let ring = build(setup, cq_entries.clamp(CQ_ENTRIES, MAX_CQ_ENTRIES))?;
         if !ring.params().is_feature_nodrop() || !ring.params().is_feature_ext_arg() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
@@ -177,35 +198,22 @@ impl Ring {
     }
 }
 
-/// With the best flags that the kernel knows: since 6.1, 5.19 and 5.11.
-fn build(cq_entries: u32) -> io::Result<io_uring::IoUring> {
-    let base = || {
-        let mut builder = io_uring::IoUring::builder();
-        builder.dontfork().setup_clamp().setup_cqsize(cq_entries);
-        builder
+fn build(setup: Setup, cq_entries: u32) -> io::Result<io_uring::IoUring> {
+    let mut builder = io_uring::IoUring::builder();
+    builder.dontfork().setup_clamp().setup_cqsize(cq_entries);
+    match setup {
+        Setup::Deferred => builder
+            .setup_submit_all()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag(),
+        Setup::Cooperative => builder
+            .setup_submit_all()
+            .setup_coop_taskrun()
+            .setup_taskrun_flag(),
+        Setup::Plain => &mut builder,
     };
-    let deferred = base()
-        .setup_submit_all()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag()
-        .build(SQ_ENTRIES);
-    if !is_invalid(&deferred) {
-        return deferred;
-    }
-    let cooperative = base()
-        .setup_submit_all()
-        .setup_coop_taskrun()
-        .setup_taskrun_flag()
-        .build(SQ_ENTRIES);
-    if !is_invalid(&cooperative) {
-        return cooperative;
-    }
-    base().build(SQ_ENTRIES)
-}
-
-fn is_invalid(result: &io::Result<io_uring::IoUring>) -> bool {
-    matches!(result, Err(error) if error.raw_os_error() == Some(libc::EINVAL))
+    builder.build(SQ_ENTRIES)
 }
 
 /// The registration would keep the ring alive as long as its thread.

@@ -63,10 +63,13 @@ impl IoUring {
     }
 
     pub fn with_coalescing(coalescing: Option<Coalescing>) -> io::Result<IoUring> {
-        let ring = Ring::new(0)?;
+        Ok(IoUring::on(Ring::new(0)?, coalescing))
+    }
+
+    fn on(ring: Ring, coalescing: Option<Coalescing>) -> IoUring {
         let files = Files::new();
         let fixed_files = ring.register_files(files.all());
-        Ok(IoUring {
+        IoUring {
             ring,
             files,
             fixed_files,
@@ -77,7 +80,7 @@ impl IoUring {
             in_flight: 0,
             helpers: None,
             coalescing,
-        })
+        }
     }
 
     /// # Safety
@@ -411,4 +414,67 @@ fn is_transient(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::ring::Setup;
+    use fathom_core::RequestId;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::AsFd;
+
+    /// Kernels of other ages, as far as this one can play them.
+    fn engines() -> Vec<IoUring> {
+        let mut engines: Vec<_> = [Setup::Deferred, Setup::Cooperative, Setup::Plain]
+            .into_iter()
+            .map(|setup| IoUring::on(Ring::with(setup, 0).expect("a ring"), None))
+            .collect();
+        let mut without_table = IoUring::new().expect("a ring");
+        without_table.fixed_files = false;
+        engines.push(without_table);
+        engines
+    }
+
+    #[test]
+    fn older_setups_work_alike() {
+        for mut engine in engines() {
+            let file = tempfile::tempfile().expect("a file");
+            file.set_len(4096).expect("sized");
+            let id = engine.add_file(file.as_fd()).expect("added");
+            let event = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+            engine
+                .watch(event.as_raw_fd(), Token::MAILBOX)
+                .expect("watched");
+            let mut bytes = [1u8; 512];
+            let iov = libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            };
+            let io = Io {
+                kind: IoKind::Read,
+                file: id,
+                offset: 0,
+                len: 512,
+                iov: &iov,
+                iov_len: 1,
+            };
+            for n in 0..100 {
+                let token = Token::request(RequestId(n), 0);
+                // SAFETY: its completion is waited for.
+                unsafe { engine.push(io, token) };
+                rustix::io::write(&event, &1u64.to_ne_bytes()).expect("signalled");
+                let mut out = Vec::new();
+                while out.len() < 2 {
+                    engine.submit(Wait::Forever, &mut out).expect("submitted");
+                }
+                let read = Completion { token, result: 512 };
+                let kick = Completion {
+                    token: Token::MAILBOX,
+                    result: 0,
+                };
+                assert!(out.contains(&read) && out.contains(&kick), "{out:?}");
+            }
+        }
+    }
 }
