@@ -133,6 +133,11 @@ impl BlkQueue {
         (setup, self.inflight)
     }
 
+    /// The avail index of the next head to be popped.
+    pub fn next_avail(&self) -> u16 {
+        self.ring.next_avail()
+    }
+
     /// The next head: first our predecessor's, then the driver's.
     #[inline(always)]
     fn next_head(&mut self) -> Result<u16, RingError> {

@@ -181,6 +181,11 @@ impl Driver {
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
+    /// How many heads were offered from avail index `index` on.
+    pub fn ahead_of(&self, index: u16) -> u16 {
+        self.next_avail.wrapping_sub(index)
+    }
+
     /// Let the device see what was offered. True if it wants to be kicked.
     #[inline]
     pub fn publish(&mut self) -> bool {

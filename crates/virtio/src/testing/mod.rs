@@ -2,6 +2,7 @@
 //! the driver's side of a queue.
 
 mod driver;
+pub mod fuzz;
 mod memory;
 
 pub use driver::{Buffer, Driver, NEXT, WRITE, signalled};

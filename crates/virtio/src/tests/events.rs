@@ -1,33 +1,13 @@
 //! Who is told of what, and when; and what the dirty log gets to know.
 
 use super::fixture::*;
+use crate::BlkQueue;
 use crate::features::RING_F_EVENT_IDX;
-use crate::request::{T_GET_ID, T_IN, T_OUT};
-use crate::testing::{Buffer, Driver, TestMemory, context, device, disk, finish, pop, signalled};
-use crate::{BlkQueue, DirtyLog};
+use crate::request::T_IN;
+use crate::testing::{Driver, TestMemory, context, device, disk, finish, pop, signalled};
 use fathom_core::Source;
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-
-fn read_chain() -> [Buffer; 3] {
-    [
-        Buffer::readable(HEADER, 16),
-        Buffer::writable(DATA, 512),
-        Buffer::writable(STATUS, 1),
-    ]
-}
-
-/// Serve `n` requests in one batch; whether the driver is to be told.
-fn serve(f: &mut Fixture, n: u16) -> bool {
-    f.driver.put_indirect(0, TABLE, &read_chain());
-    (0..n).for_each(|_| f.driver.offer(0));
-    f.driver.publish();
-    let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
-    assert_eq!(popped.len(), usize::from(n));
-    finish(&mut f.queue, &mut f.cx, &popped, 0);
-    f.queue.publish()
-}
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 #[test]
 fn without_event_idx_the_flags_rule() {
@@ -106,6 +86,146 @@ fn no_notification_is_lost_between_two_threads() {
     }
 }
 
+/// What one side of a race does in a round: first prepare, then act. Acting
+/// says whether it has noticed the other.
+enum Turn {
+    Prepare,
+    Act,
+}
+
+const ROUNDS: u32 = 20_000;
+
+/// Let two threads act at the same moment, many times. At least one of them
+/// must notice the other each time; returns how often neither did.
+fn race(
+    mut guest: impl FnMut(Turn) -> bool + Send + 'static,
+    mut device: impl FnMut(Turn) -> bool,
+) -> u32 {
+    let (rounds, noticed) = (
+        Arc::new(AtomicU32::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let thread = {
+        let (rounds, noticed) = (rounds.clone(), noticed.clone());
+        std::thread::spawn(move || {
+            for round in 0..ROUNDS {
+                guest(Turn::Prepare);
+                meet(&rounds, 2 * round + 1);
+                noticed.store(guest(Turn::Act), Ordering::SeqCst);
+                meet(&rounds, 2 * round + 2);
+            }
+        })
+    };
+    let mut missed = 0;
+    for round in 0..ROUNDS {
+        device(Turn::Prepare);
+        meet(&rounds, 2 * round + 1);
+        let noticed_here = device(Turn::Act);
+        meet(&rounds, 2 * round + 2);
+        missed += u32::from(!noticed_here && !noticed.load(Ordering::SeqCst));
+    }
+    thread.join().expect("the guest");
+    missed
+}
+
+/// Wait for the other of two threads.
+fn meet(arrivals: &AtomicU32, meeting: u32) {
+    arrivals.fetch_add(1, Ordering::SeqCst);
+    let mut spins = 0u32;
+    while arrivals.load(Ordering::SeqCst) < 2 * meeting {
+        spins += 1;
+        if spins.is_multiple_of(1000) {
+            std::thread::yield_now();
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// The driver makes work available while the device asks to be kicked:
+/// either the driver sees that it must kick, or the device sees the work.
+#[test]
+fn arming_and_making_available_do_not_miss_each_other() {
+    for features in [FEATURES, FEATURES & !RING_F_EVENT_IDX] {
+        let mut f = Fixture::new(disk(), features);
+        serve(&mut f, 1);
+        let Fixture {
+            mut driver,
+            mut queue,
+            mut cx,
+            ..
+        } = f;
+        let guest = move |turn| match turn {
+            Turn::Prepare => {
+                driver.offer(0);
+                false
+            }
+            Turn::Act => driver.publish(),
+        };
+        let device = |turn| match turn {
+            Turn::Prepare => {
+                let (popped, _) = pop(&mut queue, &mut cx).unwrap();
+                finish(&mut queue, &mut cx, &popped, 0);
+                queue.publish();
+                queue.disarm();
+                false
+            }
+            Turn::Act => queue.arm(),
+        };
+        assert_eq!(race(guest, device), 0, "kicks were lost");
+    }
+}
+
+/// The device publishes an answer while the driver asks for an interrupt:
+/// either the device sees that it must interrupt, or the driver the answer.
+#[test]
+fn publishing_and_asking_for_interrupts_do_not_miss_each_other() {
+    for features in [FEATURES, FEATURES & !RING_F_EVENT_IDX] {
+        let mut f = Fixture::new(disk(), features);
+        serve(&mut f, 1);
+        let Fixture {
+            mut driver,
+            mut queue,
+            mut cx,
+            ..
+        } = f;
+        driver.take_used();
+        let event_idx = features & RING_F_EVENT_IDX != 0;
+        let guest = move |turn| match turn {
+            Turn::Prepare => {
+                while driver.take_used().is_some() {}
+                driver.set_interrupts(false);
+                driver.offer(0);
+                driver.publish();
+                false
+            }
+            Turn::Act => {
+                if event_idx {
+                    driver.set_used_event(driver.next_used());
+                } else {
+                    driver.set_interrupts(true);
+                }
+                fence(Ordering::SeqCst);
+                driver.used_idx() != driver.next_used()
+            }
+        };
+        let device = |turn| match turn {
+            Turn::Prepare => {
+                let popped = loop {
+                    let (popped, _) = pop(&mut queue, &mut cx).unwrap();
+                    if !popped.is_empty() {
+                        break popped;
+                    }
+                    std::hint::spin_loop();
+                };
+                finish(&mut queue, &mut cx, &popped, 0);
+                false
+            }
+            Turn::Act => queue.publish(),
+        };
+        assert_eq!(race(guest, device), 0, "interrupts were lost");
+    }
+}
+
 const REQUESTS: u32 = 20_000;
 
 fn sleep_and_wake(features: u64) {
@@ -145,7 +265,7 @@ fn sleep_and_wake(features: u64) {
             }
             // Linux's virtqueue_enable_cb: ask, then look again.
             driver.set_used_event(driver.next_used());
-            std::sync::atomic::fence(Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             if driver.used_idx() == driver.next_used() {
                 assert!(wait(&call), "an interrupt was lost at {answered}");
             }
@@ -183,109 +303,4 @@ fn wait(event: &std::os::fd::OwnedFd) -> bool {
     let ready = unsafe { libc::poll(&mut poll, 1, 60_000) };
     signalled(event);
     ready == 1
-}
-
-/// A log over all of the fixture's memory.
-fn log() -> (Arc<Vec<AtomicU8>>, Arc<DirtyLog>) {
-    let bytes: Arc<Vec<AtomicU8>> = Arc::new((0..0x1001).map(|_| AtomicU8::new(0)).collect());
-    let base = NonNull::new(bytes.as_ptr() as *mut u8).unwrap();
-    // SAFETY: atomics that `owner` keeps.
-    let log = unsafe { DirtyLog::new(base, bytes.len(), bytes.clone()) };
-    (bytes, Arc::new(log))
-}
-
-/// The pages that a request dirties, when its used ring is logged or not.
-fn dirtied(kind: u32, log_used: bool, buffers: &[Buffer], errno: i32) -> Vec<u64> {
-    let mut f = Fixture::new(disk(), FEATURES);
-    let (bytes, log) = log();
-    let mut setup = f.driver.setup(FEATURES);
-    setup.log_addr = log_used.then_some(f.driver.used_gpa());
-    let guest = f.memory.guest().clone();
-    f.queue = BlkQueue::new(setup, guest, Some(log), None, f.device.clone()).unwrap();
-    f.header(kind, 0);
-    f.offer(true, buffers);
-    let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
-    finish(&mut f.queue, &mut f.cx, &popped, errno);
-    f.queue.publish();
-    let bit = |page: &u64| {
-        let byte = bytes[*page as usize / 8].load(Ordering::Relaxed);
-        byte >> (page % 8) & 1 == 1
-    };
-    (0..0x8000).filter(bit).collect()
-}
-
-#[test]
-fn the_dirty_log_names_every_page_that_was_written() {
-    let (data, status, seam) = (DATA >> 12, STATUS >> 12, SEAM >> 12);
-    let used = RINGS >> 12;
-    let h = Buffer::readable(HEADER, 16);
-    let s = Buffer::writable(STATUS, 1);
-    let read = [h, Buffer::writable(DATA + 4000, 1024), s];
-    let across = [h, Buffer::writable(SEAM - 4096, 8192), s];
-    let write = [h, Buffer::readable(DATA, 512), s];
-    let id = [h, Buffer::writable(DATA + 4090, 20), s];
-    assert_eq!(
-        dirtied(T_IN, true, &read, 0),
-        [used, data, data + 1, status]
-    );
-    assert_eq!(dirtied(T_IN, false, &read, 0), [data, data + 1, status]);
-    let failed = dirtied(T_IN, false, &read, libc::EIO);
-    assert_eq!(failed, [data, data + 1, status], "it may have written");
-    assert_eq!(
-        dirtied(T_IN, true, &across, 0),
-        [used, status, seam - 1, seam]
-    );
-    assert_eq!(dirtied(T_OUT, true, &write, 0), [used, status]);
-    assert_eq!(
-        dirtied(T_GET_ID, true, &id, 0),
-        [used, data, data + 1, status]
-    );
-    assert_eq!(dirtied(99, false, &write, 0), [status]);
-}
-
-#[test]
-fn the_dirty_log_follows_the_used_ring_across_pages() {
-    let mut f = Fixture::with_size(disk(), FEATURES, 1024);
-    let (bytes, log) = log();
-    let mut setup = f.driver.setup(FEATURES);
-    // The used ring's 8 KiB, as if it began with a page.
-    setup.log_addr = Some(0x10_0000);
-    let guest = f.memory.guest().clone();
-    f.queue = BlkQueue::new(setup, guest, Some(log), None, f.device.clone()).unwrap();
-    f.header(T_IN, 0);
-    let page = |i: usize| bytes[0x100 / 8].swap(0, Ordering::Relaxed) >> i & 1 == 1;
-    for _ in 0..511 {
-        serve(&mut f, 1);
-    }
-    bytes[0x100 / 8].store(0, Ordering::Relaxed);
-    serve(&mut f, 1);
-    assert_eq!(
-        bytes[0x100 / 8].load(Ordering::Relaxed),
-        0b11,
-        "element 511 straddles"
-    );
-    bytes[0x100 / 8].store(0, Ordering::Relaxed);
-    serve(&mut f, 1);
-    assert_eq!(
-        bytes[0x100 / 8].load(Ordering::Relaxed),
-        0b11,
-        "the index is on the first"
-    );
-    f.queue.arm();
-    assert!(page(2), "avail_event is at the end");
-}
-
-#[test]
-fn a_log_that_does_not_cover_the_used_ring_is_refused() {
-    let f = Fixture::new(disk(), FEATURES);
-    for addr in [0x1001 * 8 * 4096 - 100, u64::MAX - 10] {
-        let mut setup = f.driver.setup(FEATURES);
-        setup.log_addr = Some(addr);
-        let guest = f.memory.guest().clone();
-        let queue = BlkQueue::new(setup, guest, Some(log().1), None, f.device.clone());
-        assert!(
-            matches!(queue, Err(crate::QueueError::Log { .. })),
-            "{addr:#x}"
-        );
-    }
 }

@@ -1,9 +1,10 @@
 //! A queue with its driver, and requests written to its memory.
 
 use crate::features::{BLK_F_CONFIG_WCE, BLK_F_FLUSH, RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
-use crate::testing::{Buffer, Driver, TestMemory, context};
+use crate::request::T_IN;
+use crate::testing::{Buffer, Driver, TestMemory, context, finish, pop};
 use crate::{BlkDevice, BlkQueue};
-use fathom_core::{Cx, DiskInfo};
+use fathom_core::{Cx, DiskInfo, Source};
 use std::sync::Arc;
 
 pub const RINGS: u64 = 0x1000;
@@ -86,4 +87,25 @@ pub fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
     bytes[8..12].copy_from_slice(&sectors.to_le_bytes());
     bytes[12..].copy_from_slice(&flags.to_le_bytes());
     bytes
+}
+
+/// A read of the first sector.
+pub fn read_chain() -> [Buffer; 3] {
+    [
+        Buffer::readable(HEADER, 16),
+        Buffer::writable(DATA, 512),
+        Buffer::writable(STATUS, 1),
+    ]
+}
+
+/// Serve `n` reads in one batch; whether the driver is to be told.
+pub fn serve(f: &mut Fixture, n: u16) -> bool {
+    f.header(T_IN, 0);
+    f.driver.put_indirect(0, TABLE, &read_chain());
+    (0..n).for_each(|_| f.driver.offer(0));
+    f.driver.publish();
+    let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
+    assert_eq!(popped.len(), usize::from(n));
+    finish(&mut f.queue, &mut f.cx, &popped, 0);
+    f.queue.publish()
 }

@@ -2,5 +2,7 @@
 
 mod answers;
 mod chains;
+mod dirty;
 mod events;
 mod fixture;
+mod hostile;
