@@ -93,10 +93,10 @@ mod tests {
         assert_eq!(marked(&[(4095, 2)]), [0, 1]);
         assert_eq!(marked(&[(4096, 4096), (4096, 4096)]), [1]);
         assert_eq!(marked(&[(7 * 4096 + 1, 8192)]), [7, 8, 9]);
-        assert_eq!(marked(&[(4096, 0)]), []);
+        assert!(marked(&[(4096, 0)]).is_empty());
         assert_eq!(marked(&[(15 * 4096, 100_000)]), [15]);
-        assert_eq!(marked(&[(16 * 4096, 1), (u64::MAX, 1)]), []);
-        assert_eq!(marked(&[(u64::MAX, u64::MAX)]), []);
+        assert!(marked(&[(16 * 4096, 1), (u64::MAX, 1)]).is_empty());
+        assert!(marked(&[(u64::MAX, u64::MAX)]).is_empty());
     }
 
     #[test]

@@ -6,3 +6,4 @@ mod dirty;
 mod events;
 mod fixture;
 mod hostile;
+mod oracle;
