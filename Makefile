@@ -21,7 +21,7 @@ demo: build
 # comes first because the end-to-end tests run the fathom binary next to them.
 test: setup
 	$(CARGO) build --workspace --all-targets
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 # Fathom against qemu-storage-daemon and the host itself, on this machine.
 bench: build
