@@ -68,11 +68,14 @@ impl Cx {
 }
 
 /// A large batch reaches the kernel in pieces, this many requests first and
-/// then four times as many as before, so that the device works on the first
-/// while the rest is still being submitted. (A device takes several times as
-/// long for a request as the kernel takes to submit it, so it does not run
-/// dry; and a batch of 32 costs two more system calls.)
-const HEAD_START: usize = 2;
+/// then up to eight times as many as before, so that the device works on the
+/// first while the rest is still being submitted. A device takes several
+/// times as long for a request as the kernel takes to submit it, so it does
+/// not run dry.
+const HEAD_START: usize = 1;
+
+/// For fewer requests the pieces are not worth their system calls.
+const LARGE_BATCH: usize = 24;
 
 /// An attached source.
 struct Slot {
@@ -229,10 +232,11 @@ impl Worker {
             probe!(fathom, pop, id.0, request.op as u8, request.offset);
             request.stamps.enter(Stage::Queue, popped);
         }
+        let large = self.batch.len() >= LARGE_BATCH;
         let mut head_start = HEAD_START;
         for (n, &id) in self.batch.iter().enumerate() {
-            if n == head_start {
-                head_start *= 4;
+            if large && n == head_start {
+                head_start *= 8;
                 submit_queued(&mut *self.cx.engine, Wait::No, &mut self.completions);
             }
             self.channel.submit(&mut self.cx, id);
