@@ -67,28 +67,35 @@ impl Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);
 
-/// A worker's requests in flight. It grows when a source attaches, by the
-/// number that the source may have in flight, so that taking a slot neither
-/// fails nor allocates.
+/// Requests of one allocation.
+const CHUNK: usize = 128;
+
+/// A worker's requests in flight. It grows when a source attaches, by at
+/// least the number that the source may have in flight, so that taking a slot
+/// neither fails nor allocates. A slot never moves: the kernel may be reading
+/// the segments of a request while the slab grows.
 #[derive(Default)]
 pub struct Slab {
-    slots: Vec<Request>,
+    chunks: Vec<Box<[Request]>>,
     free: Vec<RequestId>,
 }
 
 impl Slab {
     /// Make room for `n` more requests in flight.
     pub fn grow(&mut self, n: usize) {
-        let first = self.slots.len();
-        self.slots.extend((0..n).map(|_| Request::new()));
-        self.free.reserve(self.slots.len());
-        self.free
-            .extend((first..first + n).rev().map(|i| RequestId(i as u32)));
+        for _ in 0..n.div_ceil(CHUNK) {
+            let first = self.capacity();
+            let chunk = std::iter::repeat_with(Request::new).take(CHUNK);
+            self.chunks.push(chunk.collect());
+            self.free.reserve(self.capacity());
+            self.free
+                .extend((first..first + CHUNK).rev().map(|i| RequestId(i as u32)));
+        }
     }
 
     /// Number of requests that there is room for.
     pub fn capacity(&self) -> usize {
-        self.slots.len()
+        self.chunks.len() * CHUNK
     }
 
     /// A free slot, its fields as its last request left them. None only when
@@ -111,14 +118,14 @@ impl Index<RequestId> for Slab {
 
     #[inline]
     fn index(&self, id: RequestId) -> &Request {
-        &self.slots[id.0 as usize]
+        &self.chunks[id.0 as usize / CHUNK][id.0 as usize % CHUNK]
     }
 }
 
 impl IndexMut<RequestId> for Slab {
     #[inline]
     fn index_mut(&mut self, id: RequestId) -> &mut Request {
-        &mut self.slots[id.0 as usize]
+        &mut self.chunks[id.0 as usize / CHUNK][id.0 as usize % CHUNK]
     }
 }
 
@@ -130,15 +137,24 @@ mod tests {
     fn a_slab_hands_out_each_slot_once() {
         let mut slab = Slab::default();
         slab.grow(2);
-        slab.grow(1);
-        let ids: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
-        assert_eq!(ids.len(), 3);
-        assert!(
-            ids.iter()
-                .all(|a| ids.iter().filter(|b| a == *b).count() == 1)
-        );
+        slab.grow(CHUNK + 1);
+        assert_eq!(slab.capacity(), 3 * CHUNK);
+        let mut ids: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
+        ids.sort_by_key(|id| id.0);
+        ids.dedup();
+        assert_eq!(ids.len(), slab.capacity());
         slab.put(ids[1]);
         assert_eq!(slab.take(), Some(ids[1]));
         assert_eq!(slab.take(), None);
+    }
+
+    #[test]
+    fn a_slot_stays_where_it_is() {
+        let mut slab = Slab::default();
+        slab.grow(1);
+        let id = slab.take().unwrap();
+        let before = slab[id].segments.as_ptr();
+        slab.grow(10 * CHUNK);
+        assert_eq!(slab[id].segments.as_ptr(), before);
     }
 }
