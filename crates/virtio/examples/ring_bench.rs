@@ -4,14 +4,17 @@
 //! `cargo run --release -p fathom-virtio --example ring_bench` has the driver
 //! on the same thread, so that all is in the cache; with `cross`, the driver
 //! runs on another CPU, as in life, and the device takes its cache misses.
-//! Either way only the device's share is counted, and the figure is the
-//! median of the batches, so that a busy machine hardly shows.
+//! With `inflight`, it keeps an in-flight region as well. Only the device's
+//! share is counted, and the figure is the median of the batches, so that a
+//! busy machine hardly shows.
 
 use fathom_core::{Clock, Cx, RequestId, Source};
-use fathom_virtio::BlkQueue;
 use fathom_virtio::features::{BLK_F_FLUSH, RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
+use fathom_virtio::inflight::region_size;
 use fathom_virtio::testing::{Buffer, Driver, TestMemory, context, device};
+use fathom_virtio::{BlkQueue, InflightQueue};
 use rustix::thread::{CpuSet, sched_setaffinity};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 const SIZE: u16 = 256;
@@ -19,6 +22,7 @@ const RINGS: u64 = 0x1000;
 const TABLES: u64 = 0x10_0000;
 const HEADERS: u64 = 0x20_0000;
 const DATA: u64 = 0x100_0000;
+const INFLIGHT: u64 = 0x30_0000;
 const MEMORY: u64 = 64 << 20;
 const FEATURES: u64 = RING_F_INDIRECT_DESC | RING_F_EVENT_IDX | BLK_F_FLUSH;
 
@@ -47,17 +51,24 @@ fn prepare(memory: &TestMemory, driver: &mut Driver, head: u16, sector: u64) {
     driver.offer(head);
 }
 
-fn start() -> (TestMemory, Driver, BlkQueue) {
+fn start(tracked: bool) -> (TestMemory, Driver, BlkQueue) {
     let memory = TestMemory::new(&[(0, MEMORY)]);
     let driver = Driver::new(&memory, RINGS, SIZE, true);
     let queue = BlkQueue::new(
         driver.setup(FEATURES),
         memory.guest().clone(),
         None,
-        None,
+        tracked.then(|| inflight(&memory)),
         Arc::new(device()),
     );
     (memory, driver, queue.expect("a good queue"))
+}
+
+/// The in-flight region that front-ends like to have.
+fn inflight(memory: &TestMemory) -> InflightQueue {
+    let base = NonNull::new(memory.at(INFLIGHT, region_size(SIZE)));
+    // SAFETY: a part of memory that is kept and used by nobody else.
+    unsafe { InflightQueue::new(base.expect("mapped"), SIZE, memory.guest().clone()) }
 }
 
 /// The device and what it has measured.
@@ -109,8 +120,8 @@ impl Device {
     }
 }
 
-fn same_thread(batch: u16, rounds: u32) -> f64 {
-    let (memory, mut driver, queue) = start();
+fn same_thread(tracked: bool, batch: u16, rounds: u32) -> f64 {
+    let (memory, mut driver, queue) = start(tracked);
     let mut device = Device::new(queue);
     for round in 0..rounds {
         (0..batch).for_each(|head| prepare(&memory, &mut driver, head, u64::from(round % 1000)));
@@ -124,8 +135,8 @@ fn same_thread(batch: u16, rounds: u32) -> f64 {
 
 /// The driver prepares its next batch when the last is answered, so the two
 /// never work at the same time; what is measured is where the data lies.
-fn cross_thread(batch: u16, rounds: u32) -> f64 {
-    let (memory, mut driver, queue) = start();
+fn cross_thread(tracked: bool, batch: u16, rounds: u32) -> f64 {
+    let (memory, mut driver, queue) = start(tracked);
     let guest = std::thread::spawn(move || {
         pin(1);
         for round in 0..rounds {
@@ -160,18 +171,19 @@ fn pin(cpu: usize) {
     sched_setaffinity(None, &set).expect("two CPUs");
 }
 
-/// `ring_bench [cross] [REQUESTS]`
+/// `ring_bench [cross] [inflight] [REQUESTS]`
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let cross = arguments.iter().any(|arg| arg == "cross");
+    let has = |name: &str| arguments.iter().any(|arg| arg == name);
+    let (cross, tracked) = (has("cross"), has("inflight"));
     let requests = arguments.iter().find_map(|arg| arg.parse().ok());
     let requests: u32 = requests.unwrap_or(4_000_000);
     for batch in [1, 32, 128] {
         let rounds = requests / u32::from(batch);
         let ns = if cross {
-            cross_thread(batch, rounds / 10)
+            cross_thread(tracked, batch, rounds / 10)
         } else {
-            same_thread(batch, rounds)
+            same_thread(tracked, batch, rounds)
         };
         println!("batch {batch:>4}: {ns:6.1} ns a request");
     }
