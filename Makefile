@@ -22,6 +22,8 @@ demo: build
 test: setup
 	$(CARGO) build --workspace --all-targets
 	$(CARGO) test --workspace --no-fail-fast
+	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --package fathom-storage -- --ignored; \
+	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
 
 # Fathom against qemu-storage-daemon and the host itself, on this machine.
 bench: build

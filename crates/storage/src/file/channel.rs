@@ -9,7 +9,6 @@ use super::{Cache, Shared};
 use fathom_core::{
     Channel, Cx, Engine, FileId, Io, IoKind, Op, Request, RequestId, Segments, Stage, Token,
 };
-use libc::iovec;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -203,31 +202,17 @@ impl FileChannel {
     pub(super) fn push_whole(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Device);
         let request = &cx.slab[id];
-        let iov = match &request.segments {
-            inline if inline.len() > 1 && !inline.spilled() => self.copy_of(id, inline),
-            segments => segments.as_ptr(),
-        };
         let io = Io {
             kind: self.kind(request),
             file: self.file,
             offset: request.offset,
             len: request.len,
-            iov,
+            iov: request.segments.as_ptr(),
             iov_len: request.segments.len() as u32,
         };
         // SAFETY: the source vouches for the memory until the request is
-        // completed. The iovecs stay where they are until then: they are on
-        // the heap or copied, or there is only one, which engines look at
-        // here and now.
+        // completed, and until then its slot keeps its segments in place.
         unsafe { cx.engine.push(io, Token::request(id, Step::Whole as u16)) };
-    }
-
-    /// The iovecs at an address that stays valid when the slab grows, which
-    /// moves what is kept in its slots.
-    fn copy_of(&mut self, id: RequestId, segments: &Segments) -> *const iovec {
-        let state = self.state(id);
-        state.iov.clone_from(segments);
-        state.iov.as_ptr()
     }
 
     pub(super) fn push_sync(&mut self, cx: &mut Cx, id: RequestId, step: Step) {
