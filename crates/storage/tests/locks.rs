@@ -174,3 +174,17 @@ fn writers_cannot_force_sharing() {
     let error = open(image.path(), options).err().expect("refused");
     assert!(error.contains("--readonly"), "{error}");
 }
+
+#[test]
+fn an_image_that_is_about_to_be_released_is_waited_for() {
+    let image = image();
+    let before = open(image.path(), writer()).expect("opened");
+    before.activate().expect("locked");
+    let release = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        drop(before);
+    });
+    let after = open(image.path(), writer()).expect("opened after the other's end");
+    after.activate().expect("locked");
+    release.join().expect("released");
+}

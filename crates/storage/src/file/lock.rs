@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 const USED: i64 = 100;
 const UNSHARED: i64 = 200;
@@ -43,15 +44,37 @@ impl Use {
     }
 }
 
-/// Take the locks, or fail and leave none.
+/// How long to wait for an image that is in use. A process that was killed
+/// keeps its locks until the kernel has done what it had in flight, and until
+/// then its writes may still overtake those of its successor.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn patiently(attempt: impl Fn() -> Result<(), DiskError>) -> Result<(), DiskError> {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Err(DiskError::Unusable { .. }) if start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Take the locks, or fail and leave none. May wait a few seconds for a
+/// predecessor to end.
 pub(super) fn take(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
+    patiently(|| try_to_take(path, file, how))
+}
+
+fn try_to_take(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
     let used = how.used().map(|n| USED + n);
     let unshared = how.unshared().map(|n| UNSHARED + n);
     let locked = used
         .chain(unshared)
         .try_for_each(|byte| set(file, libc::F_RDLCK, byte, 1));
     let taken = match locked {
-        Ok(()) => check(path, file, how),
+        Ok(()) => try_to_check(path, file, how),
         // Locks are shared: only something that is not QEMU can conflict.
         Err(error) if is_conflict(&error) => Err(in_use(path, how)),
         Err(error) => return without_locks(path, error),
@@ -62,8 +85,12 @@ pub(super) fn take(path: &Path, file: &File, how: Use) -> Result<(), DiskError> 
     taken
 }
 
-/// Fail when others' locks forbid this use; take none.
+/// Fail when others' locks forbid this use; take none. May wait likewise.
 pub(super) fn check(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
+    patiently(|| try_to_check(path, file, how))
+}
+
+fn try_to_check(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
     let denied_to_us = how.used().map(|n| UNSHARED + n);
     let denied_by_us = how.unshared().map(|n| USED + n);
     for byte in denied_to_us.chain(denied_by_us) {
