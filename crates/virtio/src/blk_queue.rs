@@ -1,13 +1,13 @@
 //! One virtqueue of a disk, as the worker's source of requests.
 
 use crate::blk_device::{BlkDevice, SERIAL_LEN};
-use crate::chain::{ChainContext, TableCopy, Unusable};
+use crate::chain::{ChainContext, Descriptor, TableCopy, Unusable};
 use crate::dirty_log::DirtyLog;
 use crate::features::{RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
 use crate::inflight::{InflightError, InflightQueue};
 use crate::memory::{GuestMemory, RegionCache};
 use crate::queue::layout::{IDX, RING, USED_ELEMENT, used_len};
-use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch_for_write};
+use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch, prefetch_for_write};
 use crate::request::{Limits, Parser, Status, Verdict};
 use fathom_core::{Broken, Cx, Op, Request, RequestId, Segments, Source};
 use std::any::Any;
@@ -63,6 +63,9 @@ pub struct BlkQueue {
     inflight: Option<InflightQueue>,
     /// In-flight heads of our predecessor, the next to be submitted last.
     resubmit: Vec<u16>,
+    /// What `pop` has taken and not yet parsed: heads with their first
+    /// descriptors. Of no meaning between its calls.
+    staged: Vec<(u16, Descriptor)>,
     log: Option<Arc<DirtyLog>>,
     setup: QueueSetup,
     device: Arc<BlkDevice>,
@@ -113,6 +116,7 @@ impl BlkQueue {
             ring,
             inflight,
             resubmit,
+            staged: Vec::with_capacity(usize::from(setup.size)),
             log,
             setup,
             device,
@@ -161,22 +165,18 @@ impl BlkQueue {
     ) -> Result<u32, RingError> {
         self.limits.size = self.device.size();
         self.limits.write_through = self.device.write_through(self.setup.features);
-        let mut heads = self.resubmit.len() + usize::from(self.ring.available()?);
-        let full = batch.len() + room;
-        let mut answered = 0;
+        let heads = self.resubmit.len() + usize::from(self.ring.available()?);
         self.ring.expect_answers();
-        while heads > 0 && batch.len() < full {
-            let Some(id) = cx.slab.take() else { break };
-            let head = match self.next_head() {
-                Ok(head) => head,
-                Err(error) => {
-                    cx.slab.put(id);
-                    return Err(error);
-                }
+        let staged = self.stage(heads.min(room));
+        let mut answered = 0;
+        for index in 0..self.staged.len() {
+            let Some(id) = cx.slab.take() else {
+                self.unstage(index);
+                break;
             };
-            heads -= 1;
+            let (head, first) = self.staged[index];
             let request = &mut cx.slab[id];
-            let verdict = self.parse(head, request);
+            let verdict = self.parse(first, request);
             if let Ok(Verdict::Submit(status)) = verdict {
                 prefetch_for_write(status.as_ptr());
                 request.queue = self.setup.index;
@@ -189,11 +189,36 @@ impl BlkQueue {
                 answered += 1;
             }
         }
-        Ok(answered)
+        staged.map(|()| answered)
+    }
+
+    /// Take `n` heads and the first descriptor of each. Where those point is
+    /// fetched meanwhile: the driver wrote it last, so it is far away.
+    #[inline(always)]
+    fn stage(&mut self, n: usize) -> Result<(), RingError> {
+        self.staged.clear();
+        for _ in 0..n {
+            let head = self.next_head()?;
+            let first = self.ring.first_descriptor(head);
+            if let Some(host) = self.cache.translate(&self.memory, first.addr(), 16) {
+                prefetch(host.as_ptr());
+            }
+            self.staged.push((head, first));
+        }
+        Ok(())
+    }
+
+    /// Leave what was staged from `index` on for the next `pop`. (The worker
+    /// has a slot for each request that it has room for, so this is not to
+    /// happen.)
+    #[cold]
+    fn unstage(&mut self, index: usize) {
+        let rest = self.staged.drain(index..).rev();
+        self.resubmit.extend(rest.map(|(head, _)| head));
     }
 
     #[inline(always)]
-    fn parse(&mut self, head: u16, request: &mut Request) -> Result<Verdict, Unusable> {
+    fn parse(&mut self, first: Descriptor, request: &mut Request) -> Result<Verdict, Unusable> {
         let chains = ChainContext {
             queue: &self.ring,
             memory: &self.memory,
@@ -202,7 +227,7 @@ impl BlkQueue {
             indirect: self.indirect,
         };
         let limits = &self.limits;
-        Parser { chains, limits }.parse(head, request)
+        Parser { chains, limits }.parse(first, request)
     }
 
     /// Answer what does not reach the disk.

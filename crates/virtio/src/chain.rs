@@ -26,7 +26,7 @@ pub(crate) struct Descriptor {
 
 impl Descriptor {
     #[inline(always)]
-    fn new([addr, rest]: [u64; 2]) -> Descriptor {
+    pub fn new([addr, rest]: [u64; 2]) -> Descriptor {
         Descriptor { addr, rest }
     }
 
@@ -91,17 +91,19 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// The chain that begins with descriptor `head` of the queue.
+    /// The chain that begins with `first`, a descriptor of the queue's table.
     #[inline(always)]
-    pub fn begin(cx: &mut ChainContext, head: u16) -> Result<(Chain, Descriptor), Unusable> {
+    pub fn begin(
+        cx: &mut ChainContext,
+        first: Descriptor,
+    ) -> Result<(Chain, Descriptor), Unusable> {
         let entries = u32::from(cx.queue.size());
-        let mut chain = Chain {
+        let chain = Chain {
             table: cx.queue.table(),
             entries,
-            left: entries,
+            left: entries - 1,
             is_indirect: false,
         };
-        let first = chain.read(u32::from(head))?;
         if first.is_indirect() {
             return chain.descend(cx, first);
         }

@@ -1,7 +1,8 @@
 //! A split virtqueue (2.7) as its device uses it: heads in, used elements
 //! out, and who wants to be told of what.
 
-use crate::memory::{GuestMemory, shared_u16};
+use crate::chain::Descriptor;
+use crate::memory::{GuestMemory, read_pair, shared_u16};
 use crate::queue::layout::*;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -187,6 +188,16 @@ impl SplitQueue {
         Ok(head)
     }
 
+    /// A private copy of the first descriptor of the chain at `head`, which
+    /// is one that `pop` gave.
+    #[inline(always)]
+    pub(crate) fn first_descriptor(&self, head: u16) -> Descriptor {
+        assert!(head < self.size);
+        // SAFETY: within the table, which is aligned, by the assertion.
+        let pair = unsafe { read_pair(self.desc.add(usize::from(head) * DESCRIPTOR_SIZE)) };
+        Descriptor::new(pair)
+    }
+
     /// The descriptor table, of `size` entries.
     #[inline(always)]
     pub(crate) fn table(&self) -> NonNull<u8> {
@@ -303,7 +314,7 @@ impl SplitQueue {
 
 /// Ask for a cache line that will be read. A hint: any address will do.
 #[inline(always)]
-fn prefetch(at: *const u8) {
+pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch does not access memory as far as the program can
     // tell, and never faults.

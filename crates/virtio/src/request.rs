@@ -97,17 +97,17 @@ struct Headed {
 }
 
 impl Parser<'_> {
-    /// Judge the chain from `head` on, and fill in the parts of `request`
+    /// Judge the chain that begins with `first`, and fill in the parts of `request`
     /// that it determines. All data ends up in the request's segments: in a
     /// well-formed request only one direction has any.
     ///
     /// A chain that is malformed (not `ok`) is followed to its end all the
     /// same, for its status byte; one that leads nowhere is Unusable.
     #[inline(never)]
-    pub fn parse(&mut self, head: u16, request: &mut Request) -> Result<Verdict, Unusable> {
+    pub fn parse(&mut self, first: Descriptor, request: &mut Request) -> Result<Verdict, Unusable> {
         let segments = &mut request.segments;
         segments.clear();
-        let (mut chain, headed) = self.header(head, segments)?;
+        let (mut chain, headed) = self.header(first, segments)?;
         let (mut ok, mut current) = (headed.ok, headed.next);
         let (mut readable, mut writable) = (headed.data, 0);
         let mut count = 0;
@@ -159,8 +159,12 @@ impl Parser<'_> {
 
     /// Read the header. Drivers give it a descriptor of its own.
     #[inline(always)]
-    fn header(&mut self, head: u16, segments: &mut Segments) -> Result<(Chain, Headed), Unusable> {
-        let (mut chain, first) = Chain::begin(&mut self.chains, head)?;
+    fn header(
+        &mut self,
+        first: Descriptor,
+        segments: &mut Segments,
+    ) -> Result<(Chain, Headed), Unusable> {
+        let (mut chain, first) = Chain::begin(&mut self.chains, first)?;
         if first.is_writable() || first.len() as usize != HEADER_LEN {
             return self.split_header(chain, first, segments);
         }

@@ -237,6 +237,28 @@ fn no_more_is_popped_than_there_is_room_for() {
 }
 
 #[test]
+fn what_finds_no_slot_is_popped_later_in_order() {
+    let mut f = Fixture::new(disk(), FEATURES);
+    f.header(T_IN, 0);
+    for head in [4, 2, 6] {
+        f.driver.put_indirect(head, TABLE, &[h(), d(), s()]);
+        f.driver.offer(head);
+    }
+    f.driver.publish();
+    // Nothing but one slot is left.
+    let slots: Vec<_> = std::iter::from_fn(|| f.cx.slab.take()).collect();
+    f.cx.slab.put(slots[0]);
+    for head in [4, 2, 6] {
+        assert!(f.queue.pending());
+        let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
+        let heads: Vec<u16> = popped.iter().map(|id| f.cx.slab[*id].tag).collect();
+        assert_eq!(heads, [head]);
+        finish(&mut f.queue, &mut f.cx, &popped, 0);
+    }
+    assert!(!f.queue.pending());
+}
+
+#[test]
 fn a_head_made_available_many_times_harms_nobody() {
     let mut f = Fixture::new(disk(), FEATURES);
     f.header(T_IN, 0);

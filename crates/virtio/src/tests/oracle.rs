@@ -85,7 +85,7 @@ fn our_buffers(
         copy: &mut TableCopy::default(),
         indirect: true,
     };
-    let (mut chain, first) = Chain::begin(&mut cx, head)?;
+    let (mut chain, first) = Chain::begin(&mut cx, queue.first_descriptor(head))?;
     let (mut current, mut buffers) = (Some(first), Vec::new());
     while let Some(descriptor) = current {
         buffers.push(Buffer {
