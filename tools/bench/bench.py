@@ -11,6 +11,7 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import platform
 import shutil
 import subprocess
@@ -43,19 +44,34 @@ def arguments() -> argparse.Namespace:
                         help="the program, default: %(default)s")
     parser.add_argument("--dir", type=Path, default=target,
                         help="where the file on disk is made, default: %(default)s")
-    parser.add_argument("--server-cpu", type=int)
-    parser.add_argument("--load-cpu", type=int)
+    parser.add_argument("--server-cpu", type=int,
+                        help="default: the one that takes the disks' interrupts")
+    parser.add_argument("--load-cpu", type=int, help="default: the first other one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     parser.add_argument("--check", action="store_true", help="fail when a bar is not reached")
     return parser.parse_args()
+
+
+def disk_interrupt_cpu(allowed: list[int]) -> int:
+    """The CPU that has taken most of the disks' interrupts: where an operator
+    would put a disk's server. Every server is measured there."""
+    with open("/proc/interrupts", encoding="utf-8") as table:
+        cpus = [int(name.removeprefix("CPU")) for name in table.readline().split()]
+        taken = dict.fromkeys(cpus, 0)
+        for line in table:
+            if re.search(r"-req\.|nvme\d+q|ahci|scsi|blkif", line):
+                for cpu, count in zip(cpus, line.split()[1:]):
+                    taken[cpu] += int(count)
+    return max(allowed, key=lambda cpu: (taken.get(cpu, 0), -cpu))
 
 
 def choose_cpus(args: argparse.Namespace) -> tuple[int, int]:
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < 2:
         sys.exit("error: two CPUs are needed, one for the server and one for the load")
-    server = allowed[0] if args.server_cpu is None else args.server_cpu
-    load = allowed[1] if args.load_cpu is None else args.load_cpu
+    server = disk_interrupt_cpu(allowed) if args.server_cpu is None else args.server_cpu
+    others = [cpu for cpu in allowed if cpu != server]
+    load = others[0] if args.load_cpu is None else args.load_cpu
     if server == load:
         sys.exit("error: --server-cpu and --load-cpu must differ")
     return server, load
