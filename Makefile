@@ -4,7 +4,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test bench lint
+.PHONY: setup build demo test fuzz bench lint
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -22,6 +22,14 @@ demo: build
 test: setup
 	$(CARGO) build --workspace --all-targets
 	$(CARGO) test --workspace --no-fail-fast
+	$(MAKE) fuzz FUZZ_SECONDS=10
+
+# Every fuzz target in turn; the corpus grows in fuzz/corpus.
+FUZZ_SECONDS ?= 60
+fuzz: setup
+	for target in $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))); do \
+		sh fuzz/run.sh $$target $(FUZZ_SECONDS) || exit 1; \
+	done
 	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --package fathom-storage -- --ignored; \
 	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
 
