@@ -22,6 +22,8 @@ demo: build
 test: setup
 	$(CARGO) build --workspace --all-targets
 	$(CARGO) test --workspace --no-fail-fast
+	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --package fathom-storage -- --ignored; \
+	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
 	$(MAKE) fuzz FUZZ_SECONDS=10
 
 # Every fuzz target in turn; the corpus grows in fuzz/corpus.
@@ -30,8 +32,6 @@ fuzz: setup
 	for target in $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))); do \
 		sh fuzz/run.sh $$target $(FUZZ_SECONDS) || exit 1; \
 	done
-	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --package fathom-storage -- --ignored; \
-	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
 
 # Fathom against qemu-storage-daemon and the host itself, on this machine.
 bench: build

@@ -278,7 +278,12 @@ fn the_load_survives_its_server() {
         assert!(report.reconnects >= 5, "{}", report.reconnects);
         let seen = &bed.server.seen;
         let sessions = seen.sessions.load(Ordering::Relaxed);
-        assert_eq!(sessions, report.reconnects + 1);
+        // A connection that the server dropped before it was accepted is a
+        // reconnect, but no session.
+        assert!(
+            (6..=report.reconnects + 1).contains(&sessions),
+            "{sessions}"
+        );
         assert_eq!(seen.inflight.load(Ordering::Relaxed), sessions);
     }
 }

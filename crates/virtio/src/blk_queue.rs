@@ -7,7 +7,7 @@ use crate::features::{RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
 use crate::inflight::{InflightError, InflightQueue};
 use crate::memory::{GuestMemory, RegionCache};
 use crate::queue::layout::{IDX, RING, USED_ELEMENT, used_len};
-use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch, prefetch_for_write};
+use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch};
 use crate::request::{Limits, Parser, Status, Verdict};
 use fathom_core::{Broken, Cx, Op, Request, RequestId, Segments, Source};
 use std::any::Any;
@@ -166,7 +166,6 @@ impl BlkQueue {
         self.limits.size = self.device.size();
         self.limits.write_through = self.device.write_through(self.setup.features);
         let heads = self.resubmit.len() + usize::from(self.ring.available()?);
-        self.ring.expect_answers();
         let staged = self.stage(heads.min(room));
         let mut answered = 0;
         for index in 0..self.staged.len() {
@@ -178,7 +177,6 @@ impl BlkQueue {
             let request = &mut cx.slab[id];
             let verdict = self.parse(first, request);
             if let Ok(Verdict::Submit(status)) = verdict {
-                prefetch_for_write(status.as_ptr());
                 request.queue = self.setup.index;
                 request.tag = head;
                 request.cookie = status.as_ptr() as u64;

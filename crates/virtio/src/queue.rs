@@ -204,18 +204,6 @@ impl SplitQueue {
         self.desc
     }
 
-    /// Bring near what answering the next requests will touch: lines that
-    /// the driver wrote or read last, so that their way here overlaps with
-    /// that of the requests.
-    #[inline(always)]
-    pub fn expect_answers(&self) {
-        let slot = usize::from(self.next_used & (self.size - 1));
-        let used_event = RING + AVAIL_ELEMENT * usize::from(self.size);
-        prefetch_for_write(self.used.as_ptr().wrapping_add(IDX));
-        prefetch_for_write(self.used.as_ptr().wrapping_add(RING + USED_ELEMENT * slot));
-        prefetch(self.avail.as_ptr().wrapping_add(used_event));
-    }
-
     /// Give `head` back with `len` bytes written; unseen until `publish`.
     #[inline]
     pub fn push_used(&mut self, head: u16, len: u32) {
@@ -321,19 +309,6 @@ pub(crate) fn prefetch(at: *const u8) {
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// Ask for a cache line that will be written. A hint: any address will do.
-#[inline(always)]
-pub(crate) fn prefetch_for_write(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: as for `prefetch`.
-    unsafe {
-        use core::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_ET0>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
