@@ -4,6 +4,7 @@ mod support;
 
 use fathom_core::{Polling, Stage, WorkerHandle, WorkerOptions};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::{ManualDisk, ManualEngine, Peer, TestSource};
 
@@ -93,13 +94,31 @@ fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
 fn what_a_source_brings_is_served_even_if_it_is_detached_at_once() {
     let disk = ManualDisk::completing_at_once();
     let worker = worker(&disk, Polling::Off);
-    for _ in 0..200 {
-        let peer = Peer::new();
-        peer.offer(3);
-        let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
-        worker.detach(id);
-        assert_eq!((peer.popped(), peer.answered()), (3, 3));
-    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Other commands keep the mailbox from ever being empty, so that the
+        // detach arrives while the worker is still reading it.
+        scope.spawn(|| {
+            for _ in 0..200_000 {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                worker.trace(None);
+            }
+        });
+        for _ in 0..20 {
+            let peer = Peer::new();
+            peer.offer(3);
+            let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
+            worker.detach(id);
+            let served = (peer.popped(), peer.answered());
+            if served != (3, 3) {
+                stop.store(true, Ordering::Relaxed);
+            }
+            assert_eq!(served, (3, 3));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]
