@@ -30,8 +30,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("fathom-bench", &[]),
-    ("fathom-lab", &[]),
-    ("fathom-report", &[]),
+    ("fathom-run", &[]),
+    ("fathom-lab", &["fathom-run", "fathom-trace"]),
+    ("fathom-report", &["fathom-run", "fathom-trace"]),
     (
         "fathom-cli",
         &[
@@ -39,6 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-bench",
             "fathom-lab",
             "fathom-report",
+            "fathom-run",
             "fathom-core",
             "fathom-trace",
         ],

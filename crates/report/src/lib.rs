@@ -1,0 +1,6 @@
+//! Reports: pure functions of a run directory.
+//!
+//! [`analysis`] has the shape of everything that can be said about a run; the renderers know
+//! nothing but that.
+
+pub mod analysis;

@@ -1,0 +1,31 @@
+//! Why a run directory cannot be written or read.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A failure, in one line that names the file.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{}: {problem}", path.display())]
+    Unusable { path: PathBuf, problem: String },
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Error {
+        move |source| Error::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    pub(crate) fn unusable(path: &Path, problem: impl Into<String>) -> Error {
+        Error::Unusable {
+            path: path.to_owned(),
+            problem: problem.into(),
+        }
+    }
+}

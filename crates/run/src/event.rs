@@ -1,0 +1,186 @@
+//! One thing that happened, whoever saw it.
+
+/// Arguments that an event can have.
+pub const MAX_ARGS: usize = 9;
+
+/// One event. What `args` mean is written at each [`Kind`]; the rest are zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Ticks of the file's clock.
+    pub time: u64,
+    pub kind: Kind,
+    /// The CPU it happened on; 0 where the source does not tell.
+    pub cpu: u16,
+    /// The thread that was running; 0 where the source does not tell.
+    pub tid: u32,
+    pub args: [u64; MAX_ARGS],
+}
+
+impl Event {
+    /// An event with its first arguments.
+    ///
+    /// # Panics
+    /// With more than [`MAX_ARGS`] arguments.
+    pub fn new(time: u64, kind: Kind, cpu: u16, tid: u32, args: &[u64]) -> Event {
+        let mut all = [0; MAX_ARGS];
+        all[..args.len()].copy_from_slice(args);
+        Event {
+            time,
+            kind,
+            cpu,
+            tid,
+            args: all,
+        }
+    }
+}
+
+/// Bits of the `flags` argument of block events and of [`Kind::FathomRequest`].
+pub mod flags {
+    pub const WRITE: u64 = 1 << 0;
+    pub const FLUSH: u64 = 1 << 1;
+    pub const DISCARD: u64 = 1 << 2;
+    pub const SYNC: u64 = 1 << 3;
+    pub const METADATA: u64 = 1 << 4;
+    pub const READAHEAD: u64 = 1 << 5;
+    pub const FUA: u64 = 1 << 6;
+    /// Of a Fathom request: found by polling, not by a kick.
+    pub const POLLED: u64 = 1 << 16;
+}
+
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])* $name:ident = $text:literal ($($arg:literal),*);)+) => {
+        /// What happened. The name in a file is the source's own name for it where there is one.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u16)]
+        pub enum Kind { $($(#[doc = $doc])* $name,)+ }
+
+        impl Kind {
+            pub const ALL: &'static [Kind] = &[$(Kind::$name,)+];
+
+            /// The name in files and reports.
+            pub fn name(self) -> &'static str {
+                match self { $(Kind::$name => $text,)+ }
+            }
+
+            /// The names of the arguments, in order.
+            pub fn args(self) -> &'static [&'static str] {
+                match self { $(Kind::$name => &[$($arg,)*],)+ }
+            }
+
+            /// The kind of this name.
+            pub fn from_name(name: &str) -> Option<Kind> {
+                match name { $($text => Some(Kind::$name),)+ _ => None }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Events of this source were dropped before this one: `count`, 0 when it is not known how many.
+    Lost = "lost" ("count");
+
+    /// One operation of the benchmark (guest or host), at its start. `end` is in the same clock,
+    /// `offset` and `length` in bytes, `result` as the system call returned it (negative: errno).
+    BenchOperation = "bench_operation" ("end", "offset", "length", "result", "flags");
+
+    /// A bio enters the block layer. `dev` is the kernel's dev_t (major << 20 | minor), `sector` and
+    /// `sectors` are units of 512 bytes.
+    BlockBioQueue = "block_bio_queue" ("dev", "sector", "sectors", "flags");
+    /// A request goes to the driver.
+    BlockRqIssue = "block_rq_issue" ("dev", "sector", "sectors", "flags");
+    /// A request is done; `error` is an errno or 0.
+    BlockRqComplete = "block_rq_complete" ("dev", "sector", "sectors", "flags", "error");
+    /// A bio or request became two at `sector`.
+    BlockSplit = "block_split" ("dev", "sector", "new_sector");
+    /// A bio was merged into a request that waits.
+    BlockMerge = "block_bio_merge" ("dev", "sector", "sectors", "flags");
+    /// The driver takes a request (or, with `virtio_queue_rqs`, a list of them). `hctx` is the
+    /// kernel's address of the hardware queue, `count` 0 where the probe does not tell.
+    VirtioQueueRq = "virtio_queue_rq" ("hctx", "count");
+    /// The driver asks whether to kick; `vq` is the kernel's address of the virtqueue.
+    VirtqueueNotify = "virtqueue_notify" ("vq");
+    /// The driver kicks.
+    VpNotify = "vp_notify" ("vq");
+    /// The queue's interrupt; `vq` is 0 where the probe does not tell.
+    VringInterrupt = "vring_interrupt" ("irq", "vq");
+    /// The driver's handler of finished requests.
+    VirtblkDone = "virtblk_done" ("vq");
+    /// Any interrupt handler.
+    IrqHandlerEntry = "irq_handler_entry" ("irq");
+
+    /// The vCPU left the guest; `reason` as the CPU says it, `isa` 1 for VMX and 2 for SVM.
+    KvmExit = "kvm_exit" ("reason", "isa", "rip", "vcpu");
+    /// The vCPU is about to enter the guest.
+    KvmEntry = "kvm_entry" ("vcpu", "rip");
+    /// `type` 0 unsatisfied read, 1 read, 2 write.
+    KvmMmio = "kvm_mmio" ("type", "len", "gpa", "value");
+    KvmFastMmio = "kvm_fast_mmio" ("gpa");
+    /// `rw` 0 in, 1 out.
+    KvmPio = "kvm_pio" ("rw", "port", "size", "count", "value");
+    /// The exit goes to user space: no ioeventfd took it.
+    KvmUserspaceExit = "kvm_userspace_exit" ("reason", "errno");
+    KvmMsiSetIrq = "kvm_msi_set_irq" ("address", "data");
+    KvmApicAcceptIrq = "kvm_apic_accept_irq" ("apicid", "delivery_mode", "trigger", "vector");
+    KvmSetIrq = "kvm_set_irq" ("gsi", "level", "source");
+    KvmVcpuWakeup = "kvm_vcpu_wakeup" ("ns", "waited", "valid");
+    /// The offset of a vCPU's TSC was changed.
+    KvmWriteTscOffset = "kvm_write_tsc_offset" ("vcpu", "previous", "next");
+    /// `id` is the eventfd-id of /proc/PID/fdinfo.
+    EventfdSignal = "eventfd_signal" ("id");
+
+    SchedSwitch = "sched_switch" ("prev_tid", "prev_state", "next_tid");
+    SchedWakeup = "sched_wakeup" ("tid", "target_cpu");
+    /// `nr` is the number of the system call on x86-64, then its first arguments.
+    SysEnter = "sys_enter" ("nr", "arg0", "arg1", "arg2", "arg3");
+    /// `result` as a two's complement i64.
+    SysExit = "sys_exit" ("nr", "result");
+
+    /// One request of `fathom serve`, at the instant its kick was seen. The six times that follow
+    /// are when each next stage was entered and the last was left; `offset` and `length` in bytes;
+    /// `rest` is queue (bits 0 to 15), flags (16 to 47), errno (48 to 63). The thread is the
+    /// worker's where it is known.
+    FathomRequest = "fathom_request"
+        ("queue_at", "map_at", "device_at", "finish_at", "notify_at", "end", "offset", "length",
+         "rest");
+
+    /// An event of QEMU's own: `name` is an index into the file's strings; the arguments are those
+    /// of QEMU's trace-events file, strings left out.
+    Qemu = "qemu" ("name", "arg0", "arg1", "arg2", "arg3", "arg4", "arg5");
+
+    /// An injected delay ended; `place` is an index into the file's strings.
+    Injected = "injected" ("place", "ticks", "number");
+}
+
+impl Event {
+    /// The pieces of a [`Kind::FathomRequest`]'s last argument: queue, flags, errno.
+    pub fn fathom_rest(&self) -> (u16, u64, u16) {
+        let rest = self.args[8];
+        (rest as u16, rest >> 16 & 0xffff_ffff, (rest >> 48) as u16)
+    }
+
+    /// Packs what [`fathom_rest`](Self::fathom_rest) unpacks; `flags` must fit into 32 bits.
+    pub fn pack_fathom_rest(queue: u16, flags: u64, errno: u16) -> u64 {
+        u64::from(queue) | (flags & 0xffff_ffff) << 16 | u64::from(errno) << 48
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_is_found_by_its_name_and_fits() {
+        for &kind in Kind::ALL {
+            assert_eq!(Kind::from_name(kind.name()), Some(kind));
+            assert!(kind.args().len() <= MAX_ARGS, "{}", kind.name());
+        }
+    }
+
+    #[test]
+    fn the_rest_of_a_fathom_request_is_packed_whole() {
+        let rest = Event::pack_fathom_rest(513, flags::POLLED | flags::WRITE, 28);
+        let mut event = Event::new(0, Kind::FathomRequest, 0, 0, &[]);
+        event.args[8] = rest;
+        assert_eq!(event.fathom_rest(), (513, flags::POLLED | flags::WRITE, 28));
+    }
+}

@@ -1,0 +1,28 @@
+//! The run directory: what an experiment leaves behind, and all that a report reads.
+//!
+//! ```text
+//! RUN/
+//!   run.json             what was run, on what, and what each round holds: [`Run`]
+//!   ROUND/               one folder a round, named as in run.json
+//!     NAME.events        events by time, one clock a file: [`Stream`]
+//!     NAME.log           text kept for people: consoles, QEMU's log
+//! ```
+//!
+//! A report is a pure function of this directory. Times in event files are raw ticks of the clock
+//! that `run.json` names for the file; converting them is the reader's work ([`Clocks`]), so that
+//! a better conversion can be applied to an old run.
+
+mod clocks;
+mod error;
+mod event;
+mod run;
+mod stream;
+
+pub use clocks::{Clock, Clocks, GuestOffset, Pair};
+pub use error::{Error, Result};
+pub use event::{Event, Kind, MAX_ARGS, flags};
+pub use run::{
+    Benchmark, BlockDevice, Disk, Environment, Extent, Machine, Role, Round, Run, RunKind,
+    Scenario, StreamInfo, Thread, VERSION,
+};
+pub use stream::{Stream, StreamHeader, StreamWriter};
