@@ -4,3 +4,4 @@
 //! nothing but that.
 
 pub mod analysis;
+pub mod distribution;
