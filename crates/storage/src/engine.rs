@@ -11,7 +11,7 @@ mod uring;
 
 pub use native::Native;
 pub use threads::Threads;
-pub use uring::{Coalescing, IoUring};
+pub use uring::IoUring;
 
 use fathom_core::Engine;
 use std::fmt;

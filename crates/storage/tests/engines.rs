@@ -1,7 +1,7 @@
 //! What every engine promises to a worker.
 
 use fathom_core::{Completion, Engine, FileId, Io, IoKind, RequestId, Token, Wait};
-use fathom_storage::engine::{Coalescing, DEVICE_DISCARD};
+use fathom_storage::engine::DEVICE_DISCARD;
 use fathom_storage::{EngineKind, engine};
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
@@ -341,27 +341,6 @@ fn a_larger_ring_keeps_files_and_watches() {
         signal(&event);
         assert_eq!(reap(engine, 1)[0].token, Token::MAILBOX);
     });
-}
-
-#[test]
-fn coalescing_loses_nothing() {
-    let coalescing = Coalescing {
-        min_complete: 8,
-        max_delay: Duration::from_micros(50),
-    };
-    let mut engine =
-        fathom_storage::engine::IoUring::with_coalescing(Some(coalescing)).expect("a ring");
-    let file = file(1 << 20);
-    let id = engine.add_file(file.as_fd()).expect("added");
-    let mut bytes = vec![0; 512];
-    let one = [iov(&mut bytes)];
-    for round in 1..20 {
-        for n in 0..round {
-            // SAFETY: all are waited for.
-            unsafe { engine.push(io(IoKind::Sync, id, 0, &one), token(n)) };
-        }
-        reap(&mut engine, round as usize);
-    }
 }
 
 #[test]

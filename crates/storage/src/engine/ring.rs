@@ -125,32 +125,19 @@ impl Ring {
     }
 
     /// Submit what is queued and, when `min_complete` is not 0, wait for so
-    /// many completions, for `timeout` at most. With `gather`, one is enough
-    /// after that time (where the kernel knows how: 6.12).
+    /// many completions, for `timeout` at most.
     #[inline]
-    pub(crate) fn enter(
-        &mut self,
-        min_complete: u32,
-        timeout: Option<Duration>,
-        gather: Option<Duration>,
-    ) -> io::Result<()> {
+    pub(crate) fn enter(&mut self, min_complete: u32, timeout: Option<Duration>) -> io::Result<()> {
         let queued = self.queued() as u32;
-        if timeout.is_none() && gather.is_none() {
+        let Some(timeout) = timeout else {
             return self.enter_with(queued, min_complete, None);
-        }
-        let ts = timeout.map(Timespec::from);
-        let can_gather = self.ring.params().is_feature_min_timeout();
-        let gather = gather.filter(|_| can_gather);
+        };
+        let ts = Timespec::from(timeout);
         let arg = GeteventsArg {
             sigmask: 0,
             sigmask_sz: 0,
-            min_wait_usec: gather.map_or(0, |wait| wait.as_micros().min(1_000_000) as u32),
-            ts: ts.as_ref().map_or(0, |ts| ts as *const Timespec as u64),
-        };
-        let min_complete = if gather.is_some() {
-            min_complete
-        } else {
-            min_complete.min(1)
+            min_wait_usec: 0,
+            ts: &ts as *const Timespec as u64,
         };
         self.enter_with(queued, min_complete, Some(&arg))
     }

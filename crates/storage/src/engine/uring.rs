@@ -12,15 +12,6 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
-/// Let the kernel gather completions before it wakes the worker: it wakes
-/// when `min_complete` are there, or when `max_delay` has passed and there is
-/// at least one. Kernels before 6.12 wake at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Coalescing {
-    pub min_complete: u32,
-    pub max_delay: Duration,
-}
-
 /// An eventfd that is watched by a multishot poll.
 #[derive(Clone, Copy)]
 struct Watch {
@@ -53,20 +44,15 @@ pub struct IoUring {
     in_flight: usize,
     /// For what the ring cannot do: device discards.
     helpers: Option<Pool>,
-    coalescing: Option<Coalescing>,
 }
 
 impl IoUring {
     /// EPERM or ENOSYS: io_uring is not permitted here.
     pub fn new() -> io::Result<IoUring> {
-        IoUring::with_coalescing(None)
+        Ok(IoUring::on(Ring::new(0)?))
     }
 
-    pub fn with_coalescing(coalescing: Option<Coalescing>) -> io::Result<IoUring> {
-        Ok(IoUring::on(Ring::new(0)?, coalescing))
-    }
-
-    fn on(ring: Ring, coalescing: Option<Coalescing>) -> IoUring {
+    fn on(ring: Ring) -> IoUring {
         let files = Files::new();
         let fixed_files = ring.register_files(files.all());
         IoUring {
@@ -79,7 +65,6 @@ impl IoUring {
             backlog: VecDeque::new(),
             in_flight: 0,
             helpers: None,
-            coalescing,
         }
     }
 
@@ -132,22 +117,26 @@ impl IoUring {
     }
 
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
-        let (min_complete, delay) = match (wait, self.coalescing) {
-            (Wait::No, _) => (0, None),
-            (Wait::Forever, Some(c)) if self.in_flight > 1 => {
-                let all = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
-                (c.min_complete.clamp(1, all), Some(c.max_delay))
-            }
-            _ => (1, None),
+        let (min_complete, timeout) = match wait {
+            Wait::No => self.harvest(),
+            Wait::Forever => (1, None),
+            Wait::For(timeout) => (1, Some(timeout)),
         };
-        let timeout = match wait {
-            Wait::For(timeout) => Some(timeout),
-            _ => None,
-        };
-        match self.ring.enter(min_complete, timeout, delay) {
+        match self.ring.enter(min_complete, timeout) {
             Err(error) if is_transient(&error) => Ok(()),
             result => result,
         }
+    }
+
+    /// How to enter without waiting. The kernel runs at most
+    /// [`DEFERRED_RUN`] deferred completions in one call, unless more are
+    /// waited for; with a time limit of nothing that costs no waiting.
+    fn harvest(&mut self) -> (u32, Option<Duration>) {
+        if self.in_flight <= DEFERRED_RUN || self.ring.queued() > 0 || !self.ring.needs_enter() {
+            return (0, None);
+        }
+        let all = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
+        (all.min(self.ring.cq_entries()), Some(Duration::ZERO))
     }
 
     fn reap(&mut self, out: &mut Vec<Completion>) {
@@ -358,6 +347,9 @@ impl Drop for IoUring {
     }
 }
 
+/// The kernel's IO_LOCAL_TW_DEFAULT_MAX.
+const DEFERRED_RUN: usize = 20;
+
 /// Room in the completion queue for watches.
 const WATCH_ROOM: u32 = 256;
 
@@ -428,7 +420,7 @@ mod tests {
     fn engines() -> Vec<IoUring> {
         let mut engines: Vec<_> = [Setup::Deferred, Setup::Cooperative, Setup::Plain]
             .into_iter()
-            .map(|setup| IoUring::on(Ring::with(setup, 0).expect("a ring"), None))
+            .map(|setup| IoUring::on(Ring::with(setup, 0).expect("a ring")))
             .collect();
         let mut without_table = IoUring::new().expect("a ring");
         without_table.fixed_files = false;
