@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 FATHOM = "fathom"
 FATHOM_NO_POLL = "fathom --poll off"
+FATHOM_REGISTERED = "fathom --register-memory"
 QSD = "qemu-storage-daemon"
 HOST = "host"
 
@@ -31,6 +32,8 @@ class Case:
             subjects.append(HOST)
         if any(bar.case == self.name and bar.subject == FATHOM_NO_POLL for bar in BARS):
             subjects.append(FATHOM_NO_POLL)
+        if self.storage == "disk" and self.depth == 32:
+            subjects.append(FATHOM_REGISTERED)
         return subjects
 
 

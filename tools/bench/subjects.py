@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cases import FATHOM, FATHOM_NO_POLL, HOST, QSD, Case
+from cases import FATHOM, HOST, QSD, Case
 from noise import Noise
 
 NULL_SIZE = 1 << 40
@@ -84,11 +84,10 @@ class Bench:
 
     def _fathom(self, case: Case, socket: Path, subject: str) -> list[str]:
         disk = f"null:{NULL_SIZE}" if case.storage == "null" else str(self.path(case.storage))
-        poll = ["--poll", "off"] if subject == FATHOM_NO_POLL else []
-        assert subject in (FATHOM, FATHOM_NO_POLL)
+        options = subject.removeprefix(FATHOM).split()
         control = ["--control", str(self.run_dir / "control.sock")]
         return pinned(self.server_cpu, str(self.fathom), "serve", disk,
-                      "--vhost-user", str(socket), *control, *poll)
+                      "--vhost-user", str(socket), *control, *options)
 
     def _qsd(self, case: Case, socket: Path) -> list[str]:
         if case.storage == "null":

@@ -37,6 +37,12 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ENGINE", default_value = "io_uring")]
     aio: EngineKind,
 
+    /// Register guest memory with io_uring: cheaper requests, but all of the
+    /// guest's memory is pinned and counts as locked, ballooning gives
+    /// nothing back, and post-copy migration cannot be used
+    #[arg(long)]
+    register_memory: bool,
+
     /// Host page cache: none (O_DIRECT), writeback, or writethrough (every
     /// write is durable when it completes)
     #[arg(long, value_name = "MODE", default_value = "none")]
@@ -117,6 +123,7 @@ impl ServeArgs {
             format: self.format,
             read_only: self.readonly,
             engine: self.aio,
+            register_memory: self.register_memory,
             cache: self.cache,
             force_share: self.force_share,
             discard: !self.no_discard,

@@ -36,6 +36,15 @@ pub struct Io {
     pub iov_len: u32,
 }
 
+/// Memory that a source's requests point to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Where it is mapped.
+    pub addr: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
 /// The outcome of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
@@ -66,6 +75,24 @@ pub trait Engine {
     fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId>;
 
     fn remove_file(&mut self, file: FileId);
+
+    /// From now on, register memory that is added with the kernel, at the
+    /// price that the engine documents. False: this engine cannot.
+    fn pin_memory(&mut self) -> bool {
+        false
+    }
+
+    /// A source is about to attach whose requests point into this memory. An
+    /// engine may make such memory cheaper to use; it need not. Memory can be
+    /// added several times, by several sources.
+    ///
+    /// # Safety
+    /// Until the same memory is removed as often as it was added, it stays
+    /// mapped and nothing else is mapped there.
+    unsafe fn add_memory(&mut self, _memory: &[Buffer]) {}
+
+    /// The source is gone, and nothing of it is in flight.
+    fn remove_memory(&mut self, _memory: &[Buffer]) {}
 
     /// Queue one operation. It cannot fail: what goes wrong is the result of
     /// its completion. Nothing need reach the kernel before `submit`.

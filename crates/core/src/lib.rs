@@ -15,7 +15,7 @@ pub mod token;
 pub mod worker;
 
 pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
-pub use engine::{Completion, Engine, FileId, Io, IoKind, Wait};
+pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, Wait};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
 pub use handle::{Counters, Detaching, WorkerHandle, WorkerOptions};
 pub use polling::Polling;

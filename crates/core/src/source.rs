@@ -1,5 +1,6 @@
 //! Where requests come from: a virtqueue, a network connection.
 
+use crate::engine::Buffer;
 use crate::request::{Request, RequestId};
 use crate::worker::Cx;
 use std::any::Any;
@@ -26,6 +27,12 @@ pub trait Source: Send {
 
     /// The eventfd by which the peer announces work.
     fn kick_fd(&self) -> RawFd;
+
+    /// What the segments of its requests point into. It stays mapped, and
+    /// the same, while the source is attached.
+    fn memory(&self) -> Vec<Buffer> {
+        Vec::new()
+    }
 
     /// Whether the peer has work that was not popped; no system call.
     fn pending(&mut self) -> bool;

@@ -429,6 +429,9 @@ impl Worker {
         };
         let token = Token::kick(id.slot, id.generation);
         self.cx.engine.watch(source.kick_fd(), token)?;
+        // SAFETY: the memory of an attached source stays (`Source::memory`),
+        // and `release` removes it before it gives the source back.
+        unsafe { self.cx.engine.add_memory(&source.memory()) };
         self.slots[index] = Some(Slot {
             source,
             generation: self.generation,
@@ -454,6 +457,7 @@ impl Worker {
             };
             let token = Token::kick(index as u16, slot.generation);
             self.cx.engine.unwatch(slot.source.kick_fd(), token);
+            self.cx.engine.remove_memory(&slot.source.memory());
             self.leaving -= 1;
             if let Some(reply) = slot.leaving {
                 let _ = reply.send(slot.source);

@@ -85,7 +85,7 @@ fn start_worker(
     name: &Arc<OnceLock<&'static str>>,
     options: &ServeOptions,
 ) -> Result<WorkerHandle, DiskError> {
-    let engine = options.engine;
+    let (engine, register_memory) = (options.engine, options.register_memory);
     let worker = WorkerOptions {
         name: format!("worker {index}"),
         polling: options.polling,
@@ -93,7 +93,11 @@ fn start_worker(
     };
     let name = name.clone();
     let start = move || {
-        let engine = fathom_storage::engine(engine)?;
+        let mut engine = fathom_storage::engine(engine)?;
+        if register_memory && !engine.pin_memory() {
+            let name = engine.name();
+            tracing::warn!("--register-memory has no effect: {name} cannot register memory");
+        }
         // Every worker has the same one.
         let _ = name.set(engine.name());
         Ok(engine)

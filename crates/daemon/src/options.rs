@@ -18,6 +18,8 @@ pub struct ServeOptions {
     pub format: Option<Format>,
     pub read_only: bool,
     pub engine: EngineKind,
+    /// Pin guest memory, so that io_uring need not map it for each request.
+    pub register_memory: bool,
     pub cache: Cache,
     /// Read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
@@ -47,6 +49,7 @@ impl ServeOptions {
             format: None,
             read_only: false,
             engine: EngineKind::default(),
+            register_memory: false,
             cache: Cache::default(),
             force_share: false,
             discard: true,

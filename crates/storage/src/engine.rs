@@ -4,6 +4,8 @@ mod aio;
 mod epoll;
 mod files;
 mod native;
+mod operation;
+mod pinned;
 mod pool;
 mod ring;
 mod threads;

@@ -1,6 +1,6 @@
 //! What every engine promises to a worker.
 
-use fathom_core::{Completion, Engine, FileId, Io, IoKind, RequestId, Token, Wait};
+use fathom_core::{Buffer, Completion, Engine, FileId, Io, IoKind, RequestId, Token, Wait};
 use fathom_storage::engine::DEVICE_DISCARD;
 use fathom_storage::{EngineKind, engine};
 use libc::iovec;
@@ -341,6 +341,110 @@ fn a_larger_ring_keeps_files_and_watches() {
         signal(&event);
         assert_eq!(reap(engine, 1)[0].token, Token::MAILBOX);
     });
+}
+
+/// KiB that this process has pinned.
+fn pinned() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("a status");
+    let line = status.lines().find(|line| line.starts_with("VmPin:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1));
+    kib.and_then(|kib| kib.parse().ok()).expect("VmPin")
+}
+
+/// The kernel pins what was asked for while somebody uses it, and I/O to and
+/// from such memory, in one segment or many or partly outside, moves the
+/// right bytes. (No other test of this program pins memory.)
+#[test]
+fn registered_memory_is_pinned_and_serves_io() {
+    const LEN: usize = 1 << 20;
+    let mut engine = engine(EngineKind::IoUring).expect("an engine");
+    assert!(engine.pin_memory(), "this kernel registers buffers");
+    let file = file(LEN as u64);
+    let id = engine.add_file(file.as_fd()).expect("added");
+    let mut memory = vec![0u8; LEN];
+    let mut outside = vec![0u8; 4096];
+    let addr = memory.as_ptr() as usize;
+    let buffers = [
+        Buffer { addr, len: LEN / 2 },
+        Buffer {
+            addr: addr + LEN / 2,
+            len: LEN / 2,
+        },
+    ];
+    let before = pinned();
+    // SAFETY: removed below, before the memory goes.
+    unsafe { engine.add_memory(&buffers) };
+    // SAFETY: likewise.
+    unsafe { engine.add_memory(&buffers) };
+    assert!(
+        pinned() >= before + (LEN >> 10) as u64,
+        "nothing was pinned"
+    );
+    engine
+        .reserve(20_000)
+        .expect("a larger ring, which must know the memory, too");
+    assert!(
+        pinned() >= before + (LEN >> 10) as u64,
+        "forgotten by the larger ring"
+    );
+
+    let fill = |bytes: &mut [u8], salt: usize| {
+        (0..)
+            .zip(bytes)
+            .for_each(|(i, byte): (usize, _)| *byte = (i * 7 + i / 256 + salt) as u8);
+    };
+    for (round, still_added) in [true, true, false].into_iter().enumerate() {
+        fill(&mut memory, round);
+        fill(&mut outside, round + 100);
+        let (left, right) = memory.split_at_mut(LEN / 2);
+        let cases = [
+            vec![iov(&mut left[4096..8192])],
+            vec![iov(&mut left[..512]), iov(&mut left[8192..12288])],
+            vec![iov(&mut left[LEN / 2 - 512..]), iov(&mut right[..512])],
+            vec![iov(&mut right[..512]), iov(&mut outside)],
+        ];
+        for segments in &cases {
+            let len: usize = segments.iter().map(|v| v.iov_len).sum();
+            // SAFETY: the segments outlive the operation.
+            let written = unsafe {
+                run(
+                    &mut *engine,
+                    io(IoKind::Write { dsync: false }, id, 512, segments),
+                )
+            };
+            assert_eq!(written, len as i32);
+            let mut expected = Vec::new();
+            for v in segments {
+                // SAFETY: a segment of the vectors above, which nobody writes to now.
+                expected.extend_from_slice(unsafe {
+                    std::slice::from_raw_parts(v.iov_base.cast::<u8>(), v.iov_len)
+                });
+                // SAFETY: likewise; read back below.
+                unsafe { std::ptr::write_bytes(v.iov_base.cast::<u8>(), 0xee, v.iov_len) };
+            }
+            let mut on_disk = vec![0; len];
+            file.read_exact_at(&mut on_disk, 512).expect("read");
+            assert!(on_disk == expected, "what was written");
+            // SAFETY: the segments outlive the operation.
+            let read = unsafe { run(&mut *engine, io(IoKind::Read, id, 512, segments)) };
+            assert_eq!(read, len as i32);
+            // SAFETY: as above.
+            let parts = segments
+                .iter()
+                .map(|v| unsafe { std::slice::from_raw_parts(v.iov_base.cast::<u8>(), v.iov_len) });
+            assert!(parts.flatten().eq(&expected), "what was read");
+        }
+        if still_added {
+            assert!(pinned() > before, "unpinned too early");
+            engine.remove_memory(&buffers);
+        }
+    }
+    // The smaller ring's share goes when the kernel has torn it down.
+    let patience = Instant::now() + Duration::from_secs(20);
+    while pinned() > before {
+        assert!(Instant::now() < patience, "still pinned");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

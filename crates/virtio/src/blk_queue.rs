@@ -5,11 +5,11 @@ use crate::chain::{ChainContext, Descriptor, TableCopy, Unusable};
 use crate::dirty_log::DirtyLog;
 use crate::features::{RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
 use crate::inflight::{InflightError, InflightQueue};
-use crate::memory::{GuestMemory, RegionCache};
+use crate::memory::{GuestMemory, GuestRegion, RegionCache};
 use crate::queue::layout::{IDX, RING, USED_ELEMENT, used_len};
 use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch};
 use crate::request::{Limits, Parser, Status, Verdict};
-use fathom_core::{Broken, Cx, Op, Request, RequestId, Segments, Source};
+use fathom_core::{Broken, Buffer, Cx, Op, Request, RequestId, Segments, Source};
 use std::any::Any;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -335,6 +335,14 @@ impl Source for BlkQueue {
 
     fn kick_fd(&self) -> RawFd {
         self.setup.kick.as_raw_fd()
+    }
+
+    fn memory(&self) -> Vec<Buffer> {
+        self.memory
+            .regions()
+            .iter()
+            .map(GuestRegion::buffer)
+            .collect()
     }
 
     #[inline]

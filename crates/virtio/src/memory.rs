@@ -1,5 +1,6 @@
 //! Guest memory as the front-end has shared it, and how we touch it.
 
+use fathom_core::Buffer;
 use libc::iovec;
 use std::any::Any;
 use std::ptr::NonNull;
@@ -20,6 +21,16 @@ pub struct GuestRegion {
     pub host: NonNull<u8>,
     /// Keeps the mapping alive.
     pub owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl GuestRegion {
+    /// Where it is mapped here.
+    pub fn buffer(&self) -> Buffer {
+        Buffer {
+            addr: self.host.as_ptr() as usize,
+            len: self.len as usize,
+        }
+    }
 }
 
 // SAFETY: `host` is an address of a mapping that `owner` (Send and Sync)

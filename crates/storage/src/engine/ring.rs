@@ -1,7 +1,8 @@
 //! An io_uring as the kernel gives it: set up, entered, reaped.
 
+use fathom_core::Buffer;
 use io_uring::types::Timespec;
-use io_uring::{EnterFlags, cqueue, squeue};
+use io_uring::{EnterFlags, cqueue, opcode, squeue};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
@@ -93,6 +94,33 @@ impl Ring {
     pub(crate) fn update_file(&self, index: u32, fd: RawFd) -> io::Result<()> {
         let submitter = self.ring.submitter();
         submitter.register_files_update(index, &[fd]).map(drop)
+    }
+
+    /// Make an empty table of registered buffers.
+    pub(crate) fn make_buffer_table(&self, slots: u32) -> io::Result<()> {
+        self.ring.submitter().register_buffers_sparse(slots)
+    }
+
+    /// Put a buffer into the table, in place of what is there. What uses the
+    /// old one finishes undisturbed.
+    ///
+    /// # Safety
+    /// The buffer stays mapped until its place is given to another.
+    pub(crate) unsafe fn set_buffer(&self, slot: u32, buffer: Buffer) -> io::Result<()> {
+        let iov = libc::iovec {
+            iov_base: buffer.addr as *mut libc::c_void,
+            iov_len: buffer.len,
+        };
+        let submitter = self.ring.submitter();
+        // SAFETY: as required of the caller.
+        unsafe { submitter.register_buffers_update(slot, &[iov], None) }.map(drop)
+    }
+
+    /// Whether several segments may lie in a registered buffer.
+    pub(crate) fn knows_registered_vectors(&self) -> bool {
+        let mut probe = io_uring::Probe::new();
+        let probed = self.ring.submitter().register_probe(&mut probe);
+        probed.is_ok() && probe.is_supported(opcode::ReadvFixed::CODE)
     }
 
     /// Queue an entry; false when the queue is full.

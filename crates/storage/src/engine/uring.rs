@@ -2,10 +2,12 @@
 
 use crate::engine::DEVICE_DISCARD;
 use crate::engine::files::Files;
+use crate::engine::operation;
+use crate::engine::pinned::Pinned;
 use crate::engine::pool::Pool;
 use crate::engine::ring::Ring;
-use fathom_core::{Completion, Engine, FileId, Io, IoKind, Token, Wait};
-use io_uring::types::{Fd, FsyncFlags};
+use fathom_core::{Buffer, Completion, Engine, FileId, Io, IoKind, Token, Wait};
+use io_uring::types::Fd;
 use io_uring::{cqueue, opcode, squeue};
 use std::collections::VecDeque;
 use std::io;
@@ -44,6 +46,8 @@ pub struct IoUring {
     in_flight: usize,
     /// For what the ring cannot do: device discards.
     helpers: Option<Pool>,
+    /// Memory of guests that the kernel has mapped for good, if it is to.
+    pinned: Option<Pinned>,
 }
 
 impl IoUring {
@@ -65,6 +69,7 @@ impl IoUring {
             backlog: VecDeque::new(),
             in_flight: 0,
             helpers: None,
+            pinned: None,
         }
     }
 
@@ -77,18 +82,8 @@ impl IoUring {
         } else {
             (Fd(self.files.get(io.file)), squeue::Flags::empty())
         };
-        let entry = match io.kind {
-            // SAFETY: as required of the caller.
-            IoKind::Read => unsafe { read(io, fd) },
-            // SAFETY: as required of the caller.
-            IoKind::Write { dsync } => unsafe { write(io, fd, dsync) },
-            IoKind::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-            IoKind::Allocate { mode } => opcode::Fallocate::new(fd, io.len)
-                .offset(io.offset)
-                .mode(mode)
-                .build(),
-        };
-        entry.flags(flags)
+        // SAFETY: as required of the caller.
+        unsafe { operation::entry(io, fd, self.pinned.as_ref()) }.flags(flags)
     }
 
     #[inline]
@@ -256,6 +251,9 @@ impl Engine for IoUring {
         self.fixed_files = ring.register_files(self.files.all());
         self.backlog.clear();
         self.ring = ring;
+        if let Some(pinned) = &mut self.pinned {
+            pinned.move_to(&self.ring);
+        }
         (0..self.watches.len()).for_each(|i| self.poll(self.watches[i]));
         Ok(())
     }
@@ -274,6 +272,28 @@ impl Engine for IoUring {
             && let Err(error) = self.ring.update_file(file.0, -1)
         {
             tracing::warn!("io_uring: cannot forget a file: {error}");
+        }
+    }
+
+    fn pin_memory(&mut self) -> bool {
+        self.pinned = Some(Pinned::new(&self.ring));
+        true
+    }
+
+    unsafe fn add_memory(&mut self, memory: &[Buffer]) {
+        if let Some(pinned) = &mut self.pinned {
+            for buffer in memory {
+                // SAFETY: as required of the caller.
+                unsafe { pinned.add(&self.ring, *buffer) };
+            }
+        }
+    }
+
+    fn remove_memory(&mut self, memory: &[Buffer]) {
+        if let Some(pinned) = &mut self.pinned {
+            for buffer in memory {
+                pinned.remove(&self.ring, *buffer);
+            }
         }
     }
 
@@ -352,52 +372,6 @@ const DEFERRED_RUN: usize = 20;
 
 /// Room in the completion queue for watches.
 const WATCH_ROOM: u32 = 256;
-
-/// The kernel takes no more in one operation (MAX_RW_COUNT); it would give a
-/// short result, as it does here.
-const MAX_LEN: usize = 0x7fff_f000;
-
-/// The most iovecs in one operation (UIO_MAXIOV).
-const MAX_IOVECS: u32 = 1024;
-
-/// A single segment is spared the import of iovecs.
-///
-/// # Safety
-/// As for [`Engine::push`].
-#[inline]
-unsafe fn read(io: &Io, fd: Fd) -> squeue::Entry {
-    if io.iov_len == 1 {
-        // SAFETY: there is one iovec, says the caller.
-        let iov = unsafe { *io.iov };
-        let len = iov.iov_len.min(MAX_LEN) as u32;
-        return opcode::Read::new(fd, iov.iov_base.cast(), len)
-            .offset(io.offset)
-            .build();
-    }
-    opcode::Readv::new(fd, io.iov, io.iov_len.min(MAX_IOVECS))
-        .offset(io.offset)
-        .build()
-}
-
-/// # Safety
-/// As for [`Engine::push`].
-#[inline]
-unsafe fn write(io: &Io, fd: Fd, dsync: bool) -> squeue::Entry {
-    let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-    if io.iov_len == 1 {
-        // SAFETY: there is one iovec, says the caller.
-        let iov = unsafe { *io.iov };
-        let len = iov.iov_len.min(MAX_LEN) as u32;
-        return opcode::Write::new(fd, iov.iov_base.cast(), len)
-            .offset(io.offset)
-            .rw_flags(flags)
-            .build();
-    }
-    opcode::Writev::new(fd, io.iov, io.iov_len.min(MAX_IOVECS))
-        .offset(io.offset)
-        .rw_flags(flags)
-        .build()
-}
 
 /// Nothing is wrong: a signal came, or the kernel is short of memory or of
 /// room for completions and will take the rest next time.

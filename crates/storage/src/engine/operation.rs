@@ -1,0 +1,103 @@
+//! Operations as io_uring is told of them.
+
+use crate::engine::pinned::Pinned;
+use fathom_core::{Io, IoKind};
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{opcode, squeue};
+
+/// The kernel takes no more in one operation (MAX_RW_COUNT); it would give a
+/// short result, as it does here.
+const MAX_LEN: usize = 0x7fff_f000;
+
+/// The most iovecs in one operation (UIO_MAXIOV).
+const MAX_IOVECS: u32 = 1024;
+
+/// # Safety
+/// As for [`Engine::push`](fathom_core::Engine::push).
+#[inline]
+pub(crate) unsafe fn entry(io: &Io, fd: Fd, pinned: Option<&Pinned>) -> squeue::Entry {
+    match io.kind {
+        // SAFETY: as required of the caller.
+        IoKind::Read => unsafe { read(io, fd, pinned) },
+        // SAFETY: as required of the caller.
+        IoKind::Write { dsync } => unsafe { write(io, fd, dsync, pinned) },
+        IoKind::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        IoKind::Allocate { mode } => opcode::Fallocate::new(fd, io.len)
+            .offset(io.offset)
+            .mode(mode)
+            .build(),
+    }
+}
+
+/// A single segment is spared the import of iovecs.
+///
+/// # Safety
+/// As for [`entry`].
+#[inline]
+unsafe fn read(io: &Io, fd: Fd, pinned: Option<&Pinned>) -> squeue::Entry {
+    // SAFETY: as required of the caller.
+    let (iovecs, number) = unsafe { segments(io, pinned) };
+    let (iov, iov_len) = (io.iov, iovecs.len() as u32);
+    match (iovecs, number) {
+        ([one], None) => opcode::Read::new(fd, one.iov_base.cast(), len(one))
+            .offset(io.offset)
+            .build(),
+        ([one], Some(number)) => opcode::ReadFixed::new(fd, one.iov_base.cast(), len(one), number)
+            .offset(io.offset)
+            .build(),
+        (_, None) => opcode::Readv::new(fd, iov, iov_len)
+            .offset(io.offset)
+            .build(),
+        (_, Some(number)) => opcode::ReadvFixed::new(fd, iov, iov_len, number)
+            .offset(io.offset)
+            .build(),
+    }
+}
+
+/// # Safety
+/// As for [`entry`].
+#[inline]
+unsafe fn write(io: &Io, fd: Fd, dsync: bool, pinned: Option<&Pinned>) -> squeue::Entry {
+    let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+    // SAFETY: as required of the caller.
+    let (iovecs, number) = unsafe { segments(io, pinned) };
+    let (iov, iov_len) = (io.iov, iovecs.len() as u32);
+    match (iovecs, number) {
+        ([one], None) => opcode::Write::new(fd, one.iov_base.cast(), len(one))
+            .offset(io.offset)
+            .rw_flags(flags)
+            .build(),
+        ([one], Some(number)) => opcode::WriteFixed::new(fd, one.iov_base.cast(), len(one), number)
+            .offset(io.offset)
+            .rw_flags(flags)
+            .build(),
+        (_, None) => opcode::Writev::new(fd, iov, iov_len)
+            .offset(io.offset)
+            .rw_flags(flags)
+            .build(),
+        (_, Some(number)) => opcode::WritevFixed::new(fd, iov, iov_len, number)
+            .offset(io.offset)
+            .rw_flags(flags)
+            .build(),
+    }
+}
+
+fn len(segment: &libc::iovec) -> u32 {
+    segment.iov_len.min(MAX_LEN) as u32
+}
+
+/// The iovecs that the kernel takes at once, and the registered buffer that
+/// they lie in, if they lie in one.
+///
+/// # Safety
+/// As for [`entry`].
+#[inline]
+unsafe fn segments<'a>(io: &'a Io, pinned: Option<&Pinned>) -> (&'a [libc::iovec], Option<u16>) {
+    let count = io.iov_len.min(MAX_IOVECS) as usize;
+    if count == 0 {
+        return (&[], None);
+    }
+    // SAFETY: there are as many, says the caller.
+    let iovecs = unsafe { std::slice::from_raw_parts(io.iov, count) };
+    (iovecs, pinned.and_then(|pinned| pinned.find(iovecs)))
+}

@@ -1,0 +1,232 @@
+//! Guest memory that io_uring has registered.
+
+use crate::engine::ring::Ring;
+use fathom_core::Buffer;
+use std::io;
+
+/// The longest buffer that io_uring takes.
+const MAX_LEN: usize = 1 << 30;
+
+/// Room in the ring's table: half a TiB of memory.
+const SLOTS: u16 = 512;
+
+/// Guest memory that the kernel has pinned and mapped for the life of its
+/// queues, so that it need not look up the pages of each request.
+///
+/// The price: all of that memory is resident and stays where it is. It counts
+/// against RLIMIT_MEMLOCK (for users without CAP_IPC_LOCK) once for each
+/// worker; a balloon or free page reporting gives nothing back to the host;
+/// it cannot be swapped, merged (KSM) or compacted; a guest cannot arrive by
+/// post-copy migration, which wants its pages absent; and a queue starts
+/// later, as touching fresh memory takes about a second for 4 GiB.
+pub(crate) struct Pinned {
+    /// Sorted by address; they do not overlap.
+    buffers: Vec<Registered>,
+    /// The ring has a table.
+    usable: bool,
+    /// The kernel takes several segments in one registered buffer (6.15).
+    vectors: bool,
+}
+
+struct Registered {
+    buffer: Buffer,
+    /// Its place in the ring's table.
+    number: u16,
+    /// How often it was added.
+    users: u32,
+}
+
+impl Pinned {
+    pub(crate) fn new(ring: &Ring) -> Pinned {
+        let mut pinned = Pinned {
+            buffers: Vec::new(),
+            usable: false,
+            vectors: false,
+        };
+        pinned.prepare(ring);
+        pinned
+    }
+
+    fn prepare(&mut self, ring: &Ring) {
+        self.vectors = ring.knows_registered_vectors();
+        self.usable = match ring.make_buffer_table(SLOTS.into()) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!("guest memory is not registered: io_uring cannot: {error}");
+                false
+            }
+        };
+    }
+
+    /// Register everything with another ring.
+    pub(crate) fn move_to(&mut self, ring: &Ring) {
+        self.prepare(ring);
+        let usable = self.usable;
+        self.buffers.retain(|known| {
+            // SAFETY: it is still added, so it is still mapped.
+            usable && unsafe { register(ring, known.number, known.buffer) }
+        });
+    }
+
+    /// # Safety
+    /// As for [`Engine::add_memory`](fathom_core::Engine::add_memory).
+    pub(crate) unsafe fn add(&mut self, ring: &Ring, buffer: Buffer) {
+        if !self.usable {
+            return;
+        }
+        for part in parts(buffer) {
+            match self.position(part) {
+                Ok(known) => self.buffers[known].users += 1,
+                Err(place) => {
+                    let Some(number) = self.free_number() else {
+                        tracing::warn!("guest memory beyond {SLOTS} pieces is not registered");
+                        return;
+                    };
+                    // SAFETY: as required of the caller.
+                    if !unsafe { register(ring, number, part) } {
+                        return;
+                    }
+                    let registered = Registered {
+                        buffer: part,
+                        number,
+                        users: 1,
+                    };
+                    self.buffers.insert(place, registered);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn remove(&mut self, ring: &Ring, buffer: Buffer) {
+        for part in parts(buffer) {
+            let Ok(at) = self.position(part) else {
+                continue; // could not be registered
+            };
+            self.buffers[at].users -= 1;
+            if self.buffers[at].users == 0 {
+                let gone = self.buffers.remove(at);
+                let nothing = Buffer { addr: 0, len: 0 };
+                // SAFETY: an empty buffer points nowhere.
+                if let Err(error) = unsafe { ring.set_buffer(gone.number.into(), nothing) } {
+                    tracing::warn!("io_uring: cannot forget guest memory: {error}");
+                }
+            }
+        }
+    }
+
+    /// The number of the buffer that all segments lie in.
+    #[inline]
+    pub(crate) fn find(&self, iovecs: &[libc::iovec]) -> Option<u16> {
+        if iovecs.len() > 1 && !self.vectors {
+            return None;
+        }
+        let first = iovecs.first()?.iov_base as usize;
+        let after = self.buffers.partition_point(|b| b.buffer.addr <= first);
+        let Registered { buffer, number, .. } = self.buffers.get(after.checked_sub(1)?)?;
+        let lies_within = |iovec: &libc::iovec| {
+            let at = (iovec.iov_base as usize).wrapping_sub(buffer.addr);
+            at < buffer.len && iovec.iov_len <= buffer.len - at
+        };
+        iovecs.iter().all(lies_within).then_some(*number)
+    }
+
+    fn position(&self, buffer: Buffer) -> Result<usize, usize> {
+        let key = |known: &Registered| (known.buffer.addr, known.buffer.len);
+        let wanted = (buffer.addr, buffer.len);
+        self.buffers.binary_search_by_key(&wanted, key)
+    }
+
+    fn free_number(&self) -> Option<u16> {
+        let is_free = |number: &u16| self.buffers.iter().all(|known| known.number != *number);
+        (0..SLOTS).find(is_free)
+    }
+}
+
+/// The buffer in pieces that io_uring takes.
+fn parts(buffer: Buffer) -> impl Iterator<Item = Buffer> {
+    (0..buffer.len).step_by(MAX_LEN).map(move |done| Buffer {
+        addr: buffer.addr + done,
+        len: (buffer.len - done).min(MAX_LEN),
+    })
+}
+
+/// False when the kernel refuses: requests go on as without.
+///
+/// # Safety
+/// The buffer stays mapped until its number is given to another.
+unsafe fn register(ring: &Ring, number: u16, buffer: Buffer) -> bool {
+    // SAFETY: as required of the caller.
+    match unsafe { ring.set_buffer(number.into(), buffer) } {
+        Ok(()) => true,
+        Err(error) => {
+            let size = buffer.len >> 20;
+            let hint = match error.raw_os_error() {
+                Some(libc::ENOMEM) => ": raise the limit of locked memory (ulimit -l)",
+                Some(libc::EOPNOTSUPP | libc::EFAULT) => {
+                    ": memory in a file on disk cannot be pinned; give the guest memfd memory"
+                }
+                _ => "",
+            };
+            let reason = io::Error::from(error.kind());
+            tracing::warn!("{size} MiB of guest memory are not registered ({reason}){hint}");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iov(addr: usize, len: usize) -> libc::iovec {
+        libc::iovec {
+            iov_base: addr as *mut libc::c_void,
+            iov_len: len,
+        }
+    }
+
+    fn pinned(buffers: &[(usize, usize)], vectors: bool) -> Pinned {
+        let registered = |(number, &(addr, len))| Registered {
+            buffer: Buffer { addr, len },
+            number: number as u16,
+            users: 1,
+        };
+        Pinned {
+            buffers: buffers.iter().enumerate().map(registered).collect(),
+            usable: true,
+            vectors,
+        }
+    }
+
+    #[test]
+    fn only_what_lies_within_one_buffer_is_found() {
+        let both = pinned(&[(1000, 100), (1100, 50)], true);
+        assert_eq!(both.find(&[iov(1000, 100)]), Some(0));
+        assert_eq!(both.find(&[iov(1149, 1)]), Some(1));
+        assert_eq!(both.find(&[iov(1000, 10), iov(1090, 10)]), Some(0));
+        for none in [
+            (999, 1),
+            (1090, 11),
+            (1150, 1),
+            (1149, 2),
+            (1149, usize::MAX),
+        ] {
+            assert_eq!(both.find(&[iov(none.0, none.1)]), None, "{none:?}");
+        }
+        assert_eq!(both.find(&[iov(1000, 10), iov(1100, 10)]), None);
+        let single = pinned(&[(1000, 100)], false);
+        assert_eq!(single.find(&[iov(1000, 10), iov(1010, 10)]), None);
+        assert_eq!(single.find(&[iov(1000, 10)]), Some(0));
+    }
+
+    #[test]
+    fn large_memory_is_cut_to_what_the_kernel_takes() {
+        let memory = Buffer {
+            addr: 4096,
+            len: (2 << 30) + 4096,
+        };
+        let cut: Vec<_> = parts(memory).map(|part| (part.addr, part.len)).collect();
+        let (first, second) = (4096 + (1 << 30), 4096 + (2 << 30));
+        assert_eq!(cut, [(4096, 1 << 30), (first, 1 << 30), (second, 4096)]);
+    }
+}
