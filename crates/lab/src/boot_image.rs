@@ -105,7 +105,7 @@ fn fill_esp(image: &Path, scratch: &Path, machine: &Machine) -> Result<()> {
     let loader = host::first_file("systemd-boot (package systemd-boot-efi)", LOADERS)?;
     copy(&loader, &root.join("EFI/BOOT/BOOTX64.EFI"))?;
     copy(&kernel.image, &root.join("vmlinuz"))?;
-    write(root.join("initrd"), &initramfs::build(&kernel)?)?;
+    write(root.join("initrd"), &initramfs::build(&kernel, machine)?)?;
     write(
         root.join("loader/loader.conf"),
         b"timeout 0\ndefault lab.conf\n",

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::console::Console;
+use crate::data_port::DataPort;
 use crate::error::{Context, Error, Result};
-use crate::host::{self, Accelerator};
+use crate::host;
 use crate::initramfs;
 use crate::kernel::Kernel;
 use crate::lines::LineStream;
@@ -25,7 +26,7 @@ const READY: &str = "FATHOM-LAB READY";
 const BOOT: Duration = Duration::from_secs(180);
 const CONNECT: Duration = Duration::from_secs(30);
 /// What a guest gets to tell why a script has not ended.
-const LATE: Duration = Duration::from_secs(20);
+pub(crate) const LATE: Duration = Duration::from_secs(20);
 
 /// What a script in the guest printed, and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +45,7 @@ pub struct Guest {
     console: Console,
     qmp: Qmp,
     agent: LineStream,
+    data: DataPort,
     disks: Vec<String>,
     requests: u64,
     _dir: TempDir,
@@ -81,7 +83,7 @@ impl Guest {
             .context(|| "cannot create a directory for the guest".into())?;
         let initramfs = dir.path().join("initramfs");
         if machine.boot == Boot::Kernel {
-            write(&initramfs, &initramfs::build(&kernel)?)?;
+            write(&initramfs, &initramfs::build(&kernel, machine)?)?;
         }
         let tools = if machine.tools {
             Some(tools::image()?)
@@ -96,7 +98,7 @@ impl Guest {
         };
         let mut command = Command::new(host::program("qemu-system-x86_64")?);
         command
-            .args(machine.arguments(Accelerator::detect(), &files)?)
+            .args(machine.arguments(&files)?)
             .stdout(Stdio::piped());
         let mut qemu = Process::spawn("QEMU", command, &dir.path().join("qemu.log"))?;
         let stdout = qemu
@@ -105,12 +107,14 @@ impl Guest {
         let console = Console::collect(stdout);
         let qmp = explain(Qmp::connect(&files.qmp(), CONNECT), &mut qemu)?;
         let agent = explain(LineStream::connect(&files.agent(), CONNECT), &mut qemu)?;
+        let data = explain(DataPort::connect(&files.data(), CONNECT), &mut qemu)?;
         let disks = machine.disks.iter().map(|disk| disk.id.clone()).collect();
         Ok(Self {
             qemu,
             console,
             qmp,
             agent,
+            data,
             disks,
             requests: 0,
             _dir: dir,
@@ -133,28 +137,51 @@ impl Guest {
     /// # Errors
     /// When the guest does not answer; the script's own failure is in the output.
     pub fn run(&mut self, script: &str, timeout: Duration) -> Result<Output> {
+        let id = self.ask(script, timeout)?;
+        let answer = self.answer(&id, Instant::now() + timeout + LATE)?;
+        answer.ok_or_else(|| self.late(script, timeout))
+    }
+
+    /// Sends a script to the agent; returns the request's id.
+    pub(crate) fn ask(&mut self, script: &str, timeout: Duration) -> Result<String> {
         self.requests += 1;
         let id = self.requests.to_string();
         let limit = timeout.as_secs().max(1);
         let script_in_base64 = encode_base64(script.as_bytes());
         self.agent
             .send(&format!("{id} {limit} {script_in_base64}"))?;
-        let deadline = Instant::now() + timeout + LATE;
+        Ok(id)
+    }
+
+    /// The answer to a request, `None` when it does not come before the deadline.
+    pub(crate) fn answer(&mut self, id: &str, deadline: Instant) -> Result<Option<Output>> {
         loop {
             let answer = self.agent.receive(deadline);
             let Some(line) = explain(answer, &mut self.qemu)? else {
-                return Err(Error::Timeout {
-                    what: format!("in the guest: `{}`", first_line(script)),
-                    after: timeout,
-                    tail: self.console.tail(),
-                });
+                return Ok(None);
             };
             // Anything else is the late answer to a request that was given up.
             let mut parts = line.splitn(3, ' ');
-            if parts.next() == Some(id.as_str()) {
-                return parse_answer(parts.next(), parts.next());
+            if parts.next() == Some(id) {
+                return parse_answer(parts.next(), parts.next()).map(Some);
             }
         }
+    }
+
+    pub(crate) fn late(&self, script: &str, after: Duration) -> Error {
+        Error::Timeout {
+            what: format!("in the guest: `{}`", first_line(script)),
+            after,
+            tail: self.console.tail(),
+        }
+    }
+
+    pub(crate) fn data(&self) -> &DataPort {
+        &self.data
+    }
+
+    pub(crate) fn explain<T>(&mut self, result: Result<T>) -> Result<T> {
+        explain(result, &mut self.qemu)
     }
 
     /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
@@ -167,12 +194,17 @@ impl Guest {
         if output.status == 0 {
             return Ok(output.text);
         }
+        Err(self.failed(script, &output))
+    }
+
+    /// The error of a script that must succeed and did not.
+    pub(crate) fn failed(&self, script: &str, output: &Output) -> Error {
         let console = self.console.tail().0;
-        Err(Error::Guest {
+        Error::Guest {
             script: first_line(script).to_owned(),
             status: output.status,
             tail: tail_of(&format!("{}\n-- console --\n{console}", output.text)),
-        })
+        }
     }
 
     /// The block device of a disk in the guest, by the machine's id for it.

@@ -76,37 +76,52 @@ impl Kernel {
         numbers(&self.release).cmp(&numbers(&other.release))
     }
 
-    /// The modules for a guest as (file name, contents), in loading order; what is built into the
-    /// kernel is left out.
+    /// The modules for a guest as (file name, contents), in loading order: the lab's own and
+    /// `more`. What is built into the kernel is left out.
     ///
     /// # Errors
     /// When the kernel lacks one, or a compressed one cannot be unpacked.
-    pub fn load_modules(&self) -> Result<Vec<(String, Vec<u8>)>> {
+    pub fn load_modules(&self, more: &[String]) -> Result<Vec<(String, Vec<u8>)>> {
+        let order = self.order(more)?;
+        order.iter().map(|path| self.read_module(path)).collect()
+    }
+
+    /// Every file that a lab needs to find this kernel and make a guest of it: (here, where
+    /// [`find`](Self::find) looks for it).
+    ///
+    /// # Errors
+    /// When the kernel lacks one of the lab's modules.
+    pub fn files(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
+        let boot = Path::new("/boot").join(format!("vmlinuz-{}", self.release));
+        let mut files = vec![(self.image.clone(), boot)];
+        let modules = ["modules.dep", "modules.builtin"].map(String::from);
+        for name in modules.into_iter().chain(self.order(&[])?) {
+            let path = self.modules.join(name);
+            files.push((path.clone(), path));
+        }
+        Ok(files)
+    }
+
+    /// Paths of modules below the kernel's directory, in loading order.
+    fn order(&self, more: &[String]) -> Result<Vec<String>> {
         let read = |name: &str| {
             let path = self.modules.join(name);
             fs::read_to_string(&path).context(|| format!("cannot read {}", path.display()))
         };
-        let order =
-            load_order(&read("modules.dep")?, &read("modules.builtin")?).map_err(|what| {
-                Error::Missing {
-                    what: format!("{what} of {}", self.release),
-                    hint: HINT,
-                }
-            })?;
-        order.iter().map(|path| self.read_module(path)).collect()
+        load_order(&read("modules.dep")?, &read("modules.builtin")?, more).map_err(|what| {
+            Error::Missing {
+                what: format!("{what} of {}", self.release),
+                hint: HINT,
+            }
+        })
     }
 
     fn read_module(&self, relative: &str) -> Result<(String, Vec<u8>)> {
         let path = self.modules.join(relative);
         let name = format!("{}.ko", module_name(relative));
-        let unpack = match path.extension().and_then(|e| e.to_str()) {
-            Some("xz") => "xz",
-            Some("zst") => "zstd",
-            Some("gz") => "gzip",
-            _ => {
-                let data = fs::read(&path).context(|| format!("cannot read {}", path.display()))?;
-                return Ok((name, data));
-            }
+        let Some(unpack) = unpacker(&path) else {
+            let data = fs::read(&path).context(|| format!("cannot read {}", path.display()))?;
+            return Ok((name, data));
         };
         let output = Command::new(host::program(unpack)?)
             .args(["-d", "-c"])
@@ -118,6 +133,16 @@ impl Kernel {
             return Err(Error::Unusable { path, reason });
         }
         Ok((name, output.stdout))
+    }
+}
+
+/// The program that unpacks a compressed module.
+pub fn unpacker(module: &Path) -> Option<&'static str> {
+    match module.extension()?.to_str()? {
+        "xz" => Some("xz"),
+        "zst" => Some("zstd"),
+        "gz" => Some("gzip"),
+        _ => None,
     }
 }
 
@@ -139,6 +164,7 @@ fn module_name(path: &str) -> String {
 fn load_order(
     modules_dep: &str,
     modules_builtin: &str,
+    more: &[String],
 ) -> std::result::Result<Vec<String>, String> {
     let builtin: HashSet<String> = modules_builtin.lines().map(module_name).collect();
     let files: HashMap<String, (&str, &str)> = modules_dep
@@ -147,9 +173,11 @@ fn load_order(
         .map(|(path, needs)| (module_name(path), (path, needs)))
         .collect();
     let mut order: Vec<String> = Vec::new();
-    let wanted = WANTED.iter().map(|name| (name, true));
-    for (name, required) in wanted.chain(OPTIONAL.iter().map(|name| (name, false))) {
-        match files.get(*name) {
+    let wanted = WANTED.iter().copied().map(|name| (name, true));
+    let optional = OPTIONAL.iter().copied().map(|name| (name, false));
+    let more = more.iter().map(|name| (name.as_str(), true));
+    for (name, required) in wanted.chain(optional).chain(more) {
+        match files.get(name) {
             // depmod lists everything that is needed, the nearest first.
             Some((path, needs)) => {
                 let all = needs.split_whitespace().rev().chain([*path]);
@@ -159,7 +187,7 @@ fn load_order(
                     }
                 }
             }
-            None if required && !builtin.contains(*name) => return Err(format!("module {name}")),
+            None if required && !builtin.contains(name) => return Err(format!("module {name}")),
             None => {}
         }
     }
@@ -181,7 +209,7 @@ kernel/fs/mbcache.ko:
 
     #[test]
     fn modules_come_after_what_they_need() {
-        let order = load_order(DEP, "kernel/drivers/char/virtio_console.ko\n").unwrap();
+        let order = load_order(DEP, "kernel/drivers/char/virtio_console.ko\n", &[]).unwrap();
         let names: Vec<_> = order.iter().map(|path| module_name(path)).collect();
         assert_eq!(
             names,
@@ -198,7 +226,10 @@ kernel/fs/mbcache.ko:
 
     #[test]
     fn a_module_that_is_nowhere_is_named() {
-        assert_eq!(load_order(DEP, "").unwrap_err(), "module virtio_console");
+        assert_eq!(
+            load_order(DEP, "", &[]).unwrap_err(),
+            "module virtio_console"
+        );
     }
 
     #[test]

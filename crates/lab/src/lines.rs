@@ -45,6 +45,11 @@ impl LineStream {
         }
     }
 
+    /// The bare socket, for bytes that are no lines.
+    pub fn into_stream(self) -> UnixStream {
+        self.stream
+    }
+
     /// Sends one line; the line end is added.
     ///
     /// # Errors

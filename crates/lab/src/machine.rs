@@ -1,6 +1,7 @@
 //! A virtual machine as QEMU's command line says it.
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::error::Result;
@@ -39,6 +40,59 @@ pub enum Attach {
     },
     /// A raw file opened by QEMU itself.
     Raw(PathBuf),
+    /// A raw file served by QEMU, in the way that is to be measured.
+    Qemu(QemuDisk),
+}
+
+/// How QEMU reads and writes an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aio {
+    Threads,
+    Native,
+    IoUring,
+}
+
+impl Aio {
+    /// The name in QEMU's options and in Fathom's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Threads => "threads",
+            Self::Native => "native",
+            Self::IoUring => "io_uring",
+        }
+    }
+}
+
+/// A disk that QEMU itself serves.
+#[derive(Debug, Clone)]
+pub struct QemuDisk {
+    /// The raw image.
+    pub image: PathBuf,
+    /// How QEMU reads and writes it.
+    pub aio: Aio,
+    /// QEMU's cache mode: `none`, `writeback`, ...
+    pub cache: String,
+    /// The guest cannot write.
+    pub read_only: bool,
+    /// Serve the disk in an I/O thread of its own, which polls for that many nanoseconds before
+    /// it sleeps (QEMU's default with `None`); without, the main loop serves it.
+    pub iothread: Option<Option<u32>>,
+    /// Request queues; QEMU chooses one per CPU when not given.
+    pub queues: Option<u16>,
+}
+
+impl QemuDisk {
+    /// A disk of the main loop's that the guest cannot write.
+    pub fn read_only(image: &Path) -> Self {
+        Self {
+            image: image.to_owned(),
+            aio: Aio::Threads,
+            cache: "writeback".into(),
+            read_only: true,
+            iothread: None,
+            queues: None,
+        }
+    }
 }
 
 /// One disk of a machine.
@@ -64,6 +118,15 @@ impl Disk {
         Self {
             id: id.to_owned(),
             attach,
+            properties: Vec::new(),
+        }
+    }
+
+    /// A disk that QEMU serves.
+    pub fn qemu(id: &str, disk: QemuDisk) -> Self {
+        Self {
+            id: id.to_owned(),
+            attach: Attach::Qemu(disk),
             properties: Vec::new(),
         }
     }
@@ -115,6 +178,18 @@ pub struct Machine {
     pub tools: bool,
     /// Start as the destination of a migration, waiting for `migrate-incoming`.
     pub incoming: bool,
+    /// The disk, by its id, whose file system becomes the guest's root; its /sbin/init goes on
+    /// after the lab's.
+    pub root: Option<String>,
+    /// Modules to load beyond the lab's own.
+    pub modules: Vec<String>,
+    /// Programs of this machine to put into the guest's /bin, with their libraries. Not together
+    /// with `tools`, which brings libraries of its own.
+    pub programs: Vec<PathBuf>,
+    /// How to run the guest's instructions; the best that this machine can when not given.
+    pub accelerator: Option<Accelerator>,
+    /// More words for the guest's kernel; `lab_...=` reach its first process as variables.
+    pub append: Vec<String>,
     /// More arguments for QEMU.
     pub extra: Vec<String>,
 }
@@ -128,6 +203,11 @@ impl Default for Machine {
             boot: Boot::default(),
             tools: true,
             incoming: false,
+            root: None,
+            modules: Vec::new(),
+            programs: Vec::new(),
+            accelerator: None,
+            append: Vec::new(),
             extra: Vec::new(),
         }
     }
@@ -151,6 +231,10 @@ impl Files<'_> {
         self.dir.join("agent")
     }
 
+    pub fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
     fn nvram(&self) -> PathBuf {
         self.dir.join("nvram")
     }
@@ -169,9 +253,9 @@ impl Arguments {
 
 impl Machine {
     /// QEMU's arguments. Firmware variables are copied into the machine's directory.
-    pub(crate) fn arguments(&self, accel: Accelerator, files: &Files) -> Result<Vec<OsString>> {
+    pub(crate) fn arguments(&self, files: &Files) -> Result<Vec<OsString>> {
         let mut args = Arguments::default();
-        self.push_base(&mut args, accel);
+        self.push_base(&mut args);
         push_channels(&mut args, files);
         if let Some(image) = files.tools {
             let path = comma_safe(image);
@@ -195,7 +279,13 @@ impl Machine {
         Ok(args.0)
     }
 
-    fn push_base(&self, args: &mut Arguments, accel: Accelerator) {
+    /// How the guest's instructions are run.
+    pub fn accelerator(&self) -> Accelerator {
+        self.accelerator.unwrap_or_else(Accelerator::detect)
+    }
+
+    fn push_base(&self, args: &mut Arguments) {
+        let accel = self.accelerator();
         args.0
             .extend(["-nodefaults", "-no-user-config"].map(OsString::from));
         args.option("-display", "none");
@@ -244,14 +334,26 @@ impl Machine {
         Ok(())
     }
 
-    /// For the lab's kernel, however it is loaded. `lab_tools` reaches init as a variable.
+    /// For the lab's kernel, however it is loaded. `lab_tools` and `lab_root` reach init as
+    /// variables.
     pub(crate) fn kernel_command_line(&self) -> String {
-        let tools = if self.tools {
-            format!(" lab_tools={TOOLS_SLOT:02x}")
-        } else {
-            String::new()
-        };
-        format!("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check{tools}")
+        let mut words = String::from("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check");
+        if self.tools {
+            let _ = write!(words, " lab_tools={TOOLS_SLOT:02x}");
+        }
+        if let Some(slot) = self.root.as_ref().and_then(|id| self.slot_of(id)) {
+            let _ = write!(words, " lab_root={slot:02x}");
+        }
+        for word in &self.append {
+            let _ = write!(words, " {word}");
+        }
+        words
+    }
+
+    /// The PCI slot of a disk, by its id.
+    pub(crate) fn slot_of(&self, id: &str) -> Option<u8> {
+        let index = self.disks.iter().position(|disk| disk.id == id)?;
+        Some(Disk::slot(index))
     }
 }
 
@@ -282,6 +384,12 @@ fn push_channels(args: &mut Arguments, files: &Files) {
     );
     args.option("-device", format!("virtio-serial-pci,addr={AGENT_SLOT:x}"));
     args.option("-device", "virtserialport,chardev=agent,name=fathom.agent");
+    let data = comma_safe(&files.data());
+    args.option(
+        "-chardev",
+        format!("socket,id=data,path={data},server=on,wait=off"),
+    );
+    args.option("-device", "virtserialport,chardev=data,name=fathom.data");
 }
 
 fn push_disk(args: &mut Arguments, disk: &Disk, index: usize, boot: Boot) -> Result<()> {
@@ -331,8 +439,29 @@ fn push_disk(args: &mut Arguments, disk: &Disk, index: usize, boot: Boot) -> Res
             );
             args.option("-device", format!("virtio-blk-pci,drive={id}-file,{place}"));
         }
+        Attach::Qemu(disk) => push_qemu_disk(args, disk, id, &place),
     }
     Ok(())
+}
+
+fn push_qemu_disk(args: &mut Arguments, disk: &QemuDisk, id: &str, place: &str) {
+    let path = comma_safe(&disk.image);
+    let (aio, cache) = (disk.aio.name(), &disk.cache);
+    let read_only = if disk.read_only { ",readonly=on" } else { "" };
+    args.option(
+        "-drive",
+        format!("if=none,id={id}-file,format=raw,file={path},aio={aio},cache={cache}{read_only}"),
+    );
+    let mut device = format!("virtio-blk-pci,drive={id}-file,{place}");
+    if let Some(polling) = disk.iothread {
+        let polling = polling.map_or(String::new(), |ns| format!(",poll-max-ns={ns}"));
+        args.option("-object", format!("iothread,id={id}-io{polling}"));
+        let _ = write!(device, ",iothread={id}-io");
+    }
+    if let Some(queues) = disk.queues {
+        let _ = write!(device, ",num-queues={queues}");
+    }
+    args.option("-device", device);
 }
 
 /// QEMU 9.2 brought milliseconds; later ones dropped the seconds.
@@ -371,6 +500,31 @@ mod tests {
                 "-device",
                 "vhost-user-blk-pci,chardev=d0-socket,id=d0,addr=5,bootindex=1,num-queues=2",
             ]
+        );
+    }
+
+    #[test]
+    fn a_disk_of_qemu_is_served_as_asked() {
+        let disk = QemuDisk {
+            iothread: Some(Some(0)),
+            queues: Some(1),
+            aio: Aio::Native,
+            cache: "none".into(),
+            ..QemuDisk::read_only(Path::new("/i"))
+        };
+        let mut args = Arguments::default();
+        let disk = Disk::qemu("d", disk).with_property("ioeventfd=off");
+        push_disk(&mut args, &disk, 0, Boot::Kernel).unwrap();
+        let args = args
+            .0
+            .join(std::ffi::OsStr::new(" "))
+            .into_string()
+            .unwrap();
+        assert_eq!(
+            args,
+            "-drive if=none,id=d-file,format=raw,file=/i,aio=native,cache=none,readonly=on \
+             -object iothread,id=d-io,poll-max-ns=0 \
+             -device virtio-blk-pci,drive=d-file,id=d,addr=4,ioeventfd=off,iothread=d-io,num-queues=1"
         );
     }
 

@@ -1,0 +1,186 @@
+//! Bytes out of a guest over the virtio-serial port fathom.data: a program's output while it runs,
+//! or a folder as a tar archive.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use crate::error::{Context, Error, Result};
+use crate::guest::{Guest, Output};
+use crate::initramfs;
+use crate::lines::LineStream;
+
+const CHUNK: usize = 64 << 10;
+/// Chunks that wait for their reader before the guest is held back.
+const WAITING: usize = 64;
+const POLL: Duration = Duration::from_millis(20);
+
+/// The host's end, read by a thread of its own.
+#[derive(Debug)]
+pub(crate) struct DataPort {
+    chunks: Receiver<Vec<u8>>,
+}
+
+impl DataPort {
+    /// Connects to the socket that QEMU makes for the port.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
+        let stream = LineStream::connect(path, timeout)?.into_stream();
+        let (sender, chunks) = sync_channel(WAITING);
+        std::thread::spawn(move || forward(stream, &sender));
+        Ok(Self { chunks })
+    }
+
+    /// What has come; nothing when nothing comes for a moment.
+    fn receive(&self) -> Result<Option<Vec<u8>>> {
+        match self.chunks.recv_timeout(POLL) {
+            Ok(chunk) => Ok(Some(chunk)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Error::Protocol("the guest's data port was closed".into()))
+            }
+        }
+    }
+
+    /// Forgets what an earlier, abandoned transfer has left.
+    fn discard(&self) {
+        while self.chunks.try_recv().is_ok() {}
+    }
+}
+
+/// Ends when QEMU or the reader is gone.
+fn forward(mut stream: UnixStream, sender: &SyncSender<Vec<u8>>) {
+    let mut chunk = vec![0; CHUNK];
+    while let Ok(n @ 1..) = stream.read(&mut chunk) {
+        if sender.send(chunk[..n].to_vec()).is_err() {
+            return;
+        }
+    }
+}
+
+impl Guest {
+    /// Runs a shell script and hands on what it prints on standard output while it runs. The
+    /// output that is returned is what it printed on standard error.
+    ///
+    /// # Errors
+    /// When the guest does not answer, `sink` fails, or the script does not end in time; the
+    /// script's own failure is in the status.
+    pub fn stream(
+        &mut self,
+        script: &str,
+        timeout: Duration,
+        sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<Output> {
+        // The port has no end of file, so the guest counts what it sends.
+        let script = format!(
+            "{{ (\n{script}\n); echo $? >/tmp/.status; }} | tee /tmp/.ports/fathom.data | wc -c\n\
+             exit $(cat /tmp/.status)"
+        );
+        self.data().discard();
+        let id = self.ask(&script, timeout)?;
+        let deadline = Instant::now() + timeout + crate::guest::LATE;
+        let (mut received, mut answer) = (0, None);
+        loop {
+            if let Some(chunk) = self.receive_data()? {
+                received += chunk.len() as u64;
+                sink(&chunk)?;
+            }
+            if answer.is_none() {
+                answer = self.answer(&id, Instant::now() + Duration::from_millis(1))?;
+            }
+            if let Some((output, sent)) = answer.as_ref().and_then(split_count)
+                && received >= sent
+            {
+                return Ok(output);
+            }
+            if Instant::now() >= deadline {
+                return Err(self.late(&script, timeout));
+            }
+        }
+    }
+
+    /// Copies a folder of the guest's into a folder here.
+    ///
+    /// # Errors
+    /// When there is no such folder, the guest does not answer, or the disk here is full.
+    pub fn fetch(&mut self, dir: &str, into: &Path, timeout: Duration) -> Result<()> {
+        let what = || format!("cannot unpack into {}", into.display());
+        std::fs::create_dir_all(into).context(what)?;
+        let mut unpack = Command::new(initramfs::busybox()?)
+            .args(["tar", "-x", "-C"])
+            .arg(into)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context(what)?;
+        let mut archive = unpack.stdin.take();
+        let script = format!("tar -c -C '{dir}' .");
+        let output = self.stream(&script, timeout, &mut |chunk| match &mut archive {
+            Some(pipe) => pipe.write_all(chunk).context(what),
+            None => Ok(()),
+        });
+        drop(archive);
+        let unpacked = unpack.wait_with_output().context(what)?;
+        if !unpacked.status.success() {
+            let reason = String::from_utf8_lossy(&unpacked.stderr).trim().to_owned();
+            let path = into.to_owned();
+            return Err(Error::Unusable { path, reason });
+        }
+        let output = output?;
+        if output.status == 0 {
+            return Ok(());
+        }
+        Err(self.failed(&script, &output))
+    }
+
+    fn receive_data(&mut self) -> Result<Option<Vec<u8>>> {
+        let chunk = self.data().receive();
+        self.explain(chunk)
+    }
+}
+
+/// The answer without its last line, and the number of bytes that this line tells. A script that
+/// was given up tells none: then what has come is all there is.
+fn split_count(output: &Output) -> Option<(Output, u64)> {
+    let text = output.text.trim_end();
+    let (text, count) = text.rsplit_once('\n').unwrap_or(("", text));
+    match count.trim().parse() {
+        Ok(count) => {
+            let text = text.to_owned();
+            Some((
+                Output {
+                    status: output.status,
+                    text,
+                },
+                count,
+            ))
+        }
+        Err(_) => Some((output.clone(), 0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_is_the_last_line() {
+        let output = |text: &str| Output {
+            status: 3,
+            text: text.into(),
+        };
+        let split = |text: &str| {
+            split_count(&output(text))
+                .map(|(o, n)| (o.text, n))
+                .unwrap()
+        };
+        assert_eq!(split("12\n"), (String::new(), 12));
+        assert_eq!(
+            split("a warning\nof 2 lines\n0\n"),
+            ("a warning\nof 2 lines".into(), 0)
+        );
+        assert_eq!(split("stuck\n"), ("stuck\n".into(), 0));
+    }
+}

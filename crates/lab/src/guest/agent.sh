@@ -1,0 +1,43 @@
+#!/bin/busybox sh
+# Runs the scripts that the host sends over the virtio-serial port fathom.agent. Programs may
+# write to the host through /tmp/.ports/fathom.data.
+mkdir -p /tmp/.ports
+for port in /sys/class/virtio-ports/*; do
+	ln -sf "/dev/${port##*/}" "/tmp/.ports/$(cat "$port/name")"
+done
+exec 3<>/tmp/.ports/fathom.agent
+echo FATHOM-LAB READY
+
+# What a stuck guest can say about itself: its requests, its blocked tasks, its interrupts.
+state() {
+	echo "-- the script did not end in time --"
+	grep -H . /sys/block/vd*/inflight
+	cat /proc/interrupts
+	echo w >/proc/sysrq-trigger
+	dmesg | tail -n 60
+}
+
+# The script may hang where no signal reaches it, so it and its watchdog report to one pipe.
+mkfifo /tmp/.ends
+exec 4<>/tmp/.ends
+run() {
+	{ sh /tmp/.script >/tmp/.output 2>&1 </dev/null 4>&-; echo "$1 $?" >&4; } 3>&- &
+	{ sleep "$2"; echo "$1 124" >&4; } 3>&- &
+	watchdog=$!
+	while read -r ended status <&4; do
+		[ "$ended" = "$1" ] && break
+	done
+	kill "$watchdog" 2>/dev/null
+	[ "$status" != 124 ] || state >>/tmp/.output 2>&1
+}
+
+# One line a request, "id seconds base64(script)"; one line an answer, "id status base64(output)".
+# A read of nothing means that the host is away (it comes back after a migration).
+while :; do
+	while read -r id limit script <&3; do
+		echo "$script" | base64 -d >/tmp/.script
+		run "$id" "$limit"
+		echo "$id $status $(base64 -w 0 /tmp/.output)" >&3
+	done
+	sleep 0.05
+done

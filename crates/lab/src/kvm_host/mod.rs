@@ -1,0 +1,169 @@
+//! A KVM host on a machine without hardware virtualisation: QEMU emulates an AMD CPU with SVM, a
+//! Linux with KVM boots on it, and `fathom lab` runs there as on any host.
+//!
+//! Everything in it is real (kernel, KVM, QEMU, tracepoints) but the time: instructions take tens
+//! of times longer, and not all of them equally. It checks methods, not speeds.
+
+mod image;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::disk_image::{self, Contents};
+use crate::error::{Context, Error, Result};
+use crate::guest::{Guest, Output};
+use crate::host::Accelerator;
+use crate::initramfs;
+use crate::kernel::Kernel;
+use crate::machine::{Aio, Disk, Machine, QemuDisk};
+
+/// QEMU emulates SVM and not VMX.
+const MODULES: &[&str] = &["kvm_amd"];
+const MEMORY_MIB: u32 = 2048;
+/// Of the disk below /var/tmp, sparse.
+const SCRATCH_BYTES: u64 = 4 << 30;
+
+/// A running KVM host. It is killed, and its disks removed, on drop.
+#[derive(Debug)]
+pub struct KvmHost {
+    // Fields are dropped in order: QEMU goes before its disks.
+    guest: Guest,
+    _dir: TempDir,
+}
+
+impl KvmHost {
+    /// Boots a host with `fathom` in its PATH. The root disk is made once and kept in the user's
+    /// cache.
+    ///
+    /// # Errors
+    /// When something is missing, the disk is full, or the host does not come up; the error has
+    /// the end of its console.
+    pub fn boot(fathom: &Path) -> Result<Self> {
+        let kernel = Kernel::find()?;
+        let root = image::root(&kernel, fathom)?;
+        // Not below /tmp, which may be in memory.
+        let parent = if Path::new("/var/tmp").is_dir() {
+            "/var/tmp"
+        } else {
+            "."
+        };
+        let dir = tempfile::Builder::new()
+            .prefix("fathom-kvm-host-")
+            .tempdir_in(parent)
+            .context(|| format!("cannot create a directory in {parent}"))?;
+        let opt = make_opt(fathom, dir.path())?;
+        let scratch = dir.path().join("scratch.img");
+        disk_image::sparse(&scratch, SCRATCH_BYTES)?;
+        disk_image::make_ext4(&scratch, None, SCRATCH_BYTES >> 10)?;
+        let disk = |id, image: &Path| Disk::qemu(id, QemuDisk::read_only(image));
+        let scratch = QemuDisk {
+            image: scratch,
+            aio: Aio::Threads,
+            // It lives as long as the host: nothing has to survive.
+            cache: "unsafe".into(),
+            read_only: false,
+            iothread: None,
+            queues: Some(1),
+        };
+        let mut machine = Machine {
+            // One CPU: with two its TSC is marked unstable, and guests in it die.
+            cpus: 1,
+            memory_mib: MEMORY_MIB,
+            disks: vec![
+                disk("root", &root),
+                disk("fathom", &opt),
+                Disk::qemu("scratch", scratch),
+            ],
+            tools: false,
+            root: Some("root".into()),
+            modules: MODULES.iter().map(|&name| name.to_owned()).collect(),
+            accelerator: Some(Accelerator::Tcg),
+            ..Machine::default()
+        };
+        for id in ["fathom", "scratch"] {
+            let slot = machine.slot_of(id).unwrap_or_default();
+            machine.append.push(format!("lab_{id}={slot:02x}"));
+        }
+        let mut guest = Guest::boot(&machine)?;
+        guest.check(
+            "test -c /dev/kvm && fathom --version",
+            Duration::from_secs(60),
+        )?;
+        Ok(Self { guest, _dir: dir })
+    }
+
+    /// Runs a shell script and hands on every line that it prints, on either output, while it
+    /// runs; returns its exit status.
+    ///
+    /// # Errors
+    /// When the host does not answer, or the script does not end in time.
+    pub fn run(
+        &mut self,
+        script: &str,
+        timeout: Duration,
+        line: &mut dyn FnMut(&str),
+    ) -> Result<i32> {
+        let mut pending = Vec::new();
+        let script = format!("exec 2>&1\n{script}");
+        let output = self.guest.stream(&script, timeout, &mut |chunk| {
+            pending.extend_from_slice(chunk);
+            while let Some(end) = pending.iter().position(|&b| b == b'\n') {
+                let bytes: Vec<u8> = pending.drain(..=end).collect();
+                line(String::from_utf8_lossy(&bytes).trim_end());
+            }
+            Ok(())
+        })?;
+        if !pending.is_empty() {
+            line(&String::from_utf8_lossy(&pending));
+        }
+        if output.status == 124 {
+            return Err(Error::Timeout {
+                what: "in the KVM host".into(),
+                after: timeout,
+                tail: crate::process::tail_of(&output.text),
+            });
+        }
+        Ok(output.status)
+    }
+
+    /// Runs a shell script that must succeed and returns what it printed.
+    ///
+    /// # Errors
+    /// Like [`run`](Self::run), and when the script fails.
+    pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
+        self.guest.check(script, timeout)
+    }
+
+    /// Runs a shell script.
+    ///
+    /// # Errors
+    /// When the host does not answer.
+    pub fn output(&mut self, script: &str, timeout: Duration) -> Result<Output> {
+        self.guest.run(script, timeout)
+    }
+
+    /// Copies a folder of the host's into a folder here.
+    ///
+    /// # Errors
+    /// When there is no such folder, the host does not answer, or the disk here is full.
+    pub fn fetch(&mut self, dir: &str, into: &Path, timeout: Duration) -> Result<()> {
+        self.guest.fetch(dir, into, timeout)
+    }
+}
+
+/// The disk with the program, which is mounted on /opt.
+fn make_opt(fathom: &Path, dir: &Path) -> Result<std::path::PathBuf> {
+    let stripped = dir.join("fathom");
+    let what = || format!("cannot write {}", stripped.display());
+    fs::write(&stripped, initramfs::stripped(fathom)?).context(what)?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&stripped, mode).context(what)?;
+    let mut contents = Contents::default();
+    contents.file_as(&stripped, Path::new("fathom"));
+    let image = dir.join("opt.img");
+    contents.make(dir, &image)?;
+    Ok(image)
+}
