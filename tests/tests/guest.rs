@@ -53,7 +53,10 @@ fn cases(place: &Place) -> Vec<Case> {
 }
 
 fn serve(place: &Place, case: &Case) -> Server {
-    let args = ["--aio", case.engine, "--cache", case.cache, "--json"];
+    let mut args = vec!["--aio", case.engine, "--cache", case.cache, "--json"];
+    if case.engine == "io_uring" && case.queues == 2 {
+        args.push("--register-memory");
+    }
     place.serve(&case.name, &case.image, &args)
 }
 
