@@ -24,6 +24,7 @@ mod qmp;
 pub mod scenario;
 mod server;
 mod tools;
+pub mod workload;
 
 pub use console::Console;
 pub use error::{Error, Result, Tail};

@@ -1,0 +1,148 @@
+//! What a run has measured, and its file of events.
+
+use std::path::Path;
+
+use fathom_run::{Benchmark, Clock, Event, Kind, Pair, StreamInfo, StreamWriter, flags};
+
+use super::options::Options;
+use super::records::{Buffer, Injection, Record};
+
+/// The whole run, in ns of CLOCK_MONOTONIC: one stamp before its loop and one after.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    pub start: u64,
+    pub end: u64,
+}
+
+/// What was measured.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The overall figures: the wiki's way.
+    pub benchmark: Benchmark,
+    /// Both clocks, before and after, for `Clocks::guest` or `Clocks::host`.
+    pub pairs: [Pair; 2],
+    /// Whether the stamps are of the TSC; else CLOCK_MONOTONIC's nanoseconds.
+    pub is_tsc: bool,
+    /// The thread that made the calls.
+    pub tid: u32,
+    records: Buffer<Record>,
+    injections: Buffer<Injection>,
+    block_size: u64,
+    write: bool,
+}
+
+/// The place of an injected delay, as the file's strings say it.
+const PLACE: &str = "guest";
+/// Arguments of [`Kind::BenchOperation`], the widest of the file.
+const WIDTH: usize = 5;
+
+impl Outcome {
+    pub(super) fn new(
+        options: &Options,
+        records: Buffer<Record>,
+        injections: Buffer<Injection>,
+        window: Window,
+        pairs: [Pair; 2],
+        call: &str,
+    ) -> Outcome {
+        let operations = records.as_slice().len() as u64;
+        let wanted = options.block_size.cast_signed();
+        let failed = |record: &&Record| record.result != wanted;
+        let wall_ns = window.end - window.start;
+        Outcome {
+            benchmark: Benchmark {
+                operations,
+                mean_ns: wall_ns as f64 / operations as f64,
+                wall_ns,
+                errors: records.as_slice().iter().filter(failed).count() as u64,
+                call: call.to_owned(),
+            },
+            pairs,
+            is_tsc: fathom_trace::Clock::get().is_tsc(),
+            tid: rustix::thread::gettid()
+                .as_raw_nonzero()
+                .get()
+                .cast_unsigned(),
+            records,
+            injections,
+            block_size: options.block_size,
+            write: options.rw.is_write(),
+        }
+    }
+
+    pub(super) fn first_error(&self) -> Option<i64> {
+        let mut results = self.records.as_slice().iter().map(|record| record.result);
+        results.find(|result| *result < 0)
+    }
+
+    /// The measured operations as events, in order of time, the injected delays among them.
+    pub fn events(&self) -> impl Iterator<Item = Event> {
+        let mut operations = self.records.as_slice().iter().peekable();
+        let mut delays = self.injections.as_slice().iter().peekable();
+        std::iter::from_fn(move || {
+            let delay_first = match (operations.peek(), delays.peek()) {
+                (Some(operation), Some(delay)) => delay.end < operation.start,
+                (None, Some(_)) => true,
+                _ => false,
+            };
+            if delay_first {
+                delays.next().map(|delay| self.injected(delay))
+            } else {
+                operations.next().map(|record| self.operation(record))
+            }
+        })
+    }
+
+    fn operation(&self, record: &Record) -> Event {
+        let flags = if self.write { flags::WRITE } else { 0 };
+        let args = [
+            record.end,
+            record.offset,
+            self.block_size,
+            record.result.cast_unsigned(),
+            flags,
+        ];
+        Event::new(record.start, Kind::BenchOperation, 0, self.tid, &args)
+    }
+
+    fn injected(&self, delay: &Injection) -> Event {
+        let args = [0, delay.ticks, delay.number];
+        Event::new(delay.end, Kind::Injected, 0, self.tid, &args)
+    }
+
+    /// Writes the events to a file; their number.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, path: &Path) -> fathom_run::Result<u64> {
+        let mut writer = StreamWriter::create(path, WIDTH, vec![PLACE.to_owned()])?;
+        for event in self.events() {
+            writer.push(&event)?;
+        }
+        writer.finish()
+    }
+
+    /// The clock of the events, measured in the guest or on the host.
+    pub fn clock(&self, on_host: bool) -> Clock {
+        match (on_host, self.is_tsc) {
+            (true, true) => Clock::HostTsc,
+            (true, false) => Clock::HostMonotonic,
+            (false, true) => Clock::GuestTsc,
+            (false, false) => Clock::GuestMonotonic,
+        }
+    }
+
+    /// Writes `NAME.events` into a round's folder, and says what it is for `run.json`.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save(&self, round: &Path, name: &str, on_host: bool) -> fathom_run::Result<StreamInfo> {
+        let events = self.write(&round.join(format!("{name}.events")))?;
+        Ok(StreamInfo {
+            name: name.to_owned(),
+            clock: self.clock(on_host),
+            events,
+            lost: Some(0),
+        })
+    }
+}
