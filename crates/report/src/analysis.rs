@@ -22,7 +22,8 @@ pub enum Point {
     Kick,
     /// The vCPU has left the guest.
     Exit,
-    /// KVM has signalled the eventfd.
+    /// KVM signals the eventfd: its own event where a probe on it could be had, else the doorbell's,
+    /// which KVM emits just before (kvm_mmio, kvm_pio) or just after (kvm_fast_mmio).
     Signal,
     /// The server has woken up.
     Wake,
@@ -66,12 +67,17 @@ pub enum Layer {
     KickKvm,
     /// Signal to Wake.
     ServerWake,
+    /// Kick to Wake, where KVM was not watched between them.
+    KickPath,
     /// Wake to Pop: waiting for the requests before it.
     ServerPop,
     /// Pop to Map: filters.
     ServerQueue,
     /// Map to Device: image metadata.
     ServerMap,
+    /// Signal to HostIssue, where the server has no stamps of its own: QEMU, and the host's block
+    /// layer above the driver.
+    ServerIn,
     /// Device to HostIssue: system call and block layer of the host.
     HostSubmit,
     /// HostIssue to HostComplete.
@@ -80,15 +86,22 @@ pub enum Layer {
     HostReap,
     /// Device to Result where the host's block layer was not seen for it: page cache, memory.
     HostIo,
+    /// HostComplete to Interrupt, where the server has no stamps of its own.
+    ServerOut,
     /// Result to Used: batching of completions included.
     ServerFinish,
     /// Used to Interrupt.
     ServerNotify,
     /// Interrupt to Entry: waking the vCPU.
     VcpuWake,
-    /// Entry (or Interrupt) to Handler.
+    /// Entry (or Interrupt, where the vCPU was in the guest or its entries were not traced) to
+    /// Handler.
     InterruptEntry,
-    /// Handler to Complete.
+    /// Used to Handler, where KVM was not watched between them.
+    InterruptPath,
+    /// Kick to Handler, where nobody was watched between them: the device as the guest sees it.
+    GuestDevice,
+    /// Handler to Complete; Used to Complete where a handler that was running already took it.
     GuestBottomHalf,
     /// Complete to Return.
     GuestReturn,
@@ -108,6 +121,8 @@ pub enum Group {
     /// QEMU, or the disk's server.
     Server,
     HostIo,
+    /// Everything outside the guest, where only the guest was watched.
+    Device,
     Unattributed,
 }
 
@@ -207,6 +222,12 @@ pub struct Truth {
     pub unmatched: u64,
     /// Requests that had more than one possible counterpart; joined first in, first out.
     pub ambiguous: u64,
+    /// Joined requests that lack a point although it was watched in their round: an event of theirs
+    /// is missing. The time around it went to a wider layer.
+    pub incomplete: u64,
+    /// Events that contradict the others: kicks that bring nothing, doorbells that no guest wrote,
+    /// requests of the server that no guest made, interrupts that nobody took.
+    pub inconsistent: u64,
     /// How the guest's clock was related to the host's, for people.
     pub clock_method: String,
     /// The largest error that the relation of the clocks can have, in ns.
@@ -349,6 +370,78 @@ pub struct Analysis {
 }
 
 impl Layer {
+    /// Every layer, in the order of a request's way.
+    pub const ALL: &'static [Layer] = &[
+        Layer::GuestSubmit,
+        Layer::GuestBatch,
+        Layer::KickExit,
+        Layer::KickKvm,
+        Layer::ServerWake,
+        Layer::KickPath,
+        Layer::ServerPop,
+        Layer::ServerQueue,
+        Layer::ServerMap,
+        Layer::ServerIn,
+        Layer::HostSubmit,
+        Layer::HostDevice,
+        Layer::HostReap,
+        Layer::HostIo,
+        Layer::ServerOut,
+        Layer::ServerFinish,
+        Layer::ServerNotify,
+        Layer::VcpuWake,
+        Layer::InterruptEntry,
+        Layer::InterruptPath,
+        Layer::GuestDevice,
+        Layer::GuestBottomHalf,
+        Layer::GuestReturn,
+        Layer::Unattributed,
+    ];
+
+    /// The points that the layer lies between; None for [`Layer::Unattributed`].
+    pub fn span(self) -> Option<(Point, Point)> {
+        Some(match self {
+            Layer::GuestSubmit => (Point::Call, Point::Issue),
+            Layer::GuestBatch => (Point::Issue, Point::Kick),
+            Layer::KickExit => (Point::Kick, Point::Exit),
+            Layer::KickKvm => (Point::Exit, Point::Signal),
+            Layer::ServerWake => (Point::Signal, Point::Wake),
+            Layer::KickPath => (Point::Kick, Point::Wake),
+            Layer::ServerPop => (Point::Wake, Point::Pop),
+            Layer::ServerQueue => (Point::Pop, Point::Map),
+            Layer::ServerMap => (Point::Map, Point::Device),
+            Layer::ServerIn => (Point::Signal, Point::HostIssue),
+            Layer::HostSubmit => (Point::Device, Point::HostIssue),
+            Layer::HostDevice => (Point::HostIssue, Point::HostComplete),
+            Layer::HostReap => (Point::HostComplete, Point::Result),
+            Layer::HostIo => (Point::Device, Point::Result),
+            Layer::ServerOut => (Point::HostComplete, Point::Interrupt),
+            Layer::ServerFinish => (Point::Result, Point::Used),
+            Layer::ServerNotify => (Point::Used, Point::Interrupt),
+            Layer::VcpuWake => (Point::Interrupt, Point::Entry),
+            Layer::InterruptEntry => (Point::Interrupt, Point::Handler),
+            Layer::InterruptPath => (Point::Used, Point::Handler),
+            Layer::GuestDevice => (Point::Kick, Point::Handler),
+            Layer::GuestBottomHalf => (Point::Handler, Point::Complete),
+            Layer::GuestReturn => (Point::Complete, Point::Return),
+            Layer::Unattributed => return None,
+        })
+    }
+
+    /// Whose the time between two points is, if all that lies between them went unseen: the
+    /// narrowest layer whose [`span`](Self::span) holds both, else [`Layer::Unattributed`]. The
+    /// join knows two more cases, which the points alone do not tell: Issue to Pop of a request
+    /// that the server found by itself is [`Layer::GuestBatch`], and Used to Complete of one that a
+    /// running handler took is [`Layer::GuestBottomHalf`].
+    pub fn between(from: Point, to: Point) -> Layer {
+        let width = |&layer: &Layer| layer.span().map_or(u8::MAX, |(a, b)| b as u8 - a as u8);
+        let holds = |layer: &Layer| layer.span().is_some_and(|(a, b)| a <= from && to <= b);
+        let all = Layer::ALL.iter().copied();
+        all.filter(holds)
+            .min_by_key(width)
+            .unwrap_or(Layer::Unattributed)
+    }
+
     /// Name in tables, and group.
     pub fn describe(self) -> (&'static str, Group) {
         match self {
@@ -357,20 +450,60 @@ impl Layer {
             Layer::KickExit => ("kick: vCPU leaves the guest", Group::Switching),
             Layer::KickKvm => ("kick: KVM to eventfd", Group::Switching),
             Layer::ServerWake => ("kick: eventfd to server", Group::ServerSwitching),
+            Layer::KickPath => ("kick: guest to server", Group::Switching),
             Layer::ServerPop => ("server: wake to taken", Group::Server),
             Layer::ServerQueue => ("server: filters", Group::Server),
             Layer::ServerMap => ("server: image metadata", Group::Server),
+            Layer::ServerIn => ("server: eventfd to host's driver", Group::Server),
             Layer::HostSubmit => ("host: submit", Group::HostIo),
             Layer::HostDevice => ("host: device", Group::HostIo),
             Layer::HostReap => ("host: reap", Group::HostIo),
             Layer::HostIo => ("host: I/O without a device", Group::HostIo),
+            Layer::ServerOut => ("server: host's driver to interrupt", Group::Server),
             Layer::ServerFinish => ("server: finish", Group::Server),
             Layer::ServerNotify => ("server: notify", Group::ServerSwitching),
             Layer::VcpuWake => ("interrupt: vCPU wakes", Group::Switching),
             Layer::InterruptEntry => ("interrupt: to the guest's handler", Group::Switching),
+            Layer::InterruptPath => ("interrupt: server to guest", Group::Switching),
+            Layer::GuestDevice => ("device, as the guest sees it", Group::Device),
             Layer::GuestBottomHalf => ("guest: handler to completion", Group::Guest),
             Layer::GuestReturn => ("guest: completion to return", Group::Guest),
             Layer::Unattributed => ("unattributed", Group::Unattributed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_layers_is_in_order_and_spans_what_it_says() {
+        assert!(Layer::ALL.is_sorted());
+        assert_eq!(Layer::ALL.len(), Layer::Unattributed as usize + 1);
+        for &layer in Layer::ALL {
+            if let Some((from, to)) = layer.span() {
+                assert!(from < to, "{layer:?}");
+                assert_eq!(Layer::between(from, to), layer);
+            }
+        }
+    }
+
+    #[test]
+    fn a_gap_goes_to_the_narrowest_layer_that_holds_it() {
+        use Point::*;
+        let cases = [
+            (Call, Bio, Layer::GuestSubmit),
+            (Kick, Signal, Layer::KickPath),
+            (Entry, Handler, Layer::InterruptEntry),
+            (Wake, Device, Layer::ServerIn),
+            (Signal, Interrupt, Layer::GuestDevice),
+            (Issue, Exit, Layer::Unattributed),
+            (Issue, Pop, Layer::Unattributed),
+            (Used, Complete, Layer::Unattributed),
+        ];
+        for (from, to, layer) in cases {
+            assert_eq!(Layer::between(from, to), layer, "{from:?} to {to:?}");
         }
     }
 }
