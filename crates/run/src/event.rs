@@ -143,8 +143,10 @@ kinds! {
         ("queue_at", "map_at", "device_at", "finish_at", "notify_at", "end", "offset", "length",
          "rest");
 
-    /// An event of QEMU's own: `name` is an index into the file's strings; the arguments are those
-    /// of QEMU's trace-events file, strings left out.
+    /// An event of QEMU's own: `name` is an index into the file's strings; the arguments are the
+    /// numbers among those of QEMU's trace-events file, in its order, as many as fit. Its
+    /// `qemu_mutex_*` have three: the mutex's address, the line, and the source file as an index
+    /// into the file's strings.
     Qemu = "qemu" ("name", "arg0", "arg1", "arg2", "arg3", "arg4", "arg5");
 
     /// An injected delay ended; `place` is an index into the file's strings.

@@ -15,6 +15,7 @@
 mod clocks;
 mod error;
 mod event;
+pub mod qemu_names;
 mod run;
 mod stream;
 
