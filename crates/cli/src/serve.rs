@@ -3,7 +3,8 @@
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use fathom_daemon::{
-    Cache, CpuList, Daemon, DiskSpec, EngineKind, Format, Polling, ServeOptions, SocketSpec,
+    Cache, CpuList, Daemon, DiskSpec, EngineKind, Format, Injection, Polling, ServeOptions,
+    SocketSpec,
 };
 use std::ffi::OsString;
 use std::io::Write;
@@ -76,6 +77,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
+    /// Delay every other request, to check what measures where time goes:
+    /// storage=TIME, queue=TIME or notify=TIME
+    #[arg(long, value_name = "PLACE=TIME", hide_short_help = true)]
+    inject: Option<Injection>,
+
     /// Socket for `fathom stats` and the like [default:
     /// $XDG_RUNTIME_DIR/fathom/PID.sock, for root /run/fathom/PID.sock]
     #[arg(long, value_name = "SOCKET")]
@@ -133,6 +139,7 @@ impl ServeArgs {
             polling: self.poll,
             serial: self.serial,
             trace: self.trace,
+            inject: self.inject,
             control: self.control,
         }
     }
@@ -140,12 +147,15 @@ impl ServeArgs {
 
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let json = args.json;
-    let summary = Daemon::start(args.into_options())?.run()?;
+    let outcome = Daemon::start(args.into_options())?.run()?;
     let mut out = std::io::stdout().lock();
     if json {
-        writeln!(out, "{}", serde_json::to_string(&summary)?)?;
+        writeln!(out, "{}", serde_json::to_string(&outcome)?)?;
     } else {
-        write!(out, "{summary}")?;
+        write!(out, "{}", outcome.summary)?;
+        if let Some(injected) = &outcome.injected {
+            writeln!(out, "{injected}")?;
+        }
     }
     Ok(())
 }

@@ -145,3 +145,37 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     assert!(output.status.success());
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
+
+/// The truth that other instruments are checked against: a delay is in its own stage and in no
+/// other, and as long as the injector says.
+#[test]
+fn an_injected_delay_is_found_in_its_stage() {
+    for (place, stage) in [
+        ("queue", "queue"),
+        ("storage", "device"),
+        ("notify", "notify"),
+    ] {
+        let inject = format!("{place}=20ms");
+        let mut served = Served::start("null:1G", &["--inject", &inject, "--json"]);
+        served.load(60, &["--rw", "randread", "--iodepth", "1"]);
+        let (status, out) = served.terminate();
+        assert_eq!(status, Some(0), "{}", served.log());
+        let json: Value = serde_json::from_str(&out).unwrap();
+        let injected = &json["injected"];
+        assert_eq!(injected["place"], place);
+        // The front-end need not ask for every notification.
+        let count = injected["count"].as_u64().unwrap();
+        assert!((28..=30).contains(&count), "{out}");
+        let median = injected["p50_ns"].as_f64().unwrap();
+        assert!(median >= 20e6, "{out}");
+        for row in json["operations"][0]["stages"].as_array().unwrap() {
+            let mean = row["mean_ns"].as_f64().unwrap();
+            if row["stage"] == stage || row["stage"] == "total" {
+                assert!(mean > 0.4 * median, "{place}: {row}");
+            } else {
+                // A loaded machine may hold up the server anywhere, but not half of the time.
+                assert!(mean < 0.3 * median, "{place}: {row}");
+            }
+        }
+    }
+}

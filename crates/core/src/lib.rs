@@ -18,7 +18,7 @@ pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, Wait};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
 pub use handle::{Counters, Detaching, WorkerHandle, WorkerOptions};
-pub use polling::Polling;
+pub use polling::{Polling, parse_duration};
 pub use request::{Request, RequestId, Segments, Slab};
 pub use source::{Broken, Source, SourceId};
 pub use token::Token;

@@ -33,7 +33,8 @@ impl FromStr for Polling {
     }
 }
 
-fn parse_duration(text: &str) -> Option<Duration> {
+/// A whole number with a unit: `500ms`.
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let value: u64 = text[..digits].parse().ok()?;
     let ns_per_unit = match &text[digits..] {

@@ -1,6 +1,7 @@
 //! Disk and workers, from options.
 
 use crate::daemon::Error;
+use crate::inject::Injector;
 use crate::magic;
 use crate::options::{DiskSpec, ServeOptions};
 use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
@@ -16,6 +17,7 @@ pub struct Stack {
     /// The same disk, if it is a file.
     pub file: Option<Arc<FileDisk>>,
     pub workers: Arc<[WorkerHandle]>,
+    pub injector: Option<Arc<Injector>>,
     /// The engine that is used, after a fallback if need be.
     pub engine: &'static str,
 }
@@ -32,14 +34,20 @@ pub fn assemble(options: &ServeOptions) -> Result<Stack, Error> {
         DiskSpec::Memory(size) => Arc::new(MemoryDisk::new(*size)?),
         DiskSpec::Null(size) => Arc::new(NullDisk::new(*size)),
     };
+    let injector = options.inject.map(Injector::new);
+    let seen = match &injector {
+        Some(injector) => injector.wrap_disk(disk.clone()),
+        None => disk.clone(),
+    };
     let name = Arc::default();
     let workers = (0..options.iothreads)
-        .map(|index| start_worker(index, &disk, &name, options))
+        .map(|index| start_worker(index, &seen, &name, options))
         .collect::<Result<_, _>>()?;
     Ok(Stack {
         disk,
         file,
         workers,
+        injector,
         engine: name.get().copied().unwrap_or_default(),
     })
 }

@@ -2,6 +2,7 @@
 
 use crate::assemble::{Stack, assemble};
 use crate::control::{self, FrontEnd, Info, Request, Server, WorkerInfo};
+use crate::inject::{Injected, Injector};
 use crate::limits;
 use crate::options::{DiskSpec, ServeOptions};
 use crate::serving::Serving;
@@ -13,6 +14,7 @@ use fathom_exports::vhost_user::{ListenError, Listener, Options, VhostUser};
 use fathom_trace::{Clock, Op, Stage, Summary, TraceError, ring::RingFile};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -48,6 +50,15 @@ impl Error {
     fn io(what: &'static str) -> impl Fn(io::Error) -> Error {
         move |source| Error::Io { what, source }
     }
+}
+
+/// What a daemon has to say at its end.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    #[serde(flatten)]
+    pub summary: Summary,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub injected: Option<Injected>,
 }
 
 /// One disk being served.
@@ -117,7 +128,7 @@ impl Daemon {
     /// Watch over it until SIGTERM, SIGINT or a client of the control socket
     /// ends it. Then what is in flight is finished and the sockets are
     /// removed. Returns where the requests spent their time.
-    pub fn run(mut self) -> Result<Summary, Error> {
+    pub fn run(mut self) -> Result<Outcome, Error> {
         while !self.quitting {
             self.wait()?;
         }
@@ -125,7 +136,10 @@ impl Daemon {
         tracing::info!("stopping");
         let served = self.serving.stop();
         served.map_err(Error::io("serving front-ends failed"))?;
-        Ok(summary(&self.stack.workers))
+        Ok(Outcome {
+            summary: summary(&self.stack.workers),
+            injected: self.stack.injector.and_then(|injector| injector.outcome()),
+        })
     }
 
     /// Sleep until there is something to do, and do it.
@@ -266,6 +280,7 @@ impl Trace {
 fn serve(options: &ServeOptions, stack: &Stack, listener: Listener) -> Result<Serving, Error> {
     let mut export_options = Options {
         max_queues: options.queues,
+        wrap: stack.injector.as_ref().and_then(Injector::wrap_source),
         ..Options::default()
     };
     if let Some(serial) = &options.serial {

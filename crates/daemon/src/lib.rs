@@ -4,6 +4,7 @@
 mod assemble;
 pub mod control;
 mod daemon;
+mod inject;
 mod limits;
 mod magic;
 mod options;
@@ -12,9 +13,10 @@ mod signals;
 pub mod size;
 mod socket;
 
-pub use daemon::{Daemon, Error};
+pub use daemon::{Daemon, Error, Outcome};
 pub use fathom_core::Polling;
 pub use fathom_storage::{Cache, EngineKind};
 pub use fathom_trace::Summary;
 pub use fathom_trace::ring;
+pub use inject::{Injected, Injection};
 pub use options::{CpuList, DiskSpec, Format, ServeOptions, SocketSpec};

@@ -1,5 +1,6 @@
 //! What `fathom serve` is told.
 
+use crate::inject::Injection;
 use crate::magic;
 use crate::size::parse_size;
 use fathom_core::Polling;
@@ -36,6 +37,8 @@ pub struct ServeOptions {
     pub serial: Option<String>,
     /// Trace to this file from the start.
     pub trace: Option<PathBuf>,
+    /// Delay requests on purpose.
+    pub inject: Option<Injection>,
     /// None: where [`crate::control::default_path`] says.
     pub control: Option<PathBuf>,
 }
@@ -59,6 +62,7 @@ impl ServeOptions {
             polling: Polling::default(),
             serial: None,
             trace: None,
+            inject: None,
             control: None,
         }
     }

@@ -24,15 +24,19 @@ mod signal;
 
 pub use listen::{ListenError, Listener};
 
-use fathom_core::{Disk, WorkerHandle};
+use fathom_core::{Disk, Source, WorkerHandle};
 use fathom_virtio::BlkDevice;
 use signal::Signal;
 use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Mutex};
 
+/// Puts something around a queue before a worker gets it. What it returns
+/// gives the queue itself back by `Source::into_any`.
+pub type WrapSource = Arc<dyn Fn(Box<dyn Source>) -> Box<dyn Source> + Send + Sync>;
+
 /// How to present the disk.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// The most virtqueues that a front-end may use: a ceiling, not a
     /// promise; 1 to 256. QEMU refuses a back-end with fewer than it has
@@ -40,6 +44,8 @@ pub struct Options {
     pub max_queues: u16,
     /// What the guest sees as the disk's serial; at most 20 bytes count.
     pub serial: String,
+    /// For what watches or disturbs queues from outside.
+    pub wrap: Option<WrapSource>,
 }
 
 impl Default for Options {
@@ -47,6 +53,7 @@ impl Default for Options {
         Options {
             max_queues: 64,
             serial: "fathom".to_owned(),
+            wrap: None,
         }
     }
 }
@@ -72,6 +79,7 @@ struct Shared {
     device: Arc<BlkDevice>,
     workers: Arc<[WorkerHandle]>,
     max_queues: u16,
+    wrap: Option<WrapSource>,
     stop: Signal,
     config_change: Signal,
     status: Mutex<Status>,
@@ -105,6 +113,7 @@ impl VhostUser {
                 device: Arc::new(device),
                 workers,
                 max_queues: options.max_queues,
+                wrap: options.wrap,
                 stop: Signal::new()?,
                 config_change: Signal::new()?,
                 status: Mutex::default(),

@@ -41,6 +41,7 @@ impl Served {
         let options = Options {
             max_queues,
             serial: "test".into(),
+            ..Options::default()
         };
         let workers = disk.workers(2);
         let export = Arc::new(VhostUser::new(disk.clone(), workers, options).unwrap());

@@ -8,7 +8,7 @@
 use super::unclog::unclogging;
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
-use fathom_core::{Detaching, SourceId};
+use fathom_core::{Detaching, Source, SourceId};
 use fathom_virtio::{BlkQueue, QueueSetup};
 use rustix::fs::{FileType, fstat};
 use std::os::fd::{AsFd, OwnedFd};
@@ -223,8 +223,12 @@ impl Session<'_> {
         };
         self.activate()?;
         let worker = i % self.shared.workers.len();
+        let mut source: Box<dyn Source> = Box::new(queue);
+        if let Some(wrap) = &self.shared.wrap {
+            source = wrap(source);
+        }
         let id = self.shared.workers[worker]
-            .attach(Box::new(queue))
+            .attach(source)
             .map_err(|e| Fault::Fatal(format!("vring {i} cannot be served: {e}")))?;
         self.vrings[i].running = Some(Running { worker, id });
         self.shared

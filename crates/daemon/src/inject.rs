@@ -1,0 +1,288 @@
+//! Delays put in on purpose: the known truth for instruments that say where
+//! time goes. Every other request (or notification) waits at one place, and
+//! the injector measures how long it really took.
+
+use fathom_core::{
+    Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Engine, Request, RequestId,
+    Source, Stage, parse_duration,
+};
+use fathom_exports::vhost_user::WrapSource;
+use serde::Serialize;
+use std::any::Any;
+use std::fmt;
+use std::os::fd::RawFd;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Where a delay can be put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// In the stage `queue`, before the disk has the request.
+    Queue,
+    /// In the stage `device`, before the storage does the I/O.
+    Storage,
+    /// In the stage `notify`, before the guest is interrupted.
+    Notify,
+}
+
+/// `PLACE=DELAY`, such as `storage=100ms`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Injection {
+    pub place: Place,
+    pub delay: Duration,
+}
+
+impl FromStr for Injection {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Injection, String> {
+        let bad = || format!("'{text}' is not storage, queue or notify with a time: storage=100ms");
+        let (place, delay) = text.split_once('=').ok_or_else(bad)?;
+        let place = match place {
+            "queue" => Place::Queue,
+            "storage" => Place::Storage,
+            "notify" => Place::Notify,
+            _ => return Err(bad()),
+        };
+        match parse_duration(delay) {
+            Some(delay) if delay <= Duration::from_secs(10) => Ok(Injection { place, delay }),
+            Some(_) => Err("a delay of more than 10s is not injected".into()),
+            None => Err(bad()),
+        }
+    }
+}
+
+/// The delays as they turned out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Injected {
+    pub place: Place,
+    pub count: usize,
+    pub min_ns: f64,
+    pub p50_ns: f64,
+    pub max_ns: f64,
+}
+
+impl fmt::Display for Injected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = 1e6;
+        write!(
+            f,
+            "injected at {:?}: {} delays of {:.3} to {:.3} ms, median {:.3} ms",
+            self.place,
+            self.count,
+            self.min_ns / ms,
+            self.max_ns / ms,
+            self.p50_ns / ms
+        )
+    }
+}
+
+/// Shared by everything that delays for one injection.
+pub struct Injector {
+    injection: Injection,
+    turn: AtomicU64,
+    /// Ticks that each delay took.
+    measured: Mutex<Vec<u64>>,
+}
+
+impl Injector {
+    pub fn new(injection: Injection) -> Arc<Injector> {
+        Arc::new(Injector {
+            injection,
+            turn: AtomicU64::new(0),
+            measured: Mutex::default(),
+        })
+    }
+
+    /// Wait, if it is this one's turn. True if it was.
+    fn delay(&self) -> bool {
+        if self.turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+            return false;
+        }
+        let clock = Clock::get();
+        let start = clock.now();
+        std::thread::sleep(self.injection.delay);
+        let ticks = clock.now() - start;
+        let mut measured = self.measured.lock().unwrap_or_else(|e| e.into_inner());
+        measured.push(ticks);
+        true
+    }
+
+    /// None before the first delay.
+    pub fn outcome(&self) -> Option<Injected> {
+        let measured = self.measured.lock().unwrap_or_else(|e| e.into_inner());
+        let mut sorted = measured.clone();
+        sorted.sort_unstable();
+        let ns = |ticks: u64| ticks as f64 * 1e9 / Clock::get().hz();
+        Some(Injected {
+            place: self.injection.place,
+            count: sorted.len(),
+            min_ns: ns(*sorted.first()?),
+            p50_ns: ns(sorted[sorted.len() / 2]),
+            max_ns: ns(*sorted.last()?),
+        })
+    }
+
+    /// The disk as workers are to see it.
+    pub fn wrap_disk(self: &Arc<Self>, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        match self.injection.place {
+            Place::Notify => disk,
+            Place::Queue | Place::Storage => Arc::new(SlowDisk {
+                disk,
+                injector: self.clone(),
+            }),
+        }
+    }
+
+    /// What to put around queues.
+    pub fn wrap_source(self: &Arc<Self>) -> Option<WrapSource> {
+        let injector = self.clone();
+        (self.injection.place == Place::Notify).then(|| {
+            let wrap = move |source| -> Box<dyn Source> {
+                let injector = injector.clone();
+                Box::new(SlowSource { source, injector })
+            };
+            Arc::new(wrap) as WrapSource
+        })
+    }
+}
+
+struct SlowDisk {
+    disk: Arc<dyn Disk>,
+    injector: Arc<Injector>,
+}
+
+impl Disk for SlowDisk {
+    fn info(&self) -> DiskInfo {
+        self.disk.info()
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        self.disk.activate()
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        self.disk.deactivate()
+    }
+
+    fn channel(&self, engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError> {
+        Ok(Box::new(SlowChannel {
+            channel: self.disk.channel(engine)?,
+            injector: self.injector.clone(),
+        }))
+    }
+}
+
+struct SlowChannel {
+    channel: Box<dyn Channel>,
+    injector: Arc<Injector>,
+}
+
+impl Channel for SlowChannel {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        if self.injector.injection.place == Place::Storage {
+            cx.enter(id, Stage::Device);
+        }
+        if self.injector.delay() {
+            cx.tick();
+        }
+        self.channel.submit(cx, id);
+    }
+
+    fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
+        self.channel.complete(cx, id, tag, result);
+    }
+}
+
+struct SlowSource {
+    source: Box<dyn Source>,
+    injector: Arc<Injector>,
+}
+
+impl Source for SlowSource {
+    fn capacity(&self) -> usize {
+        self.source.capacity()
+    }
+
+    fn kick_fd(&self) -> RawFd {
+        self.source.kick_fd()
+    }
+
+    fn memory(&self) -> Vec<Buffer> {
+        self.source.memory()
+    }
+
+    fn pending(&mut self) -> bool {
+        self.source.pending()
+    }
+
+    fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
+        self.source.pop(cx, room, batch)
+    }
+
+    fn finish(&mut self, request: &Request) {
+        self.source.finish(request);
+    }
+
+    fn publish(&mut self) -> bool {
+        self.source.publish()
+    }
+
+    fn notify(&mut self) {
+        self.injector.delay();
+        self.source.notify();
+    }
+
+    fn arm(&mut self) -> bool {
+        self.source.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.source.disarm();
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self.source.into_any()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_injection_is_a_place_and_a_time() {
+        let injection = |text: &str| text.parse::<Injection>();
+        let delay = Duration::from_millis(100);
+        let place = Place::Storage;
+        assert_eq!(injection("storage=100ms"), Ok(Injection { place, delay }));
+        for bad in [
+            "",
+            "storage",
+            "storage=",
+            "disk=1ms",
+            "queue=1",
+            "notify=11s",
+        ] {
+            assert!(injection(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_other_one_is_delayed_and_measured() {
+        let delay = Duration::from_millis(2);
+        let injector = Injector::new(Injection {
+            place: Place::Queue,
+            delay,
+        });
+        assert_eq!(injector.outcome(), None);
+        let delayed: Vec<bool> = (0..6).map(|_| injector.delay()).collect();
+        assert_eq!(delayed, [false, true, false, true, false, true]);
+        let outcome = injector.outcome().unwrap();
+        assert_eq!(outcome.count, 3);
+        assert!(outcome.min_ns >= 2e6 && outcome.min_ns <= outcome.p50_ns);
+    }
+}
