@@ -208,6 +208,7 @@ impl Worker {
                 Err(broken) => {
                     tracing::error!("queue stopped: {broken}");
                     slot.closed = true;
+                    slot.dirty = true; // by what it answered before
                 }
             }
             slot.in_flight += self.batch.len() - first;

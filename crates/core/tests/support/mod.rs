@@ -114,6 +114,8 @@ impl Source for TestSource {
 
     fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
         if self.peer.broken.load(SeqCst) {
+            // A malformed request before the one that breaks the rules.
+            self.finished += 1;
             return Err(Broken("the test broke it".into()));
         }
         let available = self.peer.offered.load(SeqCst) - self.peer.popped.load(SeqCst);
