@@ -1,0 +1,147 @@
+//! A QEMU build's `trace-events-all`: which arguments its events have. The syntax is described in
+//! QEMU's docs/devel/tracing.rst.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::unusable;
+use crate::error::{Context, Result};
+
+/// What an argument is in the simple backend's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arg {
+    /// Anything that fits into 64 bits.
+    Number,
+    /// Its length and its bytes.
+    Text,
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventSchema {
+    pub name: String,
+    pub args: Vec<Arg>,
+}
+
+/// The events of a build, in the order of its file: before format 4, an event's number is its
+/// place there.
+#[derive(Clone, Debug, Default)]
+pub struct Schema {
+    events: Vec<EventSchema>,
+    by_name: HashMap<String, usize>,
+}
+
+impl Schema {
+    /// Reads a `trace-events-all` (or `trace-events`) file.
+    ///
+    /// # Errors
+    /// When it cannot be read or a line of it is no event.
+    pub fn load(path: &Path) -> Result<Schema> {
+        let text = std::fs::read_to_string(path)
+            .context(|| format!("cannot read QEMU's trace events from {}", path.display()))?;
+        Schema::parse(&text).map_err(|reason| unusable(path, reason))
+    }
+
+    /// Reads the text of such a file; the error says which line is wrong.
+    ///
+    /// # Errors
+    /// When a line is no event, or there are none.
+    pub fn parse(text: &str) -> std::result::Result<Schema, String> {
+        let mut schema = Schema::default();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let event = event(line).ok_or_else(|| {
+                format!("line {} is no trace event: {}", number + 1, excerpt(line))
+            })?;
+            let index = schema.events.len();
+            schema.by_name.insert(event.name.clone(), index);
+            schema.events.push(event);
+        }
+        if schema.events.is_empty() {
+            return Err("there are no trace events in it".into());
+        }
+        Ok(schema)
+    }
+
+    /// The event of this place in the file.
+    pub fn by_number(&self, number: u64) -> Option<&EventSchema> {
+        self.events.get(usize::try_from(number).ok()?)
+    }
+
+    /// The event of this name.
+    pub fn by_name(&self, name: &str) -> Option<&EventSchema> {
+        self.by_name.get(name).map(|&index| &self.events[index])
+    }
+}
+
+fn excerpt(line: &str) -> String {
+    line.chars().take(60).collect()
+}
+
+/// `[PROPERTY]... NAME(TYPE ARG, ...) "FORMAT"`.
+fn event(line: &str) -> Option<EventSchema> {
+    let (head, rest) = line.split_once('(')?;
+    let (args, _format) = rest.split_once(')')?;
+    let name = head.split_whitespace().next_back()?;
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if !name.chars().all(good) {
+        return None;
+    }
+    let args = args.split(',').map(str::trim);
+    let args = args.filter(|&arg| arg != "void" && !arg.is_empty());
+    Some(EventSchema {
+        name: name.to_owned(),
+        args: args.map(arg).collect(),
+    })
+}
+
+/// The simple backend takes these spellings for strings and any other pointer for a number.
+fn arg(declaration: &str) -> Arg {
+    const TEXT: [&str; 4] = ["const char*", "char*", "const char *", "char *"];
+    if TEXT.iter().any(|text| declaration.starts_with(text)) {
+        Arg::Text
+    } else {
+        Arg::Number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_syntax_of_tracing_rst_is_read() {
+        let schema = Schema::parse(
+            "# a comment\n\n\
+             plain(void) \"\"\n\
+             disable vcpu two(const char *name, void *p, uint64_t n) \"%s (%p) \" PRIu64\n\
+             old(char*s, int8_t i) \"x\"\n",
+        )
+        .unwrap();
+        assert!(schema.by_number(0).unwrap().args.is_empty());
+        let two = schema.by_name("two").unwrap();
+        assert_eq!(two.args, [Arg::Text, Arg::Number, Arg::Number]);
+        assert_eq!(schema.by_number(1), Some(two));
+        assert_eq!(schema.by_number(2).unwrap().args, [Arg::Text, Arg::Number]);
+        assert_eq!(schema.by_number(3), None);
+        assert_eq!(schema.by_number(u64::MAX), None);
+    }
+
+    #[test]
+    fn another_file_is_told_from_it() {
+        assert!(
+            Schema::parse("root:x:0:0:root")
+                .unwrap_err()
+                .contains("line 1")
+        );
+        assert!(
+            Schema::parse("# nothing\n")
+                .unwrap_err()
+                .contains("no trace events")
+        );
+        assert!(Schema::parse("a b-c(int x) \"\"").is_err());
+    }
+}
