@@ -22,15 +22,18 @@ const POLL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct DataPort {
     chunks: Receiver<Vec<u8>>,
+    /// A port of its own for the other way: the kernel lets one program open a port.
+    signal: UnixStream,
 }
 
 impl DataPort {
-    /// Connects to the socket that QEMU makes for the port.
-    pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
-        let stream = LineStream::connect(path, timeout)?.into_stream();
+    /// Connects to the sockets that QEMU makes for the ports.
+    pub fn connect(data: &Path, signal: &Path, timeout: Duration) -> Result<Self> {
+        let stream = LineStream::connect(data, timeout)?.into_stream();
+        let signal = LineStream::connect(signal, timeout)?.into_stream();
         let (sender, chunks) = sync_channel(WAITING);
         std::thread::spawn(move || forward(stream, &sender));
-        Ok(Self { chunks })
+        Ok(Self { chunks, signal })
     }
 
     /// What has come; nothing when nothing comes for a moment.
@@ -101,6 +104,32 @@ impl Guest {
         }
     }
 
+    /// Runs a shell script and hands on every line that it prints on standard output; what `line`
+    /// answers to one is a line on the script's standard input. The output that is returned is
+    /// what it printed on standard error.
+    ///
+    /// # Errors
+    /// Like [`stream`](Self::stream).
+    pub fn converse(
+        &mut self,
+        script: &str,
+        timeout: Duration,
+        line: &mut dyn FnMut(&str) -> Result<Option<String>>,
+    ) -> Result<Output> {
+        let what = || "cannot signal the guest".to_owned();
+        let mut signal = self.data().signal.try_clone().context(what)?;
+        let script = format!("exec </tmp/.ports/fathom.signal\n{script}");
+        let mut lines = Lines::default();
+        self.stream(&script, timeout, &mut |chunk| {
+            lines.push(chunk, &mut |text| match line(text)? {
+                Some(answer) => signal
+                    .write_all(format!("{answer}\n").as_bytes())
+                    .context(what),
+                None => Ok(()),
+            })
+        })
+    }
+
     /// Copies a folder of the guest's into a folder here.
     ///
     /// # Errors
@@ -123,21 +152,45 @@ impl Guest {
         });
         drop(archive);
         let unpacked = unpack.wait_with_output().context(what)?;
+        let output = output?;
+        if output.status != 0 {
+            return Err(self.failed(&script, &output));
+        }
         if !unpacked.status.success() {
             let reason = String::from_utf8_lossy(&unpacked.stderr).trim().to_owned();
             let path = into.to_owned();
             return Err(Error::Unusable { path, reason });
         }
-        let output = output?;
-        if output.status == 0 {
-            return Ok(());
-        }
-        Err(self.failed(&script, &output))
+        Ok(())
     }
 
     fn receive_data(&mut self) -> Result<Option<Vec<u8>>> {
         let chunk = self.data().receive();
         self.explain(chunk)
+    }
+}
+
+/// Cuts what comes in pieces into lines.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    pending: Vec<u8>,
+}
+
+impl Lines {
+    /// Takes the next piece, and hands on the lines that it completes.
+    pub fn push(&mut self, chunk: &[u8], line: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+        self.pending.extend_from_slice(chunk);
+        while let Some(end) = self.pending.iter().position(|&b| b == b'\n') {
+            let bytes: Vec<u8> = self.pending.drain(..=end).collect();
+            line(String::from_utf8_lossy(&bytes).trim_end())?;
+        }
+        Ok(())
+    }
+
+    /// What comes after the last line's end.
+    pub fn rest(self) -> Option<String> {
+        let rest = String::from_utf8_lossy(&self.pending).into_owned();
+        (!rest.is_empty()).then_some(rest)
     }
 }
 

@@ -107,7 +107,10 @@ impl Guest {
         let console = Console::collect(stdout);
         let qmp = explain(Qmp::connect(&files.qmp(), CONNECT), &mut qemu)?;
         let agent = explain(LineStream::connect(&files.agent(), CONNECT), &mut qemu)?;
-        let data = explain(DataPort::connect(&files.data(), CONNECT), &mut qemu)?;
+        let data = explain(
+            DataPort::connect(&files.data(), &files.signal(), CONNECT),
+            &mut qemu,
+        )?;
         let disks = machine.disks.iter().map(|disk| disk.id.clone()).collect();
         Ok(Self {
             qemu,

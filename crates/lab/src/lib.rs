@@ -35,4 +35,4 @@ pub use kvm_host::KvmHost;
 pub use machine::{Aio, Attach, Boot, Disk, MAX_DISKS, Machine, QemuDisk};
 pub use process::Process;
 pub use qmp::Qmp;
-pub use server::Server;
+pub use server::{Server, StorageDaemon};

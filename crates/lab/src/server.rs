@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error, Result};
 use crate::host;
+use crate::machine::{Aio, comma_safe};
 use crate::process::Process;
 
 const START: Duration = Duration::from_secs(30);
@@ -19,6 +20,19 @@ pub struct Server {
     socket: PathBuf,
     stdout: PathBuf,
     control: Option<PathBuf>,
+}
+
+/// What qemu-storage-daemon serves.
+#[derive(Debug, Clone, Copy)]
+pub struct StorageDaemon<'a> {
+    /// A raw image.
+    pub image: &'a Path,
+    pub aio: Aio,
+    /// O_DIRECT.
+    pub direct: bool,
+    pub queues: u16,
+    /// How long the export's I/O thread polls before it sleeps; with `None` the main loop serves.
+    pub poll_max_ns: Option<u32>,
 }
 
 impl Server {
@@ -48,16 +62,41 @@ impl Server {
     /// # Errors
     /// When it is missing or does not start.
     pub fn qemu_storage_daemon(dir: &Path, name: &str, image: &Path, queues: u16) -> Result<Self> {
+        let export = StorageDaemon {
+            image,
+            aio: Aio::IoUring,
+            direct: true,
+            queues,
+            poll_max_ns: None,
+        };
+        Self::storage_daemon(dir, name, &export)
+    }
+
+    /// Starts qemu-storage-daemon with a vhost-user-blk export, served by an I/O thread of its own
+    /// where polling is set.
+    ///
+    /// # Errors
+    /// When it is missing or does not start.
+    pub fn storage_daemon(dir: &Path, name: &str, export: &StorageDaemon) -> Result<Self> {
         let socket = dir.join(format!("{name}.sock"));
-        let file = image.to_string_lossy().replace(',', ",,");
-        let path = socket.to_string_lossy().replace(',', ",,");
+        let file = comma_safe(export.image);
+        let path = comma_safe(&socket);
+        let (aio, queues) = (export.aio.name(), export.queues);
+        let direct = if export.direct { "on" } else { "off" };
         let mut command = Command::new(host::program("qemu-storage-daemon")?);
+        let mut iothread = "";
+        if let Some(ns) = export.poll_max_ns {
+            command.arg("--object");
+            command.arg(format!("iothread,id=io,poll-max-ns={ns}"));
+            iothread = ",iothread=io";
+        }
         command.arg("--blockdev").arg(format!(
-            "driver=file,node-name=disk,filename={file},aio=io_uring,cache.direct=on,discard=unmap"
+            "driver=file,node-name=disk,filename={file},aio={aio},cache.direct={direct},\
+             discard=unmap"
         ));
         command.arg("--export").arg(format!(
             "type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},\
-             addr.type=unix,addr.path={path}"
+             addr.type=unix,addr.path={path}{iothread}"
         ));
         Self::start("qemu-storage-daemon", command, dir, name, socket, None)
     }

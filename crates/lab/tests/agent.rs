@@ -45,3 +45,45 @@ fn scripts_end_or_are_given_up() {
     assert_eq!(guest.check("echo again", SOON).unwrap(), "again\n");
     guest.power_off().unwrap();
 }
+
+#[test]
+fn output_streams_answers_and_folders_come_out() {
+    let mut guest = Guest::boot(&Machine {
+        tools: false,
+        ..Machine::default()
+    })
+    .unwrap();
+    // More than the port, the pipe and the host's queue hold together, and its exact bytes.
+    let mut received = Vec::new();
+    let script = "seq 1 1000000; echo a warning >&2; exit 3";
+    let output = guest
+        .stream(script, SOON, &mut |chunk| {
+            received.extend_from_slice(chunk);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!((output.status, output.text.as_str()), (3, "a warning"));
+    let wanted: String = (1..=1_000_000).map(|n| format!("{n}\n")).collect();
+    assert!(received == wanted.as_bytes(), "{} bytes", received.len());
+
+    let mut lines = Vec::new();
+    let script = "echo ready; read -r answer; echo \"got $answer\"";
+    let output = guest
+        .converse(script, SOON, &mut |line| {
+            lines.push(line.to_owned());
+            Ok((line == "ready").then(|| "go on".to_owned()))
+        })
+        .unwrap();
+    assert_eq!(output.status, 0, "{}", output.text);
+    assert_eq!(lines, ["ready", "got go on"]);
+
+    let dir = tempfile::tempdir().unwrap();
+    guest
+        .check("mkdir -p /tmp/out/deep; seq 1 9 >/tmp/out/deep/file", SOON)
+        .unwrap();
+    guest.fetch("/tmp/out", dir.path(), SOON).unwrap();
+    let text = std::fs::read_to_string(dir.path().join("deep/file")).unwrap();
+    assert_eq!(text.lines().count(), 9);
+    let missing = guest.fetch("/tmp/nothing", dir.path(), SOON).unwrap_err();
+    assert!(missing.to_string().contains("nothing"), "{missing}");
+}

@@ -11,7 +11,14 @@ use crate::{host, initramfs};
 const INIT: &str = include_str!("init.sh");
 
 /// Beyond busybox.
-const PROGRAMS: &[&str] = &["qemu-system-x86_64", "qemu-storage-daemon", "mke2fs", "fio"];
+const PROGRAMS: &[&str] = &[
+    "qemu-system-x86_64",
+    "qemu-storage-daemon",
+    "mke2fs",
+    "e2fsck",
+    "blkdiscard",
+    "fio",
+];
 /// What QEMU loads for the lab's guests; a version that has no such file does without.
 const FIRMWARE: &[&str] = &[
     "bios-256k.bin",

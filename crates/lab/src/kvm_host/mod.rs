@@ -7,11 +7,14 @@
 mod image;
 
 use std::fs;
-use std::path::Path;
+use std::iter;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::data_port::Lines;
 use crate::disk_image::{self, Contents};
 use crate::error::{Context, Error, Result};
 use crate::guest::{Guest, Output};
@@ -42,6 +45,15 @@ impl KvmHost {
     /// When something is missing, the disk is full, or the host does not come up; the error has
     /// the end of its console.
     pub fn boot(fathom: &Path) -> Result<Self> {
+        Self::boot_with(fathom, &[])
+    }
+
+    /// Boots a host with `fathom` and more programs in its PATH; the libraries of those must be
+    /// among fathom's or QEMU's.
+    ///
+    /// # Errors
+    /// Like [`boot`](Self::boot).
+    pub fn boot_with(fathom: &Path, more: &[&Path]) -> Result<Self> {
         let kernel = Kernel::find()?;
         let root = image::root(&kernel, fathom)?;
         // Not below /tmp, which may be in memory.
@@ -54,7 +66,7 @@ impl KvmHost {
             .prefix("fathom-kvm-host-")
             .tempdir_in(parent)
             .context(|| format!("cannot create a directory in {parent}"))?;
-        let opt = make_opt(fathom, dir.path())?;
+        let opt = make_opt(fathom, more, dir.path())?;
         let scratch = dir.path().join("scratch.img");
         disk_image::sparse(&scratch, SCRATCH_BYTES)?;
         disk_image::make_ext4(&scratch, None, SCRATCH_BYTES >> 10)?;
@@ -106,18 +118,16 @@ impl KvmHost {
         timeout: Duration,
         line: &mut dyn FnMut(&str),
     ) -> Result<i32> {
-        let mut pending = Vec::new();
+        let mut lines = Lines::default();
         let script = format!("exec 2>&1\n{script}");
         let output = self.guest.stream(&script, timeout, &mut |chunk| {
-            pending.extend_from_slice(chunk);
-            while let Some(end) = pending.iter().position(|&b| b == b'\n') {
-                let bytes: Vec<u8> = pending.drain(..=end).collect();
-                line(String::from_utf8_lossy(&bytes).trim_end());
-            }
-            Ok(())
+            lines.push(chunk, &mut |text| {
+                line(text);
+                Ok(())
+            })
         })?;
-        if !pending.is_empty() {
-            line(&String::from_utf8_lossy(&pending));
+        if let Some(rest) = lines.rest() {
+            line(&rest);
         }
         if output.status == 124 {
             return Err(Error::Timeout {
@@ -154,15 +164,20 @@ impl KvmHost {
     }
 }
 
-/// The disk with the program, which is mounted on /opt.
-fn make_opt(fathom: &Path, dir: &Path) -> Result<std::path::PathBuf> {
-    let stripped = dir.join("fathom");
-    let what = || format!("cannot write {}", stripped.display());
-    fs::write(&stripped, initramfs::stripped(fathom)?).context(what)?;
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&stripped, mode).context(what)?;
+/// The disk with the programs, which is mounted on /opt.
+fn make_opt(fathom: &Path, more: &[&Path], dir: &Path) -> Result<PathBuf> {
     let mut contents = Contents::default();
-    contents.file_as(&stripped, Path::new("fathom"));
+    for (program, name) in iter::once((fathom, "fathom")).chain(more.iter().map(|p| (*p, ""))) {
+        let name = match name {
+            "" => program.file_name().unwrap_or_default(),
+            name => name.as_ref(),
+        };
+        let stripped = dir.join(name);
+        let what = || format!("cannot write {}", stripped.display());
+        fs::write(&stripped, initramfs::stripped(program)?).context(what)?;
+        fs::set_permissions(&stripped, fs::Permissions::from_mode(0o755)).context(what)?;
+        contents.file_as(&stripped, Path::new(name));
+    }
     let image = dir.join("opt.img");
     contents.make(dir, &image)?;
     Ok(image)

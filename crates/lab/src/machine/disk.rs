@@ -1,0 +1,285 @@
+//! Disks of a machine, as QEMU's command line says them.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::{Arguments, Boot, comma_safe};
+use crate::error::Result;
+use crate::host;
+
+const FIRST_DISK_SLOT: u8 = 4;
+
+/// How the machine's QEMU reaches a disk.
+#[derive(Debug, Clone)]
+pub enum Attach {
+    /// Served by another process over a vhost-user socket.
+    VhostUser {
+        /// The server's socket.
+        socket: PathBuf,
+        /// Request queues; QEMU chooses one per CPU when not given.
+        queues: Option<u16>,
+        /// Connect again when the server goes away.
+        reconnect: bool,
+    },
+    /// A raw file opened by QEMU itself.
+    Raw(PathBuf),
+    /// A raw file served by QEMU, in the way that is to be measured.
+    Qemu(QemuDisk),
+}
+
+/// How QEMU reads and writes an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aio {
+    Threads,
+    Native,
+    IoUring,
+}
+
+impl Aio {
+    /// The name in QEMU's options and in Fathom's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Threads => "threads",
+            Self::Native => "native",
+            Self::IoUring => "io_uring",
+        }
+    }
+}
+
+/// A disk that QEMU itself serves.
+#[derive(Debug, Clone)]
+pub struct QemuDisk {
+    /// The raw image.
+    pub image: PathBuf,
+    /// How QEMU reads and writes it.
+    pub aio: Aio,
+    /// QEMU's cache mode: `none`, `writeback`, ...
+    pub cache: String,
+    /// The guest cannot write.
+    pub read_only: bool,
+    /// Serve the disk in an I/O thread of its own, which polls for that many nanoseconds before
+    /// it sleeps (QEMU's default with `None`); without, the main loop serves it.
+    pub iothread: Option<Option<u32>>,
+    /// Request queues; QEMU chooses one per CPU when not given.
+    pub queues: Option<u16>,
+}
+
+impl QemuDisk {
+    /// A disk of the main loop's that the guest cannot write.
+    pub fn read_only(image: &Path) -> Self {
+        Self {
+            image: image.to_owned(),
+            aio: Aio::Threads,
+            cache: "writeback".into(),
+            read_only: true,
+            iothread: None,
+            queues: None,
+        }
+    }
+}
+
+/// One disk of a machine.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    /// QEMU's id for the device.
+    pub id: String,
+    /// How QEMU reaches it.
+    pub attach: Attach,
+    /// More properties of the device, such as `disable-legacy=on`.
+    pub properties: Vec<String>,
+}
+
+impl Disk {
+    /// A vhost-user disk with as many queues as QEMU chooses, and no reconnecting.
+    pub fn vhost_user(id: &str, socket: &Path) -> Self {
+        let socket = socket.to_owned();
+        let attach = Attach::VhostUser {
+            socket,
+            queues: None,
+            reconnect: false,
+        };
+        Self {
+            id: id.to_owned(),
+            attach,
+            properties: Vec::new(),
+        }
+    }
+
+    /// A disk that QEMU serves.
+    pub fn qemu(id: &str, disk: QemuDisk) -> Self {
+        Self {
+            id: id.to_owned(),
+            attach: Attach::Qemu(disk),
+            properties: Vec::new(),
+        }
+    }
+
+    /// Sets the number of request queues of a vhost-user disk.
+    #[must_use]
+    pub fn with_queues(mut self, count: u16) -> Self {
+        if let Attach::VhostUser { queues, .. } = &mut self.attach {
+            *queues = Some(count);
+        }
+        self
+    }
+
+    /// Lets QEMU connect again when a vhost-user server goes away.
+    #[must_use]
+    pub fn with_reconnect(mut self) -> Self {
+        if let Attach::VhostUser { reconnect, .. } = &mut self.attach {
+            *reconnect = true;
+        }
+        self
+    }
+
+    /// Sets a property of the device.
+    #[must_use]
+    pub fn with_property(mut self, property: &str) -> Self {
+        self.properties.push(property.to_owned());
+        self
+    }
+
+    /// The PCI slot of the `index`th disk.
+    pub(crate) fn slot(index: usize) -> u8 {
+        let index = u8::try_from(index).expect("the number of disks is checked");
+        FIRST_DISK_SLOT + index
+    }
+}
+
+pub(super) fn push(args: &mut Arguments, disk: &Disk, index: usize, boot: Boot) -> Result<()> {
+    let id = &disk.id;
+    let slot = Disk::slot(index);
+    // With a kernel given, QEMU itself is the first in the boot order.
+    let order = if boot == Boot::Kernel {
+        String::new()
+    } else {
+        format!(",bootindex={index}")
+    };
+    let more: String = disk
+        .properties
+        .iter()
+        .map(|property| format!(",{property}"))
+        .collect();
+    let place = format!("id={id},addr={slot:x}{order}{more}");
+    match &disk.attach {
+        Attach::VhostUser {
+            socket,
+            queues,
+            reconnect,
+        } => {
+            let path = comma_safe(socket);
+            let reconnect = if *reconnect {
+                reconnect_option(host::qemu_version()?)
+            } else {
+                ""
+            };
+            args.option(
+                "-chardev",
+                format!("socket,id={id}-socket,path={path}{reconnect}"),
+            );
+            let queues = queues
+                .map(|n| format!(",num-queues={n}"))
+                .unwrap_or_default();
+            args.option(
+                "-device",
+                format!("vhost-user-blk-pci,chardev={id}-socket,{place}{queues}"),
+            );
+        }
+        Attach::Raw(path) => {
+            let path = comma_safe(path);
+            args.option(
+                "-drive",
+                format!("if=none,id={id}-file,format=raw,cache=none,discard=unmap,file={path}"),
+            );
+            args.option("-device", format!("virtio-blk-pci,drive={id}-file,{place}"));
+        }
+        Attach::Qemu(disk) => push_qemu(args, disk, id, &place),
+    }
+    Ok(())
+}
+
+fn push_qemu(args: &mut Arguments, disk: &QemuDisk, id: &str, place: &str) {
+    let path = comma_safe(&disk.image);
+    let (aio, cache) = (disk.aio.name(), &disk.cache);
+    let read_only = if disk.read_only { ",readonly=on" } else { "" };
+    args.option(
+        "-drive",
+        format!("if=none,id={id}-file,format=raw,file={path},aio={aio},cache={cache}{read_only}"),
+    );
+    let mut device = format!("virtio-blk-pci,drive={id}-file,{place}");
+    if let Some(polling) = disk.iothread {
+        let polling = polling.map_or(String::new(), |ns| format!(",poll-max-ns={ns}"));
+        args.option("-object", format!("iothread,id={id}-io{polling}"));
+        let _ = write!(device, ",iothread={id}-io");
+    }
+    if let Some(queues) = disk.queues {
+        let _ = write!(device, ",num-queues={queues}");
+    }
+    args.option("-device", device);
+}
+
+/// QEMU 9.2 brought milliseconds; later ones dropped the seconds.
+fn reconnect_option(version: (u32, u32)) -> &'static str {
+    if version >= (9, 2) {
+        ",reconnect-ms=200"
+    } else {
+        ",reconnect=1"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vhost_user_disk_has_its_slot_and_options() {
+        let disk = Disk::vhost_user("d0", Path::new("/run/a,b")).with_queues(2);
+        let mut args = Arguments::default();
+        push(&mut args, &disk, 1, Boot::SeaBios).unwrap();
+        let args: Vec<_> = args
+            .0
+            .iter()
+            .map(|a| a.to_string_lossy().into_owned())
+            .collect();
+        assert_eq!(
+            args,
+            [
+                "-chardev",
+                "socket,id=d0-socket,path=/run/a,,b",
+                "-device",
+                "vhost-user-blk-pci,chardev=d0-socket,id=d0,addr=5,bootindex=1,num-queues=2",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_disk_of_qemu_is_served_as_asked() {
+        let disk = QemuDisk {
+            iothread: Some(Some(0)),
+            queues: Some(1),
+            aio: Aio::Native,
+            cache: "none".into(),
+            ..QemuDisk::read_only(Path::new("/i"))
+        };
+        let mut args = Arguments::default();
+        let disk = Disk::qemu("d", disk).with_property("ioeventfd=off");
+        push(&mut args, &disk, 0, Boot::Kernel).unwrap();
+        let args = args
+            .0
+            .join(std::ffi::OsStr::new(" "))
+            .into_string()
+            .unwrap();
+        assert_eq!(
+            args,
+            "-drive if=none,id=d-file,format=raw,file=/i,aio=native,cache=none,readonly=on \
+             -object iothread,id=d-io,poll-max-ns=0 \
+             -device virtio-blk-pci,drive=d-file,id=d,addr=4,ioeventfd=off,iothread=d-io,num-queues=1"
+        );
+    }
+
+    #[test]
+    fn reconnecting_is_spelt_as_the_version_wants() {
+        assert_eq!(reconnect_option((7, 2)), ",reconnect=1");
+        assert_eq!(reconnect_option((10, 0)), ",reconnect-ms=200");
+    }
+}
