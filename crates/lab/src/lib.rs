@@ -24,6 +24,7 @@ mod qmp;
 pub mod scenario;
 mod server;
 mod tools;
+pub mod tracers;
 pub mod workload;
 
 pub use console::Console;

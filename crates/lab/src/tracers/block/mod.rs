@@ -1,0 +1,102 @@
+//! The host's block layer: what becomes of the image's I/O on the device below it.
+
+use std::path::Path;
+
+use fathom_run::Kind;
+
+use super::ftrace::{Mode, Recorder, Side, Source};
+use super::{Collected, Collector, Tracefs};
+use crate::error::Result;
+
+/// The name of the file, and in a round's list.
+pub const NAME: &str = "block";
+
+const DEV: Source = Source::Device("dev");
+const SECTOR: Source = Source::Field("sector");
+const SECTORS: Source = Source::Field("nr_sector");
+const RWBS: Source = Source::Rwbs("rwbs");
+/// The argument's name changed in 5.18.
+const ERROR: Source = Source::Errno("error", "errors");
+
+/// Events of a request or a bio; the guest's collector records the first three as well.
+pub(super) const EVENTS: &[(&str, Kind, &[Source])] = &[
+    (
+        "block/block_bio_queue",
+        Kind::BlockBioQueue,
+        &[DEV, SECTOR, SECTORS, RWBS],
+    ),
+    (
+        "block/block_rq_issue",
+        Kind::BlockRqIssue,
+        &[DEV, SECTOR, SECTORS, RWBS],
+    ),
+    (
+        "block/block_rq_complete",
+        Kind::BlockRqComplete,
+        &[DEV, SECTOR, SECTORS, RWBS, ERROR],
+    ),
+    (
+        "block/block_split",
+        Kind::BlockSplit,
+        &[DEV, SECTOR, Source::Field("new_sector")],
+    ),
+    (
+        "block/block_bio_backmerge",
+        Kind::BlockMerge,
+        &[DEV, SECTOR, SECTORS, RWBS],
+    ),
+    (
+        "block/block_bio_frontmerge",
+        Kind::BlockMerge,
+        &[DEV, SECTOR, SECTORS, RWBS],
+    ),
+];
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// dev_t of the whole disk (major << 20 | minor): that of the events in the file.
+    pub dev: u64,
+    /// dev_t of its partitions that count: bios are queued under their name, though with sectors
+    /// of the whole disk.
+    pub partitions: &'a [u64],
+    pub mode: Mode,
+}
+
+/// The block layer's events, being recorded.
+#[derive(Debug)]
+pub struct Block {
+    recorder: Recorder,
+}
+
+/// Starts to record the events of one device.
+///
+/// # Errors
+/// When the kernel does not trace.
+pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Block> {
+    let mut recorder = Recorder::new(tracefs, NAME, options.mode)?;
+    let mut filter = format!("dev == {}", options.dev);
+    for &partition in options.partitions {
+        recorder.alias_device(partition, options.dev);
+        filter.push_str(&format!(" || dev == {partition}"));
+    }
+    for (event, kind, args) in EVENTS {
+        recorder.event(event, Some(&filter), *kind, args);
+    }
+    recorder.start()?;
+    Ok(Block { recorder })
+}
+
+impl Collector for Block {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn halt(&mut self) -> Result<()> {
+        self.recorder.halt()
+    }
+
+    fn stop(self: Box<Self>, round: &Path) -> Result<Collected> {
+        self.recorder.finish(round, Side::Host)
+    }
+}

@@ -1,0 +1,223 @@
+//! Fathom's own trace: every request of a running `fathom serve`, with the stamps of its stages.
+
+mod control;
+mod convert;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fathom_run::{Clock, Event, Kind, StreamInfo, StreamWriter};
+use fathom_trace::RingReader;
+use tempfile::TempDir;
+
+use super::ftrace::unwritten;
+use super::{Collected, Collector, pair};
+use crate::error::{Context, Error, Result};
+
+pub use control::{Control, Info};
+
+/// The name of the file, and in a round's list.
+pub const NAME: &str = "fathom";
+
+/// Between two looks at the ring. At a million requests a second of one worker its 32768 records
+/// last for 32 ms.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Memory, not a disk whose own requests are being measured.
+const SCRATCH: &str = "/dev/shm";
+
+/// A daemon's trace, being drained.
+#[derive(Debug)]
+pub struct Fathom {
+    control: Control,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<Drained>>>,
+    /// The trace was off before, and is to be off again.
+    switch_off: bool,
+    problems: Vec<String>,
+    // Removed when all is done.
+    _scratch: Option<TempDir>,
+}
+
+/// What the thread brings back.
+#[derive(Debug)]
+struct Drained {
+    events: Vec<Event>,
+    lost: u64,
+    clock: Clock,
+}
+
+/// Starts to drain the trace of the daemon at this control socket. Where tracing was off, it is
+/// switched on for the time of the recording.
+///
+/// # Errors
+/// When no daemon answers there, or it cannot trace.
+pub fn start(socket: &Path) -> Result<Fathom> {
+    let mut control = Control::connect(socket)?;
+    let info = control.info()?;
+    let (file, scratch) = match &info.trace {
+        Some(file) => (file.clone(), None),
+        None => {
+            let scratch = scratch_for(info.pid)?;
+            let file = scratch.path().join("ring");
+            control.trace(Some(&file))?;
+            (file, Some(scratch))
+        }
+    };
+    let switch_off = scratch.is_some();
+    let stop = Arc::new(AtomicBool::new(false));
+    let drained = open(&file).and_then(|ring| drain(ring, info.pid, Arc::clone(&stop)));
+    match drained {
+        Ok(thread) => Ok(Fathom {
+            control,
+            stop,
+            thread: Some(thread),
+            switch_off,
+            problems: Vec::new(),
+            _scratch: scratch,
+        }),
+        Err(error) => {
+            if switch_off {
+                let _ = control.trace(None);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// A folder that the daemon may write to, whoever it runs as.
+fn scratch_for(pid: u32) -> Result<TempDir> {
+    use std::os::unix::fs::MetadataExt;
+    let what = || "cannot make a folder for Fathom's trace".to_owned();
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("fathom-trace-");
+    let dir = match builder.tempdir_in(SCRATCH) {
+        Ok(dir) => dir,
+        Err(_) => builder.tempdir().context(what)?,
+    };
+    if let Ok(process) = std::fs::metadata(format!("/proc/{pid}")) {
+        let owner = (Some(process.uid()), Some(process.gid()));
+        std::os::unix::fs::chown(dir.path(), owner.0, owner.1).context(what)?;
+    }
+    Ok(dir)
+}
+
+fn open(file: &PathBuf) -> Result<RingReader> {
+    RingReader::open(file).map_err(|error| Error::Protocol(error.to_string()))
+}
+
+fn drain(
+    mut ring: RingReader,
+    pid: u32,
+    stop: Arc<AtomicBool>,
+) -> Result<JoinHandle<Result<Drained>>> {
+    let is_tsc = ring.header().tsc;
+    let now = pair();
+    let since = if is_tsc { now.tsc } else { now.monotonic_ns };
+    let workers = convert::workers(pid);
+    let body = move || {
+        let (mut entries, mut events) = (Vec::new(), Vec::new());
+        // What was overwritten before we came is nobody's loss.
+        let (mut lost, mut is_first) = (0, true);
+        loop {
+            let last = stop.load(Ordering::Acquire);
+            entries.clear();
+            let before = ring.lost();
+            ring.poll(&mut entries)
+                .map_err(|error| Error::Protocol(error.to_string()))?;
+            let missed = ring.lost() - before;
+            if missed > 0 && !is_first {
+                lost += missed;
+                let time = entries.iter().map(|one| one.record.stamps[0]).min();
+                let time = time.unwrap_or(since).max(since);
+                events.push(Event::new(time, Kind::Lost, 0, 0, &[missed]));
+            }
+            is_first = false;
+            let ours = entries.iter().filter(|one| one.record.stamps[6] >= since);
+            events.extend(ours.map(|one| convert::event(one, &workers)));
+            if last {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        let clock = if is_tsc {
+            Clock::HostTsc
+        } else {
+            Clock::HostMonotonic
+        };
+        Ok(Drained {
+            events,
+            lost,
+            clock,
+        })
+    };
+    std::thread::Builder::new()
+        .name("fathom drain".into())
+        .spawn(body)
+        .context(|| "cannot start a thread".into())
+}
+
+impl Fathom {
+    fn end(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.switch_off) {
+            self.control.trace(None)?;
+        }
+        Ok(())
+    }
+}
+
+impl Collector for Fathom {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn halt(&mut self) -> Result<()> {
+        let ended = self.end();
+        self.stop.store(true, Ordering::Release);
+        ended
+    }
+
+    fn stop(mut self: Box<Self>, round: &Path) -> Result<Collected> {
+        if let Err(error) = self.halt() {
+            self.problems.push(format!("{NAME}: {error}"));
+        }
+        let thread = self.thread.take().expect("only stopped once");
+        let drained = thread
+            .join()
+            .unwrap_or_else(|_| Err(Error::Protocol("the reader of the ring failed".into())))?;
+        let events = write(drained.events, &round.join(format!("{NAME}.events")))?;
+        let stream = StreamInfo {
+            name: NAME.into(),
+            clock: drained.clock,
+            events,
+            lost: Some(drained.lost),
+        };
+        Ok(Collected {
+            streams: vec![stream],
+            problems: std::mem::take(&mut self.problems),
+        })
+    }
+}
+
+/// Requests are recorded when they end, and told by their start.
+fn write(mut events: Vec<Event>, path: &Path) -> Result<u64> {
+    events.sort_by_key(|event| event.time);
+    let mut writer =
+        StreamWriter::create(path, fathom_run::MAX_ARGS, Vec::new()).map_err(unwritten)?;
+    for event in &events {
+        writer.push(event).map_err(unwritten)?;
+    }
+    writer.finish().map_err(unwritten)
+}
+
+impl Drop for Fathom {
+    fn drop(&mut self) {
+        let _ = self.end();
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Taking pages out of an instance's buffers: all at once when tracing has ended, or all the time
+//! from a thread.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::format::Layout;
+use super::pages::CpuPages;
+use crate::error::{Context, Error, Result};
+use crate::tracers::tracefs::Instance;
+
+/// Between two looks of the thread. A buffer must hold what comes in this time.
+const PAUSE: Duration = Duration::from_millis(10);
+/// What a recording may take of this machine's memory, in bytes.
+const MEMORY: usize = 1 << 30;
+
+/// The buffers of an instance, open for reading.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    files: Vec<File>,
+    pages: Vec<CpuPages>,
+    layout: Layout,
+    room: usize,
+}
+
+impl Buffers {
+    pub(super) fn open(instance: &Instance, layout: Layout) -> Result<Buffers> {
+        let cpus = instance.cpus();
+        let files: Result<Vec<File>> = cpus.iter().map(|&cpu| instance.raw(cpu)).collect();
+        Ok(Buffers {
+            files: files?,
+            pages: cpus.into_iter().map(CpuPages::new).collect(),
+            layout,
+            room: MEMORY,
+        })
+    }
+
+    /// Takes every page that there is. False: there is no memory left for more; what is not taken
+    /// is lost in the kernel, which counts it.
+    pub(super) fn read(&mut self) -> Result<bool> {
+        let mut page = vec![0; self.layout.page];
+        for (file, pages) in self.files.iter_mut().zip(&mut self.pages) {
+            while take(file, &mut page)? {
+                let before = pages.len();
+                pages.push(&page, &self.layout);
+                let Some(room) = self.room.checked_sub(pages.len() - before) else {
+                    return Ok(false);
+                };
+                self.room = room;
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn into_pages(self) -> Vec<CpuPages> {
+        self.pages
+    }
+}
+
+/// Reads one page. The kernel gives whole pages to a buffer of that size, the part in use of the
+/// one that is being written included.
+fn take(file: &mut File, page: &mut [u8]) -> Result<bool> {
+    loop {
+        match file.read(page) {
+            Ok(0) => return Ok(false),
+            Ok(read) => {
+                page[read..].fill(0);
+                return Ok(true);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(source) => {
+                let what = "cannot read the trace buffer".into();
+                return Err(Error::Io { what, source });
+            }
+        }
+    }
+}
+
+/// A thread that empties the buffers.
+#[derive(Debug)]
+pub(super) struct Drain {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Buffers>>,
+}
+
+impl Drain {
+    pub(super) fn start(mut buffers: Buffers) -> Result<Drain> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let body = move || {
+            loop {
+                // Read once more after the end was asked for.
+                let last = stopped.load(Ordering::Acquire);
+                let more = buffers.read()?;
+                if last || !more {
+                    return Ok(buffers);
+                }
+                std::thread::sleep(PAUSE);
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("trace drain".into())
+            .spawn(body)
+            .context(|| "cannot start a thread".into())?;
+        Ok(Drain { stop, thread })
+    }
+
+    /// Ends the thread, tracing being off already, and returns everything.
+    pub(super) fn finish(self) -> Result<Buffers> {
+        self.stop.store(true, Ordering::Release);
+        let done = self.thread.join();
+        done.unwrap_or_else(|_| Err(Error::Protocol("the reader of the trace failed".into())))
+    }
+}

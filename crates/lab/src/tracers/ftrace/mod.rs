@@ -1,0 +1,17 @@
+//! Reading what the kernel traces: the binary pages of its ring buffers, decoded by what each
+//! event's `format` file says, and its text where there is nothing else.
+
+mod drain;
+mod format;
+mod page;
+mod pages;
+mod plan;
+mod recorder;
+
+pub use format::{Field, Format, Layout, Shape};
+pub use page::{Page, Record};
+pub use pages::{CpuPages, Written, write};
+pub use plan::{Plan, Source, Symbols, flags_of};
+pub use recorder::{Mode, Recorder, Side};
+
+pub(crate) use pages::unwritten;

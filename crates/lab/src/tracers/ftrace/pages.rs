@@ -1,0 +1,218 @@
+//! What was read from an instance's ring buffers, CPU by CPU, and its way into a file of events.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::path::Path;
+
+use fathom_run::{Event, Kind, StreamWriter};
+
+use super::format::Layout;
+use super::page::Page;
+use super::plan::Plan;
+use crate::error::{Error, Result};
+
+/// Pages of one CPU in the order in which they were filled, without their unused ends.
+#[derive(Clone, Debug, Default)]
+pub struct CpuPages {
+    pub cpu: u16,
+    /// The pages, one after the other, and where each ends.
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl CpuPages {
+    /// No pages yet.
+    pub fn new(cpu: u16) -> CpuPages {
+        CpuPages {
+            cpu,
+            ..CpuPages::default()
+        }
+    }
+
+    /// Keeps what means something of a page.
+    pub fn push(&mut self, page: &[u8], layout: &Layout) {
+        let used = Page::used(page, layout);
+        if used > layout.data {
+            self.bytes.extend_from_slice(&page[..used]);
+            self.ends.push(self.bytes.len());
+        }
+    }
+
+    /// Memory in use.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there is no page.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    fn page(&self, index: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(index)?;
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        self.bytes.get(start..end)
+    }
+
+    fn events<'a>(&'a self, plan: &'a Plan, layout: &'a Layout) -> CpuEvents<'a> {
+        CpuEvents {
+            pages: self,
+            plan,
+            layout,
+            next: 0,
+            page: None,
+            missed: 0,
+            damaged: 0,
+        }
+    }
+}
+
+/// The events of one CPU.
+struct CpuEvents<'a> {
+    pages: &'a CpuPages,
+    plan: &'a Plan,
+    layout: &'a Layout,
+    next: usize,
+    page: Option<Page<'a>>,
+    missed: u64,
+    damaged: u64,
+}
+
+impl Iterator for CpuEvents<'_> {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        loop {
+            let cpu = self.pages.cpu;
+            if let Some(page) = &mut self.page {
+                for record in page.by_ref() {
+                    if let Some(event) = self.plan.event(cpu, &record) {
+                        return Some(event);
+                    }
+                }
+                self.damaged += u64::from(page.is_damaged());
+            }
+            let bytes = self.pages.page(self.next)?;
+            self.next += 1;
+            self.page = Page::parse(bytes, self.layout);
+            match &self.page {
+                None => self.damaged += 1,
+                Some(page) => {
+                    if let Some(count) = page.missed() {
+                        self.missed += count;
+                        return Some(Event::new(page.time(), Kind::Lost, cpu, 0, &[count]));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What came of writing events out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    pub events: u64,
+    /// Events that pages said to be missing before them.
+    pub missed: u64,
+    /// Pages that ended within a record.
+    pub damaged: u64,
+    /// Events that were older than one before them on the same CPU; they were put in order.
+    pub disorder: u64,
+}
+
+/// Writes the events of all CPUs, in order of time. `dropped` events are known to be missing at
+/// the end.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write(
+    cpus: &[CpuPages],
+    plan: &Plan,
+    layout: &Layout,
+    dropped: u64,
+    path: &Path,
+) -> Result<Written> {
+    let mut sink = Sink::create(path, plan.width())?;
+    let written = merge(cpus, plan, layout, &mut |event| sink.push(event))?;
+    if written.disorder == 0 {
+        return sink.finish(dropped, written);
+    }
+    // A clock that stepped back, or damage: rare enough for a way that needs memory.
+    let mut sink = Sink::create(path, plan.width())?;
+    let mut events = Vec::new();
+    for cpu in cpus {
+        events.extend(cpu.events(plan, layout));
+    }
+    events.sort_by_key(|event| event.time);
+    for event in &events {
+        sink.push(event)?;
+    }
+    sink.finish(dropped, written)
+}
+
+/// Hands on the events of all CPUs by time, up to the first that is out of order on its CPU; from
+/// there on they are only counted.
+fn merge(
+    cpus: &[CpuPages],
+    plan: &Plan,
+    layout: &Layout,
+    sink: &mut dyn FnMut(&Event) -> Result<()>,
+) -> Result<Written> {
+    let mut sources: Vec<CpuEvents> = cpus.iter().map(|cpu| cpu.events(plan, layout)).collect();
+    let mut heads: Vec<Option<Event>> = sources.iter_mut().map(Iterator::next).collect();
+    let mut heap: BinaryHeap<Reverse<(u64, usize)>> = heads
+        .iter()
+        .enumerate()
+        .filter_map(|(cpu, head)| Some(Reverse((head.as_ref()?.time, cpu))))
+        .collect();
+    let mut written = Written::default();
+    while let Some(Reverse((time, cpu))) = heap.pop() {
+        if let Some(event) = heads[cpu].take().filter(|_| written.disorder == 0) {
+            sink(&event)?;
+        }
+        if let Some(next) = sources[cpu].next() {
+            written.disorder += u64::from(next.time < time);
+            heap.push(Reverse((next.time, cpu)));
+            heads[cpu] = Some(next);
+        }
+    }
+    for source in &sources {
+        written.missed += source.missed;
+        written.damaged += source.damaged;
+    }
+    Ok(written)
+}
+
+/// A file of events that ends with what is known to be missing there.
+struct Sink {
+    writer: StreamWriter,
+    last: u64,
+}
+
+impl Sink {
+    fn create(path: &Path, width: usize) -> Result<Sink> {
+        let writer = StreamWriter::create(path, width, Vec::new());
+        Ok(Sink {
+            writer: writer.map_err(unwritten)?,
+            last: 0,
+        })
+    }
+
+    fn push(&mut self, event: &Event) -> Result<()> {
+        self.last = event.time;
+        self.writer.push(event).map_err(unwritten)
+    }
+
+    fn finish(mut self, dropped: u64, written: Written) -> Result<Written> {
+        if dropped > 0 {
+            self.push(&Event::new(self.last, Kind::Lost, 0, 0, &[dropped]))?;
+        }
+        let events = self.writer.finish().map_err(unwritten)?;
+        Ok(Written { events, ..written })
+    }
+}
+
+/// The run directory's errors name the file and the reason already.
+pub(crate) fn unwritten(error: fathom_run::Error) -> Error {
+    Error::Protocol(error.to_string())
+}

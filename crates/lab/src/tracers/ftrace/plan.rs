@@ -1,0 +1,337 @@
+//! From the kernel's records to events: which of a record's fields become which arguments.
+
+use fathom_run::{Event, Kind, MAX_ARGS, flags};
+
+use super::format::{Field, Format};
+use super::page::Record;
+
+/// Where an argument comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A field that every kernel has: without it, the event cannot be used.
+    Field(&'static str),
+    /// The first of these that there is.
+    Either(&'static str, &'static str),
+    /// A field that some kernels lack; then 0.
+    Optional(&'static str),
+    /// An element of an array.
+    Element(&'static str, usize),
+    /// A negative or positive errno, told as a positive one.
+    Errno(&'static str, &'static str),
+    /// The block layer's letters for operation and flags ([`flags_of`]).
+    Rwbs(&'static str),
+    /// A dev_t, by the name that [`Plan::alias_device`] gave it.
+    Device(&'static str),
+    /// Nothing: 0.
+    Nothing,
+}
+
+/// The same, for one kernel's format.
+#[derive(Clone, Debug)]
+enum Extract {
+    Zero,
+    Number(Field, usize),
+    Errno(Field),
+    Rwbs(Field),
+    Device(Field),
+}
+
+#[derive(Clone, Debug)]
+enum Rule {
+    Event(Kind, Vec<Extract>),
+    /// The function tracer: `ip` tells the function, which tells the kind.
+    Function(Field, Symbols),
+}
+
+/// Kernel functions by address, each with the kind that a call of it is.
+#[derive(Clone, Debug, Default)]
+pub struct Symbols {
+    /// (address, kind; None for a function that is of no interest), rising.
+    entries: Vec<(u64, Option<Kind>)>,
+}
+
+impl Symbols {
+    /// Picks functions from the text of /proc/kallsyms.
+    pub fn parse(kallsyms: &str, kind_of: impl Fn(&str) -> Option<Kind>) -> Symbols {
+        let entry = |line: &str| {
+            let mut parts = line.split_whitespace();
+            let address = u64::from_str_radix(parts.next()?, 16).ok()?;
+            let is_code = matches!(parts.next()?, "t" | "T" | "w" | "W");
+            (is_code && address != 0).then_some((address, kind_of(parts.next()?)))
+        };
+        let mut entries: Vec<_> = kallsyms.lines().filter_map(entry).collect();
+        entries.sort_unstable_by_key(|&(address, kind)| (address, kind.is_none()));
+        entries.dedup_by_key(|&mut (address, _)| address);
+        Symbols { entries }
+    }
+
+    /// Whether any of the functions was found.
+    pub fn is_empty(&self) -> bool {
+        self.entries.iter().all(|(_, kind)| kind.is_none())
+    }
+
+    /// The function that this address is in. (The tracer's call is some bytes into it.)
+    fn kind(&self, ip: u64) -> Option<Kind> {
+        let after = self.entries.partition_point(|&(address, _)| address <= ip);
+        self.entries.get(after.checked_sub(1)?)?.1
+    }
+}
+
+/// How records become events.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    rules: Vec<Rule>,
+    /// By `common_type`: index into `rules` plus one.
+    index: Vec<u16>,
+    /// Offset of `common_pid`.
+    pid: usize,
+    /// The most arguments that an event has.
+    width: usize,
+    /// Devices that are told by the name of another.
+    aliases: Vec<(u64, u64)>,
+}
+
+impl Plan {
+    /// Reads records of this format as events of that kind.
+    ///
+    /// # Errors
+    /// The field that this kernel's event lacks.
+    pub fn add(&mut self, format: &Format, kind: Kind, args: &[Source]) -> Result<(), String> {
+        debug_assert_eq!(args.len(), kind.args().len(), "{}", kind.name());
+        let extracts: Result<Vec<Extract>, String> =
+            args.iter().map(|&arg| resolve(format, arg)).collect();
+        self.insert(format, Rule::Event(kind, extracts?));
+        Ok(())
+    }
+
+    /// Reads the function tracer's records.
+    ///
+    /// # Errors
+    /// When they have no `ip`.
+    pub fn add_functions(&mut self, format: &Format, symbols: Symbols) -> Result<(), String> {
+        let ip = field(format, "ip")?;
+        self.insert(format, Rule::Function(ip, symbols));
+        Ok(())
+    }
+
+    /// Tells events of one device as another's.
+    pub fn alias_device(&mut self, from: u64, to: u64) {
+        self.aliases.push((from, to));
+    }
+
+    fn insert(&mut self, format: &Format, rule: Rule) {
+        let args = match &rule {
+            Rule::Event(_, args) => args.len(),
+            Rule::Function(..) => 0,
+        };
+        self.width = self.width.max(args);
+        let id = usize::from(format.id);
+        if self.index.len() <= id {
+            self.index.resize(id + 1, 0);
+        }
+        self.rules.push(rule);
+        self.index[id] = u16::try_from(self.rules.len()).unwrap_or(0);
+        self.pid = format.field("common_pid").map_or(4, |field| field.offset);
+    }
+
+    /// The most arguments that an event has; that of [`Kind::Lost`] included.
+    pub fn width(&self) -> usize {
+        self.width.max(1)
+    }
+
+    /// The event that a record is, if it is of any use.
+    #[inline]
+    pub fn event(&self, cpu: u16, record: &Record) -> Option<Event> {
+        let data = record.data;
+        let id = u16::from_le_bytes([*data.first()?, *data.get(1)?]);
+        let rule = usize::from(*self.index.get(usize::from(id))?);
+        let rule = self.rules.get(rule.checked_sub(1)?)?;
+        let pid = data.get(self.pid..self.pid + 4)?;
+        let tid = u32::from_le_bytes([pid[0], pid[1], pid[2], pid[3]]);
+        let mut event = Event {
+            time: record.time,
+            kind: Kind::Lost,
+            cpu,
+            tid,
+            args: [0; MAX_ARGS],
+        };
+        match rule {
+            Rule::Event(kind, extracts) => {
+                event.kind = *kind;
+                for (arg, extract) in event.args.iter_mut().zip(extracts) {
+                    *arg = extract.get(data, &self.aliases)?;
+                }
+            }
+            Rule::Function(ip, symbols) => {
+                event.kind = symbols.kind(ip.number(data, 0)?)?;
+            }
+        }
+        Some(event)
+    }
+}
+
+fn field(format: &Format, name: &str) -> Result<Field, String> {
+    let found = format.field(name).cloned();
+    found.ok_or_else(|| format!("this kernel's event {} has no field {name}", format.name))
+}
+
+fn resolve(format: &Format, source: Source) -> Result<Extract, String> {
+    let number = |name| field(format, name).map(|field| Extract::Number(field, 0));
+    Ok(match source {
+        Source::Field(name) => number(name)?,
+        Source::Either(a, b) => number(a).or_else(|error| number(b).map_err(|_| error))?,
+        Source::Optional(name) => number(name).unwrap_or(Extract::Zero),
+        Source::Element(name, element) => Extract::Number(field(format, name)?, element),
+        Source::Errno(a, b) => {
+            let found = field(format, a).or_else(|error| field(format, b).map_err(|_| error));
+            Extract::Errno(found?)
+        }
+        Source::Device(name) => Extract::Device(field(format, name)?),
+        Source::Rwbs(name) => Extract::Rwbs(field(format, name)?),
+        Source::Nothing => Extract::Zero,
+    })
+}
+
+impl Extract {
+    #[inline]
+    fn get(&self, record: &[u8], aliases: &[(u64, u64)]) -> Option<u64> {
+        match self {
+            Extract::Zero => Some(0),
+            Extract::Number(field, element) => field.number(record, *element),
+            Extract::Errno(field) => {
+                let errno = field.number(record, 0)? as i64;
+                Some(errno.unsigned_abs())
+            }
+            Extract::Rwbs(field) => Some(flags_of(field.text(record)?)),
+            Extract::Device(field) => {
+                let dev = field.number(record, 0)?;
+                let alias = aliases.iter().find(|(from, _)| *from == dev);
+                Some(alias.map_or(dev, |&(_, to)| to))
+            }
+        }
+    }
+}
+
+/// [`flags`] for the letters that blk_fill_rwbs() writes (include/trace/events/block.h): an F
+/// before the operation asks for a flush before it, one after it is FUA. A read has no flag of
+/// its own.
+pub fn flags_of(rwbs: &[u8]) -> u64 {
+    let (mut bits, mut letters) = (0, rwbs.iter().copied().peekable());
+    if letters.peek() == Some(&b'F') {
+        bits |= flags::FLUSH;
+        letters.next();
+    }
+    match letters.next() {
+        Some(b'W') => bits |= flags::WRITE,
+        Some(b'D') => bits |= flags::DISCARD,
+        // A flush that was itself preceded by a flush, or a lone one.
+        _ => {}
+    }
+    for letter in letters {
+        bits |= match letter {
+            b'F' => flags::FUA,
+            b'A' => flags::READAHEAD,
+            b'S' => flags::SYNC,
+            b'M' => flags::METADATA,
+            _ => 0,
+        };
+    }
+    bits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ISSUE: &str = "name: block_rq_issue
+ID: 70
+format:
+	field:unsigned short common_type;	offset:0;	size:2;	signed:0;
+	field:int common_pid;	offset:4;	size:4;	signed:1;
+	field:dev_t dev;	offset:8;	size:4;	signed:0;
+	field:sector_t sector;	offset:16;	size:8;	signed:0;
+	field:unsigned int nr_sector;	offset:24;	size:4;	signed:0;
+	field:char rwbs[8];	offset:28;	size:8;	signed:0;
+";
+    const ARGS: [Source; 4] = [
+        Source::Field("dev"),
+        Source::Field("sector"),
+        Source::Field("nr_sector"),
+        Source::Rwbs("rwbs"),
+    ];
+
+    fn record() -> Vec<u8> {
+        let mut data = vec![0; 36];
+        data[0] = 70;
+        data[4..8].copy_from_slice(&1234u32.to_le_bytes());
+        data[8..12].copy_from_slice(&(8u32 << 20).to_le_bytes());
+        data[16..24].copy_from_slice(&4096u64.to_le_bytes());
+        data[24..28].copy_from_slice(&8u32.to_le_bytes());
+        data[28..31].copy_from_slice(b"WFS");
+        data
+    }
+
+    #[test]
+    fn a_record_becomes_the_event_that_its_format_describes() {
+        let mut plan = Plan::default();
+        let format = Format::parse(ISSUE).unwrap();
+        plan.add(&format, Kind::BlockRqIssue, &ARGS).unwrap();
+        let data = record();
+        let record = |data| Record { time: 5, data };
+        let bits = flags::WRITE | flags::FUA | flags::SYNC;
+        let wanted = Event::new(5, Kind::BlockRqIssue, 3, 1234, &[8 << 20, 4096, 8, bits]);
+        assert_eq!(plan.event(3, &record(&data)), Some(wanted));
+        for cut in 0..data.len() {
+            assert_eq!(plan.event(3, &record(&data[..cut])), None);
+        }
+        let mut other = data.clone();
+        other[0] = 71;
+        assert_eq!(plan.event(3, &record(&other)), None);
+    }
+
+    #[test]
+    fn a_field_that_is_missing_is_named() {
+        let format = Format::parse(&ISSUE.replace(" sector;", " block;")).unwrap();
+        let error = Plan::default().add(&format, Kind::BlockRqIssue, &ARGS);
+        assert!(
+            error
+                .unwrap_err()
+                .contains("block_rq_issue has no field sector")
+        );
+    }
+
+    #[test]
+    fn letters_tell_operation_and_flags() {
+        use flags::*;
+        for (letters, bits) in [
+            ("R", 0),
+            ("RA", READAHEAD),
+            ("RSM", SYNC | METADATA),
+            ("WS", WRITE | SYNC),
+            ("FWFS", FLUSH | WRITE | FUA | SYNC),
+            ("FF", FLUSH),
+            ("FN", FLUSH),
+            ("F", FLUSH),
+            ("DS", DISCARD | SYNC),
+            ("", 0),
+        ] {
+            assert_eq!(flags_of(letters.as_bytes()), bits, "{letters}");
+        }
+    }
+
+    #[test]
+    fn functions_are_known_by_the_address_that_they_contain() {
+        let text = "ffff1000 t before\nffff2000 t vp_notify\t[virtio_pci]\nffff2080 t after\n\
+                    ffff2080 d data\n0 t nothing\n";
+        let symbols = Symbols::parse(text, |name| match name {
+            "vp_notify" => Some(Kind::VpNotify),
+            _ => None,
+        });
+        assert!(!symbols.is_empty());
+        assert_eq!(symbols.kind(0xffff_2000), Some(Kind::VpNotify));
+        assert_eq!(symbols.kind(0xffff_2004), Some(Kind::VpNotify));
+        assert_eq!(symbols.kind(0xffff_2080), None);
+        assert_eq!(symbols.kind(0xffff_1004), None);
+        assert_eq!(symbols.kind(0), None);
+    }
+}

@@ -1,0 +1,273 @@
+//! One instance that records into one file of events: what every collector over tracefs is made
+//! of.
+
+use std::path::Path;
+
+use fathom_run::{Clock, Kind, StreamInfo};
+
+use super::drain::{Buffers, Drain};
+use super::format::{Format, Layout};
+use super::pages::{self, CpuPages};
+use super::plan::{Plan, Source, Symbols};
+use crate::error::{Context, Result};
+use crate::tracers::Collected;
+use crate::tracers::tracefs::{Instance, Stats, TraceClock, Tracefs};
+
+/// When the kernel's buffers are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// After the window: costs nothing during it. What does not fit any more is dropped.
+    Buffered { kib_per_cpu: u32 },
+    /// All the time, by a thread: for windows of any length. What the thread is too slow for is
+    /// overwritten.
+    Live { kib_per_cpu: u32 },
+}
+
+/// Which side of the machine is being recorded: it names the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Host,
+    Guest,
+}
+
+impl Side {
+    /// The clock of this side's events.
+    pub fn clock(self, clock: TraceClock) -> Clock {
+        match (self, clock) {
+            (Side::Host, TraceClock::Tsc) => Clock::HostTsc,
+            (Side::Host, TraceClock::Monotonic) => Clock::HostMonotonic,
+            (Side::Guest, TraceClock::Tsc) => Clock::GuestTsc,
+            (Side::Guest, TraceClock::Monotonic) => Clock::GuestMonotonic,
+        }
+    }
+}
+
+/// A recording of one instance.
+#[derive(Debug)]
+pub struct Recorder {
+    // Fields are dropped in order: the thread's files are closed before the instance goes.
+    drain: Option<Drain>,
+    name: &'static str,
+    instance: Instance,
+    layout: Layout,
+    plan: Plan,
+    mode: Mode,
+    clock: TraceClock,
+    events: usize,
+    problems: Vec<String>,
+}
+
+impl Recorder {
+    /// Makes an instance for the file `NAME.events`; nothing is traced yet.
+    ///
+    /// # Errors
+    /// When the kernel makes no instance or has no memory for its buffers.
+    pub fn new(tracefs: &Tracefs, name: &'static str, mode: Mode) -> Result<Recorder> {
+        let instance = tracefs.instance(name)?;
+        let clock = instance.set_clock()?;
+        let (kib, overwrite) = match mode {
+            Mode::Buffered { kib_per_cpu } => (kib_per_cpu, false),
+            Mode::Live { kib_per_cpu } => (kib_per_cpu, true),
+        };
+        instance.set_buffer(kib)?;
+        instance.set_option("overwrite", overwrite)?;
+        Ok(Recorder {
+            drain: None,
+            name,
+            layout: tracefs.layout()?,
+            instance,
+            plan: Plan::default(),
+            mode,
+            clock,
+            events: 0,
+            problems: Vec::new(),
+        })
+    }
+
+    /// The instance, for settings of a collector's own.
+    pub fn instance(&mut self) -> &mut Instance {
+        &mut self.instance
+    }
+
+    /// The clock of its events.
+    pub fn clock(&self) -> TraceClock {
+        self.clock
+    }
+
+    /// Records an event. One that this kernel does not have, or that cannot be used, becomes a
+    /// line for the report; returns whether it is recorded.
+    pub fn event(
+        &mut self,
+        event: &str,
+        filter: Option<&str>,
+        kind: Kind,
+        args: &[Source],
+    ) -> bool {
+        let format = self.instance.enable(event, filter);
+        self.record(format, |plan, format| plan.add(format, kind, args))
+    }
+
+    /// Records the same if the kernel has it; no word if not.
+    pub fn optional(
+        &mut self,
+        event: &str,
+        filter: Option<&str>,
+        kind: Kind,
+        args: &[Source],
+    ) -> bool {
+        self.instance.tracefs().has_event(event) && self.event(event, filter, kind, args)
+    }
+
+    /// Records calls of a kernel function by a probe on its entry; `fetch` names the arguments as
+    /// kprobe_events takes them.
+    ///
+    /// # Errors
+    /// When it cannot be probed.
+    pub fn probe(
+        &mut self,
+        function: &str,
+        fetch: &str,
+        kind: Kind,
+        args: &[Source],
+    ) -> Result<()> {
+        let format = self.instance.kprobe(function, fetch)?;
+        let add = |plan: &mut Plan, format: &Format| plan.add(format, kind, args);
+        self.record(Ok(format), add);
+        Ok(())
+    }
+
+    /// Records calls of kernel functions by the function tracer; they have no arguments.
+    ///
+    /// # Errors
+    /// When there is no function tracer for them, or no addresses to tell them by.
+    pub fn functions(&mut self, functions: &[(&str, Kind)]) -> Result<()> {
+        let names: Vec<&str> = functions.iter().map(|&(name, _)| name).collect();
+        let kallsyms = std::fs::read_to_string("/proc/kallsyms")
+            .context(|| "cannot read /proc/kallsyms".into())?;
+        let kind_of = |name: &str| functions.iter().find(|one| one.0 == name).map(|one| one.1);
+        let symbols = Symbols::parse(&kallsyms, kind_of);
+        let format = self.instance.trace_functions(&names)?;
+        if symbols.is_empty() {
+            self.problem("/proc/kallsyms hides addresses: set kernel.kptr_restrict to 1 or 0");
+        }
+        self.record(Ok(format), |plan, format| {
+            plan.add_functions(format, symbols)
+        });
+        Ok(())
+    }
+
+    /// Tells events of one device as another's.
+    pub fn alias_device(&mut self, from: u64, to: u64) {
+        self.plan.alias_device(from, to);
+    }
+
+    /// A line for the report's reader.
+    pub fn problem(&mut self, line: impl Into<String>) {
+        let line: String = line.into();
+        self.problems.push(format!("{}: {line}", self.name));
+    }
+
+    fn record(
+        &mut self,
+        format: Result<Format>,
+        add: impl FnOnce(&mut Plan, &Format) -> std::result::Result<(), String>,
+    ) -> bool {
+        let added = match format {
+            Ok(format) => add(&mut self.plan, &format),
+            Err(error) => Err(error.to_string()),
+        };
+        match added {
+            Ok(()) => self.events += 1,
+            Err(problem) => {
+                self.problem(problem);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether there is anything to record.
+    pub fn is_empty(&self) -> bool {
+        self.events == 0
+    }
+
+    /// Begins to trace.
+    ///
+    /// # Errors
+    /// When the buffers cannot be opened.
+    pub fn start(&mut self) -> Result<()> {
+        if matches!(self.mode, Mode::Live { .. }) {
+            let buffers = Buffers::open(&self.instance, self.layout)?;
+            self.drain = Some(Drain::start(buffers)?);
+        }
+        self.instance.on()
+    }
+
+    /// Stops tracing, and nothing else: quick, so that the windows of several recordings end
+    /// together.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn halt(&mut self) -> Result<()> {
+        self.instance.off()
+    }
+
+    /// Writes what was recorded into `NAME.events` in the folder `round`, and removes the
+    /// instance.
+    ///
+    /// # Errors
+    /// When the buffers cannot be read or the file not be written.
+    pub fn finish(mut self, round: &Path, side: Side) -> Result<Collected> {
+        self.halt()?;
+        let (pages, stats) = self.take()?;
+        self.write(&pages, stats, round, side)
+    }
+
+    fn take(&mut self) -> Result<(Vec<CpuPages>, Stats)> {
+        let buffers = match self.drain.take() {
+            Some(drain) => drain.finish()?,
+            None => {
+                let mut buffers = Buffers::open(&self.instance, self.layout)?;
+                buffers.read()?;
+                buffers
+            }
+        };
+        Ok((buffers.into_pages(), self.instance.stats()))
+    }
+
+    fn write(
+        mut self,
+        pages: &[CpuPages],
+        stats: Stats,
+        round: &Path,
+        side: Side,
+    ) -> Result<Collected> {
+        let path = round.join(format!("{}.events", self.name));
+        // Of what is overwritten the pages tell the place; of the rest only the number is known.
+        let unplaced = match self.mode {
+            Mode::Buffered { .. } => stats.lost(),
+            Mode::Live { .. } => stats.dropped + stats.entries,
+        };
+        let written = pages::write(pages, &self.plan, &self.layout, unplaced, &path)?;
+        if written.damaged > 0 {
+            let count = written.damaged;
+            self.problem(format!("{count} pages of the kernel's trace were damaged"));
+        }
+        if written.disorder > 0 {
+            let count = written.disorder;
+            self.problem(format!(
+                "{count} events were out of order and have been sorted"
+            ));
+        }
+        let lost = (stats.lost() + stats.entries).max(written.missed + unplaced);
+        Ok(Collected {
+            streams: vec![StreamInfo {
+                name: self.name.to_owned(),
+                clock: side.clock(self.clock),
+                events: written.events,
+                lost: Some(lost),
+            }],
+            problems: std::mem::take(&mut self.problems),
+        })
+    }
+}

@@ -1,0 +1,215 @@
+//! The guest's kernel: from the block layer through virtio-blk to the doorbell, and back.
+
+mod device;
+
+use std::fs;
+use std::path::Path;
+
+use fathom_run::{Kind, Stream};
+
+use super::ftrace::{Mode, Recorder, Side, Source, unwritten};
+use super::kvm::has_function;
+use super::{Collected, Tracefs, block};
+use crate::error::{Error, Result};
+
+pub use device::{GuestDisk, disks};
+
+/// The name of the file, and in a round's list.
+pub const NAME: &str = "guest";
+
+/// A kernel function to watch.
+struct Watched {
+    name: &'static str,
+    kind: Kind,
+    /// Arguments for kprobe_events, and which of them the event has.
+    fetch: &'static str,
+    args: &'static [Source],
+    /// Part of every virtio-blk driver; the others came or went with versions.
+    required: bool,
+}
+
+const fn watched(
+    name: &'static str,
+    kind: Kind,
+    fetch: &'static str,
+    args: &'static [Source],
+    required: bool,
+) -> Watched {
+    Watched {
+        name,
+        kind,
+        fetch,
+        args,
+        required,
+    }
+}
+
+const VQ: &[Source] = &[Source::Field("vq")];
+const HCTX: &[Source] = &[Source::Field("hctx"), Source::Nothing];
+
+/// Arguments are in registers by the ABI of x86-64: di, si, ...
+const FUNCTIONS: &[Watched] = &[
+    watched(
+        "virtio_queue_rq",
+        Kind::VirtioQueueRq,
+        "hctx=%di",
+        HCTX,
+        true,
+    ),
+    // A list of requests, from 5.17 on.
+    watched(
+        "virtio_queue_rqs",
+        Kind::VirtioQueueRq,
+        "",
+        &[Source::Nothing, Source::Nothing],
+        false,
+    ),
+    watched(
+        "virtqueue_notify",
+        Kind::VirtqueueNotify,
+        "vq=%di",
+        VQ,
+        true,
+    ),
+    watched("vp_notify", Kind::VpNotify, "vq=%di", VQ, true),
+    // With VIRTIO_F_NOTIFICATION_DATA, from 6.4 on.
+    watched("vp_notify_with_data", Kind::VpNotify, "vq=%di", VQ, false),
+    watched("vm_notify", Kind::VpNotify, "vq=%di", VQ, false),
+    watched(
+        "vring_interrupt",
+        Kind::VringInterrupt,
+        "irq=%di:s32 vq=%si",
+        &[Source::Field("irq"), Source::Field("vq")],
+        true,
+    ),
+    watched("virtblk_done", Kind::VirtblkDone, "vq=%di", VQ, true),
+];
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// The guest's disk, such as `vda`; None: every virtio disk, none of them identified when
+    /// there is more than one.
+    pub device: Option<&'a str>,
+    pub mode: Mode,
+}
+
+/// The guest's events, being recorded.
+#[derive(Debug)]
+pub struct Guest {
+    recorder: Recorder,
+    disks: Vec<GuestDisk>,
+}
+
+/// Starts to record.
+///
+/// # Errors
+/// When there is no such disk, or the kernel does not trace.
+pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Guest> {
+    let mut disks = disks();
+    if let Some(name) = options.device {
+        disks.retain(|disk| disk.name == name);
+        if disks.is_empty() {
+            return Err(Error::Missing {
+                what: format!("a virtio disk named {name}"),
+                hint: "`ls /sys/block` lists the disks; those of virtio are vda, vdb, ...",
+            });
+        }
+    }
+    if disks.is_empty() {
+        return Err(Error::Missing {
+            what: "a virtio disk".into(),
+            hint: "record inside the guest whose disk is measured",
+        });
+    }
+    let mut recorder = Recorder::new(tracefs, NAME, options.mode)?;
+    let any = |field: &str, numbers: Vec<u64>| {
+        let terms: Vec<_> = numbers.iter().map(|n| format!("{field} == {n}")).collect();
+        terms.join(" || ")
+    };
+    let devs = any("dev", disks.iter().map(|disk| disk.dev).collect());
+    for (event, kind, args) in &block::EVENTS[..3] {
+        recorder.event(event, Some(&devs), *kind, args);
+    }
+    let irqs: Vec<u64> = disks.iter().flat_map(|disk| disk.irqs.clone()).collect();
+    if !irqs.is_empty() {
+        let (args, irqs) = ([Source::Field("irq")], any("irq", irqs));
+        let event = "irq/irq_handler_entry";
+        recorder.event(event, Some(&irqs), Kind::IrqHandlerEntry, &args);
+    }
+    watch_functions(&mut recorder);
+    if disks.len() > 1 {
+        let names: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
+        let names = names.join(", ");
+        recorder.problem(format!("several disks ({names}): name one with --device"));
+    }
+    recorder.start()?;
+    Ok(Guest { recorder, disks })
+}
+
+/// Probes with arguments where they can be had, the function tracer for the rest.
+fn watch_functions(recorder: &mut Recorder) {
+    let kallsyms = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let mut rest: Vec<(&str, Kind)> = Vec::new();
+    let mut why = "this kernel has no kprobes".to_owned();
+    let has_kprobes = recorder.instance().tracefs().has_kprobes();
+    for function in FUNCTIONS {
+        if !has_function(&kallsyms, function.name) {
+            if function.required {
+                recorder.problem(format!("the guest's kernel has no {}", function.name));
+            }
+            continue;
+        }
+        if has_kprobes {
+            let (kind, args) = (function.kind, function.args);
+            match recorder.probe(function.name, function.fetch, kind, args) {
+                Ok(()) => continue,
+                Err(error) => why = error.to_string(),
+            }
+        }
+        rest.push((function.name, function.kind));
+    }
+    if rest.is_empty() {
+        return;
+    }
+    let names: Vec<&str> = rest.iter().map(|&(name, _)| name).collect();
+    let names = names.join(", ");
+    match recorder.functions(&rest) {
+        Ok(()) => recorder.problem(format!(
+            "{names}: calls only, without their queue, by the function tracer ({why})"
+        )),
+        Err(error) => recorder.problem(format!("{names} cannot be traced: {why}; {error}")),
+    }
+}
+
+impl Guest {
+    /// The disks that are recorded, as known before any of their requests.
+    pub fn disks(&self) -> &[GuestDisk] {
+        &self.disks
+    }
+
+    /// The clock in use, by its name.
+    pub fn clock(&self) -> &'static str {
+        self.recorder.clock().name()
+    }
+
+    /// Ends recording.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn halt(&mut self) -> Result<()> {
+        self.recorder.halt()
+    }
+
+    /// Writes what was recorded into the folder `round`; the disks now have the virtqueues that
+    /// were seen to be theirs.
+    ///
+    /// # Errors
+    /// When it cannot be read or written.
+    pub fn stop(mut self, round: &Path) -> Result<(Collected, Vec<GuestDisk>)> {
+        let collected = self.recorder.finish(round, Side::Guest)?;
+        let path = round.join(format!("{NAME}.events"));
+        device::learn_queues(Stream::open(&path).map_err(unwritten)?, &mut self.disks)?;
+        Ok((collected, self.disks))
+    }
+}

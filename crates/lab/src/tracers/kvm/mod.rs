@@ -1,0 +1,172 @@
+//! KVM on the host: how a kick leaves the guest, and how an interrupt gets in.
+
+use std::fs;
+use std::path::Path;
+
+use fathom_run::Kind;
+
+use super::ftrace::{Mode, Recorder, Side, Source};
+use super::{Collected, Collector, Tracefs, btf};
+use crate::error::{Error, Result};
+
+/// The name of the file, and in a round's list.
+pub const NAME: &str = "kvm";
+
+/// Events of every KVM since 5.10, with the fields that they are made of.
+const EVENTS: &[(&str, Kind, &[Source])] = {
+    use Source::{Field, Optional};
+    &[
+        (
+            "kvm/kvm_exit",
+            Kind::KvmExit,
+            &[
+                Field("exit_reason"),
+                Field("isa"),
+                Field("guest_rip"),
+                Optional("vcpu_id"),
+            ],
+        ),
+        (
+            "kvm/kvm_entry",
+            Kind::KvmEntry,
+            &[Field("vcpu_id"), Optional("rip")],
+        ),
+        (
+            "kvm/kvm_mmio",
+            Kind::KvmMmio,
+            &[Field("type"), Field("len"), Field("gpa"), Field("val")],
+        ),
+        (
+            "kvm/kvm_pio",
+            Kind::KvmPio,
+            &[
+                Field("rw"),
+                Field("port"),
+                Field("size"),
+                Field("count"),
+                Optional("val"),
+            ],
+        ),
+        (
+            "kvm/kvm_userspace_exit",
+            Kind::KvmUserspaceExit,
+            &[Field("reason"), Field("errno")],
+        ),
+        (
+            "kvm/kvm_msi_set_irq",
+            Kind::KvmMsiSetIrq,
+            &[Field("address"), Field("data")],
+        ),
+        (
+            "kvm/kvm_apic_accept_irq",
+            Kind::KvmApicAcceptIrq,
+            &[Field("apicid"), Field("dm"), Field("tm"), Field("vec")],
+        ),
+        (
+            "kvm/kvm_set_irq",
+            Kind::KvmSetIrq,
+            &[Field("gsi"), Field("level"), Field("irq_source_id")],
+        ),
+        (
+            "kvm/kvm_vcpu_wakeup",
+            Kind::KvmVcpuWakeup,
+            &[Field("ns"), Field("waited"), Optional("valid")],
+        ),
+        (
+            "kvm/kvm_write_tsc_offset",
+            Kind::KvmWriteTscOffset,
+            &[
+                Field("vcpu_id"),
+                Field("previous_tsc_offset"),
+                Field("next_tsc_offset"),
+            ],
+        ),
+    ]
+};
+
+/// Who signals an eventfd calls one of these; the second is all that is left of the first, which
+/// is inline, from 6.8 on.
+const SIGNALS: &[&str] = &["eventfd_signal", "eventfd_signal_mask"];
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// The threads of QEMU and of the disk's server; those that they start later count too.
+    /// (Interrupts are sent by the server's threads.)
+    pub threads: &'a [u32],
+    pub mode: Mode,
+}
+
+/// KVM's events, being recorded.
+#[derive(Debug)]
+pub struct Kvm {
+    recorder: Recorder,
+}
+
+/// Starts to record.
+///
+/// # Errors
+/// When KVM is not loaded or the kernel does not trace.
+pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Kvm> {
+    if !tracefs.has_event("kvm/kvm_exit") {
+        return Err(Error::Missing {
+            what: "KVM's trace events".into(),
+            hint: "load KVM: modprobe kvm_intel (or kvm_amd)",
+        });
+    }
+    let mut recorder = Recorder::new(tracefs, NAME, options.mode)?;
+    recorder.instance().only_threads(options.threads)?;
+    for (event, kind, args) in EVENTS {
+        recorder.event(event, None, *kind, args);
+    }
+    let gpa = [Source::Field("gpa")];
+    recorder.optional("kvm/kvm_fast_mmio", None, Kind::KvmFastMmio, &gpa);
+    if let Err(reason) = probe_signals(&mut recorder) {
+        recorder.problem(format!(
+            "no eventfd of a kick or interrupt is known ({reason}); devices are told apart by \
+             their addresses only"
+        ));
+    }
+    recorder.start()?;
+    Ok(Kvm { recorder })
+}
+
+/// The eventfd's id is the one in /proc/PID/fdinfo.
+fn probe_signals(recorder: &mut Recorder) -> std::result::Result<(), String> {
+    if !recorder.instance().tracefs().has_kprobes() {
+        return Err("this kernel has no kprobes".into());
+    }
+    let offset = btf::member_offset("eventfd_ctx", "id")
+        .ok_or("this kernel has no type information (/sys/kernel/btf/vmlinux)")?;
+    let kallsyms = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let function = SIGNALS
+        .iter()
+        .find(|name| has_function(&kallsyms, name))
+        .ok_or("the kernel has no eventfd_signal")?;
+    let fetch = format!("id=+{offset}(%di):s32");
+    let args = [Source::Field("id")];
+    let probed = recorder.probe(function, &fetch, Kind::EventfdSignal, &args);
+    probed.map_err(|error| error.to_string())
+}
+
+/// Whether the text of /proc/kallsyms has this function.
+pub(super) fn has_function(kallsyms: &str, name: &str) -> bool {
+    kallsyms.lines().any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        matches!(fields.next(), Some("t" | "T")) && fields.next() == Some(name)
+    })
+}
+
+impl Collector for Kvm {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn halt(&mut self) -> Result<()> {
+        self.recorder.halt()
+    }
+
+    fn stop(self: Box<Self>, round: &Path) -> Result<Collected> {
+        self.recorder.finish(round, Side::Host)
+    }
+}

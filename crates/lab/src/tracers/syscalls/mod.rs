@@ -1,0 +1,111 @@
+//! The system calls of threads, and when they ran: what strace would show, without stopping them.
+
+use std::path::Path;
+
+use fathom_run::Kind;
+
+use super::ftrace::{Mode, Recorder, Side, Source};
+use super::{Collected, Collector, Tracefs};
+use crate::error::{Error, Result};
+
+/// The name of the file, and in a round's list.
+pub const NAME: &str = "syscalls";
+
+const ENTER: &[Source] = &[
+    Source::Field("id"),
+    Source::Element("args", 0),
+    Source::Element("args", 1),
+    Source::Element("args", 2),
+    Source::Element("args", 3),
+];
+const EXIT: &[Source] = &[Source::Field("id"), Source::Field("ret")];
+const SWITCH: &[Source] = &[
+    Source::Field("prev_pid"),
+    Source::Field("prev_state"),
+    Source::Field("next_pid"),
+];
+const WAKEUP: &[Source] = &[Source::Field("pid"), Source::Field("target_cpu")];
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// Threads, never the recording process's own: its reading would be traced, and read, for
+    /// ever. Those that they start later count too.
+    pub threads: &'a [u32],
+    pub mode: Mode,
+}
+
+/// System calls, being recorded.
+#[derive(Debug)]
+pub struct Syscalls {
+    recorder: Recorder,
+    name: &'static str,
+}
+
+/// Starts to record all system calls of the threads, and their scheduling.
+///
+/// # Errors
+/// When the kernel does not trace system calls, or the threads are our own.
+pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Syscalls> {
+    let mut recorder = begin(tracefs, NAME, options, None)?;
+    recorder.event("sched/sched_switch", None, Kind::SchedSwitch, SWITCH);
+    recorder.event("sched/sched_wakeup", None, Kind::SchedWakeup, WAKEUP);
+    recorder.start()?;
+    Ok(Syscalls {
+        recorder,
+        name: NAME,
+    })
+}
+
+/// The same for some system calls only, by their numbers, without scheduling.
+pub(super) fn start_some(
+    tracefs: &Tracefs,
+    name: &'static str,
+    options: &Options,
+    numbers: &[u32],
+) -> Result<Syscalls> {
+    let terms: Vec<String> = numbers.iter().map(|nr| format!("id == {nr}")).collect();
+    let mut recorder = begin(tracefs, name, options, Some(&terms.join(" || ")))?;
+    recorder.start()?;
+    Ok(Syscalls { recorder, name })
+}
+
+fn begin(
+    tracefs: &Tracefs,
+    name: &'static str,
+    options: &Options,
+    filter: Option<&str>,
+) -> Result<Recorder> {
+    let own = format!("/proc/{}/task", std::process::id());
+    let is_own = |tid: &&u32| Path::new(&own).join(tid.to_string()).exists();
+    if let Some(tid) = options.threads.iter().find(is_own) {
+        return Err(Error::Protocol(format!(
+            "thread {tid} is the tracer's own; its system calls cannot be traced"
+        )));
+    }
+    let mut recorder = Recorder::new(tracefs, name, options.mode)?;
+    recorder.instance().only_threads(options.threads)?;
+    recorder.event("raw_syscalls/sys_enter", filter, Kind::SysEnter, ENTER);
+    recorder.event("raw_syscalls/sys_exit", filter, Kind::SysExit, EXIT);
+    if recorder.is_empty() {
+        return Err(Error::Missing {
+            what: "the kernel's trace of system calls".into(),
+            hint: "it needs CONFIG_FTRACE_SYSCALLS",
+        });
+    }
+    Ok(recorder)
+}
+
+impl Collector for Syscalls {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn halt(&mut self) -> Result<()> {
+        self.recorder.halt()
+    }
+
+    fn stop(self: Box<Self>, round: &Path) -> Result<Collected> {
+        self.recorder.finish(round, Side::Host)
+    }
+}

@@ -1,0 +1,194 @@
+//! The kernel's tracing file system: where it is, and what of it fathom uses.
+//!
+//! All tracing happens in instances of our own (Documentation/trace/ftrace.rst, "Instances"), so
+//! that nobody else's tracing is touched. An instance's directory is locked as long as its owner
+//! lives; those of killed owners are found by that and removed.
+
+mod instance;
+mod probes;
+mod sweep;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use super::ftrace::{Format, Layout};
+use crate::error::{Context, Error, Result};
+
+pub use instance::{Instance, Stats, TraceClock};
+pub use sweep::remove_all_on_abort;
+
+const PLACE: &str = "/sys/kernel/tracing";
+/// Every name that we make starts with this.
+const PREFIX: &str = "fathom";
+
+/// The tracing file system of this machine.
+#[derive(Clone, Debug)]
+pub struct Tracefs {
+    mount: Arc<Mount>,
+}
+
+#[derive(Debug)]
+struct Mount {
+    root: PathBuf,
+    /// Ours to unmount.
+    is_ours: bool,
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.is_ours {
+            // Somebody else may have begun to use it: then it stays.
+            let _ = unmount(&self.root, UnmountFlags::empty());
+        }
+    }
+}
+
+impl Tracefs {
+    /// Finds the file system, or mounts it for as long as the value (and its instances) lives; and
+    /// removes what killed runs have left in it.
+    ///
+    /// # Errors
+    /// One line that says what is missing: root, the file system, or an unlocked kernel.
+    pub fn open() -> Result<Tracefs> {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let (root, is_ours) = match find(&mounts) {
+            Some(root) => (root, false),
+            None => (mount_it()?, true),
+        };
+        let mount = Arc::new(Mount { root, is_ours });
+        let tracefs = Tracefs { mount };
+        tracefs.check_access()?;
+        sweep::sweep(tracefs.root());
+        Ok(tracefs)
+    }
+
+    /// Where it is mounted.
+    pub fn root(&self) -> &Path {
+        &self.mount.root
+    }
+
+    /// Whether the kernel has this event (`kvm/kvm_exit`).
+    pub fn has_event(&self, event: &str) -> bool {
+        self.root().join("events").join(event).is_dir()
+    }
+
+    /// Whether this tracer is offered (`function`).
+    pub fn has_tracer(&self, name: &str) -> bool {
+        let tracers = fs::read_to_string(self.root().join("available_tracers"));
+        tracers.is_ok_and(|names| names.split_whitespace().any(|one| one == name))
+    }
+
+    /// Whether kernel probes can be set.
+    pub fn has_kprobes(&self) -> bool {
+        self.root().join(probes::EVENTS).exists()
+    }
+
+    /// Creates an instance; `name` only makes it recognisable.
+    ///
+    /// # Errors
+    /// When the kernel makes no more of them.
+    pub fn instance(&self, name: &str) -> Result<Instance> {
+        Instance::create(self.clone(), name)
+    }
+
+    /// How an event's records are laid out.
+    ///
+    /// # Errors
+    /// When there is no such event, or its file cannot be understood.
+    pub fn format(&self, event: &str) -> Result<Format> {
+        let path = self.root().join("events").join(event).join("format");
+        let text = fs::read_to_string(&path).context(|| no_event(event))?;
+        Format::parse(&text).map_err(|reason| Error::Unusable { path, reason })
+    }
+
+    /// How pages of the ring buffer are laid out.
+    ///
+    /// # Errors
+    /// When the kernel's description cannot be understood.
+    pub fn layout(&self) -> Result<Layout> {
+        let path = self.root().join("events/header_page");
+        let text = fs::read_to_string(&path).context(|| format!("cannot read {path:?}"))?;
+        Layout::parse(&text).map_err(|reason| Error::Unusable { path, reason })
+    }
+
+    fn check_access(&self) -> Result<()> {
+        let writable = fs::OpenOptions::new()
+            .write(true)
+            .open(self.root().join("tracing_on"));
+        match writable {
+            Ok(_) => Ok(()),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+}
+
+fn no_event(event: &str) -> String {
+    match event.split_once('/') {
+        Some(("kvm", _)) => format!("no event {event}: load KVM (modprobe kvm_intel or kvm_amd)"),
+        _ => format!("this kernel has no event {event}"),
+    }
+}
+
+/// Why tracing is not to be had, and how it is.
+fn refused(error: &io::Error) -> Error {
+    let lockdown = fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default();
+    let hint = if !rustix::process::geteuid().is_root() {
+        "tracing the kernel needs root: run it with sudo"
+    } else if lockdown.contains("[confidentiality]") {
+        "the kernel is locked down (confidentiality): boot it with lockdown=integrity or none"
+    } else if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(19) {
+        "this kernel has no tracing: it needs CONFIG_FTRACE and CONFIG_EVENT_TRACING"
+    } else {
+        "root is not allowed to trace here: a container needs CAP_SYS_ADMIN and a writable \
+         /sys/kernel/tracing"
+    };
+    Error::Missing {
+        what: format!("the kernel's tracefs ({error})"),
+        hint,
+    }
+}
+
+/// The place where a table of mounts (proc_pid_mounts(5)) has a tracefs.
+fn find(mounts: &str) -> Option<PathBuf> {
+    mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>())
+        .filter(|fields| fields.get(2) == Some(&"tracefs"))
+        .map(|fields| PathBuf::from(fields[1].replace("\\040", " ")))
+        // A second one may be an automount below debugfs; the usual place is the better name.
+        .min_by_key(|path| path.as_path() != Path::new(PLACE))
+}
+
+fn mount_it() -> Result<PathBuf> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let mounted = mount("nodev", PLACE, "tracefs", flags, None::<&std::ffi::CStr>);
+    mounted.map_err(|error| refused(&error.into()))?;
+    Ok(PLACE.into())
+}
+
+/// Writes into a control file without truncating it: for some, that means "clear".
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    use std::io::Write;
+    let mut file = fs::OpenOptions::new().write(true).open(path)?;
+    file.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_place_is_preferred() {
+        let mounts = "proc /proc proc rw 0 0\n\
+             tracefs /sys/kernel/debug/tracing tracefs rw 0 0\n\
+             none /sys/kernel/tracing tracefs rw,relatime 0 0\n";
+        assert_eq!(find(mounts), Some(PLACE.into()));
+        let elsewhere = "t /mnt/with\\040space tracefs rw 0 0\n";
+        assert_eq!(find(elsewhere), Some("/mnt/with space".into()));
+        assert_eq!(find("proc /proc proc rw 0 0\n"), None);
+    }
+}
