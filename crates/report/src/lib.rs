@@ -4,4 +4,8 @@
 //! nothing but that.
 
 pub mod analysis;
+pub mod calls;
 pub mod distribution;
+pub mod locks;
+pub mod qemu;
+pub mod time_lines;
