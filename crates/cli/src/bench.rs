@@ -208,7 +208,7 @@ enum EngineArg {
 }
 
 /// `10s`, `500ms`, `2m`; a bare number is seconds, as in fio.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "" | "s" => 1.0,

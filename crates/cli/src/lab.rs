@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+mod wiki;
+
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use fathom_daemon::size::parse_size;
@@ -31,6 +33,9 @@ struct RunArgs {
 enum Scenario {
     /// 4k sequential reads with O_DIRECT, one at a time: the cost of every layer
     Seqread(SeqreadArgs),
+    /// The KVM wiki's experiment: guest and host read, every layer between them is traced, and
+    /// each request is followed through all of them
+    Wiki(wiki::WikiArgs),
 }
 
 #[derive(Debug, Args)]
@@ -65,10 +70,11 @@ enum DiskServer {
 
 /// Runs the command; progress goes to standard error, the result to standard output.
 pub fn run(args: LabArgs) -> anyhow::Result<()> {
-    let LabCommand::Run(RunArgs {
-        scenario: Scenario::Seqread(args),
-    }) = args.command;
-    seqread(args)
+    let LabCommand::Run(RunArgs { scenario }) = args.command;
+    match scenario {
+        Scenario::Seqread(args) => seqread(args),
+        Scenario::Wiki(args) => wiki::run(args),
+    }
 }
 
 fn seqread(args: SeqreadArgs) -> anyhow::Result<()> {

@@ -1,6 +1,8 @@
 //! The `fathom` command: argument parsing and nothing else.
 
 mod bench;
+mod guest;
+mod guest_run;
 mod lab;
 mod serve;
 mod stats;
@@ -30,6 +32,7 @@ enum Command {
     Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
     Lab(lab::LabArgs),
+    Guest(guest::GuestArgs),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Lab(args) => lab::run(args),
+        Command::Guest(args) => guest::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

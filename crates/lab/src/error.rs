@@ -78,6 +78,9 @@ pub enum Error {
     /// A peer spoke something unexpected.
     #[error("{0}")]
     Protocol(String),
+    /// A run directory cannot be written or read.
+    #[error(transparent)]
+    Run(#[from] fathom_run::Error),
     /// The file is there but cannot be what it is said to be.
     #[error("{path}: {reason}")]
     Unusable {

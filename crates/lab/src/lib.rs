@@ -10,6 +10,7 @@ mod console;
 mod cpio;
 mod data_port;
 mod disk_image;
+pub mod environment;
 mod error;
 mod guest;
 mod host;

@@ -1,3 +1,5 @@
 //! Experiments: what is served, what the guest does, what is reported.
 
+mod image;
 pub mod seqread;
+pub mod wiki;

@@ -2,14 +2,13 @@
 //! cost of every layer, because nothing overlaps.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::error::{Context, Error, Result};
+use super::image::{fill, scratch_dir};
+use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::host::{self, Accelerator};
 use crate::machine::{Disk, Machine};
@@ -70,15 +69,7 @@ pub struct Report {
 /// # Errors
 /// Everything that can go wrong with images, servers and guests, with their last words.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> {
-    // Not below /tmp, which may be in memory: the read is meant to reach a disk.
-    let dir = tempfile::Builder::new()
-        .prefix("fathom-lab-")
-        .tempdir_in(if Path::new("/var/tmp").is_dir() {
-            "/var/tmp"
-        } else {
-            "."
-        })
-        .context(|| "cannot create a directory for the disk".into())?;
+    let dir = scratch_dir()?;
     let image = match &options.image {
         Some(path) => path.clone(),
         None => {
@@ -118,37 +109,6 @@ fn start_server(options: &Options, dir: &Path, image: &Path) -> Result<Server> {
             Server::fathom(binary, dir, "disk", &image.to_string_lossy(), &args)
         }
     }
-}
-
-/// Writes every block, with contents that no layer can shorten: reading a hole measures nothing.
-fn fill(path: &Path, size: u64) -> Result<()> {
-    const CHUNK: usize = 1 << 20;
-    if size == 0 || !size.is_multiple_of(512) {
-        let reason = format!("a size of {size} bytes is not a positive multiple of 512");
-        return Err(Error::Unusable {
-            path: path.to_owned(),
-            reason,
-        });
-    }
-    let what = || format!("cannot write {}", path.display());
-    let mut file = File::create(path).context(what)?;
-    let mut chunk = vec![0; CHUNK];
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for word in chunk.chunks_exact_mut(8) {
-        // xorshift64 (Marsaglia)
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        word.copy_from_slice(&state.to_ne_bytes());
-    }
-    let mut left = size;
-    while left > 0 {
-        let now = left.min(CHUNK as u64);
-        file.write_all(&chunk[..usize::try_from(now).unwrap_or(CHUNK)])
-            .context(what)?;
-        left -= now;
-    }
-    file.sync_all().context(what)
 }
 
 fn read(guest: &mut Guest, runtime: Duration) -> Result<GuestReport> {
@@ -281,16 +241,5 @@ mod tests {
         assert_eq!(report.percentiles, [(50.0, 270_000), (99.0, 400_000)]);
         let line = report.to_string();
         assert!(line.starts_with("3572 IOPS (35715 reads); latency mean 278.0 us, p50 270.0 us"));
-    }
-
-    #[test]
-    fn an_image_is_written_to_its_last_byte() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("i");
-        fill(&path, (1 << 20) + 512).unwrap();
-        let data = std::fs::read(&path).unwrap();
-        assert_eq!(data.len(), (1 << 20) + 512);
-        assert!(data[data.len() - 8..].iter().any(|&b| b != 0));
-        assert!(fill(&path, 100).is_err());
     }
 }

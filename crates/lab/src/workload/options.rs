@@ -184,7 +184,7 @@ impl Options {
     }
 
     /// What can be said without the file.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let sized = |n: u64| n.is_multiple_of(SECTOR);
         if self.block_size == 0 || self.block_size > MAX_BLOCK {
             let size = self.block_size;

@@ -1,0 +1,63 @@
+//! `fathom guest run`: what `fathom lab run wiki` starts in its guest.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use fathom_daemon::size::parse_size;
+use fathom_lab::scenario::wiki::{self, GuestRun};
+use fathom_lab::workload::{Limit, Options, Rw};
+
+use crate::bench::parse_duration;
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The disk
+    device: PathBuf,
+    /// The run directory to make
+    #[arg(long, value_name = "DIR")]
+    record: PathBuf,
+    /// read, write, randread or randwrite
+    #[arg(long, default_value = "read")]
+    rw: Rw,
+    /// Bytes of a request
+    #[arg(long, default_value = "4k", value_parser = parse_size)]
+    bs: u64,
+    /// Requests in flight
+    #[arg(long, default_value_t = 1)]
+    iodepth: u32,
+    /// Requests in all
+    #[arg(long, default_value_t = 10_000)]
+    count: u64,
+    /// Seconds, instead of a number of requests
+    #[arg(long, conflicts_with = "count")]
+    seconds: Option<u64>,
+    /// Delay every other request by this time before its call
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    inject: Option<Duration>,
+    /// Record the guest's layers as well
+    #[arg(long)]
+    trace: bool,
+}
+
+/// Talks with the host by standard input and output.
+pub fn run(args: RunArgs) -> anyhow::Result<()> {
+    let limit = match args.seconds {
+        Some(seconds) => Limit::Time(Duration::from_secs(seconds)),
+        None => Limit::Operations(args.count),
+    };
+    let mut workload = Options::new(args.device)
+        .with_rw(args.rw)
+        .with_iodepth(args.iodepth)
+        .with_limit(limit);
+    workload.block_size = args.bs;
+    workload.inject = args.inject;
+    let run = GuestRun {
+        workload,
+        trace: args.trace,
+        record: args.record,
+    };
+    let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
+    wiki::run_guest(&run, &mut input, &mut output)?;
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! The image that a scenario reads.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::error::{Context, Error, Result};
+
+/// A folder for an image, on a disk: not below /tmp, which may be in memory.
+pub fn scratch_dir() -> Result<TempDir> {
+    let parent = if Path::new("/var/tmp").is_dir() {
+        "/var/tmp"
+    } else {
+        "."
+    };
+    tempfile::Builder::new()
+        .prefix("fathom-lab-")
+        .tempdir_in(parent)
+        .context(|| format!("cannot create a directory for the disk in {parent}"))
+}
+
+/// Writes every block, with contents that no layer can shorten: reading a hole measures nothing.
+pub fn fill(path: &Path, size: u64) -> Result<()> {
+    const CHUNK: usize = 1 << 20;
+    if size == 0 || !size.is_multiple_of(512) {
+        let reason = format!("a size of {size} bytes is not a positive multiple of 512");
+        return Err(Error::Unusable {
+            path: path.to_owned(),
+            reason,
+        });
+    }
+    let what = || format!("cannot write {}", path.display());
+    let mut file = File::create(path).context(what)?;
+    let mut chunk = vec![0; CHUNK];
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for word in chunk.chunks_exact_mut(8) {
+        // xorshift64 (Marsaglia)
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        word.copy_from_slice(&state.to_ne_bytes());
+    }
+    let mut left = size;
+    while left > 0 {
+        let now = left.min(CHUNK as u64);
+        file.write_all(&chunk[..usize::try_from(now).unwrap_or(CHUNK)])
+            .context(what)?;
+        left -= now;
+    }
+    file.sync_all().context(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_written_to_its_last_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("i");
+        fill(&path, (1 << 20) + 512).unwrap();
+        let data = std::fs::read(&path).unwrap();
+        assert_eq!(data.len(), (1 << 20) + 512);
+        assert!(data[data.len() - 8..].iter().any(|&b| b != 0));
+        assert!(fill(&path, 100).is_err());
+    }
+}

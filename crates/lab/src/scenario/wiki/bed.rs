@@ -1,0 +1,178 @@
+//! What a run needs around the guest: an image, a server, and the guest itself.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fathom_run::Benchmark;
+use tempfile::TempDir;
+
+use super::options::{Options, Place, Server as Kind};
+use crate::error::Result;
+use crate::guest::Guest;
+use crate::host;
+use crate::machine::{Disk, Machine, QemuDisk};
+use crate::scenario::image;
+use crate::server::{Server, StorageDaemon};
+use crate::tracers::qemu;
+use crate::workload;
+
+/// QEMU's id for the disk, and Fathom's name for it.
+pub(super) const DISK: &str = "disk";
+const SETTLE: Duration = Duration::from_secs(120);
+
+/// A guest that is ready for rounds. It is killed on drop.
+pub(super) struct Bed {
+    // Fields are dropped in order: QEMU goes before its server, and that before its image.
+    pub guest: Guest,
+    pub server: Option<Server>,
+    /// QEMU's own events; for the disks that QEMU serves.
+    pub qemu: Option<qemu::Collector>,
+    /// The device in the guest, such as /dev/vda.
+    pub device: String,
+    pub image: PathBuf,
+    _dir: TempDir,
+}
+
+impl Bed {
+    /// Makes the image, starts the server, boots the guest.
+    pub fn make(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Bed> {
+        let dir = image::scratch_dir()?;
+        let path = dir.path().join("disk.img");
+        let size = options.size();
+        progress(&format!("writing an image of {} MiB", size >> 20));
+        image::fill(&path, size)?;
+        let server = start_server(options, dir.path(), &path)?;
+        let qemu = trace_qemu(options, dir.path())?;
+        let machine = Machine {
+            disks: vec![disk(options, &path, server.as_ref())],
+            tools: false,
+            programs: vec![options.fathom.clone()],
+            // A guest that panics ends QEMU, and its console tells why.
+            extra: std::iter::once("-no-reboot".to_owned())
+                .chain(qemu.iter().flat_map(qemu::Collector::arguments))
+                .collect(),
+            ..Machine::default()
+        };
+        progress(&format!(
+            "booting a guest ({}), its disk served by {}",
+            machine.accelerator().name(),
+            options.server
+        ));
+        let mut guest = Guest::boot(&machine)?;
+        let device = guest.device(DISK)?;
+        let name = device.trim_start_matches("/dev/");
+        // mq-deadline, the default, hands requests to a kernel thread.
+        guest.check(
+            &format!("echo none >/sys/block/{name}/queue/scheduler"),
+            SETTLE,
+        )?;
+        Ok(Bed {
+            guest,
+            server,
+            qemu,
+            device,
+            image: path,
+            _dir: dir,
+        })
+    }
+
+    /// Processes on the host that serve requests: QEMU first.
+    pub fn pids(&mut self) -> Vec<u32> {
+        let server = self.server.as_mut().map(|server| server.process().pid());
+        std::iter::once(self.guest.pid()).chain(server).collect()
+    }
+
+    /// The same benchmark on the image itself, without a guest.
+    pub fn host_workload(&self, options: &Options, positional: bool) -> workload::Options {
+        let mut workload = options.workload(&self.image);
+        workload.positional = positional;
+        workload
+    }
+
+    /// Powers the guest off, ends the server, and returns what it printed.
+    pub fn end(mut self) -> Result<String> {
+        self.guest.power_off()?;
+        match self.server.take() {
+            Some(server) => server.stop(),
+            None => Ok(String::new()),
+        }
+    }
+}
+
+fn start_server(options: &Options, dir: &Path, image: &Path) -> Result<Option<Server>> {
+    let polling = (!options.poll).then_some(0);
+    match options.server {
+        Kind::Qemu => Ok(None),
+        Kind::Qsd => {
+            let export = StorageDaemon {
+                image,
+                aio: options.aio,
+                direct: true,
+                queues: options.queues,
+                // In an I/O thread in both cases: this is QEMU's own default.
+                poll_max_ns: polling.or(Some(32_768)),
+            };
+            Server::storage_daemon(dir, DISK, &export).map(Some)
+        }
+        Kind::Fathom => {
+            let mut args = vec![
+                format!("--aio={}", options.aio.name()),
+                format!("--poll={}", if options.poll { "auto" } else { "off" }),
+                format!("--queues={}", options.queues),
+                "--json".to_owned(),
+            ];
+            if let Some(injection) = options.inject
+                && injection.place != Place::Guest
+            {
+                let micros = injection.delay.as_micros();
+                args.push(format!("--inject={}={micros}us", injection.place));
+            }
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            let disk = image.to_string_lossy();
+            Server::fathom(&options.fathom, dir, DISK, &disk, &args).map(Some)
+        }
+    }
+}
+
+fn disk(options: &Options, image: &Path, server: Option<&Server>) -> Disk {
+    let mut disk = match server {
+        Some(server) => Disk::vhost_user(DISK, server.socket()).with_queues(options.queues),
+        None => Disk::qemu(
+            DISK,
+            QemuDisk {
+                image: image.to_owned(),
+                aio: options.aio,
+                cache: "none".into(),
+                read_only: false,
+                iothread: Some((!options.poll).then_some(0)),
+                queues: Some(options.queues),
+            },
+        ),
+    };
+    for property in options.transport.properties() {
+        disk = disk.with_property(property);
+    }
+    disk
+}
+
+fn trace_qemu(options: &Options, dir: &Path) -> Result<Option<qemu::Collector>> {
+    if options.server != Kind::Qemu || options.pairs_only {
+        return Ok(None);
+    }
+    let log = dir.join("qemu-trace.log");
+    qemu::Collector::new(&log, host::qemu_version()?, options.aio, true).map(Some)
+}
+
+/// One line of a round's figures.
+pub(super) fn figures(benchmark: &Benchmark) -> String {
+    let errors = match benchmark.errors {
+        0 => String::new(),
+        count => format!(", {count} FAILED"),
+    };
+    format!(
+        "{} x {}: {:.1} us each{errors}",
+        benchmark.operations,
+        benchmark.call,
+        benchmark.mean_ns / 1000.0
+    )
+}

@@ -1,0 +1,142 @@
+//! A round's half in the guest: `fathom guest run`.
+
+use std::io::{BufRead, Write};
+use std::path::{Path, PathBuf};
+
+use fathom_run::{Clocks, Environment, Round, Run, RunKind, VERSION};
+
+use crate::environment;
+use crate::error::{Context, Error, Result};
+use crate::tracers::Tracefs;
+use crate::tracers::ftrace::Mode;
+use crate::tracers::guest::{self, Guest, GuestDisk};
+use crate::workload::{self, Limit};
+
+/// Said when the guest is ready to start, and what it waits for.
+pub(super) const READY: &str = "fathom-guest: ready";
+pub(super) const GO: &str = "go";
+/// Said when the benchmark has ended and nothing is traced any more.
+pub(super) const DONE: &str = "fathom-guest: done";
+/// The folder of the one round.
+pub(super) const ROUND: &str = "round";
+/// The benchmark's own events.
+pub(super) const BENCHMARK: &str = "benchmark";
+
+/// Nine events of some 40 bytes, and the kernel's time stamps between them.
+const BYTES_AN_OPERATION: u64 = 640;
+/// Of a buffer that stays in the guest's memory until the window has ended.
+const LEAST_KIB: u64 = 2 << 10;
+const MOST_KIB: u64 = 128 << 10;
+/// Of a window that ends by the clock.
+const MOST_OPERATIONS: u64 = MOST_KIB * 1024 / BYTES_AN_OPERATION;
+
+/// What to do in the guest.
+#[derive(Clone, Debug)]
+pub struct GuestRun {
+    pub workload: workload::Options,
+    /// Whether to record the guest's layers as well.
+    pub trace: bool,
+    /// The run directory to make: of the guest alone, with one round.
+    pub record: PathBuf,
+}
+
+/// Runs the benchmark between the words with the other end, and leaves what was measured in a run
+/// directory. It stays in memory until the benchmark has ended.
+///
+/// # Errors
+/// When the benchmark cannot run, the kernel cannot trace, or there is no room for the files.
+pub fn run(options: &GuestRun, input: &mut dyn BufRead, output: &mut dyn Write) -> Result<()> {
+    let folder = options.record.join(ROUND);
+    std::fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
+    let mut tracer = options
+        .trace
+        .then(|| start(&options.workload))
+        .transpose()?;
+    let trace_clock = tracer.as_ref().map_or("", Guest::clock);
+    say(output, READY)?;
+    wait_for_go(input)?;
+    let outcome = workload::run(&options.workload)?;
+    if let Some(tracer) = &mut tracer {
+        tracer.halt()?;
+    }
+    say(output, DONE)?;
+    let (mut streams, mut problems, mut traced) = (Vec::new(), Vec::new(), Vec::new());
+    let mut disks = guest::disks();
+    if let Some(tracer) = tracer {
+        let (collected, seen) = tracer.stop(&folder)?;
+        (streams, problems, disks) = (collected.streams, collected.problems, seen);
+        traced.push(guest::NAME.to_owned());
+    }
+    streams.push(outcome.save(&folder, BENCHMARK, false)?);
+    let round = Round {
+        name: ROUND.into(),
+        traced,
+        on_host: false,
+        benchmark: Some(outcome.benchmark.clone()),
+        clocks: Clocks {
+            guest: outcome.pairs.to_vec(),
+            ..Clocks::default()
+        },
+        streams,
+    };
+    let run = Run {
+        version: VERSION,
+        kind: RunKind::Guest,
+        title: "guest".into(),
+        created: super::now(),
+        scenario: None,
+        environment: Environment {
+            guest: Some(environment::machine(trace_clock)),
+            fathom: env!("CARGO_PKG_VERSION").into(),
+            ..Environment::default()
+        },
+        disks: disks
+            .iter()
+            .map(|disk| disk.to_disk(is_device(disk, &options.workload.path)))
+            .collect(),
+        threads: Vec::new(),
+        rounds: vec![round],
+        problems,
+    };
+    Ok(run.save(&options.record)?)
+}
+
+fn start(workload: &workload::Options) -> Result<Guest> {
+    let device = workload.path.file_name().map(|name| name.to_string_lossy());
+    let operations = match workload.limit {
+        Limit::Operations(count) => count,
+        Limit::Time(_) => MOST_OPERATIONS,
+    };
+    let kib = operations * BYTES_AN_OPERATION / 1024;
+    let kib = u32::try_from(kib.clamp(LEAST_KIB, MOST_KIB)).unwrap_or(u32::MAX);
+    let options = guest::Options {
+        device: device.as_deref(),
+        mode: Mode::Buffered { kib_per_cpu: kib },
+    };
+    guest::start(&Tracefs::open()?, &options)
+}
+
+fn is_device(disk: &GuestDisk, path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name == disk.name.as_str())
+}
+
+fn say(output: &mut dyn Write, words: &str) -> Result<()> {
+    let what = || "cannot talk to the host".to_owned();
+    writeln!(output, "{words}").context(what)?;
+    output.flush().context(what)
+}
+
+fn wait_for_go(input: &mut dyn BufRead) -> Result<()> {
+    let mut line = String::new();
+    input
+        .read_line(&mut line)
+        .context(|| "cannot hear the host".into())?;
+    if line.trim() == GO {
+        return Ok(());
+    }
+    Err(Error::Protocol(format!(
+        "the host said '{}' instead of '{GO}'",
+        line.trim()
+    )))
+}

@@ -1,0 +1,310 @@
+//! One round: the same work, watched in one way.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use fathom_run::{BlockDevice, Clocks, GuestOffset, Pair, Round, Run};
+
+use super::bed::Bed;
+use super::in_guest::{DONE, GO, READY, ROUND};
+use super::options::{Options, Place};
+use crate::error::{Context, Error, Result};
+use crate::tracers::ftrace::Mode;
+use crate::tracers::{self, Collected, Collector, Tracefs, block, fathom, kvm, syscalls};
+use crate::workload::Limit;
+
+/// What is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watch {
+    /// Nothing: the control.
+    Nothing,
+    /// Every request on its way through all layers.
+    Requests,
+    /// The system calls of QEMU and the server.
+    Syscalls,
+    /// QEMU's own events.
+    Qemu,
+}
+
+/// A round in the guest.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// Of its folder.
+    pub name: String,
+    pub watch: Watch,
+}
+
+/// What a round leaves.
+pub(super) struct Outcome {
+    pub round: Round,
+    /// What the guest says of itself.
+    pub guest: Run,
+    pub problems: Vec<String>,
+}
+
+/// Of the host's buffers. Some twenty events of KVM's a request, some 48 bytes each.
+const BYTES_AN_OPERATION: u64 = 2048;
+const LEAST_KIB: u64 = 8 << 10;
+const MOST_KIB: u64 = 256 << 10;
+/// In the guest.
+const RECORD: &str = "/tmp/fathom-round";
+/// Beyond what the operations take.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// No operation takes longer, but where a delay is injected.
+const SLOWEST: Duration = Duration::from_millis(100);
+
+/// Runs a round in the guest, its files going into a folder of the run directory.
+pub(super) fn in_guest(
+    bed: &mut Bed,
+    options: &Options,
+    plan: &Plan,
+    host: Option<&BlockDevice>,
+    dir: &Path,
+) -> Result<Outcome> {
+    let folder = dir.join(&plan.name);
+    fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
+    let pids = bed.pids();
+    let mut window = Window::new(plan.watch, options, pids, host);
+    if plan.watch == Watch::Syscalls || plan.watch == Watch::Requests {
+        window.socket = bed
+            .server
+            .as_ref()
+            .and_then(|s| s.control())
+            .map(Path::to_owned);
+    }
+    let traced = plan.watch == Watch::Requests;
+    let script = guest_command(options, &bed.device, traced);
+    if plan.watch == Watch::Qemu
+        && let Some(qemu) = &bed.qemu
+    {
+        let guest = &mut bed.guest;
+        let missing = qemu.start(&mut |command, arguments| guest.qmp(command, arguments))?;
+        window.problems.extend(missing);
+    }
+    let ran = bed
+        .guest
+        .converse(&script, timeout(options), &mut |line| match line {
+            READY => window.open().map(|()| Some(GO.to_owned())),
+            DONE => window.close().map(|()| None),
+            _ => Ok(None),
+        });
+    let output = ran?;
+    if output.status != 0 {
+        return Err(bed.guest.failed(&script, &output));
+    }
+    let inside = fetch(bed, &folder)?;
+    let mut outcome = window.finish(inside, &plan.name, &folder)?;
+    if plan.watch == Watch::Qemu
+        && let Some(qemu) = &bed.qemu
+    {
+        let guest = &mut bed.guest;
+        qemu.stop(&mut |command, arguments| guest.qmp(command, arguments))?;
+        outcome.add(qemu.collect(&folder)?);
+        outcome
+            .round
+            .traced
+            .push(tracers::qemu::collector::NAME.into());
+    }
+    Ok(outcome)
+}
+
+/// The arguments are numbers and a device's name: nothing needs quoting.
+fn guest_command(options: &Options, device: &str, traced: bool) -> String {
+    let mut command = format!(
+        "rm -rf {RECORD}; fathom guest run --record={RECORD} --rw={} --bs={} --iodepth={}",
+        options.rw, options.block_size, options.iodepth
+    );
+    match options.limit() {
+        Limit::Operations(count) => command += &format!(" --count={count}"),
+        Limit::Time(time) => command += &format!(" --seconds={}", time.as_secs()),
+    }
+    if let Some(injection) = options.inject
+        && injection.place == Place::Guest
+    {
+        command += &format!(" --inject={}us", injection.delay.as_micros());
+    }
+    if traced {
+        command += " --trace";
+    }
+    format!("{command} {device}")
+}
+
+fn timeout(options: &Options) -> Duration {
+    let delay = options.inject.map_or(Duration::ZERO, |one| one.delay) + SLOWEST;
+    PATIENCE
+        + match options.limit() {
+            Limit::Operations(count) => delay * u32::try_from(count).unwrap_or(u32::MAX),
+            Limit::Time(time) => time,
+        }
+}
+
+/// Brings the guest's files into the round's folder, and returns what its run.json says.
+fn fetch(bed: &mut Bed, folder: &Path) -> Result<Run> {
+    let inside = folder.join("guest");
+    bed.guest.fetch(RECORD, &inside, PATIENCE)?;
+    let run = Run::load(&inside)?;
+    let what = || format!("cannot move the guest's files within {}", folder.display());
+    for entry in fs::read_dir(inside.join(ROUND)).context(what)? {
+        let entry = entry.context(what)?;
+        fs::rename(entry.path(), folder.join(entry.file_name())).context(what)?;
+    }
+    fs::remove_dir_all(&inside).context(what)?;
+    Ok(run)
+}
+
+/// The measured window on the host.
+struct Window<'a> {
+    watch: Watch,
+    options: &'a Options,
+    host: Option<&'a BlockDevice>,
+    /// QEMU, and the server where it is another process.
+    pids: Vec<u32>,
+    socket: Option<std::path::PathBuf>,
+    collectors: Vec<Box<dyn Collector>>,
+    pairs: Vec<Pair>,
+    offsets: Vec<Option<GuestOffset>>,
+    problems: Vec<String>,
+}
+
+impl<'a> Window<'a> {
+    fn new(
+        watch: Watch,
+        options: &'a Options,
+        pids: Vec<u32>,
+        host: Option<&'a BlockDevice>,
+    ) -> Window<'a> {
+        Window {
+            watch,
+            options,
+            host,
+            pids,
+            socket: None,
+            collectors: Vec::new(),
+            pairs: Vec::new(),
+            offsets: Vec::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    fn open(&mut self) -> Result<()> {
+        let mode = Mode::Buffered {
+            kib_per_cpu: self.buffer(),
+        };
+        let threads = threads(&self.pids);
+        match self.watch {
+            Watch::Nothing | Watch::Qemu => {}
+            Watch::Requests => self.watch_requests(&threads, mode)?,
+            Watch::Syscalls => {
+                let tracefs = Tracefs::open()?;
+                let options = syscalls::Options {
+                    threads: &threads,
+                    mode,
+                };
+                self.collectors
+                    .push(Box::new(syscalls::start(&tracefs, &options)?));
+            }
+        }
+        self.look_at_clocks();
+        Ok(())
+    }
+
+    fn watch_requests(&mut self, threads: &[u32], mode: Mode) -> Result<()> {
+        let tracefs = Tracefs::open()?;
+        if let Some(host) = self.host {
+            let options = block::Options {
+                dev: host.dev,
+                partitions: &[],
+                mode,
+            };
+            self.collectors
+                .push(Box::new(block::start(&tracefs, &options)?));
+        }
+        if let Some(socket) = &self.socket {
+            self.collectors.push(Box::new(fathom::start(socket)?));
+        }
+        let options = kvm::Options { threads, mode };
+        match kvm::start(&tracefs, &options) {
+            Ok(kvm) => self.collectors.push(Box::new(kvm)),
+            Err(error) => self.problems.push(format!("kvm: {error}")),
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<()> {
+        for collector in &mut self.collectors {
+            if let Err(error) = collector.halt() {
+                self.problems.push(format!("{}: {error}", collector.name()));
+            }
+        }
+        self.look_at_clocks();
+        Ok(())
+    }
+
+    fn look_at_clocks(&mut self) {
+        self.pairs.push(tracers::pair());
+        let offset = self.pids.first().and_then(|&pid| super::offset::read(pid));
+        self.offsets.push(offset);
+    }
+
+    /// KiB a CPU.
+    fn buffer(&self) -> u32 {
+        let operations = match self.options.limit() {
+            Limit::Operations(count) => count,
+            Limit::Time(_) => MOST_KIB * 1024 / BYTES_AN_OPERATION,
+        };
+        let kib = (operations * BYTES_AN_OPERATION / 1024).clamp(LEAST_KIB, MOST_KIB);
+        u32::try_from(kib).unwrap_or(u32::MAX)
+    }
+
+    fn finish(self, mut guest: Run, name: &str, folder: &Path) -> Result<Outcome> {
+        let Some(mut round) = guest.rounds.pop() else {
+            return Err(Error::Protocol("the guest has recorded no round".into()));
+        };
+        let traced = self.collectors.iter().map(|one| one.name().to_owned());
+        round.traced.extend(traced);
+        round.name = name.to_owned();
+        let offset = match self.offsets.as_slice() {
+            [Some(before), Some(after)] => Some(GuestOffset {
+                after: after.before,
+                ..*before
+            }),
+            _ => None,
+        };
+        round.clocks = Clocks {
+            host: self.pairs,
+            realtime_minus_monotonic_ns: tracers::realtime_minus_monotonic_ns(),
+            guest_offset: offset,
+            ..round.clocks
+        };
+        let mut outcome = Outcome {
+            round,
+            problems: self.problems,
+            guest,
+        };
+        outcome.problems.append(&mut outcome.guest.problems);
+        outcome.add(tracers::stop_all(self.collectors, folder));
+        Ok(outcome)
+    }
+}
+
+impl Outcome {
+    fn add(&mut self, collected: Collected) {
+        self.round.streams.extend(collected.streams);
+        self.problems.extend(collected.problems);
+    }
+}
+
+/// All threads of the processes.
+fn threads(pids: &[u32]) -> Vec<u32> {
+    let tasks = |pid: &u32| {
+        fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+    };
+    pids.iter()
+        .flat_map(tasks)
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
