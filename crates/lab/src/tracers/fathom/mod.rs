@@ -3,7 +3,7 @@
 mod control;
 mod convert;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -104,7 +104,7 @@ fn scratch_for(pid: u32) -> Result<TempDir> {
     Ok(dir)
 }
 
-fn open(file: &PathBuf) -> Result<RingReader> {
+fn open(file: &Path) -> Result<RingReader> {
     RingReader::open(file).map_err(|error| Error::Protocol(error.to_string()))
 }
 

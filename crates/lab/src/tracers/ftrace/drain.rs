@@ -39,21 +39,25 @@ impl Buffers {
         })
     }
 
-    /// Takes every page that there is. False: there is no memory left for more; what is not taken
-    /// is lost in the kernel, which counts it.
-    pub(super) fn read(&mut self) -> Result<bool> {
+    /// Takes every page that there is and returns how many bytes came from the fullest buffer.
+    /// None: there is no memory left for more; what is not taken is lost in the kernel, which
+    /// counts it.
+    pub(super) fn read(&mut self) -> Result<Option<usize>> {
+        let mut most = 0;
         let mut page = vec![0; self.layout.page];
         for (file, pages) in self.files.iter_mut().zip(&mut self.pages) {
+            let before = pages.len();
             while take(file, &mut page)? {
-                let before = pages.len();
+                let length = pages.len();
                 pages.push(&page, &self.layout);
-                let Some(room) = self.room.checked_sub(pages.len() - before) else {
-                    return Ok(false);
+                let Some(room) = self.room.checked_sub(pages.len() - length) else {
+                    return Ok(None);
                 };
                 self.room = room;
             }
+            most = most.max(pages.len() - before);
         }
-        Ok(true)
+        Ok(Some(most))
     }
 
     pub(super) fn into_pages(self) -> Vec<CpuPages> {
@@ -89,18 +93,22 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    pub(super) fn start(mut buffers: Buffers) -> Result<Drain> {
+    /// Starts the thread for buffers of so many KiB a CPU.
+    pub(super) fn start(mut buffers: Buffers, kib_per_cpu: u32) -> Result<Drain> {
+        // With this much a look the next one must not wait.
+        let busy = kib_per_cpu as usize * 1024 / 8;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let body = move || {
             loop {
                 // Read once more after the end was asked for.
                 let last = stopped.load(Ordering::Acquire);
-                let more = buffers.read()?;
-                if last || !more {
-                    return Ok(buffers);
+                match buffers.read()? {
+                    None => return Ok(buffers),
+                    Some(_) if last => return Ok(buffers),
+                    Some(read) if read > busy => {}
+                    Some(_) => std::thread::sleep(PAUSE),
                 }
-                std::thread::sleep(PAUSE);
             }
         };
         let thread = std::thread::Builder::new()

@@ -82,7 +82,7 @@ impl Format {
     }
 }
 
-/// `field:unsigned long args[6];	offset:16;	size:48;	signed:0;`
+/// `field:unsigned long args[6]; offset:16; size:48; signed:0;`
 fn parse_field(line: &str) -> Option<Field> {
     let mut parts = line.trim().split(';').map(str::trim);
     let declaration = parts

@@ -178,7 +178,7 @@ mod tests {
     /// A page as the kernel would write it.
     fn page(time: u64, commit_flags: u64, words: &[u32]) -> Vec<u8> {
         let mut page = time.to_le_bytes().to_vec();
-        page.extend((words.len() as u64 * 4 | commit_flags).to_le_bytes());
+        page.extend(((words.len() as u64 * 4) | commit_flags).to_le_bytes());
         page.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         page
     }

@@ -196,9 +196,9 @@ impl Recorder {
     /// # Errors
     /// When the buffers cannot be opened.
     pub fn start(&mut self) -> Result<()> {
-        if matches!(self.mode, Mode::Live { .. }) {
+        if let Mode::Live { kib_per_cpu } = self.mode {
             let buffers = Buffers::open(&self.instance, self.layout)?;
-            self.drain = Some(Drain::start(buffers)?);
+            self.drain = Some(Drain::start(buffers, kib_per_cpu)?);
         }
         self.instance.on()
     }

@@ -3,8 +3,10 @@
 //! that file finds the futexes there as well.
 
 use super::Tracefs;
-use super::syscalls::{self, Options, Syscalls};
+use super::syscalls::{self, Syscalls};
 use crate::error::Result;
+
+pub use super::syscalls::Options;
 
 /// The name of the file, and in a round's list.
 pub const NAME: &str = "futex";

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::probes;
 use super::sweep;
-use super::{PREFIX, Tracefs, put};
+use super::{PREFIX, Tracefs, get, put};
 use crate::error::{Context, Error, Result};
 use crate::tracers::ftrace::Format;
 
@@ -257,7 +257,7 @@ impl Instance {
         let mut sum = Stats::default();
         for cpu in self.cpus() {
             let path = self.path.join(format!("per_cpu/cpu{cpu}/stats"));
-            let stats = Stats::parse(&fs::read_to_string(path).unwrap_or_default());
+            let stats = Stats::parse(&get(&path).unwrap_or_default());
             sum.entries += stats.entries;
             sum.overrun += stats.overrun;
             sum.commit_overrun += stats.commit_overrun;

@@ -101,7 +101,7 @@ impl Tracefs {
     /// When there is no such event, or its file cannot be understood.
     pub fn format(&self, event: &str) -> Result<Format> {
         let path = self.root().join("events").join(event).join("format");
-        let text = fs::read_to_string(&path).context(|| no_event(event))?;
+        let text = get(&path).context(|| no_event(event))?;
         Format::parse(&text).map_err(|reason| Error::Unusable { path, reason })
     }
 
@@ -111,7 +111,7 @@ impl Tracefs {
     /// When the kernel's description cannot be understood.
     pub fn layout(&self) -> Result<Layout> {
         let path = self.root().join("events/header_page");
-        let text = fs::read_to_string(&path).context(|| format!("cannot read {path:?}"))?;
+        let text = get(&path).context(|| format!("cannot read {}", path.display()))?;
         Layout::parse(&text).map_err(|reason| Error::Unusable { path, reason })
     }
 
@@ -168,6 +168,26 @@ fn mount_it() -> Result<PathBuf> {
     let mounted = mount("nodev", PLACE, "tracefs", flags, None::<&std::ffi::CStr>);
     mounted.map_err(|error| refused(&error.into()))?;
     Ok(PLACE.into())
+}
+
+/// Reads a small file with room to spare: some of tracefs give all that they have to the first
+/// read, or lose the rest.
+fn get(path: &Path) -> io::Result<String> {
+    use std::io::Read;
+    const ROOM: usize = 64 << 10;
+    let mut file = fs::File::open(path)?;
+    let (mut bytes, mut length) = (vec![0; ROOM], 0);
+    loop {
+        if bytes.len() - length < ROOM / 2 {
+            bytes.resize(bytes.len() + ROOM, 0);
+        }
+        match file.read(&mut bytes[length..])? {
+            0 => break,
+            read => length += read,
+        }
+    }
+    bytes.truncate(length);
+    String::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// Writes into a control file without truncating it: for some, that means "clear".
