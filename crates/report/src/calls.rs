@@ -123,7 +123,7 @@ impl State {
     fn enter(&mut self, time: i64, call: Call) -> u64 {
         let unpaired = match self.now {
             Place::User(row, since) => {
-                self.rows[row].post.add(time - since);
+                self.rows[row].post.add(time.saturating_sub(since));
                 0
             }
             Place::Kernel(..) => 1,
@@ -137,7 +137,7 @@ impl State {
     fn exit(&mut self, time: i64, nr: u64) -> u64 {
         match self.now {
             Place::Kernel(row, since) if self.rows[row].call.nr() == nr => {
-                self.rows[row].time.add(time - since);
+                self.rows[row].time.add(time.saturating_sub(since));
                 self.now = Place::User(row, time);
                 0
             }

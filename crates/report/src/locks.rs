@@ -156,7 +156,10 @@ impl Locks {
             self.ignored += 1;
             return;
         }
-        self.rows.entry(key).or_default().add(time - wait.since);
+        self.rows
+            .entry(key)
+            .or_default()
+            .add(time.saturating_sub(wait.since));
     }
 
     fn count_place(&mut self, address: u64, file: u64, line: u64) {

@@ -148,7 +148,7 @@ impl Steps {
         // Only the first after an interrupt: QEMU looks at the queue again before it sleeps.
         let device = self.devices.get_mut(&address);
         if let Some((device, since)) = device.and_then(|d| d.interrupted.take().map(|s| (d, s))) {
-            device.rows[Row::Kick as usize].add(time - since);
+            device.rows[Row::Kick as usize].add(time.saturating_sub(since));
         }
     }
 
@@ -278,7 +278,7 @@ impl Request {
             let Some(time) = time else { continue };
             let known = !self.is_ambiguous || row == Row::Interrupt;
             if let Some(before) = before.filter(|_| known) {
-                rows[row as usize].add(time - before);
+                rows[row as usize].add(time.saturating_sub(before));
             }
             before = Some(time);
         }

@@ -50,7 +50,7 @@ impl TimeLines {
     pub fn within(start: i64, end: i64) -> TimeLines {
         TimeLines {
             start: Some(start),
-            ..TimeLines::first(end - start)
+            ..TimeLines::first(end.saturating_sub(start))
         }
     }
 
@@ -59,7 +59,7 @@ impl TimeLines {
     #[inline]
     pub fn add(&mut self, time: i64, event: &Event) -> bool {
         let start = *self.start.get_or_insert(time);
-        if time - start > self.length {
+        if time.saturating_sub(start) > self.length {
             return false;
         }
         self.last = time;
@@ -78,7 +78,7 @@ impl TimeLines {
             line.turn(start, time, what);
             if line.spans.len() == MAX_SPANS {
                 // All lines end together, or they could not be compared.
-                self.length = time - start;
+                self.length = time.saturating_sub(start);
             }
         }
         true
@@ -121,7 +121,8 @@ impl Line {
             What::Call(call) => call.name().into_owned(),
             What::User | What::Unknown => "user".to_owned(),
         };
-        let span = |(from, to, what)| (from - start, to - start, name(what));
+        let from_start = |time: i64| time.saturating_sub(start);
+        let span = |(from, to, what)| (from_start(from), from_start(to), name(what));
         self.spans.into_iter().map(span).collect()
     }
 }
