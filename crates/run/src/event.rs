@@ -149,6 +149,10 @@ kinds! {
     /// into the file's strings.
     Qemu = "qemu" ("name", "arg0", "arg1", "arg2", "arg3", "arg4", "arg5");
 
+    /// What lies at an address of a process, as it was known while that ran: `name` is an index into
+    /// the file's strings. All of them at time 0.
+    Symbol = "symbol" ("pid", "address", "name");
+
     /// An injected delay ended; `place` is an index into the file's strings.
     Injected = "injected" ("place", "ticks", "number");
 }
