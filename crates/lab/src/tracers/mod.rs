@@ -13,6 +13,7 @@ pub mod futex;
 pub mod guest;
 pub mod kvm;
 pub mod qemu;
+pub mod symbols;
 pub mod syscalls;
 pub mod tracefs;
 

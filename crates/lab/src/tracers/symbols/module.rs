@@ -1,0 +1,98 @@
+//! The symbols of one program or library.
+
+use std::path::{Path, PathBuf};
+
+use object::{Object, ObjectSegment, ObjectSymbol};
+
+/// Larger files than a QEMU with all of its debugging information are not read.
+const MAX_FILE: u64 = 1 << 30;
+/// Far more than a symbol that is meant has.
+const MAX_NAME: usize = 200;
+
+/// Symbols in order of their addresses in the file's own address space.
+#[derive(Debug)]
+pub(super) struct Module {
+    symbols: Vec<Symbol>,
+    /// The address that the file gives to its own first byte.
+    first: u64,
+}
+
+#[derive(Debug)]
+struct Symbol {
+    address: u64,
+    size: u64,
+    name: String,
+}
+
+impl Module {
+    /// Reads a file's symbols; None when it is no program. One without any is a module still: its
+    /// offsets are names.
+    pub fn load(path: &Path) -> Option<Module> {
+        let bytes = read(path)?;
+        let file = object::File::parse(bytes.as_slice()).ok()?;
+        let first = file
+            .segments()
+            .map(|s| s.address().wrapping_sub(s.file_range().0))
+            .min();
+        let mut symbols: Vec<Symbol> = file.symbols().filter_map(symbol).collect();
+        if symbols.is_empty() {
+            symbols = debug_file(&file)
+                .map(|path| separate(&path))
+                .unwrap_or_default();
+        }
+        symbols.extend(file.dynamic_symbols().filter_map(symbol));
+        symbols.sort_by_key(|symbol| (symbol.address, symbol.size));
+        Some(Module {
+            symbols,
+            first: first.unwrap_or(0),
+        })
+    }
+
+    /// The symbol that has the byte at this distance from the file's first, and how far into it.
+    pub fn symbol(&self, offset: u64) -> Option<(&str, u64)> {
+        let address = offset.wrapping_add(self.first);
+        let after = self
+            .symbols
+            .partition_point(|symbol| symbol.address <= address);
+        let symbol = self.symbols.get(after.checked_sub(1)?)?;
+        let inside = address - symbol.address;
+        (inside < symbol.size).then_some((symbol.name.as_str(), inside))
+    }
+}
+
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let size = std::fs::metadata(path).ok()?.len();
+    (size <= MAX_FILE)
+        .then(|| std::fs::read(path).ok())
+        .flatten()
+}
+
+fn symbol<'data>(symbol: impl ObjectSymbol<'data>) -> Option<Symbol> {
+    let name = symbol.name().ok().filter(|name| !name.is_empty())?;
+    let good = symbol.is_definition() && symbol.size() > 0 && name.len() <= MAX_NAME;
+    good.then(|| Symbol {
+        address: symbol.address(),
+        size: symbol.size(),
+        name: name.to_owned(),
+    })
+}
+
+/// Where distributions put the debugging information of a stripped file.
+fn debug_file(file: &object::File) -> Option<PathBuf> {
+    let id = file.build_id().ok()??;
+    let (first, rest) = id.split_first()?;
+    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(PathBuf::from(format!(
+        "/usr/lib/debug/.build-id/{first:02x}/{rest}.debug"
+    )))
+}
+
+fn separate(path: &Path) -> Vec<Symbol> {
+    let Some(bytes) = read(path) else {
+        return Vec::new();
+    };
+    match object::File::parse(bytes.as_slice()) {
+        Ok(file) => file.symbols().filter_map(symbol).collect(),
+        Err(_) => Vec::new(),
+    }
+}
