@@ -5,6 +5,7 @@
 //! The lab knows servers only as processes with a socket; it depends on no crate of the data
 //! plane, so that it measures what users run.
 
+pub mod attach;
 pub mod boot_image;
 mod console;
 mod cpio;

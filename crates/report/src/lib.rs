@@ -3,9 +3,16 @@
 //! [`analysis`] has the shape of everything that can be said about a run; the renderers know
 //! nothing but that.
 
+mod analyse;
 pub mod analysis;
 pub mod calls;
+mod clock;
 pub mod distribution;
+mod join;
 pub mod locks;
+mod overhead;
 pub mod qemu;
 pub mod time_lines;
+mod wiki;
+
+pub use analyse::{Options, analyse};

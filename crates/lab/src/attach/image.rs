@@ -1,0 +1,236 @@
+//! From an image to the device that the host's block layer sees: through the file's extents,
+//! loop devices, mapped devices and partitions.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use fathom_run::{BlockDevice, Extent};
+
+use super::extents::{self, Piece};
+use crate::error::{Context, Result};
+use crate::tracers::guest::parse_dev;
+
+/// Where an image lies.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Located {
+    /// The lowest device that is one whole; None when there is none, or several.
+    pub device: Option<BlockDevice>,
+    /// Partitions of it on the way: bios are queued under their names.
+    pub partitions: Vec<u64>,
+    pub extents: Vec<Extent>,
+    /// Why it is not followed further.
+    pub problems: Vec<String>,
+}
+
+/// Loops on files on partitions on mapped devices ...
+const MAX_DEPTH: usize = 16;
+
+/// Follows an image down.
+///
+/// # Errors
+/// When it cannot be opened.
+pub fn locate(image: &Path) -> Result<Located> {
+    let what = || format!("cannot look at {}", image.display());
+    let metadata = fs::metadata(image).context(what)?;
+    let mut located = Located::default();
+    let (dev, pieces) = if metadata.file_type().is_block_device() {
+        let length = size_of(metadata.rdev());
+        (metadata.rdev(), vec![whole(length)])
+    } else {
+        let file = File::open(image).context(what)?;
+        match extents::of_file(&file) {
+            Ok(pieces) => (metadata.dev(), pieces),
+            Err(error) => {
+                let line = format!("where its bytes lie is unknown: no extents ({error})");
+                located.problems.push(line);
+                return Ok(located);
+            }
+        }
+    };
+    let sysfs = sysfs_of(rustix::fs::major(dev), rustix::fs::minor(dev));
+    if let Err(problem) = down(&sysfs, pieces, &mut located) {
+        located.problems.push(problem);
+    }
+    Ok(located)
+}
+
+fn whole(length: u64) -> Piece {
+    Piece {
+        offset: 0,
+        physical: 0,
+        length,
+    }
+}
+
+fn sysfs_of(major: u32, minor: u32) -> PathBuf {
+    format!("/sys/dev/block/{major}:{minor}").into()
+}
+
+fn size_of(dev: u64) -> u64 {
+    let path = sysfs_of(rustix::fs::major(dev), rustix::fs::minor(dev)).join("size");
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.trim().parse::<u64>().unwrap_or(0).saturating_mul(512)
+}
+
+fn read(path: &Path, file: &str) -> Option<String> {
+    let text = fs::read_to_string(path.join(file)).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// Follows pieces on a device to the devices below it. The error is why that is not possible.
+fn down(
+    device: &Path,
+    mut pieces: Vec<Piece>,
+    located: &mut Located,
+) -> std::result::Result<(), String> {
+    let mut sysfs = fs::canonicalize(device)
+        .map_err(|_| "its file system has no block device of its own".to_owned())?;
+    for _ in 0..MAX_DEPTH {
+        let dev = read(&sysfs, "dev").and_then(|text| parse_dev(&text));
+        let dev = dev.ok_or_else(|| format!("{} is no block device", sysfs.display()))?;
+        if sysfs.join("partition").exists() {
+            let start = read(&sysfs, "start").and_then(|text| text.parse::<u64>().ok());
+            let start = start.ok_or("a partition has no start")? * 512;
+            for piece in &mut pieces {
+                piece.physical += start;
+            }
+            located.partitions.push(dev);
+            sysfs = sysfs.parent().unwrap_or(&sysfs).to_owned();
+        } else if sysfs.join("dm").is_dir() {
+            let (below, mapped) = mapped(dev, &pieces)?;
+            (sysfs, pieces) = (below, mapped);
+        } else if let Some(file) = read(&sysfs, "loop/backing_file") {
+            let offset = read(&sysfs, "loop/offset").and_then(|text| text.parse::<u64>().ok());
+            let (below, mapped) = looped(Path::new(&file), offset.unwrap_or(0), pieces)?;
+            (sysfs, pieces) = (below, mapped);
+        } else if sysfs.join("md").is_dir() {
+            return Err("it lies on a RAID (md), which is not followed".into());
+        } else {
+            finish(&sysfs, dev, &pieces, located);
+            return Ok(());
+        }
+    }
+    Err("its devices are nested too deeply".into())
+}
+
+fn finish(sysfs: &Path, dev: u64, pieces: &[Piece], located: &mut Located) {
+    let name = sysfs.file_name().unwrap_or_default().to_string_lossy();
+    let schedulers = read(sysfs, "queue/scheduler").unwrap_or_default();
+    let used = schedulers.split(['[', ']']).nth(1).unwrap_or(&schedulers);
+    located.device = Some(BlockDevice {
+        dev,
+        name: name.into_owned(),
+        scheduler: used.to_owned(),
+    });
+    let extent = |piece: &Piece| Extent {
+        offset: piece.offset,
+        physical: piece.physical,
+        length: piece.length,
+    };
+    located.extents = pieces.iter().map(extent).collect();
+}
+
+/// Through a mapped device of linear or striped targets.
+fn mapped(dev: u64, pieces: &[Piece]) -> std::result::Result<(PathBuf, Vec<Piece>), String> {
+    let (major, minor) = ((dev >> 20) as u32, (dev & 0xf_ffff) as u32);
+    let table = extents::table(major, minor)
+        .map_err(|error| format!("the device mapper's table cannot be read ({error})"))?;
+    let mut below: Option<String> = None;
+    let mut inner = Vec::new();
+    for target in table {
+        let kind = &target.kind;
+        let parts = target.pieces().ok_or_else(|| {
+            format!("it lies on a device-mapper target ({kind}) that is not followed")
+        })?;
+        for (device, piece) in parts {
+            // Parts of it that the image does not use do not matter, but cannot be told here.
+            if below.get_or_insert_with(|| device.clone()) != &device {
+                return Err("it lies on several devices, which are not followed".into());
+            }
+            inner.push(piece);
+        }
+    }
+    inner.sort_by_key(|piece| piece.offset);
+    let below = below.ok_or("the device mapper has no table for it")?;
+    let sysfs = fs::canonicalize(format!("/sys/dev/block/{below}"))
+        .map_err(|error| format!("no device {below} ({error})"))?;
+    Ok((sysfs, extents::through(pieces, &inner)))
+}
+
+/// Through a loop device's file.
+fn looped(
+    file: &Path,
+    offset: u64,
+    mut pieces: Vec<Piece>,
+) -> std::result::Result<(PathBuf, Vec<Piece>), String> {
+    for piece in &mut pieces {
+        piece.physical += offset;
+    }
+    let failed = |error: std::io::Error| format!("{}: {error}", file.display());
+    let metadata = fs::metadata(file).map_err(failed)?;
+    if metadata.file_type().is_block_device() {
+        let rdev = metadata.rdev();
+        let sysfs = sysfs_of(rustix::fs::major(rdev), rustix::fs::minor(rdev));
+        return Ok((fs::canonicalize(sysfs).map_err(failed)?, pieces));
+    }
+    let inner = File::open(file)
+        .and_then(|file| extents::of_file(&file))
+        .map_err(failed)?;
+    let dev = metadata.dev();
+    let sysfs = sysfs_of(rustix::fs::major(dev), rustix::fs::minor(dev));
+    let sysfs = fs::canonicalize(sysfs)
+        .map_err(|_| "its loop device's file is on no block device".to_owned())?;
+    Ok((sysfs, extents::through(&pieces, &inner)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// filefrag (e2fsprogs) is the oracle, where the file system here has extents at all.
+    #[test]
+    fn extents_are_those_of_filefrag() {
+        let dir = tempfile::Builder::new().tempdir_in(".").unwrap();
+        let path = dir.path().join("image");
+        let mut data = vec![7u8; 3 << 20];
+        data[0] = 1;
+        fs::write(&path, &data).unwrap();
+        File::open(&path).unwrap().sync_all().unwrap();
+        let located = locate(&path).unwrap();
+        if located.extents.is_empty() {
+            assert!(!located.problems.is_empty(), "no extents and no reason");
+            eprintln!("NOT TESTED here: {}", located.problems.join("; "));
+            return;
+        }
+        let covered: u64 = located.extents.iter().map(|extent| extent.length).sum();
+        assert_eq!(covered, data.len() as u64);
+        let name = path.to_string_lossy().into_owned();
+        let said = crate::host::run("filefrag", &["-b1", "-v", &name]).unwrap();
+        // `   0:        0.. 3145727:  123456..  3269183: 3145728:   last,eof`
+        let first = said
+            .lines()
+            .find(|line| line.trim_start().starts_with("0:"))
+            .unwrap();
+        let numbers: Vec<u64> = first
+            .split([':', '.', ' '])
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        let start = located.partitions.iter().fold(0, |_, dev| {
+            let sysfs = sysfs_of((dev >> 20) as u32, (dev & 0xf_ffff) as u32);
+            read(&sysfs, "start").unwrap().parse::<u64>().unwrap() * 512
+        });
+        assert_eq!(located.extents[0].physical, numbers[3] + start, "{said}");
+    }
+
+    #[test]
+    fn files_in_memory_have_no_device() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("image");
+        fs::write(&path, b"x").unwrap();
+        let located = locate(&path).unwrap();
+        assert_eq!(located.device, None);
+        assert_eq!(located.problems.len(), 1);
+        assert!(locate(Path::new("/nowhere")).is_err());
+    }
+}

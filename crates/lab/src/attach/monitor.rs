@@ -1,0 +1,167 @@
+//! What QEMU's monitor tells of its disks: where their doorbells are and which messages are their
+//! interrupts. Nothing is changed.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Found, Qemu};
+use crate::error::Result;
+use crate::qmp::Qmp;
+
+const CONNECT: Duration = Duration::from_secs(2);
+/// PCI ids of virtio-blk: transitional, and modern (virtio 1.x, 4.1.2 and 5.2.1).
+const VIRTIO: u64 = 0x1af4;
+const BLOCK: [u64; 2] = [0x1001, 0x1042];
+/// QEMU's layout of a virtio device's modern BAR (hw/virtio/virtio-pci.c): doorbells start here,
+/// 4 bytes apart, or a page apart with page-per-vq=on.
+const MODERN_BAR: u64 = 4;
+const DOORBELLS: u64 = 0x3000;
+/// The table of MSI-X messages is at the start of this one.
+const MSIX_BAR: u64 = 1;
+const MSIX_ENTRY: u64 = 16;
+/// No device has more queues than this.
+const MAX_QUEUES: u64 = 1024;
+
+/// Asks, and adds the answers to what is known.
+pub(super) fn ask(socket: &Path, qemu: &mut Qemu) -> Result<()> {
+    let mut qmp = Qmp::connect(socket, CONNECT)?;
+    let version = qmp.execute("query-version", json!({}))?;
+    let number = |name: &str| version["qemu"][name].as_u64().unwrap_or(0);
+    let package = version["package"].as_str().unwrap_or_default();
+    let (major, minor, micro) = (number("major"), number("minor"), number("micro"));
+    let text = format!("{major}.{minor}.{micro} {package}");
+    qemu.version.get_or_insert(text.trim().to_owned());
+    let buses = qmp.execute("query-pci", json!({}))?;
+    let mut devices = Vec::new();
+    for bus in buses.as_array().into_iter().flatten() {
+        collect(&bus["devices"], &mut devices);
+    }
+    for device in devices {
+        let name = device["qdev_id"].as_str().unwrap_or_default();
+        if name.is_empty() {
+            continue;
+        }
+        let known = qemu.disks.iter().position(|one| one.disk.name == name);
+        let index = known.unwrap_or_else(|| {
+            qemu.problems
+                .push(format!("{name} was plugged in later: its image is unknown"));
+            qemu.disks.push(plugged(name));
+            qemu.disks.len() - 1
+        });
+        describe(&mut qmp, &device, &mut qemu.disks[index])?;
+    }
+    Ok(())
+}
+
+fn plugged(name: &str) -> Found {
+    let mut found = Found::default();
+    found.disk.name = name.to_owned();
+    found.disk.device = "virtio-blk".into();
+    found
+}
+
+/// virtio-blk devices, behind bridges as well.
+fn collect(devices: &Value, found: &mut Vec<Value>) {
+    for device in devices.as_array().into_iter().flatten() {
+        let id = &device["id"];
+        let is_ours = id["vendor"] == VIRTIO && BLOCK.iter().any(|&block| id["device"] == block);
+        if is_ours {
+            found.push(device.clone());
+        }
+        collect(&device["pci_bridge"]["devices"], found);
+    }
+}
+
+fn describe(qmp: &mut Qmp, device: &Value, found: &mut Found) -> Result<()> {
+    let name = found.disk.name.clone();
+    let mut property = |property: &str| {
+        let path = format!("/machine/peripheral/{name}");
+        qmp.execute("qom-get", json!({"path": path, "property": property}))
+            .unwrap_or_default()
+    };
+    let queues = property("num-queues").as_u64().unwrap_or(1);
+    // 65535 stands for "as many as there are CPUs" until the device is realised.
+    let queues = queues.clamp(1, MAX_QUEUES);
+    let distance = if property("page-per-vq") == true {
+        4096
+    } else {
+        4
+    };
+    if let Some(bar) = bar(device, MODERN_BAR) {
+        found.disk.doorbells = (0..queues)
+            .map(|n| bar + DOORBELLS + n * distance)
+            .collect();
+        found.disk.identified_by.get_or_insert("qmp".into());
+    }
+    if let Some(bar) = bar(device, MSIX_BAR) {
+        for queue in 0..queues {
+            // The first message is for changes of the configuration.
+            let entry = bar + (1 + queue) * MSIX_ENTRY;
+            let command = json!({"command-line": format!("xp /4wx {entry:#x}")});
+            let answer = qmp.execute("human-monitor-command", command)?;
+            found
+                .disk
+                .msi
+                .extend(message(answer.as_str().unwrap_or_default()));
+        }
+    }
+    Ok(())
+}
+
+/// The guest-physical address of a BAR in memory, if the guest has set one.
+fn bar(device: &Value, number: u64) -> Option<u64> {
+    let regions = device["regions"].as_array()?;
+    let region = regions.iter().find(|region| region["bar"] == number)?;
+    let address = region["address"].as_i64()?;
+    let is_set = region["type"] == "memory" && address > 0;
+    is_set.then_some(address as u64)
+}
+
+/// Address and data of `00000000fe003010: 0xfee01004 0x00000000 0x00000022 0x00000000`; None for
+/// a message that is masked or empty.
+fn message(text: &str) -> Option<(u64, u64)> {
+    let (_, words) = text.split_once(':')?;
+    let word = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
+    let words: Vec<u64> = words.split_whitespace().map_while(word).collect();
+    match words[..] {
+        [low, high, data, control] if low != 0 && control & 1 == 0 => {
+            Some((high << 32 | low, data))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_from_the_monitor() {
+        let text = "00000000febf1010: 0xfee01004 0x00000000 0x00000022 0x00000000\r\n";
+        assert_eq!(message(text), Some((0xfee0_1004, 0x22)));
+        assert_eq!(message(&text.replace("00000000\r", "00000001\r")), None);
+        assert_eq!(message("Cannot access memory"), None);
+    }
+
+    #[test]
+    fn devices_behind_bridges_count() {
+        let disk = |name: &str| {
+            json!({"id": {"vendor": 6900, "device": 4162}, "qdev_id": name, "regions": [
+                {"bar": 1, "type": "memory", "address": 4273737728u64},
+                {"bar": 4, "type": "memory", "address": -1}]})
+        };
+        let bridge = json!({"id": {"vendor": 1, "device": 2},
+            "pci_bridge": {"devices": [disk("behind")]}});
+        let mut found = Vec::new();
+        collect(&json!([disk("a"), bridge]), &mut found);
+        let names: Vec<_> = found
+            .iter()
+            .map(|one| one["qdev_id"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, ["a", "behind"]);
+        assert_eq!(bar(&found[0], MSIX_BAR), Some(4_273_737_728));
+        assert_eq!(bar(&found[0], MODERN_BAR), None);
+    }
+}

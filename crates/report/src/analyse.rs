@@ -1,0 +1,314 @@
+//! From a run directory to everything that is said about it.
+
+use std::path::Path;
+
+use fathom_run::{Clock, Kind, Round, Run, RunKind};
+
+use crate::analysis::{Analysis, Exact, RoundRow, Truth};
+use crate::clock::{self, TimeBase};
+use crate::join::merge::{Merged, Side};
+use crate::join::sums::Sums;
+use crate::join::survey::Survey;
+use crate::join::{Counts, Joiner};
+use crate::overhead::overheads;
+use crate::wiki::{Means, Table};
+
+/// What an analysis is asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many of the slowest requests are shown whole.
+    pub slowest: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { slowest: 50 }
+    }
+}
+
+/// Analyses a run directory. What its events cannot tell, or what damage to them hides, is said in
+/// [`Analysis::problems`].
+///
+/// # Errors
+/// When `run.json` cannot be read; damaged files of events are no error.
+pub fn analyse(dir: &Path, options: &Options) -> fathom_run::Result<Analysis> {
+    let run = Run::load(dir)?;
+    let mut work = Work::new(dir, &run, options);
+    let surveys: Vec<Survey> = run
+        .rounds
+        .iter()
+        .map(|round| Survey::of(dir, &run, round))
+        .collect();
+    let best = surveys.iter().map(Survey::depth).max().unwrap_or(0);
+    for (round, survey) in run.rounds.iter().zip(&surveys) {
+        if round.on_host || !survey.is_useful() {
+            continue;
+        }
+        work.round(round, survey, survey.depth() == best);
+    }
+    Ok(work.finish())
+}
+
+/// An analysis under way.
+struct Work<'a> {
+    dir: &'a Path,
+    run: &'a Run,
+    sums: Sums,
+    truth: Truth,
+    /// Requests of the rounds so far.
+    requests: u64,
+    joined_rounds: u64,
+    counts: Counts,
+    table: Table,
+    problems: Vec<String>,
+}
+
+impl<'a> Work<'a> {
+    fn new(dir: &'a Path, run: &'a Run, options: &Options) -> Work<'a> {
+        Work {
+            dir,
+            run,
+            sums: Sums::new(options.slowest),
+            truth: Truth::default(),
+            requests: 0,
+            joined_rounds: 0,
+            counts: Counts::default(),
+            table: Table::default(),
+            problems: run.problems.clone(),
+        }
+    }
+
+    /// Says something, once.
+    fn say(&mut self, problem: impl Into<String>) {
+        let problem = problem.into();
+        if !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+
+    fn round(&mut self, round: &Round, survey: &Survey, join: bool) {
+        for problem in &survey.problems {
+            self.say(format!("{}: {problem}", round.name));
+        }
+        let time = self.time_base(round, survey);
+        self.describe_clocks(round, &time);
+        let mut merged = Merged::open(self.dir, round, &time, |_| true);
+        let mut means = Means::new(self.run);
+        let base = self.requests;
+        let sums = &mut self.sums;
+        let mut joiner = join.then(|| {
+            Joiner::new(self.run, survey, &time, |mut way| {
+                way.number += base;
+                sums.add(&way);
+            })
+        });
+        while let Some(seen) = merged.next() {
+            means.event(&seen, |ticks| time.ns(seen.clock, ticks));
+            if let Some(joiner) = &mut joiner {
+                joiner.event(&seen);
+            }
+        }
+        let counts = joiner.map(Joiner::finish);
+        let problems = std::mem::take(&mut merged.problems);
+        for problem in problems {
+            self.say(format!("{}: {problem}", round.name));
+        }
+        self.table.add(round, &means);
+        if let Some(counts) = counts {
+            self.note_join(survey, &time, counts);
+        }
+    }
+
+    fn time_base(&mut self, round: &Round, survey: &Survey) -> TimeBase {
+        let trusted = clock::trusted_offset(&round.clocks, survey.offset_written);
+        let offset = match trusted {
+            Ok(offset) => offset,
+            Err(why) => {
+                self.say(format!("{}: {why}", round.name));
+                None
+            }
+        };
+        let monotonic = [Clock::HostMonotonic, Clock::GuestMonotonic];
+        let mixed = round
+            .streams
+            .iter()
+            .any(|info| monotonic.contains(&info.clock));
+        let time = TimeBase::new(&round.clocks, offset, mixed);
+        if time.error.is_some() || !survey.any(Side::Guest) {
+            return time;
+        }
+        if !survey.tells_of_requests(Side::Host) {
+            return time.guest_alone();
+        }
+        time
+    }
+
+    fn describe_clocks(&mut self, round: &Round, time: &TimeBase) {
+        let unknown = round.streams.iter().filter(|info| !time.knows(info.clock));
+        for info in unknown {
+            let why = match info.clock {
+                Clock::HostTsc => "no two readings relate the host's TSC to CLOCK_MONOTONIC",
+                _ => time.method.as_str(),
+            };
+            self.problems
+                .push(format!("{}: {} is left out: {why}", round.name, info.name));
+        }
+    }
+
+    fn note_join(&mut self, survey: &Survey, time: &TimeBase, counts: Counts) {
+        self.joined_rounds += 1;
+        self.requests += counts.requests;
+        self.counts.requests += counts.requests;
+        self.counts.unmatched += counts.unmatched;
+        self.counts.inconsistent += counts.inconsistent;
+        self.counts.background += counts.background;
+        self.counts.userspace += counts.userspace;
+        self.counts.events += counts.events;
+        self.truth.clock_method = time.method.clone();
+        self.truth.clock_error_ns = self.truth.clock_error_ns.max(time.error);
+        for (name, lost) in &survey.lost {
+            match self.truth.lost.iter_mut().find(|(known, _)| known == name) {
+                Some((_, sum)) => *sum += lost,
+                None => self.truth.lost.push((name.clone(), *lost)),
+            }
+        }
+        if survey.guest_dev_guessed {
+            self.say(
+                "the guest's disk was not named: the one with the most requests is taken for it",
+            );
+        }
+        self.say_what_was_not_watched(survey);
+    }
+
+    fn say_what_was_not_watched(&mut self, survey: &Survey) {
+        let guest = survey.any(Side::Guest);
+        let disk = self.run.disk();
+        let identified =
+            disk.is_some_and(|disk| !disk.doorbells.is_empty() || !disk.kick_eventfds.is_empty());
+        if survey.doorbells() && !identified {
+            self.say(
+                "the disk's doorbells are not known: its kicks cannot be told from other devices', \
+                 and are left out",
+            );
+        }
+        if !survey.doorbells() && self.run.kind != RunKind::Guest {
+            self.say(
+                "KVM's kicks and interrupts were not watched (no KVM, or its events are not \
+                 traced): the way from the guest to the server and back is one layer each",
+            );
+        } else if guest && !survey.host(Kind::KvmEntry) && survey.doorbells() {
+            self.say("no kvm_entry events: waking a vCPU is part of the interrupt's layer");
+        }
+        let hosts_disk = disk.is_some_and(|disk| disk.host.is_some());
+        if hosts_disk && !survey.host(Kind::BlockRqIssue) && self.run.kind != RunKind::Guest {
+            self.say("no requests of the host's block layer were seen: its device is one layer with the rest of the I/O");
+        }
+        if self.counts.userspace > 0 {
+            self.say(format!(
+                "{} kicks went to user space: the disk has no ioeventfd",
+                self.counts.userspace
+            ));
+        }
+    }
+
+    /// The findings that make a table untrue, in words.
+    fn say_what_is_wrong(&mut self, exact: &Exact) {
+        let truth = &exact.truth;
+        let percent = |n: u64| n as f64 * 100.0 / truth.requests.max(1) as f64;
+        let mut lines = Vec::new();
+        for (name, lost) in &truth.lost {
+            lines.push(format!(
+                "{name}: {lost} events were dropped: requests are missing, and the tails cannot be \
+                 trusted"
+            ));
+        }
+        let told = [
+            (truth.unmatched, "could not be followed through all layers"),
+            (truth.ambiguous, "had more than one possible counterpart"),
+            (truth.incomplete, "lack an event that others have"),
+        ];
+        for (count, what) in told {
+            if count > 0 {
+                lines.push(format!(
+                    "{count} of {} requests ({:.2}%) {what}",
+                    truth.requests,
+                    percent(count)
+                ));
+            }
+        }
+        if truth.inconsistent > 0 {
+            lines.push(format!(
+                "{} events contradict the others: events are missing or damaged",
+                truth.inconsistent
+            ));
+        }
+        if truth.violations > 0 {
+            let error = truth.clock_error_ns.unwrap_or(0);
+            lines.push(format!(
+                "{} effects were seen before their causes by more than the clocks' error of \
+                 {error} ns",
+                truth.violations
+            ));
+        }
+        if self.counts.background > 0 {
+            lines.push(format!(
+                "{} requests to the disk were not the benchmark's",
+                self.counts.background
+            ));
+        }
+        for line in lines {
+            self.say(line);
+        }
+    }
+
+    fn finish(mut self) -> Analysis {
+        let run = self.run;
+        let exact = (self.joined_rounds > 0).then(|| {
+            let mut exact = std::mem::replace(&mut self.sums, Sums::new(0)).finish();
+            exact.truth = Truth {
+                requests: self.counts.requests,
+                unmatched: self.counts.unmatched,
+                inconsistent: self.counts.inconsistent,
+                clock_method: std::mem::take(&mut self.truth.clock_method),
+                clock_error_ns: self.truth.clock_error_ns,
+                lost: std::mem::take(&mut self.truth.lost),
+                ..exact.truth
+            };
+            exact
+        });
+        if let Some(exact) = &exact {
+            self.say_what_is_wrong(exact);
+        }
+        let exact = exact.filter(|exact| exact.total.count > 0);
+        if exact.is_none() {
+            self.say("no request could be followed: there is no exact breakdown");
+        }
+        let wiki = std::mem::take(&mut self.table).finish(run);
+        Analysis {
+            kind: run.kind,
+            title: run.title.clone(),
+            created: run.created,
+            scenario: run.scenario.clone(),
+            environment: run.environment.clone(),
+            disks: run.disks.clone(),
+            rounds: run.rounds.iter().map(row).collect(),
+            exact,
+            wiki,
+            calls: Vec::new(),
+            locks: Vec::new(),
+            qemu: Vec::new(),
+            time_lines: Vec::new(),
+            overhead: overheads(&run.rounds),
+            problems: self.problems,
+        }
+    }
+}
+
+fn row(round: &Round) -> RoundRow {
+    RoundRow {
+        name: round.name.clone(),
+        traced: round.traced.clone(),
+        on_host: round.on_host,
+        benchmark: round.benchmark.clone(),
+    }
+}

@@ -1,0 +1,210 @@
+//! All clocks of a round on one: the host's CLOCK_MONOTONIC, in ns.
+//!
+//! The host's TSC is fitted to CLOCK_MONOTONIC by the pairs of the round. The guest's TSC follows
+//! from KVM's offset where that is known and stayed the same, else from causality.
+
+mod line;
+
+use fathom_run::{Clock, Clocks, GuestOffset};
+
+pub(crate) use line::Line;
+
+/// How the guest's TSC is converted.
+#[derive(Clone, Debug)]
+enum Guest {
+    /// There is no guest, or nothing relates its clock to the host's.
+    Unknown,
+    /// By KVM's offset to the host's TSC.
+    Offset(GuestOffset),
+    /// Guest's ns to host's ns, by bounds.
+    Bounds(Line),
+}
+
+/// Converts ticks of any clock of a round to ns of the host's CLOCK_MONOTONIC.
+#[derive(Clone, Debug)]
+pub(crate) struct TimeBase {
+    host: Option<Line>,
+    /// The guest's TSC to the guest's CLOCK_MONOTONIC.
+    guest_own: Option<Line>,
+    guest: Guest,
+    realtime: i64,
+    /// For people: how the guest's clock was related to the host's.
+    pub(crate) method: String,
+    /// The greatest error between a guest's and a host's time; None where they are not related.
+    pub(crate) error: Option<i64>,
+}
+
+impl TimeBase {
+    /// The clocks of a round, the guest's by KVM's offset if `offset` says it is good. `mixed`: it
+    /// has stamps of CLOCK_MONOTONIC besides those of the TSC.
+    pub(crate) fn new(clocks: &Clocks, offset: Option<GuestOffset>, mixed: bool) -> TimeBase {
+        let host = Line::fit(&clocks.host);
+        let guest_own = Line::fit(&clocks.guest);
+        let mut base = TimeBase {
+            realtime: clocks.realtime_minus_monotonic_ns,
+            host,
+            guest_own,
+            guest: Guest::Unknown,
+            method: "the guest's clock is not related to the host's".into(),
+            error: None,
+        };
+        if let (Some(offset), Some(host)) = (offset, &base.host) {
+            // Stamps of both TSCs go through the same line, so its error shifts both alike; those
+            // of CLOCK_MONOTONIC do not.
+            let apart = if mixed { host.residual() } else { 0 };
+            base.error = Some(host.tick_ns().max(apart));
+            base.method = "KVM's TSC offset".into();
+            base.guest = Guest::Offset(offset);
+        }
+        base
+    }
+
+    /// A base in which the guest's ns are taken for the host's: for joining guest streams alone.
+    pub(crate) fn guest_alone(mut self) -> TimeBase {
+        self.guest = Guest::Bounds(Line::identity());
+        self.method = "the guest's own clock".into();
+        self.error = Some(0);
+        self
+    }
+
+    /// Whether `clock` can be converted.
+    pub(crate) fn knows(&self, clock: Clock) -> bool {
+        self.ns(clock, 0).is_some()
+    }
+
+    /// The guest's ns of a guest's clock; None for a host's clock.
+    pub(crate) fn guest_ns(&self, clock: Clock, ticks: u64) -> Option<i64> {
+        match clock {
+            // Without pairs, the guest's TSC is taken to run as fast as the host's: bounds mend it.
+            Clock::GuestTsc => match (&self.guest_own, &self.host) {
+                (Some(own), _) => Some(own.y(ticks)),
+                (None, Some(host)) => Some((ticks as f64 * host.slope()) as i64),
+                (None, None) => None,
+            },
+            Clock::GuestMonotonic => Some(ticks as i64),
+            Clock::HostTsc | Clock::HostMonotonic | Clock::HostRealtime => None,
+        }
+    }
+
+    /// `ticks` of `clock` as ns of the host's CLOCK_MONOTONIC; None where nothing relates them.
+    #[inline]
+    pub(crate) fn ns(&self, clock: Clock, ticks: u64) -> Option<i64> {
+        match clock {
+            Clock::HostTsc => self.host.as_ref().map(|line| line.y(ticks)),
+            Clock::HostMonotonic => Some(ticks as i64),
+            Clock::HostRealtime => Some((ticks as i64).wrapping_sub(self.realtime)),
+            Clock::GuestTsc | Clock::GuestMonotonic => match &self.guest {
+                Guest::Unknown => None,
+                Guest::Offset(offset) => {
+                    let tsc = match clock {
+                        Clock::GuestTsc => ticks,
+                        _ => self.guest_own.as_ref()?.x(ticks as i64),
+                    };
+                    self.host.as_ref().map(|line| line.y(host_tsc(offset, tsc)))
+                }
+                Guest::Bounds(line) => Some(line.y(self.guest_ns(clock, ticks)? as u64)),
+            },
+        }
+    }
+}
+
+/// KVM's `guest = host * ratio / 2^frac_bits + offset`, solved for the host.
+#[inline]
+fn host_tsc(offset: &GuestOffset, guest: u64) -> u64 {
+    let scaled = guest.wrapping_sub(offset.before as u64);
+    match offset.ratio {
+        Some(ratio) if ratio != 0 => {
+            ((u128::from(scaled) << offset.frac_bits.min(63)) / u128::from(ratio)) as u64
+        }
+        _ => scaled,
+    }
+}
+
+/// KVM's offset if it held for the whole round, else why not. `written` says that KVM was seen to
+/// change the offset of a vCPU.
+pub(crate) fn trusted_offset(
+    clocks: &Clocks,
+    written: bool,
+) -> std::result::Result<Option<GuestOffset>, String> {
+    let Some(offset) = clocks.guest_offset else {
+        return Ok(None);
+    };
+    if offset.before != offset.after {
+        return Err(format!(
+            "the guest's TSC offset changed during the round (from {} to {}): the clocks are \
+             related by causality instead",
+            offset.before, offset.after
+        ));
+    }
+    if written {
+        return Err(
+            "KVM wrote the TSC offset of a vCPU during the round: the clocks are related by \
+             causality instead"
+                .into(),
+        );
+    }
+    Ok(Some(offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_run::Pair;
+
+    fn clocks() -> Clocks {
+        let pair = |tsc, monotonic_ns| Pair { tsc, monotonic_ns };
+        Clocks {
+            // 2 GHz
+            host: vec![pair(1_000_000, 5_000), pair(2_001_000_000, 1_000_005_000)],
+            guest: vec![pair(500, 100), pair(2_000_000_500, 1_000_000_100)],
+            realtime_minus_monotonic_ns: 1_000_000,
+            guest_offset: Some(GuestOffset {
+                before: -999_500,
+                after: -999_500,
+                ratio: None,
+                frac_bits: 0,
+            }),
+        }
+    }
+
+    #[test]
+    fn every_clock_comes_to_the_hosts_nanoseconds() {
+        let clocks = clocks();
+        let base = TimeBase::new(&clocks, clocks.guest_offset, true);
+        assert_eq!(base.ns(Clock::HostTsc, 1_002_000), Some(6_000));
+        assert_eq!(base.ns(Clock::HostMonotonic, 7), Some(7));
+        assert_eq!(base.ns(Clock::HostRealtime, 1_000_007), Some(7));
+        assert_eq!(base.ns(Clock::GuestTsc, 2_500), Some(6_000));
+        assert_eq!(base.ns(Clock::GuestMonotonic, 1_100), Some(6_000));
+        let alone = TimeBase::new(&clocks, None, true);
+        assert_eq!(alone.ns(Clock::GuestTsc, 2_500), None);
+        assert_eq!(alone.guest_alone().ns(Clock::GuestTsc, 2_500), Some(1_100));
+    }
+
+    #[test]
+    fn a_scaled_tsc_is_scaled_back() {
+        let offset = GuestOffset {
+            before: 12_345,
+            after: 12_345,
+            ratio: Some((3 << 48) / 2),
+            frac_bits: 48,
+        };
+        for host in [0u64, 1_000, 123_456_789_012_345] {
+            let guest = ((u128::from(host) * ((3 << 48) / 2)) >> 48) as u64 + 12_345;
+            let error = host_tsc(&offset, guest).abs_diff(host);
+            assert!(error <= 1, "{host}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_offset_that_changed_is_not_trusted() {
+        let mut clocks = clocks();
+        assert!(trusted_offset(&clocks, false).unwrap().is_some());
+        let why = trusted_offset(&clocks, true).unwrap_err();
+        assert!(why.contains("KVM wrote the TSC offset"), "{why}");
+        clocks.guest_offset.as_mut().unwrap().after += 1;
+        assert!(trusted_offset(&clocks, false).is_err());
+        clocks.guest_offset = None;
+        assert_eq!(trusted_offset(&clocks, false), Ok(None));
+    }
+}

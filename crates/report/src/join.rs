@@ -1,0 +1,498 @@
+//! The exact join: every request of the guest's followed through all layers.
+//!
+//! The round's streams are merged by time and read once. Each side keeps what it has seen for a
+//! while: the guest's ([`guest`]) its operations, bios, requests, kicks and handlers; KVM's
+//! ([`kvm`]) doorbells, interrupts and the vCPUs' windows; the server's ([`server`]) its records;
+//! the host's block layer ([`blocks`]) its requests. Some time after a request of the guest's
+//! completed, all that belongs to it has been read, and it is followed ([`resolve`]). Memory is
+//! bounded by what is in flight and that little while.
+//!
+//! Nothing is guessed: a request without its counterpart is unmatched, one with several possible
+//! ones is ambiguous, one that lacks a point that was watched is incomplete, and events that
+//! contradict the others are inconsistent. All four are counted and told.
+
+mod blocks;
+mod guest;
+mod host_only;
+mod kvm;
+pub(crate) mod merge;
+mod resolve;
+mod server;
+pub(crate) mod sums;
+pub(crate) mod survey;
+pub(crate) mod way;
+mod window;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use fathom_run::{Kind, Run};
+
+use crate::analysis::{Delivery, Point};
+use crate::clock::TimeBase;
+use blocks::Blocks;
+use guest::Guest;
+use kvm::Kvm;
+use merge::{Seen, Side};
+use server::Records;
+use survey::Survey;
+use way::Way;
+
+/// A request is followed this long after it completed: later than any event of its own.
+const SLACK: i64 = 10_000_000;
+/// Without a benchmark's word on its end, a request is given up after this.
+const PATIENCE: i64 = 60_000_000_000;
+/// Events between two clearings.
+const CLEAR_EVERY: u32 = 512;
+
+/// What is watched in a round, for all of its requests.
+#[derive(Clone, Copy, Debug)]
+struct Probes {
+    benchmark: bool,
+    bio: bool,
+    kick: bool,
+    exit: bool,
+    doorbell: bool,
+    fathom: bool,
+    interrupt: bool,
+}
+
+/// What a join counts besides the requests that it hands out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) requests: u64,
+    pub(crate) unmatched: u64,
+    pub(crate) inconsistent: u64,
+    /// Requests to the disk that were not the benchmark's.
+    pub(crate) background: u64,
+    /// Kicks that went to user space.
+    pub(crate) userspace: u64,
+    /// Events read.
+    pub(crate) events: u64,
+}
+
+/// Joins one round.
+pub(crate) struct Joiner<'a> {
+    time: &'a TimeBase,
+    error: i64,
+    slack: i64,
+    probes: Probes,
+    guest: Guest,
+    kvm: Kvm,
+    records: Records,
+    blocks: Blocks,
+    host_only: Option<host_only::HostOnly>,
+    /// Kicks and doorbells that are not linked yet, by vCPU.
+    lanes: Vec<Lane>,
+    expiry: BinaryHeap<Reverse<(i64, u64)>>,
+    now: i64,
+    /// The first and the last time at which a unit was under way.
+    first: Option<i64>,
+    last: i64,
+    since_clearing: u32,
+    counts: Counts,
+    sink: Box<dyn FnMut(Way) + 'a>,
+}
+
+/// Kicks of a guest's CPU and doorbells of its vCPU: they come in the same order, one for one.
+#[derive(Debug, Default)]
+struct Lane {
+    vcpu: Option<u32>,
+    kicks: std::collections::VecDeque<(u64, i64)>,
+    doorbells: std::collections::VecDeque<(u64, i64)>,
+}
+
+impl<'a> Joiner<'a> {
+    /// A joiner for a round of `run`; joined requests go to `sink`.
+    pub(crate) fn new(
+        run: &Run,
+        survey: &Survey,
+        time: &'a TimeBase,
+        sink: impl FnMut(Way) + 'a,
+    ) -> Joiner<'a> {
+        let guest_seen = time.error.is_some() && survey.any(Side::Guest);
+        let blocks = Blocks::new(run, survey);
+        let probes = Probes {
+            benchmark: survey.guest(Kind::BenchOperation),
+            bio: survey.guest(Kind::BlockBioQueue),
+            kick: survey.guest(Kind::VpNotify),
+            exit: survey.host(Kind::KvmExit),
+            doorbell: survey.doorbells() || survey.host(Kind::EventfdSignal),
+            fathom: survey.host(Kind::FathomRequest),
+            interrupt: survey.host(Kind::KvmMsiSetIrq),
+        };
+        let host_only =
+            (!guest_seen).then(|| host_only::HostOnly::new(probes.fathom, blocks.is_watched()));
+        let error = time.error.unwrap_or(0);
+        Joiner {
+            time,
+            error,
+            slack: SLACK + 4 * error,
+            probes,
+            guest: Guest::new(run.disk(), survey),
+            kvm: Kvm::new(run, survey),
+            records: Records::default(),
+            blocks,
+            host_only,
+            lanes: Vec::new(),
+            expiry: BinaryHeap::new(),
+            now: i64::MIN,
+            first: None,
+            last: i64::MIN,
+            since_clearing: 0,
+            counts: Counts::default(),
+            sink: Box::new(sink),
+        }
+    }
+
+    /// Takes the next event in.
+    pub(crate) fn event(&mut self, seen: &Seen) {
+        self.counts.events += 1;
+        self.now = self.now.max(seen.at);
+        match seen.side {
+            Side::Guest => self.guest_event(seen),
+            Side::Host => self.host_event(seen),
+        }
+        self.settle(self.now - self.slack);
+        self.since_clearing += 1;
+        if self.since_clearing >= CLEAR_EVERY {
+            self.since_clearing = 0;
+            self.clear();
+        }
+    }
+
+    /// Follows what is left.
+    pub(crate) fn finish(mut self) -> Counts {
+        self.now = i64::MAX / 2;
+        self.settle(i64::MAX / 2);
+        let never = i64::MAX / 4;
+        self.guest.expire(never);
+        self.expire_units(i64::MAX);
+        self.close_kicks(i64::MAX);
+        let since = self.window_start();
+        self.records.prune(self.last, since);
+        self.close_lanes(i64::MAX);
+        Counts {
+            inconsistent: self.counts.inconsistent
+                + self.guest.inconsistent
+                + self.records.strays
+                + self.records.garbled,
+            background: self.guest.background,
+            userspace: self.kvm.userspace,
+            ..self.counts
+        }
+    }
+
+    /// From when on events on the host must have their cause in the guest: whatever came before
+    /// the first operation is none of the benchmark's.
+    fn window_start(&self) -> i64 {
+        match self.probes.benchmark {
+            true => self.first.unwrap_or(i64::MAX),
+            false => i64::MAX,
+        }
+    }
+
+    fn guest_event(&mut self, seen: &Seen) {
+        if self.host_only.is_some() {
+            return;
+        }
+        let end = match seen.event.kind {
+            Kind::BenchOperation => self.time.ns(seen.clock, seen.event.args[0]),
+            _ => None,
+        };
+        let before = self.guest.kicks.newest().map(|(id, _)| id);
+        self.guest.event(seen.at, &seen.event, end);
+        let newest = self.guest.kicks.newest().map(|(id, kick)| (id, kick.cpu));
+        if let Some((id, cpu)) = newest.filter(|&(id, _)| Some(id) != before) {
+            let lane = self.lane(Some(u32::from(cpu)));
+            lane.kicks.push_back((id, seen.at));
+        }
+        for id in std::mem::take(&mut self.guest.fresh) {
+            let Some(unit) = self.guest.units.get(id) else {
+                continue;
+            };
+            self.counts.requests += 1;
+            let start = unit.start().min(seen.at);
+            let due = match unit.end {
+                Some(end) => end + 2 * self.slack,
+                None => start + PATIENCE,
+            };
+            self.first = Some(self.first.map_or(start, |first| first.min(start)));
+            self.last = self.last.max(unit.end.unwrap_or(start));
+            self.expiry.push(Reverse((due, id)));
+        }
+    }
+
+    fn host_event(&mut self, seen: &Seen) {
+        let (at, event) = (seen.at, &seen.event);
+        match event.kind {
+            Kind::FathomRequest => {
+                let ns = |ticks| self.time.ns(seen.clock, ticks);
+                let record = self.records.parse(at, event, ns);
+                match (record, &mut self.host_only) {
+                    (Some(record), Some(host)) => host.record(record),
+                    (Some(record), None) => self.records.push(record),
+                    (None, _) => {}
+                }
+            }
+            Kind::BlockRqIssue | Kind::BlockRqComplete => {
+                self.blocks.event(at, event);
+                if let (Kind::BlockRqComplete, Some(host)) = (event.kind, &mut self.host_only) {
+                    host.completed(at, &self.blocks);
+                }
+            }
+            _ => self.kvm.event(at, event),
+        }
+        for id in std::mem::take(&mut self.kvm.fresh) {
+            let Some(doorbell) = self.kvm.doorbells.get(id).copied() else {
+                continue;
+            };
+            if let Some(host) = &mut self.host_only {
+                host.rung(id, &doorbell);
+                continue;
+            }
+            let lane = self.lane(doorbell.vcpu);
+            lane.doorbells.push_back((id, doorbell.at()));
+        }
+    }
+
+    fn lane(&mut self, vcpu: Option<u32>) -> &mut Lane {
+        let vcpu = vcpu.filter(|_| self.kvm.by_vcpu);
+        let known = self.lanes.iter().position(|lane| lane.vcpu == vcpu);
+        let index = known.unwrap_or_else(|| {
+            self.lanes.push(Lane {
+                vcpu,
+                ..Lane::default()
+            });
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[index]
+    }
+
+    /// Does everything that is due when all events up to `now` plus the slack were read.
+    fn settle(&mut self, due: i64) {
+        self.link(due);
+        if self.host_only.is_some() {
+            self.settle_host(due);
+            return;
+        }
+        while let Some(&id) = self.guest.completed.front() {
+            let complete = self.guest.rqs.get(id).and_then(|rq| rq.complete);
+            if complete.is_some_and(|complete| complete > due) {
+                break;
+            }
+            self.guest.completed.pop_front();
+            self.settle_rq(id);
+        }
+        self.expire_units(due + self.slack);
+    }
+
+    /// Links kicks to doorbells: of one vCPU, the first kick's doorbell is the first.
+    fn link(&mut self, due: i64) {
+        let since = self.window_start();
+        for lane in &mut self.lanes {
+            while let (Some(&(kick, at)), Some(&(doorbell, rung))) =
+                (lane.kicks.front(), lane.doorbells.front())
+                && at.max(rung) <= due
+            {
+                if rung < at - self.error {
+                    // A doorbell that no kick was seen for.
+                    lane.doorbells.pop_front();
+                    let told = self.kvm.doorbells.get(doorbell);
+                    let linked = told.is_none_or(|doorbell| doorbell.linked);
+                    self.counts.inconsistent +=
+                        u64::from(!linked && self.probes.kick && rung >= since);
+                    continue;
+                }
+                lane.kicks.pop_front();
+                let next = lane.kicks.front();
+                if next.is_some_and(|&(_, next)| next < rung - self.error) {
+                    // The vCPU cannot kick again before it has left the guest.
+                    self.counts.inconsistent += u64::from(self.probes.doorbell);
+                    continue;
+                }
+                lane.doorbells.pop_front();
+                let Some(bell) = self.kvm.doorbells.get_mut(doorbell) else {
+                    continue;
+                };
+                if let Some(kick) = self.guest.kicks.get_mut(kick)
+                    && guest::compatible(kick.queue, bell.queue)
+                {
+                    kick.doorbell = Some(doorbell);
+                    bell.linked = true;
+                } else {
+                    self.counts.inconsistent += 1;
+                }
+            }
+        }
+    }
+
+    /// Gives up kicks without a doorbell, and doorbells without a kick, from before `at`.
+    fn close_lanes(&mut self, at: i64) {
+        let since = self.window_start();
+        let (last, kvm, probes) = (self.last, &self.kvm, self.probes);
+        let expected = |doorbell: u64, rung: i64| {
+            let told = kvm.doorbells.get(doorbell);
+            probes.kick
+                && rung >= since
+                && rung <= last
+                && told.is_none_or(|doorbell| !doorbell.linked)
+        };
+        for lane in &mut self.lanes {
+            while lane.kicks.front().is_some_and(|&(_, kick)| kick < at) {
+                lane.kicks.pop_front();
+                self.counts.inconsistent += u64::from(probes.doorbell);
+            }
+            while let Some(&(doorbell, rung)) = lane.doorbells.front()
+                && rung < at
+            {
+                lane.doorbells.pop_front();
+                self.counts.inconsistent += u64::from(expected(doorbell, rung));
+            }
+        }
+    }
+
+    fn settle_rq(&mut self, id: u64) {
+        let Some(rq) = self.guest.rqs.remove(id) else {
+            return;
+        };
+        let way = self.follow(&rq);
+        if let Some(kick) = rq.kick.and_then(|id| self.guest.kicks.get_mut(id)) {
+            kick.settled += 1;
+            let brought = way
+                .as_ref()
+                .is_none_or(|way| way.delivery != Delivery::Polled);
+            kick.polled += u32::from(!brought);
+        }
+        for &unit_id in &rq.units {
+            let Some(unit) = self.guest.units.get_mut(unit_id) else {
+                continue;
+            };
+            unit.open -= 1;
+            match &way {
+                Some(way) => {
+                    // Complete requests come in order: this one is the last so far.
+                    let seen = unit.last.take();
+                    let mut way = way.clone();
+                    if let Some(seen) = seen {
+                        way.ambiguous |= seen.ambiguous;
+                        way.incomplete |= seen.incomplete;
+                        way.violations += seen.violations;
+                    }
+                    unit.last = Some(Box::new(way));
+                    unit.kick = rq.kick;
+                }
+                None => unit.broken = true,
+            }
+            if unit.todo == 0 && unit.open == 0 {
+                self.close_unit(unit_id);
+            }
+        }
+        self.flush_kick(rq.kick);
+    }
+
+    fn close_unit(&mut self, id: u64) {
+        let Some(unit) = self.guest.forget(id) else {
+            return;
+        };
+        let whole = unit.todo == 0 && unit.open == 0 && !unit.broken;
+        let Some(mut way) = unit.last.as_deref().filter(|_| whole).cloned() else {
+            self.counts.unmatched += 1;
+            return;
+        };
+        let bio = unit.bio_of(way.key.offset.max(unit.key.offset));
+        way.number = id;
+        way.key = unit.key;
+        way.ambiguous |= unit.ambiguous;
+        way.incomplete |= self.probes.bio && bio.is_none();
+        way.points.put(Point::Call, unit.call);
+        way.points.put(Point::Bio, bio);
+        way.points.put(Point::Return, unit.end);
+        let complete = way.points.get(Point::Complete).unwrap_or(i64::MAX);
+        way.violations += u32::from(unit.end.is_some_and(|end| end < complete));
+        let announced = matches!(way.delivery, Delivery::Kicked | Delivery::Batched);
+        let kick = unit.kick.filter(|_| announced);
+        match kick.and_then(|id| self.guest.kicks.get_mut(id)) {
+            Some(kick) if kick.settled < kick.members => kick.ways.push(way),
+            Some(kick) => {
+                way.batch = kick.members - kick.polled;
+                (self.sink)(way);
+            }
+            None => (self.sink)(way),
+        }
+    }
+
+    /// Hands out the requests of a kick once all of them are followed.
+    fn flush_kick(&mut self, id: Option<u64>) {
+        let kick = id.and_then(|id| self.guest.kicks.get_mut(id));
+        if let Some(kick) = kick.filter(|kick| kick.settled == kick.members) {
+            let batch = kick.members - kick.polled;
+            for way in std::mem::take(&mut kick.ways) {
+                (self.sink)(Way { batch, ..way });
+            }
+        }
+    }
+
+    /// Gives up units that are overdue.
+    fn expire_units(&mut self, now: i64) {
+        while let Some(&Reverse((due, id))) = self.expiry.peek()
+            && due <= now
+        {
+            self.expiry.pop();
+            if let Some(unit) = self.guest.units.get(id) {
+                // Of a run that ended before its last requests did, those are nobody's loss.
+                if unit.end.is_none() && now >= i64::MAX / 4 {
+                    self.counts.requests -= 1;
+                    self.guest.forget(id);
+                    continue;
+                }
+                if let Some(unit) = self.guest.units.get_mut(id) {
+                    unit.broken = true;
+                }
+                self.close_unit(id);
+            }
+        }
+    }
+
+    /// Drops what nothing can refer to any more.
+    fn clear(&mut self) {
+        let oldest = self.guest.units.oldest().map(|(_, unit)| unit.start());
+        let waiting = self.guest.completed.front();
+        let waiting = waiting.and_then(|&id| Some(self.guest.rqs.get(id)?.issue));
+        let host = self.host_only.as_ref().and_then(|host| host.oldest());
+        let horizon = [oldest, waiting, host]
+            .into_iter()
+            .flatten()
+            .fold(self.now - self.slack, i64::min)
+            - self.slack;
+        self.close_lanes(horizon);
+        self.close_kicks(horizon);
+        self.kvm.prune(horizon);
+        let since = self.window_start();
+        self.records.prune(horizon, since);
+        self.blocks.prune(horizon);
+        let handlers = &mut self.guest.handlers;
+        // One more is kept: it tells what came before the first.
+        while handlers.get(1).is_some_and(|handler| handler.at < horizon) {
+            handlers.pop_front();
+        }
+        self.guest.expire(self.now - PATIENCE);
+        if let Some(host) = &mut self.host_only {
+            host.prune(horizon);
+        }
+    }
+
+    fn close_kicks(&mut self, at: i64) {
+        while let Some((id, kick)) = self.guest.kicks.oldest()
+            && kick.at < at
+        {
+            let Some(kick) = self.guest.kicks.remove(id) else {
+                return;
+            };
+            let batch = kick.members - kick.polled;
+            for way in kick.ways {
+                (self.sink)(Way { batch, ..way });
+            }
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The host's block layer below the image: what became of a request of the server's there.
+
+use std::collections::{BTreeMap, HashMap};
+
+use fathom_run::{Event, Extent, Kind, Run};
+use smallvec::SmallVec;
+
+use super::survey::Survey;
+use super::way::{Class, Key};
+use super::window::Window;
+use crate::analysis::HostClass;
+
+/// A request of the host's block layer; its key is in bytes of the host's device.
+#[derive(Debug)]
+struct HostRq {
+    key: Key,
+    issue: i64,
+    complete: Option<i64>,
+    tid: u32,
+    claimed: bool,
+}
+
+impl HostRq {
+    /// Where it lies in the image, by extents in order of their place; on the device where there
+    /// are none.
+    fn image_key(&self, placed: &[Extent]) -> Key {
+        let after = placed.partition_point(|extent| extent.physical <= self.key.offset);
+        let extent = after.checked_sub(1).and_then(|i| placed.get(i));
+        let offset = extent.map_or(self.key.offset, |extent| {
+            let inside = self.key.offset - extent.physical;
+            extent.offset.saturating_add(inside)
+        });
+        Key { offset, ..self.key }
+    }
+}
+
+/// What the host's block layer did for one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Below {
+    pub(crate) class: HostClass,
+    /// First issue, last completion.
+    pub(crate) issue: Option<i64>,
+    pub(crate) complete: Option<i64>,
+    pub(crate) ambiguous: bool,
+    /// A completion was not seen.
+    pub(crate) incomplete: bool,
+}
+
+impl Below {
+    fn nothing(class: HostClass) -> Below {
+        Below {
+            class,
+            issue: None,
+            complete: None,
+            ambiguous: false,
+            incomplete: false,
+        }
+    }
+}
+
+/// The host's requests to the image's device.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    dev: Option<u64>,
+    traced: bool,
+    /// By offset in the image, and by place on the device.
+    extents: Vec<Extent>,
+    placed: Vec<Extent>,
+    rqs: Window<HostRq>,
+    starts: BTreeMap<u64, SmallVec<[u64; 1]>>,
+    longest: u64,
+    in_flight: HashMap<Key, SmallVec<[u64; 1]>>,
+    /// (key, issue) of what the last completion completed.
+    completed: Option<(Key, i64)>,
+}
+
+/// Ranges of the device, as (start, end).
+type Ranges = SmallVec<[(u64, u64); 2]>;
+
+impl Blocks {
+    pub(crate) fn new(run: &Run, survey: &Survey) -> Blocks {
+        let disk = run.disk();
+        let mut extents = disk.map_or(Vec::new(), |disk| disk.extents.clone());
+        let mut placed = extents.clone();
+        extents.sort_by_key(|extent| extent.offset);
+        placed.sort_by_key(|extent| extent.physical);
+        Blocks {
+            dev: disk.and_then(|disk| Some(disk.host.as_ref()?.dev)),
+            traced: survey.host(Kind::BlockRqIssue),
+            extents,
+            placed,
+            rqs: Window::default(),
+            starts: BTreeMap::new(),
+            longest: 0,
+            in_flight: HashMap::new(),
+            completed: None,
+        }
+    }
+
+    /// Whether the image's own requests can be seen.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.traced && self.dev.is_some()
+    }
+
+    /// What the last completion was of: its key in the image, and when it was issued.
+    pub(crate) fn just_completed(&self) -> Option<(Key, i64)> {
+        self.completed
+    }
+
+    pub(crate) fn event(&mut self, at: i64, event: &Event) {
+        if Some(event.args[0]) != self.dev {
+            return;
+        }
+        let key = Key::sectors(event.args[3], event.args[1], event.args[2]);
+        match event.kind {
+            Kind::BlockRqIssue if self.is_of_image(&key) => {
+                let id = self.rqs.push(HostRq {
+                    key,
+                    issue: at,
+                    complete: None,
+                    tid: event.tid,
+                    claimed: false,
+                });
+                self.longest = self.longest.max(key.length);
+                self.starts.entry(key.offset).or_default().push(id);
+                self.in_flight.entry(key).or_default().push(id);
+            }
+            Kind::BlockRqComplete => {
+                self.completed = None;
+                let Some(ids) = self.in_flight.get_mut(&key) else {
+                    return;
+                };
+                let id = ids.remove(0);
+                if ids.is_empty() {
+                    self.in_flight.remove(&key);
+                }
+                if let Some(rq) = self.rqs.get_mut(id) {
+                    rq.complete = Some(at);
+                    self.completed = Some((rq.image_key(&self.placed), rq.issue));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn is_of_image(&self, key: &Key) -> bool {
+        if self.placed.is_empty() || key.class == Class::Flush {
+            return true;
+        }
+        let after = self.placed.partition_point(|e| e.physical < key.end());
+        let last = after.checked_sub(1).and_then(|i| self.placed.get(i));
+        last.is_some_and(|e| e.physical.saturating_add(e.length) > key.offset)
+    }
+
+    /// Where bytes of the image lie; holes lie nowhere.
+    fn ranges(&self, key: &Key) -> Ranges {
+        let mut ranges = Ranges::new();
+        let from = self
+            .extents
+            .partition_point(|e| e.offset.saturating_add(e.length) <= key.offset);
+        for extent in &self.extents[from..] {
+            if extent.offset >= key.end() {
+                break;
+            }
+            let start = key.offset.max(extent.offset);
+            let end = key.end().min(extent.offset.saturating_add(extent.length));
+            let place = extent.physical.saturating_add(start - extent.offset);
+            let range = (place, place.saturating_add(end - start));
+            match ranges.last_mut() {
+                Some(last) if last.1 == range.0 => last.1 = range.1,
+                _ => ranges.push(range),
+            }
+        }
+        ranges
+    }
+
+    /// What was done for a request between `from` and `to`. `is_server` tells the server's threads,
+    /// for where bytes do not tell.
+    pub(crate) fn below(
+        &mut self,
+        key: &Key,
+        from: i64,
+        to: i64,
+        is_server: impl Fn(u32) -> Option<bool>,
+    ) -> Below {
+        if !self.is_watched() {
+            return Below::nothing(HostClass::Unknown);
+        }
+        if self.extents.is_empty() || key.class == Class::Flush {
+            return self.by_thread(key, from, to, is_server);
+        }
+        let ranges = self.ranges(key);
+        let (mut ids, ambiguous) = self.overlapping(key.class, &ranges, from, to);
+        if ids.is_empty() {
+            return Below::nothing(HostClass::Cached);
+        }
+        ids.sort_unstable();
+        let mut outside = false;
+        for &id in &ids {
+            if let Some(rq) = self.rqs.get_mut(id) {
+                rq.claimed = true;
+                let (start, end) = (rq.key.offset, rq.key.end());
+                outside |= !ranges.iter().any(|&(a, b)| a <= start && end <= b);
+            }
+        }
+        let class = match (ids.len(), outside) {
+            (1, false) => HostClass::Direct,
+            (_, true) => HostClass::Merged,
+            _ => HostClass::Split,
+        };
+        self.summed(&ids, class, ambiguous)
+    }
+
+    fn summed(&self, ids: &[u64], class: HostClass, ambiguous: bool) -> Below {
+        let rqs = || ids.iter().filter_map(|&id| self.rqs.get(id));
+        let complete: Option<Vec<i64>> = rqs().map(|rq| rq.complete).collect();
+        Below {
+            class,
+            issue: rqs().map(|rq| rq.issue).min(),
+            incomplete: complete.is_none(),
+            complete: complete.and_then(|all| all.into_iter().max()),
+            ambiguous,
+        }
+    }
+
+    /// The host's requests that touch `ranges` within the time; of several for the same bytes the
+    /// first that nobody has claimed.
+    fn overlapping(
+        &self,
+        class: Class,
+        ranges: &Ranges,
+        from: i64,
+        to: i64,
+    ) -> (SmallVec<[u64; 4]>, bool) {
+        let mut found: SmallVec<[(bool, u64, u64, u64); 4]> = SmallVec::new();
+        for &(start, end) in ranges {
+            let first = start.saturating_sub(self.longest);
+            for &id in self.starts.range(first..end).flat_map(|(_, ids)| ids) {
+                let Some(rq) = self.rqs.get(id) else { continue };
+                let (a, b) = (rq.key.offset, rq.key.end());
+                let in_time = rq.issue >= from
+                    && rq.issue <= to
+                    && rq.complete.is_none_or(|complete| complete <= to);
+                if rq.key.class == class && b > start && in_time {
+                    let merged = a < start || b > end;
+                    found.push((rq.claimed && !merged, id, a, b));
+                }
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        let mut taken: SmallVec<[(u64, u64); 4]> = SmallVec::new();
+        let mut ids = SmallVec::new();
+        let mut ambiguous = false;
+        for &(_, id, a, b) in &found {
+            if taken.iter().any(|&(c, d)| a < d && c < b) {
+                ambiguous = true;
+                continue;
+            }
+            taken.push((a, b));
+            ids.push(id);
+        }
+        (ids, ambiguous)
+    }
+
+    /// By thread and order, where the place on the device does not tell.
+    fn by_thread(
+        &mut self,
+        key: &Key,
+        from: i64,
+        to: i64,
+        is_server: impl Fn(u32) -> Option<bool>,
+    ) -> Below {
+        let fits = |rq: &HostRq| {
+            rq.key.class == key.class
+                && rq.key.length == key.length
+                && rq.issue >= from
+                && rq.complete.is_some_and(|complete| complete <= to)
+                && !rq.claimed
+                && is_server(rq.tid) != Some(false)
+        };
+        let mut fitting = self.rqs.iter().filter(|(_, rq)| fits(rq));
+        let Some((id, _)) = fitting.next() else {
+            // A file system may answer a flush without the device; a read we could not place.
+            return Below::nothing(HostClass::Unknown);
+        };
+        let ambiguous = fitting.next().is_some();
+        drop(fitting);
+        if let Some(rq) = self.rqs.get_mut(id) {
+            rq.claimed = true;
+        }
+        self.summed(&[id], HostClass::Direct, ambiguous)
+    }
+
+    /// Drops what was issued before `at`.
+    pub(crate) fn prune(&mut self, at: i64) {
+        while let Some((id, rq)) = self.rqs.oldest()
+            && rq.issue < at
+        {
+            let key = rq.key;
+            self.rqs.remove(id);
+            if let Some(ids) = self.starts.get_mut(&key.offset) {
+                ids.retain(|other| *other != id);
+                if ids.is_empty() {
+                    self.starts.remove(&key.offset);
+                }
+            }
+            if let Some(ids) = self.in_flight.get_mut(&key) {
+                ids.retain(|other| *other != id);
+                if ids.is_empty() {
+                    self.in_flight.remove(&key);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,518 @@
+//! The guest's side: its operations, what became of them in its block layer, its kicks and its
+//! interrupts.
+
+use std::collections::{HashMap, VecDeque};
+
+use fathom_run::{Disk, Event, Kind};
+use smallvec::SmallVec;
+
+use super::survey::Survey;
+use super::way::{Class, Key};
+use super::window::Window;
+
+/// One request of the guest's block layer.
+#[derive(Debug)]
+pub(crate) struct Rq {
+    pub(crate) key: Key,
+    pub(crate) issue: i64,
+    pub(crate) complete: Option<i64>,
+    tid: u32,
+    /// The kernel's address of its hardware queue.
+    hctx: Option<u64>,
+    pub(crate) queue: Option<u16>,
+    pub(crate) kick: Option<u64>,
+    /// Issued last before its kick: the kick is its own.
+    pub(crate) own_kick: bool,
+    /// The units that it carries, wholly or in part.
+    pub(crate) units: SmallVec<[u64; 1]>,
+    pub(crate) ambiguous: bool,
+}
+
+/// What a report counts as a request: an operation of the benchmark; where there is none a bio;
+/// where those are not traced a request of the block layer.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub(crate) key: Key,
+    pub(crate) call: Option<i64>,
+    /// When the benchmark had its answer.
+    pub(crate) end: Option<i64>,
+    tid: u32,
+    /// (key, time).
+    pub(crate) bios: SmallVec<[(Key, i64); 1]>,
+    /// Bytes that no request has taken on (1 for a flush).
+    pub(crate) todo: u64,
+    /// Its requests that are not followed to their end.
+    pub(crate) open: u32,
+    /// One of its requests could not be followed.
+    pub(crate) broken: bool,
+    pub(crate) ambiguous: bool,
+    /// The way of the request of its that completed last.
+    pub(crate) last: Option<Box<super::way::Way>>,
+    /// That request's kick.
+    pub(crate) kick: Option<u64>,
+}
+
+impl Unit {
+    /// When it came to be.
+    pub(crate) fn start(&self) -> i64 {
+        let bio = self.bios.first().map(|&(_, at)| at);
+        self.call.or(bio).unwrap_or(i64::MAX)
+    }
+
+    /// When the bio that holds `offset` was queued.
+    pub(crate) fn bio_of(&self, offset: u64) -> Option<i64> {
+        let holds = |(key, _): &&(Key, i64)| {
+            key.class == Class::Flush || (key.offset <= offset && offset < key.end())
+        };
+        self.bios.iter().find(holds).map(|&(_, at)| at)
+    }
+}
+
+/// The guest writes a doorbell.
+#[derive(Debug)]
+pub(crate) struct Kick {
+    pub(crate) at: i64,
+    pub(crate) queue: Option<u16>,
+    pub(crate) cpu: u16,
+    /// Requests that were in the ring without a kick.
+    pub(crate) members: u32,
+    pub(crate) settled: u32,
+    /// Of those, requests that the server found by itself.
+    pub(crate) polled: u32,
+    /// The host's doorbell event.
+    pub(crate) doorbell: Option<u64>,
+    /// Joined, but for the size of their batch.
+    pub(crate) ways: Vec<super::way::Way>,
+}
+
+/// The guest's interrupt handler runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handler {
+    pub(crate) at: i64,
+    pub(crate) cpu: u16,
+    pub(crate) queue: Option<u16>,
+}
+
+/// Two queues, either of which may be unknown, can be the same.
+pub(crate) fn compatible(a: Option<u16>, b: Option<u16>) -> bool {
+    a.is_none() || b.is_none() || a == b
+}
+
+/// Which of the guest's events tell what.
+#[derive(Clone, Copy, Debug)]
+struct Probes {
+    benchmark: bool,
+    bio: bool,
+    /// The event that stands for the interrupt's handler.
+    handler: Option<Kind>,
+}
+
+/// The state of the guest's side.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    probes: Probes,
+    dev: Option<u64>,
+    vqs: Vec<u64>,
+    irqs: Vec<u64>,
+    one_queue: bool,
+    pub(crate) units: Window<Unit>,
+    pub(crate) rqs: Window<Rq>,
+    pub(crate) kicks: Window<Kick>,
+    pub(crate) handlers: VecDeque<Handler>,
+    /// Units that are not wholly taken on, oldest first.
+    open: Vec<u64>,
+    in_flight: HashMap<Key, SmallVec<[u64; 2]>>,
+    /// Requests in the ring that no kick has announced.
+    waiting: Vec<u64>,
+    /// Requests that were completed and are to be followed.
+    pub(crate) completed: VecDeque<u64>,
+    /// Units that were made, for their owner to schedule.
+    pub(crate) fresh: Vec<u64>,
+    hctx: HashMap<u32, u64>,
+    queue_of_hctx: HashMap<u64, u16>,
+    irq_of_cpu: HashMap<u16, u64>,
+    /// Requests that were nobody's operation.
+    pub(crate) background: u64,
+    /// Kicks without a request, completions without an issue.
+    pub(crate) inconsistent: u64,
+    started: bool,
+}
+
+impl Guest {
+    pub(crate) fn new(disk: Option<&Disk>, survey: &Survey) -> Guest {
+        let handler = [
+            Kind::VringInterrupt,
+            Kind::VirtblkDone,
+            Kind::IrqHandlerEntry,
+        ];
+        let irqs = disk.map_or(Vec::new(), |disk| disk.guest_irqs.clone());
+        let usable = |&kind: &Kind| {
+            survey.guest(kind) && (kind != Kind::IrqHandlerEntry || !irqs.is_empty())
+        };
+        let vqs = disk.map_or(Vec::new(), |disk| disk.guest_vqs.clone());
+        let queues = disk.map_or(0, |disk| {
+            vqs.len()
+                .max(disk.doorbells.len())
+                .max(disk.kick_eventfds.len())
+        });
+        Guest {
+            probes: Probes {
+                benchmark: survey.guest(Kind::BenchOperation),
+                bio: survey.guest(Kind::BlockBioQueue),
+                handler: handler.into_iter().find(usable),
+            },
+            dev: survey.guest_dev,
+            vqs,
+            one_queue: queues <= 1,
+            irqs,
+            units: Window::default(),
+            rqs: Window::default(),
+            kicks: Window::default(),
+            handlers: VecDeque::new(),
+            open: Vec::new(),
+            in_flight: HashMap::new(),
+            waiting: Vec::new(),
+            completed: VecDeque::new(),
+            fresh: Vec::new(),
+            hctx: HashMap::new(),
+            queue_of_hctx: HashMap::new(),
+            irq_of_cpu: HashMap::new(),
+            background: 0,
+            inconsistent: 0,
+            started: false,
+        }
+    }
+
+    /// Whether the interrupt's handler is seen.
+    pub(crate) fn sees_handler(&self) -> bool {
+        self.probes.handler.is_some()
+    }
+
+    /// Takes an event in; `end` is an operation's end.
+    pub(crate) fn event(&mut self, at: i64, event: &Event, end: Option<i64>) {
+        let args = &event.args;
+        match event.kind {
+            Kind::BenchOperation => self.operation(at, event, end),
+            Kind::BlockBioQueue if self.is_part_of_disk(args[0]) => {
+                self.bio(at, Key::sectors(args[3], args[1], args[2]), event.tid);
+            }
+            // A list of requests (count above 1) may be for several queues.
+            Kind::VirtioQueueRq if args[1] <= 1 => {
+                self.hctx.insert(event.tid, args[0]);
+            }
+            Kind::BlockRqIssue if Some(args[0]) == self.dev => {
+                self.issue(at, Key::sectors(args[3], args[1], args[2]), event.tid);
+            }
+            Kind::VirtqueueNotify => self.learn_queue(event.tid, args[0]),
+            Kind::VpNotify => {
+                self.learn_queue(event.tid, args[0]);
+                self.kick(at, event);
+            }
+            Kind::BlockRqComplete if Some(args[0]) == self.dev => {
+                self.complete(at, Key::sectors(args[3], args[1], args[2]));
+            }
+            Kind::IrqHandlerEntry => {
+                self.irq_of_cpu.insert(event.cpu, args[0]);
+                if self.probes.handler == Some(Kind::IrqHandlerEntry) {
+                    self.handler(at, event, Some(args[0]), 0);
+                }
+            }
+            Kind::VringInterrupt if self.probes.handler == Some(Kind::VringInterrupt) => {
+                let irq = match args[0] {
+                    0 => self.irq_of_cpu.get(&event.cpu).copied(),
+                    irq => Some(irq),
+                };
+                self.handler(at, event, irq, args[1]);
+            }
+            Kind::VirtblkDone if self.probes.handler == Some(Kind::VirtblkDone) => {
+                self.handler(at, event, None, args[0]);
+            }
+            _ => {}
+        }
+    }
+
+    /// A bio may name a partition of the disk: virtio-blk gives each disk 16 minor numbers.
+    fn is_part_of_disk(&self, dev: u64) -> bool {
+        self.dev.is_some_and(|disk| dev >> 4 == disk >> 4)
+    }
+
+    fn operation(&mut self, at: i64, event: &Event, end: Option<i64>) {
+        let key = Key::new(event.args[4], event.args[1], event.args[2]);
+        self.started = true;
+        self.unit(key, Some(at), end, event.tid);
+    }
+
+    fn unit(&mut self, key: Key, call: Option<i64>, end: Option<i64>, tid: u32) -> u64 {
+        let id = self.units.push(Unit {
+            key,
+            call,
+            end,
+            tid,
+            bios: SmallVec::new(),
+            todo: match key.class {
+                Class::Flush => 1,
+                _ => key.length,
+            },
+            open: 0,
+            broken: false,
+            ambiguous: false,
+            last: None,
+            kick: None,
+        });
+        self.open.push(id);
+        self.fresh.push(id);
+        id
+    }
+
+    fn bio(&mut self, at: i64, key: Key, tid: u32) {
+        if !self.probes.benchmark {
+            self.started = true;
+            let id = self.unit(key, None, None, tid);
+            if let Some(unit) = self.units.get_mut(id) {
+                unit.bios.push((key, at));
+            }
+            return;
+        }
+        // The first operation that asks for these bytes and has no bio for them; its own thread's
+        // before another's.
+        let mut found: SmallVec<[(bool, u64); 2]> = SmallVec::new();
+        for &id in &self.open {
+            let Some(unit) = self.units.get(id) else {
+                continue;
+            };
+            let holds = unit.key.class == key.class
+                && unit.key.offset <= key.offset
+                && key.end() <= unit.key.end();
+            if holds && unit.bios.iter().all(|(bio, _)| bio.common(&key) == 0) {
+                found.push((unit.tid != tid, id));
+            }
+        }
+        let Some(&(other, id)) = found.iter().min() else {
+            return;
+        };
+        let rivals = found.iter().filter(|(o, _)| *o == other).count() > 1;
+        if let Some(unit) = self.units.get_mut(id) {
+            unit.bios.push((key, at));
+            // Of one thread, the order of the calls is the order of the bios.
+            unit.ambiguous |= rivals && other;
+        }
+    }
+
+    fn issue(&mut self, at: i64, key: Key, tid: u32) {
+        let hctx = self.hctx.remove(&tid).filter(|&hctx| hctx != 0);
+        let queue = hctx.and_then(|hctx| self.queue_of_hctx.get(&hctx).copied());
+        if !self.probes.benchmark && !self.probes.bio {
+            self.started = true;
+            let id = self.unit(key, None, None, tid);
+            if let Some(unit) = self.units.get_mut(id) {
+                unit.call = None;
+            }
+        }
+        let (units, ambiguous) = self.take_on(key);
+        if units.is_empty() {
+            // The ring was full: the driver is given the same request again.
+            let again = self.in_flight.get(&key).and_then(|ids| ids.last());
+            if let Some(rq) = again.and_then(|&id| self.rqs.get_mut(id)) {
+                if rq.kick.is_none() {
+                    rq.issue = at;
+                }
+                return;
+            }
+            self.background += u64::from(self.started);
+        }
+        let id = self.rqs.push(Rq {
+            key,
+            issue: at,
+            complete: None,
+            tid,
+            hctx,
+            queue: if self.one_queue { Some(0) } else { queue },
+            kick: None,
+            own_kick: false,
+            units,
+            ambiguous,
+        });
+        let same = self.in_flight.entry(key).or_default();
+        same.push(id);
+        if same.len() > 1 {
+            for &id in same.iter() {
+                if let Some(rq) = self.rqs.get_mut(id) {
+                    rq.ambiguous = true;
+                }
+            }
+        }
+        self.waiting.push(id);
+    }
+
+    /// The units whose bytes a request carries, first come, first served; whether others could
+    /// have been meant.
+    fn take_on(&mut self, key: Key) -> (SmallVec<[u64; 1]>, bool) {
+        let mut taken: SmallVec<[(u64, Key); 2]> = SmallVec::new();
+        let mut ambiguous = false;
+        for &id in &self.open {
+            let Some(unit) = self.units.get_mut(id) else {
+                continue;
+            };
+            let common = unit.key.common(&key);
+            // Where bios are traced, a request cannot carry what is not in the block layer yet.
+            if common == 0 || (self.probes.bio && unit.bios.is_empty() && unit.call.is_none()) {
+                continue;
+            }
+            let rival = |(_, other): &(u64, Key)| other.common(&unit.key) > 0;
+            if key.class != Class::Flush && taken.iter().any(rival) {
+                ambiguous = true;
+                continue;
+            }
+            unit.todo = unit.todo.saturating_sub(common);
+            unit.open += 1;
+            taken.push((id, unit.key));
+        }
+        let units = &self.units;
+        self.open
+            .retain(|&id| units.get(id).is_some_and(|unit| unit.todo > 0));
+        (taken.iter().map(|&(id, _)| id).collect(), ambiguous)
+    }
+
+    /// Which queue a virtqueue's address is: None when it is not known, Err when it is another
+    /// device's.
+    fn queue_of(&self, vq: u64) -> Result<Option<u16>, ()> {
+        match self.vqs.iter().position(|&known| known == vq) {
+            Some(queue) => Ok(u16::try_from(queue).ok()),
+            None if vq == 0 || self.vqs.is_empty() => Ok(self.one_queue.then_some(0)),
+            None => Err(()),
+        }
+    }
+
+    /// What a thread puts into a ring, it announces before it does anything else.
+    fn learn_queue(&mut self, tid: u32, vq: u64) {
+        let Ok(Some(queue)) = self.queue_of(vq) else {
+            return;
+        };
+        for &id in &self.waiting {
+            if let Some(rq) = self.rqs.get_mut(id)
+                && rq.tid == tid
+                && rq.queue.is_none()
+            {
+                rq.queue = Some(queue);
+                if let Some(hctx) = rq.hctx {
+                    self.queue_of_hctx.insert(hctx, queue);
+                }
+            }
+        }
+    }
+
+    fn kick(&mut self, at: i64, event: &Event) {
+        let Ok(queue) = self.queue_of(event.args[0]) else {
+            return;
+        };
+        let id = self.kicks.push(Kick {
+            at,
+            queue,
+            cpu: event.cpu,
+            members: 0,
+            settled: 0,
+            polled: 0,
+            doorbell: None,
+            ways: Vec::new(),
+        });
+        let (mut members, mut newest) = (0, None);
+        let rqs = &mut self.rqs;
+        self.waiting.retain(|&waiting| {
+            let Some(rq) = rqs.get_mut(waiting) else {
+                return false;
+            };
+            let known = queue.is_some() && rq.queue.is_some();
+            let brings = if known {
+                queue == rq.queue
+            } else {
+                rq.tid == event.tid
+            };
+            if brings {
+                rq.kick = Some(id);
+                members += 1;
+                newest = Some(waiting);
+            }
+            !brings
+        });
+        if let Some(rq) = newest.and_then(|id| self.rqs.get_mut(id)) {
+            rq.own_kick = true;
+        }
+        if members == 0 {
+            self.kicks.remove(id);
+            let ours = self.vqs.contains(&event.args[0]);
+            self.inconsistent += u64::from(ours && self.started);
+        } else if let Some(kick) = self.kicks.get_mut(id) {
+            kick.members = members;
+        }
+    }
+
+    fn handler(&mut self, at: i64, event: &Event, irq: Option<u64>, vq: u64) {
+        let by_irq = irq.and_then(|irq| self.irqs.iter().position(|&known| known == irq));
+        let queue = match (by_irq, self.queue_of(vq)) {
+            (_, Err(())) => return,
+            (Some(queue), _) => u16::try_from(queue).ok(),
+            (None, Ok(Some(queue))) if vq != 0 && !self.vqs.is_empty() => Some(queue),
+            (None, Ok(_)) if irq.is_some() && !self.irqs.is_empty() => return,
+            (None, Ok(queue)) => queue,
+        };
+        self.handlers.push_back(Handler {
+            at,
+            cpu: event.cpu,
+            queue,
+        });
+    }
+
+    fn complete(&mut self, at: i64, key: Key) {
+        let Some(id) = self.completes(key) else {
+            self.inconsistent += u64::from(self.started);
+            return;
+        };
+        if let Some(rq) = self.rqs.get_mut(id) {
+            rq.complete = Some(at);
+            self.completed.push_back(id);
+        }
+    }
+
+    /// The request that is completed; first in, first out where several are the same.
+    fn completes(&mut self, key: Key) -> Option<u64> {
+        let ids = self.in_flight.get_mut(&key)?;
+        let id = ids.remove(0);
+        if ids.is_empty() {
+            self.in_flight.remove(&key);
+        }
+        self.waiting.retain(|&waiting| waiting != id);
+        Some(id)
+    }
+
+    /// Gives up a unit: nothing will complete it any more.
+    pub(crate) fn forget(&mut self, id: u64) -> Option<Unit> {
+        self.open.retain(|&open| open != id);
+        self.units.remove(id)
+    }
+
+    /// Drops requests that were issued before `at` and never completed.
+    pub(crate) fn expire(&mut self, at: i64) {
+        while let Some((id, rq)) = self.rqs.oldest()
+            && rq.issue < at
+        {
+            let (key, units) = (rq.key, rq.units.clone());
+            if rq.complete.is_some() {
+                break; // it waits for its turn
+            }
+            for unit in units {
+                if let Some(unit) = self.units.get_mut(unit) {
+                    unit.broken = true;
+                }
+            }
+            if let Some(ids) = self.in_flight.get_mut(&key) {
+                ids.retain(|other| *other != id);
+                if ids.is_empty() {
+                    self.in_flight.remove(&key);
+                }
+            }
+            self.waiting.retain(|&waiting| waiting != id);
+            self.rqs.remove(id);
+            self.inconsistent += u64::from(self.started);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Runs without a guest's events: requests as the server, the host's block layer or KVM's
+//! doorbells tell of them, from the kick to the interrupt.
+
+use std::collections::VecDeque;
+
+use super::Joiner;
+use super::blocks::Blocks;
+use super::guest::compatible;
+use super::kvm::Doorbell;
+use super::server::Record;
+use super::way::{Class, Key, Way};
+use crate::analysis::{Delivery, HostClass, Point};
+
+/// Who tells of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Teller {
+    Fathom,
+    Blocks,
+    Doorbells,
+}
+
+/// One request, to be followed once everything around it was read.
+#[derive(Debug)]
+enum Pending {
+    Record(Record),
+    Block(Key, i64, i64),
+    Doorbell(u64, i64),
+}
+
+/// Requests that wait for their turn.
+#[derive(Debug)]
+pub(crate) struct HostOnly {
+    teller: Teller,
+    /// Records, in order of their ends.
+    pending: VecDeque<(i64, Pending)>,
+    number: u64,
+    /// Requests by (queue, wake), newest last.
+    wakes: VecDeque<(u16, i64, u32)>,
+}
+
+impl HostOnly {
+    pub(crate) fn new(fathom: bool, blocks: bool) -> HostOnly {
+        HostOnly {
+            teller: match (fathom, blocks) {
+                (true, _) => Teller::Fathom,
+                (false, true) => Teller::Blocks,
+                (false, false) => Teller::Doorbells,
+            },
+            pending: VecDeque::new(),
+            number: 0,
+            wakes: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn record(&mut self, record: Record) {
+        if !record.polled {
+            let (queue, wake) = (record.queue, record.wake);
+            let known = self.wakes.iter_mut().rev().take(64);
+            match known
+                .into_iter()
+                .find(|(q, at, _)| *q == queue && *at == wake)
+            {
+                Some((_, _, count)) => *count += 1,
+                None => self.wakes.push_back((queue, wake, 1)),
+            }
+        }
+        self.schedule(record.end, Pending::Record(record));
+    }
+
+    pub(crate) fn completed(&mut self, at: i64, blocks: &Blocks) {
+        if self.teller == Teller::Blocks
+            && let Some((key, issue)) = blocks.just_completed()
+        {
+            self.schedule(at, Pending::Block(key, issue, at));
+        }
+    }
+
+    pub(crate) fn rung(&mut self, id: u64, doorbell: &Doorbell) {
+        if self.teller == Teller::Doorbells {
+            self.schedule(doorbell.at(), Pending::Doorbell(id, doorbell.at()));
+        }
+    }
+
+    fn schedule(&mut self, end: i64, pending: Pending) {
+        let at = self.pending.partition_point(|(other, _)| *other <= end);
+        self.pending.insert(at, (end, pending));
+    }
+
+    /// Requests of the record's wake.
+    fn batch(&self, record: &Record) -> u32 {
+        let found = self
+            .wakes
+            .iter()
+            .rev()
+            .find(|(q, at, _)| *q == record.queue && *at == record.wake);
+        found.map_or(0, |&(_, _, count)| count)
+    }
+
+    /// Drops wakes before `at`.
+    pub(crate) fn prune(&mut self, at: i64) {
+        while self.wakes.front().is_some_and(|&(_, wake, _)| wake < at) {
+            self.wakes.pop_front();
+        }
+    }
+
+    /// The earliest thing that is still to be followed.
+    pub(crate) fn oldest(&self) -> Option<i64> {
+        let start = |pending: &Pending| match pending {
+            Pending::Record(record) => record.wake,
+            Pending::Block(_, issue, _) => *issue,
+            Pending::Doorbell(_, at) => *at,
+        };
+        self.pending.iter().map(|(_, pending)| start(pending)).min()
+    }
+}
+
+impl Joiner<'_> {
+    /// Follows the requests that ended by `due`.
+    pub(super) fn settle_host(&mut self, due: i64) {
+        while let Some(host) = &mut self.host_only
+            && host.pending.front().is_some_and(|(end, _)| *end <= due)
+        {
+            let Some((_, pending)) = host.pending.pop_front() else {
+                return;
+            };
+            let number = host.number;
+            host.number += 1;
+            self.counts.requests += 1;
+            let way = match pending {
+                Pending::Record(record) => Some(self.follow_record(&record)),
+                Pending::Block(key, issue, complete) => {
+                    Some(self.follow_block(key, issue, complete))
+                }
+                Pending::Doorbell(id, _) => self.follow_doorbell(id),
+            };
+            match way {
+                Some(way) => (self.sink)(Way { number, ..way }),
+                None => self.counts.unmatched += 1,
+            }
+        }
+    }
+
+    fn follow_record(&mut self, record: &Record) -> Way {
+        let mut way = Way::new(record.key);
+        way.points.set(Point::Wake, record.wake);
+        way.set_record(record);
+        if record.polled {
+            way.delivery = Delivery::Polled;
+            way.points.put(Point::Wake, None);
+        } else {
+            way.batch = self.host_only.as_ref().map_or(0, |host| host.batch(record));
+            way.delivery = match way.batch {
+                1 => Delivery::Kicked,
+                _ => Delivery::Batched,
+            };
+            // The first doorbell since the server last woke.
+            let since = record.previous_wake;
+            let rung = self.kvm.doorbells.iter().find(|(_, doorbell)| {
+                let signal = doorbell.signal().unwrap_or(doorbell.at());
+                compatible(doorbell.queue, Some(record.queue))
+                    && signal > since
+                    && doorbell.at() <= record.wake
+            });
+            match rung {
+                Some((_, &doorbell)) => way.set_doorbell(&doorbell),
+                None => way.incomplete |= self.probes.doorbell,
+            }
+        }
+        let kvm = &self.kvm;
+        let below = self
+            .blocks
+            .below(&record.key, record.device, record.result, |tid| {
+                kvm.is_server(tid)
+            });
+        way.set_below(&below);
+        let sent = self.sent_for(record, i64::MAX / 2);
+        way.points.put(Point::Interrupt, sent.map(|sent| sent.at));
+        way
+    }
+
+    fn follow_block(&mut self, key: Key, issue: i64, complete: i64) -> Way {
+        let mut way = Way::new(key);
+        way.host = HostClass::Direct;
+        way.points.set(Point::HostIssue, issue);
+        way.points.set(Point::HostComplete, complete);
+        let before = |doorbell: &Doorbell| doorbell.at() <= issue;
+        let rung = self.kvm.doorbells.iter().rev().find(|(_, d)| before(d));
+        if let Some((_, &doorbell)) = rung {
+            way.set_doorbell(&doorbell);
+        }
+        let sent = self.kvm.interrupt_from(None, complete);
+        way.points.put(Point::Interrupt, sent.map(|sent| sent.at));
+        way.incomplete |= self.probes.interrupt && sent.is_none();
+        way
+    }
+
+    fn follow_doorbell(&mut self, id: u64) -> Option<Way> {
+        let doorbell = *self.kvm.doorbells.get(id)?;
+        let mut way = Way::new(Key {
+            class: Class::Any,
+            offset: 0,
+            length: 0,
+        });
+        way.delivery = Delivery::Kicked;
+        way.set_doorbell(&doorbell);
+        let sent = self.kvm.interrupt_from(doorbell.queue, doorbell.at())?;
+        way.points.set(Point::Interrupt, sent.at);
+        Some(way)
+    }
+}

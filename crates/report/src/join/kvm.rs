@@ -1,0 +1,371 @@
+//! KVM's side: doorbells, interrupts, and when each vCPU was in the guest.
+
+use std::collections::{HashMap, VecDeque};
+
+use fathom_run::{Disk, Event, Kind, Role, Run};
+
+use super::guest::compatible;
+use super::survey::Survey;
+use super::window::Window;
+
+/// A doorbell of the disk that a vCPU wrote.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Doorbell {
+    /// The vCPU had left the guest.
+    pub(crate) exit: Option<i64>,
+    /// KVM's event of the doorbell.
+    pub(crate) rung: Option<i64>,
+    /// The eventfd was signalled.
+    signalled: Option<i64>,
+    /// KVM tells of the doorbell only after the signal (kvm_fast_mmio).
+    pub(crate) told_late: bool,
+    /// No ioeventfd took it: user space did.
+    pub(crate) userspace: bool,
+    pub(crate) queue: Option<u16>,
+    pub(crate) vcpu: Option<u32>,
+    /// A kick of the guest's was found for it.
+    pub(crate) linked: bool,
+}
+
+impl Doorbell {
+    /// The first that was seen of it.
+    pub(crate) fn at(&self) -> i64 {
+        self.exit.or(self.rung).or(self.signalled).unwrap_or(0)
+    }
+
+    /// When KVM signalled the eventfd; None where user space did.
+    pub(crate) fn signal(&self) -> Option<i64> {
+        if self.userspace {
+            return None;
+        }
+        self.signalled.or(self.rung)
+    }
+}
+
+/// An interrupt that KVM sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Interrupt {
+    pub(crate) at: i64,
+    pub(crate) tid: u32,
+    pub(crate) queue: Option<u16>,
+    /// The local APIC that took it.
+    pub(crate) apic: Option<u32>,
+}
+
+/// A vCPU's thread, between two exits.
+#[derive(Debug, Default)]
+struct VcpuThread {
+    vcpu: Option<u32>,
+    exit: Option<i64>,
+    /// The doorbell of this exit.
+    doorbell: Option<u64>,
+}
+
+/// The state of KVM's side.
+#[derive(Debug)]
+pub(crate) struct Kvm {
+    doorbell_gpas: Vec<u64>,
+    kick_eventfds: Vec<u64>,
+    call_eventfds: Vec<u64>,
+    msi: Vec<(u64, u64)>,
+    /// Threads that serve the disk.
+    servers: Vec<u32>,
+    /// vCPUs by thread; empty: any.
+    vcpus: HashMap<u32, u32>,
+    /// Whether doorbells can be told by vCPU.
+    pub(crate) by_vcpu: bool,
+    only_disk: bool,
+    threads: HashMap<u32, VcpuThread>,
+    pub(crate) doorbells: Window<Doorbell>,
+    pub(crate) fresh: Vec<u64>,
+    pub(crate) interrupts: VecDeque<Interrupt>,
+    /// Windows (entry, exit) of each vCPU.
+    windows: HashMap<u32, VecDeque<(i64, Option<i64>)>>,
+    called: HashMap<u32, u16>,
+    pub(crate) userspace: u64,
+}
+
+impl Kvm {
+    pub(crate) fn new(run: &Run, survey: &Survey) -> Kvm {
+        let none = Disk::default();
+        let disk = run.disk().unwrap_or(&none);
+        let vcpus: HashMap<u32, u32> = run
+            .threads
+            .iter()
+            .filter(|thread| thread.role == Role::Vcpu)
+            .filter_map(|thread| Some((thread.tid, thread.vcpu?)))
+            .collect();
+        let serves = |pid: u32| disk.server_pid.is_none_or(|server| server == pid);
+        let servers = run.threads.iter().filter(|thread| {
+            serves(thread.pid) && matches!(thread.role, Role::Io | Role::Main | Role::Pool)
+        });
+        Kvm {
+            doorbell_gpas: disk.doorbells.clone(),
+            kick_eventfds: disk.kick_eventfds.clone(),
+            call_eventfds: disk.call_eventfds.clone(),
+            msi: disk.msi.clone(),
+            servers: servers.map(|thread| thread.tid).collect(),
+            by_vcpu: !vcpus.is_empty() || survey.host(Kind::KvmExit),
+            vcpus,
+            only_disk: run.disks.len() <= 1,
+            threads: HashMap::new(),
+            doorbells: Window::default(),
+            fresh: Vec::new(),
+            interrupts: VecDeque::new(),
+            windows: HashMap::new(),
+            called: HashMap::new(),
+            userspace: 0,
+        }
+    }
+
+    /// Whether this thread serves the disk; None when no thread is known to.
+    pub(crate) fn is_server(&self, tid: u32) -> Option<bool> {
+        (!self.servers.is_empty()).then(|| self.servers.contains(&tid))
+    }
+
+    pub(crate) fn event(&mut self, at: i64, event: &Event) {
+        let (args, tid) = (&event.args, event.tid);
+        match event.kind {
+            Kind::KvmExit => self.exit(at, tid, args[3] as u32),
+            Kind::KvmEntry => self.entry(at, tid, args[0] as u32),
+            Kind::KvmMmio if args[0] == 2 => self.ring(at, tid, args[2], args[3], false),
+            Kind::KvmFastMmio => self.ring(at, tid, args[0], u64::MAX, true),
+            Kind::KvmPio if args[0] == 1 => self.ring(at, tid, args[1], args[4], false),
+            Kind::KvmUserspaceExit => self.leave_to_userspace(tid),
+            Kind::EventfdSignal => self.signal(at, tid, args[0]),
+            Kind::KvmMsiSetIrq => self.interrupt(at, tid, (args[0], args[1])),
+            Kind::KvmApicAcceptIrq => {
+                if let Some(last) = self.interrupts.back_mut()
+                    && last.tid == tid
+                    && last.apic.is_none()
+                {
+                    last.apic = u32::try_from(args[0]).ok();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn vcpu_of(&self, tid: u32, said: Option<u32>) -> Option<u32> {
+        match self.vcpus.is_empty() {
+            true => said,
+            false => self.vcpus.get(&tid).copied(),
+        }
+    }
+
+    /// A thread that is no vCPU of this guest.
+    fn is_stranger(&self, tid: u32) -> bool {
+        !self.vcpus.is_empty() && !self.vcpus.contains_key(&tid)
+    }
+
+    fn exit(&mut self, at: i64, tid: u32, said: u32) {
+        if self.is_stranger(tid) {
+            return;
+        }
+        let vcpu = self.vcpu_of(tid, Some(said));
+        let thread = VcpuThread {
+            vcpu,
+            exit: Some(at),
+            doorbell: None,
+        };
+        self.threads.insert(tid, thread);
+        let windows = vcpu.map(|vcpu| self.windows.entry(vcpu).or_default());
+        if let Some((_, exit)) = windows.and_then(|windows| windows.back_mut())
+            && exit.is_none()
+        {
+            *exit = Some(at);
+        }
+    }
+
+    fn entry(&mut self, at: i64, tid: u32, said: u32) {
+        if self.is_stranger(tid) {
+            return;
+        }
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.exit = None;
+            thread.doorbell = None;
+        }
+        if let Some(vcpu) = self.vcpu_of(tid, Some(said)) {
+            let windows = self.windows.entry(vcpu).or_default();
+            match windows.back_mut() {
+                // An entry that was cancelled: the one that counts is the last.
+                Some((entry, None)) => *entry = at,
+                _ => windows.push_back((at, None)),
+            }
+        }
+    }
+
+    /// Which of the disk's queues an address rings; None: none of them.
+    fn queue_of(&self, address: u64, value: u64) -> Option<u16> {
+        let first = self.doorbell_gpas.iter().position(|&gpa| gpa == address)?;
+        let shared = self.doorbell_gpas[first + 1..].contains(&address);
+        let queue = if shared { value } else { first as u64 };
+        let queues = self.doorbell_gpas.len() as u64;
+        u16::try_from(queue).ok().filter(|_| queue < queues)
+    }
+
+    fn ring(&mut self, at: i64, tid: u32, address: u64, value: u64, late: bool) {
+        if self.is_stranger(tid) {
+            return;
+        }
+        let queue = self.queue_of(address, value);
+        if queue.is_none() && !self.doorbell_gpas.is_empty() {
+            return;
+        }
+        // Without known addresses, only the eventfd's signal tells whose doorbell it is.
+        if queue.is_none() && self.kick_eventfds.is_empty() {
+            return;
+        }
+        let open = self.open_doorbell(tid, |doorbell| doorbell.rung.is_none());
+        if let Some(doorbell) = open {
+            doorbell.rung = Some(at);
+            doorbell.told_late |= late;
+            return;
+        }
+        if queue.is_some() {
+            self.push(tid, queue, |doorbell| {
+                doorbell.rung = Some(at);
+                doorbell.told_late = late;
+            });
+        }
+    }
+
+    fn signal(&mut self, at: i64, tid: u32, id: u64) {
+        let position = |ids: &[u64]| ids.iter().position(|&known| known == id);
+        if let Some(queue) = position(&self.call_eventfds) {
+            self.called.insert(tid, queue as u16);
+        }
+        let Some(queue) = position(&self.kick_eventfds) else {
+            return;
+        };
+        if self.is_stranger(tid) {
+            return; // a server may signal its own kick
+        }
+        let open = self.open_doorbell(tid, |doorbell| doorbell.signalled.is_none());
+        if let Some(doorbell) = open {
+            doorbell.signalled = Some(at);
+            return;
+        }
+        self.push(tid, u16::try_from(queue).ok(), |doorbell| {
+            doorbell.signalled = Some(at);
+        });
+    }
+
+    /// The doorbell of a thread's current exit, if it is still without something.
+    fn open_doorbell(
+        &mut self,
+        tid: u32,
+        lacks: impl Fn(&Doorbell) -> bool,
+    ) -> Option<&mut Doorbell> {
+        let id = self.threads.get(&tid)?.doorbell?;
+        self.doorbells
+            .get_mut(id)
+            .filter(|doorbell| lacks(doorbell))
+    }
+
+    fn push(&mut self, tid: u32, queue: Option<u16>, fill: impl FnOnce(&mut Doorbell)) {
+        let vcpu = self.vcpu_of(tid, None);
+        let thread = self.threads.entry(tid).or_default();
+        let mut doorbell = Doorbell {
+            exit: thread.exit,
+            rung: None,
+            signalled: None,
+            told_late: false,
+            userspace: false,
+            queue,
+            vcpu: vcpu.or(thread.vcpu),
+            linked: false,
+        };
+        fill(&mut doorbell);
+        let id = self.doorbells.push(doorbell);
+        thread.doorbell = Some(id);
+        self.fresh.push(id);
+    }
+
+    fn leave_to_userspace(&mut self, tid: u32) {
+        let open = self.open_doorbell(tid, |doorbell| !doorbell.userspace);
+        if let Some(doorbell) = open {
+            doorbell.userspace = true;
+            self.userspace += 1;
+        }
+    }
+
+    fn interrupt(&mut self, at: i64, tid: u32, message: (u64, u64)) {
+        let by_message = self.msi.iter().position(|&known| known == message);
+        let by_call = self.called.remove(&tid);
+        let served = self.is_server(tid);
+        let queue = match (by_message, by_call) {
+            (Some(queue), _) => u16::try_from(queue).ok(),
+            (None, Some(queue)) => Some(queue),
+            // The guest may have moved its interrupt since; the signaller still tells.
+            (None, None) if served == Some(true) && self.only_disk => None,
+            (None, None) if served == Some(true) && self.msi.is_empty() => None,
+            _ => return,
+        };
+        self.interrupts.push_back(Interrupt {
+            at,
+            tid,
+            queue,
+            apic: None,
+        });
+    }
+
+    /// The first interrupt of a queue at or after `from`.
+    pub(crate) fn interrupt_from(&self, queue: Option<u16>, from: i64) -> Option<&Interrupt> {
+        let start = self.interrupts.partition_point(|irq| irq.at < from);
+        let mut rest = self.interrupts.range(start..);
+        rest.find(|irq| compatible(irq.queue, queue))
+    }
+
+    /// The last interrupt of a queue up to `to` and after `from`.
+    pub(crate) fn interrupt_before(
+        &self,
+        queue: Option<u16>,
+        from: i64,
+        to: i64,
+    ) -> Option<&Interrupt> {
+        let end = self.interrupts.partition_point(|irq| irq.at <= to);
+        let rest = self.interrupts.range(..end).rev();
+        rest.take_while(|irq| irq.at > from)
+            .find(|irq| compatible(irq.queue, queue))
+    }
+
+    /// When a vCPU that was out of the guest at `at` entered it: None when it was inside, Err
+    /// when that is not known.
+    pub(crate) fn entry_after(&self, vcpu: u32, at: i64) -> Result<Option<i64>, ()> {
+        let windows = self.windows.get(&vcpu).ok_or(())?;
+        let next = windows.partition_point(|&(entry, _)| entry <= at);
+        let Some(&(_, exit)) = next.checked_sub(1).and_then(|i| windows.get(i)) else {
+            return Err(());
+        };
+        if exit.is_none_or(|exit| exit > at) {
+            return Ok(None);
+        }
+        windows.get(next).map(|&(entry, _)| Some(entry)).ok_or(())
+    }
+
+    /// Whether a vCPU was in the guest at `at`, give or take `error`; None when it is not known.
+    pub(crate) fn was_inside(&self, vcpu: u32, at: i64, error: i64) -> Option<bool> {
+        let windows = self.windows.get(&vcpu)?;
+        let next = windows.partition_point(|&(entry, _)| entry <= at.saturating_add(error));
+        let &(_, exit) = windows.get(next.checked_sub(1)?)?;
+        Some(exit.is_none_or(|exit| exit >= at.saturating_sub(error)))
+    }
+
+    /// Drops what happened before `at`.
+    pub(crate) fn prune(&mut self, at: i64) {
+        while self.interrupts.front().is_some_and(|irq| irq.at < at) {
+            self.interrupts.pop_front();
+        }
+        while let Some((id, doorbell)) = self.doorbells.oldest()
+            && doorbell.at() < at
+        {
+            self.doorbells.remove(id);
+        }
+        for windows in self.windows.values_mut() {
+            while windows.len() > 1 && windows.get(1).is_some_and(|&(entry, _)| entry < at) {
+                windows.pop_front();
+            }
+        }
+    }
+}

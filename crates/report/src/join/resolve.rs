@@ -1,0 +1,350 @@
+//! One request of the guest's, and everything that belongs to it.
+
+use super::Joiner;
+use super::blocks::Below;
+use super::guest::{Handler, Kick, Rq, compatible};
+use super::kvm::{Doorbell, Interrupt};
+use super::server::Record;
+use super::way::{Key, Points, Way};
+use crate::analysis::{Delivery, HostClass, Point};
+
+/// Points that the guest's clock tells; the others are the host's.
+fn is_guests(point: Point) -> bool {
+    use Point::*;
+    matches!(
+        point,
+        Call | Bio | Issue | Kick | Handler | Complete | Return
+    )
+}
+
+impl Way {
+    /// A way of which nothing is known.
+    pub(super) fn new(key: Key) -> Way {
+        Way {
+            number: 0,
+            key,
+            points: Points::default(),
+            delivery: Delivery::Unknown,
+            batch: 0,
+            host: HostClass::Unknown,
+            reaped: false,
+            ambiguous: false,
+            incomplete: false,
+            violations: 0,
+        }
+    }
+
+    pub(super) fn set_record(&mut self, record: &Record) {
+        self.points.set(Point::Pop, record.pop);
+        self.points.set(Point::Map, record.map);
+        self.points.set(Point::Device, record.device);
+        self.points.set(Point::Result, record.result);
+        self.points.set(Point::Used, record.used);
+    }
+
+    pub(super) fn set_doorbell(&mut self, doorbell: &Doorbell) {
+        self.points.put(Point::Exit, doorbell.exit);
+        self.points.put(Point::Signal, doorbell.signal());
+    }
+
+    pub(super) fn set_below(&mut self, below: &Below) {
+        self.host = below.class;
+        self.ambiguous |= below.ambiguous;
+        self.incomplete |= below.incomplete;
+        self.points.put(Point::HostIssue, below.issue);
+        self.points.put(Point::HostComplete, below.complete);
+    }
+}
+
+impl Joiner<'_> {
+    /// Follows a completed request of the guest's; None when it has no counterpart.
+    pub(super) fn follow(&mut self, rq: &Rq) -> Option<Way> {
+        let complete = rq.complete?;
+        let mut way = Way::new(rq.key);
+        way.ambiguous = rq.ambiguous;
+        way.points.set(Point::Issue, rq.issue);
+        way.points.set(Point::Complete, complete);
+        let around = (rq.issue - self.error, complete + self.error);
+        let mut record = None;
+        if self.probes.fathom {
+            let (found, several) = self.records.take(rq.key, around.0, around.1)?;
+            way.ambiguous |= several;
+            way.set_record(&found);
+            record = Some(found);
+        }
+        let queue = record.map(|record| record.queue).or(rq.queue);
+        self.deliver(&mut way, rq, record.as_ref());
+        let (from, to) = record.map_or(around, |record| (record.device, record.result));
+        let kvm = &self.kvm;
+        let below = self
+            .blocks
+            .below(&rq.key, from, to, |tid| kvm.is_server(tid));
+        way.set_below(&below);
+        match record {
+            Some(record) => self.interrupt_of_record(&mut way, &record, rq.issue, complete),
+            None => self.interrupt_by_order(&mut way, queue, rq.issue, complete),
+        }
+        self.count_violations(&mut way, rq);
+        Some(way)
+    }
+
+    /// How the server learnt of it.
+    fn deliver(&mut self, way: &mut Way, rq: &Rq, record: Option<&Record>) {
+        let kick = rq.kick.and_then(|id| self.guest.kicks.get(id));
+        let doorbell = kick
+            .and_then(|kick| kick.doorbell)
+            .and_then(|id| self.kvm.doorbells.get(id))
+            .copied();
+        if record.is_some_and(|record| self.was_polled(record, kick, doorbell.as_ref())) {
+            way.delivery = Delivery::Polled;
+            return;
+        }
+        let Some(kick) = kick else {
+            self.deliver_without_kick(way, rq, record);
+            return;
+        };
+        way.delivery = match rq.own_kick {
+            true => Delivery::Kicked,
+            false => Delivery::Batched,
+        };
+        way.points.set(Point::Kick, kick.at);
+        match &doorbell {
+            Some(doorbell) => {
+                way.set_doorbell(doorbell);
+                let seen = doorbell.exit.is_some() || !self.probes.exit;
+                way.incomplete |= !seen;
+            }
+            None => way.incomplete |= self.probes.doorbell,
+        }
+        way.points
+            .put(Point::Wake, record.map(|record| record.wake));
+    }
+
+    /// The server says so, or it woke before the kick could reach it.
+    fn was_polled(
+        &self,
+        record: &Record,
+        kick: Option<&Kick>,
+        doorbell: Option<&Doorbell>,
+    ) -> bool {
+        if record.polled {
+            return true;
+        }
+        match (doorbell, kick) {
+            (Some(doorbell), _) => {
+                // What is told late may have reached the server before.
+                let signal = doorbell.signal().filter(|_| !doorbell.told_late);
+                record.wake < signal.or(doorbell.exit).unwrap_or(i64::MIN)
+            }
+            (None, Some(kick)) => record.wake < kick.at - self.error,
+            (None, None) => false,
+        }
+    }
+
+    /// No kick of the guest's announced it: an earlier kick woke the server in time, or its event
+    /// is missing.
+    fn deliver_without_kick(&mut self, way: &mut Way, rq: &Rq, record: Option<&Record>) {
+        let Some(record) = record else {
+            if self.probes.kick {
+                way.delivery = Delivery::Polled;
+            }
+            return;
+        };
+        let orphan = self.kvm.doorbells.iter().find(|(_, doorbell)| {
+            !doorbell.linked
+                && compatible(doorbell.queue, Some(record.queue))
+                && doorbell.at() >= rq.issue - self.error
+                && doorbell.at() <= record.wake
+        });
+        if let Some((id, &doorbell)) = orphan {
+            way.set_doorbell(&doorbell);
+            way.points.set(Point::Wake, record.wake);
+            way.incomplete |= self.probes.kick;
+            if let Some(doorbell) = self.kvm.doorbells.get_mut(id) {
+                doorbell.linked = true;
+            }
+            return;
+        }
+        let since = record.previous_wake.saturating_sub(self.error);
+        let woke = self.guest.kicks.iter().any(|(_, kick)| {
+            compatible(kick.queue, Some(record.queue))
+                && kick.at > since
+                && kick.at <= record.wake + self.error
+        });
+        if woke {
+            way.delivery = Delivery::Polled;
+        } else {
+            way.points.set(Point::Wake, record.wake);
+            way.incomplete |= self.probes.kick;
+        }
+    }
+
+    /// The first handler within `from..=to`.
+    fn handler_from(&self, queue: Option<u16>, from: i64, to: i64) -> Option<Handler> {
+        let handlers = &self.guest.handlers;
+        let start = handlers.partition_point(|handler| handler.at < from);
+        let mut rest = handlers.range(start..).take_while(|h| h.at <= to);
+        rest.find(|h| compatible(h.queue, queue)).copied()
+    }
+
+    /// The last handler within `from..=to`.
+    fn handler_before(&self, queue: Option<u16>, from: i64, to: i64) -> Option<Handler> {
+        let handlers = &self.guest.handlers;
+        let end = handlers.partition_point(|handler| handler.at <= to);
+        let mut rest = handlers.range(..end).rev().take_while(|h| h.at >= from);
+        rest.find(|h| compatible(h.queue, queue)).copied()
+    }
+
+    /// The handler that an effect at `at` led to; where the clocks may disagree, one shortly
+    /// before it.
+    fn handler_of(&self, queue: Option<u16>, at: i64, to: i64) -> Option<Handler> {
+        self.handler_from(queue, at, to)
+            .or_else(|| self.handler_before(queue, at - self.error, at.min(to)))
+    }
+
+    /// The interrupt that the server sent after this record's batch, if it did.
+    pub(super) fn sent_for(&self, record: &Record, complete: i64) -> Option<Interrupt> {
+        let first = self
+            .kvm
+            .interrupt_from(Some(record.queue), record.used)
+            .copied()?;
+        let by_kernel = self.kvm.is_server(first.tid) == Some(false);
+        let until = match by_kernel {
+            true => complete + self.error, // a work item of the kernel's sends it later
+            false => record.end,
+        };
+        (first.at <= until).then_some(first)
+    }
+
+    fn interrupt_of_record(&self, way: &mut Way, record: &Record, issue: i64, complete: i64) {
+        let queue = Some(record.queue);
+        if self.probes.interrupt
+            && let Some(sent) = self.sent_for(record, complete)
+        {
+            self.interrupted(way, queue, &sent, complete);
+            return;
+        }
+        if !self.guest.sees_handler() {
+            return;
+        }
+        let Some(handler) = self.handler_of(queue, record.used, complete) else {
+            way.reaped = true;
+            // A handler that was running must have begun after the request did, on one vCPU.
+            let running = self.handler_before(queue, issue, record.used);
+            way.incomplete |= running.is_none();
+            return;
+        };
+        if !self.probes.interrupt {
+            way.points.set(Point::Handler, handler.at);
+            return;
+        }
+        let before = self.handler_before(queue, i64::MIN, handler.at - 1);
+        let since = before.map_or(i64::MIN, |before| before.at);
+        let raised = self
+            .kvm
+            .interrupt_before(queue, since, handler.at + self.error);
+        match raised {
+            // It was sent for a request before this one, and served both.
+            Some(raised) if raised.at <= record.used => {
+                way.points.set(Point::Handler, handler.at);
+            }
+            // It was sent for a later one: a running handler had taken this one.
+            Some(_) => {
+                way.reaped = true;
+                way.ambiguous = true;
+            }
+            None => {
+                way.points.set(Point::Handler, handler.at);
+                way.incomplete = true;
+            }
+        }
+    }
+
+    /// Without the server's records: by what the host's block layer and the guest's handler say.
+    fn interrupt_by_order(&self, way: &mut Way, queue: Option<u16>, issue: i64, complete: i64) {
+        let done = way.points.get(Point::HostComplete);
+        let handler = self.handler_before(queue, issue, complete);
+        let sent = match (done, handler) {
+            (Some(done), _) => self.kvm.interrupt_from(queue, done),
+            (None, Some(handler)) => {
+                let before = self.handler_before(queue, i64::MIN, handler.at - 1);
+                let since = before.map_or(issue, |before| before.at.max(issue)) - self.error;
+                self.kvm
+                    .interrupt_before(queue, since, handler.at + self.error)
+            }
+            (None, None) => {
+                self.kvm
+                    .interrupt_before(queue, issue - self.error, complete + self.error)
+            }
+        };
+        let sent = sent
+            .filter(|sent| sent.at <= complete + self.error)
+            .copied();
+        match (sent, handler) {
+            (Some(sent), _) => self.interrupted(way, queue, &sent, complete),
+            (None, Some(handler)) => {
+                way.points.set(Point::Handler, handler.at);
+                way.incomplete |= self.probes.interrupt && done.is_none_or(|at| at < handler.at);
+            }
+            (None, None) => way.incomplete |= self.probes.interrupt || self.guest.sees_handler(),
+        }
+    }
+
+    fn interrupted(&self, way: &mut Way, queue: Option<u16>, sent: &Interrupt, complete: i64) {
+        if !self.guest.sees_handler() {
+            way.points.set(Point::Interrupt, sent.at);
+            return;
+        }
+        let Some(handler) = self.handler_of(queue, sent.at, complete) else {
+            // Either a running handler took the request, and the interrupt's own comes later, or
+            // the handler's event is missing.
+            let next = self.handler_from(queue, sent.at, i64::MAX);
+            let later = next.and_then(|next| {
+                self.kvm
+                    .interrupt_before(queue, complete.max(sent.at), next.at)
+            });
+            way.reaped = next.is_some() && later.is_none();
+            if !way.reaped {
+                way.points.set(Point::Interrupt, sent.at);
+                way.incomplete = true;
+            }
+            return;
+        };
+        way.points.set(Point::Interrupt, sent.at);
+        way.points.set(Point::Handler, handler.at);
+        if let Ok(entry) = self.kvm.entry_after(u32::from(handler.cpu), sent.at) {
+            way.points.put(Point::Entry, entry);
+        }
+    }
+
+    /// Effects before their causes, and events of the guest while its vCPU was outside.
+    fn count_violations(&self, way: &mut Way, rq: &Rq) {
+        let mut violations = 0;
+        let mut seen = way.points.seen();
+        let mut before = seen.next();
+        for (point, at) in seen {
+            if let Some((cause, then)) = before {
+                let crosses = is_guests(cause) != is_guests(point);
+                let late = cause == Point::Signal && self.tells_late(rq);
+                let allowed = if crosses { self.error } else { 0 };
+                violations += u32::from(!late && at < then - allowed);
+            }
+            before = Some((point, at));
+        }
+        let kick = rq.kick.and_then(|id| self.guest.kicks.get(id));
+        if let Some(kick) = kick.filter(|_| way.points.get(Point::Kick).is_some()) {
+            let inside = self
+                .kvm
+                .was_inside(u32::from(kick.cpu), kick.at, self.error);
+            violations += u32::from(inside == Some(false));
+        }
+        way.violations += violations;
+    }
+
+    fn tells_late(&self, rq: &Rq) -> bool {
+        rq.kick
+            .and_then(|id| self.guest.kicks.get(id)?.doorbell)
+            .and_then(|id| self.kvm.doorbells.get(id))
+            .is_some_and(|doorbell| doorbell.told_late)
+    }
+}

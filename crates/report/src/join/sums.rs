@@ -1,0 +1,345 @@
+//! What is said of many requests, added up one by one in bounded memory.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+
+use super::way::Way;
+use crate::analysis::{Delivery, Exact, HeatMap, HostClass, Joined, Layer, LayerRow, Truth};
+use crate::distribution::Tally;
+
+/// Each power of two of the total is divided into this many slices for the tail.
+const SLICE_BITS: u32 = 7;
+/// Rows of the heat map to a power of two, and its most columns.
+const HEAT_BITS: u32 = 2;
+const HEAT_COLUMNS: usize = 240;
+const LAYERS: usize = Layer::ALL.len();
+
+/// Sums of layers of the requests whose totals are nearly equal.
+#[derive(Clone, Debug, Default)]
+struct Slice {
+    count: u64,
+    layers: [i64; LAYERS],
+}
+
+/// A request among the slowest, ordered by its time alone.
+#[derive(Debug)]
+struct Slow(i64, u64, Box<Joined>);
+
+impl PartialEq for Slow {
+    fn eq(&self, other: &Slow) -> bool {
+        (self.0, self.1) == (other.0, other.1)
+    }
+}
+
+impl Eq for Slow {}
+
+impl PartialOrd for Slow {
+    fn partial_cmp(&self, other: &Slow) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Slow {
+    fn cmp(&self, other: &Slow) -> std::cmp::Ordering {
+        (self.0, Reverse(self.1)).cmp(&(other.0, Reverse(other.1)))
+    }
+}
+
+/// Adds up joined requests.
+#[derive(Debug)]
+pub(crate) struct Sums {
+    total: Tally,
+    layers: Vec<Tally>,
+    negative: [u64; LAYERS],
+    passed: [bool; LAYERS],
+    slices: BTreeMap<u32, Slice>,
+    slowest: BinaryHeap<Reverse<Slow>>,
+    keep: usize,
+    heat: Heat,
+    pub(crate) truth: Truth,
+    hosts: HashMap<HostClass, u64>,
+}
+
+impl Sums {
+    /// Of no request; the `keep` slowest will be shown.
+    pub(crate) fn new(keep: usize) -> Sums {
+        Sums {
+            total: Tally::new(),
+            layers: vec![Tally::new(); LAYERS],
+            negative: [0; LAYERS],
+            passed: [false; LAYERS],
+            slices: BTreeMap::new(),
+            slowest: BinaryHeap::new(),
+            keep,
+            heat: Heat::default(),
+            truth: Truth::default(),
+            hosts: HashMap::new(),
+        }
+    }
+
+    /// Counts a request.
+    pub(crate) fn add(&mut self, way: &Way) {
+        let mut layers = [0i64; LAYERS];
+        let mut passes = [false; LAYERS];
+        for (layer, time) in way.layers() {
+            layers[layer as usize] += time;
+            passes[layer as usize] = true;
+        }
+        let (start, total) = way.extent();
+        self.total.add(total);
+        for (i, &time) in layers.iter().enumerate() {
+            if passes[i] {
+                self.layers[i].add(time);
+                self.passed[i] = true;
+                self.negative[i] += u64::from(time < 0);
+            }
+        }
+        let slice = self.slices.entry(slice_of(total, SLICE_BITS)).or_default();
+        slice.count += 1;
+        for (sum, time) in slice.layers.iter_mut().zip(layers) {
+            *sum += time;
+        }
+        self.heat.add(start, total);
+        self.note_slow(way, total);
+        self.note_truth(way);
+    }
+
+    fn note_slow(&mut self, way: &Way, total: i64) {
+        let slow_enough = match self.slowest.peek() {
+            Some(Reverse(least)) if self.slowest.len() >= self.keep => total > least.0,
+            _ => self.keep > 0,
+        };
+        if slow_enough {
+            let slow = Slow(total, way.number, Box::new(way.joined()));
+            self.slowest.push(Reverse(slow));
+            if self.slowest.len() > self.keep {
+                self.slowest.pop();
+            }
+        }
+    }
+
+    fn note_truth(&mut self, way: &Way) {
+        let truth = &mut self.truth;
+        truth.joined += 1;
+        truth.ambiguous += u64::from(way.ambiguous);
+        truth.incomplete += u64::from(way.incomplete);
+        truth.violations += u64::from(way.violations);
+        match way.delivery {
+            Delivery::Kicked => truth.kicked += 1,
+            Delivery::Batched => truth.batched += 1,
+            Delivery::Polled => truth.polled += 1,
+            Delivery::Unknown => {}
+        }
+        *self.hosts.entry(way.host).or_default() += 1;
+    }
+
+    /// What is said of them.
+    pub(crate) fn finish(mut self) -> Exact {
+        let count = self.total.count();
+        let tail = self.tail(count / 100);
+        let mean = self.total.mean();
+        let tail_total: f64 = tail.iter().flatten().sum();
+        let mut rows = Vec::new();
+        for (i, &layer) in Layer::ALL.iter().enumerate() {
+            if !self.passed[i] {
+                continue;
+            }
+            // A request that does not pass a layer spends no time there.
+            let time = &mut self.layers[i];
+            time.add_n(0, count - time.count());
+            let (name, group) = layer.describe();
+            let share = |part: f64, whole: f64| if whole == 0.0 { 0.0 } else { part / whole };
+            let tail_mean = tail.as_ref().map(|means| means[i]);
+            rows.push(LayerRow {
+                layer,
+                group,
+                name,
+                share: share(time.mean(), mean),
+                tail_mean,
+                tail_share: tail_mean.map(|mean| share(mean, tail_total)),
+                negative: self.negative[i],
+                time: time.finish(),
+            });
+        }
+        let mut hosts: Vec<(HostClass, u64)> = self.hosts.into_iter().collect();
+        hosts.sort_by_key(|&(class, _)| class as u8);
+        let mut slowest: Vec<Slow> = self.slowest.into_iter().map(|Reverse(slow)| slow).collect();
+        slowest.sort_by(|a, b| b.cmp(a));
+        Exact {
+            total: self.total.finish(),
+            layers: rows,
+            truth: Truth {
+                hosts,
+                ..self.truth
+            },
+            slowest: slowest.into_iter().map(|slow| *slow.2).collect(),
+            heat: self.heat.finish(),
+        }
+    }
+
+    /// Each layer's mean over the `wanted` slowest requests; None with fewer than ten of them. Of
+    /// the slice at the edge, whose totals are within 1%, a share is counted.
+    fn tail(&self, wanted: u64) -> Option<[f64; LAYERS]> {
+        if wanted < 10 {
+            return None;
+        }
+        let mut sums = [0.0; LAYERS];
+        let mut left = wanted;
+        for slice in self.slices.values().rev() {
+            let taken = left.min(slice.count);
+            let share = taken as f64 / slice.count as f64;
+            for (sum, &time) in sums.iter_mut().zip(&slice.layers) {
+                *sum += time as f64 * share;
+            }
+            left -= taken;
+            if left == 0 {
+                break;
+            }
+        }
+        Some(sums.map(|sum| sum / wanted as f64))
+    }
+}
+
+/// A logarithmic scale: each power of two in `2^bits` steps; all below 1 in the first.
+fn slice_of(value: i64, bits: u32) -> u32 {
+    let Ok(value) = u64::try_from(value) else {
+        return 0;
+    };
+    if value < 1 << bits {
+        return value as u32;
+    }
+    let shift = 63 - value.leading_zeros() - bits;
+    (shift << bits) + (value >> shift) as u32
+}
+
+/// The least value of a step of [`slice_of`]'s.
+fn slice_start(slice: u32, bits: u32) -> i64 {
+    if slice < 2 << bits {
+        return i64::from(slice);
+    }
+    let shift = (slice >> bits) - 1;
+    i64::from((slice & ((1 << bits) - 1)) | 1 << bits) << shift
+}
+
+/// The heat map while it grows: its columns double their width when they become too many.
+#[derive(Debug)]
+struct Heat {
+    origin: Option<i64>,
+    column: i64,
+    cells: HashMap<(i64, u32), u64>,
+}
+
+impl Default for Heat {
+    fn default() -> Heat {
+        Heat {
+            origin: None,
+            column: 1_000_000,
+            cells: HashMap::new(),
+        }
+    }
+}
+
+impl Heat {
+    fn add(&mut self, start: i64, latency: i64) {
+        let origin = *self.origin.get_or_insert(start);
+        while ((start - origin) / self.column).unsigned_abs() >= HEAT_COLUMNS as u64 / 2 {
+            self.widen();
+        }
+        let cell = (
+            (start - origin).div_euclid(self.column),
+            slice_of(latency, HEAT_BITS),
+        );
+        *self.cells.entry(cell).or_default() += 1;
+    }
+
+    fn widen(&mut self) {
+        self.column *= 2;
+        let mut wider: HashMap<(i64, u32), u64> = HashMap::new();
+        for ((column, row), count) in self.cells.drain() {
+            *wider.entry((column.div_euclid(2), row)).or_default() += count;
+        }
+        self.cells = wider;
+    }
+
+    fn finish(self) -> HeatMap {
+        let columns = || self.cells.keys().map(|&(column, _)| column);
+        let rows = || self.cells.keys().map(|&(_, row)| row);
+        let (Some(first), Some(last)) = (columns().min(), columns().max()) else {
+            return HeatMap::default();
+        };
+        let low = rows().min().unwrap_or(0);
+        let high = rows().max().unwrap_or(0);
+        let mut cells: Vec<(u32, u32, u64)> = self
+            .cells
+            .iter()
+            .map(|(&(column, row), &count)| ((column - first) as u32, row - low, count))
+            .collect();
+        cells.sort_unstable();
+        HeatMap {
+            start: (0..=last - first).map(|i| i * self.column).collect(),
+            column_ns: self.column,
+            latency: (low..=high)
+                .map(|row| slice_start(row, HEAT_BITS))
+                .collect(),
+            cells,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::Point;
+    use crate::join::way::Key;
+
+    fn way(number: u64, start: i64, submit: i64, rest: i64) -> Way {
+        let mut way = Way::new(Key::new(0, number * 4096, 4096));
+        way.number = number;
+        way.points.set(Point::Call, start);
+        way.points.set(Point::Issue, start + submit);
+        way.points.set(Point::Kick, start + submit + rest);
+        way
+    }
+
+    #[test]
+    fn steps_cover_every_value_once() {
+        for bits in [HEAT_BITS, SLICE_BITS] {
+            let mut last = 0;
+            for value in 0..100_000i64 {
+                let slice = slice_of(value, bits);
+                assert!(slice == last || slice == last + 1, "{value}");
+                if slice != last {
+                    assert_eq!(slice_start(slice, bits), value);
+                }
+                last = slice;
+            }
+        }
+    }
+
+    #[test]
+    fn the_tail_is_the_slowest_hundredth() {
+        let mut sums = Sums::new(3);
+        for i in 0..2000 {
+            // The 20 slowest spend their time in the ring, the others before it.
+            let slow = i % 100 == 99;
+            sums.add(&way(
+                i,
+                i as i64 * 1_000_000,
+                1000,
+                if slow { 50_000 } else { 10 },
+            ));
+        }
+        let exact = sums.finish();
+        let row = |layer| exact.layers.iter().find(|row| row.layer == layer).unwrap();
+        assert_eq!(row(Layer::GuestBatch).tail_mean, Some(50_000.0));
+        assert_eq!(row(Layer::GuestSubmit).tail_mean, Some(1000.0));
+        assert_eq!(row(Layer::GuestSubmit).time.p50, Some(1000));
+        let numbers: Vec<u64> = exact.slowest.iter().map(|joined| joined.number).collect();
+        assert_eq!(numbers, [99, 199, 299]);
+        let cells: u64 = exact.heat.cells.iter().map(|cell| cell.2).sum();
+        assert_eq!(cells, 2000);
+        assert!(exact.heat.start.len() <= HEAT_COLUMNS);
+        let shares: f64 = exact.layers.iter().map(|row| row.share).sum();
+        assert!((shares - 1.0).abs() < 1e-9);
+    }
+}
