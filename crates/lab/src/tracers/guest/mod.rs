@@ -12,6 +12,7 @@ use super::kvm::has_function;
 use super::{Collected, Tracefs, block};
 use crate::error::{Error, Result};
 
+pub(crate) use device::parse_dev;
 pub use device::{GuestDisk, disks};
 
 /// The name of the file, and in a round's list.
