@@ -9,9 +9,11 @@ mod disks;
 mod eventfds;
 mod extents;
 mod image;
+mod join;
 mod monitor;
 mod options;
 mod process;
+mod record;
 mod sockets;
 
 use std::path::{Path, PathBuf};
@@ -22,7 +24,9 @@ use crate::error::{Error, Result};
 
 pub use debugfs::{TscOffset, guest_offset, tsc_offset};
 pub use image::{Located, locate};
+pub use join::join;
 pub use process::{server_threads, threads_of};
+pub use record::{Options, record};
 
 /// A QEMU process and what belongs to it.
 #[derive(Clone, Debug, Default)]

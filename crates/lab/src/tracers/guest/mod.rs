@@ -1,6 +1,7 @@
 //! The guest's kernel: from the block layer through virtio-blk to the doorbell, and back.
 
 mod device;
+mod record;
 
 use std::fs;
 use std::path::Path;
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 
 pub(crate) use device::parse_dev;
 pub use device::{GuestDisk, disks};
+pub use record::{RecordOptions, record};
 
 /// The name of the file, and in a round's list.
 pub const NAME: &str = "guest";

@@ -1,0 +1,292 @@
+//! Recording a running QEMU from the host alone: `fathom breakdown --pid`.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use fathom_run::{Clocks, Environment, Kind, Round, Run, RunKind, Stream, VERSION};
+
+use super::{Qemu, TscOffset, guest_offset, tsc_offset};
+use crate::environment;
+use crate::error::{Context, Error, Result};
+use crate::tracers::ftrace::Mode;
+use crate::tracers::{self, Collector, Tracefs, block, fathom, kvm, syscalls};
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    pub pid: u32,
+    /// A monitor socket of QEMU's that nobody else uses.
+    pub qmp: Option<&'a Path>,
+    /// The disk that it is about, where there are several.
+    pub disk: Option<&'a str>,
+    /// Length of each of the two windows.
+    pub window: Duration,
+    /// The run directory to make.
+    pub output: &'a Path,
+    /// Set by whoever wants it to end early; what was recorded until then stays usable.
+    pub stop: &'a AtomicBool,
+}
+
+/// The rounds: requests through the layers, then the threads' system calls, which cost more.
+const LAYERS: &str = "layers";
+const SYSCALLS: &str = "syscalls";
+const KIB_PER_CPU: u32 = 16 << 10;
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Records both windows into a new run directory. Collectors that cannot run are told in the
+/// run's problems.
+///
+/// # Errors
+/// When the process is no QEMU, the disk cannot be chosen, nothing at all can be recorded, or the
+/// directory cannot be written.
+pub fn record(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Run> {
+    let tracefs = Tracefs::open()?;
+    let mut qemu = Qemu::inspect(options.pid, options.qmp)?;
+    let chosen = qemu.choose(options.disk)?;
+    qemu.disks[chosen].disk.under_test = true;
+    if options.output.join("run.json").exists() {
+        return Err(Error::Unusable {
+            path: options.output.to_owned(),
+            reason: "it holds a run already; name a new folder with --output".into(),
+        });
+    }
+    let mut problems = std::mem::take(&mut qemu.problems);
+    let mut rounds = Vec::new();
+    for name in [LAYERS, SYSCALLS] {
+        say(&format!("{name}: {} s", options.window.as_secs_f32()));
+        let mut window = Window::new(&qemu, chosen, name);
+        match name {
+            LAYERS => window.watch_layers(&tracefs),
+            _ => window.watch_syscalls(&tracefs),
+        }
+        problems.append(&mut window.problems);
+        if let Some(round) = window.run(options, &mut problems)? {
+            rounds.push(round);
+        }
+        if options.stop.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    if rounds.is_empty() {
+        return Err(Error::Protocol(format!(
+            "nothing can be recorded: {}",
+            problems.join("; ")
+        )));
+    }
+    identify(&mut qemu, chosen, options.output, &mut problems);
+    let run = run_of(qemu, chosen, rounds, problems);
+    run.save(options.output)?;
+    Ok(run)
+}
+
+/// One window and what watches it.
+struct Window<'a> {
+    qemu: &'a Qemu,
+    chosen: usize,
+    name: &'static str,
+    collectors: Vec<Box<dyn Collector>>,
+    problems: Vec<String>,
+}
+
+impl<'a> Window<'a> {
+    fn new(qemu: &'a Qemu, chosen: usize, name: &'static str) -> Window<'a> {
+        Window {
+            qemu,
+            chosen,
+            name,
+            collectors: Vec::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    /// Of the chosen disk's way: QEMU, and this disk's server.
+    fn threads(&self) -> Vec<u32> {
+        let server = self.qemu.disks[self.chosen].disk.server_pid;
+        let is_ours = |pid: u32| pid == self.qemu.pid || Some(pid) == server;
+        let threads = self.qemu.threads.iter();
+        threads
+            .filter(|one| is_ours(one.pid))
+            .map(|one| one.tid)
+            .collect()
+    }
+
+    fn add<C: Collector + 'static>(&mut self, name: &str, started: Result<C>) {
+        match started {
+            Ok(collector) => self.collectors.push(Box::new(collector)),
+            Err(error) => self.problems.push(format!("{name}: {error}")),
+        }
+    }
+
+    fn watch_layers(&mut self, tracefs: &Tracefs) {
+        let found = &self.qemu.disks[self.chosen];
+        let mode = Mode::Live {
+            kib_per_cpu: KIB_PER_CPU,
+        };
+        if let Some(device) = &found.located.device {
+            let options = block::Options {
+                dev: device.dev,
+                partitions: &found.located.partitions,
+                mode,
+            };
+            self.add(block::NAME, block::start(tracefs, &options));
+        }
+        if let Some(control) = &found.control {
+            self.add(fathom::NAME, fathom::start(control));
+        }
+        if self.qemu.accelerator != "kvm" {
+            let line = format!(
+                "kvm: this QEMU runs with accel={}: kicks and interrupts are its own and not traced",
+                self.qemu.accelerator
+            );
+            return self.problems.push(line);
+        }
+        let threads = self.threads();
+        let options = kvm::Options {
+            threads: &threads,
+            mode,
+        };
+        self.add(kvm::NAME, kvm::start(tracefs, &options));
+    }
+
+    fn watch_syscalls(&mut self, tracefs: &Tracefs) {
+        let threads = self.threads();
+        let options = syscalls::Options {
+            threads: &threads,
+            mode: Mode::Live {
+                kib_per_cpu: KIB_PER_CPU,
+            },
+        };
+        self.add(syscalls::NAME, syscalls::start(tracefs, &options));
+    }
+
+    /// None when nothing watches.
+    fn run(self, options: &Options, problems: &mut Vec<String>) -> Result<Option<Round>> {
+        if self.collectors.is_empty() {
+            return Ok(None);
+        }
+        let folder = options.output.join(self.name);
+        fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
+        let before = (tracers::pair(), tsc_offset(options.pid));
+        wait(options);
+        let mut collectors = self.collectors;
+        for collector in &mut collectors {
+            if let Err(error) = collector.halt() {
+                problems.push(format!("{}: {error}", collector.name()));
+            }
+        }
+        let after = (tracers::pair(), tsc_offset(options.pid));
+        let traced = collectors.iter().map(|one| one.name().to_owned()).collect();
+        let collected = tracers::stop_all(collectors, &folder);
+        problems.extend(collected.problems);
+        Ok(Some(Round {
+            name: self.name.to_owned(),
+            traced,
+            on_host: false,
+            benchmark: None,
+            clocks: clocks(before, after),
+            streams: collected.streams,
+        }))
+    }
+}
+
+type Reading = (fathom_run::Pair, Option<TscOffset>);
+
+fn clocks(before: Reading, after: Reading) -> Clocks {
+    Clocks {
+        host: vec![before.0, after.0],
+        guest: Vec::new(),
+        realtime_minus_monotonic_ns: tracers::realtime_minus_monotonic_ns(),
+        guest_offset: guest_offset(before.1, after.1),
+    }
+}
+
+/// Until the window has passed, somebody wants it to end, or QEMU has ended.
+fn wait(options: &Options) {
+    let process = format!("/proc/{}/task", options.pid);
+    let end = Instant::now() + options.window;
+    while !options.stop.load(Ordering::Relaxed) && Path::new(&process).exists() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+}
+
+/// Tells the disk's kicks and interrupts from others' by who signalled its eventfds.
+fn identify(qemu: &mut Qemu, chosen: usize, output: &Path, problems: &mut Vec<String>) {
+    let path = output.join(LAYERS).join(format!("{}.events", kvm::NAME));
+    let found = &mut qemu.disks[chosen];
+    if let Ok(stream) = Stream::open(&path) {
+        let signals = stream
+            .flatten()
+            .filter(|event| event.kind == Kind::EventfdSignal);
+        let signals = signals.map(|event| (event.args[0], event.tid));
+        found.classify(&qemu.threads, signals);
+    }
+    if found.disk.identified_by.is_some() || qemu.accelerator != "kvm" {
+        return;
+    }
+    let why = if found.eventfds.is_empty() {
+        "QEMU shares no eventfd of its with a server"
+    } else {
+        "none of its eventfds was seen to be signalled: no I/O, or no kprobe on eventfd_signal"
+    };
+    problems.push(format!(
+        "{} is unidentified ({why}): its kicks and interrupts cannot be told from other devices'; \
+         --qmp SOCKET tells them by address",
+        found.disk.name
+    ));
+}
+
+fn run_of(qemu: Qemu, chosen: usize, rounds: Vec<Round>, problems: Vec<String>) -> Run {
+    let found = &qemu.disks[chosen];
+    let known = |what: &str, value: &Option<String>| {
+        value
+            .as_ref()
+            .map_or(String::new(), |value| format!(", {what}={value}"))
+    };
+    let title = format!(
+        "QEMU {}, disk {} ({}{}{})",
+        qemu.pid,
+        found.disk.name,
+        found.disk.device,
+        known("aio", &found.aio),
+        known("cache", &found.cache),
+    );
+    let is_tsc = |round: &Round| {
+        let mut streams = round.streams.iter();
+        streams.any(|stream| stream.clock == fathom_run::Clock::HostTsc)
+    };
+    let clock = if rounds.iter().any(is_tsc) {
+        "x86-tsc"
+    } else {
+        "mono"
+    };
+    Run {
+        version: VERSION,
+        kind: RunKind::Host,
+        title,
+        created: now(),
+        scenario: None,
+        environment: Environment {
+            host: environment::machine(clock),
+            guest: None,
+            accelerator: qemu.accelerator.clone(),
+            qemu: qemu.version.clone(),
+            fathom: env!("CARGO_PKG_VERSION").into(),
+            stretched: environment::is_stretched(),
+        },
+        disks: qemu.disks.into_iter().map(|one| one.disk).collect(),
+        threads: qemu.threads,
+        rounds,
+        problems,
+    }
+}
+
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |since| since.as_secs())
+}
