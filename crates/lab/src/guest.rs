@@ -131,7 +131,7 @@ impl Guest {
     /// [`Error::Timeout`] with the end of the console.
     pub fn wait_ready(&mut self, from: usize) -> Result<()> {
         let ready = self.console.wait_for(READY, from, BOOT);
-        explain(ready, &mut self.qemu).map(|_| ())
+        self.explain(ready).map(|_| ())
     }
 
     /// Runs a shell script in the guest. One that does not end in time has status 124, and in its
@@ -160,7 +160,7 @@ impl Guest {
     pub(crate) fn answer(&mut self, id: &str, deadline: Instant) -> Result<Option<Output>> {
         loop {
             let answer = self.agent.receive(deadline);
-            let Some(line) = explain(answer, &mut self.qemu)? else {
+            let Some(line) = self.explain(answer)? else {
                 return Ok(None);
             };
             // Anything else is the late answer to a request that was given up.
@@ -184,7 +184,8 @@ impl Guest {
     }
 
     pub(crate) fn explain<T>(&mut self, result: Result<T>) -> Result<T> {
-        explain(result, &mut self.qemu)
+        let console = &self.console;
+        explain(result, &mut self.qemu).map_err(|error| with_console(error, console))
     }
 
     /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
@@ -304,6 +305,22 @@ fn explain<T>(result: Result<T>, qemu: &mut Process) -> Result<T> {
             qemu.expect_running()?;
             result
         }
+        other => other,
+    }
+}
+
+/// QEMU that ended because its guest did (a panic, with -no-reboot) has nothing to say itself.
+fn with_console(error: Error, console: &Console) -> Error {
+    match error {
+        Error::Program {
+            program,
+            status,
+            tail,
+        } => Error::Program {
+            program,
+            status,
+            tail: tail_of(&format!("{}\n-- console --\n{}", tail.0, console.tail().0)),
+        },
         other => other,
     }
 }

@@ -87,3 +87,20 @@ fn output_streams_answers_and_folders_come_out() {
     let missing = guest.fetch("/tmp/nothing", dir.path(), SOON).unwrap_err();
     assert!(missing.to_string().contains("nothing"), "{missing}");
 }
+
+#[test]
+fn a_guest_that_panics_shows_its_console() {
+    let mut guest = Guest::boot(&Machine {
+        tools: false,
+        extra: vec!["-no-reboot".into()],
+        ..Machine::default()
+    })
+    .unwrap();
+    let script = "echo 7 >/proc/sys/kernel/printk; echo c >/proc/sysrq-trigger; sleep 60";
+    let error = guest.stream(script, SOON, &mut |_| Ok(())).unwrap_err();
+    let said = error.to_string();
+    assert!(
+        said.contains("QEMU") && said.contains("sysrq triggered crash"),
+        "{said}"
+    );
+}

@@ -6,7 +6,8 @@ use std::time::Duration;
 use fathom_run::Benchmark;
 use tempfile::TempDir;
 
-use super::options::{Options, Place, Server as Kind};
+use super::options::{Options, Place, Server as Kind, Transport};
+use crate::attach;
 use crate::error::Result;
 use crate::guest::Guest;
 use crate::host;
@@ -27,6 +28,8 @@ pub(super) struct Bed {
     pub server: Option<Server>,
     /// QEMU's own events; for the disks that QEMU serves.
     pub qemu: Option<qemu::Collector>,
+    /// QEMU, its threads and disks, as found from outside.
+    pub attached: attach::Qemu,
     /// The device in the guest, such as /dev/vda.
     pub device: String,
     pub image: PathBuf,
@@ -44,9 +47,13 @@ impl Bed {
         let server = start_server(options, dir.path(), &path)?;
         let qemu = trace_qemu(options, dir.path())?;
         let machine = Machine {
+            // The driver has no more queues than the guest has CPUs.
+            cpus: options.queues.into(),
             disks: vec![disk(options, &path, server.as_ref())],
             tools: false,
             programs: vec![options.fathom.clone()],
+            // One vCPU's TSC is its clock and that of its trace: nothing has to be converted.
+            append: vec!["clocksource=tsc".into(), "tsc=reliable".into()],
             // A guest that panics ends QEMU, and its console tells why.
             extra: std::iter::once("-no-reboot".to_owned())
                 .chain(qemu.iter().flat_map(qemu::Collector::arguments))
@@ -66,8 +73,10 @@ impl Bed {
             &format!("echo none >/sys/block/{name}/queue/scheduler"),
             SETTLE,
         )?;
+        let attached = attach::Qemu::inspect(guest.pid(), None)?;
         Ok(Bed {
             guest,
+            attached,
             server,
             qemu,
             device,
@@ -76,10 +85,22 @@ impl Bed {
         })
     }
 
-    /// Processes on the host that serve requests: QEMU first.
-    pub fn pids(&mut self) -> Vec<u32> {
-        let server = self.server.as_mut().map(|server| server.process().pid());
-        std::iter::once(self.guest.pid()).chain(server).collect()
+    /// The disk under test.
+    pub fn found(&mut self) -> Result<&mut attach::Found> {
+        let index = self.attached.choose(Some(DISK))?;
+        Ok(&mut self.attached.disks[index])
+    }
+
+    /// The threads of QEMU and of the disk's server, as they are now; those that have ended since
+    /// an earlier look are kept.
+    pub fn look_at_threads(&mut self) {
+        let mut now = attach::threads_of(self.attached.pid);
+        for server in self.attached.servers() {
+            now.extend(attach::server_threads(server));
+        }
+        let known = &mut self.attached.threads;
+        known.retain(|old| now.iter().all(|new| new.tid != old.tid));
+        known.append(&mut now);
     }
 
     /// The same benchmark on the image itself, without a guest.
@@ -144,7 +165,9 @@ fn disk(options: &Options, image: &Path, server: Option<&Server>) -> Disk {
                 aio: options.aio,
                 cache: "none".into(),
                 read_only: false,
-                iothread: Some((!options.poll).then_some(0)),
+                // QEMU's I/O threads need an ioeventfd; without, the main loop serves.
+                iothread: (options.transport != Transport::NoIoeventfd)
+                    .then_some((!options.poll).then_some(0)),
                 queues: Some(options.queues),
             },
         ),

@@ -7,9 +7,9 @@ use fathom_run::{Clocks, Environment, Round, Run, RunKind, VERSION};
 
 use crate::environment;
 use crate::error::{Context, Error, Result};
-use crate::tracers::Tracefs;
 use crate::tracers::ftrace::Mode;
 use crate::tracers::guest::{self, Guest, GuestDisk};
+use crate::tracers::{self, Tracefs};
 use crate::workload::{self, Limit};
 
 /// Said when the guest is ready to start, and what it waits for.
@@ -55,11 +55,13 @@ pub fn run(options: &GuestRun, input: &mut dyn BufRead, output: &mut dyn Write) 
     let trace_clock = tracer.as_ref().map_or("", Guest::clock);
     say(output, READY)?;
     wait_for_go(input)?;
+    let before = tracers::pair();
     let outcome = workload::run(&options.workload)?;
     if let Some(tracer) = &mut tracer {
         tracer.halt()?;
     }
     say(output, DONE)?;
+    let pairs = vec![before, tracers::pair()];
     let (mut streams, mut problems, mut traced) = (Vec::new(), Vec::new(), Vec::new());
     let mut disks = guest::disks();
     if let Some(tracer) = tracer {
@@ -74,7 +76,7 @@ pub fn run(options: &GuestRun, input: &mut dyn BufRead, output: &mut dyn Write) 
         on_host: false,
         benchmark: Some(outcome.benchmark.clone()),
         clocks: Clocks {
-            guest: outcome.pairs.to_vec(),
+            guest: pairs,
             ..Clocks::default()
         },
         streams,

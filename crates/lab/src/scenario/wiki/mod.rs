@@ -4,7 +4,6 @@
 mod bed;
 mod in_guest;
 mod nested;
-mod offset;
 mod options;
 mod round;
 
@@ -16,7 +15,7 @@ use fathom_run::{Clocks, Disk, Environment, Round, Run, RunKind, Scenario, VERSI
 
 use crate::environment;
 use crate::error::{Context, Error, Result};
-use crate::host::{self, Accelerator};
+use crate::host::Accelerator;
 use crate::kvm_host::KvmHost;
 use crate::tracers;
 use crate::workload;
@@ -28,8 +27,10 @@ pub use options::{Injection, Options, Place, Server, Transport};
 use bed::Bed;
 use round::{Plan, Watch};
 
-/// What the server printed at its end, in the run directory.
+/// In the run directory: what the server printed at its end (Fathom's times, in JSON), and the
+/// guest's serial console.
 const SERVER_LOG: &str = "server.log";
+const CONSOLE_LOG: &str = "console.log";
 
 /// Runs the scenario and leaves its run directory at `options.output`. `progress` is told of
 /// every step. On a machine without hardware virtualisation a KVM host is emulated and the run
@@ -76,7 +77,11 @@ fn here(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<()> {
 
 fn rounds(options: &Options, run: &mut Run, progress: &mut dyn FnMut(&str)) -> Result<()> {
     let mut bed = Bed::make(options, progress)?;
-    run.disks.push(describe(&mut bed, options));
+    describe(&mut bed, run)?;
+    run.environment.qemu.clone_from(&bed.attached.version);
+    let located = &bed.found()?.located.problems;
+    run.problems.extend(located.iter().cloned());
+    run.problems.extend(bed.attached.problems.iter().cloned());
     let steps = steps(options);
     for (index, step) in steps.iter().enumerate() {
         let round = match step {
@@ -97,12 +102,17 @@ fn rounds(options: &Options, run: &mut Run, progress: &mut dyn FnMut(&str)) -> R
         run.save(&options.output)?;
     }
     progress("powering the guest off");
+    let log = |name: &str, text: &str| {
+        let path = options.output.join(name);
+        fs::write(&path, text).context(|| format!("cannot write {}", path.display()))
+    };
+    log(CONSOLE_LOG, &bed.guest.console().text())?;
     let said = bed.end()?;
-    if !said.is_empty() {
-        let path = options.output.join(SERVER_LOG);
-        fs::write(&path, said).context(|| format!("cannot write {}", path.display()))?;
+    if said.is_empty() {
+        Ok(())
+    } else {
+        log(SERVER_LOG, &said)
     }
-    Ok(())
 }
 
 /// What is done, in order.
@@ -126,7 +136,7 @@ fn steps(options: &Options) -> Vec<Step> {
             pair.reverse();
         }
         steps.append(&mut pair);
-        if !options.pairs_only && options.iodepth == 1 {
+        if !options.pairs_only && options.iodepth == 1 && !options.rw.is_random() {
             // The wiki's read(), and what the server's threads would call.
             for (call, positional) in [("read", false), ("pread", true)] {
                 let name = format!("host-{call}-{number}");
@@ -169,8 +179,8 @@ fn on_host(bed: &Bed, options: &Options, name: &str, positional: bool) -> Result
 }
 
 fn in_guest(bed: &mut Bed, options: &Options, plan: &Plan, run: &mut Run) -> Result<Round> {
-    let host = run.disk().and_then(|disk| disk.host.clone());
-    let outcome = round::in_guest(bed, options, plan, host.as_ref(), &options.output)?;
+    let outcome = round::in_guest(bed, options, plan, &options.output)?;
+    describe(bed, run)?;
     let round = outcome.round;
     for problem in outcome.problems {
         let line = format!("{}: {problem}", round.name);
@@ -192,19 +202,25 @@ fn in_guest(bed: &mut Bed, options: &Options, plan: &Plan, run: &mut Run) -> Res
     Ok(round)
 }
 
-/// The disk under test, as far as it is known before the first round.
-fn describe(bed: &mut Bed, options: &Options) -> Disk {
-    Disk {
-        name: bed::DISK.into(),
+/// Tells of the disk and of the threads what is known of them by now.
+fn describe(bed: &mut Bed, run: &mut Run) -> Result<()> {
+    let found = bed.found()?;
+    let mut disk = Disk {
         under_test: true,
-        device: match options.server {
-            Server::Qemu => "virtio-blk".into(),
-            Server::Fathom | Server::Qsd => "vhost-user-blk".into(),
-        },
-        image: Some(bed.image.clone()),
-        server_pid: bed.pids().last().copied(),
-        ..Disk::default()
+        host: found.located.device.clone(),
+        extents: found.located.extents.clone(),
+        ..found.disk.clone()
+    };
+    // What the guest told of it stays.
+    if let Some(known) = run.disk() {
+        disk.guest_dev = known.guest_dev;
+        disk.guest_name.clone_from(&known.guest_name);
+        disk.guest_irqs.clone_from(&known.guest_irqs);
+        disk.guest_vqs.clone_from(&known.guest_vqs);
     }
+    run.disks = vec![disk];
+    run.threads.clone_from(&bed.attached.threads);
+    Ok(())
 }
 
 fn new_run(options: &Options) -> Run {
@@ -215,7 +231,6 @@ fn new_run(options: &Options) -> Run {
         iodepth,
         ..
     } = options;
-    let (major, minor) = host::qemu_version().unwrap_or_default();
     Run {
         version: VERSION,
         kind: RunKind::Lab,
@@ -237,7 +252,7 @@ fn new_run(options: &Options) -> Run {
             host: environment::machine("x86-tsc"),
             guest: None,
             accelerator: Accelerator::Kvm.name().into(),
-            qemu: Some(format!("{major}.{minor}")),
+            qemu: None,
             fathom: env!("CARGO_PKG_VERSION").into(),
             stretched: environment::is_stretched(),
         },
@@ -295,7 +310,7 @@ mod tests {
             4_107_542_399,
         ] {
             let at = format!("@{seconds}");
-            let wanted = host::run("date", &["-u", "-d", &at, "+%Y%m%d-%H%M%S"]).unwrap();
+            let wanted = crate::host::run("date", &["-u", "-d", &at, "+%Y%m%d-%H%M%S"]).unwrap();
             assert_eq!(utc(seconds), wanted.trim());
         }
     }

@@ -1,16 +1,19 @@
 //! One round: the same work, watched in one way.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_run::{BlockDevice, Clocks, GuestOffset, Pair, Round, Run};
+use fathom_run::{Clocks, Kind, Pair, Round, Run};
 
 use super::bed::Bed;
 use super::in_guest::{DONE, GO, READY, ROUND};
 use super::options::{Options, Place};
+use crate::attach::{self, Located, TscOffset};
 use crate::error::{Context, Error, Result};
+use crate::guest::Guest;
 use crate::tracers::ftrace::Mode;
+use crate::tracers::qemu::collector;
 use crate::tracers::{self, Collected, Collector, Tracefs, block, fathom, kvm, syscalls};
 use crate::workload::Limit;
 
@@ -59,54 +62,60 @@ pub(super) fn in_guest(
     bed: &mut Bed,
     options: &Options,
     plan: &Plan,
-    host: Option<&BlockDevice>,
     dir: &Path,
 ) -> Result<Outcome> {
     let folder = dir.join(&plan.name);
     fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
-    let pids = bed.pids();
-    let mut window = Window::new(plan.watch, options, pids, host);
-    if plan.watch == Watch::Syscalls || plan.watch == Watch::Requests {
-        window.socket = bed
-            .server
-            .as_ref()
-            .and_then(|s| s.control())
-            .map(Path::to_owned);
-    }
-    let traced = plan.watch == Watch::Requests;
-    let script = guest_command(options, &bed.device, traced);
-    if plan.watch == Watch::Qemu
-        && let Some(qemu) = &bed.qemu
-    {
-        let guest = &mut bed.guest;
+    bed.look_at_threads();
+    let mut window = Window::new(bed, options, plan.watch)?;
+    let qemu = bed.qemu.as_ref().filter(|_| plan.watch == Watch::Qemu);
+    let guest = &mut bed.guest;
+    if let Some(qemu) = qemu {
         let missing = qemu.start(&mut |command, arguments| guest.qmp(command, arguments))?;
         window.problems.extend(missing);
     }
-    let ran = bed
-        .guest
-        .converse(&script, timeout(options), &mut |line| match line {
-            READY => window.open().map(|()| Some(GO.to_owned())),
-            DONE => window.close().map(|()| None),
-            _ => Ok(None),
-        });
-    let output = ran?;
+    let script = guest_command(options, &bed.device, plan.watch == Watch::Requests);
+    let output = guest.converse(&script, timeout(options), &mut |line| match line {
+        READY => window.open().map(|()| Some(GO.to_owned())),
+        DONE => {
+            window.close();
+            Ok(None)
+        }
+        _ => Ok(None),
+    })?;
     if output.status != 0 {
-        return Err(bed.guest.failed(&script, &output));
+        return Err(guest.failed(&script, &output));
     }
-    let inside = fetch(bed, &folder)?;
-    let mut outcome = window.finish(inside, &plan.name, &folder)?;
-    if plan.watch == Watch::Qemu
-        && let Some(qemu) = &bed.qemu
-    {
-        let guest = &mut bed.guest;
+    let mut outcome = window.finish(fetch(guest, &folder)?, &plan.name, &folder)?;
+    if let Some(qemu) = qemu {
         qemu.stop(&mut |command, arguments| guest.qmp(command, arguments))?;
         outcome.add(qemu.collect(&folder)?);
-        outcome
-            .round
-            .traced
-            .push(tracers::qemu::collector::NAME.into());
+        outcome.round.traced.push(collector::NAME.into());
+    }
+    bed.look_at_threads();
+    if plan.watch == Watch::Requests {
+        tell_eventfds(bed, &outcome.round, dir)?;
     }
     Ok(outcome)
+}
+
+/// Tells the disk's kicks from its calls by who signalled them.
+fn tell_eventfds(bed: &mut Bed, round: &Round, dir: &Path) -> Result<()> {
+    let Some(stream) = round.streams.iter().find(|stream| stream.name == kvm::NAME) else {
+        return Ok(());
+    };
+    let mut signals = Vec::new();
+    for event in round.open(dir, stream)? {
+        let event = event?;
+        if event.kind == Kind::EventfdSignal {
+            signals.push((event.args[0], event.tid));
+        }
+    }
+    signals.sort_unstable();
+    signals.dedup();
+    let threads = bed.attached.threads.clone();
+    bed.found()?.classify(&threads, signals.into_iter());
+    Ok(())
 }
 
 /// The arguments are numbers and a device's name: nothing needs quoting.
@@ -140,9 +149,9 @@ fn timeout(options: &Options) -> Duration {
 }
 
 /// Brings the guest's files into the round's folder, and returns what its run.json says.
-fn fetch(bed: &mut Bed, folder: &Path) -> Result<Run> {
+fn fetch(guest: &mut Guest, folder: &Path) -> Result<Run> {
     let inside = folder.join("guest");
-    bed.guest.fetch(RECORD, &inside, PATIENCE)?;
+    guest.fetch(RECORD, &inside, PATIENCE)?;
     let run = Run::load(&inside)?;
     let what = || format!("cannot move the guest's files within {}", folder.display());
     for entry in fs::read_dir(inside.join(ROUND)).context(what)? {
@@ -157,94 +166,89 @@ fn fetch(bed: &mut Bed, folder: &Path) -> Result<Run> {
 struct Window<'a> {
     watch: Watch,
     options: &'a Options,
-    host: Option<&'a BlockDevice>,
-    /// QEMU, and the server where it is another process.
-    pids: Vec<u32>,
-    socket: Option<std::path::PathBuf>,
+    qemu: u32,
+    /// Of QEMU and the disk's server.
+    threads: Vec<u32>,
+    located: Located,
+    /// Where Fathom is asked for its trace.
+    control: Option<PathBuf>,
     collectors: Vec<Box<dyn Collector>>,
     pairs: Vec<Pair>,
-    offsets: Vec<Option<GuestOffset>>,
+    offsets: Vec<Option<TscOffset>>,
     problems: Vec<String>,
 }
 
 impl<'a> Window<'a> {
-    fn new(
-        watch: Watch,
-        options: &'a Options,
-        pids: Vec<u32>,
-        host: Option<&'a BlockDevice>,
-    ) -> Window<'a> {
-        Window {
+    fn new(bed: &mut Bed, options: &'a Options, watch: Watch) -> Result<Window<'a>> {
+        let threads = bed.attached.threads.iter().map(|thread| thread.tid);
+        let control = bed.server.as_ref().and_then(|server| server.control());
+        Ok(Window {
             watch,
             options,
-            host,
-            pids,
-            socket: None,
+            qemu: bed.attached.pid,
+            threads: threads.collect(),
+            control: control.map(Path::to_owned),
+            located: bed.found()?.located.clone(),
             collectors: Vec::new(),
             pairs: Vec::new(),
             offsets: Vec::new(),
             problems: Vec::new(),
-        }
+        })
     }
 
     fn open(&mut self) -> Result<()> {
         let mode = Mode::Buffered {
             kib_per_cpu: self.buffer(),
         };
-        let threads = threads(&self.pids);
         match self.watch {
             Watch::Nothing | Watch::Qemu => {}
-            Watch::Requests => self.watch_requests(&threads, mode)?,
+            Watch::Requests => self.watch_requests(mode)?,
             Watch::Syscalls => {
-                let tracefs = Tracefs::open()?;
-                let options = syscalls::Options {
-                    threads: &threads,
-                    mode,
-                };
-                self.collectors
-                    .push(Box::new(syscalls::start(&tracefs, &options)?));
+                let threads = &self.threads;
+                let options = syscalls::Options { threads, mode };
+                let syscalls = syscalls::start(&Tracefs::open()?, &options)?;
+                self.collectors.push(Box::new(syscalls));
             }
         }
         self.look_at_clocks();
         Ok(())
     }
 
-    fn watch_requests(&mut self, threads: &[u32], mode: Mode) -> Result<()> {
+    /// One that cannot be had leaves its layers to those around it.
+    fn watch_requests(&mut self, mode: Mode) -> Result<()> {
         let tracefs = Tracefs::open()?;
-        if let Some(host) = self.host {
+        if let Some(device) = &self.located.device {
             let options = block::Options {
-                dev: host.dev,
-                partitions: &[],
+                dev: device.dev,
+                partitions: &self.located.partitions,
                 mode,
             };
             self.collectors
                 .push(Box::new(block::start(&tracefs, &options)?));
         }
-        if let Some(socket) = &self.socket {
-            self.collectors.push(Box::new(fathom::start(socket)?));
+        if let Some(control) = &self.control {
+            self.collectors.push(Box::new(fathom::start(control)?));
         }
-        let options = kvm::Options { threads, mode };
-        match kvm::start(&tracefs, &options) {
+        let threads = &self.threads;
+        match kvm::start(&tracefs, &kvm::Options { threads, mode }) {
             Ok(kvm) => self.collectors.push(Box::new(kvm)),
             Err(error) => self.problems.push(format!("kvm: {error}")),
         }
         Ok(())
     }
 
-    fn close(&mut self) -> Result<()> {
+    fn close(&mut self) {
         for collector in &mut self.collectors {
             if let Err(error) = collector.halt() {
                 self.problems.push(format!("{}: {error}", collector.name()));
             }
         }
         self.look_at_clocks();
-        Ok(())
     }
 
     fn look_at_clocks(&mut self) {
         self.pairs.push(tracers::pair());
-        let offset = self.pids.first().and_then(|&pid| super::offset::read(pid));
-        self.offsets.push(offset);
+        self.offsets.push(attach::tsc_offset(self.qemu));
     }
 
     /// KiB a CPU.
@@ -265,10 +269,7 @@ impl<'a> Window<'a> {
         round.traced.extend(traced);
         round.name = name.to_owned();
         let offset = match self.offsets.as_slice() {
-            [Some(before), Some(after)] => Some(GuestOffset {
-                after: after.before,
-                ..*before
-            }),
+            [before, after] => attach::guest_offset(*before, *after),
             _ => None,
         };
         round.clocks = Clocks {
@@ -293,18 +294,4 @@ impl Outcome {
         self.round.streams.extend(collected.streams);
         self.problems.extend(collected.problems);
     }
-}
-
-/// All threads of the processes.
-fn threads(pids: &[u32]) -> Vec<u32> {
-    let tasks = |pid: &u32| {
-        fs::read_dir(format!("/proc/{pid}/task"))
-            .into_iter()
-            .flatten()
-    };
-    pids.iter()
-        .flat_map(tasks)
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
 }
