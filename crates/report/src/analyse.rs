@@ -11,6 +11,7 @@ use crate::join::sums::Sums;
 use crate::join::survey::Survey;
 use crate::join::{Counts, Joiner};
 use crate::overhead::overheads;
+use crate::threads::threads;
 use crate::wiki::{Means, Table};
 
 /// What an analysis is asked for.
@@ -284,6 +285,10 @@ impl<'a> Work<'a> {
             self.say("no request could be followed: there is no exact breakdown");
         }
         let wiki = std::mem::take(&mut self.table).finish(run);
+        let threads = threads(self.dir, run);
+        for problem in threads.problems {
+            self.say(problem);
+        }
         Analysis {
             kind: run.kind,
             title: run.title.clone(),
@@ -294,10 +299,10 @@ impl<'a> Work<'a> {
             rounds: run.rounds.iter().map(row).collect(),
             exact,
             wiki,
-            calls: Vec::new(),
-            locks: Vec::new(),
-            qemu: Vec::new(),
-            time_lines: Vec::new(),
+            calls: threads.calls,
+            locks: threads.locks,
+            qemu: threads.qemu,
+            time_lines: threads.time_lines,
             overhead: overheads(&run.rounds),
             problems: self.problems,
         }

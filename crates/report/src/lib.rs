@@ -12,6 +12,7 @@ mod join;
 pub mod locks;
 mod overhead;
 pub mod qemu;
+mod threads;
 pub mod time_lines;
 mod wiki;
 

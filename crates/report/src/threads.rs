@@ -1,0 +1,269 @@
+//! What a run says of the server's and the vCPUs' threads: system calls, locks, QEMU's steps and a
+//! picture, from all rounds that watched them.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use fathom_run::qemu_names::Version;
+use fathom_run::{Clock, Event, Kind, Round, Run, Stream, StreamInfo};
+
+use crate::analysis::{LockRow, QemuStep, ThreadCalls, TimeLine};
+use crate::calls::Calls;
+use crate::clock::TimeBase;
+use crate::locks::{Locks, MutexNames};
+use crate::qemu::Steps;
+use crate::time_lines::TimeLines;
+
+/// What the picture shows: enough for some requests of any device. Many more would be a blur.
+const PICTURE_NS: i64 = 10_000_000;
+/// Events that are looked at for the picture.
+const PICTURE_EVENTS: u64 = 200_000;
+
+/// The names of streams, as their collectors write them.
+const SYSCALLS: &str = "syscalls";
+const FUTEX: &str = "futex";
+const QEMU: &str = "qemu";
+const SYMBOLS: &str = "symbols";
+
+/// All that is said of threads.
+#[derive(Debug, Default)]
+pub(crate) struct Threads {
+    pub(crate) calls: Vec<ThreadCalls>,
+    pub(crate) locks: Vec<LockRow>,
+    pub(crate) qemu: Vec<QemuStep>,
+    pub(crate) time_lines: Vec<TimeLine>,
+    /// A line each.
+    pub(crate) problems: Vec<String>,
+}
+
+/// Reads a run's streams of system calls and of QEMU's events. Damage ends a stream where it is,
+/// and is said.
+pub(crate) fn threads(dir: &Path, run: &Run) -> Threads {
+    let mut work = Work {
+        dir,
+        calls: Calls::new(),
+        locks: Locks::new(),
+        mutexes: Locks::new(),
+        steps: None,
+        strings: Vec::new(),
+        symbols: HashMap::new(),
+        found: Threads::default(),
+    };
+    for round in run.rounds.iter().filter(|round| !round.on_host) {
+        work.round(round, run);
+    }
+    work.finish(run)
+}
+
+struct Work<'a> {
+    dir: &'a Path,
+    calls: Calls,
+    locks: Locks,
+    mutexes: Locks,
+    /// Of the first round with QEMU's events: another's strings have other numbers.
+    steps: Option<Steps>,
+    strings: Vec<String>,
+    /// By process and address.
+    symbols: HashMap<(u32, u64), String>,
+    found: Threads,
+}
+
+impl Work<'_> {
+    fn round(&mut self, round: &Round, run: &Run) {
+        let time = TimeBase::new(&round.clocks, None, false);
+        let stream = |name: &str| {
+            let named = round.streams.iter().find(|info| info.name == name);
+            named.filter(|info| is_hosts(info.clock) && time.knows(info.clock))
+        };
+        if let Some(info) = stream(SYMBOLS) {
+            self.symbols(round, info);
+        }
+        if let Some(info) = stream(SYSCALLS) {
+            self.syscalls(round, info, &time);
+            if self.found.time_lines.is_empty() {
+                self.picture(round, info, &time, run);
+            }
+        } else if let Some(info) = stream(FUTEX) {
+            // The same calls, and no others: nothing can be said of what lies between them.
+            let mut locks = std::mem::take(&mut self.locks);
+            self.read(round, info, &time, &mut |time, event| {
+                locks.add_call(time, event);
+            });
+            self.locks = locks;
+        }
+        if let Some(info) = stream(QEMU) {
+            self.qemu(round, info, &time);
+        }
+    }
+
+    fn syscalls(&mut self, round: &Round, info: &StreamInfo, time: &TimeBase) {
+        let mut calls = std::mem::take(&mut self.calls);
+        let mut locks = std::mem::take(&mut self.locks);
+        self.read(round, info, time, &mut |time, event| {
+            calls.add(time, event);
+            locks.add_call(time, event);
+        });
+        // The next round's first events have nothing to do with this one's last.
+        let gap = Event::new(0, Kind::Lost, 0, 0, &[]);
+        calls.add(0, &gap);
+        locks.add_call(0, &gap);
+        (self.calls, self.locks) = (calls, locks);
+    }
+
+    /// A window from the middle of the round, where the work is under way.
+    fn picture(&mut self, round: &Round, info: &StreamInfo, time: &TimeBase, run: &Run) {
+        let mut lines = TimeLines::first(PICTURE_NS);
+        let first = info.events / 2;
+        let last = first.saturating_add(PICTURE_EVENTS);
+        let mut number = 0;
+        // Damage was said by the reading of the calls.
+        let said = self.found.problems.len();
+        self.read(round, info, time, &mut |time, event| {
+            if (first..last).contains(&number) {
+                lines.add(time, event);
+            }
+            number += 1;
+        });
+        self.found.problems.truncate(said);
+        self.found.time_lines = lines.finish(&run.threads);
+    }
+
+    fn qemu(&mut self, round: &Round, info: &StreamInfo, time: &TimeBase) {
+        if self.steps.is_some() {
+            return;
+        }
+        let Some(strings) = self.strings_of(round, info) else {
+            return;
+        };
+        let mut steps = Steps::new(&strings);
+        let mut mutexes = std::mem::take(&mut self.mutexes);
+        let names = MutexNames::of(&strings);
+        self.read(round, info, time, &mut |time, event| {
+            steps.add(time, event);
+            mutexes.add_qemu(time, event, names);
+        });
+        (self.steps, self.mutexes, self.strings) = (Some(steps), mutexes, strings);
+    }
+
+    fn symbols(&mut self, round: &Round, info: &StreamInfo) {
+        let Some(strings) = self.strings_of(round, info) else {
+            return;
+        };
+        let mut symbols = std::mem::take(&mut self.symbols);
+        let time = TimeBase::new(&round.clocks, None, false);
+        self.read(round, info, &time, &mut |_, event| {
+            let [pid, address, name, ..] = event.args;
+            let name = usize::try_from(name)
+                .ok()
+                .and_then(|name| strings.get(name));
+            if let (Kind::Symbol, Ok(pid), Some(name)) = (event.kind, pid.try_into(), name) {
+                symbols.insert((pid, address), name.clone());
+            }
+        });
+        self.symbols = symbols;
+    }
+
+    fn strings_of(&mut self, round: &Round, info: &StreamInfo) -> Option<Vec<String>> {
+        match round.open(self.dir, info) {
+            Ok(stream) => Some(stream.header().strings.clone()),
+            Err(error) => {
+                self.say(round, info, &error.to_string());
+                None
+            }
+        }
+    }
+
+    fn say(&mut self, round: &Round, info: &StreamInfo, problem: &str) {
+        let line = format!("{}: {}: {problem}", round.name, info.name);
+        self.found.problems.push(line);
+    }
+
+    /// Gives every event of a stream to `take`, with its time in ns.
+    fn read(
+        &mut self,
+        round: &Round,
+        info: &StreamInfo,
+        time: &TimeBase,
+        take: &mut dyn FnMut(i64, &Event),
+    ) {
+        let mut seen = 0;
+        let read = round.open(self.dir, info).and_then(|mut stream| {
+            read_all(&mut stream, &mut |event| {
+                seen += 1;
+                if let Some(ns) = time.ns(info.clock, event.time) {
+                    take(ns, event);
+                }
+            })?;
+            Ok(stream.is_cut())
+        });
+        match read {
+            Err(error) => self.say(
+                round,
+                info,
+                &format!("{error}; the tables of threads end after {seen} events"),
+            ),
+            Ok(cut) if cut || seen < info.events => {
+                let wanted = info.events;
+                self.say(
+                    round,
+                    info,
+                    &format!(
+                        "it ends after {seen} of {wanted} events: so do the tables of threads"
+                    ),
+                );
+            }
+            Ok(_) => {}
+        }
+        if let Some(lost) = info.lost.filter(|&lost| lost > 0) {
+            let line = format!("{lost} events were dropped: their calls and locks are missing");
+            self.say(round, info, &line);
+        }
+    }
+
+    fn finish(self, run: &Run) -> Threads {
+        let mut found = self.found;
+        let (calls, notes) = self.calls.finish(&run.threads);
+        found.problems.extend(notes);
+        found.calls = calls;
+        let symbols = &self.symbols;
+        let symbol = |pid: u32, address: u64| symbols.get(&(pid, address)).cloned();
+        for locks in [self.locks, self.mutexes] {
+            let (rows, notes) = locks.finish(&run.threads, &self.strings, &symbol);
+            found.locks.extend(rows);
+            found.problems.extend(notes);
+        }
+        if let Some(steps) = self.steps {
+            let version = run.environment.qemu.as_deref().and_then(version);
+            let (steps, notes) = steps.finish(version);
+            found.qemu = steps;
+            found.problems.extend(notes);
+        }
+        found
+    }
+}
+
+fn read_all(stream: &mut Stream, take: &mut dyn FnMut(&Event)) -> fathom_run::Result<()> {
+    while let Some(event) = stream.next_event()? {
+        take(&event);
+    }
+    Ok(())
+}
+
+fn is_hosts(clock: Clock) -> bool {
+    matches!(
+        clock,
+        Clock::HostTsc | Clock::HostMonotonic | Clock::HostRealtime
+    )
+}
+
+/// Major and minor in `QEMU emulator version 10.0.2 (Debian ...)`, `10.0.2` and the like.
+fn version(text: &str) -> Option<Version> {
+    text.split([' ', '(', ')']).find_map(|word| {
+        let (major, rest) = word.split_once('.')?;
+        let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+use fathom_run::{Clocks, Environment, Pair, Role, RunKind, StreamWriter, Thread, VERSION};
+
+use super::*;
+
+struct Folder {
+    dir: tempfile::TempDir,
+    run: Run,
+}
+
+fn thread(tid: u32, role: Role) -> Thread {
+    Thread {
+        pid: 50,
+        tid,
+        name: format!("t{tid}"),
+        role,
+        vcpu: None,
+    }
+}
+
+fn folder() -> Folder {
+    Folder {
+        dir: tempfile::tempdir().unwrap(),
+        run: Run {
+            version: VERSION,
+            kind: RunKind::Lab,
+            title: String::new(),
+            created: 0,
+            scenario: None,
+            environment: Environment {
+                qemu: Some("QEMU emulator version 10.0.2 (Debian 1:10.0.2)".into()),
+                ..Environment::default()
+            },
+            disks: Vec::new(),
+            threads: vec![thread(1, Role::Vcpu), thread(2, Role::Io)],
+            rounds: Vec::new(),
+            problems: Vec::new(),
+        },
+    }
+}
+
+impl Folder {
+    /// A TSC of 2 GHz.
+    fn round(&mut self, name: &str) -> &mut Folder {
+        std::fs::create_dir(self.dir.path().join(name)).unwrap();
+        let pair = |tsc| Pair {
+            tsc,
+            monotonic_ns: tsc / 2,
+        };
+        self.run.rounds.push(Round {
+            name: name.into(),
+            clocks: Clocks {
+                host: vec![pair(0), pair(2_000_000_000)],
+                realtime_minus_monotonic_ns: 1000,
+                ..Clocks::default()
+            },
+            ..Round::default()
+        });
+        self
+    }
+
+    fn stream(&mut self, name: &str, clock: Clock, strings: &[&str], events: &[Event]) {
+        let round = self.run.rounds.last_mut().unwrap();
+        let path = self
+            .dir
+            .path()
+            .join(&round.name)
+            .join(format!("{name}.events"));
+        let strings = strings.iter().map(|s| (*s).to_owned()).collect();
+        let mut writer = StreamWriter::create(&path, 7, strings).unwrap();
+        events.iter().for_each(|event| writer.push(event).unwrap());
+        round.streams.push(StreamInfo {
+            name: name.into(),
+            clock,
+            events: writer.finish().unwrap(),
+            lost: Some(0),
+        });
+    }
+
+    fn threads(&self) -> Threads {
+        threads(self.dir.path(), &self.run)
+    }
+}
+
+fn enter(time: u64, tid: u32, nr: u64, args: [u64; 2]) -> Event {
+    Event::new(time, Kind::SysEnter, 0, tid, &[nr, args[0], args[1], 0, 0])
+}
+
+fn exit(time: u64, tid: u32, nr: u64) -> Event {
+    Event::new(time, Kind::SysExit, 0, tid, &[nr, 0])
+}
+
+/// Both threads read for 100 ticks, and one waits for a lock.
+fn calls(start: u64) -> Vec<Event> {
+    vec![
+        enter(start, 1, 0, [0, 0]),
+        enter(start + 10, 2, 0, [0, 0]),
+        exit(start + 100, 1, 0),
+        exit(start + 110, 2, 0),
+        enter(start + 200, 2, 202, [0x5500, 128]),
+        exit(start + 600, 2, 202),
+    ]
+}
+
+#[test]
+fn all_rounds_are_counted_and_their_ticks_are_ns() {
+    let mut folder = folder();
+    folder
+        .round("a")
+        .stream("syscalls", Clock::HostTsc, &[], &calls(1000));
+    folder.stream(
+        "symbols",
+        Clock::HostMonotonic,
+        &["the_lock (program)"],
+        &[Event::new(0, Kind::Symbol, 0, 0, &[50, 0x5500, 0])],
+    );
+    folder
+        .round("b")
+        .stream("syscalls", Clock::HostTsc, &[], &calls(900_000));
+    folder
+        .round("c")
+        .stream("futex", Clock::HostTsc, &[], &calls(0)[4..]);
+    // The guest's calls and those on the host itself are not the server's.
+    folder
+        .round("d")
+        .stream("syscalls", Clock::GuestTsc, &[], &calls(0));
+    folder
+        .round("e")
+        .stream("syscalls", Clock::HostTsc, &[], &calls(0));
+    folder.run.rounds[4].on_host = true;
+    let found = folder.threads();
+    assert_eq!(found.problems, Vec::<String>::new());
+
+    let tids: Vec<u32> = found.calls.iter().map(|table| table.thread.tid).collect();
+    assert_eq!(tids, [2, 1], "the I/O thread first");
+    let row = |thread: usize, name: &str| {
+        let rows = &found.calls[thread].calls;
+        rows.iter().find(|row| row.name == name).unwrap().clone()
+    };
+    assert_eq!((row(0, "read").time.count, row(0, "read").total), (2, 100));
+    assert_eq!(
+        (row(0, "read").post.count, row(0, "read").post_total),
+        (2, 90)
+    );
+    assert_eq!(row(0, "futex(WAIT)").total, 400);
+    // Not from one round to the next.
+    assert_eq!(row(1, "read").post.count, 0);
+
+    let [lock] = &found.locks[..] else {
+        panic!("{:?}", found.locks);
+    };
+    assert_eq!(lock.name.as_deref(), Some("the_lock (program)"));
+    assert_eq!((lock.time.count, lock.total, lock.thread.pid), (3, 600, 50));
+    assert!(!found.time_lines.is_empty() && found.qemu.is_empty());
+}
+
+#[test]
+fn qemus_events_become_steps_and_locks() {
+    let names = [
+        "virtio_queue_notify",
+        "virtio_blk_handle_read",
+        "virtio_blk_rw_complete",
+        "virtio_notify_irqfd",
+        "qemu_mutex_lock",
+        "qemu_mutex_locked",
+        "a.c",
+    ];
+    let event = |time, args: &[u64]| Event::new(time, Kind::Qemu, 0, 2, args);
+    let mut folder = folder();
+    let events = [
+        event(5000, &[0, 7, 0, 1]),
+        event(5010, &[1, 7, 8, 0, 8]),
+        event(5020, &[4, 0xaa, 12, 6]),
+        event(5050, &[5, 0xaa, 12, 6]),
+        event(5400, &[2, 7, 8, 0]),
+        event(5450, &[3, 7, 1]),
+    ];
+    folder
+        .round("a")
+        .stream("qemu", Clock::HostRealtime, &names, &events);
+    let found = folder.threads();
+    assert_eq!(found.problems, Vec::<String>::new());
+    let steps: Vec<_> = found
+        .qemu
+        .iter()
+        .map(|s| (s.today.as_str(), s.time.max))
+        .collect();
+    assert_eq!(steps[1], ("io_submit()", 0));
+    assert_eq!(steps[4], ("virtio_blk_rw_complete", 400));
+    assert_eq!(steps[5], ("virtio_notify_irqfd", 50));
+    let [lock] = &found.locks[..] else {
+        panic!("{:?}", found.locks);
+    };
+    assert_eq!((lock.name.as_deref(), lock.total), (Some("a.c:12"), 30));
+}
+
+#[test]
+fn damage_is_said_and_what_came_before_it_stays() {
+    let mut folder = folder();
+    folder
+        .round("a")
+        .stream("syscalls", Clock::HostTsc, &[], &calls(1000));
+    folder.run.rounds[0].streams[0].lost = Some(7);
+    let path = folder.dir.path().join("a/syscalls.events");
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() - 80]).unwrap();
+    let found = folder.threads();
+    assert!(
+        found.problems[0].contains("ends after 4 of 6 events"),
+        "{:?}",
+        found.problems
+    );
+    assert!(found.problems[1].contains("7 events were dropped"));
+    assert_eq!(found.problems.len(), 2, "said once");
+    assert_eq!(found.calls[0].calls[0].time.count, 1);
+    std::fs::write(&path, "nonsense").unwrap();
+    let found = folder.threads();
+    assert!(found.calls.is_empty() && found.problems[0].contains("a: syscalls: "));
+}
+
+#[test]
+fn versions_are_found_in_what_qemu_prints() {
+    assert_eq!(
+        version("QEMU emulator version 10.0.2 (Debian 1:10.0.2)"),
+        Some((10, 0))
+    );
+    assert_eq!(version("7.2.15"), Some((7, 2)));
+    assert_eq!(version("9.1"), Some((9, 1)));
+    assert_eq!(version("unknown"), None);
+}
