@@ -1,7 +1,13 @@
 //! `fathom guest`: what runs inside a guest.
 
-use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use std::time::Duration;
 
+use clap::{Args, Subcommand};
+use fathom_lab::tracers::guest::{self, RecordOptions};
+use fathom_lab::tracers::remove_all_on_abort;
+
+use crate::breakdown::{parse_seconds, stop_on_signal};
 use crate::guest_run;
 
 /// Record a guest's layers, from inside
@@ -16,11 +22,60 @@ enum GuestCommand {
     /// A round's half in the guest, started by `fathom lab run wiki`
     #[command(hide = true)]
     Run(guest_run::RunArgs),
+    Record(RecordArgs),
+}
+
+/// Record this machine's virtio disk, as a guest's share of a breakdown
+///
+/// Records the block layer, virtio-blk and its interrupts into memory, then
+/// writes a run directory, which `fathom breakdown --join` puts together with
+/// one that was recorded on the host at the same time.
+#[derive(Debug, Args)]
+struct RecordArgs {
+    /// The disk, where there are several: vda, vdb, ...
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// How long to record
+    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_seconds)]
+    seconds: Duration,
+    /// Memory for the trace in MiB, all CPUs together (default: an eighth of
+    /// what is free, at most 256)
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    buffer: Option<u32>,
+    /// The run directory to make
+    #[arg(long, short, value_name = "DIR", default_value = "guest.run")]
+    output: PathBuf,
+}
+
+fn record(args: &RecordArgs) -> anyhow::Result<()> {
+    remove_all_on_abort();
+    let stop = stop_on_signal()?;
+    let device = args.device.as_deref();
+    let run = guest::record(&RecordOptions {
+        device: device.map(|name| name.strip_prefix("/dev/").unwrap_or(name)),
+        window: args.seconds,
+        buffer_mib: args.buffer,
+        output: &args.output,
+        stop: &stop,
+    })?;
+    for problem in &run.problems {
+        eprintln!("fathom: {problem}");
+    }
+    let streams = run.rounds.iter().flat_map(|round| &round.streams);
+    let (events, lost) = streams.fold((0, 0), |(events, lost), stream| {
+        (events + stream.events, lost + stream.lost.unwrap_or(0))
+    });
+    if lost > 0 {
+        eprintln!("fathom: {lost} events did not fit into memory: raise --buffer or record less");
+    }
+    println!("{events} events in {}", args.output.display());
+    Ok(())
 }
 
 /// Runs the command.
 pub fn run(args: GuestArgs) -> anyhow::Result<()> {
     match args.command {
         GuestCommand::Run(args) => guest_run::run(args),
+        GuestCommand::Record(args) => record(&args),
     }
 }

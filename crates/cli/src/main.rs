@@ -1,6 +1,7 @@
 //! The `fathom` command: argument parsing and nothing else.
 
 mod bench;
+mod breakdown;
 mod guest;
 mod guest_run;
 mod lab;
@@ -31,6 +32,7 @@ enum Command {
     Quit(stats::QuitArgs),
     Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
+    Breakdown(breakdown::BreakdownArgs),
     Lab(lab::LabArgs),
     Guest(guest::GuestArgs),
 }
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Command::Quit(args) => stats::quit(args),
         Command::Trace(args) => trace::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Breakdown(args) => breakdown::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Guest(args) => guest::run(args),
     };

@@ -1,0 +1,181 @@
+//! `fathom breakdown`: where the requests of a running guest spend their time.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use fathom_lab::attach::{self, Options};
+use fathom_lab::tracers::remove_all_on_abort;
+use fathom_run::{Disk, Run};
+
+use crate::bench::parse_duration;
+
+/// Show where a running guest's disk requests spend their time
+///
+/// Attaches to a running QEMU from the host alone and changes nothing: it
+/// records KVM's kicks and interrupts, the host's block layer and Fathom's own
+/// trace for a while, then for as long the system calls of the threads. What
+/// was recorded stays in the run directory, for `fathom report` and --join.
+#[derive(Debug, Args)]
+pub struct BreakdownArgs {
+    /// Process id of the QEMU to attach to
+    #[arg(long, required_unless_present = "join", conflicts_with = "join")]
+    pid: Option<u32>,
+
+    /// The guest's disk, where it has several: QEMU's id for it
+    #[arg(long, value_name = "NAME", requires = "pid")]
+    disk: Option<String>,
+
+    /// A QMP socket of QEMU's that nobody else uses: tells disks apart by their
+    /// addresses, and finds those that were plugged in
+    #[arg(long, value_name = "SOCKET", requires = "pid")]
+    qmp: Option<PathBuf>,
+
+    /// How long each of the two recordings takes
+    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_seconds, requires = "pid")]
+    seconds: Duration,
+
+    /// Put a host's run and a guest's (of `fathom guest record`), recorded at
+    /// the same time, together
+    #[arg(long, num_args = 2, value_names = ["HOST.RUN", "GUEST.RUN"])]
+    join: Vec<PathBuf>,
+
+    /// The run directory to make (default: fathom-PID.run, or joined.run)
+    #[arg(long, short, value_name = "DIR")]
+    output: Option<PathBuf>,
+}
+
+/// `5` or `500ms`, within reason.
+pub fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let duration = parse_duration(text)?;
+    let sane = Duration::from_millis(10)..=Duration::from_secs(3600);
+    if !sane.contains(&duration) {
+        return Err("it is not between 10 ms and an hour".into());
+    }
+    Ok(duration)
+}
+
+/// Runs the command; progress goes to standard error, tables to standard output.
+pub fn run(args: BreakdownArgs) -> anyhow::Result<()> {
+    let (dir, run) = match (&args.pid, args.join.as_slice()) {
+        (Some(pid), _) => record(&args, *pid)?,
+        (None, [host, guest]) => {
+            let dir = args.output.clone().unwrap_or_else(|| "joined.run".into());
+            let run = attach::join(host, guest, &dir)?;
+            (dir, run)
+        }
+        (None, _) => bail!("--pid or --join is needed"),
+    };
+    report(&dir, &run)
+}
+
+fn record(args: &BreakdownArgs, pid: u32) -> anyhow::Result<(PathBuf, Run)> {
+    let default = || PathBuf::from(format!("fathom-{pid}.run"));
+    let dir = args.output.clone().unwrap_or_else(default);
+    remove_all_on_abort();
+    let stop = stop_on_signal()?;
+    let options = Options {
+        pid,
+        qmp: args.qmp.as_deref(),
+        disk: args.disk.as_deref(),
+        window: args.seconds,
+        output: &dir,
+        stop: &stop,
+    };
+    let run = attach::record(&options, &mut |step| eprintln!("breakdown: {step}"))?;
+    Ok((dir, run))
+}
+
+/// From now on the first SIGINT or SIGTERM asks for an early end; a second one ends the process.
+pub fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        // The order matters: the first signal must not find its own mark.
+        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
+            .context("cannot catch signals")?;
+    }
+    Ok(stop)
+}
+
+fn report(dir: &Path, run: &Run) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", run.title)?;
+    for disk in &run.disks {
+        writeln!(out, "{}", line_of(disk))?;
+    }
+    for round in &run.rounds {
+        for stream in &round.streams {
+            let lost = match stream.lost {
+                Some(0) => String::new(),
+                Some(lost) => format!(", {lost} lost"),
+                None => ", losses unknown".into(),
+            };
+            let (name, events) = (&stream.name, stream.events);
+            writeln!(out, "  {}/{name}: {events} events{lost}", round.name)?;
+        }
+    }
+    for problem in &run.problems {
+        writeln!(out, "  ! {problem}")?;
+    }
+    writeln!(out, "run directory: {}", dir.display())?;
+    Ok(out.flush()?)
+}
+
+/// `* d0  vhost-user-blk  /images/a.img on vda, served by 1234, told by eventfd-id`
+fn line_of(disk: &Disk) -> String {
+    let mark = if disk.under_test { '*' } else { ' ' };
+    let mut line = format!("{mark} {}  {}", disk.name, disk.device);
+    if let Some(image) = &disk.image {
+        line.push_str(&format!("  {}", image.display()));
+    }
+    if let Some(host) = &disk.host {
+        line.push_str(&format!(" on {}", host.name));
+    }
+    if let Some(pid) = disk.server_pid {
+        line.push_str(&format!(", served by process {pid}"));
+    }
+    match &disk.identified_by {
+        Some(by) => line.push_str(&format!(", told by {by}")),
+        None if disk.under_test => line.push_str(", unidentified"),
+        None => {}
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_plain_or_with_a_unit() {
+        assert_eq!(parse_seconds("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_seconds("250ms"), Ok(Duration::from_millis(250)));
+        for bad in ["0", "-1", "x", "1e99", "nan", "2h"] {
+            assert!(parse_seconds(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_told_from_others_says_so() {
+        let mut disk = Disk {
+            name: "d0".into(),
+            device: "virtio-blk".into(),
+            under_test: true,
+            ..Disk::default()
+        };
+        assert_eq!(line_of(&disk), "* d0  virtio-blk, unidentified");
+        disk.identified_by = Some("qmp".into());
+        disk.server_pid = Some(7);
+        assert_eq!(
+            line_of(&disk),
+            "* d0  virtio-blk, served by process 7, told by qmp"
+        );
+    }
+}
