@@ -1,0 +1,93 @@
+//! The file or block device that an image is in.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+
+/// What the offline tools need of an image's file. `&self` throughout: offsets
+/// are explicit, and whoever keeps state (a recorder of writes, say) keeps it
+/// behind a lock of its own.
+pub trait ImageFile {
+    /// Fills `buf` from `offset` on. What lies beyond the end of the file
+    /// reads as zeroes: an image's last cluster need not be there in full.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all of `buf`; the file grows when it must. A single 512-byte
+    /// sector is written wholly or not at all, more than one in any order.
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
+    /// In bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// No bytes at all.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+    /// Cuts the file, or extends it by a hole. A device keeps its length, and
+    /// cannot be extended.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// All writes that have returned are durable once this returns.
+    fn sync(&self) -> io::Result<()>;
+    /// Reserves space for `len` bytes from `offset` on, without changing what
+    /// they read as; the file grows when it must.
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+}
+
+impl ImageFile for File {
+    fn read_at(&self, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
+        while !buf.is_empty() {
+            match FileExt::read_at(self, buf, offset) {
+                Ok(0) => {
+                    buf.fill(0);
+                    return Ok(());
+                }
+                Ok(n) => {
+                    buf = &mut buf[n..];
+                    offset += n as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.write_all_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        // The metadata of a block device says 0.
+        Ok(rustix::fs::seek(self, rustix::fs::SeekFrom::End(0))?)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        if !self.metadata()?.file_type().is_block_device() {
+            return File::set_len(self, len);
+        }
+        // A device stays as long as it is.
+        match len <= ImageFile::len(self)? {
+            true => Ok(()),
+            false => Err(io::ErrorKind::StorageFull.into()),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_all()
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 || self.metadata()?.file_type().is_block_device() {
+            return Ok(());
+        }
+        rustix::fs::fallocate(self, rustix::fs::FallocateFlags::empty(), offset, len)?;
+        Ok(())
+    }
+}
+
+/// The `len` bytes from `offset` on, or as many of them as the file has.
+/// Callers bound `len`.
+pub fn read_up_to(file: &dyn ImageFile, offset: u64, len: u64) -> io::Result<Vec<u8>> {
+    let there = file.len()?.saturating_sub(offset).min(len);
+    let there = usize::try_from(there).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    let mut buf = vec![0; there];
+    file.read_at(&mut buf, offset)?;
+    Ok(buf)
+}

@@ -1,0 +1,13 @@
+//! Raw images: nothing but space.
+
+use super::{Preallocation, preallocate};
+use crate::{Error, ImageFile, Result};
+
+pub(super) fn create(file: &dyn ImageFile, how: Preallocation, size: u64) -> Result<()> {
+    let failed = Error::io("cannot be written");
+    file.set_len(0).map_err(failed)?;
+    file.set_len(size)
+        .map_err(Error::io("cannot be extended"))?;
+    preallocate(file, how, 0, size)?;
+    file.sync().map_err(Error::io("cannot be flushed"))
+}

@@ -1,0 +1,132 @@
+//! `fathom img info`: what an image says of itself, in the words and the
+//! layout of `qemu-img info`.
+
+mod chain;
+mod human;
+mod json;
+mod size;
+mod snapshots;
+
+pub use chain::{MAX_CHAIN, chain};
+pub use size::Units;
+
+use super::{Format, Image, resolve};
+use crate::qcow2::{Header, bitmap::Bitmap, snapshot::Snapshot};
+use crate::{Error, Result};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What is known of one image.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// As the user or the image above names it.
+    pub path: PathBuf,
+    /// Its header.
+    pub image: Image,
+    /// Bytes of the file that it is in.
+    pub file_len: u64,
+    /// Bytes that the file takes on its disk; 0 for a device.
+    pub allocated: u64,
+    /// The file is a block device.
+    pub is_device: bool,
+    /// Internal snapshots.
+    pub snapshots: Vec<Snapshot>,
+    /// Persistent bitmaps.
+    pub bitmaps: Vec<Bitmap>,
+    /// Where the backing file's name leads.
+    pub full_backing: Option<PathBuf>,
+}
+
+impl Info {
+    /// Reads what there is to know. `format` `None` means to look at the first
+    /// bytes.
+    pub fn read(path: &Path, file: &File, format: Option<Format>) -> Result<Info> {
+        let format = match format {
+            Some(format) => format,
+            None => Format::probe(file)?,
+        };
+        let image = Image::read(file, format)?;
+        let metadata = file
+            .metadata()
+            .map_err(Error::io("its size cannot be read"))?;
+        let (snapshots, bitmaps) = match &image {
+            Image::Qcow2(header) => (
+                snapshots::read_snapshots(file, header)?,
+                snapshots::read_bitmaps(file, header)?,
+            ),
+            _ => Default::default(),
+        };
+        let full_backing = image.backing_file().and_then(|b| resolve(path, b).ok());
+        Ok(Info {
+            path: path.to_owned(),
+            file_len: crate::ImageFile::len(file).map_err(Error::io("its size cannot be read"))?,
+            allocated: metadata.blocks() * 512,
+            is_device: !metadata.is_file(),
+            image,
+            snapshots,
+            bitmaps,
+            full_backing,
+        })
+    }
+
+    /// Bytes of a cluster; `None` where there are no clusters.
+    pub fn cluster_size(&self) -> Option<u64> {
+        match &self.image {
+            Image::Raw { .. } => None,
+            Image::Qcow2(header) => Some(header.geometry().cluster_size()),
+            Image::Qed(header, _) => Some(header.cluster_size.into()),
+        }
+    }
+
+    /// The image must be checked before it is used.
+    pub fn is_dirty(&self) -> bool {
+        match &self.image {
+            Image::Raw { .. } => false,
+            Image::Qcow2(header) => header.is_dirty(),
+            Image::Qed(header, _) => header.needs_check(),
+        }
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.encryption().is_some()
+    }
+
+    fn encryption(&self) -> Option<&'static str> {
+        use crate::qcow2::CryptMethod;
+        match &self.image {
+            Image::Qcow2(header) => match header.crypt_method {
+                CryptMethod::None => None,
+                CryptMethod::Aes => Some("aes"),
+                CryptMethod::Luks => Some("luks"),
+            },
+            _ => None,
+        }
+    }
+
+    /// QEMU's name for the kind of file.
+    fn protocol(&self) -> &'static str {
+        if self.is_device {
+            "host_device"
+        } else {
+            "file"
+        }
+    }
+}
+
+/// The names of versions that QEMU's option `compat` has.
+fn compat(header: &Header) -> &'static str {
+    match header.version {
+        2 => "0.10",
+        _ => "1.1",
+    }
+}
+
+fn flag_names(bitmap: &Bitmap) -> Vec<&'static str> {
+    use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
+    let names = [(FLAG_IN_USE, "in-use"), (FLAG_AUTO, "auto")];
+    let set = names
+        .into_iter()
+        .filter(|(flag, _)| bitmap.flags & flag != 0);
+    set.map(|(_, name)| name).collect()
+}

@@ -1,0 +1,78 @@
+//! Reading the snapshot table and the bitmap directory.
+
+use crate::qcow2::snapshot::{MAX_ENTRY, Snapshot};
+use crate::qcow2::{Header, MAX_SNAPSHOT_TABLE_BYTES, bitmap::Bitmap};
+use crate::{Error, ImageFile, Result, read_up_to};
+
+/// Bytes read at once.
+const CHUNK: usize = 1 << 20;
+
+/// A file's bytes from an offset on, without those beyond its end, read in
+/// chunks as they are needed.
+struct Window<'a> {
+    file: &'a dyn ImageFile,
+    /// Of the next byte to read.
+    offset: u64,
+    bytes: Vec<u8>,
+    used: usize,
+}
+
+impl Window<'_> {
+    /// The next `len` bytes, or all that the file has.
+    fn peek(&mut self, len: usize) -> Result<&[u8]> {
+        if self.bytes.len() - self.used < len {
+            self.bytes.drain(..self.used);
+            self.used = 0;
+            let more = read_up_to(self.file, self.offset, len.max(CHUNK) as u64)
+                .map_err(Error::io("its snapshot table cannot be read"))?;
+            self.offset += more.len() as u64;
+            self.bytes.extend(more);
+        }
+        Ok(&self.bytes[self.used..])
+    }
+}
+
+/// All snapshots. Memory is bounded by the table's largest size, and by what
+/// the file really has.
+pub(crate) fn read_snapshots(file: &dyn ImageFile, header: &Header) -> Result<Vec<Snapshot>> {
+    let mut window = Window {
+        file,
+        offset: header.snapshots_offset,
+        bytes: Vec::new(),
+        used: 0,
+    };
+    let (mut snapshots, mut total) = (Vec::new(), 0);
+    for _ in 0..header.snapshots {
+        let (snapshot, len) = Snapshot::parse(window.peek(MAX_ENTRY)?)?;
+        total += len as u64;
+        if total > MAX_SNAPSHOT_TABLE_BYTES {
+            return Err(Error::invalid("its snapshot table is too large"));
+        }
+        // The last entry's padding need not be in the file.
+        window.used = (window.used + len).min(window.bytes.len());
+        snapshots.push(snapshot);
+    }
+    Ok(snapshots)
+}
+
+/// All bitmaps that can be believed.
+pub(crate) fn read_bitmaps(file: &dyn ImageFile, header: &Header) -> Result<Vec<Bitmap>> {
+    let Some(extension) = header.bitmaps() else {
+        return Ok(Vec::new());
+    };
+    let directory = read_up_to(file, extension.directory_offset, extension.directory_size)
+        .map_err(Error::io("its bitmap directory cannot be read"))?;
+    let mut rest = directory.as_slice();
+    let mut bitmaps = Vec::new();
+    for _ in 0..extension.count {
+        let (bitmap, len) = Bitmap::parse(rest, &header.geometry())?;
+        rest = &rest[len..];
+        bitmaps.push(bitmap);
+    }
+    if !rest.is_empty() || directory.len() as u64 != extension.directory_size {
+        return Err(Error::invalid(
+            "its bitmap directory's size contradicts its entries",
+        ));
+    }
+    Ok(bitmaps)
+}

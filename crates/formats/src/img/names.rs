@@ -1,0 +1,55 @@
+//! Names of files in images.
+
+use crate::{Error, Result};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The file that an image's name for another one means: a path, absolute or
+/// relative to the image's directory. QEMU reads more into a name (`json:`
+/// and protocols such as `nbd:`); such names are refused, except `file:`.
+pub fn file_name_of(name: &[u8]) -> Result<&Path> {
+    let head = name.split(|b| *b == b'/').next().unwrap_or_default();
+    let protocol = head.iter().position(|b| *b == b':').map(|at| &head[..at]);
+    let path = match protocol {
+        None => name,
+        Some(b"file") => &name[b"file:".len()..],
+        Some(other) => {
+            return Err(Error::unsupported(format!(
+                "'{}' is a name with the protocol '{}'; only files are supported",
+                String::from_utf8_lossy(name).escape_debug(),
+                String::from_utf8_lossy(other).escape_debug()
+            )));
+        }
+    };
+    if path.is_empty() {
+        return Err(Error::invalid("an image's name for another file is empty"));
+    }
+    Ok(Path::new(OsStr::from_bytes(path)))
+}
+
+/// `name` as seen from the directory that `image` is in.
+pub fn resolve(image: &Path, name: &[u8]) -> Result<PathBuf> {
+    let path = file_name_of(name)?;
+    let dir = image.parent().unwrap_or_else(|| Path::new(""));
+    Ok(dir.join(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_seen_from_the_image() {
+        let at = |image: &str, name: &str| resolve(Path::new(image), name.as_bytes());
+        let path = |text: &str| PathBuf::from(text);
+        assert_eq!(at("a.qcow2", "b.raw").unwrap(), path("b.raw"));
+        assert_eq!(at("d/a.qcow2", "b.raw").unwrap(), path("d/b.raw"));
+        assert_eq!(at("d/a.qcow2", "/e/b.raw").unwrap(), path("/e/b.raw"));
+        assert_eq!(at("/d/a", "file:../b").unwrap(), path("/d/../b"));
+        assert_eq!(at("/d/a", "x/b:c").unwrap(), path("/d/x/b:c"));
+        for name in ["nbd:unix:/s", "json:{}", "https://h/x", "", "file:"] {
+            assert!(at("a", name).is_err(), "{name}");
+        }
+    }
+}

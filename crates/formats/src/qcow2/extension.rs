@@ -1,0 +1,217 @@
+//! Header extensions.
+
+use super::bytes::{printable, u32_at, u64_at};
+use super::features::{AUTOCLEAR_BITMAPS, FeatureName, parse_table};
+use super::{Geometry, bitmap};
+use crate::{Error, Result};
+
+const END: u32 = 0;
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+const FEATURE_NAMES: u32 = 0x6803_f857;
+const BITMAPS: u32 = 0x2385_2875;
+const CRYPTO: u32 = 0x0537_be77;
+const DATA_FILE: u32 = 0x4441_5441;
+
+/// One header extension. Those without a meaning here are kept as they are, so
+/// that rewriting a header loses nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extension {
+    /// The name of the backing file's format.
+    BackingFormat(Vec<u8>),
+    /// The feature name table: see [`Extension::feature_names`].
+    FeatureNames(Vec<u8>),
+    /// Where the bitmap directory is.
+    Bitmaps(BitmapsExtension),
+    /// Where the encryption header is.
+    Crypto(CryptoHeader),
+    /// The name of the external data file.
+    DataFile(Vec<u8>),
+    /// Any other.
+    Unknown { kind: u32, data: Vec<u8> },
+}
+
+/// The bitmaps extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BitmapsExtension {
+    /// Entries of the directory.
+    pub count: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// Bytes of the directory.
+    pub directory_size: u64,
+    /// Where it starts.
+    pub directory_offset: u64,
+}
+
+/// The full disk encryption header pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CryptoHeader {
+    /// Where the encryption header starts.
+    pub offset: u64,
+    /// Its bytes.
+    pub len: u64,
+}
+
+impl BitmapsExtension {
+    const LEN: usize = 24;
+
+    fn parse(data: &[u8]) -> Result<BitmapsExtension> {
+        if data.len() != Self::LEN {
+            let len = data.len();
+            return Err(Error::invalid(format!(
+                "the bitmaps extension has {len} bytes instead of 24"
+            )));
+        }
+        Ok(BitmapsExtension {
+            count: u32_at(data, 0),
+            reserved: u32_at(data, 4),
+            directory_size: u64_at(data, 8),
+            directory_offset: u64_at(data, 16),
+        })
+    }
+
+    /// Checks the fields, which mean something only under the bitmaps feature.
+    pub fn validate(&self, geometry: &Geometry) -> Result<()> {
+        let invalid = |problem: &str| Err(Error::invalid(format!("bitmaps extension: {problem}")));
+        if self.reserved != 0 {
+            invalid("its reserved field is not 0")
+        } else if self.count == 0 {
+            invalid("it has no bitmaps")
+        } else if self.count > bitmap::MAX_BITMAPS {
+            invalid("more than 65535 bitmaps")
+        } else if self.directory_size > bitmap::MAX_DIRECTORY_BYTES {
+            invalid("its directory is too large")
+        } else if !geometry.is_aligned(self.directory_offset)
+            || self.directory_offset == 0
+            || self.directory_offset > i64::MAX as u64 - bitmap::MAX_DIRECTORY_BYTES
+        {
+            invalid("its directory's offset is invalid")
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Extension {
+    fn parse(kind: u32, data: &[u8]) -> Result<Extension> {
+        Ok(match kind {
+            BACKING_FORMAT => Extension::BackingFormat(data.to_vec()),
+            FEATURE_NAMES => Extension::FeatureNames(data.to_vec()),
+            BITMAPS => Extension::Bitmaps(BitmapsExtension::parse(data)?),
+            CRYPTO if data.len() == 16 => Extension::Crypto(CryptoHeader {
+                offset: u64_at(data, 0),
+                len: u64_at(data, 8),
+            }),
+            CRYPTO => return Err(Error::invalid("the encryption header extension is invalid")),
+            DATA_FILE => Extension::DataFile(data.to_vec()),
+            _ => Extension::Unknown {
+                kind,
+                data: data.to_vec(),
+            },
+        })
+    }
+
+    /// The rows of a feature name table; none of any other extension.
+    pub fn feature_names(&self) -> Vec<FeatureName> {
+        match self {
+            Extension::FeatureNames(data) => parse_table(data),
+            _ => Vec::new(),
+        }
+    }
+
+    fn kind_and_data(&self) -> (u32, Vec<u8>) {
+        match self {
+            Extension::BackingFormat(name) => (BACKING_FORMAT, name.clone()),
+            Extension::FeatureNames(table) => (FEATURE_NAMES, table.clone()),
+            Extension::Bitmaps(b) => {
+                let mut data = Vec::with_capacity(BitmapsExtension::LEN);
+                data.extend(b.count.to_be_bytes());
+                data.extend(b.reserved.to_be_bytes());
+                data.extend(b.directory_size.to_be_bytes());
+                data.extend(b.directory_offset.to_be_bytes());
+                (BITMAPS, data)
+            }
+            Extension::Crypto(c) => {
+                let numbers = [c.offset, c.len];
+                (
+                    CRYPTO,
+                    numbers.iter().flat_map(|n| n.to_be_bytes()).collect(),
+                )
+            }
+            Extension::DataFile(name) => (DATA_FILE, name.clone()),
+            Extension::Unknown { kind, data } => (*kind, data.clone()),
+        }
+    }
+
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        let (kind, data) = self.kind_and_data();
+        out.extend(kind.to_be_bytes());
+        out.extend((data.len() as u32).to_be_bytes());
+        out.extend(&data);
+        out.resize(out.len().next_multiple_of(8), 0);
+    }
+}
+
+/// All extensions in `area`, which starts after the header proper and ends
+/// where the backing file's name or the cluster does.
+pub(super) fn parse_all(area: &[u8]) -> Result<Vec<Extension>> {
+    let mut extensions: Vec<Extension> = Vec::new();
+    let mut rest = area;
+    while rest.len() >= 8 {
+        let kind = u32_at(rest, 0);
+        let len = u32_at(rest, 4) as usize;
+        if kind == END {
+            break;
+        }
+        rest = &rest[8..];
+        let Some(data) = rest.get(..len) else {
+            return Err(Error::invalid(format!(
+                "header extension {kind:#x} of {len} bytes does not fit before its area's end"
+            )));
+        };
+        let extension = Extension::parse(kind, data)?;
+        let same = |e: &Extension| e.kind_and_data().0 == kind;
+        if !matches!(extension, Extension::Unknown { .. }) && extensions.iter().any(same) {
+            return Err(Error::invalid(format!(
+                "header extension {kind:#x} appears twice"
+            )));
+        }
+        extensions.push(extension);
+        rest = rest.get(len.next_multiple_of(8)..).unwrap_or_default();
+    }
+    Ok(extensions)
+}
+
+pub(super) fn encode_all(extensions: &[Extension], out: &mut Vec<u8>) {
+    for extension in extensions {
+        extension.encode(out);
+    }
+    out.extend([0; 8]);
+}
+
+/// Checks what the extensions say against the header.
+pub(super) fn validate(extensions: &[Extension], autoclear: u64, g: &Geometry) -> Result<()> {
+    let bitmaps = extensions.iter().find_map(|e| match e {
+        Extension::Bitmaps(bitmaps) => Some(bitmaps),
+        _ => None,
+    });
+    if autoclear & AUTOCLEAR_BITMAPS != 0
+        && let Some(bitmaps) = bitmaps
+    {
+        bitmaps.validate(g)?;
+    }
+    for extension in extensions {
+        let (what, name) = match extension {
+            Extension::BackingFormat(name) => ("backing format", name),
+            Extension::DataFile(name) => ("data file", name),
+            _ => continue,
+        };
+        if name.contains(&0) {
+            let name = printable(name);
+            return Err(Error::invalid(format!(
+                "the {what}'s name '{name}' is invalid"
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! Sizes and indexes.
+
+/// What follows from a header's few numbers, small enough to be copied around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// log2 of the cluster size in bytes: 9 to 21.
+    pub cluster_bits: u32,
+    /// log2 of a refcount's width in bits: 0 to 6.
+    pub refcount_order: u32,
+    /// L2 entries have 16 bytes, and clusters have 32 subclusters.
+    pub extended_l2: bool,
+    /// Guest data is in another file, without refcounts.
+    pub data_file: bool,
+    /// 2 or 3.
+    pub version: u32,
+}
+
+impl Geometry {
+    /// In bytes.
+    #[inline]
+    pub fn cluster_size(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// In bytes; the cluster size where there are no subclusters.
+    #[inline]
+    pub fn subcluster_size(&self) -> u64 {
+        self.cluster_size() >> if self.extended_l2 { 5 } else { 0 }
+    }
+
+    /// Bytes of an L2 entry: 8 or 16.
+    #[inline]
+    pub fn l2_entry_size(&self) -> u64 {
+        8 << u32::from(self.extended_l2)
+    }
+
+    /// log2 of the number of entries in an L2 table, which is one cluster.
+    #[inline]
+    pub fn l2_bits(&self) -> u32 {
+        self.cluster_bits - 3 - u32::from(self.extended_l2)
+    }
+
+    /// Entries of an L2 table.
+    #[inline]
+    pub fn l2_entries(&self) -> u64 {
+        1 << self.l2_bits()
+    }
+
+    /// Where in the L1 table the guest's byte is looked up.
+    #[inline]
+    pub fn l1_index(&self, guest: u64) -> u64 {
+        guest >> (self.cluster_bits + self.l2_bits())
+    }
+
+    /// Where in the L2 table.
+    #[inline]
+    pub fn l2_index(&self, guest: u64) -> u64 {
+        (guest >> self.cluster_bits) & (self.l2_entries() - 1)
+    }
+
+    /// Entries that the L1 table of a disk of `size` bytes needs.
+    pub fn l1_entries_for(&self, size: u64) -> u64 {
+        size.div_ceil(1 << (self.cluster_bits + self.l2_bits()))
+    }
+
+    /// Where in its cluster a byte is, of the guest or of a file.
+    #[inline]
+    pub fn offset_in_cluster(&self, offset: u64) -> u64 {
+        offset & (self.cluster_size() - 1)
+    }
+
+    /// Whether a cluster starts there.
+    #[inline]
+    pub fn is_aligned(&self, offset: u64) -> bool {
+        self.offset_in_cluster(offset) == 0
+    }
+
+    /// Whole clusters that `bytes` take.
+    #[inline]
+    pub fn clusters_of(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.cluster_size())
+    }
+
+    /// Bits of a refcount: 1 to 64.
+    pub fn refcount_bits(&self) -> u32 {
+        1 << self.refcount_order
+    }
+
+    /// The largest refcount.
+    pub fn refcount_max(&self) -> u64 {
+        u64::MAX >> (64 - self.refcount_bits())
+    }
+
+    /// log2 of the number of refcounts in a refcount block, which is one cluster.
+    #[inline]
+    pub fn refcount_block_bits(&self) -> u32 {
+        self.cluster_bits + 3 - self.refcount_order
+    }
+
+    /// Refcounts of a refcount block.
+    #[inline]
+    pub fn refcount_block_entries(&self) -> u64 {
+        1 << self.refcount_block_bits()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_specifications_numbers_come_out() {
+        let g = Geometry {
+            cluster_bits: 16,
+            refcount_order: 4,
+            extended_l2: false,
+            data_file: false,
+            version: 3,
+        };
+        assert_eq!(g.l2_entries(), 8192);
+        assert_eq!(g.refcount_block_entries(), 32768);
+        assert_eq!(g.refcount_max(), 65535);
+        assert_eq!(g.l1_entries_for(512 << 20), 1);
+        assert_eq!(g.l1_entries_for((512 << 20) + 1), 2);
+        assert_eq!((g.l1_index(513 << 20), g.l2_index(513 << 20)), (1, 16));
+        let extended = Geometry {
+            extended_l2: true,
+            refcount_order: 6,
+            ..g
+        };
+        assert_eq!(extended.l2_entries(), 4096);
+        assert_eq!(extended.subcluster_size(), 2048);
+        assert_eq!(extended.refcount_max(), u64::MAX);
+    }
+}

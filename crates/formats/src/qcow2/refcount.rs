@@ -1,0 +1,104 @@
+//! Refcounts: table entries, and blocks of all widths.
+
+use super::bytes::{put_u32, put_u64, u16_at, u32_at, u64_at};
+use super::{EntryError, Geometry};
+
+/// Bits of a table entry that must be 0.
+const RESERVED: u64 = 0x1ff;
+
+/// An entry of the refcount table: where a block is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableEntry(pub u64);
+
+impl TableEntry {
+    /// Bytes in the file.
+    pub const SIZE: u64 = 8;
+
+    /// Where the block starts, or `None`: all its refcounts are 0.
+    pub fn block(self, geometry: &Geometry) -> Result<Option<u64>, EntryError> {
+        if self.0 & RESERVED != 0 {
+            return Err(EntryError::ReservedBits(self.0));
+        }
+        if !geometry.is_aligned(self.0) {
+            return Err(EntryError::Unaligned(self.0));
+        }
+        Ok((self.0 != 0).then_some(self.0))
+    }
+}
+
+/// Refcount number `index` of a block. `order` is log2 of the width in bits;
+/// widths below a byte count from the least significant bit.
+#[inline]
+pub fn get(block: &[u8], order: u32, index: usize) -> u64 {
+    match order {
+        0..=2 => {
+            let bits = 1 << order;
+            let at = index << order;
+            u64::from(block[at / 8]) >> (at % 8) & ((1 << bits) - 1)
+        }
+        3 => block[index].into(),
+        4 => u16_at(block, index * 2).into(),
+        5 => u32_at(block, index * 4).into(),
+        _ => u64_at(block, index * 8),
+    }
+}
+
+/// Changes a refcount of a block; `value` fits its width.
+#[inline]
+pub fn set(block: &mut [u8], order: u32, index: usize, value: u64) {
+    debug_assert!(value <= u64::MAX >> (64 - (1 << order)));
+    match order {
+        0..=2 => {
+            let mask = (1u8 << (1 << order)).wrapping_sub(1);
+            let at = index << order;
+            let byte = &mut block[at / 8];
+            *byte = *byte & !(mask << (at % 8)) | (value as u8) << (at % 8);
+        }
+        3 => block[index] = value as u8,
+        4 => block[index * 2..index * 2 + 2].copy_from_slice(&(value as u16).to_be_bytes()),
+        5 => put_u32(block, index * 4, value as u32),
+        _ => put_u64(block, index * 8, value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_widths_keep_their_neighbours() {
+        for order in 0..=6 {
+            let max = u64::MAX >> (64 - (1 << order));
+            let mut block = vec![0; 512];
+            let entries = (512 * 8) >> order;
+            for i in 0..entries {
+                set(&mut block, order, i, (i as u64 * 7 + 1) & max);
+            }
+            set(&mut block, order, 5, max);
+            set(&mut block, order, 6, 0);
+            for i in (0..entries).filter(|i| *i != 5 && *i != 6) {
+                assert_eq!(get(&block, order, i), (i as u64 * 7 + 1) & max, "{order}");
+            }
+            assert_eq!(get(&block, order, 5), max);
+            assert_eq!(get(&block, order, 6), 0);
+        }
+        // Sub-byte widths start at the least significant bit.
+        assert_eq!(get(&[0b0000_0100], 0, 2), 1);
+        assert_eq!(get(&[0x21], 2, 1), 2);
+    }
+
+    #[test]
+    fn table_entries_are_offsets_of_clusters() {
+        let g = Geometry {
+            cluster_bits: 16,
+            refcount_order: 4,
+            extended_l2: false,
+            data_file: false,
+            version: 3,
+        };
+        assert_eq!(TableEntry(0).block(&g), Ok(None));
+        assert_eq!(TableEntry(0x20000).block(&g), Ok(Some(0x20000)));
+        assert!(TableEntry(0x20001).block(&g).is_err());
+        assert!(TableEntry(0x20200).block(&g).is_err());
+    }
+}

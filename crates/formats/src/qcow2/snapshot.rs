@@ -1,0 +1,152 @@
+//! The snapshot table.
+
+use super::bytes::{printable, put_u32, put_u64, u16_at, u32_at, u64_at};
+use crate::{Error, Result};
+
+/// Bytes of an entry before its extra data.
+pub const FIXED_LEN: usize = 40;
+/// Extra data that QEMU accepts.
+pub const MAX_EXTRA: usize = 1024;
+/// Extra data that version 3 demands.
+pub const LEAST_EXTRA_V3: usize = 16;
+/// The longest entry: fixed part, extra data, ID and name.
+pub const MAX_ENTRY: usize = FIXED_LEN + MAX_EXTRA + 2 * 65535 + 8;
+
+/// An internal snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Where its L1 table starts.
+    pub l1_offset: u64,
+    /// Entries of that table.
+    pub l1_entries: u32,
+    /// Unique.
+    pub id: Vec<u8>,
+    /// Chosen by the user.
+    pub name: Vec<u8>,
+    /// When it was taken: seconds since the epoch, and nanoseconds.
+    pub date: (u32, u32),
+    /// How long the guest had run, in nanoseconds.
+    pub vm_clock: u64,
+    /// The field of 32 bits, which the extra data overrules.
+    pub vm_state_size_32: u32,
+    /// Known and unknown fields; see the accessors.
+    pub extra: Vec<u8>,
+}
+
+impl Snapshot {
+    /// Parses the entry at the start of `bytes`, and says how long it is.
+    /// `bytes` has [`MAX_ENTRY`] bytes or all that remain of the table's limit.
+    pub fn parse(bytes: &[u8]) -> Result<(Snapshot, usize)> {
+        let cut = || Error::invalid("its snapshot table is cut short or too large");
+        let fixed = bytes.get(..FIXED_LEN).ok_or_else(cut)?;
+        let extra_len = u32_at(fixed, 36) as usize;
+        if extra_len > MAX_EXTRA {
+            return Err(Error::invalid(format!(
+                "a snapshot has {extra_len} bytes of extra data: {MAX_EXTRA} at most"
+            )));
+        }
+        let mut rest = &bytes[FIXED_LEN..];
+        let mut take = |len: usize| {
+            let (head, tail) = rest.split_at_checked(len).ok_or_else(cut)?;
+            rest = tail;
+            Ok(head.to_vec())
+        };
+        let extra = take(extra_len)?;
+        let id = take(u16_at(fixed, 12).into())?;
+        let name = take(u16_at(fixed, 14).into())?;
+        let len = FIXED_LEN + extra.len() + id.len() + name.len();
+        let snapshot = Snapshot {
+            l1_offset: u64_at(fixed, 0),
+            l1_entries: u32_at(fixed, 8),
+            id,
+            name,
+            date: (u32_at(fixed, 16), u32_at(fixed, 20)),
+            vm_clock: u64_at(fixed, 24),
+            vm_state_size_32: u32_at(fixed, 32),
+            extra,
+        };
+        Ok((snapshot, len.next_multiple_of(8)))
+    }
+
+    /// Appends the entry, padded to a multiple of 8 bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        let mut fixed = [0; FIXED_LEN];
+        put_u64(&mut fixed, 0, self.l1_offset);
+        put_u32(&mut fixed, 8, self.l1_entries);
+        fixed[12..14].copy_from_slice(&(self.id.len() as u16).to_be_bytes());
+        fixed[14..16].copy_from_slice(&(self.name.len() as u16).to_be_bytes());
+        put_u32(&mut fixed, 16, self.date.0);
+        put_u32(&mut fixed, 20, self.date.1);
+        put_u64(&mut fixed, 24, self.vm_clock);
+        put_u32(&mut fixed, 32, self.vm_state_size_32);
+        put_u32(&mut fixed, 36, self.extra.len() as u32);
+        out.extend(fixed);
+        out.extend(&self.extra);
+        out.extend(&self.id);
+        out.extend(&self.name);
+        let len = (out.len() - start).next_multiple_of(8);
+        out.resize(start + len, 0);
+    }
+
+    fn extra_u64(&self, at: usize) -> Option<u64> {
+        (self.extra.len() >= at + 8).then(|| u64_at(&self.extra, at))
+    }
+
+    /// Bytes of saved VM state.
+    pub fn vm_state_size(&self) -> u64 {
+        self.extra_u64(0).unwrap_or(self.vm_state_size_32.into())
+    }
+
+    /// The disk's size when it was taken, where it is known.
+    pub fn disk_size(&self) -> Option<u64> {
+        self.extra_u64(8)
+    }
+
+    /// The instruction count of record and replay, where there is one.
+    pub fn icount(&self) -> Option<u64> {
+        self.extra_u64(16).filter(|n| *n != u64::MAX)
+    }
+
+    /// For people.
+    pub fn shown(&self) -> String {
+        format!("{} ({})", printable(&self.id), printable(&self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_read_as_they_were_written() {
+        let mut extra = Vec::new();
+        for number in [1u64 << 40, 1 << 30, u64::MAX] {
+            extra.extend(number.to_be_bytes());
+        }
+        extra.extend([1, 2, 3]);
+        let snapshot = Snapshot {
+            l1_offset: 0x50000,
+            l1_entries: 3,
+            id: b"1".to_vec(),
+            name: "schnappschuß".into(),
+            date: (1_600_000_000, 5),
+            vm_clock: 77,
+            vm_state_size_32: 9,
+            extra,
+        };
+        let mut bytes = Vec::new();
+        snapshot.encode(&mut bytes);
+        let len = bytes.len();
+        bytes.extend([0xff; 100]);
+        assert_eq!(Snapshot::parse(&bytes).unwrap(), (snapshot.clone(), len));
+        assert_eq!(snapshot.vm_state_size(), 1 << 40);
+        assert_eq!(snapshot.disk_size(), Some(1 << 30));
+        assert_eq!(snapshot.icount(), None);
+        for cut in 0..len - 8 {
+            assert!(Snapshot::parse(&bytes[..cut]).is_err());
+        }
+        bytes[38] = 5;
+        assert!(Snapshot::parse(&bytes).is_err());
+    }
+}

@@ -1,0 +1,26 @@
+//! QED: its structures as bytes.
+//!
+//! The specification is QEMU's docs/interop/qed_spec.rst. All numbers in the
+//! file are little-endian. No function here does I/O.
+//!
+//! - [`Header`]: the first bytes, and the backing file's name;
+//! - [`Geometry`]: sizes and indexes that follow from it;
+//! - [`L2Offset`] and [`Cluster`]: entries of the two levels of tables.
+
+mod header;
+mod table;
+
+pub use header::{
+    FEATURE_BACKING_FILE, FEATURE_BACKING_FORMAT_NO_PROBE, FEATURE_NEED_CHECK, HEADER_LEN, Header,
+    MAGIC, MAX_BACKING_NAME,
+};
+pub use table::{Cluster, Geometry, L2Offset, TableError};
+
+/// Cluster sizes in bytes.
+pub const CLUSTER_SIZES: std::ops::RangeInclusive<u32> = 1 << 12..=1 << 26;
+/// Table sizes in clusters.
+pub const TABLE_SIZES: std::ops::RangeInclusive<u32> = 1..=16;
+/// What new images get.
+pub const DEFAULT_CLUSTER_SIZE: u32 = 64 << 10;
+/// What new images get.
+pub const DEFAULT_TABLE_SIZE: u32 = 4;

@@ -1,0 +1,178 @@
+//! Entries of L1 and L2 tables, which are offsets.
+
+/// What follows from a header, small enough to be copied around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// log2 of the cluster size in bytes: 12 to 26.
+    pub cluster_bits: u32,
+    /// log2 of a table's size in clusters: 0 to 4.
+    pub table_clusters_bits: u32,
+    /// Bytes before the first table or data cluster.
+    pub header_bytes: u64,
+}
+
+impl Geometry {
+    /// In bytes.
+    #[inline]
+    pub fn cluster_size(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Bytes of an L1 or L2 table.
+    #[inline]
+    pub fn table_bytes(&self) -> u64 {
+        1 << (self.cluster_bits + self.table_clusters_bits)
+    }
+
+    /// log2 of the number of entries in a table.
+    #[inline]
+    pub fn table_bits(&self) -> u32 {
+        self.cluster_bits + self.table_clusters_bits - 3
+    }
+
+    /// Entries of a table.
+    #[inline]
+    pub fn table_entries(&self) -> u64 {
+        1 << self.table_bits()
+    }
+
+    /// Bytes of the largest disk; beyond 64 bits, all of them.
+    pub fn max_size(&self) -> u64 {
+        let bits = 2 * self.table_bits() + self.cluster_bits;
+        // Offsets are signed numbers in all that reads them.
+        if bits >= 63 {
+            i64::MAX as u64
+        } else {
+            1 << bits
+        }
+    }
+
+    /// Where in the L1 table the guest's byte is looked up.
+    #[inline]
+    pub fn l1_index(&self, guest: u64) -> u64 {
+        guest >> (self.cluster_bits + self.table_bits())
+    }
+
+    /// Where in the L2 table.
+    #[inline]
+    pub fn l2_index(&self, guest: u64) -> u64 {
+        (guest >> self.cluster_bits) & (self.table_entries() - 1)
+    }
+
+    /// Whether a cluster of tables or data can start there, in a file of
+    /// `file_len` bytes. The file's last, unfinished cluster does not count.
+    #[inline]
+    pub fn is_cluster(&self, offset: u64, file_len: u64) -> bool {
+        let mask = self.cluster_size() - 1;
+        offset & mask == 0 && offset >= self.header_bytes && offset < file_len & !mask
+    }
+
+    /// Whether a whole table can start there.
+    #[inline]
+    pub fn is_table(&self, offset: u64, file_len: u64) -> bool {
+        let last = offset.checked_add(self.table_bytes() - self.cluster_size());
+        self.is_cluster(offset, file_len) && last.is_some_and(|l| self.is_cluster(l, file_len))
+    }
+}
+
+/// An offset that is not aligned, or not in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("offset {0:#x} is invalid")]
+pub struct TableError(pub u64);
+
+/// An entry of the L1 table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct L2Offset(pub u64);
+
+impl L2Offset {
+    /// Where the L2 table starts, if there is one.
+    #[inline]
+    pub fn decode(self, geometry: &Geometry, file_len: u64) -> Result<Option<u64>, TableError> {
+        match self.0 {
+            0 => Ok(None),
+            offset if geometry.is_table(offset, file_len) => Ok(Some(offset)),
+            offset => Err(TableError(offset)),
+        }
+    }
+}
+
+/// What an entry of an L2 table says of its guest cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cluster {
+    /// Reads go to the backing file.
+    Unallocated,
+    /// Reads as zeroes.
+    Zero,
+    /// At that offset in the file.
+    Data { host: u64 },
+}
+
+impl Cluster {
+    /// Decodes an entry, in a file of `file_len` bytes.
+    #[inline]
+    pub fn decode(entry: u64, geometry: &Geometry, file_len: u64) -> Result<Cluster, TableError> {
+        match entry {
+            0 => Ok(Cluster::Unallocated),
+            1 => Ok(Cluster::Zero),
+            host if geometry.is_cluster(host, file_len) => Ok(Cluster::Data { host }),
+            offset => Err(TableError(offset)),
+        }
+    }
+
+    /// The entry that says so.
+    pub fn encode(self) -> u64 {
+        match self {
+            Cluster::Unallocated => 0,
+            Cluster::Zero => 1,
+            Cluster::Data { host } => host,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const G: Geometry = Geometry {
+        cluster_bits: 16,
+        table_clusters_bits: 2,
+        header_bytes: 65536,
+    };
+
+    #[test]
+    fn the_specifications_numbers_come_out() {
+        assert_eq!(G.table_bytes(), 256 << 10);
+        assert_eq!(G.table_entries(), 32768);
+        assert_eq!(G.max_size(), 64 << 40);
+        assert_eq!((G.l1_index(3 << 30), G.l2_index(3 << 30)), (1, 16384));
+        let largest = Geometry {
+            cluster_bits: 26,
+            table_clusters_bits: 4,
+            ..G
+        };
+        assert_eq!(largest.max_size(), i64::MAX as u64);
+    }
+
+    #[test]
+    fn entries_are_within_the_file() {
+        let file = 10 << 16;
+        for (entry, cluster) in [
+            (0, Ok(Cluster::Unallocated)),
+            (1, Ok(Cluster::Zero)),
+            (0x10000, Ok(Cluster::Data { host: 0x10000 })),
+            (0x90000, Ok(Cluster::Data { host: 0x90000 })),
+            (0xa0000, Err(TableError(0xa0000))),
+            (2, Err(TableError(2))),
+            (0x18000, Err(TableError(0x18000))),
+            (!0xffff, Err(TableError(!0xffff))),
+        ] {
+            assert_eq!(Cluster::decode(entry, &G, file), cluster);
+        }
+        assert_eq!(L2Offset(0).decode(&G, file), Ok(None));
+        assert_eq!(L2Offset(0x60000).decode(&G, file), Ok(Some(0x60000)));
+        assert!(L2Offset(0x70000).decode(&G, file).is_err());
+        // The file's last, unfinished cluster does not count.
+        assert!(L2Offset(0x60000).decode(&G, file - 1).is_err());
+        assert!(L2Offset(!0xffff).decode(&G, file).is_err());
+    }
+}
