@@ -18,7 +18,7 @@ pub(crate) struct Doorbell {
     /// The eventfd was signalled.
     signalled: Option<i64>,
     /// KVM tells of the doorbell only after the signal (kvm_fast_mmio).
-    pub(crate) told_late: bool,
+    told_late: bool,
     /// No ioeventfd took it: user space did.
     pub(crate) userspace: bool,
     pub(crate) queue: Option<u16>,
@@ -39,6 +39,11 @@ impl Doorbell {
             return None;
         }
         self.signalled.or(self.rung)
+    }
+
+    /// The signal may have been a little before the time that is known.
+    pub(crate) fn is_told_late(&self) -> bool {
+        self.told_late && self.signalled.is_none()
     }
 }
 

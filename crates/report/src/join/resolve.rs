@@ -8,6 +8,12 @@ use super::server::Record;
 use super::way::{Key, Points, Way};
 use crate::analysis::{Delivery, HostClass, Point};
 
+/// A kick whose doorbell was not seen may reach the server this much later.
+const ON_ITS_WAY: i64 = 1_000_000;
+
+/// An interrupt does not reach its handler in less.
+const SHORTEST_WAY: i64 = 200;
+
 /// Points that the guest's clock tells; the others are the host's.
 fn is_guests(point: Point) -> bool {
     use Point::*;
@@ -116,8 +122,12 @@ impl Joiner<'_> {
             }
             None => way.incomplete |= self.probes.doorbell,
         }
-        way.points
-            .put(Point::Wake, record.map(|record| record.wake));
+        let wake = record.map(|record| record.wake);
+        // Of a doorbell that is told late, the signal may have been after the wake as well.
+        let late = doorbell.filter(Doorbell::is_told_late);
+        let signal = late.and_then(|doorbell| doorbell.signal());
+        way.ambiguous |= wake.is_some() && signal > wake;
+        way.points.put(Point::Wake, wake);
     }
 
     /// The server says so, or it woke before the kick could reach it.
@@ -133,7 +143,7 @@ impl Joiner<'_> {
         match (doorbell, kick) {
             (Some(doorbell), _) => {
                 // What is told late may have reached the server before.
-                let signal = doorbell.signal().filter(|_| !doorbell.told_late);
+                let signal = doorbell.signal().filter(|_| !doorbell.is_told_late());
                 record.wake < signal.or(doorbell.exit).unwrap_or(i64::MIN)
             }
             (None, Some(kick)) => record.wake < kick.at - self.error,
@@ -165,18 +175,27 @@ impl Joiner<'_> {
             }
             return;
         }
-        let since = record.previous_wake.saturating_sub(self.error);
-        let woke = self.guest.kicks.iter().any(|(_, kick)| {
-            compatible(kick.queue, Some(record.queue))
-                && kick.at > since
-                && kick.at <= record.wake + self.error
-        });
-        if woke {
+        if self.is_woken_by_another(record) {
             way.delivery = Delivery::Polled;
         } else {
             way.points.set(Point::Wake, record.wake);
             way.incomplete |= self.probes.kick;
         }
+    }
+
+    /// An earlier kick may have led to this wake: its signal reached the server after the wake
+    /// before.
+    fn is_woken_by_another(&self, record: &Record) -> bool {
+        self.guest.kicks.iter().any(|(_, kick)| {
+            let doorbell = kick.doorbell.and_then(|id| self.kvm.doorbells.get(id));
+            let (signal, on_its_way) = match doorbell {
+                Some(doorbell) => (doorbell.signal().unwrap_or(doorbell.at()), 0),
+                None => (kick.at, ON_ITS_WAY + self.error),
+            };
+            compatible(kick.queue, Some(record.queue))
+                && signal > record.previous_wake.saturating_sub(on_its_way)
+                && signal <= record.wake.saturating_add(self.error)
+        })
     }
 
     /// The first handler within `from..=to`.
@@ -195,11 +214,13 @@ impl Joiner<'_> {
         rest.find(|h| compatible(h.queue, queue)).copied()
     }
 
-    /// The handler that an effect at `at` led to; where the clocks may disagree, one shortly
-    /// before it.
+    /// The handler that an effect at `at` led to; where the clocks may disagree by more than an
+    /// interrupt's way takes, one shortly before it.
     fn handler_of(&self, queue: Option<u16>, at: i64, to: i64) -> Option<Handler> {
+        let early = (self.error - SHORTEST_WAY).max(0);
+        let before = || self.handler_before(queue, at - early, at.min(to));
         self.handler_from(queue, at, to)
-            .or_else(|| self.handler_before(queue, at - self.error, at.min(to)))
+            .or_else(|| before().filter(|_| early > 0))
     }
 
     /// The interrupt that the server sent after this record's batch, if it did.
@@ -345,6 +366,6 @@ impl Joiner<'_> {
         rq.kick
             .and_then(|id| self.guest.kicks.get(id)?.doorbell)
             .and_then(|id| self.kvm.doorbells.get(id))
-            .is_some_and(|doorbell| doorbell.told_late)
+            .is_some_and(Doorbell::is_told_late)
     }
 }

@@ -58,6 +58,8 @@ pub struct Plan {
     pub vqs: bool,
     /// Random places instead of sequential ones.
     pub random: bool,
+    /// How many places of 4 KiB the disk has; few make requests that cannot be told apart.
+    pub places: u64,
     /// Of 100 requests: flushes, discards, writes, host splits, host merges (of neighbours), page
     /// cache hits.
     pub flushes: u64,
@@ -83,6 +85,7 @@ impl Plan {
             eventfds: true,
             vqs: true,
             random: true,
+            places: 1 << 26,
             flushes: 0,
             discards: 0,
             writes: 30,
@@ -168,6 +171,11 @@ struct Sent {
 struct Vcpu {
     inside: bool,
     busy: i64,
+    /// Its last entry; it may lie ahead.
+    entry: i64,
+    /// Its last exit for a doorbell, and when it comes back.
+    kick: (i64, i64),
+    handling: bool,
     idle: Vec<u64>,
 }
 
@@ -183,6 +191,8 @@ struct Queue {
     poll_until: i64,
     done: Vec<usize>,
     finishing: bool,
+    /// The server's thread is busy with interrupts until then.
+    free: i64,
     used: Vec<usize>,
     callbacks: bool,
     outstanding: bool,
@@ -328,6 +338,7 @@ impl World {
         let cpu = &mut self.vcpus[usize::from(vcpu)];
         if !cpu.inside {
             cpu.inside = true;
+            cpu.entry = at;
             let tid = vcpu_tid(vcpu);
             self.kvm(at, Kind::KvmEntry, tid, &[u64::from(vcpu), 0x1000]);
         }
@@ -373,7 +384,7 @@ impl World {
         }
         let offset = match (length, self.plan.random) {
             (0, _) => 0,
-            (_, true) => self.random.below(4096) * 4096,
+            (_, true) => self.random.below(self.plan.places) * 4096,
             (_, false) => self.position,
         };
         self.position += length;
@@ -486,11 +497,16 @@ impl World {
             return;
         }
         let id = self.kicks.len();
-        let members = std::mem::take(&mut ring.waiting);
-        let newest = members.last().copied();
+        let at = now + 30 + (self.serial % 70) as i64;
+        let (members, later): (Vec<usize>, Vec<usize>) = std::mem::take(&mut ring.waiting)
+            .into_iter()
+            .partition(|&rq| rqs[rq].at[Point::Issue as usize] <= Some(at));
+        ring.waiting = later;
+        let issued = |&&rq: &&usize| rqs[rq].at[Point::Issue as usize];
+        let newest = members.iter().max_by_key(issued).copied();
         for &rq in &members {
-            self.rqs[rq].kick = Some(id);
             if !self.rqs[rq].popped {
+                self.rqs[rq].kick = Some(id);
                 self.rqs[rq].delivery = match Some(rq) == newest {
                     true => Delivery::Kicked,
                     false => Delivery::Batched,
@@ -499,7 +515,6 @@ impl World {
         }
         let known = if self.plan.vqs { vq(queue) } else { 0 };
         self.guest(now, Kind::VirtqueueNotify, vcpu, tid, &[known]);
-        let at = now + self.some(30, 100);
         self.guest(at, Kind::VpNotify, vcpu, tid, &[known]);
         let exit = at + self.some(300, 3_000);
         self.leave(exit, vcpu, 0x400);
@@ -529,6 +544,7 @@ impl World {
         let back = signal + self.some(1_000, 2_000);
         self.at(signal, Ev::Signal(queue));
         self.vcpus[usize::from(vcpu)].busy = back;
+        self.vcpus[usize::from(vcpu)].kick = (exit, back);
         // Entered at once, in the simulation's order; its time is when it comes back.
         self.vcpus[usize::from(vcpu)].inside = true;
         self.kvm(back, Kind::KvmEntry, host, &[u64::from(vcpu), 0]);
@@ -718,8 +734,9 @@ impl World {
         ring.done.push(rq);
         if !ring.finishing {
             ring.finishing = true;
+            let free = ring.free;
             let later = self.some(200, 4_000);
-            self.at(now + later, Ev::Finish(queue));
+            self.at((now + later).max(free), Ev::Finish(queue));
         }
     }
 
@@ -735,6 +752,7 @@ impl World {
         if send {
             let at = now + self.some(100, 900);
             end = at + self.some(100, 500);
+            self.queues[usize::from(queue)].free = end + 1;
             self.sent.push(Sent { at, entry: None });
             sent = Some(self.sent.len() - 1);
             let (address, data) = msi(queue);
@@ -754,17 +772,14 @@ impl World {
     fn irq(&mut self, now: i64, queue: u16, sent: usize) {
         let vcpu = queue % self.plan.vcpus;
         let cpu = &self.vcpus[usize::from(vcpu)];
-        let (inside, busy) = (cpu.inside, cpu.busy);
-        let in_exit = self.kick_exit_of(vcpu, now);
-        let handler;
-        if let Some(back) = in_exit {
+        let (busy, (exit, back)) = (cpu.busy, cpu.kick);
+        let mut handler = (now + self.some(200, 2_000)).max(busy.min(now + 5_000) + 1);
+        if exit <= now && now < back {
             self.sent[sent].entry = Some(back);
-            handler = back + self.some(100, 400);
-        } else if inside {
-            handler = (now + self.some(200, 2_000)).max(busy + 1);
-        } else {
+        } else if self.vcpus[usize::from(vcpu)].entry > now {
+            self.sent[sent].entry = Some(self.vcpus[usize::from(vcpu)].entry);
+        } else if !self.vcpus[usize::from(vcpu)].inside {
             let entry = now + self.some(2_000, 30_000);
-            // Somebody else may wake it before.
             self.enter(entry, vcpu);
             self.sent[sent].entry = Some(entry);
             handler = entry + self.some(100, 900);
@@ -774,25 +789,15 @@ impl World {
         self.at(handler, Ev::Handler(queue, vcpu));
     }
 
-    /// When a vCPU that is writing a doorbell at `now` comes back.
-    fn kick_exit_of(&self, vcpu: u16, now: i64) -> Option<i64> {
-        let tid = vcpu_tid(vcpu);
-        let mut last = None;
-        for event in self.out.kvm.iter().rev().take(40) {
-            if event.tid != tid {
-                continue;
-            }
-            match event.kind {
-                Kind::KvmEntry if event.time as i64 > now => last = Some(event.time as i64),
-                Kind::KvmExit if (event.time as i64) <= now => return last,
-                Kind::KvmEntry => return None,
-                _ => {}
-            }
-        }
-        None
-    }
-
     fn handler(&mut self, now: i64, queue: u16, vcpu: u16) {
+        let cpu = &self.vcpus[usize::from(vcpu)];
+        let taken = cpu.handling || cpu.busy > now;
+        if taken {
+            let later = cpu.busy.min(now + 2_000) + 1;
+            self.at(later, Ev::Handler(queue, vcpu));
+            return;
+        }
+        self.vcpus[usize::from(vcpu)].handling = true;
         let ring = &mut self.queues[usize::from(queue)];
         ring.outstanding = false;
         ring.callbacks = false;
@@ -812,6 +817,7 @@ impl World {
         if used.is_empty() {
             self.queues[usize::from(queue)].callbacks = true;
             self.vcpus[usize::from(vcpu)].busy = now;
+            self.vcpus[usize::from(vcpu)].handling = false;
             self.work_until(vcpu, now + 50);
             return;
         }
