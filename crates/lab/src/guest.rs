@@ -46,6 +46,7 @@ pub struct Guest {
     qmp: Qmp,
     agent: LineStream,
     data: DataPort,
+    monitor: PathBuf,
     disks: Vec<String>,
     requests: u64,
     _dir: TempDir,
@@ -118,6 +119,7 @@ impl Guest {
             qmp,
             agent,
             data,
+            monitor: files.monitor(),
             disks,
             requests: 0,
             _dir: dir,
@@ -290,6 +292,11 @@ impl Guest {
     /// What QEMU said on standard error.
     pub fn qemu_log(&self) -> String {
         self.qemu.log()
+    }
+
+    /// A QMP socket that the lab does not use itself.
+    pub fn monitor(&self) -> &Path {
+        &self.monitor
     }
 
     /// QEMU's process id.

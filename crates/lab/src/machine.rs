@@ -93,6 +93,11 @@ impl Files<'_> {
         self.dir.join("qmp")
     }
 
+    /// A second monitor, for whoever looks at this QEMU from outside.
+    pub fn monitor(&self) -> PathBuf {
+        self.dir.join("monitor")
+    }
+
     pub fn agent(&self) -> PathBuf {
         self.dir.join("agent")
     }
@@ -243,10 +248,10 @@ const OVMF_VARS: &[&str] = &[
 fn push_channels(args: &mut Arguments, files: &Files) {
     args.option("-chardev", "stdio,id=console,signal=off");
     args.option("-device", "isa-serial,chardev=console");
-    args.option(
-        "-qmp",
-        format!("unix:{},server=on,wait=off", comma_safe(&files.qmp())),
-    );
+    for monitor in [files.qmp(), files.monitor()] {
+        let path = comma_safe(&monitor);
+        args.option("-qmp", format!("unix:{path},server=on,wait=off"));
+    }
     args.option("-device", format!("virtio-serial-pci,addr={AGENT_SLOT:x}"));
     for (name, socket) in [
         ("agent", files.agent()),

@@ -23,8 +23,8 @@ use crate::initramfs;
 use crate::kernel::Kernel;
 use crate::machine::{Aio, Disk, Machine, QemuDisk};
 
-/// QEMU emulates SVM and not VMX.
-const MODULES: &[&str] = &["kvm_amd"];
+/// KVM for SVM, which QEMU emulates (and VMX not); and what tells whose a Unix socket is.
+const MODULES: &[&str] = &["kvm_amd", "unix_diag"];
 const MEMORY_MIB: u32 = 2048;
 /// Of the disk below /var/tmp, sparse.
 const SCRATCH_BYTES: u64 = 4 << 30;

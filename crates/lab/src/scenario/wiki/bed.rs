@@ -73,7 +73,7 @@ impl Bed {
             &format!("echo none >/sys/block/{name}/queue/scheduler"),
             SETTLE,
         )?;
-        let attached = attach::Qemu::inspect(guest.pid(), None)?;
+        let attached = attach::Qemu::inspect(guest.pid(), Some(guest.monitor()))?;
         Ok(Bed {
             guest,
             attached,
