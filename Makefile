@@ -1,7 +1,7 @@
 # What people and continuous integration run. `make demo` and `make test` need nothing else first.
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-export PATH := $(PATH):$(HOME)/.cargo/bin
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 .DEFAULT_GOAL := build
 .PHONY: setup build demo test fuzz bench lint

@@ -30,6 +30,8 @@ python3
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
 rust_wanted=1.90
+index_updated=
+old_index='the package index could not be brought up to date; going on with the old one'
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -37,11 +39,27 @@ fail() { say "$*"; exit 1; }
 as_root() {
 	if [ "$(id -u)" = 0 ]; then
 		env DEBIAN_FRONTEND=noninteractive "$@"
-	elif command -v sudo >/dev/null 2>&1; then
-		sudo DEBIAN_FRONTEND=noninteractive "$@"
 	else
-		fail "needs root for: $*; run it as root, or install sudo"
+		sudo env DEBIAN_FRONTEND=noninteractive "$@"
 	fi
+}
+
+# Whether as_root works; sudo may ask for a password.
+may_be_root() {
+	[ "$(id -u)" = 0 ] || { command -v sudo >/dev/null 2>&1 && sudo env true; }
+}
+
+need_root_for() {
+	may_be_root || fail "run this as root, or with sudo's permission; missing packages: $*"
+}
+
+# Whether packages come from apt: Fedora and others have an apt-get, too, but no use for it.
+is_debian_like() {
+	command -v apt-get >/dev/null 2>&1 && command -v dpkg-query >/dev/null 2>&1 || return 1
+	case " $(. /etc/os-release 2>/dev/null && echo "${ID:-} ${ID_LIKE:-}") " in
+	*' debian '* | *' ubuntu '*) return 0 ;;
+	*) return 1 ;;
+	esac
 }
 
 installed() {
@@ -78,8 +96,10 @@ missing_packages() {
 
 # Mirrors fail now and then; a failing index must not end the set-up at the first attempt.
 update_index() {
+	[ -z "$index_updated" ] || return 0
 	for wait in 2 5 15 0; do
 		if as_root apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -qq update; then
+			index_updated=yes
 			return 0
 		fi
 		say "apt-get update failed, trying again in ${wait}s"
@@ -176,6 +196,7 @@ add_backports() {
 		printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\n' "$uri" "$suite"
 		[ -z "$signed" ] || printf '%s\n' "$signed"
 	} | as_root tee "/etc/apt/sources.list.d/$suite.sources" >/dev/null
+	index_updated=
 	update_index
 }
 
@@ -208,48 +229,80 @@ check_qemu() {
 	fi
 }
 
+# The version of a package that apt would install; nothing if there is none.
+candidate() {
+	apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: *//p' | grep -vx '(none)'
+}
+
+# Installs Rust from Debian's packages: cargo where it is new enough, else cargo-web, the newer
+# one that a stable release builds its browsers with. Where both are old, Debian's rustup.
+install_rust() {
+	need_root_for "cargo (Rust $rust_wanted)"
+	update_index || say "$old_index"
+	for package in cargo cargo-web; do
+		offered=$(candidate "$package") || continue
+		if dpkg --compare-versions "$offered" ge "$rust_wanted"; then
+			say "installing $package $offered"
+			apt_install "$package"
+			return
+		fi
+	done
+	candidate rustup >/dev/null || return 0
+	say 'installing rustup and a stable Rust'
+	apt_install rustup
+	rustup toolchain install stable --profile minimal -c clippy -c rustfmt ||
+		fail 'rustup could not get a toolchain; when the network allows: rustup toolchain install stable'
+}
+
 check_rust() {
-	PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
-	if ! command -v cargo >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 &&
-		apt-cache show rustup >/dev/null 2>&1; then
-		say 'installing rustup'
-		apt_install rustup
-		rustup toolchain install stable --profile minimal -c clippy -c rustfmt
+	how="install it with rustup (https://rustup.rs), then run this again"
+	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+	if ! command -v cargo >/dev/null 2>&1 && is_debian_like; then
+		install_rust
 	fi
-	command -v cargo >/dev/null 2>&1 ||
-		fail "cargo not found: install Rust $rust_wanted or newer with rustup, then run this again"
-	have=$(cargo --version | awk '{ print $2 }')
+	command -v cargo >/dev/null 2>&1 || fail "no cargo: Rust $rust_wanted or newer is needed; $how"
+	have=$(cargo --version 2>/dev/null | awk '{ print $2 }')
+	[ -n "$have" ] || fail "$(command -v cargo) does not run; with rustup: rustup default stable"
 	oldest=$(printf '%s\n%s\n' "$rust_wanted" "$have" | sort -V | head -n 1)
 	[ "$oldest" = "$rust_wanted" ] ||
-		fail "cargo $have is too old: Rust $rust_wanted or newer is needed (rustup update)"
+		fail "$(command -v cargo) is $have: Rust $rust_wanted or newer is needed;" \
+			"rustup update, or without rustup $how"
+}
+
+absent_programs() {
+	for program in qemu-system-x86_64 qemu-img qemu-io qemu-storage-daemon busybox mke2fs e2fsck \
+		mkfs.fat mcopy fio strace setpriv cc python3; do
+		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
+	done
 }
 
 check_programs() {
-	absent=
-	for program in qemu-system-x86_64 qemu-img qemu-io qemu-storage-daemon busybox mke2fs e2fsck \
-		mkfs.fat mcopy fio strace setpriv cc python3; do
-		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || absent="$absent $program"
-	done
-	[ -z "$absent" ] || fail "programs still missing:$absent"
+	absent=$(absent_programs | tr '\n' ' ')
+	[ -n "$absent" ] || return 0
+	if ! is_debian_like; then
+		say 'this is no Debian: install what these packages have, under their Debian names:'
+		# shellcheck disable=SC2086,SC2116
+		say "linux-image-cloud-amd64 (any kernel with virtio modules) $(echo $packages)"
+	fi
+	fail "programs missing: $absent"
 }
 
 [ "$(uname -m)" = x86_64 ] || say "only tried on x86_64, this is $(uname -m)"
-if command -v apt-get >/dev/null 2>&1 && command -v dpkg-query >/dev/null 2>&1; then
+if is_debian_like; then
 	missing=$(missing_packages)
-	if [ -n "$missing" ] || [ "$(qemu_major)" -lt "$qemu_wanted" ] 2>/dev/null; then
-		update_index || say 'the package index could not be brought up to date; going on with the old one'
+	if [ -n "$missing" ]; then
+		# shellcheck disable=SC2086
+		need_root_for $missing
+		update_index || say "$old_index"
 		missing=$(missing_packages | tr '\n' ' ')
-		if [ -n "$missing" ]; then
-			say "installing $missing"
-			# shellcheck disable=SC2086
-			apt_install $missing
-		fi
+		say "installing $missing"
+		# shellcheck disable=SC2086
+		apt_install $missing || fail "apt could not install: $missing"
+	fi
+	if [ "$(qemu_major)" -lt "$qemu_wanted" ] 2>/dev/null && may_be_root; then
 		newer_qemu
 	fi
-else
-	say 'not a Debian-like system; these are needed, under their Debian names:'
-	say "linux-image-cloud-amd64 (any kernel with virtio modules) $(echo $packages)"
 fi
-check_rust
 check_programs
+check_rust
 check_qemu
