@@ -20,6 +20,7 @@ demo: build
 # Everything: unit and property tests, then the end-to-end tests with real guests. The build
 # comes first because the end-to-end tests run the fathom binary next to them.
 test: setup
+	python3 -m unittest discover tools/bench
 	$(CARGO) build --workspace --all-targets
 	$(CARGO) test --workspace --no-fail-fast
 	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --package fathom-storage -- --ignored; \
