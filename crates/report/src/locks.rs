@@ -176,6 +176,14 @@ impl Locks {
         }
     }
 
+    /// Where QEMU takes each mutex that it told of, by address, for people.
+    pub(crate) fn taken_at(&self, strings: &[String]) -> HashMap<u64, String> {
+        let places = self.places.iter();
+        places
+            .filter_map(|(address, places)| Some((*address, describe(places, strings)?)))
+            .collect()
+    }
+
     /// The table, the longest waits in all first; `threads` says who they are, `strings` are those
     /// of QEMU's stream, `symbol` names an address of a process (pid, address) if it can. The
     /// second is what to know of it, a line each.

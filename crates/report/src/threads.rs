@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use fathom_run::qemu_names::Version;
-use fathom_run::{Clock, Event, Kind, Round, Run, Stream, StreamInfo};
+use fathom_run::{Clock, Event, Kind, Role, Round, Run, Stream, StreamInfo, Thread};
 
 use crate::analysis::{LockRow, QemuStep, ThreadCalls, TimeLine};
 use crate::calls::Calls;
@@ -225,8 +225,14 @@ impl Work<'_> {
         let (calls, notes) = self.calls.finish(&run.threads);
         found.problems.extend(notes);
         found.calls = calls;
-        let symbols = &self.symbols;
-        let symbol = |pid: u32, address: u64| symbols.get(&(pid, address)).cloned();
+        let mutexes = self.mutexes.taken_at(&self.strings);
+        let is_qemu = |thread: &&Thread| thread.role == Role::Vcpu;
+        let qemu = run.threads.iter().find(is_qemu).map(|thread| thread.pid);
+        let symbol = |pid, address| {
+            let mutex = mutexes.get(&address);
+            let mutex = mutex.filter(|_| pid == 0 || Some(pid) == qemu);
+            lock_name(&self.symbols, mutex, pid, address)
+        };
         for locks in [self.locks, self.mutexes] {
             let (rows, notes) = locks.finish(&run.threads, &self.strings, &symbol);
             found.locks.extend(rows);
@@ -239,6 +245,30 @@ impl Work<'_> {
             found.problems.extend(notes);
         }
         found
+    }
+}
+
+/// A futex's name: what lies there, and where QEMU takes it if it is a mutex of its own (its
+/// futex is at the mutex's address). `pid` is 0 for a thread that is not in the run's list.
+fn lock_name(
+    symbols: &HashMap<(u32, u64), String>,
+    mutex: Option<&String>,
+    pid: u32,
+    address: u64,
+) -> Option<String> {
+    let of_any = || {
+        let mut names = symbols.iter().filter(|((_, at), _)| *at == address);
+        let (_, name) = names.next()?;
+        names.next().is_none().then_some(name)
+    };
+    let symbol = match pid {
+        0 => of_any(),
+        _ => symbols.get(&(pid, address)),
+    };
+    match (symbol, mutex) {
+        (Some(symbol), Some(place)) => Some(format!("{symbol}, taken at {place}")),
+        (Some(symbol), None) => Some(symbol.clone()),
+        (None, place) => place.map(|place| format!("taken at {place}")),
     }
 }
 

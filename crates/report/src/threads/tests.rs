@@ -194,6 +194,28 @@ fn qemus_events_become_steps_and_locks() {
 }
 
 #[test]
+fn a_futex_is_named_by_its_symbol_and_by_who_takes_it() {
+    let symbols = HashMap::from([
+        ((50, 1), "a".to_owned()),
+        ((51, 2), "b".to_owned()),
+        ((50, 2), "c".to_owned()),
+    ]);
+    let place = "x.c:1".to_owned();
+    for (pid, address, mutex, name) in [
+        (50, 1, Some(&place), Some("a, taken at x.c:1")),
+        (51, 2, None, Some("b")),
+        (51, 9, Some(&place), Some("taken at x.c:1")),
+        // A thread of a process that is not known: only where there is no doubt.
+        (0, 1, Some(&place), Some("a, taken at x.c:1")),
+        (0, 2, None, None),
+        (50, 3, None, None),
+    ] {
+        let found = lock_name(&symbols, mutex, pid, address);
+        assert_eq!(found.as_deref(), name, "{pid} {address}");
+    }
+}
+
+#[test]
 fn damage_is_said_and_what_came_before_it_stays() {
     let mut folder = folder();
     folder
