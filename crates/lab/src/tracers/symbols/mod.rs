@@ -78,11 +78,11 @@ fn gather(
     threads: &[Thread],
     addresses: &mut BTreeMap<u32, BTreeSet<u64>>,
 ) -> fathom_run::Result<()> {
-    let pids: HashMap<u32, u32> = threads.iter().map(|t| (t.tid, t.pid)).collect();
+    let mut owners = Owners::new(threads);
     let mut stream = Stream::open(path)?;
     while let Some(event) = stream.next_event()? {
         let is_futex = event.kind == Kind::SysEnter && FUTEXES.contains(&event.args[0]);
-        let Some(&pid) = pids.get(&event.tid).filter(|_| is_futex) else {
+        let Some(pid) = is_futex.then(|| owners.of(event.tid)).flatten() else {
             continue;
         };
         let of_process = addresses.entry(pid).or_default();
@@ -91,6 +91,31 @@ fn gather(
         }
     }
     Ok(())
+}
+
+/// Which process a thread belongs to.
+struct Owners {
+    pids: BTreeSet<u32>,
+    of: HashMap<u32, Option<u32>>,
+}
+
+impl Owners {
+    fn new(threads: &[Thread]) -> Owners {
+        Owners {
+            pids: threads.iter().map(|thread| thread.pid).collect(),
+            of: threads.iter().map(|t| (t.tid, Some(t.pid))).collect(),
+        }
+    }
+
+    /// Threads of a pool come after the list was made: they are looked for in its processes.
+    fn of(&mut self, tid: u32) -> Option<u32> {
+        let pids = &self.pids;
+        let has = |pid: &&u32| Path::new(&format!("/proc/{pid}/task/{tid}")).exists();
+        *self
+            .of
+            .entry(tid)
+            .or_insert_with(|| pids.iter().find(has).copied())
+    }
 }
 
 fn write(path: &Path, names: &BTreeMap<(u32, u64), String>) -> fathom_run::Result<u64> {
@@ -193,7 +218,15 @@ mod tests {
         let address = A_LOCK_OF_THIS_TEST.as_ptr() as u64;
         let mut writer =
             StreamWriter::create(&file(dir.path(), "syscalls"), 5, Vec::new()).unwrap();
-        for (tid, nr, address) in [(1, 202, address), (1, 202, address), (2, 202, 8), (1, 0, 7)] {
+        // This thread is not in the list, but of the process.
+        let this = rustix::thread::gettid()
+            .as_raw_nonzero()
+            .get()
+            .cast_unsigned();
+        let other = address + 8;
+        let futexes = [(1, address), (1, address), (2, 8), (this, other)];
+        let calls = futexes.map(|(tid, address)| (tid, 202, address));
+        for (tid, nr, address) in calls.into_iter().chain([(1, 0, 7)]) {
             let args = [nr, address, 128, 0, 0];
             writer
                 .push(&Event::new(5, Kind::SysEnter, 0, tid, &args))
@@ -212,10 +245,17 @@ mod tests {
         let collected = collect(dir.path(), &["syscalls"], &threads).unwrap();
         assert!(collected.problems[0].contains("cannot read /proc/1073741824/maps"));
         let mut stream = Stream::open(&file(dir.path(), NAME)).unwrap();
+        let stream_strings = stream.header().strings.clone();
         let event = stream.next_event().unwrap().unwrap();
         assert_eq!(event.args[..2], [u64::from(pid), address]);
-        let name = &stream.header().strings[usize::try_from(event.args[2]).unwrap()];
-        assert!(name.contains("A_LOCK_OF_THIS_TEST"), "{name}");
+        let name = |event: Event| &stream_strings[usize::try_from(event.args[2]).unwrap()];
+        assert!(
+            name(event).contains("A_LOCK_OF_THIS_TEST"),
+            "{}",
+            name(event)
+        );
+        let event = stream.next_event().unwrap().unwrap();
+        assert!(name(event).contains("+0x8 ("), "{}", name(event));
         assert_eq!(stream.next_event().unwrap(), None);
     }
 }
