@@ -18,7 +18,7 @@ use crate::error::{Context, Error, Result};
 use crate::host::Accelerator;
 use crate::kvm_host::KvmHost;
 use crate::tracers;
-use crate::workload;
+use crate::workload::{self, Limit};
 
 pub use in_guest::{GuestRun, run as run_guest};
 pub use nested::run_in;
@@ -31,6 +31,8 @@ use round::{Plan, Watch};
 /// guest's serial console.
 const SERVER_LOG: &str = "server.log";
 const CONSOLE_LOG: &str = "console.log";
+/// Operations before the first round.
+const WARM_UP: u64 = 100;
 
 /// Runs the scenario and leaves its run directory at `options.output`. `progress` is told of
 /// every step. On a machine without hardware virtualisation a KVM host is emulated and the run
@@ -82,6 +84,7 @@ fn rounds(options: &Options, run: &mut Run, progress: &mut dyn FnMut(&str)) -> R
     let located = &bed.found()?.located.problems;
     run.problems.extend(located.iter().cloned());
     run.problems.extend(bed.attached.problems.iter().cloned());
+    warm_up(&mut bed, options)?;
     let steps = steps(options);
     for (index, step) in steps.iter().enumerate() {
         let round = match step {
@@ -113,6 +116,24 @@ fn rounds(options: &Options, run: &mut Run, progress: &mut dyn FnMut(&str)) -> R
     } else {
         log(SERVER_LOG, &said)
     }
+}
+
+/// Brings code and data of both sides into caches (and, where the CPU is emulated, through its
+/// translator), so that the first round is like the others.
+fn warm_up(bed: &mut Bed, options: &Options) -> Result<()> {
+    let few = Options {
+        limit: Some(Limit::Operations(WARM_UP)),
+        inject: None,
+        ..options.clone()
+    };
+    let dir = tempfile::tempdir().context(|| "cannot create a directory".into())?;
+    let plan = Plan {
+        name: "warm-up".into(),
+        watch: Watch::Requests,
+    };
+    round::in_guest(bed, &few, &plan, dir.path())?;
+    workload::run(&bed.host_workload(&few, true))?;
+    Ok(())
 }
 
 /// What is done, in order.
