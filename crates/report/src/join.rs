@@ -53,6 +53,8 @@ struct Probes {
     kick: bool,
     exit: bool,
     doorbell: bool,
+    /// The eventfd's signal has an event of its own.
+    signal: bool,
     fathom: bool,
     interrupt: bool,
 }
@@ -118,6 +120,10 @@ impl<'a> Joiner<'a> {
             kick: survey.guest(Kind::VpNotify),
             exit: survey.host(Kind::KvmExit),
             doorbell: survey.doorbells() || survey.host(Kind::EventfdSignal),
+            signal: survey.host(Kind::EventfdSignal)
+                && run
+                    .disk()
+                    .is_some_and(|disk| !disk.kick_eventfds.is_empty()),
             fathom: survey.host(Kind::FathomRequest),
             interrupt: survey.host(Kind::KvmMsiSetIrq),
         };
@@ -236,7 +242,8 @@ impl<'a> Joiner<'a> {
                 }
             }
             Kind::BlockRqIssue | Kind::BlockRqComplete => {
-                self.blocks.event(at, event);
+                let known = self.blocks.event(at, event);
+                self.counts.inconsistent += u64::from(!known && at >= self.window_start());
                 if let (Kind::BlockRqComplete, Some(host)) = (event.kind, &mut self.host_only) {
                     host.completed(at, &self.blocks);
                 }
@@ -408,8 +415,7 @@ impl<'a> Joiner<'a> {
         way.points.put(Point::Call, unit.call);
         way.points.put(Point::Bio, bio);
         way.points.put(Point::Return, unit.end);
-        let complete = way.points.get(Point::Complete).unwrap_or(i64::MAX);
-        way.violations += u32::from(unit.end.is_some_and(|end| end < complete));
+        way.violations += way.misordered(self.error);
         let announced = matches!(way.delivery, Delivery::Kicked | Delivery::Batched);
         let kick = unit.kick.filter(|_| announced);
         match kick.and_then(|id| self.guest.kicks.get_mut(id)) {

@@ -107,9 +107,10 @@ impl Blocks {
         self.completed
     }
 
-    pub(crate) fn event(&mut self, at: i64, event: &Event) {
+    /// Takes an event in; false when it completes a request of the image that was never issued.
+    pub(crate) fn event(&mut self, at: i64, event: &Event) -> bool {
         if Some(event.args[0]) != self.dev {
-            return;
+            return true;
         }
         let key = Key::sectors(event.args[3], event.args[1], event.args[2]);
         match event.kind {
@@ -128,7 +129,7 @@ impl Blocks {
             Kind::BlockRqComplete => {
                 self.completed = None;
                 let Some(ids) = self.in_flight.get_mut(&key) else {
-                    return;
+                    return self.placed.is_empty() || !self.is_of_image(&key);
                 };
                 let id = ids.remove(0);
                 if ids.is_empty() {
@@ -141,6 +142,7 @@ impl Blocks {
             }
             _ => {}
         }
+        true
     }
 
     fn is_of_image(&self, key: &Key) -> bool {
@@ -192,23 +194,32 @@ impl Blocks {
         let ranges = self.ranges(key);
         let (mut ids, ambiguous) = self.overlapping(key.class, &ranges, from, to);
         if ids.is_empty() {
-            return Below::nothing(HostClass::Cached);
+            return Below {
+                incomplete: self.outlives(key.class, &ranges, from, to),
+                ..Below::nothing(HostClass::Cached)
+            };
         }
         ids.sort_unstable();
-        let mut outside = false;
+        let (mut outside, mut done) = (false, 0);
         for &id in &ids {
             if let Some(rq) = self.rqs.get_mut(id) {
                 rq.claimed = true;
                 let (start, end) = (rq.key.offset, rq.key.end());
                 outside |= !ranges.iter().any(|&(a, b)| a <= start && end <= b);
+                let common = |&(a, b): &(u64, u64)| end.min(b).saturating_sub(start.max(a));
+                done += ranges.iter().map(common).sum::<u64>();
             }
         }
+        let wanted: u64 = ranges.iter().map(|(a, b)| b - a).sum();
         let class = match (ids.len(), outside) {
             (1, false) => HostClass::Direct,
             (_, true) => HostClass::Merged,
             _ => HostClass::Split,
         };
-        self.summed(&ids, class, ambiguous)
+        let mut below = self.summed(&ids, class, ambiguous);
+        // Part of it from the page cache, part of it not: possible, but a missing event is likelier.
+        below.incomplete |= done < wanted;
+        below
     }
 
     fn summed(&self, ids: &[u64], class: HostClass, ambiguous: bool) -> Below {
@@ -261,6 +272,20 @@ impl Blocks {
             ids.push(id);
         }
         (ids, ambiguous)
+    }
+
+    /// A request of the host's was issued within the time, and completed after it: too late.
+    fn outlives(&self, class: Class, ranges: &Ranges, from: i64, to: i64) -> bool {
+        ranges.iter().any(|&(start, end)| {
+            let first = start.saturating_sub(self.longest);
+            let near = self.starts.range(first..end).flat_map(|(_, ids)| ids);
+            near.filter_map(|&id| self.rqs.get(id)).any(|rq| {
+                rq.key.class == class
+                    && rq.key.end() > start
+                    && (from..=to).contains(&rq.issue)
+                    && !rq.claimed
+            })
+        })
     }
 
     /// By thread and order, where the place on the device does not tell.

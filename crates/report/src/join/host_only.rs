@@ -134,7 +134,11 @@ impl Joiner<'_> {
                 Pending::Doorbell(id, _) => self.follow_doorbell(id),
             };
             match way {
-                Some(way) => (self.sink)(Way { number, ..way }),
+                Some(mut way) => {
+                    way.number = number;
+                    way.violations += way.misordered(self.error);
+                    (self.sink)(way);
+                }
                 None => self.counts.unmatched += 1,
             }
         }

@@ -41,6 +41,11 @@ impl Doorbell {
         self.signalled.or(self.rung)
     }
 
+    /// The signal's own event was seen.
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.signalled.is_some()
+    }
+
     /// The signal may have been a little before the time that is known.
     pub(crate) fn is_told_late(&self) -> bool {
         self.told_late && self.signalled.is_none()

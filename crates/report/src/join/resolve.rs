@@ -14,15 +14,6 @@ const ON_ITS_WAY: i64 = 1_000_000;
 /// An interrupt does not reach its handler in less.
 const SHORTEST_WAY: i64 = 200;
 
-/// Points that the guest's clock tells; the others are the host's.
-fn is_guests(point: Point) -> bool {
-    use Point::*;
-    matches!(
-        point,
-        Call | Bio | Issue | Kick | Handler | Complete | Return
-    )
-}
-
 impl Way {
     /// A way of which nothing is known.
     pub(super) fn new(key: Key) -> Way {
@@ -36,6 +27,7 @@ impl Way {
             reaped: false,
             ambiguous: false,
             incomplete: false,
+            told_late: false,
             violations: 0,
         }
     }
@@ -117,14 +109,16 @@ impl Joiner<'_> {
         match &doorbell {
             Some(doorbell) => {
                 way.set_doorbell(doorbell);
-                let seen = doorbell.exit.is_some() || !self.probes.exit;
-                way.incomplete |= !seen;
+                way.incomplete |= self.probes.exit && doorbell.exit.is_none();
+                let signalled = doorbell.is_signalled() || doorbell.userspace;
+                way.incomplete |= self.probes.signal && !signalled;
             }
             None => way.incomplete |= self.probes.doorbell,
         }
         let wake = record.map(|record| record.wake);
         // Of a doorbell that is told late, the signal may have been after the wake as well.
         let late = doorbell.filter(Doorbell::is_told_late);
+        way.told_late = late.is_some();
         let signal = late.and_then(|doorbell| doorbell.signal());
         way.ambiguous |= wake.is_some() && signal > wake;
         way.points.put(Point::Wake, wake);
@@ -338,34 +332,13 @@ impl Joiner<'_> {
         }
     }
 
-    /// Effects before their causes, and events of the guest while its vCPU was outside.
+    /// A kick while its vCPU was outside the guest.
     fn count_violations(&self, way: &mut Way, rq: &Rq) {
-        let mut violations = 0;
-        let mut seen = way.points.seen();
-        let mut before = seen.next();
-        for (point, at) in seen {
-            if let Some((cause, then)) = before {
-                let crosses = is_guests(cause) != is_guests(point);
-                let late = cause == Point::Signal && self.tells_late(rq);
-                let allowed = if crosses { self.error } else { 0 };
-                violations += u32::from(!late && at < then - allowed);
-            }
-            before = Some((point, at));
-        }
         let kick = rq.kick.and_then(|id| self.guest.kicks.get(id));
         if let Some(kick) = kick.filter(|_| way.points.get(Point::Kick).is_some()) {
-            let inside = self
-                .kvm
-                .was_inside(u32::from(kick.cpu), kick.at, self.error);
-            violations += u32::from(inside == Some(false));
+            let cpu = u32::from(kick.cpu);
+            let inside = self.kvm.was_inside(cpu, kick.at, self.error);
+            way.violations += u32::from(inside == Some(false));
         }
-        way.violations += violations;
-    }
-
-    fn tells_late(&self, rq: &Rq) -> bool {
-        rq.kick
-            .and_then(|id| self.guest.kicks.get(id)?.doorbell)
-            .and_then(|id| self.kvm.doorbells.get(id))
-            .is_some_and(Doorbell::is_told_late)
     }
 }

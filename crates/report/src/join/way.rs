@@ -108,6 +108,15 @@ const ALL_POINTS: [Point; POINTS] = [
     Point::Return,
 ];
 
+/// Points that the guest's clock tells; the others are the host's.
+fn is_guests(point: Point) -> bool {
+    use Point::*;
+    matches!(
+        point,
+        Call | Bio | Issue | Kick | Handler | Complete | Return
+    )
+}
+
 /// The points of one request that were seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Points([Option<i64>; POINTS]);
@@ -147,6 +156,8 @@ pub(crate) struct Way {
     pub(crate) ambiguous: bool,
     /// It lacks a point that was watched.
     pub(crate) incomplete: bool,
+    /// Its signal may have been a little before the time that is known.
+    pub(crate) told_late: bool,
     /// Effects seen before their causes.
     pub(crate) violations: u32,
 }
@@ -167,6 +178,19 @@ impl Way {
             .seen()
             .zip(next)
             .map(|((a, at), (b, then))| (self.between(a, b), then - at))
+    }
+
+    /// Effects that were seen before their causes; between the guest's clock and the host's, by
+    /// more than `error`.
+    pub(crate) fn misordered(&self, error: i64) -> u32 {
+        let next = self.points.seen().skip(1);
+        let pairs = self.points.seen().zip(next);
+        let wrong = pairs.filter(|&((cause, then), (effect, at))| {
+            let crosses = is_guests(cause) != is_guests(effect);
+            let excused = cause == Point::Signal && self.told_late;
+            !excused && at < then - if crosses { error } else { 0 }
+        });
+        wrong.count() as u32
     }
 
     fn between(&self, a: Point, b: Point) -> Layer {

@@ -91,8 +91,8 @@ impl Watches {
     }
 }
 
-/// The times in an event: the first, and which arguments.
-fn times(kind: Kind) -> std::ops::Range<usize> {
+/// Which of an event's arguments are times.
+pub fn times(kind: Kind) -> std::ops::Range<usize> {
     match kind {
         Kind::BenchOperation => 0..1,
         Kind::FathomRequest => 0..6,
