@@ -71,19 +71,15 @@ struct Work<'a> {
 impl Work<'_> {
     fn round(&mut self, round: &Round, run: &Run) {
         let time = TimeBase::new(&round.clocks, None, false);
-        let stream = |name: &str| {
-            let named = round.streams.iter().find(|info| info.name == name);
-            named.filter(|info| is_hosts(info.clock) && time.knows(info.clock))
-        };
-        if let Some(info) = stream(SYMBOLS) {
+        if let Some(info) = self.stream(round, &time, SYMBOLS) {
             self.symbols(round, info);
         }
-        if let Some(info) = stream(SYSCALLS) {
+        if let Some(info) = self.stream(round, &time, SYSCALLS) {
             self.syscalls(round, info, &time);
             if self.found.time_lines.is_empty() {
                 self.picture(round, info, &time, run);
             }
-        } else if let Some(info) = stream(FUTEX) {
+        } else if let Some(info) = self.stream(round, &time, FUTEX) {
             // The same calls, and no others: nothing can be said of what lies between them.
             let mut locks = std::mem::take(&mut self.locks);
             self.read(round, info, &time, &mut |time, event| {
@@ -91,9 +87,26 @@ impl Work<'_> {
             });
             self.locks = locks;
         }
-        if let Some(info) = stream(QEMU) {
+        if let Some(info) = self.stream(round, &time, QEMU) {
             self.qemu(round, info, &time);
         }
+    }
+
+    /// The host's stream of this name; one whose times mean nothing is said and left out.
+    fn stream<'r>(
+        &mut self,
+        round: &'r Round,
+        time: &TimeBase,
+        name: &str,
+    ) -> Option<&'r StreamInfo> {
+        let named = round.streams.iter().find(|info| info.name == name);
+        let info = named.filter(|info| is_hosts(info.clock))?;
+        if time.knows(info.clock) {
+            return Some(info);
+        }
+        let why = "left out of the tables of threads: no two readings relate its clock to time";
+        self.say(round, info, why);
+        None
     }
 
     fn syscalls(&mut self, round: &Round, info: &StreamInfo, time: &TimeBase) {

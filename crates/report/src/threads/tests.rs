@@ -234,6 +234,10 @@ fn damage_is_said_and_what_came_before_it_stays() {
     assert!(found.problems[1].contains("7 events were dropped"));
     assert_eq!(found.problems.len(), 2, "said once");
     assert_eq!(found.calls[0].calls[0].time.count, 1);
+    folder.run.rounds[0].clocks.host.clear();
+    let found = folder.threads();
+    assert!(found.calls.is_empty() && found.problems[0].contains("no two readings"));
+    folder.run.rounds[0].streams[0].clock = Clock::HostMonotonic;
     std::fs::write(&path, "nonsense").unwrap();
     let found = folder.threads();
     assert!(found.calls.is_empty() && found.problems[0].contains("a: syscalls: "));
