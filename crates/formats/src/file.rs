@@ -1,5 +1,6 @@
 //! The file or block device that an image is in.
 
+use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
@@ -28,6 +29,8 @@ pub trait ImageFile {
     /// Reserves space for `len` bytes from `offset` on, without changing what
     /// they read as; the file grows when it must.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Gives space back; what these bytes read as is undefined afterwards.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
 }
 
 impl ImageFile for File {
@@ -77,7 +80,16 @@ impl ImageFile for File {
         if len == 0 || self.metadata()?.file_type().is_block_device() {
             return Ok(());
         }
-        rustix::fs::fallocate(self, rustix::fs::FallocateFlags::empty(), offset, len)?;
+        rustix::fs::fallocate(self, FallocateFlags::empty(), offset, len)?;
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(self, hole, offset, len)?;
         Ok(())
     }
 }

@@ -51,9 +51,9 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// What the header alone tells, and the first overlap among it.
+    /// What the header alone tells, and the overlaps among it.
     /// `snapshot_table_bytes` is 0 where there are no snapshots.
-    pub fn of_header(header: &Header, snapshot_table_bytes: u64) -> (Regions, Option<Overlap>) {
+    pub fn of_header(header: &Header, snapshot_table_bytes: u64) -> (Regions, Vec<Overlap>) {
         let mut regions = Regions {
             cluster_bits: header.cluster_bits,
             ..Regions::default()
@@ -79,12 +79,11 @@ impl Regions {
                 bitmaps.map_or(0, |b| b.directory_size),
             ),
         ];
-        let mut first = None;
+        let mut overlaps = Vec::new();
         for (region, offset, len) in parts {
-            let overlap = regions.add(region, offset, len).err();
-            first = first.or(overlap);
+            overlaps.extend(regions.add(region, offset, len).err());
         }
-        (regions, first)
+        (regions, overlaps)
     }
 
     /// The whole clusters of `len` bytes from `offset` on; empty for `len` 0.

@@ -6,6 +6,7 @@ mod human;
 mod json;
 mod size;
 mod snapshots;
+pub(crate) use snapshots::{read_bitmaps, read_snapshots};
 
 pub use chain::{MAX_CHAIN, chain};
 pub use size::Units;
@@ -51,10 +52,7 @@ impl Info {
             .metadata()
             .map_err(Error::io("its size cannot be read"))?;
         let (snapshots, bitmaps) = match &image {
-            Image::Qcow2(header) => (
-                snapshots::read_snapshots(file, header)?,
-                snapshots::read_bitmaps(file, header)?,
-            ),
+            Image::Qcow2(header) => (read_snapshots(file, header)?, read_bitmaps(file, header)?),
             _ => Default::default(),
         };
         let full_backing = image.backing_file().and_then(|b| resolve(path, b).ok());

@@ -1,0 +1,119 @@
+//! New refcount structures at the end of the file.
+
+use super::Pass;
+use crate::qcow2::{MAX_REFCOUNT_TABLE_BYTES, refcount};
+use crate::{Error, Result};
+
+/// What is built.
+struct Plan {
+    /// The first of the new clusters: blocks, then the table.
+    first: u64,
+    /// Numbers of the blocks that there will be.
+    indexes: Vec<u64>,
+    table_clusters: u64,
+}
+
+impl Pass<'_, '_> {
+    /// Writes all refcounts, as counted, to new clusters, then switches the
+    /// header to them. Until that last write, a single sector, the image is as
+    /// it was; after it, the old structures are free space.
+    pub(super) fn rebuild_refcounts(&mut self) -> Result<()> {
+        self.forget_old();
+        let plan = self.plan()?;
+        let new = plan.indexes.len() as u64 + plan.table_clusters;
+        self.counts.grow(plan.first + new);
+        for cluster in plan.first..plan.first + new {
+            self.counts.add(cluster, 1);
+        }
+        self.file
+            .set_len((plan.first + new) << self.g.cluster_bits)
+            .map_err(Error::io("cannot be extended"))?;
+        let mut table = vec![0; (plan.table_clusters << self.g.cluster_bits) as usize];
+        for (i, &index) in plan.indexes.iter().enumerate() {
+            let at = (plan.first + i as u64) << self.g.cluster_bits;
+            let block = self.block_of(index);
+            self.write(&block, at)?;
+            let entry = index as usize * 8;
+            table[entry..entry + 8].copy_from_slice(&at.to_be_bytes());
+        }
+        let table_at = (plan.first + plan.indexes.len() as u64) << self.g.cluster_bits;
+        self.write(&table, table_at)?;
+        self.sync()?;
+        let mut switch = [0; 12];
+        switch[..8].copy_from_slice(&table_at.to_be_bytes());
+        switch[8..].copy_from_slice(&(plan.table_clusters as u32).to_be_bytes());
+        self.write(&switch, 48)?;
+        self.sync()?;
+        self.lines.say("Repairing refcounts, which are built anew");
+        // All that was wrong with them.
+        self.report.corruptions_fixed += self.report.corruptions.max(1);
+        self.report.leaks_fixed += self.report.leaks;
+        Ok(())
+    }
+
+    /// Nothing refers to the old structures afterwards.
+    fn forget_old(&mut self) {
+        let table = self.header.refcount_table_offset;
+        let bytes = self.header.refcount_table_bytes();
+        let bits = self.g.cluster_bits;
+        let counted = self.header.validate_refcount_table().is_ok() && self.in_file(table, bytes);
+        if counted {
+            for cluster in table >> bits..(table + bytes) >> bits {
+                self.counts.remove(cluster);
+            }
+        }
+        for block in std::mem::take(&mut self.blocks) {
+            if block != 0 {
+                self.counts.remove(block >> bits);
+            }
+        }
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        let entries = self.g.refcount_block_entries();
+        let first = self.g.clusters_of(self.file_len).max(self.counts.end());
+        let used = |index: &u64| {
+            let start = index * entries;
+            self.counts.any(start..start + entries)
+        };
+        let old: Vec<u64> = (0..first.div_ceil(entries)).filter(used).collect();
+        let (mut blocks, mut table_clusters) = (0, 0);
+        loop {
+            // Blocks of the new clusters themselves, the last old one perhaps
+            // among them.
+            let end = first + blocks + table_clusters;
+            let new = first / entries..end.div_ceil(entries);
+            let mut indexes = old.clone();
+            indexes.extend(new.filter(|i| old.last() != Some(i)));
+            let last = indexes.last().copied().unwrap_or(0);
+            let table = self.g.clusters_of((last + 1) * 8);
+            if indexes.len() as u64 == blocks && table == table_clusters {
+                if table << self.g.cluster_bits > MAX_REFCOUNT_TABLE_BYTES {
+                    return Err(Error::unsupported(
+                        "its refcount table would be too large to be built anew",
+                    ));
+                }
+                return Ok(Plan {
+                    first,
+                    indexes,
+                    table_clusters,
+                });
+            }
+            // Both only ever grow.
+            (blocks, table_clusters) = (indexes.len() as u64, table);
+        }
+    }
+
+    fn block_of(&self, index: u64) -> Vec<u8> {
+        let mut block = vec![0; self.g.cluster_size() as usize];
+        let first = index << self.g.refcount_block_bits();
+        for entry in 0..self.g.refcount_block_entries() {
+            let count = self.counts.get(first + entry);
+            if count != 0 {
+                let count = count.min(self.g.refcount_max());
+                refcount::set(&mut block, self.g.refcount_order, entry as usize, count);
+            }
+        }
+        block
+    }
+}

@@ -1,0 +1,167 @@
+//! The bodies of the fuzz targets: images made from bytes.
+//!
+//! What they check: nothing panics, takes much memory or does not end; what
+//! was parsed is written back the same; an image that was repaired has
+//! nothing left that could be repaired.
+
+use super::MemoryFile;
+use crate::img::check::{Options, Repair, check};
+use crate::img::create::{self, create};
+use crate::img::{Format, Image};
+use crate::qcow2::{Geometry, Header, L2Entry, bitmap::Bitmap, snapshot::Snapshot};
+use crate::{ImageFile, qed};
+
+/// Bytes of the largest file. (The header of an image of 2 MiB clusters takes
+/// one of them.)
+const LIMIT: u64 = 8 << 20;
+const MEMORY: u64 = 1 << 20;
+
+/// A qcow2 header with its extensions.
+pub fn qcow2_header(data: &[u8]) {
+    let mut bytes = data.to_vec();
+    if let Some(magic) = bytes.get_mut(..4) {
+        magic.copy_from_slice(&crate::qcow2::MAGIC);
+    }
+    let Ok(header) = Header::parse(&bytes) else {
+        return;
+    };
+    // Headers that fill their cluster to the last byte may not fit again.
+    if let Ok(encoded) = header.encode() {
+        let again = Header::parse(&encoded).expect("what was written can be read");
+        assert_eq!(again.extensions, header.extensions);
+        assert_eq!(again.geometry(), header.geometry());
+        assert_eq!(again.backing_file, header.backing_file);
+    }
+}
+
+/// Entries of all tables.
+pub fn qcow2_tables(data: &[u8]) {
+    let Some((choices, data)) = data.split_first_chunk::<2>() else {
+        return;
+    };
+    let extended_l2 = choices[0] & 0x10 != 0;
+    let least = if extended_l2 { 14 } else { 9 };
+    let geometry = Geometry {
+        cluster_bits: (9 + u32::from(choices[0] & 15)).clamp(least, 21),
+        refcount_order: u32::from(choices[1]) % 7,
+        extended_l2,
+        data_file: choices[0] & 0x20 != 0,
+        version: 3,
+    };
+    let size = geometry.l2_entry_size() as usize;
+    for at in (0..data.len() / size * size).step_by(size) {
+        let entry = L2Entry::parse(data, at, &geometry);
+        let mut encoded = vec![0; size];
+        entry.encode(&mut encoded, 0, &geometry);
+        assert_eq!(encoded, data[at..at + size]);
+        let _ = entry.decode(&geometry);
+    }
+    if let Ok((snapshot, len)) = Snapshot::parse(data) {
+        let mut encoded = Vec::new();
+        snapshot.encode(&mut encoded);
+        assert_eq!(encoded.len(), len);
+        assert_eq!(Snapshot::parse(&encoded).ok(), Some((snapshot, len)));
+    }
+    let _ = Bitmap::parse(data, &geometry);
+}
+
+/// A small sound image, of the kind that `choices` says.
+fn sound(choices: [u8; 2], format: Format) -> Option<MemoryFile> {
+    let mut options = create::Options::new(format);
+    let bit = |n: u8| choices[0] >> n & 1 == 1;
+    if format == Format::Qcow2 {
+        options.cluster_size = 512 << (choices[1] & 7);
+        options.qcow2.extended_l2 = bit(0);
+        if bit(0) {
+            options.cluster_size = 16 << 10;
+        }
+        options.qcow2.refcount_bits = 1 << ((choices[1] >> 3) % 7);
+        if bit(2) {
+            options.preallocation = create::Preallocation::Metadata;
+        }
+        if bit(3) {
+            options.qcow2.version = 2;
+            options.qcow2.refcount_bits = 16;
+            options.qcow2.extended_l2 = false;
+        }
+    } else {
+        options.cluster_size = 4096 << (choices[1] & 3);
+        options.table_size = 1 << (choices[1] >> 6);
+    }
+    let file = MemoryFile::new(Vec::new(), LIMIT);
+    create(&file, None, &options, 64 << 10).ok()?;
+    Some(file)
+}
+
+/// Changes made to a sound image: each takes four bytes, a place and a number
+/// to put there, mostly of a cluster that is in the file.
+fn change(file: &MemoryFile, format: Format, data: &[u8]) {
+    let len = file.len().unwrap_or(0).max(1);
+    for step in data.chunks_exact(6) {
+        let place = u64::from(u32::from_be_bytes([0, step[0], step[1], step[2]])) * 8 % len;
+        let value = match step[3] & 7 {
+            0 => u64::from(step[4]),
+            1 => u64::MAX << (step[5] & 63),
+            2 => u64::from(step[4]) << (step[5] & 63),
+            3 => 1 << 62 | u64::from(step[4]) << 9 | u64::from(step[5]) << 40,
+            n => u64::from(step[4]) << 9 | u64::from(n & 1) << 63,
+        };
+        let bytes = match format {
+            Format::Qed => (value & !(1 << 63)).to_le_bytes(),
+            _ => value.to_be_bytes(),
+        };
+        let _ = file.write_at(&bytes, place);
+    }
+}
+
+fn check_and_repair(file: &MemoryFile, format: Format) {
+    let options = |repair| Options {
+        repair,
+        max_memory: MEMORY,
+    };
+    let mut silent = |line: &str| assert!(!line.contains('\n'));
+    let before = file.bytes().clone();
+    let looked = check(file, format, &options(Repair::Nothing), &mut silent);
+    assert!(*file.bytes() == before, "a check has changed the image");
+    if let Ok(looked) = &looked {
+        assert!(!looked.repaired());
+    }
+    let Ok(repaired) = check(file, format, &options(Repair::All), &mut silent) else {
+        return;
+    };
+    let again = check(file, format, &options(Repair::All), &mut silent).expect("it was checked");
+    assert!(
+        !again.repaired(),
+        "the repair was not complete: {repaired:?}, then {again:?}"
+    );
+    let looked = check(file, format, &options(Repair::Nothing), &mut silent).expect("likewise");
+    assert_eq!(looked.exit_status(), repaired.exit_status());
+}
+
+/// A qcow2 image with changes.
+pub fn qcow2_image(data: &[u8]) {
+    let Some((choices, data)) = data.split_first_chunk::<2>() else {
+        return;
+    };
+    let Some(file) = sound(*choices, Format::Qcow2) else {
+        return;
+    };
+    change(&file, Format::Qcow2, data);
+    let _ = Image::read(&file, Format::Qcow2);
+    check_and_repair(&file, Format::Qcow2);
+}
+
+/// A QED image with changes.
+pub fn qed_image(data: &[u8]) {
+    let Some((choices, data)) = data.split_first_chunk::<2>() else {
+        return;
+    };
+    let Some(file) = sound(*choices, Format::Qed) else {
+        return;
+    };
+    change(&file, Format::Qed, data);
+    if let Ok(Image::Qed(header, _)) = Image::read(&file, Format::Qed) {
+        assert_eq!(qed::Header::parse(&header.encode()).ok(), Some(header));
+    }
+    check_and_repair(&file, Format::Qed);
+}
