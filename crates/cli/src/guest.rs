@@ -51,13 +51,14 @@ fn record(args: &RecordArgs) -> anyhow::Result<()> {
     remove_all_on_abort();
     let stop = stop_on_signal()?;
     let device = args.device.as_deref();
-    let run = guest::record(&RecordOptions {
+    let options = RecordOptions {
         device: device.map(|name| name.strip_prefix("/dev/").unwrap_or(name)),
         window: args.seconds,
         buffer_mib: args.buffer,
         output: &args.output,
         stop: &stop,
-    })?;
+    };
+    let run = guest::record(&options, &mut || eprintln!("guest: recording"))?;
     for problem in &run.problems {
         eprintln!("fathom: {problem}");
     }

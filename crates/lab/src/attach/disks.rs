@@ -240,6 +240,9 @@ fn share_eventfds(pid: u32, found: &mut [Found], problems: &mut Vec<String>) {
             ));
             continue;
         }
-        found[index].eventfds = eventfds::of(server).intersection(&ours).copied().collect();
+        let theirs = eventfds::by_fd(server).into_iter();
+        let shared: Vec<(u64, u64)> = theirs.filter(|(_, id)| ours.contains(id)).collect();
+        found[index].eventfds = shared.iter().map(|&(_, id)| id).collect();
+        found[index].server_fds = shared;
     }
 }

@@ -6,11 +6,19 @@ use std::fs;
 
 /// The ids of a process's eventfds.
 pub(super) fn of(pid: u32) -> BTreeSet<u64> {
+    by_fd(pid).into_iter().map(|(_, id)| id).collect()
+}
+
+/// (file descriptor, id) of a process's eventfds.
+pub(super) fn by_fd(pid: u32) -> Vec<(u64, u64)> {
     let entries = fs::read_dir(format!("/proc/{pid}/fdinfo"))
         .into_iter()
         .flatten();
-    let id = |entry: fs::DirEntry| parse(&fs::read_to_string(entry.path()).ok()?);
-    entries.flatten().filter_map(id).collect()
+    let pair = |entry: fs::DirEntry| {
+        let fd = entry.file_name().to_str()?.parse().ok()?;
+        Some((fd, parse(&fs::read_to_string(entry.path()).ok()?)?))
+    };
+    entries.flatten().filter_map(pair).collect()
 }
 
 fn parse(fdinfo: &str) -> Option<u64> {

@@ -16,9 +16,10 @@ mod process;
 mod record;
 mod sockets;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use fathom_run::{Disk, Thread};
+use fathom_run::{Disk, Role, Thread};
 
 use crate::error::{Error, Result};
 
@@ -47,9 +48,11 @@ pub struct Qemu {
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     pub disk: Disk,
-    /// eventfds that QEMU shares with the disk's server and nobody else: its kicks and calls. Which
-    /// are which shows when they are signalled ([`Found::classify`]).
+    /// eventfds that QEMU shares with the disk's server and with no other: its kicks and calls.
+    /// Which are which shows when they are used ([`Found::classify`], [`Found::called`]).
     pub eventfds: Vec<u64>,
+    /// (file descriptor in the server, eventfd's id) of these.
+    pub server_fds: Vec<(u64, u64)>,
     /// The vhost-user socket between the two.
     pub socket: Option<PathBuf>,
     /// The control socket of a Fathom daemon.
@@ -139,43 +142,49 @@ impl Qemu {
 }
 
 impl Found {
-    /// Tells kicks from calls by who signalled them: (eventfd's id, thread) of each signal. A
-    /// vCPU's thread kicks, the server's threads call.
+    /// Notes the disk's kicks: of the signalled eventfds (id, thread) those that are the disk's
+    /// and were signalled by a vCPU.
     pub fn classify(&mut self, threads: &[Thread], signals: impl Iterator<Item = (u64, u32)>) {
-        let server = self.disk.server_pid;
-        let (mut kicks, mut calls) = (Vec::new(), Vec::new());
-        for (id, tid) in signals {
-            let Some(thread) = threads.iter().find(|thread| thread.tid == tid) else {
-                continue;
-            };
-            if !self.eventfds.contains(&id) {
-                continue;
-            }
-            if thread.role == fathom_run::Role::Vcpu {
-                kicks.push(id);
-            } else if Some(thread.pid) == server {
-                calls.push(id);
-            }
-        }
-        for ids in [&mut kicks, &mut calls] {
-            // QEMU makes a device's eventfds in the order of its queues.
-            ids.sort_unstable();
-            ids.dedup();
-        }
-        // The server writes to its own kick to wake itself up in some servers.
-        calls.retain(|id| !kicks.contains(id));
+        let is_vcpu = |tid| {
+            let mut vcpus = threads.iter().filter(|one| one.role == Role::Vcpu);
+            vcpus.any(|one| one.tid == tid)
+        };
+        let ours = signals.filter(|&(id, tid)| self.eventfds.contains(&id) && is_vcpu(tid));
+        let kicks: BTreeSet<u64> = ours.map(|(id, _)| id).collect();
         if !kicks.is_empty() {
-            self.disk.identified_by.get_or_insert("eventfd-id".into());
+            self.disk.identified_by = Some("eventfd-id".into());
         }
-        self.disk.kick_eventfds = kicks;
-        self.disk.call_eventfds = calls;
+        // QEMU makes a device's eventfds in the order of its queues.
+        self.disk.kick_eventfds = kicks.into_iter().collect();
+    }
+
+    /// Notes the disk's calls: of the server's write(2)s (file descriptor, thread) those to an
+    /// eventfd that it shares with QEMU and that is no kick.
+    pub fn called(&mut self, threads: &[Thread], writes: impl Iterator<Item = (u64, u32)>) {
+        let server = self.disk.server_pid;
+        let is_server = |tid| {
+            let mut own = threads.iter().filter(|one| Some(one.pid) == server);
+            own.any(|one| one.tid == tid)
+        };
+        let id_of = |fd: u64| {
+            self.server_fds
+                .iter()
+                .find(|one| one.0 == fd)
+                .map(|one| one.1)
+        };
+        let ids = writes
+            .filter(|&(_, tid)| is_server(tid))
+            .filter_map(|(fd, _)| id_of(fd));
+        let calls: BTreeSet<u64> = ids
+            .filter(|id| !self.disk.kick_eventfds.contains(id))
+            .collect();
+        self.disk.call_eventfds = calls.into_iter().collect();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fathom_run::Role;
 
     fn thread(pid: u32, tid: u32, role: Role) -> Thread {
         Thread {
@@ -188,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn kicks_and_calls_are_told_by_who_signals() {
+    fn kicks_and_calls_are_told_by_who_uses_them() {
         let threads = [
             thread(1, 1, Role::Main),
             thread(1, 2, Role::Vcpu),
@@ -196,19 +205,14 @@ mod tests {
         ];
         let mut found = Found {
             eventfds: vec![40, 41, 42],
+            server_fds: vec![(5, 40), (6, 41), (7, 42)],
             ..Found::default()
         };
         found.disk.server_pid = Some(9);
-        let signals = [
-            (41, 2),
-            (42, 9),
-            (50, 2),
-            (51, 9),
-            (41, 9),
-            (41, 2),
-            (40, 77),
-        ];
+        let signals = [(41, 2), (42, 9), (50, 2), (41, 2), (40, 77), (42, 1)];
         found.classify(&threads, signals.into_iter());
+        let writes = [(7, 9), (6, 9), (1, 9), (5, 2), (7, 9)];
+        found.called(&threads, writes.into_iter());
         assert_eq!(found.disk.kick_eventfds, [41]);
         assert_eq!(found.disk.call_eventfds, [42]);
         assert_eq!(found.disk.identified_by.as_deref(), Some("eventfd-id"));

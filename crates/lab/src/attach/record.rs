@@ -215,16 +215,24 @@ fn wait(options: &Options) {
     }
 }
 
-/// Tells the disk's kicks and interrupts from others' by who signalled its eventfds.
+/// Tells the disk's kicks and calls from others' by who used its eventfds.
 fn identify(qemu: &mut Qemu, chosen: usize, output: &Path, problems: &mut Vec<String>) {
-    let path = output.join(LAYERS).join(format!("{}.events", kvm::NAME));
+    const WRITE: u64 = 1;
+    let open = |round: &str, name: &str| Stream::open(&output.join(round).join(name));
     let found = &mut qemu.disks[chosen];
-    if let Ok(stream) = Stream::open(&path) {
+    if let Ok(stream) = open(LAYERS, &format!("{}.events", kvm::NAME)) {
         let signals = stream
             .flatten()
             .filter(|event| event.kind == Kind::EventfdSignal);
         let signals = signals.map(|event| (event.args[0], event.tid));
         found.classify(&qemu.threads, signals);
+    }
+    if let Ok(stream) = open(SYSCALLS, &format!("{}.events", syscalls::NAME)) {
+        let writes = stream
+            .flatten()
+            .filter(|event| event.kind == Kind::SysEnter && event.args[0] == WRITE);
+        let writes = writes.map(|event| (event.args[1], event.tid));
+        found.called(&qemu.threads, writes);
     }
     if found.disk.identified_by.is_some() || qemu.accelerator != "kvm" {
         return;

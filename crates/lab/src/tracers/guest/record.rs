@@ -33,11 +33,11 @@ const LEAST_KIB: u32 = 1 << 10;
 const MOST_KIB: u32 = 256 << 10;
 
 /// Records this machine's virtio disk into a new run directory. The trace stays in memory until
-/// the window has ended.
+/// the window has ended. Calls `started` when the kernel traces.
 ///
 /// # Errors
 /// When there is no such disk, the kernel cannot trace, or the directory cannot be written.
-pub fn record(options: &RecordOptions) -> Result<Run> {
+pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run> {
     if options.output.join("run.json").exists() {
         return Err(Error::Unusable {
             path: options.output.to_owned(),
@@ -58,6 +58,7 @@ pub fn record(options: &RecordOptions) -> Result<Run> {
     )?;
     let machine = environment::machine(guest.clock());
     let before = pair();
+    started();
     wait(options);
     guest.halt()?;
     let pairs = vec![before, pair()];
