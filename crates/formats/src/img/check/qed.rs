@@ -106,12 +106,16 @@ impl Scan<'_, '_> {
         Ok(())
     }
 
-    /// Marks clusters used; false when one was already.
-    fn mark(&mut self, offset: u64, clusters: u64) -> bool {
+    /// Marks clusters used; false when one was already. Each such is a
+    /// corruption.
+    fn mark(&mut self, what: &str, offset: u64, clusters: u64) -> bool {
         let first = offset >> self.geometry.cluster_bits;
         let mut fresh = true;
         for cluster in first..first + clusters {
-            fresh &= !self.used.get(cluster);
+            if self.used.get(cluster) {
+                self.corruption(&format!("{what} offset={offset:#x}: used twice"));
+                fresh = false;
+            }
             self.used.set(cluster);
         }
         fresh
@@ -143,17 +147,16 @@ impl Scan<'_, '_> {
 
     fn l1(&mut self, offset: u64) -> Result<()> {
         let table_clusters = 1 << self.geometry.table_clusters_bits;
-        self.mark(offset, table_clusters);
+        self.mark("L1 table", offset, table_clusters);
         self.entries(offset, |scan, at, entry| {
             let decoded = L2Offset(entry).decode(&scan.geometry, scan.file_len);
             let Ok(Some(table)) = decoded else {
                 return scan.invalid_offset(at, "L2 table", entry);
             };
-            if scan.mark(table, table_clusters) {
-                return scan.l2(table);
+            match scan.mark("L2 table", table, table_clusters) {
+                true => scan.l2(table),
+                false => Ok(()),
             }
-            scan.corruption(&format!("L2 table offset={table:#x}: used twice"));
-            Ok(())
         })
     }
 
@@ -173,9 +176,7 @@ impl Scan<'_, '_> {
             let Ok(Cluster::Data { host }) = decoded else {
                 return scan.invalid_offset(at, "data cluster", entry);
             };
-            if !scan.mark(host, 1) {
-                scan.corruption(&format!("data cluster offset={host:#x}: used twice"));
-            }
+            scan.mark("data cluster", host, 1);
             Ok(())
         })
     }

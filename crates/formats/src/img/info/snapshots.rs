@@ -7,8 +7,8 @@ use crate::{Error, ImageFile, Result, read_up_to};
 /// Bytes read at once.
 const CHUNK: usize = 1 << 20;
 
-/// A file's bytes from an offset on, without those beyond its end, read in
-/// chunks as they are needed.
+/// A file's bytes from an offset on, read in chunks as they are needed. Zeroes
+/// follow its end.
 struct Window<'a> {
     file: &'a dyn ImageFile,
     /// Of the next byte to read.
@@ -18,22 +18,23 @@ struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// The next `len` bytes, or all that the file has.
+    /// The next `len` bytes at least.
     fn peek(&mut self, len: usize) -> Result<&[u8]> {
         if self.bytes.len() - self.used < len {
             self.bytes.drain(..self.used);
             self.used = 0;
-            let more = read_up_to(self.file, self.offset, len.max(CHUNK) as u64)
+            let old = self.bytes.len();
+            self.bytes.resize(old + len.max(CHUNK), 0);
+            self.file
+                .read_at(&mut self.bytes[old..], self.offset)
                 .map_err(Error::io("its snapshot table cannot be read"))?;
-            self.offset += more.len() as u64;
-            self.bytes.extend(more);
+            self.offset += (self.bytes.len() - old) as u64;
         }
         Ok(&self.bytes[self.used..])
     }
 }
 
-/// All snapshots. Memory is bounded by the table's largest size, and by what
-/// the file really has.
+/// All snapshots. Memory is bounded by the table's largest size.
 pub(crate) fn read_snapshots(file: &dyn ImageFile, header: &Header) -> Result<Vec<Snapshot>> {
     let mut window = Window {
         file,
@@ -48,8 +49,7 @@ pub(crate) fn read_snapshots(file: &dyn ImageFile, header: &Header) -> Result<Ve
         if total > MAX_SNAPSHOT_TABLE_BYTES {
             return Err(Error::invalid("its snapshot table is too large"));
         }
-        // The last entry's padding need not be in the file.
-        window.used = (window.used + len).min(window.bytes.len());
+        window.used += len;
         snapshots.push(snapshot);
     }
     Ok(snapshots)

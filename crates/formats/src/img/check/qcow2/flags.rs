@@ -36,12 +36,45 @@ impl Pass<'_, '_> {
         })?;
         let active = self.tables.iter().filter(|(_, uses)| uses.active > 0);
         let active: Vec<_> = active.map(|(at, uses)| (*at, uses.total)).collect();
+        let mut moved = Vec::new();
         for (table, uses) in active {
-            // A table that is something else, too, is not written to.
-            let alone = self.counts.get(table >> self.g.cluster_bits) == uses;
-            self.check_l2_flags(table, repair && alone)?;
+            let Some(right) = self.check_l2_flags(table, repair)? else {
+                continue;
+            };
+            if self.counts.get(table >> self.g.cluster_bits) == uses {
+                self.write(&right, table)?;
+            } else {
+                moved.push((table, self.append(&right)?));
+            }
         }
-        Ok(())
+        self.switch_l2_tables(&moved)
+    }
+
+    /// Puts a table at the end of the file. Its refcount is the next pass's
+    /// business.
+    fn append(&mut self, table: &[u8]) -> Result<u64> {
+        let at = self.file_len.next_multiple_of(self.g.cluster_size());
+        self.write(table, at)?;
+        self.file_len = at + self.g.cluster_size();
+        Ok(at)
+    }
+
+    /// Tables that something else is, too, were not written to: the active L1
+    /// table refers to their copies from now on. Sorted by the old places.
+    fn switch_l2_tables(&mut self, moved: &[(u64, u64)]) -> Result<()> {
+        if moved.is_empty() {
+            return Ok(());
+        }
+        self.sync()?;
+        let bytes = u64::from(self.header.l1_entries) * L1Entry::SIZE;
+        self.for_each_word(self.header.l1_offset, bytes, |pass, at, word| {
+            let table = L1Entry(word).raw_offset();
+            let Ok(found) = moved.binary_search_by_key(&table, |(old, _)| *old) else {
+                return Ok(());
+            };
+            let entry = L1Entry::new(moved[found].1, true);
+            pass.write(&entry.0.to_be_bytes(), at)
+        })
     }
 
     fn flag(&mut self, text: &str, repair: bool) {
@@ -52,7 +85,8 @@ impl Pass<'_, '_> {
         }
     }
 
-    fn check_l2_flags(&mut self, offset: u64, repair: bool) -> Result<()> {
+    /// The table with all flags right, if they are not and are to be.
+    fn check_l2_flags(&mut self, offset: u64, repair: bool) -> Result<Option<Vec<u8>>> {
         let mut table = vec![0; self.g.cluster_size() as usize];
         self.read(&mut table, offset)?;
         let size = self.g.l2_entry_size() as usize;
@@ -72,9 +106,6 @@ impl Pass<'_, '_> {
                 changed = true;
             }
         }
-        if changed && repair {
-            self.write(&table, offset)?;
-        }
-        Ok(())
+        Ok((changed && repair).then_some(table))
     }
 }

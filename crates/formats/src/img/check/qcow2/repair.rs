@@ -120,8 +120,12 @@ impl Pass<'_, '_> {
     /// without a usable L1 table an empty one. The table is written anew at
     /// the end of the file before the header refers to it.
     fn repair_snapshot_table(&mut self) -> Result<()> {
-        let mut snapshots = std::mem::take(&mut self.snapshots);
         let before = self.report.corruptions_fixed;
+        let (offset, len) = (self.header.snapshots_offset, self.snapshot_table_bytes());
+        if len > 0 && !self.in_file(offset, len) {
+            self.repairing("snapshot table, which is beyond the end of the file");
+        }
+        let mut snapshots = std::mem::take(&mut self.snapshots);
         for snapshot in &mut snapshots {
             let shown = snapshot.shown();
             if self.is_incomplete(snapshot) {
@@ -138,6 +142,8 @@ impl Pass<'_, '_> {
                 (snapshot.l1_offset, snapshot.l1_entries) = (0, 0);
             }
         }
+        // What the end of the file has cut off reads as zeroes.
+        snapshots.retain(|s| s.l1_entries != 0 || !s.id.is_empty() || !s.name.is_empty());
         self.snapshots = snapshots;
         if self.report.corruptions_fixed == before {
             return Ok(());
@@ -153,8 +159,12 @@ impl Pass<'_, '_> {
         );
         self.write(&table, at)?;
         self.sync()?;
-        self.write(&at.to_be_bytes(), 64)?;
+        self.header.snapshots = self.snapshots.len() as u32;
         self.header.snapshots_offset = at;
+        let mut switch = [0; 12];
+        switch[..4].copy_from_slice(&self.header.snapshots.to_be_bytes());
+        switch[4..].copy_from_slice(&at.to_be_bytes());
+        self.write(&switch, 60)?;
         self.sync()
     }
 
