@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 /// The dependency rule: a crate may use the crates below it, and siblings never each other.
 /// `bench`, `lab` and the tests stand outside the data plane and see it only as users do.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("fathom-trace", &[]),
+    ("fathom-sigbus", &[]),
+    ("fathom-trace", &["fathom-sigbus"]),
     ("fathom-core", &["fathom-trace"]),
     ("fathom-storage", &["fathom-core", "fathom-trace"]),
     ("fathom-formats", &["fathom-core", "fathom-trace"]),
@@ -15,7 +16,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-virtio", &["fathom-core", "fathom-trace"]),
     (
         "fathom-exports",
-        &["fathom-virtio", "fathom-core", "fathom-trace"],
+        &[
+            "fathom-virtio",
+            "fathom-core",
+            "fathom-trace",
+            "fathom-sigbus",
+        ],
     ),
     (
         "fathom-daemon",
@@ -45,7 +51,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-trace",
         ],
     ),
-    ("fathom-tests", &["fathom-lab"]),
+    (
+        "fathom-tests",
+        &["fathom-lab", "fathom-report", "fathom-run"],
+    ),
     (
         "fathom-fuzz",
         &[

@@ -1,0 +1,279 @@
+//! `fathom lab run wiki` on a real KVM: every layer of every request, for every server of disks.
+//!
+//! All runs share one KVM host, which is emulated, so that this works on any machine. Its times
+//! are stretched; what is checked is that requests are found in all layers and that layers add
+//! up, never how long they take.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fathom_lab::KvmHost;
+use fathom_lab::scenario::wiki::{self, Options, Server, Transport};
+use fathom_lab::workload::{Limit, Rw};
+use fathom_lab::{Aio, Error};
+use fathom_report::analysis::{Analysis, Exact, Layer};
+use fathom_run::{Kind, Run};
+use fathom_tests::fathom;
+use tempfile::TempDir;
+
+/// One KVM host and the folder for its runs.
+struct Bench {
+    host: KvmHost,
+    dir: TempDir,
+    runs: u32,
+}
+
+/// What a run left.
+struct Done {
+    dir: PathBuf,
+    run: Run,
+    analysis: Analysis,
+}
+
+const REQUESTS: u64 = 300;
+const SOON: Duration = Duration::from_secs(120);
+
+impl Bench {
+    fn new() -> Bench {
+        Bench {
+            host: KvmHost::boot(&fathom()).unwrap(),
+            dir: tempfile::tempdir().unwrap(),
+            runs: 0,
+        }
+    }
+
+    /// Short runs: one pair of rounds, a small image.
+    fn options(&mut self) -> Options {
+        self.runs += 1;
+        let mut options = Options::new(fathom(), self.dir.path().join(self.runs.to_string()));
+        options.rounds = 1;
+        options.limit = Some(Limit::Operations(REQUESTS));
+        options.size = Some(8 << 20);
+        options
+    }
+
+    fn run(&mut self, change: impl FnOnce(&mut Options)) -> Done {
+        let mut options = self.options();
+        change(&mut options);
+        wiki::run_in(&mut self.host, &options, &mut |step| eprintln!("{step}")).unwrap();
+        Done::load(&options.output)
+    }
+
+    fn refused(&mut self, change: impl FnOnce(&mut Options)) -> Error {
+        let mut options = self.options();
+        change(&mut options);
+        wiki::run_in(&mut self.host, &options, &mut |_| {}).unwrap_err()
+    }
+}
+
+impl Done {
+    fn load(dir: &Path) -> Done {
+        Done {
+            dir: dir.to_owned(),
+            run: Run::load(dir).unwrap(),
+            analysis: fathom_report::analyse(dir, &fathom_report::Options::default()).unwrap(),
+        }
+    }
+
+    fn exact(&self) -> &Exact {
+        self.analysis.exact.as_ref().expect("an exact breakdown")
+    }
+
+    /// Every request was followed, the clocks agree, and the layers of each add up to its time.
+    fn is_sound(&self, unmatched: u64) {
+        let truth = &self.exact().truth;
+        let said = || format!("{truth:?} {:?}", self.analysis.problems);
+        assert!(truth.requests >= REQUESTS, "{}", said());
+        assert!(truth.unmatched <= unmatched, "{}", said());
+        assert_eq!(truth.violations, 0, "{}", said());
+        assert_eq!(truth.lost, [], "{}", said());
+        assert!(truth.clock_error_ns.unwrap().abs() < 1000, "{}", said());
+        for request in &self.exact().slowest {
+            let sum: i64 = request.layers.iter().map(|(_, ns)| ns).sum();
+            assert_eq!(sum, request.total, "{request:?}");
+        }
+    }
+
+    fn has_layers(&self, layers: &[Layer]) {
+        let rows = &self.exact().layers;
+        let seen: Vec<Layer> = rows.iter().map(|row| row.layer).collect();
+        for layer in layers {
+            assert!(seen.contains(layer), "{layer:?} is not among {seen:?}");
+        }
+    }
+
+    /// Events of a kind in a round's file.
+    fn count(&self, round: &str, stream: &str, kind: Kind) -> u64 {
+        let round = self
+            .run
+            .rounds
+            .iter()
+            .find(|one| one.name == round)
+            .unwrap();
+        let stream = round.streams.iter().find(|one| one.name == stream).unwrap();
+        let events = round.open(&self.dir, stream).unwrap();
+        events
+            .filter(|event| event.as_ref().unwrap().kind == kind)
+            .count() as u64
+    }
+
+    /// Calls of this name by all threads.
+    fn calls(&self, name: &str) -> u64 {
+        let threads = self.analysis.calls.iter();
+        let calls = threads.flat_map(|thread| &thread.calls);
+        calls
+            .filter(|call| call.name == name)
+            .map(|call| call.time.count)
+            .sum()
+    }
+}
+
+/// Fathom tells the stages of its own; the whole way is seen.
+fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
+    let done = bench.run(|_| {});
+    done.is_sound(0);
+    done.has_layers(&[
+        Layer::GuestSubmit,
+        Layer::KickExit,
+        Layer::KickKvm,
+        Layer::ServerWake,
+        Layer::HostSubmit,
+        Layer::HostDevice,
+        Layer::HostReap,
+        Layer::ServerNotify,
+        Layer::VcpuWake,
+        Layer::GuestBottomHalf,
+        Layer::GuestReturn,
+    ]);
+    let disk = done.run.disk().unwrap();
+    assert_eq!(disk.device, "vhost-user-blk");
+    assert!(
+        disk.identified_by.is_some() && disk.host.is_some(),
+        "{disk:?}"
+    );
+    let mapped: u64 = disk.extents.iter().map(|extent| extent.length).sum();
+    assert_eq!(mapped, 8 << 20);
+
+    // What the kernel, KVM and Fathom counted by themselves is what was asked for.
+    let round = "requests-1";
+    assert_eq!(
+        done.count(round, "benchmark", Kind::BenchOperation),
+        REQUESTS
+    );
+    assert_eq!(done.count(round, "guest", Kind::BlockRqComplete), REQUESTS);
+    assert_eq!(done.count(round, "fathom", Kind::FathomRequest), REQUESTS);
+    assert_eq!(done.count(round, "block", Kind::BlockRqIssue), REQUESTS);
+    // The doorbells of other devices ring, too.
+    assert!(done.count(round, "kvm", Kind::KvmMsiSetIrq) >= REQUESTS);
+    assert!(done.calls("write") >= REQUESTS);
+
+    let environment = &done.run.environment;
+    assert!(environment.stretched && environment.accelerator == "kvm");
+    assert!(
+        environment
+            .guest
+            .as_ref()
+            .is_some_and(|guest| guest.cpus == 1)
+    );
+    for benchmark in done.run.rounds.iter().map(|round| round.benchmark.as_ref()) {
+        let benchmark = benchmark.unwrap();
+        assert_eq!((benchmark.operations, benchmark.errors), (REQUESTS, 0));
+    }
+    let calls: Vec<&str> = done
+        .run
+        .rounds
+        .iter()
+        .filter(|round| round.on_host)
+        .map(|round| round.benchmark.as_ref().unwrap().call.as_str())
+        .collect();
+    assert_eq!(calls, ["read", "pread"]);
+
+    let wiki = done.analysis.wiki.as_ref().unwrap();
+    let percent: f64 = wiki.delta.iter().map(|(_, _, percent)| percent).sum();
+    assert!((percent - 100.0).abs() < 0.01, "{:?}", wiki.delta);
+    assert!(wiki.notes.is_empty(), "{:?}", wiki.notes);
+    assert_eq!(done.analysis.overhead[0].pairs, 1);
+}
+
+/// QEMU's thread pool makes one pread64() a request, and its own log says so as well.
+fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
+    let done = bench.run(|options| {
+        options.server = Server::Qemu;
+        options.aio = Aio::Threads;
+    });
+    done.is_sound(0);
+    done.has_layers(&[Layer::KickExit, Layer::HostDevice, Layer::GuestReturn]);
+    assert_eq!(done.run.disk().unwrap().device, "virtio-blk");
+    assert_eq!(done.calls("pread64"), REQUESTS);
+    let submits = done
+        .analysis
+        .qemu
+        .iter()
+        .find(|step| step.wiki == "paio_submit");
+    assert_eq!(submits.unwrap().time.count, REQUESTS);
+}
+
+/// The server's inside is unknown: its share is one piece.
+fn storage_daemon_is_followed_around_its_inside(bench: &mut Bench) {
+    let done = bench.run(|options| {
+        options.server = Server::Qsd;
+        options.pairs_only = true;
+    });
+    done.is_sound(0);
+    done.has_layers(&[Layer::KickExit, Layer::HostDevice, Layer::GuestReturn]);
+}
+
+/// Many requests share kicks and interrupts.
+fn batches_are_told_from_single_requests(bench: &mut Bench) {
+    let done = bench.run(|options| {
+        options.rw = Rw::RandRead;
+        options.iodepth = 32;
+        options.pairs_only = true;
+    });
+    done.is_sound(REQUESTS / 100);
+    let truth = &done.exact().truth;
+    assert_eq!(
+        truth.kicked + truth.batched + truth.polled,
+        truth.joined,
+        "{truth:?}"
+    );
+    assert!(truth.batched > truth.kicked, "{truth:?}");
+}
+
+/// Without an ioeventfd every doorbell goes through QEMU's user space.
+fn a_way_without_ioeventfd_is_seen_as_such(bench: &mut Bench) {
+    let done = bench.run(|options| {
+        options.server = Server::Qemu;
+        options.transport = Transport::NoIoeventfd;
+        options.pairs_only = true;
+    });
+    assert!(done.count("requests-1", "kvm", Kind::KvmUserspaceExit) >= REQUESTS);
+}
+
+/// What cannot work ends in one line that says why, and the host is as before.
+fn failures_are_told(bench: &mut Bench) {
+    let full = bench.refused(|options| options.size = Some(64 << 30));
+    assert!(full.to_string().contains("No space left"), "{full}");
+    let misfit = bench.refused(|options| {
+        options.server = Server::Fathom;
+        options.transport = Transport::NoIoeventfd;
+    });
+    assert!(misfit.to_string().contains("--disk qemu"), "{misfit}");
+    let left = bench
+        .host
+        .check("ls /var/tmp /sys/kernel/tracing/instances", SOON);
+    let left = left.unwrap();
+    assert!(!left.contains("fathom-lab-"), "{left}");
+    assert!(!left.contains("kvm"), "{left}");
+}
+
+#[test]
+fn every_layer_of_every_request_on_a_real_kvm() {
+    let mut bench = Bench::new();
+    fathom_is_followed_through_every_layer(&mut bench);
+    qemu_is_followed_with_its_own_events(&mut bench);
+    storage_daemon_is_followed_around_its_inside(&mut bench);
+    batches_are_told_from_single_requests(&mut bench);
+    a_way_without_ioeventfd_is_seen_as_such(&mut bench);
+    failures_are_told(&mut bench);
+}
