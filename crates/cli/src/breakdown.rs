@@ -103,27 +103,16 @@ pub fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
+/// The guest's disks, then the tables of the recorded one.
 fn report(dir: &Path, run: &Run) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", run.title)?;
+    writeln!(out, "the guest's disks (* recorded):")?;
     for disk in &run.disks {
         writeln!(out, "{}", line_of(disk))?;
     }
-    for round in &run.rounds {
-        for stream in &round.streams {
-            let lost = match stream.lost {
-                Some(0) => String::new(),
-                Some(lost) => format!(", {lost} lost"),
-                None => ", losses unknown".into(),
-            };
-            let (name, events) = (&stream.name, stream.events);
-            writeln!(out, "  {}/{name}: {events} events{lost}", round.name)?;
-        }
-    }
-    for problem in &run.problems {
-        writeln!(out, "  ! {problem}")?;
-    }
-    writeln!(out, "run directory: {}", dir.display())?;
+    writeln!(out)?;
+    crate::report::print_run(dir)?;
+    writeln!(out, "\nrun directory: {}", dir.display())?;
     Ok(out.flush()?)
 }
 

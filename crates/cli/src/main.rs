@@ -5,6 +5,7 @@ mod breakdown;
 mod guest;
 mod guest_run;
 mod lab;
+mod report;
 mod serve;
 mod stats;
 mod trace;
@@ -34,6 +35,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Breakdown(breakdown::BreakdownArgs),
     Lab(lab::LabArgs),
+    Report(report::ReportArgs),
     Guest(guest::GuestArgs),
 }
 
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Breakdown(args) => breakdown::run(args),
         Command::Lab(args) => lab::run(args),
+        Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),
     };
     match result {

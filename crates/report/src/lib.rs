@@ -12,6 +12,7 @@ mod join;
 pub mod locks;
 mod overhead;
 pub mod qemu;
+pub mod render;
 mod threads;
 pub mod time_lines;
 mod wiki;

@@ -1,0 +1,99 @@
+//! `fathom report`: what runs have to say.
+
+use std::fs;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use fathom_report::analysis::Analysis;
+use fathom_report::render::terminal::{self, Style};
+use fathom_report::{Options, analyse, render};
+
+/// Print a run, or compare several
+///
+/// A report is made from the run directory alone: an old run can be reported
+/// again, and runs of different machines can be compared anywhere.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Run directories, of `fathom lab run`, `breakdown` or `guest record`
+    #[arg(value_name = "RUN", required = true)]
+    runs: Vec<PathBuf>,
+
+    /// Print JSON (docs/report.md)
+    #[arg(long)]
+    json: bool,
+
+    /// Write the tables as CSV files into this directory
+    #[arg(long, value_name = "DIR")]
+    csv: Option<PathBuf>,
+
+    /// How many of the slowest requests are kept one by one
+    #[arg(long, value_name = "N", default_value_t = Options::default().slowest)]
+    slowest: usize,
+}
+
+/// Runs the command. What is written to files is told on standard error.
+pub fn run(args: ReportArgs) -> anyhow::Result<()> {
+    if args.runs.len() > 1 && args.csv.is_some() {
+        bail!("--csv is for one run");
+    }
+    let options = Options {
+        slowest: args.slowest,
+    };
+    let runs = args
+        .runs
+        .iter()
+        .map(|dir| Ok((name_of(dir), analyse(dir, &options)?)))
+        .collect::<anyhow::Result<Vec<(String, Analysis)>>>()?;
+    if let (Some(dir), [one]) = (&args.csv, runs.as_slice()) {
+        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        for file in render::csv::render(&one.1) {
+            write(&dir.join(file.name), file.text.as_bytes())?;
+        }
+    }
+    if args.json {
+        print(&render::json::render(&analyses(&runs)))
+    } else if args.csv.is_none() {
+        print_text(&runs)
+    } else {
+        Ok(())
+    }
+}
+
+/// Prints a run's tables, for the commands that have just made it.
+pub fn print_run(dir: &Path) -> anyhow::Result<()> {
+    let analysis = analyse(dir, &Options::default())?;
+    print_text(&[(name_of(dir), analysis)])
+}
+
+/// What a run is called in a comparison.
+fn name_of(dir: &Path) -> String {
+    let name = dir.file_name().unwrap_or(dir.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+fn analyses(runs: &[(String, Analysis)]) -> Vec<&Analysis> {
+    runs.iter().map(|(_, analysis)| analysis).collect()
+}
+
+fn print_text(runs: &[(String, Analysis)]) -> anyhow::Result<()> {
+    let style = Style {
+        colour: std::io::stdout().is_terminal(),
+    };
+    match runs {
+        [(_, one)] => print(&terminal::report(one, style)),
+        several => print(&terminal::compare(several, style)),
+    }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().lock().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("report: {} written", path.display());
+    Ok(())
+}

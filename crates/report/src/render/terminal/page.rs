@@ -1,0 +1,87 @@
+//! What all sections of the terminal's report are written with.
+
+use super::Style;
+use crate::render::text::{Table, WIDTH, clean, wrapped};
+
+/// Text under way.
+pub(super) struct Page {
+    out: String,
+    style: Style,
+}
+
+impl Page {
+    pub(super) fn new(style: Style) -> Page {
+        Page {
+            out: String::new(),
+            style,
+        }
+    }
+
+    pub(super) fn finish(self) -> String {
+        self.out
+    }
+
+    fn line(&mut self, text: &str) {
+        self.out.push_str(text);
+        self.out.push('\n');
+    }
+
+    fn painted(&mut self, code: &str, text: &str) {
+        if self.style.colour {
+            self.line(&format!("\x1b[{code}m{text}\x1b[0m"));
+        } else {
+            self.line(text);
+        }
+    }
+
+    /// A section's name.
+    pub(super) fn heading(&mut self, text: &str) {
+        if !self.out.is_empty() {
+            self.line("");
+        }
+        for line in wrapped(&clean(text), WIDTH) {
+            self.painted("1", &line);
+        }
+    }
+
+    /// A name and what is to be said of it: `  clocks     KVM's TSC offset`.
+    pub(super) fn fact(&mut self, name: &str, text: &str) {
+        const NAME: usize = 10;
+        for (i, line) in wrapped(&clean(text), WIDTH - NAME - 4).iter().enumerate() {
+            let name = if i == 0 { name } else { "" };
+            self.line(&format!("  {name:<NAME$}  {line}"));
+        }
+    }
+
+    /// A sentence.
+    pub(super) fn note(&mut self, text: &str) {
+        for line in wrapped(&clean(text), WIDTH - 2) {
+            self.line(&format!("  {line}"));
+        }
+    }
+
+    /// A sentence that must not be missed.
+    pub(super) fn warning(&mut self, text: &str) {
+        for (i, line) in wrapped(&clean(text), WIDTH - 4).iter().enumerate() {
+            let mark = if i == 0 { '!' } else { ' ' };
+            self.painted("31", &format!("{mark} {line}"));
+        }
+    }
+
+    /// A table, its headings dim.
+    pub(super) fn table(&mut self, table: &Table) {
+        for (i, line) in table.lines(2).iter().enumerate() {
+            let line = clean(line);
+            if i == 0 {
+                self.painted("2", &line);
+            } else {
+                self.line(&line);
+            }
+        }
+    }
+
+    /// An empty line between two tables of a section.
+    pub(super) fn gap(&mut self) {
+        self.line("");
+    }
+}

@@ -1,0 +1,89 @@
+//! How far the breakdown can be trusted.
+
+use super::page::Page;
+use crate::analysis::{Exact, Truth};
+use crate::render::names;
+use crate::render::text::{duration, plural};
+
+pub(super) fn show(page: &mut Page, exact: &Exact) {
+    let truth = &exact.truth;
+    page.heading("How far it can be trusted");
+    page.fact("joined", &joined(truth));
+    page.fact("clocks", &clocks(truth));
+    page.fact("delivery", &delivery(truth));
+    if !truth.hosts.is_empty() {
+        let hosts = truth.hosts.iter();
+        let hosts: Vec<String> = hosts
+            .map(|(class, count)| format!("{count} {}", names::host(*class)))
+            .collect();
+        page.fact("host I/O", &hosts.join(", "));
+    }
+    if truth.lost.is_empty() {
+        page.fact("lost", "no event was dropped");
+        return;
+    }
+    page.fact("lost", &lost(truth));
+    page.warning(
+        "Events were dropped: p99, p99.9, max and the slowest requests are INVALID; means and \
+         medians miss the dropped requests.",
+    );
+}
+
+/// Events lost, by stream.
+pub(super) fn lost(truth: &Truth) -> String {
+    let lost = truth.lost.iter();
+    let lost: Vec<String> = lost
+        .map(|(stream, count)| format!("{} of {stream}", plural(*count, "event")))
+        .collect();
+    lost.join(", ")
+}
+
+fn joined(truth: &Truth) -> String {
+    let of = |count: u64, what: &str| {
+        let share = count as f64 * 100.0 / truth.requests.max(1) as f64;
+        format!("{count} {what} ({share:.2}%)")
+    };
+    format!(
+        "{} of {}; {}, {}, {}; {}",
+        truth.joined,
+        plural(truth.requests, "request"),
+        of(truth.unmatched, "unmatched"),
+        of(truth.ambiguous, "ambiguous"),
+        of(truth.incomplete, "incomplete"),
+        match truth.inconsistent {
+            0 => "no event contradicts the others".to_owned(),
+            1 => "1 event contradicts the others".to_owned(),
+            many => format!("{many} events contradict the others"),
+        },
+    )
+}
+
+fn clocks(truth: &Truth) -> String {
+    let method = match truth.clock_method.as_str() {
+        "" => "one clock for all",
+        method => method,
+    };
+    let error = match truth.clock_error_ns {
+        Some(ns) => format!("error at most {}", duration(ns as f64)),
+        None => "error unknown".to_owned(),
+    };
+    let violations = plural(truth.violations, "violation");
+    format!("{method}; {error}; {violations} of cause before effect")
+}
+
+fn delivery(truth: &Truth) -> String {
+    let known = truth.kicked + truth.batched + truth.polled;
+    let of = |count: u64, what: &str| {
+        let share = count as f64 * 100.0 / truth.joined.max(1) as f64;
+        format!("{share:.1}% {what}")
+    };
+    let mut parts = vec![
+        of(truth.kicked, "kicked"),
+        of(truth.batched, "with another's kick (batched)"),
+        of(truth.polled, "polled"),
+    ];
+    if known < truth.joined {
+        parts.push(of(truth.joined - known, "unknown"));
+    }
+    parts.join(", ")
+}

@@ -1,0 +1,269 @@
+//! Words and numbers as people read them, and tables of them.
+
+use std::fmt::Write;
+
+/// Width that every table fits.
+pub(crate) const WIDTH: usize = 100;
+
+/// Text from a run, fit for a terminal: a name must not move the cursor or turn the line around.
+pub(crate) fn clean(text: &str) -> String {
+    let harmful = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars()
+        .map(|c| if harmful(c) { '\u{fffd}' } else { c })
+        .collect()
+}
+
+/// A time with its unit: `1.25 us`, `3.40 ms`.
+pub(crate) fn duration(ns: f64) -> String {
+    let size = ns.abs();
+    let (scale, unit) = match size {
+        _ if size < 1e3 => return format!("{ns:.0} ns"),
+        _ if size < 1e6 => (1e3, "us"),
+        _ if size < 1e9 => (1e6, "ms"),
+        _ => (1e9, "s"),
+    };
+    format!("{:.2} {unit}", ns / scale)
+}
+
+/// A size as people write them: `4k`, `1M`; bytes where it is no round number.
+pub(crate) fn size(bytes: u64) -> String {
+    let units = [(1u64 << 30, "G"), (1 << 20, "M"), (1 << 10, "k")];
+    let unit = units
+        .iter()
+        .find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));
+    match unit {
+        Some((unit, name)) => format!("{}{name}", bytes / unit),
+        None => format!("{bytes} B"),
+    }
+}
+
+/// `share` of 1 as percent.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1}%", share * 100.0)
+}
+
+/// `1 request`, `2 requests`.
+pub(crate) fn plural(count: u64, one: &str) -> String {
+    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Seconds since 1970 as a date and time in UTC.
+pub(crate) fn date(seconds: u64) -> String {
+    // Days to a civil date: years begin in March, so that leap days come last.
+    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 {
+        shifted + 3
+    } else {
+        shifted - 9
+    };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3_600, rest / 60 % 60, rest % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// A column of times in us, all with as many decimals as the greatest allows; `-` for none.
+pub(crate) fn micros(column: &[Option<f64>]) -> Vec<String> {
+    scaled(column, 1e3)
+}
+
+/// The same in s; what is short keeps six decimals, as the wiki's tables have.
+pub(crate) fn seconds(ns: f64) -> String {
+    format!("{:.6}", ns / 1e9)
+}
+
+fn scaled(column: &[Option<f64>], unit: f64) -> Vec<String> {
+    let sizes = column.iter().flatten().map(|value| (value / unit).abs());
+    let decimals = match sizes.fold(0.0, f64::max) {
+        most if most < 1_000.0 => 2,
+        most if most < 100_000.0 => 1,
+        _ => 0,
+    };
+    let cell = |value: &Option<f64>| match value {
+        Some(value) => unsigned_zero(format!("{:.decimals$}", value / unit)),
+        None => "-".to_owned(),
+    };
+    column.iter().map(cell).collect()
+}
+
+/// `-0.0` is a rounding of nothing.
+fn unsigned_zero(text: String) -> String {
+    match text.strip_prefix('-') {
+        Some(rest) if rest.bytes().all(|b| b == b'0' || b == b'.') => rest.to_owned(),
+        _ => text,
+    }
+}
+
+/// A table of text: some columns to the left, the others to the right.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    left: usize,
+    header: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// With these headings; the first `left` columns are words.
+    pub(crate) fn new(left: usize, header: &[&str]) -> Table {
+        Table {
+            left,
+            header: header.iter().map(|&text| text.to_owned()).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add_column(&mut self, heading: impl Into<String>) {
+        self.header.push(heading.into());
+    }
+
+    /// A row; cells that are missing at its end stay empty.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let mut row: Vec<String> = cells.into_iter().collect();
+        row.resize(self.header.len(), String::new());
+        self.rows.push(row);
+    }
+
+    /// Adds rows column by column.
+    pub(crate) fn columns(&mut self, columns: &[Vec<String>]) {
+        let rows = columns.first().map_or(0, Vec::len);
+        for i in 0..rows {
+            self.row(columns.iter().map(|column| column[i].clone()));
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The lines, the headings first. No line is wider than [`WIDTH`] minus `indent`: the widest
+    /// column of words gives way.
+    pub(crate) fn lines(&self, indent: usize) -> Vec<String> {
+        let mut widths: Vec<usize> = self.header.iter().map(|text| wide(text)).collect();
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(wide(cell));
+            }
+        }
+        let gaps = |gap: usize| indent + gap * widths.len().saturating_sub(1);
+        let sum: usize = widths.iter().sum();
+        let gap = if sum + gaps(2) <= WIDTH { 2 } else { 1 };
+        let mut excess = (sum + gaps(gap)).saturating_sub(WIDTH);
+        while excess > 0 {
+            let Some(widest) = widths[..self.left].iter_mut().max() else {
+                break;
+            };
+            if *widest <= 8 {
+                break;
+            }
+            *widest -= 1;
+            excess -= 1;
+        }
+        let rows = std::iter::once(&self.header).chain(&self.rows);
+        rows.map(|row| self.line(row, &widths, indent, gap))
+            .collect()
+    }
+
+    fn line(&self, row: &[String], widths: &[usize], indent: usize, gap: usize) -> String {
+        let mut line = " ".repeat(indent);
+        for (i, (cell, &width)) in row.iter().zip(widths).enumerate() {
+            if i > 0 {
+                line.push_str(&" ".repeat(gap));
+            }
+            let cell = shortened(cell, width);
+            let written = if i < self.left {
+                write!(line, "{cell:<width$}")
+            } else {
+                write!(line, "{cell:>width$}")
+            };
+            debug_assert!(written.is_ok());
+        }
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+fn wide(text: &str) -> usize {
+    text.chars().count()
+}
+
+fn shortened(text: &str, width: usize) -> String {
+    if wide(text) <= width {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(width.saturating_sub(2)).collect();
+    format!("{kept}..")
+}
+
+/// Breaks text at spaces into lines of at most `width` characters; a longer word stays whole.
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("there is always a line");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if wide(line) + 1 + wide(word) <= width {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_the_calendars() {
+        // As `date -u -d @N` has them.
+        let cases = [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_278_082_512, "2010-07-02 14:55:12 UTC"),
+            (1_735_689_599, "2024-12-31 23:59:59 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(date(seconds), expected);
+        }
+    }
+
+    #[test]
+    fn a_column_has_one_number_of_decimals() {
+        let column = [Some(1_234.0), None, Some(-1.0), Some(250_000_000.0)];
+        assert_eq!(micros(&column), ["1", "-", "0", "250000"]);
+        assert_eq!(micros(&column[..3]), ["1.23", "-", "0.00"]);
+    }
+
+    #[test]
+    fn no_table_is_wider_than_a_page() {
+        let mut table = Table::new(2, &["name", "other", "n"]);
+        table.row(["x".repeat(90), "y".repeat(70), "123456789".into()]);
+        table.row(["short".into()]);
+        for line in table.lines(2) {
+            assert!(wide(&line) <= WIDTH, "{line}");
+        }
+        assert!(table.lines(2)[1].ends_with(" 123456789"));
+    }
+
+    #[test]
+    fn names_do_not_steer_the_terminal() {
+        assert_eq!(clean("a\x1b[2J\u{202e}b"), "a\u{fffd}[2J\u{fffd}b");
+    }
+
+    #[test]
+    fn words_that_are_too_long_stay_whole() {
+        assert_eq!(wrapped("aa bbbbbb c d", 4), ["aa", "bbbbbb", "c d"]);
+    }
+}
