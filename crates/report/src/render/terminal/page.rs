@@ -46,7 +46,7 @@ impl Page {
 
     /// A name and what is to be said of it: `  clocks     KVM's TSC offset`.
     pub(super) fn fact(&mut self, name: &str, text: &str) {
-        const NAME: usize = 10;
+        const NAME: usize = 11;
         for (i, line) in wrapped(&clean(text), WIDTH - NAME - 4).iter().enumerate() {
             let name = if i == 0 { name } else { "" };
             self.line(&format!("  {name:<NAME$}  {line}"));
