@@ -284,11 +284,16 @@ impl<'a> Work<'a> {
         if exact.is_none() {
             self.say("no request could be followed: there is no exact breakdown");
         }
-        let wiki = std::mem::take(&mut self.table).finish(run);
         let threads = threads(self.dir, run);
+        let with_qemu =
+            |round: &&Round| !round.on_host && round.streams.iter().any(|info| info.name == "qemu");
+        if let Some(round) = run.rounds.iter().find(with_qemu) {
+            self.table.add_qemu(round, &threads.qemu);
+        }
         for problem in threads.problems {
             self.say(problem);
         }
+        let wiki = std::mem::take(&mut self.table).finish(run);
         Analysis {
             kind: run.kind,
             title: run.title.clone(),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use fathom_run::{Disk, Kind, Role, Round, Run};
 
-use crate::analysis::Wiki;
+use crate::analysis::{QemuStep, Wiki};
 use crate::join::merge::{Seen, Side};
 use crate::join::way::Key;
 
@@ -189,6 +189,27 @@ impl Table {
             if let Some(mean) = means.rows[row as usize].value() {
                 self.rows[row as usize].push((mean, control));
             }
+        }
+    }
+
+    /// Adds QEMU's own time from the kick to the interrupt, and of its I/O where its events tell.
+    /// Each step is the time from the one before; the first, from the interrupt before to the kick,
+    /// is no part of QEMU's.
+    pub(crate) fn add_qemu(&mut self, round: &Round, steps: &[QemuStep]) {
+        let control = round.benchmark.as_ref().map(|benchmark| benchmark.mean_ns);
+        let seen = |step: &&QemuStep| step.time.count > 0;
+        let within = steps.iter().skip(1).filter(seen);
+        let virtio: f64 = within.map(|step| step.time.mean).sum();
+        if virtio > 0.0 {
+            self.rows[Row::Server as usize].push((virtio, control));
+        }
+        let io = steps.iter().filter(seen);
+        let io = io.map(|step| (step.wiki.as_str(), step.time.mean));
+        if let Some((_, mean)) = io
+            .into_iter()
+            .find(|(wiki, _)| *wiki == "posix_aio_process_queue")
+        {
+            self.rows[Row::Io as usize].push((mean, control));
         }
     }
 
