@@ -4,6 +4,7 @@ mod bench;
 mod breakdown;
 mod guest;
 mod guest_run;
+mod img;
 mod lab;
 mod report;
 mod serve;
@@ -34,6 +35,7 @@ enum Command {
     Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
     Breakdown(breakdown::BreakdownArgs),
+    Img(img::ImgArgs),
     Lab(lab::LabArgs),
     Report(report::ReportArgs),
     Guest(guest::GuestArgs),
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Breakdown(args) => breakdown::run(args),
+        Command::Img(args) => img::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),

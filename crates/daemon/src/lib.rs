@@ -4,6 +4,7 @@
 mod assemble;
 pub mod control;
 mod daemon;
+pub mod images;
 mod inject;
 mod limits;
 mod magic;

@@ -12,6 +12,8 @@ mod ranges;
 mod report;
 mod transfer;
 
+pub use lock::lock_image;
+
 use crate::engine::EngineKind;
 use channel::FileChannel;
 use fathom_core::{Channel, Disk, DiskError, DiskInfo, Engine, RangeLimits};

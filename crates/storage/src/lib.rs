@@ -31,6 +31,6 @@ pub mod memory;
 pub mod null;
 
 pub use engine::{EngineKind, engine};
-pub use file::{Cache, FileDisk, FileOptions};
+pub use file::{Cache, FileDisk, FileOptions, lock_image};
 pub use memory::MemoryDisk;
 pub use null::NullDisk;

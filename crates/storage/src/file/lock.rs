@@ -67,6 +67,13 @@ pub(super) fn take(path: &Path, file: &File, how: Use) -> Result<(), DiskError> 
     patiently(|| try_to_take(path, file, how))
 }
 
+/// Lock an image that a tool has opened, until `file` is closed. Unlike a
+/// daemon, which takes over from a predecessor, a tool does not wait.
+pub fn lock_image(path: &Path, file: &File, writes: bool) -> Result<(), DiskError> {
+    let share = false;
+    try_to_take(path, file, Use { writes, share })
+}
+
 fn try_to_take(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
     let used = how.used().map(|n| USED + n);
     let unshared = how.unshared().map(|n| UNSHARED + n);
