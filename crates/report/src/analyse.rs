@@ -5,7 +5,7 @@ use std::path::Path;
 use fathom_run::{Clock, Kind, Round, Run, RunKind};
 
 use crate::analysis::{Analysis, Exact, RoundRow, Truth};
-use crate::clock::{self, TimeBase};
+use crate::clock::{self, TimeBase, bounds, trips};
 use crate::join::merge::{Merged, Side};
 use crate::join::sums::Sums;
 use crate::join::survey::Survey;
@@ -141,7 +141,12 @@ impl<'a> Work<'a> {
         if !survey.tells_of_requests(Side::Host) {
             return time.guest_alone();
         }
-        time
+        let guest = trips::of_guest(self.dir, self.run, round, survey, &time);
+        let host = trips::of_host(self.dir, self.run, round, survey, &time);
+        match bounds::relate(&guest, &host) {
+            Some(found) => time.with_bounds(found),
+            None => time,
+        }
     }
 
     fn describe_clocks(&mut self, round: &Round, time: &TimeBase) {

@@ -1,9 +1,11 @@
 //! All clocks of a round on one: the host's CLOCK_MONOTONIC, in ns.
 //!
 //! The host's TSC is fitted to CLOCK_MONOTONIC by the pairs of the round. The guest's TSC follows
-//! from KVM's offset where that is known and stayed the same, else from causality.
+//! from KVM's offset where that is known and stayed the same, else from causality ([`bounds`]).
 
+pub(crate) mod bounds;
 mod line;
+pub(crate) mod trips;
 
 use fathom_run::{Clock, Clocks, GuestOffset};
 
@@ -57,6 +59,14 @@ impl TimeBase {
             base.guest = Guest::Offset(offset);
         }
         base
+    }
+
+    /// The same with the guest's clock by bounds.
+    pub(crate) fn with_bounds(mut self, found: bounds::Relation) -> TimeBase {
+        self.method = found.method;
+        self.error = Some(found.error);
+        self.guest = Guest::Bounds(found.line);
+        self
     }
 
     /// A base in which the guest's ns are taken for the host's: for joining guest streams alone.

@@ -23,6 +23,14 @@ pub(crate) mod survey;
 pub(crate) mod way;
 mod window;
 
+/// What other uses of the streams are built of.
+pub(crate) mod parts {
+    pub(crate) use super::blocks::Blocks;
+    pub(crate) use super::guest::Guest;
+    pub(crate) use super::kvm::Kvm;
+    pub(crate) use super::server::{Record, Records};
+}
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 

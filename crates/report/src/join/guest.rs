@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::survey::Survey;
 use super::way::{Class, Key};
 use super::window::Window;
+use crate::clock::trips::GuestTrip;
 
 /// One request of the guest's block layer.
 #[derive(Debug)]
@@ -488,6 +489,34 @@ impl Guest {
     pub(crate) fn forget(&mut self, id: u64) -> Option<Unit> {
         self.open.retain(|&open| open != id);
         self.units.remove(id)
+    }
+
+    /// Takes a completed request out, as the guest alone sees it.
+    pub(crate) fn trip(&mut self, id: u64) -> Option<GuestTrip> {
+        let rq = self.rqs.remove(id)?;
+        for &unit in &rq.units {
+            self.forget(unit);
+        }
+        let handler = self.handlers.back().map(|handler| handler.at);
+        Some(GuestTrip {
+            key: rq.key,
+            issue: rq.issue,
+            complete: rq.complete?,
+            kick: rq.kick.and_then(|id| Some(self.kicks.get(id)?.at)),
+            handler: handler.filter(|&at| at >= rq.issue),
+        })
+    }
+
+    /// Drops kicks and handlers from before `at`; for who takes trips alone.
+    pub(crate) fn clear(&mut self, at: i64) {
+        while self.handlers.front().is_some_and(|handler| handler.at < at) {
+            self.handlers.pop_front();
+        }
+        while let Some((id, kick)) = self.kicks.oldest()
+            && kick.at < at
+        {
+            self.kicks.remove(id);
+        }
     }
 
     /// Drops requests that were issued before `at` and never completed.

@@ -320,6 +320,25 @@ impl Kvm {
         });
     }
 
+    /// The last exit for a doorbell up to `kicked`, and the first interrupt from `done` on.
+    pub(crate) fn around(&self, kicked: Option<i64>, done: i64) -> (Option<i64>, Option<i64>) {
+        let before = |doorbell: &&Doorbell| kicked.is_some_and(|kicked| doorbell.at() <= kicked);
+        let mut doorbells = self.doorbells.iter().rev().map(|(_, doorbell)| doorbell);
+        let exit = doorbells.find(before).map(Doorbell::at);
+        (exit, self.interrupt_from(None, done).map(|irq| irq.at))
+    }
+
+    /// The last exit for a doorbell.
+    pub(crate) fn newest_kick(&self) -> Option<i64> {
+        self.doorbells.newest().map(|(_, doorbell)| doorbell.at())
+    }
+
+    /// The guest's vCPU, if it has but one.
+    pub(crate) fn only_vcpu(&self) -> Option<u32> {
+        let mut vcpus = self.windows.keys();
+        vcpus.next().copied().filter(|_| vcpus.next().is_none())
+    }
+
     /// The first interrupt of a queue at or after `from`.
     pub(crate) fn interrupt_from(&self, queue: Option<u16>, from: i64) -> Option<&Interrupt> {
         let start = self.interrupts.partition_point(|irq| irq.at < from);

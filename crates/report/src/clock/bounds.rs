@@ -1,0 +1,374 @@
+//! The guest's clock by causality: no request reaches the server before the guest issued it, and
+//! none completes in the guest before the server was done.
+//!
+//! Each request that is seen on both sides bounds the distance of the clocks from both sides. A
+//! rough distance is found first: the one that most requests agree with. Then the requests are
+//! gone through in order, each narrowing the bounds of its time, and the straight line with the
+//! most room on both sides is taken. How far another line that keeps all bounds could be from it is
+//! the error.
+
+use std::collections::HashMap;
+
+use super::Line;
+use super::trips::{GuestTrip, HostTrip};
+use crate::join::way::Key;
+
+/// Requests of the guest's that the rough distance is found with, and of the server's.
+const ROUGH_GUEST: usize = 400;
+const ROUGH_HOST: usize = 1600;
+/// The share of them that must agree.
+const AGREE: f64 = 0.5;
+/// Clocks differ by no more than this in rate.
+const MAX_DRIFT: f64 = 1e-3;
+/// Slices of time that the tightest bounds are kept of.
+const SLICES: usize = 512;
+/// Requests whose events are missing must not narrow the bounds to nothing.
+const HALVINGS: usize = 80;
+
+/// How the guest's ns relate to the host's.
+#[derive(Clone, Debug)]
+pub(crate) struct Relation {
+    pub(crate) line: Line,
+    /// In ns.
+    pub(crate) error: i64,
+    pub(crate) method: String,
+}
+
+/// A bound: at the guest's time, the distance (host minus guest) is at most, or at least, this.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    at: i64,
+    distance: i64,
+}
+
+/// Relates the clocks by requests seen on both sides, each in order of time; None when too few
+/// agree.
+pub(crate) fn relate(guest: &[GuestTrip], host: &[HostTrip]) -> Option<Relation> {
+    let rough = rough(guest, host)?;
+    let mut bounds = Bounds::new(guest);
+    let matched = track(guest, host, rough, &mut bounds);
+    if matched < 2 {
+        return None;
+    }
+    let (line, error, drift) = bounds.fit()?;
+    Some(Relation {
+        line,
+        error,
+        method: format!(
+            "causality over {matched} requests (the guest's clock is {:+.1} ppm off)",
+            drift * -1e6
+        ),
+    })
+}
+
+/// The distances that one request of the guest's and one of the server's allow, if they are the
+/// same.
+fn window(guest: &GuestTrip, host: &HostTrip) -> (i64, i64) {
+    (host.to - guest.complete, host.from - guest.issue)
+}
+
+fn same(guest: &GuestTrip, host: &HostTrip) -> bool {
+    host.key.is_none_or(|key| key == guest.key)
+}
+
+/// The distances that most pairs of requests agree with.
+fn rough(guest: &[GuestTrip], host: &[HostTrip]) -> Option<(i64, i64)> {
+    let guest = &guest[..guest.len().min(ROUGH_GUEST)];
+    let host = &host[..host.len().min(ROUGH_HOST)];
+    let mut edges: Vec<(i64, i32)> = Vec::new();
+    for guest in guest {
+        for host in host.iter().filter(|host| same(guest, host)) {
+            let (low, high) = window(guest, host);
+            if low <= high {
+                edges.push((low, -1)); // begins: before the ends at the same place
+                edges.push((high, 1));
+            }
+        }
+    }
+    edges.sort_unstable();
+    let (mut depth, mut best, mut place) = (0, 0, None);
+    for (i, &(at, step)) in edges.iter().enumerate() {
+        depth -= step;
+        if depth > best {
+            best = depth;
+            place = Some((at, edges.get(i + 1).map_or(at, |next| next.0)));
+        }
+    }
+    let enough = (guest.len() as f64 * AGREE).max(1.0);
+    place.filter(|_| f64::from(best) >= enough)
+}
+
+/// Goes through the guest's requests, finds each one's counterpart near the distance so far, and
+/// keeps the bounds; how many were found.
+fn track(guest: &[GuestTrip], host: &[HostTrip], rough: (i64, i64), bounds: &mut Bounds) -> u64 {
+    let mut by_key: HashMap<Option<Key>, Vec<usize>> = HashMap::new();
+    for (i, trip) in host.iter().enumerate() {
+        by_key.entry(trip.key).or_default().push(i);
+    }
+    let mut used = vec![false; host.len()];
+    let (mut low, mut high) = rough;
+    // The rough distance comes from many requests, between which the clocks drifted.
+    let head = &guest[..guest.len().min(ROUGH_GUEST)];
+    let span = head.last().map_or(0, |last| last.complete - head[0].issue);
+    let room = (span as f64 * MAX_DRIFT) as i64;
+    (low, high) = (low - room, high + room);
+    let mut before = guest.first().map_or(0, |trip| trip.issue);
+    let mut matched = 0;
+    for trip in guest {
+        let room = ((trip.issue - before) as f64 * MAX_DRIFT) as i64;
+        (low, high) = (low - room, high + room);
+        before = trip.issue;
+        let keyed = by_key.get(&Some(trip.key));
+        let Some(places) = keyed.or_else(|| by_key.get(&None)) else {
+            continue;
+        };
+        // Those that began with the server about when the guest issued it.
+        let first = places.partition_point(|&i| host[i].from < trip.issue + low);
+        let near = places[first..].iter().copied();
+        let near = near.take_while(|&i| host[i].from <= trip.complete + high);
+        let mut fits = near.filter(|&i| {
+            let (a, b) = window(trip, &host[i]);
+            !used[i] && a <= high && low <= b && a <= b
+        });
+        let Some(i) = fits.next() else { continue };
+        if fits.next().is_some() {
+            continue; // it could be either: neither bounds anything
+        }
+        used[i] = true;
+        matched += 1;
+        for (at, distance, is_upper) in told(trip, &host[i]) {
+            match is_upper {
+                true => high = high.min(distance),
+                false => low = low.max(distance),
+            }
+            bounds.add(Bound { at, distance }, is_upper);
+        }
+        if low > high {
+            // The clocks are not straight, or events are missing: go on from the middle.
+            let middle = low + (high - low) / 2;
+            (low, high) = (middle - (low - middle), middle + (low - middle));
+            (low, high) = (low.min(high), low.max(high));
+        }
+    }
+    matched
+}
+
+/// The bounds that a request tells: (guest's time, distance, whether it is the upper).
+fn told(guest: &GuestTrip, host: &HostTrip) -> impl Iterator<Item = (i64, i64, bool)> {
+    let kick = guest.kick.zip(host.exit);
+    let handler = guest.handler.zip(host.back);
+    [
+        Some((guest.issue, host.from - guest.issue, true)),
+        Some((guest.complete, host.to - guest.complete, false)),
+        kick.map(|(kick, exit)| (kick, exit - kick, true)),
+        handler.map(|(handler, back)| (handler, back - handler, false)),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// The tightest bounds of each slice of the time.
+#[derive(Debug)]
+struct Bounds {
+    start: i64,
+    width: i64,
+    upper: Vec<Option<Bound>>,
+    lower: Vec<Option<Bound>>,
+}
+
+impl Bounds {
+    fn new(guest: &[GuestTrip]) -> Bounds {
+        let start = guest.first().map_or(0, |trip| trip.issue);
+        let end = guest
+            .iter()
+            .map(|trip| trip.complete)
+            .max()
+            .unwrap_or(start);
+        Bounds {
+            start,
+            width: (end - start) / SLICES as i64 + 1,
+            upper: vec![None; SLICES],
+            lower: vec![None; SLICES],
+        }
+    }
+
+    fn add(&mut self, bound: Bound, is_upper: bool) {
+        let slice = ((bound.at - self.start) / self.width).clamp(0, SLICES as i64 - 1) as usize;
+        let (kept, sign) = match is_upper {
+            true => (&mut self.upper[slice], 1),
+            false => (&mut self.lower[slice], -1),
+        };
+        if kept.is_none_or(|kept| bound.distance * sign < kept.distance * sign) {
+            *kept = Some(bound);
+        }
+    }
+
+    /// For a drift, the least and the greatest distance at the middle that keep all bounds; the
+    /// least is above the greatest where none does.
+    fn room(&self, drift: f64) -> (f64, f64) {
+        let middle = self.middle();
+        let at = |bound: &Bound| bound.distance as f64 - drift * (bound.at - middle) as f64;
+        let low = self.lower.iter().flatten().map(at);
+        let high = self.upper.iter().flatten().map(at);
+        (
+            low.fold(f64::NEG_INFINITY, f64::max),
+            high.fold(f64::INFINITY, f64::min),
+        )
+    }
+
+    fn middle(&self) -> i64 {
+        self.start + self.width * (SLICES as i64 / 2)
+    }
+
+    fn slack(&self, drift: f64) -> f64 {
+        let (low, high) = self.room(drift);
+        high - low
+    }
+
+    /// The line with the most room, its error, and its drift.
+    fn fit(&self) -> Option<(Line, i64, f64)> {
+        // The room is concave in the drift: thirds find its top.
+        let (mut a, mut b) = (-MAX_DRIFT, MAX_DRIFT);
+        for _ in 0..HALVINGS {
+            let (p, q) = (a + (b - a) / 3.0, b - (b - a) / 3.0);
+            match self.slack(p) < self.slack(q) {
+                true => a = p,
+                false => b = q,
+            }
+        }
+        let drift = (a + b) / 2.0;
+        let (low, high) = self.room(drift);
+        let distance = (low + high) / 2.0;
+        if !distance.is_finite() {
+            return None;
+        }
+        let error = self.error(drift, distance);
+        let middle = self.middle();
+        let line = Line::through(middle as u64, middle + distance.round() as i64, 1.0 + drift);
+        Some((line, error, drift))
+    }
+
+    /// How far another line that keeps all bounds may be from this one, at either end.
+    fn error(&self, drift: f64, distance: f64) -> i64 {
+        let half = (self.width * (SLICES as i64 / 2)) as f64;
+        if self.slack(drift) < 0.0 {
+            return (-self.slack(drift)).ceil() as i64;
+        }
+        let edge = |mut outside: f64| {
+            let mut inside = drift;
+            for _ in 0..HALVINGS {
+                let middle = (inside + outside) / 2.0;
+                match self.slack(middle) >= 0.0 {
+                    true => inside = middle,
+                    false => outside = middle,
+                }
+            }
+            inside
+        };
+        let (first, last) = (edge(-MAX_DRIFT), edge(MAX_DRIFT));
+        let mut worst: f64 = 0.0;
+        for step in 0..=32 {
+            let other = first + (last - first) * f64::from(step) / 32.0;
+            let (low, high) = self.room(other);
+            for end in [-half, half] {
+                let turn = (other - drift) * end;
+                worst = worst.max((high - distance + turn).abs());
+                worst = worst.max((low - distance + turn).abs());
+            }
+        }
+        worst.ceil() as i64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Requests of about 300 us, every 400 us, by clocks a distance and a drift apart.
+    fn trips(distance: i64, drift: f64, n: i64, seed: u64) -> (Vec<GuestTrip>, Vec<HostTrip>) {
+        let mut random = seed;
+        let mut some = |from: i64, to: i64| {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            from + ((random >> 33) as i64) % (to - from)
+        };
+        let guests = |host: i64| {
+            let own = host as f64 - (host - 1_000_000_000) as f64 * drift / (1.0 + drift);
+            own.round() as i64 - distance
+        };
+        let (mut guest, mut host) = (Vec::new(), Vec::new());
+        let mut at = 1_000_000_000;
+        for i in 0..n {
+            let key = Key::new(0, (i as u64 % 50) * 4096, 4096);
+            let issue = at + some(0, 100_000);
+            let (from, to) = (issue + some(20_000, 60_000), issue + some(150_000, 250_000));
+            let complete = to + some(20_000, 60_000);
+            guest.push(GuestTrip {
+                key,
+                issue: guests(issue),
+                complete: guests(complete),
+                kick: None,
+                handler: None,
+            });
+            host.push(HostTrip {
+                key: Some(key),
+                from,
+                to,
+                exit: None,
+                back: None,
+            });
+            at = complete + some(0, 100_000);
+        }
+        (guest, host)
+    }
+
+    proptest! {
+        #[test]
+        fn the_true_clock_lies_within_the_error(
+            distance in -2_000_000_000_000i64..2_000_000_000_000,
+            ppm in -200.0f64..200.0,
+            seed: u64,
+            skipped in 0usize..30,
+        ) {
+            let (guest, mut host) = trips(distance, ppm * 1e-6, 3000, seed);
+            // The host began to look a little later, and lost some.
+            host.drain(..skipped);
+            host.remove(host.len() / 2);
+            let found = relate(&guest, &host).unwrap();
+            prop_assert!(found.error < 60_000, "{}", found.error);
+            for (i, trip) in guest.iter().enumerate().step_by(100) {
+                let (true_guest, _) = (trip.issue, i);
+                let told = found.line.y(true_guest as u64);
+                let g0 = 1_000_000_000 - distance;
+                let real = (true_guest - g0) as f64 * (1.0 + ppm * 1e-6) + 1e9;
+                let off = (told as f64 - real).abs();
+                prop_assert!(off <= found.error as f64 + 2.0, "{off} of {}", found.error);
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_nothing_in_common_is_not_related() {
+        let (guest, _) = trips(5, 0.0, 500, 1);
+        let (_, mut host) = trips(5, 0.0, 500, 2);
+        for trip in &mut host {
+            trip.key = Some(Key::new(0, 1 << 40, 512));
+        }
+        assert!(relate(&guest, &host).is_none());
+        assert!(relate(&[], &[]).is_none());
+    }
+
+    #[test]
+    fn without_keys_the_pattern_tells() {
+        let (guest, mut host) = trips(-77_000_000, 20e-6, 2000, 9);
+        for trip in &mut host {
+            trip.key = None;
+        }
+        host.drain(..7);
+        let found = relate(&guest, &host).unwrap();
+        let off = found.line.y(guest[0].issue as u64) - host[0].from;
+        assert!(off < 0 && found.error < 60_000, "{found:?}");
+    }
+}
