@@ -309,7 +309,11 @@ impl Guest {
                 unit.call = None;
             }
         }
-        let (units, ambiguous) = self.take_on(key);
+        let (mut units, mut ambiguous) = self.take_on(key);
+        if units.is_empty() && key.class == Class::Flush {
+            units = self.share_flush(key);
+            ambiguous = true;
+        }
         if units.is_empty() {
             // The ring was full: the driver is given the same request again.
             let again = self.in_flight.get(&key).and_then(|ids| ids.last());
@@ -360,9 +364,11 @@ impl Guest {
                 continue;
             }
             let rival = |(_, other): &(u64, Key)| other.common(&unit.key) > 0;
-            if key.class != Class::Flush && taken.iter().any(rival) {
+            if taken.iter().any(rival) {
                 ambiguous = true;
-                continue;
+                if key.class != Class::Flush {
+                    continue;
+                }
             }
             unit.todo = unit.todo.saturating_sub(common);
             unit.open += 1;
@@ -372,6 +378,17 @@ impl Guest {
         self.open
             .retain(|&id| units.get(id).is_some_and(|unit| unit.todo > 0));
         (taken.iter().map(|&(id, _)| id).collect(), ambiguous)
+    }
+
+    /// The kernel lets flushes that wait share one request. A second request while the first is
+    /// under way shows that it did not: it is for all but the first of its units.
+    fn share_flush(&mut self, key: Key) -> SmallVec<[u64; 1]> {
+        let newest = self.in_flight.get(&key).and_then(|ids| ids.last());
+        let newest = newest.and_then(|&id| self.rqs.get_mut(id));
+        match newest.filter(|rq| rq.units.len() > 1) {
+            Some(rq) => rq.units.drain(1..).collect(),
+            None => SmallVec::new(),
+        }
     }
 
     /// Which queue a virtqueue's address is: None when it is not known, Err when it is another
