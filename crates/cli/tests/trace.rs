@@ -179,3 +179,32 @@ fn an_injected_delay_is_found_in_its_stage() {
         }
     }
 }
+
+#[test]
+fn a_trace_that_another_process_truncates_is_given_up_and_the_disk_served_on() {
+    let dir = support::short_dir();
+    let trace = support::as_arg(&dir.path().join("trace"));
+    let mut served = Served::start("null:1T", &["--trace", &trace, "--iothreads", "2"]);
+    let load = ["--rw", "randrw", "--iodepth", "8", "--queues", "2"];
+    served.load(500, &load);
+    let file = fs::OpenOptions::new().write(true).open(&trace).unwrap();
+    file.set_len(0).unwrap();
+    served.load(500, &load);
+    served.wait_for("tracing is off");
+    let log = served.log();
+    let told = log.lines().filter(|line| line.contains("truncated"));
+    assert_eq!(told.count(), 1, "{log}");
+    assert!(
+        log.contains(&format!("{trace}: truncated by another process")),
+        "{log}"
+    );
+    refused(1, &["trace", &trace], &["not a trace"]);
+    let info = stdout_of(&["info", &served.control(), "--json"]);
+    assert!(info.contains("\"trace\":null"), "{info}");
+    // As the log says.
+    let pid = served.control();
+    stdout_of(&["trace", "--pid", &pid, "--on", &trace]);
+    served.load(500, &load);
+    assert_eq!(lines(&stdout_of(&["trace", "--json", &trace])).len(), 1000);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+}

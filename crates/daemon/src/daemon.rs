@@ -145,10 +145,14 @@ impl Daemon {
     /// Sleep until there is something to do, and do it.
     fn wait(&mut self) -> Result<(), Error> {
         let ready = self.poll().map_err(Error::io("cannot wait for events"))?;
-        let (own, clients) = ready.split_at(2);
-        if own.iter().any(|flags| !flags.is_empty()) {
+        let (end, rest) = ready.split_at(2);
+        let (cut, clients) = rest.split_at(usize::from(self.trace.is_some()));
+        if end.iter().any(|flags| !flags.is_empty()) {
             self.quitting = true;
             return Ok(());
+        }
+        if cut.iter().any(|flags| !flags.is_empty()) {
+            self.drop_cut_trace();
         }
         if let Some(trace) = &mut self.trace {
             trace.calibrate();
@@ -161,13 +165,15 @@ impl Daemon {
         Ok(())
     }
 
-    /// What poll(2) says of the signals, of the serving thread, and of the
-    /// control socket and its clients.
+    /// What poll(2) says of the signals, of the serving thread, of the trace,
+    /// and of the control socket and its clients.
     fn poll(&self) -> io::Result<Vec<PollFlags>> {
         let mut fds = vec![
             PollFd::new(&self.termination, PollFlags::IN),
             PollFd::from_borrowed_fd(self.serving.ended(), PollFlags::IN),
         ];
+        let trace = self.trace.iter().map(|trace| trace.file.cut_event());
+        fds.extend(trace.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN)));
         fds.extend(self.control.iter().flat_map(Server::poll_fds));
         let patience = [
             self.control.as_ref().and_then(Server::patience),
@@ -231,12 +237,28 @@ impl Daemon {
                 tracing::info!("tracing to {}", path.display());
             }
             None => {
-                self.stack.workers.iter().for_each(|w| w.trace(None));
-                self.trace = None;
+                self.stop_trace();
                 tracing::info!("tracing is off");
             }
         }
         Ok(json!({ "trace": file }))
+    }
+
+    fn stop_trace(&mut self) -> Option<Trace> {
+        self.stack.workers.iter().for_each(|w| w.trace(None));
+        self.trace.take()
+    }
+
+    /// Another process has truncated the trace file.
+    fn drop_cut_trace(&mut self) {
+        if let Some(trace) = self.stop_trace() {
+            let path = trace.path.display();
+            tracing::error!(
+                "{path}: truncated by another process, so tracing is off; \
+                 a new trace: fathom trace --pid {} --on {path}",
+                std::process::id()
+            );
+        }
     }
 
     /// The image has another size now: tell the guest.

@@ -1,7 +1,8 @@
 //! Shared memory of the front-end: guest memory, the dirty log, the area of
 //! requests in flight.
 
-use super::sigbus::{Alarm, Guarded};
+use super::alarm::Alarm;
+use fathom_sigbus::Guarded;
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::io;
@@ -29,7 +30,7 @@ pub enum MapError {
 }
 
 /// A range of a front-end's file, mapped shared, readable and writable. The
-/// file may shrink later: see [`super::sigbus`].
+/// file may shrink later: see [`fathom_sigbus`].
 pub struct Mapping {
     /// Before `base` and `map_len` go.
     guard: Option<Guarded>,

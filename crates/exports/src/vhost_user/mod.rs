@@ -8,10 +8,11 @@
 //! - `codec` turns bytes and file descriptors into typed requests,
 //! - `session` is what one connection has set up, by concern,
 //! - `serve` accepts, waits and dispatches,
-//! - `mapping` and `sigbus` hold the front-end's memory.
+//! - `mapping` and `alarm` hold the front-end's memory.
 //!
 //! "vhost-user" in comments is QEMU's docs/interop/vhost-user.rst.
 
+mod alarm;
 mod codec;
 #[doc(hidden)]
 pub mod fuzz;
@@ -19,7 +20,6 @@ mod listen;
 mod mapping;
 mod serve;
 mod session;
-mod sigbus;
 mod signal;
 
 pub use listen::{ListenError, Listener};

@@ -248,3 +248,41 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_writer_survives_that_its_file_is_cut() {
+    for len in [0, HEADER as u64 + 4096] {
+        let (_dir, path, mut file) = trace(2, 128);
+        let mut writers = [file.writer(0), file.writer(1)];
+        let is_cut = |file: &RingFile| {
+            use rustix::event::{PollFd, PollFlags, Timespec, poll};
+            let event = file.cut_event();
+            let mut fds = [PollFd::new(&event, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+        };
+        writers[1].write(&record(0));
+        let other = OpenOptions::new().write(true).open(&path).unwrap();
+        other.set_len(len).unwrap();
+        assert!(!is_cut(&file), "nobody has touched it");
+        for n in 1..300 {
+            writers
+                .iter_mut()
+                .for_each(|writer| writer.write(&record(n)));
+        }
+        file.calibrate();
+        assert!(is_cut(&file), "{len}");
+        assert_eq!(other.metadata().unwrap().len(), len);
+        // Longer again, it is not what it was.
+        other.set_len(1 << 20).unwrap();
+        writers
+            .iter_mut()
+            .for_each(|writer| writer.write(&record(300)));
+        // The next trace is not affected.
+        std::fs::remove_file(&path).unwrap();
+        let mut next = RingFile::create(&path, "disk", 1, 128).unwrap();
+        drop((file, writers));
+        next.writer(0).write(&record(7));
+        assert_eq!(poll(&mut RingReader::open(&path).unwrap()), [record(7)]);
+        assert!(!is_cut(&next));
+    }
+}

@@ -3,10 +3,14 @@
 use super::header::{AT_HZ, HEADER, Header, has_magic};
 use super::{RECORD, TraceError, TraceRecord, WORDS, encode};
 use crate::clock::Clock;
+use fathom_sigbus::{Alarm, Guarded};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::param::page_size;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -15,7 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// A trace file that this process writes. The file stays locked (flock(2))
 /// until the last writer is gone, by which readers know whether more may
-/// come. It must not be truncated meanwhile (SIGBUS); only its owner can.
+/// come. If it is truncated meanwhile, the writers go on and their records are
+/// lost: see [`RingFile::cut_event`].
 pub struct RingFile {
     mapping: Arc<Mapping>,
     header: Header,
@@ -67,6 +72,12 @@ impl RingFile {
         }
     }
 
+    /// Readable once a writer has found that another process truncated the
+    /// file. Nothing is left to do then but to drop it and its writers.
+    pub fn cut_event(&self) -> BorrowedFd<'_> {
+        self.mapping.cut.0.as_fd()
+    }
+
     /// Write the clock's frequency into the file again: it is known better
     /// the longer the process runs.
     pub fn calibrate(&self) {
@@ -106,8 +117,21 @@ impl RingWriter {
     }
 }
 
+/// Readable once the file was found truncated: an eventfd.
+struct Cut(OwnedFd);
+
+impl Alarm for Cut {
+    fn raise(&self) {
+        // Its counter cannot overflow by ones.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
 /// A whole trace file in memory.
 struct Mapping {
+    /// Before the memory goes.
+    guard: Option<Guarded>,
+    cut: Arc<Cut>,
     start: NonNull<AtomicU64>,
     words: usize,
     /// Holds the lock.
@@ -123,6 +147,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Map all of `file`, which is `bytes` long, with its pages present.
     fn new(file: File, bytes: usize) -> io::Result<Mapping> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let cut = Arc::new(Cut(eventfd(0, flags)?));
         // SAFETY: a new mapping at an address of the kernel's choice, of a
         // file that is at least as long; nothing else refers to it.
         let start = unsafe {
@@ -135,15 +161,24 @@ impl Mapping {
                 0,
             )?
         };
+        let mut mapping = Mapping {
+            guard: None,
+            cut: cut.clone(),
+            start: NonNull::new(start.cast()).ok_or(ErrorKind::OutOfMemory)?,
+            words: bytes / 8,
+            _file: file,
+        };
+        start.expose_provenance();
+        // Pages are not huge: hugetlbfs has no pwrite(2).
+        let page_size = page_size();
+        let whole_pages = bytes.next_multiple_of(page_size);
+        let guarded = Guarded::new(start.cast(), whole_pages, page_size, cut)?;
+        mapping.guard = Some(guarded);
         // Only the first writes are slower where the kernel (before 5.14)
         // cannot do this.
         // SAFETY: this is the mapping made above; its contents stay.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) };
-        Ok(Mapping {
-            start: NonNull::new(start.cast()).ok_or(ErrorKind::OutOfMemory)?,
-            words: bytes / 8,
-            _file: file,
-        })
+        Ok(mapping)
     }
 
     #[inline]
@@ -156,6 +191,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.guard = None;
         // SAFETY: made by mmap with this length; all borrows of it are over.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * 8) };
     }

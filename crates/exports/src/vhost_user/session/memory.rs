@@ -1,9 +1,9 @@
 //! The guest's memory.
 
 use super::{Fault, Reply, Session};
+use crate::vhost_user::alarm::Alarm;
 use crate::vhost_user::codec::Region;
 use crate::vhost_user::mapping::Mapping;
-use crate::vhost_user::sigbus::Alarm;
 use fathom_virtio::{GuestMemory, GuestRegion};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

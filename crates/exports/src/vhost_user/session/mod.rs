@@ -16,8 +16,8 @@ mod unclog;
 mod vrings;
 
 use super::Shared;
+use super::alarm::Alarm;
 use super::codec::{Frame, Request, name};
-use super::sigbus::Alarm;
 use back_channel::BackChannel;
 use features::Features;
 use inflight::InflightArea;

@@ -1,81 +1,37 @@
-//! What happens when a front-end truncates a file that is mapped here.
+//! Mapped files that another process may truncate.
 //!
 //! Touching a page past the file's end raises SIGBUS, whose default kills the
 //! process, with all its disks. The handler looks the address up in a table
-//! of the mappings of front-ends' files. If it is in there, it puts zero
-//! pages over the rest of that mapping, so that the thread goes on, and tells
-//! the session, which closes its connection. Otherwise the previous handler
-//! decides. (I/O by the kernel on such pages fails with EFAULT instead.)
+//! of guarded mappings. If it is in there, it puts zero pages over the rest
+//! of that mapping, so that the thread goes on, and tells the mapping's
+//! owner. Otherwise the previous handler decides. (I/O by the kernel on such
+//! pages fails with EFAULT instead.)
 //!
 //! The handler makes system calls only, and reads the table without a lock:
 //! an entry is stable while memory that it describes is being accessed.
 
-use fathom_virtio::GuestMemory;
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Mappings at once in this process: 16 front-ends with as many memory slots
 /// as they can have.
 const SLOTS: usize = 8192;
 
-/// How one session learns that a file of its front-end was truncated.
-pub struct Alarm {
-    raised: AtomicBool,
-    event: OwnedFd,
-    /// What is poisoned then; for the signal handler.
-    memory: AtomicPtr<GuestMemory>,
-    /// Keeps `memory` alive.
-    kept: Mutex<Option<Arc<GuestMemory>>>,
+/// Whom to tell that the file of a mapping was truncated.
+pub trait Alarm: Send + Sync {
+    /// The rest of a mapping has been replaced by zeroes, private to this
+    /// process. Called by a signal handler on the thread that touched it, and
+    /// more than once when several did: it may only do what is
+    /// async-signal-safe (signal-safety(7)).
+    fn raise(&self);
 }
 
-impl Alarm {
-    pub fn new() -> io::Result<Alarm> {
-        Ok(Alarm {
-            raised: AtomicBool::new(false),
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            memory: AtomicPtr::new(ptr::null_mut()),
-            kept: Mutex::new(None),
-        })
-    }
-
-    /// Poison this memory when the alarm is raised. No other thread may be
-    /// accessing guarded memory of this session during the call: the handler
-    /// might still be using the memory that was set before.
-    pub fn set_memory(&self, memory: Option<Arc<GuestMemory>>) {
-        let pointer = memory.as_ref().map_or(ptr::null(), Arc::as_ptr);
-        self.memory.store(pointer.cast_mut(), Ordering::SeqCst);
-        *self.kept.lock().unwrap_or_else(|e| e.into_inner()) = memory;
-    }
-
-    /// Whether a mapping has been replaced by zeroes.
-    pub fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::Acquire)
-    }
-
-    /// Readable from then on.
-    pub fn event(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    /// Called by the signal handler.
-    fn raise(&self) {
-        self.raised.store(true, Ordering::Release);
-        let memory = self.memory.load(Ordering::SeqCst);
-        // SAFETY: null, or kept alive: it is not replaced while a thread that
-        // can be here is accessing guarded memory.
-        if let Some(memory) = unsafe { memory.as_ref() } {
-            memory.poison();
-        }
-        // An eventfd's counter cannot overflow by ones.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-    }
-}
+/// What the table points to; thin, unlike the pointer in it.
+struct Told(Arc<dyn Alarm>);
 
 /// One mapping. `version` is odd while the entry changes.
 struct Slot {
@@ -84,7 +40,7 @@ struct Slot {
     /// Bytes; 0: free.
     len: AtomicUsize,
     page_size: AtomicUsize,
-    alarm: AtomicPtr<Alarm>,
+    told: AtomicPtr<Told>,
 }
 
 impl Slot {
@@ -94,12 +50,12 @@ impl Slot {
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             page_size: AtomicUsize::new(1),
-            alarm: AtomicPtr::new(ptr::null_mut()),
+            told: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
     /// Only under the lock of `FREE_SLOTS`.
-    fn set(&self, start: usize, len: usize, page_size: usize, alarm: *mut Alarm) {
+    fn set(&self, start: usize, len: usize, page_size: usize, told: *mut Told) {
         let version = self.version.load(Ordering::Relaxed);
         self.version
             .store(version.wrapping_add(1), Ordering::Relaxed);
@@ -107,26 +63,26 @@ impl Slot {
         self.start.store(start, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
         self.page_size.store(page_size, Ordering::Relaxed);
-        self.alarm.store(alarm, Ordering::Relaxed);
+        self.told.store(told, Ordering::Relaxed);
         self.version
             .store(version.wrapping_add(2), Ordering::Release);
     }
 
     /// The part of the mapping from the page of `addr` to its end, and whom
     /// to tell; None if `addr` is not in it.
-    fn hit(&self, addr: usize) -> Option<(usize, usize, *const Alarm)> {
+    fn hit(&self, addr: usize) -> Option<(usize, usize, *const Told)> {
         let version = self.version.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
         let len = self.len.load(Ordering::Relaxed);
         let page_size = self.page_size.load(Ordering::Relaxed);
-        let alarm = self.alarm.load(Ordering::Relaxed);
+        let told = self.told.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         if version % 2 == 1 || version != self.version.load(Ordering::Relaxed) {
             return None;
         }
         let offset = addr.checked_sub(start).filter(|offset| *offset < len)?;
         let rest = offset - offset % page_size;
-        Some((start + rest, len - rest, alarm))
+        Some((start + rest, len - rest, told))
     }
 }
 
@@ -143,7 +99,7 @@ static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 pub struct Guarded {
     slot: usize,
     /// For the table's pointer.
-    _alarm: Arc<Alarm>,
+    _told: Arc<Told>,
 }
 
 impl Guarded {
@@ -154,7 +110,7 @@ impl Guarded {
         start: *const u8,
         len: usize,
         page_size: usize,
-        alarm: Arc<Alarm>,
+        alarm: Arc<dyn Alarm>,
     ) -> io::Result<Guarded> {
         install()?;
         let mut free = FREE_SLOTS.lock().unwrap_or_else(|e| e.into_inner());
@@ -164,19 +120,17 @@ impl Guarded {
                 let fresh = IN_USE.load(Ordering::Relaxed);
                 if fresh == SLOTS {
                     return Err(io::Error::other(format!(
-                        "more than {SLOTS} mappings of front-ends' memory"
+                        "more than {SLOTS} mappings of files of other processes"
                     )));
                 }
                 IN_USE.store(fresh + 1, Ordering::Release);
                 fresh
             }
         };
-        let alarm_ptr = Arc::as_ptr(&alarm).cast_mut();
-        TABLE[slot].set(start.addr(), len, page_size, alarm_ptr);
-        Ok(Guarded {
-            slot,
-            _alarm: alarm,
-        })
+        let told = Arc::new(Told(alarm));
+        let pointer = Arc::as_ptr(&told).cast_mut();
+        TABLE[slot].set(start.addr(), len, page_size, pointer);
+        Ok(Guarded { slot, _told: told })
     }
 }
 
@@ -234,11 +188,11 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut c
 /// Handle a fault in a guarded mapping; false if it is not in one.
 fn absorb(addr: usize) -> bool {
     let in_use = IN_USE.load(Ordering::Acquire);
-    let Some((start, len, alarm)) = TABLE[..in_use].iter().find_map(|slot| slot.hit(addr)) else {
+    let Some((start, len, told)) = TABLE[..in_use].iter().find_map(|slot| slot.hit(addr)) else {
         return false;
     };
     // SAFETY: the range is part of a guarded mapping, which holds nothing but
-    // a front-end's file and stays mapped while it is in the table; the
+    // that file and stays mapped while it is in the table; the
     // faulting access shows that it is in use.
     let zeroes = unsafe {
         mmap_anonymous(
@@ -251,8 +205,8 @@ fn absorb(addr: usize) -> bool {
     if zeroes.is_err() {
         return false;
     }
-    // SAFETY: the entry's owner holds the alarm as long as the entry.
-    unsafe { (*alarm).raise() };
+    // SAFETY: the entry's owner holds it as long as the entry.
+    unsafe { (*told).0.raise() };
     true
 }
 

@@ -1,0 +1,64 @@
+//! How a session learns that its front-end has truncated a file that is
+//! mapped here.
+
+use fathom_virtio::GuestMemory;
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Closes one session, whose connection cannot go on.
+pub struct Alarm {
+    raised: AtomicBool,
+    event: OwnedFd,
+    /// What is poisoned then; for the signal handler.
+    memory: AtomicPtr<GuestMemory>,
+    /// Keeps `memory` alive.
+    kept: Mutex<Option<Arc<GuestMemory>>>,
+}
+
+impl Alarm {
+    pub fn new() -> io::Result<Alarm> {
+        Ok(Alarm {
+            raised: AtomicBool::new(false),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            memory: AtomicPtr::new(ptr::null_mut()),
+            kept: Mutex::new(None),
+        })
+    }
+
+    /// Poison this memory when the alarm is raised. No other thread may be
+    /// accessing guarded memory of this session during the call: the handler
+    /// might still be using the memory that was set before.
+    pub fn set_memory(&self, memory: Option<Arc<GuestMemory>>) {
+        let pointer = memory.as_ref().map_or(ptr::null(), Arc::as_ptr);
+        self.memory.store(pointer.cast_mut(), Ordering::SeqCst);
+        *self.kept.lock().unwrap_or_else(|e| e.into_inner()) = memory;
+    }
+
+    /// Whether a mapping has been replaced by zeroes.
+    pub fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Acquire)
+    }
+
+    /// Readable from then on.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl fathom_sigbus::Alarm for Alarm {
+    fn raise(&self) {
+        self.raised.store(true, Ordering::Release);
+        let memory = self.memory.load(Ordering::SeqCst);
+        // SAFETY: null, or kept alive: it is not replaced while a thread that
+        // can be here is accessing guarded memory.
+        if let Some(memory) = unsafe { memory.as_ref() } {
+            memory.poison();
+        }
+        // An eventfd's counter cannot overflow by ones.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+}
