@@ -1,7 +1,6 @@
 //! `fathom breakdown`: where the requests of a running guest spend their time.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use fathom_lab::tracers::remove_all_on_abort;
 use fathom_run::{Disk, Run};
 
 use crate::bench::parse_duration;
+use crate::report;
 
 /// Show where a running guest's disk requests spend their time
 ///
@@ -70,7 +70,10 @@ pub fn run(args: BreakdownArgs) -> anyhow::Result<()> {
         }
         (None, _) => bail!("--pid or --join is needed"),
     };
-    report(&dir, &run)
+    list_disks(&run);
+    report::print_run(&dir)?;
+    eprintln!("breakdown: the run is in {}", dir.display());
+    Ok(())
 }
 
 fn record(args: &BreakdownArgs, pid: u32) -> anyhow::Result<(PathBuf, Run)> {
@@ -104,16 +107,11 @@ pub fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 /// The guest's disks, then the tables of the recorded one.
-fn report(dir: &Path, run: &Run) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "the guest's disks (* recorded):")?;
+/// Every disk of the guest, the one under test marked.
+fn list_disks(run: &Run) {
     for disk in &run.disks {
-        writeln!(out, "{}", line_of(disk))?;
+        eprintln!("breakdown: {}", line_of(disk));
     }
-    writeln!(out)?;
-    crate::report::print_run(dir)?;
-    writeln!(out, "\nrun directory: {}", dir.display())?;
-    Ok(out.flush()?)
 }
 
 /// `* d0  vhost-user-blk  /images/a.img on vda, served by 1234, told by eventfd-id`

@@ -170,13 +170,18 @@ impl<'a> Window<'a> {
         fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
         let before = (tracers::pair(), tsc_offset(options.pid));
         wait(options);
+        let until = tracers::pair();
         let mut collectors = self.collectors;
         for collector in &mut collectors {
             if let Err(error) = collector.halt() {
                 problems.push(format!("{}: {error}", collector.name()));
             }
         }
-        let after = (tracers::pair(), tsc_offset(options.pid));
+        let offset = tsc_offset(options.pid);
+        let after = (until, offset);
+        for collector in &mut collectors {
+            collector.keep(before.0, until);
+        }
         let traced = collectors.iter().map(|one| one.name().to_owned()).collect();
         let collected = tracers::stop_all(collectors, &folder);
         problems.extend(collected.problems);

@@ -19,7 +19,7 @@ pub mod tracefs;
 
 use std::path::Path;
 
-use fathom_run::StreamInfo;
+use fathom_run::{Pair, StreamInfo};
 
 use crate::error::Result;
 
@@ -53,6 +53,10 @@ pub trait Collector {
     /// # Errors
     /// When the kernel refuses.
     fn halt(&mut self) -> Result<()>;
+
+    /// Keeps only what happened between two instants: collectors that were started one after the
+    /// other shall tell of the same time.
+    fn keep(&mut self, since: Pair, until: Pair);
 
     /// Writes what was recorded into the folder `round`.
     ///

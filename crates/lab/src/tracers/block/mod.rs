@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fathom_run::Kind;
+use fathom_run::{Kind, Pair};
 
 use super::ftrace::{Mode, Recorder, Side, Source};
 use super::{Collected, Collector, Tracefs};
@@ -94,6 +94,10 @@ impl Collector for Block {
 
     fn halt(&mut self) -> Result<()> {
         self.recorder.halt()
+    }
+
+    fn keep(&mut self, since: Pair, until: Pair) {
+        self.recorder.keep(since, until);
     }
 
     fn stop(self: Box<Self>, round: &Path) -> Result<Collected> {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fathom_run::{Clock, Event, Kind, StreamInfo, StreamWriter};
+use fathom_run::{Clock, Event, Kind, Pair, StreamInfo, StreamWriter};
 use fathom_trace::RingReader;
 use tempfile::TempDir;
 
@@ -37,6 +37,7 @@ pub struct Fathom {
     /// The trace was off before, and is to be off again.
     switch_off: bool,
     problems: Vec<String>,
+    kept: Option<(Pair, Pair)>,
     // Removed when all is done.
     _scratch: Option<TempDir>,
 }
@@ -76,6 +77,7 @@ pub fn start(socket: &Path) -> Result<Fathom> {
             thread: Some(thread),
             switch_off,
             problems: Vec::new(),
+            kept: None,
             _scratch: scratch,
         }),
         Err(error) => {
@@ -179,14 +181,25 @@ impl Collector for Fathom {
         ended
     }
 
+    fn keep(&mut self, since: Pair, until: Pair) {
+        self.kept = Some((since, until));
+    }
+
     fn stop(mut self: Box<Self>, round: &Path) -> Result<Collected> {
         if let Err(error) = self.halt() {
             self.problems.push(format!("{NAME}: {error}"));
         }
         let thread = self.thread.take().expect("only stopped once");
-        let drained = thread
+        let mut drained = thread
             .join()
             .unwrap_or_else(|_| Err(Error::Protocol("the reader of the ring failed".into())))?;
+        if let Some((since, until)) = self.kept {
+            let kept = match drained.clock {
+                Clock::HostTsc => since.tsc..=until.tsc,
+                _ => since.monotonic_ns..=until.monotonic_ns,
+            };
+            drained.events.retain(|event| kept.contains(&event.time));
+        }
         let events = write(drained.events, &round.join(format!("{NAME}.events")))?;
         let stream = StreamInfo {
             name: NAME.into(),

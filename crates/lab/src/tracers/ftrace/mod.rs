@@ -10,7 +10,7 @@ mod recorder;
 
 pub use format::{Field, Format, Layout, Shape};
 pub use page::{Page, Record};
-pub use pages::{CpuPages, Written, write};
+pub use pages::{CpuPages, Selection, Written, write};
 pub use plan::{Plan, Source, Symbols, flags_of};
 pub use recorder::{Mode, Recorder, Side};
 

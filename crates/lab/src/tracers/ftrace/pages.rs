@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use fathom_run::{Event, Kind, StreamWriter};
@@ -120,8 +121,16 @@ pub struct Written {
     pub disorder: u64,
 }
 
-/// Writes the events of all CPUs, in order of time. `dropped` events are known to be missing at
-/// the end.
+/// Which events are written.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// Times of those that are kept.
+    pub kept: RangeInclusive<u64>,
+    /// Events that are known to be missing at the end.
+    pub dropped: u64,
+}
+
+/// Writes the events of all CPUs, in order of time.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -129,16 +138,16 @@ pub fn write(
     cpus: &[CpuPages],
     plan: &Plan,
     layout: &Layout,
-    dropped: u64,
+    what: &Selection,
     path: &Path,
 ) -> Result<Written> {
-    let mut sink = Sink::create(path, plan.width())?;
+    let mut sink = Sink::create(path, plan.width(), what)?;
     let written = merge(cpus, plan, layout, &mut |event| sink.push(event))?;
     if written.disorder == 0 {
-        return sink.finish(dropped, written);
+        return sink.finish(written);
     }
     // A clock that stepped back, or damage: rare enough for a way that needs memory.
-    let mut sink = Sink::create(path, plan.width())?;
+    let mut sink = Sink::create(path, plan.width(), what)?;
     let mut events = Vec::new();
     for cpu in cpus {
         events.extend(cpu.events(plan, layout));
@@ -147,7 +156,7 @@ pub fn write(
     for event in &events {
         sink.push(event)?;
     }
-    sink.finish(dropped, written)
+    sink.finish(written)
 }
 
 /// Hands on the events of all CPUs by time, up to the first that is out of order on its CPU; from
@@ -184,28 +193,35 @@ fn merge(
 }
 
 /// A file of events that ends with what is known to be missing there.
-struct Sink {
+struct Sink<'a> {
     writer: StreamWriter,
+    what: &'a Selection,
     last: u64,
 }
 
-impl Sink {
-    fn create(path: &Path, width: usize) -> Result<Sink> {
+impl Sink<'_> {
+    fn create<'a>(path: &Path, width: usize, what: &'a Selection) -> Result<Sink<'a>> {
         let writer = StreamWriter::create(path, width, Vec::new());
         Ok(Sink {
             writer: writer.map_err(unwritten)?,
+            what,
             last: 0,
         })
     }
 
     fn push(&mut self, event: &Event) -> Result<()> {
+        if !self.what.kept.contains(&event.time) {
+            return Ok(());
+        }
         self.last = event.time;
         self.writer.push(event).map_err(unwritten)
     }
 
-    fn finish(mut self, dropped: u64, written: Written) -> Result<Written> {
+    fn finish(mut self, written: Written) -> Result<Written> {
+        let dropped = self.what.dropped;
         if dropped > 0 {
-            self.push(&Event::new(self.last, Kind::Lost, 0, 0, &[dropped]))?;
+            let lost = Event::new(self.last, Kind::Lost, 0, 0, &[dropped]);
+            self.writer.push(&lost).map_err(unwritten)?;
         }
         let events = self.writer.finish().map_err(unwritten)?;
         Ok(Written { events, ..written })

@@ -1,13 +1,14 @@
 //! One instance that records into one file of events: what every collector over tracefs is made
 //! of.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
-use fathom_run::{Clock, Kind, StreamInfo};
+use fathom_run::{Clock, Kind, Pair, StreamInfo};
 
 use super::drain::{Buffers, Drain};
 use super::format::{Format, Layout};
-use super::pages::{self, CpuPages};
+use super::pages::{self, CpuPages, Selection};
 use super::plan::{Plan, Source, Symbols};
 use crate::error::{Context, Result};
 use crate::tracers::Collected;
@@ -54,6 +55,8 @@ pub struct Recorder {
     mode: Mode,
     clock: TraceClock,
     events: usize,
+    /// Times of events that are kept.
+    kept: RangeInclusive<u64>,
     problems: Vec<String>,
 }
 
@@ -80,6 +83,7 @@ impl Recorder {
             mode,
             clock,
             events: 0,
+            kept: 0..=u64::MAX,
             problems: Vec::new(),
         })
     }
@@ -212,6 +216,14 @@ impl Recorder {
         self.instance.off()
     }
 
+    /// Keeps only what happened between two instants.
+    pub fn keep(&mut self, since: Pair, until: Pair) {
+        self.kept = match self.clock {
+            TraceClock::Tsc => since.tsc..=until.tsc,
+            TraceClock::Monotonic => since.monotonic_ns..=until.monotonic_ns,
+        };
+    }
+
     /// Writes what was recorded into `NAME.events` in the folder `round`, and removes the
     /// instance.
     ///
@@ -248,7 +260,11 @@ impl Recorder {
             Mode::Buffered { .. } => stats.lost(),
             Mode::Live { .. } => stats.dropped + stats.entries,
         };
-        let written = pages::write(pages, &self.plan, &self.layout, unplaced, &path)?;
+        let what = Selection {
+            kept: self.kept.clone(),
+            dropped: unplaced,
+        };
+        let written = pages::write(pages, &self.plan, &self.layout, &what, &path)?;
         if written.damaged > 0 {
             let count = written.damaged;
             self.problem(format!("{count} pages of the kernel's trace were damaged"));

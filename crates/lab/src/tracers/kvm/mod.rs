@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use fathom_run::Kind;
+use fathom_run::{Kind, Pair};
 
 use super::ftrace::{Mode, Recorder, Side, Source};
 use super::{Collected, Collector, Tracefs, btf};
@@ -164,6 +164,10 @@ impl Collector for Kvm {
 
     fn halt(&mut self) -> Result<()> {
         self.recorder.halt()
+    }
+
+    fn keep(&mut self, since: Pair, until: Pair) {
+        self.recorder.keep(since, until);
     }
 
     fn stop(self: Box<Self>, round: &Path) -> Result<Collected> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fathom_run::Kind;
+use fathom_run::{Kind, Pair};
 
 use super::ftrace::{Mode, Recorder, Side, Source};
 use super::{Collected, Collector, Tracefs};
@@ -103,6 +103,10 @@ impl Collector for Syscalls {
 
     fn halt(&mut self) -> Result<()> {
         self.recorder.halt()
+    }
+
+    fn keep(&mut self, since: Pair, until: Pair) {
+        self.recorder.keep(since, until);
     }
 
     fn stop(self: Box<Self>, round: &Path) -> Result<Collected> {
