@@ -3,12 +3,16 @@
 use std::fs;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use fathom_report::analysis::Analysis;
+use fathom_report::render::perfetto::Limits;
 use fathom_report::render::terminal::{self, Style};
 use fathom_report::{Options, analyse, render};
+
+use crate::bench::parse_duration;
 
 /// Print a run, or compare several
 ///
@@ -28,6 +32,18 @@ pub struct ReportArgs {
     #[arg(long, value_name = "DIR")]
     csv: Option<PathBuf>,
 
+    /// Write a trace for Perfetto (https://ui.perfetto.dev) to this file
+    #[arg(long, value_name = "FILE")]
+    perfetto: Option<PathBuf>,
+
+    /// How many requests the trace for Perfetto shows, the earliest
+    #[arg(long, value_name = "N", default_value_t = Limits::default().requests, requires = "perfetto")]
+    perfetto_requests: usize,
+
+    /// Of each round, show only requests that began this long after its first
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "perfetto")]
+    perfetto_window: Option<Duration>,
+
     /// How many of the slowest requests are kept one by one
     #[arg(long, value_name = "N", default_value_t = Options::default().slowest)]
     slowest: usize,
@@ -35,8 +51,22 @@ pub struct ReportArgs {
 
 /// Runs the command. What is written to files is told on standard error.
 pub fn run(args: ReportArgs) -> anyhow::Result<()> {
-    if args.runs.len() > 1 && args.csv.is_some() {
-        bail!("--csv is for one run");
+    for (name, given) in [("--csv", &args.csv), ("--perfetto", &args.perfetto)] {
+        if args.runs.len() > 1 && given.is_some() {
+            bail!("{name} is for one run");
+        }
+    }
+    if let (Some(file), [dir]) = (&args.perfetto, args.runs.as_slice()) {
+        let limits = Limits {
+            requests: args.perfetto_requests,
+            window_ns: args
+                .perfetto_window
+                .and_then(|time| i64::try_from(time.as_nanos()).ok()),
+        };
+        write(file, &render::perfetto::render(dir, &limits)?)?;
+        if !args.json && args.csv.is_none() {
+            return Ok(());
+        }
     }
     let options = Options {
         slowest: args.slowest,

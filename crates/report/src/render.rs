@@ -4,5 +4,6 @@
 pub mod csv;
 pub mod json;
 mod names;
+pub mod perfetto;
 pub mod terminal;
 mod text;

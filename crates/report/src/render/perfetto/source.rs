@@ -1,0 +1,155 @@
+//! What a trace is made of: requests, followed as for the tables, and the raw events beside them.
+
+use std::collections::BinaryHeap;
+use std::path::Path;
+
+use fathom_run::{Clock, Kind, Round, Run};
+
+use crate::clock::{self, TimeBase};
+use crate::join::Joiner;
+use crate::join::merge::{Merged, Seen, Side};
+use crate::join::survey::Survey;
+use crate::join::way::Way;
+
+/// A round of which something can be shown.
+pub(super) struct Watched<'a> {
+    dir: &'a Path,
+    round: &'a Round,
+    pub(super) name: &'a str,
+    survey: Survey,
+    time: TimeBase,
+    joins: bool,
+}
+
+/// A round's requests.
+#[derive(Default)]
+pub(super) struct Followed {
+    /// The earliest, in the order of their beginning.
+    pub(super) ways: Vec<Way>,
+    pub(super) all: u64,
+    /// When the first of `ways` began and the last ended.
+    pub(super) extent: Option<(i64, i64)>,
+    pub(super) problems: Vec<String>,
+}
+
+/// The rounds that the exact tables are made of, and those with system calls.
+pub(super) fn rounds<'a>(dir: &'a Path, run: &'a Run) -> Vec<Watched<'a>> {
+    let guests = run.rounds.iter().filter(|round| !round.on_host);
+    let surveyed: Vec<(&Round, Survey)> = guests
+        .map(|round| (round, Survey::of(dir, run, round)))
+        .collect();
+    let useful = surveyed.iter().filter(|(_, survey)| survey.is_useful());
+    let best = useful.map(|(_, survey)| survey.depth()).max().unwrap_or(0);
+    let watched = surveyed.into_iter().map(|(round, survey)| Watched {
+        dir,
+        round,
+        name: &round.name,
+        time: time_base(round, &survey),
+        joins: survey.is_useful() && survey.depth() == best,
+        survey,
+    });
+    let shown = |watched: &Watched| watched.joins || watched.survey.host(Kind::SysEnter);
+    watched.filter(shown).collect()
+}
+
+/// The same conversion that the tables use.
+fn time_base(round: &Round, survey: &Survey) -> TimeBase {
+    let offset = clock::trusted_offset(&round.clocks, survey.offset_written);
+    let monotonic = [Clock::HostMonotonic, Clock::GuestMonotonic];
+    let mut clocks = round.streams.iter().map(|info| info.clock);
+    let mixed = clocks.any(|clock| monotonic.contains(&clock));
+    let time = TimeBase::new(&round.clocks, offset.ok().flatten(), mixed);
+    let guest_only =
+        time.error.is_none() && survey.any(Side::Guest) && !survey.tells_of_requests(Side::Host);
+    if guest_only { time.guest_alone() } else { time }
+}
+
+/// A request, ordered by when it began.
+struct Early(i64, u64, Way);
+
+impl PartialEq for Early {
+    fn eq(&self, other: &Early) -> bool {
+        (self.0, self.1) == (other.0, other.1)
+    }
+}
+
+impl Eq for Early {}
+
+impl PartialOrd for Early {
+    fn partial_cmp(&self, other: &Early) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Early {
+    fn cmp(&self, other: &Early) -> std::cmp::Ordering {
+        (self.0, self.1).cmp(&(other.0, other.1))
+    }
+}
+
+impl Watched<'_> {
+    /// The round's requests, at most `most` of them, and only those that began within `window` ns
+    /// of the first.
+    pub(super) fn follow(&self, run: &Run, most: usize, window: Option<i64>) -> Followed {
+        let mut followed = Followed::default();
+        if !self.joins {
+            return followed;
+        }
+        let mut merged = Merged::open(self.dir, self.round, &self.time, |_| true);
+        let (mut earliest, mut all) = (BinaryHeap::new(), 0u64);
+        let mut joiner = Joiner::new(run, &self.survey, &self.time, |way| {
+            all += 1;
+            earliest.push(Early(way.extent().0, way.number, way));
+            if earliest.len() > most {
+                earliest.pop(); // the latest
+            }
+        });
+        while let Some(seen) = merged.next() {
+            joiner.event(&seen);
+        }
+        joiner.finish();
+        followed.all = all;
+        let mut ways: Vec<Way> = earliest
+            .into_sorted_vec()
+            .into_iter()
+            .map(|e| e.2)
+            .collect();
+        if let (Some(window), Some(first)) = (window, ways.first()) {
+            let until = first.extent().0.saturating_add(window);
+            ways.retain(|way| way.extent().0 <= until);
+        }
+        let begin = ways.first().map(|way| way.extent().0);
+        let ends = ways
+            .iter()
+            .map(Way::extent)
+            .map(|(start, total)| start + total);
+        followed.extent = begin.zip(ends.max());
+        followed.ways = ways;
+        followed.problems = merged.problems;
+        followed
+    }
+
+    /// When the round's first event of the host's happened.
+    pub(super) fn begin(&self) -> Option<i64> {
+        let mut merged = Merged::open(self.dir, self.round, &self.time, |side| side == Side::Host);
+        let named = std::iter::from_fn(|| merged.next());
+        // Symbols have no time.
+        named
+            .filter(|seen| seen.event.time != 0)
+            .map(|seen| seen.at)
+            .next()
+    }
+
+    /// Hands over the host's events of a window, in order of time, until `take` says no.
+    pub(super) fn events(&self, (begin, end): (i64, i64), mut take: impl FnMut(&Seen) -> bool) {
+        let mut merged = Merged::open(self.dir, self.round, &self.time, |side| side == Side::Host);
+        while let Some(seen) = merged.next() {
+            if seen.at > end {
+                break;
+            }
+            if seen.at >= begin && seen.event.time != 0 && !take(&seen) {
+                break;
+            }
+        }
+    }
+}
