@@ -13,9 +13,11 @@ setup:
 build: setup
 	$(CARGO) build --release --package fathom-cli
 
-# Boots a Linux guest with a Fathom disk, reads it, and shows where the time went.
+# Boots a Linux guest with a Fathom disk, reads it, and shows where the time went: first by
+# Fathom's own stages, then request by request through guest, KVM, Fathom and host.
 demo: build
 	$(TARGET)/release/fathom lab run seqread
+	$(TARGET)/release/fathom lab run wiki
 
 # Everything: unit and property tests, then the end-to-end tests with real guests. The build
 # comes first because the end-to-end tests run the fathom binary next to them.

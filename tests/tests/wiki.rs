@@ -211,6 +211,8 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
         .iter()
         .find(|step| step.wiki == "paio_submit");
     assert_eq!(submits.unwrap().time.count, REQUESTS);
+    // Every request takes some of QEMU's locks.
+    assert!(done.count("qemu-locks", "qemu", Kind::Qemu) > REQUESTS);
 }
 
 /// The server's inside is unknown: its share is one piece.

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_lab::Aio;
 use fathom_lab::scenario::wiki::{self, Injection, Options, Server, Transport};
 use fathom_lab::workload::{Limit, Rw};
+use fathom_report::{analyse, render};
 
 use crate::bench::parse_duration;
 
@@ -127,13 +128,27 @@ impl WikiArgs {
 
 /// Runs the scenario; progress goes to standard error, the report to standard output.
 pub fn run(args: WikiArgs) -> anyhow::Result<()> {
-    let nested = args.nested;
+    let (nested, json) = (args.nested, args.json);
     let fathom = std::env::current_exe().context("cannot find this program's own file")?;
     let options = args.into_options(fathom);
-    wiki::run(&options, &mut |step| eprintln!("lab: {step}"))?;
-    if !nested {
-        println!("{}", options.output.display());
+    let dir = options.output.display();
+    let ran = wiki::run(&options, &mut |step| eprintln!("lab: {step}"));
+    if nested {
+        return Ok(ran?);
     }
+    if let Err(error) = ran {
+        if options.output.join("run.json").is_file() {
+            bail!("{error}; what was measured before is in {dir}: fathom report {dir}");
+        }
+        return Err(error.into());
+    }
+    if json {
+        let analysis = analyse(&options.output, &fathom_report::Options::default())?;
+        println!("{}", render::json::render(&[&analysis]));
+    } else {
+        crate::report::print_run(&options.output)?;
+    }
+    eprintln!("lab: the run is in {dir}; fathom report {dir} prints it again");
     Ok(())
 }
 

@@ -14,7 +14,6 @@ use crate::host;
 use crate::machine::{Disk, Machine, QemuDisk};
 use crate::scenario::image;
 use crate::server::{Server, StorageDaemon};
-use crate::tracers::qemu;
 use crate::workload;
 
 /// QEMU's id for the disk, and Fathom's name for it.
@@ -26,8 +25,8 @@ pub(super) struct Bed {
     // Fields are dropped in order: QEMU goes before its server, and that before its image.
     pub guest: Guest,
     pub server: Option<Server>,
-    /// QEMU's own events; for the disks that QEMU serves.
-    pub qemu: Option<qemu::Collector>,
+    /// (major, minor)
+    pub qemu_version: (u32, u32),
     /// QEMU, its threads and disks, as found from outside.
     pub attached: attach::Qemu,
     /// The device in the guest, such as /dev/vda.
@@ -45,7 +44,6 @@ impl Bed {
         progress(&format!("writing an image of {} MiB", size >> 20));
         image::fill(&path, size)?;
         let server = start_server(options, dir.path(), &path)?;
-        let qemu = trace_qemu(options, dir.path())?;
         let machine = Machine {
             // The driver has no more queues than the guest has CPUs.
             cpus: options.queues.into(),
@@ -55,9 +53,10 @@ impl Bed {
             // One vCPU's TSC is its clock and that of its trace: nothing has to be converted.
             append: vec!["clocksource=tsc".into(), "tsc=reliable".into()],
             // A guest that panics ends QEMU, and its console tells why.
-            extra: std::iter::once("-no-reboot".to_owned())
-                .chain(qemu.iter().flat_map(qemu::Collector::arguments))
-                .collect(),
+            // Times in its log tell which thread did what when.
+            extra: ["-no-reboot", "-msg", "timestamp=on"]
+                .map(str::to_owned)
+                .into(),
             ..Machine::default()
         };
         progress(&format!(
@@ -78,7 +77,7 @@ impl Bed {
             guest,
             attached,
             server,
-            qemu,
+            qemu_version: host::qemu_version()?,
             device,
             image: path,
             _dir: dir,
@@ -176,14 +175,6 @@ fn disk(options: &Options, image: &Path, server: Option<&Server>) -> Disk {
         disk = disk.with_property(property);
     }
     disk
-}
-
-fn trace_qemu(options: &Options, dir: &Path) -> Result<Option<qemu::Collector>> {
-    if options.server != Kind::Qemu || options.pairs_only {
-        return Ok(None);
-    }
-    let log = dir.join("qemu-trace.log");
-    qemu::Collector::new(&log, host::qemu_version()?, options.aio, true).map(Some)
 }
 
 /// One line of a round's figures.

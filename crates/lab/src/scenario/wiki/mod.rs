@@ -175,6 +175,7 @@ fn steps(options: &Options) -> Vec<Step> {
         steps.push(guest("syscalls".into(), Watch::Syscalls));
         if options.server == Server::Qemu {
             steps.push(guest("qemu".into(), Watch::Qemu));
+            steps.push(guest("qemu-locks".into(), Watch::QemuLocks));
         }
     }
     steps
@@ -353,7 +354,7 @@ mod tests {
                       requests-2 control-2 host-read-2 host-pread-2 syscalls";
         assert_eq!(names(&options).join(" "), wanted);
         options.server = Server::Qemu;
-        assert_eq!(names(&options).last().unwrap(), "qemu");
+        assert!(names(&options).ends_with(&["qemu".into(), "qemu-locks".into()]));
         options.pairs_only = true;
         assert_eq!(
             names(&options),

@@ -13,7 +13,7 @@ use crate::attach::{self, Located, TscOffset};
 use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::tracers::ftrace::Mode;
-use crate::tracers::qemu::collector;
+use crate::tracers::qemu::{self, collector};
 use crate::tracers::{self, Collected, Collector, Tracefs, block, fathom, kvm, syscalls};
 use crate::workload::Limit;
 
@@ -28,6 +28,8 @@ pub(super) enum Watch {
     Syscalls,
     /// QEMU's own events.
     Qemu,
+    /// The locks that QEMU takes.
+    QemuLocks,
 }
 
 /// A round in the guest.
@@ -68,9 +70,10 @@ pub(super) fn in_guest(
     fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
     bed.look_at_threads();
     let mut window = Window::new(bed, options, plan.watch)?;
-    let qemu = bed.qemu.as_ref().filter(|_| plan.watch == Watch::Qemu);
+    let qemu = qemu(bed, options, plan.watch, &folder)?;
     let guest = &mut bed.guest;
-    if let Some(qemu) = qemu {
+    if let Some(qemu) = &qemu {
+        qemu.switch_log(&mut |command, arguments| guest.qmp(command, arguments))?;
         let missing = qemu.start(&mut |command, arguments| guest.qmp(command, arguments))?;
         window.problems.extend(missing);
     }
@@ -90,13 +93,35 @@ pub(super) fn in_guest(
     if let Some(qemu) = qemu {
         qemu.stop(&mut |command, arguments| guest.qmp(command, arguments))?;
         outcome.add(qemu.collect(&folder)?);
-        outcome.round.traced.push(collector::NAME.into());
+        outcome.round.traced.push(match plan.watch {
+            Watch::QemuLocks => "qemu-locks".into(),
+            _ => collector::NAME.into(),
+        });
     }
     bed.look_at_threads();
     if plan.watch == Watch::Requests {
         tell_eventfds(bed, &outcome.round, dir)?;
     }
     Ok(outcome)
+}
+
+/// Who records QEMU's own events, into a log in the round's folder.
+fn qemu(
+    bed: &Bed,
+    options: &Options,
+    watch: Watch,
+    folder: &Path,
+) -> Result<Option<qemu::Collector>> {
+    let what = || format!("cannot find {}", folder.display());
+    let log = folder.canonicalize().context(what)?.join("qemu.log");
+    match watch {
+        Watch::Qemu => {
+            let version = bed.qemu_version;
+            qemu::Collector::new(&log, version, options.aio, false).map(Some)
+        }
+        Watch::QemuLocks => qemu::Collector::locks(&log).map(Some),
+        Watch::Nothing | Watch::Requests | Watch::Syscalls => Ok(None),
+    }
 }
 
 /// Tells the disk's kicks from its calls by who signalled them.
@@ -201,7 +226,7 @@ impl<'a> Window<'a> {
             kib_per_cpu: self.buffer(),
         };
         match self.watch {
-            Watch::Nothing | Watch::Qemu => {}
+            Watch::Nothing | Watch::Qemu | Watch::QemuLocks => {}
             Watch::Requests => self.watch_requests(mode)?,
             Watch::Syscalls => {
                 let threads = &self.threads;

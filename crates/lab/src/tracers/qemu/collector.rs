@@ -50,10 +50,7 @@ impl Collector {
     /// # Errors
     /// When QEMU could not write to a file of that name.
     pub fn new(log: &Path, version: Version, aio: Aio, mutexes: bool) -> Result<Collector> {
-        if log.to_str().is_none_or(|path| path.contains('%')) {
-            let reason = "QEMU cannot have a '%' in its log's name; choose another folder";
-            return Err(unusable(log, reason.into()));
-        }
+        check_name(log)?;
         let mut events = REQUESTS.to_vec();
         let wiki = WIKI_EVENTS.iter().map(|alias| (alias, false));
         for (alias, is_ring) in wiki.chain(IO_URING_EVENTS.iter().map(|alias| (alias, true))) {
@@ -74,6 +71,34 @@ impl Collector {
             log: log.to_owned(),
             events,
         })
+    }
+
+    /// For the locks alone: they are so many that every step takes several times as long.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn locks(log: &Path) -> Result<Collector> {
+        check_name(log)?;
+        Ok(Collector {
+            log: log.to_owned(),
+            events: MUTEXES.to_vec(),
+        })
+    }
+
+    /// Makes a running QEMU write to this log from now on.
+    ///
+    /// # Errors
+    /// When QEMU does not answer or cannot write there.
+    pub fn switch_log(&self, qmp: &mut Qmp) -> Result<()> {
+        let line = format!("logfile {}", self.log.display());
+        let said = qmp("human-monitor-command", json!({ "command-line": line }))?;
+        match said.as_str().unwrap_or_default().trim() {
+            "" => Ok(()),
+            said => Err(unusable(
+                &self.log,
+                format!("QEMU does not log there: {said}"),
+            )),
+        }
     }
 
     /// The events that it asks for.
@@ -157,6 +182,14 @@ impl Collector {
             problems,
         })
     }
+}
+
+fn check_name(log: &Path) -> Result<()> {
+    if log.to_str().is_none_or(|path| path.contains('%')) {
+        let reason = "QEMU cannot have a '%' in its log's name; choose another folder";
+        return Err(unusable(log, reason.into()));
+    }
+    Ok(())
 }
 
 fn set(qmp: &mut Qmp, event: &str, enable: bool) -> Result<()> {
