@@ -126,6 +126,34 @@ fn what_looks_like_another_format_is_served_when_the_user_insists() {
 }
 
 #[test]
+fn an_image_that_is_truncated_while_served_is_told_once() {
+    let dir = disk_dir();
+    let image = dir.path().join("disk.img");
+    let file = fs::File::create(&image).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let mut served = support::Served::start(&as_arg(&image), &[]);
+    served.load(100, &["--rw", "randread"]);
+    file.set_len(4096).unwrap();
+    let socket = served.arg("s");
+    let past_end = ["--rw", "read", "--offset", "512k", "--number-ios", "100"];
+    let load = run(&[&["bench", "--vhost-user", &socket], &past_end[..]].concat());
+    assert!(!load.status.success());
+    let error = String::from_utf8_lossy(&load.stderr).into_owned();
+    assert!(error.contains("IOERR"), "{error}");
+    let log = served.log();
+    let line = format!(
+        "{}: was truncated while it was served: it ends at 4096 bytes, the disk at 1048576",
+        image.display()
+    );
+    assert_eq!(log.matches(&line).count(), 1, "{log}");
+    assert!(!log.contains("Input/output error"), "{log}");
+    served.load(8, &["--rw", "read", "--bs", "512"]);
+    file.set_len(1 << 20).unwrap();
+    served.load(100, &["--rw", "randread"]);
+    assert_eq!(served.terminate().0, Some(0));
+}
+
+#[test]
 fn sockets_and_traces_that_cannot_be_made_are_told_in_one_line() {
     let dir = short_dir();
     let path = |name: &str| as_arg(&dir.path().join(name));

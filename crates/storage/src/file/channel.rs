@@ -5,7 +5,7 @@ use super::buffers::{Buffer, Buffers};
 use super::plan::Method;
 use super::ranges::Owner;
 use super::transfer::{Progress, Transfer, rest_of};
-use super::{Cache, Shared};
+use super::{Cache, Kind, Shared};
 use fathom_core::{
     Channel, Cx, Engine, FileId, Io, IoKind, Op, Request, RequestId, Segments, Stage, Token,
 };
@@ -313,7 +313,13 @@ impl FileChannel {
         let request = &cx.slab[id];
         let (op, offset, len) = (request.op, request.offset, request.len);
         let shared = &self.shared;
-        shared.errors.report(&shared.path, op, offset, len, errno);
+        match shared.early_end() {
+            Some(end) if op == Op::Read && errno == libc::EIO && offset + len > end => {
+                let size = shared.size.load(Ordering::Relaxed);
+                shared.errors.report_truncated(&shared.path, end, size);
+            }
+            _ => shared.errors.report(&shared.path, op, offset, len, errno),
+        }
         self.finish(cx, id, errno);
     }
 
@@ -355,6 +361,16 @@ impl FileChannel {
                 .take_granted(locking.owner, &mut locking.granted);
         }
         self.start_granted(cx);
+    }
+}
+
+impl Shared {
+    /// Where the file ends, in bytes, if that is before the disk's end: someone
+    /// has truncated it. Asks the file system.
+    fn early_end(&self) -> Option<u64> {
+        let len = self.file.metadata().ok()?.len();
+        let is_early = len < self.size.load(Ordering::Relaxed);
+        (self.kind == Kind::Regular && is_early).then_some(len)
     }
 }
 

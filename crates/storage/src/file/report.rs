@@ -21,6 +21,8 @@ struct Entry {
 #[derive(Default)]
 pub(super) struct ErrorLog {
     kinds: Mutex<Vec<Entry>>,
+    /// Where the file was last said to end.
+    told_end: Mutex<Option<u64>>,
 }
 
 impl ErrorLog {
@@ -39,6 +41,20 @@ impl ErrorLog {
             path.display(),
             op.name(),
         );
+    }
+
+    /// A read has failed because the file ends at `end`, before the disk's
+    /// `size` (both in bytes); said once for each end.
+    pub(super) fn report_truncated(&self, path: &Path, end: u64, size: u64) {
+        let mut told = self.told_end.lock().unwrap_or_else(|e| e.into_inner());
+        if told.replace(end) != Some(end) {
+            tracing::error!(
+                "{}: was truncated while it was served: it ends at {end} bytes, the disk at \
+                 {size}; reads past its end fail until the file is made whole again, or the \
+                 disk smaller (fathom resize)",
+                path.display(),
+            );
+        }
     }
 
     /// Whether to report now, and how many were not since the last report.
