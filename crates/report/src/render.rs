@@ -2,6 +2,7 @@
 //! into text or bytes. The same analyses give the same bytes.
 
 pub mod csv;
+pub mod html;
 pub mod json;
 mod names;
 pub mod perfetto;

@@ -1,0 +1,372 @@
+//! What the page's charts are drawn from: the part of an analysis that pictures show, with names
+//! for people.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::Named;
+use super::compare::letter;
+use super::words::{group_key, layer_key, plural, point_name, thread_short};
+use crate::analysis::{
+    Analysis, Distribution, Exact, Group, HeatMap, Joined, Layer, LayerRow, TimeLine, Wiki,
+};
+use crate::render::names;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Data<'a> {
+    runs: Vec<RunData<'a>>,
+    /// Every layer that any of the runs has, in the order of a request's way.
+    layers: Vec<LayerName>,
+    groups: Vec<GroupName>,
+}
+
+/// A layer's names; `key` is that of palette.css.
+#[derive(Debug, Serialize)]
+struct LayerName {
+    key: String,
+    name: &'static str,
+    group: String,
+}
+
+#[derive(Debug, Serialize)]
+struct GroupName {
+    key: String,
+    name: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct RunData<'a> {
+    letter: String,
+    name: &'a str,
+    bars: Bars,
+    curves: Vec<Curve<'a>>,
+    heat: Option<&'a HeatMap>,
+    slowest: Vec<Request>,
+    lines: Lines,
+}
+
+/// Bars of one scale, and those that are compared by their shares.
+#[derive(Debug, Serialize)]
+struct Bars {
+    time: Vec<Bar>,
+    share: Vec<Bar>,
+}
+
+/// A stacked bar.
+#[derive(Debug, Serialize)]
+struct Bar {
+    label: String,
+    note: String,
+    total: f64,
+    /// How much more it is than the host alone needs.
+    against: Option<String>,
+    segments: Vec<Segment>,
+}
+
+#[derive(Debug, Serialize)]
+struct Segment {
+    /// A layer's key; None: the group's name and colour are the segment's.
+    layer: Option<String>,
+    group: Option<String>,
+    name: String,
+    ns: f64,
+}
+
+/// A distribution's curve; the total has no layer.
+#[derive(Debug, Serialize)]
+struct Curve<'a> {
+    layer: Option<String>,
+    name: &'static str,
+    mean: f64,
+    time: &'a Distribution,
+}
+
+#[derive(Debug, Serialize)]
+struct Request {
+    number: u64,
+    operation: &'static str,
+    offset: u64,
+    length: u64,
+    total: i64,
+    delivery: &'static str,
+    batch: u32,
+    host: &'static str,
+    /// (key, ns)
+    layers: Vec<(String, i64)>,
+    points: Vec<(String, i64)>,
+}
+
+#[derive(Debug, Serialize)]
+struct Lines {
+    /// What a thread can be doing; spans refer to these by their index.
+    what: Vec<String>,
+    threads: Vec<LineData>,
+}
+
+#[derive(Debug, Serialize)]
+struct LineData {
+    name: String,
+    /// (start, length, what)
+    spans: Vec<(i64, i64, usize)>,
+}
+
+pub(super) fn of<'a>(runs: &'a [Named]) -> Data<'a> {
+    let rows = || {
+        let all = runs.iter().filter_map(|(_, run)| run.exact.as_ref());
+        all.flat_map(|exact| &exact.layers)
+    };
+    let layers: Vec<Layer> = Layer::ALL
+        .iter()
+        .copied()
+        .filter(|&layer| rows().any(|row| row.layer == layer))
+        .collect();
+    Data {
+        runs: (0..).zip(runs).map(run_data).collect(),
+        layers: layers.iter().copied().map(layer_name).collect(),
+        groups: GROUPS.iter().map(|&group| group_name(group)).collect(),
+    }
+}
+
+/// In the order of legends.
+const GROUPS: &[Group] = &[
+    Group::Guest,
+    Group::Switching,
+    Group::ServerSwitching,
+    Group::Server,
+    Group::HostIo,
+    Group::Device,
+    Group::Unattributed,
+];
+
+fn layer_name(layer: Layer) -> LayerName {
+    let (name, group) = layer.describe();
+    LayerName {
+        key: layer_key(layer),
+        name,
+        group: group_key(group),
+    }
+}
+
+fn group_name(group: Group) -> GroupName {
+    GroupName {
+        key: group_key(group),
+        name: names::group(group),
+    }
+}
+
+fn run_data((number, (name, run)): (usize, &Named)) -> RunData<'_> {
+    let exact = run.exact.as_ref();
+    RunData {
+        letter: letter(number),
+        name,
+        bars: bars(run),
+        curves: exact.map(curves).unwrap_or_default(),
+        heat: exact.map(|exact| &exact.heat),
+        slowest: exact.map_or(Vec::new(), |exact| {
+            exact.slowest.iter().map(request).collect()
+        }),
+        lines: lines(&run.time_lines),
+    }
+}
+
+/// The wiki's two diagrams in one: the guest's time in layers, in both ways of telling them, and
+/// what the host alone needs for the same. The slowest requests take so much longer that they are
+/// compared by shares.
+fn bars(run: &Analysis) -> Bars {
+    let exact = run.exact.as_ref().filter(|exact| exact.total.count > 0);
+    let mean = |exact: &Exact| {
+        let note = format!("{} followed", plural(exact.total.count, "request"));
+        exact_bar(exact, "Guest, traced", &note, |row| Some(row.time.mean))
+    };
+    let tail = |exact: &Exact| {
+        let told = exact.layers.iter().any(|row| row.tail_mean.is_some());
+        let of: fn(&LayerRow) -> Option<f64> = |row| row.tail_mean;
+        told.then(|| exact_bar(exact, "Slowest 1%", "mean of these", of))
+    };
+    let all = exact.map(|exact| Bar {
+        label: "All requests".to_owned(),
+        note: "mean".to_owned(),
+        ..mean(exact)
+    });
+    let mut time: Vec<Bar> = exact.map(mean).into_iter().collect();
+    time.extend(run.wiki.as_ref().and_then(wiki_bar));
+    let host = plain(run, true, "Host alone", "the same benchmark");
+    let mut guest = plain(run, false, "Guest, untraced", "the benchmark's figure");
+    for (call, bar) in &mut guest {
+        let same = host.iter().find(|(host, _)| host == call);
+        bar.against = same.map(|(_, host)| against(bar.total, host.total));
+    }
+    time.extend(guest.into_iter().chain(host).map(|(_, bar)| bar));
+    Bars {
+        time,
+        share: all.into_iter().chain(exact.and_then(tail)).collect(),
+    }
+}
+
+/// `+33% over the host`, or `7.4 times the host's`.
+fn against(guest: f64, host: f64) -> String {
+    let ratio = guest / host.max(1.0);
+    if ratio < 2.0 {
+        format!("{:+.0}% over the host", (ratio - 1.0) * 100.0)
+    } else {
+        format!("{ratio:.1} times the host\u{2019}s")
+    }
+}
+
+fn exact_bar(exact: &Exact, label: &str, note: &str, of: fn(&LayerRow) -> Option<f64>) -> Bar {
+    let segments = exact.layers.iter().filter_map(|row| {
+        Some(Segment {
+            layer: Some(layer_key(row.layer)),
+            group: Some(group_key(row.group)),
+            name: row.name.to_owned(),
+            ns: of(row)?,
+        })
+    });
+    bar(label, note, segments.collect())
+}
+
+fn bar(label: &str, note: &str, segments: Vec<Segment>) -> Bar {
+    Bar {
+        label: label.to_owned(),
+        note: note.to_owned(),
+        total: segments.iter().map(|segment| segment.ns).sum(),
+        against: None,
+        segments,
+    }
+}
+
+fn wiki_bar(wiki: &Wiki) -> Option<Bar> {
+    let segments = wiki.delta.iter().map(|(name, ns, _)| Segment {
+        layer: None,
+        group: Some(group_key(wiki_group(name))),
+        name: name.clone(),
+        ns: *ns,
+    });
+    let segments: Vec<Segment> = segments.collect();
+    let note = "means subtracted";
+    (!segments.is_empty()).then(|| bar("Guest, the wiki's way", note, segments))
+}
+
+/// The group of a row of the wiki's table. Rows that could not be told from each other are one,
+/// `A + B`: they have the colour of the first.
+pub(super) fn wiki_group(name: &str) -> Group {
+    match name.split(" + ").next().unwrap_or(name) {
+        "Guest" => Group::Guest,
+        "Host I/O" => Group::HostIo,
+        "Host/guest switching" => Group::Switching,
+        name if name.starts_with("Host/") => Group::ServerSwitching,
+        _ => Group::Server,
+    }
+}
+
+/// The mean of untraced rounds by their operations, of each call that the benchmark used.
+fn plain<'a>(run: &'a Analysis, on_host: bool, label: &str, note: &str) -> Vec<(&'a str, Bar)> {
+    let figures = || {
+        let rounds = run.rounds.iter();
+        let rounds = rounds.filter(|round| round.on_host == on_host && round.traced.is_empty());
+        rounds.filter_map(|round| round.benchmark.as_ref())
+    };
+    let mut calls: Vec<&'a str> = Vec::new();
+    for figure in figures().filter(|figure| figure.operations > 0) {
+        if !calls.contains(&figure.call.as_str()) {
+            calls.push(&figure.call);
+        }
+    }
+    let one = |call: &'a str| {
+        let figures = || figures().filter(|figure| figure.call == call);
+        let count: u64 = figures().map(|figure| figure.operations).sum();
+        let time: f64 = figures()
+            .map(|figure| figure.mean_ns * figure.operations as f64)
+            .sum();
+        let group = on_host.then_some(Group::HostIo);
+        let segment = Segment {
+            layer: None,
+            group: group.map(group_key),
+            name: format!("{call}() as a whole"),
+            ns: time / count as f64,
+        };
+        let label = format!("{label}, {call}()");
+        (call, bar(&label, note, vec![segment]))
+    };
+    calls.into_iter().map(one).collect()
+}
+
+/// Those of the total and of every layer in which time was spent.
+fn curves(exact: &Exact) -> Vec<Curve<'_>> {
+    let total = Curve {
+        layer: None,
+        name: "total",
+        mean: exact.total.mean,
+        time: &exact.total,
+    };
+    let spent = exact.layers.iter().filter(|row| row.time.max > 0);
+    let layers = spent.map(|row| Curve {
+        layer: Some(layer_key(row.layer)),
+        name: row.name,
+        mean: row.time.mean,
+        time: &row.time,
+    });
+    std::iter::once(total).chain(layers).collect()
+}
+
+fn request(joined: &Joined) -> Request {
+    let layers = joined.layers.iter();
+    let points = joined.points.iter();
+    Request {
+        number: joined.number,
+        operation: joined.operation,
+        offset: joined.offset,
+        length: joined.length,
+        total: joined.total,
+        delivery: names::delivery(joined.delivery),
+        batch: joined.batch,
+        host: names::host(joined.host),
+        layers: layers.map(|&(layer, ns)| (layer_key(layer), ns)).collect(),
+        points: points.map(|&(point, at)| (point_name(point), at)).collect(),
+    }
+}
+
+fn lines(lines: &[TimeLine]) -> Lines {
+    let mut what: Vec<String> = Vec::new();
+    let mut index: HashMap<&str, usize> = HashMap::new();
+    let mut threads = Vec::new();
+    for line in lines.iter().filter(|line| !line.spans.is_empty()) {
+        let mut spans = Vec::with_capacity(line.spans.len());
+        for (start, end, name) in &line.spans {
+            let known = *index.entry(name).or_insert_with(|| {
+                what.push(name.clone());
+                what.len() - 1
+            });
+            spans.push((*start, end - start, known));
+        }
+        threads.push(LineData {
+            name: thread_short(&line.thread),
+            spans,
+        });
+    }
+    Lines { what, threads }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wikis_rows_have_the_groups_colours() {
+        let cases = [
+            ("Guest", Group::Guest),
+            ("Host/guest switching", Group::Switching),
+            ("Host/QEMU switching", Group::ServerSwitching),
+            ("Fathom", Group::Server),
+            ("Host I/O", Group::HostIo),
+            (
+                "Host/guest switching + Host/Fathom switching",
+                Group::Switching,
+            ),
+        ];
+        for (name, group) in cases {
+            assert_eq!(wiki_group(name), group, "{name}");
+        }
+    }
+}

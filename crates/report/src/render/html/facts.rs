@@ -1,0 +1,286 @@
+//! What was measured, on what, and how far it can be trusted.
+
+use fathom_run::Disk;
+
+use super::header::lost;
+use super::layers::Place;
+use super::markup::{Cell, Html, Table, numbers, rows};
+use super::words::{collectors, duration, grouped, listed, machine, server, workload};
+use crate::analysis::{Analysis, Exact, Overhead, RoundRow, Truth};
+use crate::render::names;
+use crate::render::text::micros;
+
+/// Shares of requests up to which a join is as good as the bounds at depth 1 ask for.
+const GOOD: f64 = 0.001;
+
+pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
+    if let Some(exact) = &run.exact {
+        html.heading(place.prefix, "truth", "How far it can be trusted");
+        truth(place, exact).show(html);
+    }
+    rounds(html, place, run);
+    html.heading(place.prefix, "environment", "What was measured");
+    environment(html, place, run);
+}
+
+/// What can be wrong with a join, what was found, and whether that is good.
+fn truth(place: Place, exact: &Exact) -> Table {
+    let truth = &exact.truth;
+    let mut table = Table::new(place.id("truth-table"), &["", "Check", "Found"]);
+    let share = |count: u64| count as f64 / truth.requests.max(1) as f64;
+    let counted = |count: u64| format!("{} ({:.2}%)", grouped(count), share(count) * 100.0);
+    let mut row = |good: Option<bool>, check: &str, found: String| {
+        let (class, mark) = match good {
+            Some(true) => ("good", "\u{2713}"),
+            Some(false) => ("doubt", "!"),
+            None => ("", ""),
+        };
+        let cells = [mark.to_owned(), check.to_owned(), found];
+        table.classed(class, cells.map(Cell::Text).to_vec());
+    };
+    let joined = format!("{} of {}", grouped(truth.joined), grouped(truth.requests));
+    row(
+        Some(share(truth.unmatched) <= GOOD),
+        "requests followed",
+        joined,
+    );
+    for (check, count) in [
+        ("without their counterpart", truth.unmatched),
+        (
+            "with more than one possible counterpart, taken first in, first out",
+            truth.ambiguous,
+        ),
+        ("that lack a point which was watched", truth.incomplete),
+    ] {
+        row(Some(share(count) <= GOOD), check, counted(count));
+    }
+    let none = |count: u64| Some(count == 0);
+    row(
+        none(truth.inconsistent),
+        "events that contradict the others",
+        grouped(truth.inconsistent),
+    );
+    row(
+        none(truth.violations),
+        "effects before their causes, by more than the clocks' error",
+        grouped(truth.violations),
+    );
+    row(
+        Some(truth.lost.is_empty()),
+        "events dropped",
+        dropped(truth),
+    );
+    row(None, "clocks", clocks(truth));
+    row(None, "how requests reached the server", delivery(truth));
+    row(
+        None,
+        "what the host's block layer made of them",
+        hosts(truth),
+    );
+    table
+}
+
+fn dropped(truth: &Truth) -> String {
+    match truth.lost.is_empty() {
+        true => "none".to_owned(),
+        false => lost(truth),
+    }
+}
+
+fn clocks(truth: &Truth) -> String {
+    let method = match truth.clock_method.as_str() {
+        "" => "one clock for all",
+        method => method,
+    };
+    match truth.clock_error_ns {
+        Some(ns) => format!("{method}; error at most {}", duration(ns as f64)),
+        None => format!("{method}; error unknown"),
+    }
+}
+
+fn delivery(truth: &Truth) -> String {
+    let known = truth.kicked + truth.batched + truth.polled;
+    let unknown = truth.joined.saturating_sub(known);
+    let of = |count: u64, what: &str| match count {
+        0 => String::new(),
+        count => {
+            let share = count as f64 * 100.0 / truth.joined.max(1) as f64;
+            format!("{share:.1}% {what}")
+        }
+    };
+    listed([
+        of(truth.kicked, "kicked"),
+        of(truth.batched, "with another's kick (batched)"),
+        of(truth.polled, "polled"),
+        of(unknown, "unknown"),
+    ])
+}
+
+fn hosts(truth: &Truth) -> String {
+    let classes = truth.hosts.iter();
+    let classes: Vec<String> = classes
+        .map(|(class, count)| format!("{} {}", grouped(*count), names::host(*class)))
+        .collect();
+    listed([classes.join(", ")])
+}
+
+fn rounds(html: &mut Html, place: Place, run: &Analysis) {
+    if run.rounds.is_empty() && run.overhead.is_empty() {
+        return;
+    }
+    html.heading(place.prefix, "rounds", "Rounds");
+    if !run.overhead.is_empty() {
+        html.note(
+            "What tracing cost a request: traced rounds against the untraced ones next to them.",
+        );
+        overhead(place, &run.overhead).show(html);
+    }
+    if !run.rounds.is_empty() {
+        html.note("The benchmark\u{2019}s own figures, round by round.");
+        figures(place, &run.rounds).show(html);
+    }
+}
+
+fn overhead(place: Place, costs: &[Overhead]) -> Table {
+    let headings = [
+        "Traced",
+        "pairs of rounds",
+        "untraced (\u{b5}s)",
+        "traced (\u{b5}s)",
+        "difference (\u{b5}s)",
+        "difference",
+        "95% interval",
+    ];
+    let mut table = Table::new(place.id("overhead-table"), &headings);
+    let column = |of: fn(&Overhead) -> f64| {
+        numbers(micros(
+            &costs.iter().map(|cost| Some(of(cost))).collect::<Vec<_>>(),
+        ))
+    };
+    let relative = |cost: &Overhead| {
+        let share = cost.difference_ns / cost.untraced_ns.max(1.0);
+        Cell::Number(format!("{:+.1}%", share * 100.0))
+    };
+    let interval = |cost: &Overhead| {
+        Cell::Number(match cost.pairs {
+            0 | 1 => "none from one pair".to_owned(),
+            _ => format!("{} to {}", duration(cost.low_ns), duration(cost.high_ns)),
+        })
+    };
+    let columns = vec![
+        costs
+            .iter()
+            .map(|cost| Cell::Text(collectors(&cost.traced)))
+            .collect(),
+        costs
+            .iter()
+            .map(|cost| Cell::Number(cost.pairs.to_string()))
+            .collect(),
+        column(|cost| cost.untraced_ns),
+        column(|cost| cost.traced_ns),
+        column(|cost| cost.difference_ns),
+        costs.iter().map(relative).collect(),
+        costs.iter().map(interval).collect(),
+    ];
+    for cells in rows(columns) {
+        table.row(cells);
+    }
+    table
+}
+
+fn figures(place: Place, rounds: &[RoundRow]) -> Table {
+    let headings = [
+        "Round",
+        "where",
+        "traced",
+        "call",
+        "operations",
+        "errors",
+        "mean (\u{b5}s)",
+    ];
+    let mut table = Table::new(place.id("rounds-table"), &headings);
+    let means: Vec<Option<f64>> = rounds
+        .iter()
+        .map(|round| round.benchmark.as_ref().map(|figures| figures.mean_ns))
+        .collect();
+    for (round, mean) in rounds.iter().zip(micros(&means)) {
+        let figures = round.benchmark.as_ref();
+        let number = |of: Option<u64>| Cell::Number(of.map_or("-".into(), grouped));
+        table.row(vec![
+            Cell::Text(round.name.clone()),
+            Cell::Text(if round.on_host { "host" } else { "guest" }.to_owned()),
+            Cell::Text(collectors(&round.traced)),
+            Cell::Text(figures.map_or(String::new(), |figures| figures.call.clone())),
+            number(figures.map(|figures| figures.operations)),
+            number(figures.map(|figures| figures.errors)),
+            Cell::Number(mean),
+        ]);
+    }
+    table
+}
+
+/// What was run on what, a name and words for each.
+pub(super) fn environment_rows(run: &Analysis) -> Vec<(&'static str, String)> {
+    let environment = &run.environment;
+    let mut rows = Vec::new();
+    if let Some(scenario) = &run.scenario {
+        rows.push(("workload", workload(scenario)));
+        rows.push(("server", server(scenario)));
+    }
+    for disk in run.disks.iter().filter(|disk| disk.under_test) {
+        rows.push(("disk", disk_under_test(disk)));
+    }
+    let others = run.disks.iter().filter(|disk| !disk.under_test);
+    let others: Vec<&str> = others.map(|disk| disk.name.as_str()).collect();
+    if !others.is_empty() {
+        rows.push(("not watched", others.join(", ")));
+    }
+    if let Some(guest) = &environment.guest {
+        rows.push(("guest", machine(guest)));
+    }
+    rows.push(("host", machine(&environment.host)));
+    rows.push(("accelerator", listed([environment.accelerator.clone()])));
+    if let Some(qemu) = &environment.qemu {
+        rows.push(("QEMU", qemu.clone()));
+    }
+    rows.push(("Fathom", environment.fathom.clone()));
+    rows
+}
+
+fn environment(html: &mut Html, place: Place, run: &Analysis) {
+    html.open(
+        "dl",
+        &[("class", "facts"), ("id", &place.id("environment-list"))],
+    );
+    for (name, words) in environment_rows(run) {
+        html.element("dt", &[], name);
+        html.element("dd", &[], &words);
+    }
+    html.raw("</dl>\n");
+}
+
+fn disk_under_test(disk: &Disk) -> String {
+    let after = |before: &str, word: Option<String>, behind: &str| {
+        word.map_or(String::new(), |word| format!("{before}{word}{behind}"))
+    };
+    let host = disk
+        .host
+        .as_ref()
+        .map(|host| match host.scheduler.as_str() {
+            "" => host.name.clone(),
+            name => format!("{} (scheduler {name})", host.name),
+        });
+    let image = disk.image.as_ref().map(|image| image.display().to_string());
+    let identified = disk.identified_by.as_ref().map_or(
+        "unidentified: its kicks and interrupts cannot be told from other devices'".to_owned(),
+        |how| format!("identified by {how}"),
+    );
+    listed([
+        disk.name.clone(),
+        disk.device.clone(),
+        after("", disk.guest_name.clone(), " in the guest"),
+        after("", image, ""),
+        after("on ", host, ""),
+        identified,
+    ])
+}

@@ -1,0 +1,219 @@
+//! The top of a run: what it was, where the time goes in a sentence, what not to trust, and the
+//! figures that people look for first.
+
+use super::markup::Html;
+use super::words::{collectors, duration, group_colour, grouped, plural};
+use crate::analysis::{Analysis, Exact, Group, LayerRow, Truth};
+use crate::render::names;
+use crate::render::text::percent;
+
+/// Problems that are shown at once; more of them fold.
+const PROBLEMS_SHOWN: usize = 4;
+
+pub(super) fn show(html: &mut Html, run: &Analysis) {
+    match &run.exact {
+        Some(exact) if exact.total.count > 0 => sentence(html, exact),
+        _ => {
+            let text = "No request could be followed through all layers.";
+            html.element("p", &[("class", "lead")], text);
+        }
+    }
+    warnings(html, run);
+    tiles(html, run);
+}
+
+/// The groups with their mean and share, most first.
+pub(super) fn groups(exact: &Exact, of: fn(&LayerRow) -> f64) -> Vec<(Group, f64)> {
+    let mut sums: Vec<(Group, f64)> = Vec::new();
+    for row in &exact.layers {
+        match sums.iter_mut().find(|(group, _)| *group == row.group) {
+            Some((_, sum)) => *sum += of(row),
+            None => sums.push((row.group, of(row))),
+        }
+    }
+    sums
+}
+
+fn sorted(mut sums: Vec<(Group, f64)>) -> Vec<(Group, f64)> {
+    sums.sort_by(|a, b| b.1.total_cmp(&a.1));
+    sums
+}
+
+fn sentence(html: &mut Html, exact: &Exact) {
+    let total = exact.total.mean;
+    let shares = sorted(groups(exact, |row| row.time.mean));
+    html.raw("<p class=\"lead\">A request takes ");
+    html.element("strong", &[], &duration(total));
+    html.raw(" on average: ");
+    let told = shares.iter().filter(|(_, ns)| *ns >= total / 100.0);
+    for (i, (group, ns)) in told.enumerate() {
+        if i > 0 {
+            html.raw(", ");
+        }
+        html.open("span", &[("class", "term")]);
+        html.swatch(&group_colour(*group));
+        html.element("strong", &[], &percent(ns / total.max(1.0)));
+        html.raw(" ");
+        html.text(in_sentence(*group));
+        html.raw("</span>");
+    }
+    html.raw(".");
+    tail(html, exact);
+    html.raw("</p>\n");
+}
+
+/// Which layer dominates the slowest requests.
+fn tail(html: &mut Html, exact: &Exact) {
+    let share = |row: &LayerRow| row.tail_share.unwrap_or(0.0);
+    let rows = exact.layers.iter().filter(|row| row.tail_share.is_some());
+    let Some(most) = rows.max_by(|a, b| share(a).total_cmp(&share(b))) else {
+        return;
+    };
+    html.raw(" In the slowest 1%");
+    if let Some(p99) = exact.total.p99 {
+        html.text(&format!(" (above {})", duration(p99 as f64)));
+    }
+    html.raw(", most is spent in ");
+    html.element("em", &[], most.name);
+    html.text(&format!(" ({}).", percent(share(most))));
+}
+
+fn in_sentence(group: Group) -> &'static str {
+    match group {
+        Group::Guest => "guest",
+        Group::Switching => "host/guest switching",
+        Group::ServerSwitching => "host/server switching",
+        Group::Server => "the disk's server",
+        Group::HostIo => "host I/O",
+        Group::Device => "the device, as the guest sees it",
+        Group::Unattributed => "unattributed",
+    }
+}
+
+fn warning(html: &mut Html, class: &'static str, title: &'static str, text: &str) {
+    html.open("div", &[("class", class), ("role", "note")]);
+    html.element("strong", &[], title);
+    html.raw(" ");
+    html.text(text);
+    html.raw("</div>\n");
+}
+
+fn warnings(html: &mut Html, run: &Analysis) {
+    if let Some(exact) = &run.exact {
+        if !exact.truth.lost.is_empty() {
+            let text = format!(
+                "{}: p99, p99.9, maxima and the slowest requests are INVALID; means and medians \
+                 miss the dropped requests.",
+                lost(&exact.truth)
+            );
+            warning(html, "warning bad", "Events were dropped.", &text);
+        }
+        doubts(html, exact);
+    }
+    if run.environment.stretched {
+        let text = "The host is itself emulated: times check the method and say nothing about \
+                    speed.";
+        warning(html, "warning", "Times are stretched.", text);
+    }
+    problems(html, &run.problems);
+}
+
+fn doubts(html: &mut Html, exact: &Exact) {
+    if exact.truth.violations > 0 {
+        let count = plural(exact.truth.violations, "effect");
+        let text = format!("{count} seen before their causes, by more than the clocks' error.");
+        warning(html, "warning", "Clocks disagree.", &text);
+    }
+    let negative = exact.layers.iter().filter(|row| row.negative > 0);
+    let named: Vec<String> = negative
+        .map(|row| format!("{} ({})", row.name, plural(row.negative, "request")))
+        .collect();
+    if !named.is_empty() {
+        let text = format!(
+            "{}. The clocks' error or a wrong join makes that.",
+            named.join(", ")
+        );
+        warning(html, "warning", "Layers below zero:", &text);
+    }
+}
+
+/// Events lost, by stream.
+pub(super) fn lost(truth: &Truth) -> String {
+    let streams = truth.lost.iter();
+    let streams: Vec<String> = streams
+        .map(|(stream, count)| format!("{} of {stream}", plural(*count, "event")))
+        .collect();
+    streams.join(", ")
+}
+
+fn problems(html: &mut Html, problems: &[String]) {
+    let list = |html: &mut Html| {
+        html.raw("<ul>");
+        for problem in problems {
+            html.element("li", &[], problem);
+        }
+        html.raw("</ul>");
+    };
+    match problems.len() {
+        0 => {}
+        1..=PROBLEMS_SHOWN => {
+            html.raw("<div class=\"warning mild\" role=\"note\"><strong>To know</strong>");
+            list(html);
+            html.raw("</div>\n");
+        }
+        count => {
+            html.raw("<details class=\"warning mild\"><summary>");
+            html.text(&format!("{count} things to know about this run"));
+            html.raw("</summary>");
+            list(html);
+            html.raw("</details>\n");
+        }
+    }
+}
+
+fn tiles(html: &mut Html, run: &Analysis) {
+    html.raw("<dl class=\"tiles\">\n");
+    if let Some(exact) = &run.exact {
+        let total = &exact.total;
+        tile(html, "mean", &duration(total.mean), "");
+        for (name, value) in [
+            ("median", total.p50),
+            ("p99", total.p99),
+            ("p99.9", total.p999),
+        ] {
+            if let Some(ns) = value {
+                tile(html, name, &duration(ns as f64), "");
+            }
+        }
+        tile(html, "slowest", &duration(total.max as f64), "");
+        let joined = format!("of {}", grouped(exact.truth.requests));
+        tile(
+            html,
+            "requests followed",
+            &grouped(exact.truth.joined),
+            &joined,
+        );
+    }
+    for cost in &run.overhead {
+        let base = cost.untraced_ns.max(1.0);
+        let percent = format!("{:+.0}%", cost.difference_ns / base * 100.0);
+        tile(html, "cost of tracing", &percent, &collectors(&cost.traced));
+    }
+    html.raw("</dl>\n");
+}
+
+fn tile(html: &mut Html, name: &str, value: &str, note: &str) {
+    html.raw("<div><dt>");
+    html.text(name);
+    html.raw("</dt><dd>");
+    html.text(value);
+    if !note.is_empty() {
+        html.element("small", &[], note);
+    }
+    html.raw("</dd></div>\n");
+}
+
+/// A legend of the groups, for the tables.
+pub(super) fn group_name(group: Group) -> &'static str {
+    names::group(group)
+}

@@ -1,0 +1,183 @@
+//! Where the time goes: the charts of a run's requests, the table of layers, the groups, and the
+//! wiki's two tables.
+
+use super::data::wiki_group;
+use super::header::{group_name, groups};
+use super::markup::{Cell, Html, Table, numbers, rows};
+use super::words::{group_colour, layer_colour};
+use crate::analysis::{Analysis, Distribution, Exact, LayerRow, Wiki};
+use crate::render::text::{micros, percent};
+
+const HEADINGS: &[&str] = &[
+    "Layer", "N", "mean", "p50", "p90", "p99", "p99.9", "max", "share",
+];
+
+/// A run's place in the page: the prefix of its ids, and its number among the charts' data.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) prefix: &'a str,
+    pub(super) run: usize,
+}
+
+impl Place<'_> {
+    pub(super) fn id(self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+}
+
+pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
+    html.heading(place.prefix, "where", "Where the time goes");
+    html.chart("bars", place.run);
+    if let Some(exact) = &run.exact {
+        html.heading(place.prefix, "layers", "Layers");
+        html.note(
+            "Times in \u{b5}s, of every request followed through all layers; a request that does \
+             not pass a layer counts as 0. A percentile is shown where ten requests lie beyond it.",
+        );
+        layers(place, exact).show(html);
+        by_group(place, exact).show(html);
+        curves(html, place, exact);
+    }
+    if let Some(wiki) = &run.wiki {
+        wiki_tables(html, place, wiki);
+    }
+}
+
+fn curves(html: &mut Html, place: Place, exact: &Exact) {
+    html.heading(place.prefix, "distribution", "Distribution");
+    html.chart("ecdf", place.run);
+    if !exact.heat.cells.is_empty() {
+        html.heading(place.prefix, "time", "Over time");
+        html.chart("heat", place.run);
+    }
+    if !exact.slowest.is_empty() {
+        html.heading(place.prefix, "slowest", "The slowest requests");
+        html.chart("waterfall", place.run);
+    }
+}
+
+/// The layers in the order of a request's way, then the total.
+fn layers(place: Place, exact: &Exact) -> Table {
+    let tail = exact.layers.iter().any(|row| row.tail_mean.is_some());
+    let mut table = Table::new(place.id("layers-table"), HEADINGS);
+    let times: Vec<&Distribution> = exact.layers.iter().map(|row| &row.time).collect();
+    let times: Vec<&Distribution> = times.into_iter().chain([&exact.total]).collect();
+    let names = exact
+        .layers
+        .iter()
+        .map(|row| Cell::Coloured(layer_colour(row.layer), row.name.to_owned()));
+    let shares = exact.layers.iter().map(|row| Cell::Share(row.share));
+    let mut columns = vec![names.chain([Cell::Text("total".into())]).collect()];
+    columns.extend(distribution(&times));
+    columns.push(shares.chain([Cell::Number(percent(1.0))]).collect());
+    if tail {
+        table.add_column("slowest 1%: mean");
+        table.add_column("share");
+        columns.extend(tail_columns(exact));
+    }
+    let all = rows(columns);
+    let last = all.len().saturating_sub(1);
+    for (i, cells) in all.into_iter().enumerate() {
+        table.classed(if i == last { "total" } else { "" }, cells);
+    }
+    table
+}
+
+/// N, mean, p50, p90, p99, p99.9 and max in us.
+fn distribution(times: &[&Distribution]) -> Vec<Vec<Cell>> {
+    let column = |of: fn(&Distribution) -> Option<f64>| {
+        numbers(micros(
+            &times.iter().map(|time| of(time)).collect::<Vec<_>>(),
+        ))
+    };
+    vec![
+        numbers(times.iter().map(|time| time.count.to_string()).collect()),
+        column(|time| Some(time.mean)),
+        column(|time| time.p50.map(|ns| ns as f64)),
+        column(|time| time.p90.map(|ns| ns as f64)),
+        column(|time| time.p99.map(|ns| ns as f64)),
+        column(|time| time.p999.map(|ns| ns as f64)),
+        column(|time| Some(time.max as f64)),
+    ]
+}
+
+fn tail_columns(exact: &Exact) -> [Vec<Cell>; 2] {
+    let means: Vec<Option<f64>> = exact.layers.iter().map(|row| row.tail_mean).collect();
+    let total: f64 = means.iter().flatten().sum();
+    let means: Vec<Option<f64>> = means.into_iter().chain([Some(total)]).collect();
+    let share = |row: &LayerRow| match row.tail_share {
+        Some(share) => Cell::Share(share),
+        None => Cell::Number("-".into()),
+    };
+    let shares = exact.layers.iter().map(share);
+    [
+        numbers(micros(&means)),
+        shares.chain([Cell::Number(percent(1.0))]).collect(),
+    ]
+}
+
+/// Means add up, so the wiki's groups are sums.
+fn by_group(place: Place, exact: &Exact) -> Table {
+    let mut table = Table::new(place.id("groups-table"), &["Group", "mean", "share"]);
+    let means = groups(exact, |row| row.time.mean);
+    let column =
+        |sums: &[(_, f64)]| numbers(micros(&sums.iter().map(|s| Some(s.1)).collect::<Vec<_>>()));
+    let shares = |sums: &[(_, f64)]| sums.iter().map(|s| Cell::Share(s.1)).collect();
+    let names = means
+        .iter()
+        .map(|(group, _)| Cell::Coloured(group_colour(*group), group_name(*group).to_owned()));
+    let mut columns = vec![
+        names.collect(),
+        column(&means),
+        shares(&groups(exact, |row| row.share)),
+    ];
+    if exact.layers.iter().any(|row| row.tail_mean.is_some()) {
+        table.add_column("slowest 1%: mean");
+        table.add_column("share");
+        columns.push(column(&groups(exact, |row| row.tail_mean.unwrap_or(0.0))));
+        columns.push(shares(&groups(exact, |row| row.tail_share.unwrap_or(0.0))));
+    }
+    for cells in rows(columns) {
+        table.row(cells);
+    }
+    table
+}
+
+fn wiki_tables(html: &mut Html, place: Place, wiki: &Wiki) {
+    html.heading(place.prefix, "wiki", "The KVM wiki\u{2019}s way");
+    html.note(
+        "The arithmetic of 2010, on the same data: the mean latency of each layer, and the \
+         differences of successive ones.",
+    );
+    html.raw("<div class=\"beside\">\n");
+    let headings = [
+        "Layer",
+        "Cumulative latency (ns)",
+        "Guest benchmark control (ns)",
+    ];
+    let mut table = Table::new(place.id("wiki-cumulative"), &headings);
+    for (layer, ns, control) in &wiki.cumulative {
+        table.row(vec![
+            Cell::Text(layer.clone()),
+            Cell::Number(format!("{ns:.0}")),
+            Cell::Number(control.map_or(String::new(), |ns| format!("{ns:.0}"))),
+        ]);
+    }
+    table.show(html);
+    let headings = ["Layer", "Delta (ns)", "Delta (%)"];
+    let mut table = Table::new(place.id("wiki-delta"), &headings);
+    for (layer, ns, percent) in &wiki.delta {
+        table.row(vec![
+            Cell::Coloured(group_colour(wiki_group(layer)), layer.clone()),
+            Cell::Number(format!("{ns:.0}")),
+            Cell::Number(format!("{percent:.2}%")),
+        ]);
+    }
+    if !table.is_empty() {
+        table.show(html);
+    }
+    html.raw("</div>\n");
+    for note in &wiki.notes {
+        html.note(note);
+    }
+}

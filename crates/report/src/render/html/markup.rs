@@ -1,0 +1,271 @@
+//! HTML under way. Markup is text of this program (`&'static str`); whatever comes from a run can
+//! only get in escaped, so that no disk's or thread's name becomes part of the page's structure.
+
+use crate::render::text::clean;
+
+/// A piece of a page.
+#[derive(Debug, Default)]
+pub(super) struct Html {
+    out: String,
+    /// (id, text) of its headings, for the navigation.
+    headings: Vec<(String, String)>,
+}
+
+/// An attribute: its value is escaped.
+pub(super) type Attribute<'a> = (&'static str, &'a str);
+
+impl Html {
+    pub(super) fn finish(self) -> String {
+        self.out
+    }
+
+    pub(super) fn raw(&mut self, markup: &'static str) {
+        self.out.push_str(markup);
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
+        for c in clean(text).chars() {
+            match c {
+                '&' => self.out.push_str("&amp;"),
+                '<' => self.out.push_str("&lt;"),
+                '>' => self.out.push_str("&gt;"),
+                '"' => self.out.push_str("&quot;"),
+                '\'' => self.out.push_str("&#39;"),
+                c => self.out.push(c),
+            }
+        }
+    }
+
+    pub(super) fn open(&mut self, name: &'static str, attributes: &[Attribute]) {
+        self.out.push('<');
+        self.out.push_str(name);
+        for (name, value) in attributes {
+            self.out.push(' ');
+            self.out.push_str(name);
+            self.out.push_str("=\"");
+            self.text(value);
+            self.out.push('"');
+        }
+        self.out.push('>');
+    }
+
+    pub(super) fn close(&mut self, name: &'static str) {
+        self.out.push_str("</");
+        self.out.push_str(name);
+        self.out.push('>');
+    }
+
+    /// An element that holds nothing but text.
+    pub(super) fn element(&mut self, name: &'static str, attributes: &[Attribute], text: &str) {
+        self.open(name, attributes);
+        self.text(text);
+        self.close(name);
+    }
+
+    /// The colour of a layer or a group, as a small square; `variable` is a name in palette.css.
+    pub(super) fn swatch(&mut self, variable: &str) {
+        let style = format!("--c:var({variable})");
+        self.element("i", &[("class", "swatch"), ("style", &style)], "");
+    }
+
+    /// Where a script draws: `kind` is a chart's name in page/main.js. Without scripts it stays
+    /// empty, and the tables say the same in numbers.
+    pub(super) fn chart(&mut self, kind: &'static str, run: usize) {
+        let run = run.to_string();
+        let attributes = [("class", "chart"), ("data-chart", kind), ("data-run", &run)];
+        self.element("div", &attributes, "");
+        self.raw("\n");
+    }
+
+    /// A heading with a place to link to. Those without a prefix are in the page's navigation.
+    pub(super) fn heading(&mut self, prefix: &str, id: &'static str, text: &str) {
+        let id = format!("{prefix}{id}");
+        self.element("h2", &[("id", &id)], text);
+        self.raw("\n");
+        if prefix.is_empty() {
+            self.headings.push((id, text.to_owned()));
+        }
+    }
+
+    /// The heading of one of several runs.
+    pub(super) fn run_heading(&mut self, id: &str, letter: &str, name: &str) {
+        self.element("h1", &[("id", id)], &format!("{letter}: {name}"));
+        self.raw("\n");
+        self.headings.push((id.to_owned(), letter.to_owned()));
+    }
+
+    pub(super) fn headings(&self) -> &[(String, String)] {
+        &self.headings
+    }
+
+    /// Puts a piece behind this one.
+    pub(super) fn append(&mut self, piece: Html) {
+        self.out.push_str(&piece.out);
+        self.headings.extend(piece.headings);
+    }
+
+    pub(super) fn note(&mut self, text: &str) {
+        self.element("p", &[("class", "note")], text);
+        self.raw("\n");
+    }
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug)]
+pub(super) enum Cell {
+    Text(String),
+    /// To the right, figures below each other.
+    Number(String),
+    /// Words with a colour of palette.css before them.
+    Coloured(String, String),
+    /// A share of 1, with a bar.
+    Share(f64),
+    /// Names of events, calls, files.
+    Code(String),
+}
+
+/// A row, and a class for its looks (`""` for most).
+#[derive(Debug)]
+struct Row {
+    class: &'static str,
+    cells: Vec<Cell>,
+}
+
+/// A table: headings and rows. Columns of numbers are those whose first row has numbers.
+#[derive(Debug)]
+pub(super) struct Table {
+    id: String,
+    headings: Vec<String>,
+    rows: Vec<Row>,
+}
+
+impl Table {
+    /// `id` names it within the page, for tests and links.
+    pub(super) fn new(id: String, headings: &[&str]) -> Table {
+        Table {
+            id,
+            headings: headings.iter().map(|&text| text.to_owned()).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    pub(super) fn add_column(&mut self, heading: impl Into<String>) {
+        self.headings.push(heading.into());
+    }
+
+    pub(super) fn row(&mut self, cells: Vec<Cell>) {
+        self.classed("", cells);
+    }
+
+    pub(super) fn classed(&mut self, class: &'static str, cells: Vec<Cell>) {
+        self.rows.push(Row { class, cells });
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub(super) fn show(&self, html: &mut Html) {
+        html.raw("<div class=\"scroll\">");
+        html.open("table", &[("id", &self.id)]);
+        html.raw("<thead><tr>");
+        for (i, heading) in self.headings.iter().enumerate() {
+            let first = self.rows.first().and_then(|row| row.cells.get(i));
+            let number = matches!(first, Some(Cell::Number(_) | Cell::Share(_)));
+            let class: &[Attribute] = if number { &[("class", "number")] } else { &[] };
+            html.element("th", class, heading);
+        }
+        html.raw("</tr></thead>\n<tbody>\n");
+        for row in &self.rows {
+            match row.class {
+                "" => html.raw("<tr>"),
+                class => html.open("tr", &[("class", class)]),
+            }
+            for cell in &row.cells {
+                cell.show(html);
+            }
+            html.raw("</tr>\n");
+        }
+        html.raw("</tbody></table></div>\n");
+    }
+}
+
+impl Cell {
+    fn show(&self, html: &mut Html) {
+        match self {
+            Cell::Text(text) => html.element("td", &[], text),
+            Cell::Number(text) => html.element("td", &[("class", "number")], text),
+            Cell::Coloured(variable, text) => {
+                html.raw("<td>");
+                html.swatch(variable);
+                html.text(text);
+                html.close("td");
+            }
+            Cell::Share(share) => {
+                let style = format!("--share:{:.4}", share.clamp(0.0, 1.0));
+                html.raw("<td class=\"number share\">");
+                html.element("i", &[("class", "bar"), ("style", &style)], "");
+                html.text(&crate::render::text::percent(*share));
+                html.close("td");
+            }
+            Cell::Code(text) => {
+                html.raw("<td>");
+                html.element("code", &[], text);
+                html.close("td");
+            }
+        }
+    }
+}
+
+/// Numbers as cells.
+pub(super) fn numbers(column: Vec<String>) -> Vec<Cell> {
+    column.into_iter().map(Cell::Number).collect()
+}
+
+/// Turns columns of equal height into rows.
+pub(super) fn rows(columns: Vec<Vec<Cell>>) -> Vec<Vec<Cell>> {
+    let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
+    std::iter::from_fn(|| columns.iter_mut().map(Iterator::next).collect()).collect()
+}
+
+/// JSON that can stand in a `<script>` element: its text can neither end the element nor begin a
+/// comment.
+pub(super) fn json_in_script<T: serde::Serialize>(value: &T) -> String {
+    // What is shown has string keys only: nothing in it can fail.
+    let text = serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned());
+    text.replace('<', "\\u003c").replace('>', "\\u003e")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_from_a_run_is_text() {
+        let mut html = Html::default();
+        html.open("p", &[("title", "a\" onload=\"x")]);
+        html.text("</p><script>alert('1')</script>\u{202e}&amp;");
+        assert_eq!(
+            html.finish(),
+            "<p title=\"a&quot; onload=&quot;x\">&lt;/p&gt;&lt;script&gt;alert(&#39;1&#39;)\
+             &lt;/script&gt;\u{fffd}&amp;amp;"
+        );
+    }
+
+    #[test]
+    fn no_string_ends_a_script() {
+        let told = json_in_script(&["</script><!--<script>", "\u{2028}"]);
+        assert!(!told.contains(['<', '>']));
+        let again: Vec<String> = serde_json::from_str(&told).unwrap();
+        assert_eq!(again, ["</script><!--<script>", "\u{2028}"]);
+    }
+
+    #[test]
+    fn columns_become_rows() {
+        let column = |texts: [&str; 2]| numbers(texts.map(str::to_owned).to_vec());
+        let rows = rows(vec![column(["1", "2"]), column(["3", "4"])]);
+        assert_eq!(rows.len(), 2);
+        assert!(matches!(&rows[1][..], [Cell::Number(a), Cell::Number(b)] if a == "2" && b == "4"));
+        assert!(super::rows(vec![]).is_empty());
+    }
+}

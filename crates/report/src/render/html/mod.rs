@@ -1,0 +1,146 @@
+//! The report as a page: one HTML file that needs no network, for reading and for sending on.
+//!
+//! Tables, warnings and sentences are HTML made here, so they are there without scripts, too.
+//! Charts are drawn by `page/*.js` from the data that the page carries, with the library in
+//! `vendor/`. The page's own policy forbids it to load or send anything.
+
+mod compare;
+mod data;
+mod facts;
+mod header;
+mod layers;
+mod markup;
+mod threads;
+mod words;
+
+use layers::Place;
+use markup::{Html, json_in_script};
+
+use crate::analysis::Analysis;
+use crate::render::text::date;
+
+/// A run, and what people call it (its directory).
+type Named = (String, Analysis);
+
+const STYLES: &[&str] = &[
+    include_str!("vendor/uPlot.min.css"),
+    include_str!("page/palette.css"),
+    include_str!("page/page.css"),
+    include_str!("page/charts.css"),
+];
+const LIBRARY: &str = include_str!("vendor/uPlot.iife.min.js");
+const LICENCE: &str = include_str!("vendor/uPlot.LICENSE");
+/// In one scope, in this order.
+const SCRIPTS: &[&str] = &[
+    include_str!("page/base.js"),
+    include_str!("page/plot.js"),
+    include_str!("page/bars.js"),
+    include_str!("page/ecdf.js"),
+    include_str!("page/heat.js"),
+    include_str!("page/waterfall.js"),
+    include_str!("page/lines.js"),
+    include_str!("page/main.js"),
+];
+
+/// The page of one run, or of several: a comparison, then each of them.
+///
+/// The same runs give the same bytes. Text of a run (names, titles, problems) is shown as text
+/// whatever it holds.
+pub fn render(runs: &[(String, Analysis)]) -> String {
+    let mut body = Html::default();
+    match runs {
+        [(_, run)] => one(&mut body, run),
+        several => many(&mut body, several),
+    }
+    let title = match runs {
+        [(_, run)] => run.title.clone(),
+        several => format!("{} runs compared", several.len()),
+    };
+    let mut html = Html::default();
+    head(&mut html, &title);
+    navigation(&mut html, &body);
+    html.raw("<main>\n");
+    html.append(body);
+    html.raw("</main>\n<footer>Made by fathom. Times are of the host\u{2019}s clock.</footer>\n");
+    let mut page = html.finish();
+    scripts(&mut page, runs);
+    page
+}
+
+fn head(html: &mut Html, title: &str) {
+    html.raw("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    html.raw("<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; ");
+    html.raw("style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n");
+    html.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+    html.raw("<meta name=\"color-scheme\" content=\"light dark\">\n");
+    html.element("title", &[], &format!("{title} \u{2013} fathom"));
+    html.raw("\n<style>\n");
+    for style in STYLES {
+        html.raw(style);
+        html.raw("\n");
+    }
+    html.raw("</style>\n</head>\n<body>\n");
+}
+
+fn navigation(html: &mut Html, body: &Html) {
+    html.raw("<nav><b>fathom</b>");
+    for (id, text) in body.headings() {
+        html.element("a", &[("href", &format!("#{id}"))], text);
+    }
+    html.raw("</nav>\n");
+}
+
+fn one(html: &mut Html, run: &Analysis) {
+    html.raw("<header>\n");
+    html.element("p", &[("class", "when")], &date(run.created));
+    html.element("h1", &[], &run.title);
+    header::show(html, run);
+    html.raw("</header>\n");
+    sections(html, Place { prefix: "", run: 0 }, run);
+}
+
+fn sections(html: &mut Html, place: Place, run: &Analysis) {
+    layers::show(html, place, run);
+    threads::show(html, place, run);
+    facts::show(html, place, run);
+}
+
+fn many(html: &mut Html, runs: &[Named]) {
+    html.raw("<header>\n");
+    html.element("h1", &[], &format!("{} runs compared", runs.len()));
+    html.raw("</header>\n");
+    compare::show(html, runs);
+    for (number, (name, run)) in runs.iter().enumerate() {
+        let letter = compare::letter(number);
+        let prefix = format!("{letter}-");
+        html.raw("<section class=\"run\">\n<header>\n");
+        html.element("p", &[("class", "when")], &date(run.created));
+        html.run_heading(&format!("run-{letter}"), &letter, name);
+        html.note(&run.title);
+        header::show(html, run);
+        html.raw("</header>\n");
+        let place = Place {
+            prefix: &prefix,
+            run: number,
+        };
+        sections(html, place, run);
+        html.raw("</section>\n");
+    }
+}
+
+/// The data, the library with its licence, and what draws.
+fn scripts(page: &mut String, runs: &[Named]) {
+    let data = json_in_script(&data::of(runs));
+    page.push_str("<script type=\"application/json\" id=\"data\">");
+    page.push_str(&data);
+    page.push_str("</script>\n<script>\n/*!\n");
+    page.push_str(LICENCE);
+    page.push_str("*/\n");
+    page.push_str(LIBRARY);
+    page.push_str("\n</script>\n<script>\n(function () {\n\"use strict\";\n");
+    for script in SCRIPTS {
+        page.push_str(script);
+        page.push('\n');
+    }
+    page.push_str("})();\n</script>\n</body>\n</html>\n");
+}

@@ -1,0 +1,97 @@
+// Stacked bars. Those of time compare the guest with the host, those of shares compare all requests
+// with the slowest: each is a row of the page's own elements, so that they follow the theme.
+
+// Entries of a legend: groups and their layers, of those that the bars have.
+function layerEntries(bars) {
+  const keys = new Set(bars.flatMap((bar) => bar.segments.map((segment) => segment.layer)));
+  return DATA.layers
+    .filter((layer) => keys.has(layer.key))
+    .map((layer) => ({ key: layer.key, name: layer.name, colour: layerColour(layer.key) }));
+}
+
+// Bars in one scale, with an axis below. `share` makes all of them equally long.
+function barChart(parent, bars, hidden, share) {
+  const box = add(parent, "div", share ? "bars share" : "bars");
+  const shown = (bar) => bar.segments.filter((s) => s.ns > 0 && !hidden.has(s.layer));
+  function draw() {
+    box.replaceChildren();
+    const sums = bars.map((bar) => shown(bar).reduce((sum, segment) => sum + segment.ns, 0));
+    const longest = Math.max(...sums, 1);
+    bars.forEach((bar, i) => {
+      barRow(box, bar, shown(bar), sums[i], share ? sums[i] || 1 : longest, share);
+    });
+    barAxis(box, longest, share);
+  }
+  draw();
+  return draw;
+}
+
+function barRow(box, bar, segments, sum, scale, share) {
+  const label = add(box, "div", "label", bar.label);
+  add(label, "small", "", bar.note);
+  const track = add(box, "div", "track");
+  for (const segment of segments) {
+    const part = add(track, "div", "segment");
+    part.dataset.key = segment.layer || segment.group || "";
+    const width = (segment.ns / scale) * 100;
+    part.style.width = `${width.toFixed(4)}%`;
+    part.style.background = segmentColour(segment);
+    if (width > 4) add(part, "span", "", percent(segment.ns / bar.total, 0));
+    tooltipOf(part, (tip) => segmentTip(tip, bar, segment));
+  }
+  const told = add(box, "div", "sum", duration(sum));
+  if (!share && bar.against) add(told, "small", "", bar.against);
+}
+
+function segmentColour(segment) {
+  if (segment.layer) return layerColour(segment.layer);
+  return segment.group ? groupColour(segment.group) : "var(--plain)";
+}
+
+function segmentTip(tip, bar, segment) {
+  add(tip, "div", "title", bar.label);
+  tooltipRow(tip, segmentColour(segment), segment.name, duration(segment.ns));
+  const group = GROUPS.get(segment.group);
+  const of = `${percent(segment.ns / bar.total)} of ${duration(bar.total)}`;
+  add(tip, "div", "muted", segment.layer && group ? `${group.name}, ${of}` : of);
+}
+
+function barAxis(box, longest, share) {
+  add(box, "div");
+  const scale = add(box, "div", "scale");
+  const ticks = share ? [0, 0.25, 0.5, 0.75, 1] : steps(longest, 8).map((at) => at / longest);
+  for (const at of ticks) {
+    const mark = add(scale, "span", "", share ? percent(at, 0) : tick(Number((at * longest).toPrecision(6))));
+    mark.style.left = `${(at * 100).toFixed(3)}%`;
+  }
+  add(box, "div");
+}
+
+function drawBars(parent, bars) {
+  if (bars.time.length === 0) {
+    parent.remove();
+    return;
+  }
+  const hidden = new Set();
+  const entries = layerEntries(bars.time.concat(bars.share));
+  const draws = [];
+  if (entries.length > 0) legend(parent, entries, hidden, () => draws.forEach((draw) => draw()));
+  draws.push(barChart(parent, bars.time, hidden, false));
+  if (bars.share.length > 1) {
+    add(parent, "h3", "", bars.shareTitle);
+    draws.push(barChart(parent, bars.share, hidden, true));
+  }
+}
+
+function runBars(parent, run) {
+  drawBars(parent, { ...run.bars, shareTitle: "All requests against the slowest, by shares" });
+}
+
+// The means of all runs below each other.
+function compareBars(parent) {
+  const bars = DATA.runs.flatMap((run, i) => {
+    const bar = run.bars.share[0];
+    return bar ? [{ ...bar, label: `${run.letter}: ${run.name}`, note: bar.note }] : [];
+  });
+  drawBars(parent, { time: bars, share: bars, shareTitle: "By shares" });
+}

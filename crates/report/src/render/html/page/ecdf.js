@@ -1,0 +1,131 @@
+// Cumulative distributions on a log axis: of a run's total and layers, or of several runs' totals.
+// The upright axis is linear, or shows every nine of the tail as wide as the one before.
+
+// Points (ns, share of requests up to it), rising; what is not above `least` is at it.
+function curvePoints(time, least) {
+  const [xs, ys] = [[], []];
+  let sum = 0;
+  for (const [end, count] of time.buckets) {
+    if (end > least && xs.length === 0) {
+      xs.push(Math.max(Math.min(time.min, end - 1), least));
+      ys.push(sum / time.count);
+    }
+    sum += count;
+    if (end > least) {
+      xs.push(end);
+      ys.push(sum / time.count);
+    }
+  }
+  return [xs, ys];
+}
+
+// The share of requests that took at most `ns`, between points as the line is drawn.
+function shareBelow([xs, ys], ns) {
+  if (xs.length === 0) return 1;
+  if (ns < xs[0]) return 0;
+  let [low, high] = [0, xs.length];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] <= ns) low = middle;
+    else high = middle;
+  }
+  if (low === xs.length - 1) return 1;
+  return ys[low] + ((ys[low + 1] - ys[low]) * (ns - xs[low])) / (xs[low + 1] - xs[low]);
+}
+
+// Where the axis begins: most of the time is far above the shortest.
+function leastShown(curves) {
+  const most = Math.max(...curves.map((curve) => curve.time.max));
+  const positive = curves.flatMap((curve) => curve.time.buckets.map(([end]) => end).filter((end) => end > 0));
+  const least = Math.min(...positive, most);
+  return Math.max(least * 0.8, most / 1e6, 1);
+}
+
+// `curves` are {key, name, colour, width, time, start: shown at first}.
+function ecdf(parent, curves) {
+  const least = leastShown(curves);
+  const most = Math.max(...curves.map((curve) => curve.time.max)) * 1.1;
+  const points = curves.map((curve) => curvePoints(curve.time, least));
+  const count = Math.max(...curves.map((curve) => curve.time.count));
+  const hidden = new Set(curves.filter((curve) => !curve.start).map((curve) => curve.key));
+  let nines = false;
+
+  const bar = add(parent, "div", "controls");
+  choice(bar, [["linear", "linear", "Shares from 0 to 100%"], ["nines", "tail", "As much room for 90 to 99% as for 99 to 99.9%"]], "linear", (value) => {
+    nines = value === "nines";
+    chart.redraw();
+  });
+  legend(bar, curves, hidden, () => chart.redraw());
+
+  const chart = plotIn(parent, 360, () => ({
+    opts: ecdfOptions(curves, hidden, nines, [least, most], count),
+    data: uPlot.join(points.map(([xs, ys]) => [xs, ys.map((y) => (nines ? Math.max(1 - y, 0.5 / count) : y))])),
+  }));
+  add(parent, "p", "note", "Share of requests that took at most so long. Drag to zoom, double-click to zoom out.");
+  pointing(chart.box, chart.plot, (event, ns) => showTooltip(event, (tip) => {
+    add(tip, "div", "title", `at most ${duration(ns)}`);
+    curves.forEach((curve, i) => {
+      if (hidden.has(curve.key)) return;
+      tooltipRow(tip, curve.colour, curve.name, percent(shareBelow(points[i], ns), 2));
+    });
+  }));
+}
+
+function ecdfOptions(curves, hidden, nines, range, count) {
+  const upright = nines
+    ? { distr: 3, dir: -1, range: [0.5 / count, 1] }
+    : { range: [0, 1] };
+  const share = (v) => (v === null ? "" : `${Number(((nines ? 1 - v : v) * 100).toPrecision(8))}%`);
+  return {
+    legend: { show: false },
+    cursor: { points: { show: false }, y: false },
+    scales: { x: { time: false, distr: 3, range: (u, min, max) => zoomed(u, min, max, range) }, y: upright },
+    axes: [axis({ values: timeTicks }), axis({ size: 64, values: (u, values) => values.map(share) })],
+    series: [{}].concat(curves.map((curve) => ({
+      label: curve.name,
+      show: !hidden.has(curve.key),
+      stroke: colour(curve.variable),
+      width: curve.width,
+      spanGaps: true,
+      points: { show: false },
+    }))),
+  };
+}
+
+// The whole range where nobody zoomed.
+function zoomed(plot, min, max, [least, most]) {
+  const data = plot.data[0];
+  const whole = min === data[0] && max === data[data.length - 1];
+  return whole ? [least, most] : [min, max];
+}
+
+const FIRST_SHOWN = 5;
+
+function runEcdf(parent, run) {
+  const byMean = run.curves.filter((curve) => curve.layer).sort((a, b) => b.mean - a.mean);
+  const first = new Set(byMean.slice(0, FIRST_SHOWN).map((curve) => curve.layer));
+  ecdf(parent, run.curves.map((curve) => {
+    const variable = curve.layer ? `--l-${curve.layer}` : "--text";
+    return {
+      key: curve.layer || "total",
+      name: curve.name,
+      time: curve.time,
+      variable,
+      colour: `var(${variable})`,
+      width: curve.layer ? 1.5 : 2.5,
+      start: !curve.layer || first.has(curve.layer),
+    };
+  }));
+}
+
+const RUN_COLOURS = 8;
+
+function compareEcdf(parent) {
+  const curves = DATA.runs.flatMap((run, i) => {
+    const variable = `--run-${i % RUN_COLOURS}`;
+    const name = `${run.letter}: ${run.name}`;
+    const total = run.curves.find((curve) => !curve.layer);
+    return total ? [{ key: run.letter, name, time: total.time, variable, colour: `var(${variable})`, width: 2, start: true }] : [];
+  });
+  ecdf(parent, curves);
+}

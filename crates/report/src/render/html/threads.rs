@@ -1,0 +1,178 @@
+//! What threads did: their time lines, system calls, waits for locks, and QEMU's own steps.
+
+use super::layers::Place;
+use super::markup::{Cell, Html, Table, numbers, rows};
+use super::words::{grouped, thread, thread_short};
+use crate::analysis::{Analysis, CallRow, Distribution, LockRow, QemuStep, ThreadCalls};
+use crate::render::text::{micros, seconds};
+
+pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
+    let drawn = run.time_lines.iter().any(|line| !line.spans.is_empty());
+    let called = run.calls.iter().any(|thread| !thread.calls.is_empty());
+    if drawn || called {
+        html.heading(place.prefix, "threads", "Threads");
+    }
+    if drawn {
+        html.chart("lines", place.run);
+    }
+    if called {
+        calls(html, place, &run.calls);
+    }
+    if !run.locks.is_empty() {
+        locks(html, place, &run.locks);
+    }
+    if !run.qemu.is_empty() {
+        steps(html, place, &run.qemu);
+    }
+}
+
+fn calls(html: &mut Html, place: Place, threads: &[ThreadCalls]) {
+    html.note(
+        "System calls by thread, as in the wiki\u{2019}s table; NAME_post is the time in user \
+         space after the call.",
+    );
+    let busy = threads.iter().filter(|thread| !thread.calls.is_empty());
+    for (i, calls) in busy.enumerate() {
+        // The busiest threads come first, and only they are unfolded.
+        let open = if i < 2 { "<details open>" } else { "<details>" };
+        html.raw(open);
+        html.element("summary", &[], &thread(&calls.thread));
+        table_of(place, i, &calls.calls).show(html);
+        html.raw("</details>\n");
+    }
+}
+
+fn table_of(place: Place, number: usize, calls: &[CallRow]) -> Table {
+    let headings = [
+        "Event",
+        "Count",
+        "Mean (s)",
+        "Std deviation (s)",
+        "Minimum (s)",
+        "Maximum (s)",
+        "Total (s)",
+    ];
+    let mut table = Table::new(place.id(&format!("calls-{number}")), &headings);
+    let mut sorted: Vec<&CallRow> = calls.iter().collect();
+    sorted.sort_by_key(|row| std::cmp::Reverse(row.total.saturating_add(row.post_total)));
+    for row in sorted {
+        table.row(call(call_name(&row.name), &row.time, row.total));
+        if row.post.count > 0 {
+            let cells = call(
+                format!("{}_post", bare(&row.name)),
+                &row.post,
+                row.post_total,
+            );
+            table.classed("sub", cells);
+        }
+    }
+    table
+}
+
+fn call(name: String, time: &Distribution, total: i64) -> Vec<Cell> {
+    let times = [
+        time.mean,
+        time.deviation,
+        time.min as f64,
+        time.max as f64,
+        total as f64,
+    ];
+    let mut cells = vec![Cell::Code(name), Cell::Number(time.count.to_string())];
+    cells.extend(times.map(|ns| Cell::Number(seconds(ns))));
+    cells
+}
+
+/// `pread64()`; `ioctl(KVM_RUN)` has its parentheses already.
+fn call_name(name: &str) -> String {
+    if name.ends_with(')') {
+        name.to_owned()
+    } else {
+        format!("{name}()")
+    }
+}
+
+/// `ioctl` of `ioctl(KVM_RUN)`, as the wiki's `ioctl_post`.
+fn bare(name: &str) -> &str {
+    name.split('(').next().unwrap_or(name)
+}
+
+/// One column of times in us; `-` where nothing was counted.
+fn column(times: &[&Distribution], of: fn(&Distribution) -> Option<f64>) -> Vec<Cell> {
+    let values = times
+        .iter()
+        .map(|time| if time.count > 0 { of(time) } else { None });
+    numbers(micros(&values.collect::<Vec<_>>()))
+}
+
+fn locks(html: &mut Html, place: Place, locks: &[LockRow]) {
+    html.heading(place.prefix, "locks", "Waits for locks");
+    let headings = [
+        "Lock",
+        "Thread",
+        "Seen by",
+        "Waits",
+        "mean (\u{b5}s)",
+        "p99 (\u{b5}s)",
+        "max (\u{b5}s)",
+        "Total (s)",
+    ];
+    let mut table = Table::new(place.id("locks-table"), &headings);
+    let mut sorted: Vec<&LockRow> = locks.iter().collect();
+    sorted.sort_by_key(|row| std::cmp::Reverse(row.total));
+    let times: Vec<&Distribution> = sorted.iter().map(|row| &row.time).collect();
+    let name = |row: &&LockRow| match &row.name {
+        Some(name) => Cell::Text(name.clone()),
+        None => Cell::Code(format!("{:#x}", row.address)),
+    };
+    let total = |row: &&LockRow| Cell::Number(seconds(row.total as f64));
+    let text = |of: fn(&LockRow) -> String| sorted.iter().map(|row| Cell::Text(of(row))).collect();
+    let columns = vec![
+        sorted.iter().map(name).collect(),
+        text(|row| thread_short(&row.thread)),
+        text(|row| row.source.to_owned()),
+        numbers(times.iter().map(|time| grouped(time.count)).collect()),
+        column(&times, |time| Some(time.mean)),
+        column(&times, |time| time.p99.map(|ns| ns as f64)),
+        column(&times, |time| Some(time.max as f64)),
+        sorted.iter().map(total).collect(),
+    ];
+    for cells in rows(columns) {
+        table.row(cells);
+    }
+    table.show(html);
+}
+
+fn steps(html: &mut Html, place: Place, steps: &[QemuStep]) {
+    html.heading(place.prefix, "qemu", "Steps within QEMU");
+    html.note("Each event\u{2019}s time since the one before, in \u{b5}s.");
+    let headings = [
+        "Event on the wiki",
+        "Today",
+        "N",
+        "mean",
+        "p50",
+        "p99",
+        "max",
+    ];
+    let mut table = Table::new(place.id("qemu-table"), &headings);
+    let times: Vec<&Distribution> = steps.iter().map(|step| &step.time).collect();
+    let columns = vec![
+        steps
+            .iter()
+            .map(|step| Cell::Code(step.wiki.clone()))
+            .collect(),
+        steps
+            .iter()
+            .map(|step| Cell::Code(step.today.clone()))
+            .collect(),
+        numbers(times.iter().map(|time| time.count.to_string()).collect()),
+        column(&times, |time| Some(time.mean)),
+        column(&times, |time| time.p50.map(|ns| ns as f64)),
+        column(&times, |time| time.p99.map(|ns| ns as f64)),
+        column(&times, |time| Some(time.max as f64)),
+    ];
+    for cells in rows(columns) {
+        table.row(cells);
+    }
+    table.show(html);
+}
