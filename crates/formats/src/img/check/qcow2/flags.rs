@@ -41,7 +41,7 @@ impl Pass<'_, '_> {
             let Some(right) = self.check_l2_flags(table, repair)? else {
                 continue;
             };
-            if self.counts.get(table >> self.g.cluster_bits) == uses {
+            if self.is_alone(table, self.g.cluster_size(), uses) {
                 self.write(&right, table)?;
             } else {
                 moved.push((table, self.append(&right)?));

@@ -74,14 +74,14 @@ struct Pass<'a, 'b> {
 pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -> Result<Report> {
     let mut pass = Pass::new(file, options, lines)?;
     pass.count_structure()?;
-    if pass.repair == Repair::All {
+    pass.broken_structure = pass.report.corruptions > 0;
+    pass.count_refcount_structures()?;
+    if pass.broken_structure && pass.repair == Repair::All {
         pass.repair_structure()?;
         if pass.report.repaired() {
             return Ok(pass.report);
         }
     }
-    pass.broken_structure = pass.report.corruptions > 0;
-    pass.count_refcount_structures()?;
     pass.compare_refcounts()?;
     if pass.rebuild && pass.repair == Repair::All {
         pass.rebuild_refcounts()?;
@@ -208,6 +208,14 @@ impl<'a, 'b> Pass<'a, 'b> {
     fn in_file(&self, offset: u64, len: u64) -> bool {
         let end = offset.checked_add(len);
         end.is_some_and(|end| end < self.file_len.saturating_add(self.g.cluster_size()))
+    }
+
+    /// Whether these clusters are referred to `times`, and so are nothing
+    /// else: only then may they be written to.
+    fn is_alone(&self, offset: u64, len: u64, times: u64) -> bool {
+        let bits = self.g.cluster_bits;
+        let mut clusters = offset >> bits..(offset + len).div_ceil(1 << bits);
+        clusters.all(|cluster| self.counts.get(cluster) == times)
     }
 
     /// Counts `by` references to each cluster that the bytes are in.

@@ -3,15 +3,12 @@
 use super::{Pass, Uses};
 use crate::Result;
 use crate::qcow2::bitmap::TableEntry;
-use crate::qcow2::{L1Entry, L2Entry, MAX_L1_BYTES, Regions};
+use crate::qcow2::{L1Entry, L2Entry, MAX_L1_BYTES};
 
 impl Pass<'_, '_> {
     /// Repairs what counting found wrong. What was counted is void when
     /// anything was repaired.
     pub(super) fn repair_structure(&mut self) -> Result<()> {
-        if self.report.corruptions == 0 {
-            return Ok(());
-        }
         self.extend_l1()?;
         if self.report.repaired() {
             return Ok(());
@@ -42,14 +39,9 @@ impl Pass<'_, '_> {
     fn repair_l2_tables(&mut self) -> Result<Vec<u64>> {
         let broken = self.tables.iter().filter(|(_, uses)| uses.broken);
         let broken: Vec<(u64, Uses)> = broken.map(|(at, uses)| (*at, *uses)).collect();
-        // The refcount structures are not counted yet.
-        let (regions, _) = Regions::of_header(&self.header, self.snapshot_table_bytes());
         let mut doomed = Vec::new();
         for (offset, uses) in broken {
-            let cluster = offset >> self.g.cluster_bits;
-            let alone = self.counts.get(cluster) == uses.total
-                && regions.overlap(offset, self.g.cluster_size()).is_none();
-            if alone {
+            if self.is_alone(offset, self.g.cluster_size(), uses.total) {
                 self.repair_l2(offset)?;
             } else {
                 doomed.push(offset);
@@ -88,12 +80,12 @@ impl Pass<'_, '_> {
                 tables.push((snapshot.l1_offset, snapshot.l1_entries));
             }
         }
-        let (regions, _) = Regions::of_header(&self.header, self.snapshot_table_bytes());
         let active = self.header.l1_offset;
         let bounds = self.bounds();
         for (offset, entries) in tables {
             let bytes = u64::from(entries) * L1Entry::SIZE;
-            if offset != active && regions.overlap(offset, bytes).is_some() {
+            // The active table is a table whatever else refers to it.
+            if offset != active && !self.is_alone(offset, bytes, 1) {
                 continue;
             }
             self.for_each_word(offset, bytes, |pass, at, word| {
@@ -171,11 +163,10 @@ impl Pass<'_, '_> {
     /// Bits that cannot be read are all set: "changed", to be on the safe side.
     fn repair_bitmaps(&mut self) -> Result<()> {
         let bitmaps = std::mem::take(&mut self.bitmaps);
-        let (regions, _) = Regions::of_header(&self.header, self.snapshot_table_bytes());
         for bitmap in &bitmaps {
             let bytes = u64::from(bitmap.table_entries) * 8;
             let offset = bitmap.table_offset;
-            if !self.in_file(offset, bytes) || regions.overlap(offset, bytes).is_some() {
+            if !self.in_file(offset, bytes) || !self.is_alone(offset, bytes, 1) {
                 continue;
             }
             self.for_each_word(offset, bytes, |pass, at, word| {
