@@ -203,3 +203,33 @@ fn dropped_events_that_a_collector_counted_are_told() {
             .any(|line| line.contains("7 events were dropped"))
     );
 }
+
+/// The same few places are read over and over, and records of the server's are missing: no request
+/// is joined to the record of another.
+#[test]
+fn a_record_that_is_missing_is_not_taken_from_the_next_request() {
+    let plan = Plan {
+        places: 2,
+        ..Plan::new(3, 1, REQUESTS)
+    };
+    let mut simulated = Simulated::new(plan, Watches::default());
+    let records = simulated.file("fathom");
+    let mut number = 0;
+    records.retain(|_| {
+        number += 1;
+        number % 10 != 0
+    });
+    let left = records.len() as u64;
+    simulated.run.rounds[0].streams[4].events = left;
+    simulated.rewrite();
+    let exact = simulated.analyse().exact.unwrap();
+    assert_eq!(
+        (exact.truth.joined, exact.truth.unmatched),
+        (left, REQUESTS - left)
+    );
+    for joined in joined(&exact) {
+        let mut truths = simulated.truths.iter();
+        let truth = truths.find(|truth| truth.points[0].1 == joined.start);
+        assert_eq!(difference(&joined, truth.unwrap(), 0), None);
+    }
+}

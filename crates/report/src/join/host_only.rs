@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use super::Joiner;
 use super::blocks::Blocks;
-use super::guest::compatible;
 use super::kvm::Doorbell;
+use super::requests::compatible;
 use super::server::Record;
 use super::way::{Class, Key, Way};
 use crate::analysis::{Delivery, HostClass, Point};

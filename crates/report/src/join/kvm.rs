@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use fathom_run::{Disk, Event, Kind, Role, Run};
 
-use super::guest::compatible;
+use super::requests::compatible;
 use super::survey::Survey;
 use super::window::Window;
 

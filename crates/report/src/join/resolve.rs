@@ -2,8 +2,8 @@
 
 use super::Joiner;
 use super::blocks::Below;
-use super::guest::{Handler, Kick, Rq, compatible};
 use super::kvm::{Doorbell, Interrupt};
+use super::requests::{Handler, Kick, Rq, compatible};
 use super::server::Record;
 use super::way::{Key, Points, Way};
 use crate::analysis::{Delivery, HostClass, Point};
