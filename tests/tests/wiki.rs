@@ -4,6 +4,9 @@
 //! are stretched; what is checked is that requests are found in all layers and that layers add
 //! up, never how long they take.
 
+#[path = "wiki/truth.rs"]
+mod truth;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -277,5 +280,6 @@ fn every_layer_of_every_request_on_a_real_kvm() {
     storage_daemon_is_followed_around_its_inside(&mut bench);
     batches_are_told_from_single_requests(&mut bench);
     a_way_without_ioeventfd_is_seen_as_such(&mut bench);
+    truth::delays_are_found_where_they_were_put(&mut bench);
     failures_are_told(&mut bench);
 }

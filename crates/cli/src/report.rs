@@ -24,12 +24,16 @@ pub struct ReportArgs {
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
 
+    /// Write a page with pictures, which needs no network, to this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
     /// Print JSON (docs/report.md)
     #[arg(long)]
     json: bool,
 
-    /// Write the tables as CSV files into this directory
-    #[arg(long, value_name = "DIR")]
+    /// Write the tables as CSV files into this directory, or the layers alone into FILE.csv
+    #[arg(long, value_name = "DIR|FILE.csv")]
     csv: Option<PathBuf>,
 
     /// Write a trace for Perfetto (https://ui.perfetto.dev) to this file
@@ -56,17 +60,10 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
             bail!("{name} is for one run");
         }
     }
-    if let (Some(file), [dir]) = (&args.perfetto, args.runs.as_slice()) {
-        let limits = Limits {
-            requests: args.perfetto_requests,
-            window_ns: args
-                .perfetto_window
-                .and_then(|time| i64::try_from(time.as_nanos()).ok()),
-        };
-        write(file, &render::perfetto::render(dir, &limits)?)?;
-        if !args.json && args.csv.is_none() {
-            return Ok(());
-        }
+    write_perfetto(&args)?;
+    let only_perfetto = args.perfetto.is_some() && !args.json;
+    if only_perfetto && args.csv.is_none() && args.html.is_none() {
+        return Ok(()); // which needs no analysis
     }
     let options = Options {
         slowest: args.slowest,
@@ -76,6 +73,9 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
         .iter()
         .map(|dir| Ok((name_of(dir), analyse(dir, &options)?)))
         .collect::<anyhow::Result<Vec<(String, Analysis)>>>()?;
+    if let Some(path) = &args.html {
+        write(path, render::html::render(&runs).as_bytes())?;
+    }
     if let (Some(dir), [one]) = (&args.csv, runs.as_slice()) {
         fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         for file in render::csv::render(&one.1) {
@@ -84,11 +84,23 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
     }
     if args.json {
         print(&render::json::render(&analyses(&runs)))
-    } else if args.csv.is_none() {
+    } else if args.csv.is_none() && args.html.is_none() {
         print_text(&runs)
     } else {
         Ok(())
     }
+}
+
+fn write_perfetto(args: &ReportArgs) -> anyhow::Result<()> {
+    let (Some(file), [dir]) = (&args.perfetto, args.runs.as_slice()) else {
+        return Ok(());
+    };
+    let window = args.perfetto_window;
+    let limits = Limits {
+        requests: args.perfetto_requests,
+        window_ns: window.and_then(|time| i64::try_from(time.as_nanos()).ok()),
+    };
+    write(file, &render::perfetto::render(dir, &limits)?)
 }
 
 /// Prints a run's tables, for the commands that have just made it.

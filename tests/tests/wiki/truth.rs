@@ -1,0 +1,125 @@
+//! The breakdown against a known truth: a delay that an injector puts into one place, and whose
+//! length it measures itself, is found in that place's layer and in no other.
+
+use std::fs;
+use std::time::Duration;
+
+use fathom_lab::scenario::wiki::{Injection, Place};
+use fathom_lab::workload::Limit;
+use fathom_report::analysis::{Joined, Layer};
+use fathom_run::{Clock, Kind};
+use serde_json::Value;
+
+use crate::{Bench, Done};
+
+/// Long enough for what the delay does besides (a vCPU that goes idle), and for what other
+/// programs do to an emulated host, to be small against it.
+const DELAY: Duration = Duration::from_millis(250);
+/// Half of them are delayed.
+const REQUESTS: u64 = 40;
+/// A machine that does much else meanwhile can hold up half of the requests in one layer; it does
+/// not do so again and again in the same one.
+const ATTEMPTS: usize = 3;
+/// Share of the delay by which a layer may be off.
+const TOLERANCE: f64 = 0.05;
+
+const PLACES: [(Place, Layer); 4] = [
+    (Place::Guest, Layer::GuestSubmit),
+    (Place::Queue, Layer::ServerQueue),
+    // The injector waits with the request in its hands, before it gives it to the kernel.
+    (Place::Storage, Layer::HostSubmit),
+    (Place::Notify, Layer::ServerNotify),
+];
+
+pub fn delays_are_found_where_they_were_put(bench: &mut Bench) {
+    for (place, layer) in PLACES {
+        let mut attempts = (0..ATTEMPTS).map(|_| attempt(bench, place, layer));
+        let misses: Vec<String> = attempts.by_ref().map_while(Result::err).collect();
+        assert!(misses.len() < ATTEMPTS, "{place}: {misses:#?}");
+    }
+}
+
+fn attempt(bench: &mut Bench, place: Place, layer: Layer) -> Result<(), String> {
+    let delay = DELAY;
+    let done = bench.run(|options| {
+        options.pairs_only = true;
+        options.limit = Some(Limit::Operations(REQUESTS));
+        options.inject = Some(Injection { place, delay });
+    });
+    let measured = match place {
+        Place::Guest => by_guest(&done),
+        _ => by_server(&done, place),
+    };
+    assert!(
+        measured >= DELAY.as_nanos() as f64,
+        "{place}: {measured} ns"
+    );
+    check(&done, place, layer, measured)
+}
+
+/// The medians of delayed and other requests, layer by layer.
+fn check(done: &Done, place: Place, layer: Layer, measured: f64) -> Result<(), String> {
+    let all = fathom_report::Options { slowest: 1000 };
+    let analysis = fathom_report::analyse(&done.dir, &all).unwrap();
+    let exact = analysis.exact.as_ref().expect("an exact breakdown");
+    assert_eq!(exact.truth.joined, REQUESTS, "{place}: {:?}", exact.truth);
+    // Every other request; which half it is depends on what the guest read before.
+    let (mut delayed, mut others): (Vec<&Joined>, Vec<&Joined>) = exact
+        .slowest
+        .iter()
+        .partition(|request| request.number % 2 == 0);
+    if whole(&delayed) < whole(&others) {
+        std::mem::swap(&mut delayed, &mut others);
+    }
+    for &one in Layer::ALL {
+        let growth = median(&delayed, time_in(one)) - median(&others, time_in(one));
+        let wanted = if one == layer { measured } else { 0.0 };
+        if (growth - wanted).abs() >= TOLERANCE * measured {
+            return Err(format!("{one:?} grew by {growth} ns, not by {wanted}"));
+        }
+    }
+    Ok(())
+}
+
+fn median(requests: &[&Joined], time: impl Fn(&Joined) -> i64) -> f64 {
+    let mut times: Vec<i64> = requests.iter().map(|request| time(request)).collect();
+    times.sort_unstable();
+    times[times.len() / 2] as f64
+}
+
+fn whole(requests: &[&Joined]) -> f64 {
+    median(requests, |request| request.total)
+}
+
+fn time_in(layer: Layer) -> impl Fn(&Joined) -> i64 {
+    move |request| {
+        let times = request.layers.iter().filter(|(one, _)| *one == layer);
+        times.map(|(_, ns)| ns).sum()
+    }
+}
+
+/// The injector's median, as `fathom serve --json` printed it at its end.
+fn by_server(done: &Done, place: Place) -> f64 {
+    let text = fs::read_to_string(done.dir.join("server.log")).unwrap();
+    let outcome: Value = serde_json::from_str(&text).unwrap();
+    let injected = &outcome["injected"];
+    assert_eq!(injected["place"], place.to_string(), "{text}");
+    injected["p50_ns"].as_f64().unwrap()
+}
+
+/// The injector's median, from the events that the guest's benchmark wrote of its delays.
+fn by_guest(done: &Done) -> f64 {
+    let rounds = done.run.rounds.iter();
+    let round = rounds.clone().find(|one| one.name == "requests-1").unwrap();
+    let stream = round.streams.iter().find(|one| one.name == "benchmark");
+    let stream = stream.unwrap();
+    assert_eq!(stream.clock, Clock::GuestTsc);
+    let (first, last) = (round.clocks.guest[0], *round.clocks.guest.last().unwrap());
+    let ns = (last.monotonic_ns - first.monotonic_ns) as f64;
+    let ns_per_tick = ns / (last.tsc - first.tsc) as f64;
+    let events = round.open(&done.dir, stream).unwrap().map(Result::unwrap);
+    let injected = events.filter(|event| event.kind == Kind::Injected);
+    let mut ticks: Vec<u64> = injected.map(|event| event.args[1]).collect();
+    ticks.sort_unstable();
+    ticks[ticks.len() / 2] as f64 * ns_per_tick
+}
