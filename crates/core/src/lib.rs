@@ -11,6 +11,8 @@ pub mod handle;
 pub mod polling;
 pub mod request;
 pub mod source;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod token;
 pub mod worker;
 

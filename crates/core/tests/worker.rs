@@ -2,11 +2,12 @@
 
 mod support;
 
+use fathom_core::testing::{PollEngine, TestDisk};
 use fathom_core::{Polling, Stage, WorkerHandle, WorkerOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::{ManualDisk, ManualEngine, Peer, TestSource};
+use support::{Peer, TestSource};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -21,13 +22,23 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn worker(disk: &Arc<ManualDisk>, polling: Polling) -> WorkerHandle {
+fn worker(disk: &Arc<TestDisk>, polling: Polling) -> WorkerHandle {
     let options = WorkerOptions {
         name: "test".into(),
         polling,
         cpus: Vec::new(),
     };
-    WorkerHandle::spawn(disk.clone(), ManualEngine::boxed, options).unwrap()
+    WorkerHandle::spawn(disk.clone(), PollEngine::boxed, options).unwrap()
+}
+
+fn holding() -> Arc<TestDisk> {
+    let disk = TestDisk::new();
+    disk.hold();
+    disk
+}
+
+fn held(disk: &TestDisk) -> usize {
+    disk.held.load(Ordering::SeqCst)
 }
 
 #[test]
@@ -37,7 +48,7 @@ fn every_request_is_answered_once_and_kicks_are_never_lost() {
         Polling::Auto,
         Polling::Fixed(Duration::from_micros(20)),
     ] {
-        let disk = ManualDisk::completing_at_once();
+        let disk = TestDisk::new();
         let worker = worker(&disk, polling);
         let peer = Peer::new();
         let id = worker.attach(TestSource::boxed(&peer, 8)).unwrap();
@@ -58,7 +69,7 @@ fn every_request_is_answered_once_and_kicks_are_never_lost() {
 
 #[test]
 fn an_idle_worker_sleeps() {
-    let disk = ManualDisk::completing_at_once();
+    let disk = TestDisk::new();
     let worker = worker(&disk, Polling::Auto);
     let peer = Peer::new();
     worker.attach(TestSource::boxed(&peer, 8)).unwrap();
@@ -75,12 +86,12 @@ fn an_idle_worker_sleeps() {
 
 #[test]
 fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
-    let disk = ManualDisk::holding();
+    let disk = holding();
     let worker = worker(&disk, Polling::Off);
     let peer = Peer::new();
     let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
     peer.offer(3);
-    until("all are with the disk", || disk.held() == 3);
+    until("all are with the disk", || held(&disk) == 3);
     let detaching = worker.begin_detach(id);
     peer.offer(1);
     std::thread::sleep(Duration::from_millis(20));
@@ -92,7 +103,7 @@ fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
 
 #[test]
 fn what_a_source_brings_is_served_even_if_it_is_detached_at_once() {
-    let disk = ManualDisk::completing_at_once();
+    let disk = TestDisk::new();
     let worker = worker(&disk, Polling::Off);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -124,12 +135,12 @@ fn what_a_source_brings_is_served_even_if_it_is_detached_at_once() {
 #[test]
 fn a_kick_that_comes_while_a_completion_is_handled_is_not_slept_over() {
     for polling in [Polling::Off, Polling::Auto] {
-        let disk = ManualDisk::holding();
+        let disk = holding();
         let worker = worker(&disk, polling);
         let peer = Peer::new();
         let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
         peer.offer(1);
-        until("it is with the disk", || disk.held() == 1);
+        until("it is with the disk", || held(&disk) == 1);
         // Asleep by now, and armed; the completion wakes it.
         std::thread::sleep(Duration::from_millis(20));
         peer.echo(100);
@@ -141,12 +152,12 @@ fn a_kick_that_comes_while_a_completion_is_handled_is_not_slept_over() {
 
 #[test]
 fn a_source_never_has_more_in_flight_than_it_attached_with() {
-    let disk = ManualDisk::holding();
+    let disk = holding();
     let worker = worker(&disk, Polling::Off);
     let peer = Peer::new();
     let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
     peer.offer(10);
-    until("four are with the disk", || disk.held() == 4);
+    until("four are with the disk", || held(&disk) == 4);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(peer.popped(), 4);
     disk.release();
@@ -156,7 +167,7 @@ fn a_source_never_has_more_in_flight_than_it_attached_with() {
 
 #[test]
 fn sources_come_and_go_beside_each_other() {
-    let disk = ManualDisk::completing_at_once();
+    let disk = TestDisk::new();
     let worker = worker(&disk, Polling::Auto);
     let stays = Peer::new();
     worker.attach(TestSource::boxed(&stays, 2)).unwrap();
@@ -176,7 +187,7 @@ fn sources_come_and_go_beside_each_other() {
 
 #[test]
 fn a_peer_that_breaks_the_protocol_is_left_alone_and_can_be_detached() {
-    let disk = ManualDisk::completing_at_once();
+    let disk = TestDisk::new();
     let worker = worker(&disk, Polling::Auto);
     let (bad, good) = (Peer::new(), Peer::new());
     let id = worker.attach(TestSource::boxed(&bad, 4)).unwrap();
@@ -193,12 +204,12 @@ fn a_peer_that_breaks_the_protocol_is_left_alone_and_can_be_detached() {
 
 #[test]
 fn one_batch_is_published_and_notified_once() {
-    let disk = ManualDisk::holding();
+    let disk = holding();
     let worker = worker(&disk, Polling::Off);
     let peer = Peer::new();
     let id = worker.attach(TestSource::boxed(&peer, 64)).unwrap();
     peer.offer(64);
-    until("all are with the disk", || disk.held() == 64);
+    until("all are with the disk", || held(&disk) == 64);
     disk.release();
     until("all are answered", || peer.answered() == 64);
     worker.detach(id);
@@ -207,12 +218,12 @@ fn one_batch_is_published_and_notified_once() {
 
 #[test]
 fn stage_times_add_up_and_the_device_is_charged_with_its_own() {
-    let disk = ManualDisk::holding();
+    let disk = holding();
     let worker = worker(&disk, Polling::Off);
     let peer = Peer::new();
     let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
     peer.offer(1);
-    until("it is with the disk", || disk.held() == 1);
+    until("it is with the disk", || held(&disk) == 1);
     std::thread::sleep(Duration::from_millis(50));
     disk.release();
     until("it is answered", || peer.answered() == 1);

@@ -4,6 +4,7 @@
 
 mod support;
 
+use fathom_core::testing::TestDisk;
 use fathom_exports::VhostUser;
 use fathom_exports::vhost_user::{Listener, Options};
 use std::fs::File;
@@ -14,7 +15,6 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
-use support::disk::TestDisk;
 use support::guest::{DATA, IN, Memory, QUEUE_SIZE, Queue, eventually, negotiate};
 use vhost::vhost_user::message::VhostUserInflight;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};

@@ -57,15 +57,8 @@ fn get_vring_base_waits_for_everything_in_flight() {
 #[test]
 fn a_disconnected_front_end_leaves_nothing_behind() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
-    served.disk.hold();
-    queue.offer(0, IN, 4, DATA, 512);
-    queue.kick();
-    eventually("the request is held", || served.disk.held.load(SeqCst) == 1);
+    let (memory, frontend, mut queue) = served.guest();
+    served.hold_a_read(&mut queue, 4);
     drop(frontend);
     // The next one need not wait for that to be noticed.
     let mut frontend = served.connect();
@@ -81,11 +74,7 @@ fn a_disconnected_front_end_leaves_nothing_behind() {
 #[test]
 fn a_second_front_end_is_refused_while_there_is_a_first() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
+    let (_, frontend, mut queue) = served.guest();
     for _ in 0..3 {
         assert!(Raw::connect(&served.path).is_closed());
         queue.check_read(0, 1);
@@ -100,15 +89,8 @@ fn a_second_front_end_is_refused_while_there_is_a_first() {
 #[test]
 fn serving_stops_under_way() {
     let mut served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
-    served.disk.hold();
-    queue.offer(0, IN, 4, DATA, 512);
-    queue.kick();
-    eventually("the request is held", || served.disk.held.load(SeqCst) == 1);
+    let (_, frontend, mut queue) = served.guest();
+    served.hold_a_read(&mut queue, 4);
     served.export.stop();
     std::thread::sleep(Duration::from_millis(50));
     served.disk.release();

@@ -2,13 +2,13 @@
 
 mod support;
 
+use fathom_core::testing::TestDisk;
 use fathom_exports::VhostUser;
 use fathom_exports::vhost_user::{Options, fuzz};
 use proptest::prelude::*;
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use support::disk::TestDisk;
 
 fn export() -> (Arc<TestDisk>, VhostUser) {
     let disk = TestDisk::new();

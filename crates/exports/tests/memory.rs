@@ -5,7 +5,7 @@ mod support;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::SeqCst;
 use support::guest::{DATA, GPA, IN, MEMORY_SIZE, Memory, Queue, USER};
-use support::guest::{eventually, negotiate, negotiate_features};
+use support::guest::{negotiate, negotiate_features};
 use support::raw::Raw;
 use support::served::Served;
 use vhost::vhost_user::message::VhostUserHeaderFlag;
@@ -55,15 +55,8 @@ fn memory_comes_and_goes_by_slots() {
 #[test]
 fn a_new_table_replaces_the_old_one_under_way() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
-    served.disk.hold();
-    queue.offer(0, IN, 9, DATA, 512);
-    queue.kick();
-    eventually("the request is held", || served.disk.held.load(SeqCst) == 1);
+    let (memory, frontend, mut queue) = served.guest();
+    served.hold_a_read(&mut queue, 9);
     let setter = std::thread::spawn({
         let frontend = frontend.clone();
         let memory = memory.clone();
@@ -121,11 +114,7 @@ fn regions_that_lie_are_refused() {
 #[test]
 fn overlapping_regions_are_refused_and_the_old_table_stays() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
+    let (memory, mut frontend, mut queue) = served.guest();
     let overlapping = [memory.part(0, PART), memory.part(PART - 4096, PART)];
     frontend.set_mem_table(&overlapping).unwrap_err();
     frontend.add_mem_region(&memory.part(0, 4096)).unwrap_err();
@@ -201,11 +190,7 @@ fn rings_outside_memory_do_not_start() {
 #[test]
 fn kicks_without_work_do_nothing() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
+    let (_, frontend, mut queue) = served.guest();
     for _ in 0..1000 {
         queue.kick();
     }
@@ -231,11 +216,7 @@ fn truncate(upset: impl FnOnce(&Memory, &mut Queue, &mut Frontend)) {
     assert!(Raw::new(&frontend).is_closed());
     other_queue.check_read(0, 3);
     // And the disk has a life after that guest.
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
+    let (_, _frontend, mut queue) = served.guest();
     queue.check_read(0, 0);
 }
 

@@ -6,7 +6,6 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::Ordering::SeqCst;
 use support::guest::*;
 use support::raw::Raw;
 use support::served::Served;
@@ -103,11 +102,7 @@ fn every_page_that_is_written_is_logged() {
 #[test]
 fn logging_begins_and_ends_with_its_feature() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
+    let (_, mut frontend, mut queue) = served.guest();
     let log = Log::new();
     frontend.set_log_base(0, log.region(LOG_SIZE)).unwrap();
     queue.check_read(0, 0);
@@ -131,15 +126,8 @@ fn logging_begins_and_ends_with_its_feature() {
 #[test]
 fn requests_in_flight_are_waited_for_when_logging_begins() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
-    served.disk.hold();
-    queue.offer(0, IN, 0, DATA, 512);
-    queue.kick();
-    eventually("the request is held", || served.disk.held.load(SeqCst) == 1);
+    let (_, frontend, mut queue) = served.guest();
+    served.hold_a_read(&mut queue, 0);
     let log = Log::new();
     let starter = std::thread::spawn({
         let frontend = frontend.clone();
@@ -179,11 +167,7 @@ fn a_log_that_does_not_cover_memory_ends_the_connection() {
 #[test]
 fn a_truncated_log_costs_only_the_connection() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
+    let (memory, frontend, mut queue) = served.guest();
     let log = Log::new();
     start_logging(&frontend, &queue, &log);
     queue.check_read(0, 0);

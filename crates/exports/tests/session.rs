@@ -44,7 +44,7 @@ fn the_configuration_is_read_in_parts() {
     let served = Served::new();
     let mut frontend = served.connect();
     negotiate_features(&mut frontend);
-    let sectors = support::disk::SIZE / 512;
+    let sectors = fathom_core::testing::SIZE / 512;
     for (offset, len) in [(0u32, 8usize), (0, 60), (0, 256), (0x100, 60)] {
         let config = read_config(&mut frontend, offset, len);
         assert_eq!(config.len(), len);
@@ -132,11 +132,7 @@ fn without_protocol_features_a_ring_starts_enabled() {
 #[test]
 fn eventfds_change_under_way() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
+    let (_, frontend, mut queue) = served.guest();
     queue.check_read(0, 0);
     eventually("the first interrupt", || queue.call.read().is_ok());
     let new_call = EventFd::new(EFD_NONBLOCK).unwrap();
@@ -251,11 +247,7 @@ fn a_request_with_a_reply_is_not_answered_by_a_refusal() {
 #[test]
 fn a_ring_that_its_driver_broke_is_stopped_and_started_again() {
     let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let mut queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
+    let (memory, mut frontend, mut queue) = served.guest();
     let broken = EventFd::new(EFD_NONBLOCK).unwrap();
     frontend.set_vring_err(0, &broken).unwrap();
     queue.check_read(0, 0);

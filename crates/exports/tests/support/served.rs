@@ -1,11 +1,12 @@
 //! A disk served at a socket by a thread.
 
-use super::disk::TestDisk;
-use super::guest::eventually;
+use super::guest::{DATA, IN, Memory, Queue, eventually, negotiate};
+use fathom_core::testing::TestDisk;
 use fathom_exports::VhostUser;
 use fathom_exports::vhost_user::{Listener, Options};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread::JoinHandle;
 use vhost::vhost_user::Frontend;
 
@@ -60,6 +61,25 @@ impl Served {
 
     pub fn connect(&self) -> Frontend {
         Frontend::connect(&self.path, 4).unwrap()
+    }
+
+    /// A front-end whose guest has its first queue running.
+    pub fn guest(&self) -> (Arc<Memory>, Frontend, Queue) {
+        let memory = Memory::new();
+        let mut frontend = self.connect();
+        negotiate(&mut frontend, &memory);
+        let queue = Queue::new(&memory, 0);
+        queue.start(&mut frontend, 0);
+        (memory, frontend, queue)
+    }
+
+    /// Have the disk hold back what it gets, and the guest read a sector into
+    /// `DATA` as its request 0.
+    pub fn hold_a_read(&self, queue: &mut Queue, sector: u64) {
+        self.disk.hold();
+        queue.offer(0, IN, sector, DATA, 512);
+        queue.kick();
+        eventually("the request is held", || self.disk.held.load(SeqCst) == 1);
     }
 
     /// Wait for serving to end after a stop.

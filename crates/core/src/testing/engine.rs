@@ -1,13 +1,20 @@
 //! The smallest engine that a worker can sleep in: no files.
 
-use fathom_core::{Completion, Engine, FileId, Io, Token, Wait};
-use rustix::event::{PollFd, PollFlags, poll};
+use crate::{Completion, Engine, FileId, Io, Token, Wait};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 
+/// Sleeps in poll(2).
 #[derive(Default)]
 pub struct PollEngine {
     watched: Vec<(RawFd, Token)>,
+}
+
+impl PollEngine {
+    pub fn boxed() -> io::Result<Box<dyn Engine>> {
+        Ok(Box::new(PollEngine::default()))
+    }
 }
 
 impl Engine for PollEngine {
@@ -39,9 +46,6 @@ impl Engine for PollEngine {
     }
 
     fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
-        if wait != Wait::Forever {
-            return Ok(());
-        }
         // SAFETY: watched until unwatched, so open.
         let borrow = |fd: &RawFd| unsafe { BorrowedFd::borrow_raw(*fd) };
         let mut polled: Vec<PollFd<'_>> = self
@@ -49,7 +53,8 @@ impl Engine for PollEngine {
             .iter()
             .map(|(fd, _)| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN))
             .collect();
-        poll(&mut polled, None)?;
+        let at_once = Timespec::default();
+        poll(&mut polled, (wait != Wait::Forever).then_some(&at_once))?;
         for (entry, (fd, token)) in polled.iter().zip(&self.watched) {
             if !entry.revents().is_empty() {
                 let _ = rustix::io::read(borrow(fd), &mut [0u8; 8]);

@@ -1,7 +1,7 @@
-//! A disk whose bytes are in memory.
+//! A disk whose bytes are in memory, and whose requests can be held back.
 
-use super::engine::PollEngine;
-use fathom_core::{
+use super::PollEngine;
+use crate::{
     Channel, Cx, Disk, DiskError, DiskInfo, Engine, Op, RangeLimits, RequestId, Stage, Token,
     WorkerHandle, WorkerOptions,
 };
@@ -11,20 +11,26 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
+/// Of a [`TestDisk`], in bytes.
 pub const SIZE: u64 = 1 << 20;
 
+/// See [`State`] for what a test can look at and change.
 pub struct TestDisk(Arc<State>);
 
 pub struct State {
+    /// Sector i is full of i ^ 0x5a at first.
     pub bytes: Mutex<Vec<u8>>,
     /// Requests are held back while true.
     hold: AtomicBool,
     /// Of what was held back, only some is carried out by a release, the
     /// newest first.
     pub out_of_order: AtomicBool,
+    /// How many requests are held back.
     pub held: AtomicUsize,
+    /// How often it was activated and deactivated.
     pub activated: AtomicUsize,
     pub deactivated: AtomicUsize,
+    /// An activation is refused while true.
     pub fail_activation: AtomicBool,
     /// Wakes each worker to look at `hold` again.
     wakes: Mutex<Vec<Arc<OwnedFd>>>,
@@ -44,10 +50,13 @@ impl TestDisk {
         })))
     }
 
+    /// Answer nothing from now on.
     pub fn hold(&self) {
         self.hold.store(true, SeqCst);
     }
 
+    /// Carry out what is held back, by each worker in one batch, and hold
+    /// nothing back from now on.
     pub fn release(&self) {
         self.hold.store(false, SeqCst);
         for wake in self.wakes.lock().unwrap().iter() {
@@ -59,14 +68,14 @@ impl TestDisk {
         self.activated.load(SeqCst) > self.deactivated.load(SeqCst)
     }
 
+    /// Workers that sleep in a [`PollEngine`].
     pub fn workers(self: &Arc<Self>, n: usize) -> Arc<[WorkerHandle]> {
         let spawn = |i| {
             let options = WorkerOptions {
                 name: format!("worker-{i}"),
                 ..WorkerOptions::default()
             };
-            let engine = || Ok(Box::new(PollEngine::default()) as Box<dyn Engine>);
-            WorkerHandle::spawn(self.clone(), engine, options).unwrap()
+            WorkerHandle::spawn(self.clone(), PollEngine::boxed, options).unwrap()
         };
         (0..n).map(spawn).collect()
     }
