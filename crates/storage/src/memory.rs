@@ -9,10 +9,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// For storage to which no range is too long.
-pub(crate) const ANY_RANGE: RangeLimits = RangeLimits {
+const ANY_RANGE: RangeLimits = RangeLimits {
     alignment: 4096,
     max_len: 1 << 40,
 };
+
+/// A disk of `size` bytes that is no file: nothing outlives the process.
+pub(crate) fn volatile(size: u64) -> DiskInfo {
+    DiskInfo {
+        size,
+        block_size: 512,
+        physical_block_size: 4096,
+        optimal_io_size: 0,
+        read_only: false,
+        write_cache: false,
+        discard: Some(ANY_RANGE),
+        write_zeroes: Some(ANY_RANGE),
+    }
+}
 
 /// The unit in which memory is given back.
 const PAGE: u64 = 4096;
@@ -46,16 +60,7 @@ impl MemoryDisk {
 
 impl Disk for MemoryDisk {
     fn info(&self) -> DiskInfo {
-        DiskInfo {
-            size: self.map.len,
-            block_size: 512,
-            physical_block_size: 4096,
-            optimal_io_size: 0,
-            read_only: false,
-            write_cache: false,
-            discard: Some(ANY_RANGE),
-            write_zeroes: Some(ANY_RANGE),
-        }
+        volatile(self.map.len)
     }
 
     fn activate(&self) -> Result<(), DiskError> {

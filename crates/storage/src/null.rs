@@ -1,6 +1,6 @@
 //! A disk of nothing: what Fathom costs by itself.
 
-use crate::memory::ANY_RANGE;
+use crate::memory::volatile;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Engine, RequestId, Stage};
 
 /// A disk that touches no data: reads leave their buffers as they are,
@@ -19,16 +19,7 @@ impl NullDisk {
 
 impl Disk for NullDisk {
     fn info(&self) -> DiskInfo {
-        DiskInfo {
-            size: self.size,
-            block_size: 512,
-            physical_block_size: 4096,
-            optimal_io_size: 0,
-            read_only: false,
-            write_cache: false,
-            discard: Some(ANY_RANGE),
-            write_zeroes: Some(ANY_RANGE),
-        }
+        volatile(self.size)
     }
 
     fn activate(&self) -> Result<(), DiskError> {
