@@ -1,17 +1,22 @@
 //! Reading what the kernel traces: the binary pages of its ring buffers, decoded by what each
 //! event's `format` file says, and its text where there is nothing else.
 
+#[cfg(test)]
+mod captures;
 mod drain;
 mod format;
 mod page;
 mod pages;
 mod plan;
 mod recorder;
+mod text;
 
 pub use format::{Field, Format, Layout, Shape};
 pub use page::{Page, Record};
 pub use pages::{CpuPages, Selection, Written, write};
 pub use plan::{Plan, Source, Symbols, flags_of};
 pub use recorder::{Mode, Recorder, Side};
+
+pub use text::{TextEvents, TextReader, events as text_events};
 
 pub(crate) use pages::unwritten;

@@ -146,17 +146,33 @@ pub fn write(
     if written.disorder == 0 {
         return sink.finish(written);
     }
+    // Before the file is made anew: what the first attempt still holds would be written into it.
+    drop(sink);
     // A clock that stepped back, or damage: rare enough for a way that needs memory.
-    let mut sink = Sink::create(path, plan.width(), what)?;
     let mut events = Vec::new();
     for cpu in cpus {
         events.extend(cpu.events(plan, layout));
     }
     events.sort_by_key(|event| event.time);
-    for event in &events {
+    let sorted = write_sorted(&events, plan.width(), what, path)?;
+    Ok(Written {
+        events: sorted.events,
+        ..written
+    })
+}
+
+/// Writes events that are in order of time.
+pub(super) fn write_sorted(
+    events: &[Event],
+    width: usize,
+    what: &Selection,
+    path: &Path,
+) -> Result<Written> {
+    let mut sink = Sink::create(path, width, what)?;
+    for event in events {
         sink.push(event)?;
     }
-    sink.finish(written)
+    sink.finish(Written::default())
 }
 
 /// Hands on the events of all CPUs by time, up to the first that is out of order on its CPU; from

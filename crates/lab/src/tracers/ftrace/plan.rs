@@ -26,6 +26,22 @@ pub enum Source {
     Nothing,
 }
 
+impl Source {
+    /// The fields without which the event cannot be used.
+    pub fn needed(self, format: &Format) -> Option<&'static str> {
+        match self {
+            Source::Field(name)
+            | Source::Element(name, _)
+            | Source::Device(name)
+            | Source::Rwbs(name) => Some(name),
+            Source::Either(a, b) | Source::Errno(a, b) => {
+                Some(if format.field(a).is_some() { a } else { b })
+            }
+            Source::Optional(_) | Source::Nothing => None,
+        }
+    }
+}
+
 /// The same, for one kernel's format.
 #[derive(Clone, Debug)]
 enum Extract {

@@ -8,11 +8,12 @@ use fathom_run::{Clock, Kind, Pair, StreamInfo};
 
 use super::drain::{Buffers, Drain};
 use super::format::{Format, Layout};
-use super::pages::{self, CpuPages, Selection};
+use super::pages::{self, CpuPages, Selection, Written};
 use super::plan::{Plan, Source, Symbols};
+use super::text::{TextReader, events as text_events};
 use crate::error::{Context, Result};
 use crate::tracers::Collected;
-use crate::tracers::tracefs::{Instance, Stats, TraceClock, Tracefs};
+use crate::tracers::tracefs::{Instance, TraceClock, Tracefs};
 
 /// When the kernel's buffers are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,11 @@ pub struct Recorder {
     instance: Instance,
     layout: Layout,
     plan: Plan,
+    /// For a kernel whose pages cannot be read.
+    text: TextReader,
+    functions: Vec<(String, Kind)>,
+    /// Events that its text does not tell.
+    untold: Vec<String>,
     mode: Mode,
     clock: TraceClock,
     events: usize,
@@ -80,6 +86,9 @@ impl Recorder {
             layout: tracefs.layout()?,
             instance,
             plan: Plan::default(),
+            text: TextReader::default(),
+            functions: Vec::new(),
+            untold: Vec::new(),
             mode,
             clock,
             events: 0,
@@ -108,7 +117,7 @@ impl Recorder {
         args: &[Source],
     ) -> bool {
         let format = self.instance.enable(event, filter);
-        self.record(format, |plan, format| plan.add(format, kind, args))
+        self.record_fields(format, kind, args)
     }
 
     /// Records the same if the kernel has it; no word if not.
@@ -135,8 +144,7 @@ impl Recorder {
         args: &[Source],
     ) -> Result<()> {
         let format = self.instance.kprobe(function, fetch)?;
-        let add = |plan: &mut Plan, format: &Format| plan.add(format, kind, args);
-        self.record(Ok(format), add);
+        self.record_fields(Ok(format), kind, args);
         Ok(())
     }
 
@@ -151,6 +159,10 @@ impl Recorder {
         let kind_of = |name: &str| functions.iter().find(|one| one.0 == name).map(|one| one.1);
         let symbols = Symbols::parse(&kallsyms, kind_of);
         let format = self.instance.trace_functions(&names)?;
+        let named = functions
+            .iter()
+            .map(|&(name, kind)| (name.to_owned(), kind));
+        self.functions.extend(named);
         if symbols.is_empty() {
             self.problem("/proc/kallsyms hides addresses: set kernel.kptr_restrict to 1 or 0");
         }
@@ -169,6 +181,16 @@ impl Recorder {
     pub fn problem(&mut self, line: impl Into<String>) {
         let line: String = line.into();
         self.problems.push(format!("{}: {line}", self.name));
+    }
+
+    fn record_fields(&mut self, format: Result<Format>, kind: Kind, args: &[Source]) -> bool {
+        if let Ok(format) = &format {
+            let needed: Vec<&str> = args.iter().filter_map(|arg| arg.needed(format)).collect();
+            if let Err(reason) = self.text.add(format, &needed) {
+                self.untold.push(reason);
+            }
+        }
+        self.record(format, |plan, format| plan.add(format, kind, args))
     }
 
     fn record(
@@ -201,8 +223,10 @@ impl Recorder {
     /// When the buffers cannot be opened.
     pub fn start(&mut self) -> Result<()> {
         if let Mode::Live { kib_per_cpu } = self.mode {
-            let buffers = Buffers::open(&self.instance, self.layout)?;
-            self.drain = Some(Drain::start(buffers, kib_per_cpu)?);
+            match Buffers::open(&self.instance, self.layout) {
+                Ok(buffers) => self.drain = Some(Drain::start(buffers, kib_per_cpu)?),
+                Err(error) => self.problem(format!("{error}; its text is read at the end")),
+            }
         }
         self.instance.on()
     }
@@ -231,30 +255,51 @@ impl Recorder {
     /// When the buffers cannot be read or the file not be written.
     pub fn finish(mut self, round: &Path, side: Side) -> Result<Collected> {
         self.halt()?;
-        let (pages, stats) = self.take()?;
-        self.write(&pages, stats, round, side)
-    }
-
-    fn take(&mut self) -> Result<(Vec<CpuPages>, Stats)> {
-        let buffers = match self.drain.take() {
-            Some(drain) => drain.finish()?,
-            None => {
-                let mut buffers = Buffers::open(&self.instance, self.layout)?;
-                buffers.read()?;
-                buffers
-            }
-        };
-        Ok((buffers.into_pages(), self.instance.stats()))
-    }
-
-    fn write(
-        mut self,
-        pages: &[CpuPages],
-        stats: Stats,
-        round: &Path,
-        side: Side,
-    ) -> Result<Collected> {
         let path = round.join(format!("{}.events", self.name));
+        let buffers = match self.drain.take() {
+            Some(drain) => Ok(drain.finish()?),
+            None => Buffers::open(&self.instance, self.layout).and_then(|mut buffers| {
+                buffers.read()?;
+                Ok(buffers)
+            }),
+        };
+        let (written, lost) = match buffers {
+            Ok(buffers) => self.write_pages(&buffers.into_pages(), &path)?,
+            Err(_) => self.write_text(&path)?,
+        };
+        Ok(Collected {
+            streams: vec![StreamInfo {
+                name: self.name.to_owned(),
+                clock: side.clock(self.clock),
+                events: written.events,
+                lost: Some(lost),
+            }],
+            problems: std::mem::take(&mut self.problems),
+        })
+    }
+
+    /// What is still in the buffers, as text.
+    fn write_text(&mut self, path: &Path) -> Result<(Written, u64)> {
+        let text = self.instance.text()?;
+        let found = text_events(&self.text, &self.plan, &self.functions, &text);
+        for reason in std::mem::take(&mut self.untold) {
+            self.problem(reason);
+        }
+        if found.damaged > 0 {
+            let count = found.damaged;
+            self.problem(format!("{count} lines of the kernel's trace make no sense"));
+        }
+        let lost = self.instance.stats().lost();
+        let what = Selection {
+            kept: self.kept.clone(),
+            dropped: lost,
+        };
+        let written = pages::write_sorted(&found.events, self.plan.width(), &what, path)?;
+        Ok((written, lost))
+    }
+
+    fn write_pages(&mut self, pages: &[CpuPages], path: &Path) -> Result<(Written, u64)> {
+        let stats = self.instance.stats();
         // Of what is overwritten the pages tell the place; of the rest only the number is known.
         let unplaced = match self.mode {
             Mode::Buffered { .. } => stats.lost(),
@@ -264,7 +309,7 @@ impl Recorder {
             kept: self.kept.clone(),
             dropped: unplaced,
         };
-        let written = pages::write(pages, &self.plan, &self.layout, &what, &path)?;
+        let written = pages::write(pages, &self.plan, &self.layout, &what, path)?;
         if written.damaged > 0 {
             let count = written.damaged;
             self.problem(format!("{count} pages of the kernel's trace were damaged"));
@@ -276,14 +321,6 @@ impl Recorder {
             ));
         }
         let lost = (stats.lost() + stats.entries).max(written.missed + unplaced);
-        Ok(Collected {
-            streams: vec![StreamInfo {
-                name: self.name.to_owned(),
-                clock: side.clock(self.clock),
-                events: written.events,
-                lost: Some(lost),
-            }],
-            problems: std::mem::take(&mut self.problems),
-        })
+        Ok((written, lost))
     }
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 pub const NAME: &str = "kvm";
 
 /// Events of every KVM since 5.10, with the fields that they are made of.
-const EVENTS: &[(&str, Kind, &[Source])] = {
+pub(super) const EVENTS: &[(&str, Kind, &[Source])] = {
     use Source::{Field, Optional};
     &[
         (

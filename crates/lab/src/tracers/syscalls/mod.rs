@@ -11,15 +11,15 @@ use crate::error::{Error, Result};
 /// The name of the file, and in a round's list.
 pub const NAME: &str = "syscalls";
 
-const ENTER: &[Source] = &[
+pub(super) const ENTER: &[Source] = &[
     Source::Field("id"),
     Source::Element("args", 0),
     Source::Element("args", 1),
     Source::Element("args", 2),
     Source::Element("args", 3),
 ];
-const EXIT: &[Source] = &[Source::Field("id"), Source::Field("ret")];
-const SWITCH: &[Source] = &[
+pub(super) const EXIT: &[Source] = &[Source::Field("id"), Source::Field("ret")];
+pub(super) const SWITCH: &[Source] = &[
     Source::Field("prev_pid"),
     Source::Field("prev_state"),
     Source::Field("next_pid"),

@@ -266,6 +266,15 @@ impl Instance {
         sum
     }
 
+    /// What the buffers hold, as text; it stays there.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn text(&self) -> Result<String> {
+        let path = self.path.join("trace");
+        get(&path).context(|| format!("cannot read {}", path.display()))
+    }
+
     /// Opens a CPU's buffer for reading whole pages, without waiting for them.
     ///
     /// # Errors

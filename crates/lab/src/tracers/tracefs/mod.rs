@@ -187,7 +187,8 @@ fn get(path: &Path) -> io::Result<String> {
         }
     }
     bytes.truncate(length);
-    String::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
+    // The names of commands are any bytes.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Writes into a control file without truncating it: for some, that means "clear".
