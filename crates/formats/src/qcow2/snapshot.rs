@@ -108,9 +108,10 @@ impl Snapshot {
         self.extra_u64(16).filter(|n| *n != u64::MAX)
     }
 
-    /// For people.
+    /// For people: ID and name, or the start of them.
     pub fn shown(&self) -> String {
-        format!("{} ({})", printable(&self.id), printable(&self.name))
+        let start = |text: &[u8]| printable(&text[..text.len().min(64)]);
+        format!("{} ({})", start(&self.id), start(&self.name))
     }
 }
 

@@ -32,7 +32,7 @@ use crate::qcow2::{
     Regions,
 };
 use crate::{Error, ImageFile, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// How often an L2 table is referred to, and what is known of it.
@@ -53,6 +53,10 @@ struct Pass<'a, 'b> {
     file_len: u64,
     repair: Repair,
     snapshots: Vec<Snapshot>,
+    /// Offsets of snapshots' L1 tables that have entries which cannot be right.
+    broken_l1: BTreeSet<u64>,
+    /// What the header refers to.
+    regions: Regions,
     bitmaps: Vec<Bitmap>,
     counts: Counters,
     /// L2 tables by their offsets.
@@ -128,12 +132,15 @@ impl<'a, 'b> Pass<'a, 'b> {
         // A compressed cluster may end in a cluster of which the file has nothing.
         let clusters = g.clusters_of(file_len) + 1;
         let total_clusters = g.clusters_of(header.size & !511);
+        let (regions, _) = Regions::of_header(&header, snapshot_table_bytes(&snapshots));
         Ok(Pass {
             file,
             g,
             file_len,
             repair,
             snapshots,
+            broken_l1: BTreeSet::new(),
+            regions,
             bitmaps,
             counts: Counters::new(clusters, options.max_memory)?,
             tables: BTreeMap::new(),
@@ -192,18 +199,6 @@ impl<'a, 'b> Pass<'a, 'b> {
         }
     }
 
-    /// Bytes of the snapshot table.
-    fn snapshot_table_bytes(&self) -> u64 {
-        let mut bytes = Vec::new();
-        let mut len = 0;
-        for snapshot in &self.snapshots {
-            bytes.clear();
-            snapshot.encode(&mut bytes);
-            len += bytes.len() as u64;
-        }
-        len
-    }
-
     /// Whether the file has these bytes, but for part of the last cluster.
     fn in_file(&self, offset: u64, len: u64) -> bool {
         let end = offset.checked_add(len);
@@ -227,6 +222,18 @@ impl<'a, 'b> Pass<'a, 'b> {
             }
         }
     }
+}
+
+/// Bytes of the snapshot table.
+fn snapshot_table_bytes(snapshots: &[Snapshot]) -> u64 {
+    let mut bytes = Vec::new();
+    let mut len = 0;
+    for snapshot in snapshots {
+        bytes.clear();
+        snapshot.encode(&mut bytes);
+        len += bytes.len() as u64;
+    }
+    len
 }
 
 /// Before the first write to an image: nothing that would be written may

@@ -1,8 +1,9 @@
 //! Repairing entries that cannot be right.
 
-use super::{Pass, Uses};
+use super::{Pass, Uses, snapshot_table_bytes};
 use crate::Result;
 use crate::qcow2::bitmap::TableEntry;
+use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{L1Entry, L2Entry, MAX_L1_BYTES};
 
 impl Pass<'_, '_> {
@@ -113,7 +114,10 @@ impl Pass<'_, '_> {
     /// the end of the file before the header refers to it.
     fn repair_snapshot_table(&mut self) -> Result<()> {
         let before = self.report.corruptions_fixed;
-        let (offset, len) = (self.header.snapshots_offset, self.snapshot_table_bytes());
+        let (offset, len) = (
+            self.header.snapshots_offset,
+            snapshot_table_bytes(&self.snapshots),
+        );
         if len > 0 && !self.in_file(offset, len) {
             self.repairing("snapshot table, which is beyond the end of the file");
         }
@@ -129,7 +133,7 @@ impl Pass<'_, '_> {
                     snapshot.extra.extend(number.to_be_bytes());
                 }
             }
-            if let Some(problem) = self.snapshot_problem(snapshot) {
+            if let Some(problem) = self.snapshot_loss(snapshot) {
                 self.repairing(&format!("snapshot {shown}: {problem}"));
                 (snapshot.l1_offset, snapshot.l1_entries) = (0, 0);
             }
@@ -158,6 +162,16 @@ impl Pass<'_, '_> {
         switch[4..].copy_from_slice(&at.to_be_bytes());
         self.write(&switch, 60)?;
         self.sync()
+    }
+
+    /// Why a snapshot's L1 table is given up.
+    fn snapshot_loss(&self, snapshot: &Snapshot) -> Option<&'static str> {
+        let (offset, entries) = (snapshot.l1_offset, snapshot.l1_entries);
+        let bytes = u64::from(entries) * L1Entry::SIZE;
+        self.snapshot_problem(snapshot).or_else(|| {
+            let stays_broken = self.broken_l1.contains(&offset) && !self.is_alone(offset, bytes, 1);
+            stays_broken.then_some("its L1 table is broken, and something else")
+        })
     }
 
     /// Bits that cannot be read are all set: "changed", to be on the safe side.

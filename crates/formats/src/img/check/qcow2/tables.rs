@@ -1,7 +1,7 @@
 //! Counting the references of L1 and L2 tables, snapshots and bitmaps.
 
-use super::Pass;
 use super::entries::Bounds;
+use super::{Pass, snapshot_table_bytes};
 use crate::Result;
 use crate::qcow2::bitmap::TableEntry;
 use crate::qcow2::snapshot::{LEAST_EXTRA_V3, Snapshot};
@@ -85,6 +85,9 @@ impl Pass<'_, '_> {
             for problem in &found.problems {
                 pass.corruption(problem);
             }
+            if !active && !found.problems.is_empty() {
+                pass.broken_l1.insert(offset);
+            }
             if let Some((table, len)) = found.refers_to {
                 pass.count(table, len, 1);
                 let uses = pass.tables.entry(table).or_default();
@@ -159,6 +162,8 @@ impl Pass<'_, '_> {
             Some("its L1 table is too large")
         } else if bytes > 0 && !self.in_file(snapshot.l1_offset, bytes) {
             Some("its L1 table is beyond the end of the file")
+        } else if self.regions.overlap(snapshot.l1_offset, bytes).is_some() {
+            Some("its L1 table overlaps other metadata")
         } else {
             None
         }
@@ -193,9 +198,12 @@ impl Pass<'_, '_> {
             room = left;
             self.count_l1(snapshot.l1_offset, snapshot.l1_entries, false)?;
         }
-        self.snapshots = snapshots;
-        let (offset, len) = (self.header.snapshots_offset, self.snapshot_table_bytes());
+        let (offset, len) = (
+            self.header.snapshots_offset,
+            snapshot_table_bytes(&snapshots),
+        );
         self.count_region("snapshot table", offset, len);
+        self.snapshots = snapshots;
         Ok(())
     }
 
