@@ -125,7 +125,9 @@ impl Watched<'_> {
             .map(|(start, total)| start + total);
         followed.extent = begin.zip(ends.max());
         followed.ways = ways;
-        followed.problems = merged.problems;
+        let lost = self.survey.lost.iter();
+        let lost = lost.map(|(name, count)| format!("{name}: {count} events were dropped"));
+        followed.problems = merged.problems.into_iter().chain(lost).collect();
         followed
     }
 

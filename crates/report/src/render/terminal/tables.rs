@@ -173,10 +173,15 @@ pub(super) fn thread(thread: &Thread) -> String {
         (Role::Pool, _) => "thread of the pool".to_owned(),
         (Role::Other, _) => "other thread".to_owned(),
     };
-    format!(
-        "{} ({role}, thread {} of process {})",
-        thread.name, thread.tid, thread.pid
-    )
+    // Of a thread that is not in the run's list, the number is all that is known.
+    let name = match thread.name.as_str() {
+        "" => format!("thread {}", thread.tid),
+        name => format!("{name}, thread {}", thread.tid),
+    };
+    match thread.pid {
+        0 => format!("{name} ({role})"),
+        pid => format!("{name} of process {pid} ({role})"),
+    }
 }
 
 /// The wiki's table, for each thread.
@@ -227,11 +232,11 @@ fn calls_of(calls: &[CallRow]) -> Table {
                 seconds(total as f64),
             ]);
         };
-        add(
-            format!("{}()", row.name.trim_end_matches("()")),
-            &row.time,
-            row.total,
-        );
+        let name = match row.name.contains('(') {
+            true => row.name.clone(), // ioctl(KVM_RUN)
+            false => format!("{}()", row.name),
+        };
+        add(name, &row.time, row.total);
         if row.post.count > 0 {
             add(
                 format!("{}_post", bare(&row.name)),
