@@ -33,18 +33,22 @@ pub(super) fn show(html: &mut Html, runs: &[Named]) {
     html.chart("compare-bars", 0);
     differences(html, runs);
     if runs.iter().any(|(_, run)| run.exact.is_some()) {
-        html.heading("", "means", "Layers, mean (\u{b5}s)");
+        html.heading("", ("means", "Means"), "Layers, mean (\u{b5}s)");
         layers(runs, "compare-mean", |time| Some(time.mean)).show(html);
-        html.heading("", "tails", "Layers, p99 (\u{b5}s)");
+        html.heading("", ("tails", "p99"), "Layers, p99 (\u{b5}s)");
         layers(runs, "compare-p99", |time| time.p99.map(|ns| ns as f64)).show(html);
-        html.heading("", "distributions", "Distributions of the total");
+        html.heading(
+            "",
+            ("distributions", "Distributions"),
+            "Distributions of the total",
+        );
         html.chart("compare-ecdf", 0);
     }
 }
 
 /// What must not be missed when a run's figures are read beside others.
 fn doubts(html: &mut Html, run: &Analysis) {
-    let mut doubt = |text| html.element("span", &[("class", "doubt")], text);
+    let mut doubt = |text| html.element("span", &[("class", "caution")], text);
     if run.environment.stretched {
         doubt("times are stretched: its host is itself emulated");
     }
@@ -66,7 +70,7 @@ fn differences(html: &mut Html, runs: &[Named]) {
             names.push(name);
         }
     }
-    let mut table = Table::new("compare-differences".to_owned(), &["What differs"]);
+    let mut table = Table::new("compare-differences".to_owned(), &[""]);
     for i in 0..runs.len() {
         table.add_column(letter(i));
     }
@@ -82,7 +86,7 @@ fn differences(html: &mut Html, runs: &[Named]) {
         }
     }
     if !table.is_empty() {
-        html.heading("", "differences", "What differs");
+        html.heading("", ("differences", "Differences"), "What differs");
         table.show(html);
     }
 }

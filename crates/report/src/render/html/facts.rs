@@ -15,11 +15,19 @@ const GOOD: f64 = 0.001;
 
 pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     if let Some(exact) = &run.exact {
-        html.heading(place.prefix, "truth", "How far it can be trusted");
+        html.heading(
+            place.prefix,
+            ("truth", "Trust"),
+            "How far it can be trusted",
+        );
         truth(place, exact).show(html);
     }
     rounds(html, place, run);
-    html.heading(place.prefix, "environment", "What was measured");
+    html.heading(
+        place.prefix,
+        ("environment", "Environment"),
+        "What was measured",
+    );
     environment(html, place, run);
 }
 
@@ -128,7 +136,7 @@ fn rounds(html: &mut Html, place: Place, run: &Analysis) {
     if run.rounds.is_empty() && run.overhead.is_empty() {
         return;
     }
-    html.heading(place.prefix, "rounds", "Rounds");
+    html.heading(place.prefix, ("rounds", "Rounds"), "Rounds");
     if !run.overhead.is_empty() {
         html.note(
             "What tracing cost a request: traced rounds against the untraced ones next to them.",

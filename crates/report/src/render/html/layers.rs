@@ -26,10 +26,10 @@ impl Place<'_> {
 }
 
 pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
-    html.heading(place.prefix, "where", "Where the time goes");
+    html.heading(place.prefix, ("where", "Where"), "Where the time goes");
     html.chart("bars", place.run);
     if let Some(exact) = &run.exact {
-        html.heading(place.prefix, "layers", "Layers");
+        html.heading(place.prefix, ("layers", "Layers"), "Layers");
         html.note(
             "Times in \u{b5}s, of every request followed through all layers; a request that does \
              not pass a layer counts as 0. A percentile is shown where ten requests lie beyond it.",
@@ -44,14 +44,18 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
 }
 
 fn curves(html: &mut Html, place: Place, exact: &Exact) {
-    html.heading(place.prefix, "distribution", "Distribution");
+    html.heading(
+        place.prefix,
+        ("distribution", "Distribution"),
+        "Distribution",
+    );
     html.chart("ecdf", place.run);
     if !exact.heat.cells.is_empty() {
-        html.heading(place.prefix, "time", "Over time");
+        html.heading(place.prefix, ("time", "Over time"), "Over time");
         html.chart("heat", place.run);
     }
     if !exact.slowest.is_empty() {
-        html.heading(place.prefix, "slowest", "The slowest requests");
+        html.heading(place.prefix, ("slowest", "Slowest"), "The slowest requests");
         html.chart("waterfall", place.run);
     }
 }
@@ -144,7 +148,7 @@ fn by_group(place: Place, exact: &Exact) -> Table {
 }
 
 fn wiki_tables(html: &mut Html, place: Place, wiki: &Wiki) {
-    html.heading(place.prefix, "wiki", "The KVM wiki\u{2019}s way");
+    html.heading(place.prefix, ("wiki", "Wiki"), "The KVM wiki\u{2019}s way");
     html.note(
         "The arithmetic of 2010, on the same data: the mean latency of each layer, and the \
          differences of successive ones.",

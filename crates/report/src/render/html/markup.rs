@@ -1,7 +1,7 @@
 //! HTML under way. Markup is text of this program (`&'static str`); whatever comes from a run can
 //! only get in escaped, so that no disk's or thread's name becomes part of the page's structure.
 
-use crate::render::text::clean;
+use crate::render::text::{clean, percent};
 
 /// A piece of a page.
 #[derive(Debug, Default)]
@@ -77,13 +77,14 @@ impl Html {
         self.raw("\n");
     }
 
-    /// A heading with a place to link to. Those without a prefix are in the page's navigation.
-    pub(super) fn heading(&mut self, prefix: &str, id: &'static str, text: &str) {
+    /// A heading with a place to link to: its id, and what the navigation calls it. With a prefix
+    /// it is one of several runs', and not in the navigation.
+    pub(super) fn heading(&mut self, prefix: &str, (id, short): (&str, &str), text: &str) {
         let id = format!("{prefix}{id}");
         self.element("h2", &[("id", &id)], text);
         self.raw("\n");
         if prefix.is_empty() {
-            self.headings.push((id, text.to_owned()));
+            self.headings.push((id, short.to_owned()));
         }
     }
 
@@ -118,7 +119,7 @@ pub(super) enum Cell {
     Number(String),
     /// Words with a colour of palette.css before them.
     Coloured(String, String),
-    /// A share of 1, with a bar.
+    /// A share of 1, with a bar in the row's colour; the greatest of a column has the longest.
     Share(f64),
     /// Names of events, calls, files.
     Code(String),
@@ -181,12 +182,34 @@ impl Table {
                 "" => html.raw("<tr>"),
                 class => html.open("tr", &[("class", class)]),
             }
-            for cell in &row.cells {
-                cell.show(html);
+            for (i, cell) in row.cells.iter().enumerate() {
+                match cell {
+                    Cell::Share(share) => self.share(html, row, i, *share),
+                    cell => cell.show(html),
+                }
             }
             html.raw("</tr>\n");
         }
         html.raw("</tbody></table></div>\n");
+    }
+
+    fn share(&self, html: &mut Html, row: &Row, column: usize, share: f64) {
+        let shares = self
+            .rows
+            .iter()
+            .filter_map(|row| match row.cells.get(column) {
+                Some(Cell::Share(share)) => Some(*share),
+                _ => None,
+            });
+        let most = shares.fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+        let mut style = format!("--share:{:.4}", (share / most).clamp(0.0, 1.0));
+        if let Some(Cell::Coloured(variable, _)) = row.cells.first() {
+            style.push_str(&format!(";--c:var({variable})"));
+        }
+        html.raw("<td class=\"number share\">");
+        html.element("i", &[("class", "bar"), ("style", &style)], "");
+        html.text(&percent(share));
+        html.close("td");
     }
 }
 
@@ -196,18 +219,12 @@ impl Cell {
             Cell::Text(text) => html.element("td", &[], text),
             Cell::Number(text) => html.element("td", &[("class", "number")], text),
             Cell::Coloured(variable, text) => {
-                html.raw("<td>");
+                html.raw("<td class=\"name\">");
                 html.swatch(variable);
                 html.text(text);
                 html.close("td");
             }
-            Cell::Share(share) => {
-                let style = format!("--share:{:.4}", share.clamp(0.0, 1.0));
-                html.raw("<td class=\"number share\">");
-                html.element("i", &[("class", "bar"), ("style", &style)], "");
-                html.text(&crate::render::text::percent(*share));
-                html.close("td");
-            }
+            Cell::Share(share) => html.element("td", &[("class", "number")], &percent(*share)),
             Cell::Code(text) => {
                 html.raw("<td>");
                 html.element("code", &[], text);

@@ -10,7 +10,7 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     let drawn = run.time_lines.iter().any(|line| !line.spans.is_empty());
     let called = run.calls.iter().any(|thread| !thread.calls.is_empty());
     if drawn || called {
-        html.heading(place.prefix, "threads", "Threads");
+        html.heading(place.prefix, ("threads", "Threads"), "Threads");
     }
     if drawn {
         html.chart("lines", place.run);
@@ -105,7 +105,7 @@ fn column(times: &[&Distribution], of: fn(&Distribution) -> Option<f64>) -> Vec<
 }
 
 fn locks(html: &mut Html, place: Place, locks: &[LockRow]) {
-    html.heading(place.prefix, "locks", "Waits for locks");
+    html.heading(place.prefix, ("locks", "Locks"), "Waits for locks");
     let headings = [
         "Lock",
         "Thread",
@@ -143,7 +143,7 @@ fn locks(html: &mut Html, place: Place, locks: &[LockRow]) {
 }
 
 fn steps(html: &mut Html, place: Place, steps: &[QemuStep]) {
-    html.heading(place.prefix, "qemu", "Steps within QEMU");
+    html.heading(place.prefix, ("qemu", "QEMU"), "Steps within QEMU");
     html.note("Each event\u{2019}s time since the one before, in \u{b5}s.");
     let headings = [
         "Event on the wiki",

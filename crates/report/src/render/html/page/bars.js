@@ -3,7 +3,7 @@
 
 // Entries of a legend: groups and their layers, of those that the bars have.
 function layerEntries(bars) {
-  const keys = new Set(bars.flatMap((bar) => bar.segments.map((segment) => segment.layer)));
+  const keys = new Set(bars.flatMap((bar) => bar.segments.filter(({ ns }) => ns !== 0).map(({ layer }) => layer)));
   return DATA.layers
     .filter((layer) => keys.has(layer.key))
     .map((layer) => ({ key: layer.key, name: layer.name, colour: layerColour(layer.key) }));
@@ -12,34 +12,43 @@ function layerEntries(bars) {
 // Bars in one scale, with an axis below. `share` makes all of them equally long.
 function barChart(parent, bars, hidden, share) {
   const box = add(parent, "div", share ? "bars share" : "bars");
-  const shown = (bar) => bar.segments.filter((s) => s.ns > 0 && !hidden.has(s.layer));
+  const shown = (bar) => bar.segments.filter((segment) => !hidden.has(segment.layer));
   function draw() {
     box.replaceChildren();
-    const sums = bars.map((bar) => shown(bar).reduce((sum, segment) => sum + segment.ns, 0));
-    const longest = Math.max(...sums, 1);
+    const lengths = bars.map((bar) => sumOf(positive(shown(bar))));
+    const longest = Math.max(...lengths, 1);
     bars.forEach((bar, i) => {
-      barRow(box, bar, shown(bar), sums[i], share ? sums[i] || 1 : longest, share);
+      barRow(box, bar, shown(bar), share ? lengths[i] || 1 : longest, share);
     });
     barAxis(box, longest, share);
   }
   draw();
+  redraws.push(draw);
   return draw;
 }
 
-function barRow(box, bar, segments, sum, scale, share) {
+const positive = (segments) => segments.filter((segment) => segment.ns > 0);
+const sumOf = (segments) => segments.reduce((sum, segment) => sum + segment.ns, 0);
+
+// What came out below zero has no length; its bar is longer than its figure, and says why.
+function barRow(box, bar, segments, scale, share) {
   const label = add(box, "div", "label", bar.label);
-  add(label, "small", "", bar.note);
+  const below = segments.filter((segment) => segment.ns < 0).map((segment) => segment.name);
+  add(label, "small", "", below.length > 0 ? `${bar.note}; below zero: ${below.join(", ")}` : bar.note);
   const track = add(box, "div", "track");
-  for (const segment of segments) {
+  for (const segment of positive(segments)) {
     const part = add(track, "div", "segment");
     part.dataset.key = segment.layer || segment.group || "";
     const width = (segment.ns / scale) * 100;
     part.style.width = `${width.toFixed(4)}%`;
     part.style.background = segmentColour(segment);
-    if (width > 4) add(part, "span", "", percent(segment.ns / bar.total, 0));
+    if (width > 4 && bar.segments.length > 1) {
+      part.style.color = inkOn(segmentColour(segment));
+      add(part, "span", "", percent(segment.ns / bar.total, 0));
+    }
     tooltipOf(part, (tip) => segmentTip(tip, bar, segment));
   }
-  const told = add(box, "div", "sum", duration(sum));
+  const told = add(box, "div", "sum", duration(sumOf(segments)));
   if (!share && bar.against) add(told, "small", "", bar.against);
 }
 

@@ -161,6 +161,14 @@ function colour(variable) {
   return getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
 }
 
+// Black or white, whichever can be read on a colour, `var(--name)`.
+function inkOn(paint) {
+  const [red, green, blue] = hexParts(colour(paint.slice(4, -1)));
+  return 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#000000d0" : "#ffffff";
+}
+
+const hexParts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+
 const redraws = [];
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const redraw of redraws) redraw();

@@ -80,7 +80,7 @@ function ecdfOptions(curves, hidden, nines, range, count) {
     legend: { show: false },
     cursor: { points: { show: false }, y: false },
     scales: { x: { time: false, distr: 3, range: (u, min, max) => zoomed(u, min, max, range) }, y: upright },
-    axes: [axis({ values: timeTicks }), axis({ size: 64, values: (u, values) => values.map(share) })],
+    axes: [logAxis({}), axis({ size: 64, values: (u, values) => values.map(share) })],
     series: [{}].concat(curves.map((curve) => ({
       label: curve.name,
       show: !hidden.has(curve.key),

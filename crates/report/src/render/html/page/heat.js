@@ -18,8 +18,6 @@ function heatPaint(most) {
   };
 }
 
-const hexParts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-
 function heatKey(parent, most) {
   const key = add(parent, "div", "heat-key");
   add(key, "span", "", "1 request");
@@ -44,7 +42,7 @@ function runHeat(parent, run) {
         x: { time: false, range: (u, min, max) => (min === null ? [begin, end] : [min, max]) },
         y: { distr: 3, range: (u, min, max) => (min === null ? [least, greatest] : [min, max]) },
       },
-      axes: [axis({ values: timeTicks }), axis({ size: 72, values: timeTicks })],
+      axes: [axis({ values: timeTicks }), logAxis({ size: 72 })],
       series: [{}, { paths: () => null, points: { show: false } }],
       hooks: { draw: [(plot) => drawHeat(plot, heat, heatPaint(most))] },
     },

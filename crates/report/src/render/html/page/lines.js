@@ -4,7 +4,7 @@
 const KINDS = [
   ["user", "user space", (name) => name === "user"],
   ["guest", "in the guest", (name) => /KVM_RUN/.test(name)],
-  ["io", "I/O", (name) => /^(io_uring|io_submit|io_getevents|io_pgetevents|p?readv?|p?writev?|pread|pwrite|read64|write64|fsync|fdatasync|fallocate|lseek)/.test(name) && !/^(read|write)$/.test(name)],
+  ["io", "I/O, and waiting for it", (name) => /^(io_uring|io_submit|io_getevents|io_pgetevents|p?readv?|p?writev?|pread|pwrite|read64|write64|fsync|fdatasync|fallocate|lseek)/.test(name) && !/^(read|write)$/.test(name)],
   ["notify", "read(), write(): kicks, interrupts, wake-ups", (name) => /^(read|write)$/.test(name) || /KVM_(SIGNAL_MSI|IRQ_LINE)/.test(name)],
   ["wait", "waiting: poll, futex, sleep", (name) => /(poll|epoll|select|futex|nanosleep|sigtimedwait)/.test(name)],
   ["lost", "unknown: events are missing", (name) => name === "unknown" || name === "?"],

@@ -26,9 +26,23 @@ function plotIn(parent, height, options) {
 }
 
 function axis(options) {
-  const grid = { stroke: colour("--line"), width: 1 };
-  return { stroke: colour("--muted"), font: FONT, labelFont: FONT, grid, ticks: { ...grid, size: 5 }, ...options };
+  const grid = { stroke: colour("--grid"), width: 1 };
+  return { size: 32, stroke: colour("--muted"), font: FONT, labelFont: FONT, grid, ticks: { ...grid, size: 5 }, ...options };
 }
+
+// Where a log axis has marks: at 1, 2 and 5 of each power of ten, at powers alone where those would
+// be too many, at even steps within less than a decade.
+function logSplits(plot, i, min, max) {
+  if (max / min < 8) return steps(max, 6).filter((at) => at >= min);
+  const parts = max / min < 2e4 ? [1, 2, 5] : [1];
+  const out = [];
+  for (let power = 10 ** Math.floor(Math.log10(min)); power <= max; power *= 10) {
+    out.push(...parts.map((part) => part * power).filter((at) => at >= min && at <= max));
+  }
+  return out;
+}
+
+const logAxis = (options) => axis({ values: timeTicks, splits: logSplits, filter: (plot, splits) => splits, ...options });
 
 const timeTicks = (plot, values) => values.map((ns) => (ns === null ? "" : tick(ns)));
 
