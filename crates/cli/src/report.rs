@@ -76,11 +76,8 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.html {
         write(path, render::html::render(&runs).as_bytes())?;
     }
-    if let (Some(dir), [one]) = (&args.csv, runs.as_slice()) {
-        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-        for file in render::csv::render(&one.1) {
-            write(&dir.join(file.name), file.text.as_bytes())?;
-        }
+    if let (Some(path), [(_, run)]) = (&args.csv, runs.as_slice()) {
+        write_csv(path, run)?;
     }
     if args.json {
         print(&render::json::render(&analyses(&runs)))
@@ -127,6 +124,20 @@ fn print_text(runs: &[(String, Analysis)]) -> anyhow::Result<()> {
         [(_, one)] => print(&terminal::report(one, style)),
         several => print(&terminal::compare(several, style)),
     }
+}
+
+/// All tables as files of a directory, or the layers as the one file that is named.
+fn write_csv(path: &Path, run: &Analysis) -> anyhow::Result<()> {
+    let files = render::csv::render(run);
+    if path.extension().is_some_and(|extension| extension == "csv") {
+        let layers = files.iter().find(|file| file.name == "layers.csv");
+        let layers = layers.context("the run has no exact breakdown: no layers to write")?;
+        return write(path, layers.text.as_bytes());
+    }
+    fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+    files
+        .iter()
+        .try_for_each(|file| write(&path.join(file.name), file.text.as_bytes()))
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -1,0 +1,177 @@
+//! `fathom report` as users run it, on a run of a server that was watched from the host alone.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use fathom_run::{
+    Clock, Clocks, Disk, Environment, Event, Kind, Pair, Round, Run, RunKind, StreamInfo,
+    StreamWriter, VERSION,
+};
+use support::{refused, run, stdout_of};
+
+/// Requests of the run.
+const REQUESTS: u64 = 40;
+
+/// Writes a run: each request spends 1 us in each stage of Fathom's, 100 us in the device.
+fn make_run(dir: &Path) {
+    fs::create_dir_all(dir.join("requests-1")).unwrap();
+    let path = dir.join("requests-1/fathom.events");
+    let mut writer = StreamWriter::create(&path, 9, Vec::new()).unwrap();
+    for i in 0..REQUESTS {
+        let start = 1_000_000_000 + i * 1_000_000;
+        let stamps = [1_000, 2_000, 3_000, 103_000, 104_000, 105_000].map(|ns| start + ns);
+        let rest = Event::pack_fathom_rest(0, 0, 0);
+        let args = [stamps.as_slice(), &[i * 4096, 4096, rest]].concat();
+        let event = Event::new(start, Kind::FathomRequest, 0, 0, &args);
+        writer.push(&event).unwrap();
+    }
+    let events = writer.finish().unwrap();
+    let pair = |ns| Pair {
+        tsc: ns * 2,
+        monotonic_ns: ns,
+    };
+    let run = Run {
+        version: VERSION,
+        kind: RunKind::Host,
+        title: "a run for tests".into(),
+        created: 1_790_000_000,
+        scenario: None,
+        environment: Environment::default(),
+        disks: vec![Disk {
+            name: "disk0".into(),
+            under_test: true,
+            ..Disk::default()
+        }],
+        threads: Vec::new(),
+        rounds: vec![Round {
+            name: "requests-1".into(),
+            traced: vec!["fathom".into()],
+            clocks: Clocks {
+                host: vec![pair(900_000_000), pair(2_000_000_000)],
+                ..Clocks::default()
+            },
+            streams: vec![StreamInfo {
+                name: "fathom".into(),
+                clock: Clock::HostMonotonic,
+                events,
+                lost: Some(0),
+            }],
+            ..Round::default()
+        }],
+        problems: Vec::new(),
+    };
+    run.save(dir).unwrap();
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_run_is_printed_the_same_every_time_and_everywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let (here, there) = (
+        dir.path().join("here/a.run"),
+        dir.path().join("there/a.run"),
+    );
+    make_run(&here);
+    make_run(&there);
+    let both = |options: &[&str]| {
+        let print = |run: &Path| stdout_of(&[&["report", text(run)], options].concat());
+        let (first, second) = (print(&here), print(&there));
+        assert_eq!(first, second, "{options:?}");
+        assert_eq!(first, print(&here), "{options:?}");
+        first
+    };
+    let table = both(&[]);
+    assert!(table.contains("a run for tests"), "{table}");
+    assert!(table.contains("joined       40 of 40 requests"), "{table}");
+    assert!(!table.contains('\x1b'), "no colours into a pipe: {table}");
+    let json: serde_json::Value = serde_json::from_str(&both(&["--json"])).unwrap();
+    assert_eq!(json["exact"]["total"]["count"], REQUESTS);
+    // From the wake-up to the used ring; the interrupt was not watched.
+    assert_eq!(json["exact"]["total"]["mean"], 104_000.0);
+    for name in ["a.pftrace", "b.pftrace"] {
+        let file = dir.path().join(name);
+        stdout_of(&["report", text(&here), "--perfetto", text(&file)]);
+    }
+    let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
+    assert!(read("a.pftrace") == read("b.pftrace"));
+    assert!(!read("a.pftrace").is_empty());
+}
+
+#[test]
+fn several_runs_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = ["a.run", "b.run"].map(|name| dir.path().join(name));
+    runs.iter().for_each(|run| make_run(run));
+    let table = stdout_of(&["report", text(&runs[0]), text(&runs[1])]);
+    for words in ["A            a.run", "B            b.run", "B - A"] {
+        assert!(table.contains(words), "no {words} in {table}");
+    }
+}
+
+#[test]
+fn tables_become_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("a.run");
+    make_run(&run);
+    let (tables, layers) = (dir.path().join("tables"), dir.path().join("only.csv"));
+    stdout_of(&["report", text(&run), "--csv", text(&tables)]);
+    stdout_of(&["report", text(&run), "--csv", text(&layers)]);
+    let written = fs::read_to_string(tables.join("layers.csv")).unwrap();
+    assert_eq!(fs::read_to_string(layers).unwrap(), written);
+    assert!(written.contains("host_io,"), "{written}");
+    assert!(tables.join("requests.csv").exists());
+}
+
+#[test]
+fn what_cannot_be_reported_is_told_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("a.run");
+    make_run(&run);
+    let path = text(&run);
+    refused(1, &["report", "/nonexistent"], &["no run directory"]);
+    refused(
+        1,
+        &["report", text(dir.path())],
+        &["no run directory", "run.json"],
+    );
+    refused(
+        1,
+        &["report", path, path, "--csv", "x"],
+        &["--csv", "one run"],
+    );
+    refused(
+        1,
+        &["report", path, path, "--perfetto", "x"],
+        &["--perfetto", "one run"],
+    );
+    let nowhere = "/nonexistent/file";
+    refused(
+        1,
+        &["report", path, "--perfetto", nowhere],
+        &["cannot write", nowhere],
+    );
+    fs::write(run.join("run.json"), "{\"version\": 99}").unwrap();
+    refused(
+        1,
+        &["report", path],
+        &["run.json", "version 99", "this fathom reads 1 to"],
+    );
+    fs::write(run.join("run.json"), "{\"version\": 1, \"kind\":").unwrap();
+    refused(1, &["report", path], &["run.json", "damaged"]);
+}
+
+#[test]
+fn a_file_of_events_that_is_missing_is_a_problem_and_no_end() {
+    let dir = tempfile::tempdir().unwrap();
+    make_run(dir.path());
+    fs::remove_file(dir.path().join("requests-1/fathom.events")).unwrap();
+    let output = run(&["report", text(dir.path())]);
+    assert!(output.status.success());
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("What to know"), "{table}");
+}
