@@ -74,6 +74,9 @@ impl Map {
     }
 }
 
+/// Images of each kind that are broken at random.
+const RANDOM_ROUNDS: usize = 60;
+
 type Break = fn(&mut Map) -> bool;
 
 /// What happens to qcow2 images. False where it does not apply.
@@ -436,4 +439,79 @@ fn broken_qed_images_are_judged_as_qemu_does_and_repaired() {
         let read = |name: &str| std::fs::read(dir.join(name)).unwrap();
         assert!(read("ours") == read("theirs"), "{what}");
     }
+}
+
+/// One to three numbers somewhere in the metadata, replaced by others that
+/// could be offsets.
+fn random_changes(map: &mut Map, random: &mut impl FnMut() -> u64) {
+    let cluster = map.g.cluster_size();
+    let clusters = map.bytes.len() as u64 / cluster;
+    let tables = [
+        (map.header.l1_offset, u64::from(map.header.l1_entries) * 8),
+        (map.l2(), cluster),
+        (map.header.refcount_table_offset, 64),
+        (map.refcount_block(), (clusters * 2).min(cluster)),
+        (map.header.snapshots_offset, 48),
+        (40, 32),
+    ];
+    for _ in 0..1 + random() % 3 {
+        let (table, len) = tables[(random() % tables.len() as u64) as usize];
+        let at = table + random() % (len / 8) * 8;
+        let place = random() % (clusters + 2) * cluster;
+        let value = match random() % 8 {
+            0 => 0,
+            1 => random(),
+            2 => 1 << (random() % 64),
+            3 => map.word(at) ^ 1 << (random() % 64),
+            4 => place + 512,
+            5 => place,
+            _ => place | 1 << 63,
+        };
+        map.put(at, value);
+    }
+}
+
+#[test]
+fn randomly_broken_qcow2_images_are_judged_as_qemu_does_and_repaired() {
+    let mut state = 0x5eed_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let (mut wrong, mut repaired) = (Vec::new(), 0);
+    for options in ["cluster_size=512", "cluster_size=16k,extended_l2=on"] {
+        let dir = dir();
+        let dir = dir.path();
+        create_file(dir, "i", "qcow2", &pairs(options), 2 << 20);
+        let writes = ["write -P 1 0 70k", "write -P 2 600k 20k"];
+        qemu_io(dir, "i", "qcow2", &writes);
+        qemu_img(dir, &["snapshot", "-c", "s", "i"]);
+        qemu_io(dir, "i", "qcow2", &["write -P 3 0 10k"]);
+        let sound = std::fs::read(dir.join("i")).unwrap();
+        for round in 0..RANDOM_ROUNDS {
+            let mut map = Map::of(&sound);
+            random_changes(&mut map, &mut random);
+            let path = dir.join("broken");
+            std::fs::write(&path, &map.bytes).unwrap();
+            let theirs = verdict(qemu_check(dir, "broken", "qcow2").0);
+            let seen = ours(&path, Repair::Nothing);
+            if !seen.starts_with(theirs) && theirs != "not checked" {
+                wrong.push(format!("{options} {round}: {seen}, QEMU says {theirs}"));
+            }
+            let after = ours(&path, Repair::All);
+            if after == "clean" {
+                repaired += 1;
+                let theirs = verdict(qemu_check(dir, "broken", "qcow2").0);
+                if theirs != "clean" {
+                    wrong.push(format!("{options} {round}: repaired, QEMU says {theirs}"));
+                }
+            } else if !after.contains("cannot be repaired") && !seen.starts_with("not checked") {
+                wrong.push(format!("{options} {round}: {after} after the repair"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(repaired > RANDOM_ROUNDS, "only {repaired} were repaired");
 }

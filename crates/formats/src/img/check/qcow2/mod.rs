@@ -87,7 +87,8 @@ pub(super) fn pass(file: &dyn ImageFile, options: &Options, lines: &mut Lines) -
         }
     }
     pass.compare_refcounts()?;
-    if pass.rebuild && pass.repair == Repair::All {
+    // What a broken table refers to looks free.
+    if pass.rebuild && pass.repair == Repair::All && !pass.broken_structure {
         pass.rebuild_refcounts()?;
         return Ok(pass.report);
     }
@@ -108,16 +109,19 @@ impl<'a, 'b> Pass<'a, 'b> {
     ) -> Result<Pass<'a, 'b>> {
         let repair = options.repair;
         let first = qcow2_first_cluster(file)?;
-        let mut header = match repair {
-            Repair::All => Header::parse_for_repair(&first)?,
-            _ => Header::parse(&first)?,
-        };
+        let mut header = Header::parse_for_repair(&first)?;
         header.refuse_encryption()?;
         if repair != Repair::Nothing {
             prepare(file, &mut header)?;
         }
         let g = header.geometry();
         let file_len = file.len().map_err(Error::io("its size cannot be read"))?;
+        if repair != Repair::Nothing && header.l1_entries > 0 && header.l1_offset >= file_len {
+            // Everything would be free space.
+            return Err(Error::invalid(
+                "its L1 table is beyond the end of the file: that cannot be repaired",
+            ));
+        }
         let snapshots = read_snapshots(file, &header)?;
         let bitmaps = match read_bitmaps(file, &header) {
             // Bitmaps that cannot even be listed are given up.

@@ -36,9 +36,12 @@ impl Pass<'_, '_> {
                 }
                 Ok(Some(block)) => {
                     pass.count(block, pass.g.cluster_size(), 1);
-                    if let Some(slot) = pass.blocks.get_mut(index as usize) {
-                        *slot = block;
+                    let index = index as usize;
+                    if index >= pass.blocks.len() {
+                        // As many as the file really has in its table.
+                        pass.blocks.resize(index + 1, 0);
                     }
+                    pass.blocks[index] = block;
                 }
             }
             Ok(())
@@ -130,14 +133,10 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// Leaks may be what a broken table refers to. Whoever only asked for
-    /// leaks to be repaired does not lose that.
+    /// Leaks may be what a table refers to that is broken, and was not
+    /// repaired: that is not lost, too.
     fn may_free(&self) -> bool {
-        match self.repair {
-            Repair::Nothing => false,
-            Repair::Leaks => !self.broken_structure,
-            Repair::All => true,
-        }
+        self.repair != Repair::Nothing && !self.broken_structure
     }
 
     /// The cluster's space can be given back once its refcount is durable.

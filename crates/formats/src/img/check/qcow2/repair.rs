@@ -4,7 +4,7 @@ use super::{Pass, Uses, snapshot_table_bytes};
 use crate::Result;
 use crate::qcow2::bitmap::TableEntry;
 use crate::qcow2::snapshot::Snapshot;
-use crate::qcow2::{L1Entry, L2Entry, MAX_L1_BYTES};
+use crate::qcow2::{L1Entry, L2Entry};
 
 impl Pass<'_, '_> {
     /// Repairs what counting found wrong. What was counted is void when
@@ -20,18 +20,16 @@ impl Pass<'_, '_> {
         self.repair_bitmaps()
     }
 
-    /// An L1 table that the file ends before, or in, reads as zeroes there:
-    /// makes that so in the file.
+    /// An L1 table that the file ends in reads as zeroes there: makes that so
+    /// in the file.
     fn extend_l1(&mut self) -> Result<()> {
         let bytes = u64::from(self.header.l1_entries) * L1Entry::SIZE;
-        let end = self.header.l1_offset.saturating_add(bytes);
-        let most = self.file_len.saturating_mul(2).saturating_add(MAX_L1_BYTES);
-        if self.in_file(self.header.l1_offset, bytes) || end > most {
+        if self.in_file(self.header.l1_offset, bytes) {
             return Ok(());
         }
-        self.repairing("L1 table, which is beyond the end of the file: it is extended");
+        self.repairing("L1 table, which the file ends in: it is extended");
         self.file
-            .set_len(end)
+            .set_len(self.header.l1_offset + bytes)
             .map_err(crate::Error::io("cannot be extended"))
     }
 
