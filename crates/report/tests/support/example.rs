@@ -12,6 +12,7 @@ use fathom_run::{
 /// Requests of [`analysis`].
 pub const REQUESTS: i64 = 2000;
 /// A name that would end a script, move a cursor, and split a line of a table.
+#[allow(dead_code, reason = "not every test needs it")]
 pub const HOSTILE: &str = "vd</script><img src=x onerror=alert(1)>\x1b[2J,\"a\"\nb";
 
 /// Layers, and what the `i`th request spends in each: every 100th waits for the device.

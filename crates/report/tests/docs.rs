@@ -1,0 +1,142 @@
+//! The documents say everything that is in the files.
+
+#[path = "support/example.rs"]
+mod example;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use fathom_report::analysis::Layer;
+use fathom_report::render::json;
+use fathom_run::{
+    BlockDevice, Clocks, Disk, Extent, GuestOffset, Kind, Machine, Pair, Role, Round, Run,
+    Scenario, StreamInfo, Thread, VERSION,
+};
+use serde_json::Value;
+
+fn document(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::fs::read_to_string(root.join("docs").join(name)).unwrap()
+}
+
+fn keys(value: &Value, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                found.insert(key.clone());
+                keys(value, found);
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| keys(value, found)),
+        _ => {}
+    }
+}
+
+fn assert_has_keys(text: &str, value: &Value) {
+    let mut found = BTreeSet::new();
+    keys(value, &mut found);
+    for key in found {
+        assert!(
+            text.contains(&format!("`{key}`")),
+            "`{key}` is not documented"
+        );
+    }
+}
+
+#[test]
+fn every_field_of_the_json_report_is_documented() {
+    let whole = serde_json::from_str(&json::render(&[&example::analysis()])).unwrap();
+    let text = document("report.md") + &document("run-directory.md");
+    assert_has_keys(&text, &whole);
+}
+
+#[test]
+fn every_layer_is_documented_as_it_is() {
+    let text = document("report.md");
+    let name = |value: Value| value.as_str().unwrap().to_owned();
+    for &layer in Layer::ALL {
+        let row = format!("| `{}` |", name(serde_json::to_value(layer).unwrap()));
+        let line = text.lines().find(|line| line.starts_with(&row));
+        let line = line.unwrap_or_else(|| panic!("no row {row}"));
+        let (_, group) = layer.describe();
+        let group = name(serde_json::to_value(group).unwrap());
+        assert!(line.ends_with(&format!("`{group}` |")), "{line}");
+        if let Some((from, to)) = layer.span() {
+            let words = |point| name(serde_json::to_value(point).unwrap()).replace('_', " ");
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            assert!(cells[2].contains(&words(from)), "{line}");
+            assert!(cells[3].contains(&words(to)), "{line}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_event_is_documented_with_its_arguments() {
+    let text = document("run-directory.md");
+    for kind in Kind::ALL {
+        let args: Vec<String> = kind.args().iter().map(|arg| format!("`{arg}`")).collect();
+        let row = format!("| `{}` | {} |", kind.name(), args.join(" "));
+        assert!(text.contains(&row), "no row {row}");
+    }
+}
+
+#[test]
+fn every_field_of_a_run_is_documented() {
+    let example = example::analysis();
+    let pair = Pair {
+        tsc: 1,
+        monotonic_ns: 1,
+    };
+    let run = Run {
+        version: VERSION,
+        kind: example.kind,
+        title: example.title,
+        created: example.created,
+        scenario: Some(Scenario::default()),
+        environment: fathom_run::Environment {
+            guest: Some(Machine::default()),
+            ..Default::default()
+        },
+        disks: vec![Disk {
+            host: Some(BlockDevice::default()),
+            extents: vec![Extent {
+                offset: 0,
+                physical: 0,
+                length: 0,
+            }],
+            ..Disk::default()
+        }],
+        threads: vec![Thread {
+            pid: 1,
+            tid: 1,
+            name: String::new(),
+            role: Role::Io,
+            vcpu: None,
+        }],
+        rounds: vec![Round {
+            benchmark: Some(Default::default()),
+            clocks: Clocks {
+                host: vec![pair],
+                guest: vec![pair],
+                guest_offset: Some(GuestOffset {
+                    before: 0,
+                    after: 0,
+                    ratio: None,
+                    frac_bits: 0,
+                }),
+                ..Clocks::default()
+            },
+            streams: vec![StreamInfo {
+                name: String::new(),
+                clock: fathom_run::Clock::HostTsc,
+                events: 0,
+                lost: None,
+            }],
+            ..Round::default()
+        }],
+        problems: Vec::new(),
+    };
+    let text = document("run-directory.md");
+    assert_has_keys(&text, &serde_json::to_value(run).unwrap());
+    assert!(text.contains(&format!("now {VERSION}")));
+}
