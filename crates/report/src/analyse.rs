@@ -1,5 +1,6 @@
 //! From a run directory to everything that is said about it.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use fathom_run::{Clock, Kind, Round, Run, RunKind};
@@ -94,6 +95,7 @@ impl<'a> Work<'a> {
         let time = self.time_base(round, survey);
         self.describe_clocks(round, &time);
         let mut merged = Merged::open(self.dir, round, &time, |_| true);
+        let window = self.common_window(survey, &time);
         let mut means = Means::new(self.run);
         let base = self.requests;
         let sums = &mut self.sums;
@@ -104,6 +106,9 @@ impl<'a> Work<'a> {
             })
         });
         while let Some(seen) = merged.next() {
+            if !window.contains(&seen.at) {
+                continue;
+            }
             means.event(&seen, |ticks| time.ns(seen.clock, ticks));
             if let Some(joiner) = &mut joiner {
                 joiner.event(&seen);
@@ -118,6 +123,26 @@ impl<'a> Work<'a> {
         if let Some(counts) = counts {
             self.note_join(survey, &time, counts);
         }
+    }
+
+    /// In a run that was joined of two, what both sides watched: their recordings began and ended
+    /// at different times.
+    fn common_window(&self, survey: &Survey, time: &TimeBase) -> RangeInclusive<i64> {
+        let mut window = i64::MIN..=i64::MAX;
+        if self.run.kind != RunKind::Joined {
+            return window;
+        }
+        for side in [Side::Guest, Side::Host] {
+            let ends = survey.ends.iter().filter(|end| Side::of(end.0) == side);
+            let ends = ends.filter_map(|&(clock, first, last)| {
+                Some((time.ns(clock, first)?, time.ns(clock, last)?))
+            });
+            let union = ends.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+            if let Some((first, last)) = union {
+                window = first.max(*window.start())..=last.min(*window.end());
+            }
+        }
+        window
     }
 
     fn time_base(&mut self, round: &Round, survey: &Survey) -> TimeBase {

@@ -24,6 +24,8 @@ const SYSCALLS: &str = "syscalls";
 const FUTEX: &str = "futex";
 const QEMU: &str = "qemu";
 const SYMBOLS: &str = "symbols";
+/// How QEMU's events of mutexes begin.
+const MUTEX_EVENTS: &str = "qemu_mutex";
 
 /// All that is said of threads.
 #[derive(Debug, Default)]
@@ -62,6 +64,8 @@ struct Work<'a> {
     mutexes: Locks,
     /// Of the first round with QEMU's events: another's strings have other numbers.
     steps: Option<Steps>,
+    /// The strings of the first round with events of QEMU's mutexes. Tracing those is so costly
+    /// that they have a round of their own.
     strings: Vec<String>,
     /// By process and address.
     symbols: HashMap<(u32, u64), String>,
@@ -142,20 +146,31 @@ impl Work<'_> {
     }
 
     fn qemu(&mut self, round: &Round, info: &StreamInfo, time: &TimeBase) {
-        if self.steps.is_some() {
-            return;
-        }
         let Some(strings) = self.strings_of(round, info) else {
             return;
         };
-        let mut steps = Steps::new(&strings);
+        let is_mutex = |name: &String| name.starts_with(MUTEX_EVENTS);
+        let has_mutexes = self.strings.is_empty() && strings.iter().any(is_mutex);
+        let has_steps = self.steps.is_none() && strings.iter().any(|name| !is_mutex(name));
+        if !has_mutexes && !has_steps {
+            return;
+        }
+        let mut steps = has_steps.then(|| Steps::new(&strings));
         let mut mutexes = std::mem::take(&mut self.mutexes);
         let names = MutexNames::of(&strings);
         self.read(round, info, time, &mut |time, event| {
-            steps.add(time, event);
-            mutexes.add_qemu(time, event, names);
+            if let Some(steps) = &mut steps {
+                steps.add(time, event);
+            }
+            if has_mutexes {
+                mutexes.add_qemu(time, event, names);
+            }
         });
-        (self.steps, self.mutexes, self.strings) = (Some(steps), mutexes, strings);
+        self.mutexes = mutexes;
+        self.steps = steps.or(self.steps.take());
+        if has_mutexes {
+            self.strings = strings;
+        }
     }
 
     fn symbols(&mut self, round: &Round, info: &StreamInfo) {

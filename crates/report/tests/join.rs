@@ -3,6 +3,7 @@
 mod support;
 
 use fathom_report::analysis::{Exact, HostClass, Layer};
+use fathom_run::RunKind;
 use support::sim::Plan;
 use support::{Simulated, Watches, difference, joined};
 
@@ -159,4 +160,31 @@ fn a_scaled_tsc() {
     };
     let simulated = Simulated::new(Plan::new(4, 8, 1500), watches);
     assert_true(&simulated, 2);
+}
+
+/// The two sides of a run that was joined of two were not recorded from the same instant on, nor to
+/// the same: what only one side saw is no request that could not be followed.
+#[test]
+fn recordings_of_different_length() {
+    let mut simulated = Simulated::new(Plan::new(7, 1, 2000), Watches::default());
+    simulated.run.kind = RunKind::Joined;
+    let kvm = simulated.file("kvm");
+    let quarter = kvm.len() / 4;
+    let recorded = kvm[quarter].time..=kvm[3 * quarter].time;
+    for name in ["kvm", "block", "fathom"] {
+        let events = simulated.file(name);
+        events.retain(|event| recorded.contains(&event.time));
+    }
+    simulated.rewrite();
+    let exact = simulated.analyse().exact.expect("a breakdown");
+    let truth = &exact.truth;
+    assert!((900..1100).contains(&truth.joined), "{truth:?}");
+    // Those at the two edges.
+    assert!(truth.unmatched <= 2 && truth.incomplete <= 2, "{truth:?}");
+    let wrong = joined(&exact).into_iter().filter(|joined| {
+        let same = |truth: &&support::sim::Truth| truth.points[0].1 == joined.start;
+        let truth = simulated.truths.iter().find(same);
+        truth.is_none_or(|truth| difference(joined, truth, 0).is_some())
+    });
+    assert!(wrong.count() <= 2);
 }
