@@ -26,6 +26,7 @@ xz-utils
 zstd
 build-essential
 python3
+python3-venv
 '
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10

@@ -15,8 +15,11 @@ pub const REQUESTS: i64 = 2000;
 #[allow(dead_code, reason = "not every test needs it")]
 pub const HOSTILE: &str = "vd</script><img src=x onerror=alert(1)>\x1b[2J,\"a\"\nb";
 
+/// A layer, and what a request spends in it.
+type Timed = (Layer, fn(i64) -> i64);
+
 /// Layers, and what the `i`th request spends in each: every 100th waits for the device.
-const LAYERS: [(Layer, fn(i64) -> i64); 11] = [
+const LAYERS: [Timed; 11] = [
     (Layer::GuestSubmit, |i| 2_000 + i % 7 * 100),
     (Layer::GuestBatch, |i| 300 + i % 3 * 10),
     (Layer::KickExit, |_| 450),
@@ -54,7 +57,7 @@ fn rows() -> Vec<LayerRow> {
         numbers.iter().map(|&i| of(i)).sum::<i64>() as f64 / numbers.len() as f64
     };
     let (all, slow) = (mean_of(&total, false), mean_of(&total, true));
-    let row = |&(layer, of): &(Layer, fn(i64) -> i64)| {
+    let row = |&(layer, of): &Timed| {
         let (name, group) = layer.describe();
         let tail = mean_of(&of, true);
         LayerRow {
