@@ -27,6 +27,7 @@ zstd
 build-essential
 python3
 python3-venv
+chromium
 '
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
@@ -272,7 +273,7 @@ check_rust() {
 
 absent_programs() {
 	for program in qemu-system-x86_64 qemu-img qemu-io qemu-storage-daemon busybox mke2fs e2fsck \
-		mkfs.fat mcopy fio strace setpriv cc python3; do
+		mkfs.fat mcopy fio strace setpriv cc python3 chromium; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done
 }
