@@ -164,3 +164,31 @@ fn damage_still_makes_a_trace() {
     let said = shown["instants"][0]["said"].to_string();
     assert!(said.contains("end in the middle of one"), "{said}");
 }
+
+#[test]
+fn a_window_shows_the_beginning_of_the_round() {
+    let simulated = Simulated::new(Plan::new(12, 4, 300), Watches::default());
+    let window = 2_000_000;
+    let limits = Limits {
+        window_ns: Some(window),
+        ..Limits::default()
+    };
+    let shown = read(&render(simulated.dir.path(), &limits).unwrap());
+    let requests = slices(&shown).iter().filter(|slice| is_request(slice));
+    let mut starts: Vec<i64> = requests.map(|r| r["start"].as_i64().unwrap()).collect();
+    let all: Vec<i64> = simulated
+        .truths
+        .iter()
+        .map(|truth| truth.points[0].1)
+        .collect();
+    let first = *all.iter().min().unwrap();
+    let mut wanted: Vec<i64> = all.into_iter().filter(|at| *at <= first + window).collect();
+    (starts.sort_unstable(), wanted.sort_unstable());
+    assert!(wanted.len() < 300, "the window must cut something off");
+    assert_eq!(starts, wanted);
+    let title = shown["instants"][0]["name"].as_str().unwrap();
+    assert!(title.contains(&format!(
+        "the first {} of 300 requests, none from later",
+        wanted.len()
+    )));
+}

@@ -98,7 +98,10 @@ fn bounds(shown: u64, all: u64, limits: &Limits) -> String {
         return format!("all of {}", plural(all, "request"));
     }
     let window = match limits.window_ns {
-        Some(ns) => format!(" that began within {} s", ns as f64 / 1e9),
+        Some(ns) => format!(
+            ", none from later than {} s into its round",
+            ns as f64 / 1e9
+        ),
         None => String::new(),
     };
     format!("the first {shown} of {}{window}", plural(all, "request"))
