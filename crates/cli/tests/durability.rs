@@ -1,0 +1,77 @@
+//! Whether what has to be durable reaches the kernel as such: strace(1) is
+//! the witness. The pool of threads makes system calls that it can see.
+
+mod support;
+
+use std::process::Command;
+use support::{Served, as_arg, disk_dir, fathom, short_dir, stdout_of};
+
+/// Serve a file, write to it by `load`, end; the writes and flushes that the
+/// kernel saw, in order.
+fn calls(cache: &str, load: &[&str]) -> Vec<String> {
+    let (dir, reports) = (disk_dir(), short_dir());
+    let image = dir.path().join("disk.img");
+    std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+    let report = as_arg(&reports.path().join("report"));
+    let program = fathom();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qq", "-e", "trace=pwritev2,pwrite64,fdatasync,fsync"]);
+    strace.args(["-e", "signal=none", "-y", "-s", "0", "-o", &report]);
+    strace.arg(program.get_program());
+    strace.env_remove("FATHOM_LOG").env_remove("NOTIFY_SOCKET");
+    let args = ["--aio", "threads", "--cache", cache, "--poll", "off"];
+    let mut served = Served::start_by(strace, &as_arg(&image), &args);
+    served.load(40, &[&["--rw", "write", "--bs", "4k"], load].concat());
+    stdout_of(&["quit", &served.control()]);
+    assert_eq!(served.end().0, Some(0), "{}", served.log());
+    let report = std::fs::read_to_string(&report).unwrap();
+    // A call that another thread's interrupts has a second line.
+    let begun = |line: &&str| line.contains("disk.img") && !line.contains("resumed>");
+    report.lines().filter(begun).map(str::to_owned).collect()
+}
+
+fn is_sync(call: &str) -> bool {
+    call.contains("sync(")
+}
+
+fn is_dsync(call: &str) -> bool {
+    call.contains("RWF_DSYNC")
+}
+
+#[test]
+fn each_flush_is_an_fdatasync_and_the_end_is_one() {
+    for cache in ["none", "writeback"] {
+        let calls = calls(cache, &["--fsync", "10"]);
+        let text = calls.join("\n");
+        assert!(!calls.iter().any(|call| is_dsync(call)), "{text}");
+        // Ten writes, a flush, and so on to 40 requests; the last is the end's.
+        let written: Vec<usize> = calls
+            .split(|call| is_sync(call))
+            .map(<[String]>::len)
+            .collect();
+        assert_eq!(written, [10, 10, 10, 7, 0], "{cache}:\n{text}");
+    }
+}
+
+#[test]
+fn what_nobody_flushed_is_durable_when_the_last_ring_has_stopped() {
+    for cache in ["none", "writeback"] {
+        let calls = calls(cache, &[]);
+        let text = calls.join("\n");
+        assert_eq!(
+            calls.iter().filter(|call| !is_sync(call)).count(),
+            40,
+            "{text}"
+        );
+        assert!(calls.last().is_some_and(|call| is_sync(call)), "{text}");
+    }
+}
+
+#[test]
+fn every_write_is_durable_by_itself_without_a_cache() {
+    let calls = calls("writethrough", &[]);
+    let (writes, syncs): (Vec<_>, Vec<_>) = calls.iter().partition(|call| !is_sync(call));
+    assert_eq!(writes.len(), 40);
+    assert!(writes.iter().all(|call| is_dsync(call)), "{writes:?}");
+    assert!(syncs.len() <= 2, "{syncs:?}");
+}
