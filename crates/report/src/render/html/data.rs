@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::Named;
 use super::compare::letter;
 use super::words::{group_key, layer_key, plural, point_name, thread_short};
+use super::{Named, header};
 use crate::analysis::{
     Analysis, Distribution, Exact, Group, HeatMap, Joined, Layer, LayerRow, TimeLine, Wiki,
 };
@@ -177,7 +177,12 @@ fn bars(run: &Analysis) -> Bars {
     let exact = run.exact.as_ref().filter(|exact| exact.total.count > 0);
     let mean = |exact: &Exact| {
         let note = format!("{} followed", plural(exact.total.count, "request"));
-        exact_bar(exact, "Guest, traced", &note, |row| Some(row.time.mean))
+        let label = if header::saw_guest(exact) {
+            "Guest, traced"
+        } else {
+            "From the host alone"
+        };
+        exact_bar(exact, label, &note, |row| Some(row.time.mean))
     };
     let tail = |exact: &Exact| {
         let told = exact.layers.iter().any(|row| row.tail_mean.is_some());
@@ -245,7 +250,7 @@ fn wiki_bar(wiki: &Wiki) -> Option<Bar> {
     });
     let segments: Vec<Segment> = segments.collect();
     let note = "means subtracted";
-    (!segments.is_empty()).then(|| bar("Guest, the wiki's way", note, segments))
+    (!segments.is_empty()).then(|| bar("The wiki's way", note, segments))
 }
 
 /// The group of a row of the wiki's table. Rows that could not be told from each other are one,

@@ -42,7 +42,11 @@ fn sorted(mut sums: Vec<(Group, f64)>) -> Vec<(Group, f64)> {
 fn sentence(html: &mut Html, exact: &Exact) {
     let total = exact.total.mean;
     let shares = sorted(groups(exact, |row| row.time.mean));
-    html.raw("<p class=\"lead\">A request takes ");
+    html.raw(if saw_guest(exact) {
+        "<p class=\"lead\">A request takes "
+    } else {
+        "<p class=\"lead\">As the host sees it, a request takes "
+    });
     html.element("strong", &[], &duration(total));
     html.raw(" on average: ");
     let told = shares.iter().filter(|(_, ns)| *ns >= total / 100.0);
@@ -60,6 +64,11 @@ fn sentence(html: &mut Html, exact: &Exact) {
     html.raw(".");
     tail(html, exact);
     html.raw("</p>\n");
+}
+
+/// Whether the guest was watched, or the host alone.
+pub(super) fn saw_guest(exact: &Exact) -> bool {
+    exact.layers.iter().any(|row| row.group == Group::Guest)
 }
 
 /// Which layer dominates the slowest requests.
@@ -213,7 +222,7 @@ fn tile(html: &mut Html, name: &str, value: &str, note: &str) {
     html.raw("</dd></div>\n");
 }
 
-/// A legend of the groups, for the tables.
+/// A group in tables.
 pub(super) fn group_name(group: Group) -> &'static str {
     names::group(group)
 }

@@ -241,8 +241,10 @@ pub(super) fn numbers(column: Vec<String>) -> Vec<Cell> {
 
 /// Turns columns of equal height into rows.
 pub(super) fn rows(columns: Vec<Vec<Cell>>) -> Vec<Vec<Cell>> {
+    let height = columns.iter().map(Vec::len).min().unwrap_or(0);
     let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
-    std::iter::from_fn(|| columns.iter_mut().map(Iterator::next).collect()).collect()
+    let row = |_| columns.iter_mut().filter_map(Iterator::next).collect();
+    (0..height).map(row).collect()
 }
 
 /// JSON that can stand in a `<script>` element: its text can neither end the element nor begin a

@@ -61,6 +61,9 @@ pub fn render(runs: &[(String, Analysis)]) -> String {
     navigation(&mut html, &body);
     html.raw("<main>\n");
     html.append(body);
+    html.raw(
+        "<noscript><p class=\"note\">The charts need scripts; the tables do not.</p></noscript>\n",
+    );
     html.raw("</main>\n<footer>Made by fathom. Times are of the host\u{2019}s clock.</footer>\n");
     let mut page = html.finish();
     scripts(&mut page, runs);

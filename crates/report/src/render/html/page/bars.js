@@ -16,7 +16,7 @@ function barChart(parent, bars, hidden, share) {
   function draw() {
     box.replaceChildren();
     const lengths = bars.map((bar) => sumOf(positive(shown(bar))));
-    const longest = Math.max(...lengths, 1);
+    const longest = most(lengths);
     bars.forEach((bar, i) => {
       barRow(box, bar, shown(bar), share ? lengths[i] || 1 : longest, share);
     });

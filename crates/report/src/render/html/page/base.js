@@ -33,6 +33,9 @@ function size(bytes) {
   return `${bytes} B`;
 }
 
+// The greatest, and at least 1: charts divide by it.
+const most = (values) => values.reduce((a, b) => Math.max(a, b), 1);
+
 // Steps of 1, 2 or 5 that divide `max` into about `count` parts.
 function steps(max, count) {
   const rough = max / count;

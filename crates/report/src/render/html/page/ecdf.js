@@ -35,18 +35,18 @@ function shareBelow([xs, ys], ns) {
 
 // Where the axis begins: most of the time is far above the shortest.
 function leastShown(curves) {
-  const most = Math.max(...curves.map((curve) => curve.time.max));
+  const longest = most(curves.map((curve) => curve.time.max));
   const positive = curves.flatMap((curve) => curve.time.buckets.map(([end]) => end).filter((end) => end > 0));
-  const least = Math.min(...positive, most);
-  return Math.max(least * 0.8, most / 1e6, 1);
+  const least = positive.reduce((a, b) => Math.min(a, b), longest);
+  return Math.max(least * 0.8, longest / 1e6, 1);
 }
 
 // `curves` are {key, name, colour, width, time, start: shown at first}.
 function ecdf(parent, curves) {
   const least = leastShown(curves);
-  const most = Math.max(...curves.map((curve) => curve.time.max)) * 1.1;
+  const greatest = most(curves.map((curve) => curve.time.max)) * 1.1;
   const points = curves.map((curve) => curvePoints(curve.time, least));
-  const count = Math.max(...curves.map((curve) => curve.time.count));
+  const count = most(curves.map((curve) => curve.time.count));
   const hidden = new Set(curves.filter((curve) => !curve.start).map((curve) => curve.key));
   let nines = false;
 
@@ -58,7 +58,7 @@ function ecdf(parent, curves) {
   legend(bar, curves, hidden, () => chart.redraw());
 
   const chart = plotIn(parent, 360, () => ({
-    opts: ecdfOptions(curves, hidden, nines, [least, most], count),
+    opts: ecdfOptions(curves, hidden, nines, [least, greatest], count),
     data: uPlot.join(points.map(([xs, ys]) => [xs, ys.map((y) => (nines ? Math.max(1 - y, 0.5 / count) : y))])),
   }));
   add(parent, "p", "note", "Share of requests that took at most so long. Drag to zoom, double-click to zoom out.");
@@ -80,7 +80,7 @@ function ecdfOptions(curves, hidden, nines, range, count) {
     legend: { show: false },
     cursor: { points: { show: false }, y: false },
     scales: { x: { time: false, distr: 3, range: (u, min, max) => zoomed(u, min, max, range) }, y: upright },
-    axes: [logAxis({}), axis({ size: 64, values: (u, values) => values.map(share) })],
+    axes: [logAxis({}), axis({ size: 64, values: (u, values) => values.map(share), ...(nines ? nineSplits(count) : {}) })],
     series: [{}].concat(curves.map((curve) => ({
       label: curve.name,
       show: !hidden.has(curve.key),
@@ -92,11 +92,17 @@ function ecdfOptions(curves, hidden, nines, range, count) {
   };
 }
 
+// 0, 50, 90, 99, 99.9% and so on, as shares above.
+function nineSplits(count) {
+  const splits = [1, 0.5];
+  for (let above = 0.1; above >= 0.5 / count; above /= 10) splits.push(above);
+  return { splits: () => splits, filter: (u, all) => all };
+}
+
 // The whole range where nobody zoomed.
-function zoomed(plot, min, max, [least, most]) {
+function zoomed(plot, min, max, whole) {
   const data = plot.data[0];
-  const whole = min === data[0] && max === data[data.length - 1];
-  return whole ? [least, most] : [min, max];
+  return min === data[0] && max === data[data.length - 1] ? whole : [min, max];
 }
 
 const FIRST_SHOWN = 5;

@@ -27,13 +27,13 @@ function heatKey(parent, most) {
 
 function runHeat(parent, run) {
   const heat = run.heat;
-  const most = Math.max(...heat.cells.map(([, , count]) => count));
+  const fullest = most(heat.cells.map(([, , count]) => count));
   const begin = heat.start[0];
   const end = heat.start[heat.start.length - 1] + heat.column_ns;
   const least = Math.max(heat.latency[0], 1);
   const greatest = rowEnd(heat.latency, heat.latency.length - 1);
   const cells = new Map(heat.cells.map(([column, row, count]) => [`${column} ${row}`, count]));
-  heatKey(parent, most);
+  heatKey(parent, fullest);
   const chart = plotIn(parent, 320, () => ({
     opts: {
       legend: { show: false },
@@ -44,7 +44,7 @@ function runHeat(parent, run) {
       },
       axes: [axis({ values: timeTicks }), logAxis({ size: 72 })],
       series: [{}, { paths: () => null, points: { show: false } }],
-      hooks: { draw: [(plot) => drawHeat(plot, heat, heatPaint(most))] },
+      hooks: { draw: [(plot) => drawHeat(plot, heat, heatPaint(fullest))] },
     },
     data: [[begin, end], [least, greatest]],
   }));

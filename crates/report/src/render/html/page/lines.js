@@ -18,7 +18,8 @@ const MOST_LABEL = 22;
 function runLines(parent, run) {
   const { what, threads } = run.lines;
   const kinds = what.map(kindOf);
-  const end = Math.max(...threads.map(({ spans }) => spans[spans.length - 1]).map(([start, length]) => start + length));
+  const ends = threads.map(({ spans }) => spans[spans.length - 1]).map(([start, length]) => start + length);
+  const end = most(ends);
   const hidden = new Set();
   const entries = KINDS.filter(([key]) => kinds.includes(key))
     .map(([key, name]) => ({ key, name, colour: `var(--k-${key})` }));

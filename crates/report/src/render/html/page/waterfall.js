@@ -3,8 +3,8 @@
 const ROWS_AT_FIRST = 16;
 
 function runWaterfall(parent, run) {
-  const longest = Math.max(...run.slowest.map((request) => request.total), 1);
-  const keys = new Set(run.slowest.flatMap((request) => request.layers.map(([key]) => key)));
+  const longest = most(run.slowest.map((request) => request.total));
+  const keys = new Set(run.slowest.flatMap((request) => request.layers.filter(([, ns]) => ns !== 0).map(([key]) => key)));
   const entries = DATA.layers
     .filter((layer) => keys.has(layer.key))
     .map((layer) => ({ key: layer.key, name: layer.name, colour: layerColour(layer.key) }));
