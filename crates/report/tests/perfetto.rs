@@ -79,9 +79,9 @@ fn sums(analysis: &Analysis) -> BTreeMap<String, i64> {
         .collect()
 }
 
-#[test]
-fn all_time_of_every_layer_is_in_the_trace() {
-    let simulated = Simulated::new(Plan::new(7, 32, 600), Watches::default());
+/// The trace shows what the tables say, to the nanosecond: both follow the same requests by the same
+/// clocks.
+fn assert_as_the_tables(simulated: &Simulated) -> Value {
     let analysis = simulated.analyse();
     let shown = read(&render(simulated.dir.path(), &Limits::default()).unwrap());
     let requests: Vec<&Value> = slices(&shown).iter().filter(|s| is_request(s)).collect();
@@ -94,7 +94,44 @@ fn all_time_of_every_layer_is_in_the_trace() {
         let drawn: i64 = of_layer.map(time).sum();
         assert_eq!(drawn, sum, "{name}");
     }
+    shown
+}
+
+#[test]
+fn all_time_of_every_layer_is_in_the_trace() {
+    let simulated = Simulated::new(Plan::new(7, 32, 600), Watches::default());
+    let shown = assert_as_the_tables(&simulated);
     assert!(shown["instants"][0]["name"] == "all of 600 requests");
+}
+
+#[test]
+fn clocks_that_causality_relates_are_those_of_the_tables() {
+    let watches = Watches {
+        told: false,
+        ..Watches::default()
+    };
+    let shown = assert_as_the_tables(&Simulated::new(Plan::new(13, 1, 500), watches));
+    assert_eq!(shown["flows"].as_object().unwrap().len(), 500);
+}
+
+#[test]
+fn of_two_recordings_what_both_saw_is_shown() {
+    let mut simulated = Simulated::new(Plan::new(14, 1, 400), Watches::default());
+    simulated.run.kind = fathom_run::RunKind::Joined;
+    let events = simulated.file("kvm");
+    events.drain(..events.len() / 3);
+    simulated.run.rounds[0]
+        .streams
+        .iter_mut()
+        .for_each(|info| info.events = 0);
+    let begin = simulated.file("kvm")[0].time;
+    for name in ["block", "fathom"] {
+        simulated.file(name).retain(|event| event.time >= begin);
+    }
+    simulated.rewrite();
+    let shown = assert_as_the_tables(&simulated);
+    let requests = slices(&shown).iter().filter(|slice| is_request(slice));
+    assert!(requests.count() < 300);
 }
 
 #[test]
