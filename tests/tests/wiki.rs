@@ -255,6 +255,23 @@ fn a_way_without_ioeventfd_is_seen_as_such(bench: &mut Bench) {
     assert!(done.count("requests-1", "kvm", Kind::KvmUserspaceExit) >= REQUESTS);
 }
 
+/// Legacy virtio: the doorbell is an I/O port, and the report names it.
+fn a_way_by_an_io_port_is_followed_and_named(bench: &mut Bench) {
+    let done = bench.run(|options| {
+        options.server = Server::Qemu;
+        options.transport = Transport::Legacy;
+        options.pairs_only = true;
+    });
+    done.is_sound(0);
+    done.has_layers(&[Layer::KickExit, Layer::HostDevice, Layer::GuestReturn]);
+    assert!(done.count("requests-1", "kvm", Kind::KvmPio) >= REQUESTS);
+    let problems = &done.analysis.problems;
+    assert!(
+        problems.iter().any(|line| line.contains("I/O port")),
+        "{problems:?}"
+    );
+}
+
 /// What cannot work ends in one line that says why, and the host is as before.
 fn failures_are_told(bench: &mut Bench) {
     let full = bench.refused(|options| options.size = Some(64 << 30));
@@ -280,6 +297,7 @@ fn every_layer_of_every_request_on_a_real_kvm() {
     storage_daemon_is_followed_around_its_inside(&mut bench);
     batches_are_told_from_single_requests(&mut bench);
     a_way_without_ioeventfd_is_seen_as_such(&mut bench);
+    a_way_by_an_io_port_is_followed_and_named(&mut bench);
     truth::delays_are_found_where_they_were_put(&mut bench);
     failures_are_told(&mut bench);
 }

@@ -14,7 +14,7 @@ fn every_command_tells_all_its_options() {
         (
             "serve",
             "DISK --vhost-user --format --readonly --aio --cache --queues --iothreads --cpus \
-             --poll --serial --trace --control --force-share --no-discard --json --log",
+             --register-memory --poll --serial --trace --control --force-share --no-discard --json --log",
         ),
         ("stats", "PID|SOCKET --json --watch"),
         ("info", "PID|SOCKET --json"),
@@ -23,6 +23,10 @@ fn every_command_tells_all_its_options() {
         ("trace", "FILE --json --follow --pid --on --off"),
         ("bench", "--vhost-user --rw --bs --iodepth"),
         ("lab", "run"),
+        ("breakdown", "--pid --seconds --disk --qmp --join --output"),
+        ("guest", "record"),
+        ("report", "RUN --html --json --csv --perfetto"),
+        ("img", "create info check"),
     ] {
         let help = stdout_of(&[command, "--help"]);
         for option in options.split_whitespace() {

@@ -23,7 +23,7 @@ pub const DISK: &str = include_str!("guest/disk.sh");
 /// When busybox, a module or a program is missing.
 pub fn build(kernel: &Kernel, machine: &Machine) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
-    for dir in ["bin", "dev", "etc", "modules", "root"] {
+    for dir in ["bin", "dev", "etc", "modules", "sysroot"] {
         archive.dir(dir);
     }
     archive.char_device("dev/console", 5, 1);

@@ -15,6 +15,9 @@ use crate::overhead::overheads;
 use crate::threads::threads;
 use crate::wiki::{Means, Table};
 
+/// The highest I/O port of a PC: no memory-mapped doorbell lies so low.
+const LAST_PORT: u64 = 0xffff;
+
 /// What an analysis is asked for.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -221,6 +224,10 @@ impl<'a> Work<'a> {
                 "the disk's doorbells are not known: its kicks cannot be told from other devices', \
                  and are left out",
             );
+        }
+        let is_port = |disk: &fathom_run::Disk| disk.doorbells.iter().any(|&at| at <= LAST_PORT);
+        if disk.is_some_and(is_port) {
+            self.say("the disk's doorbell is an I/O port (legacy virtio): its kicks are kvm_pio");
         }
         if !survey.doorbells() && self.run.kind != RunKind::Guest {
             self.say(

@@ -18,6 +18,10 @@ const BLOCK: [u64; 2] = [0x1001, 0x1042];
 /// 4 bytes apart, or a page apart with page-per-vq=on.
 const MODERN_BAR: u64 = 4;
 const DOORBELLS: u64 = 0x3000;
+/// A device without a modern BAR is reached by I/O ports: all its queues have one doorbell, to
+/// which the queue's number is written (virtio 1.x, 4.1.4.10, "Legacy Interfaces").
+const LEGACY_BAR: u64 = 0;
+const LEGACY_DOORBELL: u64 = 16;
 /// The table of MSI-X messages is at the start of this one.
 const MSIX_BAR: u64 = 1;
 const MSIX_ENTRY: u64 = 16;
@@ -89,13 +93,17 @@ fn describe(qmp: &mut Qmp, device: &Value, found: &mut Found) -> Result<()> {
     } else {
         4
     };
-    if let Some(bar) = bar(device, MODERN_BAR) {
+    if let Some(bar) = bar(device, MODERN_BAR, "memory") {
         found.disk.doorbells = (0..queues)
             .map(|n| bar + DOORBELLS + n * distance)
             .collect();
+    } else if let Some(port) = bar(device, LEGACY_BAR, "io") {
+        found.disk.doorbells = (0..queues).map(|_| port + LEGACY_DOORBELL).collect();
+    }
+    if !found.disk.doorbells.is_empty() {
         found.disk.identified_by.get_or_insert("qmp".into());
     }
-    if let Some(bar) = bar(device, MSIX_BAR) {
+    if let Some(bar) = bar(device, MSIX_BAR, "memory") {
         for queue in 0..queues {
             // The first message is for changes of the configuration.
             let entry = bar + (1 + queue) * MSIX_ENTRY;
@@ -110,12 +118,13 @@ fn describe(qmp: &mut Qmp, device: &Value, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// The guest-physical address of a BAR in memory, if the guest has set one.
-fn bar(device: &Value, number: u64) -> Option<u64> {
+/// The guest-physical address, or the port, of a BAR, if it is of this sort and the guest has set
+/// it.
+fn bar(device: &Value, number: u64, sort: &str) -> Option<u64> {
     let regions = device["regions"].as_array()?;
     let region = regions.iter().find(|region| region["bar"] == number)?;
     let address = region["address"].as_i64()?;
-    let is_set = region["type"] == "memory" && address > 0;
+    let is_set = region["type"] == sort && address > 0;
     is_set.then_some(address as u64)
 }
 
@@ -161,7 +170,8 @@ mod tests {
             .map(|one| one["qdev_id"].as_str().unwrap())
             .collect();
         assert_eq!(names, ["a", "behind"]);
-        assert_eq!(bar(&found[0], MSIX_BAR), Some(4_273_737_728));
-        assert_eq!(bar(&found[0], MODERN_BAR), None);
+        assert_eq!(bar(&found[0], MSIX_BAR, "memory"), Some(4_273_737_728));
+        assert_eq!(bar(&found[0], MSIX_BAR, "io"), None);
+        assert_eq!(bar(&found[0], MODERN_BAR, "memory"), None);
     }
 }

@@ -14,11 +14,11 @@ while read -r module; do
 done </modules/order
 
 if [ -n "$lab_root" ]; then
-	mount -t ext4 -o ro "$(disk "$lab_root")" /root || echo "FATHOM-LAB cannot mount the root disk"
+	mount -t ext4 -o ro "$(disk "$lab_root")" /sysroot || echo "FATHOM-LAB cannot mount the root disk"
 	for dir in proc sys dev; do
-		mount -o move "/$dir" "/root/$dir"
+		mount -o move "/$dir" "/sysroot/$dir"
 	done
-	exec switch_root /root /sbin/init
+	exec switch_root /sysroot /sbin/init
 fi
 
 if [ -n "$lab_tools" ]; then
