@@ -407,7 +407,11 @@ fn a_guest_survives_what_happens_to_its_images() {
         output.status != 0,
         "reading past the end of the file must fail: {output:?}"
     );
-    wait_log(&mut servers[1], "truncated.img", "ends at 8388608 bytes, the disk at 16777216");
+    wait_log(
+        &mut servers[1],
+        "truncated.img",
+        "ends at 8388608 bytes, the disk at 16777216",
+    );
     guest.check(&read(&device, 4), STEP).unwrap();
 
     // Removed under way: the open file is still the disk.
