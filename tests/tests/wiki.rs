@@ -33,7 +33,7 @@ struct Done {
     analysis: Analysis,
 }
 
-const REQUESTS: u64 = 300;
+const REQUESTS: u64 = 200;
 const SOON: Duration = Duration::from_secs(120);
 
 impl Bench {

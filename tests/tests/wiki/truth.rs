@@ -14,7 +14,7 @@ use crate::{Bench, Done};
 
 /// Long enough for what the delay does besides (a vCPU that goes idle), and for what other
 /// programs do to an emulated host, to be small against it.
-const DELAY: Duration = Duration::from_millis(250);
+const DELAY: Duration = Duration::from_millis(150);
 /// Half of them are delayed.
 const REQUESTS: u64 = 40;
 /// A machine that does much else meanwhile can hold up half of the requests in one layer; it does
