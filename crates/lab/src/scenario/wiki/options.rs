@@ -205,7 +205,7 @@ impl Options {
         if self.queues > 1 && self.transport == Transport::Legacy {
             return bad("a legacy disk has one queue here: --queues 1");
         }
-        self.workload("/dev/null").check()
+        self.workload("the guest's disk").check()
     }
 
     /// The benchmark on a file or device.

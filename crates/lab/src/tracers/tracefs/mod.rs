@@ -146,9 +146,9 @@ fn refused(error: &io::Error) -> Error {
         "root is not allowed to trace here: a container needs CAP_SYS_ADMIN and a writable \
          /sys/kernel/tracing"
     };
-    Error::Missing {
-        what: format!("the kernel's tracefs ({error})"),
-        hint,
+    Error::Unusable {
+        path: PLACE.into(),
+        reason: format!("{error}: {hint}"),
     }
 }
 
