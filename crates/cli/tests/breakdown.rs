@@ -119,7 +119,7 @@ fn both_sides_of_a_guest_are_recorded_and_put_together() {
     let script = format!(
         "fathom guest record --device {name} --seconds 60 --output /tmp/guest.run >/tmp/said 2>&1 &
         record=$!
-        until grep -q recording /tmp/said; do sleep 0.1; done
+        until grep -qs recording /tmp/said; do sleep 0.1; done
         dd if={device} of=/dev/null bs={BLOCK} count={READS} iflag=direct 2>/dev/null
         dd if={other_name} of=/dev/null bs={BLOCK} count=20 iflag=direct 2>/dev/null
         dd if=/dev/zero of={device} bs={BLOCK} seek=7 count=1 oflag=direct 2>/dev/null
