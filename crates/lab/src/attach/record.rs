@@ -11,7 +11,7 @@ use super::{Qemu, TscOffset, guest_offset, tsc_offset};
 use crate::environment;
 use crate::error::{Context, Error, Result};
 use crate::tracers::ftrace::Mode;
-use crate::tracers::{self, Collector, Tracefs, block, fathom, kvm, syscalls};
+use crate::tracers::{self, Collector, Tracefs, block, fathom, kvm, symbols, syscalls};
 
 /// What to record.
 #[derive(Clone, Debug)]
@@ -183,8 +183,17 @@ impl<'a> Window<'a> {
             collector.keep(before.0, until);
         }
         let traced = collectors.iter().map(|one| one.name().to_owned()).collect();
-        let collected = tracers::stop_all(collectors, &folder);
-        problems.extend(collected.problems);
+        let mut collected = tracers::stop_all(collectors, &folder);
+        problems.append(&mut collected.problems);
+        if self.name == SYSCALLS {
+            match symbols::collect(&folder, &[syscalls::NAME], &self.qemu.threads) {
+                Ok(named) => {
+                    collected.streams.extend(named.streams);
+                    problems.extend(named.problems);
+                }
+                Err(error) => problems.push(error.to_string()),
+            }
+        }
         Ok(Some(Round {
             name: self.name.to_owned(),
             traced,

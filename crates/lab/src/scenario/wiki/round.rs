@@ -14,7 +14,7 @@ use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::tracers::ftrace::Mode;
 use crate::tracers::qemu::{self, collector};
-use crate::tracers::{self, Collected, Collector, Tracefs, block, fathom, kvm, syscalls};
+use crate::tracers::{self, Collected, Collector, Tracefs, block, fathom, kvm, symbols, syscalls};
 use crate::workload::Limit;
 
 /// What is watched.
@@ -99,6 +99,11 @@ pub(super) fn in_guest(
         });
     }
     bed.look_at_threads();
+    if plan.watch == Watch::Syscalls {
+        // While their processes run: names come from what those have mapped.
+        let threads = &bed.attached.threads;
+        outcome.add(symbols::collect(&folder, &[syscalls::NAME], threads)?);
+    }
     if plan.watch == Watch::Requests {
         tell_eventfds(bed, &outcome.round, dir)?;
     }
