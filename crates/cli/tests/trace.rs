@@ -155,9 +155,9 @@ fn an_injected_delay_is_found_in_its_stage() {
         ("storage", "device"),
         ("notify", "notify"),
     ] {
-        let inject = format!("{place}=20ms");
+        let inject = format!("{place}=100ms");
         let mut served = Served::start("null:1G", &["--inject", &inject, "--json"]);
-        served.load(60, &["--rw", "randread", "--iodepth", "1"]);
+        served.load(20, &["--rw", "randread", "--iodepth", "1"]);
         let (status, out) = served.terminate();
         assert_eq!(status, Some(0), "{}", served.log());
         let json: Value = serde_json::from_str(&out).unwrap();
@@ -165,9 +165,9 @@ fn an_injected_delay_is_found_in_its_stage() {
         assert_eq!(injected["place"], place);
         // The front-end need not ask for every notification.
         let count = injected["count"].as_u64().unwrap();
-        assert!((28..=30).contains(&count), "{out}");
+        assert!((8..=10).contains(&count), "{out}");
         let median = injected["p50_ns"].as_f64().unwrap();
-        assert!(median >= 20e6, "{out}");
+        assert!(median >= 100e6, "{out}");
         for row in json["operations"][0]["stages"].as_array().unwrap() {
             let mean = row["mean_ns"].as_f64().unwrap();
             if row["stage"] == stage || row["stage"] == "total" {
