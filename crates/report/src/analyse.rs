@@ -1,18 +1,18 @@
 //! From a run directory to everything that is said about it.
 
-use std::ops::RangeInclusive;
 use std::path::Path;
 
 use fathom_run::{Clock, Kind, Round, Run, RunKind};
 
 use crate::analysis::{Analysis, Exact, RoundRow, Truth};
-use crate::clock::{self, TimeBase, bounds, trips};
+use crate::clock::TimeBase;
 use crate::join::merge::{Merged, Side};
 use crate::join::sums::Sums;
 use crate::join::survey::Survey;
 use crate::join::{Counts, Joiner};
 use crate::overhead::overheads;
 use crate::threads::threads;
+use crate::timing;
 use crate::wiki::{Means, Table};
 
 /// The highest I/O port of a PC: no memory-mapped doorbell lies so low.
@@ -95,10 +95,13 @@ impl<'a> Work<'a> {
         for problem in &survey.problems {
             self.say(format!("{}: {problem}", round.name));
         }
-        let time = self.time_base(round, survey);
+        let (time, doubt) = timing::time_base(self.dir, self.run, round, survey);
+        if let Some(why) = doubt {
+            self.say(format!("{}: {why}", round.name));
+        }
         self.describe_clocks(round, &time);
         let mut merged = Merged::open(self.dir, round, &time, |_| true);
-        let window = self.common_window(survey, &time);
+        let window = timing::common_window(self.run, survey, &time);
         let mut means = Means::new(self.run);
         let base = self.requests;
         let sums = &mut self.sums;
@@ -125,55 +128,6 @@ impl<'a> Work<'a> {
         self.table.add(round, &means);
         if let Some(counts) = counts {
             self.note_join(survey, &time, counts);
-        }
-    }
-
-    /// In a run that was joined of two, what both sides watched: their recordings began and ended
-    /// at different times.
-    fn common_window(&self, survey: &Survey, time: &TimeBase) -> RangeInclusive<i64> {
-        let mut window = i64::MIN..=i64::MAX;
-        if self.run.kind != RunKind::Joined {
-            return window;
-        }
-        for side in [Side::Guest, Side::Host] {
-            let ends = survey.ends.iter().filter(|end| Side::of(end.0) == side);
-            let ends = ends.filter_map(|&(clock, first, last)| {
-                Some((time.ns(clock, first)?, time.ns(clock, last)?))
-            });
-            let union = ends.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
-            if let Some((first, last)) = union {
-                window = first.max(*window.start())..=last.min(*window.end());
-            }
-        }
-        window
-    }
-
-    fn time_base(&mut self, round: &Round, survey: &Survey) -> TimeBase {
-        let trusted = clock::trusted_offset(&round.clocks, survey.offset_written);
-        let offset = match trusted {
-            Ok(offset) => offset,
-            Err(why) => {
-                self.say(format!("{}: {why}", round.name));
-                None
-            }
-        };
-        let monotonic = [Clock::HostMonotonic, Clock::GuestMonotonic];
-        let mixed = round
-            .streams
-            .iter()
-            .any(|info| monotonic.contains(&info.clock));
-        let time = TimeBase::new(&round.clocks, offset, mixed);
-        if time.error.is_some() || !survey.any(Side::Guest) {
-            return time;
-        }
-        if !survey.tells_of_requests(Side::Host) {
-            return time.guest_alone();
-        }
-        let guest = trips::of_guest(self.dir, self.run, round, survey, &time);
-        let host = trips::of_host(self.dir, self.run, round, survey, &time);
-        match bounds::relate(&guest, &host) {
-            Some(found) => time.with_bounds(found),
-            None => time,
         }
     }
 

@@ -15,6 +15,7 @@ pub mod qemu;
 pub mod render;
 mod threads;
 pub mod time_lines;
+mod timing;
 mod wiki;
 
 pub use analyse::{Options, analyse};

@@ -1,16 +1,16 @@
 //! What a trace is made of: requests, followed as for the tables, and the raw events beside them.
 
 use std::collections::BinaryHeap;
-use std::ops::RangeInclusive;
 use std::path::Path;
 
-use fathom_run::{Clock, Kind, Round, Run, RunKind};
+use fathom_run::{Kind, Round, Run};
 
-use crate::clock::{self, TimeBase, bounds, trips};
+use crate::clock::TimeBase;
 use crate::join::Joiner;
 use crate::join::merge::{Merged, Seen, Side};
 use crate::join::survey::Survey;
 use crate::join::way::Way;
+use crate::timing;
 
 /// A round of which something can be shown.
 pub(super) struct Watched<'a> {
@@ -45,52 +45,13 @@ pub(super) fn rounds<'a>(dir: &'a Path, run: &'a Run) -> Vec<Watched<'a>> {
         dir,
         round,
         name: &round.name,
-        time: time_base(dir, run, round, &survey),
+        // Doubts are told in the tables.
+        time: timing::time_base(dir, run, round, &survey).0,
         joins: survey.is_useful() && survey.depth() == best,
         survey,
     });
     let shown = |watched: &Watched| watched.joins || watched.survey.host(Kind::SysEnter);
     watched.filter(shown).collect()
-}
-
-/// The same conversion that the tables use; the tests compare the two.
-fn time_base(dir: &Path, run: &Run, round: &Round, survey: &Survey) -> TimeBase {
-    let offset = clock::trusted_offset(&round.clocks, survey.offset_written);
-    let monotonic = [Clock::HostMonotonic, Clock::GuestMonotonic];
-    let mut clocks = round.streams.iter().map(|info| info.clock);
-    let mixed = clocks.any(|clock| monotonic.contains(&clock));
-    let time = TimeBase::new(&round.clocks, offset.ok().flatten(), mixed);
-    if time.error.is_some() || !survey.any(Side::Guest) {
-        return time;
-    }
-    if !survey.tells_of_requests(Side::Host) {
-        return time.guest_alone();
-    }
-    let guest = trips::of_guest(dir, run, round, survey, &time);
-    let host = trips::of_host(dir, run, round, survey, &time);
-    match bounds::relate(&guest, &host) {
-        Some(found) => time.with_bounds(found),
-        None => time,
-    }
-}
-
-/// In a run that was joined of two, what both sides watched, as for the tables.
-fn common_window(run: &Run, survey: &Survey, time: &TimeBase) -> RangeInclusive<i64> {
-    let mut window = i64::MIN..=i64::MAX;
-    if run.kind != RunKind::Joined {
-        return window;
-    }
-    for side in [Side::Guest, Side::Host] {
-        let ends = survey.ends.iter().filter(|end| Side::of(end.0) == side);
-        let ends = ends.filter_map(|&(clock, first, last)| {
-            Some((time.ns(clock, first)?, time.ns(clock, last)?))
-        });
-        let union = ends.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
-        if let Some((first, last)) = union {
-            window = first.max(*window.start())..=last.min(*window.end());
-        }
-    }
-    window
 }
 
 /// A request, ordered by when it began.
@@ -133,7 +94,7 @@ impl Watched<'_> {
                 earliest.pop(); // the latest
             }
         });
-        let common = common_window(run, &self.survey, &self.time);
+        let common = timing::common_window(run, &self.survey, &self.time);
         while let Some(seen) = merged.next() {
             if common.contains(&seen.at) {
                 joiner.event(&seen);

@@ -1,0 +1,60 @@
+//! When a round's events happened: for every table and picture in the same way.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use fathom_run::{Clock, Round, Run, RunKind};
+
+use crate::clock::{self, TimeBase, bounds, trips};
+use crate::join::merge::Side;
+use crate::join::survey::Survey;
+
+/// How a round's clocks relate, and why KVM's offset is not trusted, if it is there and is not.
+pub(crate) fn time_base(
+    dir: &Path,
+    run: &Run,
+    round: &Round,
+    survey: &Survey,
+) -> (TimeBase, Option<String>) {
+    let trusted = clock::trusted_offset(&round.clocks, survey.offset_written);
+    let (offset, doubt) = match trusted {
+        Ok(offset) => (offset, None),
+        Err(why) => (None, Some(why.to_string())),
+    };
+    let monotonic = [Clock::HostMonotonic, Clock::GuestMonotonic];
+    let mut clocks = round.streams.iter().map(|info| info.clock);
+    let mixed = clocks.any(|clock| monotonic.contains(&clock));
+    let time = TimeBase::new(&round.clocks, offset, mixed);
+    if time.error.is_some() || !survey.any(Side::Guest) {
+        return (time, doubt);
+    }
+    if !survey.tells_of_requests(Side::Host) {
+        return (time.guest_alone(), doubt);
+    }
+    let guest = trips::of_guest(dir, run, round, survey, &time);
+    let host = trips::of_host(dir, run, round, survey, &time);
+    match bounds::relate(&guest, &host) {
+        Some(found) => (time.with_bounds(found), doubt),
+        None => (time, doubt),
+    }
+}
+
+/// In a run that was joined of two, what both sides watched: their recordings began and ended at
+/// different times.
+pub(crate) fn common_window(run: &Run, survey: &Survey, time: &TimeBase) -> RangeInclusive<i64> {
+    let mut window = i64::MIN..=i64::MAX;
+    if run.kind != RunKind::Joined {
+        return window;
+    }
+    for side in [Side::Guest, Side::Host] {
+        let ends = survey.ends.iter().filter(|end| Side::of(end.0) == side);
+        let ends = ends.filter_map(|&(clock, first, last)| {
+            Some((time.ns(clock, first)?, time.ns(clock, last)?))
+        });
+        let union = ends.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+        if let Some((first, last)) = union {
+            window = first.max(*window.start())..=last.min(*window.end());
+        }
+    }
+    window
+}
