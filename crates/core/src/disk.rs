@@ -1,6 +1,5 @@
 //! Disks, and each worker's channel to its disk.
 
-use crate::engine::Engine;
 use crate::request::RequestId;
 use crate::worker::Cx;
 use std::io;
@@ -63,7 +62,7 @@ pub trait Disk: Send + Sync {
     fn deactivate(&self) -> Result<(), DiskError>;
 
     /// One worker's way to the disk; called on that worker's thread.
-    fn channel(&self, engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError>;
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError>;
 }
 
 /// Owned by one worker. Never blocks, except for storage that does not wait

@@ -248,7 +248,7 @@ fn start(
         sched_setaffinity(None, &set).map_err(|e| failed("cannot be pinned to CPUs")(e.into()))?;
     }
     let mut cx = Cx::new(engine().map_err(failed("cannot start its engine"))?);
-    let channel = disk.channel(&mut *cx.engine)?;
+    let channel = disk.channel(&mut cx)?;
     let poller = Poller::new(options.polling, Clock::get());
     Worker::new(cx, channel, inbox, poller, recorder, counters).map_err(failed("cannot start"))
 }

@@ -30,12 +30,24 @@ pub struct Request {
     pub source: u16,
     /// The queue's number on the disk (for the trace).
     pub queue: u16,
+    /// Made by the channel itself, to do a part of other requests' work: no
+    /// source knows it, and the channel gets it back (see [`Cx::child_done`]).
+    ///
+    /// [`Cx::child_done`]: crate::Cx::child_done
+    pub child: bool,
+    /// Which of its storages a channel that has several has given it to.
+    pub storage: u8,
+    /// The channel's own (see the formats' epochs).
+    pub epoch: u8,
     /// The source's own index of this request (a virtqueue's head).
     pub tag: u16,
     /// 0, or the positive errno it failed with.
     pub error: i32,
     /// Bytes from the start of the disk.
     pub offset: u64,
+    /// Where that is in the storage that the request is given to: the same,
+    /// unless an image format has put it elsewhere.
+    pub at: u64,
     /// Bytes to move (or to flush, discard, zero).
     pub len: u64,
     /// The source's: a virtqueue keeps the status byte's address here.
@@ -53,9 +65,13 @@ impl Request {
             polled: false,
             source: 0,
             queue: 0,
+            child: false,
+            storage: 0,
+            epoch: 0,
             tag: 0,
             error: 0,
             offset: 0,
+            at: 0,
             len: 0,
             cookie: 0,
             segments: Segments::new(),

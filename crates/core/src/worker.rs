@@ -25,6 +25,10 @@ pub struct Cx {
     clock: &'static Clock,
     now: u64,
     done: Vec<RequestId>,
+    /// Children that are done, for the channel to take.
+    children_done: Vec<RequestId>,
+    /// How many children there is room for.
+    children: usize,
 }
 
 impl Cx {
@@ -36,7 +40,32 @@ impl Cx {
             clock,
             now: clock.now(),
             done: Vec::new(),
+            children_done: Vec::new(),
+            children: 0,
         }
+    }
+
+    /// Make room for `n` children more in flight, beside the requests of all
+    /// sources.
+    pub fn reserve_children(&mut self, n: usize) -> io::Result<()> {
+        self.children += n;
+        self.slab.grow(n);
+        self.children_done.reserve(self.children);
+        self.engine.reserve(self.children)
+    }
+
+    /// A child that is done, its outcome in `error`. Whoever made it puts its
+    /// slot back.
+    #[inline]
+    pub fn child_done(&mut self) -> Option<RequestId> {
+        self.children_done.pop()
+    }
+
+    /// The requests of sources that were completed in this turn, in order:
+    /// for a channel that keeps books on those it has passed on.
+    #[inline]
+    pub fn done(&self) -> &[RequestId] {
+        &self.done
     }
 
     /// Read the clock for the transitions that follow.
@@ -62,6 +91,9 @@ impl Cx {
         let now = self.now;
         let request = &mut self.slab[id];
         request.error = errno;
+        if request.child {
+            return self.children_done.push(id);
+        }
         request.stamps.enter(Stage::Finish, now);
         self.done.push(id);
     }
@@ -215,6 +247,8 @@ impl Worker {
             for &id in &self.batch[first..] {
                 let request = &mut self.cx.slab[id];
                 request.source = index as u16;
+                request.child = false;
+                request.at = request.offset;
                 request.polled = polled;
                 request.error = 0;
                 request.stamps = Stamps::start(seen);
@@ -417,7 +451,7 @@ impl Worker {
             }
         };
         let in_use: usize = self.slots.iter().flatten().map(|s| s.capacity).sum();
-        let wanted = in_use + capacity;
+        let wanted = in_use + capacity + self.cx.children;
         let slab = &mut self.cx.slab;
         slab.grow(wanted.saturating_sub(slab.capacity()));
         self.batch.reserve(wanted);

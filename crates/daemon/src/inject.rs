@@ -3,8 +3,8 @@
 //! the injector measures how long it really took.
 
 use fathom_core::{
-    Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Engine, Request, RequestId,
-    Source, Stage, parse_duration,
+    Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Request, RequestId, Source,
+    Stage, parse_duration,
 };
 use fathom_exports::vhost_user::WrapSource;
 use serde::Serialize;
@@ -168,9 +168,9 @@ impl Disk for SlowDisk {
         self.disk.deactivate()
     }
 
-    fn channel(&self, engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError> {
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         Ok(Box::new(SlowChannel {
-            channel: self.disk.channel(engine)?,
+            channel: self.disk.channel(cx)?,
             injector: self.injector.clone(),
         }))
     }

@@ -16,7 +16,7 @@ pub use lock::lock_image;
 
 use crate::engine::EngineKind;
 use channel::FileChannel;
-use fathom_core::{Channel, Disk, DiskError, DiskInfo, Engine, RangeLimits};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
 use plan::Planner;
 use ranges::Ranges;
 use report::ErrorLog;
@@ -84,6 +84,9 @@ pub struct FileOptions {
     pub engine: EngineKind,
     /// Whether the guest may discard.
     pub discard: bool,
+    /// The file holds an image of a format of its own: what lies beyond its
+    /// end reads as zeroes, and a write there makes it longer.
+    pub growable: bool,
     /// Treat the file as if O_DIRECT needed this alignment; for tests on
     /// hosts whose devices have smaller blocks. A power of two.
     pub min_direct_block: Option<u32>,
@@ -97,6 +100,7 @@ impl Default for FileOptions {
             force_share: false,
             engine: EngineKind::default(),
             discard: true,
+            growable: false,
             min_direct_block: None,
         }
     }
@@ -158,6 +162,13 @@ impl FileDisk {
         Ok(FileDisk { shared })
     }
 
+    /// Use a file that is open, for reading and, unless `read_only`, writing.
+    /// `path` is its name in messages.
+    pub fn from_file(path: &Path, file: File, options: FileOptions) -> Result<FileDisk, DiskError> {
+        let shared = Arc::new(open::examine(path, file, options)?);
+        Ok(FileDisk { shared })
+    }
+
     /// How many requests direct I/O did not take as they were: through a
     /// buffer, or for a part of a block.
     pub fn bounced(&self) -> u64 {
@@ -208,11 +219,12 @@ impl Disk for FileDisk {
         written_back
     }
 
-    fn channel(&self, engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError> {
-        let file = engine
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        let file = cx
+            .engine
             .add_file(self.shared.file.as_fd())
             .map_err(|error| self.shared.error("the engine cannot use it", error))?;
-        let channel = FileChannel::new(self.shared.clone(), file, engine)
+        let channel = FileChannel::new(self.shared.clone(), file, &mut *cx.engine)
             .map_err(|error| self.shared.error("cannot be served", error))?;
         Ok(Box::new(channel))
     }

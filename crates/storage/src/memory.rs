@@ -1,7 +1,7 @@
 //! A disk in this process's memory.
 
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Engine, Op, RangeLimits, Request, RequestId, Stage,
+    Channel, Cx, Disk, DiskError, DiskInfo, Op, RangeLimits, Request, RequestId, Stage,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
@@ -71,7 +71,7 @@ impl Disk for MemoryDisk {
         Ok(())
     }
 
-    fn channel(&self, _engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError> {
+    fn channel(&self, _: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         Ok(Box::new(MemoryChannel {
             map: self.map.clone(),
         }))
@@ -143,13 +143,13 @@ impl Map {
         match request.op {
             Op::Read | Op::Write => self.copy(request),
             Op::Flush => Ok(()),
-            Op::Discard | Op::WriteZeroes => self.zero(request.offset, request.len),
+            Op::Discard | Op::WriteZeroes => self.zero(request.at, request.len),
         }
     }
 
     #[inline]
     fn copy(&self, request: &Request) -> Result<(), i32> {
-        let mut at = self.range(request.offset, request.len)?;
+        let mut at = self.range(request.at, request.len)?;
         let mut left = request.len as usize;
         for segment in &request.segments {
             let (buffer, len) = (segment.iov_base.cast::<u8>(), segment.iov_len);

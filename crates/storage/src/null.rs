@@ -1,7 +1,7 @@
 //! A disk of nothing: what Fathom costs by itself.
 
 use crate::memory::volatile;
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Engine, RequestId, Stage};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RequestId, Stage};
 
 /// A disk that touches no data: reads leave their buffers as they are,
 /// writes go nowhere, everything completes at once.
@@ -30,7 +30,7 @@ impl Disk for NullDisk {
         Ok(())
     }
 
-    fn channel(&self, _engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError> {
+    fn channel(&self, _: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         Ok(Box::new(NullChannel))
     }
 }

@@ -15,6 +15,17 @@ use std::sync::Arc;
 const SECTORS: u64 = 4097;
 
 fn property(kind: EngineKind, cache: Cache, block: Option<u32>, workers: usize) {
+    on_file(kind, cache, block, workers, None);
+}
+
+/// `growable_from`: the file may grow, and has so many bytes at first.
+fn on_file(
+    kind: EngineKind,
+    cache: Cache,
+    block: Option<u32>,
+    workers: usize,
+    growable_from: Option<u64>,
+) {
     let config = Config {
         cases: 24,
         failure_persistence: None,
@@ -25,9 +36,11 @@ fn property(kind: EngineKind, cache: Cache, block: Option<u32>, workers: usize) 
         let image = tempfile::Builder::new()
             .tempfile_in(env!("CARGO_TARGET_TMPDIR"))
             .expect("a file");
-        image.as_file().set_len(SECTORS * SECTOR).expect("sized");
+        let len = growable_from.unwrap_or(SECTORS * SECTOR);
+        image.as_file().set_len(len).expect("sized");
         let options = FileOptions {
             cache,
+            growable: growable_from.is_some(),
             engine: kind,
             min_direct_block: block,
             ..FileOptions::default()
@@ -41,7 +54,10 @@ fn property(kind: EngineKind, cache: Cache, block: Option<u32>, workers: usize) 
         model.run(&mut guests, &requests);
         guests.into_iter().for_each(Guest::detach);
         disk.deactivate().expect("deactivated");
-        let content = std::fs::read(image.path()).expect("read");
+        let mut content = std::fs::read(image.path()).expect("read");
+        if growable_from.is_some() {
+            content.resize((SECTORS * SECTOR) as usize, 0);
+        }
         prop_assert_eq!(content.len() as u64, SECTORS * SECTOR);
         model.check(0, &content);
         Ok(())
@@ -99,4 +115,22 @@ fn threads_writeback() {
 #[test]
 fn threads_writethrough() {
     property(EngineKind::Threads, Cache::Writethrough, None, 1);
+}
+
+/// A length at which no read ends.
+const ODD: Option<u64> = Some(70_001);
+
+#[test]
+fn growable_by_io_uring() {
+    let kind = EngineKind::IoUring;
+    on_file(kind, Cache::None, None, 2, ODD);
+    on_file(kind, Cache::None, Some(4096), 2, ODD);
+    on_file(kind, Cache::Writeback, None, 1, ODD);
+}
+
+#[test]
+fn growable_by_native_and_threads() {
+    on_file(EngineKind::Native, Cache::None, None, 1, ODD);
+    on_file(EngineKind::Native, Cache::None, Some(4096), 2, ODD);
+    on_file(EngineKind::Threads, Cache::Writeback, None, 2, ODD);
 }

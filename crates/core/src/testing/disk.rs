@@ -2,8 +2,8 @@
 
 use super::PollEngine;
 use crate::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Engine, Op, RangeLimits, RequestId, Stage, Token,
-    WorkerHandle, WorkerOptions,
+    Channel, Cx, Disk, DiskError, DiskInfo, Op, RangeLimits, RequestId, Stage, Token, WorkerHandle,
+    WorkerOptions,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -123,12 +123,12 @@ impl Disk for TestDisk {
         Ok(())
     }
 
-    fn channel(&self, engine: &mut dyn Engine) -> Result<Box<dyn Channel>, DiskError> {
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).unwrap());
         // A completion of request 0 that the channel takes as "look again".
         let token = Token::request(RequestId(0), u16::MAX);
-        engine.watch(wake.as_raw_fd(), token).unwrap();
+        cx.engine.watch(wake.as_raw_fd(), token).unwrap();
         self.wakes.lock().unwrap().push(wake);
         Ok(Box::new(TestChannel {
             disk: self.0.clone(),

@@ -4,7 +4,7 @@
 use super::buffers::{Buffer, Buffers};
 use super::plan::Method;
 use super::ranges::Owner;
-use super::transfer::{Progress, Transfer, rest_of};
+use super::transfer::{Progress, Transfer, clear, rest_of};
 use super::{Cache, Kind, Shared};
 use fathom_core::{
     Channel, Cx, Engine, FileId, Io, IoKind, Op, Request, RequestId, Segments, Stage, Token,
@@ -147,8 +147,8 @@ impl FileChannel {
     /// Why the request cannot be served at all, as an errno.
     #[inline]
     fn refusal(&self, request: &Request) -> Option<i32> {
-        let size = self.shared.size.load(Ordering::Relaxed);
-        let fits = request.offset <= size && request.len <= size - request.offset;
+        let size = self.shared.limit();
+        let fits = request.at <= size && request.len <= size - request.at;
         match request.op {
             Op::Flush => None,
             _ if !fits => Some(libc::EIO),
@@ -164,7 +164,7 @@ impl FileChannel {
     fn is_aligned(&self, request: &Request) -> bool {
         let mask = self.block_mask;
         mask == 0
-            || (request.offset | request.len) & mask == 0
+            || (request.at | request.len) & mask == 0
                 && request.segments.iter().all(|s| {
                     s.iov_base.addr() & self.address_mask == 0 && s.iov_len as u64 & mask == 0
                 })
@@ -205,7 +205,7 @@ impl FileChannel {
         let io = Io {
             kind: self.kind(request),
             file: self.file,
-            offset: request.offset,
+            offset: request.at,
             len: request.len,
             iov: request.segments.as_ptr(),
             iov_len: request.segments.len() as u32,
@@ -274,7 +274,7 @@ impl FileChannel {
     #[cold]
     fn whole_fell_short(&mut self, cx: &mut Cx, id: RequestId, result: i32) {
         let request = &cx.slab[id];
-        let transfer = Transfer::new(request.offset, request.len);
+        let transfer = Transfer::new(request.at, request.len);
         self.state(id).transfer = transfer;
         self.rest_came_back(cx, id, result);
     }
@@ -284,6 +284,7 @@ impl FileChannel {
         let state = self.state(id);
         match state.transfer.advance(result, block) {
             Progress::Complete => self.finish(cx, id, 0),
+            Progress::Ended => self.ended(cx, id),
             Progress::Failed(errno) => self.fail(cx, id, errno),
             Progress::More => {
                 // The request's own iovecs stay whole: its source may still
@@ -292,6 +293,20 @@ impl FileChannel {
                 self.push_transfer(cx, id, Step::Rest);
             }
         }
+    }
+
+    /// The file ends within the request: that is an error, or zeroes.
+    #[cold]
+    fn ended(&mut self, cx: &mut Cx, id: RequestId) {
+        let request = &cx.slab[id];
+        if !self.shared.options.growable || request.op != Op::Read {
+            return self.fail(cx, id, libc::EIO);
+        }
+        let state = &mut self.states[id.0 as usize];
+        rest_of(&request.segments, state.transfer.done, &mut state.iov);
+        // SAFETY: the source vouches for the request's segments.
+        unsafe { clear(&state.iov) };
+        self.finish(cx, id, 0);
     }
 
     fn synced(&mut self, cx: &mut Cx, id: RequestId, step: Step, result: i32) {
@@ -311,7 +326,7 @@ impl FileChannel {
     #[cold]
     pub(super) fn fail(&mut self, cx: &mut Cx, id: RequestId, errno: i32) {
         let request = &cx.slab[id];
-        let (op, offset, len) = (request.op, request.offset, request.len);
+        let (op, offset, len) = (request.op, request.at, request.len);
         let shared = &self.shared;
         match shared.early_end() {
             Some(end) if op == Op::Read && errno == libc::EIO && offset + len > end => {
@@ -341,7 +356,7 @@ impl FileChannel {
     #[cold]
     fn lock(&self, locking: &Locking, cx: &Cx, id: RequestId) -> bool {
         let request = &cx.slab[id];
-        let (start, end) = (request.offset, request.offset + request.len);
+        let (start, end) = (request.at, request.at + request.len);
         let parts = (start | end) & self.block_mask != 0;
         let outer = start & !self.block_mask..end.next_multiple_of(self.block_mask + 1);
         self.shared.ranges.acquire(locking.owner, id, outer, parts)
@@ -365,11 +380,20 @@ impl FileChannel {
 }
 
 impl Shared {
+    /// Where requests have to end, in bytes.
+    #[inline]
+    pub(super) fn limit(&self) -> u64 {
+        match self.options.growable {
+            true => i64::MAX as u64,
+            false => self.size.load(Ordering::Relaxed),
+        }
+    }
+
     /// Where the file ends, in bytes, if that is before the disk's end: someone
     /// has truncated it. Asks the file system.
     fn early_end(&self) -> Option<u64> {
         let len = self.file.metadata().ok()?.len();
-        let is_early = len < self.size.load(Ordering::Relaxed);
+        let is_early = !self.options.growable && len < self.size.load(Ordering::Relaxed);
         (self.kind == Kind::Regular && is_early).then_some(len)
     }
 }

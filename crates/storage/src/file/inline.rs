@@ -2,7 +2,7 @@
 //! a system call and a copy cost less than handing it to an engine.
 
 use super::channel::FileChannel;
-use super::transfer::{Progress, Transfer, rest_of};
+use super::transfer::{Progress, Transfer, clear, rest_of};
 use fathom_core::{Cx, Op, Request, RequestId, Segments, Stage};
 use libc::{c_int, iovec};
 use std::io;
@@ -29,7 +29,10 @@ impl FileChannel {
     pub(super) fn serve(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Device);
         // SAFETY: the source vouches for the request's segments.
-        let outcome = unsafe { transfer(self.shared.file.as_raw_fd(), &cx.slab[id]) };
+        let outcome = unsafe {
+            let growable = self.shared.options.growable;
+            transfer(self.shared.file.as_raw_fd(), &cx.slab[id], growable)
+        };
         // The next request of the batch starts at this tick, too.
         cx.tick();
         match outcome {
@@ -55,19 +58,20 @@ impl FileChannel {
     }
 }
 
-/// Read or write the whole request; the error is a positive errno.
+/// Read or write the whole request; the error is a positive errno. The end of
+/// a `growable` file reads as zeroes.
 ///
 /// # Safety
 /// The request's segments are valid.
 #[inline]
-unsafe fn transfer(fd: c_int, request: &Request) -> Result<(), i32> {
+unsafe fn transfer(fd: c_int, request: &Request, growable: bool) -> Result<(), i32> {
     // SAFETY: as required of the caller.
-    let moved = unsafe { call(fd, request.op, &request.segments, request.offset) };
+    let moved = unsafe { call(fd, request.op, &request.segments, request.at) };
     if moved as i64 == request.len as i64 {
         return Ok(());
     }
     // SAFETY: as required of the caller.
-    unsafe { rest(fd, request, moved) }
+    unsafe { rest(fd, request, growable, moved) }
 }
 
 /// Read the whole request if all of it is in the page cache. False: it is not,
@@ -79,7 +83,7 @@ unsafe fn transfer(fd: c_int, request: &Request) -> Result<(), i32> {
 unsafe fn read_cached(fd: c_int, request: &Request) -> bool {
     let segments = &request.segments;
     let count = segments.len().min(MAX_IOVECS) as c_int;
-    let offset = request.offset as i64;
+    let offset = request.at as i64;
     // SAFETY: as required of the caller.
     let moved = unsafe { libc::preadv2(fd, segments.as_ptr(), count, offset, libc::RWF_NOWAIT) };
     moved as i64 == request.len as i64
@@ -90,16 +94,23 @@ unsafe fn read_cached(fd: c_int, request: &Request) -> bool {
 /// # Safety
 /// The request's segments are valid.
 #[cold]
-unsafe fn rest(fd: c_int, request: &Request, mut result: i32) -> Result<(), i32> {
-    let mut transfer = Transfer::new(request.offset, request.len);
+unsafe fn rest(fd: c_int, request: &Request, growable: bool, mut result: i32) -> Result<(), i32> {
+    let mut transfer = Transfer::new(request.at, request.len);
     let mut segments = Segments::new();
     loop {
-        match transfer.advance(result, 1) {
+        let progress = transfer.advance(result, 1);
+        rest_of(&request.segments, transfer.done, &mut segments);
+        match progress {
             Progress::Complete => return Ok(()),
+            Progress::Ended if growable && request.op == Op::Read => {
+                // SAFETY: as required of the caller.
+                unsafe { clear(&segments) };
+                return Ok(());
+            }
+            Progress::Ended => return Err(libc::EIO),
             Progress::Failed(errno) => return Err(errno),
             Progress::More => {}
         }
-        rest_of(&request.segments, transfer.done, &mut segments);
         let offset = transfer.offset + transfer.done;
         // SAFETY: as required of the caller.
         result = unsafe { call(fd, request.op, &segments, offset) };

@@ -31,6 +31,11 @@ pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskErro
         .write(!options.read_only)
         .open(path)
         .map_err(|error| open_error(path, &options, error))?;
+    examine(path, file, options)
+}
+
+/// What an open file is, how large, and what it can do.
+pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<Shared, DiskError> {
     let metadata = file
         .metadata()
         .map_err(|error| failed(path, "cannot be examined", error))?;

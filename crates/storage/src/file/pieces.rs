@@ -5,7 +5,7 @@
 use super::buffers::{Direction, copy};
 use super::channel::{FileChannel, Step};
 use super::plan::Action;
-use super::transfer::{Progress, Transfer};
+use super::transfer::{Progress, Transfer, clear};
 use fathom_core::{Cx, Op, RequestId, Segments, Stage};
 use libc::iovec;
 use std::ops::Range;
@@ -27,7 +27,7 @@ impl FileChannel {
 
     fn next_piece(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &cx.slab[id];
-        let (op, unmap, base) = (request.op, request.unmap, request.offset);
+        let (op, unmap, base) = (request.op, request.unmap, request.at);
         let end = base + request.len;
         loop {
             let start = base + self.state(id).at;
@@ -79,7 +79,7 @@ impl FileChannel {
 
     /// The piece in progress, in bytes from the start of the file.
     fn piece(&mut self, cx: &Cx, id: RequestId) -> Range<u64> {
-        let base = cx.slab[id].offset;
+        let base = cx.slab[id].at;
         let state = self.state(id);
         base + state.at..base + state.piece_end
     }
@@ -116,8 +116,7 @@ impl FileChannel {
         let block = self.shared.planner.block;
         let mut transfer = Transfer::new(start, block);
         // The file may end within its last block.
-        let size = self.shared.size.load(Ordering::Relaxed);
-        transfer.needed = block.min(size.saturating_sub(start));
+        transfer.needed = block.min(self.shared.limit().saturating_sub(start));
         self.state(id).transfer = transfer;
         let whole = self.operand(cx, id, step, 0..block);
         // SAFETY: this part of the buffer is the request's.
@@ -158,7 +157,7 @@ impl FileChannel {
                 _ => inner.iov_base.cast::<u8>().write_bytes(0, inner.iov_len),
             }
         }
-        if outer.end > self.shared.size.load(Ordering::Relaxed) {
+        if outer.end > self.shared.limit() {
             self.shared.padded.store(true, Ordering::Relaxed);
         }
         self.state(id).transfer = Transfer::new(outer.start, outer.end - outer.start);
@@ -195,8 +194,13 @@ impl FileChannel {
             return self.allocated(cx, id, result);
         }
         let block = self.shared.planner.block;
-        match self.state(id).transfer.advance(result, block) {
+        let mut progress = self.state(id).transfer.advance(result, block);
+        if progress == Progress::Ended {
+            progress = self.piece_ended(cx, id, step);
+        }
+        match progress {
             Progress::More => self.push_piece(cx, id, step),
+            Progress::Ended => self.end_pieces(cx, id, Some(libc::EIO)),
             Progress::Failed(errno) => self.end_pieces(cx, id, Some(errno)),
             Progress::Complete => match step {
                 Step::FirstBlock => self.read_last_block(cx, id),
@@ -205,6 +209,23 @@ impl FileChannel {
                 _ => self.piece_is_done(cx, id),
             },
         }
+    }
+
+    /// The file ends within the piece. Where it may grow, the rest of what is
+    /// read is zeroes.
+    fn piece_ended(&mut self, cx: &Cx, id: RequestId, step: Step) -> Progress {
+        let reads = matches!(
+            step,
+            Step::BufferedRead | Step::FirstBlock | Step::LastBlock
+        );
+        if !reads || !self.shared.options.growable {
+            return Progress::Ended;
+        }
+        let transfer = self.state(id).transfer;
+        let rest = self.operand(cx, id, step, transfer.done..transfer.len);
+        // SAFETY: this part of the buffer is the request's.
+        unsafe { clear(&rest) };
+        Progress::Complete
     }
 
     /// Copy what was read to the guest.

@@ -29,6 +29,8 @@ pub(super) enum Progress {
     Complete,
     /// Push the rest, from `done` on.
     More,
+    /// The file ends, or takes no more, after `done` bytes.
+    Ended,
     /// A positive errno.
     Failed(i32),
 }
@@ -65,11 +67,11 @@ impl Transfer {
         if self.done >= self.needed {
             return Progress::Complete;
         }
-        self.done -= self.done % block;
-        if self.done == before {
-            // The file has been truncated, or takes no more.
-            return Progress::Failed(libc::EIO);
+        let whole = self.done - self.done % block;
+        if whole == before {
+            return Progress::Ended;
         }
+        self.done = whole;
         self.retries = 0;
         Progress::More
     }
@@ -90,6 +92,22 @@ pub(super) fn rest_of(segments: &[iovec], mut skip: u64, rest: &mut Segments) {
     }
 }
 
+/// Fill with zeroes.
+///
+/// # Safety
+/// The segments are valid.
+pub(super) unsafe fn clear(segments: &[iovec]) {
+    for segment in segments {
+        // SAFETY: as required of the caller.
+        unsafe {
+            segment
+                .iov_base
+                .cast::<u8>()
+                .write_bytes(0, segment.iov_len)
+        };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,14 +125,16 @@ mod tests {
         let mut transfer = Transfer::new(4096, 8192);
         assert_eq!(transfer.advance(1000, 512), Progress::More);
         assert_eq!(transfer.done, 512);
-        assert_eq!(transfer.advance(100, 512), Progress::Failed(libc::EIO));
+        assert_eq!(transfer.advance(100, 512), Progress::Ended);
+        assert_eq!(transfer.done, 612);
+        transfer.done = 512;
         assert_eq!(transfer.advance(7680, 512), Progress::Complete);
     }
 
     #[test]
-    fn the_end_of_the_file_is_an_error_unless_it_was_expected() {
+    fn the_end_of_the_file_is_told_unless_it_was_expected() {
         let mut transfer = Transfer::new(0, 4096);
-        assert_eq!(transfer.advance(0, 1), Progress::Failed(libc::EIO));
+        assert_eq!(transfer.advance(0, 1), Progress::Ended);
         transfer.needed = 512;
         assert_eq!(transfer.advance(512, 4096), Progress::Complete);
     }

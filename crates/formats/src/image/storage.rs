@@ -1,0 +1,32 @@
+//! What an image needs of the files that it is in.
+
+use crate::ImageFile;
+use fathom_core::{Disk, DiskError};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A file that holds an image, or a part of one: blocking access for opening
+/// and closing it, and a [`Disk`] for requests. Both see the same bytes once
+/// what was written through one has returned.
+pub trait Storage: ImageFile + Send + Sync {
+    /// For requests. What lies beyond the file's end reads as zeroes; a write
+    /// there makes the file longer, unless it is a block device.
+    fn disk(&self) -> &dyn Disk;
+    /// Its name, for people.
+    fn path(&self) -> &Path;
+    /// The same for two storages exactly if they are the same file.
+    fn identity(&self) -> (u64, u64);
+}
+
+/// Opens the files that images name: backing files and external data files.
+/// It decides which files those may be, since a stranger may have made the
+/// image.
+pub trait Opener: Send + Sync {
+    /// Opens what `image` calls `name`. The error is one line that names both.
+    fn open(
+        &self,
+        image: &Path,
+        name: &[u8],
+        writable: bool,
+    ) -> Result<Arc<dyn Storage>, DiskError>;
+}
