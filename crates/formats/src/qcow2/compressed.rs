@@ -1,0 +1,91 @@
+//! Compressed clusters.
+
+use super::CompressionType;
+use flate2::{Decompress, FlushDecompress, Status};
+use std::cell::RefCell;
+use zstd_safe::{DCtx, find_frame_compressed_size};
+
+/// Why a compressed cluster cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// Before it has filled the cluster, or before its own end.
+    #[error("the compressed data ends early")]
+    EndsEarly,
+    /// It would fill more than the cluster.
+    #[error("the compressed data is more than a cluster")]
+    TooLong,
+    /// Not what any compressor writes.
+    #[error("the compressed data is damaged")]
+    Damaged,
+}
+
+/// Fills `cluster`, which has the size of one, from a compressed stream.
+/// Whatever follows the stream is ignored: an L2 entry gives its length in
+/// sectors. After an error, what `cluster` has in it means nothing.
+///
+/// Both decoders write straight into the cluster, which is their window, too.
+/// Nothing is allocated for the stream's sake, however much it claims: each
+/// thread keeps one decoder of a kind, of some 50 KiB for deflate and 160 KiB
+/// for zstd.
+///
+/// QEMU writes deflate streams with a window of 4 KiB; any window is read.
+pub fn decompress(
+    kind: CompressionType,
+    stream: &[u8],
+    cluster: &mut [u8],
+) -> Result<(), StreamError> {
+    match kind {
+        CompressionType::Deflate => INFLATE.with_borrow_mut(|i| inflate(i, stream, cluster)),
+        CompressionType::Zstd => ZSTD.with_borrow_mut(|z| unzstd(z, stream, cluster)),
+    }
+}
+
+thread_local! {
+    /// Raw deflate: no header, no checksum.
+    static INFLATE: RefCell<Decompress> = RefCell::new(Decompress::new(false));
+    static ZSTD: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+}
+
+fn inflate(decoder: &mut Decompress, stream: &[u8], cluster: &mut [u8]) -> Result<(), StreamError> {
+    decoder.reset(false);
+    let status = decoder.decompress(stream, cluster, FlushDecompress::Finish);
+    let is_full = decoder.total_out() == cluster.len() as u64;
+    let is_used_up = decoder.total_in() == stream.len() as u64;
+    match status {
+        Ok(Status::StreamEnd) if is_full => Ok(()),
+        Ok(Status::StreamEnd) => Err(StreamError::EndsEarly),
+        Ok(_) if is_full && !is_used_up => Err(StreamError::TooLong),
+        Ok(_) => Err(StreamError::EndsEarly),
+        Err(_) => Err(StreamError::Damaged),
+    }
+}
+
+/// A cluster may be several frames, as QEMU reads it. Frames are decoded one
+/// by one and each in one call: unlike zstd's streaming, this needs no window
+/// of the size that the frame asks for.
+fn unzstd(decoder: &mut DCtx, stream: &[u8], cluster: &mut [u8]) -> Result<(), StreamError> {
+    let (mut rest, mut room) = (stream, cluster);
+    while !room.is_empty() {
+        if rest.is_empty() {
+            return Err(StreamError::EndsEarly);
+        }
+        let frame = find_frame_compressed_size(rest).map_err(zstd_error)?;
+        let filled = decoder.decompress(room, &rest[..frame]);
+        let filled = filled.map_err(zstd_error)?;
+        rest = &rest[frame..];
+        room = &mut room[filled..];
+    }
+    Ok(())
+}
+
+/// zstd's errors are its enum's numbers, negated; those here have not changed
+/// since 1.3.1, as zstd_errors.h promises.
+fn zstd_error(code: usize) -> StreamError {
+    const DST_SIZE_TOO_SMALL: usize = 70;
+    const SRC_SIZE_WRONG: usize = 72;
+    match code.wrapping_neg() {
+        DST_SIZE_TOO_SMALL => StreamError::TooLong,
+        SRC_SIZE_WRONG => StreamError::EndsEarly,
+        _ => StreamError::Damaged,
+    }
+}
