@@ -1,0 +1,293 @@
+//! Threads for what takes a processor's time, so that a worker does not.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+
+/// A few threads, started when there is first something for them to do, and
+/// joined when this is dropped: jobs that no thread has begun are dropped
+/// then.
+pub(crate) struct Helpers {
+    shared: Arc<Shared>,
+    most: usize,
+}
+
+struct Shared {
+    work: Mutex<Work>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Work {
+    jobs: VecDeque<Box<dyn FnOnce() + Send>>,
+    threads: Vec<JoinHandle<()>>,
+    idle: usize,
+    stopping: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics half-way while holding one of these.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Helpers {
+    /// At most so many threads, at least one.
+    pub(crate) fn new(threads: usize) -> Helpers {
+        Helpers {
+            shared: Arc::new(Shared {
+                work: Mutex::default(),
+                wake: Condvar::new(),
+            }),
+            most: threads.max(1),
+        }
+    }
+
+    /// What `job` returns, from one of the threads. Jobs begin in the order in
+    /// which they are first polled; one whose future is dropped is done all
+    /// the same. `None` when it cannot be had: no thread could be started, or
+    /// the job has panicked, or this was dropped.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let answer = Arc::new(Mutex::new(Answer::Awaited(None)));
+        let promise = Promise(answer.clone());
+        let accepted = self.accept(Box::new(move || {
+            let done = catch_unwind(AssertUnwindSafe(job));
+            promise.settle(done.ok());
+        }));
+        if !accepted {
+            return None;
+        }
+        Awaiting(answer).await
+    }
+
+    fn accept(&self, job: Box<dyn FnOnce() + Send>) -> bool {
+        let mut work = lock(&self.shared.work);
+        work.jobs.push_back(job);
+        if work.jobs.len() > work.idle && work.threads.len() < self.most {
+            let shared = self.shared.clone();
+            let thread = std::thread::Builder::new().name("image helper".into());
+            // Without another thread, those that there are do it.
+            work.threads.extend(thread.spawn(move || shared.work()));
+        }
+        let accepted = !work.threads.is_empty();
+        if !accepted {
+            work.jobs.clear();
+        }
+        drop(work);
+        self.shared.wake.notify_one();
+        accepted
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        let mut work = lock(&self.shared.work);
+        work.stopping = true;
+        let (jobs, threads) = (
+            std::mem::take(&mut work.jobs),
+            std::mem::take(&mut work.threads),
+        );
+        drop(work);
+        self.shared.wake.notify_all();
+        drop(jobs);
+        for thread in threads {
+            // A job's panic was caught, so there is nothing to be told.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// A thread's life.
+    fn work(&self) {
+        let mut work = lock(&self.work);
+        while !work.stopping {
+            if let Some(job) = work.jobs.pop_front() {
+                drop(work);
+                job();
+                work = lock(&self.work);
+                continue;
+            }
+            work.idle += 1;
+            work = self.wake.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work.idle -= 1;
+        }
+    }
+}
+
+/// Between the thread and who awaits it.
+enum Answer<T> {
+    Awaited(Option<Waker>),
+    /// `None`: there will be none.
+    Settled(Option<T>),
+    Taken,
+}
+
+/// The thread's side. Dropped unused, it says that there is no answer.
+struct Promise<T>(Arc<Mutex<Answer<T>>>);
+
+impl<T> Promise<T> {
+    fn settle(&self, value: Option<T>) {
+        let mut answer = lock(&self.0);
+        if let Answer::Awaited(waker) = &mut *answer {
+            let waker = waker.take();
+            *answer = Answer::Settled(value);
+            drop(answer);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl<T> Drop for Promise<T> {
+    fn drop(&mut self) {
+        self.settle(None);
+    }
+}
+
+/// The other side.
+struct Awaiting<T>(Arc<Mutex<Answer<T>>>);
+
+impl<T> Future for Awaiting<T> {
+    type Output = Option<T>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        let mut answer = lock(&self.0);
+        match &mut *answer {
+            Answer::Awaited(waker) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            settled => match std::mem::replace(settled, Answer::Taken) {
+                Answer::Settled(value) => Poll::Ready(value),
+                _ => Poll::Ready(None),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+    use std::task::Wake;
+    use std::thread::{self, Thread, ThreadId};
+
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let waker = Arc::new(Unpark(thread::current())).into();
+        let mut future = pin!(future);
+        loop {
+            match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(value) => return value,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+
+    fn poll_once<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn threads_of(helpers: &Helpers) -> usize {
+        lock(&helpers.shared.work).threads.len()
+    }
+
+    #[test]
+    fn jobs_are_done_elsewhere() {
+        let helpers = Helpers::new(2);
+        assert_eq!(threads_of(&helpers), 0);
+        let elsewhere = block_on(helpers.run(|| thread::current().id()));
+        assert_ne!(elsewhere, Some(thread::current().id()));
+        for n in 0..1000 {
+            assert_eq!(block_on(helpers.run(move || n + 1)), Some(n + 1));
+        }
+        assert!(threads_of(&helpers) <= 2);
+    }
+
+    #[test]
+    fn as_many_at_once_as_there_are_threads() {
+        const THREADS: usize = 3;
+        let helpers = Helpers::new(THREADS);
+        let barrier = Arc::new(std::sync::Barrier::new(THREADS));
+        let job = || {
+            let barrier = barrier.clone();
+            helpers.run(move || {
+                barrier.wait();
+                thread::current().id()
+            })
+        };
+        let mut jobs: Vec<_> = (0..3 * THREADS).map(|_| Box::pin(job())).collect();
+        for job in &mut jobs {
+            assert!(poll_once(job.as_mut()).is_pending());
+        }
+        let ids: HashSet<ThreadId> = jobs.into_iter().map(|j| block_on(j).unwrap()).collect();
+        assert_eq!(ids.len(), THREADS);
+        assert_eq!(threads_of(&helpers), THREADS);
+    }
+
+    #[test]
+    fn a_job_that_panics_has_no_answer_and_harms_no_other() {
+        let helpers = Helpers::new(1);
+        let panicked = block_on(helpers.run(|| -> u8 { panic!("as the test wants it") }));
+        assert_eq!(panicked, None);
+        assert_eq!(block_on(helpers.run(|| 1)), Some(1));
+    }
+
+    #[test]
+    fn a_job_is_done_even_if_nobody_waits_for_it() {
+        let helpers = Helpers::new(1);
+        let (sender, receiver) = mpsc::channel();
+        {
+            let mut future = pin!(helpers.run(move || sender.send(1)));
+            let _ = poll_once(future.as_mut());
+        }
+        assert_eq!(receiver.recv(), Ok(1));
+    }
+
+    #[test]
+    fn what_has_not_begun_at_the_end_is_dropped() {
+        let helpers = Helpers::new(1);
+        let done = Arc::new(AtomicUsize::new(0));
+        let (go, wait) = mpsc::channel::<()>();
+        let (started, begun) = mpsc::channel();
+        // Its own answers outlive the pool.
+        let count = |done: &Arc<AtomicUsize>| {
+            let done = done.clone();
+            move || done.fetch_add(1, Ordering::Relaxed)
+        };
+        let first = count(&done);
+        let answer = Arc::new(Mutex::new(Answer::<usize>::Awaited(None)));
+        let promise = Promise(answer.clone());
+        assert!(helpers.accept(Box::new(move || {
+            started.send(()).unwrap();
+            let _ = wait.recv();
+            first();
+        })));
+        begun.recv().unwrap();
+        let second = count(&done);
+        assert!(helpers.accept(Box::new(move || promise.settle(Some(second())))));
+        let ending = thread::spawn(move || drop(helpers));
+        assert_eq!(block_on(Awaiting(answer)), None);
+        drop(go);
+        ending.join().unwrap();
+        assert_eq!(done.load(Ordering::Relaxed), 1);
+    }
+}
