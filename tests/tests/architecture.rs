@@ -59,6 +59,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "fathom-fuzz",
         &[
             "fathom-core",
+            "fathom-formats",
             "fathom-virtio",
             "fathom-exports",
             "fathom-trace",

@@ -38,6 +38,11 @@ proptest! {
     }
 
     #[test]
+    fn compressed_clusters(data in prop::collection::vec(any::<u8>(), 0..300)) {
+        fuzz::compressed(&data);
+    }
+
+    #[test]
     fn qcow2_images(data in prop::collection::vec(any::<u8>(), 0..60)) {
         fuzz::qcow2_image(&data);
     }

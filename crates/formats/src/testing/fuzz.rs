@@ -8,8 +8,11 @@ use super::MemoryFile;
 use crate::img::check::{Options, Repair, check};
 use crate::img::create::{self, create};
 use crate::img::{Format, Image};
-use crate::qcow2::{Geometry, Header, L2Entry, bitmap::Bitmap, snapshot::Snapshot};
+use crate::qcow2::{
+    CompressionType, Geometry, Header, L2Entry, bitmap::Bitmap, decompress, snapshot::Snapshot,
+};
 use crate::{ImageFile, qed};
+use flate2::{Compress, Compression, FlushCompress};
 
 /// Bytes of the largest file. (The header of an image of 2 MiB clusters takes
 /// one of them.)
@@ -63,6 +66,63 @@ pub fn qcow2_tables(data: &[u8]) {
         assert_eq!(Snapshot::parse(&encoded).ok(), Some((snapshot, len)));
     }
     let _ = Bitmap::parse(data, &geometry);
+}
+
+/// A compressed cluster: of bytes as they are, or of a sound stream with
+/// changes, which gets behind what nearly no bytes get past.
+pub fn compressed(data: &[u8]) {
+    let Some((choices, data)) = data.split_first_chunk::<2>() else {
+        return;
+    };
+    let kind = match choices[0] & 1 {
+        0 => CompressionType::Deflate,
+        _ => CompressionType::Zstd,
+    };
+    let mut cluster = vec![0x55; 512 << (choices[0] >> 4 & 7)];
+    if choices[0] & 2 == 0 {
+        return read_twice(kind, data, &mut cluster);
+    }
+    let (changes, pattern) = data.split_at(data.len().min(usize::from(choices[1] & 12)));
+    if pattern.is_empty() {
+        return;
+    }
+    let contents: Vec<u8> = pattern
+        .iter()
+        .copied()
+        .cycle()
+        .take(cluster.len())
+        .collect();
+    let mut stream = compress(kind, &contents);
+    decompress(kind, &stream, &mut cluster).expect("a sound stream");
+    assert!(cluster == contents);
+    for change in changes.chunks_exact(4) {
+        let place = usize::from(u16::from_be_bytes([change[0], change[1]])) % stream.len();
+        stream[place] = change[2];
+    }
+    read_twice(kind, &stream, &mut cluster);
+}
+
+/// The outcome depends on the stream alone.
+fn read_twice(kind: CompressionType, stream: &[u8], cluster: &mut [u8]) {
+    let first = decompress(kind, stream, cluster);
+    let mut again = vec![0xaa; cluster.len()];
+    assert_eq!(decompress(kind, stream, &mut again), first);
+    assert!(first.is_err() || again == cluster);
+}
+
+fn compress(kind: CompressionType, contents: &[u8]) -> Vec<u8> {
+    let mut stream = vec![0; 2 * contents.len() + 100];
+    let len = match kind {
+        CompressionType::Deflate => {
+            let mut encoder = Compress::new(Compression::fast(), false);
+            let done = encoder.compress(contents, &mut stream, FlushCompress::Finish);
+            done.expect("it can always go on");
+            encoder.total_out() as usize
+        }
+        CompressionType::Zstd => zstd_safe::compress(&mut stream[..], contents, 1).expect("room"),
+    };
+    stream.truncate(len);
+    stream
 }
 
 /// A small sound image, of the kind that `choices` says.

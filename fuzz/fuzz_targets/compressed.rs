@@ -1,0 +1,7 @@
+//! A compressed cluster.
+#![no_main]
+
+use fathom_formats::testing::fuzz;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| fuzz::compressed(data));

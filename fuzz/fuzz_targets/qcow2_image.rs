@@ -1,0 +1,7 @@
+//! A qcow2 image with changes, checked and repaired.
+#![no_main]
+
+use fathom_formats::testing::fuzz;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| fuzz::qcow2_image(data));
