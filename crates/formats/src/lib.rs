@@ -11,7 +11,7 @@
 
 mod error;
 mod file;
-mod image;
+pub mod image;
 pub mod img;
 pub mod qcow2;
 pub mod qed;

@@ -1,4 +1,40 @@
-//! Serving images.
+//! Serving images: raw, qcow2 and QED, with the files that they name.
+//!
+//! A format only answers where a guest's byte lives; the data's I/O is the
+//! storage's. One request's way: [`channel`] looks its place up
+//! ([`lookup`]) and passes it on to the storage, at that place. What cannot be
+//! told at once becomes a task ([`task`]), whose operations are children of the
+//! request ([`worker_io`]): [`read`], [`write`], [`zero`] and [`write_back`].
+//!
+//! What all workers share is [`active`]: for each image of the chain its
+//! [`tables`], of which [`cache`] holds [`slice`]s, and the free space
+//! ([`alloc`]). qcow2 and QED differ in [`layout`] and in their free space only.
 
-#[cfg_attr(not(test), allow(dead_code, reason = "for what serves images"))]
+mod activate;
+mod active;
+mod alloc;
+mod cache;
+mod channel;
+mod corrupt;
+mod disk;
+mod epoch;
 pub(crate) mod helpers;
+mod io;
+mod layout;
+mod locks;
+mod lookup;
+mod metadata;
+mod open;
+mod read;
+mod segments;
+mod slice;
+mod storage;
+mod tables;
+mod task;
+mod worker_io;
+mod write;
+mod write_back;
+mod zero;
+
+pub use disk::{DEFAULT_METADATA_CACHE, ImageDisk, ImageOptions};
+pub use storage::{Opener, Storage};

@@ -14,6 +14,9 @@ pub trait Storage: ImageFile + Send + Sync {
     fn disk(&self) -> &dyn Disk;
     /// Its name, for people.
     fn path(&self) -> &Path;
+    /// Whether the file becomes longer as it is written: a block device does
+    /// not.
+    fn grows(&self) -> bool;
     /// The same for two storages exactly if they are the same file.
     fn identity(&self) -> (u64, u64);
 }

@@ -86,6 +86,24 @@ impl Regions {
         (regions, overlaps)
     }
 
+    /// No regions yet.
+    pub fn new(cluster_bits: u32) -> Regions {
+        Regions {
+            cluster_bits,
+            ..Regions::default()
+        }
+    }
+
+    /// log2 of the cluster size.
+    pub fn cluster_bits(&self) -> u32 {
+        self.cluster_bits
+    }
+
+    /// All of them, as ranges of clusters.
+    pub fn clusters_of_all(&self) -> impl Iterator<Item = Range<u64>> {
+        self.by_end.iter().map(|(end, (start, _))| *start..*end)
+    }
+
     /// The whole clusters of `len` bytes from `offset` on; empty for `len` 0.
     fn clusters(&self, offset: u64, len: u64) -> Range<u64> {
         let start = offset >> self.cluster_bits;

@@ -1,0 +1,144 @@
+//! A chain of images while it is in use.
+
+use super::epoch::Epochs;
+use super::helpers::Helpers;
+use super::io::{Errno, Io, StorageId};
+use super::metadata::Filter;
+use super::tables::{Extent, Tables};
+use crate::qcow2::Compressed;
+use std::sync::Arc;
+
+/// One image of the chain; the first is the one that the guest writes to.
+pub(super) enum Layer {
+    /// The guest's byte n is the file's byte `offset` + n.
+    Raw {
+        storage: StorageId,
+        offset: u64,
+        size: u64,
+    },
+    Tables(Box<Tables>),
+}
+
+impl Layer {
+    /// Of the guest's disk that it knows of, in bytes.
+    pub(super) fn size(&self) -> u64 {
+        match self {
+            Layer::Raw { size, .. } => *size,
+            Layer::Tables(tables) => tables.size,
+        }
+    }
+}
+
+/// Where a range's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Data {
+        storage: StorageId,
+        at: u64,
+    },
+    Zero,
+    /// In the compressed cluster of that layer that starts at guest offset
+    /// `cluster`.
+    Compressed {
+        layer: usize,
+        cluster: u64,
+        range: Compressed,
+    },
+}
+
+/// Shared by all workers.
+pub(super) struct Active {
+    pub(super) layers: Vec<Layer>,
+    pub(super) epochs: Arc<Epochs>,
+    /// Of the first layer's file.
+    pub(super) filter: Arc<Filter>,
+    pub(super) helpers: Arc<Helpers>,
+}
+
+impl Active {
+    /// The image that the guest writes to, unless it is raw.
+    pub(super) fn top(&self) -> Option<&Tables> {
+        match &self.layers[0] {
+            Layer::Tables(tables) => Some(tables),
+            Layer::Raw { .. } => None,
+        }
+    }
+
+    /// Where the bytes from `guest` on are, as the layers from `first` on see
+    /// them, and for how many that is true: `max` at most. Tables are read if
+    /// need be.
+    pub(super) async fn place(
+        &self,
+        io: &impl Io,
+        first: usize,
+        guest: u64,
+        mut max: u64,
+    ) -> Result<(Place, u64), Errno> {
+        for (number, layer) in self.layers.iter().enumerate().skip(first) {
+            let Some(left) = layer.size().checked_sub(guest).filter(|left| *left > 0) else {
+                // Beyond the end of a short backing file.
+                return Ok((Place::Zero, max));
+            };
+            max = max.min(left);
+            let tables = match layer {
+                Layer::Raw {
+                    storage, offset, ..
+                } => {
+                    let (storage, at) = (*storage, offset + guest);
+                    return Ok((Place::Data { storage, at }, max));
+                }
+                Layer::Tables(tables) => tables,
+            };
+            let (extent, len) = tables.look_up(io, guest, max).await?;
+            max = len;
+            let place = match extent {
+                Extent::Below => continue,
+                Extent::Zero => Place::Zero,
+                Extent::Data { at, .. } => Place::Data {
+                    storage: tables.data,
+                    at,
+                },
+                Extent::Compressed { cluster, range } => Place::Compressed {
+                    layer: number,
+                    cluster,
+                    range,
+                },
+            };
+            return Ok((place, max));
+        }
+        Ok((Place::Zero, max))
+    }
+
+    /// Whether the layers from `first` on have nothing but zeroes there.
+    pub(super) async fn is_zero(
+        &self,
+        io: &impl Io,
+        first: usize,
+        mut guest: u64,
+        end: u64,
+    ) -> Result<bool, Errno> {
+        while guest < end {
+            let (place, len) = self.place(io, first, guest, end - guest).await?;
+            if place != Place::Zero {
+                return Ok(false);
+            }
+            guest += len;
+        }
+        Ok(true)
+    }
+}
+
+impl Tables {
+    /// What the bytes from `guest` on are, `max` at most.
+    pub(super) async fn look_up(
+        &self,
+        io: &impl Io,
+        guest: u64,
+        max: u64,
+    ) -> Result<(Extent, u64), Errno> {
+        match self.slice(io, self.slice_of(guest)).await? {
+            None => Ok(self.without_table(guest, max)),
+            Some(slice) => self.checked(self.extent(&slice.0, guest, max)),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Which clusters of an image's file are free.
+
+mod append;
+mod refcounts;
+
+pub(super) use append::Append;
+pub(super) use refcounts::{Moved, Refcounts};
+
+use super::io::{Errno, Io};
+use super::layout::Problem;
+use super::metadata::Metadata;
+use super::tables::{State, Tables, Unlinked};
+use fathom_core::Op;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// Clusters in a row that nothing refers to yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) clusters: Range<u64>,
+    /// They read as zeroes: the file has never been so long.
+    pub(super) fresh: bool,
+}
+
+impl Run {
+    pub(super) fn len(&self) -> u64 {
+        self.clusters.end - self.clusters.start
+    }
+}
+
+/// How an image keeps track of its clusters.
+pub(super) enum Space {
+    /// Nothing is ever allocated.
+    ReadOnly,
+    /// qcow2.
+    Refcounts(Refcounts),
+    /// QED: nothing is free but what comes after the end.
+    Append(Append),
+}
+
+/// Behind the lock of the image's state.
+pub(super) struct Allocator {
+    pub(super) space: Space,
+    pub(super) metadata: Metadata,
+}
+
+impl Allocator {
+    /// Up to `n` clusters, or exactly so many, of those that are known to be
+    /// free. None: search for more. Their refcounts are one now.
+    fn take(&mut self, n: u64, exact: bool) -> Result<Option<Run>, Problem> {
+        let run = match &mut self.space {
+            Space::ReadOnly => None,
+            Space::Refcounts(space) => space.take(n, exact),
+            Space::Append(space) => space.take(n, exact),
+        };
+        if let Some(run) = &run {
+            for cluster in run.clusters.clone() {
+                if let Some(region) = self.metadata.in_cluster(cluster) {
+                    return Err(format!(
+                        "cluster {cluster} is free by its refcount but holds {region}"
+                    ));
+                }
+            }
+        }
+        Ok(run)
+    }
+
+    /// Clusters that were taken and never linked.
+    pub(super) fn give_back(&mut self, run: &Run) {
+        match &mut self.space {
+            Space::ReadOnly => {}
+            Space::Refcounts(space) => space.give_back(run),
+            Space::Append(space) => space.give_back(run),
+        }
+    }
+}
+
+impl Tables {
+    /// Allocates up to `n` clusters, or exactly so many in a row.
+    pub(super) async fn allocate(&self, io: &impl Io, n: u64, exact: bool) -> Result<Run, Errno> {
+        loop {
+            if let Some(run) = self.try_allocate(n, exact)? {
+                return Ok(run);
+            }
+            let _searching = self.searching.lock_all().await;
+            if let Some(run) = self.try_allocate(n, exact)? {
+                return Ok(run);
+            }
+            self.search(io, n).await?;
+        }
+    }
+
+    fn try_allocate(&self, n: u64, exact: bool) -> Result<Option<Run>, Errno> {
+        let taken = self.state().alloc.take(n, exact);
+        let run = self.checked(taken)?;
+        if run.is_some() {
+            // Its refcounts are to be written.
+            self.dirty.store(true, Ordering::Release);
+        }
+        Ok(run)
+    }
+
+    /// Makes more free clusters known, or fails. One task at a time.
+    async fn search(&self, io: &impl Io, n: u64) -> Result<(), Errno> {
+        let append = match &self.state().alloc.space {
+            Space::ReadOnly => return Err(libc::EROFS),
+            Space::Refcounts(_) => false,
+            Space::Append(_) => true,
+        };
+        match append {
+            true => self.extend_file(io, n).await,
+            false => self.search_refcounts(io, n).await,
+        }
+    }
+
+    /// What was unlinked, durably: its refcounts go down.
+    pub(super) async fn release(&self, io: &impl Io, gone: &[Unlinked]) -> Result<(), Errno> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let bits = self.layout.cluster_bits();
+        // Nobody looks for free clusters before they are known as such.
+        let _searching = self.searching.lock_all().await;
+        let mut free = Vec::new();
+        let mut outcome = Ok(());
+        for gone in gone {
+            let last = (gone.offset + gone.len).div_ceil(1 << bits);
+            for cluster in gone.offset >> bits..last {
+                match self.lower(io, cluster, gone.is_table).await {
+                    Ok(true) => free.push(cluster),
+                    Ok(false) => {}
+                    Err(errno) => outcome = Err(errno),
+                }
+            }
+        }
+        for clusters in runs(free) {
+            if self.discard {
+                let len = (clusters.end - clusters.start) << bits;
+                // It is advice.
+                let at = clusters.start << bits;
+                let _ = io.plain(self.storage, Op::Discard, at, len).await;
+            }
+            if let Some(space) = refcounts(&mut self.state()) {
+                space.freed(clusters);
+            }
+        }
+        outcome
+    }
+
+    /// True if that was the last reference.
+    async fn lower(&self, io: &impl Io, cluster: u64, is_table: bool) -> Result<bool, Errno> {
+        self.load_refcounts_of(io, cluster).await?;
+        let mut state = self.state();
+        let state = &mut *state;
+        if is_table {
+            state.alloc.metadata.remove_table(cluster..cluster + 1);
+        }
+        let Some(space) = refcounts(state) else {
+            return Ok(false);
+        };
+        self.dirty.store(true, Ordering::Release);
+        let lowered = space.lower(cluster);
+        self.checked(lowered)
+    }
+}
+
+/// Numbers in a row, from numbers.
+fn runs(mut numbers: Vec<u64>) -> Vec<Range<u64>> {
+    numbers.sort_unstable();
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some(run) if run.end == number => run.end += 1,
+            _ => runs.push(number..number + 1),
+        }
+    }
+    runs
+}
+
+/// For parts that only refcounted images have.
+pub(super) fn refcounts(state: &mut State) -> Option<&mut Refcounts> {
+    match &mut state.alloc.space {
+        Space::Refcounts(space) => Some(space),
+        _ => None,
+    }
+}

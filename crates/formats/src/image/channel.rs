@@ -1,0 +1,288 @@
+//! One worker's way to an image: what can be told at once goes straight to
+//! the storage, at the place where the bytes are; everything else is a task.
+
+use super::active::Active;
+use super::disk::Shared;
+use super::epoch::WritesInFlight;
+use super::io::{Errno, Io, Payload};
+use super::lookup::{Found, Lookup};
+use super::segments::{Source, clear};
+use super::task::Executor;
+use super::worker_io::{CHILDREN, TaskIo, WorkerIo};
+use super::write::Write;
+use super::zero::Empty;
+use fathom_core::{Channel, Cx, Op, Request, RequestId, Stage, Token};
+use smallvec::SmallVec;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// No request's id: the slab never grows to it.
+const NOBODY: RequestId = RequestId(u32::MAX);
+
+/// The tag of the token by which other threads wake tasks. Storages have
+/// smaller ones.
+const WOKEN: u16 = u16::MAX;
+
+/// The request is not counted in any epoch.
+const UNCOUNTED: u8 = u8::MAX;
+
+/// The image in use, as this worker sees it.
+struct Current {
+    active: Arc<Active>,
+    lookup: Lookup,
+    writes: Arc<WritesInFlight>,
+}
+
+pub(super) struct ImageChannel {
+    shared: Arc<Shared>,
+    /// Of the activation that `current` belongs to.
+    generation: u64,
+    current: Option<Current>,
+    storages: Vec<Box<dyn Channel>>,
+    executor: Executor,
+    io: Rc<WorkerIo>,
+    /// Requests that `cx.done()` has had before the storages' turn.
+    done: usize,
+}
+
+impl ImageChannel {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        storages: Vec<Box<dyn Channel>>,
+        cx: &mut Cx,
+    ) -> io::Result<ImageChannel> {
+        cx.reserve_children(CHILDREN)?;
+        let executor = Executor::new()?;
+        let token = Token::request(NOBODY, WOKEN);
+        cx.engine.watch(executor.fd(), token)?;
+        Ok(ImageChannel {
+            shared,
+            generation: 0,
+            current: None,
+            storages,
+            executor,
+            io: Rc::default(),
+            done: 0,
+        })
+    }
+
+    /// What a worker keeps of an activation goes with it.
+    #[cold]
+    fn renew(&mut self, generation: u64) {
+        self.generation = generation;
+        self.current = self.shared.active().map(|active| Current {
+            lookup: Lookup::new(active.layers.len()),
+            writes: active.epochs.register(),
+            active,
+        });
+    }
+
+    /// What the request needs, if that is one thing.
+    #[inline]
+    fn find(&mut self, request: &Request) -> Result<Found, Errno> {
+        let Some(current) = &mut self.current else {
+            return Err(libc::EIO);
+        };
+        let (guest, len) = (request.offset, request.len);
+        let size = self.shared.size;
+        if guest > size || len > size - guest {
+            return Err(libc::EIO);
+        }
+        let active = &*current.active;
+        if request.op == Op::Read {
+            return Ok(current.lookup.read(active, guest, len));
+        }
+        if self.shared.read_only && request.op != Op::Flush {
+            return Err(libc::EROFS);
+        }
+        let top = active.top();
+        if let Some(tables) = top
+            && tables.corrupt.load(Ordering::Relaxed)
+        {
+            return Err(libc::EIO);
+        }
+        let clean = top.is_none_or(|t| t.is_clean() && t.data == t.storage);
+        Ok(match request.op {
+            // Durable with its metadata.
+            Op::Write if request.fua && !clean => Found::Else,
+            Op::Write => current.lookup.write(active, guest, len),
+            Op::Flush if clean => Found::Data { storage: 0, at: 0 },
+            Op::Discard | Op::WriteZeroes if top.is_none() => {
+                current.lookup.write(active, guest, len)
+            }
+            _ => Found::Else,
+        })
+    }
+
+    fn spawn(&mut self, cx: &mut Cx, id: RequestId) {
+        let current = self.current.as_ref().expect("`find` has seen it");
+        let request = &cx.slab[id];
+        let task = Task {
+            active: current.active.clone(),
+            io: TaskIo {
+                worker: self.io.clone(),
+                parent: id,
+            },
+            op: request.op,
+            fua: request.fua,
+            unmap: request.unmap && self.shared.discard,
+            guest: request.offset,
+            len: request.len,
+            payload: Payload {
+                segments: request.segments.clone(),
+                keep: SmallVec::new(),
+            },
+        };
+        self.executor.spawn(task.run());
+    }
+
+    /// Lets tasks and their operations go on as far as they go.
+    fn drive(&mut self, cx: &mut Cx) {
+        loop {
+            let ran = self.executor.run();
+            let submitted = self.io.submit(cx, &mut self.storages);
+            let reaped = self.io.reap(cx);
+            if !ran && !submitted && !reaped {
+                break;
+            }
+        }
+        while let Some((id, errno)) = self.io.next_finished() {
+            cx.complete(id, errno);
+        }
+    }
+
+    /// Books of what has been completed since `done` was taken.
+    #[inline]
+    fn account(&mut self, cx: &mut Cx) {
+        let Some(current) = &self.current else { return };
+        for n in self.done..cx.done().len() {
+            let id = cx.done()[n];
+            let epoch = std::mem::replace(&mut cx.slab[id].epoch, UNCOUNTED);
+            if epoch != UNCOUNTED {
+                current.active.epochs.leave(&current.writes, epoch);
+            }
+        }
+    }
+}
+
+impl Channel for ImageChannel {
+    #[inline]
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Map);
+        self.done = cx.done().len();
+        let generation = self.shared.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.renew(generation);
+        }
+        cx.slab[id].epoch = UNCOUNTED;
+        if !matches!(cx.slab[id].op, Op::Read | Op::Flush)
+            && let Some(current) = &self.current
+        {
+            cx.slab[id].epoch = current.active.epochs.enter(&current.writes);
+        }
+        match self.find(&cx.slab[id]) {
+            Ok(Found::Data { storage, at }) => {
+                let request = &mut cx.slab[id];
+                (request.at, request.storage) = (at, storage);
+                self.storages[usize::from(storage)].submit(cx, id);
+            }
+            Ok(Found::Zero) => {
+                cx.enter(id, Stage::Device);
+                // SAFETY: the source vouches for the request's segments.
+                unsafe { clear(&cx.slab[id].segments) };
+                cx.complete(id, 0);
+            }
+            Ok(Found::Else) => {
+                self.spawn(cx, id);
+                self.drive(cx);
+            }
+            Err(errno) => cx.complete(id, errno),
+        }
+        self.account(cx);
+    }
+
+    #[inline]
+    fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
+        self.done = cx.done().len();
+        if id != NOBODY {
+            let storage = usize::from(cx.slab[id].storage);
+            self.storages[storage].complete(cx, id, tag, result);
+        } else if tag != WOKEN {
+            // One of them has asked to be told of something.
+            for storage in &mut self.storages {
+                storage.complete(cx, id, tag, result);
+            }
+        }
+        if !self.executor.is_idle() {
+            self.drive(cx);
+        }
+        self.account(cx);
+    }
+}
+
+impl Drop for ImageChannel {
+    fn drop(&mut self) {
+        if self.io.in_flight() > 0 {
+            // The kernel may still be using the buffers.
+            std::mem::forget(self.io.clone());
+        }
+    }
+}
+
+/// A request that takes several steps.
+struct Task {
+    active: Arc<Active>,
+    io: TaskIo,
+    op: Op,
+    fua: bool,
+    unmap: bool,
+    guest: u64,
+    len: u64,
+    payload: Payload,
+}
+
+impl Task {
+    async fn run(self) {
+        let errno = self.serve().await.err().unwrap_or(0);
+        self.io.worker.finish(self.io.parent, errno);
+    }
+
+    async fn serve(&self) -> Result<(), Errno> {
+        let (active, io) = (&*self.active, &self.io);
+        if self.op == Op::Read {
+            return active.read(io, 0, self.guest, &self.payload).await;
+        }
+        let Some(tables) = active.top() else {
+            return self.on_raw().await;
+        };
+        let range = self.guest..self.guest + self.len;
+        let how = match self.op {
+            Op::Flush => return tables.flush(io).await,
+            Op::Discard => Empty::Discard,
+            _ => Empty::Zero { unmap: self.unmap },
+        };
+        if self.op == Op::Write {
+            let write = Write {
+                start: self.guest,
+                source: Source::Guest(self.payload.segments.clone()),
+            };
+            active.write(io, tables, &write, range).await?;
+        } else {
+            active.empty(io, tables, how, range).await?;
+        }
+        match self.fua {
+            true => tables.flush(io).await,
+            false => tables.limit_dirty(io).await,
+        }
+    }
+
+    /// Only its reads can take several steps: beyond its end.
+    async fn on_raw(&self) -> Result<(), Errno> {
+        match self.op {
+            Op::Flush => self.io.plain(0, Op::Flush, 0, 0).await,
+            _ => Err(libc::EIO),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A disk that is an image in a format.
+
+use super::activate::activate;
+use super::active::{Active, Layer};
+use super::alloc::Space;
+use super::channel::ImageChannel;
+use super::helpers::Helpers;
+use super::io::BlockingIo;
+use super::open::{Chain, unusable};
+use super::storage::{Opener, Storage};
+use super::tables::Tables;
+use crate::img::{Format, Image};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
+use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Enough for all L2 tables of a qcow2 image of 256 GiB in clusters of 64 KiB.
+pub const DEFAULT_METADATA_CACHE: u64 = 32 << 20;
+
+/// The longest discard or zeroing in one request: entries change quickly.
+const MAX_RANGE: u64 = 1 << 30;
+
+/// Threads that decompress, for all workers.
+const HELPERS: usize = 4;
+
+/// How to serve an image.
+#[derive(Clone, Debug)]
+pub struct ImageOptions {
+    pub format: Format,
+    pub read_only: bool,
+    /// The guest may discard, and freed clusters are freed in the file, too.
+    pub discard: bool,
+    /// Bytes of L2 tables in memory, for all images of the chain.
+    pub metadata_cache: u64,
+    /// Of a raw image: where in its file the disk starts.
+    pub offset: u64,
+    /// Of a raw image: the disk's bytes; none: up to the file's end.
+    pub size: Option<u64>,
+}
+
+impl ImageOptions {
+    /// The defaults for this format.
+    pub fn new(format: Format) -> ImageOptions {
+        ImageOptions {
+            format,
+            read_only: false,
+            discard: true,
+            metadata_cache: DEFAULT_METADATA_CACHE,
+            offset: 0,
+            size: None,
+        }
+    }
+}
+
+/// An image with its chain of backing files, shared by its workers. Its
+/// metadata is in memory from `activate` to `deactivate` only.
+pub struct ImageDisk {
+    shared: Arc<Shared>,
+    chain: Chain,
+    options: ImageOptions,
+    helpers: Arc<Helpers>,
+}
+
+/// What the workers' channels know.
+pub(super) struct Shared {
+    /// The disk's bytes.
+    pub(super) size: u64,
+    pub(super) read_only: bool,
+    pub(super) discard: bool,
+    /// Counts activations and deactivations.
+    pub(super) generation: AtomicU64,
+    active: Mutex<Option<Arc<Active>>>,
+}
+
+impl Shared {
+    pub(super) fn active(&self) -> Option<Arc<Active>> {
+        let active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        active.clone()
+    }
+
+    fn set_active(&self, active: Option<Arc<Active>>) -> Option<Arc<Active>> {
+        let mut place = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *place, active);
+        self.generation.fetch_add(1, Ordering::Release);
+        before
+    }
+}
+
+impl ImageDisk {
+    /// Opens an image and the files that it names, by way of `opener`. Reads
+    /// headers only. The error is one line that says what to do.
+    pub fn open(
+        file: Arc<dyn Storage>,
+        opener: Arc<dyn Opener>,
+        options: ImageOptions,
+    ) -> Result<ImageDisk, DiskError> {
+        let chain = Chain::open(file, &*opener, &options)?;
+        Ok(ImageDisk {
+            shared: Arc::new(Shared {
+                size: chain.size(),
+                read_only: options.read_only,
+                discard: options.discard,
+                generation: AtomicU64::new(0),
+                active: Mutex::default(),
+            }),
+            chain,
+            options,
+            helpers: Arc::new(Helpers::new(HELPERS)),
+        })
+    }
+
+    fn unlock(&self, storages: &[Arc<dyn Storage>]) -> Result<(), DiskError> {
+        let unlocked = storages.iter().map(|storage| storage.disk().deactivate());
+        unlocked.fold(Ok(()), Result::and)
+    }
+
+    /// Everything that is dirty goes to the disk, and what was freed is free.
+    fn write_back(&self, tables: &Tables) -> io::Result<()> {
+        let io = BlockingIo(&self.chain.storages);
+        // Each time gives back what the time before has unlinked.
+        while tables.dirty.load(Ordering::Acquire) {
+            let flushed = at_once(tables.flush(&io));
+            flushed.map_err(io::Error::from_raw_os_error)?;
+        }
+        if let Space::Append(space) = &tables.state().alloc.space
+            && space.used() < tables.file_len.load(Ordering::Relaxed)
+        {
+            tables.file.set_len(space.used())?;
+            tables.file.sync()?;
+        }
+        Ok(())
+    }
+}
+
+impl Disk for ImageDisk {
+    fn info(&self) -> DiskInfo {
+        let storage = self.chain.storages[0].disk().info();
+        let cluster = match &self.chain.links[0].image {
+            Image::Raw { .. } => storage.physical_block_size,
+            Image::Qcow2(header) => header.geometry().cluster_size() as u32,
+            Image::Qed(header, _) => header.cluster_size,
+        };
+        let writable = !self.options.read_only;
+        let limits = RangeLimits {
+            alignment: cluster,
+            max_len: match &self.chain.links[0].image {
+                Image::Raw { .. } => storage.write_zeroes.map_or(0, |l| l.max_len),
+                _ => MAX_RANGE,
+            },
+        };
+        DiskInfo {
+            size: self.shared.size,
+            block_size: 512,
+            physical_block_size: storage.physical_block_size,
+            optimal_io_size: storage.optimal_io_size,
+            read_only: !writable,
+            write_cache: storage.write_cache,
+            discard: (writable && self.options.discard).then_some(limits),
+            write_zeroes: writable.then_some(limits),
+        }
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        let storages = &self.chain.storages;
+        for (n, storage) in storages.iter().enumerate() {
+            if let Err(error) = storage.disk().activate() {
+                let _ = self.unlock(&storages[..n]);
+                return Err(error);
+            }
+        }
+        match activate(&self.chain, &self.options, &self.helpers) {
+            Ok(active) => {
+                self.shared.set_active(Some(Arc::new(active)));
+                Ok(())
+            }
+            Err(error) => {
+                let _ = self.unlock(storages);
+                Err(error)
+            }
+        }
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        let Some(active) = self.shared.set_active(None) else {
+            return Ok(());
+        };
+        let written = match &active.layers[0] {
+            Layer::Tables(tables) if tables.writable && !tables.corrupt.load(Ordering::SeqCst) => {
+                self.write_back(tables)
+            }
+            _ => Ok(()),
+        };
+        let path = self.chain.path();
+        let written = written.map_err(|source| DiskError::Io {
+            path: path.to_owned(),
+            what: "its metadata cannot be written",
+            source,
+        });
+        written.and(self.unlock(&self.chain.storages))
+    }
+
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        let storages = self.chain.storages.iter();
+        let channels: Result<Vec<_>, _> = storages.map(|s| s.disk().channel(cx)).collect();
+        let channel = ImageChannel::new(self.shared.clone(), channels?, cx);
+        let channel = channel.map_err(|error| {
+            let problem = format!("a worker cannot serve it: {error}");
+            unusable(self.chain.path(), problem)
+        })?;
+        Ok(Box::new(channel))
+    }
+}
+
+/// The outcome of what never waits: nobody else uses the image now.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    let mut cx = Context::from_waker(Waker::noop());
+    match pin!(future).poll(&mut cx) {
+        Poll::Ready(outcome) => outcome,
+        Poll::Pending => unreachable!("blocking I/O is ready, and nothing is locked"),
+    }
+}

@@ -1,0 +1,104 @@
+//! When a freed cluster can be used again.
+//!
+//! A write that is in flight may still go to a cluster that a discard has
+//! freed meanwhile. So each write is counted in the epoch in which it looked
+//! its cluster up, an epoch ends only when all writes of the one before have
+//! completed, and what was freed in an epoch is free two epochs later.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+
+#[derive(Default)]
+pub(super) struct Epochs {
+    current: AtomicU64,
+    workers: Mutex<Vec<Arc<WritesInFlight>>>,
+}
+
+/// One worker's writes, by their epoch's parity. The worker alone changes it.
+#[derive(Default)]
+pub(super) struct WritesInFlight([AtomicU32; 2]);
+
+impl WritesInFlight {
+    fn add(&self, parity: u8, n: i32) {
+        let count = &self.0[usize::from(parity)];
+        let now = count.load(Ordering::Relaxed).wrapping_add_signed(n);
+        count.store(now, Ordering::Release);
+    }
+}
+
+impl Epochs {
+    /// A worker's counts.
+    pub(super) fn register(&self) -> Arc<WritesInFlight> {
+        let writes = Arc::new(WritesInFlight::default());
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of workers that are gone.
+        workers.retain(|writes| Arc::strong_count(writes) > 1);
+        workers.push(writes.clone());
+        writes
+    }
+
+    /// A write starts, before it looks anything up. The result is for
+    /// [`Epochs::leave`].
+    #[inline]
+    pub(super) fn enter(&self, writes: &WritesInFlight) -> u8 {
+        loop {
+            let epoch = self.current.load(Ordering::Relaxed);
+            let parity = (epoch & 1) as u8;
+            writes.add(parity, 1);
+            // Whoever ends the epoch sees the count, or is seen here.
+            fence(Ordering::SeqCst);
+            if self.current.load(Ordering::Acquire) == epoch {
+                return parity;
+            }
+            writes.add(parity, -1);
+        }
+    }
+
+    #[inline]
+    pub(super) fn leave(&self, writes: &WritesInFlight, parity: u8) {
+        writes.add(parity, -1);
+    }
+
+    /// The epoch in which something is freed that nobody can look up any more.
+    pub(super) fn now(&self) -> u64 {
+        fence(Ordering::SeqCst);
+        self.current.load(Ordering::Relaxed)
+    }
+
+    /// What was freed in this epoch or earlier can be used; 0: nothing can.
+    /// Ends the current epoch if that is possible.
+    pub(super) fn reusable(&self) -> Option<u64> {
+        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let epoch = self.current.load(Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let before = usize::from(epoch & 1 == 0);
+        let idle = |writes: &Arc<WritesInFlight>| writes.0[before].load(Ordering::Acquire) == 0;
+        if workers.iter().all(idle) {
+            self.current.store(epoch + 1, Ordering::SeqCst);
+            return (epoch + 1).checked_sub(2);
+        }
+        epoch.checked_sub(2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_freed_waits_for_the_writes_in_flight() {
+        let epochs = Epochs::default();
+        let (one, two) = (epochs.register(), epochs.register());
+        let in_flight = epochs.enter(&one);
+        let freed = epochs.now();
+        let later = epochs.enter(&two);
+        let is_free = || epochs.reusable().is_some_and(|epoch| epoch >= freed);
+        (0..5).for_each(|_| assert!(!is_free()));
+        epochs.leave(&two, later);
+        let newest = epochs.enter(&two);
+        (0..5).for_each(|_| assert!(!is_free()));
+        epochs.leave(&one, in_flight);
+        assert!((0..3).any(|_| is_free()), "nothing older is in flight");
+        epochs.leave(&two, newest);
+    }
+}

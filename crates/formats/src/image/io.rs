@@ -1,0 +1,183 @@
+//! I/O as the format's code asks for it: by a worker's tasks, which wait, or
+//! at once by the thread that opens or closes an image.
+
+use super::storage::Storage;
+use fathom_core::Op;
+use libc::iovec;
+use smallvec::SmallVec;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::future::Future;
+use std::io;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A positive errno.
+pub(super) type Errno = i32;
+
+/// Which of a chain's files.
+pub(super) type StorageId = u8;
+
+/// Memory for I/O, aligned for O_DIRECT, zeroed at first.
+pub(super) struct Buf {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+const ALIGN: usize = 4096;
+
+impl Buf {
+    pub(super) fn new(len: usize) -> Buf {
+        let layout = Buf::layout(len);
+        // SAFETY: the layout's size is not 0.
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
+        Buf { base, len }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len.max(1), ALIGN).expect("requests and tables are small")
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the memory is this value's, and initialised. Operations
+        // that write to it have it by value until they are complete.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: likewise.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+
+    /// For the kernel.
+    pub(super) fn iovec(&self) -> iovec {
+        iovec {
+            iov_base: self.base.as_ptr().cast(),
+            iov_len: self.len,
+        }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.base.as_ptr(), Buf::layout(self.len)) };
+    }
+}
+
+/// What a write takes its bytes from, or a read puts them into: iovecs, and
+/// those of the buffers they name that are not the guest's.
+pub(super) struct Payload {
+    pub(super) segments: fathom_core::Segments,
+    pub(super) keep: SmallVec<[Rc<Buf>; 2]>,
+}
+
+impl Payload {
+    pub(super) fn of(buf: Rc<Buf>) -> Payload {
+        Payload {
+            segments: fathom_core::Segments::from_slice(&[buf.iovec()]),
+            keep: SmallVec::from_iter([buf]),
+        }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.segments.iter().map(|s| s.iov_len as u64).sum()
+    }
+}
+
+/// Each operation starts when its method is called, not when the future is
+/// first polled: several can be started and then awaited.
+pub(super) trait Io {
+    /// One operation without data in memory: zeroes, a discard, a flush.
+    fn plain(
+        &self,
+        storage: StorageId,
+        op: Op,
+        at: u64,
+        len: u64,
+    ) -> impl Future<Output = Result<(), Errno>>;
+
+    /// Metadata, into a buffer of `len` bytes.
+    fn read(
+        &self,
+        storage: StorageId,
+        at: u64,
+        len: usize,
+    ) -> impl Future<Output = Result<Buf, Errno>>;
+
+    /// Metadata.
+    fn write(
+        &self,
+        storage: StorageId,
+        at: u64,
+        buf: Buf,
+    ) -> impl Future<Output = Result<(), Errno>>;
+}
+
+/// On the thread that calls it. Its futures are ready.
+pub(super) struct BlockingIo<'a>(pub(super) &'a [Arc<dyn Storage>]);
+
+impl BlockingIo<'_> {
+    fn storage(&self, id: StorageId) -> &dyn Storage {
+        &*self.0[usize::from(id)]
+    }
+}
+
+impl Io for BlockingIo<'_> {
+    fn plain(
+        &self,
+        storage: StorageId,
+        op: Op,
+        at: u64,
+        len: u64,
+    ) -> impl Future<Output = Result<(), Errno>> {
+        let storage = self.storage(storage);
+        let result = match op {
+            Op::Flush => storage.sync(),
+            Op::Discard => storage.discard(at, len),
+            _ => write_zeroes(storage, at, len),
+        };
+        std::future::ready(result.map_err(errno))
+    }
+
+    fn read(
+        &self,
+        storage: StorageId,
+        at: u64,
+        len: usize,
+    ) -> impl Future<Output = Result<Buf, Errno>> {
+        let mut buf = Buf::new(len);
+        let result = self.storage(storage).read_at(buf.bytes_mut(), at);
+        std::future::ready(result.map(|()| buf).map_err(errno))
+    }
+
+    fn write(
+        &self,
+        storage: StorageId,
+        at: u64,
+        buf: Buf,
+    ) -> impl Future<Output = Result<(), Errno>> {
+        let result = self.storage(storage).write_at(buf.bytes(), at);
+        std::future::ready(result.map_err(errno))
+    }
+}
+
+fn write_zeroes(storage: &dyn Storage, at: u64, len: u64) -> io::Result<()> {
+    let zeroes = [0; 65536];
+    let mut done = 0;
+    while done < len {
+        let n = (len - done).min(zeroes.len() as u64);
+        storage.write_at(&zeroes[..n as usize], at + done)?;
+        done += n;
+    }
+    Ok(())
+}
+
+pub(super) fn errno(error: io::Error) -> Errno {
+    match (error.raw_os_error(), error.kind()) {
+        (Some(errno), _) => errno,
+        (None, io::ErrorKind::StorageFull) => libc::ENOSPC,
+        (None, _) => libc::EIO,
+    }
+}

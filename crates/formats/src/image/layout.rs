@@ -1,0 +1,226 @@
+//! What qcow2 and QED have in common: a table of tables whose entries say
+//! where the guest's clusters are.
+
+use crate::qcow2::{self, Cluster, L1Entry, L2Entry};
+use crate::qed;
+
+/// Bytes of a table that are read, cached and written together. A sector is
+/// written wholly or not at all, and entries never cross sectors.
+pub(super) const SLICE_BYTES: u64 = 4096;
+
+/// Why an entry cannot be followed; for people.
+pub(super) type Problem = String;
+
+/// The shape of one image's tables. Entries are kept as numbers, whatever
+/// their order of bytes in the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Layout {
+    Qcow2(qcow2::Geometry),
+    Qed(qed::Geometry),
+}
+
+impl Layout {
+    #[inline]
+    pub(super) fn cluster_bits(&self) -> u32 {
+        match self {
+            Layout::Qcow2(g) => g.cluster_bits,
+            Layout::Qed(g) => g.cluster_bits,
+        }
+    }
+
+    #[inline]
+    pub(super) fn cluster_size(&self) -> u64 {
+        1 << self.cluster_bits()
+    }
+
+    /// The unit that is allocated or zero by itself, in bytes.
+    #[inline]
+    pub(super) fn unit(&self) -> u64 {
+        match self {
+            Layout::Qcow2(g) => g.subcluster_size(),
+            Layout::Qed(g) => g.cluster_size(),
+        }
+    }
+
+    /// Words of an entry: 1 or 2.
+    #[inline]
+    pub(super) fn entry_words(&self) -> usize {
+        match self {
+            Layout::Qcow2(g) if g.extended_l2 => 2,
+            _ => 1,
+        }
+    }
+
+    /// Bytes of an L2 table, which is in one piece.
+    pub(super) fn table_bytes(&self) -> u64 {
+        match self {
+            Layout::Qcow2(g) => g.cluster_size(),
+            Layout::Qed(g) => g.table_bytes(),
+        }
+    }
+
+    /// Bytes of a slice: a part of a table, or a small one.
+    #[inline]
+    pub(super) fn slice_bytes(&self) -> u64 {
+        SLICE_BYTES.min(self.table_bytes())
+    }
+
+    /// Clusters that a slice speaks of; a power of two.
+    #[inline]
+    pub(super) fn slice_entries(&self) -> u64 {
+        self.slice_bytes() / 8 / self.entry_words() as u64
+    }
+
+    /// Slices of a table; a power of two.
+    #[inline]
+    pub(super) fn slices_per_table(&self) -> u64 {
+        self.table_bytes() / self.slice_bytes()
+    }
+
+    /// The entry is one that guest data can be read at. `file_len` bounds a
+    /// QED image's clusters, `guest` is what a data file's offsets must be.
+    #[inline]
+    pub(super) fn decode(
+        &self,
+        entry: L2Entry,
+        guest: u64,
+        file_len: u64,
+    ) -> Result<Cluster, Problem> {
+        match self {
+            Layout::Qcow2(g) => {
+                let cluster = entry.decode(g).map_err(|error| error.to_string())?;
+                if g.data_file {
+                    check_data_file(&cluster, guest & !(g.cluster_size() - 1))?;
+                }
+                Ok(cluster)
+            }
+            Layout::Qed(g) => {
+                let cluster = qed::Cluster::decode(entry.descriptor, g, file_len);
+                Ok(match cluster.map_err(|error| error.to_string())? {
+                    qed::Cluster::Unallocated => Cluster::Unallocated,
+                    qed::Cluster::Zero => Cluster::Zero { host: None },
+                    qed::Cluster::Data { host } => Cluster::Data { host },
+                })
+            }
+        }
+    }
+
+    /// Whether the entry's host cluster belongs to this entry alone.
+    #[inline]
+    pub(super) fn is_exclusive(&self, entry: L2Entry) -> bool {
+        match self {
+            Layout::Qcow2(_) => entry.copied(),
+            Layout::Qed(_) => true,
+        }
+    }
+
+    /// The entry of a cluster at `host`. Bits of `allocated` and `zero` stand
+    /// for its units, of which there is one unless entries are extended.
+    pub(super) fn entry(&self, host: Option<u64>, allocated: u32, zero: u32) -> L2Entry {
+        let all = self.all_units();
+        match self {
+            Layout::Qcow2(g) => {
+                let mut entry = match host {
+                    _ if !g.extended_l2 && zero == all => {
+                        return L2Entry::zero(g, host.map(|h| (h, true)));
+                    }
+                    Some(host) => L2Entry::data(g, host, true),
+                    None => L2Entry::default(),
+                };
+                if g.extended_l2 {
+                    entry.bitmap = u64::from(allocated) | u64::from(zero) << 32;
+                }
+                entry
+            }
+            Layout::Qed(_) => {
+                let cluster = match host {
+                    Some(host) if allocated != 0 => qed::Cluster::Data { host },
+                    _ if zero != 0 => qed::Cluster::Zero,
+                    _ => qed::Cluster::Unallocated,
+                };
+                L2Entry {
+                    descriptor: cluster.encode(),
+                    bitmap: 0,
+                }
+            }
+        }
+    }
+
+    /// A bit for each unit of a cluster.
+    pub(super) fn all_units(&self) -> u32 {
+        match self.entry_words() {
+            2 => u32::MAX,
+            _ => 1,
+        }
+    }
+
+    /// Zero clusters can be told from unallocated ones.
+    pub(super) fn has_zero_clusters(&self) -> bool {
+        match self {
+            Layout::Qcow2(g) => g.version >= 3,
+            Layout::Qed(_) => true,
+        }
+    }
+
+    /// Where the L2 table is that an L1 entry names.
+    pub(super) fn table(&self, l1_entry: u64, file_len: u64) -> Result<Option<u64>, Problem> {
+        match self {
+            Layout::Qcow2(g) => {
+                let table = L1Entry(l1_entry).l2_table(g);
+                table.map_err(|error| error.to_string())
+            }
+            Layout::Qed(g) => {
+                let table = qed::L2Offset(l1_entry).decode(g, file_len);
+                table.map_err(|error| error.to_string())
+            }
+        }
+    }
+
+    /// The L1 entry's table is this entry's alone.
+    pub(super) fn table_is_exclusive(&self, l1_entry: u64) -> bool {
+        match self {
+            Layout::Qcow2(_) => L1Entry(l1_entry).copied(),
+            Layout::Qed(_) => true,
+        }
+    }
+
+    /// The L1 entry of a table of its own.
+    pub(super) fn l1_entry(&self, table: u64) -> u64 {
+        match self {
+            Layout::Qcow2(_) => L1Entry::new(table, true).0,
+            Layout::Qed(_) => table,
+        }
+    }
+
+    /// Numbers from a table's bytes.
+    pub(super) fn word(&self, bytes: [u8; 8]) -> u64 {
+        match self {
+            Layout::Qcow2(_) => u64::from_be_bytes(bytes),
+            Layout::Qed(_) => u64::from_le_bytes(bytes),
+        }
+    }
+
+    /// The inverse of [`Layout::word`].
+    pub(super) fn bytes(&self, word: u64) -> [u8; 8] {
+        match self {
+            Layout::Qcow2(_) => word.to_be_bytes(),
+            Layout::Qed(_) => word.to_le_bytes(),
+        }
+    }
+}
+
+/// In an external data file every cluster is where the guest sees it.
+fn check_data_file(cluster: &Cluster, guest: u64) -> Result<(), Problem> {
+    let host = match cluster {
+        Cluster::Data { host } => Some(*host),
+        Cluster::Zero { host } | Cluster::Subclusters { host, .. } => *host,
+        _ => None,
+    };
+    match host {
+        Some(host) if host != guest => Err(format!(
+            "cluster {guest:#x} is at {host:#x} of the external data file, not where the guest \
+             sees it"
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,132 @@
+//! Where a request's bytes are, if that can be told at once: what each worker
+//! does for each request.
+
+use super::active::{Active, Layer};
+use super::io::StorageId;
+use super::slice::Slice;
+use super::tables::{Extent, Tables};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Slices that a worker finds without a lock, for each image of the chain.
+/// (They may have left the cache, so this bounds memory, too: 4 MiB.)
+const SLOTS: usize = 1024;
+
+/// One worker's way to the slices of one image.
+struct Near {
+    /// By the slice's number modulo their count.
+    slots: Box<[Option<Arc<Slice>>]>,
+}
+
+/// One worker's way to the slices of a chain.
+pub(super) struct Lookup(Vec<Near>);
+
+/// What is known at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// All of it, in one piece.
+    Data {
+        storage: StorageId,
+        at: u64,
+    },
+    Zero,
+    /// It takes several steps.
+    Else,
+}
+
+impl Lookup {
+    pub(super) fn new(layers: usize) -> Lookup {
+        let near = || Near {
+            slots: vec![None; SLOTS].into(),
+        };
+        Lookup(std::iter::repeat_with(near).take(layers).collect())
+    }
+
+    /// Where a read of `len` bytes from `guest` on goes.
+    #[inline]
+    pub(super) fn read(&mut self, active: &Active, guest: u64, len: u64) -> Found {
+        for (layer, near) in active.layers.iter().zip(&mut self.0) {
+            let left = layer.size().saturating_sub(guest);
+            if left < len {
+                return if left == 0 { Found::Zero } else { Found::Else };
+            }
+            let tables = match layer {
+                Layer::Raw {
+                    storage, offset, ..
+                } => {
+                    return Found::Data {
+                        storage: *storage,
+                        at: offset + guest,
+                    };
+                }
+                Layer::Tables(tables) => tables,
+            };
+            match near.extent(tables, guest, len) {
+                Some((Extent::Data { at, .. }, n)) if n == len => {
+                    return Found::Data {
+                        storage: tables.data,
+                        at,
+                    };
+                }
+                Some((Extent::Zero, n)) if n == len => return Found::Zero,
+                Some((Extent::Below, n)) if n == len => {}
+                _ => return Found::Else,
+            }
+        }
+        Found::Zero
+    }
+
+    /// Where a write goes, if it can be done in place.
+    #[inline]
+    pub(super) fn write(&mut self, active: &Active, guest: u64, len: u64) -> Found {
+        let tables = match &active.layers[0] {
+            Layer::Raw {
+                storage, offset, ..
+            } => {
+                return Found::Data {
+                    storage: *storage,
+                    at: offset + guest,
+                };
+            }
+            Layer::Tables(tables) => tables,
+        };
+        let exclusive = match self.0[0].extent(tables, guest, len) {
+            Some((
+                Extent::Data {
+                    at,
+                    exclusive: true,
+                },
+                n,
+            )) if n == len => at,
+            _ => return Found::Else,
+        };
+        // A problem is found again, and said, by the task.
+        match tables.check_target(Some(&active.filter), exclusive, len) {
+            Ok(()) => Found::Data {
+                storage: tables.data,
+                at: exclusive,
+            },
+            Err(_) => Found::Else,
+        }
+    }
+}
+
+impl Near {
+    #[inline]
+    fn extent(&mut self, tables: &Tables, guest: u64, max: u64) -> Option<(Extent, u64)> {
+        let number = tables.slice_of(guest);
+        let slot = &mut self.slots[number as usize % SLOTS];
+        let slice = match slot {
+            Some(slice) if slice.number == number && slice.live.load(Ordering::Acquire) => slice,
+            _ => match tables.cached(number).ok()? {
+                Some(slice) => slot.insert(slice),
+                None => return Some(tables.without_table(guest, max)),
+            },
+        };
+        if !slice.used.load(Ordering::Relaxed) {
+            slice.used.store(true, Ordering::Relaxed);
+        }
+        // A problem is found again, and said, by the task.
+        tables.extent(slice, guest, max).ok()
+    }
+}

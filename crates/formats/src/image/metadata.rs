@@ -1,0 +1,133 @@
+//! Where an image's metadata is, so that nothing else is written there.
+
+use super::layout::Problem;
+use crate::qcow2::{Region, Regions};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Exact; behind the lock of the image's state.
+pub(super) struct Metadata {
+    regions: Regions,
+    /// Clusters of L2 tables, sorted: those that there were, and new ones.
+    tables: Vec<u64>,
+    new_tables: BTreeSet<u64>,
+    filter: Arc<Filter>,
+}
+
+impl Metadata {
+    /// `tables` are the clusters of all active L2 tables. None may be
+    /// anything else, too.
+    pub(super) fn new(
+        regions: Regions,
+        mut tables: Vec<u64>,
+        filter: Arc<Filter>,
+    ) -> Result<Metadata, Problem> {
+        let bits = regions.cluster_bits();
+        tables.sort_unstable();
+        if let Some(twice) = tables.windows(2).find(|w| w[0] == w[1]) {
+            let at = twice[0] << bits;
+            return Err(format!("the L2 table at {at:#x} is used twice"));
+        }
+        regions
+            .clusters_of_all()
+            .flatten()
+            .for_each(|c| filter.add(c));
+        for cluster in &tables {
+            filter.add(*cluster);
+            if let Some(region) = regions.overlap(cluster << bits, 1) {
+                let at = cluster << bits;
+                return Err(format!("the L2 table at {at:#x} overlaps {region}"));
+            }
+        }
+        Ok(Metadata {
+            regions,
+            tables,
+            new_tables: BTreeSet::new(),
+            filter,
+        })
+    }
+
+    /// For images that are not written to.
+    pub(super) fn none() -> Metadata {
+        Metadata {
+            regions: Regions::default(),
+            tables: Vec::new(),
+            new_tables: BTreeSet::new(),
+            filter: Filter::new(),
+        }
+    }
+
+    /// What a write to the cluster would hit.
+    pub(super) fn in_cluster(&self, cluster: u64) -> Option<Region> {
+        let bits = self.regions.cluster_bits();
+        if self.tables.binary_search(&cluster).is_ok() || self.new_tables.contains(&cluster) {
+            return Some(Region::ActiveL2);
+        }
+        self.regions.overlap(cluster << bits, 1)
+    }
+
+    /// The clusters become an L2 table.
+    pub(super) fn add_table(&mut self, clusters: std::ops::Range<u64>) {
+        for cluster in clusters {
+            self.filter.add(cluster);
+            self.new_tables.insert(cluster);
+        }
+    }
+
+    /// It is none any more.
+    pub(super) fn remove_table(&mut self, clusters: std::ops::Range<u64>) {
+        for cluster in clusters {
+            if let Ok(at) = self.tables.binary_search(&cluster) {
+                self.tables.remove(at);
+            }
+            self.new_tables.remove(&cluster);
+        }
+    }
+
+    /// Other metadata, in clusters that were free.
+    pub(super) fn add(&mut self, region: Region, clusters: std::ops::Range<u64>) {
+        let bits = self.regions.cluster_bits();
+        clusters.clone().for_each(|c| self.filter.add(c));
+        let len = (clusters.end - clusters.start) << bits;
+        let added = self.regions.add(region, clusters.start << bits, len);
+        debug_assert!(added.is_ok());
+    }
+
+    /// The region that starts there is given up.
+    pub(super) fn remove(&mut self, clusters: std::ops::Range<u64>) {
+        let bits = self.regions.cluster_bits();
+        let len = (clusters.end - clusters.start) << bits;
+        self.regions.remove(clusters.start << bits, len);
+    }
+}
+
+const FILTER_WORDS: usize = 4096;
+
+/// Says without a lock that a cluster holds no metadata, or that it may.
+pub(super) struct Filter(Box<[AtomicU64]>);
+
+impl Filter {
+    pub(super) fn new() -> Arc<Filter> {
+        let words = std::iter::repeat_with(AtomicU64::default).take(FILTER_WORDS);
+        Arc::new(Filter(words.collect()))
+    }
+
+    /// The upper bits of a product depend on all bits of the number.
+    #[inline]
+    fn place(cluster: u64) -> (usize, u64) {
+        let hash = cluster.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - 18);
+        ((hash >> 6) as usize, 1 << (hash & 63))
+    }
+
+    fn add(&self, cluster: u64) {
+        let (word, bit) = Filter::place(cluster);
+        self.0[word].fetch_or(bit, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn may_be_metadata(&self, cluster: u64) -> bool {
+        let (word, bit) = Filter::place(cluster);
+        self.0[word].load(Ordering::Relaxed) & bit != 0
+    }
+}

@@ -1,0 +1,344 @@
+//! One qcow2 or QED image while it is in use: its tables, as far as they are
+//! in memory, shared by all workers.
+//!
+//! Looking an entry up takes no lock once a worker has the slice that it is
+//! in. Everything else is behind one mutex that is never held across I/O.
+
+use super::alloc::Allocator;
+use super::cache::Cache;
+use super::io::{Errno, Io, StorageId};
+use super::layout::{Layout, Problem};
+use super::locks::RangeLocks;
+use super::slice::Slice;
+use super::storage::Storage;
+use crate::qcow2::{Cluster, Compressed, CompressionType, L2Entry};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a guest range is, as far as this image knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// At this offset of the image's data storage.
+    Data {
+        at: u64,
+        /// May be written in place.
+        exclusive: bool,
+    },
+    Zero,
+    /// As in the backing file.
+    Below,
+    /// A compressed cluster, which starts at this offset of the guest's disk.
+    Compressed {
+        cluster: u64,
+        range: Compressed,
+    },
+}
+
+/// Why there is no extent (yet).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Miss {
+    /// The slice of this number is not in memory.
+    Slice(u64),
+    Problem(Problem),
+}
+
+/// What was linked and is not any more; its refcounts go down once that is
+/// durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unlinked {
+    /// Offset and bytes in the image's file; any clusters they touch.
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// An L2 table, which no write may hit as long as it was one.
+    pub(super) is_table: bool,
+}
+
+impl Unlinked {
+    pub(super) fn new(offset: u64, len: u64) -> Unlinked {
+        Unlinked {
+            offset,
+            len,
+            is_table: false,
+        }
+    }
+}
+
+/// Behind the lock.
+pub(super) struct State {
+    pub(super) cache: Cache,
+    pub(super) dirty_slices: Vec<Arc<Slice>>,
+    /// Indexes of L1 entries that are not as on disk.
+    pub(super) dirty_l1: BTreeSet<usize>,
+    pub(super) unlinked: Vec<Unlinked>,
+    pub(super) alloc: Allocator,
+}
+
+pub(super) struct Tables {
+    pub(super) layout: Layout,
+    pub(super) file: Arc<dyn Storage>,
+    /// Where tables are.
+    pub(super) storage: StorageId,
+    /// Where guest data is.
+    pub(super) data: StorageId,
+    pub(super) compression: CompressionType,
+    /// The guest's disk in bytes.
+    pub(super) size: u64,
+    /// Of the file, in bytes; bounds a QED image's clusters.
+    pub(super) file_len: AtomicU64,
+    pub(super) l1_offset: u64,
+    pub(super) l1: Box<[AtomicU64]>,
+    /// Whether any metadata is not on disk. Set under the lock.
+    pub(super) dirty: AtomicBool,
+    /// A write-back that began has not ended.
+    pub(super) busy: AtomicBool,
+    /// Something was found that must not be: nothing is written any more.
+    pub(super) corrupt: AtomicBool,
+    /// Unreadable data was reported.
+    pub(super) complained: AtomicBool,
+    pub(super) writable: bool,
+    pub(super) discard: bool,
+    state: Mutex<State>,
+    /// Slices that are being read.
+    reading: RangeLocks,
+    /// Guest clusters that are being allocated or freed.
+    pub(super) allocating: RangeLocks,
+    /// L2 tables that are being made.
+    pub(super) making: RangeLocks,
+    /// The search for free clusters, and writing back.
+    pub(super) searching: RangeLocks,
+    pub(super) writing_back: RangeLocks,
+}
+
+/// A slice that stays in the cache.
+pub(super) struct Pinned(pub(super) Arc<Slice>);
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.0.pins.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The parts of an active image.
+pub(super) struct Parts {
+    pub(super) layout: Layout,
+    pub(super) file: Arc<dyn Storage>,
+    pub(super) storage: StorageId,
+    pub(super) data: StorageId,
+    pub(super) compression: CompressionType,
+    pub(super) size: u64,
+    pub(super) file_len: u64,
+    pub(super) l1_offset: u64,
+    pub(super) l1: Vec<u64>,
+    pub(super) alloc: Allocator,
+    /// Slices in memory at most, while none of them must stay.
+    pub(super) max_slices: usize,
+    pub(super) writable: bool,
+    /// What is given back is deallocated in the file, too.
+    pub(super) discard: bool,
+}
+
+impl Tables {
+    pub(super) fn new(parts: Parts) -> Tables {
+        Tables {
+            layout: parts.layout,
+            file: parts.file,
+            storage: parts.storage,
+            data: parts.data,
+            compression: parts.compression,
+            size: parts.size,
+            file_len: parts.file_len.into(),
+            l1_offset: parts.l1_offset,
+            l1: parts.l1.into_iter().map(AtomicU64::new).collect(),
+            dirty: AtomicBool::new(false),
+            busy: AtomicBool::new(false),
+            corrupt: AtomicBool::new(false),
+            complained: AtomicBool::new(false),
+            writable: parts.writable,
+            discard: parts.discard,
+            state: Mutex::new(State {
+                cache: Cache::new(parts.max_slices),
+                dirty_slices: Vec::new(),
+                dirty_l1: BTreeSet::new(),
+                unlinked: Vec::new(),
+                alloc: parts.alloc,
+            }),
+            reading: RangeLocks::default(),
+            allocating: RangeLocks::default(),
+            making: RangeLocks::default(),
+            searching: RangeLocks::default(),
+            writing_back: RangeLocks::default(),
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of the slice that speaks of a byte of the guest's disk.
+    #[inline]
+    pub(super) fn slice_of(&self, guest: u64) -> u64 {
+        (guest >> self.layout.cluster_bits()) / self.layout.slice_entries()
+    }
+
+    /// Where in its slice.
+    #[inline]
+    pub(super) fn index_of(&self, guest: u64) -> usize {
+        ((guest >> self.layout.cluster_bits()) & (self.layout.slice_entries() - 1)) as usize
+    }
+
+    /// The L1 index of a slice's table.
+    #[inline]
+    pub(super) fn l1_index(&self, slice: u64) -> usize {
+        (slice / self.layout.slices_per_table()) as usize
+    }
+
+    /// Where the slice's table is. Offsets are checked each time: the L1
+    /// table is as the file has it.
+    pub(super) fn table_of(&self, slice: u64) -> Result<Option<u64>, Problem> {
+        let entry = self.l1[self.l1_index(slice)].load(Ordering::Acquire);
+        self.layout
+            .table(entry, self.file_len.load(Ordering::Relaxed))
+    }
+
+    /// What a table's offset means for one of its slices.
+    pub(super) fn place_of(&self, slice: u64, table: u64) -> u64 {
+        let layout = &self.layout;
+        table + slice % layout.slices_per_table() * layout.slice_bytes()
+    }
+
+    /// What `guest` and up to `max` bytes from there on are, by the slice
+    /// that speaks of it: also how many bytes that is true for. Both are
+    /// within the disk and `max` is not 0.
+    #[inline]
+    pub(super) fn extent(
+        &self,
+        slice: &Slice,
+        guest: u64,
+        max: u64,
+    ) -> Result<(Extent, u64), Problem> {
+        let size = self.layout.cluster_size();
+        let mut index = self.index_of(guest);
+        let (extent, mut len) = self.within_cluster(slice.entry(index), guest)?;
+        // A cluster's end: what follows may go on where this ends.
+        while len < max && (guest + len) & (size - 1) == 0 {
+            index += 1;
+            if index as u64 == self.layout.slice_entries() {
+                break;
+            }
+            let (next, more) = self.within_cluster(slice.entry(index), guest + len)?;
+            let goes_on = match (extent, next) {
+                (
+                    Extent::Data { at, exclusive },
+                    Extent::Data {
+                        at: next,
+                        exclusive: also,
+                    },
+                ) => at + len == next && exclusive == also,
+                (Extent::Zero, Extent::Zero) | (Extent::Below, Extent::Below) => true,
+                _ => false,
+            };
+            if !goes_on {
+                break;
+            }
+            len += more;
+        }
+        Ok((extent, len.min(max)))
+    }
+
+    /// The same within the cluster that `guest` is in.
+    #[inline]
+    fn within_cluster(&self, entry: L2Entry, guest: u64) -> Result<(Extent, u64), Problem> {
+        let size = self.layout.cluster_size();
+        let inner = guest & (size - 1);
+        let file_len = self.file_len.load(Ordering::Relaxed);
+        let data = |host: u64| Extent::Data {
+            at: host + inner,
+            exclusive: self.layout.is_exclusive(entry),
+        };
+        let extent = match self.layout.decode(entry, guest, file_len)? {
+            Cluster::Data { host } => data(host),
+            Cluster::Unallocated => Extent::Below,
+            Cluster::Zero { .. } => Extent::Zero,
+            Cluster::Compressed(range) => Extent::Compressed {
+                cluster: guest - inner,
+                range,
+            },
+            Cluster::Subclusters {
+                host,
+                allocated,
+                zero,
+            } => {
+                let unit = self.layout.unit();
+                let first = (inner / unit) as u32;
+                let bit = |mask: u32| mask >> first & 1 == 1;
+                let (extent, alike) = match host {
+                    Some(host) if bit(allocated) => (data(host), allocated),
+                    _ if bit(zero) => (Extent::Zero, zero),
+                    _ => (Extent::Below, !(allocated | zero)),
+                };
+                let units = (alike >> first).trailing_ones();
+                return Ok((extent, u64::from(first + units) * unit - inner));
+            }
+        };
+        Ok((extent, size - inner))
+    }
+
+    /// Extents of a guest range for which there is no L2 table.
+    #[inline]
+    pub(super) fn without_table(&self, guest: u64, max: u64) -> (Extent, u64) {
+        let covered = self.layout.slice_entries() << self.layout.cluster_bits();
+        (Extent::Below, max.min(covered - guest % covered))
+    }
+
+    /// The slice if it is in memory, or there is no table.
+    pub(super) fn cached(&self, number: u64) -> Result<Option<Arc<Slice>>, Miss> {
+        if let Some(slice) = self.state().cache.get(number) {
+            return Ok(Some(slice));
+        }
+        match self.table_of(number) {
+            Ok(None) => Ok(None),
+            Ok(Some(_)) => Err(Miss::Slice(number)),
+            Err(problem) => Err(Miss::Problem(problem)),
+        }
+    }
+
+    /// The slice, read if need be, to stay in the cache while the guard
+    /// lives. None: there is no table.
+    pub(super) async fn slice(&self, io: &impl Io, number: u64) -> Result<Option<Pinned>, Errno> {
+        if let Some(slice) = self.state().cache.pin(number) {
+            return Ok(Some(slice));
+        }
+        // One reads, so that nobody puts back what has changed meanwhile.
+        let _reading = self.reading.lock(number..number + 1).await;
+        if let Some(slice) = self.state().cache.pin(number) {
+            return Ok(Some(slice));
+        }
+        let Some(table) = self.checked(self.table_of(number))? else {
+            return Ok(None);
+        };
+        let at = self.place_of(number, table);
+        let len = self.layout.slice_bytes() as usize;
+        let bytes = io.read(self.storage, at, len).await?;
+        let slice = Slice::parse(number, bytes.bytes(), &self.layout);
+        let mut state = self.state();
+        Ok(Some(state.cache.insert(Arc::new(slice))))
+    }
+
+    /// A problem in the image: it is marked, and the request fails.
+    pub(super) fn checked<T>(&self, result: Result<T, Problem>) -> Result<T, Errno> {
+        result.map_err(|problem| {
+            self.mark_corrupt(&problem);
+            libc::EIO
+        })
+    }
+
+    /// Changes an entry. The slice is pinned.
+    pub(super) fn link(&self, state: &mut State, slice: &Pinned, index: usize, entry: L2Entry) {
+        slice.0.set(index, entry);
+        if !slice.0.dirty.swap(true, Ordering::Relaxed) {
+            state.dirty_slices.push(slice.0.clone());
+        }
+        self.dirty.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,133 @@
+//! What does not happen at once: tasks of one worker, run on its thread.
+
+use rustix::event::{EventfdFlags, eventfd};
+use std::cell::Cell;
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// The tasks that can go on, and how their worker learns of it.
+struct Ready {
+    queue: Mutex<Vec<usize>>,
+    event: OwnedFd,
+}
+
+thread_local! {
+    /// The executor whose turn it is on this thread looks at its queue again
+    /// by itself.
+    static RUNNING: Cell<*const Ready> = const { Cell::new(std::ptr::null()) };
+}
+
+struct TaskWaker {
+    ready: Arc<Ready>,
+    index: usize,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let mut queue = self
+            .ready
+            .queue
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        queue.push(self.index);
+        drop(queue);
+        if RUNNING.get() != Arc::as_ptr(&self.ready) {
+            // An eventfd's counter cannot overflow by ones.
+            let _ = rustix::io::write(&self.ready.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// A place for a task; its waker serves all tasks that it holds in turn.
+struct Place {
+    task: Option<Task>,
+    waker: Waker,
+}
+
+/// One worker's tasks.
+pub(super) struct Executor {
+    ready: Arc<Ready>,
+    places: Vec<Place>,
+    free: Vec<usize>,
+    /// Reused between turns.
+    due: Vec<usize>,
+}
+
+impl Executor {
+    pub(super) fn new() -> io::Result<Executor> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Executor {
+            ready: Arc::new(Ready {
+                queue: Mutex::default(),
+                event: eventfd(0, flags)?,
+            }),
+            places: Vec::new(),
+            free: Vec::new(),
+            due: Vec::new(),
+        })
+    }
+
+    /// Signalled when another thread has woken a task.
+    pub(super) fn fd(&self) -> RawFd {
+        self.ready.event.as_raw_fd()
+    }
+
+    /// Nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.free.len() == self.places.len()
+    }
+
+    /// Takes a task on; `run` starts it.
+    pub(super) fn spawn(&mut self, task: impl Future<Output = ()> + 'static) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            let index = self.places.len();
+            let ready = self.ready.clone();
+            self.places.push(Place {
+                task: None,
+                waker: Waker::from(Arc::new(TaskWaker { ready, index })),
+            });
+            index
+        });
+        self.places[index].task = Some(Box::pin(task));
+        self.due.push(index);
+    }
+
+    /// Lets every task go on that can. False when there was none.
+    pub(super) fn run(&mut self) -> bool {
+        let outer = RUNNING.replace(Arc::as_ptr(&self.ready));
+        let mut queue = self
+            .ready
+            .queue
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.due.append(&mut queue);
+        drop(queue);
+        let any = !self.due.is_empty();
+        for index in std::mem::take(&mut self.due) {
+            self.poll(index);
+        }
+        RUNNING.set(outer);
+        any
+    }
+
+    fn poll(&mut self, index: usize) {
+        let place = &mut self.places[index];
+        let mut context = Context::from_waker(&place.waker);
+        // A waker of the place's earlier task may have been late.
+        let Some(task) = &mut place.task else { return };
+        if let Poll::Ready(()) = task.as_mut().poll(&mut context) {
+            place.task = None;
+            self.free.push(index);
+        }
+    }
+}

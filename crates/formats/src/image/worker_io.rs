@@ -1,0 +1,224 @@
+//! The I/O of a worker's tasks, as children of the requests that they serve.
+
+use super::io::{Buf, Errno, Io, Payload, StorageId};
+use fathom_core::{Channel, Cx, Op, RequestId, Stage};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// Operations of one worker's tasks in flight; more wait their turn.
+pub(super) const CHILDREN: usize = 128;
+
+/// What is asked of a storage.
+struct Ask {
+    storage: StorageId,
+    op: Op,
+    at: u64,
+    len: u64,
+    fua: bool,
+    payload: Option<Payload>,
+    /// The request that waits for it, and the stage that it is in meanwhile.
+    parent: RequestId,
+    stage: Stage,
+}
+
+/// An operation's outcome, and who waits for it.
+#[derive(Default)]
+struct Outcome {
+    result: Cell<Option<Result<(), Errno>>>,
+    waker: Cell<Option<Waker>>,
+    /// Its buffers, which outlive it whatever becomes of the task.
+    payload: Cell<Option<Payload>>,
+}
+
+/// Between the tasks, which queue operations, and the channel, which carries
+/// them out.
+#[derive(Default)]
+pub(super) struct WorkerIo {
+    queue: RefCell<VecDeque<(Ask, Rc<Outcome>)>>,
+    /// By the child's index in the slab.
+    in_flight: RefCell<Vec<Option<Rc<Outcome>>>>,
+    count: Cell<usize>,
+    /// Requests that are done.
+    finished: RefCell<Vec<(RequestId, Errno)>>,
+}
+
+impl WorkerIo {
+    /// The request is done.
+    pub(super) fn finish(&self, id: RequestId, errno: Errno) {
+        self.finished.borrow_mut().push((id, errno));
+    }
+
+    pub(super) fn next_finished(&self) -> Option<(RequestId, Errno)> {
+        self.finished.borrow_mut().pop()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.count.get()
+    }
+
+    /// Hands queued operations to their storages. False when there was none
+    /// that could be.
+    pub(super) fn submit(&self, cx: &mut Cx, storages: &mut [Box<dyn Channel>]) -> bool {
+        let mut any = false;
+        while self.count.get() < CHILDREN {
+            let Some((ask, outcome)) = self.queue.borrow_mut().pop_front() else {
+                break;
+            };
+            let id = cx.slab.take().expect("room was made for all children");
+            self.count.set(self.count.get() + 1);
+            cx.enter(ask.parent, ask.stage);
+            let parent = cx.slab[ask.parent].stamps;
+            let child = &mut cx.slab[id];
+            child.stamps = parent;
+            child.child = true;
+            child.op = ask.op;
+            child.fua = ask.fua;
+            child.unmap = ask.op == Op::Discard;
+            child.error = 0;
+            (child.offset, child.at, child.len) = (ask.at, ask.at, ask.len);
+            child.storage = ask.storage;
+            child.segments.clear();
+            if let Some(payload) = ask.payload {
+                child.segments.extend_from_slice(&payload.segments);
+                outcome.payload.set(Some(payload));
+            }
+            let mut in_flight = self.in_flight.borrow_mut();
+            let index = id.0 as usize;
+            if in_flight.len() <= index {
+                in_flight.resize(index + 1, None);
+            }
+            in_flight[index] = Some(outcome);
+            drop(in_flight);
+            storages[usize::from(ask.storage)].submit(cx, id);
+            any = true;
+        }
+        any
+    }
+
+    /// Tells the tasks of operations that are complete. False when none is.
+    pub(super) fn reap(&self, cx: &mut Cx) -> bool {
+        let mut any = false;
+        while let Some(id) = cx.child_done() {
+            let errno = cx.slab[id].error;
+            cx.slab.put(id);
+            self.count.set(self.count.get() - 1);
+            let outcome = self.in_flight.borrow_mut()[id.0 as usize].take();
+            let outcome = outcome.expect("children are in flight until they are done");
+            outcome.result.set(Some(match errno {
+                0 => Ok(()),
+                errno => Err(errno),
+            }));
+            if let Some(waker) = outcome.waker.take() {
+                waker.wake();
+            }
+            any = true;
+        }
+        any
+    }
+}
+
+/// The I/O of one request's task.
+#[derive(Clone)]
+pub(super) struct TaskIo {
+    pub(super) worker: Rc<WorkerIo>,
+    pub(super) parent: RequestId,
+}
+
+impl TaskIo {
+    fn start(&self, mut ask: Ask) -> Running {
+        let outcome = Rc::new(Outcome::default());
+        ask.parent = self.parent;
+        let queued = (ask, outcome.clone());
+        self.worker.queue.borrow_mut().push_back(queued);
+        Running(outcome)
+    }
+
+    fn ask(&self, storage: StorageId, op: Op, at: u64, len: u64, stage: Stage) -> Ask {
+        Ask {
+            storage,
+            op,
+            at,
+            len,
+            fua: false,
+            payload: None,
+            parent: self.parent,
+            stage,
+        }
+    }
+
+    /// Moves guest data.
+    pub(super) fn data(
+        &self,
+        storage: StorageId,
+        op: Op,
+        at: u64,
+        payload: Payload,
+    ) -> impl Future<Output = Result<(), Errno>> + use<> {
+        let mut ask = self.ask(storage, op, at, payload.len(), Stage::Device);
+        ask.payload = Some(payload);
+        self.start(ask)
+    }
+}
+
+impl Io for TaskIo {
+    fn plain(
+        &self,
+        storage: StorageId,
+        op: Op,
+        at: u64,
+        len: u64,
+    ) -> impl Future<Output = Result<(), Errno>> {
+        self.start(self.ask(storage, op, at, len, Stage::Device))
+    }
+
+    fn read(
+        &self,
+        storage: StorageId,
+        at: u64,
+        len: usize,
+    ) -> impl Future<Output = Result<Buf, Errno>> {
+        let mut ask = self.ask(storage, Op::Read, at, len as u64, Stage::Map);
+        ask.payload = Some(Payload::of(Rc::new(Buf::new(len))));
+        let mut running = self.start(ask);
+        async move {
+            (&mut running).await?;
+            let payload = running.0.payload.take();
+            let buf = payload.and_then(|mut payload| payload.keep.pop());
+            let buf = buf.and_then(|buf| Rc::try_unwrap(buf).ok());
+            Ok(buf.expect("nobody else has the buffer of a read"))
+        }
+    }
+
+    fn write(
+        &self,
+        storage: StorageId,
+        at: u64,
+        buf: Buf,
+    ) -> impl Future<Output = Result<(), Errno>> {
+        let payload = Payload::of(Rc::new(buf));
+        let mut ask = self.ask(storage, Op::Write, at, payload.len(), Stage::Map);
+        ask.payload = Some(payload);
+        self.start(ask)
+    }
+}
+
+/// An operation under way.
+struct Running(Rc<Outcome>);
+
+impl Future for Running {
+    type Output = Result<(), Errno>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.0.result.take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                self.0.waker.set(Some(cx.waker().clone()));
+                Poll::Pending
+            }
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Writes: in place where the guest's clusters are its own, else to clusters
+//! that are allocated for them, with what the guest does not write copied
+//! from what was there before.
+
+use super::active::Active;
+use super::alloc::Run;
+use super::io::{Buf, Errno, Io, Payload};
+use super::segments::{Source, append_zeroes};
+use super::tables::{Extent, Pinned, Tables, Unlinked};
+use super::worker_io::TaskIo;
+use super::write_back::all;
+use crate::qcow2::{Cluster, L2Entry};
+use fathom_core::{Op, Segments};
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+/// The most bytes for which clusters are allocated in one go.
+const MAX_AT_ONCE: u64 = 2 << 20;
+
+/// A write, or a part of one. Offsets are the guest's.
+pub(super) struct Write {
+    /// Where `source` starts.
+    pub(super) start: u64,
+    pub(super) source: Source,
+}
+
+impl Write {
+    fn payload(&self, range: Range<u64>) -> Payload {
+        self.source
+            .part(range.start - self.start..range.end - self.start)
+    }
+}
+
+/// A guest cluster that is about to be written.
+struct Target {
+    slice: Pinned,
+    index: usize,
+    entry: L2Entry,
+    /// Its host cluster, if that can be written to.
+    own: Option<u64>,
+    /// Units that have data somewhere, and units that are zero.
+    allocated: u32,
+    zero: u32,
+    /// What its entry refers to in the file, if that is given up.
+    old: Option<Unlinked>,
+}
+
+impl Active {
+    /// Writes what lies in `range`.
+    pub(super) async fn write(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        write: &Write,
+        range: Range<u64>,
+    ) -> Result<(), Errno> {
+        let mut at = range.start;
+        let mut started = SmallVec::<[_; 4]>::new();
+        let mut outcome = Ok(());
+        while at < range.end && outcome.is_ok() {
+            let step = self.write_step(io, tables, write, at..range.end);
+            match step.await {
+                Ok((end, operation)) => {
+                    started.extend(operation);
+                    at = end;
+                }
+                Err(errno) => outcome = Err(errno),
+            }
+        }
+        all(started).await.and(outcome)
+    }
+
+    /// Writes a first part of `range`: returns where it ends, and what has to
+    /// be awaited.
+    async fn write_step(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        write: &Write,
+        range: Range<u64>,
+    ) -> Result<(u64, Option<impl Future<Output = Result<(), Errno>> + use<>>), Errno> {
+        let (extent, len) = tables
+            .look_up(io, range.start, range.end - range.start)
+            .await?;
+        let end = range.start + len;
+        if let Extent::Data {
+            at,
+            exclusive: true,
+        } = extent
+        {
+            tables.check_target(Some(&self.filter), at, len)?;
+            let payload = write.payload(range.start..end);
+            return Ok((end, Some(io.data(tables.data, Op::Write, at, payload))));
+        }
+        let most = range.start - range.start % tables.layout.cluster_size() + MAX_AT_ONCE;
+        let end = range
+            .end
+            .min(most.next_multiple_of(tables.layout.cluster_size()));
+        let end = self.allocating_write(io, tables, write, range.start..end);
+        Ok((end.await?, None))
+    }
+
+    /// Allocates clusters for the first clusters of `range`, and writes them.
+    /// Returns where that ends: at once, if the first can be written in place
+    /// meanwhile.
+    async fn allocating_write(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        write: &Write,
+        range: Range<u64>,
+    ) -> Result<u64, Errno> {
+        let bits = tables.layout.cluster_bits();
+        let first = range.start >> bits;
+        let last = (range.end - 1) >> bits;
+        let _allocating = tables.allocating.lock(first..last + 1).await;
+        let mut targets = SmallVec::<[Target; 4]>::new();
+        for cluster in first..=last {
+            let Some(target) = tables.target(io, cluster << bits).await? else {
+                break;
+            };
+            // Those that have a host cluster already are written one by one.
+            if target.own.is_some() && !targets.is_empty() {
+                break;
+            }
+            let alone = target.own.is_some();
+            targets.push(target);
+            if alone {
+                break;
+            }
+        }
+        if targets.is_empty() {
+            return Ok(range.start);
+        }
+        let run = match targets[0].own {
+            Some(_) => None,
+            None if tables.data != tables.storage => None,
+            None => Some(tables.allocate(io, targets.len() as u64, false).await?),
+        };
+        if let Some(run) = &run {
+            targets.truncate(run.len() as usize);
+        }
+        let end = range.end.min((first + targets.len() as u64) << bits);
+        let written = self
+            .write_targets(
+                io,
+                tables,
+                write,
+                &mut targets,
+                run.as_ref(),
+                range.start..end,
+            )
+            .await;
+        if let (Err(_), Some(run)) = (&written, &run) {
+            tables.state().alloc.give_back(run);
+        }
+        written?;
+        Ok(end)
+    }
+
+    /// Writes `range` to the targets' host clusters, and links them.
+    async fn write_targets(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        write: &Write,
+        targets: &mut [Target],
+        run: Option<&Run>,
+        range: Range<u64>,
+    ) -> Result<(), Errno> {
+        let layout = &tables.layout;
+        let start = range.start & !(layout.cluster_size() - 1);
+        let host = match (targets[0].own, run) {
+            (Some(host), _) => host,
+            (None, Some(run)) => run.clusters.start << layout.cluster_bits(),
+            // An external data file has every cluster at its place.
+            (None, None) => start,
+        };
+        let outer = outer(tables, targets, start, &range);
+        let fresh = run.is_some_and(|run| run.fresh);
+        let head = self.fill(io, fresh, outer.start..range.start).await?;
+        let tail = self.fill(io, fresh, range.end..outer.end).await?;
+        let from = match head {
+            Fill::Skip => range.start,
+            _ => outer.start,
+        };
+        let mut payload = Payload {
+            segments: Segments::new(),
+            keep: SmallVec::new(),
+        };
+        head.append(&mut payload);
+        let inner = range.start - write.start..range.end - write.start;
+        write.source.append(&mut payload.segments, inner);
+        tail.append(&mut payload);
+        let at = host + (from - start);
+        io.data(tables.data, Op::Write, at, payload).await?;
+        tables.link_targets(targets, start, host, &outer);
+        Ok(())
+    }
+
+    /// What comes beside the guest's data in a newly written unit: what the
+    /// guest sees there now.
+    async fn fill(&self, io: &TaskIo, fresh: bool, range: Range<u64>) -> Result<Fill, Errno> {
+        if range.is_empty() {
+            return Ok(Fill::Skip);
+        }
+        if self.is_zero(io, 0, range.start, range.end).await? {
+            return Ok(match fresh {
+                true => Fill::Skip,
+                false => Fill::Zeroes(range.end - range.start),
+            });
+        }
+        let buf = self.read_buf(io, range.start, range.end - range.start);
+        Ok(Fill::Copy(buf.await?))
+    }
+}
+
+enum Fill {
+    /// Nothing, or it is so already.
+    Skip,
+    /// Bytes.
+    Zeroes(u64),
+    Copy(Rc<Buf>),
+}
+
+impl Fill {
+    fn append(self, payload: &mut Payload) {
+        match self {
+            Fill::Skip => {}
+            Fill::Zeroes(len) => append_zeroes(&mut payload.segments, len),
+            Fill::Copy(buf) => {
+                payload.segments.push(buf.iovec());
+                payload.keep.push(buf);
+            }
+        }
+    }
+}
+
+/// The guest range that has to be written so that whole units are: those that
+/// `range` touches, and in a cluster that moves all that has data. The targets
+/// start at `start`.
+fn outer(tables: &Tables, targets: &[Target], start: u64, range: &Range<u64>) -> Range<u64> {
+    let (size, unit) = (tables.layout.cluster_size(), tables.layout.unit());
+    let mut outer = range.start & !(unit - 1)..range.end.next_multiple_of(unit);
+    let moves = |target: &Target| target.own.is_none() && target.allocated != 0;
+    if moves(&targets[0]) {
+        outer.start = start;
+    }
+    if targets.last().is_some_and(moves) {
+        outer.end = start + targets.len() as u64 * size;
+    }
+    outer
+}
+
+impl Tables {
+    /// A cluster that cannot be written in place as it is. None: it can.
+    async fn target(&self, io: &TaskIo, guest: u64) -> Result<Option<Target>, Errno> {
+        let slice = self.slice_to_change(io, guest).await?;
+        let index = self.index_of(guest);
+        let entry = slice.0.entry(index);
+        let file_len = self.file_len.load(Ordering::Relaxed);
+        let cluster = self.checked(self.layout.decode(entry, guest, file_len))?;
+        let all = self.layout.all_units();
+        let exclusive = self.layout.is_exclusive(entry);
+        let (host, allocated, zero) = match cluster {
+            Cluster::Data { .. } if exclusive => return Ok(None),
+            Cluster::Data { host } => (Some(host), all, 0),
+            Cluster::Unallocated => (None, 0, 0),
+            Cluster::Zero { host } => (host, 0, all),
+            Cluster::Compressed(_) => (None, all, 0),
+            Cluster::Subclusters {
+                host,
+                allocated,
+                zero,
+            } => (host, allocated, zero),
+        };
+        let own = host.filter(|_| exclusive);
+        if let Some(host) = own {
+            self.check_target(None, host, self.layout.cluster_size())?;
+        }
+        Ok(Some(Target {
+            slice,
+            index,
+            entry,
+            own,
+            allocated,
+            zero,
+            old: match own {
+                Some(_) => None,
+                None => self.referred(&cluster),
+            },
+        }))
+    }
+
+    /// What of the image's own file an entry refers to.
+    pub(super) fn referred(&self, cluster: &Cluster) -> Option<Unlinked> {
+        let size = self.layout.cluster_size();
+        let host = match cluster {
+            Cluster::Compressed(range) => return Some(Unlinked::new(range.offset, range.len)),
+            Cluster::Data { host } => Some(*host),
+            Cluster::Zero { host } | Cluster::Subclusters { host, .. } => *host,
+            Cluster::Unallocated => None,
+        };
+        let own_file = self.data == self.storage;
+        host.filter(|_| own_file)
+            .map(|host| Unlinked::new(host, size))
+    }
+
+    /// The clusters, which start at guest offset `start`, have their data at
+    /// `host` from now on, in the units of `outer`.
+    fn link_targets(&self, targets: &[Target], start: u64, host: u64, outer: &Range<u64>) {
+        let (size, unit) = (self.layout.cluster_size(), self.layout.unit());
+        let all = self.layout.all_units();
+        let mut state = self.state();
+        for (n, target) in targets.iter().enumerate() {
+            let n = n as u64;
+            let cluster = start + n * size;
+            let from = outer.start.max(cluster) - cluster;
+            let to = outer.end.min(cluster + size) - cluster;
+            let written = (all >> (size / unit - (to - from) / unit)) << (from / unit);
+            let allocated = target.allocated | written;
+            let zero = target.zero & !written;
+            let entry = self.layout.entry(Some(host + n * size), allocated, zero);
+            debug_assert_ne!(entry, target.entry);
+            state.unlinked.extend(target.old);
+            self.link(&mut state, &target.slice, target.index, entry);
+        }
+    }
+
+    /// The slice of a guest byte, in a table that may be changed.
+    pub(super) async fn slice_to_change(&self, io: &impl Io, guest: u64) -> Result<Pinned, Errno> {
+        let number = self.slice_of(guest);
+        self.make_table(io, self.l1_index(number)).await?;
+        let slice = self.slice(io, number).await?;
+        slice.ok_or(libc::EIO)
+    }
+
+    /// There is an L2 table afterwards, and nothing else refers to it.
+    async fn make_table(&self, io: &impl Io, index: usize) -> Result<(), Errno> {
+        let exclusive = |entry: u64| entry != 0 && self.layout.table_is_exclusive(entry);
+        if exclusive(self.l1[index].load(Ordering::Acquire)) {
+            return Ok(());
+        }
+        let number = index as u64;
+        let _making = self.making.lock(number..number + 1).await;
+        let entry = self.l1[index].load(Ordering::Acquire);
+        if exclusive(entry) {
+            return Ok(());
+        }
+        let file_len = self.file_len.load(Ordering::Relaxed);
+        let old = self.checked(self.layout.table(entry, file_len))?;
+        let (bits, len) = (self.layout.cluster_bits(), self.layout.table_bytes());
+        let run = self.allocate(io, len >> bits, true).await?;
+        let at = run.clusters.start << bits;
+        let written = match old {
+            Some(old) => match io.read(self.storage, old, len as usize).await {
+                Ok(table) => io.write(self.storage, at, table).await,
+                Err(errno) => Err(errno),
+            },
+            None if run.fresh => Ok(()),
+            None => io.plain(self.storage, Op::WriteZeroes, at, len).await,
+        };
+        let mut state = self.state();
+        if let Err(errno) = written {
+            state.alloc.give_back(&run);
+            return Err(errno);
+        }
+        state.alloc.metadata.add_table(run.clusters);
+        state.unlinked.extend(old.map(|offset| Unlinked {
+            offset,
+            len,
+            is_table: true,
+        }));
+        self.l1[index].store(self.layout.l1_entry(at), Ordering::Release);
+        state.dirty_l1.insert(index);
+        self.dirty.store(true, Ordering::Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,250 @@
+//! Bringing metadata to the disk, in an order in which a power cut at any
+//! instant leaves a sound image:
+//!
+//! 1. refcounts, then a barrier, which covers guest data and new, empty
+//!    tables, too; a moved refcount table costs barriers of its own;
+//! 2. L2 and L1 entries, then a barrier;
+//! 3. what these no longer refer to is given back, in memory: its lower
+//!    refcounts are for the next time.
+//!
+//! What is written was copied at one instant, under the lock: an entry made
+//! later, whose refcount is not yet written, cannot slip in between.
+
+use super::alloc::{Moved, refcounts};
+use super::io::{Buf, Errno, Io};
+use super::slice::Slice;
+use super::tables::{State, Tables, Unlinked};
+use fathom_core::Op;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// One instant's metadata that is not on disk.
+struct Dirty {
+    slices: Vec<(Arc<Slice>, Buf)>,
+    l1: Vec<usize>,
+    /// The sectors that those are in, and where they belong.
+    l1_sectors: Vec<(u64, Buf)>,
+    refcounts: Vec<(u64, Vec<u8>)>,
+    table: Option<(u64, Vec<u8>)>,
+    moved: Option<Moved>,
+    unlinked: Vec<Unlinked>,
+}
+
+/// How many entries of the L1 table are written together.
+const L1_PER_SECTOR: usize = 64;
+
+impl Tables {
+    /// Makes everything durable that has completed, metadata and data.
+    pub(super) async fn flush(&self, io: &impl Io) -> Result<(), Errno> {
+        let _alone = self.writing_back.lock_all().await;
+        if !self.dirty.load(Ordering::Acquire) {
+            return self.barrier(io).await;
+        }
+        self.write_back(io).await
+    }
+
+    /// Metadata that takes too much of the cache goes to the disk.
+    pub(super) async fn limit_dirty(&self, io: &impl Io) -> Result<(), Errno> {
+        let too_much = |state: &State| state.dirty_slices.len() > state.cache.max() / 4;
+        if !too_much(&self.state()) {
+            return Ok(());
+        }
+        let _alone = self.writing_back.lock_all().await;
+        if !too_much(&self.state()) {
+            return Ok(());
+        }
+        self.write_back(io).await
+    }
+
+    /// One at a time.
+    async fn write_back(&self, io: &impl Io) -> Result<(), Errno> {
+        let mut dirty = self.take_dirty()?;
+        let written = self.write(io, &mut dirty).await;
+        if let Err(errno) = written {
+            self.restore(dirty);
+            self.busy.store(false, Ordering::SeqCst);
+            return Err(errno);
+        }
+        for (slice, _) in &dirty.slices {
+            slice.pins.fetch_sub(1, Ordering::Release);
+        }
+        self.busy.store(false, Ordering::SeqCst);
+        if let Some(refcounts) = refcounts(&mut self.state()) {
+            refcounts.shrink();
+        }
+        self.give_back(io, dirty).await
+    }
+
+    /// Copies what is dirty; it counts as clean from now on.
+    fn take_dirty(&self) -> Result<Dirty, Errno> {
+        if self.corrupt.load(Ordering::Relaxed) {
+            return Err(libc::EIO);
+        }
+        let mut state = self.state();
+        let state = &mut *state;
+        // In this order: see `is_clean`.
+        self.busy.store(true, Ordering::SeqCst);
+        self.dirty.store(false, Ordering::SeqCst);
+        let slices = std::mem::take(&mut state.dirty_slices);
+        let copy = |slice: Arc<Slice>| {
+            slice.dirty.store(false, Ordering::Relaxed);
+            slice.pins.fetch_add(1, Ordering::Relaxed);
+            let mut buf = Buf::new(self.layout.slice_bytes() as usize);
+            slice.encode(&self.layout, buf.bytes_mut());
+            (slice, buf)
+        };
+        let l1: Vec<usize> = std::mem::take(&mut state.dirty_l1).into_iter().collect();
+        let mut dirty = Dirty {
+            slices: slices.into_iter().map(copy).collect(),
+            l1_sectors: self.l1_sectors(&l1),
+            l1,
+            refcounts: Vec::new(),
+            table: None,
+            moved: None,
+            unlinked: std::mem::take(&mut state.unlinked),
+        };
+        if let Some(refcounts) = refcounts(state) {
+            let taken = refcounts.take_dirty();
+            (dirty.refcounts, dirty.table, dirty.moved) = (taken.blocks, taken.table, taken.moved);
+        }
+        Ok(dirty)
+    }
+
+    async fn write(&self, io: &impl Io, dirty: &mut Dirty) -> Result<(), Errno> {
+        let blocks: Vec<_> = dirty
+            .refcounts
+            .iter()
+            .map(|(at, bytes)| io.write(self.storage, *at, copied(bytes)))
+            .collect();
+        all(blocks).await?;
+        if let Some((at, bytes)) = &dirty.table {
+            self.barrier(io).await?;
+            io.write(self.storage, *at, copied(bytes)).await?;
+        }
+        self.barrier(io).await?;
+        if dirty.moved.is_some() {
+            self.point_header(io).await?;
+            self.barrier(io).await?;
+        }
+        if dirty.slices.is_empty() && dirty.l1.is_empty() {
+            return Ok(());
+        }
+        let mut writes = Vec::new();
+        for (slice, buf) in &mut dirty.slices {
+            let buf = std::mem::replace(buf, Buf::new(0));
+            let table = self.checked(self.table_of(slice.number))?;
+            let table = table.expect("what has slices has a table");
+            writes.push(io.write(self.storage, self.place_of(slice.number, table), buf));
+        }
+        for (at, buf) in std::mem::take(&mut dirty.l1_sectors) {
+            writes.push(io.write(self.storage, at, buf));
+        }
+        all(writes).await?;
+        self.barrier(io).await
+    }
+
+    /// The sectors of the L1 table that these entries are in, as they are now.
+    fn l1_sectors(&self, indexes: &[usize]) -> Vec<(u64, Buf)> {
+        let mut sectors: Vec<usize> = indexes.iter().map(|i| i / L1_PER_SECTOR).collect();
+        sectors.dedup();
+        let copy = |sector: usize| {
+            let first = sector * L1_PER_SECTOR;
+            let entries = &self.l1[first..self.l1.len().min(first + L1_PER_SECTOR)];
+            let mut buf = Buf::new(entries.len() * 8);
+            let (words, _) = buf.bytes_mut().as_chunks_mut::<8>();
+            for (word, entry) in words.iter_mut().zip(entries) {
+                *word = self.layout.bytes(entry.load(Ordering::Acquire));
+            }
+            (self.l1_offset + first as u64 * 8, buf)
+        };
+        sectors.into_iter().map(copy).collect()
+    }
+
+    /// Nothing but data needs a flush. (A write-back that begins sets `busy`
+    /// before it clears `dirty`.)
+    pub(super) fn is_clean(&self) -> bool {
+        !self.dirty.load(Ordering::SeqCst) && !self.busy.load(Ordering::SeqCst)
+    }
+
+    /// What has completed before is durable, in all files that are written.
+    async fn barrier(&self, io: &impl Io) -> Result<(), Errno> {
+        let own = io.plain(self.storage, Op::Flush, 0, 0);
+        if self.data != self.storage {
+            io.plain(self.data, Op::Flush, 0, 0).await?;
+        }
+        own.await
+    }
+
+    /// The header's fields for the refcount table's place: bytes 48 to 59 of
+    /// the first sector, which is written wholly or not at all.
+    async fn point_header(&self, io: &impl Io) -> Result<(), Errno> {
+        let mut sector = io.read(self.storage, 0, 512).await?;
+        let place = {
+            let mut state = self.state();
+            refcounts(&mut state).map(|r| (r.table_offset, r.table_clusters()))
+        };
+        let (offset, clusters) = place.expect("only refcount tables move");
+        let bytes = sector.bytes_mut();
+        bytes[48..56].copy_from_slice(&offset.to_be_bytes());
+        bytes[56..60].copy_from_slice(&(clusters as u32).to_be_bytes());
+        io.write(self.storage, 0, sector).await
+    }
+
+    /// Nothing on disk refers to it any more.
+    async fn give_back(&self, io: &impl Io, dirty: Dirty) -> Result<(), Errno> {
+        let mut gone = dirty.unlinked;
+        if let Some(Moved {
+            from: (offset, len),
+        }) = dirty.moved
+        {
+            let bits = self.layout.cluster_bits();
+            let first = offset >> bits;
+            let clusters = first..first + (len >> bits);
+            self.state().alloc.metadata.remove(clusters);
+            gone.push(Unlinked::new(offset, len));
+        }
+        // What cannot be given back is leaked, not lost.
+        if let Err(errno) = self.release(io, &gone).await {
+            let error = std::io::Error::from_raw_os_error(errno);
+            let path = self.file.path().display();
+            tracing::warn!("{path}: freed clusters could not be given back: {error}");
+        }
+        Ok(())
+    }
+
+    /// Writing has failed: all of it is to be written again.
+    fn restore(&self, dirty: Dirty) {
+        let mut state = self.state();
+        let state = &mut *state;
+        for (slice, _) in dirty.slices {
+            if !slice.dirty.swap(true, Ordering::Relaxed) {
+                state.dirty_slices.push(slice.clone());
+            }
+            slice.pins.fetch_sub(1, Ordering::Release);
+        }
+        state.dirty_l1.extend(dirty.l1);
+        state.unlinked.extend(dirty.unlinked);
+        if let Some(refcounts) = refcounts(state) {
+            refcounts.restore_dirty(dirty.refcounts, dirty.table.is_some(), dirty.moved);
+        }
+        self.dirty.store(true, Ordering::Release);
+    }
+}
+
+fn copied(bytes: &[u8]) -> Buf {
+    let mut buf = Buf::new(bytes.len());
+    buf.bytes_mut().copy_from_slice(bytes);
+    buf
+}
+
+/// Waits for operations that have been started; the first error counts.
+pub(super) async fn all<T>(
+    operations: impl IntoIterator<Item = impl Future<Output = Result<T, Errno>>>,
+) -> Result<(), Errno> {
+    let mut outcome = Ok(());
+    for operation in operations {
+        let result = operation.await;
+        outcome = outcome.and(result.map(|_| ()));
+    }
+    outcome
+}

@@ -1,0 +1,220 @@
+//! Zeroes and discards: mostly a matter of entries.
+
+use super::active::Active;
+use super::io::{Errno, Io};
+use super::segments::Source;
+use super::tables::{Pinned, Tables, Unlinked};
+use super::worker_io::TaskIo;
+use super::write::Write;
+use crate::qcow2::{Cluster, L2Entry};
+use fathom_core::Op;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// The most clusters that are changed in one go.
+const MAX_AT_ONCE: u64 = 512;
+
+/// How a range is to be emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Empty {
+    /// Reads as zeroes afterwards; its clusters may be given up.
+    Zero { unmap: bool },
+    /// Nobody needs it; whole clusters only.
+    Discard,
+}
+
+/// What becomes of a cluster.
+enum Change {
+    Nothing,
+    /// The new entry, and what the old one referred to.
+    Entry(L2Entry, Option<Unlinked>),
+    /// The host cluster is emptied where it is.
+    InPlace(u64),
+    /// Zeroes are written as data.
+    Write,
+}
+
+impl Active {
+    /// Empties `range`.
+    pub(super) async fn empty(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        how: Empty,
+        range: Range<u64>,
+    ) -> Result<(), Errno> {
+        let size = tables.layout.cluster_size();
+        let mut at = range.start;
+        while at < range.end {
+            let whole = at.next_multiple_of(size)..self.last_whole(tables, range.end);
+            let end = if at < whole.start || whole.is_empty() {
+                let end = range.end.min((at + 1).next_multiple_of(size));
+                if how != Empty::Discard {
+                    self.write_zeroes(io, tables, at..end).await?;
+                }
+                end
+            } else {
+                let end = whole.end.min(at + MAX_AT_ONCE * size);
+                self.empty_clusters(io, tables, how, at..end).await?;
+                end
+            };
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Where the last cluster ends that a range to `end` has all of: a disk
+    /// can end within its last cluster.
+    fn last_whole(&self, tables: &Tables, end: u64) -> u64 {
+        let size = tables.layout.cluster_size();
+        match end == tables.size {
+            true => end.next_multiple_of(size),
+            false => end & !(size - 1),
+        }
+    }
+
+    /// Writes zeroes where there are none yet.
+    async fn write_zeroes(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        range: Range<u64>,
+    ) -> Result<(), Errno> {
+        let end = range.end.min(tables.size);
+        if self.is_zero(io, 0, range.start, end).await? {
+            return Ok(());
+        }
+        let write = Write {
+            start: range.start,
+            source: Source::Zeroes,
+        };
+        self.write(io, tables, &write, range.start..end).await
+    }
+
+    /// Empties whole clusters.
+    async fn empty_clusters(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        how: Empty,
+        range: Range<u64>,
+    ) -> Result<(), Errno> {
+        let bits = tables.layout.cluster_bits();
+        let clusters = range.start >> bits..range.end >> bits;
+        let mut by_hand = Vec::new();
+        let allocating = tables.allocating.lock(clusters.clone()).await;
+        for cluster in clusters {
+            let guest = cluster << bits;
+            let Some((slice, entry, below)) = self.to_empty(io, tables, guest).await? else {
+                continue;
+            };
+            let file_len = tables.file_len.load(Ordering::Relaxed);
+            let old = tables.checked(tables.layout.decode(entry, guest, file_len))?;
+            match tables.change(how, &old, entry, below) {
+                Change::Nothing => {}
+                Change::Entry(new, unlinked) => {
+                    tables.zero_data_file(io, &old).await?;
+                    let mut state = tables.state();
+                    state.unlinked.extend(unlinked);
+                    let index = tables.index_of(guest);
+                    tables.link(&mut state, &slice, index, new);
+                }
+                Change::InPlace(host) => {
+                    let op = match how {
+                        Empty::Discard => Op::Discard,
+                        Empty::Zero { .. } => Op::WriteZeroes,
+                    };
+                    tables.check_target(None, host, 1 << bits)?;
+                    io.plain(tables.data, op, host, 1 << bits).await?;
+                }
+                Change::Write => by_hand.push(guest),
+            }
+        }
+        drop(allocating);
+        for guest in by_hand {
+            let range = guest..guest + (1 << bits);
+            self.write_zeroes(io, tables, range).await?;
+        }
+        Ok(())
+    }
+
+    /// The entry of a cluster that is to be emptied, with its slice, and
+    /// whether there is anything below it. None: it is empty.
+    async fn to_empty(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        guest: u64,
+    ) -> Result<Option<(Pinned, L2Entry, bool)>, Errno> {
+        let number = tables.slice_of(guest);
+        let size = tables.layout.cluster_size();
+        let end = (guest + size).min(tables.size);
+        let there = tables.slice(io, number).await?;
+        let below = !self.is_zero(io, 1, guest, end).await?;
+        if there.is_none() && !below {
+            return Ok(None);
+        }
+        drop(there);
+        let slice = tables.slice_to_change(io, guest).await?;
+        let entry = slice.0.entry(tables.index_of(guest));
+        Ok(Some((slice, entry, below)))
+    }
+}
+
+impl Tables {
+    /// What becomes of a cluster; `below`: the backing file has data there.
+    fn change(&self, how: Empty, old: &Cluster, entry: L2Entry, below: bool) -> Change {
+        let all = self.layout.all_units();
+        let own = match old {
+            Cluster::Data { host } => Some(*host),
+            Cluster::Zero { host } | Cluster::Subclusters { host, .. } => *host,
+            _ => None,
+        };
+        let own = own.filter(|_| self.layout.is_exclusive(entry));
+        let gives_up = how != Empty::Zero { unmap: false };
+        // Data files have one place for each cluster, which nobody else can
+        // use; and QED has no free clusters.
+        let keeps = self.data != self.storage || !gives_up;
+        let is_qed = matches!(self.layout, super::layout::Layout::Qed(_));
+        match old {
+            Cluster::Unallocated if !below || how == Empty::Discard => Change::Nothing,
+            Cluster::Zero { host: None } => Change::Nothing,
+            Cluster::Zero { .. } if keeps => Change::Nothing,
+            Cluster::Data { host } if is_qed => Change::InPlace(*host),
+            _ if self.layout.has_zero_clusters() => {
+                let kept = own.filter(|_| keeps);
+                let zero = if below || kept.is_some() || how != Empty::Discard {
+                    all
+                } else {
+                    0
+                };
+                let unlinked = match kept {
+                    Some(_) => None,
+                    None => self.referred(old),
+                };
+                Change::Entry(self.layout.entry(kept, 0, zero), unlinked)
+            }
+            _ if !below && gives_up => Change::Entry(L2Entry::default(), self.referred(old)),
+            _ if how == Empty::Discard => Change::Nothing,
+            Cluster::Data { host } if own.is_some() => Change::InPlace(*host),
+            _ => Change::Write,
+        }
+    }
+
+    /// An external data file shows what the entries say, if it is raw.
+    async fn zero_data_file(&self, io: &TaskIo, old: &Cluster) -> Result<(), Errno> {
+        if self.data == self.storage {
+            return Ok(());
+        }
+        let host = match old {
+            Cluster::Data { host } => *host,
+            Cluster::Zero { host: Some(host) } => *host,
+            Cluster::Subclusters {
+                host: Some(host), ..
+            } => *host,
+            _ => return Ok(()),
+        };
+        io.plain(self.data, Op::WriteZeroes, host, self.layout.cluster_size())
+            .await
+    }
+}
