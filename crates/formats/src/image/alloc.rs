@@ -65,8 +65,7 @@ impl Allocator {
         Ok(run)
     }
 
-    /// Clusters that were taken and never linked.
-    pub(super) fn give_back(&mut self, run: &Run) {
+    fn give_back(&mut self, run: &Run) {
         match &mut self.space {
             Space::ReadOnly => {}
             Space::Refcounts(space) => space.give_back(run),
@@ -100,6 +99,12 @@ impl Tables {
         Ok(run)
     }
 
+    /// Clusters that were allocated and never linked.
+    pub(super) fn give_back(&self, run: &Run) {
+        self.state().alloc.give_back(run);
+        self.dirty.store(true, Ordering::Release);
+    }
+
     /// Makes more free clusters known, or fails. One task at a time.
     async fn search(&self, io: &impl Io, n: u64) -> Result<(), Errno> {
         let append = match &self.state().alloc.space {
@@ -115,9 +120,6 @@ impl Tables {
 
     /// What was unlinked, durably: its refcounts go down.
     pub(super) async fn release(&self, io: &impl Io, gone: &[Unlinked]) -> Result<(), Errno> {
-        if gone.is_empty() {
-            return Ok(());
-        }
         let bits = self.layout.cluster_bits();
         // Nobody looks for free clusters before they are known as such.
         let _searching = self.searching.lock_all().await;
@@ -143,6 +145,9 @@ impl Tables {
             if let Some(space) = refcounts(&mut self.state()) {
                 space.freed(clusters);
             }
+        }
+        if let Some(space) = refcounts(&mut self.state()) {
+            space.shrink();
         }
         outcome
     }

@@ -3,7 +3,7 @@
 
 use super::active::Active;
 use super::disk::Shared;
-use super::epoch::WritesInFlight;
+use super::epoch::InFlight;
 use super::io::{Errno, Io, Payload};
 use super::lookup::{Found, Lookup};
 use super::segments::{Source, clear};
@@ -32,7 +32,7 @@ const UNCOUNTED: u8 = u8::MAX;
 struct Current {
     active: Arc<Active>,
     lookup: Lookup,
-    writes: Arc<WritesInFlight>,
+    counts: Arc<InFlight>,
 }
 
 pub(super) struct ImageChannel {
@@ -74,7 +74,7 @@ impl ImageChannel {
         self.generation = generation;
         self.current = self.shared.active().map(|active| Current {
             lookup: Lookup::new(active.layers.len()),
-            writes: active.epochs.register(),
+            counts: active.epochs.register(),
             active,
         });
     }
@@ -108,7 +108,11 @@ impl ImageChannel {
             // Durable with its metadata.
             Op::Write if request.fua && !clean => Found::Else,
             Op::Write => current.lookup.write(active, guest, len),
-            Op::Flush if clean => Found::Data { storage: 0, at: 0 },
+            Op::Flush if clean => Found::Data {
+                storage: 0,
+                at: 0,
+                moves: false,
+            },
             Op::Discard | Op::WriteZeroes if top.is_none() => {
                 current.lookup.write(active, guest, len)
             }
@@ -153,6 +157,15 @@ impl ImageChannel {
         }
     }
 
+    /// The request uses clusters that must not be used for anything else
+    /// before it is done.
+    #[inline]
+    fn count(&mut self, cx: &mut Cx, id: RequestId) {
+        if let Some(current) = &self.current {
+            cx.slab[id].epoch = current.active.epochs.enter(&current.counts);
+        }
+    }
+
     /// Books of what has been completed since `done` was taken.
     #[inline]
     fn account(&mut self, cx: &mut Cx) {
@@ -161,7 +174,7 @@ impl ImageChannel {
             let id = cx.done()[n];
             let epoch = std::mem::replace(&mut cx.slab[id].epoch, UNCOUNTED);
             if epoch != UNCOUNTED {
-                current.active.epochs.leave(&current.writes, epoch);
+                current.active.epochs.leave(&current.counts, epoch);
             }
         }
     }
@@ -177,13 +190,18 @@ impl Channel for ImageChannel {
             self.renew(generation);
         }
         cx.slab[id].epoch = UNCOUNTED;
-        if !matches!(cx.slab[id].op, Op::Read | Op::Flush)
-            && let Some(current) = &self.current
-        {
-            cx.slab[id].epoch = current.active.epochs.enter(&current.writes);
+        if !matches!(cx.slab[id].op, Op::Read | Op::Flush) {
+            self.count(cx, id);
         }
-        match self.find(&cx.slab[id]) {
-            Ok(Found::Data { storage, at }) => {
+        let mut found = self.find(&cx.slab[id]);
+        if cx.slab[id].op == Op::Read
+            && matches!(found, Ok(Found::Data { moves: true, .. } | Found::Else))
+        {
+            self.count(cx, id);
+            found = self.find(&cx.slab[id]);
+        }
+        match found {
+            Ok(Found::Data { storage, at, .. }) => {
                 let request = &mut cx.slab[id];
                 (request.at, request.storage) = (at, storage);
                 self.storages[usize::from(storage)].submit(cx, id);

@@ -1,8 +1,10 @@
 //! When a freed cluster can be used again.
 //!
-//! A write that is in flight may still go to a cluster that a discard has
-//! freed meanwhile. So each write is counted in the epoch in which it looked
-//! its cluster up, an epoch ends only when all writes of the one before have
+//! A request in flight may still use a cluster that another has freed
+//! meanwhile: a write one that was discarded, a read one that was copied so
+//! that a part of it could be written. So each of them (but not reads of
+//! clusters that only an overlapping request can free) is counted in the epoch
+//! in which it looked its cluster up, an epoch ends only when all requests of the one before have
 //! completed, and what was freed in an epoch is free two epochs later.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -11,14 +13,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Default)]
 pub(super) struct Epochs {
     current: AtomicU64,
-    workers: Mutex<Vec<Arc<WritesInFlight>>>,
+    workers: Mutex<Vec<Arc<InFlight>>>,
 }
 
-/// One worker's writes, by their epoch's parity. The worker alone changes it.
+/// One worker's requests, by their epoch's parity. The worker alone changes it.
 #[derive(Default)]
-pub(super) struct WritesInFlight([AtomicU32; 2]);
+pub(super) struct InFlight([AtomicU32; 2]);
 
-impl WritesInFlight {
+impl InFlight {
     fn add(&self, parity: u8, n: i32) {
         let count = &self.0[usize::from(parity)];
         let now = count.load(Ordering::Relaxed).wrapping_add_signed(n);
@@ -28,35 +30,35 @@ impl WritesInFlight {
 
 impl Epochs {
     /// A worker's counts.
-    pub(super) fn register(&self) -> Arc<WritesInFlight> {
-        let writes = Arc::new(WritesInFlight::default());
+    pub(super) fn register(&self) -> Arc<InFlight> {
+        let counts = Arc::new(InFlight::default());
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         // Those of workers that are gone.
-        workers.retain(|writes| Arc::strong_count(writes) > 1);
-        workers.push(writes.clone());
-        writes
+        workers.retain(|counts| Arc::strong_count(counts) > 1);
+        workers.push(counts.clone());
+        counts
     }
 
-    /// A write starts, before it looks anything up. The result is for
+    /// A request starts, before it looks anything up. The result is for
     /// [`Epochs::leave`].
     #[inline]
-    pub(super) fn enter(&self, writes: &WritesInFlight) -> u8 {
+    pub(super) fn enter(&self, counts: &InFlight) -> u8 {
         loop {
             let epoch = self.current.load(Ordering::Relaxed);
             let parity = (epoch & 1) as u8;
-            writes.add(parity, 1);
+            counts.add(parity, 1);
             // Whoever ends the epoch sees the count, or is seen here.
             fence(Ordering::SeqCst);
             if self.current.load(Ordering::Acquire) == epoch {
                 return parity;
             }
-            writes.add(parity, -1);
+            counts.add(parity, -1);
         }
     }
 
     #[inline]
-    pub(super) fn leave(&self, writes: &WritesInFlight, parity: u8) {
-        writes.add(parity, -1);
+    pub(super) fn leave(&self, counts: &InFlight, parity: u8) {
+        counts.add(parity, -1);
     }
 
     /// The epoch in which something is freed that nobody can look up any more.
@@ -72,7 +74,7 @@ impl Epochs {
         let epoch = self.current.load(Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let before = usize::from(epoch & 1 == 0);
-        let idle = |writes: &Arc<WritesInFlight>| writes.0[before].load(Ordering::Acquire) == 0;
+        let idle = |counts: &Arc<InFlight>| counts.0[before].load(Ordering::Acquire) == 0;
         if workers.iter().all(idle) {
             self.current.store(epoch + 1, Ordering::SeqCst);
             return (epoch + 1).checked_sub(2);
@@ -86,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_freed_waits_for_the_writes_in_flight() {
+    fn what_is_freed_waits_for_the_requests_in_flight() {
         let epochs = Epochs::default();
         let (one, two) = (epochs.register(), epochs.register());
         let in_flight = epochs.enter(&one);

@@ -95,10 +95,8 @@ impl Metadata {
     }
 
     /// The region that starts there is given up.
-    pub(super) fn remove(&mut self, clusters: std::ops::Range<u64>) {
-        let bits = self.regions.cluster_bits();
-        let len = (clusters.end - clusters.start) << bits;
-        self.regions.remove(clusters.start << bits, len);
+    pub(super) fn remove_bytes(&mut self, offset: u64, len: u64) {
+        self.regions.remove(offset, len);
     }
 }
 

@@ -90,6 +90,7 @@ pub(super) struct Tables {
     pub(super) l1: Box<[AtomicU64]>,
     /// Whether any metadata is not on disk. Set under the lock.
     pub(super) dirty: AtomicBool,
+    pub(super) flushes: Flushes,
     /// A write-back that began has not ended.
     pub(super) busy: AtomicBool,
     /// Something was found that must not be: nothing is written any more.
@@ -108,6 +109,14 @@ pub(super) struct Tables {
     /// The search for free clusters, and writing back.
     pub(super) searching: RangeLocks,
     pub(super) writing_back: RangeLocks,
+}
+
+/// Flushes are numbered as they begin; one at a time does.
+#[derive(Default)]
+pub(super) struct Flushes {
+    pub(super) begun: AtomicU64,
+    /// The last that succeeded.
+    pub(super) done: AtomicU64,
 }
 
 /// A slice that stays in the cache.
@@ -151,6 +160,7 @@ impl Tables {
             l1_offset: parts.l1_offset,
             l1: parts.l1.into_iter().map(AtomicU64::new).collect(),
             dirty: AtomicBool::new(false),
+            flushes: Flushes::default(),
             busy: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             complained: AtomicBool::new(false),

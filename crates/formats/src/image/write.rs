@@ -154,7 +154,7 @@ impl Active {
             )
             .await;
         if let (Err(_), Some(run)) = (&written, &run) {
-            tables.state().alloc.give_back(run);
+            tables.give_back(run);
         }
         written?;
         Ok(end)
@@ -362,11 +362,11 @@ impl Tables {
             None if run.fresh => Ok(()),
             None => io.plain(self.storage, Op::WriteZeroes, at, len).await,
         };
-        let mut state = self.state();
         if let Err(errno) = written {
-            state.alloc.give_back(&run);
+            self.give_back(&run);
             return Err(errno);
         }
+        let mut state = self.state();
         state.alloc.metadata.add_table(run.clusters);
         state.unlinked.extend(old.map(|offset| Unlinked {
             offset,

@@ -36,11 +36,19 @@ const L1_PER_SECTOR: usize = 64;
 impl Tables {
     /// Makes everything durable that has completed, metadata and data.
     pub(super) async fn flush(&self, io: &impl Io) -> Result<(), Errno> {
+        let arrived = self.flushes.begun.load(Ordering::SeqCst);
         let _alone = self.writing_back.lock_all().await;
-        if !self.dirty.load(Ordering::Acquire) {
-            return self.barrier(io).await;
+        if self.flushes.done.load(Ordering::SeqCst) > arrived {
+            // One that began after this one arrived covers all that it would.
+            return Ok(());
         }
-        self.write_back(io).await
+        let number = self.flushes.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        match self.dirty.load(Ordering::Acquire) {
+            true => self.write_back(io).await?,
+            false => self.barrier(io).await?,
+        }
+        self.flushes.done.store(number, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Metadata that takes too much of the cache goes to the disk.
@@ -69,10 +77,7 @@ impl Tables {
             slice.pins.fetch_sub(1, Ordering::Release);
         }
         self.busy.store(false, Ordering::SeqCst);
-        if let Some(refcounts) = refcounts(&mut self.state()) {
-            refcounts.shrink();
-        }
-        self.give_back(io, dirty).await
+        self.free_unlinked(io, dirty).await
     }
 
     /// Copies what is dirty; it counts as clean from now on.
@@ -122,8 +127,8 @@ impl Tables {
             io.write(self.storage, *at, copied(bytes)).await?;
         }
         self.barrier(io).await?;
-        if dirty.moved.is_some() {
-            self.point_header(io).await?;
+        if let (Some(_), Some((at, bytes))) = (&dirty.moved, &dirty.table) {
+            self.point_header(io, *at, bytes.len() as u64).await?;
             self.barrier(io).await?;
         }
         if dirty.slices.is_empty() && dirty.l1.is_empty() {
@@ -150,7 +155,8 @@ impl Tables {
         let copy = |sector: usize| {
             let first = sector * L1_PER_SECTOR;
             let entries = &self.l1[first..self.l1.len().min(first + L1_PER_SECTOR)];
-            let mut buf = Buf::new(entries.len() * 8);
+            // The rest of its last cluster is the table's, too.
+            let mut buf = Buf::new(L1_PER_SECTOR * 8);
             let (words, _) = buf.bytes_mut().as_chunks_mut::<8>();
             for (word, entry) in words.iter_mut().zip(entries) {
                 *word = self.layout.bytes(entry.load(Ordering::Acquire));
@@ -177,30 +183,23 @@ impl Tables {
 
     /// The header's fields for the refcount table's place: bytes 48 to 59 of
     /// the first sector, which is written wholly or not at all.
-    async fn point_header(&self, io: &impl Io) -> Result<(), Errno> {
+    async fn point_header(&self, io: &impl Io, at: u64, len: u64) -> Result<(), Errno> {
         let mut sector = io.read(self.storage, 0, 512).await?;
-        let place = {
-            let mut state = self.state();
-            refcounts(&mut state).map(|r| (r.table_offset, r.table_clusters()))
-        };
-        let (offset, clusters) = place.expect("only refcount tables move");
         let bytes = sector.bytes_mut();
-        bytes[48..56].copy_from_slice(&offset.to_be_bytes());
-        bytes[56..60].copy_from_slice(&(clusters as u32).to_be_bytes());
+        bytes[48..56].copy_from_slice(&at.to_be_bytes());
+        let clusters = (len >> self.layout.cluster_bits()) as u32;
+        bytes[56..60].copy_from_slice(&clusters.to_be_bytes());
         io.write(self.storage, 0, sector).await
     }
 
     /// Nothing on disk refers to it any more.
-    async fn give_back(&self, io: &impl Io, dirty: Dirty) -> Result<(), Errno> {
+    async fn free_unlinked(&self, io: &impl Io, dirty: Dirty) -> Result<(), Errno> {
         let mut gone = dirty.unlinked;
         if let Some(Moved {
             from: (offset, len),
         }) = dirty.moved
         {
-            let bits = self.layout.cluster_bits();
-            let first = offset >> bits;
-            let clusters = first..first + (len >> bits);
-            self.state().alloc.metadata.remove(clusters);
+            self.state().alloc.metadata.remove_bytes(offset, len);
             gone.push(Unlinked::new(offset, len));
         }
         // What cannot be given back is leaked, not lost.
@@ -225,7 +224,9 @@ impl Tables {
         state.dirty_l1.extend(dirty.l1);
         state.unlinked.extend(dirty.unlinked);
         if let Some(refcounts) = refcounts(state) {
-            refcounts.restore_dirty(dirty.refcounts, dirty.table.is_some(), dirty.moved);
+            let table = dirty.table.is_some();
+            let abandoned = refcounts.restore_dirty(dirty.refcounts, table, dirty.moved);
+            self.abandon(state, abandoned);
         }
         self.dirty.store(true, Ordering::Release);
     }

@@ -36,7 +36,7 @@ pub(in crate::image) struct Refcounts {
     g: Geometry,
     /// Offsets of blocks, 0 for none.
     table: Vec<u64>,
-    pub(in crate::image) table_offset: u64,
+    table_offset: u64,
     dirty_table: bool,
     moved: Option<Moved>,
     blocks: BTreeMap<u64, Block>,
@@ -237,13 +237,14 @@ impl Refcounts {
         }
     }
 
-    /// Writing that failed: all of it is to be written again.
+    /// Writing that failed: all of it is to be written again. Returns the
+    /// place of a table, offset and bytes, that was moved again meanwhile.
     pub(in crate::image) fn restore_dirty(
         &mut self,
         blocks: Vec<(u64, Vec<u8>)>,
         table: bool,
         moved: Option<Moved>,
-    ) {
+    ) -> Option<(u64, u64)> {
         for (at, bytes) in blocks {
             let base = at & !(self.g.cluster_size() - 1);
             let (start, end) = ((at - base) as usize, (at - base) as usize + bytes.len());
@@ -257,13 +258,13 @@ impl Refcounts {
             };
         }
         self.dirty_table |= table;
-        if let Some(moved) = moved {
-            self.moved = Some(moved);
-        }
+        let moved = moved?;
+        self.moved.replace(moved).map(|again| again.from)
     }
 
-    /// Lets clean blocks go that are not searched. Nothing is being written.
-    pub(in crate::image) fn shrink(&mut self) {
+    /// Lets clean blocks go that are not searched. The caller has the lock of
+    /// the search, and nothing is being written.
+    pub(super) fn shrink(&mut self) {
         let max = (KEPT >> self.g.cluster_bits).max(4) as usize;
         if self.blocks.len() <= max {
             return;
@@ -272,12 +273,6 @@ impl Refcounts {
         let searched: Vec<u64> = self.free.iter().map(|r| r.start >> bits).collect();
         self.blocks
             .retain(|number, block| searched.contains(number) || !block.dirty.is_empty());
-    }
-
-    /// Clusters of the table.
-    pub(in crate::image) fn table_clusters(&self) -> u64 {
-        self.g
-            .clusters_of(self.table.len() as u64 * TableEntry::SIZE)
     }
 
     /// Where the block is that has to be read before this one's refcounts are
@@ -402,13 +397,7 @@ impl Tables {
     fn make_refcounts(&self, state: &mut State, number: u64) -> Result<(), Errno> {
         let space = super::refcounts(state).ok_or(libc::EROFS)?;
         let made = space.make_block(number)?;
-        let bits = space.g.cluster_bits;
-        if let Some((offset, len)) = made.abandoned {
-            state.unlinked.push(Unlinked::new(offset, len));
-            let first = offset >> bits;
-            let clusters = first..first + (len >> bits);
-            state.alloc.metadata.remove(clusters);
-        }
+        self.abandon(state, made.abandoned);
         let metadata = &mut state.alloc.metadata;
         for cluster in made.blocks.start..made.table.end {
             let hit = match metadata.in_cluster(cluster) {
@@ -425,6 +414,14 @@ impl Tables {
         }
         self.dirty.store(true, std::sync::atomic::Ordering::Release);
         Ok(())
+    }
+
+    /// A refcount table was moved again before it was used.
+    pub(in crate::image) fn abandon(&self, state: &mut State, table: Option<(u64, u64)>) {
+        if let Some((offset, len)) = table {
+            state.unlinked.push(Unlinked::new(offset, len));
+            state.alloc.metadata.remove_bytes(offset, len);
+        }
     }
 
     fn refcounts<T>(&self, f: impl FnOnce(&mut Refcounts) -> T) -> Result<T, Errno> {
