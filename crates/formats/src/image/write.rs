@@ -5,6 +5,7 @@
 use super::active::Active;
 use super::alloc::Run;
 use super::io::{Buf, Errno, Io, Payload};
+use super::layout::Layout;
 use super::segments::{Source, append_zeroes};
 use super::tables::{Extent, Pinned, Tables, Unlinked};
 use super::worker_io::TaskIo;
@@ -131,7 +132,14 @@ impl Active {
                 break;
             }
         }
-        if targets.is_empty() {
+        let Some(target) = targets.first() else {
+            return Ok(range.start);
+        };
+        let range = match target.own {
+            Some(_) => tables.without_allocated(target, range),
+            None => range,
+        };
+        if range.is_empty() {
             return Ok(range.start);
         }
         let run = match targets[0].own {
@@ -294,6 +302,17 @@ impl Tables {
         }))
     }
 
+    /// The start of `range`, in the target's cluster, up to where the first
+    /// unit is that has data: that is written in place, by anyone at any time.
+    fn without_allocated(&self, target: &Target, range: Range<u64>) -> Range<u64> {
+        let unit = self.layout.unit();
+        let cluster = range.start & !(self.layout.cluster_size() - 1);
+        let first = ((range.start - cluster) / unit) as u32;
+        let free = (target.allocated >> first).trailing_zeros();
+        let end = cluster + u64::from(first.saturating_add(free)) * unit;
+        range.start..range.end.min(end.max(range.start))
+    }
+
     /// What of the image's own file an entry refers to.
     pub(super) fn referred(&self, cluster: &Cluster) -> Option<Unlinked> {
         let size = self.layout.cluster_size();
@@ -359,8 +378,10 @@ impl Tables {
                 Ok(table) => io.write(self.storage, at, table).await,
                 Err(errno) => Err(errno),
             },
-            None if run.fresh => Ok(()),
-            None => io.plain(self.storage, Op::WriteZeroes, at, len).await,
+            // QED's free space is part of the file.
+            None if run.fresh && matches!(self.layout, Layout::Qed(_)) => Ok(()),
+            // So is what an L1 entry refers to.
+            None => io.write(self.storage, at, Buf::new(len as usize)).await,
         };
         if let Err(errno) = written {
             self.give_back(&run);
