@@ -2,6 +2,7 @@
 //! trace of one daemon, which serves one disk.
 
 mod assemble;
+mod confined;
 pub mod control;
 mod daemon;
 pub mod images;

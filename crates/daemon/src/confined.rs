@@ -1,0 +1,209 @@
+//! Opening the files that images name: a backing file, an external data file.
+//!
+//! An image may come from a stranger, and what it names is opened with our
+//! rights. So these files are opened only below directories that the user
+//! allows, which the kernel enforces (openat2(2) with RESOLVE_BENEATH), and
+//! only if they are regular files or block devices: to open some others
+//! blocks, or does something.
+
+use fathom_core::DiskError;
+use fathom_formats::img::file_name_of;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+
+/// As many as the kernel follows.
+const MAX_LINKS: usize = 40;
+/// How often openat2(2) may be disturbed by others who rename directories.
+const MAX_RACES: usize = 100;
+
+/// The directories below which files may be opened because an image names them.
+#[derive(Debug)]
+pub struct AllowedDirs(Vec<AllowedDir>);
+
+#[derive(Debug)]
+struct AllowedDir {
+    /// As the user wrote it, but absolute.
+    given: PathBuf,
+    /// Without symbolic links.
+    real: PathBuf,
+    fd: OwnedFd,
+}
+
+impl AllowedDir {
+    fn open(path: &Path) -> io::Result<AllowedDir> {
+        let real = path.canonicalize()?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(AllowedDir {
+            given: std::path::absolute(path)?,
+            fd: rustix::fs::open(&real, flags, Mode::empty())?,
+            real,
+        })
+    }
+
+    /// Opens what `path` says, with O_PATH: nothing happens to it. `None` when
+    /// it does not say anything in this directory.
+    fn open_path(&self, path: &Path, more: OFlags) -> Option<Result<OwnedFd, Errno>> {
+        let rest = [&self.given, &self.real].map(|dir| path.strip_prefix(dir).ok());
+        let rest = rest.into_iter().flatten().next()?;
+        // The directory itself.
+        let rest = if rest == Path::new("") {
+            Path::new(".")
+        } else {
+            rest
+        };
+        let flags = OFlags::PATH | OFlags::CLOEXEC | more;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let attempt = || openat2(&self.fd, rest, flags, Mode::empty(), resolve);
+        let undisturbed = |result: &Result<OwnedFd, Errno>| !matches!(result, Err(Errno::AGAIN));
+        let attempts = std::iter::repeat_with(attempt).take(MAX_RACES);
+        let result = { attempts }.find(undisturbed);
+        Some(result.unwrap_or(Err(Errno::AGAIN)))
+    }
+}
+
+impl AllowedDirs {
+    /// The directory that `image` is in, and those in `more`. The root
+    /// directory is allowed only if it is among the latter: an image in there
+    /// would otherwise reach every file.
+    pub fn new(image: &Path, more: &[PathBuf]) -> Result<AllowedDirs, DiskError> {
+        let unusable = |path: &Path, what| {
+            let path = path.to_owned();
+            move |source| DiskError::Io { path, what, source }
+        };
+        let own = directory_of(image);
+        let own_opened =
+            AllowedDir::open(own).map_err(unusable(own, "the image's directory cannot be used"))?;
+        let mut dirs = Vec::new();
+        if own_opened.real != Path::new("/") {
+            dirs.push(own_opened);
+        }
+        for dir in more {
+            let opened = AllowedDir::open(dir);
+            dirs.push(opened.map_err(unusable(dir, "--allow-dir cannot be used"))?);
+        }
+        Ok(AllowedDirs(dirs))
+    }
+
+    /// Opens the file that `image` calls `name`; also says where it is. A
+    /// relative name is seen from the directory that `image` is in.
+    pub fn open(
+        &self,
+        image: &Path,
+        name: &[u8],
+        writable: bool,
+    ) -> Result<(PathBuf, File), DiskError> {
+        let refused = |problem: String| DiskError::Unusable {
+            path: image.to_owned(),
+            problem,
+        };
+        let shown = String::from_utf8_lossy(name).escape_debug().to_string();
+        let failed = |error: io::Error| {
+            refused(format!(
+                "the file that it names, {shown}, cannot be opened: {error}"
+            ))
+        };
+        let path = file_name_of(name).map_err(|error| refused(error.to_string()))?;
+        let mut path = seen_from(image, path).map_err(failed)?;
+        let found = match self.find(&mut path) {
+            Err(Errno::XDEV) => {
+                let dir = directory_of(&path).display();
+                return Err(refused(format!(
+                    "the file that it names, {shown}, is not below a directory that images may \
+                     use; --allow-dir {dir} would let them"
+                )));
+            }
+            Err(error) => return Err(failed(error.into())),
+            Ok(found) => found,
+        };
+        let file = reopen(&found, writable).map_err(failed)?;
+        Ok((path, file))
+    }
+
+    /// The file at `path`, which is absolute, by O_PATH. Where `path` is a link
+    /// out of a directory, it becomes what the link says. `EXDEV` when it is
+    /// not in the allowed directories.
+    fn find(&self, path: &mut PathBuf) -> Result<OwnedFd, Errno> {
+        for _ in 0..MAX_LINKS {
+            match self.open_path(path, OFlags::empty()) {
+                Err(Errno::XDEV) => {}
+                outcome => return outcome,
+            }
+            let link = self.open_path(path, OFlags::NOFOLLOW)?;
+            let target = readlinkat(&link, "", Vec::new()).map_err(|_| Errno::XDEV)?;
+            let target = Path::new(OsStr::from_bytes(target.as_bytes()));
+            *path = seen_from(path, target).map_err(|_| Errno::NOENT)?;
+        }
+        Err(Errno::LOOP)
+    }
+
+    /// From the first directory that has it, or else the first error that
+    /// says more than that a directory does not.
+    fn open_path(&self, path: &Path, more: OFlags) -> Result<OwnedFd, Errno> {
+        let mut told = Errno::XDEV;
+        for outcome in self.0.iter().filter_map(|dir| dir.open_path(path, more)) {
+            match outcome {
+                Ok(found) => return Ok(found),
+                Err(error) if told == Errno::XDEV => told = error,
+                Err(_) => {}
+            }
+        }
+        Err(told)
+    }
+}
+
+/// The directory that this file is in.
+fn directory_of(file: &Path) -> &Path {
+    let dir = file.parent().unwrap_or(file);
+    if dir == Path::new("") {
+        return Path::new(".");
+    }
+    dir
+}
+
+/// What `name` is as seen from the directory that `file` is in. The steps
+/// upwards that a name begins with are taken, as no links are in the way
+/// there: they may lead from one allowed directory to another.
+fn seen_from(file: &Path, name: &Path) -> io::Result<PathBuf> {
+    let mut path = PathBuf::from("/");
+    if name.is_relative() {
+        path = directory_of(file).canonicalize()?;
+    }
+    let mut at_start = name.is_relative();
+    for component in name.components() {
+        match component {
+            Component::ParentDir if at_start => drop(path.pop()),
+            Component::RootDir | Component::CurDir => {}
+            other => {
+                at_start = false;
+                path.push(other);
+            }
+        }
+    }
+    Ok(path)
+}
+
+/// Opens in earnest what was found, if it is of a kind that can be opened
+/// without consequences.
+fn reopen(found: &OwnedFd, writable: bool) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let kind = std::fs::metadata(&path)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(io::Error::other("not a regular file or a block device"));
+    }
+    OpenOptions::new()
+        .read(true)
+        .write(writable)
+        .custom_flags(libc::O_NOCTTY)
+        .open(path)
+}
+
+#[cfg(test)]
+#[path = "confined_tests.rs"]
+mod tests;
