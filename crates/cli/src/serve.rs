@@ -2,9 +2,10 @@
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use fathom_daemon::size::parse_size;
 use fathom_daemon::{
     Cache, CpuList, Daemon, DiskSpec, EngineKind, Format, Injection, Polling, ServeOptions,
-    SocketSpec,
+    SocketSpec, parse_format,
 };
 use std::ffi::OsString;
 use std::io::Write;
@@ -25,10 +26,28 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SOCKET", value_parser = socket_parser())]
     vhost_user: Option<SocketSpec>,
 
-    /// Format of the image: raw [default: raw, but refuse what looks like
-    /// another]
-    #[arg(long, value_name = "FORMAT")]
+    /// Format of the image: raw, qcow2 or qed [default: raw, but refuse what
+    /// looks like another]
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
+
+    /// Where in a raw image the disk starts, in bytes: a multiple of 512
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    offset: Option<u64>,
+
+    /// Size of the disk in a raw image [default: up to its end]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    size: Option<u64>,
+
+    /// Most memory for the tables of a qcow2 or qed image, at least 64k
+    /// [default: 32M, enough for 256G in clusters of 64k]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    metadata_cache: Option<u64>,
+
+    /// Let the image use files in this directory as its backing file or its
+    /// external data file; repeatable [default: the image's own directory]
+    #[arg(long = "allow-dir", value_name = "DIR")]
+    allow_dirs: Vec<PathBuf>,
 
     /// Let the guest read only
     #[arg(long)]
@@ -127,6 +146,10 @@ impl ServeArgs {
             disk: self.disk,
             socket: self.vhost_user.unwrap_or(SocketSpec::Activated),
             format: self.format,
+            offset: self.offset,
+            size: self.size,
+            metadata_cache: self.metadata_cache,
+            allow_dirs: self.allow_dirs,
             read_only: self.readonly,
             engine: self.aio,
             register_memory: self.register_memory,

@@ -14,7 +14,8 @@ fn every_command_tells_all_its_options() {
         (
             "serve",
             "DISK --vhost-user --format --readonly --aio --cache --queues --iothreads --cpus \
-             --register-memory --poll --serial --trace --control --force-share --no-discard --json --log",
+             --register-memory --poll --serial --trace --control --force-share --no-discard --json --log \
+             --offset --size --metadata-cache --allow-dir",
         ),
         ("stats", "PID|SOCKET --json --watch"),
         ("info", "PID|SOCKET --json"),
@@ -52,8 +53,10 @@ fn wrong_arguments_are_told_in_one_line() {
             vec!["serve", "null:1G", "--vhost-user", "fd:x"],
             "file descriptor",
         ),
-        (serve(&["--format", "qcow2"]), "not supported"),
-        (serve(&["--format", "ext4"]), "raw"),
+        (serve(&["--format", "vmdk"]), "qemu-img convert"),
+        (serve(&["--format", "ext4"]), "raw, qcow2 and qed"),
+        (serve(&["--offset", "x"]), "not a size"),
+        (serve(&["--metadata-cache", "much"]), "not a size"),
         (serve(&["--aio", "posix"]), "io_uring, native or threads"),
         (serve(&["--cache", "unsafe"]), "writeback"),
         (serve(&["--queues", "0"]), "1..=256"),
@@ -113,8 +116,180 @@ fn disks_that_cannot_be_served_are_told_in_one_line() {
             .expect("qemu-img is installed by `make setup`");
         assert!(made.success());
         let looks = format!("looks like {format}");
-        served(&path(format), 1, &[&looks, "--format raw"]);
+        let advice = match format {
+            "qcow2" | "qed" => format!("--format {format}"),
+            _ => "qemu-img convert".to_owned(),
+        };
+        served(&path(format), 1, &[&looks, "--format raw", &advice]);
     }
+}
+
+/// `fathom serve IMAGE` with more options, which is refused.
+fn not_served(image: &str, more: &[&str], words: &[&str]) {
+    let sockets = short_dir();
+    let path = |name: &str| as_arg(&sockets.path().join(name));
+    let (socket, control) = (path("s"), path("c"));
+    let args = [
+        "serve",
+        image,
+        "--vhost-user",
+        &socket,
+        "--control",
+        &control,
+    ];
+    refused(1, &[&args, more].concat(), words);
+    assert_eq!(fs::read_dir(sockets.path()).unwrap().count(), 0, "{image}");
+}
+
+fn qemu_img(args: &[&str]) {
+    let done = Command::new("qemu-img").args(args).output();
+    let done = done.expect("qemu-img is installed by `make setup`");
+    let errors = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "{args:?}: {errors}");
+}
+
+#[test]
+fn options_that_do_not_go_together_are_told_in_one_line() {
+    let dir = disk_dir();
+    let raw = as_arg(&dir.path().join("raw"));
+    fs::write(&raw, [0; 4096]).unwrap();
+    for (disk, more, words) in [
+        ("null:1G", "--format qcow2", "in files"),
+        ("memory:1M", "--offset 0", "in files"),
+        (&raw, "--format qcow2 --offset 512", "raw images"),
+        (&raw, "--format qed --size 512", "raw images"),
+        (&raw, "--offset 100", "512"),
+        (&raw, "--size 1000", "512"),
+        (&raw, "--size 0", "512"),
+        (&raw, "--metadata-cache 1M", "qcow2"),
+        (&raw, "--format qcow2 --metadata-cache 0", "64k"),
+        (&raw, "--allow-dir /", "qcow2"),
+        (&raw, "--offset 4096", "raw: has 4096 bytes"),
+        (&raw, "--offset 1G", "raw: has 4096 bytes"),
+        (&raw, "--offset 2048 --size 2560", "raw: has 4096 bytes"),
+        (&raw, "--format qcow2", "not a qcow2 image"),
+        (&raw, "--format qed", "not a qed image"),
+    ] {
+        let more: Vec<_> = more.split(' ').collect();
+        not_served(disk, &more, &[words]);
+    }
+}
+
+/// Sets bits in the byte at `at`.
+fn set_bits(image: &Path, at: usize, bits: u8) {
+    let mut bytes = fs::read(image).unwrap();
+    bytes[at] |= bits;
+    fs::write(image, bytes).unwrap();
+}
+
+#[test]
+fn images_that_cannot_be_served_are_told_in_one_line() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let create = |format: &str, name: &str, more: &[&str]| {
+        let args = ["create", "-q", "-f", format];
+        qemu_img(&[&args[..], more, &[&path(name), "1M"]].concat());
+    };
+    let qcow2 = |name: &str, more: &[&str], words: &[&str]| {
+        not_served(&path(name), &[&["--format", "qcow2"], more].concat(), words);
+    };
+    create("qcow2", "sound", &[]);
+    create("qed", "qed", &[]);
+    qcow2("qed", &[], &["qed: not a qcow2 image"]);
+    not_served(&path("sound"), &["--format", "qed"], &["not a qed image"]);
+    qcow2(
+        "sound",
+        &["--allow-dir", "/nonexistent"],
+        &["--allow-dir", "No such file"],
+    );
+
+    let secret = ["--object", "secret,id=s,data=abc", "-o"];
+    let luks = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
+    create("qcow2", "luks", &[&secret[..], &[luks]].concat());
+    qcow2("luks", &[], &["luks: ", "LUKS"]);
+
+    create("qcow2", "corrupt", &[]);
+    set_bits(&dir.path().join("corrupt"), 79, 2);
+    qcow2(
+        "corrupt",
+        &[],
+        &["corrupt: ", "fathom img check --repair all", "--readonly"],
+    );
+    create("qcow2", "future", &[]);
+    set_bits(&dir.path().join("future"), 72, 0x80);
+    qcow2("future", &[], &["future: ", "not supported", "bit 63"]);
+    fs::write(dir.path().join("short"), b"QFI\xfb\0\0\0\x03").unwrap();
+    qcow2("short", &[], &["short: "]);
+}
+
+#[test]
+fn files_that_an_image_names_in_vain_are_told_in_one_line() {
+    let dir = disk_dir();
+    let other = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let elsewhere = as_arg(&other.path().join("base"));
+    fs::write(dir.path().join("base"), [0; 4096]).unwrap();
+    fs::write(&elsewhere, [0; 4096]).unwrap();
+    let above = |name: &str, below: &str, format: &str| {
+        let args = [
+            "create", "-q", "-f", "qcow2", "-u", "-b", below, "-F", format,
+        ];
+        qemu_img(&[&args[..], &[&path(name), "1M"]].concat());
+    };
+    let fifo = Command::new("mkfifo").arg(path("fifo")).status().unwrap();
+    assert!(fifo.success());
+    for (name, below, words) in [
+        ("missing", "nothing", "No such file"),
+        ("out", "../../../../../../etc/passwd", "--allow-dir /etc"),
+        ("away", &elsewhere, "--allow-dir"),
+        ("nbd", "nbd:localhost:10809", "protocol 'nbd'"),
+        ("json", "json:{\"driver\":\"null-co\"}", "only files"),
+        ("fifo-above", "fifo", "not a regular file"),
+        ("directory", ".", "not a regular file"),
+    ] {
+        above(name, below, "raw");
+        let image = path(name);
+        not_served(
+            &image,
+            &["--format", "qcow2"],
+            &[&format!("{image}: "), words],
+        );
+    }
+    let allow = ["--format", "qcow2", "--allow-dir", &as_arg(other.path())];
+    fs::remove_file(&elsewhere).unwrap();
+    not_served(&path("away"), &allow, &["away: ", "No such file"]);
+
+    above("wrong", "base", "qcow2");
+    not_served(
+        &path("wrong"),
+        &["--format", "qcow2"],
+        &["base: not a qcow2 image"],
+    );
+    above("vmdk", "base", "vmdk");
+    not_served(&path("vmdk"), &["--format", "qcow2"], &["vmdk: ", "'vmdk'"]);
+    above("one", "two", "qcow2");
+    above("two", "one", "qcow2");
+    not_served(
+        &path("one"),
+        &["--format", "qcow2"],
+        &["one: ", "comes back to"],
+    );
+    above("self", "self", "qcow2");
+    not_served(
+        &path("self"),
+        &["--format", "qcow2"],
+        &["self: ", "comes back to"],
+    );
+
+    let option = format!("data_file={}", path("data"));
+    let data = ["create", "-q", "-f", "qcow2", "-o", &option];
+    qemu_img(&[&data[..], &[&path("with-data"), "1M"]].concat());
+    fs::remove_file(path("data")).unwrap();
+    not_served(
+        &path("with-data"),
+        &["--format", "qcow2"],
+        &["data", "No such file"],
+    );
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! Disk and workers, from options.
 
+use crate::confined::AllowedDirs;
 use crate::daemon::Error;
+use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
 use crate::magic;
 use crate::options::{DiskSpec, ServeOptions};
 use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
+use fathom_formats::image::{ImageDisk, ImageOptions};
+use fathom_formats::img::Format;
 use fathom_storage::{FileDisk, FileOptions, MemoryDisk, NullDisk};
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,8 +18,11 @@ use std::sync::{Arc, OnceLock};
 /// A disk with its workers.
 pub struct Stack {
     pub disk: Arc<dyn Disk>,
-    /// The same disk, if it is a file.
+    pub format: Format,
+    /// The file that the disk is in, if it is in one.
     pub file: Option<Arc<FileDisk>>,
+    /// The disk is all of that file.
+    pub is_whole_file: bool,
     pub workers: Arc<[WorkerHandle]>,
     pub injector: Option<Arc<Injector>>,
     /// The engine that is used, after a fallback if need be.
@@ -24,15 +31,23 @@ pub struct Stack {
 
 /// Open the disk and start its workers.
 pub fn assemble(options: &ServeOptions) -> Result<Stack, Error> {
-    let mut file = None;
-    let disk: Arc<dyn Disk> = match &options.disk {
-        DiskSpec::File(path) => {
-            let opened = Arc::new(open(path, options)?);
-            file = Some(opened.clone());
-            opened
+    options.validate().map_err(Error::Options)?;
+    let format = options.format.unwrap_or(Format::Raw);
+    let is_whole_file = format == Format::Raw && options.offset.or(options.size).is_none();
+    if let (DiskSpec::File(path), None) = (&options.disk, options.format) {
+        refuse_other_formats(path)?;
+    }
+    let (disk, file): (Arc<dyn Disk>, _) = match &options.disk {
+        DiskSpec::File(path) if is_whole_file => {
+            let file = Arc::new(FileDisk::open(path, file_options(options))?);
+            (file.clone(), Some(file))
         }
-        DiskSpec::Memory(size) => Arc::new(MemoryDisk::new(*size)?),
-        DiskSpec::Null(size) => Arc::new(NullDisk::new(*size)),
+        DiskSpec::File(path) => {
+            let (disk, file) = open_image(path, format, options)?;
+            (Arc::new(disk), Some(file))
+        }
+        DiskSpec::Memory(size) => (Arc::new(MemoryDisk::new(*size)?), None),
+        DiskSpec::Null(size) => (Arc::new(NullDisk::new(*size)), None),
     };
     let injector = options.inject.map(Injector::new);
     let seen = match &injector {
@@ -45,6 +60,8 @@ pub fn assemble(options: &ServeOptions) -> Result<Stack, Error> {
         .collect::<Result<_, _>>()?;
     Ok(Stack {
         disk,
+        format,
+        is_whole_file: is_whole_file && file.is_some(),
         file,
         workers,
         injector,
@@ -52,19 +69,38 @@ pub fn assemble(options: &ServeOptions) -> Result<Stack, Error> {
     })
 }
 
-fn open(path: &Path, options: &ServeOptions) -> Result<FileDisk, DiskError> {
-    if options.format.is_none() {
-        refuse_other_formats(path)?;
-    }
-    let file_options = FileOptions {
+/// Open an image whose disk is not all of its file, with all that it names;
+/// also returns the file.
+fn open_image(
+    path: &Path,
+    format: Format,
+    options: &ServeOptions,
+) -> Result<(ImageDisk, Arc<FileDisk>), DiskError> {
+    let stored = Arc::new(StoredImage::open(path, file_options(options))?);
+    let file = stored.file_disk().clone();
+    let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
+    let opener = Arc::new(ImageOpener::new(dirs, file_options(options)));
+    let image_options = ImageOptions {
+        format,
+        read_only: options.read_only,
+        discard: options.discard,
+        metadata_cache: options.metadata_cache(),
+        offset: options.offset.unwrap_or(0),
+        size: options.size,
+    };
+    let disk = ImageDisk::open(stored, opener, image_options)?;
+    Ok((disk, file))
+}
+
+fn file_options(options: &ServeOptions) -> FileOptions {
+    FileOptions {
         cache: options.cache,
         read_only: options.read_only,
         force_share: options.force_share,
         engine: options.engine,
         discard: options.discard,
         ..FileOptions::default()
-    };
-    FileDisk::open(path, file_options)
+    }
 }
 
 /// An image whose bytes are not the disk's is served only when the user says

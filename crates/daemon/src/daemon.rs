@@ -11,6 +11,7 @@ use crate::size::Size;
 use crate::socket;
 use fathom_core::{DiskError, WorkerHandle};
 use fathom_exports::vhost_user::{ListenError, Listener, Options, VhostUser};
+use fathom_formats::img::Format;
 use fathom_trace::{Clock, Op, Stage, Summary, TraceError, ring::RingFile};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -29,6 +30,9 @@ const CALIBRATE_EVERY: Duration = Duration::from_secs(10);
 /// line for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// Options that do not go together.
+    #[error("{0}")]
+    Options(String),
     #[error(transparent)]
     Disk(#[from] DiskError),
     #[error(transparent)]
@@ -119,7 +123,8 @@ impl Daemon {
             .cache()
             .map_or(String::new(), |c| format!(", cache={c}"));
         tracing::info!(
-            "serving {disk} ({size}, raw, {}{cache}) on vhost-user {socket}",
+            "serving {disk} ({size}, {}, {}{cache}) on vhost-user {socket}",
+            self.stack.format,
             self.stack.engine
         );
         notify_manager(sd_notify::NotifyState::Ready);
@@ -212,7 +217,7 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             disk: self.options.disk.to_string(),
-            format: "raw".into(),
+            format: self.stack.format.name().into(),
             size: disk.size,
             block_size: disk.block_size,
             read_only: disk.read_only,
@@ -263,8 +268,13 @@ impl Daemon {
 
     /// The image has another size now: tell the guest.
     fn resize(&mut self) -> Result<Value, String> {
-        let Some(file) = &self.stack.file else {
-            return Err("only disks in files can be resized".into());
+        let Some(file) = self
+            .stack
+            .file
+            .as_ref()
+            .filter(|_| self.stack.is_whole_file)
+        else {
+            return Err(self.not_resizable());
         };
         let size = file.refresh_size().map_err(|error| error.to_string())?;
         let export = self.serving.export();
@@ -274,6 +284,23 @@ impl Daemon {
             tracing::info!("the disk has {} now", Size(size));
         }
         Ok(json!({ "size": size }))
+    }
+}
+
+impl Daemon {
+    fn not_resizable(&self) -> String {
+        match (&self.stack.file, self.stack.format) {
+            (None, _) => "only disks in files can be resized".into(),
+            (Some(_), Format::Raw) => {
+                "a disk that is a part of its file (--offset, --size) cannot be resized while it \
+                 is served"
+                    .into()
+            }
+            (Some(_), format) => format!(
+                "a {format} image cannot be resized while it is served: end the server, then \
+                 use qemu-img resize"
+            ),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ mod assemble;
 mod confined;
 pub mod control;
 mod daemon;
+mod image_files;
 pub mod images;
 mod inject;
 mod limits;
@@ -17,8 +18,9 @@ mod socket;
 
 pub use daemon::{Daemon, Error, Outcome};
 pub use fathom_core::Polling;
+pub use fathom_formats::img::Format;
 pub use fathom_storage::{Cache, EngineKind};
 pub use fathom_trace::Summary;
 pub use fathom_trace::ring;
 pub use inject::{Injected, Injection};
-pub use options::{CpuList, DiskSpec, Format, ServeOptions, SocketSpec};
+pub use options::{CpuList, DiskSpec, ServeOptions, SocketSpec, parse_format};

@@ -4,6 +4,7 @@
 //! an image is read: they only keep a user from serving by mistake an image's
 //! container as the disk itself.
 
+use fathom_formats::img::Format;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -62,15 +63,16 @@ pub fn detect(image: &File) -> io::Result<Option<&'static str>> {
 
 /// Why an image with this magic is not served without a `--format`.
 pub fn refusal(format: &str) -> String {
-    format!(
-        "looks like {format}, which is not supported yet; pass --format raw to serve \
-         its bytes as they are, or convert it (qemu-img convert -O raw)"
-    )
+    let other = match Format::from_name(format) {
+        Ok(_) => format!("pass --format {format} to serve the disk in it"),
+        Err(_) => "which is not supported: convert it (qemu-img convert -O qcow2)".into(),
+    };
+    format!("looks like {format}; {other}, or pass --format raw to serve its bytes as they are")
 }
 
 /// Why a format that was asked for is not there.
 pub fn unsupported(format: &str) -> String {
-    format!("{format} images are not supported yet; convert it (qemu-img convert -O raw)")
+    format!("{format} images are not supported; convert it (qemu-img convert -O qcow2)")
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use crate::inject::Injection;
 use crate::magic;
 use crate::size::parse_size;
 use fathom_core::Polling;
+use fathom_formats::image::DEFAULT_METADATA_CACHE;
+use fathom_formats::img::Format;
 use fathom_storage::{Cache, EngineKind};
 use std::ffi::OsStr;
 use std::fmt;
@@ -17,6 +19,14 @@ pub struct ServeOptions {
     pub socket: SocketSpec,
     /// None: raw, unless the image looks like something else.
     pub format: Option<Format>,
+    /// Of a raw image: where the disk starts in it, and the disk's size.
+    pub offset: Option<u64>,
+    pub size: Option<u64>,
+    /// Bytes of a qcow2 or QED image's tables in memory.
+    pub metadata_cache: Option<u64>,
+    /// Where the files that a qcow2 or QED image names may be, beside its own
+    /// directory.
+    pub allow_dirs: Vec<PathBuf>,
     pub read_only: bool,
     pub engine: EngineKind,
     /// Pin guest memory, so that io_uring need not map it for each request.
@@ -50,6 +60,10 @@ impl ServeOptions {
             disk,
             socket,
             format: None,
+            offset: None,
+            size: None,
+            metadata_cache: None,
+            allow_dirs: Vec::new(),
             read_only: false,
             engine: EngineKind::default(),
             register_memory: false,
@@ -66,7 +80,56 @@ impl ServeOptions {
             control: None,
         }
     }
+
+    /// Refuses what does not go together.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let format = self.format.unwrap_or(Format::Raw);
+        let is_raw = format == Format::Raw;
+        let window = [("--offset", self.offset), ("--size", self.size)];
+        if !matches!(self.disk, DiskSpec::File(_)) {
+            if !is_raw {
+                return Err(format!("--format {format} is for images in files"));
+            }
+            if window.iter().any(|(_, value)| value.is_some()) {
+                return Err("--offset and --size are for images in files".into());
+            }
+        }
+        if !is_raw && window.iter().any(|(_, value)| value.is_some()) {
+            return Err(format!(
+                "--offset and --size are for raw images: a {format} image has a size of its own"
+            ));
+        }
+        for (option, value) in window {
+            if value.is_some_and(|value| !value.is_multiple_of(512)) {
+                return Err(format!("{option} is not a multiple of 512"));
+            }
+        }
+        if self.size == Some(0) {
+            return Err("--size 0: a disk needs 512 bytes at least".into());
+        }
+        if is_raw && self.metadata_cache.is_some() {
+            return Err("--metadata-cache is for qcow2 and qed images (--format)".into());
+        }
+        if self
+            .metadata_cache
+            .is_some_and(|size| size < MIN_METADATA_CACHE)
+        {
+            return Err("--metadata-cache needs 64k at least".into());
+        }
+        if is_raw && !self.allow_dirs.is_empty() {
+            return Err("--allow-dir is for qcow2 and qed images (--format)".into());
+        }
+        Ok(())
+    }
+
+    /// See [`ServeOptions::metadata_cache`].
+    pub(crate) fn metadata_cache(&self) -> u64 {
+        self.metadata_cache.unwrap_or(DEFAULT_METADATA_CACHE)
+    }
 }
+
+/// The formats keep this much in any case.
+const MIN_METADATA_CACHE: u64 = 64 << 10;
 
 /// Where the disk's bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,21 +204,11 @@ impl fmt::Display for SocketSpec {
     }
 }
 
-/// How the image's file is to be understood.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    Raw,
-}
-
-impl FromStr for Format {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Format, String> {
-        match text {
-            "raw" => Ok(Format::Raw),
-            _ if magic::FORMATS.contains(&text) => Err(magic::unsupported(text)),
-            _ => Err(format!("'{text}' is not a format; raw is")),
-        }
+/// The format of that name.
+pub fn parse_format(text: &str) -> Result<Format, String> {
+    match Format::from_name(text) {
+        Err(_) if magic::FORMATS.contains(&text) => Err(magic::unsupported(text)),
+        other => other.map_err(|error| error.to_string()),
     }
 }
 
@@ -246,10 +299,46 @@ mod tests {
     }
 
     #[test]
-    fn formats_to_come_are_named_as_such() {
-        assert_eq!("raw".parse(), Ok(Format::Raw));
-        let error = "qcow2".parse::<Format>().unwrap_err();
-        assert!(error.contains("not supported"), "{error}");
-        assert!("ntfs".parse::<Format>().unwrap_err().contains("raw"));
+    fn formats_of_others_are_named_as_such() {
+        assert_eq!(parse_format("raw"), Ok(Format::Raw));
+        assert_eq!(parse_format("qcow2"), Ok(Format::Qcow2));
+        let error = parse_format("vmdk").unwrap_err();
+        assert!(error.contains("qemu-img convert"), "{error}");
+        assert!(parse_format("ntfs").unwrap_err().contains("raw"));
+    }
+
+    #[test]
+    fn options_that_do_not_go_together_are_told() {
+        let refusal = |disk: &str, change: &dyn Fn(&mut ServeOptions)| {
+            let disk = DiskSpec::parse(OsStr::new(disk)).unwrap();
+            let mut options = ServeOptions::new(disk, SocketSpec::Activated);
+            change(&mut options);
+            options.validate().err().unwrap_or_default()
+        };
+        let qcow2 = |options: &mut ServeOptions| options.format = Some(Format::Qcow2);
+        assert_eq!(refusal("image", &|_| ()), "");
+        assert_eq!(refusal("image", &qcow2), "");
+        assert_ne!(refusal("null:1G", &qcow2), "");
+        assert_ne!(refusal("null:1G", &|o| o.offset = Some(0)), "");
+        assert_eq!(refusal("image", &|o| o.offset = Some(512)), "");
+        assert_eq!(refusal("image", &|o| o.size = Some(512)), "");
+        assert_ne!(refusal("image", &|o| o.offset = Some(1)), "");
+        assert_ne!(refusal("image", &|o| o.size = Some(0)), "");
+        let both = |options: &mut ServeOptions| {
+            qcow2(options);
+            options.size = Some(512);
+        };
+        assert_ne!(refusal("image", &both), "");
+        let cache = |format, size| {
+            refusal("image", &|o| {
+                o.format = format;
+                o.metadata_cache = Some(size);
+            })
+        };
+        assert_ne!(cache(None, 1 << 20), "");
+        assert_ne!(cache(Some(Format::Raw), 1 << 20), "");
+        assert_ne!(cache(Some(Format::Qed), 0), "");
+        assert_eq!(cache(Some(Format::Qed), 64 << 10), "");
+        assert_ne!(refusal("image", &|o| o.allow_dirs = vec!["x".into()]), "");
     }
 }

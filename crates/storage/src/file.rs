@@ -23,7 +23,7 @@ use report::ErrorLog;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -167,6 +167,17 @@ impl FileDisk {
     pub fn from_file(path: &Path, file: File, options: FileOptions) -> Result<FileDisk, DiskError> {
         let shared = Arc::new(open::examine(path, file, options)?);
         Ok(FileDisk { shared })
+    }
+
+    /// The same file once more, by the page cache in any mode: for reading and
+    /// changing an image's metadata while no request is in flight.
+    pub fn reopen(&self) -> Result<File, DiskError> {
+        let shared = &*self.shared;
+        File::options()
+            .read(true)
+            .write(!shared.options.read_only)
+            .open(format!("/proc/self/fd/{}", shared.file.as_raw_fd()))
+            .map_err(|error| shared.error("cannot be opened again", error))
     }
 
     /// How many requests direct I/O did not take as they were: through a

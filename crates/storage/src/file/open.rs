@@ -55,7 +55,10 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
         ));
     }
     let file_len = length_of(path, &file)?;
-    let size = visible_size(path, file_len)?;
+    let size = match options.growable {
+        true => file_len,
+        false => visible_size(path, file_len)?,
+    };
     let logical_block = ioctl_u32(&file, ioctl::BLKSSZGET).filter(|_| kind == Kind::BlockDevice);
     let alignment = if options.cache == Cache::None && !in_memory {
         Some(go_direct(path, &file, logical_block)?)

@@ -1,0 +1,134 @@
+//! The files that qcow2 and QED images are in, as the formats use them.
+
+use crate::confined::AllowedDirs;
+use fathom_core::{Disk, DiskError};
+use fathom_formats::ImageFile;
+use fathom_formats::image::{Opener, Storage};
+use fathom_storage::{FileDisk, FileOptions};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// An open file of an image.
+pub struct StoredImage {
+    path: PathBuf,
+    disk: Arc<FileDisk>,
+    /// The same file through the page cache, whatever way the disk takes: the
+    /// kernel keeps both views the same.
+    file: File,
+    identity: (u64, u64),
+    grows: bool,
+}
+
+impl StoredImage {
+    /// The image that the user names.
+    pub fn open(path: &Path, options: FileOptions) -> Result<StoredImage, DiskError> {
+        let options = FileOptions {
+            growable: true,
+            ..options
+        };
+        StoredImage::new(path, FileDisk::open(path, options)?)
+    }
+
+    fn new(path: &Path, disk: FileDisk) -> Result<StoredImage, DiskError> {
+        let file = disk.reopen()?;
+        let metadata = file.metadata().map_err(|source| DiskError::Io {
+            path: path.to_owned(),
+            what: "cannot be examined",
+            source,
+        })?;
+        Ok(StoredImage {
+            path: path.to_owned(),
+            disk: Arc::new(disk),
+            file,
+            identity: (metadata.dev(), metadata.ino()),
+            grows: metadata.is_file(),
+        })
+    }
+
+    /// What requests go to.
+    pub fn file_disk(&self) -> &Arc<FileDisk> {
+        &self.disk
+    }
+}
+
+impl Storage for StoredImage {
+    fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn grows(&self) -> bool {
+        self.grows
+    }
+
+    fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
+}
+
+impl ImageFile for StoredImage {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        ImageFile::read_at(&self.file, buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        ImageFile::write_at(&self.file, buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        ImageFile::len(&self.file)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        ImageFile::set_len(&self.file, len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        ImageFile::allocate(&self.file, offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        ImageFile::discard(&self.file, offset, len)
+    }
+}
+
+/// Opens the files that images name, in the directories that they may use.
+pub struct ImageOpener {
+    dirs: AllowedDirs,
+    options: FileOptions,
+}
+
+impl ImageOpener {
+    /// `options` are those of the image itself.
+    pub fn new(dirs: AllowedDirs, options: FileOptions) -> ImageOpener {
+        ImageOpener { dirs, options }
+    }
+}
+
+impl Opener for ImageOpener {
+    fn open(
+        &self,
+        image: &Path,
+        name: &[u8],
+        writable: bool,
+    ) -> Result<Arc<dyn Storage>, DiskError> {
+        let (path, file) = self.dirs.open(image, name, writable)?;
+        let options = FileOptions {
+            read_only: !writable,
+            growable: true,
+            ..self.options.clone()
+        };
+        let disk = FileDisk::from_file(&path, file, options)?;
+        Ok(Arc::new(StoredImage::new(&path, disk)?))
+    }
+}
