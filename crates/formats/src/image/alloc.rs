@@ -6,13 +6,19 @@ mod refcounts;
 pub(super) use append::Append;
 pub(super) use refcounts::{Moved, Refcounts};
 
-use super::io::{Errno, Io};
+use super::io::{Buf, Errno, Io};
 use super::layout::Problem;
 use super::metadata::Metadata;
 use super::tables::{State, Tables, Unlinked};
 use fathom_core::Op;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+
+/// By how much a file is made longer than needed, in bytes.
+const AHEAD: Range<u64> = 1 << 20..64 << 20;
+
+/// Bytes of zeroes at its new end.
+const EXTENSION: usize = 4096;
 
 /// Clusters in a row that nothing refers to yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,22 +83,49 @@ impl Allocator {
 impl Tables {
     /// Allocates up to `n` clusters, or exactly so many in a row.
     pub(super) async fn allocate(&self, io: &impl Io, n: u64, exact: bool) -> Result<Run, Errno> {
-        loop {
+        let run = loop {
             if let Some(run) = self.try_allocate(n, exact)? {
-                return Ok(run);
+                break run;
             }
             let _searching = self.searching.lock_all().await;
             if let Some(run) = self.try_allocate(n, exact)? {
-                return Ok(run);
+                break run;
             }
             self.search(io, n).await?;
+        };
+        let end = run.clusters.end << self.layout.cluster_bits();
+        if end > self.file_len.load(Ordering::Acquire) {
+            self.extend_ahead(io, end).await;
+        }
+        Ok(run)
+    }
+
+    /// Makes the file longer than it has to be, so that not every write to a
+    /// new cluster does: file systems serialise writes that do (ext4, O_DIRECT,
+    /// depth 32: half the speed). What was not needed is cut off in the end.
+    async fn extend_ahead(&self, io: &impl Io, end: u64) {
+        let _extending = self.extending.lock_all().await;
+        let len = self.file_len.load(Ordering::Acquire);
+        if end <= len || !self.file.grows() || self.cannot_extend.load(Ordering::Relaxed) {
+            return;
+        }
+        // Nobody writes beyond `len` before this is done.
+        let len = end + (len / 4).clamp(AHEAD.start, AHEAD.end);
+        let block = Buf::new(EXTENSION);
+        let at = len - EXTENSION as u64;
+        match io.write(self.storage, at, block).await {
+            Ok(()) => self.file_len.store(len, Ordering::Release),
+            // There may be room for what is needed.
+            Err(_) => self.cannot_extend.store(true, Ordering::Relaxed),
         }
     }
 
     fn try_allocate(&self, n: u64, exact: bool) -> Result<Option<Run>, Errno> {
         let taken = self.state().alloc.take(n, exact);
         let run = self.checked(taken)?;
-        if run.is_some() {
+        if let Some(run) = &run {
+            let end = run.clusters.end << self.layout.cluster_bits();
+            self.used.fetch_max(end, Ordering::Relaxed);
             // Its refcounts are to be written.
             self.dirty.store(true, Ordering::Release);
         }

@@ -2,7 +2,6 @@
 
 use super::activate::activate;
 use super::active::{Active, Layer};
-use super::alloc::Space;
 use super::channel::ImageChannel;
 use super::helpers::Helpers;
 use super::io::BlockingIo;
@@ -125,10 +124,9 @@ impl ImageDisk {
             let flushed = at_once(tables.flush(&io));
             flushed.map_err(io::Error::from_raw_os_error)?;
         }
-        if let Space::Append(space) = &tables.state().alloc.space
-            && space.used() < tables.file_len.load(Ordering::Relaxed)
-        {
-            tables.file.set_len(space.used())?;
+        let used = tables.used.load(Ordering::Relaxed);
+        if used < tables.file_len.load(Ordering::Relaxed) && tables.file.grows() {
+            tables.file.set_len(used)?;
             tables.file.sync()?;
         }
         Ok(())

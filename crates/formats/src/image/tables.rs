@@ -84,8 +84,13 @@ pub(super) struct Tables {
     pub(super) compression: CompressionType,
     /// The guest's disk in bytes.
     pub(super) size: u64,
-    /// Of the file, in bytes; bounds a QED image's clusters.
+    /// Of the file, in bytes, as far as it was made longer on purpose; bounds
+    /// a QED image's clusters.
     pub(super) file_len: AtomicU64,
+    /// Where the last cluster ends that was ever in use.
+    pub(super) used: AtomicU64,
+    /// Making the file longer has failed.
+    pub(super) cannot_extend: AtomicBool,
     pub(super) l1_offset: u64,
     pub(super) l1: Box<[AtomicU64]>,
     /// Whether any metadata is not on disk. Set under the lock.
@@ -106,6 +111,8 @@ pub(super) struct Tables {
     pub(super) allocating: RangeLocks,
     /// L2 tables that are being made.
     pub(super) making: RangeLocks,
+    /// The file, when it is made longer.
+    pub(super) extending: RangeLocks,
     /// The search for free clusters, and writing back.
     pub(super) searching: RangeLocks,
     pub(super) writing_back: RangeLocks,
@@ -157,6 +164,8 @@ impl Tables {
             compression: parts.compression,
             size: parts.size,
             file_len: parts.file_len.into(),
+            used: parts.file_len.into(),
+            cannot_extend: AtomicBool::new(false),
             l1_offset: parts.l1_offset,
             l1: parts.l1.into_iter().map(AtomicU64::new).collect(),
             dirty: AtomicBool::new(false),
@@ -176,6 +185,7 @@ impl Tables {
             reading: RangeLocks::default(),
             allocating: RangeLocks::default(),
             making: RangeLocks::default(),
+            extending: RangeLocks::default(),
             searching: RangeLocks::default(),
             writing_back: RangeLocks::default(),
         }

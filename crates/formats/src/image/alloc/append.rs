@@ -1,19 +1,11 @@
 //! QED's free space: what comes after the file's end.
 
-use super::{Run, Space};
+use super::{AHEAD, EXTENSION, Run, Space};
 use crate::image::io::{Buf, Errno, Io};
 use crate::image::tables::Tables;
 use std::sync::atomic::Ordering;
 
-/// The file grows by so many bytes at least: its length says which clusters
-/// there are, so each step costs a write.
-const STEP: u64 = 4 << 20;
-
-/// A block at the new end, written to get there.
-const BLOCK: u64 = 4096;
-
 pub(in crate::image) struct Append {
-    pub(super) cluster_bits: u32,
     /// The next free cluster, and the first that the file does not have.
     pub(super) next: u64,
     pub(super) end: u64,
@@ -27,7 +19,6 @@ impl Append {
     /// `file_len` is whole clusters.
     pub(in crate::image) fn new(cluster_bits: u32, file_len: u64, grows: bool) -> Append {
         Append {
-            cluster_bits,
             next: file_len >> cluster_bits,
             end: file_len >> cluster_bits,
             returned: Vec::new(),
@@ -59,11 +50,6 @@ impl Append {
     pub(super) fn give_back(&mut self, run: &Run) {
         self.returned.extend(run.clusters.clone());
     }
-
-    /// Where the file can end, in bytes.
-    pub(in crate::image) fn used(&self) -> u64 {
-        self.next << self.cluster_bits
-    }
 }
 
 impl Tables {
@@ -77,9 +63,12 @@ impl Tables {
         if !grows {
             return Err(libc::ENOSPC);
         }
-        let new_end = end + n.max(STEP >> bits);
+        // Its length says which clusters there are, so each step costs a write.
+        let step = ((end << bits) / 4).clamp(AHEAD.start, AHEAD.end);
+        let new_end = end + n.max(step >> bits);
         let len = new_end << bits;
-        io.write(self.storage, len - BLOCK, Buf::new(BLOCK as usize))
+        let block = Buf::new(EXTENSION);
+        io.write(self.storage, len - EXTENSION as u64, block)
             .await?;
         if let Space::Append(space) = &mut self.state().alloc.space {
             space.end = new_end;

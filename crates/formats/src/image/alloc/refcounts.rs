@@ -398,6 +398,9 @@ impl Tables {
         let space = super::refcounts(state).ok_or(libc::EROFS)?;
         let made = space.make_block(number)?;
         self.abandon(state, made.abandoned);
+        let end = made.table.end << self.layout.cluster_bits();
+        self.used
+            .fetch_max(end, std::sync::atomic::Ordering::Relaxed);
         let metadata = &mut state.alloc.metadata;
         for cluster in made.blocks.start..made.table.end {
             let hit = match metadata.in_cluster(cluster) {
