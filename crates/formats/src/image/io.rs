@@ -1,14 +1,12 @@
 //! I/O as the format's code asks for it: by a worker's tasks, which wait, or
 //! at once by the thread that opens or closes an image.
 
+pub(super) use super::pool::Buf;
 use super::storage::Storage;
 use fathom_core::Op;
-use libc::iovec;
 use smallvec::SmallVec;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::future::Future;
 use std::io;
-use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,54 +15,6 @@ pub(super) type Errno = i32;
 
 /// Which of a chain's files.
 pub(super) type StorageId = u8;
-
-/// Memory for I/O, aligned for O_DIRECT, zeroed at first.
-pub(super) struct Buf {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-const ALIGN: usize = 4096;
-
-impl Buf {
-    pub(super) fn new(len: usize) -> Buf {
-        let layout = Buf::layout(len);
-        // SAFETY: the layout's size is not 0.
-        let base = unsafe { alloc_zeroed(layout) };
-        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
-        Buf { base, len }
-    }
-
-    fn layout(len: usize) -> Layout {
-        Layout::from_size_align(len.max(1), ALIGN).expect("requests and tables are small")
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory is this value's, and initialised. Operations
-        // that write to it have it by value until they are complete.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
-    }
-
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: likewise.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
-    }
-
-    /// For the kernel.
-    pub(super) fn iovec(&self) -> iovec {
-        iovec {
-            iov_base: self.base.as_ptr().cast(),
-            iov_len: self.len,
-        }
-    }
-}
-
-impl Drop for Buf {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.base.as_ptr(), Buf::layout(self.len)) };
-    }
-}
 
 /// What a write takes its bytes from, or a read puts them into: iovecs, and
 /// those of the buffers they name that are not the guest's.

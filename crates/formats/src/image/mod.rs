@@ -25,6 +25,7 @@ mod locks;
 mod lookup;
 mod metadata;
 mod open;
+mod pool;
 mod read;
 mod segments;
 mod slice;

@@ -2,7 +2,7 @@
 //! compressed clusters.
 
 use super::active::{Active, Layer, Place};
-use super::io::{Errno, Payload};
+use super::io::{Buf, Errno, Io, Payload};
 use super::segments::{clear, fill, part};
 use super::worker_io::TaskIo;
 use super::write_back::all;
@@ -10,6 +10,7 @@ use crate::qcow2::Compressed;
 use crate::qcow2::decompress;
 use fathom_core::{Op, Segments};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::rc::Rc;
 
 impl Active {
@@ -75,7 +76,7 @@ impl Active {
         // Whole sectors, as direct I/O likes them.
         let start = range.offset & !511;
         let len = (range.offset + range.len).next_multiple_of(512) - start;
-        let buf = super::io::Io::read(io, tables.storage, start, len as usize).await?;
+        let buf = Io::read(io, tables.storage, start, len as usize).await?;
         let stream = buf.bytes()[(range.offset - start) as usize..][..range.len as usize].to_vec();
         let (kind, size) = (tables.compression, tables.layout.cluster_size() as usize);
         let job = move || {
@@ -97,16 +98,11 @@ impl Active {
         Ok(())
     }
 
-    /// A buffer with `len` bytes from `guest` on, as the guest sees them.
-    pub(super) async fn read_buf(
-        &self,
-        io: &TaskIo,
-        guest: u64,
-        len: u64,
-    ) -> Result<Rc<super::io::Buf>, Errno> {
-        let buf = Rc::new(super::io::Buf::new(len as usize));
+    /// A buffer with these bytes as the guest sees them.
+    pub(super) async fn read_buf(&self, io: &TaskIo, guest: Range<u64>) -> Result<Rc<Buf>, Errno> {
+        let buf = Rc::new(io.buf((guest.end - guest.start) as usize));
         let payload = Payload::of(buf.clone());
-        self.read(io, 0, guest, &payload).await?;
+        self.read(io, 0, guest.start, &payload).await?;
         Ok(buf)
     }
 }

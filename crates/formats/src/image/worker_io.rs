@@ -1,6 +1,7 @@
 //! The I/O of a worker's tasks, as children of the requests that they serve.
 
 use super::io::{Buf, Errno, Io, Payload, StorageId};
+use super::pool::Pool;
 use fathom_core::{Channel, Cx, Op, RequestId, Stage};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -42,6 +43,7 @@ pub(super) struct WorkerIo {
     /// By the child's index in the slab.
     in_flight: RefCell<Vec<Option<Rc<Outcome>>>>,
     count: Cell<usize>,
+    pool: Rc<Pool>,
     /// Requests that are done.
     finished: RefCell<Vec<(RequestId, Errno)>>,
 }
@@ -150,6 +152,11 @@ impl TaskIo {
         }
     }
 
+    /// Memory for `len` bytes, with anything in it.
+    pub(super) fn buf(&self, len: usize) -> Buf {
+        self.worker.pool.take(len)
+    }
+
     /// Moves guest data.
     pub(super) fn data(
         &self,
@@ -182,7 +189,7 @@ impl Io for TaskIo {
         len: usize,
     ) -> impl Future<Output = Result<Buf, Errno>> {
         let mut ask = self.ask(storage, Op::Read, at, len as u64, Stage::Map);
-        ask.payload = Some(Payload::of(Rc::new(Buf::new(len))));
+        ask.payload = Some(Payload::of(Rc::new(self.buf(len))));
         let mut running = self.start(ask);
         async move {
             (&mut running).await?;

@@ -6,16 +6,19 @@ use super::active::Active;
 use super::alloc::Run;
 use super::io::{Buf, Errno, Io, Payload};
 use super::layout::Layout;
-use super::segments::{Source, append_zeroes};
+use super::segments::{Source, append_part, append_zeroes};
 use super::tables::{Extent, Pinned, Tables, Unlinked};
 use super::worker_io::TaskIo;
 use super::write_back::all;
 use crate::qcow2::{Cluster, L2Entry};
 use fathom_core::{Op, Segments};
 use smallvec::SmallVec;
+use std::future::poll_fn;
 use std::ops::Range;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 /// The most bytes for which clusters are allocated in one go.
 const MAX_AT_ONCE: u64 = 2 << 20;
@@ -188,8 +191,7 @@ impl Active {
         };
         let outer = outer(tables, targets, start, &range);
         let fresh = run.is_some_and(|run| run.fresh);
-        let head = self.fill(io, fresh, outer.start..range.start).await?;
-        let tail = self.fill(io, fresh, range.end..outer.end).await?;
+        let (head, tail) = self.fill(io, fresh, &outer, &range).await?;
         let from = match head {
             Fill::Skip => range.start,
             _ => outer.start,
@@ -208,29 +210,55 @@ impl Active {
         Ok(())
     }
 
-    /// What comes beside the guest's data in a newly written unit: what the
-    /// guest sees there now.
-    async fn fill(&self, io: &TaskIo, fresh: bool, range: Range<u64>) -> Result<Fill, Errno> {
-        if range.is_empty() {
-            return Ok(Fill::Skip);
+    /// What comes before and after the guest's data in newly written units:
+    /// what the guest sees there now.
+    async fn fill(
+        &self,
+        io: &TaskIo,
+        fresh: bool,
+        outer: &Range<u64>,
+        inner: &Range<u64>,
+    ) -> Result<(Fill, Fill), Errno> {
+        let (head, tail) = (outer.start..inner.start, inner.end..outer.end);
+        let copies_head = !self.is_zero(io, 0, head.start, head.end).await?;
+        let copies_tail = !self.is_zero(io, 0, tail.start, tail.end).await?;
+        let zeroes = |range: &Range<u64>| match fresh {
+            true => Fill::Skip,
+            false => Fill::Zeroes(range.end - range.start),
+        };
+        if copies_head && copies_tail && inner.end - inner.start <= MAX_GAP {
+            let all = self.read_buf(io, outer.clone()).await?;
+            let tail_at = (tail.start - outer.start) as usize;
+            let head_len = (head.end - head.start) as usize;
+            let len = (outer.end - outer.start) as usize;
+            return Ok((
+                Fill::Copy(all.clone(), 0..head_len),
+                Fill::Copy(all, tail_at..len),
+            ));
         }
-        if self.is_zero(io, 0, range.start, range.end).await? {
-            return Ok(match fresh {
-                true => Fill::Skip,
-                false => Fill::Zeroes(range.end - range.start),
-            });
-        }
-        let buf = self.read_buf(io, range.start, range.end - range.start);
-        Ok(Fill::Copy(buf.await?))
+        let copy = async |copies: bool, range: &Range<u64>| match copies {
+            true => {
+                let len = (range.end - range.start) as usize;
+                let buf = self.read_buf(io, range.clone()).await?;
+                Ok::<_, Errno>(Fill::Copy(buf, 0..len))
+            }
+            false => Ok(zeroes(range)),
+        };
+        let (head, tail) = both(copy(copies_head, &head), copy(copies_tail, &tail)).await;
+        Ok((head?, tail?))
     }
 }
 
+/// Up to so many bytes between two that are needed are read with them.
+const MAX_GAP: u64 = 16 << 10;
+
 enum Fill {
-    /// Nothing, or it is so already.
+    /// It is so already.
     Skip,
     /// Bytes.
     Zeroes(u64),
-    Copy(Rc<Buf>),
+    /// This part of a buffer.
+    Copy(Rc<Buf>, Range<usize>),
 }
 
 impl Fill {
@@ -238,12 +266,39 @@ impl Fill {
         match self {
             Fill::Skip => {}
             Fill::Zeroes(len) => append_zeroes(&mut payload.segments, len),
-            Fill::Copy(buf) => {
-                payload.segments.push(buf.iovec());
+            Fill::Copy(buf, part) => {
+                let part = part.start as u64..part.end as u64;
+                append_part(&mut payload.segments, &[buf.iovec()], part);
                 payload.keep.push(buf);
             }
         }
     }
+}
+
+/// Lets both go on until both are done.
+async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    let (mut of_a, mut of_b) = (None, None);
+    poll_fn(|cx| {
+        if of_a.is_none()
+            && let Poll::Ready(output) = a.as_mut().poll(cx)
+        {
+            of_a = Some(output);
+        }
+        if of_b.is_none()
+            && let Poll::Ready(output) = b.as_mut().poll(cx)
+        {
+            of_b = Some(output);
+        }
+        match (of_a.take(), of_b.take()) {
+            (Some(a), Some(b)) => Poll::Ready((a, b)),
+            (a, b) => {
+                (of_a, of_b) = (a, b);
+                Poll::Pending
+            }
+        }
+    })
+    .await
 }
 
 /// The guest range that has to be written so that whole units are: those that

@@ -1,0 +1,123 @@
+//! Memory for I/O, aligned for O_DIRECT.
+
+use libc::iovec;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+const ALIGN: usize = 4096;
+
+/// Buffers up to this size are kept for reuse; each has a power of two.
+const MAX_KEPT: usize = 256 << 10;
+
+/// How many are kept of a size.
+const KEPT: usize = 32;
+
+const SIZES: usize = (MAX_KEPT / ALIGN).ilog2() as usize + 1;
+
+/// One worker's buffers that are free.
+#[derive(Default)]
+pub(super) struct Pool([RefCell<Vec<Memory>>; SIZES]);
+
+impl Pool {
+    /// `len` bytes with anything in them.
+    pub(super) fn take(self: &Rc<Self>, len: usize) -> Buf {
+        let kept = self.kept(len).and_then(|kept| kept.borrow_mut().pop());
+        Buf {
+            memory: kept.or_else(|| Some(Memory::new(len))),
+            len,
+            pool: Some(self.clone()),
+        }
+    }
+
+    fn kept(&self, len: usize) -> Option<&RefCell<Vec<Memory>>> {
+        let size = len.max(ALIGN).next_power_of_two();
+        self.0.get((size / ALIGN).ilog2() as usize)
+    }
+
+    fn put(&self, memory: Memory) {
+        if let Some(kept) = self.kept(memory.layout.size())
+            && kept.borrow().len() < KEPT
+        {
+            kept.borrow_mut().push(memory);
+        }
+    }
+}
+
+/// Initialised memory.
+struct Memory {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Memory {
+    fn new(len: usize) -> Memory {
+        let size = len.max(ALIGN).next_power_of_two();
+        let layout = Layout::from_size_align(size, ALIGN);
+        let layout = layout.expect("requests and tables are small");
+        // SAFETY: the layout's size is not 0.
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
+        Memory { base, layout }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+/// Bytes to read into or to write from.
+pub(super) struct Buf {
+    /// Always there but while it is dropped.
+    memory: Option<Memory>,
+    len: usize,
+    /// Where the memory goes back to.
+    pool: Option<Rc<Pool>>,
+}
+
+impl Buf {
+    /// Zeroes.
+    pub(super) fn new(len: usize) -> Buf {
+        Buf {
+            memory: Some(Memory::new(len)),
+            len,
+            pool: None,
+        }
+    }
+
+    fn base(&self) -> *mut u8 {
+        let memory = self.memory.as_ref();
+        memory.expect("it is not being dropped").base.as_ptr()
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the memory is this value's, and initialised. Operations
+        // that write to it have it by value until they are complete.
+        unsafe { std::slice::from_raw_parts(self.base(), self.len) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: likewise.
+        unsafe { std::slice::from_raw_parts_mut(self.base(), self.len) }
+    }
+
+    /// All of it, for the kernel.
+    pub(super) fn iovec(&self) -> iovec {
+        iovec {
+            iov_base: self.base().cast(),
+            iov_len: self.len,
+        }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        if let (Some(pool), Some(memory)) = (&self.pool, self.memory.take()) {
+            pool.put(memory);
+        }
+    }
+}
