@@ -111,6 +111,7 @@ impl Tables {
         }
         // Nobody writes beyond `len` before this is done.
         let len = end + (len / 4).clamp(AHEAD.start, AHEAD.end);
+        let len = len.next_multiple_of(EXTENSION as u64);
         let block = Buf::new(EXTENSION);
         let at = len - EXTENSION as u64;
         match io.write(self.storage, at, block).await {
