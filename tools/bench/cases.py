@@ -5,6 +5,7 @@ from dataclasses import dataclass
 FATHOM = "fathom"
 FATHOM_NO_POLL = "fathom --poll off"
 FATHOM_REGISTERED = "fathom --register-memory"
+FATHOM_RAW = "fathom on raw"
 QSD = "qemu-storage-daemon"
 HOST = "host"
 
@@ -18,16 +19,21 @@ class Case:
     bs: str
     depth: int
     wait: str = "interrupt"
+    image: str = "raw"  # raw, qcow2 or qed
+    state: str = "full"  # of an image: full, empty or backed (by a full raw one)
 
     @property
     def name(self) -> str:
         poll = "-poll" if self.wait == "poll" else ""
-        return f"{self.storage}-{self.rw}-{self.bs}-{self.depth}{poll}"
+        image = "" if self.image == "raw" else f"-{self.image}-{self.state}"
+        return f"{self.storage}{image}-{self.rw}-{self.bs}-{self.depth}{poll}"
 
     @property
     def subjects(self) -> list[str]:
         """Who is measured; on null there is no host to compare with."""
         subjects = [FATHOM, QSD]
+        if self.image != "raw":
+            return [FATHOM, FATHOM_RAW, QSD] if self.state == "full" else subjects
         if self.storage != "null":
             subjects.append(HOST)
         if any(bar.case == self.name and bar.subject == FATHOM_NO_POLL for bar in BARS):
@@ -73,7 +79,18 @@ BARS = [
     Bar("disk-randread-4k-32", "disk, depth 32: CPU against QSD", "server_cpu_us", QSD,
         1.0, 0.65),
     Bar("shm-randread-4k-32", "/dev/shm, depth 32: IOPS against QSD", "iops", QSD, 2.5, 3),
-]
+] + [bar for image in ("qcow2", "qed") for bar in (
+    Bar(f"disk-{image}-full-randread-4k-32", f"disk, {image}, depth 32: IOPS against raw", "iops",
+        FATHOM_RAW, 0.95, 0.99),
+    Bar(f"shm-{image}-full-randread-4k-32", f"/dev/shm, {image}, depth 32: IOPS against raw",
+        "iops", FATHOM_RAW, 0.90, 0.97),
+    Bar(f"shm-{image}-full-randread-4k-32", f"/dev/shm, {image}, depth 32: IOPS against QSD",
+        "iops", QSD, 2.2, 2.8),
+    Bar(f"disk-{image}-empty-randwrite-4k-32", f"disk, {image}, allocating: IOPS against QSD",
+        "iops", QSD, 1.5, 3),
+    Bar(f"disk-{image}-backed-randwrite-4k-8", f"disk, {image}, copy on write: IOPS against QSD",
+        "iops", QSD, 1.3, 2),
+)]
 
 
 def all_cases() -> list[Case]:
@@ -81,4 +98,11 @@ def all_cases() -> list[Case]:
     for storage in ("null", "disk", "shm"):
         for rw, bs in (("randread", "4k"), ("randwrite", "4k"), ("read", "256k")):
             cases += [Case(storage, rw, bs, depth) for depth in (1, 32, 128)]
+    for image in ("qcow2", "qed"):
+        for storage in ("disk", "shm"):
+            cases += [
+                Case(storage, "randread", "4k", 32, image=image),
+                Case(storage, "randwrite", "4k", 32, image=image, state="empty"),
+                Case(storage, "randwrite", "4k", 8, image=image, state="backed"),
+            ]
     return cases

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from cases import FATHOM, HOST, QSD, Case
+import images
+from cases import FATHOM, FATHOM_RAW, HOST, QSD, Case
 from noise import Noise
 
 NULL_SIZE = 1 << 40
@@ -65,7 +66,7 @@ class Bench:
 
     def clean_up(self) -> None:
         for storage in ("disk", "shm"):
-            self.path(storage).unlink(missing_ok=True)
+            images.remove(self.path(storage))
 
     def measure(self, case: Case, subject: str) -> Result:
         cpus = {self.server_cpu, self.load_cpu}
@@ -74,6 +75,10 @@ class Bench:
             result = self._fio(case)
             result.others_percent = noise.percent()
             return result
+        if subject == FATHOM_RAW:
+            case, subject = replace(case, image="raw"), FATHOM
+        if case.storage != "null":
+            images.make(case, self.path(case.storage))
         socket = self.run_dir / "disk.sock"
         command = self._qsd(case, socket) if subject == QSD else self._fathom(case, socket, subject)
         with running(command, socket, self.run_dir / "server.log") as server:
@@ -83,8 +88,10 @@ class Bench:
             return result
 
     def _fathom(self, case: Case, socket: Path, subject: str) -> list[str]:
-        disk = f"null:{NULL_SIZE}" if case.storage == "null" else str(self.path(case.storage))
+        disk = f"null:{NULL_SIZE}" if case.storage == "null" else str(self.image(case))
         options = subject.removeprefix(FATHOM).split()
+        if case.image != "raw":
+            options += ["--format", case.image]
         control = ["--control", str(self.run_dir / "control.sock")]
         return pinned(self.server_cpu, str(self.fathom), "serve", disk,
                       "--vhost-user", str(socket), *control, *options)
@@ -92,21 +99,26 @@ class Bench:
     def _qsd(self, case: Case, socket: Path) -> list[str]:
         if case.storage == "null":
             blockdev = f"driver=null-co,size={NULL_SIZE},read-zeroes=off"
+            blockdevs = ["--blockdev", f"{blockdev},node-name=n"]
         else:
             direct = "on" if case.storage == "disk" else "off"
-            path = self.path(case.storage)
-            blockdev = f"driver=file,filename={path},aio=io_uring,cache.direct={direct}"
+            blockdevs = images.blockdevs(case, self.image(case), direct)
         export = ("type=vhost-user-blk,id=e,node-name=n,num-queues=1,writable=on,"
                   f"addr.type=unix,addr.path={socket}")
         return pinned(self.server_cpu, "qemu-storage-daemon",
-                      "--blockdev", f"{blockdev},node-name=n", "--export", export)
+                      *blockdevs, "--export", export)
+
+    def image(self, case: Case) -> Path:
+        return images.path(case, self.path(case.storage))
 
     def _load(self, case: Case, socket: Path) -> Result:
+        # An image that is being filled is another one after a while.
+        ramp = "500ms" if case.state == "full" else "0s"
         out = run(pinned(
             self.load_cpu, str(self.fathom), "bench", "--vhost-user", str(socket), "--json",
             "--rw", case.rw, "--bs", case.bs, "--iodepth", str(case.depth),
             "--wait", case.wait, "--cpus", str(self.load_cpu),
-            "--runtime", f"{self.seconds}s", "--ramp-time", "500ms"), self.seconds)
+            "--runtime", f"{self.seconds}s", "--ramp-time", ramp), self.seconds)
         report = json.loads(out)
         latency = report["operations"][0]["latency"]
         backend = report["backend"]

@@ -1,0 +1,52 @@
+"""Images for the cases that are not about raw disks."""
+
+import subprocess
+from pathlib import Path
+
+from cases import Case
+
+# A disk that random writes do not fill within a measurement, in clusters of 64 KiB.
+EMPTY_SIZE = "64G"
+
+
+def path(case: Case, raw: Path) -> Path:
+    """Where the case's image is; `raw` is the full raw image beside it."""
+    return raw if case.image == "raw" else raw.with_suffix(f".{case.state}.{case.image}")
+
+
+def make(case: Case, raw: Path) -> None:
+    """Makes the case's image anew, unless it is one that stays as it is."""
+    image = path(case, raw)
+    if case.image == "raw" or case.state == "full" and image.exists():
+        return
+    image.unlink(missing_ok=True)
+    if case.state == "full":
+        run("convert", "-f", "raw", "-O", case.image, str(raw), str(image))
+    elif case.state == "backed":
+        run("create", "-f", case.image, "-b", raw.name, "-F", "raw", str(image))
+    else:
+        run("create", "-f", case.image, str(image), EMPTY_SIZE)
+    run_sync(image)
+
+
+def remove(raw: Path) -> None:
+    for image in raw.parent.glob(f"{raw.stem}.*"):
+        image.unlink(missing_ok=True)
+
+
+def blockdevs(case: Case, image: Path, direct: str) -> list[str]:
+    """QEMU's nodes, the last of them named n."""
+    file = f"driver=file,filename={image},aio=io_uring,cache.direct={direct},discard=unmap"
+    if case.image == "raw":
+        return ["--blockdev", f"{file},node-name=n"]
+    # The backing file's options are inherited from the image's.
+    format_node = f"driver={case.image},file=f,cache.direct={direct},discard=unmap,node-name=n"
+    return ["--blockdev", f"{file},node-name=f", "--blockdev", format_node]
+
+
+def run(*arguments: str) -> None:
+    subprocess.run(["qemu-img", arguments[0], "-q", *arguments[1:]], check=True)
+
+
+def run_sync(image: Path) -> None:
+    subprocess.run(["sync", "-d", str(image)], check=True)
