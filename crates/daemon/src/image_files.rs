@@ -97,6 +97,10 @@ impl ImageFile for StoredImage {
         ImageFile::allocate(&self.file, offset, len)
     }
 
+    fn is_hole(&self, offset: u64, len: u64) -> bool {
+        ImageFile::is_hole(&self.file, offset, len)
+    }
+
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         ImageFile::discard(&self.file, offset, len)
     }

@@ -29,6 +29,11 @@ pub trait ImageFile {
     /// Reserves space for `len` bytes from `offset` on, without changing what
     /// they read as; the file grows when it must.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Whether the file has nothing there, and so reads as zeroes. False when
+    /// that cannot be told.
+    fn is_hole(&self, _offset: u64, _len: u64) -> bool {
+        false
+    }
     /// Gives space back; what these bytes read as is undefined afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
 }
@@ -82,6 +87,15 @@ impl ImageFile for File {
         }
         rustix::fs::fallocate(self, FallocateFlags::empty(), offset, len)?;
         Ok(())
+    }
+
+    fn is_hole(&self, offset: u64, len: u64) -> bool {
+        use rustix::fs::{SeekFrom, seek};
+        match seek(self, SeekFrom::Data(offset)) {
+            Ok(data) => data >= offset.saturating_add(len),
+            // There is no data up to its end, and zeroes follow that.
+            Err(error) => error == rustix::io::Errno::NXIO,
+        }
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -55,6 +55,7 @@ pub(super) fn activate(
         chain.links.iter().map(|link| fresh.layer(link)).collect();
     Ok(Active {
         layers: layers?,
+        storages: chain.storages.clone(),
         epochs: fresh.epochs,
         filter: fresh.filter,
         helpers: helpers.clone(),

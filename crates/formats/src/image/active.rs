@@ -4,6 +4,7 @@ use super::epoch::Epochs;
 use super::helpers::Helpers;
 use super::io::{Errno, Io, StorageId};
 use super::metadata::Filter;
+use super::storage::Storage;
 use super::tables::{Extent, Tables};
 use crate::qcow2::Compressed;
 use std::sync::Arc;
@@ -49,6 +50,7 @@ pub(super) enum Place {
 /// Shared by all workers.
 pub(super) struct Active {
     pub(super) layers: Vec<Layer>,
+    pub(super) storages: Vec<Arc<dyn Storage>>,
     pub(super) epochs: Arc<Epochs>,
     /// Of the first layer's file.
     pub(super) filter: Arc<Filter>,
@@ -109,6 +111,15 @@ impl Active {
         Ok((Place::Zero, max))
     }
 
+    /// Whether a raw backing file is sparse there. (Images in a format say so
+    /// themselves.) A system call, but no I/O.
+    fn is_hole(&self, storage: StorageId, at: u64, len: u64) -> bool {
+        let is_raw =
+            |layer: &Layer| matches!(layer, Layer::Raw { storage: of, .. } if *of == storage);
+        let below = self.layers.iter().skip(1).any(is_raw);
+        below && self.storages[usize::from(storage)].is_hole(at, len)
+    }
+
     /// Whether the layers from `first` on have nothing but zeroes there.
     pub(super) async fn is_zero(
         &self,
@@ -119,8 +130,10 @@ impl Active {
     ) -> Result<bool, Errno> {
         while guest < end {
             let (place, len) = self.place(io, first, guest, end - guest).await?;
-            if place != Place::Zero {
-                return Ok(false);
+            match place {
+                Place::Zero => {}
+                Place::Data { storage, at } if self.is_hole(storage, at, len) => {}
+                _ => return Ok(false),
             }
             guest += len;
         }
