@@ -1,17 +1,23 @@
-//! `fathom serve --register-memory`: guest memory that the kernel has pinned.
+//! The memory that `fathom serve` takes: what of the guest's it pins, and how
+//! much metadata it keeps.
 
 mod support;
 
 use std::process::Stdio;
 use support::{Served, as_arg, disk_dir, eventually, fathom};
 
-/// KiB that the process has pinned.
-fn pinned(served: &Served) -> u64 {
+/// A number of /proc/PID/status, in KiB.
+fn status(served: &Served, name: &str) -> u64 {
     let path = format!("/proc/{}/status", served.child.id());
     let status = std::fs::read_to_string(path).expect("its status");
-    let line = status.lines().find(|line| line.starts_with("VmPin:"));
+    let line = status.lines().find(|line| line.starts_with(name));
     let kib = line.and_then(|line| line.split_whitespace().nth(1));
-    kib.and_then(|kib| kib.parse().ok()).expect("VmPin")
+    kib.and_then(|kib| kib.parse().ok()).expect("a number")
+}
+
+/// KiB that the process has pinned.
+fn pinned(served: &Served) -> u64 {
+    status(served, "VmPin:")
 }
 
 /// Large requests have several segments, small ones have one; all of them are
@@ -66,4 +72,36 @@ fn an_engine_that_cannot_register_memory_says_so_and_serves() {
     served.wait_for("--register-memory has no effect");
     served.load(1000, &["--rw", "randread"]);
     assert_eq!(served.terminate().0, Some(0));
+}
+
+/// KiB that the process has taken at most.
+fn peak(served: &Served) -> u64 {
+    status(served, "VmHWM:")
+}
+
+/// Random reads all over a disk of 1 TiB, whose L2 tables take 128 MiB.
+#[test]
+fn the_metadata_cache_bounds_what_a_large_image_takes() {
+    let dir = disk_dir();
+    let image = dir.path().join("large.qcow2");
+    let made = std::process::Command::new("qemu-img")
+        .args([
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            "preallocation=metadata",
+        ])
+        .arg(&image)
+        .arg("1T")
+        .status();
+    assert!(made.expect("qemu-img is installed").success());
+    let options = ["--format", "qcow2", "--metadata-cache", "4M"];
+    let mut served = Served::start(&as_arg(&image), &options);
+    served.load(30_000, &["--rw", "randread", "--iodepth", "32"]);
+    let most = (4 + 32) << 10;
+    let peak = peak(&served);
+    assert!(peak < most, "{peak} KiB were resident");
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
 }

@@ -27,6 +27,12 @@ impl Cache {
         }
     }
 
+    /// Lets go of everything; nobody uses the image.
+    pub(super) fn clear(&mut self) {
+        self.slices.clear();
+        self.order.clear();
+    }
+
     /// Slices that it holds at most while none must stay.
     pub(super) fn max(&self) -> usize {
         self.max

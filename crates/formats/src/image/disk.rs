@@ -191,6 +191,12 @@ impl Disk for ImageDisk {
             }
             _ => Ok(()),
         };
+        // Workers let go of the rest when they next look.
+        for layer in &active.layers {
+            if let Layer::Tables(tables) = layer {
+                tables.state().cache.clear();
+            }
+        }
         let path = self.chain.path();
         let written = written.map_err(|source| DiskError::Io {
             path: path.to_owned(),
