@@ -1,14 +1,14 @@
 //! `fathom breakdown`: where the requests of a running guest spend their time.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use fathom_lab::attach::{self, Options};
-use fathom_lab::tracers::remove_all_on_abort;
+use fathom_lab::tracers::{qemu, remove_all_on_abort};
 use fathom_run::{Disk, Run};
 
 use crate::bench::parse_duration;
@@ -20,10 +20,15 @@ use crate::report;
 /// records KVM's kicks and interrupts, the host's block layer and Fathom's own
 /// trace for a while, then for as long the system calls of the threads. What
 /// was recorded stays in the run directory, for `fathom report` and --join.
+///
+/// With --qemu-trace it reads a trace that some QEMU has written, by its log
+/// or by its simple backend, and shows how long each step within QEMU took.
 #[derive(Debug, Args)]
+#[group(skip)]
+#[command(group(ArgGroup::new("source").required(true).args(["pid", "join", "qemu_trace"])))]
 pub struct BreakdownArgs {
     /// Process id of the QEMU to attach to
-    #[arg(long, required_unless_present = "join", conflicts_with = "join")]
+    #[arg(long)]
     pid: Option<u32>,
 
     /// The guest's disk, where it has several: QEMU's id for it
@@ -44,7 +49,18 @@ pub struct BreakdownArgs {
     #[arg(long, num_args = 2, value_names = ["HOST.RUN", "GUEST.RUN"])]
     join: Vec<PathBuf>,
 
-    /// The run directory to make (default: fathom-PID.run, or joined.run)
+    /// A file of QEMU's own trace events: of its log (with -msg timestamp=on)
+    /// or of its simple backend, formats 2 to 4
+    #[arg(long, value_name = "FILE")]
+    qemu_trace: Option<PathBuf>,
+
+    /// That QEMU's trace-events-all, which a file of the simple backend cannot
+    /// be read without; a log needs none
+    #[arg(long, value_name = "FILE", requires = "qemu_trace")]
+    qemu_events: Option<PathBuf>,
+
+    /// The run directory to make (default: fathom-PID.run, joined.run, or the
+    /// trace's name with .run)
     #[arg(long, short, value_name = "DIR")]
     output: Option<PathBuf>,
 }
@@ -61,14 +77,24 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 /// Runs the command; progress goes to standard error, tables to standard output.
 pub fn run(args: BreakdownArgs) -> anyhow::Result<()> {
-    let (dir, run) = match (&args.pid, args.join.as_slice()) {
-        (Some(pid), _) => record(&args, *pid)?,
-        (None, [host, guest]) => {
-            let dir = args.output.clone().unwrap_or_else(|| "joined.run".into());
+    let output = |default: &dyn Fn() -> PathBuf| args.output.clone().unwrap_or_else(default);
+    let (dir, run) = match (args.pid, args.join.as_slice(), &args.qemu_trace) {
+        (Some(pid), ..) => {
+            let dir = output(&|| format!("fathom-{pid}.run").into());
+            let run = record(&args, pid, &dir)?;
+            (dir, run)
+        }
+        (None, [host, guest], _) => {
+            let dir = output(&|| "joined.run".into());
             let run = attach::join(host, guest, &dir)?;
             (dir, run)
         }
-        (None, _) => bail!("--pid or --join is needed"),
+        (None, _, Some(trace)) => {
+            let dir = output(&|| run_of(trace));
+            let run = qemu::import(trace, args.qemu_events.as_deref(), &dir)?;
+            (dir, run)
+        }
+        (None, _, None) => bail!("--pid, --join or --qemu-trace is needed"),
     };
     list_disks(&run);
     report::print_run(&dir)?;
@@ -76,9 +102,14 @@ pub fn run(args: BreakdownArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn record(args: &BreakdownArgs, pid: u32) -> anyhow::Result<(PathBuf, Run)> {
-    let default = || PathBuf::from(format!("fathom-{pid}.run"));
-    let dir = args.output.clone().unwrap_or_else(default);
+/// Here, named after the trace.
+fn run_of(trace: &Path) -> PathBuf {
+    let mut name = trace.file_name().unwrap_or("qemu".as_ref()).to_owned();
+    name.push(".run");
+    name.into()
+}
+
+fn record(args: &BreakdownArgs, pid: u32, dir: &Path) -> anyhow::Result<Run> {
     remove_all_on_abort();
     let stop = stop_on_signal()?;
     let options = Options {
@@ -86,11 +117,11 @@ fn record(args: &BreakdownArgs, pid: u32) -> anyhow::Result<(PathBuf, Run)> {
         qmp: args.qmp.as_deref(),
         disk: args.disk.as_deref(),
         window: args.seconds,
-        output: &dir,
+        output: dir,
         stop: &stop,
     };
-    let run = attach::record(&options, &mut |step| eprintln!("breakdown: {step}"))?;
-    Ok((dir, run))
+    let progress = &mut |step: &str| eprintln!("breakdown: {step}");
+    Ok(attach::record(&options, progress)?)
 }
 
 /// From now on the first SIGINT or SIGTERM asks for an early end; a second one ends the process.
@@ -106,7 +137,6 @@ pub fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// The guest's disks, then the tables of the recorded one.
 /// Every disk of the guest, the one under test marked.
 fn list_disks(run: &Run) {
     for disk in &run.disks {

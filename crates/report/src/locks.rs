@@ -119,7 +119,8 @@ impl Locks {
         match event.kind {
             Kind::Qemu => {
                 let [name, address, line, file, ..] = event.args;
-                if Some(name) == names.lock {
+                // Without its thread a wait's end cannot be told from another's.
+                if Some(name) == names.lock && event.tid != 0 {
                     self.begin(Source::Mutex, event.tid, address, time);
                 } else if Some(name) == names.locked {
                     self.count_place(address, file, line);

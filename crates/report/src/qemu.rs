@@ -235,6 +235,10 @@ impl Steps {
         let mut notes = Vec::new();
         let devices = self.devices.iter();
         let Some((_, device)) = devices.max_by_key(|(address, d)| (d.requests, **address)) else {
+            notes.push(
+                "QEMU's events: none is of a request to a virtio-blk disk (virtio_blk_handle_*)"
+                    .into(),
+            );
             return (Vec::new(), notes);
         };
         if device.rows[Row::Interrupt as usize].count() == 0 {

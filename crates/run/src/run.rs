@@ -25,6 +25,8 @@ pub enum RunKind {
     Guest,
     /// A host's and a guest's run, joined.
     Joined,
+    /// `fathom breakdown --qemu-trace`: QEMU's own trace, and nothing else.
+    Qemu,
 }
 
 /// One run.

@@ -4,12 +4,14 @@
 //!   stream.
 //! - [`log`]: the `log` backend's text, which distributions build.
 //! - [`simple`]: the `simple` backend's binary files, with the build's [`schema`].
+//! - [`import()`]: a file of either, as a run directory of its own.
 //!
 //! Events become [`fathom_run::Kind::Qemu`]. Which events stand for those of the KVM wiki is in
 //! [`fathom_run::qemu_names`]. A log costs QEMU two system calls an event, so it is a round of its
 //! own.
 
 pub mod collector;
+mod import;
 mod line;
 pub mod log;
 mod order;
@@ -22,6 +24,7 @@ mod tests;
 use std::path::Path;
 
 pub use collector::Collector;
+pub use import::import;
 pub use line::{Line, LogEvent, parse as parse_line};
 
 use crate::error::Error;

@@ -1,0 +1,160 @@
+//! A trace that some QEMU wrote, as a run directory of its own.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use fathom_run::{Clock, Environment, Round, Run, RunKind, StreamInfo, VERSION};
+
+use super::collector::NAME;
+use super::schema::Schema;
+use super::{Converted, log, simple, unusable};
+use crate::error::{Context, Result};
+
+/// Enough to tell a log from anything else.
+const BEGINNING: u64 = 4096;
+
+/// What wrote a trace, as its first bytes tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backend {
+    Log,
+    Simple,
+}
+
+/// Makes a run directory `output` of a trace of QEMU's, its backend recognised by the file's first
+/// bytes. `events` is that build's trace-events-all, which only the simple backend's files need.
+///
+/// # Errors
+/// When the file is no such trace, cannot be read or does not fit the trace events; when `output`
+/// holds a run already or cannot be written. A trace that is cut off or lacks events is no error:
+/// what could be read is in the run, and so is what is wrong with it.
+pub fn import(trace: &Path, events: Option<&Path>, output: &Path) -> Result<Run> {
+    let backend = recognise(trace)?;
+    let schema = match backend {
+        Backend::Log => None,
+        Backend::Simple => Some(schema(trace, events)?),
+    };
+    if output.join("run.json").exists() {
+        return Err(unusable(
+            output,
+            "it holds a run already; name a new folder".into(),
+        ));
+    }
+    let is_new = !output.exists();
+    let done = write(trace, schema.as_ref(), output);
+    if done.is_err() && is_new {
+        // The trace is what is wrong; what is left of the folder helps nobody.
+        let _ = fs::remove_dir_all(output);
+    }
+    done
+}
+
+fn write(trace: &Path, schema: Option<&Schema>, output: &Path) -> Result<Run> {
+    let folder = output.join(NAME);
+    fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
+    let stream = folder.join(format!("{NAME}.events"));
+    let (converted, clock, backend) = match schema {
+        None => (log::convert(trace, &stream)?, Clock::HostRealtime, "log"),
+        Some(schema) => {
+            let converted = simple::convert(trace, schema, &stream)?;
+            (converted, Clock::HostMonotonic, "simple")
+        }
+    };
+    let run = describe(trace, backend, clock, converted)?;
+    run.save(output)?;
+    Ok(run)
+}
+
+/// By the first bytes: the simple backend's files begin with eight bytes of ones, in which the
+/// byte order does not show; a log is text.
+fn recognise(trace: &Path) -> Result<Backend> {
+    let context = || format!("cannot read {}", trace.display());
+    let file = File::open(trace).context(context)?;
+    let mut bytes = Vec::new();
+    file.take(BEGINNING)
+        .read_to_end(&mut bytes)
+        .context(context)?;
+    let is_text = match std::str::from_utf8(&bytes) {
+        Ok(text) => !text.contains('\0'),
+        // A character may reach over the end of what was read.
+        Err(error) => error.error_len().is_none() && !bytes.contains(&0),
+    };
+    if bytes.starts_with(&[0xff; 8]) {
+        Ok(Backend::Simple)
+    } else if bytes.is_empty() {
+        Err(unusable(
+            trace,
+            "it is empty: were trace events enabled (qemu-system-x86_64 -trace help)?".into(),
+        ))
+    } else if is_text {
+        Ok(Backend::Log)
+    } else {
+        Err(unusable(
+            trace,
+            "this is no trace of QEMU's: neither a log nor a file of the simple backend".into(),
+        ))
+    }
+}
+
+fn schema(trace: &Path, events: Option<&Path>) -> Result<Schema> {
+    let Some(events) = events else {
+        return Err(unusable(
+            trace,
+            "it is of QEMU's simple backend: name that build's trace-events-all with \
+             --qemu-events (QEMU installs it as share/qemu/trace-events-all)"
+                .into(),
+        ));
+    };
+    Schema::load(events)
+}
+
+fn describe(trace: &Path, backend: &str, clock: Clock, converted: Converted) -> Result<Run> {
+    let Converted {
+        events,
+        lost,
+        mut problems,
+    } = converted;
+    if backend == "simple" {
+        problems.push(
+            "a file of the simple backend names no threads: what several I/O threads did at one \
+             time cannot be told apart, and waits for locks are left out"
+                .into(),
+        );
+    }
+    let name = trace.file_name().unwrap_or(trace.as_os_str());
+    let stream = StreamInfo {
+        name: NAME.into(),
+        clock,
+        events,
+        lost: Some(lost),
+    };
+    Ok(Run {
+        version: VERSION,
+        kind: RunKind::Qemu,
+        title: format!("QEMU's own trace {} ({backend})", name.to_string_lossy()),
+        created: written(trace)?,
+        scenario: None,
+        environment: Environment {
+            fathom: env!("CARGO_PKG_VERSION").into(),
+            ..Environment::default()
+        },
+        disks: Vec::new(),
+        threads: Vec::new(),
+        rounds: vec![Round {
+            name: NAME.into(),
+            traced: vec![NAME.into()],
+            streams: vec![stream],
+            ..Round::default()
+        }],
+        problems,
+    })
+}
+
+/// When the trace was written last, in seconds since 1970.
+fn written(trace: &Path) -> Result<u64> {
+    let time = fs::metadata(trace).and_then(|data| data.modified());
+    let time = time.context(|| format!("cannot read {}", trace.display()))?;
+    let since = time.duration_since(UNIX_EPOCH);
+    Ok(since.map_or(0, |since| since.as_secs()))
+}
