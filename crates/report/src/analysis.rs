@@ -78,6 +78,8 @@ pub enum Layer {
     /// Signal to HostIssue, where the server has no stamps of its own: QEMU, and the host's block
     /// layer above the driver.
     ServerIn,
+    /// Wake to Device, where the server has no stamps between them.
+    ServerTake,
     /// Device to HostIssue: system call and block layer of the host.
     HostSubmit,
     /// HostIssue to HostComplete.
@@ -88,6 +90,8 @@ pub enum Layer {
     HostIo,
     /// HostComplete to Interrupt, where the server has no stamps of its own.
     ServerOut,
+    /// Result to Interrupt, where the server has no stamps between them.
+    ServerAnswer,
     /// Result to Used: batching of completions included.
     ServerFinish,
     /// Used to Interrupt.
@@ -382,11 +386,13 @@ impl Layer {
         Layer::ServerQueue,
         Layer::ServerMap,
         Layer::ServerIn,
+        Layer::ServerTake,
         Layer::HostSubmit,
         Layer::HostDevice,
         Layer::HostReap,
         Layer::HostIo,
         Layer::ServerOut,
+        Layer::ServerAnswer,
         Layer::ServerFinish,
         Layer::ServerNotify,
         Layer::VcpuWake,
@@ -411,11 +417,13 @@ impl Layer {
             Layer::ServerQueue => (Point::Pop, Point::Map),
             Layer::ServerMap => (Point::Map, Point::Device),
             Layer::ServerIn => (Point::Signal, Point::HostIssue),
+            Layer::ServerTake => (Point::Wake, Point::Device),
             Layer::HostSubmit => (Point::Device, Point::HostIssue),
             Layer::HostDevice => (Point::HostIssue, Point::HostComplete),
             Layer::HostReap => (Point::HostComplete, Point::Result),
             Layer::HostIo => (Point::Device, Point::Result),
             Layer::ServerOut => (Point::HostComplete, Point::Interrupt),
+            Layer::ServerAnswer => (Point::Result, Point::Interrupt),
             Layer::ServerFinish => (Point::Result, Point::Used),
             Layer::ServerNotify => (Point::Used, Point::Interrupt),
             Layer::VcpuWake => (Point::Interrupt, Point::Entry),
@@ -455,11 +463,13 @@ impl Layer {
             Layer::ServerQueue => ("server: filters", Group::Server),
             Layer::ServerMap => ("server: image metadata", Group::Server),
             Layer::ServerIn => ("server: eventfd to host's driver", Group::Server),
+            Layer::ServerTake => ("server: wake to submit", Group::Server),
             Layer::HostSubmit => ("host: submit", Group::HostIo),
             Layer::HostDevice => ("host: device", Group::HostIo),
             Layer::HostReap => ("host: reap", Group::HostIo),
             Layer::HostIo => ("host: I/O without a device", Group::HostIo),
             Layer::ServerOut => ("server: host's driver to interrupt", Group::Server),
+            Layer::ServerAnswer => ("server: result to interrupt", Group::Server),
             Layer::ServerFinish => ("server: finish", Group::Server),
             Layer::ServerNotify => ("server: notify", Group::ServerSwitching),
             Layer::VcpuWake => ("interrupt: vCPU wakes", Group::Switching),
@@ -496,7 +506,11 @@ mod tests {
             (Call, Bio, Layer::GuestSubmit),
             (Kick, Signal, Layer::KickPath),
             (Entry, Handler, Layer::InterruptEntry),
-            (Wake, Device, Layer::ServerIn),
+            (Wake, Map, Layer::ServerTake),
+            (Signal, Device, Layer::ServerIn),
+            (Wake, HostIssue, Layer::ServerIn),
+            (Used, Handler, Layer::InterruptPath),
+            (Result, Handler, Layer::GuestDevice),
             (Signal, Interrupt, Layer::GuestDevice),
             (Issue, Exit, Layer::Unattributed),
             (Issue, Pop, Layer::Unattributed),

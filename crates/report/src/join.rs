@@ -20,6 +20,7 @@ pub(crate) mod merge;
 mod requests;
 mod resolve;
 mod server;
+mod serving;
 pub(crate) mod sums;
 pub(crate) mod survey;
 pub(crate) mod way;
@@ -46,6 +47,7 @@ use kvm::Kvm;
 use lanes::Lane;
 use merge::{Seen, Side};
 use server::Records;
+use serving::Serving;
 use survey::Survey;
 use way::Way;
 
@@ -93,6 +95,7 @@ pub(crate) struct Joiner<'a> {
     guest: Guest,
     kvm: Kvm,
     records: Records,
+    serving: Serving,
     blocks: Blocks,
     host_only: Option<host_only::HostOnly>,
     /// Kicks and doorbells that are not linked yet, by vCPU.
@@ -141,6 +144,7 @@ impl<'a> Joiner<'a> {
             guest: Guest::new(run.disk(), survey),
             kvm: Kvm::new(run, survey),
             records: Records::default(),
+            serving: Serving::default(),
             blocks,
             host_only,
             lanes: Vec::new(),
@@ -184,6 +188,7 @@ impl<'a> Joiner<'a> {
         Counts {
             inconsistent: self.counts.inconsistent
                 + self.guest.inconsistent
+                + self.serving.garbled
                 + self.records.strays
                 + self.records.garbled,
             background: self.guest.background,
@@ -251,6 +256,7 @@ impl<'a> Joiner<'a> {
                     host.completed(at, &self.blocks);
                 }
             }
+            Kind::SysEnter | Kind::SysExit | Kind::Lost => self.serving.event(at, event),
             _ => self.kvm.event(at, event),
         }
         for id in std::mem::take(&mut self.kvm.fresh) {
@@ -399,6 +405,7 @@ impl<'a> Joiner<'a> {
         self.close_lanes(horizon);
         self.close_kicks(horizon);
         self.kvm.prune(horizon);
+        self.serving.prune(horizon);
         let since = self.window_start();
         self.records.prune(horizon, since);
         self.blocks.prune(horizon);

@@ -70,6 +70,18 @@ fn untold(simulated: &Simulated) -> Option<String> {
     None
 }
 
+fn copy(whole: &Simulated) -> Simulated {
+    Simulated {
+        files: whole.files.clone(),
+        run: whole.run.clone(),
+        truths: whole.truths.clone(),
+        calls: whole.calls.clone(),
+        plan: whole.plan.clone(),
+        dir: tempfile::tempdir().unwrap(),
+        watches: whole.watches,
+    }
+}
+
 fn check(kind: Damage, depth: u64, polling: i64, seeds: u64) {
     let mut failures = Vec::new();
     for seed in 0..seeds {
@@ -79,14 +91,7 @@ fn check(kind: Damage, depth: u64, polling: i64, seeds: u64) {
         };
         let whole = Simulated::new(plan, Watches::default());
         for name in ["bench", "guest", "kvm", "block", "fathom"] {
-            let mut simulated = Simulated {
-                files: whole.files.clone(),
-                run: whole.run.clone(),
-                truths: whole.truths.clone(),
-                plan: whole.plan.clone(),
-                dir: tempfile::tempdir().unwrap(),
-                watches: whole.watches,
-            };
+            let mut simulated = copy(&whole);
             let mut random = Random::new(seed * 1000 + depth);
             let done = damage(simulated.file(name), kind, &mut random);
             // What was written is what the collector counted, but for a file cut off later.
@@ -109,6 +114,35 @@ fn check(kind: Damage, depth: u64, polling: i64, seeds: u64) {
     let shown: Vec<_> = failures.iter().take(5).collect();
     let count = failures.len();
     assert!(failures.is_empty(), "{count} of {}:\n{shown:#?}", seeds * 5);
+}
+
+/// The calls of a server without stamps: every point that they tell is the true one.
+#[test]
+fn damaged_calls() {
+    let kinds = [
+        Damage::Drop,
+        Damage::Duplicate,
+        Damage::Reorder,
+        Damage::Garble,
+        Damage::Cut,
+    ];
+    for (seed, kind) in (0..100).zip(kinds.into_iter().cycle()) {
+        let mut simulated = Simulated::new(Plan::new(seed, 1, REQUESTS), Watches::default());
+        simulated.with_calls();
+        let mut random = Random::new(seed);
+        let done = damage(simulated.file("io-calls"), kind, &mut random);
+        simulated.rewrite();
+        let analysis = simulated.analyse();
+        let all = joined(&analysis.exact.unwrap());
+        let mut truths = simulated.truths.iter().map(|truth| &truth.points);
+        let wrong = all.iter().find(|joined| {
+            let truth = truths.find(|truth| truth[0].1 == joined.start).unwrap();
+            let mut told = joined.points.iter();
+            !told.all(|&(point, at)| truth.contains(&(point, at + joined.start)))
+        });
+        let told = !analysis.problems.is_empty();
+        assert!(wrong.is_none() || told, "seed {seed}: {done}\n{wrong:?}");
+    }
 }
 
 #[test]

@@ -143,6 +143,67 @@ fn without_kvm_the_ways_between_are_one_layer_each() {
     );
 }
 
+/// QEMU or qemu-storage-daemon: their system calls tell when they woke, submitted and had the
+/// result, and where they do not nothing is told.
+#[test]
+fn a_server_without_stamps_is_told_by_its_calls() {
+    let mut simulated = Simulated::new(plan(6, 1), Watches::default());
+    simulated.with_calls();
+    simulated.rewrite();
+    let cached = |truth: &Truth| !truth.points.iter().any(|(p, _)| *p == Point::HostIssue);
+    let unseen = [Point::Pop, Point::Map, Point::Used];
+    let inside = [Point::Wake, Point::Device, Point::Result];
+    for truth in &mut simulated.truths {
+        *truth = without(truth, &unseen);
+        if cached(truth) {
+            *truth = without(truth, &inside);
+        }
+    }
+    let analysis = simulated.analyse();
+    let truth = &analysis.exact.as_ref().unwrap().truth;
+    assert_eq!((truth.incomplete, truth.violations), (0, 0), "{truth:?}");
+    let differing = wrong(&simulated, &analysis, 0, &[]);
+    assert!(differing.is_empty(), "{differing:#?}");
+    let rows = &analysis.exact.as_ref().unwrap().layers;
+    let passed = |layer| {
+        rows.iter()
+            .any(|row| row.layer == layer && row.time.max > 0)
+    };
+    for layer in [
+        Layer::ServerWake,
+        Layer::ServerTake,
+        Layer::HostSubmit,
+        Layer::HostReap,
+        Layer::ServerAnswer,
+    ] {
+        assert!(passed(layer), "{layer:?}");
+    }
+
+    // Every wait returns twice: which return was for the request nobody can tell.
+    let waits = |event: &&Event| event.args[0] == 271 && event.kind == Kind::SysExit;
+    let ticks = |event: &Event, kind, later: u64| Event {
+        time: event.time + 3 * later,
+        kind,
+        ..*event
+    };
+    let file = simulated.file("io-calls");
+    let again: Vec<Event> = file
+        .iter()
+        .filter(waits)
+        .flat_map(|wait| {
+            let enter = ticks(wait, Kind::SysEnter, 1);
+            [enter, ticks(wait, Kind::SysExit, 2)]
+        })
+        .collect();
+    file.extend(again);
+    file.sort_by_key(|event| event.time);
+    simulated.rewrite();
+    let analysis = simulated.analyse();
+    let unseen = [Point::Wake, Point::Result];
+    let differing = wrong(&simulated, &analysis, 0, &unseen);
+    assert!(differing.is_empty(), "{differing:#?}");
+}
+
 #[test]
 fn the_guest_alone_sees_one_device() {
     let mut simulated = Simulated::new(plan(4, 1), UNTOLD);

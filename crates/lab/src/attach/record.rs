@@ -11,7 +11,7 @@ use super::{Qemu, TscOffset, guest_offset, tsc_offset};
 use crate::environment;
 use crate::error::{Context, Error, Result};
 use crate::tracers::ftrace::Mode;
-use crate::tracers::{self, Collector, Tracefs, block, fathom, kvm, symbols, syscalls};
+use crate::tracers::{self, Collector, Tracefs, block, fathom, io_calls, kvm, symbols, syscalls};
 
 /// What to record.
 #[derive(Clone, Debug)]
@@ -134,6 +134,14 @@ impl<'a> Window<'a> {
         }
         if let Some(control) = &found.control {
             self.add(fathom::NAME, fathom::start(control));
+        } else {
+            let server = found.disk.server_pid.unwrap_or(self.qemu.pid);
+            let threads = io_calls::threads_of(&self.qemu.threads, server);
+            let options = io_calls::Options {
+                threads: &threads,
+                mode,
+            };
+            self.add(io_calls::NAME, io_calls::start(tracefs, &options));
         }
         if self.qemu.accelerator != "kvm" {
             let line = format!(
@@ -241,6 +249,17 @@ fn identify(qemu: &mut Qemu, chosen: usize, output: &Path, problems: &mut Vec<St
         let signals = signals.map(|event| (event.args[0], event.tid));
         found.classify(&qemu.threads, signals);
     }
+    let mut deeds = io_calls::Deeds::default();
+    for (round, name) in [
+        (LAYERS, io_calls::NAME),
+        (LAYERS, kvm::NAME),
+        (SYSCALLS, syscalls::NAME),
+    ] {
+        let stream = open(round, &format!("{name}.events"));
+        let events = stream.into_iter().flatten().flatten();
+        events.for_each(|event| deeds.add(&event));
+    }
+    deeds.tell_roles(&mut qemu.threads, found.disk.server_pid.unwrap_or(qemu.pid));
     if let Ok(stream) = open(SYSCALLS, &format!("{}.events", syscalls::NAME)) {
         let writes = stream
             .flatten()

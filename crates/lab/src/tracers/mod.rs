@@ -11,6 +11,7 @@ pub mod fathom;
 pub mod ftrace;
 pub mod futex;
 pub mod guest;
+pub mod io_calls;
 pub mod kvm;
 pub mod qemu;
 pub mod symbols;

@@ -131,7 +131,7 @@ pub(crate) fn of_host(
             }
             Kind::BlockRqComplete => {
                 host.blocks.event(at, event);
-                if let Some((key, issue)) = host.blocks.just_completed().filter(|_| by_block) {
+                if let Some((key, issue, _)) = host.blocks.just_completed().filter(|_| by_block) {
                     host.pending
                         .push_back(Pending::new(Some(key), issue, issue, at));
                 }

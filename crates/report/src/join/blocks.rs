@@ -41,6 +41,8 @@ pub(crate) struct Below {
     /// First issue, last completion.
     pub(crate) issue: Option<i64>,
     pub(crate) complete: Option<i64>,
+    /// The thread that issued the first.
+    pub(crate) issuer: Option<u32>,
     pub(crate) ambiguous: bool,
     /// A completion was not seen.
     pub(crate) incomplete: bool,
@@ -52,6 +54,7 @@ impl Below {
             class,
             issue: None,
             complete: None,
+            issuer: None,
             ambiguous: false,
             incomplete: false,
         }
@@ -70,8 +73,8 @@ pub(crate) struct Blocks {
     starts: BTreeMap<u64, SmallVec<[u64; 1]>>,
     longest: u64,
     in_flight: HashMap<Key, SmallVec<[u64; 1]>>,
-    /// (key, issue) of what the last completion completed.
-    completed: Option<(Key, i64)>,
+    /// (key, issue, issuer) of what the last completion completed.
+    completed: Option<(Key, i64, u32)>,
 }
 
 /// Ranges of the device, as (start, end).
@@ -102,8 +105,8 @@ impl Blocks {
         self.traced && self.dev.is_some()
     }
 
-    /// What the last completion was of: its key in the image, and when it was issued.
-    pub(crate) fn just_completed(&self) -> Option<(Key, i64)> {
+    /// What the last completion was of: its key in the image, and when and by whom it was issued.
+    pub(crate) fn just_completed(&self) -> Option<(Key, i64, u32)> {
         self.completed
     }
 
@@ -137,7 +140,7 @@ impl Blocks {
                 }
                 if let Some(rq) = self.rqs.get_mut(id) {
                     rq.complete = Some(at);
-                    self.completed = Some((rq.image_key(&self.placed), rq.issue));
+                    self.completed = Some((rq.image_key(&self.placed), rq.issue, rq.tid));
                 }
             }
             _ => {}
@@ -225,9 +228,11 @@ impl Blocks {
     fn summed(&self, ids: &[u64], class: HostClass, ambiguous: bool) -> Below {
         let rqs = || ids.iter().filter_map(|&id| self.rqs.get(id));
         let complete: Option<Vec<i64>> = rqs().map(|rq| rq.complete).collect();
+        let first = rqs().min_by_key(|rq| rq.issue);
         Below {
             class,
-            issue: rqs().map(|rq| rq.issue).min(),
+            issue: first.map(|rq| rq.issue),
+            issuer: first.map(|rq| rq.tid),
             incomplete: complete.is_none(),
             complete: complete.and_then(|all| all.into_iter().max()),
             ambiguous,

@@ -23,7 +23,8 @@ enum Teller {
 #[derive(Debug)]
 enum Pending {
     Record(Record),
-    Block(Key, i64, i64),
+    /// A request of the host's block layer, its issuer and its end.
+    Block(Key, i64, u32, i64),
     Doorbell(u64, i64),
 }
 
@@ -69,9 +70,9 @@ impl HostOnly {
 
     pub(crate) fn completed(&mut self, at: i64, blocks: &Blocks) {
         if self.teller == Teller::Blocks
-            && let Some((key, issue)) = blocks.just_completed()
+            && let Some((key, issue, issuer)) = blocks.just_completed()
         {
-            self.schedule(at, Pending::Block(key, issue, at));
+            self.schedule(at, Pending::Block(key, issue, issuer, at));
         }
     }
 
@@ -107,7 +108,7 @@ impl HostOnly {
     pub(crate) fn oldest(&self) -> Option<i64> {
         let start = |pending: &Pending| match pending {
             Pending::Record(record) => record.wake,
-            Pending::Block(_, issue, _) => *issue,
+            Pending::Block(_, issue, ..) => *issue,
             Pending::Doorbell(_, at) => *at,
         };
         self.pending.iter().map(|(_, pending)| start(pending)).min()
@@ -128,8 +129,8 @@ impl Joiner<'_> {
             self.counts.requests += 1;
             let way = match pending {
                 Pending::Record(record) => Some(self.follow_record(&record)),
-                Pending::Block(key, issue, complete) => {
-                    Some(self.follow_block(key, issue, complete))
+                Pending::Block(key, issue, issuer, complete) => {
+                    Some(self.follow_block(key, (issue, issuer), complete))
                 }
                 Pending::Doorbell(id, _) => self.follow_doorbell(id),
             };
@@ -182,7 +183,7 @@ impl Joiner<'_> {
         way
     }
 
-    fn follow_block(&mut self, key: Key, issue: i64, complete: i64) -> Way {
+    fn follow_block(&mut self, key: Key, (issue, issuer): (i64, u32), complete: i64) -> Way {
         let mut way = Way::new(key);
         way.host = HostClass::Direct;
         way.points.set(Point::HostIssue, issue);
@@ -192,9 +193,10 @@ impl Joiner<'_> {
         if let Some((_, &doorbell)) = rung {
             way.set_doorbell(&doorbell);
         }
-        let sent = self.kvm.interrupt_from(None, complete);
+        let sent = self.kvm.interrupt_from(None, complete).copied();
         way.points.put(Point::Interrupt, sent.map(|sent| sent.at));
         way.incomplete |= self.probes.interrupt && sent.is_none();
+        self.serve(&mut way, Some(issuer), sent);
         way
     }
 

@@ -5,6 +5,7 @@ use super::blocks::Below;
 use super::kvm::{Doorbell, Interrupt};
 use super::requests::{Handler, Kick, Rq, compatible};
 use super::server::Record;
+use super::serving::Frame;
 use super::way::{Key, Points, Way};
 use crate::analysis::{Delivery, HostClass, Point};
 
@@ -80,7 +81,10 @@ impl Joiner<'_> {
         way.set_below(&below);
         match record {
             Some(record) => self.interrupt_of_record(&mut way, &record, rq.issue, complete),
-            None => self.interrupt_by_order(&mut way, queue, rq.issue, complete),
+            None => {
+                let sent = self.interrupt_by_order(&mut way, queue, rq.issue, complete);
+                self.serve(&mut way, below.issuer, sent);
+            }
         }
         self.count_violations(&mut way, rq);
         Some(way)
@@ -275,8 +279,35 @@ impl Joiner<'_> {
         }
     }
 
+    /// What the server's calls tell, where it has no stamps of its own.
+    pub(super) fn serve(&self, way: &mut Way, issuer: Option<u32>, sent: Option<Interrupt>) {
+        let (Some(issue), Some(issuer)) = (way.points.get(Point::HostIssue), issuer) else {
+            return;
+        };
+        // One that reached no handler of the guest's is not this request's.
+        let sent = sent.filter(|sent| way.points.get(Point::Interrupt) == Some(sent.at));
+        let server = |tid| (self.kvm.is_server(tid) == Some(true)).then_some(tid);
+        let served = self.serving.tell(&Frame {
+            signal: way.points.get(Point::Signal).filter(|_| !way.told_late),
+            issue,
+            complete: way.points.get(Point::HostComplete),
+            issuer,
+            interrupt: sent.map(|sent| (sent.at, server(sent.tid))),
+        });
+        way.points.put(Point::Wake, served.wake);
+        way.points.put(Point::Device, served.device);
+        way.points.put(Point::Result, served.result);
+    }
+
     /// Without the server's records: by what the host's block layer and the guest's handler say.
-    fn interrupt_by_order(&self, way: &mut Way, queue: Option<u16>, issue: i64, complete: i64) {
+    /// Returns the interrupt that it was.
+    fn interrupt_by_order(
+        &self,
+        way: &mut Way,
+        queue: Option<u16>,
+        issue: i64,
+        complete: i64,
+    ) -> Option<Interrupt> {
         let done = way.points.get(Point::HostComplete);
         let handler = self.handler_before(queue, issue, complete);
         let sent = match (done, handler) {
@@ -303,6 +334,7 @@ impl Joiner<'_> {
             }
             (None, None) => way.incomplete |= self.probes.interrupt || self.guest.sees_handler(),
         }
+        sent
     }
 
     fn interrupted(&self, way: &mut Way, queue: Option<u16>, sent: &Interrupt, complete: i64) {

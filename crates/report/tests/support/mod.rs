@@ -109,7 +109,7 @@ pub fn with_clock(event: &Event, tick: impl Fn(u64) -> u64) -> Event {
     event
 }
 
-/// The five streams of a run, by name.
+/// The streams of a run, by name.
 pub type Files = Vec<(&'static str, Clock, Vec<Event>)>;
 
 pub fn files(streams: Streams, watches: &Watches) -> Files {
@@ -260,11 +260,15 @@ pub struct Simulated {
     pub files: Files,
     pub run: Run,
     pub truths: Vec<Truth>,
+    /// The server's calls, which are in no file.
+    pub calls: Vec<Event>,
 }
 
 impl Simulated {
     pub fn new(plan: Plan, watches: Watches) -> Simulated {
         let (streams, truths) = sim::World::new(plan.clone()).run();
+        let mut streams = streams;
+        let calls = std::mem::take(&mut streams.calls);
         let last = streams.kvm.last().map_or(2_000_000_000, |event| event.time);
         let files = files(streams, &watches);
         let run = run(&plan, &watches, &files, last + 1_000_000);
@@ -277,7 +281,21 @@ impl Simulated {
             files,
             run,
             truths,
+            calls,
         }
+    }
+
+    /// The server's calls instead of its own stamps.
+    pub fn with_calls(&mut self) {
+        let tick = |ns| self.watches.host_tsc(ns);
+        let calls = self.calls.iter();
+        let calls: Vec<Event> = calls.map(|event| with_clock(event, tick)).collect();
+        let rounds = &mut self.run.rounds[0].streams;
+        let fathom = rounds.iter_mut().find(|info| info.name == "fathom");
+        let info = fathom.expect("Fathom's records");
+        (info.name, info.events) = ("io-calls".into(), calls.len() as u64);
+        let file = self.files.iter_mut().find(|file| file.0 == "fathom");
+        *file.expect("Fathom's records") = ("io-calls", Clock::HostTsc, calls);
     }
 
     /// The same after its run or its files were changed.

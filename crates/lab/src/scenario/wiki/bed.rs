@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_run::Benchmark;
+use fathom_run::{Benchmark, Role};
 use tempfile::TempDir;
 
 use super::options::{Options, Place, Server as Kind, Transport};
@@ -90,14 +90,25 @@ impl Bed {
         Ok(&mut self.attached.disks[index])
     }
 
+    /// The process that serves the disk: QEMU itself where nobody else does.
+    pub fn server_pid(&mut self) -> Result<u32> {
+        let server = self.found()?.disk.server_pid;
+        Ok(server.unwrap_or(self.attached.pid))
+    }
+
     /// The threads of QEMU and of the disk's server, as they are now; those that have ended since
-    /// an earlier look are kept.
+    /// an earlier look are kept, and so is what was learnt of the others.
     pub fn look_at_threads(&mut self) {
         let mut now = attach::threads_of(self.attached.pid);
         for server in self.attached.servers() {
             now.extend(attach::server_threads(server));
         }
         let known = &mut self.attached.threads;
+        for new in now.iter_mut().filter(|new| new.role == Role::Other) {
+            if let Some(old) = known.iter().find(|old| old.tid == new.tid) {
+                new.role = old.role;
+            }
+        }
         known.retain(|old| now.iter().all(|new| new.tid != old.tid));
         known.append(&mut now);
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_run::{Clocks, Kind, Pair, Round, Run};
+use fathom_run::{Clocks, Kind, Pair, Round, Run, StreamInfo};
 
 use super::bed::Bed;
 use super::in_guest::{DONE, GO, READY, ROUND};
@@ -14,7 +14,9 @@ use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::tracers::ftrace::Mode;
 use crate::tracers::qemu::{self, collector};
-use crate::tracers::{self, Collected, Collector, Tracefs, block, fathom, kvm, symbols, syscalls};
+use crate::tracers::{
+    self, Collected, Collector, Tracefs, block, fathom, io_calls, kvm, symbols, syscalls,
+};
 use crate::workload::Limit;
 
 /// What is watched.
@@ -107,6 +109,7 @@ pub(super) fn in_guest(
     if plan.watch == Watch::Requests {
         tell_eventfds(bed, &outcome.round, dir)?;
     }
+    tell_roles(bed, &outcome.round, dir)?;
     Ok(outcome)
 }
 
@@ -145,6 +148,21 @@ fn tell_eventfds(bed: &mut Bed, round: &Round, dir: &Path) -> Result<()> {
     signals.dedup();
     let threads = bed.attached.threads.clone();
     bed.found()?.classify(&threads, signals.into_iter());
+    Ok(())
+}
+
+/// Tells threads without names by what they did.
+fn tell_roles(bed: &mut Bed, round: &Round, dir: &Path) -> Result<()> {
+    let server = bed.server_pid()?;
+    let telling = [io_calls::NAME, syscalls::NAME, kvm::NAME];
+    let told = |stream: &&StreamInfo| telling.contains(&stream.name.as_str());
+    let mut deeds = io_calls::Deeds::default();
+    for stream in round.streams.iter().filter(told) {
+        for event in round.open(dir, stream)? {
+            deeds.add(&event?);
+        }
+    }
+    deeds.tell_roles(&mut bed.attached.threads, server);
     Ok(())
 }
 
@@ -199,6 +217,8 @@ struct Window<'a> {
     qemu: u32,
     /// Of QEMU and the disk's server.
     threads: Vec<u32>,
+    /// Of the disk's server alone.
+    serving: Vec<u32>,
     located: Located,
     /// Where Fathom is asked for its trace.
     control: Option<PathBuf>,
@@ -210,6 +230,7 @@ struct Window<'a> {
 
 impl<'a> Window<'a> {
     fn new(bed: &mut Bed, options: &'a Options, watch: Watch) -> Result<Window<'a>> {
+        let server = bed.server_pid()?;
         let threads = bed.attached.threads.iter().map(|thread| thread.tid);
         let control = bed.server.as_ref().and_then(|server| server.control());
         Ok(Window {
@@ -217,6 +238,7 @@ impl<'a> Window<'a> {
             options,
             qemu: bed.attached.pid,
             threads: threads.collect(),
+            serving: io_calls::threads_of(&bed.attached.threads, server),
             control: control.map(Path::to_owned),
             located: bed.found()?.located.clone(),
             collectors: Vec::new(),
@@ -256,8 +278,14 @@ impl<'a> Window<'a> {
             self.collectors
                 .push(Box::new(block::start(&tracefs, &options)?));
         }
-        if let Some(control) = &self.control {
-            self.collectors.push(Box::new(fathom::start(control)?));
+        match &self.control {
+            Some(control) => self.collectors.push(Box::new(fathom::start(control)?)),
+            None => {
+                let threads = &self.serving;
+                let options = io_calls::Options { threads, mode };
+                self.collectors
+                    .push(Box::new(io_calls::start(&tracefs, &options)?));
+            }
         }
         let threads = &self.threads;
         match kvm::start(&tracefs, &kvm::Options { threads, mode }) {

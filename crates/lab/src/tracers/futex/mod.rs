@@ -13,7 +13,7 @@ pub const NAME: &str = "futex";
 
 /// futex, futex_waitv, futex_wake, futex_wait and futex_requeue on x86-64. QEMU and Fathom use
 /// the first; a newer C library may use the others.
-const NUMBERS: &[u32] = &[202, 449, 454, 455, 456];
+const NUMBERS: &[u64] = &[202, 449, 454, 455, 456];
 
 /// Starts to record the futex calls of the threads: address, operation, value and time-out are
 /// the arguments of their entries.

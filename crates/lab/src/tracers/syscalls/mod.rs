@@ -62,7 +62,7 @@ pub(super) fn start_some(
     tracefs: &Tracefs,
     name: &'static str,
     options: &Options,
-    numbers: &[u32],
+    numbers: &[u64],
 ) -> Result<Syscalls> {
     let terms: Vec<String> = numbers.iter().map(|nr| format!("id == {nr}")).collect();
     let mut recorder = begin(tracefs, name, options, Some(&terms.join(" || ")))?;

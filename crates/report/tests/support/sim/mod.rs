@@ -120,6 +120,8 @@ pub struct Streams {
     pub kvm: Vec<Event>,
     pub block: Vec<Event>,
     pub fathom: Vec<Event>,
+    /// What a server without stamps of its own asks of the kernel.
+    pub calls: Vec<Event>,
 }
 
 /// One request in the ring.
@@ -274,6 +276,7 @@ impl World {
         }
         for rq in 0..self.rqs.len() {
             self.write_record(rq);
+            self.write_calls(rq);
         }
         let truths = (0..self.ops.len()).map(|op| self.truth(op)).collect();
         let out = &mut self.out;
@@ -283,6 +286,7 @@ impl World {
             &mut out.kvm,
             &mut out.block,
             &mut out.fathom,
+            &mut out.calls,
         ] {
             events.sort_by_key(|event| event.time);
         }

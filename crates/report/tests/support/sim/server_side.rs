@@ -215,6 +215,35 @@ impl World {
         }
     }
 
+    /// As a server's thread that serves one request at a time would make them: it waits for the
+    /// kick, submits, and waits for the completion.
+    fn calls_of(&self, rq: usize) -> Vec<(u64, i64, i64)> {
+        const PPOLL: u64 = 271;
+        const IO_SUBMIT: u64 = 209;
+        let rq = &self.rqs[rq];
+        let at = |point: Point| rq.at[point as usize];
+        let device = at(Point::Device).unwrap();
+        let result = at(Point::Result).unwrap();
+        let submitted = at(Point::HostIssue).unwrap_or(device) + 50;
+        let mut calls = Vec::new();
+        if let Some(kick) = rq.kick {
+            calls.push((PPOLL, self.kicks[kick].signal - 500, rq.wake));
+        }
+        calls.push((IO_SUBMIT, device, submitted));
+        calls.push((PPOLL, submitted + 100, result));
+        calls
+    }
+
+    pub(super) fn write_calls(&mut self, rq: usize) {
+        let tid = worker(self.rqs[rq].queue);
+        for (number, enter, exit) in self.calls_of(rq) {
+            let args = [number, 3, 1, 0, 0];
+            let enter = Event::new(enter as u64, Kind::SysEnter, 0, tid, &args);
+            let exit = Event::new(exit as u64, Kind::SysExit, 0, tid, &[number, 0]);
+            self.out.calls.extend([enter, exit]);
+        }
+    }
+
     pub(super) fn write_record(&mut self, rq: usize) {
         let rq = &self.rqs[rq];
         let at = |point: Point| rq.at[point as usize].unwrap() as u64;
