@@ -13,7 +13,7 @@ use crate::join::{Counts, Joiner};
 use crate::overhead::overheads;
 use crate::threads::threads;
 use crate::timing;
-use crate::wiki::{Means, Table};
+use crate::wiki::{Means, Served, Table};
 
 /// The highest I/O port of a PC: no memory-mapped doorbell lies so low.
 const LAST_PORT: u64 = 0xffff;
@@ -105,10 +105,12 @@ impl<'a> Work<'a> {
         let mut means = Means::new(self.run);
         let base = self.requests;
         let sums = &mut self.sums;
+        let mut served = Served::default();
         let mut joiner = join.then(|| {
             Joiner::new(self.run, survey, &time, |mut way| {
                 way.number += base;
                 sums.add(&way);
+                served.add(&way);
             })
         });
         while let Some(seen) = merged.next() {
@@ -125,6 +127,7 @@ impl<'a> Work<'a> {
         for problem in problems {
             self.say(format!("{}: {problem}", round.name));
         }
+        means.served(&served);
         self.table.add(round, &means);
         if let Some(counts) = counts {
             self.note_join(survey, &time, counts);

@@ -1,274 +1,215 @@
 //! The KVM wiki's arithmetic: means between two events, subtracted from each other.
 
-use std::collections::HashMap;
+mod means;
 
-use fathom_run::{Disk, Kind, Role, Round, Run};
+use fathom_run::{Round, Run};
 
 use crate::analysis::{QemuStep, Wiki};
-use crate::join::merge::{Seen, Side};
-use crate::join::way::Key;
 
-/// The wiki's layers below the guest's benchmark, from the outside in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Row {
-    VirtioPci,
-    Kvm,
-    Server,
-    Io,
-}
+use means::{Mean, ROWS, Row};
+pub(crate) use means::{Means, Served};
 
-const ROWS: [Row; 4] = [Row::VirtioPci, Row::Kvm, Row::Server, Row::Io];
-
-/// A mean of differences.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Mean {
-    sum: f64,
-    count: u64,
-}
-
-impl Mean {
-    fn add(&mut self, value: i64) {
-        self.sum += value as f64;
-        self.count += 1;
-    }
-
-    fn value(&self) -> Option<f64> {
-        (self.count > 0).then(|| self.sum / self.count as f64)
-    }
-}
-
-/// A kick that waits for its interrupt, by queue.
-type Open = HashMap<Option<u16>, i64>;
-
-/// The means of one round, event by event.
-#[derive(Debug, Default)]
-pub(crate) struct Means {
-    vqs: Vec<u64>,
-    irqs: Vec<u64>,
-    doorbells: Vec<u64>,
-    kick_eventfds: Vec<u64>,
-    msi: Vec<(u64, u64)>,
-    servers: Vec<u32>,
-    host_dev: Option<u64>,
-    guest: Open,
-    kvm: Open,
-    host: HashMap<Key, i64>,
+/// What one round measured.
+#[derive(Clone, Debug, Default)]
+struct Measured {
     rows: [Mean; 4],
-    /// The server's records tell of its I/O; else the host's block layer does.
-    recorded: bool,
-    operations: u64,
+    /// The benchmark's own figure.
+    control: Option<f64>,
+    io_of_calls: bool,
 }
 
-impl Means {
-    /// For the disk under test of `run`.
-    pub(crate) fn new(run: &Run) -> Means {
-        let none = Disk::default();
-        let disk = run.disk().unwrap_or(&none);
-        let server = |pid: u32| disk.server_pid.is_none_or(|server| server == pid);
-        let servers = run.threads.iter();
-        Means {
-            vqs: disk.guest_vqs.clone(),
-            irqs: disk.guest_irqs.clone(),
-            doorbells: disk.doorbells.clone(),
-            kick_eventfds: disk.kick_eventfds.clone(),
-            msi: disk.msi.clone(),
-            servers: servers
-                .filter(|thread| server(thread.pid) && thread.role != Role::Vcpu)
-                .map(|thread| thread.tid)
-                .collect(),
-            host_dev: disk.host.as_ref().map(|host| host.dev),
-            ..Means::default()
-        }
-    }
-
-    fn count(&mut self, row: Row, time: i64) {
-        self.rows[row as usize].add(time);
-    }
-
-    /// Takes an event in; `ns` converts other times of its clock.
-    pub(crate) fn event(&mut self, seen: &Seen, ns: impl Fn(u64) -> Option<i64>) {
-        match seen.side {
-            Side::Guest => self.guest(seen),
-            Side::Host => self.host(seen, ns),
-        }
-    }
-
-    fn guest(&mut self, seen: &Seen) {
-        let args = &seen.event.args;
-        let queue = |vq: u64| {
-            let found = self.vqs.iter().position(|&known| known == vq);
-            let strange = vq != 0 && found.is_none() && !self.vqs.is_empty();
-            (!strange).then_some(found.filter(|_| vq != 0).map(|queue| queue as u16))
-        };
-        match seen.event.kind {
-            Kind::BenchOperation => self.operations += 1,
-            Kind::VpNotify => {
-                if let Some(queue) = queue(args[0]) {
-                    self.guest.insert(queue, seen.at);
-                }
-            }
-            Kind::VringInterrupt => {
-                let known = args[0] == 0 || self.irqs.is_empty() || self.irqs.contains(&args[0]);
-                let queue = queue(args[1]).filter(|_| known);
-                if let Some(kick) = queue.and_then(|queue| self.guest.remove(&queue)) {
-                    self.count(Row::VirtioPci, seen.at - kick);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn host(&mut self, seen: &Seen, ns: impl Fn(u64) -> Option<i64>) {
-        let (args, at) = (&seen.event.args, seen.at);
-        match seen.event.kind {
-            Kind::KvmMmio if args[0] == 2 => self.rung(args[2], at),
-            Kind::KvmFastMmio => self.rung(args[0], at),
-            Kind::KvmPio if args[0] == 1 => self.rung(args[1], at),
-            Kind::EventfdSignal if self.doorbells.is_empty() => {
-                let queue = self.kick_eventfds.iter().position(|&id| id == args[0]);
-                if let Some(queue) = queue {
-                    self.kvm.insert(Some(queue as u16), at);
-                }
-            }
-            Kind::KvmMsiSetIrq => {
-                let message = self.msi.iter().position(|&m| m == (args[0], args[1]));
-                let queue = match message {
-                    Some(queue) => Some(queue as u16),
-                    None if self.servers.contains(&seen.event.tid) && self.kvm.len() == 1 => {
-                        self.kvm.keys().next().copied().flatten()
-                    }
-                    None => return,
-                };
-                if let Some(kick) = self.kvm.remove(&queue) {
-                    self.count(Row::Kvm, at - kick);
-                }
-            }
-            Kind::FathomRequest => {
-                let time = |i: usize| ns(args[i]);
-                if let (Some(device), Some(result), Some(end)) = (time(2), time(3), time(5)) {
-                    self.recorded = true;
-                    self.count(Row::Server, end - at);
-                    self.count(Row::Io, result - device);
-                }
-            }
-            Kind::BlockRqIssue if Some(args[0]) == self.host_dev && !self.recorded => {
-                self.host
-                    .insert(Key::sectors(args[3], args[1], args[2]), at);
-            }
-            Kind::BlockRqComplete if Some(args[0]) == self.host_dev && !self.recorded => {
-                let key = Key::sectors(args[3], args[1], args[2]);
-                if let Some(issue) = self.host.remove(&key) {
-                    self.count(Row::Io, at - issue);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn rung(&mut self, address: u64, at: i64) {
-        if let Some(queue) = self.doorbells.iter().position(|&known| known == address) {
-            self.kvm.insert(Some(queue as u16), at);
-        }
+impl Measured {
+    /// Which rows there are.
+    fn has(&self) -> [bool; 4] {
+        self.rows.map(|row| row.count > 0)
     }
 }
 
 /// What the rounds together say, in the wiki's form.
+///
+/// Rows are subtracted from each other, so all of them come from the same rounds: what is watched
+/// costs time, and in each sort of rounds another.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    /// For each row, the (mean, the benchmark's own figure) of each round that measured it.
-    rows: [Vec<(f64, Option<f64>)>; 4],
-    /// What to know of them.
-    notes: Vec<String>,
+    rounds: Vec<Measured>,
+    /// The round with QEMU's own events.
+    qemu: Option<Measured>,
 }
 
 impl Table {
     /// Adds what one round measured.
     pub(crate) fn add(&mut self, round: &Round, means: &Means) {
-        let control = round.benchmark.as_ref().map(|benchmark| benchmark.mean_ns);
-        for row in ROWS {
-            if let Some(mean) = means.rows[row as usize].value() {
-                self.rows[row as usize].push((mean, control));
-            }
-        }
+        self.rounds.push(Measured {
+            rows: means.rows,
+            control: control(round),
+            io_of_calls: means.io_of_calls,
+        });
     }
 
-    /// Adds QEMU's own time from the kick to the interrupt, and of its I/O where its events tell.
-    /// Each step is the time from the one before; the first, from the interrupt before to the kick,
-    /// is no part of QEMU's.
+    /// Adds QEMU's own time from the kick to the interrupt, by its events. Each step is the time
+    /// from the one before; the first, from the interrupt before to the kick, is no part of QEMU's.
     pub(crate) fn add_qemu(&mut self, round: &Round, steps: &[QemuStep]) {
-        let control = round.benchmark.as_ref().map(|benchmark| benchmark.mean_ns);
         let seen = |step: &&QemuStep| step.time.count > 0;
-        let within = steps.iter().skip(1).filter(seen);
-        let virtio: f64 = within.map(|step| step.time.mean).sum();
-        if virtio > 0.0 {
-            self.rows[Row::Server as usize].push((virtio, control));
-        }
-        let io = steps.iter().filter(seen);
-        let io = io.map(|step| (step.wiki.as_str(), step.time.mean));
-        if let Some((_, mean)) = io
-            .into_iter()
-            .find(|(wiki, _)| *wiki == "posix_aio_process_queue")
-        {
-            self.rows[Row::Io as usize].push((mean, control));
-        }
+        let within = || steps.iter().skip(1).filter(seen);
+        let mut measured = Measured {
+            control: control(round),
+            ..Measured::default()
+        };
+        measured.rows[Row::Server as usize] = Mean {
+            sum: within().map(|step| step.time.mean).sum(),
+            count: u64::from(within().next().is_some()),
+        };
+        self.qemu = Some(measured);
+    }
+
+    /// The rounds whose rows are shown: those that measured the most of them.
+    fn best(&self) -> Vec<&Measured> {
+        let count = |round: &&Measured| round.has().into_iter().filter(|&has| has).count();
+        let rounds = self.rounds.iter().filter(|round| count(round) > 0);
+        // Of equals the first.
+        let best = rounds.rev().max_by_key(count);
+        let Some(best) = best.map(Measured::has) else {
+            return Vec::new();
+        };
+        let same = |round: &&Measured| round.has() == best;
+        self.rounds.iter().filter(same).collect()
     }
 
     /// The two tables; None when nothing but benchmarks was measured.
-    pub(crate) fn finish(mut self, run: &Run) -> Option<Wiki> {
-        if self.rows.iter().all(Vec::is_empty) {
+    pub(crate) fn finish(self, run: &Run) -> Option<Wiki> {
+        let best = self.best();
+        let of_qemu = self.qemu.as_ref().filter(|qemu| qemu.has().contains(&true));
+        if best.is_empty() && of_qemu.is_none() {
             return None;
         }
-        let names = names(run);
-        let mut rows: Vec<(String, Option<f64>, Option<f64>)> = Vec::new();
-        rows.push(("Guest benchmark".into(), self.benchmark(run), None));
+        let control = average(best.iter().filter_map(|round| round.control));
+        let by_calls = !best.is_empty() && best.iter().all(|round| round.io_of_calls);
+        let names = names(run, by_calls);
+        let mut shown = vec![Shown::new("Guest benchmark", benchmark(run, control), None)];
         for row in ROWS {
-            let measured = &self.rows[row as usize];
-            let mean = average(measured.iter().map(|&(mean, _)| mean));
-            let control = average(measured.iter().filter_map(|&(_, control)| control));
-            rows.push((names[row as usize].clone(), mean, control));
+            let mean = average(
+                best.iter()
+                    .filter_map(|round| round.rows[row as usize].value()),
+            );
+            shown.push(Shown::new(&names[row as usize], mean, control));
+        }
+        let deltas = deltas(&shown, &server(run));
+        let mut notes = Vec::new();
+        if let Some(qemu) = of_qemu {
+            notes.extend(add_events(&mut shown, qemu));
         }
         let on_host = run.rounds.iter().filter(|round| round.on_host);
         let host = average(on_host.filter_map(|round| Some(round.benchmark.as_ref()?.mean_ns)));
-        rows.push(("Host benchmark".into(), host, None));
-        for (name, mean, _) in &rows {
-            if mean.is_none() {
-                self.notes.push(format!("{name}: no round measured it"));
-            }
+        shown.push(Shown::new("Host benchmark", host, None));
+        for row in shown.iter().filter(|row| row.mean.is_none()) {
+            notes.push(format!("{}: no round measured it", row.name));
         }
-        if run.scenario.as_ref().is_some_and(|s| s.iodepth > 1) {
-            self.notes.push(
-                "the wiki's arithmetic is for one request at a time: with more in flight, read \
-                 the exact breakdown"
-                    .into(),
-            );
-        }
-        if run.scenario.as_ref().is_some_and(|s| s.polling) {
-            self.notes
-                .push("the server polls: not every request has a kick to measure from".into());
-        }
-        let delta = deltas(&rows[..5], &server(run));
+        notes.extend(caveats(run));
+        notes.extend(why_negative(&deltas, &best, &names));
+        let rows = shown.into_iter();
         Some(Wiki {
             cumulative: rows
-                .into_iter()
-                .filter_map(|(name, mean, control)| Some((name, mean?, control)))
+                .filter_map(|row| Some((row.name, row.mean?, row.control)))
                 .collect(),
-            delta,
-            notes: self.notes,
+            delta: deltas,
+            notes,
         })
     }
+}
 
-    /// The benchmark's figure from the rounds that the row below it comes from, so that their
-    /// difference means something; else from the untraced rounds.
-    fn benchmark(&self, run: &Run) -> Option<f64> {
-        let same = self.rows.iter().find(|rows| !rows.is_empty());
-        let same = same.and_then(|rows| average(rows.iter().filter_map(|&(_, control)| control)));
-        let untraced = run
-            .rounds
-            .iter()
-            .filter(|round| !round.on_host && round.traced.is_empty())
-            .filter_map(|round| Some(round.benchmark.as_ref()?.mean_ns));
-        same.or_else(|| average(untraced))
+/// A row of the cumulative table.
+#[derive(Clone, Debug)]
+struct Shown {
+    name: String,
+    mean: Option<f64>,
+    control: Option<f64>,
+}
+
+impl Shown {
+    fn new(name: &str, mean: Option<f64>, control: Option<f64>) -> Shown {
+        Shown {
+            name: name.to_owned(),
+            mean,
+            control,
+        }
     }
+}
+
+fn control(round: &Round) -> Option<f64> {
+    round.benchmark.as_ref().map(|benchmark| benchmark.mean_ns)
+}
+
+/// The benchmark's figure from the rounds that the rows come from; else from the untraced rounds.
+fn benchmark(run: &Run, control: Option<f64>) -> Option<f64> {
+    let untraced = run
+        .rounds
+        .iter()
+        .filter(|round| !round.on_host && round.traced.is_empty())
+        .filter_map(|round| Some(round.benchmark.as_ref()?.mean_ns));
+    control.or_else(|| average(untraced))
+}
+
+/// What QEMU's own events say of its row: they are from a round of their own, so it is shown where
+/// nothing else tells, and is subtracted from nothing.
+fn add_events(shown: &mut [Shown], qemu: &Measured) -> Option<String> {
+    let row = &mut shown[1 + Row::Server as usize];
+    let mean = qemu.rows[Row::Server as usize].value()?;
+    let round = match qemu.control {
+        Some(control) => format!("a round of its own in which a request took {control:.0} ns"),
+        None => "a round of its own".to_owned(),
+    };
+    let name = &row.name;
+    if row.mean.is_some() {
+        return Some(format!(
+            "{name} is from the return of the wait that the kick ended to the interrupt; by QEMU's \
+             own events, in {round}, it took {mean:.0} ns"
+        ));
+    }
+    let note = format!(
+        "{name} is from {round}: rows of rounds that cost differently are not subtracted from each \
+         other, so the layers on both its sides are one"
+    );
+    (row.mean, row.control) = (Some(mean), qemu.control);
+    Some(note)
+}
+
+fn caveats(run: &Run) -> Vec<String> {
+    let mut notes = Vec::new();
+    if run.scenario.as_ref().is_some_and(|s| s.iodepth > 1) {
+        notes.push(
+            "the wiki's arithmetic is for one request at a time: with more in flight, read the \
+             exact breakdown"
+                .into(),
+        );
+    }
+    if run.scenario.as_ref().is_some_and(|s| s.polling) {
+        notes.push("the server polls: not every request has a kick to measure from".into());
+    }
+    notes
+}
+
+/// A negative layer is shown as it is, and so is what its rows are means of.
+fn why_negative(
+    deltas: &[(String, f64, f64)],
+    best: &[&Measured],
+    names: &[String; 4],
+) -> Option<String> {
+    let negative = deltas.iter().filter(|(_, delta, _)| *delta < 0.0);
+    let negative: Vec<&str> = negative.map(|(name, ..)| name.as_str()).collect();
+    if negative.is_empty() {
+        return None;
+    }
+    let counted = ROWS.map(|row| {
+        let of = |round: &&Measured| round.rows[row as usize].count;
+        let count: u64 = best.iter().map(of).sum();
+        format!("{} of {count}", names[row as usize])
+    });
+    Some(format!(
+        "{} came out negative: the rows are means of different events ({}), and the one inside is \
+         greater than the one around it",
+        negative.join(", "),
+        counted.join(", ")
+    ))
 }
 
 fn average(values: impl Iterator<Item = f64>) -> Option<f64> {
@@ -290,10 +231,10 @@ fn server(run: &Run) -> String {
     .into()
 }
 
-fn names(run: &Run) -> [String; 4] {
+fn names(run: &Run, by_calls: bool) -> [String; 4] {
     let server = server(run);
     let threads = run.scenario.as_ref().is_some_and(|s| s.aio == "threads");
-    let io = match server == "QEMU" && threads {
+    let io = match server == "QEMU" && threads && by_calls {
         true => "QEMU paio".into(),
         false => "Host I/O".into(),
     };
@@ -306,7 +247,7 @@ fn names(run: &Run) -> [String; 4] {
 }
 
 /// Differences of successive rows; where a row is missing, the layers on both its sides are one.
-fn deltas(rows: &[(String, Option<f64>, Option<f64>)], server: &str) -> Vec<(String, f64, f64)> {
+fn deltas(rows: &[Shown], server: &str) -> Vec<(String, f64, f64)> {
     let layers = [
         "Guest".into(),
         "Host/guest switching".into(),
@@ -314,17 +255,17 @@ fn deltas(rows: &[(String, Option<f64>, Option<f64>)], server: &str) -> Vec<(Str
         server.to_owned(),
         "Host I/O".into(),
     ];
-    let Some(whole) = rows.first().and_then(|row| row.1) else {
+    let Some(whole) = rows.first().and_then(|row| row.mean) else {
         return Vec::new();
     };
     let mut out = Vec::new();
     let (mut name, mut from) = (String::new(), None);
-    for (i, (_, mean, _)) in rows.iter().enumerate() {
-        if let (Some(from), Some(to)) = (from, *mean) {
+    for (i, row) in rows.iter().enumerate() {
+        if let (Some(from), Some(to)) = (from, row.mean) {
             let delta: f64 = from - to;
             out.push((std::mem::take(&mut name), delta, delta / whole * 100.0));
         }
-        from = mean.or(from);
+        from = row.mean.or(from);
         if !name.is_empty() {
             name.push_str(" + ");
         }
@@ -343,7 +284,7 @@ mod tests {
     /// The wiki's own figures, its own deltas.
     #[test]
     fn the_wikis_table_comes_out_of_the_wikis_figures() {
-        let row = |name: &str, mean| (name.to_owned(), Some(mean), None);
+        let row = |name: &str, mean| Shown::new(name, Some(mean), None);
         let rows = [
             row("Guest benchmark", 196_528.0),
             row("Guest virtio-pci", 170_829.0),
@@ -373,11 +314,96 @@ mod tests {
 
     #[test]
     fn layers_around_a_missing_row_are_one() {
-        let row = |mean| (String::new(), mean, None);
+        let row = |mean| Shown::new("", mean, None);
         let rows = [Some(100.0), Some(90.0), None, Some(70.0), Some(50.0)].map(row);
         let told = deltas(&rows, "Fathom");
         assert_eq!(told[1].0, "Host/guest switching + Host/Fathom switching");
         assert_eq!(told[1].1, 20.0);
         assert_eq!(told.iter().map(|(_, ns, _)| ns).sum::<f64>(), 100.0);
+    }
+
+    fn run() -> Run {
+        Run {
+            version: fathom_run::VERSION,
+            kind: fathom_run::RunKind::Lab,
+            title: String::new(),
+            created: 0,
+            scenario: Some(fathom_run::Scenario {
+                server: "qemu".into(),
+                iodepth: 1,
+                ..fathom_run::Scenario::default()
+            }),
+            environment: fathom_run::Environment::default(),
+            disks: Vec::new(),
+            threads: Vec::new(),
+            rounds: Vec::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    fn measured(control: f64, rows: [f64; 4]) -> Measured {
+        let mean = |sum: f64| Mean {
+            sum,
+            count: u64::from(sum > 0.0),
+        };
+        Measured {
+            rows: rows.map(mean),
+            control: Some(control),
+            io_of_calls: false,
+        }
+    }
+
+    /// QEMU's log makes each request slower: its row would make the switching negative.
+    #[test]
+    fn rows_of_rounds_that_cost_differently_are_not_subtracted() {
+        let qemu = measured(200.0, [0.0, 0.0, 150.0, 0.0]);
+        let table = Table {
+            rounds: vec![
+                measured(100.0, [90.0, 80.0, 0.0, 40.0]),
+                measured(104.0, [92.0, 84.0, 0.0, 44.0]),
+                measured(500.0, [0.0, 400.0, 0.0, 0.0]), // lacks the guest
+            ],
+            qemu: Some(qemu.clone()),
+        };
+        let wiki = table.finish(&run()).unwrap();
+        let layers: Vec<(&str, f64)> = wiki.delta.iter().map(|(n, ns, _)| (&**n, *ns)).collect();
+        let wanted = [
+            ("Guest", 11.0),
+            ("Host/guest switching", 9.0),
+            ("Host/QEMU switching + QEMU", 40.0),
+            ("Host I/O", 42.0),
+        ];
+        assert_eq!(layers, wanted);
+        let server = ("QEMU virtio".to_owned(), 150.0, Some(200.0));
+        assert_eq!(wiki.cumulative[3], server);
+        let said = |wiki: &Wiki, words: &str| wiki.notes.iter().any(|note| note.contains(words));
+        assert!(said(&wiki, "not subtracted"), "{:?}", wiki.notes);
+        // Where the same rounds tell of it, QEMU's own round is a remark.
+        let table = Table {
+            rounds: vec![measured(100.0, [90.0, 80.0, 70.0, 40.0])],
+            qemu: Some(qemu),
+        };
+        let wiki = table.finish(&run()).unwrap();
+        assert_eq!(wiki.delta[2], ("Host/QEMU switching".into(), 10.0, 10.0));
+        assert!(said(&wiki, "it took 150 ns"), "{:?}", wiki.notes);
+    }
+
+    #[test]
+    fn a_negative_layer_is_shown_with_its_reason() {
+        let table = Table {
+            rounds: vec![measured(100.0, [90.0, 80.0, 85.0, 40.0])],
+            qemu: None,
+        };
+        let wiki = table.finish(&run()).unwrap();
+        assert_eq!(wiki.delta[2], ("Host/QEMU switching".into(), -5.0, -5.0));
+        let sum: f64 = wiki.delta.iter().map(|(_, ns, _)| ns).sum();
+        assert_eq!(sum, 100.0);
+        let note = wiki.notes.iter().find(|note| note.contains("negative"));
+        let note = note.expect("a reason");
+        assert!(
+            note.starts_with("Host/QEMU switching came out negative"),
+            "{note}"
+        );
+        assert!(note.contains("QEMU virtio of 1"), "{note}");
     }
 }

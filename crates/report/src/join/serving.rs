@@ -8,6 +8,9 @@ use fathom_run::{Event, IoCall, Kind, io_call};
 
 /// Threads that are followed: a damaged file must not make more of them.
 const MAX_THREADS: usize = 4096;
+/// ERESTARTSYS, ERESTARTNOINTR and ERESTARTNOHAND (linux/errno.h): the kernel enters the call again,
+/// and its caller sees nothing of it. io_uring's completions interrupt a poll like this.
+const RESTARTED: std::ops::RangeInclusive<i64> = -514..=-512;
 
 /// One call of a thread's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +20,8 @@ pub(crate) struct Call {
     /// None: it has not returned.
     pub(crate) exit: Option<i64>,
     pub(crate) does: IoCall,
+    /// It was left, to be entered again unless a signal is handled first.
+    restarts: bool,
 }
 
 impl Call {
@@ -77,6 +82,13 @@ impl Serving {
             return;
         }
         let calls = self.threads.entry(event.tid).or_default();
+        if let Some(last) = calls.back_mut().filter(|last| last.restarts) {
+            last.restarts = false;
+            if last.number == event.args[0] {
+                last.exit = None;
+                return;
+            }
+        }
         if calls.pop_back_if(|last| last.exit.is_none()).is_some() {
             self.garbled += 1;
             self.gaps.push_back(enter);
@@ -86,6 +98,7 @@ impl Serving {
             enter,
             exit: None,
             does,
+            restarts: false,
         });
     }
 
@@ -100,6 +113,7 @@ impl Serving {
         };
         if last.exit.is_none() && last.number == event.args[0] {
             last.exit = Some(at);
+            last.restarts = RESTARTED.contains(&event.args[1].cast_signed());
         } else {
             self.garbled += 1;
             self.gaps.push_back(at);
@@ -305,6 +319,35 @@ mod tests {
         };
         let wanted = served(Some(120), Some(200), None);
         assert_eq!(serving(&calls).tell(&frame), wanted);
+    }
+
+    /// As io_uring's completions do it in QEMU: seen on Linux 6.1.
+    #[test]
+    fn a_call_that_the_kernel_restarts_is_one_call() {
+        let mut serving = serving(&[(1, PPOLL, [0, 0], 10, 120), (1, RING, [1, 0], 200, 250)]);
+        let enter = Event::new(0, Kind::SysEnter, 0, 1, &[PPOLL, 5, 0, 0, 0]);
+        let exit = |result: i64| {
+            let args = [PPOLL, result.cast_unsigned()];
+            Event::new(0, Kind::SysExit, 0, 1, &args)
+        };
+        let events = [
+            (300, enter),
+            (420, exit(-514)),
+            (425, enter),
+            (450, exit(1)),
+        ];
+        events
+            .iter()
+            .for_each(|(at, event)| serving.event(*at, event));
+        let wanted = served(Some(120), Some(200), Some(450));
+        assert_eq!((serving.tell(&FRAME), serving.garbled), (wanted, 0));
+        // A signal's handler ran: the call was over.
+        let other = Event::new(0, Kind::SysEnter, 0, 1, &[SUBMIT, 5, 1, 0, 0]);
+        for (at, event) in [(500, enter), (510, exit(-514)), (520, other)] {
+            serving.event(at, &event);
+        }
+        assert_eq!(serving.during(1, 505).unwrap().exit, Some(510));
+        assert_eq!(serving.garbled, 0);
     }
 
     #[test]
