@@ -304,6 +304,7 @@ impl<'a> Work<'a> {
             locks: threads.locks,
             qemu: threads.qemu,
             time_lines: threads.time_lines,
+            picture: threads.picture,
             overhead: overheads(&run.rounds),
             problems: self.problems,
         }

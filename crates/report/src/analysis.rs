@@ -329,6 +329,31 @@ pub struct TimeLine {
     pub spans: Vec<(i64, i64, String)>,
 }
 
+/// Which moment the time lines show.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Picture {
+    pub round: String,
+    /// Of the window, in ns.
+    pub length: i64,
+    /// What it is centred on: the round's slowest request. None: the window begins at the middle of
+    /// the round, and `why_not` says why.
+    pub request: Option<Pictured>,
+    pub why_not: Option<String>,
+}
+
+/// The request that a picture shows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pictured {
+    /// In order of the calls of its round.
+    pub number: u64,
+    pub operation: &'static str,
+    pub offset: u64,
+    pub length: u64,
+    /// In ns from the window's start.
+    pub start: i64,
+    pub total: i64,
+}
+
 /// What tracing costs: the difference between traced and untraced rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Overhead {
@@ -368,6 +393,7 @@ pub struct Analysis {
     pub locks: Vec<LockRow>,
     pub qemu: Vec<QemuStep>,
     pub time_lines: Vec<TimeLine>,
+    pub picture: Option<Picture>,
     pub overhead: Vec<Overhead>,
     /// The run's own problems and what the analysis could not do, a line each.
     pub problems: Vec<String>,

@@ -11,6 +11,7 @@ pub mod distribution;
 mod join;
 pub mod locks;
 mod overhead;
+mod picture;
 pub mod qemu;
 pub mod render;
 mod threads;

@@ -7,17 +7,13 @@ use std::path::Path;
 use fathom_run::qemu_names::Version;
 use fathom_run::{Clock, Event, Kind, Role, Round, Run, Stream, StreamInfo, Thread};
 
-use crate::analysis::{LockRow, QemuStep, ThreadCalls, TimeLine};
+use crate::analysis::{LockRow, Picture, QemuStep, ThreadCalls, TimeLine};
 use crate::calls::Calls;
 use crate::clock::TimeBase;
 use crate::locks::{Locks, MutexNames};
+use crate::picture::{self, Moment};
 use crate::qemu::Steps;
 use crate::time_lines::TimeLines;
-
-/// What the picture shows: enough for some requests of any device. Many more would be a blur.
-const PICTURE_NS: i64 = 10_000_000;
-/// Events that are looked at for the picture.
-const PICTURE_EVENTS: u64 = 200_000;
 
 /// The names of streams, as their collectors write them.
 const SYSCALLS: &str = "syscalls";
@@ -34,6 +30,8 @@ pub(crate) struct Threads {
     pub(crate) locks: Vec<LockRow>,
     pub(crate) qemu: Vec<QemuStep>,
     pub(crate) time_lines: Vec<TimeLine>,
+    /// What these show.
+    pub(crate) picture: Option<Picture>,
     /// A line each.
     pub(crate) problems: Vec<String>,
 }
@@ -127,22 +125,47 @@ impl Work<'_> {
         (self.calls, self.locks) = (calls, locks);
     }
 
-    /// A window from the middle of the round, where the work is under way.
+    /// Around the round's slowest request where that can be told, else from its middle.
     fn picture(&mut self, round: &Round, info: &StreamInfo, time: &TimeBase, run: &Run) {
-        let mut lines = TimeLines::first(PICTURE_NS);
-        let first = info.events / 2;
-        let last = first.saturating_add(PICTURE_EVENTS);
+        for mut moment in picture::choose(self.dir, round) {
+            let lines = self.time_lines(round, info, time, &moment);
+            let length = lines.length();
+            let drawn = lines.finish(&run.threads);
+            if moment.picture.is_within(length) && !drawn.is_empty() {
+                moment.picture.length = length;
+                self.found.picture = Some(moment.picture);
+                self.found.time_lines = drawn;
+                return;
+            }
+        }
+    }
+
+    fn time_lines(
+        &mut self,
+        round: &Round,
+        info: &StreamInfo,
+        time: &TimeBase,
+        moment: &Moment,
+    ) -> TimeLines {
+        let mut lines = match moment.window {
+            Some((start, end)) => TimeLines::within(start, end),
+            None => TimeLines::first(moment.picture.length),
+        };
+        let first = match moment.window {
+            Some(_) => 0,
+            None => info.events / 2,
+        };
         let mut number = 0;
         // Damage was said by the reading of the calls.
         let said = self.found.problems.len();
         self.read(round, info, time, &mut |time, event| {
-            if (first..last).contains(&number) {
+            if number >= first {
                 lines.add(time, event);
             }
             number += 1;
         });
         self.found.problems.truncate(said);
-        self.found.time_lines = lines.finish(&run.threads);
+        lines
     }
 
     fn qemu(&mut self, round: &Round, info: &StreamInfo, time: &TimeBase) {

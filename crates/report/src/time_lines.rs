@@ -84,6 +84,12 @@ impl TimeLines {
         true
     }
 
+    /// How much of the window they hold, in ns: less than was asked for where too much happened in
+    /// it.
+    pub fn length(&self) -> i64 {
+        self.length
+    }
+
     /// The lines, in the order of the table of calls; `threads` says who they are.
     pub fn finish(mut self, threads: &[Thread]) -> Vec<TimeLine> {
         let start = self.start.unwrap_or(0);

@@ -426,6 +426,7 @@ fn a_run_with_little_to_say_is_shown() {
         locks: Vec::new(),
         qemu: Vec::new(),
         time_lines: Vec::new(),
+        picture: None,
         overhead: Vec::new(),
         problems: Vec::new(),
         ..analysis()

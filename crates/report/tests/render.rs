@@ -135,7 +135,7 @@ fn a_run_without_anything_has_a_report() {
     run.environment = Default::default();
     (run.disks, run.rounds) = Default::default();
     (run.calls, run.locks, run.qemu) = Default::default();
-    (run.time_lines, run.overhead, run.problems) = Default::default();
+    (run.time_lines, run.picture, run.overhead, run.problems) = Default::default();
     let text = plain(&run);
     assert_fits(&text);
     assert!(text.contains("host         unknown"), "{text}");

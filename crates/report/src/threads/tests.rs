@@ -153,6 +153,74 @@ fn all_rounds_are_counted_and_their_ticks_are_ns() {
     assert!(!found.time_lines.is_empty() && found.qemu.is_empty());
 }
 
+/// 400 reads of 10 us each, one a 100 us; the slowest of the benchmark's operations is known.
+#[test]
+fn the_picture_is_of_the_slowest_request() {
+    let ticks = |us: u64| us * 2000;
+    let reads: Vec<Event> = (0..400)
+        .flat_map(|i| {
+            let at = 100 * i;
+            [enter(ticks(at), 2, 0, [0, 0]), exit(ticks(at + 10), 2, 0)]
+        })
+        .collect();
+    // As the guest's TSC has it, with KVM's offset.
+    const OFFSET: u64 = 1_000_000;
+    let operation = |i: u64| {
+        let (start, length) = (100 * i, if i == 77 { 400 } else { 20 });
+        let end = ticks(start + length) + OFFSET;
+        let args = [end, 4096 * i, 4096, 4096, 0];
+        Event::new(ticks(start) + OFFSET, Kind::BenchOperation, 0, 0, &args)
+    };
+    let bench: Vec<Event> = (0..300).map(operation).collect();
+    let mut folder = folder();
+    folder
+        .round("a")
+        .stream("syscalls", Clock::HostTsc, &[], &reads);
+    folder.stream("bench", Clock::GuestTsc, &[], &bench);
+    let found = folder.threads();
+    let picture = found.picture.unwrap();
+    let why = picture.why_not.unwrap();
+    assert!(why.contains("clock was not related"), "{why}");
+    assert_eq!((picture.length, picture.request), (10_000_000, None));
+    // From the middle: the 200th read.
+    assert_eq!(found.time_lines[0].spans[0], (0, 10_000, "read".into()));
+
+    let offset = OFFSET.cast_signed();
+    folder.run.rounds[0].clocks.guest_offset = Some(fathom_run::GuestOffset {
+        before: offset,
+        after: offset,
+        ratio: None,
+        frac_bits: 0,
+    });
+    let found = folder.threads();
+    let request = found.picture.unwrap().request.unwrap();
+    assert_eq!((request.number, request.offset), (77, 77 * 4096));
+    assert_eq!((request.start, request.total), (4_800_000, 400_000));
+    // The read that began with it lies where the request begins.
+    let spans = &found.time_lines[0].spans;
+    assert!(spans.contains(&(4_800_000, 4_810_000, "read".into())));
+
+    // A device so fast that the usual window holds too many calls: the request alone is shown.
+    let reads: Vec<Event> = (0..40_000)
+        .flat_map(|i| [enter(2000 * i, 2, 0, [0, 0]), exit(2000 * i + 900, 2, 0)])
+        .collect();
+    folder.run.rounds.clear();
+    std::fs::remove_dir_all(folder.dir.path().join("a")).unwrap();
+    folder
+        .round("a")
+        .stream("syscalls", Clock::HostTsc, &[], &reads);
+    folder.stream("bench", Clock::GuestTsc, &[], &bench);
+    folder.run.rounds[0].clocks.guest_offset = Some(fathom_run::GuestOffset {
+        before: offset,
+        after: offset,
+        ratio: None,
+        frac_bits: 0,
+    });
+    let picture = folder.threads().picture.unwrap();
+    let request = picture.request.unwrap();
+    assert_eq!((picture.length, request.start), (500_000, 50_000));
+}
+
 #[test]
 fn qemus_events_become_steps_and_locks() {
     let names = [

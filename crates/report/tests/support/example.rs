@@ -2,7 +2,8 @@
 
 use fathom_report::analysis::{
     Analysis, CallRow, Delivery, Distribution, Exact, HeatMap, HostClass, Joined, Layer, LayerRow,
-    LockRow, Overhead, Point, QemuStep, RoundRow, ThreadCalls, TimeLine, Truth, Wiki,
+    LockRow, Overhead, Picture, Pictured, Point, QemuStep, RoundRow, ThreadCalls, TimeLine, Truth,
+    Wiki,
 };
 use fathom_report::distribution::Tally;
 use fathom_run::{
@@ -288,6 +289,19 @@ pub fn analysis() -> Analysis {
                 (63_000, 64_000, "write".into()),
             ],
         }],
+        picture: Some(Picture {
+            round: "syscalls".into(),
+            length: 64_000,
+            request: Some(Pictured {
+                number: 7,
+                operation: "read",
+                offset: 28_672,
+                length: 4096,
+                start: 1_000,
+                total: 60_000,
+            }),
+            why_not: None,
+        }),
         overhead: vec![Overhead {
             traced: ["guest", "kvm", "block", "fathom"].map(String::from).into(),
             traced_ns: 93_500.0,

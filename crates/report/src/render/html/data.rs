@@ -9,7 +9,7 @@ use super::compare::letter;
 use super::words::{group_key, layer_key, plural, point_name, thread_short};
 use super::{Named, header};
 use crate::analysis::{
-    Analysis, Distribution, Exact, Group, HeatMap, Joined, Layer, LayerRow, TimeLine, Wiki,
+    Analysis, Distribution, Exact, Group, HeatMap, Joined, Layer, LayerRow, Wiki,
 };
 use crate::render::names;
 
@@ -102,6 +102,8 @@ struct Lines {
     /// What a thread can be doing; spans refer to these by their index.
     what: Vec<String>,
     threads: Vec<LineData>,
+    /// (start, length) of the request that they show.
+    request: Option<(i64, i64)>,
 }
 
 #[derive(Debug, Serialize)]
@@ -166,7 +168,7 @@ fn run_data((number, (name, run)): (usize, &Named)) -> RunData<'_> {
         slowest: exact.map_or(Vec::new(), |exact| {
             exact.slowest.iter().map(request).collect()
         }),
-        lines: lines(&run.time_lines),
+        lines: lines(run),
     }
 }
 
@@ -332,11 +334,11 @@ fn request(joined: &Joined) -> Request {
     }
 }
 
-fn lines(lines: &[TimeLine]) -> Lines {
+fn lines(run: &Analysis) -> Lines {
     let mut what: Vec<String> = Vec::new();
     let mut index: HashMap<&str, usize> = HashMap::new();
     let mut threads = Vec::new();
-    for line in lines.iter().filter(|line| !line.spans.is_empty()) {
+    for line in run.time_lines.iter().filter(|line| !line.spans.is_empty()) {
         let mut spans = Vec::with_capacity(line.spans.len());
         for (start, end, name) in &line.spans {
             let known = *index.entry(name).or_insert_with(|| {
@@ -350,7 +352,12 @@ fn lines(lines: &[TimeLine]) -> Lines {
             spans,
         });
     }
-    Lines { what, threads }
+    let request = run.picture.as_ref().and_then(|p| p.request.as_ref());
+    Lines {
+        what,
+        threads,
+        request: request.map(|request| (request.start, request.total)),
+    }
 }
 
 #[cfg(test)]

@@ -2,9 +2,11 @@
 
 use super::layers::Place;
 use super::markup::{Cell, Html, Table, numbers, rows};
-use super::words::{grouped, thread, thread_short};
-use crate::analysis::{Analysis, CallRow, Distribution, LockRow, QemuStep, ThreadCalls};
-use crate::render::text::{micros, seconds};
+use super::words::{duration, grouped, thread, thread_short};
+use crate::analysis::{
+    Analysis, CallRow, Distribution, LockRow, Picture, Pictured, QemuStep, ThreadCalls,
+};
+use crate::render::text::{micros, seconds, size};
 
 pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     let drawn = run.time_lines.iter().any(|line| !line.spans.is_empty());
@@ -13,6 +15,9 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
         html.heading(place.prefix, ("threads", "Threads"), "Threads");
     }
     if drawn {
+        if let Some(picture) = &run.picture {
+            html.note(&shown(picture));
+        }
         html.chart("lines", place.run);
     }
     if called {
@@ -23,6 +28,34 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     }
     if !run.qemu.is_empty() {
         steps(html, place, &run.qemu);
+    }
+}
+
+/// Which moment the time lines show.
+fn shown(picture: &Picture) -> String {
+    let (length, round) = (duration(picture.length as f64), &picture.round);
+    match (&picture.request, &picture.why_not) {
+        (Some(request), _) => {
+            let Pictured {
+                number, operation, ..
+            } = request;
+            let bytes = match request.length {
+                0 => String::new(),
+                length => format!(" of {} at byte {}", size(length), grouped(request.offset)),
+            };
+            let total = duration(request.total as f64);
+            format!(
+                "{length} around the slowest request of round {round}: number {number}, a \
+                 {operation}{bytes}, which took {total} (between the two lines)."
+            )
+        }
+        (None, why) => {
+            let why = why.as_deref().unwrap_or("unknown");
+            format!(
+                "{length} from the middle of round {round}. They are not around its slowest \
+                 request: {why}."
+            )
+        }
     }
 }
 

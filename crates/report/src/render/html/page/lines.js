@@ -16,7 +16,7 @@ const LINE_HEIGHT = 34;
 const MOST_LABEL = 22;
 
 function runLines(parent, run) {
-  const { what, threads } = run.lines;
+  const { what, threads, request } = run.lines;
   const kinds = what.map(kindOf);
   const ends = threads.map(({ spans }) => spans[spans.length - 1]).map(([start, length]) => start + length);
   const end = most(ends);
@@ -47,7 +47,12 @@ function runLines(parent, run) {
           }),
         ],
         series: [{}, { paths: () => null, points: { show: false } }],
-        hooks: { draw: [(plot) => drawLines(plot, threads, kinds, hidden, paints)] },
+        hooks: {
+          draw: [
+            (plot) => drawLines(plot, threads, kinds, hidden, paints),
+            (plot) => drawRequest(plot, request, threads.length),
+          ],
+        },
       },
       data: [[0, end], [0, threads.length]],
     };
@@ -71,6 +76,15 @@ function runLines(parent, run) {
 function spanAt(spans, x) {
   const found = spans[lastNotAbove(spans.map(([start]) => start), x)];
   return found && x <= found[0] + found[1] ? found : null;
+}
+
+// Where the request begins and ends.
+function drawRequest(plot, request, rows) {
+  if (!request) return;
+  const [start, length] = request;
+  for (const at of [start, start + length]) {
+    fillValues(plot, at, at, 0, rows, colour("--text"), 1.5);
+  }
 }
 
 function drawLines(plot, threads, kinds, hidden, paints) {
