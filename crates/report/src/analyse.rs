@@ -7,6 +7,7 @@ use fathom_run::{Clock, Kind, Round, Run, RunKind};
 use crate::analysis::{Analysis, Exact, RoundRow, Truth};
 use crate::clock::TimeBase;
 use crate::join::merge::{Merged, Side};
+use crate::join::parts::pins;
 use crate::join::sums::Sums;
 use crate::join::survey::Survey;
 use crate::join::{Counts, Joiner};
@@ -185,6 +186,15 @@ impl<'a> Work<'a> {
         let is_port = |disk: &fathom_run::Disk| disk.doorbells.iter().any(|&at| at <= LAST_PORT);
         if disk.is_some_and(is_port) {
             self.say("the disk's doorbell is an I/O port (legacy virtio): its kicks are kvm_pio");
+        }
+        let pins = disk.map(pins).unwrap_or_default();
+        if survey.host(Kind::KvmSetIrq)
+            && let Some(pin) = pins.first()
+        {
+            self.say(format!(
+                "the disk's interrupt is legacy (INTx, pin {pin} of the IO-APIC): those of devices \
+                 that share the pin cannot be told from its own"
+            ));
         }
         if !survey.doorbells() && self.run.kind != RunKind::Guest {
             self.say(

@@ -43,6 +43,8 @@ pub enum Point {
     Used,
     /// KVM sends the interrupt.
     Interrupt,
+    /// The host runs the sleeping vCPU's thread again.
+    Woken,
     /// The vCPU enters the guest again (only where it had to be woken).
     Entry,
     /// The guest's interrupt handler runs.
@@ -98,6 +100,10 @@ pub enum Layer {
     ServerNotify,
     /// Interrupt to Entry: waking the vCPU.
     VcpuWake,
+    /// Interrupt to Woken: the host's scheduler.
+    VcpuSchedule,
+    /// Woken to Entry: KVM.
+    VcpuEnter,
     /// Entry (or Interrupt, where the vCPU was in the guest or its entries were not traced) to
     /// Handler.
     InterruptEntry,
@@ -422,6 +428,8 @@ impl Layer {
         Layer::ServerFinish,
         Layer::ServerNotify,
         Layer::VcpuWake,
+        Layer::VcpuSchedule,
+        Layer::VcpuEnter,
         Layer::InterruptEntry,
         Layer::InterruptPath,
         Layer::GuestDevice,
@@ -453,6 +461,8 @@ impl Layer {
             Layer::ServerFinish => (Point::Result, Point::Used),
             Layer::ServerNotify => (Point::Used, Point::Interrupt),
             Layer::VcpuWake => (Point::Interrupt, Point::Entry),
+            Layer::VcpuSchedule => (Point::Interrupt, Point::Woken),
+            Layer::VcpuEnter => (Point::Woken, Point::Entry),
             Layer::InterruptEntry => (Point::Interrupt, Point::Handler),
             Layer::InterruptPath => (Point::Used, Point::Handler),
             Layer::GuestDevice => (Point::Kick, Point::Handler),
@@ -499,6 +509,8 @@ impl Layer {
             Layer::ServerFinish => ("server: finish", Group::Server),
             Layer::ServerNotify => ("server: notify", Group::ServerSwitching),
             Layer::VcpuWake => ("interrupt: vCPU wakes", Group::Switching),
+            Layer::VcpuSchedule => ("interrupt: host runs the vCPU", Group::Switching),
+            Layer::VcpuEnter => ("interrupt: vCPU enters the guest", Group::Switching),
             Layer::InterruptEntry => ("interrupt: to the guest's handler", Group::Switching),
             Layer::InterruptPath => ("interrupt: server to guest", Group::Switching),
             Layer::GuestDevice => ("device, as the guest sees it", Group::Device),

@@ -30,7 +30,7 @@ mod window;
 pub(crate) mod parts {
     pub(crate) use super::blocks::Blocks;
     pub(crate) use super::guest::Guest;
-    pub(crate) use super::kvm::Kvm;
+    pub(crate) use super::kvm::{Kvm, pins};
     pub(crate) use super::server::{Record, Records};
 }
 
@@ -131,7 +131,10 @@ impl<'a> Joiner<'a> {
                     .disk()
                     .is_some_and(|disk| !disk.kick_eventfds.is_empty()),
             fathom: survey.host(Kind::FathomRequest),
-            interrupt: survey.host(Kind::KvmMsiSetIrq),
+            interrupt: match run.disk().is_some_and(|disk| !kvm::pins(disk).is_empty()) {
+                true => survey.host(Kind::KvmSetIrq),
+                false => survey.host(Kind::KvmMsiSetIrq),
+            },
         };
         let host_only =
             (!guest_seen).then(|| host_only::HostOnly::new(probes.fathom, blocks.is_watched()));

@@ -122,7 +122,13 @@ fn an_offset_that_moved_is_not_used() {
 /// As under TCG: the guest and the server alone.
 #[test]
 fn without_kvm_the_ways_between_are_one_layer_each() {
-    let unseen = [Point::Exit, Point::Signal, Point::Interrupt, Point::Entry];
+    let unseen = [
+        Point::Exit,
+        Point::Signal,
+        Point::Interrupt,
+        Point::Woken,
+        Point::Entry,
+    ];
     let mut simulated = Simulated::new(plan(3, 1), UNTOLD);
     simulated.without("kvm");
     simulated.rewrite();
@@ -202,6 +208,51 @@ fn a_server_without_stamps_is_told_by_its_calls() {
     let unseen = [Point::Wake, Point::Result];
     let differing = wrong(&simulated, &analysis, 0, &unseen);
     assert!(differing.is_empty(), "{differing:#?}");
+}
+
+/// A disk without MSI-X: QEMU raises a pin of the IO-APIC for it, as it does for its timer.
+#[test]
+fn a_legacy_interrupt_gives_the_same_points() {
+    const PIN: u64 = 11;
+    for depth in [1, 8] {
+        let mut simulated = Simulated::new(plan(7, depth), Watches::default());
+        let mut pins = Vec::new();
+        for event in simulated.file("kvm").drain(..) {
+            let pin = |gsi, level, later: u64| Event {
+                time: event.time + 3 * later,
+                kind: Kind::KvmSetIrq,
+                ..Event::new(0, Kind::KvmSetIrq, event.cpu, event.tid, &[gsi, level, 0])
+            };
+            match event.kind {
+                Kind::KvmMsiSetIrq => {
+                    let timer = pin(0, 1, 20);
+                    pins.extend([pin(PIN, 1, 0), timer, pin(PIN, 0, 40)]);
+                }
+                _ => pins.push(event),
+            }
+        }
+        pins.sort_by_key(|event| event.time);
+        *simulated.file("kvm") = pins;
+        for event in simulated.file("guest") {
+            if event.kind == Kind::VringInterrupt {
+                event.args[0] = PIN;
+            }
+        }
+        let disk = &mut simulated.run.disks[0];
+        disk.msi.clear();
+        disk.guest_irqs = vec![PIN];
+        simulated.run.rounds[0].streams[2].events = simulated.files[2].2.len() as u64;
+        simulated.rewrite();
+        let analysis = simulated.analyse();
+        let truth = &analysis.exact.as_ref().unwrap().truth;
+        let bad = (truth.incomplete, truth.inconsistent, truth.violations);
+        assert_eq!(bad, (0, 0, 0), "{:?}", analysis.problems);
+        let differing = wrong(&simulated, &analysis, 0, &[]);
+        assert!(differing.is_empty(), "{differing:#?}");
+        assert!(analysis.problems.iter().any(|line| line.contains("pin 11")));
+        let rows = &analysis.wiki.as_ref().unwrap().cumulative;
+        assert!(rows.iter().any(|(name, ..)| name == "Host kvm.ko"));
+    }
 }
 
 #[test]

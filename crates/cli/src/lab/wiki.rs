@@ -22,7 +22,8 @@ pub struct WikiArgs {
     /// How the server reads and writes the image
     #[arg(long, value_enum, default_value = "io_uring")]
     aio: AioArg,
-    /// How the guest reaches its disk: modern, legacy (an I/O port), no-ioeventfd
+    /// How the guest reaches its disk: modern, legacy (an I/O port), no-ioeventfd,
+    /// intx (no MSI-X)
     #[arg(long, default_value = "modern", hide_short_help = true)]
     transport: Transport,
     /// read, write, randread or randwrite

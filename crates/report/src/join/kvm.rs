@@ -78,6 +78,8 @@ pub(crate) struct Kvm {
     kick_eventfds: Vec<u64>,
     call_eventfds: Vec<u64>,
     msi: Vec<(u64, u64)>,
+    /// The IO-APIC's pins that the disk's legacy interrupts (INTx) are wired to.
+    gsis: Vec<u64>,
     /// Threads that serve the disk.
     servers: Vec<u32>,
     /// vCPUs by thread; empty: any.
@@ -92,7 +94,17 @@ pub(crate) struct Kvm {
     /// Windows (entry, exit) of each vCPU.
     windows: HashMap<u32, VecDeque<(i64, Option<i64>)>>,
     called: HashMap<u32, u16>,
+    /// (thread, time) of vCPUs that went on after they had slept.
+    woken: VecDeque<(u32, i64)>,
     pub(crate) userspace: u64,
+}
+
+/// The pins of a disk's legacy interrupts. A guest's Linux numbers those of the IO-APIC as KVM does,
+/// and all others from here on (KVM_IOAPIC_NUM_PINS).
+pub(crate) fn pins(disk: &Disk) -> Vec<u64> {
+    const PINS: u64 = 24;
+    let irqs = disk.guest_irqs.iter().copied();
+    irqs.filter(|&irq| irq < PINS).collect()
 }
 
 impl Kvm {
@@ -114,6 +126,7 @@ impl Kvm {
             kick_eventfds: disk.kick_eventfds.clone(),
             call_eventfds: disk.call_eventfds.clone(),
             msi: disk.msi.clone(),
+            gsis: pins(disk),
             servers: servers.map(|thread| thread.tid).collect(),
             by_vcpu: !vcpus.is_empty() || survey.host(Kind::KvmExit),
             vcpus,
@@ -124,6 +137,7 @@ impl Kvm {
             interrupts: VecDeque::new(),
             windows: HashMap::new(),
             called: HashMap::new(),
+            woken: VecDeque::new(),
             userspace: 0,
         }
     }
@@ -143,7 +157,11 @@ impl Kvm {
             Kind::KvmPio if args[0] == 1 => self.ring(at, tid, args[1], args[4], false),
             Kind::KvmUserspaceExit => self.leave_to_userspace(tid),
             Kind::EventfdSignal => self.signal(at, tid, args[0]),
-            Kind::KvmMsiSetIrq => self.interrupt(at, tid, (args[0], args[1])),
+            Kind::KvmMsiSetIrq => self.message(at, tid, (args[0], args[1])),
+            Kind::KvmSetIrq if args[1] == 1 && self.gsis.contains(&args[0]) => {
+                self.interrupt(at, tid, None);
+            }
+            Kind::KvmVcpuWakeup => self.woken.push_back((tid, at)),
             Kind::KvmApicAcceptIrq => {
                 if let Some(last) = self.interrupts.back_mut()
                     && last.tid == tid
@@ -300,7 +318,7 @@ impl Kvm {
         }
     }
 
-    fn interrupt(&mut self, at: i64, tid: u32, message: (u64, u64)) {
+    fn message(&mut self, at: i64, tid: u32, message: (u64, u64)) {
         let by_message = self.msi.iter().position(|&known| known == message);
         let by_call = self.called.remove(&tid);
         let served = self.is_server(tid);
@@ -312,6 +330,10 @@ impl Kvm {
             (None, None) if served == Some(true) && self.msi.is_empty() => None,
             _ => return,
         };
+        self.interrupt(at, tid, queue);
+    }
+
+    fn interrupt(&mut self, at: i64, tid: u32, queue: Option<u16>) {
         self.interrupts.push_back(Interrupt {
             at,
             tid,
@@ -373,6 +395,20 @@ impl Kvm {
         windows.get(next).map(|&(entry, _)| Some(entry)).ok_or(())
     }
 
+    /// When a sleeping vCPU went on after `from` and before it entered the guest at `to`; None if
+    /// it did so several times, or that is not known.
+    pub(crate) fn woken_between(&self, vcpu: u32, from: i64, to: i64) -> Option<i64> {
+        let start = self.woken.partition_point(|&(_, at)| at < from);
+        let own = |&&(tid, _): &&(u32, i64)| self.vcpu_of_thread(tid) == Some(vcpu);
+        let mut within = self.woken.range(start..).take_while(|&&(_, at)| at <= to);
+        let first = within.find(own)?;
+        within.find(own).is_none().then_some(first.1)
+    }
+
+    fn vcpu_of_thread(&self, tid: u32) -> Option<u32> {
+        self.vcpu_of(tid, self.threads.get(&tid)?.vcpu)
+    }
+
     /// Whether a vCPU was in the guest at `at`, give or take `error`; None when it is not known.
     pub(crate) fn was_inside(&self, vcpu: u32, at: i64, error: i64) -> Option<bool> {
         let windows = self.windows.get(&vcpu)?;
@@ -385,6 +421,9 @@ impl Kvm {
     pub(crate) fn prune(&mut self, at: i64) {
         while self.interrupts.front().is_some_and(|irq| irq.at < at) {
             self.interrupts.pop_front();
+        }
+        while self.woken.front().is_some_and(|&(_, woken)| woken < at) {
+            self.woken.pop_front();
         }
         while let Some((id, doorbell)) = self.doorbells.oldest()
             && doorbell.at() < at

@@ -361,6 +361,11 @@ impl Joiner<'_> {
         way.points.set(Point::Handler, handler.at);
         if let Ok(entry) = self.kvm.entry_after(u32::from(handler.cpu), sent.at) {
             way.points.put(Point::Entry, entry);
+            let woken = |entry| {
+                self.kvm
+                    .woken_between(u32::from(handler.cpu), sent.at, entry)
+            };
+            way.points.put(Point::Woken, entry.and_then(woken));
         }
     }
 

@@ -102,6 +102,7 @@ const ALL_POINTS: [Point; POINTS] = [
     Point::Result,
     Point::Used,
     Point::Interrupt,
+    Point::Woken,
     Point::Entry,
     Point::Handler,
     Point::Complete,

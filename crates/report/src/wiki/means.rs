@@ -6,6 +6,7 @@ use fathom_run::{Disk, Kind, Role, Run};
 
 use crate::analysis::Point;
 use crate::join::merge::{Seen, Side};
+use crate::join::parts::pins;
 use crate::join::way::{Key, Way};
 
 /// The wiki's layers below the guest's benchmark, from the outside in.
@@ -75,6 +76,7 @@ pub(crate) struct Means {
     doorbells: Vec<u64>,
     kick_eventfds: Vec<u64>,
     msi: Vec<(u64, u64)>,
+    gsis: Vec<u64>,
     servers: Vec<u32>,
     host_dev: Option<u64>,
     guest: Open,
@@ -101,6 +103,7 @@ impl Means {
             doorbells: disk.doorbells.clone(),
             kick_eventfds: disk.kick_eventfds.clone(),
             msi: disk.msi.clone(),
+            gsis: pins(disk),
             servers: servers
                 .filter(|thread| server(thread.pid) && thread.role != Role::Vcpu)
                 .map(|thread| thread.tid)
@@ -182,8 +185,12 @@ impl Means {
                     }
                     None => return,
                 };
-                if let Some(kick) = self.kvm.remove(&queue) {
-                    self.count(Row::Kvm, at - kick);
+                self.interrupt(queue, at);
+            }
+            // It does not tell queues apart.
+            Kind::KvmSetIrq if args[1] == 1 && self.gsis.contains(&args[0]) => {
+                if let (1, Some(&queue)) = (self.kvm.len(), self.kvm.keys().next()) {
+                    self.interrupt(queue, at);
                 }
             }
             Kind::FathomRequest => {
@@ -205,6 +212,12 @@ impl Means {
                 }
             }
             _ => {}
+        }
+    }
+
+    fn interrupt(&mut self, queue: Option<u16>, at: i64) {
+        if let Some(kick) = self.kvm.remove(&queue) {
+            self.count(Row::Kvm, at - kick);
         }
     }
 

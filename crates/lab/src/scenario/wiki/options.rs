@@ -44,11 +44,18 @@ pub enum Transport {
     Legacy,
     /// virtio 1, with every doorbell going through QEMU's user space.
     NoIoeventfd,
+    /// virtio 1 without MSI-X: QEMU raises a pin of the IO-APIC for the disk.
+    Intx,
 }
 
 impl Transport {
     /// All of them.
-    pub const ALL: [Transport; 3] = [Transport::Modern, Transport::Legacy, Transport::NoIoeventfd];
+    pub const ALL: [Transport; 4] = [
+        Transport::Modern,
+        Transport::Legacy,
+        Transport::NoIoeventfd,
+        Transport::Intx,
+    ];
 
     /// The word for it.
     pub fn name(self) -> &'static str {
@@ -56,6 +63,7 @@ impl Transport {
             Transport::Modern => "modern",
             Transport::Legacy => "legacy",
             Transport::NoIoeventfd => "no-ioeventfd",
+            Transport::Intx => "intx",
         }
     }
 
@@ -65,6 +73,7 @@ impl Transport {
             Transport::Modern => &[],
             Transport::Legacy => &["disable-modern=on", "disable-legacy=off"],
             Transport::NoIoeventfd => &["ioeventfd=off"],
+            Transport::Intx => &["vectors=0"],
         }
     }
 }

@@ -131,7 +131,7 @@ impl World {
             t += self.some(50, 300);
             let args = [GUEST_DEV, offset / 512, length / 512, flags];
             self.guest(t, Kind::BlockRqIssue, vcpu, tid, &args);
-            let mut at = [None; 19];
+            let mut at = [None; 20];
             at[Point::Issue as usize] = Some(t);
             self.rqs.push(Rq {
                 op,
@@ -240,11 +240,18 @@ impl World {
         if exit <= now && now < back {
             self.sent[sent].entry = Some(back);
         } else if self.vcpus[usize::from(vcpu)].entry > now {
-            self.sent[sent].entry = Some(self.vcpus[usize::from(vcpu)].entry);
+            let cpu = &self.vcpus[usize::from(vcpu)];
+            self.sent[sent].entry = Some(cpu.entry);
+            self.sent[sent].woken = (cpu.woken >= now).then_some(cpu.woken);
         } else if !self.vcpus[usize::from(vcpu)].inside {
             let entry = now + self.some(2_000, 30_000);
             self.enter(entry, vcpu);
             self.sent[sent].entry = Some(entry);
+            let woken = entry - self.some(100, 1_900);
+            self.vcpus[usize::from(vcpu)].woken = woken;
+            self.sent[sent].woken = Some(woken);
+            let args = [entry as u64 - now as u64, 1, 1];
+            self.kvm(woken, Kind::KvmVcpuWakeup, vcpu_tid(vcpu), &args);
             handler = entry + self.some(100, 900);
         }
         let cpu = &mut self.vcpus[usize::from(vcpu)];
@@ -304,6 +311,7 @@ impl World {
                     Some(sent) => {
                         rq.at[Point::Interrupt as usize] = Some(sent.at);
                         rq.at[Point::Entry as usize] = sent.entry;
+                        rq.at[Point::Woken as usize] = sent.woken;
                         rq.at[Point::Handler as usize] = Some(start);
                     }
                     None if rq.sent.is_none() => rq.at[Point::Handler as usize] = Some(start),

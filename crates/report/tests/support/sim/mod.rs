@@ -132,7 +132,7 @@ struct Rq {
     offset: u64,
     length: u64,
     queue: u16,
-    at: [Option<i64>; 19],
+    at: [Option<i64>; 20],
     kick: Option<usize>,
     popped: bool,
     polled: bool,
@@ -170,6 +170,8 @@ struct KickInfo {
 struct Sent {
     at: i64,
     entry: Option<i64>,
+    /// Before that the host ran its thread again, if it slept.
+    woken: Option<i64>,
 }
 
 #[derive(Debug, Default)]
@@ -178,6 +180,8 @@ struct Vcpu {
     busy: i64,
     /// Its last entry; it may lie ahead.
     entry: i64,
+    /// When it last went on after a sleep, before that entry.
+    woken: i64,
     /// Its last exit for a doorbell, and when it comes back.
     kick: (i64, i64),
     handling: bool,
@@ -375,7 +379,7 @@ impl World {
     }
 }
 
-pub const POINTS: [Point; 19] = [
+pub const POINTS: [Point; 20] = [
     Point::Call,
     Point::Bio,
     Point::Issue,
@@ -391,6 +395,7 @@ pub const POINTS: [Point; 19] = [
     Point::Result,
     Point::Used,
     Point::Interrupt,
+    Point::Woken,
     Point::Entry,
     Point::Handler,
     Point::Complete,

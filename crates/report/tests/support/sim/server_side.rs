@@ -199,7 +199,11 @@ impl World {
             let at = now + self.some(100, 900);
             end = at + self.some(100, 500);
             self.queues[usize::from(queue)].free = end + 1;
-            self.sent.push(Sent { at, entry: None });
+            self.sent.push(Sent {
+                at,
+                entry: None,
+                woken: None,
+            });
             sent = Some(self.sent.len() - 1);
             let (address, data) = msi(queue);
             self.kvm(at, Kind::KvmMsiSetIrq, worker(queue), &[address, data]);
@@ -210,7 +214,7 @@ impl World {
         }
         for &rq in &done {
             self.rqs[rq].at[Point::Used as usize] = Some(now);
-            self.rqs[rq].at[18] = Some(end); // kept for its record
+            self.rqs[rq].at[19] = Some(end); // kept for its record
             self.rqs[rq].sent = sent;
         }
     }
@@ -257,7 +261,7 @@ impl World {
             at(Point::Device),
             at(Point::Result),
             at(Point::Used),
-            rq.at[18].unwrap() as u64,
+            rq.at[19].unwrap() as u64,
             rq.offset,
             rq.length,
             Event::pack_fathom_rest(rq.queue, flags, 0),
