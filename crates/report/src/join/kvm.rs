@@ -58,6 +58,8 @@ pub(crate) struct Interrupt {
     pub(crate) at: i64,
     pub(crate) tid: u32,
     pub(crate) queue: Option<u16>,
+    /// A message (MSI), not a pin of the IO-APIC.
+    pub(crate) is_message: bool,
     /// The local APIC that took it.
     pub(crate) apic: Option<u32>,
 }
@@ -82,6 +84,8 @@ pub(crate) struct Kvm {
     gsis: Vec<u64>,
     /// Threads that serve the disk.
     servers: Vec<u32>,
+    /// Of these the ones that take its requests: a main loop only where there is no I/O thread.
+    takers: Vec<u32>,
     /// vCPUs by thread; empty: any.
     vcpus: HashMap<u32, u32>,
     /// Whether doorbells can be told by vCPU.
@@ -121,6 +125,14 @@ impl Kvm {
         let servers = run.threads.iter().filter(|thread| {
             serves(thread.pid) && matches!(thread.role, Role::Io | Role::Main | Role::Pool)
         });
+        let of = |role| {
+            let own = servers.clone().filter(move |thread| thread.role == role);
+            own.map(|thread| thread.tid).collect::<Vec<u32>>()
+        };
+        let mut takers = of(Role::Io);
+        if takers.is_empty() {
+            takers = of(Role::Main);
+        }
         Kvm {
             doorbell_gpas: disk.doorbells.clone(),
             kick_eventfds: disk.kick_eventfds.clone(),
@@ -128,6 +140,7 @@ impl Kvm {
             msi: disk.msi.clone(),
             gsis: pins(disk),
             servers: servers.map(|thread| thread.tid).collect(),
+            takers,
             by_vcpu: !vcpus.is_empty() || survey.host(Kind::KvmExit),
             vcpus,
             only_disk: run.disks.len() <= 1,
@@ -147,6 +160,12 @@ impl Kvm {
         (!self.servers.is_empty()).then(|| self.servers.contains(&tid))
     }
 
+    /// The thread that took the requests an interrupt is for, if it sent the interrupt itself:
+    /// a pin of the IO-APIC is raised by QEMU's main loop for whoever asks.
+    pub(crate) fn taker(&self, sent: &Interrupt) -> Option<u32> {
+        (sent.is_message && self.takers.contains(&sent.tid)).then_some(sent.tid)
+    }
+
     pub(crate) fn event(&mut self, at: i64, event: &Event) {
         let (args, tid) = (&event.args, event.tid);
         match event.kind {
@@ -159,7 +178,7 @@ impl Kvm {
             Kind::EventfdSignal => self.signal(at, tid, args[0]),
             Kind::KvmMsiSetIrq => self.message(at, tid, (args[0], args[1])),
             Kind::KvmSetIrq if args[1] == 1 && self.gsis.contains(&args[0]) => {
-                self.interrupt(at, tid, None);
+                self.interrupt(at, tid, None, false);
             }
             Kind::KvmVcpuWakeup => self.woken.push_back((tid, at)),
             Kind::KvmApicAcceptIrq => {
@@ -330,14 +349,15 @@ impl Kvm {
             (None, None) if served == Some(true) && self.msi.is_empty() => None,
             _ => return,
         };
-        self.interrupt(at, tid, queue);
+        self.interrupt(at, tid, queue, true);
     }
 
-    fn interrupt(&mut self, at: i64, tid: u32, queue: Option<u16>) {
+    fn interrupt(&mut self, at: i64, tid: u32, queue: Option<u16>, is_message: bool) {
         self.interrupts.push_back(Interrupt {
             at,
             tid,
             queue,
+            is_message,
             apic: None,
         });
     }

@@ -286,13 +286,12 @@ impl Joiner<'_> {
         };
         // One that reached no handler of the guest's is not this request's.
         let sent = sent.filter(|sent| way.points.get(Point::Interrupt) == Some(sent.at));
-        let server = |tid| (self.kvm.is_server(tid) == Some(true)).then_some(tid);
         let served = self.serving.tell(&Frame {
             signal: way.points.get(Point::Signal).filter(|_| !way.told_late),
             issue,
             complete: way.points.get(Point::HostComplete),
             issuer,
-            interrupt: sent.map(|sent| (sent.at, server(sent.tid))),
+            interrupt: sent.map(|sent| (sent.at, self.kvm.taker(&sent))),
         });
         way.points.put(Point::Wake, served.wake);
         way.points.put(Point::Device, served.device);

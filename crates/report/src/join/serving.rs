@@ -48,7 +48,7 @@ pub(crate) struct Frame {
     pub(crate) issue: i64,
     pub(crate) complete: Option<i64>,
     pub(crate) issuer: u32,
-    /// The interrupt, and the thread that sent it if it is the server's.
+    /// The interrupt, and the server's thread that sent it if that took the request.
     pub(crate) interrupt: Option<(i64, Option<u32>)>,
 }
 
