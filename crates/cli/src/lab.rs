@@ -5,10 +5,11 @@ use std::time::Duration;
 
 mod wiki;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_lab::scenario::seqread::{self, Options, Peer};
+use fathom_lab::{scratch, tracers};
 
 /// Boot guests and measure in them
 #[derive(Debug, Args)]
@@ -68,13 +69,64 @@ enum DiskServer {
     Qsd,
 }
 
-/// Runs the command; progress goes to standard error, the result to standard output.
+/// Runs the command; progress goes to standard error, the result to standard output. Consoles and
+/// logs that explain an error go to standard error before it.
 pub fn run(args: LabArgs) -> anyhow::Result<()> {
-    let LabCommand::Run(RunArgs { scenario }) = args.command;
-    match scenario {
+    let LabCommand::Run(RunArgs { mut scenario }) = args.command;
+    let output = match &mut scenario {
+        Scenario::Seqread(_) => None,
+        Scenario::Wiki(args) => Some(args.settle_output()),
+    };
+    // What is there already is not ours.
+    let output = output.filter(|dir| !dir.exists());
+    clean_up_on_signal(output)?;
+    let result = match scenario {
         Scenario::Seqread(args) => seqread(args),
         Scenario::Wiki(args) => wiki::run(args),
+    };
+    while scratch::is_ending() {
+        std::thread::park(); // the signal ends us; what failed meanwhile failed because of it
     }
+    result.map_err(|error| {
+        let text = error.to_string();
+        let Some((line, tail)) = text.split_once('\n') else {
+            return error;
+        };
+        if !tail.is_empty() {
+            eprintln!("{tail}");
+        }
+        anyhow!(line.to_owned())
+    })
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP remove what the run has made so far, but for rounds that
+/// are complete, and then end the process as they would have. Its guests and servers end with it.
+fn clean_up_on_signal(output: Option<PathBuf>) -> anyhow::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    use signal_hook::low_level::{emulate_default_handler, signal_name};
+    let signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]);
+    let mut signals = signals.context("cannot catch signals")?;
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            scratch::remove_all();
+            tracers::remove_all();
+            let kept = output.as_ref().filter(|dir| dir.join("run.json").is_file());
+            let name = signal_name(signal).unwrap_or("a signal");
+            match (kept, &output) {
+                (Some(dir), _) => eprintln!(
+                    "lab: ended by {name}; complete rounds are in {0}: fathom report {0}",
+                    dir.display()
+                ),
+                (None, Some(dir)) => {
+                    let _ = std::fs::remove_dir_all(dir); // it may not be there yet
+                    eprintln!("lab: ended by {name}");
+                }
+                (None, None) => eprintln!("lab: ended by {name}"),
+            }
+            let _ = emulate_default_handler(signal);
+        }
+    });
+    Ok(())
 }
 
 fn seqread(args: SeqreadArgs) -> anyhow::Result<()> {

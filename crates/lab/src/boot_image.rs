@@ -10,6 +10,7 @@ use crate::host;
 use crate::initramfs;
 use crate::kernel::Kernel;
 use crate::machine::Machine;
+use crate::scratch::Scratch;
 
 const BOOT_SECTOR: &str = include_str!("guest/boot.S");
 const SECTOR: u64 = 512;
@@ -32,7 +33,7 @@ const LOADERS: &[&str] = &[
 /// # Errors
 /// When a program, the boot loader or the kernel is missing, or `line` does not fit a sector.
 pub fn make(path: &Path, line: &str, machine: &Machine) -> Result<()> {
-    let scratch = tempfile::tempdir().context(|| "cannot create a directory".into())?;
+    let scratch = Scratch::small()?;
     let what = || format!("cannot write {}", path.display());
     let image = OpenOptions::new()
         .read(true)

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::{Context, Error, Result};
+use crate::scratch::Scratch;
 use crate::{host, libraries};
 
 /// Changes when images are made in another way.
@@ -91,8 +92,7 @@ impl Contents {
         let path = cache.join(format!("{name}-{:016x}.img", self.key()?));
         if !path.exists() {
             // Under its own name only when complete: two labs may start at once.
-            let stage =
-                tempfile::tempdir_in(&cache).context(|| "cannot create a directory".into())?;
+            let stage = Scratch::within(&cache)?;
             let unfinished = stage.path().join("image");
             self.make(stage.path(), &unfinished)?;
             fs::rename(&unfinished, &path)

@@ -29,6 +29,16 @@ pub enum Error {
         /// How to get it.
         hint: &'static str,
     },
+    /// A program is older than what the lab needs.
+    #[error("{what} is too old: {least} or newer is needed ({hint})")]
+    TooOld {
+        /// The program and its version.
+        what: String,
+        /// The first version that will do.
+        least: String,
+        /// How to get it.
+        hint: &'static str,
+    },
     /// A system call of the lab failed.
     #[error("{what}: {source}")]
     Io {
@@ -57,6 +67,14 @@ pub enum Error {
         /// The end of the console or log.
         tail: Tail,
     },
+    /// The guest's kernel gave up.
+    #[error("the guest's kernel panicked: {reason}{tail}")]
+    Panic {
+        /// Its words.
+        reason: String,
+        /// The end of the console.
+        tail: Tail,
+    },
     /// QEMU answered a QMP command with an error.
     #[error("QMP {command}: {description}")]
     Qmp {
@@ -73,6 +91,14 @@ pub enum Error {
         /// Its exit status.
         status: i32,
         /// The end of what it printed and of the console.
+        tail: Tail,
+    },
+    /// The run in the KVM host failed.
+    #[error("in the KVM host: {what}{tail}")]
+    Inner {
+        /// Its own words.
+        what: String,
+        /// What it said before.
         tail: Tail,
     },
     /// A peer spoke something unexpected.

@@ -6,7 +6,6 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use crate::console::Console;
 use crate::data_port::DataPort;
@@ -18,12 +17,11 @@ use crate::lines::LineStream;
 use crate::machine::{Boot, Disk, Files, MAX_DISKS, Machine};
 use crate::process::{Process, tail_of};
 use crate::qmp::Qmp;
+use crate::scratch::Scratch;
 use crate::tools;
 
 /// Printed by init on the console when the agent listens.
 const READY: &str = "FATHOM-LAB READY";
-/// Emulated boots take seconds; a loaded machine takes longer.
-const BOOT: Duration = Duration::from_secs(180);
 const CONNECT: Duration = Duration::from_secs(30);
 /// What a guest gets to tell why a script has not ended.
 pub(crate) const LATE: Duration = Duration::from_secs(20);
@@ -49,7 +47,8 @@ pub struct Guest {
     monitor: PathBuf,
     disks: Vec<String>,
     requests: u64,
-    _dir: TempDir,
+    patience: Duration,
+    _dir: Scratch,
 }
 
 impl Guest {
@@ -57,8 +56,8 @@ impl Guest {
     /// no Linux, only until QEMU runs.
     ///
     /// # Errors
-    /// When something is missing, QEMU refuses, or the guest does not come up within three
-    /// minutes; the error has the end of the console or of what QEMU said.
+    /// When something is missing, QEMU refuses, or the guest does not come up within the machine's
+    /// patience; the error has the end of the console or of what QEMU said.
     pub fn boot(machine: &Machine) -> Result<Self> {
         let mut guest = Self::start(machine)?;
         if machine.boot != Boot::SeaBios && !machine.incoming {
@@ -78,10 +77,7 @@ impl Guest {
             )));
         }
         let kernel = Kernel::find()?;
-        let dir = tempfile::Builder::new()
-            .prefix("fathom-lab-")
-            .tempdir()
-            .context(|| "cannot create a directory for the guest".into())?;
+        let dir = Scratch::small()?;
         let initramfs = dir.path().join("initramfs");
         if machine.boot == Boot::Kernel {
             write(&initramfs, &initramfs::build(&kernel, machine)?)?;
@@ -122,6 +118,7 @@ impl Guest {
             monitor: files.monitor(),
             disks,
             requests: 0,
+            patience: machine.patience,
             _dir: dir,
         })
     }
@@ -132,7 +129,18 @@ impl Guest {
     /// # Errors
     /// [`Error::Timeout`] with the end of the console.
     pub fn wait_ready(&mut self, from: usize) -> Result<()> {
-        let ready = self.console.wait_for(READY, from, BOOT);
+        let ready = self.console.wait_for(READY, from, self.patience);
+        let ready = ready.map_err(|error| match error {
+            Error::Timeout { after, tail, .. } => Error::Timeout {
+                what: match tail.0.is_empty() {
+                    true => "waiting for the guest to boot (its console is empty)".into(),
+                    false => "waiting for the guest to boot".into(),
+                },
+                after,
+                tail,
+            },
+            other => other,
+        });
         self.explain(ready).map(|_| ())
     }
 
@@ -316,8 +324,14 @@ fn explain<T>(result: Result<T>, qemu: &mut Process) -> Result<T> {
     }
 }
 
-/// QEMU that ended because its guest did (a panic, with -no-reboot) has nothing to say itself.
+/// QEMU that ended because its guest did (a panic, with -no-reboot) has nothing to say itself; a
+/// guest that boots again after a panic does so for ever.
 fn with_console(error: Error, console: &Console) -> Error {
+    if let (Error::Program { .. } | Error::Timeout { .. }, Some(reason)) = (&error, panic(console))
+    {
+        let tail = console.tail();
+        return Error::Panic { reason, tail };
+    }
     match error {
         Error::Program {
             program,
@@ -330,6 +344,13 @@ fn with_console(error: Error, console: &Console) -> Error {
         },
         other => other,
     }
+}
+
+/// Why the guest's kernel panicked, in its own words, if it did.
+fn panic(console: &Console) -> Option<String> {
+    let text = console.text();
+    let (_, rest) = text.rsplit_once("Kernel panic - not syncing: ")?;
+    Some(rest.lines().next()?.trim().to_owned())
 }
 
 /// QEMU's sockets close a moment before its process can be waited for.

@@ -110,14 +110,31 @@ pub fn run(name: &str, args: &[&str]) -> Result<String> {
     })
 }
 
+/// Fails unless QEMU is at least that new.
+///
+/// # Errors
+/// When it is missing or older.
+pub fn need_qemu(least: (u32, u32)) -> Result<()> {
+    let version = qemu_version()?;
+    if version >= least {
+        return Ok(());
+    }
+    Err(Error::TooOld {
+        what: format!("QEMU {}.{}", version.0, version.1),
+        least: format!("{}.{}", least.0, least.1),
+        hint: SETUP,
+    })
+}
+
 /// QEMU's version as (major, minor).
 ///
 /// # Errors
 /// When QEMU is missing or prints no version.
 pub fn qemu_version() -> Result<(u32, u32)> {
     let text = run("qemu-system-x86_64", &["--version"])?;
-    parse_qemu_version(&text)
-        .ok_or_else(|| Error::Protocol(format!("no version in what QEMU prints: {text}")))
+    let first = text.lines().next().unwrap_or_default();
+    let unknown = || format!("qemu-system-x86_64 --version tells no version: '{first}'");
+    parse_qemu_version(&text).ok_or_else(|| Error::Protocol(unknown()))
 }
 
 fn parse_qemu_version(text: &str) -> Option<(u32, u32)> {

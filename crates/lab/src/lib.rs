@@ -24,6 +24,7 @@ mod machine;
 mod process;
 mod qmp;
 pub mod scenario;
+pub mod scratch;
 mod server;
 mod tools;
 pub mod tracers;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 mod disk;
 
@@ -58,6 +59,8 @@ pub struct Machine {
     pub append: Vec<String>,
     /// More arguments for QEMU.
     pub extra: Vec<String>,
+    /// How long a boot may take. Emulated ones take seconds; a loaded machine takes longer.
+    pub patience: Duration,
 }
 
 impl Default for Machine {
@@ -75,6 +78,7 @@ impl Default for Machine {
             accelerator: None,
             append: Vec::new(),
             extra: Vec::new(),
+            patience: Duration::from_secs(180),
         }
     }
 }

@@ -158,7 +158,7 @@ pub(crate) fn tail_of(text: &str) -> Tail {
         .filter(|line| !line.trim().is_empty())
         .collect();
     let from = lines.len().saturating_sub(TAIL_LINES);
-    let clean = |line: &&str| line.chars().filter(|c| !c.is_control()).collect::<String>();
+    let clean = |line: &&str| without_escapes(line);
     Tail(
         lines[from..]
             .iter()
@@ -168,9 +168,32 @@ pub(crate) fn tail_of(text: &str) -> Tail {
     )
 }
 
+/// Without control characters and what escape sequences have after theirs (ECMA-48: `ESC [`,
+/// parameters, a letter; or `ESC` and a letter).
+fn without_escapes(line: &str) -> String {
+    let mut out = String::new();
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        if c == '\x1b' {
+            if chars.next() == Some('[') {
+                chars.by_ref().find(|c| ('@'..='~').contains(c));
+            }
+        } else if !c.is_control() {
+            out.push(c);
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_consoles_escapes_are_left_out() {
+        let text = "\x1bc\x1b[?7l\x1b[2J\x1b[0mSeaBIOS\r\n\x1b[1;31mred\x1b[0m \x07end\x1b[";
+        assert_eq!(tail_of(text).0, "SeaBIOS\nred end");
+    }
 
     #[test]
     fn a_dropped_process_is_gone() {

@@ -100,7 +100,44 @@ fn a_guest_that_panics_shows_its_console() {
     let error = guest.stream(script, SOON, &mut |_| Ok(())).unwrap_err();
     let said = error.to_string();
     assert!(
-        said.contains("QEMU") && said.contains("sysrq triggered crash"),
+        said.starts_with("the guest's kernel panicked: sysrq triggered crash"),
+        "{said}"
+    );
+}
+
+/// A guest whose first process is not the lab's.
+fn boot_with(init: &str) -> String {
+    let words = format!("loglevel=7 rdinit={init}");
+    let machine = Machine {
+        tools: false,
+        append: words.split(' ').map(str::to_owned).collect(),
+        extra: vec!["-no-reboot".into()],
+        patience: Duration::from_secs(30),
+        ..Machine::default()
+    };
+    let error = Guest::boot(&machine).expect_err("it does not come up");
+    error.to_string()
+}
+
+#[test]
+fn a_guest_that_hangs_is_given_up_with_its_console() {
+    let said = boot_with("/bin/busybox -- sleep 1000");
+    let (line, console) = said.split_once('\n').unwrap();
+    assert_eq!(line, "waiting for the guest to boot: nothing after 30 s");
+    assert!(
+        console.contains("Run /bin/busybox as init process"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_guest_that_panics_says_why() {
+    let said = boot_with("/bin/busybox -- false");
+    let (line, console) = said.split_once('\n').unwrap();
+    let why = "the guest's kernel panicked: Attempted to kill init! exitcode=";
+    assert!(line.starts_with(why), "{said}");
+    assert!(
+        console.contains("Run /bin/busybox as init process"),
         "{said}"
     );
 }

@@ -100,6 +100,12 @@ fn parse_injection(text: &str) -> Result<Injection, String> {
 }
 
 impl WikiArgs {
+    /// Where the run directory will be; from now on that is settled.
+    pub fn settle_output(&mut self) -> PathBuf {
+        let output = self.output.get_or_insert_with(wiki::default_output);
+        output.clone()
+    }
+
     fn into_options(self, fathom: PathBuf) -> Options {
         let limit = match (self.count, self.seconds) {
             (Some(count), _) => Some(Limit::Operations(count)),
@@ -139,7 +145,9 @@ pub fn run(args: WikiArgs) -> anyhow::Result<()> {
     }
     if let Err(error) = ran {
         if options.output.join("run.json").is_file() {
-            bail!("{error}; what was measured before is in {dir}: fathom report {dir}");
+            let text = error.to_string();
+            let (line, tail) = text.split_once('\n').unwrap_or((&text, ""));
+            bail!("{line}; what was measured before is in {dir}: fathom report {dir}\n{tail}");
         }
         return Err(error.into());
     }

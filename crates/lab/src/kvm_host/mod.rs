@@ -12,8 +12,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tempfile::TempDir;
-
 use crate::data_port::Lines;
 use crate::disk_image::{self, Contents};
 use crate::error::{Context, Error, Result};
@@ -22,6 +20,7 @@ use crate::host::Accelerator;
 use crate::initramfs;
 use crate::kernel::Kernel;
 use crate::machine::{Aio, Disk, Machine, QemuDisk};
+use crate::scratch::Scratch;
 
 /// KVM for SVM, which QEMU emulates (and VMX not); and what tells whose a Unix socket is.
 const MODULES: &[&str] = &["kvm_amd", "unix_diag"];
@@ -34,7 +33,7 @@ const SCRATCH_BYTES: u64 = 4 << 30;
 pub struct KvmHost {
     // Fields are dropped in order: QEMU goes before its disks.
     guest: Guest,
-    _dir: TempDir,
+    _dir: Scratch,
 }
 
 impl KvmHost {
@@ -56,16 +55,7 @@ impl KvmHost {
     pub fn boot_with(fathom: &Path, more: &[&Path]) -> Result<Self> {
         let kernel = Kernel::find()?;
         let root = image::root(&kernel, fathom)?;
-        // Not below /tmp, which may be in memory.
-        let parent = if Path::new("/var/tmp").is_dir() {
-            "/var/tmp"
-        } else {
-            "."
-        };
-        let dir = tempfile::Builder::new()
-            .prefix("fathom-kvm-host-")
-            .tempdir_in(parent)
-            .context(|| format!("cannot create a directory in {parent}"))?;
+        let dir = Scratch::on_disk()?;
         let opt = make_opt(fathom, more, dir.path())?;
         let scratch = dir.path().join("scratch.img");
         disk_image::sparse(&scratch, SCRATCH_BYTES)?;
@@ -93,6 +83,8 @@ impl KvmHost {
             root: Some("root".into()),
             modules: MODULES.iter().map(|&name| name.to_owned()).collect(),
             accelerator: Some(Accelerator::Tcg),
+            // One that panics ends, and its console tells why.
+            extra: vec!["-no-reboot".into()],
             ..Machine::default()
         };
         for id in ["fathom", "scratch"] {

@@ -4,22 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use tempfile::TempDir;
-
 use crate::error::{Context, Error, Result};
-
-/// A folder for an image, on a disk: not below /tmp, which may be in memory.
-pub fn scratch_dir() -> Result<TempDir> {
-    let parent = if Path::new("/var/tmp").is_dir() {
-        "/var/tmp"
-    } else {
-        "."
-    };
-    tempfile::Builder::new()
-        .prefix("fathom-lab-")
-        .tempdir_in(parent)
-        .context(|| format!("cannot create a directory for the disk in {parent}"))
-}
 
 /// Writes every block, with contents that no layer can shorten: reading a hole measures nothing.
 pub fn fill(path: &Path, size: u64) -> Result<()> {

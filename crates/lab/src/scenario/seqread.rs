@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::image::{fill, scratch_dir};
+use super::image::fill;
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::host::{self, Accelerator};
 use crate::machine::{Disk, Machine};
+use crate::scratch::{self, Scratch};
 use crate::server::Server;
 
 /// Who serves the disk.
@@ -69,7 +70,8 @@ pub struct Report {
 /// # Errors
 /// Everything that can go wrong with images, servers and guests, with their last words.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report> {
-    let dir = scratch_dir()?;
+    scratch::sweep();
+    let dir = Scratch::on_disk()?;
     let image = match &options.image {
         Some(path) => path.clone(),
         None => {

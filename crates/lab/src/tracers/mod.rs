@@ -25,7 +25,7 @@ use fathom_run::{Pair, StreamInfo};
 use crate::error::Result;
 
 pub use clocks::{pair, realtime_minus_monotonic_ns};
-pub use tracefs::{Instance, Tracefs, remove_all_on_abort};
+pub use tracefs::{Instance, Tracefs, remove_all, remove_all_on_abort};
 
 /// What a collector leaves in a round's folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fathom_run::{Benchmark, Role};
-use tempfile::TempDir;
 
 use super::options::{Options, Place, Server as Kind, Transport};
 use crate::attach;
@@ -13,6 +12,7 @@ use crate::guest::Guest;
 use crate::host;
 use crate::machine::{Disk, Machine, QemuDisk};
 use crate::scenario::image;
+use crate::scratch::Scratch;
 use crate::server::{Server, StorageDaemon};
 use crate::workload;
 
@@ -32,13 +32,13 @@ pub(super) struct Bed {
     /// The device in the guest, such as /dev/vda.
     pub device: String,
     pub image: PathBuf,
-    _dir: TempDir,
+    _dir: Scratch,
 }
 
 impl Bed {
     /// Makes the image, starts the server, boots the guest.
     pub fn make(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Bed> {
-        let dir = image::scratch_dir()?;
+        let dir = Scratch::on_disk()?;
         let path = dir.path().join("disk.img");
         let size = options.size();
         progress(&format!("writing an image of {} MiB", size >> 20));

@@ -15,8 +15,9 @@ use fathom_run::{Clocks, Disk, Environment, Round, Run, RunKind, Scenario, VERSI
 
 use crate::environment;
 use crate::error::{Context, Error, Result};
-use crate::host::Accelerator;
+use crate::host::{self, Accelerator};
 use crate::kvm_host::KvmHost;
+use crate::scratch::{self, Scratch};
 use crate::tracers;
 use crate::workload::{self, Limit};
 
@@ -31,6 +32,8 @@ use round::{Plan, Watch};
 /// guest's serial console.
 const SERVER_LOG: &str = "server.log";
 const CONSOLE_LOG: &str = "console.log";
+/// The first that emulates SVM well enough for KVM.
+const OLDEST_QEMU: (u32, u32) = (6, 0);
 /// Operations before the first round.
 const WARM_UP: u64 = 100;
 
@@ -43,12 +46,14 @@ const WARM_UP: u64 = 100;
 /// that were complete are in the run directory then, if there were any.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<()> {
     options.check()?;
+    host::need_qemu(OLDEST_QEMU)?;
+    scratch::sweep();
     if Accelerator::detect() == Accelerator::Kvm {
         return here(options, progress);
     }
     if options.is_nested {
         return Err(Error::Protocol(
-            "QEMU emulates no SVM here: QEMU 6.0 or newer is needed (`make setup`)".into(),
+            "the emulated CPU has no SVM, so there is no KVM in the KVM host".into(),
         ));
     }
     progress(
@@ -126,7 +131,7 @@ fn warm_up(bed: &mut Bed, options: &Options) -> Result<()> {
         inject: None,
         ..options.clone()
     };
-    let dir = tempfile::tempdir().context(|| "cannot create a directory".into())?;
+    let dir = Scratch::small()?;
     let plan = Plan {
         name: "warm-up".into(),
         watch: Watch::Requests,

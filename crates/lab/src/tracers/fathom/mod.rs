@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use fathom_run::{Clock, Event, Kind, Pair, StreamInfo, StreamWriter};
 use fathom_trace::RingReader;
-use tempfile::TempDir;
 
 use super::ftrace::unwritten;
 use super::{Collected, Collector, pair};
 use crate::error::{Context, Error, Result};
+use crate::scratch::Scratch;
 
 pub use control::{Control, Info};
 
@@ -39,7 +39,7 @@ pub struct Fathom {
     problems: Vec<String>,
     kept: Option<(Pair, Pair)>,
     // Removed when all is done.
-    _scratch: Option<TempDir>,
+    _scratch: Option<Scratch>,
 }
 
 /// What the thread brings back.
@@ -90,15 +90,10 @@ pub fn start(socket: &Path) -> Result<Fathom> {
 }
 
 /// A folder that the daemon may write to, whoever it runs as.
-fn scratch_for(pid: u32) -> Result<TempDir> {
+fn scratch_for(pid: u32) -> Result<Scratch> {
     use std::os::unix::fs::MetadataExt;
     let what = || "cannot make a folder for Fathom's trace".to_owned();
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("fathom-trace-");
-    let dir = match builder.tempdir_in(SCRATCH) {
-        Ok(dir) => dir,
-        Err(_) => builder.tempdir().context(what)?,
-    };
+    let dir = Scratch::within(Path::new(SCRATCH)).or_else(|_| Scratch::small())?;
     if let Ok(process) = std::fs::metadata(format!("/proc/{pid}")) {
         let owner = (Some(process.uid()), Some(process.gid()));
         std::os::unix::fs::chown(dir.path(), owner.0, owner.1).context(what)?;

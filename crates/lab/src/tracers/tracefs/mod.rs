@@ -19,7 +19,7 @@ use super::ftrace::{Format, Layout};
 use crate::error::{Context, Error, Result};
 
 pub use instance::{Instance, Stats, TraceClock};
-pub use sweep::remove_all_on_abort;
+pub use sweep::{remove_all, remove_all_on_abort};
 
 const PLACE: &str = "/sys/kernel/tracing";
 /// Every name that we make starts with this.

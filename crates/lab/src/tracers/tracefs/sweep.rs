@@ -24,14 +24,19 @@ pub fn remove_all_on_abort() {
     ONCE.call_once(|| {
         let next = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            for path in std::mem::take(&mut *ours()) {
-                let root = path.ancestors().nth(2).unwrap_or(Path::new("/"));
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
-                remove(root, &path, &name);
-            }
+            remove_all();
             next(info);
         }));
     });
+}
+
+/// Removes this process's instances, for a signal that ends it.
+pub fn remove_all() {
+    for path in std::mem::take(&mut *ours()) {
+        let root = path.ancestors().nth(2).unwrap_or(Path::new("/"));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        remove(root, &path, &name);
+    }
 }
 
 fn ours() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
