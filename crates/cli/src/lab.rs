@@ -104,7 +104,11 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
 fn clean_up_on_signal(output: Option<PathBuf>) -> anyhow::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::low_level::{emulate_default_handler, signal_name};
-    let signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]);
+    // nohup(1) and shells have some ignored on purpose.
+    let ignored = ignored_signals();
+    let caught = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    let caught = caught.filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let signals = signal_hook::iterator::Signals::new(caught);
     let mut signals = signals.context("cannot catch signals")?;
     std::thread::spawn(move || {
         for signal in signals.forever() {
@@ -127,6 +131,14 @@ fn clean_up_on_signal(output: Option<PathBuf>) -> anyhow::Result<()> {
         }
     });
     Ok(())
+}
+
+/// The signals that this process was started to ignore, a bit each (proc(5)).
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
 fn seqread(args: SeqreadArgs) -> anyhow::Result<()> {
