@@ -1,7 +1,9 @@
 //! What a report looks like: each renderer turns [`Analysis`](crate::analysis::Analysis) values
 //! into text or bytes. The same analyses give the same bytes.
 
+mod comparison;
 pub mod csv;
+mod facts;
 pub mod html;
 pub mod json;
 mod names;

@@ -45,6 +45,11 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
+/// A count's digits.
+pub(crate) fn plain(count: u64) -> String {
+    count.to_string()
+}
+
 /// `1 request`, `2 requests`.
 pub(crate) fn plural(count: u64, one: &str) -> String {
     format!("{count} {one}{}", if count == 1 { "" } else { "s" })

@@ -1,20 +1,11 @@
 //! Several runs side by side: the first is the base, the others have their differences to it.
 
 use super::Named;
-use super::facts::environment_rows;
 use super::markup::{Cell, Html, Table, numbers, rows};
 use super::words::layer_colour;
-use crate::analysis::{Analysis, Distribution, Layer, LayerRow};
+use crate::analysis::{Analysis, Distribution};
+use crate::render::comparison::{self, letter};
 use crate::render::text::micros;
-
-/// What a run is called in a comparison: A to Z, then AA.
-pub(super) fn letter(run: usize) -> String {
-    let last = char::from(b'A' + (run % 26) as u8);
-    match run / 26 {
-        0 => last.to_string(),
-        before => format!("{}{last}", letter(before - 1)),
-    }
-}
 
 pub(super) fn show(html: &mut Html, runs: &[Named]) {
     html.raw("<dl class=\"runs\">\n");
@@ -63,27 +54,13 @@ fn doubts(html: &mut Html, run: &Analysis) {
 
 /// Facts of the environment that are not the same in all runs.
 fn differences(html: &mut Html, runs: &[Named]) {
-    let facts: Vec<_> = runs.iter().map(|(_, run)| environment_rows(run)).collect();
-    let mut names: Vec<&str> = Vec::new();
-    for (name, _) in facts.iter().flatten() {
-        if !names.contains(name) {
-            names.push(name);
-        }
-    }
     let mut table = Table::new("compare-differences".to_owned(), &[""]);
     for i in 0..runs.len() {
         table.add_column(letter(i));
     }
-    for name in names {
-        let of = |rows: &Vec<(&str, String)>| {
-            let found = rows.iter().find(|row| row.0 == name);
-            found.map_or("-".to_owned(), |row| row.1.clone())
-        };
-        let values: Vec<String> = facts.iter().map(of).collect();
-        if values.windows(2).any(|pair| pair[0] != pair[1]) {
-            let cells = std::iter::once(name.to_owned()).chain(values);
-            table.row(cells.map(Cell::Text).collect());
-        }
+    for (name, values) in comparison::differences(runs) {
+        let cells = std::iter::once(name.to_owned()).chain(values);
+        table.row(cells.map(Cell::Text).collect());
     }
     if !table.is_empty() {
         html.heading("", ("differences", "Differences"), "What differs");
@@ -93,19 +70,11 @@ fn differences(html: &mut Html, runs: &[Named]) {
 
 /// Layers x runs, and the totals; a run without a layer has `-` there.
 fn layers(runs: &[Named], id: &str, of: fn(&Distribution) -> Option<f64>) -> Table {
-    let present: Vec<Layer> = Layer::ALL
-        .iter()
-        .copied()
-        .filter(|&layer| runs.iter().any(|(_, run)| row(run, layer).is_some()))
-        .collect();
+    let present = comparison::present(runs.iter().map(|(_, run)| run));
     let names = present
         .iter()
         .map(|&layer| Cell::Coloured(layer_colour(layer), layer.describe().0.to_owned()));
-    let values = |run: &Analysis| -> Vec<Option<f64>> {
-        let layers = present.iter().map(|&layer| of(&row(run, layer)?.time));
-        let total = run.exact.as_ref().and_then(|exact| of(&exact.total));
-        layers.chain([total]).collect()
-    };
+    let values = |run: &Analysis| comparison::column(run, &present, of);
     let mut table = Table::new(id.to_owned(), &["Layer"]);
     let mut columns: Vec<Vec<Cell>> = vec![names.chain([Cell::Text("total".into())]).collect()];
     let base = runs.first().map_or(Vec::new(), |(_, run)| values(run));
@@ -117,7 +86,7 @@ fn layers(runs: &[Named], id: &str, of: fn(&Distribution) -> Option<f64>) -> Tab
         if i > 0 {
             table.add_column(format!("{letter} \u{2212} A"));
             table.add_column("");
-            columns.extend(difference(&base, &column));
+            columns.extend(comparison::difference(&base, &column).map(numbers));
         }
     }
     let all = rows(columns);
@@ -126,34 +95,4 @@ fn layers(runs: &[Named], id: &str, of: fn(&Distribution) -> Option<f64>) -> Tab
         table.classed(if i == last { "total" } else { "" }, cells);
     }
     table
-}
-
-/// The difference to the base, in us and in percent of the base.
-fn difference(base: &[Option<f64>], values: &[Option<f64>]) -> [Vec<Cell>; 2] {
-    let pairs = || base.iter().zip(values);
-    let differences: Vec<Option<f64>> = pairs().map(|(a, b)| Some((*b)? - (*a)?)).collect();
-    let signed = micros(&differences).into_iter().zip(&differences);
-    let signed = signed.map(|(text, value)| match value {
-        Some(value) if *value > 0.0 => format!("+{text}"),
-        _ => text,
-    });
-    let percents = pairs().map(|pair| match pair {
-        (Some(a), Some(b)) if *a > 0.0 => format!("{:+.0}%", (b - a) / a * 100.0),
-        _ => String::new(),
-    });
-    [numbers(signed.collect()), numbers(percents.collect())]
-}
-
-fn row(run: &Analysis, layer: Layer) -> Option<&LayerRow> {
-    let layers = &run.exact.as_ref()?.layers;
-    layers.iter().find(|row| row.layer == layer)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn runs_have_letters_as_columns_of_a_sheet_have() {
-        let told: Vec<String> = [0, 25, 26, 51, 52, 701, 702].map(super::letter).to_vec();
-        assert_eq!(told, ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]);
-    }
 }

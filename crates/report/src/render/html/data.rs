@@ -5,12 +5,12 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::compare::letter;
 use super::words::{group_key, layer_key, plural, point_name, thread_short};
 use super::{Named, header};
 use crate::analysis::{
     Analysis, Distribution, Exact, Group, HeatMap, Joined, Layer, LayerRow, Wiki,
 };
+use crate::render::comparison::letter;
 use crate::render::names;
 
 #[derive(Debug, Serialize)]

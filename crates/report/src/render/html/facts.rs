@@ -1,16 +1,13 @@
 //! What was measured, on what, and how far it can be trusted.
 
-use fathom_run::Disk;
-
-use super::header::lost;
 use super::layers::Place;
 use super::markup::{Cell, Html, Table, numbers, rows};
-use super::words::{collectors, duration, grouped, listed, machine, server, workload};
+use super::words::{duration, grouped};
 use crate::analysis::{Analysis, Exact, Overhead, RoundRow, Truth};
-use crate::render::names;
+use crate::render::facts;
 use crate::render::text::micros;
 
-/// Shares of requests up to which a join is as good as the bounds at depth 1 ask for.
+/// Shares of requests up to which a join is called good: what is asked of one at depth 1.
 const GOOD: f64 = 0.001;
 
 pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
@@ -79,11 +76,15 @@ fn truth(place: Place, exact: &Exact) -> Table {
         dropped(truth),
     );
     row(None, "clocks", clocks(truth));
-    row(None, "how requests reached the server", delivery(truth));
+    row(
+        None,
+        "how requests reached the server",
+        facts::delivery(truth),
+    );
     row(
         None,
         "what the host's block layer made of them",
-        hosts(truth),
+        facts::hosts(truth, grouped),
     );
     table
 }
@@ -91,45 +92,16 @@ fn truth(place: Place, exact: &Exact) -> Table {
 fn dropped(truth: &Truth) -> String {
     match truth.lost.is_empty() {
         true => "none".to_owned(),
-        false => lost(truth),
+        false => facts::lost(truth, grouped),
     }
 }
 
 fn clocks(truth: &Truth) -> String {
-    let method = match truth.clock_method.as_str() {
-        "" => "one clock for all",
-        method => method,
-    };
+    let method = facts::clocks(truth);
     match truth.clock_error_ns {
         Some(ns) => format!("{method}; error at most {}", duration(ns as f64)),
         None => format!("{method}; error unknown"),
     }
-}
-
-fn delivery(truth: &Truth) -> String {
-    let known = truth.kicked + truth.batched + truth.polled;
-    let unknown = truth.joined.saturating_sub(known);
-    let of = |count: u64, what: &str| match count {
-        0 => String::new(),
-        count => {
-            let share = count as f64 * 100.0 / truth.joined.max(1) as f64;
-            format!("{share:.1}% {what}")
-        }
-    };
-    listed([
-        of(truth.kicked, "kicked"),
-        of(truth.batched, "with another's kick (batched)"),
-        of(truth.polled, "polled"),
-        of(unknown, "unknown"),
-    ])
-}
-
-fn hosts(truth: &Truth) -> String {
-    let classes = truth.hosts.iter();
-    let classes: Vec<String> = classes
-        .map(|(class, count)| format!("{} {}", grouped(*count), names::host(*class)))
-        .collect();
-    listed([classes.join(", ")])
 }
 
 fn rounds(html: &mut Html, place: Place, run: &Analysis) {
@@ -178,7 +150,7 @@ fn overhead(place: Place, costs: &[Overhead]) -> Table {
     let columns = vec![
         costs
             .iter()
-            .map(|cost| Cell::Text(collectors(&cost.traced)))
+            .map(|cost| Cell::Text(facts::collectors(&cost.traced)))
             .collect(),
         costs
             .iter()
@@ -217,7 +189,7 @@ fn figures(place: Place, rounds: &[RoundRow]) -> Table {
         table.row(vec![
             Cell::Text(round.name.clone()),
             Cell::Text(if round.on_host { "host" } else { "guest" }.to_owned()),
-            Cell::Text(collectors(&round.traced)),
+            Cell::Text(facts::collectors(&round.traced)),
             Cell::Text(figures.map_or(String::new(), |figures| figures.call.clone())),
             number(figures.map(|figures| figures.operations)),
             number(figures.map(|figures| figures.errors)),
@@ -227,68 +199,14 @@ fn figures(place: Place, rounds: &[RoundRow]) -> Table {
     table
 }
 
-/// What was run on what, a name and words for each.
-pub(super) fn environment_rows(run: &Analysis) -> Vec<(&'static str, String)> {
-    let environment = &run.environment;
-    let mut rows = Vec::new();
-    if let Some(scenario) = &run.scenario {
-        rows.push(("workload", workload(scenario)));
-        rows.push(("server", server(scenario)));
-    }
-    for disk in run.disks.iter().filter(|disk| disk.under_test) {
-        rows.push(("disk", disk_under_test(disk)));
-    }
-    let others = run.disks.iter().filter(|disk| !disk.under_test);
-    let others: Vec<&str> = others.map(|disk| disk.name.as_str()).collect();
-    if !others.is_empty() {
-        rows.push(("not watched", others.join(", ")));
-    }
-    if let Some(guest) = &environment.guest {
-        rows.push(("guest", machine(guest)));
-    }
-    rows.push(("host", machine(&environment.host)));
-    rows.push(("accelerator", listed([environment.accelerator.clone()])));
-    if let Some(qemu) = &environment.qemu {
-        rows.push(("QEMU", qemu.clone()));
-    }
-    rows.push(("Fathom", environment.fathom.clone()));
-    rows
-}
-
 fn environment(html: &mut Html, place: Place, run: &Analysis) {
     html.open(
         "dl",
         &[("class", "facts"), ("id", &place.id("environment-list"))],
     );
-    for (name, words) in environment_rows(run) {
+    for (name, words) in facts::environment(run) {
         html.element("dt", &[], name);
         html.element("dd", &[], &words);
     }
     html.raw("</dl>\n");
-}
-
-fn disk_under_test(disk: &Disk) -> String {
-    let after = |before: &str, word: Option<String>, behind: &str| {
-        word.map_or(String::new(), |word| format!("{before}{word}{behind}"))
-    };
-    let host = disk
-        .host
-        .as_ref()
-        .map(|host| match host.scheduler.as_str() {
-            "" => host.name.clone(),
-            name => format!("{} (scheduler {name})", host.name),
-        });
-    let image = disk.image.as_ref().map(|image| image.display().to_string());
-    let identified = disk.identified_by.as_ref().map_or(
-        "unidentified: its kicks and interrupts cannot be told from other devices'".to_owned(),
-        |how| format!("identified by {how}"),
-    );
-    listed([
-        disk.name.clone(),
-        disk.device.clone(),
-        after("", disk.guest_name.clone(), " in the guest"),
-        after("", image, ""),
-        after("on ", host, ""),
-        identified,
-    ])
 }

@@ -2,10 +2,10 @@
 //! figures that people look for first.
 
 use super::markup::Html;
-use super::words::{collectors, duration, group_colour, grouped, plural};
-use crate::analysis::{Analysis, Exact, Group, LayerRow, Truth};
-use crate::render::names;
+use super::words::{duration, group_colour, grouped, plural};
+use crate::analysis::{Analysis, Exact, Group, LayerRow};
 use crate::render::text::percent;
+use crate::render::{facts, names};
 
 /// Problems that are shown at once; more of them fold.
 const PROBLEMS_SHOWN: usize = 4;
@@ -113,7 +113,7 @@ fn warnings(html: &mut Html, run: &Analysis) {
             let text = format!(
                 "{}: p99, p99.9, maxima and the slowest requests are INVALID; means and medians \
                  miss the dropped requests.",
-                lost(&exact.truth)
+                facts::lost(&exact.truth, grouped)
             );
             warning(html, "warning bad", "Events were dropped.", &text);
         }
@@ -144,15 +144,6 @@ fn doubts(html: &mut Html, exact: &Exact) {
         );
         warning(html, "warning", "Layers below zero:", &text);
     }
-}
-
-/// Events lost, by stream.
-pub(super) fn lost(truth: &Truth) -> String {
-    let streams = truth.lost.iter();
-    let streams: Vec<String> = streams
-        .map(|(stream, count)| format!("{} of {stream}", plural(*count, "event")))
-        .collect();
-    streams.join(", ")
 }
 
 fn problems(html: &mut Html, problems: &[String]) {
@@ -206,7 +197,12 @@ fn tiles(html: &mut Html, run: &Analysis) {
     for cost in &run.overhead {
         let base = cost.untraced_ns.max(1.0);
         let percent = format!("{:+.0}%", cost.difference_ns / base * 100.0);
-        tile(html, "cost of tracing", &percent, &collectors(&cost.traced));
+        tile(
+            html,
+            "cost of tracing",
+            &percent,
+            &facts::collectors(&cost.traced),
+        );
     }
     html.raw("</dl>\n");
 }

@@ -17,6 +17,7 @@ use layers::Place;
 use markup::{Html, json_in_script};
 
 use crate::analysis::Analysis;
+use crate::render::comparison::letter;
 use crate::render::text::date;
 
 /// A run, and what people call it (its directory).
@@ -114,7 +115,7 @@ fn many(html: &mut Html, runs: &[Named]) {
     html.raw("</header>\n");
     compare::show(html, runs);
     for (number, (name, run)) in runs.iter().enumerate() {
-        let letter = compare::letter(number);
+        let letter = letter(number);
         let prefix = format!("{letter}-");
         html.raw("<section class=\"run\">\n<header>\n");
         html.element("p", &[("class", "when")], &date(run.created));

@@ -2,10 +2,11 @@
 
 use super::layers::Place;
 use super::markup::{Cell, Html, Table, numbers, rows};
-use super::words::{duration, grouped, thread, thread_short};
+use super::words::{duration, grouped, thread_short};
 use crate::analysis::{
     Analysis, CallRow, Distribution, LockRow, Picture, Pictured, QemuStep, ThreadCalls,
 };
+use crate::render::facts;
 use crate::render::text::{micros, seconds, size};
 
 pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
@@ -69,7 +70,7 @@ fn calls(html: &mut Html, place: Place, threads: &[ThreadCalls]) {
         // The busiest threads come first, and only they are unfolded.
         let open = if i < 2 { "<details open>" } else { "<details>" };
         html.raw(open);
-        html.element("summary", &[], &thread(&calls.thread));
+        html.element("summary", &[], &facts::thread(&calls.thread));
         table_of(place, i, &calls.calls).show(html);
         html.raw("</details>\n");
     }
@@ -89,13 +90,9 @@ fn table_of(place: Place, number: usize, calls: &[CallRow]) -> Table {
     let mut sorted: Vec<&CallRow> = calls.iter().collect();
     sorted.sort_by_key(|row| std::cmp::Reverse(row.total.saturating_add(row.post_total)));
     for row in sorted {
-        table.row(call(call_name(&row.name), &row.time, row.total));
+        table.row(call(facts::call(&row.name), &row.time, row.total));
         if row.post.count > 0 {
-            let cells = call(
-                format!("{}_post", bare(&row.name)),
-                &row.post,
-                row.post_total,
-            );
+            let cells = call(facts::post(&row.name), &row.post, row.post_total);
             table.classed("sub", cells);
         }
     }
@@ -113,20 +110,6 @@ fn call(name: String, time: &Distribution, total: i64) -> Vec<Cell> {
     let mut cells = vec![Cell::Code(name), Cell::Number(time.count.to_string())];
     cells.extend(times.map(|ns| Cell::Number(seconds(ns))));
     cells
-}
-
-/// `pread64()`; `ioctl(KVM_RUN)` has its parentheses already.
-fn call_name(name: &str) -> String {
-    if name.ends_with(')') {
-        name.to_owned()
-    } else {
-        format!("{name}()")
-    }
-}
-
-/// `ioctl` of `ioctl(KVM_RUN)`, as the wiki's `ioctl_post`.
-fn bare(name: &str) -> &str {
-    name.split('(').next().unwrap_or(name)
 }
 
 /// One column of times in us; `-` where nothing was counted.

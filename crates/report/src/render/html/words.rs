@@ -1,6 +1,6 @@
 //! Names and sentences of HTML reports.
 
-use fathom_run::{Machine, Role, Scenario, Thread};
+use fathom_run::Thread;
 use serde::Serialize;
 
 use crate::analysis::{Group, Layer, Point};
@@ -60,91 +60,9 @@ pub(super) fn plural(count: u64, one: &str) -> String {
     format!("{} {one}{s}", grouped(count))
 }
 
-fn role(thread: &Thread) -> String {
-    match (thread.role, thread.vcpu) {
-        (Role::Vcpu, Some(number)) => format!("vCPU {number}"),
-        (Role::Vcpu, None) => "vCPU".to_owned(),
-        (Role::Main, _) => "main loop".to_owned(),
-        (Role::Io, _) => "I/O thread".to_owned(),
-        (Role::Pool, _) => "thread of the pool".to_owned(),
-        (Role::Other, _) => "other thread".to_owned(),
-    }
-}
-
 /// A thread beside a time line or in a row.
 pub(super) fn thread_short(thread: &Thread) -> String {
     format!("{} {}", thread.name, thread.tid)
-}
-
-/// A thread above its table.
-pub(super) fn thread(thread: &Thread) -> String {
-    let Thread { pid, tid, name, .. } = thread;
-    format!("{name} ({}, thread {tid} of process {pid})", role(thread))
-}
-
-pub(super) fn collectors(traced: &[String]) -> String {
-    match traced {
-        [] => "nothing".to_owned(),
-        traced => traced.join(", "),
-    }
-}
-
-/// A kernel and its machine.
-pub(super) fn machine(machine: &Machine) -> String {
-    let cpus = match machine.cpus {
-        0 => String::new(),
-        count => plural(count.into(), "CPU"),
-    };
-    let parts = [
-        after("Linux ", &machine.kernel),
-        machine.cpu.clone(),
-        cpus,
-        after("clock source ", &machine.clock_source),
-        after("traced by ", &machine.trace_clock),
-    ];
-    listed(parts)
-}
-
-pub(super) fn workload(scenario: &Scenario) -> String {
-    listed([
-        scenario.rw.clone(),
-        format!("{} blocks", text::size(scenario.block_size)),
-        format!("depth {}", scenario.iodepth),
-        plural(scenario.queues.into(), "queue"),
-    ])
-}
-
-pub(super) fn server(scenario: &Scenario) -> String {
-    let polls = if scenario.polling {
-        "polls"
-    } else {
-        "does not poll"
-    };
-    listed([
-        scenario.server.clone(),
-        after("aio=", &scenario.aio),
-        after("cache=", &scenario.cache),
-        polls.to_owned(),
-    ])
-}
-
-/// `word` after `before`; nothing where there is no word.
-fn after(before: &str, word: &str) -> String {
-    if word.is_empty() {
-        String::new()
-    } else {
-        format!("{before}{word}")
-    }
-}
-
-/// Words with commas between them; those that are missing are left out.
-pub(super) fn listed<const N: usize>(parts: [String; N]) -> String {
-    let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    if parts.is_empty() {
-        "unknown".to_owned()
-    } else {
-        parts.join(", ")
-    }
 }
 
 #[cfg(test)]

@@ -1,36 +1,27 @@
 //! Several runs side by side: the first is the base, the others have their differences to it.
 
+use super::Style;
 use super::page::Page;
-use super::{Style, environment, truth};
-use crate::analysis::{Analysis, Distribution, Layer, LayerRow};
-use crate::render::text::{Table, micros};
+use crate::analysis::{Analysis, Distribution};
+use crate::render::comparison::{self, letter};
+use crate::render::facts;
+use crate::render::text::{Table, micros, plain};
 
 /// Runs next to the base that fit the width; more begin another table.
 const BESIDE: usize = 2;
-/// Runs have letters; there are this many.
-const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 /// Compares runs, each with what people call it (its directory).
-///
-/// Runs beyond the 26th are left out, and that is said.
 pub fn compare(runs: &[(String, Analysis)], style: Style) -> String {
     let mut page = Page::new(style);
-    let shown = &runs[..runs.len().min(LETTERS.len())];
     page.heading("Runs compared");
-    for (i, (name, run)) in shown.iter().enumerate() {
+    for (i, (name, run)) in runs.iter().enumerate() {
         page.fact(&letter(i), &format!("{name}: {}", run.title));
     }
-    if shown.len() < runs.len() {
-        page.warning(&format!(
-            "{} more runs are left out.",
-            runs.len() - shown.len()
-        ));
-    }
-    differences(&mut page, shown);
-    for (i, (_, run)) in shown.iter().enumerate() {
+    differences(&mut page, runs);
+    for (i, (_, run)) in runs.iter().enumerate() {
         warnings(&mut page, &letter(i), run);
     }
-    let Some((first, others)) = shown.split_first() else {
+    let Some((first, others)) = runs.split_first() else {
         return page.finish();
     };
     let starts = (0..others.len()).step_by(BESIDE);
@@ -43,44 +34,13 @@ pub fn compare(runs: &[(String, Analysis)], style: Style) -> String {
     section(&mut page, "Layers, p99 (us)", first, &parts, |time| {
         Some(time.p99? as f64)
     });
-    wiki(&mut page, shown);
+    wiki(&mut page, runs);
     page.finish()
-}
-
-fn letter(i: usize) -> String {
-    char::from(LETTERS[i % LETTERS.len()]).to_string()
 }
 
 /// Facts of the environment that are not the same in all runs.
 fn differences(page: &mut Page, runs: &[(String, Analysis)]) {
-    type Fact = (&'static str, fn(&Analysis) -> String);
-    let facts: &[Fact] = &[
-        ("guest", |run| {
-            let guest = run.environment.guest.as_ref();
-            guest.map_or("-".into(), environment::machine)
-        }),
-        ("host", |run| environment::machine(&run.environment.host)),
-        ("accelerator", |run| run.environment.accelerator.clone()),
-        ("QEMU", |run| {
-            run.environment.qemu.clone().unwrap_or("-".into())
-        }),
-        ("Fathom", |run| run.environment.fathom.clone()),
-        ("workload", |run| {
-            run.scenario
-                .as_ref()
-                .map_or("-".into(), environment::workload)
-        }),
-        ("server", |run| {
-            run.scenario
-                .as_ref()
-                .map_or("-".into(), environment::server)
-        }),
-    ];
-    for (name, of) in facts {
-        let values: Vec<String> = runs.iter().map(|(_, run)| of(run)).collect();
-        if values.windows(2).all(|pair| pair[0] == pair[1]) {
-            continue;
-        }
+    for (name, values) in comparison::differences(runs) {
         for (i, value) in values.iter().enumerate() {
             let name = if i == 0 { name } else { "" };
             page.fact(name, &format!("{}: {value}", letter(i)));
@@ -98,7 +58,7 @@ fn warnings(page: &mut Page, letter: &str, run: &Analysis) {
         None => page.warning(&format!("{letter} has no exact breakdown.")),
         Some(exact) if !exact.truth.lost.is_empty() => page.warning(&format!(
             "{letter} lost {}: its tails are INVALID.",
-            truth::lost(&exact.truth)
+            facts::lost(&exact.truth, plain)
         )),
         Some(_) => {}
     }
@@ -129,60 +89,24 @@ fn layers(
     others: &[(String, Analysis)],
     of: fn(&Distribution) -> Option<f64>,
 ) -> Table {
-    let runs: Vec<&Analysis> = std::iter::once(first)
-        .chain(others)
-        .map(|(_, run)| run)
-        .collect();
-    let present: Vec<Layer> = Layer::ALL
-        .iter()
-        .copied()
-        .filter(|&layer| runs.iter().any(|run| row(run, layer).is_some()))
-        .collect();
-    let mut names: Vec<String> = present
-        .iter()
-        .map(|layer| layer.describe().0.to_owned())
-        .collect();
-    names.push("total".into());
-    let column = |run: &Analysis| -> Vec<Option<f64>> {
-        let layers = present.iter().map(|&layer| of(&row(run, layer)?.time));
-        let total = run.exact.as_ref().and_then(|exact| of(&exact.total));
-        layers.chain([total]).collect()
-    };
-    let base = column(runs[0]);
+    let runs = std::iter::once(first).chain(others).map(|(_, run)| run);
+    let present = comparison::present(runs.clone());
+    let names = present.iter().map(|layer| layer.describe().0);
+    let names = names.chain(["total"]).map(str::to_owned).collect();
+    let base = comparison::column(&first.1, &present, of);
     let mut table = Table::new(1, &["Layer", "A"]);
     let mut columns = vec![names, micros(&base)];
-    for (i, run) in runs[1..].iter().enumerate() {
+    for (i, run) in runs.skip(1).enumerate() {
         let letter = letter(at + i + 1);
         table.add_column(letter.clone());
         table.add_column(format!("{letter} - A"));
         table.add_column("");
-        let values = column(run);
+        let values = comparison::column(run, &present, of);
         columns.push(micros(&values));
-        columns.extend(difference(&base, &values));
+        columns.extend(comparison::difference(&base, &values));
     }
     table.columns(&columns);
     table
-}
-
-/// The difference to the base, in us and in percent of the base.
-fn difference(base: &[Option<f64>], values: &[Option<f64>]) -> [Vec<String>; 2] {
-    let pairs = || base.iter().zip(values);
-    let differences: Vec<Option<f64>> = pairs().map(|(a, b)| Some((*b)? - (*a)?)).collect();
-    let signed = micros(&differences).into_iter().zip(&differences);
-    let signed = signed.map(|(text, value)| match value {
-        Some(value) if *value > 0.0 => format!("+{text}"),
-        _ => text,
-    });
-    let percents = pairs().map(|pair| match pair {
-        (Some(a), Some(b)) if *a > 0.0 => format!("{:+.0}%", (b - a) / a * 100.0),
-        _ => String::new(),
-    });
-    [signed.collect(), percents.collect()]
-}
-
-fn row(run: &Analysis, layer: Layer) -> Option<&LayerRow> {
-    let layers = &run.exact.as_ref()?.layers;
-    layers.iter().find(|row| row.layer == layer)
 }
 
 /// The wiki's deltas of all runs, in its rows' order.

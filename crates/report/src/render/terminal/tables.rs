@@ -1,11 +1,10 @@
 //! The other tables: the wiki's, rounds, the cost of tracing, QEMU's steps, system calls, locks.
 
-use fathom_run::{Role, Thread};
-
 use super::page::Page;
 use crate::analysis::{
     CallRow, Distribution, LockRow, Overhead, QemuStep, RoundRow, ThreadCalls, Wiki,
 };
+use crate::render::facts;
 use crate::render::text::{Table, duration, micros, percent, plural, seconds};
 
 /// Rows of a thread's calls and of locks that are shown: the rest is in the JSON report.
@@ -68,7 +67,7 @@ pub(super) fn rounds(page: &mut Page, rounds: &[RoundRow]) {
         table.row([
             round.name.clone(),
             if round.on_host { "host" } else { "guest" }.to_owned(),
-            collectors(&round.traced),
+            facts::collectors(&round.traced),
             figures.call.clone(),
             figures.operations.to_string(),
             figures.errors.to_string(),
@@ -76,13 +75,6 @@ pub(super) fn rounds(page: &mut Page, rounds: &[RoundRow]) {
         ]);
     }
     page.table(&table);
-}
-
-pub(super) fn collectors(traced: &[String]) -> String {
-    match traced {
-        [] => "nothing".to_owned(),
-        traced => traced.join(" "),
-    }
 }
 
 pub(super) fn overhead(page: &mut Page, overhead: &[Overhead]) {
@@ -117,7 +109,7 @@ fn cost(row: &Overhead) -> String {
     };
     format!(
         "{}: {sign}{} ({sign}{}), from {} untraced to {}; {certainty}",
-        collectors(&row.traced),
+        facts::collectors(&row.traced),
         duration(row.difference_ns),
         percent(row.difference_ns / base),
         duration(row.untraced_ns),
@@ -163,27 +155,6 @@ fn column(times: &[&Distribution], of: fn(&Distribution) -> Option<f64>) -> Vec<
     micros(&values.collect::<Vec<_>>())
 }
 
-/// A thread in a heading.
-pub(super) fn thread(thread: &Thread) -> String {
-    let role = match (thread.role, thread.vcpu) {
-        (Role::Vcpu, Some(number)) => format!("vCPU {number}"),
-        (Role::Vcpu, None) => "vCPU".to_owned(),
-        (Role::Main, _) => "main loop".to_owned(),
-        (Role::Io, _) => "I/O thread".to_owned(),
-        (Role::Pool, _) => "thread of the pool".to_owned(),
-        (Role::Other, _) => "other thread".to_owned(),
-    };
-    // Of a thread that is not in the run's list, the number is all that is known.
-    let name = match thread.name.as_str() {
-        "" => format!("thread {}", thread.tid),
-        name => format!("{name}, thread {}", thread.tid),
-    };
-    match thread.pid {
-        0 => format!("{name} ({role})"),
-        pid => format!("{name} of process {pid} ({role})"),
-    }
-}
-
 /// The wiki's table, for each thread.
 pub(super) fn calls(page: &mut Page, threads: &[ThreadCalls]) {
     let busy: Vec<_> = threads
@@ -198,7 +169,7 @@ pub(super) fn calls(page: &mut Page, threads: &[ThreadCalls]) {
         if i > 0 {
             page.gap();
         }
-        page.note(&thread(&calls.thread));
+        page.note(&facts::thread(&calls.thread));
         page.table(&calls_of(&calls.calls));
         if calls.calls.len() > MOST_ROWS {
             let more = (calls.calls.len() - MOST_ROWS) as u64;
@@ -232,25 +203,12 @@ fn calls_of(calls: &[CallRow]) -> Table {
                 seconds(total as f64),
             ]);
         };
-        let name = match row.name.contains('(') {
-            true => row.name.clone(), // ioctl(KVM_RUN)
-            false => format!("{}()", row.name),
-        };
-        add(name, &row.time, row.total);
+        add(facts::call(&row.name), &row.time, row.total);
         if row.post.count > 0 {
-            add(
-                format!("{}_post", bare(&row.name)),
-                &row.post,
-                row.post_total,
-            );
+            add(facts::post(&row.name), &row.post, row.post_total);
         }
     }
     table
-}
-
-/// `ioctl` of `ioctl(KVM_RUN)`, as the wiki's `ioctl_post`.
-fn bare(name: &str) -> &str {
-    name.split('(').next().unwrap_or(name)
 }
 
 pub(super) fn locks(page: &mut Page, locks: &[LockRow]) {

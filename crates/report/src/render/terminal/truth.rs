@@ -2,40 +2,27 @@
 
 use super::page::Page;
 use crate::analysis::{Exact, Truth};
-use crate::render::names;
-use crate::render::text::{duration, plural};
+use crate::render::facts;
+use crate::render::text::{duration, plain, plural};
 
 pub(super) fn show(page: &mut Page, exact: &Exact) {
     let truth = &exact.truth;
     page.heading("How far it can be trusted");
     page.fact("joined", &joined(truth));
     page.fact("clocks", &clocks(truth));
-    page.fact("delivery", &delivery(truth));
+    page.fact("delivery", &facts::delivery(truth));
     if !truth.hosts.is_empty() {
-        let hosts = truth.hosts.iter();
-        let hosts: Vec<String> = hosts
-            .map(|(class, count)| format!("{count} {}", names::host(*class)))
-            .collect();
-        page.fact("host I/O", &hosts.join(", "));
+        page.fact("host I/O", &facts::hosts(truth, plain));
     }
     if truth.lost.is_empty() {
         page.fact("lost", "no event was dropped");
         return;
     }
-    page.fact("lost", &lost(truth));
+    page.fact("lost", &facts::lost(truth, plain));
     page.warning(
         "Events were dropped: p99, p99.9, max and the slowest requests are INVALID; means and \
          medians miss the dropped requests.",
     );
-}
-
-/// Events lost, by stream.
-pub(super) fn lost(truth: &Truth) -> String {
-    let lost = truth.lost.iter();
-    let lost: Vec<String> = lost
-        .map(|(stream, count)| format!("{} of {stream}", plural(*count, "event")))
-        .collect();
-    lost.join(", ")
 }
 
 fn joined(truth: &Truth) -> String {
@@ -59,31 +46,11 @@ fn joined(truth: &Truth) -> String {
 }
 
 fn clocks(truth: &Truth) -> String {
-    let method = match truth.clock_method.as_str() {
-        "" => "one clock for all",
-        method => method,
-    };
+    let method = facts::clocks(truth);
     let error = match truth.clock_error_ns {
         Some(ns) => format!("error at most {}", duration(ns as f64)),
         None => "error unknown".to_owned(),
     };
     let violations = plural(truth.violations, "violation");
     format!("{method}; {error}; {violations} of cause before effect")
-}
-
-fn delivery(truth: &Truth) -> String {
-    let known = truth.kicked + truth.batched + truth.polled;
-    let of = |count: u64, what: &str| {
-        let share = count as f64 * 100.0 / truth.joined.max(1) as f64;
-        format!("{share:.1}% {what}")
-    };
-    let mut parts = vec![
-        of(truth.kicked, "kicked"),
-        of(truth.batched, "with another's kick (batched)"),
-        of(truth.polled, "polled"),
-    ];
-    if known < truth.joined {
-        parts.push(of(truth.joined - known, "unknown"));
-    }
-    parts.join(", ")
 }

@@ -1,0 +1,209 @@
+//! What was measured, on what, and how far it can be trusted: in the words of all renderers.
+
+use fathom_run::{Disk, Machine, Role, Scenario, Thread};
+
+use super::names;
+use super::text::{plural, size};
+use crate::analysis::{Analysis, Truth};
+
+/// How a renderer writes a count.
+pub(super) type Count = fn(u64) -> String;
+
+/// Words with commas between them; those that are missing are left out.
+pub(super) fn listed(parts: impl IntoIterator<Item = String>) -> String {
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
+    let parts: Vec<String> = parts.collect();
+    match parts.is_empty() {
+        true => "unknown".to_owned(),
+        false => parts.join(", "),
+    }
+}
+
+/// `word` after `before`; nothing where there is no word.
+fn after(before: &str, word: &str) -> String {
+    match word.is_empty() {
+        true => String::new(),
+        false => format!("{before}{word}"),
+    }
+}
+
+/// A kernel and its machine.
+fn machine(machine: &Machine) -> String {
+    let cpus = match machine.cpus {
+        0 => String::new(),
+        count => plural(count.into(), "CPU"),
+    };
+    listed([
+        after("Linux ", &machine.kernel),
+        machine.cpu.clone(),
+        cpus,
+        after("clock source ", &machine.clock_source),
+        after("traced by ", &machine.trace_clock),
+    ])
+}
+
+fn workload(scenario: &Scenario) -> String {
+    let known = |number: u64, text: String| match number {
+        0 => String::new(),
+        _ => text,
+    };
+    let (depth, queues) = (scenario.iodepth.into(), scenario.queues.into());
+    listed([
+        scenario.rw.clone(),
+        known(
+            scenario.block_size,
+            format!("{} blocks", size(scenario.block_size)),
+        ),
+        known(depth, format!("depth {depth}")),
+        known(queues, plural(queues, "queue")),
+    ])
+}
+
+fn server(scenario: &Scenario) -> String {
+    let polls = match scenario.polling {
+        true => "polls",
+        false => "does not poll",
+    };
+    listed([
+        scenario.server.clone(),
+        after("aio=", &scenario.aio),
+        after("cache=", &scenario.cache),
+        polls.to_owned(),
+    ])
+}
+
+fn disk(disk: &Disk) -> String {
+    let guest = disk.guest_name.as_ref();
+    let image = disk.image.as_ref();
+    let host = disk.host.as_ref().map(|host| {
+        let scheduler = match host.scheduler.as_str() {
+            "" => String::new(),
+            name => format!(" (scheduler {name})"),
+        };
+        format!("on {}{scheduler}", host.name)
+    });
+    let identified = disk.identified_by.as_ref().map_or(
+        "unidentified: its kicks and interrupts cannot be told from other devices'".to_owned(),
+        |how| format!("identified by {how}"),
+    );
+    listed([
+        disk.name.clone(),
+        disk.device.clone(),
+        guest.map_or(String::new(), |name| format!("{name} in the guest")),
+        image.map_or(String::new(), |image| image.display().to_string()),
+        host.unwrap_or_default(),
+        identified,
+    ])
+}
+
+/// The machines and programs of a run, its workload and its disk: a name and words for each.
+pub(super) fn environment(run: &Analysis) -> Vec<(&'static str, String)> {
+    let environment = &run.environment;
+    let mut rows = Vec::new();
+    if let Some(guest) = &environment.guest {
+        rows.push(("guest", machine(guest)));
+    }
+    rows.push(("host", machine(&environment.host)));
+    let programs = [
+        ("accelerator", environment.accelerator.clone()),
+        ("QEMU", environment.qemu.clone().unwrap_or_default()),
+        ("Fathom", environment.fathom.clone()),
+    ];
+    rows.extend(programs.into_iter().filter(|(_, text)| !text.is_empty()));
+    if let Some(scenario) = &run.scenario {
+        rows.push(("workload", workload(scenario)));
+        rows.push(("server", server(scenario)));
+    }
+    for tested in run.disks.iter().filter(|disk| disk.under_test) {
+        rows.push(("disk", disk(tested)));
+    }
+    let others = run.disks.iter().filter(|disk| !disk.under_test);
+    let others: Vec<&str> = others.map(|disk| disk.name.as_str()).collect();
+    if !others.is_empty() {
+        rows.push(("not watched", others.join(", ")));
+    }
+    rows
+}
+
+/// A thread above its table.
+pub(super) fn thread(thread: &Thread) -> String {
+    let role = match (thread.role, thread.vcpu) {
+        (Role::Vcpu, Some(number)) => format!("vCPU {number}"),
+        (Role::Vcpu, None) => "vCPU".to_owned(),
+        (Role::Main, _) => "main loop".to_owned(),
+        (Role::Io, _) => "I/O thread".to_owned(),
+        (Role::Pool, _) => "thread of the pool".to_owned(),
+        (Role::Other, _) => "other thread".to_owned(),
+    };
+    // Of a thread that is not in the run's list, the number is all that is known.
+    let name = match thread.name.as_str() {
+        "" => format!("thread {}", thread.tid),
+        name => format!("{name}, thread {}", thread.tid),
+    };
+    match thread.pid {
+        0 => format!("{name} ({role})"),
+        pid => format!("{name} of process {pid} ({role})"),
+    }
+}
+
+/// `pread64()`; `ioctl(KVM_RUN)` has its parentheses already.
+pub(super) fn call(name: &str) -> String {
+    match name.ends_with(')') {
+        true => name.to_owned(),
+        false => format!("{name}()"),
+    }
+}
+
+/// The time in user space after a call, as the wiki has it: `ioctl_post` of `ioctl(KVM_RUN)`.
+pub(super) fn post(name: &str) -> String {
+    let bare = name.split('(').next().unwrap_or(name);
+    format!("{bare}_post")
+}
+
+pub(super) fn collectors(traced: &[String]) -> String {
+    match traced {
+        [] => "nothing".to_owned(),
+        traced => traced.join(", "),
+    }
+}
+
+/// Events lost, by stream.
+pub(super) fn lost(truth: &Truth, count: Count) -> String {
+    let streams = truth.lost.iter().map(|(stream, lost)| {
+        let s = if *lost == 1 { "" } else { "s" };
+        format!("{} event{s} of {stream}", count(*lost))
+    });
+    streams.collect::<Vec<_>>().join(", ")
+}
+
+/// How requests reached the server.
+pub(super) fn delivery(truth: &Truth) -> String {
+    let known = truth.kicked + truth.batched + truth.polled;
+    let of = |count: u64, what: &str| match count {
+        0 => String::new(),
+        count => {
+            let share = count as f64 * 100.0 / truth.joined.max(1) as f64;
+            format!("{share:.1}% {what}")
+        }
+    };
+    listed([
+        of(truth.kicked, "kicked"),
+        of(truth.batched, "with another's kick (batched)"),
+        of(truth.polled, "polled"),
+        of(truth.joined.saturating_sub(known), "unknown"),
+    ])
+}
+
+/// What the host's block layer made of them.
+pub(super) fn hosts(truth: &Truth, count: Count) -> String {
+    let classes = truth.hosts.iter();
+    listed(classes.map(|(class, requests)| format!("{} {}", count(*requests), names::host(*class))))
+}
+
+/// How the clocks were related.
+pub(super) fn clocks(truth: &Truth) -> &str {
+    match truth.clock_method.as_str() {
+        "" => "one clock for all",
+        method => method,
+    }
+}
