@@ -15,7 +15,7 @@ use fathom_lab::scenario::wiki::{self, Options, Server, Transport};
 use fathom_lab::workload::{Limit, Rw};
 use fathom_lab::{Aio, Error};
 use fathom_report::analysis::{Analysis, Exact, Layer};
-use fathom_run::{Kind, Run};
+use fathom_run::{Kind, Role, Run};
 use fathom_tests::fathom;
 use tempfile::TempDir;
 
@@ -97,6 +97,10 @@ impl Done {
         }
     }
 
+    fn has(&self, layer: Layer) -> bool {
+        self.exact().layers.iter().any(|row| row.layer == layer)
+    }
+
     fn has_layers(&self, layers: &[Layer]) {
         let rows = &self.exact().layers;
         let seen: Vec<Layer> = rows.iter().map(|row| row.layer).collect();
@@ -144,10 +148,11 @@ fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
         Layer::HostDevice,
         Layer::HostReap,
         Layer::ServerNotify,
-        Layer::VcpuWake,
         Layer::GuestBottomHalf,
         Layer::GuestReturn,
     ]);
+    // A vCPU that slept is woken by the host; one that was only pushed aside is not.
+    assert!(done.has(Layer::VcpuWake) || done.has(Layer::VcpuSchedule));
     let disk = done.run.disk().unwrap();
     assert_eq!(disk.device, "vhost-user-blk");
     assert!(
@@ -206,6 +211,18 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     });
     done.is_sound(0);
     done.has_layers(&[Layer::KickExit, Layer::HostDevice, Layer::GuestReturn]);
+    // Its system calls tell what it does inside.
+    done.has_layers(&[
+        Layer::ServerWake,
+        Layer::ServerTake,
+        Layer::HostSubmit,
+        Layer::HostReap,
+        Layer::ServerAnswer,
+    ]);
+    let wiki = done.analysis.wiki.as_ref().unwrap();
+    let layers: Vec<&str> = wiki.delta.iter().map(|(name, ..)| name.as_str()).collect();
+    assert!(layers.contains(&"Host/QEMU switching"), "{layers:?}");
+    assert!(wiki.delta.iter().all(|(_, ns, _)| *ns > 0.0), "{wiki:?}");
     assert_eq!(done.run.disk().unwrap().device, "virtio-blk");
     assert_eq!(done.calls("pread64"), REQUESTS);
     let submits = done
@@ -218,14 +235,19 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     assert!(done.count("qemu-locks", "qemu", Kind::Qemu) > REQUESTS);
 }
 
-/// The server's inside is unknown: its share is one piece.
-fn storage_daemon_is_followed_around_its_inside(bench: &mut Bench) {
+/// Its threads have no names: what they do tells which of them serves.
+fn storage_daemon_is_followed_by_its_calls(bench: &mut Bench) {
     let done = bench.run(|options| {
         options.server = Server::Qsd;
         options.pairs_only = true;
     });
     done.is_sound(0);
     done.has_layers(&[Layer::KickExit, Layer::HostDevice, Layer::GuestReturn]);
+    done.has_layers(&[Layer::ServerWake, Layer::ServerTake, Layer::HostSubmit]);
+    let server = done.run.disk().unwrap().server_pid;
+    let mut threads = done.run.threads.iter();
+    let serves = threads.any(|one| Some(one.pid) == server && one.role == Role::Io);
+    assert!(serves, "{:?}", done.run.threads);
 }
 
 /// Many requests share kicks and interrupts.
@@ -272,6 +294,24 @@ fn a_way_by_an_io_port_is_followed_and_named(bench: &mut Bench) {
     );
 }
 
+/// Without MSI-X QEMU raises a pin of the IO-APIC, and the report names it.
+fn a_legacy_interrupt_is_followed_and_named(bench: &mut Bench) {
+    let done = bench.run(|options| {
+        options.server = Server::Qemu;
+        options.transport = Transport::Intx;
+        options.pairs_only = true;
+    });
+    done.is_sound(0);
+    assert_eq!(done.exact().truth.incomplete, 0);
+    done.has_layers(&[Layer::HostDevice, Layer::InterruptEntry]);
+    assert!(done.count("requests-1", "kvm", Kind::KvmSetIrq) >= REQUESTS);
+    let problems = &done.analysis.problems;
+    assert!(
+        problems.iter().any(|line| line.contains("INTx")),
+        "{problems:?}"
+    );
+}
+
 /// What cannot work ends in one line that says why, and the host is as before.
 fn failures_are_told(bench: &mut Bench) {
     let full = bench.refused(|options| options.size = Some(64 << 30));
@@ -285,7 +325,7 @@ fn failures_are_told(bench: &mut Bench) {
         .host
         .check("ls /var/tmp /sys/kernel/tracing/instances", SOON);
     let left = left.unwrap();
-    assert!(!left.contains("fathom-lab-"), "{left}");
+    assert!(!left.contains("fathom-scratch-"), "{left}");
     assert!(!left.contains("kvm"), "{left}");
 }
 
@@ -294,10 +334,11 @@ fn every_layer_of_every_request_on_a_real_kvm() {
     let mut bench = Bench::new();
     fathom_is_followed_through_every_layer(&mut bench);
     qemu_is_followed_with_its_own_events(&mut bench);
-    storage_daemon_is_followed_around_its_inside(&mut bench);
+    storage_daemon_is_followed_by_its_calls(&mut bench);
     batches_are_told_from_single_requests(&mut bench);
     a_way_without_ioeventfd_is_seen_as_such(&mut bench);
     a_way_by_an_io_port_is_followed_and_named(&mut bench);
+    a_legacy_interrupt_is_followed_and_named(&mut bench);
     truth::delays_are_found_where_they_were_put(&mut bench);
     failures_are_told(&mut bench);
 }

@@ -150,7 +150,7 @@ fn what_is_missing_in_a_trace_is_said_and_the_rest_is_used() {
     let log = fs::read(captured("threads")).unwrap();
     fs::write(&file, &log[..log.len() - 30]).unwrap();
     let output = support::fathom()
-        .args(&args)
+        .args(args)
         .current_dir(dir.path())
         .output()
         .unwrap();

@@ -89,7 +89,8 @@ impl Serving {
                 return;
             }
         }
-        if calls.pop_back_if(|last| last.exit.is_none()).is_some() {
+        if calls.back().is_some_and(|last| last.exit.is_none()) {
+            calls.pop_back();
             self.garbled += 1;
             self.gaps.push_back(enter);
         }
