@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::base64;
 use crate::console::Console;
 use crate::data_port::DataPort;
 use crate::error::{Context, Error, Result};
@@ -160,7 +161,7 @@ impl Guest {
         self.requests += 1;
         let id = self.requests.to_string();
         let limit = timeout.as_secs().max(1);
-        let script_in_base64 = encode_base64(script.as_bytes());
+        let script_in_base64 = base64::encode(script.as_bytes());
         self.agent
             .send(&format!("{id} {limit} {script_in_base64}"))?;
         Ok(id)
@@ -362,7 +363,7 @@ fn parse_answer(status: Option<&str>, text: Option<&str>) -> Result<Output> {
     let status = status
         .and_then(|status| status.parse().ok())
         .ok_or_else(|| Error::Protocol("the guest's agent answered without a status".into()))?;
-    let text = decode_base64(text.unwrap_or_default())
+    let text = base64::decode(text.unwrap_or_default())
         .ok_or_else(|| Error::Protocol("the guest's agent answered no base64".into()))?;
     Ok(Output {
         status,
@@ -381,61 +382,9 @@ fn write(path: &PathBuf, data: &[u8]) -> Result<()> {
     fs::write(Path::new(path), data).context(|| format!("cannot write {}", path.display()))
 }
 
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-fn encode_base64(data: &[u8]) -> String {
-    let mut text = String::with_capacity(data.len().div_ceil(3) * 4);
-    for chunk in data.chunks(3) {
-        let byte = |i: usize| u32::from(chunk.get(i).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for i in 0..4 {
-            let digit = (bits >> (18 - 6 * i)) as usize & 63;
-            text.push(if i <= chunk.len() {
-                char::from(ALPHABET[digit])
-            } else {
-                '='
-            });
-        }
-    }
-    text
-}
-
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    let digits = text.trim_end_matches('=').as_bytes();
-    let mut data = Vec::with_capacity(digits.len() * 3 / 4);
-    let (mut bits, mut count) = (0u32, 0);
-    for digit in digits {
-        let value = ALPHABET.iter().position(|c| c == digit)?;
-        bits = bits << 6 | u32::try_from(value).ok()?;
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            data.push((bits >> count) as u8); // the oldest eight bits; younger ones stay
-        }
-    }
-    Some(data)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The vectors of RFC 4648, section 10.
-    #[test]
-    fn base64_matches_the_rfc() {
-        let vectors = [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foobar", "Zm9vYmFy"),
-        ];
-        for (plain, encoded) in vectors {
-            assert_eq!(encode_base64(plain.as_bytes()), encoded);
-            assert_eq!(decode_base64(encoded).unwrap(), plain.as_bytes());
-        }
-        assert_eq!(decode_base64("no base64!"), None);
-    }
 
     #[test]
     fn errors_name_the_script_and_not_its_prologue() {

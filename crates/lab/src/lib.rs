@@ -6,6 +6,7 @@
 //! plane, so that it measures what users run.
 
 pub mod attach;
+mod base64;
 pub mod boot_image;
 mod console;
 mod cpio;

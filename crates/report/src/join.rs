@@ -12,6 +12,7 @@
 //! contradict the others are inconsistent. All four are counted and told.
 
 mod blocks;
+mod doorbell;
 mod guest;
 mod host_only;
 mod kvm;

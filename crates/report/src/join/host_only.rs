@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::Joiner;
 use super::blocks::Blocks;
-use super::kvm::Doorbell;
+use super::doorbell::Doorbell;
 use super::requests::compatible;
 use super::server::Record;
 use super::way::{Class, Key, Way};

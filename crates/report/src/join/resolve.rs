@@ -2,7 +2,7 @@
 
 use super::Joiner;
 use super::blocks::Below;
-use super::kvm::{Doorbell, Interrupt};
+use super::doorbell::{Doorbell, Interrupt};
 use super::requests::{Handler, Kick, Rq, compatible};
 use super::server::Record;
 use super::serving::Frame;
