@@ -225,8 +225,9 @@ fn a_legacy_interrupt_gives_the_same_points() {
             };
             match event.kind {
                 Kind::KvmMsiSetIrq => {
-                    let timer = pin(0, 1, 20);
-                    pins.extend([pin(PIN, 1, 0), timer, pin(PIN, 0, 40)]);
+                    let mut timer = pin(0, 1, 0);
+                    timer.time -= 60;
+                    pins.extend([timer, pin(PIN, 1, 0), pin(PIN, 0, 40)]);
                 }
                 _ => pins.push(event),
             }
