@@ -68,6 +68,12 @@ impl Cx {
         &self.done
     }
 
+    /// The same, taken out: for tests that are their own worker.
+    #[cfg(feature = "testing")]
+    pub fn take_done(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.done)
+    }
+
     /// Read the clock for the transitions that follow.
     #[inline]
     pub fn tick(&mut self) -> u64 {

@@ -48,6 +48,11 @@ proptest! {
     }
 
     #[test]
+    fn served_images(data in prop::collection::vec(any::<u8>(), 0..400)) {
+        fuzz::served_image(&data);
+    }
+
+    #[test]
     fn qed_images(data in prop::collection::vec(any::<u8>(), 0..60)) {
         fuzz::qed_image(&data);
     }

@@ -5,6 +5,7 @@
 //! nothing left that could be repaired.
 
 use super::MemoryFile;
+use super::served::serve;
 use crate::img::check::{Options, Repair, check};
 use crate::img::create::{self, create};
 use crate::img::{Format, Image};
@@ -224,4 +225,45 @@ pub fn qed_image(data: &[u8]) {
         assert_eq!(qed::Header::parse(&header.encode()).ok(), Some(header));
     }
     check_and_repair(&file, Format::Qed);
+}
+
+/// Bytes of the fixed header before what a growing refcount table changes.
+const STEADY: usize = 48;
+
+/// An image that is served, changed behind the server's back, and served
+/// again. What nobody has changed stays sound; whatever was changed, guest data
+/// never gets into the header.
+pub fn served_image(data: &[u8]) {
+    let Some((&[first, second, third], data)) = data.split_first_chunk::<3>() else {
+        return;
+    };
+    let format = match third & 1 {
+        0 => Format::Qcow2,
+        _ => Format::Qed,
+    };
+    let Some(file) = sound([first, second], format) else {
+        return;
+    };
+    let changes = data.len().min(usize::from(third >> 4) * 6);
+    let (changes, steps) = data.split_at(changes);
+    let (before, after) = steps.split_at(steps.len() / 10 * 5);
+    let file = serve(file, format, before);
+    let file = file.expect("a sound image can be served");
+    assert_sound(file.file(), format);
+    change(file.file(), format, changes);
+    let bytes = file.file().bytes().clone();
+    let header = bytes[..STEADY].to_vec();
+    let Some(file) = serve(MemoryFile::new(bytes, LIMIT), format, after) else {
+        return;
+    };
+    if changes.is_empty() {
+        assert_sound(file.file(), format);
+    }
+    assert!(file.file().bytes()[..STEADY] == header);
+}
+
+fn assert_sound(file: &MemoryFile, format: Format) {
+    let mut silent = |_: &str| {};
+    let report = check(file, format, &Options::default(), &mut silent).expect("it can be checked");
+    assert_eq!(report.exit_status(), 0, "{report:?}");
 }

@@ -1,0 +1,79 @@
+//! Serving an image that lies.
+
+use super::{MemoryFile, MemoryStorage};
+use crate::image::{ImageDisk, ImageOptions, Opener, Storage};
+use crate::img::Format;
+use fathom_core::testing::PollEngine;
+use fathom_core::{Channel, Cx, Disk, DiskError, Op, RequestId, Stamps};
+use libc::iovec;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes of the longest request.
+const LONGEST: usize = 64 << 10;
+
+/// Rounds in which a request that waits for a helper thread has to be done.
+const PATIENCE: u32 = 100_000;
+
+/// There are no other files.
+struct Nothing;
+
+impl Opener for Nothing {
+    fn open(&self, image: &Path, _: &[u8], _: bool) -> Result<Arc<dyn Storage>, DiskError> {
+        Err(DiskError::Unusable {
+            path: image.to_owned(),
+            problem: "names a file".into(),
+        })
+    }
+}
+
+/// Serves the image to a guest whose requests come from `data`, five bytes
+/// each. What is read may be anything; every request has to end, and nothing
+/// may go wrong otherwise. Returns what the file is afterwards, if the image
+/// was opened at all.
+pub(super) fn serve(file: MemoryFile, format: Format, data: &[u8]) -> Option<MemoryStorage> {
+    let storage = MemoryStorage::new(file, 0);
+    let mut options = ImageOptions::new(format);
+    options.metadata_cache = 64 << 10;
+    let disk = ImageDisk::open(Arc::new(storage.clone()), Arc::new(Nothing), options).ok()?;
+    let mut cx = Cx::new(PollEngine::boxed().ok()?);
+    cx.slab.grow(1);
+    let mut channel = disk.channel(&mut cx).ok()?;
+    disk.activate().ok()?;
+    let mut buffer = vec![0xa5; LONGEST];
+    for step in data.chunks_exact(5) {
+        one(&disk, &mut cx, &mut *channel, step, &mut buffer);
+    }
+    let _ = disk.deactivate();
+    Some(storage)
+}
+
+fn one(disk: &ImageDisk, cx: &mut Cx, channel: &mut dyn Channel, step: &[u8], buffer: &mut [u8]) {
+    let sectors = disk.info().size / 512;
+    let start = u64::from(u16::from_le_bytes([step[1], step[2]])) % sectors;
+    let len = (u64::from(step[3]) % 128 + 1).min(sectors - start) * 512;
+    let id = cx.slab.take().expect("one request at a time");
+    let request = &mut cx.slab[id];
+    request.op =
+        [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard, Op::Flush][usize::from(step[0]) % 5];
+    request.fua = step[4] & 1 != 0;
+    request.unmap = step[4] & 2 != 0;
+    request.child = false;
+    request.error = 0;
+    request.stamps = Stamps::start(0);
+    (request.offset, request.at, request.len) = (start * 512, start * 512, len);
+    request.segments.clear();
+    request.segments.push(iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: len as usize,
+    });
+    channel.submit(cx, id);
+    let mut patience = PATIENCE;
+    while cx.take_done().is_empty() {
+        patience -= 1;
+        assert!(patience > 0, "a request does not end");
+        std::thread::yield_now();
+        channel.complete(cx, RequestId(u32::MAX), u16::MAX, 0);
+    }
+    cx.slab.put(id);
+}

@@ -1,0 +1,146 @@
+//! A storage in memory whose requests are done at once.
+
+use super::MemoryFile;
+use crate::ImageFile;
+use crate::image::Storage;
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Op, Request, RequestId, Stage};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// See [`MemoryFile`].
+#[derive(Clone)]
+pub struct MemoryStorage {
+    file: Arc<MemoryFile>,
+    number: u64,
+}
+
+impl MemoryStorage {
+    /// `number` tells it from others.
+    pub fn new(file: MemoryFile, number: u64) -> MemoryStorage {
+        MemoryStorage {
+            file: Arc::new(file),
+            number,
+        }
+    }
+
+    /// What it is made of.
+    pub fn file(&self) -> &MemoryFile {
+        &self.file
+    }
+
+    fn carry_out(&self, request: &Request) -> io::Result<()> {
+        let mut at = request.at;
+        match request.op {
+            Op::Flush => return Ok(()),
+            Op::Discard => return self.file.discard(at, request.len),
+            Op::WriteZeroes => {
+                return self.file.write_at(&vec![0; request.len as usize], at);
+            }
+            Op::Read | Op::Write => {}
+        }
+        for segment in &request.segments {
+            let (base, len) = (segment.iov_base.cast::<u8>(), segment.iov_len);
+            if request.op == Op::Read {
+                // SAFETY: whoever makes a request vouches for its segments.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(base, len) };
+                self.file.read_at(bytes, at)?;
+            } else {
+                // SAFETY: likewise.
+                let bytes = unsafe { std::slice::from_raw_parts(base, len) };
+                self.file.write_at(bytes, at)?;
+            }
+            at += len as u64;
+        }
+        Ok(())
+    }
+}
+
+impl ImageFile for MemoryStorage {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        ImageFile::len(&*self.file)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.allocate(offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.discard(offset, len)
+    }
+}
+
+impl Storage for MemoryStorage {
+    fn disk(&self) -> &dyn Disk {
+        self
+    }
+
+    fn path(&self) -> &Path {
+        Path::new("memory")
+    }
+
+    fn grows(&self) -> bool {
+        true
+    }
+
+    fn identity(&self) -> (u64, u64) {
+        (0, self.number)
+    }
+}
+
+impl Disk for MemoryStorage {
+    fn info(&self) -> DiskInfo {
+        DiskInfo {
+            size: ImageFile::len(&*self.file).unwrap_or(0),
+            block_size: 512,
+            physical_block_size: 512,
+            optimal_io_size: 0,
+            read_only: false,
+            write_cache: true,
+            discard: None,
+            write_zeroes: None,
+        }
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn channel(&self, _: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl Channel for MemoryStorage {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Device);
+        let errno = match self.carry_out(&cx.slab[id]) {
+            Ok(()) => 0,
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => libc::ENOSPC,
+            Err(_) => libc::EIO,
+        };
+        cx.complete(id, errno);
+    }
+
+    fn complete(&mut self, _: &mut Cx, _: RequestId, _: u16, _: i32) {}
+}
