@@ -2,6 +2,7 @@
 
 use super::active::Active;
 use super::io::{Errno, Io};
+use super::layout::Layout;
 use super::segments::Source;
 use super::tables::{Pinned, Tables, Unlinked};
 use super::worker_io::TaskIo;
@@ -174,13 +175,14 @@ impl Tables {
         let gives_up = how != Empty::Zero { unmap: false };
         // Data files have one place for each cluster, which nobody else can
         // use; and QED has no free clusters.
-        let keeps = self.data != self.storage || !gives_up;
-        let is_qed = matches!(self.layout, super::layout::Layout::Qed(_));
+        let has_data_file = self.data != self.storage;
+        let keeps = has_data_file || !gives_up;
+        let stays = has_data_file || matches!(self.layout, Layout::Qed(_));
         match old {
             Cluster::Unallocated if !below || how == Empty::Discard => Change::Nothing,
             Cluster::Zero { host: None } => Change::Nothing,
             Cluster::Zero { .. } if keeps => Change::Nothing,
-            Cluster::Data { host } if is_qed => Change::InPlace(*host),
+            Cluster::Data { host } if stays => Change::InPlace(*host),
             _ if self.layout.has_zero_clusters() => {
                 let kept = own.filter(|_| keeps);
                 let zero = if below || kept.is_some() || how != Empty::Discard {
