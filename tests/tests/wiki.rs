@@ -170,7 +170,8 @@ fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
     );
     assert_eq!(done.count(round, "guest", Kind::BlockRqComplete), REQUESTS);
     assert_eq!(done.count(round, "fathom", Kind::FathomRequest), REQUESTS);
-    assert_eq!(done.count(round, "block", Kind::BlockRqIssue), REQUESTS);
+    // Others may use the image's device.
+    assert!(done.count(round, "block", Kind::BlockRqIssue) >= REQUESTS);
     // The doorbells of other devices ring, too.
     assert!(done.count(round, "kvm", Kind::KvmMsiSetIrq) >= REQUESTS);
     assert!(done.calls("write") >= REQUESTS);

@@ -3,12 +3,12 @@
 mod support;
 
 use fathom_daemon::control::{Client, Info, Request};
-use fathom_daemon::{Daemon, DiskSpec, ServeOptions, SocketSpec};
+use fathom_daemon::{Daemon, DiskSpec, Format, ServeOptions, SocketSpec};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use support::{disk_dir, eventually, fathom, short_dir};
+use support::{convert, disk_dir, eventually, fathom, short_dir};
 
 /// The system's allocator, which counts what one thread asks of it.
 struct Counting;
@@ -67,10 +67,15 @@ fn requests(client: &mut Client) -> u64 {
 
 /// Serve in this process, have another make load, and count.
 fn check(disk: DiskSpec, trace: Option<&Path>, load: &[&str]) {
+    check_image(disk, None, trace, load);
+}
+
+fn check_image(disk: DiskSpec, format: Option<Format>, trace: Option<&Path>, load: &[&str]) {
     let dir = short_dir();
     let (socket, control) = (dir.path().join("s"), dir.path().join("c"));
     let mut options = ServeOptions::new(disk, SocketSpec::Path(socket.clone()));
     options.control = Some(control.clone());
+    options.format = format;
     options.trace = trace.map(Path::to_owned);
     let what = format!("{} {load:?}", options.disk);
     let daemon = Daemon::start(options).unwrap();
@@ -133,4 +138,11 @@ fn a_warm_worker_allocates_nothing() {
         Some(&trace),
         &["--rw", "randrw", "--iodepth", "8", "--bs", "16k"],
     );
+    for format in [Format::Qcow2, Format::Qed] {
+        let allocated = dir.path().join(format.name());
+        convert(&image, format, &allocated);
+        let allocated = DiskSpec::File(allocated);
+        let mixed = ["--rw", "randrw", "--iodepth", "32"];
+        check_image(allocated, Some(format), Some(&trace), &mixed);
+    }
 }

@@ -2,8 +2,9 @@
 
 mod support;
 
+use fathom_daemon::Format;
 use std::process::Command;
-use support::{Served, as_arg, disk_dir, fathom, short_dir, stdout_of};
+use support::{Served, as_arg, convert, disk_dir, fathom, short_dir, stdout_of};
 
 /// The daemon, run by strace(1), which counts.
 fn traced(report: &str) -> Command {
@@ -70,4 +71,17 @@ fn a_file_makes_a_fifth_of_a_system_call_at_most() {
     std::fs::write(&image, vec![0xa5; 16 << 20]).unwrap();
     let args = ["--cache", "none", "--aio", "io_uring"];
     check(&as_arg(&image), &args, 0.2);
+}
+
+/// What is allocated costs what raw does.
+#[test]
+fn an_image_in_a_format_makes_a_fifth_of_a_system_call_at_most() {
+    let dir = disk_dir();
+    let raw = dir.path().join("disk.img");
+    std::fs::write(&raw, vec![0xa5; 16 << 20]).unwrap();
+    for format in [Format::Qcow2, Format::Qed] {
+        let image = dir.path().join(format.name());
+        convert(&raw, format, &image);
+        check(&as_arg(&image), &["--format", format.name()], 0.2);
+    }
 }

@@ -1,5 +1,6 @@
 //! Disks, and each worker's channel to its disk.
 
+use crate::keepsake::Keepsake;
 use crate::request::RequestId;
 use crate::worker::Cx;
 use std::io;
@@ -52,6 +53,15 @@ pub enum DiskError {
 /// the way of a request.
 pub trait Disk: Send + Sync {
     fn info(&self) -> DiskInfo;
+
+    /// Bytes, a multiple of 8, that it wants of a [`Keepsake`]; 0: it needs none.
+    fn keepsake_len(&self) -> u64 {
+        0
+    }
+
+    /// Before `activate`: the memory to use until `deactivate`. It holds what a
+    /// process that was killed has left there, or zeroes.
+    fn keep(&self, _keepsake: Option<Keepsake>) {}
 
     /// The first queue starts: lock the image, read its metadata. May block.
     /// On failure the disk is as before.

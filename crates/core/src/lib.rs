@@ -8,6 +8,7 @@
 pub mod disk;
 pub mod engine;
 pub mod handle;
+pub mod keepsake;
 pub mod polling;
 pub mod request;
 pub mod source;
@@ -20,6 +21,7 @@ pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, Wait};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
 pub use handle::{Counters, Detaching, WorkerHandle, WorkerOptions};
+pub use keepsake::Keepsake;
 pub use polling::{Polling, parse_duration};
 pub use request::{Request, RequestId, Segments, Slab};
 pub use source::{Broken, Source, SourceId};

@@ -3,8 +3,8 @@
 //! the injector measures how long it really took.
 
 use fathom_core::{
-    Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Request, RequestId, Source,
-    Stage, parse_duration,
+    Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Keepsake, Request, RequestId,
+    Source, Stage, parse_duration,
 };
 use fathom_exports::vhost_user::WrapSource;
 use serde::Serialize;
@@ -158,6 +158,14 @@ struct SlowDisk {
 impl Disk for SlowDisk {
     fn info(&self) -> DiskInfo {
         self.disk.info()
+    }
+
+    fn keepsake_len(&self) -> u64 {
+        self.disk.keepsake_len()
+    }
+
+    fn keep(&self, keepsake: Option<Keepsake>) {
+        self.disk.keep(keepsake);
     }
 
     fn activate(&self) -> Result<(), DiskError> {

@@ -1,6 +1,7 @@
 //! The `fathom` program as users run it.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+use fathom_daemon::Format;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -176,6 +177,15 @@ impl Drop for Served {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Makes an image with the same content, all of it allocated.
+pub fn convert(raw: &Path, format: Format, image: &Path) {
+    let converted = Command::new("qemu-img")
+        .args(["convert", "-f", "raw", "-O", format.name()])
+        .args([raw, image])
+        .status();
+    assert!(converted.expect("qemu-img is installed").success());
 }
 
 pub fn as_arg(path: &Path) -> String {

@@ -5,11 +5,13 @@ use super::active::{Active, Layer};
 use super::channel::ImageChannel;
 use super::helpers::Helpers;
 use super::io::BlockingIo;
+use super::journal::{self, Found, Journal};
 use super::open::{Chain, unusable};
+use super::restore::Failure;
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
 use crate::img::{Format, Image};
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, RangeLimits};
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,6 +63,7 @@ pub struct ImageDisk {
     chain: Chain,
     options: ImageOptions,
     helpers: Arc<Helpers>,
+    keepsake: Mutex<Option<Keepsake>>,
 }
 
 /// What the workers' channels know.
@@ -108,12 +111,78 @@ impl ImageDisk {
             chain,
             options,
             helpers: Arc::new(Helpers::new(HELPERS)),
+            keepsake: Mutex::default(),
         })
     }
 
     fn unlock(&self, storages: &[Arc<dyn Storage>]) -> Result<(), DiskError> {
         let unlocked = storages.iter().map(|storage| storage.disk().deactivate());
         unlocked.fold(Ok(()), Result::and)
+    }
+
+    /// Whether there can be metadata that is in memory only.
+    fn has_metadata(&self) -> bool {
+        let is_raw = matches!(self.chain.links[0].image, Image::Raw { .. });
+        !is_raw && !self.options.read_only
+    }
+
+    /// Does what a killed predecessor had in memory only, and starts to note
+    /// the same for a successor.
+    fn take_keepsake(&self, active: &Active) -> Result<(), DiskError> {
+        let keepsake = self.keepsake.lock();
+        let keepsake = keepsake.unwrap_or_else(PoisonError::into_inner).clone();
+        let (Some(memory), Layer::Tables(tables)) = (keepsake, &active.layers[0]) else {
+            return Ok(());
+        };
+        if !tables.writable {
+            return Ok(());
+        }
+        let (device, inode) = tables.file.identity();
+        let identity = [device, inode, self.shared.size];
+        let found = Journal::look(&memory, identity);
+        let io = BlockingIo(&self.chain.storages);
+        let path = self.chain.path();
+        let records = match found {
+            Found::Nothing => Vec::new(),
+            Found::Records(records) => records,
+            Found::OfAnother(count) => {
+                let problem = format!(
+                    "is not the image that the guest used before the server was killed: {count} \
+                     changes to that one would be lost; serve that one, or restart the guest"
+                );
+                return Err(unusable(path, problem));
+            }
+            Found::Garbage => {
+                let problem = "the front-end keeps something for this image that was not written \
+                               here; restart the guest";
+                return Err(unusable(path, problem));
+            }
+        };
+        let restored = at_once(tables.restore_records(&io, &records));
+        restored.map_err(|failure| match failure {
+            Failure::Errno(errno) => DiskError::Io {
+                path: path.to_owned(),
+                what: "what a killed server had in memory cannot be restored",
+                source: io::Error::from_raw_os_error(errno),
+            },
+            Failure::Problem(problem) => unusable(
+                path,
+                format!("what a killed server had in memory cannot be restored: {problem}"),
+            ),
+        })?;
+        tables.state().journal = Journal::begin(memory, identity);
+        if !records.is_empty() {
+            let count = records.len();
+            let path = path.display();
+            tracing::info!("{path}: {count} changes of a killed server are restored");
+            let flushed = at_once(tables.flush(&io));
+            flushed.map_err(|errno| DiskError::Io {
+                path: self.chain.path().to_owned(),
+                what: "what a killed server had in memory cannot be written",
+                source: io::Error::from_raw_os_error(errno),
+            })?;
+        }
+        Ok(())
     }
 
     /// Everything that is dirty goes to the disk, and what was freed is free.
@@ -161,6 +230,15 @@ impl Disk for ImageDisk {
         }
     }
 
+    fn keepsake_len(&self) -> u64 {
+        if self.has_metadata() { journal::LEN } else { 0 }
+    }
+
+    fn keep(&self, keepsake: Option<Keepsake>) {
+        let mut place = self.keepsake.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = keepsake;
+    }
+
     fn activate(&self) -> Result<(), DiskError> {
         let storages = &self.chain.storages;
         for (n, storage) in storages.iter().enumerate() {
@@ -169,7 +247,9 @@ impl Disk for ImageDisk {
                 return Err(error);
             }
         }
-        match activate(&self.chain, &self.options, &self.helpers) {
+        let active = activate(&self.chain, &self.options, &self.helpers);
+        let active = active.and_then(|active| self.take_keepsake(&active).map(|()| active));
+        match active {
             Ok(active) => {
                 self.shared.set_active(Some(Arc::new(active)));
                 Ok(())

@@ -8,7 +8,8 @@
 //!
 //! What all workers share is [`active`]: for each image of the chain its
 //! [`tables`], of which [`cache`] holds [`slice`]s, and the free space
-//! ([`alloc`]). qcow2 and QED differ in [`layout`] and in their free space only.
+//! ([`alloc`]). What is not on disk is in the [`journal`], too, by which a
+//! successor can [`restore`] it. qcow2 and QED differ in [`layout`] and in their free space only.
 
 mod activate;
 mod active;
@@ -20,6 +21,7 @@ mod disk;
 mod epoch;
 pub(crate) mod helpers;
 mod io;
+mod journal;
 mod layout;
 mod locks;
 mod lookup;
@@ -27,6 +29,7 @@ mod metadata;
 mod open;
 mod pool;
 mod read;
+mod restore;
 mod segments;
 mod slice;
 mod storage;

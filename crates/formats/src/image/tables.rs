@@ -7,6 +7,7 @@
 use super::alloc::Allocator;
 use super::cache::Cache;
 use super::io::{Errno, Io, StorageId};
+use super::journal::{Journal, Record};
 use super::layout::{Layout, Problem};
 use super::locks::RangeLocks;
 use super::slice::Slice;
@@ -72,6 +73,8 @@ pub(super) struct State {
     pub(super) dirty_l1: BTreeSet<usize>,
     pub(super) unlinked: Vec<Unlinked>,
     pub(super) alloc: Allocator,
+    /// None: nobody would give it to a successor.
+    pub(super) journal: Option<Journal>,
 }
 
 pub(super) struct Tables {
@@ -116,6 +119,21 @@ pub(super) struct Tables {
     /// The search for free clusters, and writing back.
     pub(super) searching: RangeLocks,
     pub(super) writing_back: RangeLocks,
+}
+
+/// Gives room in the journal back. What is noted goes into room of its own:
+/// there is more room than all requests together can need at once.
+pub(super) struct Room<'a> {
+    tables: &'a Tables,
+    records: u64,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if let Some(journal) = &mut self.tables.state().journal {
+            journal.unreserve(self.records);
+        }
+    }
 }
 
 /// Flushes are numbered as they begin; one at a time does.
@@ -181,6 +199,7 @@ impl Tables {
                 dirty_l1: BTreeSet::new(),
                 unlinked: Vec::new(),
                 alloc: parts.alloc,
+                journal: None,
             }),
             reading: RangeLocks::default(),
             allocating: RangeLocks::default(),
@@ -345,6 +364,22 @@ impl Tables {
         Ok(Some(state.cache.insert(Arc::new(slice))))
     }
 
+    /// Room in the journal for `n` entries that are going to change.
+    pub(super) async fn make_room(&self, io: &impl Io, n: u64) -> Result<Room<'_>, Errno> {
+        while !self.has_room(n) {
+            self.write_back_now(io).await?;
+        }
+        Ok(Room {
+            tables: self,
+            records: n,
+        })
+    }
+
+    fn has_room(&self, n: u64) -> bool {
+        let journal = &mut self.state().journal;
+        journal.as_mut().is_none_or(|journal| journal.reserve(n))
+    }
+
     /// A problem in the image: it is marked, and the request fails.
     pub(super) fn checked<T>(&self, result: Result<T, Problem>) -> Result<T, Errno> {
         result.map_err(|problem| {
@@ -353,8 +388,24 @@ impl Tables {
         })
     }
 
-    /// Changes an entry. The slice is pinned.
+    /// Changes an entry, for which there is room in the journal. The slice is
+    /// pinned.
     pub(super) fn link(&self, state: &mut State, slice: &Pinned, index: usize, entry: L2Entry) {
+        if let Some(journal) = &mut state.journal {
+            let cluster = slice.0.number * self.layout.slice_entries() + index as u64;
+            journal.append(Record::L2 { cluster, entry });
+        }
+        self.set_entry(state, slice, index, entry);
+    }
+
+    /// Changes an entry that is in the journal.
+    pub(super) fn set_entry(
+        &self,
+        state: &mut State,
+        slice: &Pinned,
+        index: usize,
+        entry: L2Entry,
+    ) {
         slice.0.set(index, entry);
         if !slice.0.dirty.swap(true, Ordering::Relaxed) {
             state.dirty_slices.push(slice.0.clone());

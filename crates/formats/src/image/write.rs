@@ -5,6 +5,7 @@
 use super::active::Active;
 use super::alloc::Run;
 use super::io::{Buf, Errno, Io, Payload};
+use super::journal::Record;
 use super::layout::Layout;
 use super::segments::{Source, append_part, append_zeroes};
 use super::tables::{Extent, Pinned, Tables, Unlinked};
@@ -145,6 +146,7 @@ impl Active {
         if range.is_empty() {
             return Ok(range.start);
         }
+        let _room = tables.make_room(io, targets.len() as u64).await?;
         let run = match targets[0].own {
             Some(_) => None,
             None if tables.data != tables.storage => None,
@@ -426,6 +428,7 @@ impl Tables {
         let file_len = self.file_len.load(Ordering::Relaxed);
         let old = self.checked(self.layout.table(entry, file_len))?;
         let (bits, len) = (self.layout.cluster_bits(), self.layout.table_bytes());
+        let _room = self.make_room(io, 1).await?;
         let run = self.allocate(io, len >> bits, true).await?;
         let at = run.clusters.start << bits;
         let written = match old {
@@ -443,6 +446,12 @@ impl Tables {
             return Err(errno);
         }
         let mut state = self.state();
+        if let Some(journal) = &mut state.journal {
+            journal.append(Record::L1 {
+                index: number,
+                entry: self.layout.l1_entry(at),
+            });
+        }
         state.alloc.metadata.add_table(run.clusters);
         state.unlinked.extend(old.map(|offset| Unlinked {
             offset,

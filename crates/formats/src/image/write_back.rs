@@ -12,6 +12,7 @@
 
 use super::alloc::{Moved, refcounts};
 use super::io::{Buf, Errno, Io};
+use super::journal::Journal;
 use super::slice::Slice;
 use super::tables::{State, Tables, Unlinked};
 use fathom_core::Op;
@@ -28,6 +29,8 @@ struct Dirty {
     table: Option<(u64, Vec<u8>)>,
     moved: Option<Moved>,
     unlinked: Vec<Unlinked>,
+    /// Of the journal.
+    mark: Option<u64>,
 }
 
 /// How many entries of the L1 table are written together.
@@ -64,6 +67,12 @@ impl Tables {
         self.write_back(io).await
     }
 
+    /// For room in the journal.
+    pub(super) async fn write_back_now(&self, io: &impl Io) -> Result<(), Errno> {
+        let _alone = self.writing_back.lock_all().await;
+        self.write_back(io).await
+    }
+
     /// One at a time.
     async fn write_back(&self, io: &impl Io) -> Result<(), Errno> {
         let mut dirty = self.take_dirty()?;
@@ -75,6 +84,9 @@ impl Tables {
         }
         for (slice, _) in &dirty.slices {
             slice.pins.fetch_sub(1, Ordering::Release);
+        }
+        if let (Some(mark), Some(journal)) = (dirty.mark, &mut self.state().journal) {
+            journal.forget(mark);
         }
         self.busy.store(false, Ordering::SeqCst);
         self.free_unlinked(io, dirty).await
@@ -107,6 +119,7 @@ impl Tables {
             table: None,
             moved: None,
             unlinked: std::mem::take(&mut state.unlinked),
+            mark: state.journal.as_ref().map(Journal::mark),
         };
         if let Some(refcounts) = refcounts(state) {
             let taken = refcounts.take_dirty();

@@ -103,6 +103,7 @@ impl Active {
         let bits = tables.layout.cluster_bits();
         let clusters = range.start >> bits..range.end >> bits;
         let mut by_hand = Vec::new();
+        let _room = tables.make_room(io, clusters.end - clusters.start).await?;
         let allocating = tables.allocating.lock(clusters.clone()).await;
         for cluster in clusters {
             let guest = cluster << bits;

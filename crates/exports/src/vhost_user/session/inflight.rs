@@ -4,9 +4,11 @@
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::Inflight;
 use crate::vhost_user::mapping::Mapping;
+use fathom_core::{Disk, Keepsake};
 use fathom_virtio::inflight::{InflightQueue, region_size};
 use fathom_virtio::queue::MAX_SIZE;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -15,6 +17,8 @@ pub struct InflightArea {
     mapping: Arc<Mapping>,
     queues: u16,
     queue_size: u16,
+    /// For the disk, behind the queues' regions.
+    keepsake: Option<Keepsake>,
 }
 
 impl InflightArea {
@@ -37,9 +41,15 @@ impl InflightArea {
     }
 }
 
-/// Bytes of the whole area.
-fn area_size(queues: u16, queue_size: u16) -> u64 {
+/// Bytes of all queues' regions.
+fn regions_size(queues: u16, queue_size: u16) -> u64 {
     region_size(queue_size) as u64 * u64::from(queues)
+}
+
+/// Where the disk's keepsake is, and where it ends.
+fn keepsake_range(queues: u16, queue_size: u16, disk: &dyn Disk) -> Range<u64> {
+    let start = regions_size(queues, queue_size).next_multiple_of(8);
+    start..start + disk.keepsake_len()
 }
 
 fn memory_file(size: u64) -> Result<OwnedFd, rustix::io::Errno> {
@@ -69,7 +79,8 @@ impl Session<'_> {
 
     pub(super) fn get_inflight_fd(&mut self, wanted: Inflight) -> Result<Reply, Fault> {
         self.check_inflight(&wanted)?;
-        let size = area_size(wanted.num_queues, wanted.queue_size);
+        let disk = &*self.shared.disk;
+        let size = keepsake_range(wanted.num_queues, wanted.queue_size, disk).end;
         let fd = memory_file(size)
             .map_err(|e| Fault::Refused(format!("cannot create a memory file: {e}")))?;
         let area = Inflight {
@@ -82,7 +93,8 @@ impl Session<'_> {
 
     pub(super) fn set_inflight_fd(&mut self, area: Inflight, fd: OwnedFd) -> Result<Reply, Fault> {
         self.check_inflight(&area)?;
-        let needed = area_size(area.num_queues, area.queue_size);
+        let needed = regions_size(area.num_queues, area.queue_size);
+        let keepsake = keepsake_range(area.num_queues, area.queue_size, &*self.shared.disk);
         if area.mmap_size < needed {
             return Err(Fault::Refused(format!(
                 "the area has {} bytes but needs {needed}",
@@ -92,17 +104,38 @@ impl Session<'_> {
         if !area.mmap_offset.is_multiple_of(8) {
             return Err(Fault::refused("the area's offset is not a multiple of 8"));
         }
-        let mapping = Mapping::new(fd, area.mmap_offset, needed, self.alarm.clone())
+        // One that another program has made may have no room for the disk.
+        let has_keepsake = !keepsake.is_empty() && area.mmap_size >= keepsake.end;
+        let len = if has_keepsake { keepsake.end } else { needed };
+        let mapping = Mapping::new(fd, area.mmap_offset, len, self.alarm.clone())
             .map_err(|e| Fault::Refused(format!("in-flight area: {e}")))?;
+        let mapping = Arc::new(mapping);
+        let keepsake = has_keepsake.then(|| {
+            let words = (keepsake.end - keepsake.start) as usize / 8;
+            // SAFETY: the mapping starts at a multiple of 8 and has this range,
+            // which no queue uses.
+            unsafe {
+                let base = mapping.ptr().add(keepsake.start as usize);
+                Keepsake::new(base, words, mapping.clone())
+            }
+        });
         self.while_paused(|session| {
+            // The disk's keepsake changes between activations only.
+            session.deactivate();
             session.inflight = Some(InflightArea {
-                mapping: Arc::new(mapping),
+                mapping,
                 queues: area.num_queues,
                 queue_size: area.queue_size,
+                keepsake,
             });
         })
         .map_err(Fault::into_fatal)?;
         Ok(Reply::Ack)
+    }
+
+    /// What the disk can keep things in, if the front-end tracks.
+    pub(super) fn keepsake(&self) -> Option<Keepsake> {
+        self.inflight.as_ref()?.keepsake.clone()
     }
 
     /// The region for a queue that starts now, if the front-end tracks.

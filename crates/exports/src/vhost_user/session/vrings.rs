@@ -281,6 +281,7 @@ impl Session<'_> {
     fn activate(&mut self) -> Result<(), Fault> {
         if !self.active {
             let disk = &self.shared.disk;
+            disk.keep(self.keepsake());
             disk.activate().map_err(|e| Fault::Fatal(e.to_string()))?;
             self.active = true;
         }
@@ -290,11 +291,17 @@ impl Session<'_> {
     /// After the last vring has stopped: let go of the disk, so that another
     /// process (of a live migration's destination) may have it.
     fn deactivate_if_idle(&mut self) {
-        if self.active && self.vrings.iter().all(|vring| vring.kick.is_none()) {
-            self.active = false;
-            if let Err(error) = self.shared.disk.deactivate() {
-                tracing::error!("vhost-user: {error}");
-            }
+        if self.vrings.iter().all(|vring| vring.kick.is_none()) {
+            self.deactivate();
+        }
+    }
+
+    /// No vring runs.
+    pub(super) fn deactivate(&mut self) {
+        if std::mem::take(&mut self.active)
+            && let Err(error) = self.shared.disk.deactivate()
+        {
+            tracing::error!("vhost-user: {error}");
         }
     }
 }

@@ -419,6 +419,25 @@ impl Tables {
         Ok(())
     }
 
+    /// The cluster is in use by what a predecessor had in memory.
+    pub(in crate::image) async fn claim_refcount(
+        &self,
+        io: &impl Io,
+        cluster: u64,
+    ) -> Result<(), Errno> {
+        let _searching = self.searching.lock_all().await;
+        let number = self.refcounts(|r| r.block_of(cluster))?;
+        self.load_refcounts(io, number).await?;
+        if !self.refcounts(|r| r.blocks.contains_key(&number))? {
+            self.make_refcounts(&mut self.state(), number)?;
+        }
+        self.refcounts(|r| {
+            if r.get(cluster) == 0 {
+                r.set(cluster, 1);
+            }
+        })
+    }
+
     /// A refcount table was moved again before it was used.
     pub(in crate::image) fn abandon(&self, state: &mut State, table: Option<(u64, u64)>) {
         if let Some((offset, len)) = table {

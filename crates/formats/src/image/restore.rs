@@ -1,0 +1,160 @@
+//! Doing again what a killed predecessor had in memory only.
+//!
+//! Its file is sound, with the entries of its last write-back and any part of
+//! the one under way, and all data is in it. What the journal has on top of
+//! that is looked at like anything that comes from outside, done in memory,
+//! and written back before the first request.
+
+use super::alloc::Space;
+use super::io::{BlockingIo, Errno};
+use super::journal::Record;
+use super::layout::Problem;
+use super::tables::{Pinned, Tables, Unlinked};
+use crate::qcow2::{Cluster, L2Entry};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// Why the image cannot be used; a problem is the journal's or the image's.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Errno(Errno),
+    Problem(Problem),
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Failure {
+        Failure::Errno(errno)
+    }
+}
+
+/// What is going to be done.
+#[derive(Default)]
+struct Plan {
+    /// Clusters that are in use. The predecessor has found them in this order,
+    /// and made refcount blocks for them on the way.
+    claims: BTreeSet<u64>,
+    tables: Vec<Range<u64>>,
+    entries: Vec<(Pinned, usize, L2Entry)>,
+    unlinked: Vec<Unlinked>,
+}
+
+impl Tables {
+    /// Does what the records say that the file does not.
+    pub(super) async fn restore_records(
+        &self,
+        io: &BlockingIo<'_>,
+        records: &[Record],
+    ) -> Result<(), Failure> {
+        let (mut l1, mut l2) = (BTreeMap::new(), BTreeMap::new());
+        for record in records {
+            match *record {
+                Record::L1 { index, entry } => l1.insert(index, entry).map(|_| ()),
+                Record::L2 { cluster, entry } => l2.insert(cluster, entry).map(|_| ()),
+            };
+        }
+        let mut plan = Plan::default();
+        for (index, entry) in l1 {
+            self.plan_table(&mut plan, index, entry)?;
+        }
+        for (cluster, entry) in l2 {
+            self.plan_entry(io, &mut plan, cluster, entry).await?;
+        }
+        for cluster in std::mem::take(&mut plan.claims) {
+            self.claim(io, cluster).await?;
+        }
+        let mut state = self.state();
+        let tables = plan.tables.into_iter();
+        tables.for_each(|clusters| state.alloc.metadata.add_table(clusters));
+        state.unlinked.extend(plan.unlinked);
+        for (slice, index, entry) in &plan.entries {
+            self.set_entry(&mut state, slice, *index, *entry);
+        }
+        self.dirty.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn plan_table(&self, plan: &mut Plan, index: u64, entry: u64) -> Result<(), Failure> {
+        let unlikely = || invented(format!("L1 entry {index}"));
+        let place = usize::try_from(index).ok().and_then(|i| self.l1.get(i));
+        let place = place.ok_or_else(unlikely)?;
+        let now = place.load(Ordering::Acquire);
+        if now == entry {
+            return Ok(());
+        }
+        let file_len = self.file_len.load(Ordering::Relaxed);
+        let table = |entry| self.layout.table(entry, file_len).map_err(Failure::Problem);
+        let (old, new) = (table(now)?, table(entry)?);
+        let new = new.filter(|_| self.layout.table_is_exclusive(entry));
+        let new = new.ok_or_else(unlikely)?;
+        let (bits, len) = (self.layout.cluster_bits(), self.layout.table_bytes());
+        let clusters = new >> bits..(new + len) >> bits;
+        plan.claims.extend(clusters.clone());
+        plan.tables.push(clusters);
+        plan.unlinked.extend(old.map(|offset| Unlinked {
+            offset,
+            len,
+            is_table: true,
+        }));
+        place.store(entry, Ordering::Release);
+        self.state().dirty_l1.insert(index as usize);
+        Ok(())
+    }
+
+    async fn plan_entry(
+        &self,
+        io: &BlockingIo<'_>,
+        plan: &mut Plan,
+        cluster: u64,
+        entry: L2Entry,
+    ) -> Result<(), Failure> {
+        let unlikely = || invented(format!("the entry of guest cluster {cluster}"));
+        let (bits, size) = (self.layout.cluster_bits(), self.layout.cluster_size());
+        if cluster >= self.size.div_ceil(size) {
+            return Err(unlikely());
+        }
+        let guest = cluster << bits;
+        let slice = self.slice(io, self.slice_of(guest)).await?;
+        let slice = slice.ok_or_else(unlikely)?;
+        let index = self.index_of(guest);
+        let now = slice.0.entry(index);
+        if now == entry {
+            return Ok(());
+        }
+        let file_len = self.file_len.load(Ordering::Relaxed);
+        let decode = |entry| {
+            let decoded = self.layout.decode(entry, guest, file_len);
+            decoded.map_err(Failure::Problem)
+        };
+        let (old, new) = (decode(now)?, decode(entry)?);
+        if matches!(new, Cluster::Compressed(_)) {
+            return Err(unlikely());
+        }
+        let (had, has) = (self.referred(&old), self.referred(&new));
+        if has != had {
+            plan.claims.extend(has.map(|has| has.offset >> bits));
+            plan.unlinked.extend(had);
+        }
+        plan.entries.push((slice, index, entry));
+        Ok(())
+    }
+
+    /// The predecessor has allocated the cluster: its refcount is one at
+    /// least.
+    async fn claim(&self, io: &BlockingIo<'_>, cluster: u64) -> Result<(), Failure> {
+        let file_len = self.file_len.load(Ordering::Relaxed);
+        let hit = self.state().alloc.metadata.in_cluster(cluster);
+        if hit.is_some() || cluster >= file_len.div_ceil(self.layout.cluster_size()) {
+            return Err(invented(format!("a reference to cluster {cluster}")));
+        }
+        let has_refcounts = matches!(self.state().alloc.space, Space::Refcounts(_));
+        if has_refcounts {
+            self.claim_refcount(io, cluster).await?;
+        }
+        Ok(())
+    }
+}
+
+fn invented(what: String) -> Failure {
+    Failure::Problem(format!("{what} cannot have been written"))
+}
