@@ -1,0 +1,335 @@
+//! qcow2 and QED images that are served: QEMU made them and reads them
+//! afterwards, and a driver of others uses them in between.
+
+#[path = "support/driver.rs"]
+mod driver;
+#[path = "support/exercise.rs"]
+mod exercise;
+#[path = "support/kinds.rs"]
+mod kinds;
+mod support;
+
+use driver::{Request, with_disk};
+use exercise::{Random, differ, exercise};
+use kinds::{ENGINES, Kind, SIZE, qemu_img, qemu_io, tool};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use support::{Served, as_arg, disk_dir, fathom, refused, stdout_of};
+
+fn served(dir: &Path, args: &[&str]) -> Served {
+    Served::start(&as_arg(&dir.join("i")), args)
+}
+
+#[test]
+fn what_qemu_wrote_is_read() {
+    for kind in Kind::all() {
+        eprintln!("{kind:?}");
+        let dir = disk_dir();
+        let dir = dir.path();
+        kind.make(dir);
+        let expected = kind.contents(dir, None);
+        let before = fs::read(dir.join("i")).unwrap();
+        let readonly = [&kind.serve_args()[..], &["--readonly"]].concat();
+        let mut server = served(dir, &readonly);
+        let read = with_disk(&server.arg("s"), 2, |disk| {
+            let refused = disk.all(&[Request::Discard {
+                offset: 0,
+                len: 512,
+            }]);
+            assert!(refused[0].is_err());
+            disk.contents()
+        });
+        assert_eq!(differ(&read, &expected), None, "{kind:?}");
+        assert_eq!(server.terminate().0, Some(0), "{}", server.log());
+        let after = fs::read(dir.join("i")).unwrap();
+        assert!(after == before, "{kind:?}: it was written to");
+    }
+}
+
+#[test]
+fn what_is_written_is_what_qemu_reads() {
+    for kind in Kind::all() {
+        eprintln!("{kind:?}");
+        let dir = disk_dir();
+        let dir = dir.path();
+        kind.make(dir);
+        let mut model = kind.contents(dir, None);
+        let snapshot = kind.snapshot(dir);
+        let base = fs::read(dir.join("base")).unwrap();
+        let mut random = Random::new(kind.number);
+        let mut server = served(dir, &kind.serve_args());
+        // The image is taken into use and given up each time.
+        for _ in 0..2 {
+            with_disk(&server.arg("s"), 2, |disk| {
+                assert_eq!(disk.size(), SIZE);
+                exercise(disk, &mut model, &mut random);
+                assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+            });
+        }
+        assert_eq!(server.terminate().0, Some(0), "{}", server.log());
+        kind.is_clean(dir);
+        assert_eq!(differ(&kind.contents(dir, None), &model), None, "{kind:?}");
+        assert!(
+            kind.snapshot(dir) == snapshot,
+            "{kind:?}: the snapshot has changed"
+        );
+        assert!(fs::read(dir.join("base")).unwrap() == base);
+        if kind.has("data_file_raw") {
+            let data = fs::read(dir.join("data.raw")).unwrap();
+            assert_eq!(
+                differ(&data, &model),
+                None,
+                "{kind:?}: the data file is not the disk"
+            );
+        }
+    }
+}
+
+#[test]
+fn images_made_here_are_served() {
+    for kind in Kind::all() {
+        eprintln!("{kind:?}");
+        let dir = disk_dir();
+        let dir = dir.path();
+        let image = as_arg(&dir.join("i"));
+        let mut args = vec!["img", "create", "--quiet", "-f", kind.format];
+        if !kind.options.is_empty() {
+            args.extend(["-o", kind.options]);
+        }
+        stdout_of(&[&args[..], &[&image, "12M"]].concat());
+        let mut server = served(dir, &kind.serve_args());
+        let mut model = vec![0; SIZE as usize];
+        let mut random = Random::new(100 + kind.number);
+        with_disk(&server.arg("s"), 1, |disk| {
+            exercise(disk, &mut model, &mut random)
+        });
+        assert_eq!(server.terminate().0, Some(0), "{}", server.log());
+        kind.is_clean(dir);
+        assert_eq!(differ(&kind.contents(dir, None), &model), None, "{kind:?}");
+    }
+}
+
+/// `top` is qcow2 on QED in a directory below on qcow2 elsewhere on raw.
+fn make_chain(dir: &Path, elsewhere: &Path) -> PathBuf {
+    qemu_img(elsewhere, &["create", "-q", "-f", "raw", "raw", "4M"]);
+    qemu_io(elsewhere, "raw", "raw", &["write -P 1 0 4M"]);
+    let create = |dir: &Path, format, image: &str, below: &str, below_is, size| {
+        let args = [
+            "create", "-q", "-f", format, "-b", below, "-F", below_is, image, size,
+        ];
+        qemu_img(dir, &args);
+    };
+    create(elsewhere, "qcow2", "third", "raw", "raw", "6M");
+    qemu_io(
+        elsewhere,
+        "third",
+        "qcow2",
+        &["write -P 2 1M 64k", "write -P 2 5M 64k"],
+    );
+    fs::create_dir(dir.join("sub")).unwrap();
+    let third = as_arg(&elsewhere.join("third"));
+    create(&dir.join("sub"), "qed", "second", &third, "qcow2", "8M");
+    qemu_io(&dir.join("sub"), "second", "qed", &["write -P 3 2M 64k"]);
+    create(dir, "qcow2", "i", "sub/second", "qed", "12M");
+    qemu_io(dir, "i", "qcow2", &["write -P 4 3M 64k"]);
+    dir.join("i")
+}
+
+#[test]
+fn a_chain_is_served_from_where_it_may_be() {
+    let (dir, elsewhere) = (disk_dir(), disk_dir());
+    let image = make_chain(dir.path(), elsewhere.path());
+    let kind = Kind {
+        format: "qcow2",
+        options: "",
+        number: 0,
+    };
+    let mut model = kind.contents(dir.path(), None);
+    let socket = as_arg(&dir.path().join("s"));
+    let serve = [
+        "serve",
+        &as_arg(&image),
+        "--format",
+        "qcow2",
+        "--vhost-user",
+        &socket,
+    ];
+    refused(1, &serve, &["second: ", "third", "--allow-dir"]);
+    let allowed = as_arg(elsewhere.path());
+    let mut server = served(dir.path(), &["--format", "qcow2", "--allow-dir", &allowed]);
+    with_disk(&server.arg("s"), 1, |disk| {
+        assert_eq!(differ(&disk.contents(), &model), None);
+        // All that it needs is locked, and QEMU respects that.
+        for (dir, image) in [
+            (elsewhere.path(), "raw"),
+            (elsewhere.path(), "third"),
+            (dir.path(), "i"),
+        ] {
+            let format = if image == "raw" { "raw" } else { "qcow2" };
+            let write = ["-f", format, "-c", "write 0 512", image];
+            let output = tool(dir, "qemu-io", &write);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(said.contains("lock"), "{image}: {said}");
+        }
+        exercise(disk, &mut model, &mut Random::new(5));
+        assert_eq!(differ(&disk.contents(), &model), None);
+    });
+    assert_eq!(server.terminate().0, Some(0), "{}", server.log());
+    kind.is_clean(dir.path());
+    assert_eq!(differ(&kind.contents(dir.path(), None), &model), None);
+    qemu_io(elsewhere.path(), "raw", "raw", &["read -P 1 0 4M"]);
+}
+
+#[test]
+fn a_part_of_a_raw_image_is_a_disk() {
+    const START: u64 = 1 << 20;
+    let dir = disk_dir();
+    let file = File::create_new(dir.path().join("i")).unwrap();
+    file.set_len(START + SIZE + 4096).unwrap();
+    file.write_all_at(&vec![0xaa; 1 << 20], 0).unwrap();
+    file.write_all_at(&[0xbb; 4096], START + SIZE).unwrap();
+    let (start, size) = (START.to_string(), SIZE.to_string());
+    for aio in ENGINES {
+        let args = ["--offset", &start, "--size", &size, "--aio", aio];
+        let mut server = served(dir.path(), &args);
+        let mut model = fs::read(dir.path().join("i")).unwrap();
+        let model = &mut model[START as usize..(START + SIZE) as usize];
+        with_disk(&server.arg("s"), 2, |disk| {
+            assert_eq!(disk.size(), SIZE);
+            exercise(disk, model, &mut Random::new(7));
+            let past = disk.all(&[Request::Write {
+                offset: SIZE,
+                data: vec![1; 512],
+            }]);
+            assert!(past[0].is_err());
+        });
+        refused(1, &["resize", &server.control()], &["--offset"]);
+        assert_eq!(server.terminate().0, Some(0), "{}", server.log());
+        let after = fs::read(dir.path().join("i")).unwrap();
+        assert_eq!(after.len() as u64, START + SIZE + 4096);
+        assert_eq!(
+            differ(&after[START as usize..][..SIZE as usize], model),
+            None,
+            "{aio}"
+        );
+        assert!(after[..START as usize].iter().all(|b| *b == 0xaa), "{aio}");
+        assert!(
+            after[(START + SIZE) as usize..].iter().all(|b| *b == 0xbb),
+            "{aio}"
+        );
+    }
+    // Up to the end.
+    let server = served(dir.path(), &["--offset", &start]);
+    with_disk(&server.arg("s"), 1, |disk| {
+        assert_eq!(disk.size(), SIZE + 4096)
+    });
+}
+
+#[test]
+fn the_daemon_knows_what_it_serves() {
+    let dir = disk_dir();
+    qemu_img(dir.path(), &["create", "-q", "-f", "qcow2", "i", "12M"]);
+    let server = served(dir.path(), &["--format", "qcow2", "--metadata-cache", "1M"]);
+    assert!(
+        server
+            .log()
+            .contains("(12 MiB, qcow2, io_uring, cache=none)")
+    );
+    let info: Value =
+        serde_json::from_str(&stdout_of(&["info", &server.control(), "--json"])).unwrap();
+    assert_eq!(
+        (&info["format"], &info["size"]),
+        (&"qcow2".into(), &SIZE.into())
+    );
+    let resize = ["resize", &server.control()];
+    refused(1, &resize, &["qcow2", "qemu-img resize"]);
+    // Nobody uses it, so it is not locked; then somebody does.
+    qemu_io(dir.path(), "i", "qcow2", &["write -P 7 0 64k"]);
+    with_disk(&server.arg("s"), 1, |disk| {
+        assert_eq!(differ(&disk.contents()[..65536], &[7; 65536]), None);
+        let socket = as_arg(&dir.path().join("other"));
+        let image = as_arg(&dir.path().join("i"));
+        let args = [
+            "serve",
+            &image,
+            "--format",
+            "qcow2",
+            "--vhost-user",
+            &socket,
+        ];
+        refused(1, &args, &["i: ", "in use"]);
+    });
+}
+
+/// `qemu-img check`: 0 for a sound image, 2 for errors, 3 for lost space.
+/// The kernel may still keep a killed server's locks for a moment.
+fn check_of_killed(dir: &Path, format: &str) -> (i32, String) {
+    support::eventually("a check", || {
+        let checked = tool(dir, "qemu-img", &["check", "-f", format, "i"]);
+        let said = [checked.stdout, checked.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        let status = checked.status.code().expect("no signal");
+        assert!(status != 1 || said.contains("lock"), "{said}");
+        (status != 1).then_some((status, said))
+    })
+}
+
+#[test]
+fn a_killed_server_loses_space_at_most() {
+    for (format, options) in [
+        ("qcow2", "cluster_size=4k"),
+        ("qed", ""),
+        ("qcow2", "lazy_refcounts=on"),
+    ] {
+        let dir = disk_dir();
+        let mut args = vec!["create", "-q", "-f", format];
+        if !options.is_empty() {
+            args.extend(["-o", options]);
+        }
+        qemu_img(dir.path(), &[&args[..], &["i", "1G"]].concat());
+        for round in 0..3 {
+            let mut server = served(dir.path(), &["--format", format]);
+            let mut bench = fathom()
+                .args([
+                    "bench",
+                    "--vhost-user",
+                    &server.arg("s"),
+                    "--rw",
+                    "randwrite",
+                ])
+                .args(["--bs", "4k", "--iodepth", "32", "--runtime", "60s"])
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let control = server.control();
+            support::eventually("requests", || {
+                let info = stdout_of(&["info", &control, "--json"]);
+                let info: Value = serde_json::from_str(&info).unwrap();
+                (info["workers"][0]["requests"].as_u64() > Some(500 << round)).then_some(())
+            });
+            server.child.kill().unwrap();
+            server.child.wait().unwrap();
+            bench.kill().unwrap();
+            bench.wait().unwrap();
+            // Lazy refcounts are wrong now, and the image says so.
+            let (status, said) = check_of_killed(dir.path(), format);
+            let lazy = options.contains("lazy");
+            assert!(status != 2 || lazy, "{format} {options}: {said}");
+        }
+        // Its successor goes on with it, and leaves it clean of errors.
+        let mut server = served(dir.path(), &["--format", format]);
+        with_disk(&server.arg("s"), 1, |disk| {
+            let data = vec![9; 4096];
+            let done = disk.all(&[Request::Write { offset: 0, data }, Request::Flush]);
+            assert!(done.iter().all(Result::is_ok));
+        });
+        assert_eq!(server.terminate().0, Some(0), "{}", server.log());
+        let (status, said) = check_of_killed(dir.path(), format);
+        assert_ne!(status, 2, "{format} {options}: {said}");
+        qemu_io(dir.path(), "i", format, &["read -P 9 0 4k"]);
+    }
+}

@@ -1,0 +1,114 @@
+//! Random requests to a disk, and what must come of them.
+
+use super::driver::{Driver, MAX_LEN, Request};
+use super::kinds::SIZE;
+use std::ops::Range;
+
+/// Where they differ first.
+pub fn differ(ours: &[u8], theirs: &[u8]) -> Option<usize> {
+    assert_eq!(ours.len(), theirs.len());
+    (0..ours.len()).find(|at| ours[*at] != theirs[*at])
+}
+
+/// Numbers that look random (xorshift): the same in every run, unless
+/// FATHOM_SEED has a number that makes others.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(number: usize) -> Random {
+        let seed = std::env::var("FATHOM_SEED").unwrap_or_default();
+        let seed: u64 = seed.parse().unwrap_or(0);
+        Random((seed << 16 | number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+
+    /// Sectors within the disk; short ranges are as likely as long ones.
+    fn range(&mut self, longest: u64) -> Range<u64> {
+        let bits = self.below(u64::from(longest.ilog2()) + 1);
+        let len = (1 + self.below(1 << bits))
+            .next_multiple_of(512)
+            .min(longest);
+        let start = self.below((SIZE - len) / 512 + 1) * 512;
+        start..start + len
+    }
+
+    fn request(&mut self) -> (Request, Range<u64>) {
+        let kind = self.below(8);
+        let range = self.range(match kind {
+            0..5 => MAX_LEN as u64,
+            _ => 3 << 20,
+        });
+        let (offset, len) = (range.start, range.end - range.start);
+        let request = match kind {
+            0..4 => {
+                let (first, step) = (self.below(251), 1 + self.below(7));
+                let data = (0..len).map(|n| (first + n / 512 * step) as u8).collect();
+                Request::Write { offset, data }
+            }
+            4 => Request::Read {
+                offset,
+                len: len as usize,
+            },
+            5 | 6 => Request::WriteZeroes {
+                offset,
+                len,
+                unmap: kind == 5,
+            },
+            _ => Request::Discard { offset, len },
+        };
+        (request, range)
+    }
+}
+
+/// Random requests, many at once, none of which overlap; `model` is what the
+/// disk has in it then.
+pub fn exercise(disk: &mut Driver<'_>, model: &mut [u8], random: &mut Random) {
+    for _ in 0..12 {
+        let mut batch: Vec<(Request, Range<u64>)> = Vec::new();
+        while batch.len() < 24 {
+            let (request, range) = random.request();
+            let apart = |other: &Range<u64>| other.end <= range.start || range.end <= other.start;
+            if batch.iter().all(|(_, other)| apart(other)) || batch.len() < 2 {
+                batch.retain(|(_, other)| apart(other));
+                batch.push((request, range));
+            } else if random.below(8) == 0 {
+                break;
+            }
+        }
+        let mut requests: Vec<_> = batch.iter().map(|(request, _)| request.clone()).collect();
+        requests.push(Request::Flush);
+        let outcomes = disk.all(&requests);
+        for ((request, range), outcome) in batch.into_iter().zip(outcomes) {
+            let read = outcome.unwrap_or_else(|errno| panic!("{request:?}: errno {errno}"));
+            let part = &mut model[range.start as usize..range.end as usize];
+            match request {
+                Request::Write { data, .. } => part.copy_from_slice(&data),
+                Request::WriteZeroes { .. } => part.fill(0),
+                Request::Read { .. } => assert_eq!(differ(&read, part), None, "{range:?}"),
+                Request::Discard { .. } => discarded(disk, part, range),
+                Request::Flush => {}
+            }
+        }
+    }
+}
+
+/// What was discarded is as it was or zeroes, sector by sector, and remains
+/// so.
+fn discarded(disk: &mut Driver<'_>, part: &mut [u8], range: Range<u64>) {
+    let chunks = part.chunks_mut(MAX_LEN).zip(range.step_by(MAX_LEN));
+    for (part, offset) in chunks {
+        let len = part.len();
+        let read = disk.all(&[Request::Read { offset, len }]).remove(0);
+        let read = read.expect("read");
+        for (old, new) in part.chunks(512).zip(read.chunks(512)) {
+            assert!(old == new || new.iter().all(|b| *b == 0), "after a discard");
+        }
+        part.copy_from_slice(&read);
+    }
+}
