@@ -174,6 +174,9 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.log());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
