@@ -27,7 +27,7 @@ fn served(dir: &Path, args: &[&str]) -> Served {
 fn what_qemu_wrote_is_read() {
     for kind in Kind::all() {
         eprintln!("{kind:?}");
-        let dir = disk_dir();
+        let dir = kind.dir();
         let dir = dir.path();
         kind.make(dir);
         let expected = kind.contents(dir, None);
@@ -53,7 +53,7 @@ fn what_qemu_wrote_is_read() {
 fn what_is_written_is_what_qemu_reads() {
     for kind in Kind::all() {
         eprintln!("{kind:?}");
-        let dir = disk_dir();
+        let dir = kind.dir();
         let dir = dir.path();
         kind.make(dir);
         let mut model = kind.contents(dir, None);
@@ -92,7 +92,7 @@ fn what_is_written_is_what_qemu_reads() {
 fn images_made_here_are_served() {
     for kind in Kind::all() {
         eprintln!("{kind:?}");
-        let dir = disk_dir();
+        let dir = kind.dir();
         let dir = dir.path();
         let image = as_arg(&dir.join("i"));
         let mut args = vec!["img", "create", "--quiet", "-f", kind.format];
@@ -262,6 +262,49 @@ fn the_daemon_knows_what_it_serves() {
         ];
         refused(1, &args, &["i: ", "in use"]);
     });
+}
+
+#[test]
+fn damaged_compressed_data_is_an_error_of_its_cluster() {
+    // What QEMU has before the first cluster of a new image.
+    const DATA: u64 = 5 << 16;
+    for compression in ["zlib", "zstd"] {
+        let dir = disk_dir();
+        let option = format!("compression_type={compression}");
+        qemu_img(
+            dir.path(),
+            &["create", "-q", "-f", "qcow2", "-o", &option, "i", "12M"],
+        );
+        let write = ["write -c -P 5 0 64k", "write -c -P 6 64k 64k"];
+        qemu_io(dir.path(), "i", "qcow2", &write);
+        let file = File::options().write(true).open(dir.path().join("i"));
+        let file = file.unwrap();
+        assert!(file.metadata().unwrap().len() > DATA);
+        file.write_all_at(&[0xff; 16], DATA).unwrap();
+        let mut server = served(dir.path(), &["--format", "qcow2"]);
+        with_disk(&server.arg("s"), 1, |disk| {
+            let read = |offset| Request::Read { offset, len: 65536 };
+            let outcomes = disk.all(&[read(0), read(65536), read(0), read(131072)]);
+            let [damaged, sound, again, empty] = &outcomes[..] else {
+                panic!("four");
+            };
+            assert!(damaged.is_err() && again.is_err(), "{compression}");
+            assert!(sound.as_ref().unwrap().iter().all(|b| *b == 6));
+            assert!(empty.as_ref().unwrap().iter().all(|b| *b == 0));
+            // It can be written all the same: nothing of the old is needed.
+            let data = vec![7; 65536];
+            let outcomes = disk.all(&[Request::Write { offset: 0, data }]);
+            assert_eq!(outcomes, [Ok(Vec::new())]);
+            assert_eq!(disk.all(&[read(0)]), [Ok(vec![7; 65536])]);
+        });
+        assert_eq!(server.terminate().0, Some(0), "{}", server.log());
+        let log = server.log();
+        assert_eq!(log.matches("ERROR").count(), 1, "{log}");
+        assert!(
+            log.contains("i: the compressed cluster at 0x50000"),
+            "{log}"
+        );
+    }
 }
 
 /// `qemu-img check`: 0 for a sound image, 2 for errors, 3 for lost space.

@@ -1,8 +1,10 @@
 //! Images of all kinds, by QEMU.
 
+use super::support::disk_dir;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use tempfile::TempDir;
 
 /// Bytes of each disk.
 pub const SIZE: u64 = 12 << 20;
@@ -96,12 +98,27 @@ impl Kind {
         self.format == "qcow2"
     }
 
-    /// Both ways and all engines get their turn.
+    /// Where to have it: on a disk or in memory.
+    pub fn dir(&self) -> TempDir {
+        match self.number / 2 % 2 {
+            0 => disk_dir(),
+            _ => tempfile::tempdir_in("/dev/shm").expect("a directory"),
+        }
+    }
+
+    /// All ways of doing I/O get their turn.
     pub fn serve_args(&self) -> Vec<&'static str> {
-        let mut args = vec!["--format", self.format, "--aio"];
-        args.push(ENGINES[self.number % 3]);
+        let engine = ENGINES[self.number % 3];
+        let mut args = vec!["--format", self.format, "--aio", engine];
         if self.number % 2 == 1 {
             args.extend(["--iothreads", "2"]);
+        }
+        match self.number % 5 {
+            // Linux AIO would block.
+            1 if engine != "native" => args.extend(["--cache", "writeback"]),
+            2 if engine != "native" => args.extend(["--cache", "writethrough"]),
+            3 => args.extend(["--metadata-cache", "64k"]),
+            _ => {}
         }
         args
     }
