@@ -1,7 +1,7 @@
 //! A disk as a program sees it that has a driver in itself: the `virtio-driver`
 //! crate, of which nothing is ours.
 
-use super::support::PATIENCE;
+use super::support::{PATIENCE, eventually};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -82,7 +82,11 @@ pub fn with_disk<T>(socket: &str, queues: usize, work: impl FnOnce(&mut Driver<'
         | VirtioBlkFeatureFlags::WRITE_ZEROES
         | VirtioBlkFeatureFlags::MQ;
     let ring = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
-    let transport = VhostUser::new(socket, features.bits() | ring.bits()).expect("connected");
+    // The connection before is closed only when no process has it, such as one
+    // that another test has forked and that has not come to its exec yet.
+    let transport = eventually("a connection", || {
+        VhostUser::new(socket, features.bits() | ring.bits()).ok()
+    });
     let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
     let memory = Memory::new(&mut *transport, queues * DEPTH * MAX_LEN);
     let set_up = VirtioBlkQueue::setup_queues(&mut *transport, queues, QUEUE_SIZE);
