@@ -152,7 +152,8 @@ impl Tables {
         }
     }
 
-    /// What was unlinked, durably: its refcounts go down.
+    /// What was unlinked, durably: its refcounts go down. What is free and not
+    /// in use by any request in flight can be taken from now on.
     pub(super) async fn release(&self, io: &impl Io, gone: &[Unlinked]) -> Result<(), Errno> {
         let bits = self.layout.cluster_bits();
         // Nobody looks for free clusters before they are known as such.
@@ -169,7 +170,11 @@ impl Tables {
                 }
             }
         }
-        for clusters in runs(free) {
+        let unused = refcounts(&mut self.state()).map(|space| {
+            space.freed(free);
+            space.take_unused()
+        });
+        for clusters in runs(unused.unwrap_or_default()) {
             if self.discard {
                 let len = (clusters.end - clusters.start) << bits;
                 // It is advice.
@@ -177,7 +182,7 @@ impl Tables {
                 let _ = io.plain(self.storage, Op::Discard, at, len).await;
             }
             if let Some(space) = refcounts(&mut self.state()) {
-                space.freed(clusters);
+                space.put_back(clusters);
             }
         }
         if let Some(space) = refcounts(&mut self.state()) {

@@ -193,6 +193,9 @@ impl ImageDisk {
             let flushed = at_once(tables.flush(&io));
             flushed.map_err(io::Error::from_raw_os_error)?;
         }
+        // Nothing is in flight: all that is free is given back to the file.
+        let released = at_once(tables.release(&io, &[]));
+        released.map_err(io::Error::from_raw_os_error)?;
         let used = tables.used.load(Ordering::Relaxed);
         if used < tables.file_len.load(Ordering::Relaxed) && tables.file.grows() {
             tables.file.set_len(used)?;

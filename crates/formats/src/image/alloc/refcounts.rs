@@ -46,7 +46,7 @@ pub(in crate::image) struct Refcounts {
     free: VecDeque<Range<u64>>,
     /// Free clusters that have been used.
     returned: Vec<u64>,
-    /// Free clusters to which writes may be in flight, and since when.
+    /// Free clusters that requests in flight may use, and since when.
     freed: VecDeque<(u64, u64)>,
     epochs: Arc<Epochs>,
     /// Clusters from here on have never been written.
@@ -129,9 +129,6 @@ impl Refcounts {
     }
 
     pub(super) fn take(&mut self, n: u64, exact: bool) -> Option<Run> {
-        if !self.freed.is_empty() {
-            self.collect_freed();
-        }
         if (n == 1 || !exact)
             && let Some(position) = self.position_of_returned()
         {
@@ -185,17 +182,24 @@ impl Refcounts {
         }
     }
 
-    /// Freed clusters to which no write can be in flight any more.
-    fn collect_freed(&mut self) {
-        let Some(reusable) = self.epochs.reusable() else {
-            return;
-        };
-        while let Some((epoch, cluster)) = self.freed.front().copied()
-            && epoch <= reusable
-        {
-            self.freed.pop_front();
-            self.returned.push(cluster);
+    /// Takes out freed clusters that no request in flight can use any more.
+    pub(super) fn take_unused(&mut self) -> Vec<u64> {
+        if self.freed.is_empty() {
+            return Vec::new();
         }
+        // An epoch ends with each call, if nothing older is in flight.
+        let reusable = (0..3).filter_map(|_| self.epochs.reusable()).max();
+        let unused = |(epoch, _): &(u64, u64)| reusable.is_some_and(|r| *epoch <= r);
+        let count = self.freed.iter().take_while(|freed| unused(freed)).count();
+        self.freed
+            .drain(..count)
+            .map(|(_, cluster)| cluster)
+            .collect()
+    }
+
+    /// They can be taken again.
+    pub(super) fn put_back(&mut self, clusters: Range<u64>) {
+        self.returned.extend(clusters);
     }
 
     /// One reference less; true if it was the last. The cluster's block is in
@@ -209,11 +213,12 @@ impl Refcounts {
         Ok(count == 1)
     }
 
-    /// The clusters, of refcount 0, can be used again once no write can be in
-    /// flight to them.
-    pub(super) fn freed(&mut self, clusters: Range<u64>) {
+    /// The clusters, of refcount 0, can be used again once no request in
+    /// flight can be using them.
+    pub(super) fn freed(&mut self, clusters: Vec<u64>) {
         let now = self.epochs.now();
-        self.freed.extend(clusters.map(|cluster| (now, cluster)));
+        let freed = clusters.into_iter().map(|cluster| (now, cluster));
+        self.freed.extend(freed);
     }
 
     /// What is in memory only, as of now; it counts as written from now on.
