@@ -1,0 +1,361 @@
+//! Random requests by several workers, compared with a model, and at the end
+//! with what QEMU's tools find.
+
+#[path = "support/sim/mod.rs"]
+mod sim;
+mod support;
+
+use sim::case::{Backing, Case, Filled, Made, QCOW2};
+use sim::cut::check_image;
+use sim::model::Value;
+use sim::run::Run;
+use sim::{each, rounds};
+
+/// Plain options; what their combinations add is in [`FAMILIES`].
+const FORMATS: &[Case] = &[
+    Case {
+        name: "512",
+        options: "cluster_size=512",
+        cluster: 512,
+        ..QCOW2
+    },
+    Case {
+        name: "512-wide",
+        options: "cluster_size=512,refcount_bits=64",
+        cluster: 512,
+        wide: true,
+        ..QCOW2
+    },
+    Case {
+        name: "512-v2-rc16",
+        options: "cluster_size=512,compat=0.10",
+        cluster: 512,
+        ..QCOW2
+    },
+    Case {
+        name: "512-rc1",
+        options: "cluster_size=512,refcount_bits=1",
+        cluster: 512,
+        ..QCOW2
+    },
+    Case {
+        name: "1k-rc64",
+        options: "cluster_size=1k,refcount_bits=64,lazy_refcounts=on",
+        cluster: 1024,
+        ..QCOW2
+    },
+    Case {
+        name: "4k-rc8",
+        options: "cluster_size=4k,refcount_bits=8,compression_type=zstd",
+        cluster: 4096,
+        ..QCOW2
+    },
+    Case {
+        name: "4k-preallocated",
+        options: "cluster_size=4k,preallocation=metadata",
+        cluster: 4096,
+        ..QCOW2
+    },
+    Case {
+        name: "16k-extended",
+        options: "cluster_size=16k,extended_l2=on",
+        cluster: 16384,
+        ..QCOW2
+    },
+    Case {
+        name: "64k",
+        ..QCOW2
+    },
+    Case {
+        name: "64k-v2",
+        options: "compat=0.10",
+        ..QCOW2
+    },
+    Case {
+        name: "64k-extended",
+        options: "extended_l2=on,compression_type=zstd",
+        ..QCOW2
+    },
+    Case {
+        name: "2M",
+        options: "cluster_size=2M",
+        cluster: 2 << 20,
+        ..QCOW2
+    },
+    Case {
+        name: "2M-extended",
+        options: "cluster_size=2M,extended_l2=on",
+        cluster: 2 << 20,
+        ..QCOW2
+    },
+    Case {
+        name: "qed-4k",
+        format: "qed",
+        options: "cluster_size=4k,table_size=2",
+        cluster: 4096,
+        ..QCOW2
+    },
+    Case {
+        name: "qed-8k",
+        format: "qed",
+        options: "cluster_size=8k,table_size=4",
+        cluster: 8192,
+        ..QCOW2
+    },
+    Case {
+        name: "qed-64k",
+        format: "qed",
+        ..QCOW2
+    },
+    Case {
+        name: "qed-1M",
+        format: "qed",
+        options: "cluster_size=1M,table_size=2",
+        cluster: 1 << 20,
+        ..QCOW2
+    },
+];
+
+const DATA_FILES: &[Case] = &[
+    Case {
+        name: "data-4k",
+        options: "cluster_size=4k,data_file=data.raw",
+        cluster: 4096,
+        ..QCOW2
+    },
+    Case {
+        name: "data-512-raw",
+        options: "cluster_size=512,data_file=data.raw,data_file_raw=on",
+        cluster: 512,
+        ..QCOW2
+    },
+    Case {
+        name: "data-16k-extended",
+        options: "cluster_size=16k,data_file=data.raw,extended_l2=on",
+        cluster: 16384,
+        ..QCOW2
+    },
+    Case {
+        name: "data-64k-preallocated-raw",
+        options: "data_file=data.raw,data_file_raw=on,preallocation=metadata",
+        ..QCOW2
+    },
+];
+
+const BACKINGS: &[Backing] = &[
+    Backing::RAW,
+    Backing {
+        longer: -700,
+        ..Backing::RAW
+    },
+    Backing {
+        longer: 700,
+        compressed: true,
+        ..Backing::QCOW2
+    },
+    Backing {
+        options: "cluster_size=64k,compression_type=zstd",
+        compressed: true,
+        longer: -33,
+        ..Backing::QCOW2
+    },
+    Backing {
+        chain: true,
+        options: "extended_l2=on",
+        ..Backing::QCOW2
+    },
+    Backing {
+        format: "qed",
+        options: "cluster_size=4k",
+        chain: true,
+        longer: -5,
+        ..Backing::RAW
+    },
+];
+
+/// Runs on the image, with a pause in the middle, and compares.
+fn serve(made: &Made, seed: u64) {
+    let world = made.world(seed);
+    let mut run = begin(made, &world, seed);
+    for _ in 0..2 {
+        run.activate();
+        let n = 60 + run.below(200) as usize;
+        run.requests(n);
+        run.deactivate();
+        let leaks = check_image(made, &world);
+        assert_eq!(leaks, Ok(0), "after a clean end");
+    }
+    run.activate();
+    run.compare_all();
+    run.deactivate();
+    let dir = support::dir();
+    made.store(dir.path(), &world);
+    made.qemu_finds_nothing(dir.path());
+    let now = world.tick();
+    compare(&run, &made.qemu_reads(dir.path(), None), now, "QEMU reads");
+    if made.case.options.contains("data_file_raw") {
+        let holds = made.raw_holds(dir.path(), "data.raw");
+        compare(&run, &holds, now, "the data file holds");
+    }
+}
+
+fn begin(made: &Made, world: &std::sync::Arc<sim::world::World>, seed: u64) -> Run {
+    let workers = 1 + seed as usize % 3;
+    Run::new(made.start(world, workers, seed)).expect("the image opens")
+}
+
+fn compare(run: &Run, holds: &[Value], now: u64, what: &str) {
+    for (sector, value) in (0..).zip(holds) {
+        let allowed = run.model.readable(sector, now);
+        assert!(
+            allowed.contains(value),
+            "{what} {value:#x} in sector {sector}, not one of {allowed:x?}\n{}",
+            run.model.story(sector)
+        );
+    }
+}
+
+#[test]
+fn new_images_by_qemu() {
+    each(FORMATS, rounds(2), serve);
+}
+
+#[test]
+fn new_images_by_fathom() {
+    let own = |case: &Case| Case { own: true, ..*case };
+    let cases: Vec<_> = FORMATS.iter().map(own).collect();
+    each(&cases, rounds(1), serve);
+}
+
+#[test]
+fn few_tables_in_memory() {
+    let tiny = |case: &Case| Case {
+        tiny_cache: true,
+        ..*case
+    };
+    let cases: Vec<_> = FORMATS.iter().map(tiny).collect();
+    each(&cases, rounds(1), serve);
+}
+
+#[test]
+fn images_with_data() {
+    let filled = |case: &Case| Case {
+        filled: Some(Filled::Plain),
+        ..*case
+    };
+    let cases: Vec<_> = FORMATS.iter().map(filled).collect();
+    each(&cases, rounds(1), serve);
+}
+
+#[test]
+fn compressed_images() {
+    let filled = |case: &Case| Case {
+        filled: Some(Filled::Compressed),
+        ..*case
+    };
+    let can = |case: &&Case| case.format == "qcow2" && !case.options.contains("preallocation");
+    let cases: Vec<_> = FORMATS.iter().filter(can).map(filled).collect();
+    each(&cases, rounds(1), serve);
+}
+
+#[test]
+fn external_data_files() {
+    each(DATA_FILES, rounds(2), serve);
+}
+
+#[test]
+fn backing_files() {
+    let mut cases = Vec::new();
+    for (n, case) in FORMATS.iter().enumerate() {
+        // Each of them with some of the images below.
+        for backing in BACKINGS.iter().skip(n % 2).step_by(2) {
+            if case.options.contains("preallocation") && !case.options.contains("extended") {
+                continue;
+            }
+            cases.push(Case {
+                backing: Some(*backing),
+                filled: None,
+                ..*case
+            });
+        }
+    }
+    each(&cases, rounds(1), serve);
+}
+
+#[test]
+fn raw_files() {
+    let raw = Case {
+        name: "raw",
+        format: "raw",
+        ..QCOW2
+    };
+    each(&[raw], rounds(3), serve);
+}
+
+/// Where nothing reads as zeroes before it is written.
+#[test]
+fn devices() {
+    let device = |case: &Case| Case {
+        device: true,
+        ..*case
+    };
+    let small = |case: &&Case| case.format == "qcow2" && case.cluster <= 65536;
+    let cases: Vec<_> = FORMATS.iter().filter(small).map(device).collect();
+    each(&cases, rounds(1), serve);
+}
+
+/// A snapshot that is made between two runs stays what it was.
+#[test]
+fn snapshots() {
+    let can = |case: &&Case| case.format == "qcow2" && !case.options.contains("refcount_bits=1");
+    let mut cases: Vec<_> = FORMATS.iter().filter(can).copied().collect();
+    let below = |case: &Case| Case {
+        backing: Some(Backing::RAW),
+        ..*case
+    };
+    let compressed = |case: &Case| Case {
+        filled: Some(Filled::Compressed),
+        ..*case
+    };
+    let plain = |case: &&Case| !case.options.contains("preallocation");
+    let more: Vec<_> = cases.iter().filter(plain).map(below).collect();
+    let compressed: Vec<_> = cases.iter().filter(plain).map(compressed).collect();
+    cases.extend(more);
+    cases.extend(compressed);
+    each(&cases, rounds(1), with_snapshots);
+}
+
+fn with_snapshots(made: &Made, seed: u64) {
+    let dir = support::dir();
+    let dir = dir.path();
+    let world = made.world(seed);
+    let mut run = begin(made, &world, seed);
+    let mut snapshots = Vec::new();
+    for name in ["one", "two", "three"] {
+        run.activate();
+        run.requests(80);
+        run.deactivate();
+        made.store(dir, &world);
+        made.qemu_finds_nothing(dir);
+        made.snapshot(dir, "-c", name);
+        snapshots.push((name, made.qemu_reads(dir, None)));
+        made.load(dir, &world);
+    }
+    run.activate();
+    run.requests(80);
+    run.deactivate();
+    made.store(dir, &world);
+    made.qemu_finds_nothing(dir);
+    let now = world.tick();
+    compare(&run, &made.qemu_reads(dir, None), now, "QEMU reads");
+    for (name, held) in &snapshots {
+        let holds = made.qemu_reads(dir, Some(name));
+        assert!(holds == *held, "snapshot {name} has changed");
+    }
+    // Without the snapshots, everything but the disk itself is free.
+    for (name, _) in &snapshots {
+        made.snapshot(dir, "-d", name);
+        made.qemu_finds_nothing(dir);
+    }
+    compare(&run, &made.qemu_reads(dir, None), now, "QEMU reads");
+}

@@ -1,0 +1,344 @@
+//! Images to run on, made by QEMU's tools and by Fathom's own.
+
+use super::model::{BEFORE, Model, SECTOR, Value, ZERO, fill, identify};
+use super::pages::Pages;
+use super::rng::Rng;
+use super::run::Start;
+use super::world::World;
+use crate::support::{create_file, pairs, qemu_check, qemu_img};
+use fathom_formats::image::ImageOptions;
+use fathom_formats::img::Format;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What an image is like, in the words of qemu-img.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub name: &'static str,
+    pub format: &'static str,
+    pub options: &'static str,
+    /// Bytes.
+    pub cluster: u64,
+    /// There is data in it, compressed or not.
+    pub filled: Option<Filled>,
+    pub backing: Option<Backing>,
+    /// As few tables as possible stay in memory.
+    pub tiny_cache: bool,
+    /// Made by Fathom.
+    pub own: bool,
+    /// There is an internal snapshot of what is in it.
+    pub snapshot: bool,
+    /// A larger disk, all of which is used.
+    pub wide: bool,
+    /// It is on a device, with old data after its end.
+    pub device: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filled {
+    Plain,
+    Compressed,
+}
+
+/// The image below; with another, raw one below that if `chain`.
+#[derive(Clone, Copy, Debug)]
+pub struct Backing {
+    pub format: &'static str,
+    pub options: &'static str,
+    pub compressed: bool,
+    pub chain: bool,
+    /// Sectors more than the disk has, or fewer.
+    pub longer: i64,
+}
+
+impl Backing {
+    pub const RAW: Backing = Backing {
+        format: "raw",
+        options: "",
+        compressed: false,
+        chain: false,
+        longer: 0,
+    };
+    pub const QCOW2: Backing = Backing {
+        format: "qcow2",
+        options: "cluster_size=4k",
+        ..Backing::RAW
+    };
+}
+
+/// The plainest qcow2 image.
+pub const QCOW2: Case = Case {
+    name: "",
+    format: "qcow2",
+    options: "",
+    cluster: 65536,
+    filled: None,
+    backing: None,
+    tiny_cache: false,
+    own: false,
+    snapshot: false,
+    wide: false,
+    device: false,
+};
+
+/// An image's files, and what is in it.
+pub struct Made {
+    pub case: Case,
+    /// The image comes first.
+    pub names: Vec<String>,
+    pub files: Vec<Pages>,
+    pub initial: Vec<Value>,
+    pub below: Vec<Value>,
+}
+
+/// Bytes of a device that follow the image.
+const DEVICE: usize = 8 << 20;
+
+const TOP: &str = "top.img";
+
+impl Case {
+    fn sectors(&self) -> u64 {
+        let bytes = (self.cluster * 48).clamp(1 << 20, 20 << 20);
+        let times = if self.wide { 8 } else { 1 };
+        times * bytes / SECTOR as u64 + 3
+    }
+
+    pub fn format(&self) -> Format {
+        Format::from_name(self.format).expect("a format")
+    }
+
+    pub fn serving(&self) -> ImageOptions {
+        let mut options = ImageOptions::new(self.format());
+        if self.tiny_cache {
+            options.metadata_cache = 0;
+        }
+        options
+    }
+
+    /// Makes it in `dir`.
+    pub fn make(&self, dir: &Path, seed: u64) -> Made {
+        let mut rng = Rng::new(seed ^ 0x5eed);
+        let sectors = self.sectors();
+        let mut names = vec![TOP.to_owned()];
+        let mut below = vec![ZERO; sectors as usize];
+        if let Some(backing) = &self.backing {
+            below = backing.make(dir, sectors, &mut rng, &mut names);
+            below.resize(sectors as usize, ZERO);
+        }
+        let mut initial = below.clone();
+        self.make_top(dir, &mut initial, &mut rng);
+        if self.snapshot {
+            qemu_img(dir, &["snapshot", "-c", "before", TOP]);
+        }
+        if self.options.contains("data_file") {
+            names.push("data.raw".into());
+        }
+        let files = names.iter().map(|name| Pages::load(&dir.join(name)));
+        let mut files: Vec<_> = files.collect();
+        if self.device {
+            let end = files[0].len().next_multiple_of(self.cluster);
+            let mut old = vec![0; DEVICE];
+            fill(&mut old, 1 << 40, BEFORE);
+            files[0].write(end, &old);
+        }
+        Made {
+            case: *self,
+            files,
+            names,
+            initial,
+            below,
+        }
+    }
+
+    fn make_top(&self, dir: &Path, initial: &mut [Value], rng: &mut Rng) {
+        let size = initial.len() as u64 * SECTOR as u64;
+        let base = self.backing.map(|b| (b.name(), b.format));
+        if self.own {
+            let mut options = pairs(self.options);
+            if let Some((name, format)) = base {
+                options.extend([("backing_file", name), ("backing_fmt", format)]);
+            }
+            return create_file(dir, TOP, self.format, &options, size);
+        }
+        let mut args = vec!["-o", self.options];
+        if self.options.is_empty() {
+            args.clear();
+        }
+        let size = size.to_string();
+        let Some(filled) = self.filled else {
+            args.splice(0..0, ["create", "-q", "-f", self.format]);
+            if let Some((name, format)) = base {
+                args.extend(["-b", name, "-F", format]);
+            }
+            args.extend([TOP, &size]);
+            qemu_img(dir, &args);
+            return;
+        };
+        sprinkle(initial, BEFORE + 1, rng);
+        write_raw(dir, "top.raw", initial);
+        args.splice(0..0, ["convert", "-f", "raw", "-O", self.format]);
+        if filled == Filled::Compressed {
+            args.push("-c");
+        }
+        if let Some((name, format)) = base {
+            args.extend(["-B", name, "-F", format]);
+        }
+        args.extend(["top.raw", TOP]);
+        qemu_img(dir, &args);
+    }
+}
+
+impl Backing {
+    fn name(&self) -> &'static str {
+        "below.img"
+    }
+
+    /// Makes it; what it holds.
+    fn make(&self, dir: &Path, sectors: u64, rng: &mut Rng, names: &mut Vec<String>) -> Vec<Value> {
+        let sectors = sectors.saturating_add_signed(self.longer) as usize;
+        let mut holds = vec![ZERO; sectors];
+        names.push(self.name().to_owned());
+        if self.chain {
+            sprinkle(&mut holds, BEFORE + 3, rng);
+            write_raw(dir, "lowest.raw", &holds);
+            names.push("lowest.raw".to_owned());
+        }
+        sprinkle(&mut holds, BEFORE + 2, rng);
+        write_raw(dir, "below.raw", &holds);
+        let mut args = vec!["convert", "-f", "raw", "-O", self.format];
+        if !self.options.is_empty() {
+            args.extend(["-o", self.options]);
+        }
+        if self.compressed {
+            args.push("-c");
+        }
+        if self.chain {
+            args.extend(["-B", "lowest.raw", "-F", "raw"]);
+        }
+        args.extend(["below.raw", self.name()]);
+        qemu_img(dir, &args);
+        holds
+    }
+}
+
+impl Made {
+    pub fn world(&self, seed: u64) -> Arc<World> {
+        let world = World::new(self.files.clone(), seed);
+        self.prepare(&world);
+        world
+    }
+
+    /// Its image is on what it is on.
+    pub fn prepare(&self, world: &World) {
+        let mut state = world.state();
+        state.limit = self.case.device.then(|| self.files[0].len());
+        state.device = self.case.device;
+    }
+
+    pub fn model(&self) -> Model {
+        Model::new(self.initial.clone(), self.below.clone())
+    }
+
+    /// Everything for a run by so many workers.
+    pub fn start(&self, world: &Arc<World>, workers: usize, seed: u64) -> Start<'_> {
+        Start {
+            world: world.clone(),
+            names: &self.names,
+            options: self.case.serving(),
+            model: self.model(),
+            cluster: self.case.cluster,
+            wide: self.case.wide,
+            workers,
+            seed,
+        }
+    }
+
+    /// Writes the files as the world has them.
+    pub fn store(&self, dir: &Path, world: &World) {
+        let state = world.state();
+        for (name, file) in self.names.iter().zip(&state.files) {
+            file.store(&dir.join(name));
+        }
+    }
+
+    /// The other way round.
+    pub fn load(&self, dir: &Path, world: &World) {
+        let mut state = world.state();
+        for (name, file) in self.names.iter().zip(&mut state.files) {
+            *file = Pages::load(&dir.join(name));
+        }
+    }
+
+    /// What QEMU reads, of the image or one of its snapshots.
+    pub fn qemu_reads(&self, dir: &Path, snapshot: Option<&str>) -> Vec<Value> {
+        let named = snapshot.map(|name| format!("snapshot.name={name}"));
+        let mut args = vec!["convert", "-f", self.case.format, "-O", "raw"];
+        if let Some(named) = &named {
+            args.extend(["-l", named]);
+        }
+        args.extend([TOP, "read.raw"]);
+        qemu_img(dir, &args);
+        self.raw_holds(dir, "read.raw")
+    }
+
+    /// What is in a raw file.
+    pub fn raw_holds(&self, dir: &Path, name: &str) -> Vec<Value> {
+        let file = Pages::load(&dir.join(name));
+        let sector = |n: u64| {
+            let mut bytes = [0; SECTOR];
+            file.read(&mut bytes, n * SECTOR as u64);
+            identify(&bytes, n).unwrap_or_else(|what| panic!("{name}: sector {n} is {what}"))
+        };
+        (0..self.initial.len() as u64).map(sector).collect()
+    }
+
+    /// `qemu-img check` finds nothing, or only leaks if there may be some.
+    pub fn qemu_finds(&self, dir: &Path, leaks: bool) -> Result<(), String> {
+        if self.case.format == "raw" {
+            return Ok(());
+        }
+        match qemu_check(dir, TOP, self.case.format) {
+            (0, _) => Ok(()),
+            (3, _) if leaks => Ok(()),
+            (status, json) => Err(format!("qemu-img check: {status}, {json:?}")),
+        }
+    }
+
+    /// Nothing at all.
+    pub fn qemu_finds_nothing(&self, dir: &Path) {
+        let found = self.qemu_finds(dir, false);
+        found.unwrap_or_else(|problem| panic!("{problem}"));
+    }
+
+    /// One of qemu-img's commands on snapshots.
+    pub fn snapshot(&self, dir: &Path, command: &str, name: &str) {
+        qemu_img(dir, &["snapshot", command, name, TOP]);
+    }
+}
+
+/// Puts data into a part of the sectors.
+fn sprinkle(holds: &mut [Value], value: Value, rng: &mut Rng) {
+    let len = holds.len() as u64;
+    for _ in 0..12 {
+        let first = rng.below(len);
+        let n = 1 + rng.below((len / 12).max(1));
+        let last = (first + n).min(len);
+        holds[first as usize..last as usize].fill(value);
+    }
+}
+
+fn write_raw(dir: &Path, name: &str, holds: &[Value]) {
+    let file = File::create(dir.join(name)).expect("a file");
+    file.set_len((holds.len() * SECTOR) as u64)
+        .expect("it can be as long");
+    let mut sector = [0; SECTOR];
+    for (n, value) in holds.iter().enumerate() {
+        if *value != ZERO {
+            fill(&mut sector, n as u64, *value);
+            file.write_all_at(&sector, (n * SECTOR) as u64)
+                .expect("it is written");
+        }
+    }
+}

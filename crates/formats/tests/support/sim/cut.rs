@@ -1,0 +1,229 @@
+//! Power cuts: what of a run may be on the disk when it ends at any instant,
+//! and whether that is a sound image with everything that must be in it.
+
+use super::case::Made;
+use super::model::{Model, Value};
+use super::pages::Pages;
+use super::recorder::Recorder;
+use super::rng::Rng;
+use super::run::{Run, Start};
+use super::world::{Change, Event, Log, SECTOR, World, apply};
+use fathom_core::Disk;
+use fathom_formats::img::check::{Options, check};
+use std::sync::Arc;
+
+/// What becomes of changes that are not flushed.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Lost,
+    Kept,
+    /// Each lost or kept.
+    Some,
+    /// All but one are kept, or one alone.
+    AllBut(u64),
+    Only(u64),
+    /// Each sector of each.
+    Torn,
+}
+
+/// A run that can be cut.
+pub struct Cuts<'a> {
+    pub made: &'a Made,
+    /// The files when the log began.
+    pub before: &'a [Pages],
+    pub log: &'a Log,
+    pub model: &'a Model,
+    pub seed: u64,
+}
+
+impl Cuts<'_> {
+    /// Cuts the power so many times, at random instants. The error says what
+    /// was lost.
+    pub fn check(&self, count: usize) -> Result<(), String> {
+        let mut rng = Rng::new(self.seed ^ 0xc07);
+        let durable: Vec<u64> = self.log.events.iter().map(|e| self.durable(e)).collect();
+        let (Some(first), Some(last)) = (self.log.events.first(), self.log.events.last()) else {
+            return Ok(());
+        };
+        let (from, to) = (first.submitted, last.done + 1);
+        let instants = (0..count).map(|_| from + rng.below(to - from + 1));
+        let mut instants: Vec<u64> = instants.collect();
+        instants.sort_unstable();
+        let mut settled = self.before.to_vec();
+        let mut next = 0;
+        for instant in instants {
+            while next < durable.len() && durable[next] <= instant {
+                let event = &self.log.events[next];
+                apply(&mut settled[event.file], event.at, &event.change);
+                next += 1;
+            }
+            let fate = fate(&mut rng);
+            let mut files = settled.clone();
+            for (event, durable) in self.log.events[next..].iter().zip(&durable[next..]) {
+                if event.submitted <= instant {
+                    let must = *durable <= instant;
+                    keep(&mut files[event.file], event, fate, must, &mut rng);
+                }
+            }
+            let told = |problem| format!("cut at {instant}, {fate:?}: {problem}");
+            self.verify(files, instant, &mut rng).map_err(told)?;
+        }
+        Ok(())
+    }
+
+    /// From when on it is on the disk.
+    fn durable(&self, event: &Event) -> u64 {
+        let covers = |f: &&super::world::Flush| f.file == event.file && f.submitted > event.done;
+        let flushed = self.log.flushes.iter().filter(covers).map(|f| f.done);
+        match event.fua {
+            true => event.done,
+            false => flushed.min().unwrap_or(u64::MAX),
+        }
+    }
+
+    fn verify(&self, files: Vec<Pages>, instant: u64, rng: &mut Rng) -> Result<(), String> {
+        let world = World::new(files, rng.next());
+        self.made.prepare(&world);
+        check_image(self.made, &world)?;
+        if rng.one_in(100) {
+            self.ask_qemu(&world)?;
+        }
+        let start = self.made.start(&world, 1, rng.next());
+        let mut run = Run::new(start).map_err(|e| e.to_string())?;
+        run.strict = false;
+        run.disk.activate().map_err(|e| e.to_string())?;
+        let durable = self.model.durable_at(instant);
+        let mut now = self.model.initial().to_vec();
+        for (first, n) in runs(&self.model.touched()) {
+            for (sector, value) in (first..).zip(run.read(first, n)?) {
+                let allowed = self.model.after_cut(sector, instant, &durable);
+                if !allowed.contains(&value) {
+                    let story = self.model.story(sector);
+                    return Err(format!(
+                        "sector {sector} is {value:#x}, not one of {allowed:x?}\n{story}"
+                    ));
+                }
+                now[sector as usize] = value;
+            }
+        }
+        match rng.one_in(16) {
+            true => self.go_on(&world, now, rng),
+            false => Ok(()),
+        }
+    }
+
+    /// The image is as good as any: it can be written to, and the power can
+    /// fail again.
+    fn go_on(&self, world: &Arc<World>, now: Vec<Value>, rng: &mut Rng) -> Result<(), String> {
+        let start = Start {
+            model: Model::new(now, self.made.below.clone()).later(self.model),
+            ..self.made.start(world, 2, rng.next())
+        };
+        let mut run = Run::new(start).map_err(|e| e.to_string())?;
+        let before = world.state().files.clone();
+        world.state().log = Some(Log::default());
+        run.disk.activate().map_err(|e| e.to_string())?;
+        run.requests(30);
+        run.deactivate();
+        check_image(self.made, world)?;
+        let log = world.state().log.take().expect("put there above");
+        let again = Cuts {
+            made: self.made,
+            before: &before,
+            log: &log,
+            model: &run.model,
+            seed: rng.next(),
+        };
+        again.check(4).map_err(|problem| format!("then {problem}"))
+    }
+
+    fn ask_qemu(&self, world: &World) -> Result<(), String> {
+        let dir = crate::support::dir();
+        self.made.store(dir.path(), world);
+        self.made.qemu_finds(dir.path(), true)
+    }
+}
+
+/// The check finds nothing that is not just a leak.
+pub fn check_image(made: &Made, world: &Arc<World>) -> Result<u64, String> {
+    if made.case.format == "raw" {
+        return Ok(0);
+    }
+    let file = Recorder::new(world.clone(), 0, &made.names[0]);
+    let mut lines = Vec::new();
+    let mut say = |line: &str| lines.push(line.to_owned());
+    let report = check(&*file, made.case.format(), &Options::default(), &mut say);
+    let report = report.map_err(|error| format!("cannot be checked: {error}"))?;
+    match report.corruptions + report.check_errors {
+        0 => Ok(report.leaks),
+        _ => Err(format!("is corrupt: {lines:#?}")),
+    }
+}
+
+fn fate(rng: &mut Rng) -> Fate {
+    match rng.below(10) {
+        0 => Fate::Lost,
+        1 => Fate::Kept,
+        2 | 3 => Fate::AllBut(rng.next()),
+        4 | 5 => Fate::Only(rng.next()),
+        6 | 7 => Fate::Torn,
+        _ => Fate::Some,
+    }
+}
+
+/// A change that may be on the disk, or must be.
+fn keep(file: &mut Pages, event: &Event, fate: Fate, must: bool, rng: &mut Rng) {
+    // One event in ten or so is the one.
+    let is_it = |which: u64| (event.done ^ which).is_multiple_of(11);
+    let kept = match fate {
+        _ if must => true,
+        Fate::Lost => false,
+        Fate::Kept => true,
+        Fate::Some => rng.one_in(2),
+        Fate::AllBut(which) => !is_it(which),
+        Fate::Only(which) => is_it(which),
+        Fate::Torn => return tear(file, event, rng),
+    };
+    if kept {
+        apply(file, event.at, &event.change);
+    }
+}
+
+/// Each sector of the change is lost or kept.
+fn tear(file: &mut Pages, event: &Event, rng: &mut Rng) {
+    let len = match &event.change {
+        Change::Write(bytes) => bytes.len() as u64,
+        Change::Zero(len) => *len,
+        Change::Len(_) => {
+            return if rng.one_in(2) {
+                apply(file, event.at, &event.change)
+            };
+        }
+    };
+    let (mut at, end) = (event.at, event.at + len);
+    while at < end {
+        let next = end.min(at / SECTOR * SECTOR + SECTOR);
+        if rng.one_in(2) {
+            match &event.change {
+                Change::Write(bytes) => {
+                    let part = (at - event.at) as usize..(next - event.at) as usize;
+                    file.write(at, &bytes[part]);
+                }
+                _ => file.zero(at, next - at),
+            }
+        }
+        at = next;
+    }
+}
+
+/// Sectors in a row, 256 at most, from sorted ones.
+fn runs(sectors: &[u64]) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for sector in sectors {
+        match runs.last_mut() {
+            Some((first, n)) if *first + *n == *sector && *n < 256 => *n += 1,
+            _ => runs.push((*sector, 1)),
+        }
+    }
+    runs
+}

@@ -1,0 +1,77 @@
+//! A disk image served by workers without threads, on files in memory: what
+//! happens, and in which order, is a matter of one number. (But for compressed
+//! clusters: when a thread has decompressed one is a matter of time.)
+//!
+//! A [`case`] is an image that QEMU or Fathom made. Its files are in a
+//! [`world`], whose operations wait until the [`run`] carries one of them out,
+//! any of them; the image uses them as its storages by way of a [`recorder`].
+//! The run's [`worker`]s ask for what [`rng`] says, and the [`model`] tells what
+//! each sector may be. [`cut`] makes files of what the world has recorded: as
+//! they may be after the power has failed.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+pub mod case;
+pub mod cut;
+pub mod model;
+pub mod pages;
+pub mod recorder;
+pub mod rng;
+pub mod run;
+pub mod worker;
+pub mod world;
+
+use case::{Case, Made};
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is no number: {text}")),
+    )
+}
+
+/// FATHOM_ROUNDS times as many rounds as usual.
+pub fn rounds(usual: u64) -> u64 {
+    usual * rounds_or(1)
+}
+
+fn rounds_or(usual: u64) -> u64 {
+    number("FATHOM_ROUNDS").unwrap_or(usual)
+}
+
+/// Says how to run a test again that fails.
+pub struct Again(String);
+
+impl Again {
+    pub fn new(what: String) -> Again {
+        Again(what)
+    }
+}
+
+impl Drop for Again {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("with {}", self.0);
+        }
+    }
+}
+
+/// Calls `test` with each case's image and so many seeds. FATHOM_CASE chooses
+/// a case; FATHOM_SEED is the first of FATHOM_ROUNDS seeds, or the only one.
+pub fn each(cases: &[Case], rounds: u64, test: impl Fn(&Made, u64)) {
+    let only = std::env::var("FATHOM_CASE").ok();
+    let seed = number("FATHOM_SEED");
+    let chosen = |case: &&Case| only.as_ref().is_none_or(|name| name == case.name);
+    for case in cases.iter().filter(chosen) {
+        let seeds = match seed {
+            Some(seed) => seed..seed + rounds_or(1),
+            None => 1..rounds + 1,
+        };
+        for seed in seeds {
+            let name = case.name;
+            let _again = Again::new(format!("FATHOM_CASE={name} FATHOM_SEED={seed}"));
+            let dir = crate::support::dir();
+            test(&case.make(dir.path(), seed), seed);
+        }
+    }
+}

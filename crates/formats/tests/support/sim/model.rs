@@ -1,0 +1,257 @@
+//! What each sector of a disk may read as.
+
+use std::collections::HashMap;
+
+/// Bytes.
+pub const SECTOR: usize = 512;
+
+/// What a sector holds: zeroes, or the pattern of this number.
+pub type Value = u32;
+pub const ZERO: Value = 0;
+
+/// Numbers from here on are of images that were there before.
+pub const BEFORE: Value = 0x8000_0000;
+
+const MAGIC: u32 = 0xfa7b_0a57;
+
+/// Fills sectors from the one of this number on.
+pub fn fill(bytes: &mut [u8], first: u64, value: Value) {
+    if value == ZERO {
+        return bytes.fill(0);
+    }
+    for (n, sector) in bytes.chunks_mut(SECTOR).enumerate() {
+        for (m, word) in sector.chunks_mut(16).enumerate() {
+            word[..8].copy_from_slice(&(first + n as u64).to_le_bytes());
+            word[8..12].copy_from_slice(&value.to_le_bytes());
+            word[12..].copy_from_slice(&(MAGIC ^ m as u32).to_le_bytes());
+        }
+    }
+}
+
+/// What a sector holds; the error is for people.
+pub fn identify(bytes: &[u8], sector: u64) -> Result<Value, String> {
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(ZERO);
+    }
+    let value = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
+    let place = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    let mut expected = [0; SECTOR];
+    fill(&mut expected, place, value);
+    if bytes != expected {
+        return Err(format!("garbage: {:02x?}...", &bytes[..16]));
+    }
+    match place == sector {
+        true => Ok(value),
+        false => Err(format!("the data {value:#x} of sector {place}")),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Write,
+    Zero,
+    Discard,
+}
+
+/// One request that changes sectors.
+#[derive(Clone, Debug)]
+pub struct Action {
+    pub kind: Kind,
+    pub fua: bool,
+    pub submitted: u64,
+    /// When it ended, well or not.
+    pub done: Option<u64>,
+    /// Nobody knows what it did.
+    pub failed: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Flush {
+    submitted: u64,
+    done: u64,
+}
+
+/// Of one disk.
+pub struct Model {
+    /// Numbers of writes come after this one.
+    after: Value,
+    /// By sector, at first.
+    initial: Vec<Value>,
+    /// What shows where the image has nothing.
+    below: Vec<Value>,
+    pub actions: Vec<Action>,
+    /// Of sectors that were changed: the actions in order.
+    history: HashMap<u64, Vec<u32>>,
+    flushes: Vec<Flush>,
+}
+
+impl Model {
+    pub fn new(initial: Vec<Value>, below: Vec<Value>) -> Model {
+        assert_eq!(initial.len(), below.len());
+        Model {
+            after: 0,
+            initial,
+            below,
+            actions: Vec::new(),
+            history: HashMap::new(),
+            flushes: Vec::new(),
+        }
+    }
+
+    /// Its data differs from that of a model before it.
+    pub fn later(self, than: &Model) -> Model {
+        Model {
+            after: than.after + than.actions.len() as Value,
+            ..self
+        }
+    }
+
+    /// What it began with, by sector.
+    pub fn initial(&self) -> &[Value] {
+        &self.initial
+    }
+
+    pub fn sectors(&self) -> u64 {
+        self.initial.len() as u64
+    }
+
+    /// Sectors that were ever changed, in order.
+    pub fn touched(&self) -> Vec<u64> {
+        let mut touched: Vec<u64> = self.history.keys().copied().collect();
+        touched.sort_unstable();
+        touched
+    }
+
+    /// An action is submitted; returns its number and, for a write, its value.
+    pub fn begin(
+        &mut self,
+        kind: Kind,
+        fua: bool,
+        now: u64,
+        first: u64,
+        sectors: u64,
+    ) -> (usize, Value) {
+        let number = self.actions.len();
+        self.actions.push(Action {
+            kind,
+            fua,
+            submitted: now,
+            done: None,
+            failed: false,
+        });
+        for sector in first..first + sectors {
+            self.history.entry(sector).or_default().push(number as u32);
+        }
+        (number, self.after + number as Value + 1)
+    }
+
+    pub fn end(&mut self, number: usize, now: u64, failed: bool) {
+        let action = &mut self.actions[number];
+        action.done = Some(now);
+        action.failed = failed;
+    }
+
+    /// What had ended before `submitted` is durable from `done` on.
+    pub fn flushed(&mut self, submitted: u64, done: u64) {
+        self.flushes.push(Flush { submitted, done });
+    }
+
+    /// From when on an action is durable.
+    fn durable(&self, action: &Action) -> u64 {
+        let Some(done) = action.done else {
+            return u64::MAX;
+        };
+        let flushes = self.flushes.iter().filter(|f| f.submitted > done);
+        let flushed = flushes.map(|f| f.done).min().unwrap_or(u64::MAX);
+        match action.fua {
+            true => done,
+            false => flushed,
+        }
+    }
+
+    /// What a read may return that was submitted at `since` and ends now.
+    pub fn readable(&self, sector: u64, since: u64) -> Vec<Value> {
+        let settled = |_, action: &Action| action.done.is_some_and(|done| done < since);
+        self.allowed(sector, u64::MAX, settled)
+    }
+
+    /// Whether a read that was submitted at `since` and ends now has overlapped
+    /// a request that gave the sector's cluster up: like QEMU's, it may then
+    /// see what the cluster has been used for instead.
+    pub fn given_up(&self, sector: u64, since: u64) -> bool {
+        let history = self.history.get(&sector).into_iter().flatten();
+        let mut actions = history.map(|n| &self.actions[*n as usize]);
+        actions.any(|a| a.kind != Kind::Write && a.done.is_none_or(|done| done > since))
+    }
+
+    /// For each action whether it was durable at `cut`, for `after_cut`.
+    pub fn durable_at(&self, cut: u64) -> Vec<bool> {
+        let durable = |action| self.durable(action) <= cut;
+        self.actions.iter().map(durable).collect()
+    }
+
+    /// What a sector may be after the power was cut at `cut`.
+    pub fn after_cut(&self, sector: u64, cut: u64, durable: &[bool]) -> Vec<Value> {
+        self.allowed(sector, cut, |number, _| durable[number])
+    }
+
+    /// An action no longer matters if one that began after it had ended is
+    /// settled; a discard or what failed settles nothing.
+    fn allowed(
+        &self,
+        sector: u64,
+        until: u64,
+        settled: impl Fn(usize, &Action) -> bool,
+    ) -> Vec<Value> {
+        let initial = self.initial[sector as usize];
+        let Some(history) = self.history.get(&sector) else {
+            return vec![initial];
+        };
+        let actions = || {
+            let all = history.iter().map(|n| (*n, &self.actions[*n as usize]));
+            all.filter(|(_, action)| action.submitted <= until)
+        };
+        let rules = |action: &Action| action.kind != Kind::Discard && !action.failed;
+        let ruling = actions().filter(|(n, a)| rules(a) && settled(*n as usize, a));
+        let last = ruling.map(|(_, a)| a.submitted).max().unwrap_or(0);
+        let mut allowed = Vec::new();
+        if last == 0 {
+            allowed.push(initial);
+        }
+        for (number, action) in actions() {
+            if action.done.is_some_and(|done| done < last) {
+                continue;
+            }
+            match action.kind {
+                Kind::Write => allowed.push(self.after + number + 1),
+                Kind::Zero => allowed.push(ZERO),
+                Kind::Discard => allowed.extend([ZERO, self.below[sector as usize]]),
+            }
+        }
+        allowed
+    }
+
+    /// The history of a sector, for people.
+    pub fn story(&self, sector: u64) -> String {
+        let history = self.history.get(&sector).into_iter().flatten();
+        let told = history.map(|n| {
+            let a = &self.actions[*n as usize];
+            format!(
+                "  {:#x}: {:?} fua={} submitted={} done={:?} durable={} failed={}\n",
+                self.after + n + 1,
+                a.kind,
+                a.fua,
+                a.submitted,
+                a.done,
+                self.durable(a),
+                a.failed
+            )
+        });
+        let initial = self.initial[sector as usize];
+        let below = self.below[sector as usize];
+        format!(
+            "  initial {initial:#x}, below {below:#x}\n{}",
+            told.collect::<String>()
+        )
+    }
+}

@@ -1,0 +1,395 @@
+//! A run: random requests by several workers, each read compared.
+
+use super::model::{Kind, Model, SECTOR, Value, fill, identify};
+use super::recorder::{Names, Recorder};
+use super::rng::Rng;
+use super::worker::{Ask, DEPTH, Flight, Worker};
+use super::world::{World, trace};
+use fathom_core::{Disk, DiskError, Op};
+use fathom_formats::image::{ImageDisk, ImageOptions};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A disk, its workers, and what is known of it.
+pub struct Run {
+    pub world: Arc<World>,
+    pub disk: ImageDisk,
+    pub model: Model,
+    workers: Vec<Worker>,
+    rng: Rng,
+    /// Errors are not expected.
+    pub strict: bool,
+    /// Requests that failed.
+    pub failures: u64,
+    /// First sectors of the parts of the disk that are used.
+    windows: Vec<u64>,
+    /// Of a hundred requests so many are flushes, and of a hundred others so
+    /// many must be durable at once.
+    pub flushes: u64,
+    fua: u64,
+    /// Sectors of a cluster, and of a window.
+    cluster: u64,
+    window: u64,
+}
+
+/// What a run is made of.
+pub struct Start<'a> {
+    pub world: Arc<World>,
+    /// Of the world's files; the first is the image.
+    pub names: &'a [String],
+    pub options: ImageOptions,
+    pub model: Model,
+    /// Bytes.
+    pub cluster: u64,
+    /// All of the disk is used.
+    pub wide: bool,
+    pub workers: usize,
+    pub seed: u64,
+}
+
+/// Opens the image that is the world's first file.
+pub fn open(
+    world: &Arc<World>,
+    names: &[String],
+    options: &ImageOptions,
+) -> Result<ImageDisk, DiskError> {
+    let file = |n: usize| Recorder::new(world.clone(), n, &names[n]);
+    let others = (1..names.len()).map(|n| (names[n].clone(), file(n)));
+    let opener = Names(others.collect::<HashMap<_, _>>());
+    ImageDisk::open(file(0), Arc::new(opener), options.clone())
+}
+
+impl Run {
+    /// Not active yet.
+    pub fn new(start: Start) -> Result<Run, DiskError> {
+        let disk = open(&start.world, start.names, &start.options)?;
+        let workers = (0..start.workers).map(|n| Worker::new(&disk, &start.world, n));
+        let workers = workers.collect();
+        let mut rng = Rng::new(start.seed);
+        let cluster = start.cluster / SECTOR as u64;
+        let sectors = start.model.sectors();
+        let window = match start.wide {
+            true => sectors,
+            false => (16 * cluster).clamp(64, 4096.max(3 * cluster)).min(sectors),
+        };
+        let windows = (0..3).map(|_| match rng.below(3) {
+            0 => sectors - window,
+            _ => rng.below(sectors - window + 1) / cluster * cluster,
+        });
+        Ok(Run {
+            windows: windows.collect(),
+            world: start.world,
+            disk,
+            model: start.model,
+            workers,
+            strict: true,
+            failures: 0,
+            flushes: [0, 0, 3, 20][rng.below(4) as usize],
+            fua: [0, 0, 5, 30][rng.below(4) as usize],
+            cluster,
+            window,
+            rng,
+        })
+    }
+
+    /// A random number of the run.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.rng.below(n)
+    }
+
+    /// So many random requests, most of them at the same time.
+    pub fn requests(&mut self, n: usize) {
+        let mut left = n;
+        while left > 0 {
+            let depth = 1 + self.rng.below(DEPTH as u64) as usize;
+            for _ in 0..1 + self.rng.below(40) {
+                let worker = self.rng.below(self.workers.len() as u64) as usize;
+                if left > 0 && self.workers[worker].in_flight() < depth && !self.rng.one_in(3) {
+                    let ask = self.random();
+                    self.submit(worker, ask);
+                    left -= 1;
+                } else if !self.step() {
+                    // A thread decompresses, or requests wait for ever.
+                    self.drain();
+                }
+            }
+        }
+    }
+
+    /// Everything in flight ends.
+    pub fn drain(&mut self) {
+        let mut stuck_since = None;
+        while self.workers.iter().any(|w| w.in_flight() > 0) {
+            if self.step() {
+                stuck_since = None;
+                continue;
+            }
+            // Somebody may be decompressing.
+            std::thread::sleep(Duration::from_micros(50));
+            let since = *stuck_since.get_or_insert_with(Instant::now);
+            if since.elapsed() > Duration::from_secs(20) {
+                let flights = self.workers.iter().flat_map(|w| w.flights());
+                let asks: Vec<_> = flights.map(|f| f.ask.clone()).collect();
+                panic!("requests that never end: {asks:?}");
+            }
+        }
+    }
+
+    /// One request by itself; its error.
+    pub fn alone(&mut self, ask: Ask) -> i32 {
+        let before = self.failures;
+        self.submit(0, ask);
+        self.drain();
+        (self.failures > before).into()
+    }
+
+    pub fn flush(&mut self) -> i32 {
+        self.alone(Ask {
+            op: Op::Flush,
+            first: 0,
+            sectors: 0,
+            fua: false,
+            unmap: false,
+        })
+    }
+
+    pub fn activate(&mut self) {
+        self.disk.activate().expect("it can be activated");
+    }
+
+    /// Whether it succeeded.
+    pub fn deactivate(&mut self) -> bool {
+        self.drain();
+        let submitted = self.world.tick();
+        match self.disk.deactivate() {
+            Ok(()) => {
+                let done = self.world.tick();
+                self.model.flushed(submitted, done);
+                true
+            }
+            Err(error) => {
+                assert!(!self.strict, "{error}");
+                false
+            }
+        }
+    }
+
+    /// Reads these sectors; what they hold.
+    pub fn read(&mut self, first: u64, sectors: u64) -> Result<Vec<Value>, String> {
+        let mut bytes = vec![0; sectors as usize * SECTOR];
+        self.read_bytes(first, &mut bytes)?;
+        let sectors = bytes.chunks(SECTOR).zip(first..);
+        sectors
+            .map(|(bytes, sector)| {
+                identify(bytes, sector).map_err(|what| format!("sector {sector} is {what}"))
+            })
+            .collect()
+    }
+
+    fn read_bytes(&mut self, first: u64, out: &mut [u8]) -> Result<(), String> {
+        let ask = Ask {
+            op: Op::Read,
+            first,
+            sectors: (out.len() / SECTOR) as u64,
+            fua: false,
+            unmap: false,
+        };
+        let submitted = self.world.tick();
+        let flight = Flight {
+            ask,
+            submitted,
+            action: None,
+            buffer: vec![0xa5; out.len()],
+        };
+        self.workers[0].submit(flight, &mut self.rng);
+        for _ in 0..200_000 {
+            self.look_again();
+            if let Some((flight, errno)) = self.workers[0].reap().pop() {
+                out.copy_from_slice(&flight.buffer);
+                return match errno {
+                    0 => Ok(()),
+                    errno => Err(format!("reading sector {first} on fails: {errno}")),
+                };
+            }
+            if !self.carry_out_one() {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        Err(format!("reading sector {first} on never ends"))
+    }
+
+    /// Compares every sector with the model.
+    pub fn compare_all(&mut self) {
+        let now = self.world.tick();
+        let sectors = self.model.sectors();
+        for first in (0..sectors).step_by(256) {
+            let n = (sectors - first).min(256);
+            let values = self.read(first, n);
+            let values = values.unwrap_or_else(|problem| self.fail(&problem, first));
+            for (sector, value) in (first..).zip(values) {
+                self.compare(sector, value, now);
+            }
+        }
+    }
+
+    fn compare(&self, sector: u64, value: Value, since: u64) {
+        let allowed = self.model.readable(sector, since);
+        if !allowed.contains(&value) {
+            let problem = format!("sector {sector} reads {value:#x}, not one of {allowed:x?}");
+            self.fail(&problem, sector);
+        }
+    }
+
+    fn fail(&self, problem: &str, sector: u64) -> ! {
+        panic!("{problem}\n{}", self.model.story(sector))
+    }
+
+    fn submit(&mut self, worker: usize, ask: Ask) {
+        let submitted = self.world.tick();
+        let mut buffer = Vec::new();
+        if matches!(ask.op, Op::Read | Op::Write) {
+            buffer.resize(ask.sectors as usize * SECTOR, 0xa5);
+        }
+        let kind = match ask.op {
+            Op::Write => Some(Kind::Write),
+            Op::WriteZeroes => Some(Kind::Zero),
+            Op::Discard => Some(Kind::Discard),
+            _ => None,
+        };
+        let action = kind.map(|kind| {
+            let begun = self
+                .model
+                .begin(kind, ask.fua, submitted, ask.first, ask.sectors);
+            if ask.op == Op::Write {
+                fill(&mut buffer, ask.first, begun.1);
+            }
+            begun.0
+        });
+        let flight = Flight {
+            ask,
+            submitted,
+            action,
+            buffer,
+        };
+        self.workers[worker].submit(flight, &mut self.rng);
+        self.look_again();
+        self.reap();
+    }
+
+    /// One operation of a storage; false when there was none.
+    fn step(&mut self) -> bool {
+        let any = self.carry_out_one();
+        self.look_again();
+        self.reap() || any
+    }
+
+    fn carry_out_one(&mut self) -> bool {
+        let pending = {
+            let mut state = self.world.state();
+            let n = state.pending.len() as u64;
+            if n == 0 {
+                return false;
+            }
+            let mut chosen = self.rng.below(n) as usize;
+            for _ in 0..8 {
+                if state.pending[chosen].slow && !self.rng.one_in(100) {
+                    chosen = self.rng.below(n) as usize;
+                }
+            }
+            state.pending.swap_remove(chosen)
+        };
+        self.workers[pending.worker].carry_out(&self.world, &pending);
+        true
+    }
+
+    fn look_again(&mut self) {
+        self.workers.iter_mut().for_each(Worker::look_again);
+    }
+
+    fn reap(&mut self) -> bool {
+        let done = self.workers.iter_mut().flat_map(Worker::reap);
+        let done: Vec<_> = done.collect();
+        let any = !done.is_empty();
+        for (flight, errno) in done {
+            let now = self.world.tick();
+            assert!(!self.strict || errno == 0, "{:?}: {errno}", flight.ask);
+            self.failures += u64::from(errno != 0);
+            trace(|| {
+                format!(
+                    "{now} done {errno} {:?} since {}",
+                    flight.ask, flight.submitted
+                )
+            });
+            if let Some(action) = flight.action {
+                self.model.end(action, now, errno != 0);
+            }
+            match flight.ask.op {
+                Op::Flush if errno == 0 => self.model.flushed(flight.submitted, now),
+                Op::Read if errno == 0 => self.check_read(&flight),
+                _ => {}
+            }
+        }
+        any
+    }
+
+    fn check_read(&self, flight: &Flight) {
+        let sectors = flight.buffer.chunks(SECTOR).zip(flight.ask.first..);
+        for (bytes, sector) in sectors {
+            if self.model.given_up(sector, flight.submitted) {
+                continue;
+            }
+            match identify(bytes, sector) {
+                Ok(value) => self.compare(sector, value, flight.submitted),
+                Err(what) => self.fail(&format!("sector {sector} reads as {what}"), sector),
+            }
+        }
+    }
+
+    fn random(&mut self) -> Ask {
+        let op = match self.rng.below(18) {
+            _ if self.rng.below(100) < self.flushes => Op::Flush,
+            0..9 => Op::Write,
+            9..14 => Op::Read,
+            14 | 15 => Op::WriteZeroes,
+            _ => Op::Discard,
+        };
+        if op == Op::Flush {
+            return Ask {
+                op,
+                first: 0,
+                sectors: 0,
+                fua: false,
+                unmap: false,
+            };
+        }
+        let (first, sectors) = self.place(matches!(op, Op::WriteZeroes | Op::Discard));
+        Ask {
+            op,
+            first,
+            sectors,
+            fua: op != Op::Read && self.rng.below(100) < self.fua,
+            unmap: self.rng.one_in(2),
+        }
+    }
+
+    /// Somewhere in one of the windows; whole clusters more often if asked.
+    fn place(&mut self, whole: bool) -> (u64, u64) {
+        let which = self.rng.below(self.windows.len() as u64) as usize;
+        let start = self.windows[which];
+        let end = start + self.window;
+        let mut first = start + self.rng.below(self.window);
+        let cluster = self.cluster;
+        let sectors = match self.rng.below(10) {
+            _ if self.window > 8192 => 1 + self.rng.below(256),
+            0..6 if !whole => 1 + self.rng.below(8),
+            6..9 if !whole => 1 + self.rng.below((2 * cluster).min(256)),
+            0..2 => 1 + self.rng.below((3 * cluster).clamp(64, 1024)),
+            _ => {
+                first = (first / cluster * cluster).max(start);
+                cluster * (1 + self.rng.below((2048 / cluster).clamp(1, 3)))
+            }
+        };
+        (first, sectors.min(end - first))
+    }
+}

@@ -1,0 +1,127 @@
+//! A worker without a thread.
+
+use super::model::SECTOR;
+use super::rng::Rng;
+use super::world::World;
+use fathom_core::testing::PollEngine;
+use fathom_core::{Channel, Cx, Disk, Op, RequestId, Stage, Stamps};
+use libc::iovec;
+use std::collections::HashMap;
+
+/// Requests of one worker in flight at most.
+pub const DEPTH: usize = 32;
+
+/// A request for a worker. In sectors.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub op: Op,
+    pub first: u64,
+    pub sectors: u64,
+    pub fua: bool,
+    pub unmap: bool,
+}
+
+/// A request in flight.
+pub struct Flight {
+    pub ask: Ask,
+    pub submitted: u64,
+    /// Its number in the model, if it changes anything.
+    pub action: Option<usize>,
+    pub buffer: Vec<u8>,
+}
+
+pub struct Worker {
+    cx: Cx,
+    channel: Box<dyn Channel>,
+    in_flight: HashMap<u32, Flight>,
+}
+
+/// See the formats' channel: no request, and the tag of a wake-up.
+const NOBODY: RequestId = RequestId(u32::MAX);
+const WOKEN: u16 = u16::MAX;
+
+impl Worker {
+    pub fn new(disk: &dyn Disk, world: &World, number: usize) -> Worker {
+        world.state().worker = number;
+        let mut cx = Cx::new(PollEngine::boxed().expect("an engine"));
+        cx.slab.grow(DEPTH);
+        let channel = disk.channel(&mut cx).expect("a channel");
+        Worker {
+            cx,
+            channel,
+            in_flight: HashMap::new(),
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// The requests in flight.
+    pub fn flights(&self) -> impl Iterator<Item = &Flight> {
+        self.in_flight.values()
+    }
+
+    pub fn submit(&mut self, flight: Flight, rng: &mut Rng) {
+        let id = self.cx.slab.take().expect("as many as there is room for");
+        let now = self.cx.tick();
+        let ask = flight.ask.clone();
+        let request = &mut self.cx.slab[id];
+        request.stamps = Stamps::start(now);
+        (request.op, request.fua, request.unmap) = (ask.op, ask.fua, ask.unmap);
+        (request.child, request.error) = (false, 0);
+        (request.offset, request.at) = (ask.first * SECTOR as u64, ask.first * SECTOR as u64);
+        request.len = ask.sectors * SECTOR as u64;
+        request.segments.clear();
+        self.in_flight.insert(id.0, flight);
+        let buffer = &mut self
+            .in_flight
+            .get_mut(&id.0)
+            .expect("just put there")
+            .buffer;
+        let mut rest = &mut buffer[..];
+        while !rest.is_empty() {
+            let len = piece(rest.len(), rng);
+            let (part, more) = rest.split_at_mut(len);
+            request.segments.push(iovec {
+                iov_base: part.as_mut_ptr().cast(),
+                iov_len: len,
+            });
+            rest = more;
+        }
+        self.cx.enter(id, Stage::Queue);
+        self.channel.submit(&mut self.cx, id);
+    }
+
+    /// An operation of the storage is to be done now.
+    pub fn carry_out(&mut self, world: &World, pending: &super::world::Pending) {
+        let result = world.carry_out(pending, &self.cx.slab[pending.id]);
+        self.cx.tick();
+        self.channel.complete(&mut self.cx, pending.id, 0, result);
+    }
+
+    /// Another worker may have woken tasks of this one.
+    pub fn look_again(&mut self) {
+        self.channel.complete(&mut self.cx, NOBODY, WOKEN, 0);
+    }
+
+    /// Requests that are done, with their errors.
+    pub fn reap(&mut self) -> Vec<(Flight, i32)> {
+        let mut reaped = Vec::new();
+        for id in self.cx.take_done() {
+            let flight = self.in_flight.remove(&id.0).expect("it is done once");
+            reaped.push((flight, self.cx.slab[id].error));
+            self.cx.slab.put(id);
+        }
+        reaped
+    }
+}
+
+/// The length of a request's next segment.
+fn piece(left: usize, rng: &mut Rng) -> usize {
+    match rng.below(8) {
+        0..4 => left,
+        4..7 => (SECTOR * (1 + rng.below(8) as usize)).min(left),
+        _ => 1 + rng.below(left as u64) as usize,
+    }
+}
