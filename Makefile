@@ -4,7 +4,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test fuzz bench lint
+.PHONY: setup build demo test fuzz torture bench lint
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -35,6 +35,14 @@ fuzz: setup
 	for target in $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))); do \
 		sh fuzz/run.sh $$target $(FUZZ_SECONDS) || exit 1; \
 	done
+
+# Served images under random requests, power cuts and errors of their storage, for longer than
+# in `make test` and with other seeds each time.
+TORTURE_SEED ?= $(shell date +%s)
+TORTURE_ROUNDS ?= 30
+torture: setup
+	FATHOM_SEED=$(TORTURE_SEED) FATHOM_ROUNDS=$(TORTURE_ROUNDS) $(CARGO) test --package fathom-formats \
+		--test model --test power_cut --test io_errors --no-fail-fast
 
 # Fathom against qemu-storage-daemon and the host itself, on this machine.
 bench: build
