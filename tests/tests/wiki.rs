@@ -200,7 +200,9 @@ fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
     let wiki = done.analysis.wiki.as_ref().unwrap();
     let percent: f64 = wiki.delta.iter().map(|(_, _, percent)| percent).sum();
     assert!((percent - 100.0).abs() < 0.01, "{:?}", wiki.delta);
-    assert!(wiki.notes.is_empty(), "{:?}", wiki.notes);
+    // On a busy machine a few kicks are not needed, and means of others compared.
+    let negative = wiki.delta.iter().any(|(_, ns, _)| *ns < 0.0);
+    assert_eq!(wiki.notes.is_empty(), !negative, "{:?}", wiki.notes);
     assert_eq!(done.analysis.overhead[0].pairs, 1);
 }
 
