@@ -1,12 +1,15 @@
 //! What qcow2 and QED have in common: a table of tables whose entries say
 //! where the guest's clusters are.
 
-use crate::qcow2::{self, Cluster, L1Entry, L2Entry};
+use crate::qcow2::{self, Cluster, L1Entry, L2Entry, MAX_HOST_OFFSET};
 use crate::qed;
 
 /// Bytes of a table that are read, cached and written together. A sector is
 /// written wholly or not at all, and entries never cross sectors.
 pub(super) const SLICE_BYTES: u64 = 4096;
+
+/// The copied flag of a qcow2 entry.
+pub(super) const EXCLUSIVE: u64 = 1 << 63;
 
 /// Why an entry cannot be followed; for people.
 pub(super) type Problem = String;
@@ -102,6 +105,18 @@ impl Layout {
                     qed::Cluster::Data { host } => Cluster::Data { host },
                 })
             }
+        }
+    }
+
+    /// For a look that tells most entries: the bits that none of a cluster of
+    /// data has. All of them where it takes more than that to tell.
+    pub(super) fn not_plain(&self) -> u64 {
+        match self {
+            Layout::Qcow2(g) if !g.extended_l2 && !g.data_file => {
+                let host = (MAX_HOST_OFFSET - 1) & !(g.cluster_size() - 1);
+                !(host | EXCLUSIVE)
+            }
+            _ => u64::MAX,
         }
     }
 

@@ -8,7 +8,7 @@ use super::alloc::Allocator;
 use super::cache::Cache;
 use super::io::{Errno, Io, StorageId};
 use super::journal::{Journal, Record};
-use super::layout::{Layout, Problem};
+use super::layout::{EXCLUSIVE, Layout, Problem};
 use super::locks::RangeLocks;
 use super::slice::Slice;
 use super::storage::Storage;
@@ -79,6 +79,8 @@ pub(super) struct State {
 
 pub(super) struct Tables {
     pub(super) layout: Layout,
+    /// See [`Layout::not_plain`].
+    not_plain: u64,
     pub(super) file: Arc<dyn Storage>,
     /// Where tables are.
     pub(super) storage: StorageId,
@@ -176,6 +178,7 @@ impl Tables {
     pub(super) fn new(parts: Parts) -> Tables {
         Tables {
             layout: parts.layout,
+            not_plain: parts.layout.not_plain(),
             file: parts.file,
             storage: parts.storage,
             data: parts.data,
@@ -258,6 +261,15 @@ impl Tables {
     ) -> Result<(Extent, u64), Problem> {
         let size = self.layout.cluster_size();
         let mut index = self.index_of(guest);
+        let inner = guest & (size - 1);
+        let word = slice.entry(index).descriptor;
+        if word & self.not_plain == 0 && word & !EXCLUSIVE != 0 && inner + max <= size {
+            let data = Extent::Data {
+                at: (word & !EXCLUSIVE) + inner,
+                exclusive: word & EXCLUSIVE != 0,
+            };
+            return Ok((data, max));
+        }
         let (extent, mut len) = self.within_cluster(slice.entry(index), guest)?;
         // A cluster's end: what follows may go on where this ends.
         while len < max && (guest + len) & (size - 1) == 0 {
