@@ -224,8 +224,12 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     ]);
     let wiki = done.analysis.wiki.as_ref().unwrap();
     let layers: Vec<&str> = wiki.delta.iter().map(|(name, ..)| name.as_str()).collect();
-    assert!(layers.contains(&"Host/QEMU switching"), "{layers:?}");
-    assert!(wiki.delta.iter().all(|(_, ns, _)| *ns > 0.0), "{wiki:?}");
+    // Alone, or with the row inside where too few wakes can be told.
+    let switching = |layer: &&str| layer.starts_with("Host/QEMU switching");
+    assert!(layers.iter().any(switching), "{layers:?}");
+    let negative = wiki.delta.iter().any(|(_, ns, _)| *ns < 0.0);
+    let said = wiki.notes.iter().any(|note| note.contains("negative"));
+    assert_eq!(said, negative, "{wiki:?}");
     assert_eq!(done.run.disk().unwrap().device, "virtio-blk");
     assert_eq!(done.calls("pread64"), REQUESTS);
     let submits = done
