@@ -3,8 +3,9 @@
 
 mod support;
 
-use std::process::Command;
-use support::{Served, as_arg, disk_dir, fathom, short_dir, stdout_of};
+use fathom_daemon::control::{Client, Info, Request};
+use std::process::{Command, Stdio};
+use support::{Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
 
 /// Serve a file, write to it by `load`, end; the writes and flushes that the
 /// kernel saw, in order.
@@ -74,4 +75,43 @@ fn every_write_is_durable_by_itself_without_a_cache() {
     assert_eq!(writes.len(), 40);
     assert!(writes.iter().all(|call| is_dsync(call)), "{writes:?}");
     assert!(syncs.len() <= 2, "{syncs:?}");
+}
+
+/// Metadata, too: an image whose server is killed has what was answered, with
+/// nobody who would have it done again.
+#[test]
+fn without_a_cache_an_image_has_what_was_written_when_its_server_is_killed() {
+    for format in ["qcow2", "qed"] {
+        let dir = disk_dir();
+        let image = dir.path().join("disk.img");
+        let made = Command::new("qemu-img")
+            .args(["create", "-q", "-f", format])
+            .args([as_arg(&image).as_str(), "64M"])
+            .status();
+        assert!(made.expect("qemu-img is installed").success());
+        let options = ["--format", format, "--cache", "writethrough"];
+        let mut served = Served::start(&as_arg(&image), &options);
+        let state = as_arg(&dir.path().join("state"));
+        let verify = ["--rw", "randwrite", "--verify", "--verify-state", &state];
+        let mut bench = fathom()
+            .args(["bench", "--vhost-user", &served.arg("s"), "--iodepth", "8"])
+            .args(verify)
+            .args(["--runtime", "10m"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("fathom starts");
+        let mut client = Client::connect(std::path::Path::new(&served.control())).unwrap();
+        eventually("some writes", || {
+            let info: Info = client.ask(&Request::Info).unwrap();
+            (info.workers[0].requests > 300).then_some(())
+        });
+        served.signal("KILL");
+        let _ = served.end();
+        assert!(!bench.wait().expect("a child").success());
+        let successor = Served::start(&as_arg(&image), &options);
+        let socket = successor.arg("s");
+        let again = ["bench", "--vhost-user", &socket, "--verify-only"];
+        stdout_of(&[&again[..], &verify].concat());
+    }
 }
