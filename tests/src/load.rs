@@ -13,59 +13,75 @@ use crate::run_command;
 const FINISH: Duration = Duration::from_secs(300);
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// A running fio in a guest.
+/// Running fios in a guest, one for each of some disks.
 #[derive(Debug)]
 pub struct Load {
+    /// The kernel's names of the devices, for a shell.
+    names: String,
     bytes: u64,
 }
 
 impl Load {
-    /// Starts it on a block device of the guest. Every block of the first `bytes` is written once.
+    /// Starts it on the disks of the machine with these ids. Every block of the first `bytes` of each
+    /// is written once, `rate` blocks a second: slowly enough that what the test does happens in the
+    /// middle, whatever the machine.
     ///
     /// # Panics
     /// When the guest does not answer.
-    pub fn start(guest: &mut Guest, device: &str, bytes: u64) -> Self {
-        let options = options(bytes);
-        let name = device.trim_start_matches("/dev/");
-        // Slow enough that what the test does happens in the middle, whatever the machine.
+    pub fn start(guest: &mut Guest, disks: &[&str], bytes: u64, rate: u32) -> Self {
+        let devices = disks.iter().map(|disk| guest.device(disk).unwrap());
+        let names: Vec<_> = devices
+            .map(|device| device.trim_start_matches("/dev/").to_owned())
+            .collect();
+        let names = names.join(" ");
+        // All at once: in a guest that is busy already, each further command takes long.
         let script = format!(
             "rm -f /tmp/load.*
-             echo {name} >/tmp/load.device
-             (fio --filename={device} --rate_iops=1500 --verify_backlog=512 {options} \
-             >/tmp/load.log 2>&1; echo $? >/tmp/load.status) >/dev/null 2>&1 &"
+             for name in {names}; do
+                 (status=0
+                 fio --filename=/dev/$name --rate_iops={rate} --verify_backlog=512 {options} \
+                 >/tmp/load.$name.log 2>&1 || status=$?
+                 echo $status >/tmp/load.$name.status) >/dev/null 2>&1 &
+             done",
+            options = options(bytes),
         );
         guest.check(&script, ANSWER).unwrap();
-        Self { bytes }
+        Self { names, bytes }
     }
 
-    /// Waits until it has written something.
+    /// Waits until it has written something on each disk.
     ///
     /// # Panics
     /// When nothing is written for a minute.
     pub fn wait_for_writes(&self, guest: &mut Guest) {
         // The fifth number in a block device's stat is the writes done.
-        let script = "writes() { set -- $(cat /sys/block/$(cat /tmp/load.device)/stat); echo $5; }
-            enough=$(($(writes) + 300))
-            for i in $(seq 300); do
-                [ $(writes) -gt $enough ] && exit 0
-                sleep 0.2
-            done
-            cat /tmp/load.log
-            exit 1";
-        guest.check(script, Duration::from_secs(120)).unwrap();
+        let script = format!(
+            "writes() {{ set -- $(cat /sys/block/$name/stat); echo $5; }}
+            for name in {}; do
+                for i in $(seq 300); do
+                    [ $(writes) -gt 300 ] && continue 2
+                    sleep 0.2
+                done
+                cat /tmp/load.$name.log
+                exit 1
+            done",
+            self.names
+        );
+        guest.check(&script, Duration::from_secs(120)).unwrap();
     }
 
-    /// Checks that it still runs: what the test did happened in its middle.
+    /// Checks that it still runs on all disks: what the test did happened in its middle.
     ///
     /// # Panics
-    /// When it has ended.
+    /// With fio's words when it has ended.
     pub fn expect_running(&self, guest: &mut Guest) {
-        guest
-            .check(
-                "[ ! -e /tmp/load.status ] || { cat /tmp/load.log; exit 1; }",
-                ANSWER,
-            )
-            .unwrap();
+        let script = format!(
+            "for name in {}; do
+                [ ! -e /tmp/load.$name.status ] || {{ tail -n 40 /tmp/load.$name.log; exit 1; }}
+            done",
+            self.names
+        );
+        guest.check(&script, ANSWER).unwrap();
     }
 
     /// Waits for its end.
@@ -73,18 +89,23 @@ impl Load {
     /// # Panics
     /// With fio's words when it found a wrong block, or an error.
     pub fn finish(&self, guest: &mut Guest) {
-        let script = "for i in $(seq 1000); do
-                [ -e /tmp/load.status ] && break
-                sleep 0.2
-            done
-            tail -n 40 /tmp/load.log
-            [ -e /tmp/load.status ] && exit $(cat /tmp/load.status)
-            echo still running, in flight: $(cat /sys/block/$(cat /tmp/load.device)/inflight)
-            exit 1";
-        guest.check(script, FINISH).unwrap();
+        let script = format!(
+            "for name in {}; do
+                for i in $(seq 1000); do
+                    [ -e /tmp/load.$name.status ] && break
+                    sleep 0.2
+                done
+                [ -e /tmp/load.$name.status ] && [ $(cat /tmp/load.$name.status) = 0 ] && continue
+                tail -n 40 /tmp/load.$name.log
+                echo $name: in flight: $(cat /sys/block/$name/inflight)
+                exit 1
+            done",
+            self.names
+        );
+        guest.check(&script, FINISH).unwrap();
     }
 
-    /// Verifies every block once more with the host's own fio, straight on the image.
+    /// Verifies every block of a disk once more with the host's own fio, straight on a raw image.
     ///
     /// # Panics
     /// With fio's words when a block is wrong.

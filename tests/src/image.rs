@@ -1,0 +1,255 @@
+//! Images in every format that is served, made and judged by qemu-img.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use fathom_lab::{Server, program};
+
+use crate::{Place, run_command};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Bytes of a backing file: less than any overlay here has.
+pub const BACKING_BYTES: u64 = 8 << 20;
+
+/// How a disk is kept in its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    format: &'static str,
+    /// As for `qemu-img create -o`.
+    options: &'static str,
+    /// The backing file's format.
+    backing: Option<&'static str>,
+}
+
+impl Kind {
+    /// The file is the disk.
+    pub const RAW: Self = Self::of("raw", "", None);
+    /// As qemu-img makes it without options: version 3, clusters of 64k.
+    pub const QCOW2: Self = Self::of("qcow2", "", None);
+    /// Each cluster has 32 parts that are allocated by themselves.
+    pub const QCOW2_SUBCLUSTERS: Self = Self::of("qcow2", "extended_l2=on", None);
+    /// Nearly every write of 4k allocates.
+    pub const QCOW2_SMALL: Self = Self::of("qcow2", "cluster_size=4k", None);
+    /// Over a raw backing file.
+    pub const QCOW2_BACKED: Self = Self::of("qcow2", "", Some("raw"));
+    /// As qemu-img makes it without options.
+    pub const QED: Self = Self::of("qed", "", None);
+    /// Nearly every write of 4k allocates.
+    pub const QED_SMALL: Self = Self::of("qed", "cluster_size=4k", None);
+    /// Over a qcow2 backing file.
+    pub const QED_BACKED: Self = Self::of("qed", "", Some("qcow2"));
+
+    const fn of(
+        format: &'static str,
+        options: &'static str,
+        backing: Option<&'static str>,
+    ) -> Self {
+        Self {
+            format,
+            options,
+            backing,
+        }
+    }
+
+    /// The disk begins with [`backing_bytes`].
+    pub fn is_backed(self) -> bool {
+        self.backing.is_some()
+    }
+}
+
+/// What a backing file has in it: no two sectors of it are the same.
+pub fn backing_bytes() -> Vec<u8> {
+    let words = 0..u32::try_from(BACKING_BYTES / 4).expect("it is small");
+    words
+        .flat_map(|i| i.wrapping_mul(0x9e37_79b9).to_le_bytes())
+        .collect()
+}
+
+/// A disk in a file.
+#[derive(Debug, Clone)]
+pub struct Image {
+    kind: Kind,
+    path: PathBuf,
+}
+
+impl Image {
+    /// Makes an empty image, or an empty overlay of a backing file next to it.
+    ///
+    /// # Panics
+    /// With qemu-img's words when it cannot be made.
+    pub fn create(path: PathBuf, kind: Kind, bytes: u64) -> Self {
+        let image = Self { kind, path };
+        let backing = kind
+            .backing
+            .map(|format| (image.make_backing(format), format));
+        let backing = backing
+            .as_ref()
+            .map(|(path, format)| (path.as_path(), *format));
+        image.create_over(backing, bytes);
+        image
+    }
+
+    /// Makes an image with the bytes of a raw one: a copy of them, or an overlay of it.
+    ///
+    /// # Panics
+    /// With qemu-img's words when it cannot be made.
+    pub fn with_bytes_of(path: PathBuf, kind: Kind, raw: &Path) -> Self {
+        let image = Self { kind, path };
+        if kind.is_backed() {
+            let bytes = fs::metadata(raw).expect("a raw image").len();
+            image.create_over(Some((raw, "raw")), bytes);
+        } else {
+            let args = ["convert", "-f", "raw", "-O", kind.format];
+            qemu_img(&args, &[raw, &image.path]);
+        }
+        image
+    }
+
+    fn create_over(&self, backing: Option<(&Path, &str)>, bytes: u64) {
+        let mut command = Command::new(program("qemu-img").expect("`make setup` installs it"));
+        command.args(["create", "-q", "-f", self.kind.format]);
+        if !self.kind.options.is_empty() {
+            command.args(["-o", self.kind.options]);
+        }
+        if let Some((path, format)) = backing {
+            // Relative, as it is found by any server in the same directory.
+            let name = path.file_name().expect("a file");
+            command.args(["-F", format, "-b"]).arg(name);
+        }
+        command.arg(&self.path).arg(bytes.to_string());
+        let ended = run_command(command, SOON);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+
+    fn make_backing(&self, format: &'static str) -> PathBuf {
+        let raw = self.beside("base");
+        fs::write(&raw, backing_bytes()).expect("a backing file");
+        if format == "raw" {
+            return raw;
+        }
+        let other = self.beside("base-image");
+        qemu_img(&["convert", "-f", "raw", "-O", format], &[&raw, &other]);
+        other
+    }
+
+    fn beside(&self, what: &str) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(format!(".{what}"));
+        name.into()
+    }
+
+    /// The image's file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Serves it.
+    ///
+    /// # Panics
+    /// With the server's last words when it does not start.
+    pub fn serve(&self, place: &Place, name: &str, args: &[&str]) -> Server {
+        let format = match self.kind.format {
+            "raw" => vec![],
+            format => vec!["--format", format],
+        };
+        place.serve(name, &self.path, &[args, &format].concat())
+    }
+
+    /// Bytes that the image has of its file system.
+    ///
+    /// # Panics
+    /// When it is gone.
+    pub fn allocated(&self) -> u64 {
+        fs::metadata(&self.path).expect("an image").blocks() * 512
+    }
+
+    /// Checks that qemu-img finds nothing wrong with it, and nothing lost. Of a QED image it may
+    /// find clusters left over: the format cannot say that a cluster in the middle is free, and
+    /// with clusters of 4k qemu-img finds one too many in its own images, too.
+    ///
+    /// # Panics
+    /// With qemu-img's words when it does.
+    pub fn check_clean(&self) {
+        if self.kind.format == "qed" {
+            return self.check_consistent();
+        }
+        self.check(&[0]);
+    }
+
+    /// Checks that qemu-img finds nothing wrong with it; clusters that nobody uses may be left over.
+    /// A server may have the image open.
+    ///
+    /// # Panics
+    /// With qemu-img's words when it does.
+    pub fn check_consistent(&self) {
+        // qemu-img(1): 3 is "leaked clusters, but is not corrupted".
+        self.check(&[0, 3]);
+    }
+
+    fn check(&self, allowed: &[i32]) {
+        if self.kind == Kind::RAW {
+            return;
+        }
+        let mut command = Command::new(program("qemu-img").expect("`make setup` installs it"));
+        command.args(["check", "-U", "-f", self.kind.format]);
+        command.arg(&self.path);
+        let ended = run_command(command, SOON);
+        assert!(
+            ended.code.is_some_and(|code| allowed.contains(&code)),
+            "{}: {}{}",
+            self.path.display(),
+            ended.stdout,
+            ended.stderr
+        );
+    }
+
+    /// The disk's bytes in a raw file, as QEMU reads them.
+    ///
+    /// # Panics
+    /// With qemu-img's words when it cannot read them.
+    pub fn flat(&self) -> PathBuf {
+        if self.kind == Kind::RAW {
+            return self.path.clone();
+        }
+        let flat = self.beside("flat");
+        let args = ["convert", "-f", self.kind.format, "-O", "raw"];
+        qemu_img(&args, &[&self.path, &flat]);
+        flat
+    }
+
+    /// Checks that QEMU reads the same bytes from it as from a raw image.
+    ///
+    /// # Panics
+    /// With qemu-img's words when it does not.
+    pub fn expect_bytes_of(&self, raw: &Path) {
+        let args = ["compare", "-f", self.kind.format, "-F", "raw"];
+        qemu_img(&args, &[&self.path, raw]);
+    }
+
+    /// Writes to the disk that a new image shows: its backing file's bytes, then zeroes.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn write_first_bytes(&self, raw: &Path) {
+        if self.kind.is_backed() {
+            let file = OpenOptions::new().write(true).open(raw);
+            file.and_then(|file| file.write_all_at(&backing_bytes(), 0))
+                .expect("a raw image");
+        }
+    }
+}
+
+fn qemu_img(args: &[&str], paths: &[&Path]) {
+    let paths = paths.iter().map(|path| path.to_string_lossy());
+    let paths: Vec<_> = paths.collect();
+    let args: Vec<&str> = args
+        .iter()
+        .copied()
+        .chain(paths.iter().map(|p| &**p))
+        .collect();
+    fathom_lab::run("qemu-img", &args).unwrap_or_else(|error| panic!("{error}"));
+}
