@@ -1,67 +1,129 @@
-//! `kill -9` of the server in the middle of a verified load: QEMU connects to its successor, the
-//! requests in flight are served again, the guest notices nothing.
+//! `kill -9` of the servers in the middle of verified loads: QEMU connects to each one's successor,
+//! the requests in flight are served again, the guest notices nothing. What a killed server leaves
+//! of an image is consistent each time.
 
 use std::time::Duration;
 
 use fathom_lab::{Disk, Guest, Machine, Server};
 use fathom_tests::Place;
+use fathom_tests::image::{Image, Kind};
 use fathom_tests::load::Load;
 
 const MIB: u64 = 1 << 20;
-const KILLS: usize = 4;
+const KILLS: u64 = 4;
+const LOAD_BYTES: u64 = 16 * MIB;
+/// All of them together are what the emulated guest can do.
+const RATE: u32 = 250;
+
+/// One disk, and how it is served.
+struct Case {
+    name: &'static str,
+    kind: Kind,
+    args: &'static [&'static str],
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "io_uring",
+        kind: Kind::RAW,
+        args: &["--aio", "io_uring"],
+    },
+    Case {
+        name: "threads",
+        kind: Kind::RAW,
+        args: &["--aio", "threads", "--cache", "writethrough"],
+    },
+    Case {
+        name: "qcow2-backed",
+        kind: Kind::QCOW2_BACKED,
+        args: &["--iothreads", "2"],
+    },
+    Case {
+        name: "qcow2-subclusters",
+        kind: Kind::QCOW2_SUBCLUSTERS,
+        args: &["--aio", "native"],
+    },
+    Case {
+        name: "qcow2-small",
+        kind: Kind::QCOW2_SMALL,
+        args: &["--aio", "threads", "--cache", "writeback"],
+    },
+    Case {
+        name: "qcow2-through",
+        kind: Kind::QCOW2_SMALL,
+        args: &["--iothreads", "2", "--cache", "writethrough"],
+    },
+    Case {
+        name: "qed-small",
+        kind: Kind::QED_SMALL,
+        args: &["--iothreads", "2"],
+    },
+];
+
+struct Served {
+    case: &'static Case,
+    image: Image,
+    server: Server,
+}
+
+impl Served {
+    fn start(place: &Place, case: &'static Case) -> Self {
+        let image = Image::create(place.path(case.name), case.kind, 64 * MIB);
+        let server = image.serve(place, case.name, case.args);
+        Self {
+            case,
+            image,
+            server,
+        }
+    }
+
+    fn disk(&self) -> Disk {
+        Disk::vhost_user(self.case.name, self.server.socket())
+            .with_queues(2)
+            .with_reconnect()
+    }
+
+    /// The successor finds a stale socket, locks that the kernel has not released yet, and
+    /// sometimes a front-end that waits already.
+    fn replace(&mut self, place: &Place, pause: Duration) {
+        self.server.process().kill().unwrap();
+        self.image.check_consistent();
+        std::thread::sleep(pause);
+        self.server = self.image.serve(place, self.case.name, self.case.args);
+    }
+}
 
 #[test]
 fn the_guest_survives_kill_9_of_the_server() {
     let place = Place::new();
-    let cases = [("io_uring", "none"), ("threads", "writethrough")];
-    let mut disks = Vec::new();
-    let mut servers: Vec<(usize, Server)> = Vec::new();
-    for (index, (engine, cache)) in cases.into_iter().enumerate() {
-        place.image(engine, 64 * MIB);
-        let server = place.serve(
-            engine,
-            &place.path(engine),
-            &["--aio", engine, "--cache", cache],
-        );
-        disks.push(
-            Disk::vhost_user(engine, server.socket())
-                .with_queues(2)
-                .with_reconnect(),
-        );
-        servers.push((index, server));
-    }
+    let mut all: Vec<Served> = CASES
+        .iter()
+        .map(|case| Served::start(&place, case))
+        .collect();
     let mut guest = Guest::boot(&Machine {
         cpus: 2,
-        disks,
+        disks: all.iter().map(Served::disk).collect(),
         ..Machine::default()
     })
     .unwrap();
 
-    let mut kept = Vec::new();
-    for (index, mut server) in servers {
-        let (engine, cache) = cases[index];
-        let device = guest.device(engine).unwrap();
-        let load = Load::start(&mut guest, &device, 24 * MIB);
-        load.wait_for_writes(&mut guest);
-        for kill in 0..KILLS {
-            server.process().kill().unwrap();
-            // The successor finds a stale socket, locks that the kernel has not released yet, and
-            // sometimes a front-end that waits already.
-            std::thread::sleep(Duration::from_millis(50 * kill as u64));
-            let image = place.path(engine);
-            server = place.serve(engine, &image, &["--aio", engine, "--cache", cache]);
-            std::thread::sleep(Duration::from_millis(700));
+    let names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
+    let load = Load::start(&mut guest, &names, LOAD_BYTES, RATE);
+    load.wait_for_writes(&mut guest);
+    for kill in 0..KILLS {
+        for served in &mut all {
+            served.replace(&place, Duration::from_millis(30 * kill));
         }
-        load.expect_running(&mut guest);
-        load.finish(&mut guest);
-        let log = guest.check("dmesg", Duration::from_secs(60)).unwrap();
-        assert!(!log.contains("I/O error"), "the guest saw an error:\n{log}");
-        load.verify_on_host(&place.path(engine));
-        server.process().expect_running().unwrap();
-        kept.push(server);
+        std::thread::sleep(Duration::from_millis(300));
     }
+    load.expect_running(&mut guest);
+    load.finish(&mut guest);
+    let log = guest.check("dmesg", Duration::from_secs(60)).unwrap();
+    assert!(!log.contains("I/O error"), "the guest saw an error:\n{log}");
     guest.power_off().unwrap();
-    for server in kept {
-        server.stop().unwrap();
+    for served in all {
+        served.server.stop().unwrap();
+        served.image.check_consistent();
+        load.verify_on_host(&served.image.flat());
     }
 }

@@ -1,13 +1,14 @@
 //! Real Linux guests on Fathom disks: file systems with every engine and cache mode, the bytes on
 //! the host afterwards, and firmware that boots from the disk.
 
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::Duration;
 
 use fathom_lab::{Boot, Disk, Guest, Machine, Server, boot_image};
 use fathom_tests::Place;
+use fathom_tests::image::{Image, Kind};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -17,12 +18,25 @@ const STEP: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 struct Case {
     name: String,
-    engine: &'static str,
-    cache: &'static str,
+    args: Vec<&'static str>,
     queues: u16,
-    image: PathBuf,
+    image: Image,
     /// What sha256sum printed in the guest.
     sums: String,
+}
+
+impl Case {
+    fn new(place: &Place, name: String, kind: Kind, queues: u16, more: &[&'static str]) -> Self {
+        let image = Image::create(place.path(&name), kind, 64 * MIB);
+        let args = ["--json"].iter().chain(more).copied().collect();
+        Self {
+            name,
+            args,
+            queues,
+            image,
+            sums: String::new(),
+        }
+    }
 }
 
 fn cases(place: &Place) -> Vec<Case> {
@@ -36,28 +50,27 @@ fn cases(place: &Place) -> Vec<Case> {
         };
         for cache in caches.iter().copied() {
             for queues in [1, 2] {
+                let mut args = vec!["--aio", engine, "--cache", cache];
+                if engine == "io_uring" && queues == 2 {
+                    args.push("--register-memory");
+                }
                 let name = format!("{engine}-{cache}-{queues}");
-                let image = place.image(&name, 64 * MIB);
-                cases.push(Case {
-                    name,
-                    engine,
-                    cache,
-                    queues,
-                    image,
-                    sums: String::new(),
-                });
+                cases.push(Case::new(place, name, Kind::RAW, queues, &args));
             }
         }
     }
+    let mut add = |name: &str, kind, args: &[&'static str]| {
+        cases.push(Case::new(place, name.into(), kind, 2, args));
+    };
+    let registered = ["--iothreads", "2", "--register-memory"];
+    add("qcow2", Kind::QCOW2, &["--aio", "io_uring"]);
+    add("qcow2-backed", Kind::QCOW2_BACKED, &registered);
+    let cached = ["--aio", "threads", "--cache", "writeback"];
+    add("qcow2-subclusters", Kind::QCOW2_SUBCLUSTERS, &cached);
+    add("qed", Kind::QED, &["--aio", "native"]);
+    let through = ["--iothreads", "2", "--cache", "writethrough"];
+    add("qed-backed", Kind::QED_BACKED, &through);
     cases
-}
-
-fn serve(place: &Place, case: &Case) -> Server {
-    let mut args = vec!["--aio", case.engine, "--cache", case.cache, "--json"];
-    if case.engine == "io_uring" && case.queues == 2 {
-        args.push("--register-memory");
-    }
-    place.serve(&case.name, &case.image, &args)
 }
 
 /// Makes a file system with a large file, many small ones, and one that is deleted again.
@@ -114,7 +127,10 @@ fn verify_after_reboot(guest: &mut Guest, device: &str, case: &Case) {
 fn file_systems_on_every_engine_and_cache_mode() {
     let place = Place::new();
     let mut cases = cases(&place);
-    let servers: Vec<Server> = cases.iter().map(|case| serve(&place, case)).collect();
+    let servers: Vec<Server> = cases
+        .iter()
+        .map(|case| case.image.serve(&place, &case.name, &case.args))
+        .collect();
     let disks = cases.iter().zip(&servers).map(|(case, server)| {
         Disk::vhost_user(&case.name, server.socket()).with_queues(case.queues)
     });
@@ -135,9 +151,9 @@ fn file_systems_on_every_engine_and_cache_mode() {
             case.name
         );
         fill(&mut guest, &device, &case.name);
-        let full = fs::metadata(&case.image).unwrap().blocks() * 512;
+        let full = case.image.allocated();
         case.sums = trim_and_sum(&mut guest, &case.name);
-        let trimmed = fs::metadata(&case.image).unwrap().blocks() * 512;
+        let trimmed = case.image.allocated();
         assert!(
             trimmed + 5 * MIB <= full,
             "{}: fstrim gave nothing back to the host: {full} -> {trimmed} bytes",
@@ -154,6 +170,7 @@ fn file_systems_on_every_engine_and_cache_mode() {
     guest.power_off().unwrap();
     for (case, server) in cases.iter().zip(servers) {
         check_stages(case, &server.stop().unwrap());
+        case.image.check_clean();
         check_on_host(&place, case);
     }
 }
@@ -165,7 +182,7 @@ fn check_stages(case: &Case, json: &str) {
     let stats: Value = serde_json::from_str(json).unwrap_or_else(|e| panic!("{name}: {e}: {json}"));
     let operations = stats["operations"].as_array().unwrap();
     // A guest that is told of no write cache sends no flushes.
-    let flush = (case.cache != "writethrough").then_some("flush");
+    let flush = (!case.args.contains(&"writethrough")).then_some("flush");
     for wanted in ["read", "write", "discard"].into_iter().chain(flush) {
         let operation = operations
             .iter()
@@ -200,7 +217,8 @@ fn check_stages(case: &Case, json: &str) {
 /// What QEMU, the kernel and e2fsprogs agree on: the image is a clean file system with the guest's
 /// files in it.
 fn check_on_host(place: &Place, case: &Case) {
-    let image = case.image.to_string_lossy();
+    let image = case.image.flat();
+    let image = image.to_string_lossy();
     fathom_lab::run("e2fsck", &["-f", "-n", &image]).unwrap();
     let copy = place.path("copy");
     let dump = format!("dump /large {}", copy.display());
@@ -332,23 +350,35 @@ fn apply_history(path: &Path) {
 #[test]
 fn the_image_is_what_qemu_img_expects() {
     let place = Place::new();
-    // (name, the server's cache mode, a property of QEMU's device)
+    // (name, its kind, the server's options, a property of QEMU's device)
+    let direct: &[&str] = &[];
+    let cached: &[&str] = &["--cache", "writeback"];
     let cases = [
-        ("direct", "none", "queue-size=1024"),
-        ("cached", "writeback", "queue-size=64"),
-        ("legacy", "none", "disable-modern=on"),
-        ("no-cache", "none", "config-wce=off"),
+        ("direct", Kind::RAW, direct, "queue-size=1024"),
+        ("cached", Kind::RAW, cached, "queue-size=64"),
+        ("legacy", Kind::RAW, direct, "disable-modern=on"),
+        ("no-cache", Kind::RAW, direct, "config-wce=off"),
+        ("qcow2", Kind::QCOW2, direct, "queue-size=1024"),
+        ("backed", Kind::QCOW2_BACKED, cached, "queue-size=64"),
+        (
+            "extended",
+            Kind::QCOW2_SUBCLUSTERS,
+            direct,
+            "disable-modern=on",
+        ),
+        ("qed", Kind::QED_BACKED, direct, "config-wce=off"),
     ];
-    let images = cases.map(|(name, ..)| place.image(name, HISTORY_MIB * MIB));
+    let images =
+        cases.map(|(name, kind, ..)| Image::create(place.path(name), kind, HISTORY_MIB * MIB));
     let servers: Vec<Server> = cases
         .iter()
         .zip(&images)
-        .map(|((name, cache, _), image)| place.serve(name, image, &["--cache", cache]))
+        .map(|((name, _, args, _), image)| image.serve(&place, name, args))
         .collect();
     let disks = cases
         .iter()
         .zip(&servers)
-        .map(|((name, _, property), server)| {
+        .map(|((name, .., property), server)| {
             Disk::vhost_user(name, server.socket()).with_property(property)
         });
     let machine = Machine {
@@ -365,15 +395,12 @@ fn the_image_is_what_qemu_img_expects() {
         server.stop().unwrap();
     }
 
-    let expected = place.image("expected", HISTORY_MIB * MIB);
-    apply_history(&expected);
     for image in &images {
-        let (image, expected) = (image.to_string_lossy(), expected.to_string_lossy());
-        fathom_lab::run(
-            "qemu-img",
-            &["compare", "-f", "raw", "-F", "raw", &image, &expected],
-        )
-        .unwrap();
+        let expected = place.image("expected", HISTORY_MIB * MIB);
+        image.write_first_bytes(&expected);
+        apply_history(&expected);
+        image.check_clean();
+        image.expect_bytes_of(&expected);
     }
 }
 
@@ -382,10 +409,9 @@ const BIOS_LINE: &str = "FATHOM-BIOS read this from the disk";
 #[test]
 fn seabios_and_ovmf_boot_from_the_disk() {
     let place = Place::new();
-    let image = place.path("boot.img");
-    boot_image::make(&image, BIOS_LINE, &Machine::default()).unwrap();
+    let raw = place.path("boot.img");
+    boot_image::make(&raw, BIOS_LINE, &Machine::default()).unwrap();
 
-    let server = place.serve("bios", &image, &[]);
     // The machine's devices are transitional, and OVMF drives such a device by the legacy interface,
     // without VIRTIO_F_VERSION_1: many servers refuse that.
     let machine = |boot, server: &Server| Machine {
@@ -393,12 +419,23 @@ fn seabios_and_ovmf_boot_from_the_disk() {
         disks: vec![Disk::vhost_user("boot", server.socket())],
         ..Machine::default()
     };
-    let mut guest = Guest::boot(&machine(Boot::SeaBios, &server)).unwrap();
-    guest.console().wait_for(BIOS_LINE, 0, STEP).unwrap();
-    guest.quit().unwrap();
-    server.stop().unwrap();
+    for (name, kind) in [
+        ("raw", Kind::RAW),
+        ("qcow2", Kind::QCOW2),
+        ("qed", Kind::QED),
+    ] {
+        let image = Image::with_bytes_of(place.path(name), kind, &raw);
+        let server = image.serve(&place, name, &[]);
+        let mut guest = Guest::boot(&machine(Boot::SeaBios, &server)).unwrap();
+        guest.console().wait_for(BIOS_LINE, 0, STEP).unwrap();
+        guest.quit().unwrap();
+        server.stop().unwrap();
+        image.check_clean();
+    }
 
-    let server = place.serve("uefi", &image, &["--readonly"]);
+    // What a cloud does: a template that nobody changes, and an overlay of it.
+    let image = Image::with_bytes_of(place.path("overlay"), Kind::QCOW2_BACKED, &raw);
+    let server = image.serve(&place, "uefi", &["--readonly"]);
     let mut guest = Guest::boot(&machine(Boot::Ovmf, &server)).unwrap();
     let device = guest.device("boot").unwrap();
     guest
@@ -407,4 +444,5 @@ fn seabios_and_ovmf_boot_from_the_disk() {
     guest.check("test -d /sys/firmware/efi", STEP).unwrap();
     guest.power_off().unwrap();
     server.stop().unwrap();
+    image.check_clean();
 }

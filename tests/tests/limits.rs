@@ -4,11 +4,12 @@
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fathom_lab::{Disk, Guest, Machine, Server, program};
+use fathom_tests::image::{Image, Kind};
 use fathom_tests::{Ended, Place, fathom, run, run_command};
 
 const MIB: u64 = 1 << 20;
@@ -311,14 +312,14 @@ struct SmallFs {
 }
 
 impl SmallFs {
-    fn new(place: &Place) -> Self {
-        let image = place.image("small.fs", 16 * MIB);
+    fn new(place: &Place, name: &str) -> Self {
+        let image = place.image(&format!("{name}.fs"), 16 * MIB);
         fathom_lab::run(
             "mke2fs",
             &["-q", "-F", "-t", "ext4", "-m", "0", &text(&image)],
         )
         .unwrap();
-        let mount = place.path("small");
+        let mount = place.path(&format!("{name}.mount"));
         fs::create_dir(&mount).unwrap();
         if let Err(error) = fathom_lab::run("mount", &["-o", "loop", &text(&image), &text(&mount)])
         {
@@ -344,29 +345,98 @@ impl Drop for SmallFs {
     }
 }
 
+/// A disk in a file system that is too small for it.
+struct Tight {
+    name: &'static str,
+    image: Image,
+    server: Server,
+    /// Takes space; who removes it makes room.
+    ballast: PathBuf,
+    /// Unmounted after everything above is gone.
+    _fs: SmallFs,
+}
+
+impl Tight {
+    fn new(place: &Place, name: &'static str, kind: Kind) -> Self {
+        let fs = SmallFs::new(place, name);
+        let ballast = fs.mount.join("ballast");
+        File::create(&ballast)
+            .unwrap()
+            .write_all(&vec![1; 4 << 20])
+            .unwrap();
+        let image = Image::create(fs.mount.join(name), kind, 64 * MIB);
+        let server = image.serve(place, name, &[]);
+        Self {
+            name,
+            image,
+            server,
+            ballast,
+            _fs: fs,
+        }
+    }
+
+    /// No space: the write fails in the guest, what was there is read, and with space it goes on,
+    /// whoever makes it.
+    fn fill_up(&mut self, guest: &mut Guest) {
+        let device = guest.device(self.name).unwrap();
+        // Every MiB has other bytes than those before.
+        let numbers = |from: u64| {
+            format!(
+                "seq -f %015.0f {from} {} | dd of={device} bs=1M seek={from} iflag=fullblock \
+                 count=2 conv=fsync 2>&1",
+                from + 200_000
+            )
+        };
+        let kept = format!(
+            "echo 3 >/proc/sys/vm/drop_caches
+             dd if={device} bs=1M count=2 2>/dev/null | sha256sum"
+        );
+        let fill = format!("dd if=/dev/zero of={device} bs=1M seek=16 count=32 conv=fsync 2>&1");
+        guest.check(&numbers(0), STEP).unwrap();
+        let expected = guest.check(&kept, STEP).unwrap();
+        for round in 0..2 {
+            let output = guest.run(&fill, STEP).unwrap();
+            assert!(
+                output.status != 0 && output.text.contains("error"),
+                "{}: {output:?}",
+                self.name
+            );
+            wait_log(&mut self.server, self.name, "No space left");
+            self.image.check_consistent();
+            assert_eq!(guest.check(&kept, STEP).unwrap(), expected, "{}", self.name);
+            if round == 0 {
+                fs::remove_file(&self.ballast).unwrap();
+                guest.check(&numbers(4), STEP).unwrap();
+            }
+        }
+        let rest = format!("/usr/bin/blkdiscard -f -o {} {device}", 16 * MIB);
+        guest.check(&rest, STEP).unwrap();
+        guest.check(&numbers(8), STEP).unwrap();
+        assert_eq!(guest.check(&kept, STEP).unwrap(), expected, "{}", self.name);
+    }
+}
+
 #[test]
 fn a_guest_survives_what_happens_to_its_images() {
     let place = Place::new();
-    let small = SmallFs::new(&place);
-    let full = small.mount.join("full.img");
-    File::create(&full)
-        .and_then(|file| file.set_len(64 * MIB))
-        .unwrap();
+    let mut tight = [
+        Tight::new(&place, "full", Kind::RAW),
+        Tight::new(&place, "full-qcow2", Kind::QCOW2),
+        Tight::new(&place, "full-small", Kind::QCOW2_SMALL),
+        Tight::new(&place, "full-qed", Kind::QED),
+    ];
     let truncated = place.image("truncated.img", 16 * MIB);
     let removed = place.image("removed.img", 16 * MIB);
     for image in [&truncated, &removed] {
         let file = OpenOptions::new().write(true).open(image).unwrap();
         file.write_all_at(&vec![0x5a; 16 << 20], 0).unwrap();
     }
-    let mut servers = [
-        ("full", &full),
-        ("truncated", &truncated),
-        ("removed", &removed),
-    ]
-    .map(|(name, image)| place.serve(name, image, &[]));
-    let disks = servers.iter().zip(["full", "truncated", "removed"]);
+    let mut servers = [("truncated", &truncated), ("removed", &removed)]
+        .map(|(name, image)| place.serve(name, image, &[]));
+    let disks = tight.iter().map(|tight| (tight.name, &tight.server));
+    let disks = disks.chain(["truncated", "removed"].into_iter().zip(&servers));
     let disks = disks
-        .map(|(server, name)| Disk::vhost_user(name, server.socket()))
+        .map(|(name, server)| Disk::vhost_user(name, server.socket()))
         .collect();
     let mut guest = Guest::boot(&Machine {
         disks,
@@ -374,25 +444,9 @@ fn a_guest_survives_what_happens_to_its_images() {
     })
     .unwrap();
 
-    // No space: the write fails in the guest, what was there is read, and with space it goes on.
-    let device = guest.device("full").unwrap();
-    let fill = format!("dd if=/dev/zero of={device} bs=1M count=32 conv=fsync 2>&1");
-    let output = guest.run(&fill, STEP).unwrap();
-    assert!(
-        output.status != 0 && output.text.contains("error"),
-        "{output:?}"
-    );
-    wait_log(&mut servers[0], "full.img", "No space left");
-    guest.check(&read(&device, 0), STEP).unwrap();
-    guest
-        .check(&format!("/usr/bin/blkdiscard -f {device}"), STEP)
-        .unwrap();
-    guest
-        .check(
-            &format!("dd if=/dev/zero of={device} bs=1M count=4 conv=fsync 2>&1"),
-            STEP,
-        )
-        .unwrap();
+    for tight in &mut tight {
+        tight.fill_up(&mut guest);
+    }
 
     // Truncated under way: what is gone fails, what is left is served.
     let device = guest.device("truncated").unwrap();
@@ -408,7 +462,7 @@ fn a_guest_survives_what_happens_to_its_images() {
         "reading past the end of the file must fail: {output:?}"
     );
     wait_log(
-        &mut servers[1],
+        &mut servers[0],
         "truncated.img",
         "ends at 8388608 bytes, the disk at 16777216",
     );
@@ -429,7 +483,13 @@ fn a_guest_survives_what_happens_to_its_images() {
     for server in servers {
         server.stop().unwrap();
     }
-    drop(small);
+    for Tight {
+        image, server, _fs, ..
+    } in tight
+    {
+        server.stop().unwrap();
+        image.check_clean();
+    }
 }
 
 /// Reads one MiB at `mib` from the disk itself, not from the guest's cache.

@@ -1,10 +1,12 @@
 //! What QEMU does to a running disk: pauses under load, live migration to another QEMU with a
 //! server of its own, hot unplug and plug.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use fathom_lab::{Disk, Guest, Machine};
+use fathom_lab::{Disk, Guest, Machine, Server};
 use fathom_tests::Place;
+use fathom_tests::image::{Image, Kind};
 use fathom_tests::load::Load;
 use serde_json::json;
 
@@ -14,25 +16,30 @@ const STEP: Duration = Duration::from_secs(120);
 #[test]
 fn a_guest_migrates_under_verified_load() {
     let place = Place::new();
-    let image = place.image("disk", 64 * MIB);
-    let source_server = place.serve("source", &image, &[]);
-    let target_server = place.serve("target", &image, &[]);
-    let machine = |socket| Machine {
+    let images = images(&place);
+    let serve = |side: &str| -> Vec<Server> {
+        let serve = |image: &Image| image.serve(&place, &format!("{}-{side}", name(image)), ARGS);
+        images.iter().map(serve).collect()
+    };
+    let source_servers = serve("source");
+    let target_servers = serve("target");
+    let machine = |servers: &[Server]| Machine {
         cpus: 2,
         memory_mib: 256,
-        disks: vec![Disk::vhost_user("disk", socket)],
+        disks: images
+            .iter()
+            .zip(servers)
+            .map(|(image, server)| Disk::vhost_user(name(image), server.socket()))
+            .collect(),
         ..Machine::default()
     };
-    let mut source = Guest::boot(&machine(source_server.socket())).unwrap();
+    let mut source = Guest::boot(&machine(&source_servers)).unwrap();
     let target = Machine {
         incoming: true,
-        ..machine(target_server.socket())
+        ..machine(&target_servers)
     };
     let mut target = Guest::start(&target).unwrap();
-
-    let device = source.device("disk").unwrap();
-    let load = Load::start(&mut source, &device, 32 * MIB);
-    load.wait_for_writes(&mut source);
+    let load = start_load(&mut source, &images, 16 * MIB);
 
     let channel = place.sockets().join("migration");
     let uri = format!("unix:{}", channel.display());
@@ -41,14 +48,51 @@ fn a_guest_migrates_under_verified_load() {
     wait_migrated(&mut source);
     target.wait_event("RESUME", STEP).unwrap();
     source.quit().unwrap();
-    source_server.stop().unwrap();
+    for server in source_servers {
+        server.stop().unwrap();
+    }
 
     load.expect_running(&mut target);
     load.finish(&mut target);
     expect_no_io_errors(&mut target);
     target.power_off().unwrap();
-    target_server.stop().unwrap();
-    load.verify_on_host(&image);
+    for server in target_servers {
+        server.stop().unwrap();
+    }
+    verify(&images, &load);
+}
+
+const ARGS: &[&str] = &["--iothreads", "2"];
+
+/// One of each format; of qcow2 and QED those that allocate all the time.
+fn images(place: &Place) -> [Image; 4] {
+    [
+        ("raw", Kind::RAW),
+        ("qcow2", Kind::QCOW2_SMALL),
+        ("overlay", Kind::QCOW2_BACKED),
+        ("qed", Kind::QED_SMALL),
+    ]
+    .map(|(name, kind)| Image::create(place.path(name), kind, 64 * MIB))
+}
+
+fn name(image: &Image) -> &str {
+    image.path().file_name().unwrap().to_str().unwrap()
+}
+
+/// Starts a load on the disks and waits until it writes on all of them.
+fn start_load(guest: &mut Guest, images: &[Image], bytes: u64) -> Load {
+    let names: Vec<&str> = images.iter().map(name).collect();
+    let load = Load::start(guest, &names, bytes, 400);
+    load.wait_for_writes(guest);
+    load
+}
+
+/// Checks on the host what the load left.
+fn verify(images: &[Image], load: &Load) {
+    for image in images {
+        image.check_clean();
+        load.verify_on_host(&image.flat());
+    }
 }
 
 fn wait_migrated(source: &mut Guest) {
@@ -76,23 +120,23 @@ fn expect_no_io_errors(guest: &mut Guest) {
 #[test]
 fn pauses_and_hot_plug_lose_nothing() {
     let place = Place::new();
-    let images = ["stays", "leaves"].map(|name| place.image(name, 64 * MIB));
-    let [stays, leaves] =
-        ["stays", "leaves"].map(|name| place.serve(name, &place.path(name), &["--queues", "2"]));
-    let disks = vec![
-        Disk::vhost_user("stays", stays.socket()),
-        Disk::vhost_user("leaves", leaves.socket()),
-    ];
+    let under_load = images(&place);
+    // These leave and come back.
+    let leaving = [("leaves", Kind::RAW), ("leaves-too", Kind::QCOW2)]
+        .map(|(name, kind)| Image::create(place.path(name), kind, 64 * MIB));
+    let serve = |image: &Image| image.serve(&place, name(image), &["--queues", "2"]);
+    let all = || under_load.iter().chain(&leaving);
+    let servers: Vec<Server> = all().map(serve).collect();
+    let disks = all().zip(&servers);
+    let disks = disks.map(|(image, server)| Disk::vhost_user(name(image), server.socket()));
     let mut guest = Guest::boot(&Machine {
         cpus: 2,
-        disks,
+        disks: disks.collect(),
         ..Machine::default()
     })
     .unwrap();
 
-    let device = guest.device("stays").unwrap();
-    let load = Load::start(&mut guest, &device, 16 * MIB);
-    load.wait_for_writes(&mut guest);
+    let load = start_load(&mut guest, &under_load, 12 * MIB);
     for _ in 0..8 {
         guest.qmp("stop", json!({})).unwrap();
         std::thread::sleep(Duration::from_millis(100));
@@ -100,50 +144,76 @@ fn pauses_and_hot_plug_lose_nothing() {
         std::thread::sleep(Duration::from_millis(150));
     }
 
-    // The other disk goes and comes back while the first is under load.
-    let device = guest.device("leaves").unwrap();
-    guest
-        .check(
-            &format!("yes fathom | dd of={device} bs=4k count=256 conv=fsync"),
-            STEP,
-        )
-        .unwrap();
-    for _ in 0..2 {
-        unplug_and_plug(&mut guest, leaves.socket());
-        let device = guest.device("leaves").unwrap();
-        let count = format!("dd if={device} bs=4k count=256 2>/dev/null | grep -c '^fathom$'");
-        let lines: u64 = guest.check(&count, STEP).unwrap().trim().parse().unwrap();
-        assert!(
-            lines >= MIB / 7,
-            "the disk came back without its data: {lines} lines"
+    // The others go and come back while the first ones are under load.
+    for (index, image) in leaving.iter().enumerate() {
+        let slot = FIRST_SLOT + under_load.len() + index;
+        leave_and_return(
+            &mut guest,
+            image,
+            servers[under_load.len() + index].socket(),
+            slot,
         );
     }
 
     load.finish(&mut guest);
     expect_no_io_errors(&mut guest);
     guest.power_off().unwrap();
-    stays.stop().unwrap();
-    leaves.stop().unwrap();
-    load.verify_on_host(&images[0]);
+    for server in servers {
+        server.stop().unwrap();
+    }
+    verify(&under_load, &load);
+    leaving.iter().for_each(Image::check_clean);
 }
 
-fn unplug_and_plug(guest: &mut Guest, socket: &std::path::Path) {
-    guest.qmp("device_del", json!({"id": "leaves"})).unwrap();
-    while guest.wait_event("DEVICE_DELETED", STEP).unwrap()["device"] != "leaves" {}
-    guest.check("for i in $(seq 50); do ls /sys/block | grep -c vd | grep -q 2 && exit 0; sleep 0.1; done; exit 1", STEP).unwrap();
-    guest
-        .qmp("chardev-remove", json!({"id": "leaves-socket"}))
-        .unwrap();
-    let address = json!({"type": "unix", "data": {"path": socket}});
+/// The first disk's.
+const FIRST_SLOT: usize = 4;
+
+/// Unplugs a disk and plugs it in again, twice; it has its data each time.
+fn leave_and_return(guest: &mut Guest, image: &Image, socket: &Path, slot: usize) {
+    let name = name(image);
+    let device = guest.device(name).unwrap();
+    let write = format!("yes {name} | dd of={device} bs=4k count=256 conv=fsync");
+    guest.check(&write, STEP).unwrap();
+    for _ in 0..2 {
+        unplug(guest, name, slot);
+        // Nobody has it now.
+        image.check_clean();
+        plug(guest, name, socket, slot);
+        let device = guest.device(name).unwrap();
+        let count = format!("dd if={device} bs=4k count=256 2>/dev/null | grep -c '^{name}$'");
+        let lines: u64 = guest.check(&count, STEP).unwrap().trim().parse().unwrap();
+        let expected = MIB / (name.len() as u64 + 1);
+        assert!(
+            lines >= expected,
+            "{name} came back without its data: {lines} lines of {expected}"
+        );
+    }
+}
+
+fn unplug(guest: &mut Guest, id: &str, slot: usize) {
+    guest.qmp("device_del", json!({"id": id})).unwrap();
+    while guest.wait_event("DEVICE_DELETED", STEP).unwrap()["device"] != id {}
+    let gone = format!(
+        "for i in $(seq 50); do
+             ls -d /sys/bus/pci/devices/*:{slot:02x}.0 >/dev/null 2>&1 || exit 0
+             sleep 0.1
+         done
+         exit 1"
+    );
+    guest.check(&gone, STEP).unwrap();
+    let socket = format!("{id}-socket");
+    guest.qmp("chardev-remove", json!({"id": socket})).unwrap();
+}
+
+fn plug(guest: &mut Guest, id: &str, path: &Path, slot: usize) {
+    let socket = format!("{id}-socket");
+    let address = json!({"type": "unix", "data": {"path": path}});
     let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
     guest
-        .qmp(
-            "chardev-add",
-            json!({"id": "leaves-socket", "backend": backend}),
-        )
+        .qmp("chardev-add", json!({"id": socket, "backend": backend}))
         .unwrap();
     let device = json!({
-        "driver": "vhost-user-blk-pci", "id": "leaves", "chardev": "leaves-socket", "addr": "5"
+        "driver": "vhost-user-blk-pci", "id": id, "chardev": socket, "addr": format!("{slot:x}")
     });
     guest.qmp("device_add", device).unwrap();
 }
