@@ -191,7 +191,6 @@ impl Channel for ImageChannel {
         }
         cx.slab[id].epoch = UNCOUNTED;
         if !matches!(cx.slab[id].op, Op::Read | Op::Flush) {
-            cx.slab[id].fua |= self.shared.write_through;
             self.count(cx, id);
         }
         let mut found = self.find(&cx.slab[id]);

@@ -72,8 +72,6 @@ pub(super) struct Shared {
     pub(super) size: u64,
     pub(super) read_only: bool,
     pub(super) discard: bool,
-    /// A write is durable when it completes, and so must be its metadata.
-    pub(super) write_through: bool,
     /// Counts activations and deactivations.
     pub(super) generation: AtomicU64,
     active: Mutex<Option<Arc<Active>>>,
@@ -107,7 +105,6 @@ impl ImageDisk {
                 size: chain.size(),
                 read_only: options.read_only,
                 discard: options.discard,
-                write_through: !chain.storages[0].disk().info().write_cache,
                 generation: AtomicU64::new(0),
                 active: Mutex::default(),
             }),
