@@ -8,7 +8,7 @@
 use super::alloc::Space;
 use super::io::{BlockingIo, Errno};
 use super::journal::Record;
-use super::layout::Problem;
+use super::layout::{EXCLUSIVE, Problem};
 use super::tables::{Pinned, Tables, Unlinked};
 use crate::qcow2::{Cluster, L2Entry};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,9 +34,21 @@ struct Plan {
     /// Clusters that are in use. The predecessor has found them in this order,
     /// and made refcount blocks for them on the way.
     claims: BTreeSet<u64>,
-    tables: Vec<Range<u64>>,
-    entries: Vec<(Pinned, usize, L2Entry)>,
+    /// L1 indexes, and the clusters of their tables.
+    tables: Vec<(usize, Range<u64>)>,
+    /// With their host clusters.
+    entries: Vec<(Pinned, usize, L2Entry, Option<u64>)>,
     unlinked: Vec<Unlinked>,
+}
+
+impl Plan {
+    /// Each cluster is used once.
+    fn claim(&mut self, cluster: u64) -> Result<(), Failure> {
+        match self.claims.insert(cluster) {
+            true => Ok(()),
+            false => Err(invented(format!("a second reference to cluster {cluster}"))),
+        }
+    }
 }
 
 impl Tables {
@@ -60,15 +72,29 @@ impl Tables {
         for (cluster, entry) in l2 {
             self.plan_entry(io, &mut plan, cluster, entry).await?;
         }
+        // Freed and taken again before the file knew of either: its refcount
+        // is too high, a leak. The flag would say that it is exactly one.
+        let mut counted = BTreeSet::new();
         for cluster in std::mem::take(&mut plan.claims) {
-            self.claim(io, cluster).await?;
+            if self.claim(io, cluster).await? != 1 {
+                counted.insert(cluster);
+            }
         }
         let mut state = self.state();
-        let tables = plan.tables.into_iter();
-        tables.for_each(|clusters| state.alloc.metadata.add_table(clusters));
+        for (index, clusters) in plan.tables {
+            if counted.contains(&clusters.start) {
+                self.l1[index].fetch_and(!EXCLUSIVE, Ordering::AcqRel);
+            }
+            state.alloc.metadata.add_table(clusters);
+        }
         state.unlinked.extend(plan.unlinked);
-        for (slice, index, entry) in &plan.entries {
-            self.set_entry(&mut state, slice, *index, *entry);
+        for (slice, index, entry, host) in &plan.entries {
+            let exclusive = host.is_none_or(|host| !counted.contains(&host));
+            let entry = match exclusive {
+                true => *entry,
+                false => entry.with_copied(false),
+            };
+            self.set_entry(&mut state, slice, *index, entry);
         }
         self.dirty.store(true, Ordering::Release);
         Ok(())
@@ -89,8 +115,10 @@ impl Tables {
         let new = new.ok_or_else(unlikely)?;
         let (bits, len) = (self.layout.cluster_bits(), self.layout.table_bytes());
         let clusters = new >> bits..(new + len) >> bits;
-        plan.claims.extend(clusters.clone());
-        plan.tables.push(clusters);
+        for cluster in clusters.clone() {
+            plan.claim(cluster)?;
+        }
+        plan.tables.push((index as usize, clusters));
         plan.unlinked.extend(old.map(|offset| Unlinked {
             offset,
             len,
@@ -132,26 +160,29 @@ impl Tables {
         }
         let (had, has) = (self.referred(&old), self.referred(&new));
         if has != had {
-            plan.claims.extend(has.map(|has| has.offset >> bits));
+            if let Some(has) = has {
+                plan.claim(has.offset >> bits)?;
+            }
             plan.unlinked.extend(had);
         }
-        plan.entries.push((slice, index, entry));
+        let host = has.map(|has| has.offset >> bits);
+        plan.entries.push((slice, index, entry, host));
         Ok(())
     }
 
-    /// The predecessor has allocated the cluster: its refcount is one at
-    /// least.
-    async fn claim(&self, io: &BlockingIo<'_>, cluster: u64) -> Result<(), Failure> {
+    /// The predecessor has allocated the cluster: its refcount, which is
+    /// returned, is one at least.
+    async fn claim(&self, io: &BlockingIo<'_>, cluster: u64) -> Result<u64, Failure> {
         let file_len = self.file_len.load(Ordering::Relaxed);
         let hit = self.state().alloc.metadata.in_cluster(cluster);
         if hit.is_some() || cluster >= file_len.div_ceil(self.layout.cluster_size()) {
             return Err(invented(format!("a reference to cluster {cluster}")));
         }
         let has_refcounts = matches!(self.state().alloc.space, Space::Refcounts(_));
-        if has_refcounts {
-            self.claim_refcount(io, cluster).await?;
+        match has_refcounts {
+            true => Ok(self.claim_refcount(io, cluster).await?),
+            false => Ok(1),
         }
-        Ok(())
     }
 }
 

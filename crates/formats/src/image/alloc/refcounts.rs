@@ -424,12 +424,13 @@ impl Tables {
         Ok(())
     }
 
-    /// The cluster is in use by what a predecessor had in memory.
+    /// The cluster is in use by what a predecessor had in memory. Returns its
+    /// refcount.
     pub(in crate::image) async fn claim_refcount(
         &self,
         io: &impl Io,
         cluster: u64,
-    ) -> Result<(), Errno> {
+    ) -> Result<u64, Errno> {
         let _searching = self.searching.lock_all().await;
         let number = self.refcounts(|r| r.block_of(cluster))?;
         self.load_refcounts(io, number).await?;
@@ -440,6 +441,7 @@ impl Tables {
             if r.get(cluster) == 0 {
                 r.set(cluster, 1);
             }
+            r.get(cluster)
         })
     }
 
