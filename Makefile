@@ -27,7 +27,7 @@ test: setup
 	$(CARGO) test --workspace --no-fail-fast
 	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --package fathom-storage -- --ignored; \
 	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
-	$(MAKE) fuzz FUZZ_SECONDS=10
+	$(MAKE) fuzz FUZZ_SECONDS=5
 
 # Every fuzz target in turn; the corpus grows in fuzz/corpus.
 FUZZ_SECONDS ?= 60
