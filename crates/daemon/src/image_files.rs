@@ -97,6 +97,10 @@ impl ImageFile for StoredImage {
         ImageFile::allocate(&self.file, offset, len)
     }
 
+    fn forget_cache(&self) {
+        self.file.forget_cache();
+    }
+
     fn is_hole(&self, offset: u64, len: u64) -> bool {
         ImageFile::is_hole(&self.file, offset, len)
     }

@@ -29,6 +29,9 @@ pub trait ImageFile {
     /// Reserves space for `len` bytes from `offset` on, without changing what
     /// they read as; the file grows when it must.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Forgets what is cached of the file and not dirty: another host may have
+    /// written to it since it was read.
+    fn forget_cache(&self) {}
     /// Whether the file has nothing there, and so reads as zeroes. False when
     /// that cannot be told.
     fn is_hole(&self, _offset: u64, _len: u64) -> bool {
@@ -87,6 +90,11 @@ impl ImageFile for File {
         }
         rustix::fs::fallocate(self, FallocateFlags::empty(), offset, len)?;
         Ok(())
+    }
+
+    fn forget_cache(&self) {
+        // It is advice; nothing else could be done.
+        let _ = rustix::fs::fadvise(self, 0, None, rustix::fs::Advice::DontNeed);
     }
 
     fn is_hole(&self, offset: u64, len: u64) -> bool {

@@ -250,6 +250,7 @@ impl Disk for ImageDisk {
                 return Err(error);
             }
         }
+        storages.iter().for_each(|storage| storage.forget_cache());
         let active = activate(&self.chain, &self.options, &self.helpers);
         let active = active.and_then(|active| self.take_keepsake(&active).map(|()| active));
         match active {

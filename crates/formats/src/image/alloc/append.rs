@@ -27,7 +27,7 @@ impl Append {
     }
 
     pub(super) fn take(&mut self, n: u64, exact: bool) -> Option<Run> {
-        if n == 1
+        if (n == 1 || !exact)
             && let Some(cluster) = self.returned.pop()
         {
             return Some(Run {
