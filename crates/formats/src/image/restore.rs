@@ -113,6 +113,10 @@ impl Tables {
         let (old, new) = (table(now)?, table(entry)?);
         let new = new.filter(|_| self.layout.table_is_exclusive(entry));
         let new = new.ok_or_else(unlikely)?;
+        if old == Some(new) {
+            // With a flag that an earlier successor has corrected.
+            return Ok(());
+        }
         let (bits, len) = (self.layout.cluster_bits(), self.layout.table_bytes());
         let clusters = new >> bits..(new + len) >> bits;
         for cluster in clusters.clone() {
@@ -159,7 +163,11 @@ impl Tables {
             return Err(unlikely());
         }
         let (had, has) = (self.referred(&old), self.referred(&new));
-        if has != had {
+        let mut entry = entry;
+        if has == had && has.is_some() {
+            // An earlier successor may have corrected the flag.
+            entry = entry.with_copied(now.copied());
+        } else {
             if let Some(has) = has {
                 plan.claim(has.offset >> bits)?;
             }
