@@ -100,6 +100,11 @@ impl Worker {
         self.channel.complete(&mut self.cx, pending.id, 0, result);
     }
 
+    /// Likewise, but the worker is gone.
+    pub fn abandon(&self, world: &World, pending: &super::world::Pending) {
+        world.abandon(pending, &self.cx.slab[pending.id]);
+    }
+
     /// Another worker may have woken tasks of this one.
     pub fn look_again(&mut self) {
         self.channel.complete(&mut self.cx, NOBODY, WOKEN, 0);

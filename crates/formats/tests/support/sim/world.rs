@@ -1,9 +1,10 @@
 //! Files in memory that keep a record of what is done to them, and do it when
 //! they are told to.
 
+use super::keepsake;
 use super::pages::Pages;
 use super::rng::Rng;
-use fathom_core::{Op, Request, RequestId};
+use fathom_core::{Keepsake, Op, Request, RequestId};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// Says what happens, if FATHOM_TRACE is set.
@@ -76,6 +77,15 @@ pub struct Fault {
     pub errno: i32,
 }
 
+/// The server is killed in an operation: nothing happens after that.
+pub struct Kill {
+    /// The operation's number.
+    pub at: u64,
+    pub memory: Option<Keepsake>,
+    /// What was in the memory then; none: it has not happened.
+    pub left: Option<Vec<u64>>,
+}
+
 #[derive(Default)]
 pub struct State {
     pub files: Vec<Pages>,
@@ -93,6 +103,9 @@ pub struct State {
     pub worker: usize,
     /// Operations so far.
     pub operations: u64,
+    /// Flushes so far.
+    pub flushes: u64,
+    pub kill: Option<Kill>,
     now: u64,
     rng: Option<Rng>,
 }
@@ -141,6 +154,28 @@ impl World {
         result.err().map_or(0, |errno| -errno)
     }
 
+    /// Nobody waits for a pending operation any more: it is done, or not, or
+    /// some of its sectors are.
+    pub fn abandon(&self, pending: &Pending, request: &Request) {
+        let mut state = self.state();
+        let (file, at, len) = (pending.file, request.at, request.len);
+        let since = pending.submitted;
+        let fate = state.rng().below(3);
+        trace(|| format!("{:?} {at:#x}+{len:#x} of {file} ends as {fate}", request.op));
+        let outcome = match (request.op, fate) {
+            (_, 0) | (Op::Read | Op::Flush, _) => Ok(()),
+            (Op::Write, 1) => {
+                state.tear(file, at, &pending.bytes, since);
+                Ok(())
+            }
+            (Op::Write, _) => state.write(file, at, &pending.bytes, since, false),
+            (Op::WriteZeroes, _) => state.zero(file, at, len, since, false),
+            (Op::Discard, _) => state.discard(file, at, len, since, false),
+        };
+        // Nobody hears of errors, either.
+        let _ = outcome;
+    }
+
     /// A request has come to a file.
     pub fn submitted(&self, worker: usize, file: usize, id: RequestId, request: &Request) {
         let (at, len) = (request.at, request.len);
@@ -186,6 +221,16 @@ impl State {
     fn counted(&mut self, takes_space: bool) -> Result<(), i32> {
         let number = self.operations;
         self.operations += 1;
+        if let Some(kill) = &mut self.kill {
+            match kill.left {
+                Some(_) => return Err(libc::ESHUTDOWN),
+                None if number >= kill.at => {
+                    kill.left = Some(keepsake::words(kill.memory.as_ref()));
+                    return Err(libc::EIO);
+                }
+                None => {}
+            }
+        }
         match self.fault {
             Some(fault)
                 if (fault.first..fault.first + fault.count).contains(&number)
@@ -220,16 +265,21 @@ impl State {
         let fate = self.counted(true);
         if fate == Err(libc::EIO) {
             // Some sectors may have been written all the same.
-            for (n, sector) in bytes.chunks(SECTOR as usize).enumerate() {
-                if self.rng().one_in(2) {
-                    let at = at + n as u64 * SECTOR;
-                    self.change(file, at, Change::Write(sector.into()), submitted, false);
-                }
-            }
+            self.tear(file, at, bytes, submitted);
         }
         fate?;
         self.change(file, at, Change::Write(bytes.into()), submitted, fua);
         Ok(())
+    }
+
+    /// Writes some of the sectors.
+    fn tear(&mut self, file: usize, at: u64, bytes: &[u8], submitted: u64) {
+        for (n, sector) in bytes.chunks(SECTOR as usize).enumerate() {
+            if self.rng().one_in(2) {
+                let at = at + n as u64 * SECTOR;
+                self.change(file, at, Change::Write(sector.into()), submitted, false);
+            }
+        }
     }
 
     /// The file does not become longer, as with fallocate(2).
@@ -267,6 +317,7 @@ impl State {
 
     pub fn flush(&mut self, file: usize, submitted: u64) -> Result<(), i32> {
         self.counted(false)?;
+        self.flushes += 1;
         let done = self.tick();
         trace(|| format!("{done} flushed {file} since {submitted}"));
         let lie = self.lies > 0 && self.operations.is_multiple_of(self.lies);

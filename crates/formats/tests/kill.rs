@@ -1,0 +1,447 @@
+//! The server is killed while a guest uses the image, and another goes on with
+//! what is in the file and in the memory that the guest's machine has kept:
+//! the guest finds everything that it was told to be written.
+
+#[path = "support/sim/mod.rs"]
+mod sim;
+mod support;
+
+use fathom_core::{Disk, DiskError, Keepsake, Op};
+use sim::case::{Backing, Case, Filled, Made, QCOW2};
+use sim::cut::check_image;
+use sim::model::{Model, Value};
+use sim::pages::Pages;
+use sim::rng::Rng;
+use sim::run::{Run, Start};
+use sim::worker::Ask;
+use sim::world::{Kill, World};
+use sim::{each, keepsake, rounds};
+use std::sync::Arc;
+
+const CASES: &[Case] = &[
+    Case {
+        name: "512",
+        options: "cluster_size=512",
+        cluster: 512,
+        ..QCOW2
+    },
+    Case {
+        name: "512-device",
+        options: "cluster_size=512",
+        cluster: 512,
+        device: true,
+        ..QCOW2
+    },
+    Case {
+        name: "512-v2",
+        options: "cluster_size=512,compat=0.10",
+        cluster: 512,
+        filled: Some(Filled::Plain),
+        ..QCOW2
+    },
+    Case {
+        name: "512-rc1",
+        options: "cluster_size=512,refcount_bits=1",
+        cluster: 512,
+        tiny_cache: true,
+        ..QCOW2
+    },
+    Case {
+        name: "512-rc64-compressed",
+        options: "cluster_size=512,refcount_bits=64",
+        cluster: 512,
+        filled: Some(Filled::Compressed),
+        ..QCOW2
+    },
+    Case {
+        name: "512-growing",
+        options: "cluster_size=512,refcount_bits=64",
+        cluster: 512,
+        wide: true,
+        ..QCOW2
+    },
+    Case {
+        name: "512-evicting",
+        options: "cluster_size=512",
+        cluster: 512,
+        wide: true,
+        tiny_cache: true,
+        ..QCOW2
+    },
+    Case {
+        name: "512-snapshot",
+        options: "cluster_size=512,refcount_bits=64",
+        cluster: 512,
+        filled: Some(Filled::Compressed),
+        snapshot: true,
+        ..QCOW2
+    },
+    Case {
+        name: "4k",
+        options: "cluster_size=4k",
+        cluster: 4096,
+        own: true,
+        ..QCOW2
+    },
+    Case {
+        name: "4k-lazy",
+        options: "cluster_size=4k,lazy_refcounts=on,refcount_bits=8",
+        cluster: 4096,
+        filled: Some(Filled::Plain),
+        ..QCOW2
+    },
+    Case {
+        name: "4k-device",
+        options: "cluster_size=4k",
+        cluster: 4096,
+        backing: Some(Backing::RAW),
+        device: true,
+        ..QCOW2
+    },
+    Case {
+        name: "4k-snapshot",
+        options: "cluster_size=4k",
+        cluster: 4096,
+        filled: Some(Filled::Plain),
+        snapshot: true,
+        ..QCOW2
+    },
+    Case {
+        name: "4k-preallocated",
+        options: "cluster_size=4k,preallocation=metadata",
+        cluster: 4096,
+        ..QCOW2
+    },
+    Case {
+        name: "4k-chain-below",
+        options: "cluster_size=4k,compat=0.10",
+        cluster: 4096,
+        backing: Some(Backing {
+            chain: true,
+            compressed: true,
+            ..Backing::QCOW2
+        }),
+        tiny_cache: true,
+        ..QCOW2
+    },
+    Case {
+        name: "4k-filled-below",
+        options: "cluster_size=4k",
+        cluster: 4096,
+        filled: Some(Filled::Compressed),
+        backing: Some(Backing::QCOW2),
+        ..QCOW2
+    },
+    Case {
+        name: "16k-extended",
+        options: "cluster_size=16k,extended_l2=on",
+        cluster: 16384,
+        ..QCOW2
+    },
+    Case {
+        name: "16k-extended-below",
+        options: "cluster_size=16k,extended_l2=on",
+        cluster: 16384,
+        backing: Some(Backing::RAW),
+        ..QCOW2
+    },
+    Case {
+        name: "64k",
+        ..QCOW2
+    },
+    Case {
+        name: "data-file",
+        options: "cluster_size=4k,data_file=data.raw",
+        cluster: 4096,
+        ..QCOW2
+    },
+    Case {
+        name: "data-file-raw",
+        options: "cluster_size=4k,data_file=data.raw,data_file_raw=on",
+        cluster: 4096,
+        ..QCOW2
+    },
+    Case {
+        name: "qed-4k",
+        format: "qed",
+        options: "cluster_size=4k,table_size=4",
+        cluster: 4096,
+        ..QCOW2
+    },
+    Case {
+        name: "qed-below",
+        format: "qed",
+        options: "cluster_size=4k,table_size=2",
+        cluster: 4096,
+        backing: Some(Backing::RAW),
+        ..QCOW2
+    },
+    Case {
+        name: "raw",
+        format: "raw",
+        ..QCOW2
+    },
+];
+
+/// Kills in a run.
+const KILLS: u64 = 5;
+
+/// What is left of a server.
+struct Left {
+    files: Vec<Pages>,
+    memory: Vec<u64>,
+}
+
+/// A server that serves what another has left.
+struct Server {
+    world: Arc<World>,
+    run: Run,
+    memory: Option<Keepsake>,
+}
+
+impl Server {
+    /// Not active yet.
+    fn new(made: &Made, left: &Left, model: Model, rng: &mut Rng) -> Result<Server, DiskError> {
+        let world = World::new(left.files.clone(), rng.next());
+        made.prepare(&world);
+        let workers = 1 + rng.below(3) as usize;
+        let run = Run::new(Start {
+            model,
+            ..made.start(&world, workers, rng.next())
+        })?;
+        let mut words = left.memory.clone();
+        words.resize(run.disk.keepsake_len() as usize / 8, 0);
+        let memory = keepsake::with(&words);
+        run.disk.keep(memory.clone());
+        Ok(Server { world, run, memory })
+    }
+
+    /// It is killed after so many more operations, each of which it waits for
+    /// itself. What it does then, whatever comes of it, is not seen.
+    fn doomed(&mut self, after: u64, doing: impl Fn(&Run)) -> Option<Left> {
+        let at = self.world.state().operations + after;
+        self.world.state().kill = Some(Kill {
+            at,
+            memory: self.memory.clone(),
+            left: None,
+        });
+        doing(&self.run);
+        let mut state = self.world.state();
+        let memory = state.kill.take().and_then(|kill| kill.left)?;
+        let files = state.files.clone();
+        Some(Left { files, memory })
+    }
+
+    fn kill(mut self) -> (Left, Model) {
+        self.run.abandon();
+        let left = Left {
+            files: self.world.state().files.clone(),
+            memory: keepsake::words(self.memory.as_ref()),
+        };
+        (left, self.run.model)
+    }
+}
+
+/// What the guest finds after a kill, which must be what it was told.
+fn inspect(made: &Made, left: &Left, model: Model, rng: &mut Rng) -> (Vec<Value>, Model) {
+    let mut server = Server::new(made, left, model, rng).expect("the image opens");
+    let sound = |when: &str| {
+        let found = check_image(made, &server.world);
+        found.unwrap_or_else(|problem| panic!("{when}: {problem}"));
+    };
+    sound("after a kill");
+    server.run.disk.activate().expect("it can be activated");
+    sound("after what was in memory only was done again");
+    if rng.one_in(50) {
+        let dir = support::dir();
+        made.store(dir.path(), &server.world);
+        let found = made.qemu_finds(dir.path(), true);
+        found.unwrap_or_else(|problem| panic!("{problem}"));
+    }
+    (server.run.compare_all(), server.run.model)
+}
+
+/// What a life ends with.
+struct Next {
+    left: Left,
+    model: Model,
+    windows: Vec<u64>,
+}
+
+/// One server's life until it is killed; often in the same parts of the disk
+/// as the one before it.
+fn live(made: &Made, left: &Left, model: Model, before: &[u64], rng: &mut Rng) -> Next {
+    let mut server = Server::new(made, left, model, rng).expect("the image opens");
+    if rng.one_in(2) && !before.is_empty() {
+        server.run.windows = before.to_vec();
+    }
+    let windows = server.run.windows.clone();
+    let (left, model) = match die(&mut server, rng) {
+        Some(left) => (left, server.run.model),
+        None => server.kill(),
+    };
+    Next {
+        left,
+        model,
+        windows,
+    }
+}
+
+/// What a server has left that was killed in an operation it waited for; or it
+/// is to be killed now.
+fn die(server: &mut Server, rng: &mut Rng) -> Option<Left> {
+    if rng.one_in(3) {
+        let killed = server.doomed(rng.below(20), |run| drop(run.disk.activate()));
+        if killed.is_some() {
+            return killed;
+        }
+        server.run.disk.deactivate().expect("it can be deactivated");
+    }
+    server.run.activate();
+    let n = rng.below(150) as usize;
+    server.run.requests(n);
+    server.run.steps(rng.below(50));
+    match rng.below(8) {
+        0 => {
+            server.run.drain();
+            server.doomed(rng.below(30), |run| drop(run.disk.deactivate()))
+        }
+        1 => {
+            server.run.deactivate();
+            server.run.activate();
+            server.run.requests(n / 2);
+            None
+        }
+        _ => None,
+    }
+}
+
+/// In the end everything is in the file, as QEMU finds, too.
+fn finish(made: &Made, left: &Left, model: Model, rng: &mut Rng) {
+    let mut server = Server::new(made, left, model, rng).expect("the image opens");
+    server.run.activate();
+    server.run.requests(40);
+    server.run.deactivate();
+    let found = check_image(made, &server.world);
+    found.unwrap_or_else(|problem| panic!("in the end: {problem}"));
+    server.run.disk.keep(None);
+    server.run.activate();
+    let values = server.run.compare_all();
+    server.run.deactivate();
+    let dir = support::dir();
+    made.store(dir.path(), &server.world);
+    let found = made.qemu_finds(dir.path(), true);
+    found.unwrap_or_else(|problem| panic!("in the end: {problem}"));
+    assert!(made.qemu_reads(dir.path(), None) == values, "QEMU differs");
+}
+
+fn untouched(made: &Made) -> Left {
+    Left {
+        files: made.files.clone(),
+        memory: Vec::new(),
+    }
+}
+
+/// A model of what is there now.
+fn from_now_on(made: &Made, (values, model): (Vec<Value>, Model)) -> Model {
+    Model::new(values, made.below.clone()).later(&model)
+}
+
+#[test]
+fn nothing_that_was_written_is_lost() {
+    each(CASES, rounds(3), |made, seed| {
+        let mut rng = Rng::new(seed ^ 0x6b11);
+        let mut left = untouched(made);
+        let mut model = made.model();
+        let mut windows = Vec::new();
+        for _ in 0..KILLS {
+            let next = live(made, &left, model, &windows, &mut rng);
+            (left, windows) = (next.left, next.windows);
+            let found = inspect(made, &left, next.model, &mut rng);
+            model = from_now_on(made, found);
+        }
+        finish(made, &left, model, &mut rng);
+    });
+}
+
+/// Writes to all of the disk; flushes once, in the middle. What is freed by
+/// then is used again, and the file does not know of either.
+fn write_all(run: &mut Run) {
+    let sectors = run.model.sectors();
+    for first in (0..sectors).step_by(8) {
+        if first == sectors / 16 * 8 {
+            run.flush();
+        }
+        run.alone(Ask {
+            op: Op::Write,
+            first,
+            sectors: (sectors - first).min(8),
+            fua: false,
+            unmap: false,
+        });
+    }
+}
+
+/// Each operation of a successor that restores is the last one in turn.
+#[test]
+fn a_successor_is_killed_while_it_restores() {
+    let small = |case: &&Case| case.cluster <= 4096 && !case.wide && case.filled.is_some();
+    let cases: Vec<Case> = CASES.iter().filter(small).copied().collect();
+    each(&cases, rounds(1), |made, seed| {
+        let mut rng = Rng::new(seed ^ 0x1f);
+        let server = Server::new(made, &untouched(made), made.model(), &mut rng);
+        let mut server = server.expect("the image opens");
+        server.run.flushes = 0;
+        server.run.activate();
+        write_all(&mut server.run);
+        let n = rng.below(30) as usize;
+        server.run.requests(n);
+        let (mut left, mut model) = server.kill();
+        let mut after = 0;
+        loop {
+            let found = inspect(made, &left, model, &mut rng);
+            model = from_now_on(made, found);
+            let server = Server::new(made, &left, model, &mut rng);
+            let mut server = server.expect("the image opens");
+            let Some(killed) = server.doomed(after, |run| drop(run.disk.activate())) else {
+                return finish(made, &left, server.run.model, &mut rng);
+            };
+            (left, model) = (killed, server.run.model);
+            after += 1 + rng.below(6);
+        }
+    });
+}
+
+/// More entries change than there is room for in the memory, without a flush.
+#[test]
+fn the_memory_is_full() {
+    let is_it = |case: &&Case| case.wide && !case.tiny_cache;
+    let cases: Vec<Case> = CASES.iter().filter(is_it).copied().collect();
+    assert!(!cases.is_empty());
+    each(&cases, rounds(2), |made, seed| {
+        let mut rng = Rng::new(seed);
+        let model = made.model();
+        let mut server = Server::new(made, &untouched(made), model, &mut rng).expect("it opens");
+        server.run.activate();
+        let sectors = server.run.model.sectors();
+        for op in [Op::Write, Op::WriteZeroes, Op::Write] {
+            for first in (0..sectors).step_by(256) {
+                let sectors = (sectors - first).min(256);
+                server.run.alone(Ask {
+                    op,
+                    first,
+                    sectors,
+                    fua: false,
+                    unmap: true,
+                });
+            }
+        }
+        let flushed = server.world.state().flushes;
+        assert!(flushed > 0, "there was room for everything");
+        server.run.flushes = 0;
+        server.run.requests(30 + seed as usize);
+        let (left, model) = server.kill();
+        let found = inspect(made, &left, model, &mut rng);
+        finish(made, &left, from_now_on(made, found), &mut rng);
+    });
+}
