@@ -42,7 +42,8 @@ TORTURE_SEED ?= $(shell date +%s)
 TORTURE_ROUNDS ?= 30
 torture: setup
 	FATHOM_SEED=$(TORTURE_SEED) FATHOM_ROUNDS=$(TORTURE_ROUNDS) $(CARGO) test --package fathom-formats \
-		--test model --test power_cut --test io_errors --no-fail-fast
+		--test model --test power_cut --test io_errors --test kill \
+		--test lying_keepsake --no-fail-fast
 
 # Fathom against qemu-storage-daemon and the host itself, on this machine.
 bench: build
