@@ -4,7 +4,7 @@
 use super::active::Active;
 use super::disk::Shared;
 use super::epoch::InFlight;
-use super::io::{Errno, Io, Payload};
+use super::io::{Errno, Payload};
 use super::lookup::{Found, Lookup};
 use super::segments::{Source, clear};
 use super::task::Executor;
@@ -273,7 +273,8 @@ impl Task {
             return active.read(io, 0, self.guest, &self.payload).await;
         }
         let Some(tables) = active.top() else {
-            return self.on_raw().await;
+            // A request beyond its end.
+            return Err(libc::EIO);
         };
         let range = self.guest..self.guest + self.len;
         let how = match self.op {
@@ -293,14 +294,6 @@ impl Task {
         match self.fua {
             true => tables.flush(io).await,
             false => tables.limit_dirty(io).await,
-        }
-    }
-
-    /// Only its reads can take several steps: beyond its end.
-    async fn on_raw(&self) -> Result<(), Errno> {
-        match self.op {
-            Op::Flush => self.io.plain(0, Op::Flush, 0, 0).await,
-            _ => Err(libc::EIO),
         }
     }
 }

@@ -36,13 +36,8 @@ pub(super) enum Extent {
     },
 }
 
-/// Why there is no extent (yet).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Miss {
-    /// The slice of this number is not in memory.
-    Slice(u64),
-    Problem(Problem),
-}
+/// The slice is not in memory, or cannot be found: a task will tell.
+pub(super) struct Miss;
 
 /// What was linked and is not any more; its refcounts go down once that is
 /// durable.
@@ -123,8 +118,8 @@ pub(super) struct Tables {
     pub(super) writing_back: RangeLocks,
 }
 
-/// Gives room in the journal back. What is noted goes into room of its own:
-/// there is more room than all requests together can need at once.
+/// Gives room in the journal back, also what was used of it: until then that
+/// counts twice, which costs a write-back at worst.
 pub(super) struct Room<'a> {
     tables: &'a Tables,
     records: u64,
@@ -349,8 +344,7 @@ impl Tables {
         }
         match self.table_of(number) {
             Ok(None) => Ok(None),
-            Ok(Some(_)) => Err(Miss::Slice(number)),
-            Err(problem) => Err(Miss::Problem(problem)),
+            Ok(Some(_)) | Err(_) => Err(Miss),
         }
     }
 

@@ -19,7 +19,6 @@ struct Ask {
     op: Op,
     at: u64,
     len: u64,
-    fua: bool,
     payload: Option<Payload>,
     /// The request that waits for it, and the stage that it is in meanwhile.
     parent: RequestId,
@@ -78,7 +77,7 @@ impl WorkerIo {
             child.stamps = parent;
             child.child = true;
             child.op = ask.op;
-            child.fua = ask.fua;
+            child.fua = false;
             child.unmap = ask.op == Op::Discard;
             child.error = 0;
             (child.offset, child.at, child.len) = (ask.at, ask.at, ask.len);
@@ -131,9 +130,8 @@ pub(super) struct TaskIo {
 }
 
 impl TaskIo {
-    fn start(&self, mut ask: Ask) -> Running {
+    fn start(&self, ask: Ask) -> Running {
         let outcome = Rc::new(Outcome::default());
-        ask.parent = self.parent;
         let queued = (ask, outcome.clone());
         self.worker.queue.borrow_mut().push_back(queued);
         Running(outcome)
@@ -145,7 +143,6 @@ impl TaskIo {
             op,
             at,
             len,
-            fua: false,
             payload: None,
             parent: self.parent,
             stage,

@@ -157,14 +157,7 @@ impl Active {
         }
         let end = range.end.min((first + targets.len() as u64) << bits);
         let written = self
-            .write_targets(
-                io,
-                tables,
-                write,
-                &mut targets,
-                run.as_ref(),
-                range.start..end,
-            )
+            .write_targets(io, tables, write, &targets, run.as_ref(), range.start..end)
             .await;
         if let (Err(_), Some(run)) = (&written, &run) {
             tables.give_back(run);
@@ -179,7 +172,7 @@ impl Active {
         io: &TaskIo,
         tables: &Tables,
         write: &Write,
-        targets: &mut [Target],
+        targets: &[Target],
         run: Option<&Run>,
         range: Range<u64>,
     ) -> Result<(), Errno> {

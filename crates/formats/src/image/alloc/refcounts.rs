@@ -387,7 +387,7 @@ impl Tables {
             let mut state = self.state();
             let state = &mut *state;
             let space = super::refcounts(state).ok_or(libc::EROFS)?;
-            if space.missing(number).is_none() && !space.blocks.contains_key(&number) {
+            if !space.blocks.contains_key(&number) {
                 self.make_refcounts(state, number)?;
             }
             let space = super::refcounts(state).ok_or(libc::EROFS)?;
