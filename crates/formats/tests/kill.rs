@@ -7,8 +7,9 @@ mod sim;
 mod support;
 
 use fathom_core::{Disk, DiskError, Keepsake, Op};
-use sim::case::{Backing, Case, Filled, Made, QCOW2};
+use sim::case::{Case, Made};
 use sim::cut::check_image;
+use sim::matrix::MATRIX;
 use sim::model::{Model, Value};
 use sim::pages::Pages;
 use sim::rng::Rng;
@@ -18,170 +19,13 @@ use sim::world::{Kill, World};
 use sim::{each, keepsake, rounds};
 use std::sync::Arc;
 
-const CASES: &[Case] = &[
-    Case {
-        name: "512",
-        options: "cluster_size=512",
-        cluster: 512,
-        ..QCOW2
-    },
-    Case {
-        name: "512-device",
-        options: "cluster_size=512",
-        cluster: 512,
-        device: true,
-        ..QCOW2
-    },
-    Case {
-        name: "512-v2",
-        options: "cluster_size=512,compat=0.10",
-        cluster: 512,
-        filled: Some(Filled::Plain),
-        ..QCOW2
-    },
-    Case {
-        name: "512-rc1",
-        options: "cluster_size=512,refcount_bits=1",
-        cluster: 512,
-        tiny_cache: true,
-        ..QCOW2
-    },
-    Case {
-        name: "512-rc64-compressed",
-        options: "cluster_size=512,refcount_bits=64",
-        cluster: 512,
-        filled: Some(Filled::Compressed),
-        ..QCOW2
-    },
-    Case {
-        name: "512-growing",
-        options: "cluster_size=512,refcount_bits=64",
-        cluster: 512,
-        wide: true,
-        ..QCOW2
-    },
-    Case {
-        name: "512-evicting",
-        options: "cluster_size=512",
-        cluster: 512,
-        wide: true,
-        tiny_cache: true,
-        ..QCOW2
-    },
-    Case {
-        name: "512-snapshot",
-        options: "cluster_size=512,refcount_bits=64",
-        cluster: 512,
-        filled: Some(Filled::Compressed),
-        snapshot: true,
-        ..QCOW2
-    },
-    Case {
-        name: "4k",
-        options: "cluster_size=4k",
-        cluster: 4096,
-        own: true,
-        ..QCOW2
-    },
-    Case {
-        name: "4k-lazy",
-        options: "cluster_size=4k,lazy_refcounts=on,refcount_bits=8",
-        cluster: 4096,
-        filled: Some(Filled::Plain),
-        ..QCOW2
-    },
-    Case {
-        name: "4k-device",
-        options: "cluster_size=4k",
-        cluster: 4096,
-        backing: Some(Backing::RAW),
-        device: true,
-        ..QCOW2
-    },
-    Case {
-        name: "4k-snapshot",
-        options: "cluster_size=4k",
-        cluster: 4096,
-        filled: Some(Filled::Plain),
-        snapshot: true,
-        ..QCOW2
-    },
-    Case {
-        name: "4k-preallocated",
-        options: "cluster_size=4k,preallocation=metadata",
-        cluster: 4096,
-        ..QCOW2
-    },
-    Case {
-        name: "4k-chain-below",
-        options: "cluster_size=4k,compat=0.10",
-        cluster: 4096,
-        backing: Some(Backing {
-            chain: true,
-            compressed: true,
-            ..Backing::QCOW2
-        }),
-        tiny_cache: true,
-        ..QCOW2
-    },
-    Case {
-        name: "4k-filled-below",
-        options: "cluster_size=4k",
-        cluster: 4096,
-        filled: Some(Filled::Compressed),
-        backing: Some(Backing::QCOW2),
-        ..QCOW2
-    },
-    Case {
-        name: "16k-extended",
-        options: "cluster_size=16k,extended_l2=on",
-        cluster: 16384,
-        ..QCOW2
-    },
-    Case {
-        name: "16k-extended-below",
-        options: "cluster_size=16k,extended_l2=on",
-        cluster: 16384,
-        backing: Some(Backing::RAW),
-        ..QCOW2
-    },
-    Case {
-        name: "64k",
-        ..QCOW2
-    },
-    Case {
-        name: "data-file",
-        options: "cluster_size=4k,data_file=data.raw",
-        cluster: 4096,
-        ..QCOW2
-    },
-    Case {
-        name: "data-file-raw",
-        options: "cluster_size=4k,data_file=data.raw,data_file_raw=on",
-        cluster: 4096,
-        ..QCOW2
-    },
-    Case {
-        name: "qed-4k",
-        format: "qed",
-        options: "cluster_size=4k,table_size=4",
-        cluster: 4096,
-        ..QCOW2
-    },
-    Case {
-        name: "qed-below",
-        format: "qed",
-        options: "cluster_size=4k,table_size=2",
-        cluster: 4096,
-        backing: Some(Backing::RAW),
-        ..QCOW2
-    },
-    Case {
-        name: "raw",
-        format: "raw",
-        ..QCOW2
-    },
-];
+/// Those with which nothing else happens, only slower.
+const SLOW: [&str; 3] = ["4k-raw-below", "2M", "qed-64k"];
+
+fn cases() -> Vec<Case> {
+    let quick = |case: &&Case| !SLOW.contains(&case.name);
+    MATRIX.iter().filter(quick).copied().collect()
+}
 
 /// Kills in a run.
 const KILLS: u64 = 5;
@@ -349,7 +193,7 @@ fn from_now_on(made: &Made, (values, model): (Vec<Value>, Model)) -> Model {
 
 #[test]
 fn nothing_that_was_written_is_lost() {
-    each(CASES, rounds(3), |made, seed| {
+    each(&cases(), rounds(3), |made, seed| {
         let mut rng = Rng::new(seed ^ 0x6b11);
         let mut left = untouched(made);
         let mut model = made.model();
@@ -386,7 +230,7 @@ fn write_all(run: &mut Run) {
 #[test]
 fn a_successor_is_killed_while_it_restores() {
     let small = |case: &&Case| case.cluster <= 4096 && !case.wide && case.filled.is_some();
-    let cases: Vec<Case> = CASES.iter().filter(small).copied().collect();
+    let cases: Vec<Case> = MATRIX.iter().filter(small).copied().collect();
     each(&cases, rounds(1), |made, seed| {
         let mut rng = Rng::new(seed ^ 0x1f);
         let server = Server::new(made, &untouched(made), made.model(), &mut rng);
@@ -416,7 +260,7 @@ fn a_successor_is_killed_while_it_restores() {
 #[test]
 fn the_memory_is_full() {
     let is_it = |case: &&Case| case.wide && !case.tiny_cache;
-    let cases: Vec<Case> = CASES.iter().filter(is_it).copied().collect();
+    let cases: Vec<Case> = MATRIX.iter().filter(is_it).copied().collect();
     assert!(!cases.is_empty());
     each(&cases, rounds(2), |made, seed| {
         let mut rng = Rng::new(seed);

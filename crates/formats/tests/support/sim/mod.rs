@@ -14,6 +14,7 @@
 pub mod case;
 pub mod cut;
 pub mod keepsake;
+pub mod matrix;
 pub mod model;
 pub mod pages;
 pub mod recorder;
