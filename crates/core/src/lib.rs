@@ -7,6 +7,7 @@
 
 pub mod disk;
 pub mod engine;
+pub mod extents;
 pub mod handle;
 pub mod keepsake;
 pub mod polling;
@@ -19,6 +20,7 @@ pub mod worker;
 
 pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, Wait};
+pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
 pub use handle::{Counters, Detaching, WorkerHandle, WorkerOptions};
 pub use keepsake::Keepsake;

@@ -10,6 +10,7 @@ mod pieces;
 mod plan;
 mod ranges;
 mod report;
+mod status;
 mod transfer;
 
 pub use lock::lock_image;

@@ -1,10 +1,13 @@
 //! A disk in this process's memory.
 
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Op, RangeLimits, Request, RequestId, Stage,
+    Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, RangeLimits, Request, RequestId, Stage,
+    Status,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -30,6 +33,14 @@ pub(crate) fn volatile(size: u64) -> DiskInfo {
 
 /// The unit in which memory is given back.
 const PAGE: u64 = 4096;
+
+/// The most that one answer describes, so that it does not hold up others.
+const MAX_STATUS: u64 = 128 << 20;
+const PAGES_AT_ONCE: usize = 2048;
+
+/// Bits of an entry in a pagemap (the kernel's admin-guide/mm/pagemap).
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
 
 /// A disk that is gone with the process. Memory is taken when it is first
 /// written and given back by discards.
@@ -102,6 +113,8 @@ impl Channel for MemoryChannel {
 struct Map {
     base: *mut u8,
     len: u64,
+    /// Where the kernel says which pages there are, if it does.
+    pages: Option<File>,
 }
 
 // SAFETY: the mapping lives as long as the value, and its bytes are a disk's
@@ -125,6 +138,7 @@ impl Map {
         Ok(Map {
             base: base.cast(),
             len,
+            pages: File::open("/proc/self/pagemap").ok(),
         })
     }
 
@@ -144,7 +158,41 @@ impl Map {
             Op::Read | Op::Write => self.copy(request),
             Op::Flush => Ok(()),
             Op::Discard | Op::WriteZeroes => self.zero(request.at, request.len),
+            Op::BlockStatus => self.block_status(request),
         }
+    }
+
+    /// Pages that nobody has touched are holes.
+    #[cold]
+    fn block_status(&self, request: &Request) -> Result<(), i32> {
+        self.range(request.at, request.len)?;
+        // SAFETY: the request is in flight.
+        let mut out = unsafe { Extents::of(&request.segments, request.len) };
+        let Some(pages) = &self.pages else {
+            out.push(Status::DATA, request.len);
+            return Ok(());
+        };
+        let (mut at, end) = (request.at, request.at + request.len.min(MAX_STATUS));
+        let mut entries = [0; 8 * PAGES_AT_ONCE];
+        while at < end {
+            let first = (self.base.addr() as u64 + at) / PAGE;
+            let wanted = (end.next_multiple_of(PAGE) - (at & !(PAGE - 1))) / PAGE;
+            let wanted = PAGES_AT_ONCE.min(wanted as usize);
+            let known = pages.read_exact_at(&mut entries[..8 * wanted], 8 * first);
+            for entry in entries[..8 * wanted].chunks_exact(8) {
+                let entry = u64::from_ne_bytes(entry.try_into().expect("8 bytes"));
+                let status = match known.is_ok() && entry & (PRESENT | SWAPPED) == 0 {
+                    true => Status::HOLE,
+                    false => Status::DATA,
+                };
+                let len = PAGE - at % PAGE;
+                if !out.push(status, len) {
+                    return Ok(());
+                }
+                at += len;
+            }
+        }
+        Ok(())
     }
 
     #[inline]

@@ -9,11 +9,20 @@ pub enum Op {
     Flush,
     Discard,
     WriteZeroes,
+    /// Which parts hold data (NBD's base:allocation).
+    BlockStatus,
 }
 
 impl Op {
-    pub const COUNT: usize = 5;
-    pub const ALL: [Op; Op::COUNT] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+    pub const COUNT: usize = 6;
+    pub const ALL: [Op; Op::COUNT] = [
+        Op::Read,
+        Op::Write,
+        Op::Flush,
+        Op::Discard,
+        Op::WriteZeroes,
+        Op::BlockStatus,
+    ];
 
     /// The name used in every table, file and protocol.
     pub fn name(self) -> &'static str {
@@ -23,6 +32,7 @@ impl Op {
             Op::Flush => "flush",
             Op::Discard => "discard",
             Op::WriteZeroes => "write_zeroes",
+            Op::BlockStatus => "block_status",
         }
     }
 

@@ -11,7 +11,7 @@ use super::task::Executor;
 use super::worker_io::{CHILDREN, TaskIo, WorkerIo};
 use super::write::Write;
 use super::zero::Empty;
-use fathom_core::{Channel, Cx, Op, Request, RequestId, Stage, Token};
+use fathom_core::{Channel, Cx, Extents, Op, Request, RequestId, Stage, Token};
 use smallvec::SmallVec;
 use std::io;
 use std::rc::Rc;
@@ -94,10 +94,16 @@ impl ImageChannel {
         if request.op == Op::Read {
             return Ok(current.lookup.read(active, guest, len));
         }
+        let top = active.top();
+        if request.op == Op::BlockStatus {
+            return Ok(match top {
+                Some(_) => Found::Else,
+                None => current.lookup.write(active, guest, len),
+            });
+        }
         if self.shared.read_only && request.op != Op::Flush {
             return Err(libc::EROFS);
         }
-        let top = active.top();
         if let Some(tables) = top
             && tables.corrupt.load(Ordering::Relaxed)
         {
@@ -271,6 +277,11 @@ impl Task {
         let (active, io) = (&*self.active, &self.io);
         if self.op == Op::Read {
             return active.read(io, 0, self.guest, &self.payload).await;
+        }
+        if self.op == Op::BlockStatus {
+            // SAFETY: the request is in flight until this task has ended.
+            let mut out = unsafe { Extents::of(&self.payload.segments, self.len) };
+            return active.block_status(io, self.guest, &mut out).await;
         }
         let Some(tables) = active.top() else {
             // A request beyond its end.

@@ -32,6 +32,7 @@ mod read;
 mod restore;
 mod segments;
 mod slice;
+mod status;
 mod storage;
 mod tables;
 mod task;

@@ -2,7 +2,8 @@
 
 use super::io::{Buf, Errno, Io, Payload, StorageId};
 use super::pool::Pool;
-use fathom_core::{Channel, Cx, Op, RequestId, Stage};
+use fathom_core::extents::extents;
+use fathom_core::{Channel, Cx, Extents, Op, RequestId, Stage};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -12,6 +13,9 @@ use std::task::{Context, Poll, Waker};
 
 /// Operations of one worker's tasks in flight; more wait their turn.
 pub(super) const CHILDREN: usize = 128;
+
+/// Bytes of a storage's answer about a range.
+const STATUS_LEN: usize = 4096;
 
 /// What is asked of a storage.
 struct Ask {
@@ -152,6 +156,37 @@ impl TaskIo {
     /// Memory for `len` bytes, with anything in it.
     pub(super) fn buf(&self, len: usize) -> Buf {
         self.worker.pool.take(len)
+    }
+
+    /// What the storage knows of a range, added to `out`. False: enough is
+    /// said.
+    pub(super) async fn block_status(
+        &self,
+        storage: StorageId,
+        mut at: u64,
+        len: u64,
+        out: &mut Extents,
+    ) -> Result<bool, Errno> {
+        let end = at + len;
+        let mut more = true;
+        while more && at < end {
+            let buf = Rc::new(self.buf(STATUS_LEN));
+            let mut ask = self.ask(storage, Op::BlockStatus, at, end - at, Stage::Device);
+            ask.payload = Some(Payload::of(buf.clone()));
+            self.start(ask).await?;
+            let before = at;
+            for (status, len) in extents(buf.bytes()) {
+                at += len;
+                more = out.push(status, len);
+                if !more {
+                    break;
+                }
+            }
+            if at == before {
+                return Err(libc::EIO);
+            }
+        }
+        Ok(more)
     }
 
     /// Moves guest data.

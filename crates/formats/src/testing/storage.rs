@@ -3,7 +3,9 @@
 use super::MemoryFile;
 use crate::ImageFile;
 use crate::image::Storage;
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Op, Request, RequestId, Stage};
+use fathom_core::{
+    Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, Request, RequestId, Stage, Status,
+};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,6 +38,12 @@ impl MemoryStorage {
             Op::Discard => return self.file.discard(at, request.len),
             Op::WriteZeroes => {
                 return self.file.write_at(&vec![0; request.len as usize], at);
+            }
+            Op::BlockStatus => {
+                // SAFETY: whoever makes a request vouches for its segments.
+                unsafe { Extents::of(&request.segments, request.len) }
+                    .push(Status::DATA, request.len);
+                return Ok(());
             }
             Op::Read | Op::Write => {}
         }

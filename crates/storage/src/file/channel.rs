@@ -152,7 +152,7 @@ impl FileChannel {
         match request.op {
             Op::Flush => None,
             _ if !fits => Some(libc::EIO),
-            Op::Read => None,
+            Op::Read | Op::BlockStatus => None,
             _ if self.shared.options.read_only => Some(libc::EROFS),
             Op::Discard if !self.shared.options.discard => Some(libc::EOPNOTSUPP),
             _ => None,
@@ -195,6 +195,7 @@ impl FileChannel {
             }
             Op::Flush => self.push_sync(cx, id, Step::Flush),
             Op::Discard | Op::WriteZeroes => self.start_pieces(cx, id),
+            Op::BlockStatus => self.block_status(cx, id),
         }
     }
 

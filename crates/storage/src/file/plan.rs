@@ -83,7 +83,7 @@ impl Planner {
     /// The first piece of a range that is not empty.
     pub(super) fn plan(&self, op: Op, unmap: bool, range: Range<u64>) -> Piece {
         let methods: &[Method] = match op {
-            Op::Read | Op::Write | Op::Flush => return self.buffered(range),
+            Op::Read | Op::Write | Op::Flush | Op::BlockStatus => return self.buffered(range),
             Op::Discard if self.is_device => &[Method::PunchHole, Method::DeviceDiscard],
             Op::Discard => &[Method::PunchHole],
             Op::WriteZeroes if unmap && self.may_unmap => &[Method::PunchHole, Method::ZeroRange],

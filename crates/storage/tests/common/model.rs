@@ -178,6 +178,7 @@ impl Model {
     fn succeeded(&mut self, plan: &Plan, stamp: u64, ask: &Ask) {
         match plan.op {
             Op::Flush => {}
+            Op::BlockStatus => unreachable!("not asked here"),
             Op::Read => self.check(plan.sector as usize, &ask.data()),
             Op::Write => {
                 for (i, sector) in plan.range().enumerate() {

@@ -1,5 +1,6 @@
 //! A file's bytes, with holes; copies share what neither has changed.
 
+use fathom_core::{Extents, Status};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -36,6 +37,21 @@ impl Pages {
                 _ => out.fill(0),
             }
             done += n;
+        }
+    }
+
+    /// Tells what is a hole, as far as there is room.
+    pub fn describe(&self, out: &mut Extents, mut at: u64) {
+        loop {
+            let (page, _, n) = place(at, out.left());
+            let status = match self.pages.get(page) {
+                Some(Some(_)) => Status::DATA,
+                _ => Status::HOLE,
+            };
+            if !out.push(status, n as u64) {
+                return;
+            }
+            at += n as u64;
         }
     }
 

@@ -1,10 +1,11 @@
 //! A run: random requests by several workers, each read compared.
 
-use super::model::{Kind, Model, SECTOR, Value, fill, identify};
+use super::model::{Kind, Model, SECTOR, Value, ZERO, fill, identify};
 use super::recorder::{Names, Recorder};
 use super::rng::Rng;
 use super::worker::{Ask, DEPTH, Flight, Worker};
 use super::world::{World, trace};
+use fathom_core::extents::extents;
 use fathom_core::{Disk, DiskError, Op};
 use fathom_formats::image::{ImageDisk, ImageOptions};
 use std::collections::HashMap;
@@ -278,6 +279,8 @@ impl Run {
         let mut buffer = Vec::new();
         if matches!(ask.op, Op::Read | Op::Write) {
             buffer.resize(ask.sectors as usize * SECTOR, 0xa5);
+        } else if ask.op == Op::BlockStatus {
+            buffer.resize(8 * (1 + self.rng.below(8) as usize), 0xa5);
         }
         let kind = match ask.op {
             Op::Write => Some(Kind::Write),
@@ -355,6 +358,7 @@ impl Run {
             match flight.ask.op {
                 Op::Flush if errno == 0 => self.model.flushed(flight.submitted, now),
                 Op::Read if errno == 0 && !self.blind => self.check_read(&flight),
+                Op::BlockStatus if errno == 0 && !self.blind => self.check_status(&flight),
                 _ => {}
             }
         }
@@ -374,8 +378,28 @@ impl Run {
         }
     }
 
+    /// What is said to be zeroes may be.
+    fn check_status(&self, flight: &Flight) {
+        let mut sector = flight.ask.first;
+        for (status, len) in extents(&flight.buffer) {
+            assert_eq!(len % SECTOR as u64, 0, "{:?}", flight.ask);
+            let end = sector + len / SECTOR as u64;
+            while sector < end {
+                let allowed = self.model.readable(sector, flight.submitted);
+                let known = !self.model.given_up(sector, flight.submitted);
+                if status.zero && known && !allowed.contains(&ZERO) {
+                    self.fail("data is said to be zeroes", sector);
+                }
+                sector += 1;
+            }
+        }
+        let (first, last) = (flight.ask.first, flight.ask.first + flight.ask.sectors);
+        assert!(sector > first && sector <= last, "{:?}", flight.ask);
+    }
+
     fn random(&mut self) -> Ask {
-        let op = match self.rng.below(18) {
+        let op = match self.rng.below(19) {
+            18 => Op::BlockStatus,
             _ if self.rng.below(100) < self.flushes => Op::Flush,
             0..9 => Op::Write,
             9..14 => Op::Read,
@@ -396,7 +420,7 @@ impl Run {
             op,
             first,
             sectors,
-            fua: op != Op::Read && self.rng.below(100) < self.fua,
+            fua: !matches!(op, Op::Read | Op::BlockStatus) && self.rng.below(100) < self.fua,
             unmap: self.rng.one_in(2),
         }
     }

@@ -81,7 +81,10 @@ impl Worker {
             .buffer;
         let mut rest = &mut buffer[..];
         while !rest.is_empty() {
-            let len = piece(rest.len(), rng);
+            let len = match ask.op {
+                Op::BlockStatus => rest.len(),
+                _ => piece(rest.len(), rng),
+            };
             let (part, more) = rest.split_at_mut(len);
             request.segments.push(iovec {
                 iov_base: part.as_mut_ptr().cast(),

@@ -4,7 +4,7 @@
 use super::keepsake;
 use super::pages::Pages;
 use super::rng::Rng;
-use fathom_core::{Keepsake, Op, Request, RequestId};
+use fathom_core::{Extents, Keepsake, Op, Request, RequestId};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// Says what happens, if FATHOM_TRACE is set.
@@ -150,6 +150,11 @@ impl World {
             Op::WriteZeroes => state.zero(file, at, request.len, pending.submitted, request.fua),
             Op::Discard => state.discard(file, at, request.len, pending.submitted, request.fua),
             Op::Flush => state.flush(file, pending.submitted),
+            Op::BlockStatus => state.counted(false).map(|()| {
+                // SAFETY: the request is in flight.
+                let mut out = unsafe { Extents::of(&request.segments, request.len) };
+                state.files[file].describe(&mut out, at);
+            }),
         };
         result.err().map_or(0, |errno| -errno)
     }
@@ -163,7 +168,7 @@ impl World {
         let fate = state.rng().below(3);
         trace(|| format!("{:?} {at:#x}+{len:#x} of {file} ends as {fate}", request.op));
         let outcome = match (request.op, fate) {
-            (_, 0) | (Op::Read | Op::Flush, _) => Ok(()),
+            (_, 0) | (Op::Read | Op::Flush | Op::BlockStatus, _) => Ok(()),
             (Op::Write, 1) => {
                 state.tear(file, at, &pending.bytes, since);
                 Ok(())

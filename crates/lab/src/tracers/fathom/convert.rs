@@ -43,12 +43,12 @@ pub(super) fn event(entry: &Entry, workers: &[u32]) -> Event {
     Event::new(start, Kind::FathomRequest, 0, tid, &args)
 }
 
-/// Writing zeroes is a write and a discard.
+/// Writing zeroes is a write and a discard; what moves no data is a flush.
 fn bits(op: Op) -> u64 {
     match op {
         Op::Read => 0,
         Op::Write => flags::WRITE,
-        Op::Flush => flags::FLUSH,
+        Op::Flush | Op::BlockStatus => flags::FLUSH,
         Op::Discard => flags::DISCARD,
         Op::WriteZeroes => flags::WRITE | flags::DISCARD,
     }

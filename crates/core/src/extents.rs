@@ -1,0 +1,158 @@
+//! The answer to [`Op::BlockStatus`]: which parts of a disk hold data.
+
+use libc::iovec;
+
+/// What is known of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Status {
+    /// Nothing is allocated there.
+    pub hole: bool,
+    /// It reads as zeroes.
+    pub zero: bool,
+}
+
+impl Status {
+    pub const DATA: Status = Status {
+        hole: false,
+        zero: false,
+    };
+    pub const HOLE: Status = Status {
+        hole: true,
+        zero: true,
+    };
+}
+
+const HOLE: u64 = 1;
+const ZERO: u64 = 2;
+const LEN_SHIFT: u32 = 2;
+
+/// Bytes of one extent in a request's buffer.
+const WORD: usize = size_of::<u64>();
+
+/// Consecutive extents from the request's offset on, in its one segment: a
+/// native u64 each, length and status, closed by a 0 unless the segment is
+/// full. At least one, of at least one byte; they may end before the request
+/// does, and do not go beyond its end.
+pub struct Extents {
+    next: *mut u8,
+    /// Extents that there is still room for.
+    room: usize,
+    last: Option<(Status, u64)>,
+    /// Bytes of the request that are not described yet.
+    left: u64,
+}
+
+impl Extents {
+    /// For the answer about `len` bytes to the request that has these
+    /// segments: a single one, with room for one extent at least.
+    ///
+    /// # Safety
+    /// The request is in flight, so that its segment is valid, and completes
+    /// after the last use of this.
+    pub unsafe fn of(segments: &[iovec], len: u64) -> Extents {
+        let segment = segments[0];
+        let extents = Extents {
+            next: segment.iov_base.cast(),
+            room: segment.iov_len / WORD,
+            last: None,
+            left: len,
+        };
+        // SAFETY: as required of the caller.
+        unsafe { extents.next.write_bytes(0, segment.iov_len) };
+        extents
+    }
+
+    /// Bytes of the request that are not described yet.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// The next `len` bytes are like this. False: that was all that is asked,
+    /// or all that there is room for.
+    pub fn push(&mut self, status: Status, len: u64) -> bool {
+        let len = len.min(self.left);
+        if len == 0 {
+            return false;
+        }
+        let total = match self.last {
+            Some((last, before)) if last == status => before + len,
+            _ if self.room == 0 => return false,
+            last => {
+                if last.is_some() {
+                    self.next = self.next.wrapping_add(WORD);
+                }
+                self.room -= 1;
+                len
+            }
+        };
+        self.left -= len;
+        self.last = Some((status, total));
+        let flags = if status.hole { HOLE } else { 0 } | if status.zero { ZERO } else { 0 };
+        // SAFETY: `room` counts what fits into the segment, which is valid as
+        // required by `of`.
+        unsafe {
+            self.next
+                .cast::<u64>()
+                .write_unaligned(total << LEN_SHIFT | flags)
+        };
+        self.left > 0
+    }
+}
+
+/// The extents in a buffer that a request has been answered in.
+pub fn extents(buffer: &[u8]) -> impl Iterator<Item = (Status, u64)> + '_ {
+    let words = buffer.chunks_exact(WORD);
+    let words = words.map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
+    words.take_while(|word| word >> LEN_SHIFT != 0).map(|word| {
+        let status = Status {
+            hole: word & HOLE != 0,
+            zero: word & ZERO != 0,
+        };
+        (status, word >> LEN_SHIFT)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Slab;
+    use fathom_trace::Op;
+
+    fn answer(buffer: &mut [u8], len: u64, pushed: &[(Status, u64)]) -> Vec<(Status, u64)> {
+        let mut slab = Slab::default();
+        slab.grow(1);
+        let id = slab.take().unwrap();
+        let request = &mut slab[id];
+        (request.op, request.len) = (Op::BlockStatus, len);
+        request.segments.push(libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        });
+        // SAFETY: the buffer outlives the request.
+        let mut out = unsafe { Extents::of(&request.segments, len) };
+        for (status, len) in pushed {
+            if !out.push(*status, *len) {
+                break;
+            }
+        }
+        extents(buffer).collect()
+    }
+
+    #[test]
+    fn extents_come_back_merged_and_cut_to_the_request() {
+        let (data, hole) = (Status::DATA, Status::HOLE);
+        let pushed = [(data, 512), (data, 512), (hole, 4096), (data, 1 << 50)];
+        let mut buffer = [7; 64];
+        let seen = answer(&mut buffer, 1 << 20, &pushed);
+        let rest = (1 << 20) - 1024 - 4096;
+        assert_eq!(seen, [(data, 1024), (hole, 4096), (data, rest)]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out() {
+        let (data, hole) = (Status::DATA, Status::HOLE);
+        let pushed = [(data, 1), (hole, 2), (hole, 3), (data, 4)];
+        let mut buffer = [7; 16];
+        assert_eq!(answer(&mut buffer, 100, &pushed), [(data, 1), (hole, 5)]);
+    }
+}
