@@ -19,7 +19,7 @@ fn main() -> fathom_lab::Result<()> {
     let script = std::fs::read_to_string(script).expect("the script can be read");
     let start = Instant::now();
     let seconds = || start.elapsed().as_secs_f64();
-    let mut host = KvmHost::boot_with(&programs[0], &more)?;
+    let mut host = KvmHost::boot_with(&programs[0], &more, &[])?;
     eprintln!("booted in {:.1} s", seconds());
     let status = host.run(&script, LIMIT, &mut |line| {
         println!("{:7.1} {line}", seconds());

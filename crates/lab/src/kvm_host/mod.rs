@@ -19,6 +19,7 @@ use crate::guest::{Guest, Output};
 use crate::host::Accelerator;
 use crate::initramfs;
 use crate::kernel::Kernel;
+use crate::libraries;
 use crate::machine::{Aio, Disk, Machine, QemuDisk};
 use crate::scratch::Scratch;
 
@@ -44,15 +45,15 @@ impl KvmHost {
     /// When something is missing, the disk is full, or the host does not come up; the error has
     /// the end of its console.
     pub fn boot(fathom: &Path) -> Result<Self> {
-        Self::boot_with(fathom, &[])
+        Self::boot_with(fathom, &[], &[])
     }
 
-    /// Boots a host with `fathom` and more programs in its PATH; the libraries of those must be
-    /// among fathom's or QEMU's.
+    /// Boots a host with `fathom` and more programs in its PATH and with more modules of its
+    /// kernel.
     ///
     /// # Errors
     /// Like [`boot`](Self::boot).
-    pub fn boot_with(fathom: &Path, more: &[&Path]) -> Result<Self> {
+    pub fn boot_with(fathom: &Path, more: &[&Path], modules: &[&str]) -> Result<Self> {
         let kernel = Kernel::find()?;
         let root = image::root(&kernel, fathom)?;
         let dir = Scratch::on_disk()?;
@@ -81,7 +82,11 @@ impl KvmHost {
             ],
             tools: false,
             root: Some("root".into()),
-            modules: MODULES.iter().map(|&name| name.to_owned()).collect(),
+            modules: MODULES
+                .iter()
+                .chain(modules)
+                .map(|&name| name.to_owned())
+                .collect(),
             accelerator: Some(Accelerator::Tcg),
             // One that panics ends, and its console tells why.
             extra: vec!["-no-reboot".into()],
@@ -169,6 +174,13 @@ fn make_opt(fathom: &Path, more: &[&Path], dir: &Path) -> Result<PathBuf> {
         fs::write(&stripped, initramfs::stripped(program)?).context(what)?;
         fs::set_permissions(&stripped, fs::Permissions::from_mode(0o755)).context(what)?;
         contents.file_as(&stripped, Path::new(name));
+    }
+    // Those of fathom are on the root disk.
+    for program in more {
+        for library in libraries::of(program)? {
+            let name = library.file_name().unwrap_or_default();
+            contents.file_as(&library, &Path::new("lib").join(name));
+        }
     }
     let image = dir.join("opt.img");
     contents.make(dir, &image)?;
