@@ -1,10 +1,11 @@
 //! Disks, and each worker's channel to its disk.
 
+use crate::cx::Cx;
 use crate::keepsake::Keepsake;
-use crate::request::RequestId;
-use crate::worker::Cx;
+use crate::request::{Request, RequestId};
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What a disk is like. All sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +64,12 @@ pub trait Disk: Send + Sync {
     /// process that was killed has left there, or zeroes.
     fn keep(&self, _keepsake: Option<Keepsake>) {}
 
+    /// How long a client that has just connected is to wait before it is
+    /// served. The exporter sees to it.
+    fn connect_delay(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// The first queue starts: lock the image, read its metadata. May block.
     /// On failure the disk is as before.
     fn activate(&self) -> Result<(), DiskError>;
@@ -86,4 +93,21 @@ pub trait Channel {
     /// An operation pushed with `Token::request(id, tag)` has completed with
     /// `result` (bytes or negative errno).
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32);
+
+    /// The time asked for by [`Cx::wake_at`] has come, or another thread has
+    /// changed something that the channel goes by ([`WorkerHandle::look`]):
+    /// go on with what is due. What was asked for before, by `wake_at` and
+    /// [`Cx::close`], is forgotten; what still holds is said again.
+    ///
+    /// [`WorkerHandle::look`]: crate::WorkerHandle::look
+    fn timer(&mut self, _cx: &mut Cx) {}
+
+    /// A source is leaving: whatever is held back of its requests goes on now,
+    /// or fails, and nothing of it is held back from now on
+    /// ([`Cx::may_wait`]). I/O under way just goes on.
+    fn drain(&mut self, _cx: &mut Cx, _source: u16) {}
+
+    /// The request has been answered, and its stamps are complete. Only for
+    /// channels that have asked for it by [`Cx::watch_answers`].
+    fn answered(&mut self, _request: &Request) {}
 }

@@ -1,14 +1,16 @@
 //! A worker as the other threads see it: commands in, counters out.
 
+use crate::cx::Cx;
 use crate::disk::{Disk, DiskError};
 use crate::engine::Engine;
 use crate::polling::{Poller, Polling};
 use crate::source::{Source, SourceId};
-use crate::worker::{Cx, Worker};
+use crate::worker::Worker;
 use fathom_trace::{Clock, Recorder, RingWriter, StageHistograms};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,6 +29,10 @@ pub(crate) enum Command {
         reply: SyncSender<Box<dyn Source>>,
     },
     Trace(Option<RingWriter>),
+    /// Something that the channel goes by has changed.
+    Look {
+        reply: SyncSender<()>,
+    },
     Stop,
 }
 
@@ -202,6 +208,16 @@ impl WorkerHandle {
         self.send(Command::Trace(writer));
     }
 
+    /// Let the channel look at what has changed ([`Channel::timer`]); returns
+    /// when it has. Requests popped later go by it.
+    ///
+    /// [`Channel::timer`]: crate::Channel::timer
+    pub fn look(&self) {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Look { reply });
+        answer.recv().expect("a worker answers")
+    }
+
     pub fn histograms(&self) -> &StageHistograms {
         &self.histograms
     }
@@ -247,6 +263,9 @@ fn start(
         options.cpus.iter().for_each(|cpu| set.set(*cpu));
         sched_setaffinity(None, &set).map_err(|e| failed("cannot be pinned to CPUs")(e.into()))?;
     }
+    // What is timed is timed exactly: the default adds up to 50 us to a wait.
+    set_current_timer_slack(NonZeroU64::new(1))
+        .map_err(|e| failed("cannot set its timer slack")(e.into()))?;
     let mut cx = Cx::new(engine().map_err(failed("cannot start its engine"))?);
     let channel = disk.channel(&mut cx)?;
     let poller = Poller::new(options.polling, Clock::get());

@@ -5,6 +5,7 @@
 //! the channel does its I/O through the worker's [`Engine`], and the source
 //! answers it. `worker.rs` reads like this sentence.
 
+pub mod cx;
 pub mod disk;
 pub mod engine;
 pub mod extents;
@@ -18,6 +19,7 @@ pub mod testing;
 pub mod token;
 pub mod worker;
 
+pub use cx::{Completed, Cx, Mark};
 pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, Wait};
 pub use extents::{Extents, Status};
@@ -25,7 +27,6 @@ pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
 pub use handle::{Counters, Detaching, WorkerHandle, WorkerOptions};
 pub use keepsake::Keepsake;
 pub use polling::{Polling, parse_duration};
-pub use request::{Request, RequestId, Segments, Slab};
+pub use request::{Owner, Request, RequestId, Segments, Slab};
 pub use source::{Broken, Source, SourceId};
 pub use token::Token;
-pub use worker::Cx;

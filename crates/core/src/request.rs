@@ -13,6 +13,28 @@ pub const INLINE_SEGMENTS: usize = 4;
 /// pooled buffer.
 pub type Segments = SmallVec<[iovec; INLINE_SEGMENTS]>;
 
+/// Whose a request is. Most are a source's. A layer of the channel may make
+/// some itself, to do a part of other requests' work: *children*, which no
+/// source knows and which that layer gets back (see [`Cx::child_done`]).
+///
+/// [`Cx::child_done`]: crate::Cx::child_done
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(u8);
+
+impl Owner {
+    pub const SOURCE: Owner = Owner(0);
+
+    /// The `n`th layer that has children, from 1.
+    pub(crate) fn layer(n: usize) -> Owner {
+        Owner(u8::try_from(n).expect("a channel has few layers"))
+    }
+
+    #[inline]
+    pub(crate) fn index(self) -> Option<usize> {
+        usize::from(self.0).checked_sub(1)
+    }
+}
+
 /// What a source asks of a disk. The source has checked it: `offset + len`
 /// lies within the disk, both are multiples of 512, and for reads and writes
 /// the segments add up to `len`.
@@ -30,11 +52,8 @@ pub struct Request {
     pub source: u16,
     /// The queue's number on the disk (for the trace).
     pub queue: u16,
-    /// Made by the channel itself, to do a part of other requests' work: no
-    /// source knows it, and the channel gets it back (see [`Cx::child_done`]).
-    ///
-    /// [`Cx::child_done`]: crate::Cx::child_done
-    pub child: bool,
+    /// Who gets it back when it is done.
+    pub owner: Owner,
     /// Which of its storages a channel that has several has given it to.
     pub storage: u8,
     /// The channel's own (see the formats' epochs).
@@ -65,7 +84,7 @@ impl Request {
             polled: false,
             source: 0,
             queue: 0,
-            child: false,
+            owner: Owner::SOURCE,
             storage: 0,
             epoch: 0,
             tag: 0,

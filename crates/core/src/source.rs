@@ -1,8 +1,8 @@
 //! Where requests come from: a virtqueue, a network connection.
 
+use crate::cx::Cx;
 use crate::engine::Buffer;
 use crate::request::{Request, RequestId};
-use crate::worker::Cx;
 use std::any::Any;
 use std::os::fd::RawFd;
 

@@ -5,105 +5,19 @@
 //! sleeps in one place, [`Engine::submit`]. Clock readings are shared by all
 //! requests that make a transition together.
 
+use crate::cx::Cx;
 use crate::disk::Channel;
 use crate::engine::{Completion, Engine, Wait};
 use crate::handle::{Command, Counters, Inbox};
 use crate::polling::{Awaited, Poller};
-use crate::request::{Request, RequestId, Slab};
+use crate::request::{Owner, Request, RequestId};
 use crate::source::{Source, SourceId};
 use crate::token::{Target, Token};
-use fathom_trace::{Clock, Recorder, RingWriter, Stage, Stamps, TraceRecord};
+use fathom_trace::{Recorder, RingWriter, Stage, Stamps, TraceRecord};
 use probe::probe;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-
-/// What a worker lends to its channel and its sources.
-pub struct Cx {
-    pub slab: Slab,
-    pub engine: Box<dyn Engine>,
-    clock: &'static Clock,
-    now: u64,
-    done: Vec<RequestId>,
-    /// Children that are done, for the channel to take.
-    children_done: Vec<RequestId>,
-    /// How many children there is room for.
-    children: usize,
-}
-
-impl Cx {
-    pub fn new(engine: Box<dyn Engine>) -> Cx {
-        let clock = Clock::get();
-        Cx {
-            slab: Slab::default(),
-            engine,
-            clock,
-            now: clock.now(),
-            done: Vec::new(),
-            children_done: Vec::new(),
-            children: 0,
-        }
-    }
-
-    /// Make room for `n` children more in flight, beside the requests of all
-    /// sources.
-    pub fn reserve_children(&mut self, n: usize) -> io::Result<()> {
-        self.children += n;
-        self.slab.grow(n);
-        self.children_done.reserve(self.children);
-        self.engine.reserve(self.children)
-    }
-
-    /// A child that is done, its outcome in `error`. Whoever made it puts its
-    /// slot back.
-    #[inline]
-    pub fn child_done(&mut self) -> Option<RequestId> {
-        self.children_done.pop()
-    }
-
-    /// The requests of sources that were completed in this turn, in order:
-    /// for a channel that keeps books on those it has passed on.
-    #[inline]
-    pub fn done(&self) -> &[RequestId] {
-        &self.done
-    }
-
-    /// The same, taken out: for tests that are their own worker.
-    #[cfg(feature = "testing")]
-    pub fn take_done(&mut self) -> Vec<RequestId> {
-        std::mem::take(&mut self.done)
-    }
-
-    /// Read the clock for the transitions that follow.
-    #[inline]
-    pub fn tick(&mut self) -> u64 {
-        if !cfg!(fathom_unstamped) {
-            self.now = self.clock.now();
-        }
-        self.now
-    }
-
-    /// The request enters `stage` at the last tick.
-    #[inline]
-    pub fn enter(&mut self, id: RequestId, stage: Stage) {
-        let now = self.now;
-        self.slab[id].stamps.enter(stage, now);
-    }
-
-    /// The disk has done the request; `errno` is 0 or positive. At the last
-    /// tick it leaves the device.
-    #[inline]
-    pub fn complete(&mut self, id: RequestId, errno: i32) {
-        let now = self.now;
-        let request = &mut self.slab[id];
-        request.error = errno;
-        if request.child {
-            return self.children_done.push(id);
-        }
-        request.stamps.enter(Stage::Finish, now);
-        self.done.push(id);
-    }
-}
 
 /// A large batch reaches the kernel in pieces, this many requests first and
 /// then up to eight times as many as before, so that the device works on the
@@ -162,7 +76,6 @@ pub(crate) struct Worker {
     counters: Arc<Counters>,
     batch: Vec<RequestId>,
     completions: Vec<Completion>,
-    leaving: usize,
     stopping: bool,
 }
 
@@ -189,7 +102,6 @@ impl Worker {
             counters,
             batch: Vec::new(),
             completions: Vec::new(),
-            leaving: 0,
             stopping: false,
         })
     }
@@ -213,10 +125,10 @@ impl Worker {
     /// there was nothing to do.
     fn turn(&mut self) -> bool {
         self.pop();
-        let submitted = self.submit();
+        let submitted = self.submit() | self.alarm();
         self.reap(Wait::No);
         let answered = self.finish();
-        if self.leaving > 0 {
+        if !self.cx.leaving.is_empty() {
             self.release();
         }
         if submitted || answered {
@@ -231,6 +143,9 @@ impl Worker {
 
     /// Pop what the sources have.
     fn pop(&mut self) {
+        if !self.cx.admits {
+            return;
+        }
         let seen = self.cx.now;
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let Some(slot) = slot else { continue };
@@ -253,7 +168,7 @@ impl Worker {
             for &id in &self.batch[first..] {
                 let request = &mut self.cx.slab[id];
                 request.source = index as u16;
-                request.child = false;
+                request.owner = Owner::SOURCE;
                 request.at = request.offset;
                 request.polled = polled;
                 request.error = 0;
@@ -286,6 +201,21 @@ impl Worker {
         true
     }
 
+    /// Let the channel go on by itself if it is time. False when it is not.
+    fn alarm(&mut self) -> bool {
+        let due = self.cx.now >= self.cx.alarm;
+        if due {
+            self.look();
+        }
+        due
+    }
+
+    fn look(&mut self) {
+        self.cx.alarm = u64::MAX;
+        self.cx.admits = true;
+        self.channel.timer(&mut self.cx);
+    }
+
     /// Hand queued I/O to the kernel and dispatch what has completed.
     fn reap(&mut self, wait: Wait) {
         submit_queued(&mut *self.cx.engine, wait, &mut self.completions);
@@ -312,6 +242,7 @@ impl Worker {
     /// Answer what is done: status and used ring, then at most one
     /// notification a source, then the books. False when there was nothing.
     fn finish(&mut self) -> bool {
+        self.cx.children_completed.clear();
         for &id in &self.cx.done {
             let request = &self.cx.slab[id];
             let slot = occupied(&mut self.slots, request.source);
@@ -364,6 +295,9 @@ impl Worker {
             request.stamps.enter(Stage::Notify, published);
             request.stamps.end(notified);
             probe!(fathom, finish, id.0, request.error);
+            if self.cx.watched {
+                self.channel.answered(request);
+            }
             self.recorder.record(request.op, &request.stamps);
             if let Some(trace) = &mut self.trace {
                 trace.write(&trace_record(request));
@@ -378,11 +312,14 @@ impl Worker {
         let start = self.cx.clock.now();
         if !self.spin(start) && !self.arm() {
             self.counters.sleeps.increment();
-            self.reap(Wait::Forever);
+            self.reap(self.cx.until_alarm(start));
         }
         let now = self.cx.clock.now();
         self.cx.now = now;
-        self.poller.waited(self.awaited, now - start);
+        // The end of a wait that was known beforehand tells nothing.
+        if now < self.cx.alarm {
+            self.poller.waited(self.awaited, now - start);
+        }
     }
 
     /// Watch for work without sleeping, kicks suppressed. True when there is
@@ -393,11 +330,13 @@ impl Worker {
             return false;
         }
         self.slots.iter_mut().flatten().for_each(Slot::disarm);
-        while self.cx.clock.now() - start < window {
-            if self.has_work() {
+        let mut now = start;
+        while now - start < window {
+            if self.has_work() || now >= self.cx.alarm {
                 return true;
             }
             std::hint::spin_loop();
+            now = self.cx.clock.now();
         }
         false
     }
@@ -406,12 +345,15 @@ impl Worker {
         let mut slots = self.slots.iter_mut().flatten();
         self.cx.engine.ready()
             || self.inbox.has_mail()
-            || slots.any(|slot| slot.looks_open() && slot.source.pending())
+            || self.cx.admits && slots.any(|slot| slot.looks_open() && slot.source.pending())
     }
 
     /// Ask for kicks. True when work came in before they were sure to come.
     fn arm(&mut self) -> bool {
         let mut work = self.inbox.has_mail();
+        if !self.cx.admits {
+            return work;
+        }
         for slot in self.slots.iter_mut().flatten() {
             if !slot.looks_open() {
                 continue;
@@ -439,10 +381,15 @@ impl Worker {
                 assert_eq!(slot.generation, id.generation, "detached twice");
                 slot.closed = true;
                 slot.leaving = Some(reply);
-                self.leaving += 1;
+                self.cx.leaving.push(id.slot);
+                self.channel.drain(&mut self.cx, id.slot);
                 self.release();
             }
             Command::Trace(writer) => self.trace = writer,
+            Command::Look { reply } => {
+                self.look();
+                let _ = reply.send(());
+            }
             Command::Stop => self.stopping = true,
         }
     }
@@ -499,7 +446,7 @@ impl Worker {
             let token = Token::kick(index as u16, slot.generation);
             self.cx.engine.unwatch(slot.source.kick_fd(), token);
             self.cx.engine.remove_memory(&slot.source.memory());
-            self.leaving -= 1;
+            self.cx.leaving.retain(|slot| usize::from(*slot) != index);
             if let Some(reply) = slot.leaving {
                 let _ = reply.send(slot.source);
             }

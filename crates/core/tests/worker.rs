@@ -1,5 +1,7 @@
 //! The worker loop against a source and an engine that the test controls.
 
+#[path = "worker/holding.rs"]
+mod holding;
 mod support;
 
 use fathom_core::testing::{PollEngine, TestDisk};

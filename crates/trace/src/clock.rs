@@ -82,6 +82,12 @@ impl Clock {
         (duration.as_secs_f64() * self.initial_hz) as u64
     }
 
+    /// The inverse of [`Clock::ticks`], rounded up.
+    pub fn duration(&self, ticks: u64) -> Duration {
+        let ns = (ticks as f64 * 1e9 / self.initial_hz) as u64;
+        Duration::from_nanos(ns.saturating_add(1))
+    }
+
     /// Both clocks, read together.
     pub fn pair(&self) -> Pair {
         pair(self.tsc)

@@ -53,8 +53,12 @@ impl Engine for PollEngine {
             .iter()
             .map(|(fd, _)| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN))
             .collect();
-        let at_once = Timespec::default();
-        poll(&mut polled, (wait != Wait::Forever).then_some(&at_once))?;
+        let timeout = match wait {
+            Wait::No => Some(Timespec::default()),
+            Wait::Forever => None,
+            Wait::For(time) => Timespec::try_from(time).ok(),
+        };
+        poll(&mut polled, timeout.as_ref())?;
         for (entry, (fd, token)) in polled.iter().zip(&self.watched) {
             if !entry.revents().is_empty() {
                 let _ = rustix::io::read(borrow(fd), &mut [0u8; 8]);

@@ -11,7 +11,7 @@ use super::task::Executor;
 use super::worker_io::{CHILDREN, TaskIo, WorkerIo};
 use super::write::Write;
 use super::zero::Empty;
-use fathom_core::{Channel, Cx, Extents, Op, Request, RequestId, Stage, Token};
+use fathom_core::{Channel, Cx, Extents, Mark, Op, Request, RequestId, Stage, Token};
 use smallvec::SmallVec;
 use std::io;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ const NOBODY: RequestId = RequestId(u32::MAX);
 const WOKEN: u16 = u16::MAX;
 
 /// The request is not counted in any epoch.
-const UNCOUNTED: u8 = u8::MAX;
+pub(super) const UNCOUNTED: u8 = u8::MAX;
 
 /// The image in use, as this worker sees it.
 struct Current {
@@ -43,8 +43,8 @@ pub(super) struct ImageChannel {
     storages: Vec<Box<dyn Channel>>,
     executor: Executor,
     io: Rc<WorkerIo>,
-    /// Requests that `cx.done()` has had before the storages' turn.
-    done: usize,
+    /// Before the storages' turn.
+    mark: Mark,
 }
 
 impl ImageChannel {
@@ -53,7 +53,7 @@ impl ImageChannel {
         storages: Vec<Box<dyn Channel>>,
         cx: &mut Cx,
     ) -> io::Result<ImageChannel> {
-        cx.reserve_children(CHILDREN)?;
+        let owner = cx.reserve_children(CHILDREN)?;
         let executor = Executor::new()?;
         let token = Token::request(NOBODY, WOKEN);
         cx.engine.watch(executor.fd(), token)?;
@@ -63,8 +63,8 @@ impl ImageChannel {
             current: None,
             storages,
             executor,
-            io: Rc::default(),
-            done: 0,
+            io: Rc::new(WorkerIo::new(owner)),
+            mark: Mark::default(),
         })
     }
 
@@ -172,12 +172,12 @@ impl ImageChannel {
         }
     }
 
-    /// Books of what has been completed since `done` was taken.
+    /// Books of what has been completed since the mark.
     #[inline]
     fn account(&mut self, cx: &mut Cx) {
         let Some(current) = &self.current else { return };
-        for n in self.done..cx.done().len() {
-            let id = cx.done()[n];
+        let mut completed = cx.completed_since(self.mark);
+        while let Some(id) = completed.next(cx) {
             let epoch = std::mem::replace(&mut cx.slab[id].epoch, UNCOUNTED);
             if epoch != UNCOUNTED {
                 current.active.epochs.leave(&current.counts, epoch);
@@ -190,7 +190,7 @@ impl Channel for ImageChannel {
     #[inline]
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Map);
-        self.done = cx.done().len();
+        self.mark = cx.mark();
         let generation = self.shared.generation.load(Ordering::Acquire);
         if generation != self.generation {
             self.renew(generation);
@@ -229,7 +229,7 @@ impl Channel for ImageChannel {
 
     #[inline]
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
-        self.done = cx.done().len();
+        self.mark = cx.mark();
         if id != NOBODY {
             let storage = usize::from(cx.slab[id].storage);
             self.storages[storage].complete(cx, id, tag, result);

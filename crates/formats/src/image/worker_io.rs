@@ -1,9 +1,10 @@
 //! The I/O of a worker's tasks, as children of the requests that they serve.
 
+use super::channel::UNCOUNTED;
 use super::io::{Buf, Errno, Io, Payload, StorageId};
 use super::pool::Pool;
 use fathom_core::extents::extents;
-use fathom_core::{Channel, Cx, Extents, Op, RequestId, Stage};
+use fathom_core::{Channel, Cx, Extents, Op, Owner, RequestId, Stage};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -40,8 +41,8 @@ struct Outcome {
 
 /// Between the tasks, which queue operations, and the channel, which carries
 /// them out.
-#[derive(Default)]
 pub(super) struct WorkerIo {
+    owner: Owner,
     queue: RefCell<VecDeque<(Ask, Rc<Outcome>)>>,
     /// By the child's index in the slab.
     in_flight: RefCell<Vec<Option<Rc<Outcome>>>>,
@@ -52,6 +53,17 @@ pub(super) struct WorkerIo {
 }
 
 impl WorkerIo {
+    pub(super) fn new(owner: Owner) -> WorkerIo {
+        WorkerIo {
+            owner,
+            queue: RefCell::default(),
+            in_flight: RefCell::default(),
+            count: Cell::default(),
+            pool: Rc::default(),
+            finished: RefCell::default(),
+        }
+    }
+
     /// The request is done.
     pub(super) fn finish(&self, id: RequestId, errno: Errno) {
         self.finished.borrow_mut().push((id, errno));
@@ -79,7 +91,8 @@ impl WorkerIo {
             let parent = cx.slab[ask.parent].stamps;
             let child = &mut cx.slab[id];
             child.stamps = parent;
-            child.child = true;
+            child.owner = self.owner;
+            child.epoch = UNCOUNTED;
             child.op = ask.op;
             child.fua = false;
             child.unmap = ask.op == Op::Discard;
@@ -107,7 +120,7 @@ impl WorkerIo {
     /// Tells the tasks of operations that are complete. False when none is.
     pub(super) fn reap(&self, cx: &mut Cx) -> bool {
         let mut any = false;
-        while let Some(id) = cx.child_done() {
+        while let Some(id) = cx.child_done(self.owner) {
             let errno = cx.slab[id].error;
             cx.slab.put(id);
             self.count.set(self.count.get() - 1);

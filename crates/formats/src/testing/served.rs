@@ -4,7 +4,7 @@ use super::{MemoryFile, MemoryStorage};
 use crate::image::{ImageDisk, ImageOptions, Opener, Storage};
 use crate::img::Format;
 use fathom_core::testing::PollEngine;
-use fathom_core::{Channel, Cx, Disk, DiskError, Op, RequestId, Stamps};
+use fathom_core::{Channel, Cx, Disk, DiskError, Op, Owner, RequestId, Stamps};
 use libc::iovec;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn one(disk: &ImageDisk, cx: &mut Cx, channel: &mut dyn Channel, step: &[u8], bu
         [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard, Op::Flush][usize::from(step[0]) % 5];
     request.fua = step[4] & 1 != 0;
     request.unmap = step[4] & 2 != 0;
-    request.child = false;
+    request.owner = Owner::SOURCE;
     request.error = 0;
     request.stamps = Stamps::start(0);
     (request.offset, request.at, request.len) = (start * 512, start * 512, len);

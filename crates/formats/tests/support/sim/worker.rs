@@ -4,7 +4,7 @@ use super::model::SECTOR;
 use super::rng::Rng;
 use super::world::World;
 use fathom_core::testing::PollEngine;
-use fathom_core::{Channel, Cx, Disk, Op, RequestId, Stage, Stamps};
+use fathom_core::{Channel, Cx, Disk, Op, Owner, RequestId, Stage, Stamps};
 use libc::iovec;
 use std::collections::HashMap;
 
@@ -69,7 +69,7 @@ impl Worker {
         let request = &mut self.cx.slab[id];
         request.stamps = Stamps::start(now);
         (request.op, request.fua, request.unmap) = (ask.op, ask.fua, ask.unmap);
-        (request.child, request.error) = (false, 0);
+        (request.owner, request.error) = (Owner::SOURCE, 0);
         (request.offset, request.at) = (ask.first * SECTOR as u64, ask.first * SECTOR as u64);
         request.len = ask.sectors * SECTOR as u64;
         request.segments.clear();

@@ -1,0 +1,208 @@
+//! What a worker lends to its channel and its sources.
+
+use crate::engine::{Engine, Wait};
+use crate::request::{Owner, RequestId, Slab};
+use fathom_trace::{Clock, Stage};
+use std::io;
+
+/// Lent with each call; belongs to the worker.
+pub struct Cx {
+    pub slab: Slab,
+    pub engine: Box<dyn Engine>,
+    pub(crate) clock: &'static Clock,
+    /// The last tick.
+    pub(crate) now: u64,
+    pub(crate) done: Vec<RequestId>,
+    /// Children that are done, for their owners to take: one list an owner.
+    children_done: Vec<Vec<RequestId>>,
+    /// The children that were completed in this turn, of all owners.
+    pub(crate) children_completed: Vec<RequestId>,
+    /// How many children there is room for, of all owners.
+    pub(crate) children: usize,
+    /// When the channel wants to go on by itself; `u64::MAX`: never.
+    pub(crate) alarm: u64,
+    /// Whether new requests are popped.
+    pub(crate) admits: bool,
+    /// The channel wants to see requests once more when they are answered.
+    pub(crate) watched: bool,
+    /// Sources that are leaving.
+    pub(crate) leaving: Vec<u16>,
+}
+
+impl Cx {
+    pub fn new(engine: Box<dyn Engine>) -> Cx {
+        let clock = Clock::get();
+        Cx {
+            slab: Slab::default(),
+            engine,
+            clock,
+            now: clock.now(),
+            done: Vec::new(),
+            children_done: Vec::new(),
+            children_completed: Vec::new(),
+            children: 0,
+            alarm: u64::MAX,
+            admits: true,
+            watched: false,
+            leaving: Vec::new(),
+        }
+    }
+
+    /// Make room for `n` children more in flight, beside the requests of all
+    /// sources. Whoever asks for it owns them: `owner` of a child says so.
+    pub fn reserve_children(&mut self, n: usize) -> io::Result<Owner> {
+        self.children += n;
+        self.slab.grow(n);
+        self.children_done.push(Vec::with_capacity(n));
+        self.children_completed.reserve(self.children);
+        self.engine.reserve(self.children)?;
+        Ok(Owner::layer(self.children_done.len()))
+    }
+
+    /// A child of `owner` that is done, its outcome in `error`. Whoever made
+    /// it puts its slot back.
+    #[inline]
+    pub fn child_done(&mut self, owner: Owner) -> Option<RequestId> {
+        self.children_done[owner.index()?].pop()
+    }
+
+    /// Now, in the order in which requests are completed.
+    #[inline]
+    pub fn mark(&self) -> Mark {
+        Mark {
+            done: self.done.len(),
+            children: self.children_completed.len(),
+        }
+    }
+
+    /// What has been completed since the mark: for a layer that keeps books
+    /// on what it has passed on. It looks after each call of the layer below,
+    /// before it returns to the layer above: the owner of a child may use its
+    /// slot again then.
+    #[inline]
+    pub fn completed_since(&self, mark: Mark) -> Completed {
+        Completed {
+            next: mark,
+            end: self.mark(),
+        }
+    }
+
+    /// The requests of sources that are done, taken out: for tests that are
+    /// their own worker.
+    #[cfg(feature = "testing")]
+    pub fn take_done(&mut self) -> Vec<RequestId> {
+        self.children_completed.clear();
+        std::mem::take(&mut self.done)
+    }
+
+    /// Read the clock for the transitions that follow.
+    #[inline]
+    pub fn tick(&mut self) -> u64 {
+        if !cfg!(fathom_unstamped) {
+            self.now = self.clock.now();
+        }
+        self.now
+    }
+
+    /// The request enters `stage` at the last tick.
+    #[inline]
+    pub fn enter(&mut self, id: RequestId, stage: Stage) {
+        let now = self.now;
+        self.slab[id].stamps.enter(stage, now);
+    }
+
+    /// The disk has done the request; `errno` is 0 or positive. At the last
+    /// tick it leaves the device.
+    #[inline]
+    pub fn complete(&mut self, id: RequestId, errno: i32) {
+        let now = self.now;
+        let request = &mut self.slab[id];
+        request.error = errno;
+        if let Some(owner) = request.owner.index() {
+            self.children_completed.push(id);
+            return self.children_done[owner].push(id);
+        }
+        request.stamps.enter(Stage::Finish, now);
+        self.done.push(id);
+    }
+
+    /// Have [`Channel::timer`](crate::Channel::timer) called once the clock
+    /// has reached `ticks`, unless an earlier time is wanted already: then
+    /// that is when it is called, and it asks again.
+    #[inline]
+    pub fn wake_at(&mut self, ticks: u64) {
+        self.alarm = self.alarm.min(ticks);
+    }
+
+    /// Pop no new requests until the next [`Channel::timer`](crate::Channel::timer).
+    #[inline]
+    pub fn close(&mut self) {
+        self.admits = false;
+    }
+
+    /// From now on, show the channel each request once more when it has been
+    /// answered ([`Channel::answered`](crate::Channel::answered)).
+    pub fn watch_answers(&mut self) {
+        self.watched = true;
+    }
+
+    /// Whether the request may be held back for a reason of Fathom's own. It
+    /// may not when its source is leaving: a front-end waits for that, and
+    /// does nothing else meanwhile. A child may belong to such a source.
+    #[inline]
+    pub fn may_wait(&self, id: RequestId) -> bool {
+        let request = &self.slab[id];
+        let is_child = request.owner != Owner::SOURCE;
+        self.leaving.is_empty() || !(is_child || self.leaving.contains(&request.source))
+    }
+
+    /// How long to wait, from `now` on, at most.
+    pub(crate) fn until_alarm(&self, now: u64) -> Wait {
+        match self.alarm {
+            u64::MAX => Wait::Forever,
+            alarm => Wait::For(self.clock.duration(alarm.saturating_sub(now))),
+        }
+    }
+
+    /// The time of the last tick.
+    #[inline]
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// The clock that all ticks are of.
+    #[inline]
+    pub fn clock(&self) -> &'static Clock {
+        self.clock
+    }
+}
+
+/// See [`Cx::mark`]; good until the turn of the worker ends.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mark {
+    done: usize,
+    children: usize,
+}
+
+/// Requests that were completed, in no order.
+#[derive(Debug)]
+pub struct Completed {
+    next: Mark,
+    end: Mark,
+}
+
+impl Completed {
+    /// The next one. (No iterator, since the caller needs `cx` in between.)
+    #[inline]
+    pub fn next(&mut self, cx: &Cx) -> Option<RequestId> {
+        if self.next.done < self.end.done {
+            self.next.done += 1;
+            return Some(cx.done[self.next.done - 1]);
+        }
+        if self.next.children < self.end.children {
+            self.next.children += 1;
+            return Some(cx.children_completed[self.next.children - 1]);
+        }
+        None
+    }
+}
