@@ -36,6 +36,27 @@ pub struct Io {
     pub iov_len: u32,
 }
 
+/// Which way the bytes of a socket go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketIoKind {
+    /// recvmsg(2): completes as soon as there are some bytes, with 0 at the
+    /// end of the stream.
+    Receive,
+    /// sendmsg(2): completes when all is sent. With fewer bytes only when it
+    /// was cancelled or the connection failed on the way.
+    Send,
+}
+
+/// One operation on a connected stream socket.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketIo {
+    pub kind: SocketIoKind,
+    pub socket: RawFd,
+    /// Its iovecs, one at least and 1024 at most (UIO_MAXIOV), none of them
+    /// empty; nothing else in it is set.
+    pub message: *mut libc::msghdr,
+}
+
 /// Memory that a source's requests point to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
@@ -102,6 +123,30 @@ pub trait Engine {
     /// operation's completion has been seen.
     unsafe fn push(&mut self, io: Io, token: Token);
 
+    /// Make a socket known, which is non-blocking. It stays open at least
+    /// until `remove_socket`.
+    fn add_socket(&mut self, _socket: BorrowedFd<'_>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Nothing of it is in flight.
+    fn remove_socket(&mut self, _socket: BorrowedFd<'_>) {}
+
+    /// Queue one operation on a socket, as `push` does; of each kind, at most
+    /// one of a socket may be in flight.
+    ///
+    /// # Safety
+    /// The message, its iovecs and the memory that they name stay valid until
+    /// the operation's completion has been seen. Nobody else uses the message.
+    unsafe fn push_socket(&mut self, _io: SocketIo, _token: Token) {
+        unreachable!("it has no sockets");
+    }
+
+    /// End an operation on a socket, if it is in flight. It is tried once
+    /// before, if it has not been yet, and completes with what it has moved
+    /// or with -ECANCELED.
+    fn cancel_socket(&mut self, _token: Token) {}
+
     /// Complete with `token` each time that `fd` (an eventfd) is signalled,
     /// once at least for signals from before this call. Reading the fd is
     /// neither needed nor done.
@@ -116,6 +161,7 @@ pub trait Engine {
     /// (even if nothing could be appended, for example after a signal).
     fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()>;
 
-    /// Whether `submit` would find a completion; no system call.
+    /// Whether `submit` would find a completion; no system call, unless an
+    /// engine without a ring waits for sockets.
     fn ready(&mut self) -> bool;
 }

@@ -21,7 +21,7 @@ pub mod worker;
 
 pub use cx::{Completed, Cx, Mark};
 pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
-pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, Wait};
+pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, SocketIoKind, Wait};
 pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
 pub use handle::{Counters, Detaching, WorkerHandle, WorkerOptions};

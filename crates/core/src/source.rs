@@ -3,7 +3,9 @@
 use crate::cx::Cx;
 use crate::engine::Buffer;
 use crate::request::{Request, RequestId};
+use crate::token::Token;
 use std::any::Any;
+use std::io;
 use std::os::fd::RawFd;
 
 /// A source as its worker knows it; valid until it is detached.
@@ -11,6 +13,14 @@ use std::os::fd::RawFd;
 pub struct SourceId {
     pub(crate) slot: u16,
     pub(crate) generation: u32,
+}
+
+impl SourceId {
+    /// For an operation of the source itself: see [`Source::completed`].
+    #[inline]
+    pub fn token(self, tag: u8) -> Token {
+        Token::source(self.slot, self.generation, tag)
+    }
 }
 
 /// The peer broke the protocol in a way that leaves nothing to serve. The
@@ -21,12 +31,38 @@ pub struct Broken(pub String);
 
 /// One virtqueue or one connection. It moves to its worker's thread when it
 /// attaches and back to the control thread when it detaches.
+///
+/// A virtqueue shares memory with its peer, who kicks. A connection has no
+/// kick: it receives and sends through the worker's engine
+/// ([`Engine::push_socket`](crate::Engine::push_socket)), and is popped after
+/// each completion of its own operations and after each `publish`.
 pub trait Source: Send {
     /// Requests in flight at most. `pop` never exceeds it.
     fn capacity(&self) -> usize;
 
-    /// The eventfd by which the peer announces work.
-    fn kick_fd(&self) -> RawFd;
+    /// The eventfd by which the peer announces work; None: it does its own
+    /// I/O.
+    fn kick_fd(&self) -> Option<RawFd>;
+
+    /// It is attached; `id` makes the tokens of its own operations.
+    fn start(&mut self, _cx: &mut Cx, _id: SourceId) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// An operation pushed with [`SourceId::token`] has completed with
+    /// `result` (bytes or negative errno).
+    fn completed(&mut self, _cx: &mut Cx, _tag: u8, _result: i32) {}
+
+    /// It is leaving: nothing is popped any more. What is in flight ends by
+    /// itself but for its own operations, which it cancels when they are of
+    /// no more use.
+    fn stop(&mut self, _cx: &mut Cx) {}
+
+    /// After `stop`: whether none of its own operations is in flight, so that
+    /// it can be given back.
+    fn has_stopped(&self) -> bool {
+        true
+    }
 
     /// What the segments of its requests point into. It stays mapped, and
     /// the same, while the source is attached.
@@ -47,16 +83,18 @@ pub trait Source: Send {
     fn finish(&mut self, request: &Request);
 
     /// Make all answers visible. True when the peer wants to be told.
-    fn publish(&mut self) -> bool;
+    fn publish(&mut self, cx: &mut Cx) -> bool;
 
     /// Tell the peer.
-    fn notify(&mut self);
+    fn notify(&mut self) {}
 
     /// Ask the peer to kick for new work. True when there is some already.
-    fn arm(&mut self) -> bool;
+    fn arm(&mut self) -> bool {
+        self.pending()
+    }
 
     /// Ask the peer not to kick.
-    fn disarm(&mut self);
+    fn disarm(&mut self) {}
 
     /// For the control thread that gets it back by a detach.
     fn into_any(self: Box<Self>) -> Box<dyn Any>;

@@ -15,6 +15,8 @@ pub enum Target {
     /// A source's kick. The generation tells a kick of an earlier source in
     /// the same slot.
     Kick { slot: u16, generation: u32 },
+    /// I/O of a source itself, on a socket; `tag` is the source's own.
+    Source { slot: u16, generation: u32, tag: u8 },
     /// Another thread has left a command.
     Mailbox,
     /// The engine's own bookkeeping; nobody waits for it.
@@ -23,6 +25,7 @@ pub enum Target {
 
 const KIND_SHIFT: u32 = 60;
 const TAG_SHIFT: u32 = 32;
+const SOURCE_TAG_SHIFT: u32 = 48;
 
 impl Token {
     pub const MAILBOX: Token = Token(2 << KIND_SHIFT);
@@ -36,6 +39,12 @@ impl Token {
     #[inline]
     pub fn kick(slot: u16, generation: u32) -> Token {
         Token(1 << KIND_SHIFT | u64::from(slot) << TAG_SHIFT | u64::from(generation))
+    }
+
+    #[inline]
+    pub(crate) fn source(slot: u16, generation: u32, tag: u8) -> Token {
+        let token = Token(4 << KIND_SHIFT | u64::from(slot) << TAG_SHIFT | u64::from(generation));
+        Token(token.0 | u64::from(tag) << SOURCE_TAG_SHIFT)
     }
 
     /// As an opaque number for the kernel.
@@ -63,6 +72,11 @@ impl Token {
                 generation: low,
             },
             2 => Target::Mailbox,
+            4 => Target::Source {
+                slot: high,
+                generation: low,
+                tag: (self.0 >> SOURCE_TAG_SHIFT) as u8,
+            },
             _ => Target::Engine,
         }
     }
@@ -85,6 +99,14 @@ mod tests {
             Target::Kick {
                 slot: u16::MAX,
                 generation: u32::MAX
+            }
+        );
+        assert_eq!(
+            there_and_back(Token::source(u16::MAX, u32::MAX, u8::MAX)),
+            Target::Source {
+                slot: u16::MAX,
+                generation: u32::MAX,
+                tag: u8::MAX
             }
         );
         assert_eq!(there_and_back(Token::MAILBOX), Target::Mailbox);

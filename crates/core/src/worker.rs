@@ -43,6 +43,8 @@ struct Slot {
     dirty: bool,
     /// The peer wants to be told of the answers just published.
     notify: bool,
+    /// Does its own I/O: nobody kicks it.
+    own_io: bool,
     /// Nothing more is popped: it is leaving, or its peer broke the rules.
     closed: bool,
     leaving: Option<SyncSender<Box<dyn Source>>>,
@@ -52,6 +54,11 @@ impl Slot {
     /// Whether there may be work that can be taken on.
     fn looks_open(&self) -> bool {
         !self.closed && self.in_flight < self.capacity
+    }
+
+    /// Leaving, with nothing in flight.
+    fn is_drained(&self) -> bool {
+        self.leaving.is_some() && self.in_flight == 0 && !self.dirty && self.source.has_stopped()
     }
 
     fn disarm(&mut self) {
@@ -126,7 +133,7 @@ impl Worker {
     fn turn(&mut self) -> bool {
         self.pop();
         let submitted = self.submit() | self.alarm();
-        self.reap(Wait::No);
+        let moved = self.reap(Wait::No);
         let answered = self.finish();
         if !self.cx.leaving.is_empty() {
             self.release();
@@ -138,7 +145,7 @@ impl Worker {
                 Awaited::Device
             };
         }
-        submitted || answered
+        submitted || answered || moved
     }
 
     /// Pop what the sources have.
@@ -216,12 +223,14 @@ impl Worker {
         self.channel.timer(&mut self.cx);
     }
 
-    /// Hand queued I/O to the kernel and dispatch what has completed.
-    fn reap(&mut self, wait: Wait) {
+    /// Hand queued I/O to the kernel and dispatch what has completed. True
+    /// when a source's own I/O has.
+    fn reap(&mut self, wait: Wait) -> bool {
         submit_queued(&mut *self.cx.engine, wait, &mut self.completions);
         if self.completions.is_empty() {
-            return;
+            return false;
         }
+        let mut moved = false;
         self.cx.tick();
         for Completion { token, result } in self.completions.drain(..) {
             match token.target() {
@@ -234,9 +243,23 @@ impl Worker {
                         slot.kicked |= slot.generation == generation;
                     }
                 }
+                Target::Source {
+                    slot,
+                    generation,
+                    tag,
+                } => {
+                    if let Some(Some(slot)) = self.slots.get_mut(usize::from(slot))
+                        && slot.generation == generation
+                    {
+                        slot.source.completed(&mut self.cx, tag, result);
+                        slot.kicked = true;
+                        moved = true;
+                    }
+                }
                 Target::Mailbox | Target::Engine => {}
             }
         }
+        moved
     }
 
     /// Answer what is done: status and used ring, then at most one
@@ -268,7 +291,8 @@ impl Worker {
         let mut any = false;
         for slot in self.slots.iter_mut().flatten() {
             if std::mem::take(&mut slot.dirty) {
-                slot.notify = slot.source.publish();
+                slot.notify = slot.source.publish(&mut self.cx);
+                slot.kicked |= slot.own_io;
                 any = true;
             }
         }
@@ -383,6 +407,7 @@ impl Worker {
                 slot.leaving = Some(reply);
                 self.cx.leaving.push(id.slot);
                 self.channel.drain(&mut self.cx, id.slot);
+                slot.source.stop(&mut self.cx);
                 self.release();
             }
             Command::Trace(writer) => self.trace = writer,
@@ -394,7 +419,7 @@ impl Worker {
         }
     }
 
-    fn attach(&mut self, source: Box<dyn Source>) -> io::Result<SourceId> {
+    fn attach(&mut self, mut source: Box<dyn Source>) -> io::Result<SourceId> {
         let capacity = source.capacity();
         let index = match self.slots.iter().position(Option::is_none) {
             Some(free) => free,
@@ -415,12 +440,16 @@ impl Worker {
             slot: index as u16,
             generation: self.generation,
         };
-        let token = Token::kick(id.slot, id.generation);
-        self.cx.engine.watch(source.kick_fd(), token)?;
+        if let Some(kick) = source.kick_fd() {
+            let token = Token::kick(id.slot, id.generation);
+            self.cx.engine.watch(kick, token)?;
+        }
+        source.start(&mut self.cx, id)?;
         // SAFETY: the memory of an attached source stays (`Source::memory`),
         // and `release` removes it before it gives the source back.
         unsafe { self.cx.engine.add_memory(&source.memory()) };
         self.slots[index] = Some(Slot {
+            own_io: source.kick_fd().is_none(),
             source,
             generation: self.generation,
             in_flight: 0,
@@ -438,13 +467,13 @@ impl Worker {
     /// Give back the sources that are leaving and have nothing in flight.
     fn release(&mut self) {
         for (index, entry) in self.slots.iter_mut().enumerate() {
-            let drained =
-                |slot: &mut Slot| slot.leaving.is_some() && slot.in_flight == 0 && !slot.dirty;
-            let Some(slot) = entry.take_if(drained) else {
+            let Some(slot) = entry.take_if(|slot| slot.is_drained()) else {
                 continue;
             };
-            let token = Token::kick(index as u16, slot.generation);
-            self.cx.engine.unwatch(slot.source.kick_fd(), token);
+            if let Some(kick) = slot.source.kick_fd() {
+                let token = Token::kick(index as u16, slot.generation);
+                self.cx.engine.unwatch(kick, token);
+            }
             self.cx.engine.remove_memory(&slot.source.memory());
             self.cx.leaving.retain(|slot| usize::from(*slot) != index);
             if let Some(reply) = slot.leaving {

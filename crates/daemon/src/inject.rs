@@ -4,12 +4,13 @@
 
 use fathom_core::{
     Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Keepsake, Request, RequestId,
-    Source, Stage, parse_duration,
+    Source, SourceId, Stage, parse_duration,
 };
 use fathom_exports::vhost_user::WrapSource;
 use serde::Serialize;
 use std::any::Any;
 use std::fmt;
+use std::io;
 use std::os::fd::RawFd;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -215,8 +216,24 @@ impl Source for SlowSource {
         self.source.capacity()
     }
 
-    fn kick_fd(&self) -> RawFd {
+    fn kick_fd(&self) -> Option<RawFd> {
         self.source.kick_fd()
+    }
+
+    fn start(&mut self, cx: &mut Cx, id: SourceId) -> io::Result<()> {
+        self.source.start(cx, id)
+    }
+
+    fn completed(&mut self, cx: &mut Cx, tag: u8, result: i32) {
+        self.source.completed(cx, tag, result);
+    }
+
+    fn stop(&mut self, cx: &mut Cx) {
+        self.source.stop(cx);
+    }
+
+    fn has_stopped(&self) -> bool {
+        self.source.has_stopped()
     }
 
     fn memory(&self) -> Vec<Buffer> {
@@ -235,8 +252,8 @@ impl Source for SlowSource {
         self.source.finish(request);
     }
 
-    fn publish(&mut self) -> bool {
-        self.source.publish()
+    fn publish(&mut self, cx: &mut Cx) -> bool {
+        self.source.publish(cx)
     }
 
     fn notify(&mut self) {

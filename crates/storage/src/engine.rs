@@ -8,6 +8,7 @@ mod operation;
 mod pinned;
 mod pool;
 mod ring;
+mod sockets;
 mod threads;
 mod uring;
 

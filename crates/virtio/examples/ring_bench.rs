@@ -98,7 +98,7 @@ impl Device {
         for &id in &self.popped {
             self.queue.finish(&self.cx.slab[id]);
         }
-        std::hint::black_box(self.queue.publish());
+        std::hint::black_box(self.queue.publish(&mut self.cx));
         self.ticks.push(clock.now() - begin);
         popped.expect("a sane driver");
         assert_eq!(self.popped.len(), usize::from(batch));

@@ -333,8 +333,8 @@ impl Source for BlkQueue {
         usize::from(self.ring.size())
     }
 
-    fn kick_fd(&self) -> RawFd {
-        self.setup.kick.as_raw_fd()
+    fn kick_fd(&self) -> Option<RawFd> {
+        Some(self.setup.kick.as_raw_fd())
     }
 
     fn memory(&self) -> Vec<Buffer> {
@@ -380,7 +380,7 @@ impl Source for BlkQueue {
     }
 
     #[inline]
-    fn publish(&mut self) -> bool {
+    fn publish(&mut self, _: &mut Cx) -> bool {
         self.publish_used();
         self.ring.needs_call()
     }

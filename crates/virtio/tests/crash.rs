@@ -102,7 +102,7 @@ impl Machine {
 
     fn finish(&mut self, ids: &[RequestId]) {
         finish(&mut self.queue, &mut self.cx, ids, 0);
-        self.queue.publish();
+        self.queue.publish(&mut self.cx);
     }
 }
 
@@ -205,7 +205,7 @@ fn check_recovery(copy: &[u8]) {
         "what was not used, in the order it was offered"
     );
     finish(&mut queue, &mut cx, &popped, 0);
-    queue.publish();
+    queue.publish(&mut cx);
     let used: Vec<u16> = std::iter::from_fn(|| driver.take_used())
         .map(|(head, _)| head as u16)
         .collect();
@@ -244,7 +244,7 @@ fn kill_successor(copy: &[u8]) {
         let (popped, _) = pop(&mut queue, &mut cx).expect("a sane driver");
         for ids in popped.rchunks(2) {
             finish(&mut queue, &mut cx, ids, 0);
-            queue.publish();
+            queue.publish(&mut cx);
         }
     };
     for copy in single_step(&memory, body) {

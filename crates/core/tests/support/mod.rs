@@ -99,8 +99,8 @@ impl Source for TestSource {
         self.capacity
     }
 
-    fn kick_fd(&self) -> RawFd {
-        self.peer.kick.as_raw_fd()
+    fn kick_fd(&self) -> Option<RawFd> {
+        Some(self.peer.kick.as_raw_fd())
     }
 
     fn pending(&mut self) -> bool {
@@ -127,7 +127,7 @@ impl Source for TestSource {
         self.finished += 1;
     }
 
-    fn publish(&mut self) -> bool {
+    fn publish(&mut self, _: &mut Cx) -> bool {
         self.peer.visible.store(self.finished, SeqCst);
         self.peer.published.fetch_add(1, SeqCst);
         let echoes = self.peer.echoes.load(SeqCst);

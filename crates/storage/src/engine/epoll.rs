@@ -1,7 +1,9 @@
 //! The place to sleep of the engines without a ring.
 
+use crate::engine::sockets::Sockets;
 use fathom_core::{Completion, Token, Wait};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,7 +13,8 @@ use std::time::Duration;
 /// Events taken in one call; more wait for the next.
 const EVENTS: usize = 64;
 
-/// Eventfds watched edge-triggered, so that nobody has to read them.
+/// Eventfds and sockets watched edge-triggered, so that nobody has to read
+/// eventfds.
 pub(crate) struct Epoll {
     epoll: OwnedFd,
     buffer: [MaybeUninit<epoll::Event>; EVENTS],
@@ -38,19 +41,38 @@ impl Epoll {
         // SAFETY: still open, as required of the caller of `watch`.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         if let Err(error) = epoll::delete(&self.epoll, fd) {
-            tracing::warn!("cannot stop watching an eventfd: {error}");
+            tracing::warn!("epoll: cannot stop watching: {error}");
         }
     }
 
+    /// Likewise, until `unwatch`, a socket that becomes readable or writable.
+    pub(crate) fn watch_socket(&self, socket: BorrowedFd<'_>, data: u64) -> io::Result<()> {
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        epoll::add(&self.epoll, socket, EventData::new_u64(data), flags)?;
+        Ok(())
+    }
+
+    /// Whether `wait` would return at once.
+    pub(crate) fn has_events(&self) -> bool {
+        let mut polled = [PollFd::new(&self.epoll, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|n| n > 0)
+    }
+
     /// Append the tokens of what was signalled to `out`, but not the engine's
-    /// own. False: the time was over or a signal came.
-    pub(crate) fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<bool> {
+    /// own, and wake the sockets that are ready. False: the time was over or
+    /// a signal came.
+    pub(crate) fn wait(
+        &mut self,
+        wait: Wait,
+        sockets: &mut Sockets,
+        out: &mut Vec<Completion>,
+    ) -> io::Result<bool> {
         let timeout = match wait {
             Wait::No => Some(Duration::ZERO),
             Wait::Forever => None,
             Wait::For(timeout) => Some(timeout),
         };
-        let timeout = timeout.map(|t| rustix::event::Timespec {
+        let timeout = timeout.map(|t| Timespec {
             tv_sec: t.as_secs().min(i64::MAX as u64) as i64,
             tv_nsec: t.subsec_nanos().into(),
         });
@@ -60,12 +82,13 @@ impl Epoll {
             Err(error) => return Err(error.into()),
         };
         let any = !events.is_empty();
-        let tokens = events.iter().map(|e| Token::from_u64(e.data.u64()));
-        out.extend(
-            tokens
-                .filter(|token| *token != Token::ENGINE)
-                .map(|token| Completion { token, result: 0 }),
-        );
+        for event in &*events {
+            let data = event.data.u64();
+            let token = Token::from_u64(data);
+            if token != Token::ENGINE && !sockets.wake(data) {
+                out.push(Completion { token, result: 0 });
+            }
+        }
         Ok(any)
     }
 }

@@ -4,8 +4,9 @@ use crate::engine::aio::{Context, Operation};
 use crate::engine::epoll::Epoll;
 use crate::engine::files::Files;
 use crate::engine::pool::Pool;
+use crate::engine::sockets::Sockets;
 use crate::engine::threads::BUSY_LOOK;
-use fathom_core::{Completion, Engine, FileId, Io, IoKind, Token, Wait};
+use fathom_core::{Completion, Engine, FileId, Io, IoKind, SocketIo, Token, Wait};
 use libc::iocb;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -31,6 +32,7 @@ pub struct Native {
     epoll: Epoll,
     pool: Pool,
     files: Files,
+    sockets: Sockets,
     /// Pushed and not yet taken by the kernel.
     queued: Vec<iocb>,
     pointers: Vec<*mut iocb>,
@@ -53,6 +55,7 @@ impl Native {
             epoll,
             pool,
             files: Files::new(),
+            sockets: Sockets::default(),
             queued: Vec::new(),
             pointers: Vec::new(),
             in_flight: 0,
@@ -108,6 +111,7 @@ impl Native {
         let reaped = out.len() - before;
         self.in_flight -= reaped;
         self.full &= reaped == 0;
+        self.sockets.run(out);
         self.pool.reap(out);
     }
 
@@ -120,7 +124,7 @@ impl Native {
         };
         // An event may be about what has been reaped long ago.
         while out.len() == before && self.pool.before_sleep() {
-            let woken = self.epoll.wait(wait, out);
+            let woken = self.epoll.wait(wait, &mut self.sockets, out);
             self.pool.after_sleep();
             self.reap(out);
             if !woken? {
@@ -181,6 +185,23 @@ impl Engine for Native {
         self.queued.push(unsafe { operation.iocb() });
     }
 
+    fn add_socket(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.sockets.add(&self.epoll, socket)
+    }
+
+    fn remove_socket(&mut self, socket: BorrowedFd<'_>) {
+        self.epoll.unwatch(socket.as_raw_fd());
+    }
+
+    unsafe fn push_socket(&mut self, io: SocketIo, token: Token) {
+        // SAFETY: as required of the caller.
+        unsafe { self.sockets.push(io, token) };
+    }
+
+    fn cancel_socket(&mut self, token: Token) {
+        self.sockets.cancel(token);
+    }
+
     fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()> {
         self.epoll.watch(fd, token)
     }
@@ -200,13 +221,18 @@ impl Engine for Native {
         self.since_look += 1;
         if self.since_look >= BUSY_LOOK {
             self.since_look = 0;
-            self.epoll.wait(Wait::No, out)?;
+            self.epoll.wait(Wait::No, &mut self.sockets, out)?;
         }
         Ok(())
     }
 
     fn ready(&mut self) -> bool {
+        if self.sockets.have_events(&self.epoll) {
+            self.since_look = BUSY_LOOK;
+            return true;
+        }
         let queued = !self.queued.is_empty() && !self.full;
-        queued || self.context.ready() || self.pool.ready() || self.pool.queued() > 0
+        let pool = self.pool.ready() || self.pool.queued() > 0;
+        queued || pool || self.context.ready() || self.sockets.are_due()
     }
 }

@@ -1,7 +1,7 @@
 //! Operations as io_uring is told of them.
 
 use crate::engine::pinned::Pinned;
-use fathom_core::{Io, IoKind};
+use fathom_core::{Io, IoKind, SocketIo, SocketIoKind};
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 
@@ -78,6 +78,33 @@ unsafe fn write(io: &Io, fd: Fd, dsync: bool, pinned: Option<&Pinned>) -> squeue
         (_, Some(number)) => opcode::WritevFixed::new(fd, iov, iov_len, number)
             .offset(io.offset)
             .rw_flags(flags)
+            .build(),
+    }
+}
+
+/// A single iovec needs no message.
+///
+/// # Safety
+/// As for [`Engine::push_socket`](fathom_core::Engine::push_socket).
+pub(crate) unsafe fn socket_entry(io: &SocketIo) -> squeue::Entry {
+    let fd = Fd(io.socket);
+    // A partial send goes on by itself.
+    let send = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+    // SAFETY: a message with as many iovecs, says the caller.
+    let iovecs = unsafe {
+        let message = &*io.message;
+        std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen)
+    };
+    match (io.kind, iovecs) {
+        (SocketIoKind::Receive, [one]) => {
+            opcode::Recv::new(fd, one.iov_base.cast(), len(one)).build()
+        }
+        (SocketIoKind::Receive, _) => opcode::RecvMsg::new(fd, io.message).build(),
+        (SocketIoKind::Send, [one]) => opcode::Send::new(fd, one.iov_base.cast(), len(one))
+            .flags(send)
+            .build(),
+        (SocketIoKind::Send, _) => opcode::SendMsg::new(fd, io.message)
+            .flags(send as u32)
             .build(),
     }
 }

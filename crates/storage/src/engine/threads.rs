@@ -3,7 +3,8 @@
 use crate::engine::epoll::Epoll;
 use crate::engine::files::Files;
 use crate::engine::pool::Pool;
-use fathom_core::{Completion, Engine, FileId, Io, Token, Wait};
+use crate::engine::sockets::Sockets;
+use fathom_core::{Completion, Engine, FileId, Io, SocketIo, Token, Wait};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
@@ -17,6 +18,7 @@ pub struct Threads {
     pool: Pool,
     epoll: Epoll,
     files: Files,
+    sockets: Sockets,
     since_look: u32,
 }
 
@@ -28,6 +30,7 @@ impl Threads {
             pool,
             epoll,
             files: Files::new(),
+            sockets: Sockets::default(),
             since_look: 0,
         })
     }
@@ -57,6 +60,23 @@ impl Engine for Threads {
         unsafe { self.pool.push(self.files.get(io.file), io, token) };
     }
 
+    fn add_socket(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.sockets.add(&self.epoll, socket)
+    }
+
+    fn remove_socket(&mut self, socket: BorrowedFd<'_>) {
+        self.epoll.unwatch(socket.as_raw_fd());
+    }
+
+    unsafe fn push_socket(&mut self, io: SocketIo, token: Token) {
+        // SAFETY: as required of the caller.
+        unsafe { self.sockets.push(io, token) };
+    }
+
+    fn cancel_socket(&mut self, token: Token) {
+        self.sockets.cancel(token);
+    }
+
     fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()> {
         self.epoll.watch(fd, token)
     }
@@ -68,25 +88,31 @@ impl Engine for Threads {
     fn submit(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
         let before = out.len();
         self.pool.submit();
+        self.sockets.run(out);
         self.pool.reap(out);
         if wait == Wait::No || out.len() > before {
             self.since_look += 1;
             if self.since_look >= BUSY_LOOK {
                 self.since_look = 0;
-                self.epoll.wait(Wait::No, out)?;
+                self.epoll.wait(Wait::No, &mut self.sockets, out)?;
             }
             return Ok(());
         }
         if self.pool.before_sleep() {
-            let slept = self.epoll.wait(wait, out);
+            let slept = self.epoll.wait(wait, &mut self.sockets, out);
             self.pool.after_sleep();
             slept?;
         }
+        self.sockets.run(out);
         self.pool.reap(out);
         Ok(())
     }
 
     fn ready(&mut self) -> bool {
-        self.pool.ready() || self.pool.queued() > 0
+        if self.sockets.have_events(&self.epoll) {
+            self.since_look = BUSY_LOOK;
+            return true;
+        }
+        self.pool.ready() || self.pool.queued() > 0 || self.sockets.are_due()
     }
 }

@@ -6,8 +6,9 @@ use crate::engine::operation;
 use crate::engine::pinned::Pinned;
 use crate::engine::pool::Pool;
 use crate::engine::ring::Ring;
-use fathom_core::{Buffer, Completion, Engine, FileId, Io, IoKind, Token, Wait};
-use io_uring::types::Fd;
+use fathom_core::token::Target;
+use fathom_core::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, Token, Wait};
+use io_uring::types::{CancelBuilder, Fd};
 use io_uring::{cqueue, opcode, squeue};
 use std::collections::VecDeque;
 use std::io;
@@ -44,6 +45,8 @@ pub struct IoUring {
     backlog: VecDeque<squeue::Entry>,
     /// The channel's operations that have not completed.
     in_flight: usize,
+    /// Those on sockets.
+    on_sockets: usize,
     /// For what the ring cannot do: device discards.
     helpers: Option<Pool>,
     /// Memory of guests that the kernel has mapped for good, if it is to.
@@ -68,6 +71,7 @@ impl IoUring {
             ended: Vec::new(),
             backlog: VecDeque::new(),
             in_flight: 0,
+            on_sockets: 0,
             helpers: None,
             pinned: None,
         }
@@ -136,13 +140,16 @@ impl IoUring {
 
     fn reap(&mut self, out: &mut Vec<Completion>) {
         let (watches, ended) = (&self.watches, &mut self.ended);
-        let mut reaped = 0;
+        let (mut reaped, mut on_sockets) = (0, 0);
         self.ring.reap(|cqe| {
             let user_data = cqe.user_data();
             if user_data >> ENGINE_SHIFT != Token::ENGINE.to_u64() >> ENGINE_SHIFT {
+                let token = Token::from_u64(user_data);
+                let on_socket = matches!(token.target(), Target::Source { .. });
                 reaped += 1;
+                on_sockets += usize::from(on_socket);
                 out.push(Completion {
-                    token: Token::from_u64(user_data),
+                    token,
                     result: cqe.result(),
                 });
             } else if let Some(watch) = watches.iter().find(|w| w.user_data == user_data) {
@@ -159,7 +166,8 @@ impl IoUring {
                 }
             }
         });
-        self.in_flight -= reaped;
+        self.in_flight -= reaped - on_sockets;
+        self.on_sockets -= on_sockets;
         while let Some(user_data) = self.ended.pop() {
             self.rearm(user_data);
         }
@@ -241,7 +249,7 @@ impl Engine for IoUring {
         let wanted = u32::try_from(n)
             .unwrap_or(u32::MAX)
             .saturating_add(WATCH_ROOM);
-        if wanted <= self.ring.cq_entries() || self.in_flight > 0 {
+        if wanted <= self.ring.cq_entries() || self.in_flight + self.on_sockets > 0 {
             return Ok(());
         }
         let Ok(ring) = Ring::new(wanted) else {
@@ -312,6 +320,23 @@ impl Engine for IoUring {
         self.queue(entry.user_data(token.to_u64()));
     }
 
+    /// There is nothing to prepare: operations name the descriptor itself.
+    fn add_socket(&mut self, _socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    unsafe fn push_socket(&mut self, io: SocketIo, token: Token) {
+        // SAFETY: as required of the caller.
+        let entry = unsafe { operation::socket_entry(&io) };
+        self.on_sockets += 1;
+        self.queue(entry.user_data(token.to_u64()));
+    }
+
+    fn cancel_socket(&mut self, token: Token) {
+        let cancel = opcode::AsyncCancel::new(token.to_u64()).build();
+        self.queue(cancel.user_data(Token::ENGINE.to_u64()));
+    }
+
     fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()> {
         self.watch_serial += 1;
         let watch = Watch {
@@ -353,11 +378,16 @@ impl Engine for IoUring {
 }
 
 /// The kernel writes to memory that is not ours to free until everything in
-/// flight has completed.
+/// flight has completed. What waits for a socket's peer might never.
 impl Drop for IoUring {
     fn drop(&mut self) {
         let mut scrap = Vec::new();
-        while self.in_flight > 0 {
+        if self.on_sockets > 0 {
+            let all = CancelBuilder::any();
+            let cancel = opcode::AsyncCancel2::new(all).build();
+            self.queue(cancel.user_data(Token::ENGINE.to_u64()));
+        }
+        while self.in_flight + self.on_sockets > 0 {
             if let Err(error) = self.submit(Wait::Forever, &mut scrap) {
                 tracing::error!("io_uring: cannot wait for I/O in flight: {error}");
                 return;

@@ -129,8 +129,8 @@ impl Source for TestSource {
         self.capacity
     }
 
-    fn kick_fd(&self) -> RawFd {
-        self.port.kick.as_raw_fd()
+    fn kick_fd(&self) -> Option<RawFd> {
+        Some(self.port.kick.as_raw_fd())
     }
 
     fn pending(&mut self) -> bool {
@@ -162,7 +162,7 @@ impl Source for TestSource {
         self.finished.push((request.tag, request.error));
     }
 
-    fn publish(&mut self) -> bool {
+    fn publish(&mut self, _: &mut Cx) -> bool {
         let mut ring = self.port.ring.lock().expect("ring");
         for (tag, error) in self.finished.drain(..) {
             let earlier = ring.answered.insert(tag, error);

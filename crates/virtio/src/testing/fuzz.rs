@@ -224,7 +224,7 @@ impl Guest {
         while !self.pending.is_empty() {
             self.finish(0, 0);
         }
-        self.queue.publish();
+        self.queue.publish(&mut self.cx);
         if self.broken {
             return;
         }
@@ -240,7 +240,7 @@ impl Guest {
             0..=2 => return self.pop(),
             3 => self.finish(usize::from(bytes.byte() % 16), 0),
             4 => self.finish(usize::from(bytes.byte() % 16), libc::EIO),
-            5 => drop(self.queue.publish()),
+            5 => drop(self.queue.publish(&mut self.cx)),
             6 => drop(self.queue.arm()),
             7 => self.queue.disarm(),
             8 if bytes.rarely(8) => self.driver.force_avail_idx(bytes.number::<2>() as u16),

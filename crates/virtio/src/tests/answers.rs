@@ -101,7 +101,7 @@ impl Case {
             Fate::Disk(op, offset, len, request.fua, request.unmap)
         });
         finish(&mut f.queue, &mut f.cx, &popped, 0);
-        fathom_core::Source::publish(&mut f.queue);
+        fathom_core::Source::publish(&mut f.queue, &mut f.cx);
         let (head, written) = f.driver.take_used().expect("always returned");
         assert_eq!(head, 0);
         assert_eq!(f.driver.take_used(), None, "returned once");
@@ -418,7 +418,7 @@ fn errors_of_the_disk_become_a_status() {
         f.offer(true, &[H, w(DATA, 512), S]);
         let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
         finish(&mut f.queue, &mut f.cx, &popped, errno);
-        fathom_core::Source::publish(&mut f.queue);
+        fathom_core::Source::publish(&mut f.queue, &mut f.cx);
         assert_eq!(f.memory.read(STATUS, 1), [status]);
         assert_eq!(f.driver.take_used(), Some((0, 1)));
     }

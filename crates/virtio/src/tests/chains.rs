@@ -33,7 +33,7 @@ fn outcome(f: &mut Fixture) -> (usize, u32) {
     f.driver.publish();
     let (popped, _) = pop(&mut f.queue, &mut f.cx).expect("not broken");
     finish(&mut f.queue, &mut f.cx, &popped, 0);
-    f.queue.publish();
+    f.queue.publish(&mut f.cx);
     let (head, len) = f.driver.take_used().expect("always returned");
     assert_eq!((head, f.driver.take_used()), (0, None));
     (popped.len(), len)
@@ -182,7 +182,7 @@ fn a_malformed_chain_does_not_hold_up_its_neighbours() {
     let (popped, answered) = pop(&mut f.queue, &mut f.cx).unwrap();
     assert_eq!((popped.len(), answered), (2, 2));
     finish(&mut f.queue, &mut f.cx, &popped, 0);
-    f.queue.publish();
+    f.queue.publish(&mut f.cx);
     let used: Vec<_> = std::iter::from_fn(|| f.driver.take_used()).collect();
     assert_eq!(used, [(0, 0), (0, 0), (1, 513), (1, 513)]);
 }
@@ -242,7 +242,7 @@ fn a_head_made_available_many_times_harms_nobody() {
         }
         assert_eq!(all.len(), 16);
         finish(&mut f.queue, &mut f.cx, &all, 0);
-        assert!(f.queue.publish());
+        assert!(f.queue.publish(&mut f.cx));
     }
     assert_eq!(f.driver.used_idx(), 3 * 32);
 }
@@ -291,7 +291,7 @@ fn a_queue_taken_apart_goes_on_where_it_was() {
     f.driver.publish();
     let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
     finish(&mut f.queue, &mut f.cx, &popped, 0);
-    f.queue.publish();
+    f.queue.publish(&mut f.cx);
     let (setup, _) = take(&mut f);
     assert_eq!(setup.base, 5);
     signalled(setup.call.as_ref().unwrap());

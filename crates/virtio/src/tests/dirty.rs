@@ -30,7 +30,7 @@ fn dirtied(kind: u32, log_used: bool, buffers: &[Buffer], errno: i32) -> Vec<u64
     f.offer(true, buffers);
     let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
     finish(&mut f.queue, &mut f.cx, &popped, errno);
-    f.queue.publish();
+    f.queue.publish(&mut f.cx);
     let bit = |page: &u64| {
         let byte = bytes[*page as usize / 8].load(Ordering::Relaxed);
         byte >> (page % 8) & 1 == 1

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 fn without_event_idx_the_flags_rule() {
     let mut f = Fixture::new(disk(), FEATURES & !RING_F_EVENT_IDX);
     assert!(serve(&mut f, 1));
-    assert!(!f.queue.publish(), "nothing new");
+    assert!(!f.queue.publish(&mut f.cx), "nothing new");
     f.driver.set_interrupts(false);
     assert!(!serve(&mut f, 3));
     f.driver.set_interrupts(true);
@@ -46,7 +46,7 @@ fn with_event_idx_an_interrupt_is_sent_when_its_index_is_passed() {
         f.driver.set_used_event(event);
         assert_eq!(serve(&mut f, n), expected, "{n} more, event {event}");
     }
-    assert!(!f.queue.publish(), "nothing new");
+    assert!(!f.queue.publish(&mut f.cx), "nothing new");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn arming_and_making_available_do_not_miss_each_other() {
             Turn::Prepare => {
                 let (popped, _) = pop(&mut queue, &mut cx).unwrap();
                 finish(&mut queue, &mut cx, &popped, 0);
-                queue.publish();
+                queue.publish(&mut cx);
                 queue.disarm();
                 false
             }
@@ -220,7 +220,7 @@ fn publishing_and_asking_for_interrupts_do_not_miss_each_other() {
                 finish(&mut queue, &mut cx, &popped, 0);
                 false
             }
-            Turn::Act => queue.publish(),
+            Turn::Act => queue.publish(&mut cx),
         };
         assert_eq!(race(guest, device), 0, "interrupts were lost");
     }
@@ -283,7 +283,7 @@ fn serve_and_sleep(mut queue: BlkQueue, kick: &std::os::fd::OwnedFd, done: &Atom
         let (popped, _) = pop(&mut queue, &mut cx).unwrap();
         if !popped.is_empty() {
             finish(&mut queue, &mut cx, &popped, 0);
-            if queue.publish() {
+            if queue.publish(&mut cx) {
                 queue.notify();
             }
         } else if !queue.arm() {

@@ -107,5 +107,5 @@ pub fn serve(f: &mut Fixture, n: u16) -> bool {
     let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
     assert_eq!(popped.len(), usize::from(n));
     finish(&mut f.queue, &mut f.cx, &popped, 0);
-    f.queue.publish()
+    f.queue.publish(&mut f.cx)
 }

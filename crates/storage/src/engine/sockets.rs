@@ -1,0 +1,160 @@
+//! Operations on sockets for the engines without a ring: they are tried when
+//! they are pushed and whenever epoll says that their socket is ready.
+
+use crate::engine::epoll::Epoll;
+use fathom_core::token::Target;
+use fathom_core::{Completion, SocketIo, SocketIoKind, Token};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+struct Pending {
+    io: SocketIo,
+    token: Token,
+    /// Bytes sent so far.
+    done: usize,
+    /// The socket was not ready; epoll will tell.
+    parked: bool,
+    cancelled: bool,
+}
+
+/// Of one worker.
+#[derive(Default)]
+pub(crate) struct Sockets {
+    pending: Vec<Pending>,
+    /// Operations that are to be tried.
+    due: usize,
+}
+
+/// Events of a socket carry its descriptor; those of the engine's own
+/// eventfds carry [`Token::ENGINE`].
+const SOCKET: u64 = 1 << 32;
+
+impl Sockets {
+    pub(crate) fn add(&mut self, epoll: &Epoll, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let data = Token::ENGINE.to_u64() | SOCKET | socket.as_raw_fd() as u64;
+        epoll.watch_socket(socket, data)
+    }
+
+    /// # Safety
+    /// As for [`Engine::push_socket`](fathom_core::Engine::push_socket).
+    pub(crate) unsafe fn push(&mut self, io: SocketIo, token: Token) {
+        self.pending.push(Pending {
+            io,
+            token,
+            done: 0,
+            parked: false,
+            cancelled: false,
+        });
+        self.due += 1;
+    }
+
+    pub(crate) fn cancel(&mut self, token: Token) {
+        if let Some(known) = self.pending.iter_mut().find(|p| p.token == token) {
+            self.due += usize::from(std::mem::take(&mut known.parked));
+            known.cancelled = true;
+        }
+    }
+
+    /// Whether anything is to be tried.
+    #[inline]
+    pub(crate) fn are_due(&self) -> bool {
+        self.due > 0
+    }
+
+    /// Whether anything waits, and epoll has something to tell. Only then it
+    /// costs a system call.
+    #[inline]
+    pub(crate) fn have_events(&self, epoll: &Epoll) -> bool {
+        self.pending.len() > self.due && epoll.has_events()
+    }
+
+    /// An event of epoll; false when it was not about a socket.
+    pub(crate) fn wake(&mut self, data: u64) -> bool {
+        let is_engine = Token::from_u64(data).target() == Target::Engine;
+        if !is_engine || data & SOCKET == 0 {
+            return false;
+        }
+        let socket = data as u32 as RawFd;
+        for known in self.pending.iter_mut().filter(|p| p.io.socket == socket) {
+            self.due += usize::from(std::mem::take(&mut known.parked));
+        }
+        true
+    }
+
+    /// Try what is due.
+    #[inline]
+    pub(crate) fn run(&mut self, out: &mut Vec<Completion>) {
+        if self.due > 0 {
+            self.run_due(out);
+        }
+    }
+
+    fn run_due(&mut self, out: &mut Vec<Completion>) {
+        self.due = 0;
+        self.pending.retain_mut(|pending| {
+            if pending.parked {
+                return true;
+            }
+            let result = pending.attempt();
+            let token = pending.token;
+            out.extend(result.map(|result| Completion { token, result }));
+            pending.parked = result.is_none();
+            result.is_none()
+        });
+    }
+}
+
+impl Pending {
+    /// The result, or None: the socket is not ready.
+    fn attempt(&mut self) -> Option<i32> {
+        loop {
+            // SAFETY: the message is valid, says the caller of `push`.
+            let result = unsafe {
+                match self.io.kind {
+                    SocketIoKind::Receive => {
+                        libc::recvmsg(self.io.socket, self.io.message, libc::MSG_DONTWAIT)
+                    }
+                    SocketIoKind::Send => {
+                        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                        libc::sendmsg(self.io.socket, self.io.message, flags)
+                    }
+                }
+            };
+            if result < 0 {
+                let errno = io::Error::last_os_error().raw_os_error();
+                match errno.unwrap_or(libc::EIO) {
+                    libc::EINTR => continue,
+                    libc::EAGAIN if !self.cancelled => return None,
+                    _ if self.done > 0 => return Some(self.done as i32),
+                    libc::EAGAIN => return Some(-libc::ECANCELED),
+                    errno => return Some(-errno),
+                }
+            }
+            self.done += result as usize;
+            if self.io.kind == SocketIoKind::Receive || self.advance(result as usize) {
+                return Some(self.done as i32);
+            }
+        }
+    }
+
+    /// Take `sent` bytes off the message. True when that was all.
+    fn advance(&mut self, mut sent: usize) -> bool {
+        // SAFETY: the message and its iovecs are valid, says the caller of
+        // `push`, and nobody else uses them meanwhile.
+        unsafe {
+            let message = &mut *self.io.message;
+            while message.msg_iovlen > 0 {
+                let first = &mut *message.msg_iov;
+                if sent < first.iov_len {
+                    first.iov_base = first.iov_base.byte_add(sent);
+                    first.iov_len -= sent;
+                    return false;
+                }
+                sent -= first.iov_len;
+                message.msg_iov = message.msg_iov.add(1);
+                message.msg_iovlen -= 1;
+            }
+        }
+        true
+    }
+}
