@@ -1,6 +1,6 @@
 //! The thread that serves front-ends.
 
-use fathom_exports::vhost_user::{Listener, VhostUser};
+use fathom_exports::{Listener, VhostUser};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;

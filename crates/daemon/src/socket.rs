@@ -2,7 +2,7 @@
 
 use crate::daemon::Error;
 use crate::options::SocketSpec;
-use fathom_exports::vhost_user::Listener;
+use fathom_exports::Listener;
 use listenfd::ListenFd;
 use rustix::fs::FileType;
 use rustix::net::{AddressFamily, SocketType, sockopt};
@@ -52,7 +52,7 @@ fn inherited(fd: i32) -> Result<Listener, Error> {
 
 fn checked(listener: UnixListener, name: &str) -> Result<Listener, Error> {
     if is_unix_listener(listener.as_fd()).unwrap_or(false) {
-        return Ok(listener.into());
+        return Ok(OwnedFd::from(listener).into());
     }
     let problem = format!("{name} is not a listening Unix stream socket");
     Err(Error::Socket(problem))

@@ -3,7 +3,7 @@
 
 use super::{Request, make_private_dir, remove_stale};
 use crate::daemon::Error;
-use fathom_exports::vhost_user::Listener;
+use fathom_exports::Listener;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};

@@ -16,14 +16,12 @@ mod alarm;
 mod codec;
 #[doc(hidden)]
 pub mod fuzz;
-mod listen;
 mod mapping;
 mod serve;
 mod session;
 mod signal;
 
-pub use listen::{ListenError, Listener};
-
+use crate::Listener;
 use fathom_core::{Disk, Source, WorkerHandle};
 use fathom_virtio::BlkDevice;
 use signal::Signal;

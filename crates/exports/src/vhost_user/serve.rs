@@ -2,7 +2,8 @@
 
 use super::codec::{CodecError, Frame, Header, MAX_PAYLOAD, Received, Receiver, name, send};
 use super::session::{Fault, Reply, Session};
-use super::{Listener, Shared};
+use super::Shared;
+use crate::Listener;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -22,7 +23,7 @@ const ACCEPT_PAUSE: Timespec = Timespec {
 
 /// See [`super::VhostUser::serve`].
 pub fn serve(shared: &Shared, listener: &Listener) -> io::Result<()> {
-    listener.socket().set_nonblocking(true)?;
+    listener.set_nonblocking()?;
     let mut connection: Option<Connection<'_>> = None;
     let mut pause_accept = false;
     loop {
@@ -110,18 +111,14 @@ fn accept<'a>(
     listener: &Listener,
     connection: &mut Option<Connection<'a>>,
 ) -> io::Result<bool> {
-    let socket = match listener.socket().accept() {
-        Ok((socket, _)) => socket,
-        Err(e) => {
-            return match e.raw_os_error().map(Errno::from_raw_os_error) {
-                Some(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(true),
-                Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    tracing::error!("vhost-user: cannot accept a connection: {e}");
-                    Ok(false)
-                }
-                _ => Err(e),
-            };
+    let socket: UnixStream = match listener.accept() {
+        Ok(socket) => socket.into(),
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(true),
+        Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+            tracing::error!("vhost-user: cannot accept a connection: {e}");
+            return Ok(false);
         }
+        Err(e) => return Err(e.into()),
     };
     let pid = peer_pid(&socket);
     if connection.is_some() {

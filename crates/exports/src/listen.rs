@@ -1,26 +1,26 @@
-//! The socket at which front-ends connect.
+//! Sockets at which clients connect.
 
 use rustix::fs::{FileType, Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
 };
 use std::fs::{Permissions, symlink_metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 /// Connections that may wait to be accepted (or refused).
-const BACKLOG: i32 = 8;
+pub(crate) const BACKLOG: i32 = 128;
 
 /// Who may connect when no mode is given, further narrowed by the umask.
 /// Connecting needs the permission to write: with the usual umask of 022 only
 /// the owner has it, with 002 the group does.
 const DEFAULT_MODE: u32 = 0o660;
 
-/// Why there is no socket at a path.
+/// Why there is no listening socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error("{}: another process is listening there already", .0.display())]
@@ -35,13 +35,21 @@ pub enum ListenError {
         what: &'static str,
         source: io::Error,
     },
+    /// At an address that is no path.
+    #[error("{address}: {what}: {source}")]
+    Address {
+        address: String,
+        what: &'static str,
+        source: io::Error,
+    },
 }
 
-/// A listening socket; removed from its path when dropped.
+/// A listening stream socket; removed from its path when dropped, if it has
+/// one and was bound here.
 #[derive(Debug)]
 pub struct Listener {
-    socket: UnixListener,
-    /// Where it is bound, with device and inode; None for an inherited one.
+    socket: OwnedFd,
+    /// Where it is bound, with device and inode.
     bound: Option<(PathBuf, u64, u64)>,
 }
 
@@ -72,7 +80,7 @@ impl Listener {
         };
         let meta = symlink_metadata(path).map_err(io_failed("cannot find the socket"))?;
         let listener = Listener {
-            socket: socket.into(),
+            socket,
             bound: Some((path.to_owned(), meta.dev(), meta.ino())),
         };
         if let Some(mode) = mode {
@@ -83,14 +91,20 @@ impl Listener {
         Ok(listener)
     }
 
-    pub(super) fn socket(&self) -> &UnixListener {
-        &self.socket
+    /// The next connection. Blocks unless [`Listener::set_nonblocking`].
+    pub(crate) fn accept(&self) -> Result<OwnedFd, Errno> {
+        accept_with(&self.socket, SocketFlags::CLOEXEC)
+    }
+
+    pub(crate) fn set_nonblocking(&self) -> io::Result<()> {
+        Ok(rustix::io::ioctl_fionbio(&self.socket, true)?)
     }
 }
 
-/// A socket that somebody else has bound and will remove (socket activation).
-impl From<UnixListener> for Listener {
-    fn from(socket: UnixListener) -> Listener {
+/// A listening stream socket that needs no removal: it has no path, or
+/// somebody else has bound it and will remove it (socket activation).
+impl From<OwnedFd> for Listener {
+    fn from(socket: OwnedFd) -> Listener {
         Listener {
             socket,
             bound: None,
@@ -152,7 +166,7 @@ fn remove_stale(path: &Path, addr: &SocketAddrUnix) -> Result<(), ListenError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
     fn a_socket_is_made_with_its_mode_and_removed() {
