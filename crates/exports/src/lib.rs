@@ -2,7 +2,9 @@
 
 mod listen;
 pub mod nbd;
+mod signal;
 pub mod vhost_user;
 
 pub use listen::{ListenError, Listener};
+pub use nbd::NbdServer;
 pub use vhost_user::VhostUser;

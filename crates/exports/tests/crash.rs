@@ -5,8 +5,8 @@
 mod support;
 
 use fathom_core::testing::TestDisk;
-use fathom_exports::VhostUser;
 use fathom_exports::Listener;
+use fathom_exports::VhostUser;
 use fathom_exports::vhost_user::Options;
 use std::fs::File;
 use std::os::fd::AsRawFd;

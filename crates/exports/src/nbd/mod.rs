@@ -1,11 +1,33 @@
 //! A disk for anything that speaks NBD.
 //!
-//! "NBD" in comments is doc/proto.md of the NetworkBlockDevice project, with
-//! its extension EXTENDED_HEADERS.
+//! One [`NbdServer`] serves several disks, each under a name, to many clients
+//! at once. Each connection has a thread of its own, which goes through the
+//! handshake and then sleeps until the connection has ended: requests never
+//! pass through it, since a connection in the transmission phase is a
+//! [`Source`](fathom_core::Source) of one of the disk's workers.
 //!
-//! - `wire` is what goes over the connection once it serves requests,
-//! - `connection` serves them: a [`Source`](fathom_core::Source) of one of
-//!   the disk's workers.
+//! - `listen` is where clients connect,
+//! - `server` accepts, counts, and ends connections,
+//! - `handshake` finds out which disk a client wants, and how,
+//! - `tls` is what is needed for encryption,
+//! - `export` is what there is to choose from,
+//! - `connection` serves requests; `wire` is how they look.
+//!
+//! "proto.md", or "NBD", in comments is doc/proto.md of the NetworkBlockDevice
+//! project, with its extension EXTENDED_HEADERS.
 
 pub mod connection;
+mod export;
+#[doc(hidden)]
+pub mod fuzz;
+mod handshake;
+mod listen;
+mod peer;
+mod server;
+mod tls;
 pub mod wire;
+
+pub use export::{Export, Exports, SameName};
+pub use listen::{Address, PORT, listen_at, local_name};
+pub use server::{ConnectionInfo, NbdServer, Options};
+pub use tls::{Mode as TlsMode, Tls, TlsError};

@@ -19,12 +19,11 @@ pub mod fuzz;
 mod mapping;
 mod serve;
 mod session;
-mod signal;
 
 use crate::Listener;
+use crate::signal::Signal;
 use fathom_core::{Disk, Source, WorkerHandle};
 use fathom_virtio::BlkDevice;
-use signal::Signal;
 use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Mutex};

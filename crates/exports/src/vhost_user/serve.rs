@@ -1,8 +1,8 @@
 //! The control thread: accepts front-ends and dispatches their messages.
 
+use super::Shared;
 use super::codec::{CodecError, Frame, Header, MAX_PAYLOAD, Received, Receiver, name, send};
 use super::session::{Fault, Reply, Session};
-use super::Shared;
 use crate::Listener;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

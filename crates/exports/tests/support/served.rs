@@ -2,8 +2,8 @@
 
 use super::guest::{DATA, IN, Memory, Queue, eventually, negotiate};
 use fathom_core::testing::TestDisk;
-use fathom_exports::VhostUser;
 use fathom_exports::Listener;
+use fathom_exports::VhostUser;
 use fathom_exports::vhost_user::Options;
 use std::path::PathBuf;
 use std::sync::Arc;

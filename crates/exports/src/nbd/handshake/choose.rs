@@ -1,0 +1,164 @@
+//! Choosing an export: EXPORT_NAME, INFO and GO.
+
+use super::option::{Fields, MAX_STRING, TOO_SHORT, info, opt, parse_string, rep};
+use super::{Agreement, Failure, Handshake, Host, Next, No, refused};
+use crate::nbd::connection::{Agreed, ExportView, Limits};
+use crate::nbd::export::{Export, InUse};
+use crate::nbd::wire::Replies;
+use std::io::Read;
+use std::sync::Arc;
+
+/// The id of base:allocation. Any number would do.
+pub const ALLOCATION_ID: u32 = 1;
+
+/// Sectors: what clients use that were told nothing about blocks.
+const USUAL_BLOCK: u32 = 512;
+
+/// What the data of INFO and GO say.
+struct Choice<'a> {
+    name: &'a str,
+    wants_name: bool,
+    wants_description: bool,
+    wants_block_size: bool,
+}
+
+impl<H: Host> Handshake<'_, H> {
+    /// Answered with what an export is like, or with the end of the
+    /// connection.
+    pub(super) fn export_name(&mut self, len: u32) -> Result<Next, Failure> {
+        if len as usize > MAX_STRING {
+            return Err(refused(format!("an export's name with {len} bytes")));
+        }
+        let mut name = vec![0; len as usize];
+        self.transport.read_exact(&mut name)?;
+        let name = parse_string(&name).map_err(refused)?;
+        if self.lacks_tls() {
+            return Err(refused("the client does not use TLS"));
+        }
+        if self.replies == Replies::Extended {
+            return Err(refused("NBD_OPT_EXPORT_NAME after extended headers"));
+        }
+        let export = self.find(name).map_err(|No(_, why)| refused(why))?;
+        let in_use = self.host.admit(&export).map_err(refused)?;
+        let view = export.view();
+        if view.minimum_block > USUAL_BLOCK {
+            return Err(refused("the client does not ask for the size of blocks"));
+        }
+        self.out.extend_from_slice(&view.size.to_be_bytes());
+        let flags = view.flags(self.replies);
+        self.out.extend_from_slice(&flags.to_be_bytes());
+        if !self.no_zeroes {
+            self.out.extend_from_slice(&[0; 124]);
+        }
+        Ok(self.agree(in_use, view))
+    }
+
+    /// INFO and GO, which differ in what comes after them.
+    pub(super) fn choose(&mut self, option: u32, data: &[u8]) -> Result<Next, No> {
+        let choice = Choice::parse(data).map_err(No::invalid)?;
+        let export = self.find(choice.name)?;
+        let in_use = match option {
+            opt::GO => Some(self.host.admit(&export).map_err(unavailable)?),
+            _ => None,
+        };
+        let view = export.view();
+        self.describe(option, &choice, &export, &view);
+        if view.minimum_block > USUAL_BLOCK && !choice.wants_block_size {
+            let size = view.minimum_block;
+            return Err(No(
+                rep::ERR_BLOCK_SIZE_REQD,
+                format!("this disk has blocks of {size} bytes; ask for NBD_INFO_BLOCK_SIZE"),
+            ));
+        }
+        self.reply(option, rep::ACK, &[]);
+        Ok(match in_use {
+            Some(in_use) => self.agree(in_use, view),
+            None => Next::Option,
+        })
+    }
+
+    fn describe(&mut self, option: u32, choice: &Choice<'_>, export: &Export, view: &ExportView) {
+        let flags = view.flags(self.replies);
+        let size = [&view.size.to_be_bytes()[..], &flags.to_be_bytes()];
+        self.info(option, info::EXPORT, &size);
+        // Told in any case, for clients that look at it without asking.
+        let blocks = [
+            view.minimum_block.to_be_bytes(),
+            view.preferred_block.to_be_bytes(),
+            Limits::MAX_PAYLOAD.to_be_bytes(),
+        ];
+        self.info(option, info::BLOCK_SIZE, &[blocks.as_flattened()]);
+        if choice.wants_name {
+            self.info(option, info::NAME, &[export.name().as_bytes()]);
+        }
+        if choice.wants_description && !export.description().is_empty() {
+            let description = export.description().as_bytes();
+            self.info(option, info::DESCRIPTION, &[description]);
+        }
+    }
+
+    fn info(&mut self, option: u32, kind: u16, parts: &[&[u8]]) {
+        let kind = kind.to_be_bytes();
+        let parts: Vec<&[u8]> = std::iter::once(&kind[..])
+            .chain(parts.iter().copied())
+            .collect();
+        self.reply(option, rep::INFO, &parts);
+    }
+
+    fn agree(&mut self, in_use: InUse, view: ExportView) -> Next {
+        // proto.md, "Metadata querying": contexts count for the export that
+        // they were chosen for.
+        let chosen = self.allocation_of.as_ref();
+        let same = chosen.is_some_and(|export| Arc::ptr_eq(export, in_use.export()));
+        let agreed = Agreed {
+            replies: self.replies,
+            allocation_context: same.then_some(ALLOCATION_ID),
+        };
+        Next::Agreed(Box::new(Agreement {
+            in_use,
+            agreed,
+            view,
+        }))
+    }
+
+    pub(super) fn find(&self, name: &str) -> Result<Arc<Export>, No> {
+        let found = self.host.exports().find(name).cloned();
+        found.ok_or_else(|| {
+            // As much of it as a log line should have.
+            let shown: String = name.chars().take(80).collect();
+            No(rep::ERR_UNKNOWN, format!("there is no export {shown:?}"))
+        })
+    }
+}
+
+fn unavailable(why: String) -> No {
+    No(rep::ERR_UNKNOWN, why)
+}
+
+impl Choice<'_> {
+    fn parse(data: &[u8]) -> Result<Choice<'_>, &'static str> {
+        let mut fields = Fields(data);
+        let name = fields.string()?;
+        let count = fields.u16().ok_or(TOO_SHORT)?;
+        let mut choice = Choice {
+            name,
+            wants_name: false,
+            wants_description: false,
+            wants_block_size: false,
+        };
+        for _ in 0..count {
+            match fields.u16().ok_or(TOO_SHORT)? {
+                info::NAME => choice.wants_name = true,
+                info::DESCRIPTION => choice.wants_description = true,
+                info::BLOCK_SIZE => choice.wants_block_size = true,
+                // proto.md: what is not understood is ignored, and
+                // NBD_INFO_EXPORT is always there.
+                _ => {}
+            }
+        }
+        match fields.is_empty() {
+            true => Ok(choice),
+            false => Err("there is more data than information requests"),
+        }
+    }
+}

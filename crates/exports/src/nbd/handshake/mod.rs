@@ -1,0 +1,389 @@
+//! The handshake: fixed newstyle, option by option, until client and server
+//! know which disk they talk about and how (proto.md, "Handshake").
+//!
+//! It runs on the connection's own thread, with blocking I/O and one deadline
+//! for all of it. Nothing is believed: lengths are bounded before memory is
+//! taken for them, and what breaks the protocol beyond an error reply ends
+//! the connection.
+
+mod choose;
+mod context;
+mod option;
+#[cfg(test)]
+mod tests;
+mod transport;
+
+use super::connection::Agreed;
+use super::export::{Export, Exports, InUse};
+use super::tls::{Mode, Tls};
+use super::wire::Replies;
+use option::{
+    FIXED_NEWSTYLE, GREETING_MAGIC, Header, NO_ZEROES, OPTION_MAGIC, opt, push_reply, rep,
+};
+use std::io::{self, ErrorKind, Read, Write};
+use std::sync::Arc;
+pub use transport::Transport;
+
+/// The longest data of an option that is looked at: names and queries of
+/// 4 KiB each, and room.
+const MAX_DATA: u32 = 64 << 10;
+/// The longest data that is skipped; who sends more is disconnected.
+const MAX_SKIPPED: u32 = 32 << 20;
+/// Options of one handshake.
+const MAX_OPTIONS: usize = 1000;
+
+/// What a handshake needs of its server.
+pub trait Host {
+    fn exports(&self) -> &Exports;
+
+    /// None: no TLS.
+    fn tls(&self) -> Option<&Tls>;
+
+    /// One more connection is about to be served: take the disk into use. The
+    /// error is a sentence for the client.
+    fn admit(&self, export: &Arc<Export>) -> Result<InUse, String>;
+}
+
+/// How a handshake has ended.
+pub enum Outcome {
+    /// The connection can be served.
+    Agreed(Agreement),
+    /// The client has had what it wanted (a list, say).
+    Over,
+}
+
+/// What is to be served.
+pub struct Agreement {
+    pub in_use: InUse,
+    pub agreed: Agreed,
+    /// As the client was told.
+    pub view: super::connection::ExportView,
+}
+
+/// Why a handshake has failed, in one line.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("it took too long")]
+    TimedOut,
+    #[error("the client went away in the middle")]
+    Vanished,
+    #[error("{0}")]
+    Io(io::Error),
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        match error.kind() {
+            ErrorKind::TimedOut => Failure::TimedOut,
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                Failure::Vanished
+            }
+            _ => Failure::Io(error),
+        }
+    }
+}
+
+fn refused(problem: impl Into<String>) -> Failure {
+    Failure::Refused(problem.into())
+}
+
+/// A reply that says no: its type, and a sentence for the client's user.
+struct No(u32, String);
+
+impl No {
+    fn invalid(problem: impl Into<String>) -> No {
+        No(rep::ERR_INVALID, problem.into())
+    }
+}
+
+/// What an option has led to.
+enum Next {
+    Option,
+    Agreed(Box<Agreement>),
+    Over,
+}
+
+/// One client's handshake.
+pub struct Handshake<'a, H: Host> {
+    host: &'a H,
+    transport: Transport,
+    /// The client's flags.
+    fixed: bool,
+    no_zeroes: bool,
+    replies: Replies,
+    /// The export whose base:allocation the client has asked for.
+    allocation_of: Option<Arc<Export>>,
+    /// Replies that are not sent yet.
+    out: Vec<u8>,
+}
+
+impl<'a, H: Host> Handshake<'a, H> {
+    pub fn new(host: &'a H, transport: Transport) -> Self {
+        Handshake {
+            host,
+            transport,
+            fixed: false,
+            no_zeroes: false,
+            replies: Replies::Simple,
+            allocation_of: None,
+            out: Vec::new(),
+        }
+    }
+
+    /// Greet and answer options until one ends it.
+    pub fn run(mut self) -> (Result<Outcome, Failure>, Transport) {
+        let outcome = self.converse();
+        if !matches!(outcome, Ok(Outcome::Agreed(_))) {
+            self.transport.close();
+        }
+        (outcome, self.transport)
+    }
+
+    fn converse(&mut self) -> Result<Outcome, Failure> {
+        if !self.greet()? {
+            return Ok(Outcome::Over);
+        }
+        for _ in 0..MAX_OPTIONS {
+            let Some(header) = self.next_option()? else {
+                return Ok(Outcome::Over);
+            };
+            let next = self.answer(header)?;
+            self.send()?;
+            match next {
+                Next::Option => {}
+                Next::Agreed(agreement) => return Ok(Outcome::Agreed(*agreement)),
+                Next::Over => return Ok(Outcome::Over),
+            }
+        }
+        Err(refused(format!("more than {MAX_OPTIONS} options")))
+    }
+
+    /// False: the client has gone without a word, like one that only looks
+    /// whether somebody listens.
+    fn greet(&mut self) -> Result<bool, Failure> {
+        self.out.extend_from_slice(&GREETING_MAGIC.to_be_bytes());
+        self.out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+        let offered = FIXED_NEWSTYLE | NO_ZEROES;
+        self.out.extend_from_slice(&offered.to_be_bytes());
+        self.send()?;
+        let mut flags = [0; 4];
+        if !self.read_or_end(&mut flags)? {
+            return Ok(false);
+        }
+        let flags = u32::from_be_bytes(flags);
+        let unknown = flags & !u32::from(offered);
+        if unknown != 0 {
+            return Err(refused(format!("unknown client flags {unknown:#x}")));
+        }
+        self.fixed = flags & u32::from(FIXED_NEWSTYLE) != 0;
+        self.no_zeroes = flags & u32::from(NO_ZEROES) != 0;
+        Ok(true)
+    }
+
+    /// None: the client has ended the connection where it may.
+    fn next_option(&mut self) -> Result<Option<Header>, Failure> {
+        let mut bytes = [0; Header::LEN];
+        if !self.read_or_end(&mut bytes)? {
+            return Ok(None);
+        }
+        let header = Header::parse(&bytes).ok_or_else(|| refused("this is no NBD option"))?;
+        if header.len > MAX_SKIPPED {
+            let Header { option, len } = header;
+            return Err(refused(format!("option {option} with {len} bytes of data")));
+        }
+        Ok(Some(header))
+    }
+
+    /// Fill `bytes`; false if the connection has ended before the first one.
+    fn read_or_end(&mut self, bytes: &mut [u8]) -> Result<bool, Failure> {
+        let n = loop {
+            match self.transport.read(bytes) {
+                Ok(n) => break n,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Some end TLS without saying so.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => break 0,
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => break 0,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        if n == 0 {
+            return Ok(false);
+        }
+        self.transport.read_exact(&mut bytes[n..])?;
+        Ok(true)
+    }
+
+    fn send(&mut self) -> Result<(), Failure> {
+        self.transport.write_all(&self.out)?;
+        self.transport.flush()?;
+        self.out.clear();
+        Ok(())
+    }
+
+    fn answer(&mut self, header: Header) -> Result<Next, Failure> {
+        let Header { option, len } = header;
+        if option == opt::EXPORT_NAME {
+            return self.export_name(len);
+        }
+        if !self.fixed {
+            // proto.md, "Newstyle negotiation": there is no reply to refuse
+            // it with.
+            return Err(refused(format!(
+                "option {option} without fixed newstyle negotiation"
+            )));
+        }
+        let data = self.read_data(len)?;
+        if option == opt::ABORT {
+            self.reply(option, rep::ACK, &[]);
+            return Ok(Next::Over);
+        }
+        let answer = match data {
+            Some(data) => self.answer_with(option, &data),
+            None => Err(Stop::No(No(
+                rep::ERR_TOO_BIG,
+                format!("more than {MAX_DATA} bytes of data"),
+            ))),
+        };
+        match answer {
+            Ok(next) => Ok(next),
+            Err(Stop::No(No(kind, text))) => {
+                tracing::debug!("nbd: option {option} refused: {text}");
+                self.reply(option, kind, &[text.as_bytes()]);
+                Ok(Next::Option)
+            }
+            Err(Stop::Failure(failure)) => Err(failure),
+        }
+    }
+
+    /// None: it is too much, and was skipped.
+    fn read_data(&mut self, len: u32) -> Result<Option<Vec<u8>>, Failure> {
+        if len > MAX_DATA {
+            option::skip(&mut self.transport, len.into())?;
+            return Ok(None);
+        }
+        let mut data = vec![0; len as usize];
+        self.transport.read_exact(&mut data)?;
+        Ok(Some(data))
+    }
+
+    fn answer_with(&mut self, option: u32, data: &[u8]) -> Result<Next, Stop> {
+        if option == opt::STARTTLS {
+            return self.start_tls(data);
+        }
+        if self.lacks_tls() {
+            // proto.md, "FORCEDTLS mode": even for options that are unknown.
+            let why = "this server wants TLS first";
+            return Err(No(rep::ERR_TLS_REQD, why.into()).into());
+        }
+        match option {
+            opt::LIST => self.list(data)?,
+            opt::INFO | opt::GO => return Ok(self.choose(option, data)?),
+            opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS => self.widen(option, data)?,
+            opt::LIST_META_CONTEXT => self.list_contexts(data)?,
+            opt::SET_META_CONTEXT => self.set_contexts(data)?,
+            _ => return Err(No(rep::ERR_UNSUP, format!("option {option} is unknown")).into()),
+        }
+        self.reply(option, rep::ACK, &[]);
+        Ok(Next::Option)
+    }
+
+    fn lacks_tls(&self) -> bool {
+        let required = self
+            .host
+            .tls()
+            .is_some_and(|tls| tls.mode() == Mode::Require);
+        required && !self.transport.is_encrypted()
+    }
+
+    fn start_tls(&mut self, data: &[u8]) -> Result<Next, Stop> {
+        no_data(data)?;
+        if self.transport.is_encrypted() {
+            return Err(No::invalid("TLS is on already").into());
+        }
+        let Some(tls) = self.host.tls() else {
+            return Err(No(rep::ERR_POLICY, "this server has no TLS".into()).into());
+        };
+        let session = tls.session().map_err(|error| refused(error.to_string()))?;
+        self.reply(opt::STARTTLS, rep::ACK, &[]);
+        self.send()?;
+        self.transport.encrypt(session).map_err(tls_failure)?;
+        // proto.md, NBD_OPT_STARTTLS: what was agreed upon before, perhaps
+        // with somebody in the middle, is forgotten.
+        self.replies = Replies::Simple;
+        self.allocation_of = None;
+        Ok(Next::Option)
+    }
+
+    fn list(&mut self, data: &[u8]) -> Result<(), No> {
+        no_data(data)?;
+        for export in self.host.exports().iter() {
+            let name = export.name().as_bytes();
+            let len = (name.len() as u32).to_be_bytes();
+            let parts = [&len[..], name, export.description().as_bytes()];
+            push_reply(&mut self.out, opt::LIST, rep::SERVER, &parts);
+        }
+        Ok(())
+    }
+
+    /// Structured replies, or the extended headers that include them.
+    fn widen(&mut self, option: u32, data: &[u8]) -> Result<(), No> {
+        no_data(data)?;
+        match (option, self.replies) {
+            (opt::STRUCTURED_REPLY, Replies::Extended) => Err(No(
+                rep::ERR_EXT_HEADER_REQD,
+                "extended headers are agreed upon already".into(),
+            )),
+            (opt::STRUCTURED_REPLY, Replies::Structured)
+            | (opt::EXTENDED_HEADERS, Replies::Extended) => {
+                Err(No::invalid("that is agreed upon already"))
+            }
+            (opt::STRUCTURED_REPLY, _) => {
+                self.replies = Replies::Structured;
+                Ok(())
+            }
+            _ => {
+                self.replies = Replies::Extended;
+                Ok(())
+            }
+        }
+    }
+
+    fn reply(&mut self, option: u32, kind: u32, parts: &[&[u8]]) {
+        push_reply(&mut self.out, option, kind, parts);
+    }
+}
+
+/// Why an option did not do what it is for.
+enum Stop {
+    /// The client is told, and may go on.
+    No(No),
+    Failure(Failure),
+}
+
+impl From<No> for Stop {
+    fn from(no: No) -> Stop {
+        Stop::No(no)
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        Stop::Failure(failure)
+    }
+}
+
+fn no_data(data: &[u8]) -> Result<(), No> {
+    match data.is_empty() {
+        true => Ok(()),
+        false => Err(No::invalid("this option has no data")),
+    }
+}
+
+fn tls_failure(error: io::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::TimedOut => Failure::TimedOut,
+        _ => refused(format!("TLS: {error}")),
+    }
+}

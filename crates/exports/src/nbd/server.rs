@@ -1,0 +1,423 @@
+//! Accepting clients, and what they are doing.
+
+use super::connection::{Limits, NbdSource, Stream};
+use super::export::{Export, Exports, InUse};
+use super::handshake::{Agreement, Handshake, Host, Outcome, Transport};
+use super::peer;
+use super::tls::Tls;
+use crate::Listener;
+use crate::signal::Signal;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Connections in their handshake. One more takes the place of the oldest of
+/// them, so that clients which hang keep nobody out.
+const MAX_HANDSHAKES: usize = 64;
+/// How long no client is accepted after that failed for want of resources.
+const ACCEPT_PAUSE: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+/// A connection's thread sleeps most of its life; a handshake needs little.
+const STACK: usize = 256 << 10;
+
+/// How to serve.
+#[derive(Debug)]
+pub struct Options {
+    /// None: no TLS.
+    pub tls: Option<Tls>,
+    /// What each connection may use.
+    pub limits: Limits,
+    /// Connections at once, at least 1.
+    pub max_connections: usize,
+    /// All of a handshake must be over by then.
+    pub handshake_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            tls: None,
+            limits: Limits::default(),
+            max_connections: 256,
+            handshake_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// One connection that is being served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionInfo {
+    /// Who: an address, or a process.
+    pub peer: String,
+    pub export: String,
+    /// The number of the worker among its disk's.
+    pub worker: usize,
+    pub encrypted: bool,
+    pub since: Instant,
+}
+
+/// Serves disks to NBD clients.
+pub struct NbdServer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    exports: Exports,
+    options: Options,
+    stop: Signal,
+    table: Mutex<Table>,
+    /// A connection has ended.
+    ended: Condvar,
+}
+
+/// All connections, by number: the older, the smaller.
+#[derive(Default)]
+struct Table {
+    next: u64,
+    stopping: bool,
+    connections: BTreeMap<u64, Connection>,
+}
+
+struct Connection {
+    peer: String,
+    since: Instant,
+    phase: Phase,
+    /// It is to end as soon as it can.
+    ending: bool,
+}
+
+enum Phase {
+    Handshake(Arc<OwnedFd>),
+    /// The disk is in use, or is just being taken into use.
+    Admitted(Arc<Export>),
+    Served {
+        export: Arc<Export>,
+        worker: usize,
+        encrypted: bool,
+        wake: SyncSender<()>,
+    },
+}
+
+impl Connection {
+    /// End it, now or when it gets there.
+    fn end(&mut self) {
+        self.ending = true;
+        match &self.phase {
+            // It may be over already.
+            Phase::Handshake(socket) => drop(shutdown(socket, Shutdown::Both)),
+            Phase::Admitted(_) => {}
+            // If there is something in the channel, it is awake.
+            Phase::Served { wake, .. } => drop(wake.try_send(())),
+        }
+    }
+
+    fn export(&self) -> Option<&Arc<Export>> {
+        match &self.phase {
+            Phase::Handshake(_) => None,
+            Phase::Admitted(export) | Phase::Served { export, .. } => Some(export),
+        }
+    }
+}
+
+impl NbdServer {
+    pub fn new(exports: Exports, options: Options) -> io::Result<NbdServer> {
+        Ok(NbdServer {
+            shared: Arc::new(Shared {
+                exports,
+                options,
+                stop: Signal::new()?,
+                table: Mutex::default(),
+                ended: Condvar::new(),
+            }),
+        })
+    }
+
+    /// Serve clients until [`NbdServer::stop`]; then end all connections,
+    /// each when nothing of it is in flight any more. What clients do is
+    /// logged; only errors of the listening sockets and of poll(2) end it.
+    pub fn serve(&self, listeners: &[Listener]) -> io::Result<()> {
+        let served = self.accept_clients(listeners);
+        self.shared.end_all();
+        served
+    }
+
+    /// Make `serve` return, now and from now on. From any thread.
+    pub fn stop(&self) {
+        self.shared.stop.raise();
+    }
+
+    /// End the connections to the export of that name; does not wait for it.
+    pub fn disconnect(&self, export: &str) {
+        let mut table = self.shared.table();
+        let all = table.connections.values_mut();
+        all.filter(|c| c.export().is_some_and(|e| e.name() == export))
+            .for_each(Connection::end);
+    }
+
+    /// Those that are being served, the oldest first.
+    pub fn connections(&self) -> Vec<ConnectionInfo> {
+        let table = self.shared.table();
+        let all = table.connections.values();
+        let served = all.filter_map(|connection| match &connection.phase {
+            Phase::Served {
+                export,
+                worker,
+                encrypted,
+                ..
+            } => Some(ConnectionInfo {
+                peer: connection.peer.clone(),
+                export: export.name().to_owned(),
+                worker: *worker,
+                encrypted: *encrypted,
+                since: connection.since,
+            }),
+            _ => None,
+        });
+        served.collect()
+    }
+
+    fn accept_clients(&self, listeners: &[Listener]) -> io::Result<()> {
+        for listener in listeners {
+            listener.set_nonblocking()?;
+        }
+        let mut pause = false;
+        loop {
+            let ready = self.wait(listeners, pause)?;
+            if ready[0] {
+                return Ok(());
+            }
+            pause = false;
+            for (listener, _) in listeners.iter().zip(&ready[1..]).filter(|(_, r)| **r) {
+                pause |= !self.shared.accept(listener)?;
+            }
+        }
+    }
+
+    /// Which of the stop signal and the listeners are ready.
+    fn wait(&self, listeners: &[Listener], pause: bool) -> io::Result<Vec<bool>> {
+        let accept = match pause {
+            true => PollFlags::empty(),
+            false => PollFlags::IN,
+        };
+        let stop = PollFd::from_borrowed_fd(self.shared.stop.as_fd(), PollFlags::IN);
+        let sockets = listeners
+            .iter()
+            .map(|l| PollFd::from_borrowed_fd(l.as_fd(), accept));
+        let mut fds: Vec<_> = std::iter::once(stop).chain(sockets).collect();
+        match poll(&mut fds, pause.then_some(&ACCEPT_PAUSE)) {
+            Ok(_) => Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(Errno::INTR) => Ok(vec![false; fds.len()]),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Accept a client and start its thread. False if there are no resources
+    /// for it.
+    fn accept(self: &Arc<Self>, listener: &Listener) -> io::Result<bool> {
+        let socket = match listener.accept() {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(true),
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                tracing::error!("nbd: cannot accept a connection: {error}");
+                return Ok(false);
+            }
+            // accept(2): errors of the new connection's network.
+            Err(error) if peer::is_network_error(error) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        };
+        peer::prepare(&socket);
+        let socket = Arc::new(socket);
+        let number = self.enter(&socket);
+        let guard = Entered {
+            shared: self.clone(),
+            number,
+        };
+        let thread = std::thread::Builder::new()
+            .name("nbd connection".into())
+            .stack_size(STACK)
+            .spawn(move || guard.run(socket));
+        if let Err(error) = thread {
+            tracing::error!("nbd: cannot start a connection's thread: {error}");
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn enter(&self, socket: &Arc<OwnedFd>) -> u64 {
+        let mut table = self.table();
+        let in_handshake =
+            |c: &&mut Connection| !c.ending && matches!(c.phase, Phase::Handshake(_));
+        if table.connections.values_mut().filter(in_handshake).count() >= MAX_HANDSHAKES
+            && let Some(oldest) = table.connections.values_mut().find(in_handshake)
+        {
+            tracing::warn!(
+                "nbd: {}: gave way to a newer client in its handshake",
+                oldest.peer
+            );
+            oldest.end();
+        }
+        let number = table.next;
+        table.next += 1;
+        let connection = Connection {
+            peer: peer::name(socket),
+            since: Instant::now(),
+            phase: Phase::Handshake(socket.clone()),
+            ending: false,
+        };
+        table.connections.insert(number, connection);
+        number
+    }
+
+    /// No new connections; wait for the end of those that there are.
+    fn end_all(&self) {
+        let mut table = self.table();
+        table.stopping = true;
+        table.connections.values_mut().for_each(Connection::end);
+        while !table.connections.is_empty() {
+            table = self.ended.wait(table).unwrap_or_else(|e| e.into_inner());
+        }
+    }
+}
+
+/// A connection in the table; out of it when dropped.
+struct Entered {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.shared.table().connections.remove(&self.number);
+        self.shared.ended.notify_all();
+    }
+}
+
+impl Host for Entered {
+    fn exports(&self) -> &Exports {
+        &self.shared.exports
+    }
+
+    fn tls(&self) -> Option<&Tls> {
+        self.shared.options.tls.as_ref()
+    }
+
+    fn admit(&self, export: &Arc<Export>) -> Result<InUse, String> {
+        let mut table = self.shared.table();
+        if table.stopping {
+            return Err("the server is stopping".into());
+        }
+        let most = self.shared.options.max_connections;
+        let all = table.connections.values();
+        if all.filter(|c| c.export().is_some()).count() >= most {
+            return Err(format!(
+                "the server has {most} connections, and no more at once"
+            ));
+        }
+        self.connection(&mut table).phase = Phase::Admitted(export.clone());
+        drop(table);
+        // May take long.
+        InUse::new(export)
+    }
+}
+
+impl Entered {
+    fn connection<'t>(&self, table: &'t mut Table) -> &'t mut Connection {
+        let connection = table.connections.get_mut(&self.number);
+        connection.expect("a connection is in the table until its end")
+    }
+
+    fn peer(&self) -> String {
+        self.connection(&mut self.shared.table()).peer.clone()
+    }
+
+    /// The connection's life.
+    fn run(self, socket: Arc<OwnedFd>) {
+        let deadline = Instant::now() + self.shared.options.handshake_timeout;
+        let transport = Transport::new(socket.clone(), deadline);
+        let (outcome, transport) = Handshake::new(&self, transport).run();
+        let peer = self.peer();
+        match outcome {
+            Ok(Outcome::Agreed(agreement)) => {
+                let name = agreement.view.name.clone();
+                if let Err(error) = self.serve(agreement, socket, transport) {
+                    tracing::error!("nbd: {peer}: {name:?} cannot be served: {error}");
+                }
+            }
+            Ok(Outcome::Over) => tracing::debug!("nbd: {peer}: left without choosing a disk"),
+            Err(failure) => tracing::warn!("nbd: {peer}: handshake failed: {failure}"),
+        }
+    }
+
+    fn serve(
+        &self,
+        agreement: Agreement,
+        socket: Arc<OwnedFd>,
+        transport: Transport,
+    ) -> io::Result<()> {
+        let export = agreement.in_use.export().clone();
+        let tls = transport.into_tls();
+        let encrypted = tls.is_some();
+        let stream = Stream {
+            socket: Arc::into_inner(socket).expect("nobody else has it after the handshake"),
+            tls,
+            read_ahead: Vec::new(),
+        };
+        let (wake, woken) = sync_channel(1);
+        let on_end = wake.clone();
+        let source = NbdSource::new(
+            stream,
+            &agreement.view,
+            agreement.agreed,
+            self.shared.options.limits,
+            self.number as u16,
+            Box::new(move || {
+                // If there is something in the channel, it is awake.
+                let _ = on_end.try_send(());
+            }),
+        )?;
+        let attached = export.attach(Box::new(source))?;
+        let worker = attached.worker;
+        self.now_served(Phase::Served {
+            export,
+            worker,
+            encrypted,
+            wake,
+        });
+        // The sender is in the table.
+        let _ = woken.recv();
+        let source = attached.detach().into_any().downcast::<NbdSource>();
+        let source = source.expect("only connections are attached");
+        self.tell_end(&agreement.view.name, &source);
+        Ok(())
+    }
+
+    fn now_served(&self, phase: Phase) {
+        let mut table = self.shared.table();
+        let connection = self.connection(&mut table);
+        connection.phase = phase;
+        tracing::debug!("nbd: {}: connected", connection.peer);
+        if connection.ending {
+            connection.end();
+        }
+    }
+
+    fn tell_end(&self, export: &str, source: &NbdSource) {
+        let (peer, answered) = (self.peer(), source.answered());
+        let ending = source.ending();
+        tracing::info!("nbd: {peer}: {export:?}: {ending} after {answered} requests");
+    }
+}

@@ -1,0 +1,114 @@
+//! What TLS needs: certificates, and whether clients must use it.
+
+use rustls::crypto::ring;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Who must use TLS (proto.md, "Server-side requirements").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Who wants to (SELECTIVETLS, without exports that demand it).
+    On,
+    /// All clients (FORCEDTLS).
+    Require,
+}
+
+/// Why there is no TLS; one line for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{}: cannot be read: {source}", path.display())]
+    Unreadable { path: PathBuf, source: pem::Error },
+    #[error("{}: has no certificate in it", .0.display())]
+    NoCertificate(PathBuf),
+    #[error("{}: a certificate in it cannot be used: {problem}", path.display())]
+    BadCertificate { path: PathBuf, problem: String },
+    #[error("the certificate in {} and the key in {} cannot be used: {problem}", cert.display(), key.display())]
+    BadPair {
+        cert: PathBuf,
+        key: PathBuf,
+        problem: String,
+    },
+}
+
+/// The server's side of TLS.
+#[derive(Debug)]
+pub struct Tls {
+    mode: Mode,
+    config: Arc<ServerConfig>,
+}
+
+impl Tls {
+    /// Read the server's certificate (with those that vouch for it behind it)
+    /// and key; with `client_ca`, only clients whose certificate one of these
+    /// has signed may connect. All files are PEM.
+    pub fn load(
+        mode: Mode,
+        cert: &Path,
+        key: &Path,
+        client_ca: Option<&Path>,
+    ) -> Result<Tls, TlsError> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .expect("the provider knows TLS 1.2 and 1.3");
+        let builder = match client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let bad = |problem: &dyn ToString| TlsError::BadCertificate {
+                    path: path.to_owned(),
+                    problem: problem.to_string(),
+                };
+                let mut roots = RootCertStore::empty();
+                for certificate in read_certificates(path)? {
+                    roots.add(certificate).map_err(|e| bad(&e))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
+                builder.with_client_cert_verifier(verifier.build().map_err(|e| bad(&e))?)
+            }
+        };
+        let unreadable = |source| TlsError::Unreadable {
+            path: key.to_owned(),
+            source,
+        };
+        let private = PrivateKeyDer::from_pem_file(key).map_err(unreadable)?;
+        let config = builder.with_single_cert(read_certificates(cert)?, private);
+        let mut config = config.map_err(|error| TlsError::BadPair {
+            cert: cert.to_owned(),
+            key: key.to_owned(),
+            problem: error.to_string(),
+        })?;
+        // Connections last: resuming sessions would save nothing.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Tls {
+            mode,
+            config: Arc::new(config),
+        })
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// For one more connection.
+    pub(super) fn session(&self) -> Result<ServerConnection, rustls::Error> {
+        ServerConnection::new(self.config.clone())
+    }
+}
+
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let unreadable = |source| TlsError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let found = CertificateDer::pem_file_iter(path).map_err(unreadable)?;
+    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(unreadable)?;
+    match found.is_empty() {
+        true => Err(TlsError::NoCertificate(path.to_owned())),
+        false => Ok(found),
+    }
+}
