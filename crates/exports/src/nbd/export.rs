@@ -5,6 +5,7 @@ use fathom_core::{Detaching, Disk, Source, SourceId, WorkerHandle};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// A disk under a name.
 pub struct Export {
@@ -46,6 +47,11 @@ impl Export {
     /// As a client that comes now sees it.
     pub fn view(&self) -> ExportView {
         ExportView::new(&self.name, &self.disk.info())
+    }
+
+    /// How long a client waits before it is served.
+    pub(super) fn connect_delay(&self) -> Duration {
+        self.disk.connect_delay()
     }
 
     /// Attach to the worker with the fewest connections.

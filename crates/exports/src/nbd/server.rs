@@ -74,8 +74,8 @@ struct Shared {
     options: Options,
     stop: Signal,
     table: Mutex<Table>,
-    /// A connection has ended.
-    ended: Condvar,
+    /// A connection has ended, or is to end.
+    changed: Condvar,
 }
 
 /// All connections, by number: the older, the smaller.
@@ -135,7 +135,7 @@ impl NbdServer {
                 options,
                 stop: Signal::new()?,
                 table: Mutex::default(),
-                ended: Condvar::new(),
+                changed: Condvar::new(),
             }),
         })
     }
@@ -160,6 +160,7 @@ impl NbdServer {
         let all = table.connections.values_mut();
         all.filter(|c| c.export().is_some_and(|e| e.name() == export))
             .for_each(Connection::end);
+        self.shared.changed.notify_all();
     }
 
     /// Those that are being served, the oldest first.
@@ -287,8 +288,9 @@ impl Shared {
         let mut table = self.table();
         table.stopping = true;
         table.connections.values_mut().for_each(Connection::end);
+        self.changed.notify_all();
         while !table.connections.is_empty() {
-            table = self.ended.wait(table).unwrap_or_else(|e| e.into_inner());
+            table = self.changed.wait(table).unwrap_or_else(|e| e.into_inner());
         }
     }
 }
@@ -302,7 +304,7 @@ struct Entered {
 impl Drop for Entered {
     fn drop(&mut self) {
         self.shared.table().connections.remove(&self.number);
-        self.shared.ended.notify_all();
+        self.shared.changed.notify_all();
     }
 }
 
@@ -389,6 +391,7 @@ impl Entered {
                 let _ = on_end.try_send(());
             }),
         )?;
+        self.delay(export.connect_delay());
         let attached = export.attach(Box::new(source))?;
         let worker = attached.worker;
         self.now_served(Phase::Served {
@@ -403,6 +406,15 @@ impl Entered {
         let source = source.expect("only connections are attached");
         self.tell_end(&agreement.view.name, &source);
         Ok(())
+    }
+
+    /// Let the client wait.
+    fn delay(&self, delay: Duration) {
+        if !delay.is_zero() {
+            let is_wanted = |table: &mut Table| !self.connection(table).ending;
+            let (table, changed) = (self.shared.table(), &self.shared.changed);
+            drop(changed.wait_timeout_while(table, delay, is_wanted));
+        }
     }
 
     fn now_served(&self, phase: Phase) {
