@@ -1,30 +1,104 @@
-//! `fathom serve`: a disk for a virtual machine.
+//! `fathom serve`: disks for virtual machines and for NBD clients.
 
-use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_daemon::{
-    Cache, CpuList, Daemon, DiskSpec, EngineKind, Format, Injection, Polling, ServeOptions,
-    SocketSpec, parse_format,
+    Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, EngineKind, ExportOptions, Format,
+    Injection, NbdOptions, Outcome, Polling, ServeOptions, SocketSpec, TlsMode, TlsOptions,
+    parse_format, read_config,
 };
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Serve a disk to a virtual machine by vhost-user-blk
+/// What a configuration says by itself.
+const ONE_DISK: [&str; 28] = [
+    "disk",
+    "vhost_user",
+    "nbd",
+    "export_name",
+    "export_description",
+    "tls",
+    "tls_certificates",
+    "tls_verify_peer",
+    "nbd_connections",
+    "format",
+    "offset",
+    "size",
+    "metadata_cache",
+    "allow_dirs",
+    "readonly",
+    "aio",
+    "register_memory",
+    "cache",
+    "queues",
+    "iothreads",
+    "cpus",
+    "poll",
+    "serial",
+    "trace",
+    "inject",
+    "control",
+    "force_share",
+    "no_discard",
+];
+
+/// Serve a disk to a virtual machine by vhost-user-blk, to others by NBD
 ///
 /// Runs until SIGTERM or SIGINT; then it finishes what is in flight and prints
 /// where the requests spent their time.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
     /// An image file or block device, memory:SIZE or null:SIZE
-    #[arg(value_name = "DISK", value_parser = disk_parser())]
-    disk: DiskSpec,
+    #[arg(value_name = "DISK", value_parser = disk_parser(),
+          required_unless_present = "config")]
+    disk: Option<DiskSpec>,
+
+    /// Serve the disks that this file lists (see the README); of the other
+    /// options only --json and --log go with it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ONE_DISK)]
+    config: Option<PathBuf>,
 
     /// Where the virtual machine connects: a path, or fd:N for a listening
-    /// socket that is inherited [default: the one from systemd]
+    /// socket that is inherited [default without --nbd: the one from systemd]
     #[arg(long, value_name = "SOCKET", value_parser = socket_parser())]
     vhost_user: Option<SocketSpec>,
+
+    /// Where NBD clients connect: unix:PATH, tcp:HOST:PORT, vsock:CID:PORT,
+    /// fd:N for a listening socket that is inherited, or systemd; repeatable
+    #[arg(long, value_name = "ADDRESS", value_parser = address_parser())]
+    nbd: Vec<Address>,
+
+    /// The disk's name for NBD clients, who get it without a name, too
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true,
+          requires = "nbd", value_parser = parse_export_string)]
+    export_name: String,
+
+    /// What NBD clients are told about the disk, for people
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true,
+          requires = "nbd", value_parser = parse_export_string)]
+    export_description: String,
+
+    /// TLS for NBD clients: off, on (for those who want it) or require
+    /// [default: off, with --tls-certificates require]
+    #[arg(long, value_name = "MODE", requires = "nbd")]
+    tls: Option<Tls>,
+
+    /// Directory with server-cert.pem and server-key.pem, and ca-cert.pem for
+    /// --tls-verify-peer
+    #[arg(long, value_name = "DIR", requires = "nbd")]
+    tls_certificates: Option<PathBuf>,
+
+    /// Demand a certificate of NBD clients that ca-cert.pem has signed
+    #[arg(long, requires = "tls_certificates")]
+    tls_verify_peer: bool,
+
+    /// Most NBD connections at once [default: 256]
+    #[arg(long, value_name = "N", requires = "nbd",
+          value_parser = clap::value_parser!(u32).range(1..=65536))]
+    nbd_connections: Option<u32>,
 
     /// Format of the image: raw, qcow2 or qed [default: raw, but refuse what
     /// looks like another]
@@ -140,11 +214,38 @@ fn parse_serial(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+fn address_parser() -> impl TypedValueParser<Value = Address> {
+    OsStringValueParser::new().try_map(|text: OsString| Address::parse(&text))
+}
+
+/// NBD's strings.
+fn parse_export_string(text: &str) -> Result<String, String> {
+    ExportOptions::check(text).map(|()| text.to_owned())
+}
+
+/// nbdkit's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Tls {
+    Off,
+    On,
+    Require,
+}
+
 impl ServeArgs {
-    fn into_options(self) -> ServeOptions {
-        ServeOptions {
-            disk: self.disk,
-            socket: self.vhost_user.unwrap_or(SocketSpec::Activated),
+    fn into_options(self) -> Result<ServeOptions, String> {
+        let tls = self.tls_options()?;
+        let disk = self.disk.expect("clap demands a disk");
+        let vhost_user = match self.vhost_user {
+            None if self.nbd.is_empty() => Some(SocketSpec::Activated),
+            socket => socket,
+        };
+        let export = ExportOptions {
+            name: self.export_name,
+            description: self.export_description,
+        };
+        let disk = DiskOptions {
+            vhost_user,
+            nbd: (!self.nbd.is_empty()).then_some(export),
             format: self.format,
             offset: self.offset,
             size: self.size,
@@ -163,22 +264,65 @@ impl ServeArgs {
             serial: self.serial,
             trace: self.trace,
             inject: self.inject,
+            ..DiskOptions::new(disk)
+        };
+        let nbd = NbdOptions {
+            listen: self.nbd,
+            tls,
+            max_connections: self.nbd_connections.map(|n| n as usize),
+        };
+        Ok(ServeOptions {
+            disks: vec![disk],
+            nbd: (!nbd.listen.is_empty()).then_some(nbd),
             control: self.control,
-        }
+        })
+    }
+
+    fn tls_options(&self) -> Result<Option<TlsOptions>, String> {
+        let mode = match (self.tls, &self.tls_certificates) {
+            (Some(Tls::Off), _) | (None, None) => return Ok(None),
+            (Some(Tls::On), _) => TlsMode::On,
+            (Some(Tls::Require) | None, _) => TlsMode::Require,
+        };
+        let certificates = self.tls_certificates.clone();
+        let certificates = certificates.ok_or("--tls needs --tls-certificates")?;
+        Ok(Some(TlsOptions {
+            mode,
+            certificates,
+            verify_peer: self.tls_verify_peer,
+        }))
     }
 }
 
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let json = args.json;
-    let outcome = Daemon::start(args.into_options())?.run()?;
+    let options = match &args.config {
+        Some(file) => read_config(file)?,
+        None => args.into_options().map_err(anyhow::Error::msg)?,
+    };
+    let outcomes = Daemon::start(options)?.run()?;
     let mut out = std::io::stdout().lock();
-    if json {
-        writeln!(out, "{}", serde_json::to_string(&outcome)?)?;
-    } else {
-        write!(out, "{}", outcome.summary)?;
-        if let Some(injected) = &outcome.injected {
-            writeln!(out, "{injected}")?;
+    match &outcomes[..] {
+        [(_, outcome)] if json => writeln!(out, "{}", serde_json::to_string(outcome)?)?,
+        [(_, outcome)] => print(&mut out, outcome)?,
+        several if json => {
+            let by_name: BTreeMap<_, _> = several.iter().map(|(name, o)| (name, o)).collect();
+            writeln!(out, "{}", serde_json::to_string(&by_name)?)?;
+        }
+        several => {
+            for (name, outcome) in several {
+                writeln!(out, "{name}:")?;
+                print(&mut out, outcome)?;
+            }
         }
     }
     Ok(())
+}
+
+fn print(out: &mut impl Write, outcome: &Outcome) -> std::io::Result<()> {
+    write!(out, "{}", outcome.summary)?;
+    match &outcome.injected {
+        Some(injected) => writeln!(out, "{injected}"),
+        None => Ok(()),
+    }
 }

@@ -5,6 +5,9 @@ use clap::Args;
 use fathom_daemon::Summary;
 use fathom_daemon::control::{Client, ClientError, Info, Request, path_of};
 use fathom_daemon::size::Size;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
@@ -14,11 +17,52 @@ pub struct Target {
     /// Process id of a daemon, or the path of its control socket
     #[arg(value_name = "PID|SOCKET")]
     daemon: String,
+
+    /// The disk that is meant, where the daemon serves several: its name in
+    /// the configuration
+    #[arg(long, value_name = "NAME")]
+    disk: Option<String>,
 }
 
 impl Target {
     fn connect(&self) -> anyhow::Result<Client> {
         connect(&self.daemon)
+    }
+
+    /// Ask about the disk that is meant.
+    fn ask<T: DeserializeOwned>(&self, request: &Request) -> anyhow::Result<T> {
+        Ok(self.connect()?.ask_about(self.disk.as_deref(), request)?)
+    }
+
+    /// The disks that are meant: all of them, unless one was named. None: the
+    /// only one.
+    fn disks(&self, client: &mut Client) -> Result<Vec<Option<String>>, ClientError> {
+        #[derive(Deserialize)]
+        struct Names {
+            disks: Vec<String>,
+        }
+        if self.disk.is_some() {
+            return Ok(vec![self.disk.clone()]);
+        }
+        let Names { disks } = client.ask(&Request::Disks)?;
+        Ok(match disks.len() {
+            1 => vec![None],
+            _ => disks.into_iter().map(Some).collect(),
+        })
+    }
+}
+
+/// The answers about several disks, by name; that about one as it is.
+fn to_json<T: Serialize>(answers: &[(Option<String>, T)]) -> serde_json::Result<String> {
+    match answers {
+        [(_, answer)] => serde_json::to_string(answer),
+        several => {
+            let named = several
+                .iter()
+                .map(|(name, answer)| (name.as_deref(), answer));
+            let by_name: BTreeMap<_, _> = named.map(|(n, a)| (n.unwrap_or_default(), a)).collect();
+            serde_json::to_string(&by_name)
+        }
     }
 }
 
@@ -53,28 +97,44 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 pub fn run(args: StatsArgs) -> anyhow::Result<()> {
     let mut client = args.target.connect()?;
-    print(&client.ask(&Request::Stats)?, args.json)?;
+    let disks = args.target.disks(&mut client)?;
+    print(&summaries(&mut client, &disks)?, args.json)?;
     let Some(interval) = args.watch else {
         return Ok(());
     };
     loop {
         std::thread::sleep(interval);
-        let summary = match client.ask(&Request::Stats) {
+        let summaries = match summaries(&mut client, &disks) {
             Err(ClientError::Closed(_)) => return Ok(()),
             other => other?,
         };
         if !args.json {
             writeln!(std::io::stdout())?;
         }
-        print(&summary, args.json)?;
+        print(&summaries, args.json)?;
     }
 }
 
-fn print(summary: &Summary, json: bool) -> anyhow::Result<()> {
+type Summaries = Vec<(Option<String>, Summary)>;
+
+fn summaries(client: &mut Client, disks: &[Option<String>]) -> Result<Summaries, ClientError> {
+    let of = |disk: &Option<String>| {
+        let summary = client.ask_about(disk.as_deref(), &Request::Stats)?;
+        Ok((disk.clone(), summary))
+    };
+    disks.iter().map(of).collect()
+}
+
+fn print(summaries: &Summaries, json: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
-        writeln!(out, "{}", serde_json::to_string(summary)?)?;
-    } else {
+        writeln!(out, "{}", to_json(summaries)?)?;
+        return Ok(out.flush()?);
+    }
+    for (disk, summary) in summaries {
+        if let (Some(name), true) = (disk, summaries.len() > 1) {
+            writeln!(out, "{name}:")?;
+        }
         write!(out, "{summary}")?;
     }
     Ok(out.flush()?)
@@ -92,19 +152,32 @@ pub struct InfoArgs {
 }
 
 pub fn info(args: InfoArgs) -> anyhow::Result<()> {
-    let info: Info = args.target.connect()?.ask(&Request::Info)?;
+    let mut client = args.target.connect()?;
+    let mut infos = Vec::new();
+    for disk in args.target.disks(&mut client)? {
+        let info: Info = client.ask_about(disk.as_deref(), &Request::Info)?;
+        infos.push((disk, info));
+    }
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&info)?)?;
+        writeln!(out, "{}", to_json(&infos)?)?;
         return Ok(());
     }
+    for (i, (_, info)) in infos.iter().enumerate() {
+        if infos.len() > 1 {
+            let blank = if i > 0 { "\n" } else { "" };
+            writeln!(out, "{blank}name:       {}", info.name)?;
+        }
+        print_info(&mut out, info)?;
+    }
+    Ok(())
+}
+
+fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     let access = if info.read_only { ", read-only" } else { "" };
-    let cache = info.cache.map_or(String::new(), |c| format!(", cache={c}"));
-    let front_end = match info.front_end {
-        Some(peer) => format!("process {}", peer.pid),
-        None => "none".into(),
-    };
-    let trace = match info.trace {
+    let cache = info.cache.as_ref();
+    let cache = cache.map_or(String::new(), |c| format!(", cache={c}"));
+    let trace = match &info.trace {
         Some(path) => path.display().to_string(),
         None => "off".into(),
     };
@@ -116,13 +189,7 @@ pub fn info(args: InfoArgs) -> anyhow::Result<()> {
         info.format
     )?;
     writeln!(out, "engine:     {}{cache}", info.engine)?;
-    writeln!(out, "vhost-user: {}", info.vhost_user)?;
-    writeln!(out, "front-end:  {front_end}")?;
-    writeln!(
-        out,
-        "queues:     {} running, {} at most",
-        info.queues_running, info.max_queues
-    )?;
+    print_clients(out, info)?;
     for (i, w) in info.workers.iter().enumerate() {
         writeln!(
             out,
@@ -141,7 +208,41 @@ pub fn info(args: InfoArgs) -> anyhow::Result<()> {
         out,
         "daemon:     process {}, version {}, up {} s",
         info.pid, info.version, info.uptime_seconds
-    )?;
+    )
+}
+
+/// Who uses the disk.
+fn print_clients(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
+    if let Some(socket) = &info.vhost_user {
+        let front_end = match &info.front_end {
+            Some(peer) => format!("process {}", peer.pid),
+            None => "none".into(),
+        };
+        writeln!(out, "vhost-user: {socket}")?;
+        writeln!(out, "front-end:  {front_end}")?;
+        writeln!(
+            out,
+            "queues:     {} running, {} at most",
+            info.queues_running, info.max_queues
+        )?;
+    }
+    if let Some(nbd) = &info.nbd {
+        let tls = if nbd.tls { ", TLS" } else { "" };
+        let addresses = nbd.addresses.join(", ");
+        writeln!(
+            out,
+            "nbd:        {addresses} (export {:?}{tls})",
+            nbd.export
+        )?;
+        for connection in &nbd.connections {
+            let tls = if connection.encrypted { ", TLS" } else { "" };
+            writeln!(
+                out,
+                "connection: {}, worker {}, {} s{tls}",
+                connection.client, connection.worker, connection.seconds
+            )?;
+        }
+    }
     Ok(())
 }
 
@@ -157,7 +258,7 @@ pub struct ResizeArgs {
 }
 
 pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
-    let answer: serde_json::Value = args.target.connect()?.ask(&Request::Resize)?;
+    let answer: serde_json::Value = args.target.ask(&Request::Resize)?;
     let size = answer["size"]
         .as_u64()
         .context("the daemon named no size")?;
@@ -173,11 +274,12 @@ pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
 /// End a running daemon as SIGTERM does
 #[derive(Args, Debug)]
 pub struct QuitArgs {
-    #[command(flatten)]
-    target: Target,
+    /// Process id of a daemon, or the path of its control socket
+    #[arg(value_name = "PID|SOCKET")]
+    daemon: String,
 }
 
 pub fn quit(args: QuitArgs) -> anyhow::Result<()> {
-    let _: serde_json::Value = args.target.connect()?.ask(&Request::Quit)?;
+    let _: serde_json::Value = connect(&args.daemon)?.ask(&Request::Quit)?;
     Ok(())
 }

@@ -36,6 +36,10 @@ pub struct TraceArgs {
     #[arg(long, value_name = "PID|SOCKET", requires = "switch")]
     pid: Option<String>,
 
+    /// The disk that is meant, where the daemon serves several
+    #[arg(long, value_name = "NAME", requires = "pid")]
+    disk: Option<String>,
+
     /// Trace to this file from now on
     #[arg(long, value_name = "FILE", group = "switch", requires = "pid")]
     on: Option<PathBuf>,
@@ -51,15 +55,15 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub fn run(args: TraceArgs) -> anyhow::Result<()> {
     match (&args.file, &args.pid) {
         (Some(file), _) => print(RingReader::open(file)?, args.json, args.follow),
-        (None, Some(daemon)) => switch(daemon, args.on),
+        (None, Some(daemon)) => switch(daemon, args.disk.as_deref(), args.on),
         (None, None) => unreachable!("clap demands one of them"),
     }
 }
 
-fn switch(daemon: &str, file: Option<PathBuf>) -> anyhow::Result<()> {
+fn switch(daemon: &str, disk: Option<&str>, file: Option<PathBuf>) -> anyhow::Result<()> {
     // The daemon may have another working directory.
     let file = file.map(std::path::absolute).transpose()?;
-    let _: Value = connect(daemon)?.ask(&Request::Trace { file })?;
+    let _: Value = connect(daemon)?.ask_about(disk, &Request::Trace { file })?;
     Ok(())
 }
 

@@ -75,9 +75,9 @@ fn check_image(disk: DiskSpec, format: Option<Format>, trace: Option<&Path>, loa
     let (socket, control) = (dir.path().join("s"), dir.path().join("c"));
     let mut options = ServeOptions::new(disk, SocketSpec::Path(socket.clone()));
     options.control = Some(control.clone());
-    options.format = format;
-    options.trace = trace.map(Path::to_owned);
-    let what = format!("{} {load:?}", options.disk);
+    options.disks[0].format = format;
+    options.disks[0].trace = trace.map(Path::to_owned);
+    let what = format!("{} {load:?}", options.disks[0].disk);
     let daemon = Daemon::start(options).unwrap();
     let worker = thread_named("worker 0");
     let running = std::thread::spawn(move || daemon.run().unwrap());

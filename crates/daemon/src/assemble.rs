@@ -5,7 +5,7 @@ use crate::daemon::Error;
 use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
 use crate::magic;
-use crate::options::{DiskSpec, ServeOptions};
+use crate::options::{DiskOptions, DiskSpec};
 use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
 use fathom_formats::image::{ImageDisk, ImageOptions};
 use fathom_formats::img::Format;
@@ -30,8 +30,7 @@ pub struct Stack {
 }
 
 /// Open the disk and start its workers.
-pub fn assemble(options: &ServeOptions) -> Result<Stack, Error> {
-    options.validate().map_err(Error::Options)?;
+pub fn assemble(options: &DiskOptions) -> Result<Stack, Error> {
     let format = options.format.unwrap_or(Format::Raw);
     let is_whole_file = format == Format::Raw && options.offset.or(options.size).is_none();
     if let (DiskSpec::File(path), None) = (&options.disk, options.format) {
@@ -74,7 +73,7 @@ pub fn assemble(options: &ServeOptions) -> Result<Stack, Error> {
 fn open_image(
     path: &Path,
     format: Format,
-    options: &ServeOptions,
+    options: &DiskOptions,
 ) -> Result<(ImageDisk, Arc<FileDisk>), DiskError> {
     let stored = Arc::new(StoredImage::open(path, file_options(options))?);
     let file = stored.file_disk().clone();
@@ -92,7 +91,7 @@ fn open_image(
     Ok((disk, file))
 }
 
-fn file_options(options: &ServeOptions) -> FileOptions {
+fn file_options(options: &DiskOptions) -> FileOptions {
     FileOptions {
         cache: options.cache,
         read_only: options.read_only,
@@ -127,7 +126,7 @@ fn start_worker(
     index: usize,
     disk: &Arc<dyn Disk>,
     name: &Arc<OnceLock<&'static str>>,
-    options: &ServeOptions,
+    options: &DiskOptions,
 ) -> Result<WorkerHandle, DiskError> {
     let (engine, register_memory) = (options.engine, options.register_memory);
     let worker = WorkerOptions {

@@ -1,31 +1,25 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
-use crate::assemble::{Stack, assemble};
-use crate::control::{self, FrontEnd, Info, Request, Server, WorkerInfo};
-use crate::inject::{Injected, Injector};
+use crate::control::{self, Ask, Info, Request, Server};
+use crate::inject::Injected;
 use crate::limits;
-use crate::options::{DiskSpec, ServeOptions};
-use crate::serving::Serving;
+use crate::nbd::Nbd;
+use crate::options::ServeOptions;
+use crate::served::Served;
 use crate::signals::{LeftToThisThread, Termination};
-use crate::size::Size;
 use crate::socket;
-use fathom_core::{DiskError, WorkerHandle};
-use fathom_exports::vhost_user::{Options, VhostUser};
-use fathom_exports::{ListenError, Listener};
-use fathom_formats::img::Format;
-use fathom_trace::{Clock, Op, Stage, Summary, TraceError, ring::RingFile};
+use crate::tracer::{CALIBRATE_EVERY, Tracer};
+use fathom_core::DiskError;
+use fathom_exports::ListenError;
+use fathom_exports::nbd::TlsError;
+use fathom_trace::{Summary, TraceError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-
-/// Records in each worker's trace ring: 3 MiB.
-const TRACE_RECORDS: usize = 1 << 15;
-/// How often a trace gets the better value of the clock's frequency.
-const CALIBRATE_EVERY: Duration = Duration::from_secs(10);
+use std::time::Instant;
 
 /// Why the daemon did not start, or why it ended before it was asked to; one
 /// line for the user.
@@ -38,8 +32,14 @@ pub enum Error {
     Disk(#[from] DiskError),
     #[error(transparent)]
     Listen(#[from] ListenError),
-    #[error("--vhost-user: {0}")]
-    Socket(String),
+    /// An inherited socket, and the option that wants it.
+    #[error("{option}: {problem}")]
+    Socket {
+        option: &'static str,
+        problem: String,
+    },
+    #[error("--tls: {0}")]
+    Tls(#[from] TlsError),
     #[error("{}: cannot be used for the control socket: {source}", path.display())]
     Control { path: PathBuf, source: io::Error },
     #[error("--trace: {0}")]
@@ -52,12 +52,12 @@ pub enum Error {
 }
 
 impl Error {
-    fn io(what: &'static str) -> impl Fn(io::Error) -> Error {
+    pub(crate) fn io(what: &'static str) -> impl Fn(io::Error) -> Error {
         move |source| Error::Io { what, source }
     }
 }
 
-/// What a daemon has to say at its end.
+/// What a daemon has to say about a disk at its end.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     #[serde(flatten)]
@@ -66,49 +66,44 @@ pub struct Outcome {
     pub injected: Option<Injected>,
 }
 
-/// One disk being served.
+/// Some disks being served.
 pub struct Daemon {
-    options: ServeOptions,
-    stack: Stack,
-    serving: Serving,
+    disks: Vec<Served>,
+    nbd: Option<Nbd>,
     control: Option<Server>,
-    trace: Option<Trace>,
     termination: Termination,
     started: Instant,
     quitting: bool,
 }
 
-/// A trace being written.
-struct Trace {
-    path: PathBuf,
-    file: RingFile,
-    calibrated: Instant,
-}
-
 impl Daemon {
-    /// Open the disk, start its workers and listen for front-ends. Front-ends
-    /// are served from then on. Call it before there are other threads:
+    /// Open the disks, start their workers and listen for clients, who are
+    /// served from then on. Call it before there are other threads:
     /// sockets of a service manager come by environment variables, and SIGTERM
     /// and SIGINT are caught from here on, for [`Daemon::run`].
     pub fn start(options: ServeOptions) -> Result<Daemon, Error> {
+        options.validate().map_err(Error::Options)?;
         let termination = Termination::new().map_err(Error::io("cannot catch signals"))?;
         limits::raise();
-        let listener = socket::listen(&options.socket)?;
+        let front_ends = options.disks.iter().map(|disk| {
+            let socket = disk.vhost_user.as_ref();
+            socket.map(socket::listen_for_front_ends).transpose()
+        });
+        let front_ends = front_ends.collect::<Result<Vec<_>, _>>()?;
+        let addresses = options.nbd.iter().flat_map(|nbd| &nbd.listen);
+        let clients = socket::listen_for_nbd(addresses)?;
         let signals = LeftToThisThread::new();
-        let stack = assemble(&options)?;
+        let disks = options.disks.into_iter().zip(front_ends);
+        let disks = disks.map(|(disk, listener)| Served::start(disk, listener));
+        let disks = disks.collect::<Result<Vec<_>, _>>()?;
         let control = listen_for_control(options.control.as_deref())?;
-        let mut trace = None;
-        if let Some(path) = &options.trace {
-            trace = Some(Trace::start(path, &options.disk, &stack.workers)?);
-        }
-        let serving = serve(&options, &stack, listener)?;
+        let nbd = options.nbd.map(|nbd| Nbd::start(&nbd, clients, &disks));
+        let nbd = nbd.transpose()?;
         drop(signals);
         let daemon = Daemon {
-            options,
-            stack,
-            serving,
+            disks,
+            nbd,
             control,
-            trace,
             termination,
             started: Instant::now(),
             quitting: false,
@@ -118,228 +113,156 @@ impl Daemon {
     }
 
     fn announce(&self) {
-        let size = Size(self.stack.disk.info().size);
-        let (disk, socket) = (&self.options.disk, &self.options.socket);
-        let cache = self
-            .cache()
-            .map_or(String::new(), |c| format!(", cache={c}"));
-        tracing::info!(
-            "serving {disk} ({size}, {}, {}{cache}) on vhost-user {socket}",
-            self.stack.format,
-            self.stack.engine
-        );
+        for disk in &self.disks {
+            tracing::info!("{}", disk.describe());
+        }
+        if let Some(nbd) = &self.nbd {
+            tracing::info!("NBD clients connect to {}", nbd.addresses().join(", "));
+        }
         notify_manager(sd_notify::NotifyState::Ready);
     }
 
     /// Watch over it until SIGTERM, SIGINT or a client of the control socket
     /// ends it. Then what is in flight is finished and the sockets are
-    /// removed. Returns where the requests spent their time.
-    pub fn run(mut self) -> Result<Outcome, Error> {
+    /// removed. Returns where the requests spent their time, by disk.
+    pub fn run(mut self) -> Result<Vec<(String, Outcome)>, Error> {
         while !self.quitting {
             self.wait()?;
         }
         notify_manager(sd_notify::NotifyState::Stopping);
         tracing::info!("stopping");
-        let served = self.serving.stop();
-        served.map_err(Error::io("serving front-ends failed"))?;
-        Ok(Outcome {
-            summary: summary(&self.stack.workers),
-            injected: self.stack.injector.and_then(|injector| injector.outcome()),
-        })
+        let mut stopped = self.nbd.map_or(Ok(()), Nbd::stop);
+        for disk in &mut self.disks {
+            stopped = stopped.and(disk.stop());
+        }
+        stopped?;
+        let outcome = |disk: &Served| (disk.name().to_owned(), disk.outcome());
+        Ok(self.disks.iter().map(outcome).collect())
     }
 
     /// Sleep until there is something to do, and do it.
     fn wait(&mut self) -> Result<(), Error> {
         let ready = self.poll().map_err(Error::io("cannot wait for events"))?;
-        let (end, rest) = ready.split_at(2);
-        let (cut, clients) = rest.split_at(usize::from(self.trace.is_some()));
-        if end.iter().any(|flags| !flags.is_empty()) {
+        if ready.end {
             self.quitting = true;
             return Ok(());
         }
-        if cut.iter().any(|flags| !flags.is_empty()) {
-            self.drop_cut_trace();
+        for disk in ready.cut {
+            self.disks[disk].drop_cut_trace();
         }
-        if let Some(trace) = &mut self.trace {
-            trace.calibrate();
-        }
+        self.disks.iter_mut().for_each(Served::calibrate_trace);
         let Some(mut control) = self.control.take() else {
             return Ok(());
         };
-        control.turn(clients, &mut |request| self.handle(request));
+        control.turn(&ready.clients, &mut |ask| self.handle(ask));
         self.control = Some(control);
         Ok(())
     }
 
-    /// What poll(2) says of the signals, of the serving thread, of the trace,
-    /// and of the control socket and its clients.
-    fn poll(&self) -> io::Result<Vec<PollFlags>> {
-        let mut fds = vec![
-            PollFd::new(&self.termination, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.serving.ended(), PollFlags::IN),
-        ];
-        let trace = self.trace.iter().map(|trace| trace.file.cut_event());
-        fds.extend(trace.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN)));
+    /// What poll(2) says of the signals, of the serving threads, of the
+    /// traces, and of the control socket and its clients.
+    fn poll(&self) -> io::Result<Ready> {
+        let mut fds = vec![PollFd::new(&self.termination, PollFlags::IN)];
+        let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        fds.extend(self.disks.iter().filter_map(Served::ended).map(input));
+        fds.extend(self.nbd.iter().map(Nbd::ended).map(input));
+        let ends = fds.len();
+        fds.extend(self.traces().map(|(_, trace)| input(trace.cut_event())));
+        let traces = fds.len();
         fds.extend(self.control.iter().flat_map(Server::poll_fds));
         let patience = [
             self.control.as_ref().and_then(Server::patience),
-            self.trace.as_ref().map(|_| CALIBRATE_EVERY),
+            (traces > ends).then_some(CALIBRATE_EVERY),
         ];
         let timeout = patience.into_iter().flatten().min();
         let timeout = timeout.map(|t| Timespec::try_from(t).expect("some seconds"));
         match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(fds.iter().map(PollFd::revents).collect()),
-            Err(error) => Err(error.into()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
-    }
-
-    fn handle(&mut self, request: Request) -> Result<Value, String> {
-        match request {
-            Request::Stats => json(&summary(&self.stack.workers)),
-            Request::Info => json(&self.info()),
-            Request::Trace { file } => self.switch_trace(file),
-            Request::Resize => self.resize(),
-            Request::Quit => {
-                self.quitting = true;
-                Ok(json!({ "quitting": true }))
-            }
-        }
-    }
-
-    fn cache(&self) -> Option<&'static str> {
-        let is_file = self.stack.file.is_some();
-        is_file.then(|| self.options.cache.name())
-    }
-
-    fn info(&self) -> Info {
-        let disk = self.stack.disk.info();
-        let status = self.serving.export().status();
-        Info {
-            version: env!("CARGO_PKG_VERSION").into(),
-            pid: std::process::id(),
-            disk: self.options.disk.to_string(),
-            format: self.stack.format.name().into(),
-            size: disk.size,
-            block_size: disk.block_size,
-            read_only: disk.read_only,
-            engine: self.stack.engine.into(),
-            cache: self.cache().map(str::to_owned),
-            bounced: self.stack.file.as_ref().map(|file| file.bounced()),
-            vhost_user: self.options.socket.to_string(),
-            front_end: status.peer_pid.map(|pid| FrontEnd { pid }),
-            max_queues: self.options.queues,
-            queues_running: status.queues_running,
-            workers: self.stack.workers.iter().map(worker_info).collect(),
-            trace: self.trace.as_ref().map(|trace| trace.path.clone()),
-            uptime_seconds: self.started.elapsed().as_secs(),
-        }
-    }
-
-    fn switch_trace(&mut self, file: Option<PathBuf>) -> Result<Value, String> {
-        match &file {
-            Some(path) => {
-                let trace = Trace::start(path, &self.options.disk, &self.stack.workers);
-                self.trace = Some(trace.map_err(|error| error.to_string())?);
-                tracing::info!("tracing to {}", path.display());
-            }
-            None => {
-                self.stop_trace();
-                tracing::info!("tracing is off");
-            }
-        }
-        Ok(json!({ "trace": file }))
-    }
-
-    fn stop_trace(&mut self) -> Option<Trace> {
-        self.stack.workers.iter().for_each(|w| w.trace(None));
-        self.trace.take()
-    }
-
-    /// Another process has truncated the trace file.
-    fn drop_cut_trace(&mut self) {
-        if let Some(trace) = self.stop_trace() {
-            let path = trace.path.display();
-            tracing::error!(
-                "{path}: truncated by another process, so tracing is off; \
-                 a new trace: fathom trace --pid {} --on {path}",
-                std::process::id()
-            );
-        }
-    }
-
-    /// The image has another size now: tell the guest.
-    fn resize(&mut self) -> Result<Value, String> {
-        let Some(file) = self
-            .stack
-            .file
-            .as_ref()
-            .filter(|_| self.stack.is_whole_file)
-        else {
-            return Err(self.not_resizable());
-        };
-        let size = file.refresh_size().map_err(|error| error.to_string())?;
-        let export = self.serving.export();
-        if export.device().size() != size {
-            export.device().set_size(size);
-            export.config_changed();
-            tracing::info!("the disk has {} now", Size(size));
-        }
-        Ok(json!({ "size": size }))
-    }
-}
-
-impl Daemon {
-    fn not_resizable(&self) -> String {
-        match (&self.stack.file, self.stack.format) {
-            (None, _) => "only disks in files can be resized".into(),
-            (Some(_), Format::Raw) => {
-                "a disk that is a part of its file (--offset, --size) cannot be resized while it \
-                 is served"
-                    .into()
-            }
-            (Some(_), format) => format!(
-                "a {format} image cannot be resized while it is served: end the server, then \
-                 use qemu-img resize"
-            ),
-        }
-    }
-}
-
-impl Trace {
-    /// Trace what `workers` do from now on.
-    fn start(path: &Path, disk: &DiskSpec, workers: &[WorkerHandle]) -> Result<Trace, TraceError> {
-        let mut file = RingFile::create(path, &disk.to_string(), workers.len(), TRACE_RECORDS)?;
-        for (ring, worker) in workers.iter().enumerate() {
-            worker.trace(Some(file.writer(ring)));
-        }
-        Ok(Trace {
-            path: path.to_owned(),
-            file,
-            calibrated: Instant::now(),
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let cut = self.traces().zip(&fds[ends..traces]);
+        Ok(Ready {
+            end: fds[..ends].iter().any(is_ready),
+            cut: cut
+                .filter(|(_, fd)| is_ready(fd))
+                .map(|((disk, _), _)| disk)
+                .collect(),
+            clients: fds[traces..].iter().map(PollFd::revents).collect(),
         })
     }
 
-    fn calibrate(&mut self) {
-        if self.calibrated.elapsed() >= CALIBRATE_EVERY {
-            self.file.calibrate();
-            self.calibrated = Instant::now();
+    /// Traces being written, each with its disk's index.
+    fn traces(&self) -> impl Iterator<Item = (usize, &Tracer)> {
+        let disks = self.disks.iter().enumerate();
+        disks.filter_map(|(i, disk)| Some((i, disk.trace()?)))
+    }
+
+    fn handle(&mut self, ask: Ask) -> Result<Value, String> {
+        let Ask { disk, request } = ask;
+        match (request, disk) {
+            (Request::Disks, None) => {
+                let names: Vec<_> = self.disks.iter().map(Served::name).collect();
+                Ok(json!({ "disks": names }))
+            }
+            (Request::Quit, None) => {
+                self.quitting = true;
+                Ok(json!({ "quitting": true }))
+            }
+            (Request::Disks | Request::Quit, Some(_)) => {
+                Err("that concerns the daemon, not one disk".into())
+            }
+            (request, disk) => {
+                let index = self.find(disk.as_deref())?;
+                self.handle_for(index, request)
+            }
+        }
+    }
+
+    /// The disk that a client means.
+    fn find(&self, name: Option<&str>) -> Result<usize, String> {
+        let names = || {
+            let names: Vec<_> = self.disks.iter().map(Served::name).collect();
+            names.join(", ")
+        };
+        match name {
+            None if self.disks.len() == 1 => Ok(0),
+            None => Err(format!("there are several disks, so name one: {}", names())),
+            Some(name) => {
+                let found = self.disks.iter().position(|disk| disk.name() == name);
+                found.ok_or_else(|| format!("there is no disk '{name}', only {}", names()))
+            }
+        }
+    }
+
+    fn handle_for(&mut self, index: usize, request: Request) -> Result<Value, String> {
+        let disk = &mut self.disks[index];
+        match request {
+            Request::Stats => json(&disk.summary()),
+            Request::Info => json(&self.info(index)),
+            Request::Trace { file } => disk.switch_trace(file),
+            Request::Resize => disk.resize(),
+            Request::Disks | Request::Quit => unreachable!("they are for the daemon"),
+        }
+    }
+
+    fn info(&self, index: usize) -> Info {
+        let disk = &self.disks[index];
+        let nbd = self.nbd.as_ref().zip(disk.export_name());
+        Info {
+            nbd: nbd.map(|(nbd, export)| nbd.info(export)),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            ..disk.info()
         }
     }
 }
 
-fn serve(options: &ServeOptions, stack: &Stack, listener: Listener) -> Result<Serving, Error> {
-    let mut export_options = Options {
-        max_queues: options.queues,
-        wrap: stack.injector.as_ref().and_then(Injector::wrap_source),
-        ..Options::default()
-    };
-    if let Some(serial) = &options.serial {
-        export_options.serial.clone_from(serial);
-    }
-    let (disk, workers) = (stack.disk.clone(), stack.workers.clone());
-    let failed = Error::io("cannot serve front-ends");
-    let export = VhostUser::new(disk, workers, export_options).map_err(&failed)?;
-    Serving::start(export, listener).map_err(failed)
+/// See [`Daemon::poll`].
+struct Ready {
+    end: bool,
+    /// Disks whose trace was truncated.
+    cut: Vec<usize>,
+    clients: Vec<PollFlags>,
 }
 
 /// Where the user wants it, or else where clients look for it; there, a
@@ -358,20 +281,6 @@ fn listen_for_control(path: Option<&Path>) -> Result<Option<Server>, Error> {
             tracing::warn!("no control socket: {error}");
             Ok(None)
         }
-    }
-}
-
-fn summary(workers: &[WorkerHandle]) -> Summary {
-    Summary::of(workers.iter().map(WorkerHandle::histograms), Clock::get())
-}
-
-fn worker_info(worker: &WorkerHandle) -> WorkerInfo {
-    let answered = |op| worker.histograms().snapshot(op)[Stage::COUNT].count();
-    let counters = worker.counters();
-    WorkerInfo {
-        requests: Op::ALL.into_iter().map(answered).sum(),
-        notifications: counters.notifications.get(),
-        sleeps: counters.sleeps.get(),
     }
 }
 

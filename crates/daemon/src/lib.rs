@@ -1,7 +1,8 @@
-//! From options to a running stack: disk, workers, export, control socket and
-//! trace of one daemon, which serves one disk.
+//! From options to a running stack: the disks of one daemon with their workers,
+//! exports and traces, its NBD server and its control socket.
 
 mod assemble;
+mod config;
 mod confined;
 pub mod control;
 mod daemon;
@@ -10,17 +11,26 @@ pub mod images;
 mod inject;
 mod limits;
 mod magic;
+mod nbd;
 mod options;
+mod served;
 mod serving;
+mod shared_disk;
 mod signals;
 pub mod size;
 mod socket;
+mod tracer;
 
+pub use config::read_config;
 pub use daemon::{Daemon, Error, Outcome};
 pub use fathom_core::Polling;
+pub use fathom_exports::nbd::{Address, TlsMode};
 pub use fathom_formats::img::Format;
 pub use fathom_storage::{Cache, EngineKind};
 pub use fathom_trace::Summary;
 pub use fathom_trace::ring;
 pub use inject::{Injected, Injection};
-pub use options::{CpuList, DiskSpec, ServeOptions, SocketSpec, parse_format};
+pub use options::{
+    CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
+    TlsOptions, parse_format,
+};

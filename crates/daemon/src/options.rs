@@ -4,6 +4,7 @@ use crate::inject::Injection;
 use crate::magic;
 use crate::size::parse_size;
 use fathom_core::Polling;
+use fathom_exports::nbd::{Address, TlsMode};
 use fathom_formats::image::DEFAULT_METADATA_CACHE;
 use fathom_formats::img::Format;
 use fathom_storage::{Cache, EngineKind};
@@ -12,11 +13,102 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// One daemon: one disk at one socket.
+/// One daemon.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
+    /// At least one, each with a name of its own.
+    pub disks: Vec<DiskOptions>,
+    /// None: no NBD clients.
+    pub nbd: Option<NbdOptions>,
+    /// None: where [`crate::control::default_path`] says.
+    pub control: Option<PathBuf>,
+}
+
+impl ServeOptions {
+    /// One disk at one vhost-user socket.
+    pub fn new(disk: DiskSpec, socket: SocketSpec) -> ServeOptions {
+        let mut disk = DiskOptions::new(disk);
+        disk.vhost_user = Some(socket);
+        ServeOptions::of(disk)
+    }
+
+    /// One disk.
+    pub fn of(disk: DiskOptions) -> ServeOptions {
+        ServeOptions {
+            disks: vec![disk],
+            nbd: None,
+            control: None,
+        }
+    }
+
+    /// Refuses what does not go together.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let several = self.disks.len() > 1;
+        for (i, disk) in self.disks.iter().enumerate() {
+            if self.disks[..i].iter().any(|other| other.name == disk.name) {
+                return Err(format!("two disks have the name '{}'", disk.name));
+            }
+            let checked = disk.validate(self.nbd.is_some());
+            checked.map_err(|problem| match several {
+                true => format!("disk '{}': {problem}", disk.name),
+                false => problem,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Who may connect by NBD, and how.
+#[derive(Clone, Debug, Default)]
+pub struct NbdOptions {
+    /// At least one.
+    pub listen: Vec<Address>,
+    pub tls: Option<TlsOptions>,
+    /// Connections at once, at least 1; None: as many as
+    /// [`fathom_exports::nbd::Options`] has.
+    pub max_connections: Option<usize>,
+}
+
+/// TLS, with files as nbdkit and QEMU have them in one directory:
+/// server-cert.pem, server-key.pem, ca-cert.pem.
+#[derive(Clone, Debug)]
+pub struct TlsOptions {
+    pub mode: TlsMode,
+    pub certificates: PathBuf,
+    /// Clients need a certificate that is signed by ca-cert.pem.
+    pub verify_peer: bool,
+}
+
+/// How NBD clients see a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// What clients ask for.
+    pub name: String,
+    /// For people.
+    pub description: String,
+}
+
+impl ExportOptions {
+    /// Refuses what cannot be a name or a description.
+    pub fn check(text: &str) -> Result<(), String> {
+        match text.len() {
+            0..=4096 if !text.contains('\0') => Ok(()),
+            0..=4096 => Err("it has a NUL byte in it".into()),
+            n => Err(format!("it has {n} bytes; 4096 are the most")),
+        }
+    }
+}
+
+/// One disk.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// What `fathom stats` and the like call it.
+    pub name: String,
     pub disk: DiskSpec,
-    pub socket: SocketSpec,
+    /// None: no virtual machine.
+    pub vhost_user: Option<SocketSpec>,
+    /// None: not by NBD.
+    pub nbd: Option<ExportOptions>,
     /// None: raw, unless the image looks like something else.
     pub format: Option<Format>,
     /// Of a raw image: where the disk starts in it, and the disk's size.
@@ -49,16 +141,16 @@ pub struct ServeOptions {
     pub trace: Option<PathBuf>,
     /// Delay requests on purpose.
     pub inject: Option<Injection>,
-    /// None: where [`crate::control::default_path`] says.
-    pub control: Option<PathBuf>,
 }
 
-impl ServeOptions {
-    /// The defaults for this disk and socket.
-    pub fn new(disk: DiskSpec, socket: SocketSpec) -> ServeOptions {
-        ServeOptions {
+impl DiskOptions {
+    /// The defaults for this disk, which nobody can reach.
+    pub fn new(disk: DiskSpec) -> DiskOptions {
+        DiskOptions {
+            name: disk.to_string(),
             disk,
-            socket,
+            vhost_user: None,
+            nbd: None,
             format: None,
             offset: None,
             size: None,
@@ -77,12 +169,14 @@ impl ServeOptions {
             serial: None,
             trace: None,
             inject: None,
-            control: None,
         }
     }
 
     /// Refuses what does not go together.
-    pub(crate) fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self, has_nbd: bool) -> Result<(), String> {
+        if self.vhost_user.is_none() && !(has_nbd && self.nbd.is_some()) {
+            return Err("nobody could connect to it: it needs --vhost-user or --nbd".into());
+        }
         let format = self.format.unwrap_or(Format::Raw);
         let is_raw = format == Format::Raw;
         let window = [("--offset", self.offset), ("--size", self.size)];
@@ -122,7 +216,7 @@ impl ServeOptions {
         Ok(())
     }
 
-    /// See [`ServeOptions::metadata_cache`].
+    /// See [`DiskOptions::metadata_cache`].
     pub(crate) fn metadata_cache(&self) -> u64 {
         self.metadata_cache.unwrap_or(DEFAULT_METADATA_CACHE)
     }
@@ -309,13 +403,13 @@ mod tests {
 
     #[test]
     fn options_that_do_not_go_together_are_told() {
-        let refusal = |disk: &str, change: &dyn Fn(&mut ServeOptions)| {
+        let refusal = |disk: &str, change: &dyn Fn(&mut DiskOptions)| {
             let disk = DiskSpec::parse(OsStr::new(disk)).unwrap();
             let mut options = ServeOptions::new(disk, SocketSpec::Activated);
-            change(&mut options);
+            change(&mut options.disks[0]);
             options.validate().err().unwrap_or_default()
         };
-        let qcow2 = |options: &mut ServeOptions| options.format = Some(Format::Qcow2);
+        let qcow2 = |options: &mut DiskOptions| options.format = Some(Format::Qcow2);
         assert_eq!(refusal("image", &|_| ()), "");
         assert_eq!(refusal("image", &qcow2), "");
         assert_ne!(refusal("null:1G", &qcow2), "");
@@ -324,7 +418,7 @@ mod tests {
         assert_eq!(refusal("image", &|o| o.size = Some(512)), "");
         assert_ne!(refusal("image", &|o| o.offset = Some(1)), "");
         assert_ne!(refusal("image", &|o| o.size = Some(0)), "");
-        let both = |options: &mut ServeOptions| {
+        let both = |options: &mut DiskOptions| {
             qcow2(options);
             options.size = Some(512);
         };
@@ -340,5 +434,25 @@ mod tests {
         assert_ne!(cache(Some(Format::Qed), 0), "");
         assert_eq!(cache(Some(Format::Qed), 64 << 10), "");
         assert_ne!(refusal("image", &|o| o.allow_dirs = vec!["x".into()]), "");
+    }
+
+    #[test]
+    fn every_disk_can_be_reached_and_told_from_others() {
+        let disk = |name: &str| {
+            let mut disk = DiskOptions::new(DiskSpec::Null(512));
+            disk.name = name.into();
+            disk.nbd = Some(ExportOptions::default());
+            disk
+        };
+        let mut options = ServeOptions::of(disk("a"));
+        assert!(options.validate().unwrap_err().contains("--vhost-user"));
+        options.nbd = Some(NbdOptions::default());
+        assert_eq!(options.validate(), Ok(()));
+        options.disks.push(disk("b"));
+        assert_eq!(options.validate(), Ok(()));
+        options.disks[1].nbd = None;
+        assert!(options.validate().unwrap_err().contains("disk 'b'"));
+        options.disks[1] = disk("a");
+        assert!(options.validate().unwrap_err().contains("two disks"));
     }
 }

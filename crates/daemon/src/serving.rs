@@ -1,42 +1,46 @@
-//! The thread that serves front-ends.
+//! Threads that serve clients.
 
-use fathom_exports::{Listener, VhostUser};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// An export being served.
-pub struct Serving {
-    export: Arc<VhostUser>,
+/// An export being served on a thread of its own.
+pub struct Serving<E> {
+    export: Arc<E>,
+    stop: fn(&E),
     thread: JoinHandle<io::Result<()>>,
     /// Its other end is the thread's, so it hangs up when that ends.
     alive: UnixStream,
 }
 
-impl Serving {
-    pub fn start(export: VhostUser, listener: Listener) -> io::Result<Serving> {
-        let export = Arc::new(export);
+impl<E: Send + Sync + 'static> Serving<E> {
+    /// Run `serve` on a thread with this name until `stop` makes it return.
+    pub fn start(
+        name: &str,
+        export: Arc<E>,
+        serve: impl FnOnce(&E) -> io::Result<()> + Send + 'static,
+        stop: fn(&E),
+    ) -> io::Result<Serving<E>> {
         let (alive, end) = UnixStream::pair()?;
         let body = {
             let export = export.clone();
             move || {
                 let _end = end;
-                export.serve(&listener)
+                serve(&export)
             }
         };
-        let thread = std::thread::Builder::new()
-            .name("vhost-user".into())
-            .spawn(body)?;
+        let thread = std::thread::Builder::new().name(name.into()).spawn(body)?;
         Ok(Serving {
             export,
+            stop,
             thread,
             alive,
         })
     }
 
-    pub fn export(&self) -> &VhostUser {
+    pub fn export(&self) -> &E {
         &self.export
     }
 
@@ -45,10 +49,10 @@ impl Serving {
         self.alive.as_fd()
     }
 
-    /// Disconnect the front-end with its queues drained, and remove the
-    /// socket.
+    /// Disconnect clients with their requests drained, and remove the
+    /// sockets.
     pub fn stop(self) -> io::Result<()> {
-        self.export.stop();
+        (self.stop)(&self.export);
         match self.thread.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),

@@ -1,65 +1,129 @@
-//! The socket for front-ends: made here or inherited.
+//! The sockets for clients: made here or inherited.
 
 use crate::daemon::Error;
 use crate::options::SocketSpec;
 use fathom_exports::Listener;
+use fathom_exports::nbd::{Address, listen_at};
 use listenfd::ListenFd;
 use rustix::fs::FileType;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Listen where `spec` says. Call it before there are threads: sockets from
 /// a service manager are found by environment variables, which are then
 /// removed.
-pub fn listen(spec: &SocketSpec) -> Result<Listener, Error> {
+pub fn listen_for_front_ends(spec: &SocketSpec) -> Result<Listener, Error> {
     match spec {
         SocketSpec::Path(path) => Ok(Listener::bind(path, None)?),
-        SocketSpec::Fd(fd) => inherited(*fd),
-        SocketSpec::Activated => activated(),
+        SocketSpec::Fd(fd) => inherited(*fd, VHOST_USER),
+        SocketSpec::Activated => {
+            let mut sockets = activated(VHOST_USER)?;
+            match (sockets.pop(), sockets.len()) {
+                (Some(socket), 0) => Ok(socket),
+                (_, n) => Err(VHOST_USER.problem(format!(
+                    "{} sockets were passed by the service manager; one disk needs one",
+                    n + 1
+                ))),
+            }
+        }
     }
 }
 
-fn activated() -> Result<Listener, Error> {
-    let mut sockets = ListenFd::from_env();
-    let problem = match sockets.len() {
-        0 => "no socket was passed by the service manager; give one by --vhost-user".into(),
-        1 => match sockets.take_unix_listener(0) {
-            Ok(Some(listener)) => return checked(listener, "the service manager's socket"),
-            Ok(None) => "the service manager's socket is gone".into(),
-            Err(error) => format!("the service manager's socket cannot be used: {error}"),
-        },
-        n => format!("{n} sockets were passed by the service manager; one disk needs one"),
-    };
-    Err(Error::Socket(problem))
+/// Listen at all of `addresses`; the same holds.
+pub fn listen_for_nbd<'a>(
+    addresses: impl Iterator<Item = &'a Address>,
+) -> Result<Vec<Listener>, Error> {
+    let mut listeners = Vec::new();
+    for address in addresses {
+        match address {
+            Address::Fd(fd) => listeners.push(inherited(*fd, NBD)?),
+            Address::Activated => listeners.extend(activated(NBD)?),
+            address => listeners.extend(listen_at(address)?),
+        }
+    }
+    Ok(listeners)
 }
 
-fn inherited(fd: i32) -> Result<Listener, Error> {
+/// What an inherited socket is for.
+#[derive(Clone, Copy)]
+struct Wanted {
+    option: &'static str,
+    families: &'static [AddressFamily],
+    /// What that is, in words.
+    kind: &'static str,
+}
+
+const VHOST_USER: Wanted = Wanted {
+    option: "--vhost-user",
+    families: &[AddressFamily::UNIX],
+    kind: "Unix stream socket",
+};
+
+const NBD: Wanted = Wanted {
+    option: "--nbd",
+    families: &[
+        AddressFamily::UNIX,
+        AddressFamily::INET,
+        AddressFamily::INET6,
+        AddressFamily::VSOCK,
+    ],
+    kind: "stream socket (Unix, TCP or vsock)",
+};
+
+impl Wanted {
+    fn problem(self, problem: impl Into<String>) -> Error {
+        Error::Socket {
+            option: self.option,
+            problem: problem.into(),
+        }
+    }
+
+    fn check(self, socket: OwnedFd, name: &str) -> Result<Listener, Error> {
+        let is_socket = rustix::fs::fstat(&socket)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
+        if !is_socket {
+            return Err(self.problem(format!("{name} is not a socket")));
+        }
+        match is_listener(socket.as_fd(), self.families) {
+            Ok(true) => Ok(socket.into()),
+            _ => Err(self.problem(format!("{name} is not a listening {}", self.kind))),
+        }
+    }
+}
+
+/// All sockets that the service manager has passed, one at least.
+fn activated(wanted: Wanted) -> Result<Vec<Listener>, Error> {
+    let mut sockets = ListenFd::from_env();
+    if sockets.len() == 0 {
+        let option = wanted.option;
+        return Err(wanted.problem(format!(
+            "no socket was passed by the service manager; give one by {option}"
+        )));
+    }
+    let mut listeners = Vec::new();
+    for i in 0..sockets.len() {
+        let fd = sockets.take_raw_fd(i).ok().flatten();
+        let fd = fd.ok_or_else(|| wanted.problem("the service manager's socket is gone"))?;
+        // SAFETY: listenfd hands out each descriptor that was passed once.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        listeners.push(wanted.check(socket, "the service manager's socket")?);
+    }
+    Ok(listeners)
+}
+
+fn inherited(fd: i32, wanted: Wanted) -> Result<Listener, Error> {
     let name = format!("file descriptor {fd}");
     // SAFETY: used for one fcntl(2), which fails if it is not open; the
     // process owns what it inherited.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let fd: OwnedFd = rustix::io::fcntl_dupfd_cloexec(fd, 0)
-        .map_err(|error| Error::Socket(format!("{name} cannot be used: {error}")))?;
-    let is_socket = rustix::fs::fstat(&fd)
-        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
-    if !is_socket {
-        return Err(Error::Socket(format!("{name} is not a socket")));
-    }
-    checked(fd.into(), &name)
+        .map_err(|error| wanted.problem(format!("{name} cannot be used: {error}")))?;
+    wanted.check(fd, &name)
 }
 
-fn checked(listener: UnixListener, name: &str) -> Result<Listener, Error> {
-    if is_unix_listener(listener.as_fd()).unwrap_or(false) {
-        return Ok(OwnedFd::from(listener).into());
-    }
-    let problem = format!("{name} is not a listening Unix stream socket");
-    Err(Error::Socket(problem))
-}
-
-fn is_unix_listener(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(sockopt::socket_domain(fd)? == AddressFamily::UNIX
+fn is_listener(fd: BorrowedFd<'_>, families: &[AddressFamily]) -> io::Result<bool> {
+    Ok(families.contains(&sockopt::socket_domain(fd)?)
         && sockopt::socket_type(fd)? == SocketType::STREAM
         && sockopt::socket_acceptconn(fd)?)
 }
@@ -68,23 +132,24 @@ fn is_unix_listener(fd: BorrowedFd<'_>) -> io::Result<bool> {
 mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
     fn an_inherited_socket_is_checked() {
+        let listen = |fd: i32| listen_for_front_ends(&SocketSpec::Fd(fd));
+        let nbd = |fd: i32| listen_for_nbd([Address::Fd(fd)].iter());
         let dir = tempfile::tempdir().unwrap();
         let good = UnixListener::bind(dir.path().join("s")).unwrap();
-        assert!(listen(&SocketSpec::Fd(good.as_raw_fd())).is_ok());
+        assert!(listen(good.as_raw_fd()).is_ok());
+        assert!(nbd(good.as_raw_fd()).is_ok());
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(listen(tcp.as_raw_fd()).is_err());
+        assert!(nbd(tcp.as_raw_fd()).is_ok());
         let (connected, _) = UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
-        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        for bad in [
-            connected.as_raw_fd(),
-            file.as_raw_fd(),
-            tcp.as_raw_fd(),
-            1_000_000,
-        ] {
-            assert!(listen(&SocketSpec::Fd(bad)).is_err(), "{bad}");
+        for bad in [connected.as_raw_fd(), file.as_raw_fd(), 1_000_000] {
+            assert!(listen(bad).is_err(), "{bad}");
+            assert!(nbd(bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Asking a running daemon.
 
-use super::Request;
+use super::{Ask, Request};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -62,9 +62,22 @@ impl Client {
         })
     }
 
-    /// Ask, and wait for the answer.
+    /// Ask about the daemon, or about its only disk, and wait for the answer.
     pub fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T, ClientError> {
-        let line = serde_json::to_string(request).map_err(|error| {
+        self.ask_about(None, request)
+    }
+
+    /// Ask about a disk, and wait for the answer.
+    pub fn ask_about<T: DeserializeOwned>(
+        &mut self,
+        disk: Option<&str>,
+        request: &Request,
+    ) -> Result<T, ClientError> {
+        let ask = Ask {
+            disk: disk.map(str::to_owned),
+            request: request.clone(),
+        };
+        let line = ask.to_line().map_err(|error| {
             // A path that is not UTF-8.
             ClientError::Refused(format!("cannot be said in JSON: {error}"))
         })?;

@@ -2,7 +2,41 @@
 //! by one line. An answer with a member `error` says why there is no other.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::path::PathBuf;
+
+/// A request, and the disk that it is about: `{"command": "stats", "disk":
+/// "NAME"}`. The disk may be left out where there is one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    pub disk: Option<String>,
+    pub request: Request,
+}
+
+impl Ask {
+    /// The error is a text for the client.
+    pub fn parse(line: &[u8]) -> Result<Ask, String> {
+        let mut members: Map<String, Value> =
+            serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        let disk = match members.remove("disk") {
+            None => None,
+            Some(Value::String(name)) => Some(name),
+            Some(_) => return Err("a disk's name is a string".into()),
+        };
+        let request = Request::deserialize(Value::Object(members));
+        let request = request.map_err(|error| error.to_string())?;
+        Ok(Ask { disk, request })
+    }
+
+    /// The inverse. The error: what cannot be said in JSON.
+    pub fn to_line(&self) -> Result<String, serde_json::Error> {
+        let mut line = serde_json::to_value(&self.request)?;
+        if let (Some(disk), Value::Object(members)) = (&self.disk, &mut line) {
+            members.insert("disk".into(), disk.as_str().into());
+        }
+        Ok(line.to_string())
+    }
+}
 
 /// What a client may ask.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,15 +55,20 @@ pub enum Request {
     },
     /// Read the image's size again: `{"size": bytes}`.
     Resize,
+    /// The disks' names: `{"disks": [name, ...]}`.
+    Disks,
     /// End like on SIGTERM: `{"quitting": true}`.
     Quit,
 }
 
-/// A daemon and its disk.
+/// A disk and its daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Info {
     pub version: String,
     pub pid: u32,
+    /// What the disk is asked for by.
+    pub name: String,
+    /// Where its bytes are.
     pub disk: String,
     pub format: String,
     /// Bytes.
@@ -43,13 +82,15 @@ pub struct Info {
     /// Requests whose data was copied because O_DIRECT could not take it as
     /// it lay in memory or on the disk; None for disks that have no files.
     pub bounced: Option<u64>,
-    /// Where front-ends connect.
-    pub vhost_user: String,
+    /// Where front-ends connect; None: nowhere.
+    pub vhost_user: Option<String>,
     /// Who is connected.
     pub front_end: Option<FrontEnd>,
     /// The most virtqueues that a front-end may use.
     pub max_queues: u16,
     pub queues_running: usize,
+    /// None: it is not served by NBD.
+    pub nbd: Option<NbdInfo>,
     pub workers: Vec<WorkerInfo>,
     /// The file being traced to.
     pub trace: Option<PathBuf>,
@@ -60,6 +101,29 @@ pub struct Info {
 pub struct FrontEnd {
     /// Its process; 0 when it is in a PID namespace that is not visible.
     pub pid: i32,
+}
+
+/// NBD, as far as it concerns one disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NbdInfo {
+    /// Where clients connect.
+    pub addresses: Vec<String>,
+    /// Whether clients can use TLS.
+    pub tls: bool,
+    /// The disk's name for clients.
+    pub export: String,
+    pub connections: Vec<ConnectionInfo>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConnectionInfo {
+    /// An address, or a process.
+    pub client: String,
+    /// Which of the disk's workers serves it.
+    pub worker: usize,
+    pub encrypted: bool,
+    /// Since it was accepted.
+    pub seconds: u64,
 }
 
 /// Counted since the daemon started.
@@ -78,7 +142,9 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Request, String> {
-        serde_json::from_str(line).map_err(|error| error.to_string())
+        let ask = Ask::parse(line.as_bytes())?;
+        assert_eq!(ask.disk, None);
+        Ok(ask.request)
     }
 
     #[test]
@@ -103,6 +169,8 @@ mod tests {
             r#"{"command":"trace"}"#,
             r#"{"command":"trace","fiel":"/x"}"#,
             r#"{"command":"trace","file":7}"#,
+            r#"{"command":"stats","disk":7}"#,
+            r#"{"command":"stats","disk":null}"#,
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
@@ -115,10 +183,15 @@ mod tests {
             Request::Info,
             Request::Trace { file: None },
             Request::Resize,
+            Request::Disks,
             Request::Quit,
         ] {
-            let line = serde_json::to_string(&request).unwrap();
-            assert_eq!(parse(&line), Ok(request));
+            for disk in [None, Some("a".to_owned())] {
+                let request = request.clone();
+                let ask = Ask { disk, request };
+                let line = ask.to_line().unwrap();
+                assert_eq!(Ask::parse(line.as_bytes()), Ok(ask));
+            }
         }
     }
 }

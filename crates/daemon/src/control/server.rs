@@ -1,7 +1,7 @@
 //! The daemon's end of the control socket. It never waits for a client: what
 //! a client has not sent or not read yet is kept until it has, within bounds.
 
-use super::{Request, make_private_dir, remove_stale};
+use super::{Ask, make_private_dir, remove_stale};
 use crate::daemon::Error;
 use fathom_exports::Listener;
 use rustix::event::{PollFd, PollFlags};
@@ -23,7 +23,7 @@ const MAX_CLIENTS: usize = 32;
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Does what a client asks; the error is the text for it.
-pub type Handler<'a> = dyn FnMut(Request) -> Result<Value, String> + 'a;
+pub type Handler<'a> = dyn FnMut(Ask) -> Result<Value, String> + 'a;
 
 /// Listens, and keeps the clients. Its socket is removed when it is dropped.
 pub struct Server {
@@ -221,8 +221,8 @@ impl Client {
 
     fn answer(&mut self, line: &[u8], handler: &mut Handler<'_>) {
         self.active = Instant::now();
-        let request = serde_json::from_slice(line).map_err(|error| format!("bad request: {error}"));
-        match request.and_then(handler) {
+        let ask = Ask::parse(line).map_err(|error| format!("bad request: {error}"));
+        match ask.and_then(handler) {
             Ok(answer) => self.say(&answer),
             Err(error) => self.say(&json!({ "error": error })),
         }

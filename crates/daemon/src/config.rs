@@ -1,0 +1,423 @@
+//! The file that `fathom serve --config` reads: TOML, with the names of the
+//! command line's options.
+
+use crate::daemon::Error;
+use crate::options::{
+    CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
+    TlsOptions, parse_format,
+};
+use crate::size::parse_size;
+use fathom_exports::nbd::{Address, TlsMode};
+use serde::{Deserialize, Deserializer, de};
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use toml::Spanned;
+
+/// Read a configuration. An error is one line that says where in the file it
+/// is.
+pub fn read_config(path: &Path) -> Result<ServeOptions, Error> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::Options(format!("{}: cannot be read: {error}", path.display())))?;
+    parse(&text).map_err(|problem| Error::Options(format!("{}{problem}", path.display())))
+}
+
+/// The error goes behind the file's name.
+fn parse(text: &str) -> Result<ServeOptions, String> {
+    let file: File = toml::from_str(text).map_err(|error| {
+        let line = error
+            .span()
+            .map(|span| text[..span.start].matches('\n').count() + 1);
+        let line = line.map_or(String::new(), |line| format!(":{line}"));
+        let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        format!("{line}: {message}")
+    })?;
+    let mut nbd = None;
+    if let Some(table) = file.nbd {
+        let line = line_of(text, table.span());
+        let options = table.into_inner().into_options();
+        nbd = Some(options.map_err(|problem| format!("{line}: [nbd]: {problem}"))?);
+    }
+    if file.disks.is_empty() {
+        return Err(": it has no [[disk]]".into());
+    }
+    let mut disks: Vec<DiskOptions> = Vec::new();
+    for table in file.disks {
+        let line = line_of(text, table.span());
+        let disk = table.into_inner();
+        let name = disk.name.clone();
+        let options = disk.into_options(nbd.is_some()).and_then(|disk| {
+            let same = disks.iter().any(|other| other.name == disk.name);
+            disk.validate(nbd.is_some())?;
+            match same {
+                true => Err("another disk has that name".into()),
+                false => Ok(disk),
+            }
+        });
+        disks.push(options.map_err(|problem| format!("{line}: disk '{name}': {problem}"))?);
+    }
+    Ok(ServeOptions {
+        disks,
+        nbd,
+        control: file.control,
+    })
+}
+
+/// Where in `text` that is, to go behind a file's name.
+fn line_of(text: &str, span: Range<usize>) -> String {
+    let before = text.get(..span.start).unwrap_or(text);
+    format!(":{}", before.matches('\n').count() + 1)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    control: Option<PathBuf>,
+    nbd: Option<Spanned<Nbd>>,
+    #[serde(rename = "disk", default)]
+    disks: Vec<Spanned<Disk>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Nbd {
+    #[serde(deserialize_with = "addresses")]
+    listen: Vec<Address>,
+    tls: Option<Tls>,
+    tls_certificates: Option<PathBuf>,
+    #[serde(default)]
+    tls_verify_peer: bool,
+    connections: Option<u16>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Tls {
+    Off,
+    On,
+    Require,
+}
+
+impl Nbd {
+    fn into_options(self) -> Result<NbdOptions, String> {
+        if self.listen.is_empty() {
+            return Err("listen needs an address".into());
+        }
+        if self.connections == Some(0) {
+            return Err("connections needs 1 at least".into());
+        }
+        let mode = match (self.tls, &self.tls_certificates) {
+            (Some(Tls::Off), _) | (None, None) => None,
+            (Some(Tls::On), _) => Some(TlsMode::On),
+            (Some(Tls::Require) | None, _) => Some(TlsMode::Require),
+        };
+        let tls = match (mode, self.tls_certificates) {
+            (None, _) if self.tls_verify_peer => {
+                return Err("tls-verify-peer needs tls-certificates".into());
+            }
+            (None, _) => None,
+            (Some(_), None) => return Err("tls needs tls-certificates".into()),
+            (Some(mode), Some(certificates)) => Some(TlsOptions {
+                mode,
+                certificates,
+                verify_peer: self.tls_verify_peer,
+            }),
+        };
+        Ok(NbdOptions {
+            listen: self.listen,
+            tls,
+            max_connections: self.connections.map(usize::from),
+        })
+    }
+}
+
+/// The command line's options for one disk; those that say "no" there are
+/// told by `false` here.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Disk {
+    name: String,
+    #[serde(deserialize_with = "image")]
+    image: DiskSpec,
+    #[serde(default, deserialize_with = "socket")]
+    vhost_user: Option<SocketSpec>,
+    /// Absent: yes, if there is `[nbd]`.
+    nbd: Option<bool>,
+    /// Absent: the disk's name.
+    export_name: Option<String>,
+    #[serde(default)]
+    export_description: String,
+    #[serde(default, deserialize_with = "format")]
+    format: Option<fathom_formats::img::Format>,
+    #[serde(default, deserialize_with = "size")]
+    offset: Option<u64>,
+    #[serde(default, deserialize_with = "size")]
+    size: Option<u64>,
+    #[serde(default, deserialize_with = "size")]
+    metadata_cache: Option<u64>,
+    #[serde(default)]
+    allow_dirs: Vec<PathBuf>,
+    #[serde(default)]
+    readonly: bool,
+    #[serde(default, deserialize_with = "word")]
+    aio: Option<fathom_storage::EngineKind>,
+    #[serde(default)]
+    register_memory: bool,
+    #[serde(default, deserialize_with = "word")]
+    cache: Option<fathom_storage::Cache>,
+    #[serde(default)]
+    force_share: bool,
+    discard: Option<bool>,
+    queues: Option<u16>,
+    iothreads: Option<u16>,
+    #[serde(default, deserialize_with = "word")]
+    cpus: Option<CpuList>,
+    #[serde(default, deserialize_with = "word")]
+    poll: Option<fathom_core::Polling>,
+    serial: Option<String>,
+    trace: Option<PathBuf>,
+}
+
+impl Disk {
+    fn into_options(self, has_nbd: bool) -> Result<DiskOptions, String> {
+        let export = self.export()?;
+        if self.nbd == Some(true) && !has_nbd {
+            return Err("nbd = true needs a table [nbd]".into());
+        }
+        if self.force_share && !self.readonly {
+            return Err("force-share needs readonly = true".into());
+        }
+        for (option, value) in [("queues", self.queues), ("iothreads", self.iothreads)] {
+            if value.is_some_and(|n| !(1..=256).contains(&n)) {
+                return Err(format!("{option} is not a number from 1 to 256"));
+            }
+        }
+        if self.serial.as_ref().is_some_and(|serial| serial.len() > 20) {
+            return Err("serial has more than 20 bytes".into());
+        }
+        let new = DiskOptions::new(self.image);
+        Ok(DiskOptions {
+            name: self.name,
+            vhost_user: self.vhost_user,
+            nbd: export.filter(|_| has_nbd),
+            format: self.format,
+            offset: self.offset,
+            size: self.size,
+            metadata_cache: self.metadata_cache,
+            allow_dirs: self.allow_dirs,
+            read_only: self.readonly,
+            engine: self.aio.unwrap_or(new.engine),
+            register_memory: self.register_memory,
+            cache: self.cache.unwrap_or(new.cache),
+            force_share: self.force_share,
+            discard: self.discard.unwrap_or(new.discard),
+            queues: self.queues.unwrap_or(new.queues),
+            iothreads: self.iothreads.map_or(new.iothreads, usize::from),
+            cpus: self.cpus.unwrap_or_default(),
+            polling: self.poll.unwrap_or(new.polling),
+            serial: self.serial,
+            trace: self.trace,
+            ..new
+        })
+    }
+
+    fn export(&self) -> Result<Option<ExportOptions>, String> {
+        if self.nbd == Some(false) {
+            return Ok(None);
+        }
+        let name = self.export_name.clone();
+        let export = ExportOptions {
+            name: name.unwrap_or_else(|| self.name.clone()),
+            description: self.export_description.clone(),
+        };
+        for (key, text) in [
+            ("export-name", &export.name),
+            ("export-description", &export.description),
+        ] {
+            ExportOptions::check(text).map_err(|problem| format!("{key}: {problem}"))?;
+        }
+        Ok(Some(export))
+    }
+}
+
+/// A string that `parse` takes.
+fn string<'de, D: Deserializer<'de>, T, E: Display>(
+    from: D,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(from)?;
+    parse(&text).map_err(de::Error::custom)
+}
+
+fn word<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    string(from, |text| text.parse().map(Some))
+}
+
+fn image<'de, D: Deserializer<'de>>(from: D) -> Result<DiskSpec, D::Error> {
+    string(from, |text| DiskSpec::parse(OsStr::new(text)))
+}
+
+fn socket<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketSpec>, D::Error> {
+    string(from, |text| SocketSpec::parse(OsStr::new(text)).map(Some))
+}
+
+fn format<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<fathom_formats::img::Format>, D::Error> {
+    string(from, |text| parse_format(text).map(Some))
+}
+
+fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Address>, D::Error> {
+    let texts: Vec<String> = Deserialize::deserialize(from)?;
+    let parsed = texts.iter().map(|text| Address::parse(OsStr::new(text)));
+    parsed.collect::<Result<_, _>>().map_err(de::Error::custom)
+}
+
+/// `"4G"`, or a number of bytes.
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "it is not a size like \"4G\" or 512")]
+    enum Size {
+        Bytes(u64),
+        Text(String),
+    }
+    match Size::deserialize(from)? {
+        Size::Bytes(bytes) => Ok(Some(bytes)),
+        Size::Text(text) => parse_size(&text).map(Some).map_err(de::Error::custom),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_formats::img::Format;
+    use fathom_storage::{Cache, EngineKind};
+
+    const ONE: &str = "[[disk]]\nname = 'a'\nimage = 'null:1G'\nvhost-user = '/run/a'\n";
+
+    #[test]
+    fn a_disk_needs_a_name_an_image_and_a_way_to_it() {
+        let options = parse(ONE).unwrap();
+        let disk = &options.disks[0];
+        assert_eq!((&*disk.name, &disk.disk), ("a", &DiskSpec::Null(1 << 30)));
+        assert_eq!(disk.vhost_user, Some(SocketSpec::Path("/run/a".into())));
+        assert_eq!(disk.nbd, None);
+        assert!(options.nbd.is_none());
+        // All else is as on the command line.
+        let plain = DiskOptions::new(DiskSpec::Null(1 << 30));
+        assert_eq!(
+            (disk.queues, disk.iothreads),
+            (plain.queues, plain.iothreads)
+        );
+        assert_eq!((disk.discard, disk.cache), (plain.discard, plain.cache));
+    }
+
+    #[test]
+    fn everything_can_be_said() {
+        let text = r#"
+            control = "/run/control"
+            [nbd]
+            listen = ["unix:/run/nbd", "tcp:[::1]:10809"]
+            tls = "on"
+            tls-certificates = "/etc/pki"
+            tls-verify-peer = true
+            connections = 7
+            [[disk]]
+            name = "root"
+            image = "/srv/root.qcow2"
+            vhost-user = "/run/root"
+            export-name = ""
+            export-description = "of the first machine"
+            format = "qcow2"
+            metadata-cache = "64M"
+            allow-dirs = ["/srv/base"]
+            readonly = true
+            force-share = true
+            aio = "threads"
+            register-memory = true
+            cache = "writeback"
+            discard = false
+            queues = 4
+            iothreads = 2
+            cpus = "1-2"
+            poll = "off"
+            serial = "x"
+            trace = "/dev/shm/t"
+            [[disk]]
+            name = "part"
+            image = "/srv/disk"
+            offset = 1048576
+            size = "1G"
+        "#;
+        let options = parse(text).unwrap();
+        assert_eq!(options.control, Some("/run/control".into()));
+        let nbd = options.nbd.unwrap();
+        let listen: Vec<_> = nbd.listen.iter().map(ToString::to_string).collect();
+        assert_eq!(listen, ["unix:/run/nbd", "tcp:[::1]:10809"]);
+        let tls = nbd.tls.unwrap();
+        assert_eq!((tls.mode, tls.verify_peer), (TlsMode::On, true));
+        assert_eq!(nbd.max_connections, Some(7));
+        let [root, part] = &options.disks[..] else {
+            panic!("two disks");
+        };
+        let export = root.nbd.as_ref().unwrap();
+        assert_eq!(
+            (&*export.name, &*export.description),
+            ("", "of the first machine")
+        );
+        assert_eq!(root.format, Some(Format::Qcow2));
+        assert_eq!(root.metadata_cache, Some(64 << 20));
+        assert_eq!(root.allow_dirs, [PathBuf::from("/srv/base")]);
+        assert!(root.read_only && root.force_share && root.register_memory);
+        assert_eq!(
+            (root.engine, root.cache),
+            (EngineKind::Threads, Cache::Writeback)
+        );
+        assert!(!root.discard);
+        assert_eq!((root.queues, root.iothreads), (4, 2));
+        assert_eq!(root.serial.as_deref(), Some("x"));
+        assert_eq!(part.nbd.as_ref().unwrap().name, "part");
+        assert_eq!((part.offset, part.size), (Some(1 << 20), Some(1 << 30)));
+    }
+
+    /// Each with what its error must say.
+    #[test]
+    fn errors_say_where_and_what() {
+        let with = |line: &str| format!("{ONE}{line}\n");
+        let nbd = |lines: &str| format!("[nbd]\n{lines}\n{ONE}");
+        for (text, wanted) in [
+            (with("aio = 'libaio'"), ":5: "),
+            (with("quues = 4"), ":5: unknown field `quues`"),
+            (with("queues = 0"), ":1: disk 'a': queues"),
+            (with("queues = 'x'"), ":5: "),
+            (with("offset = '1X'"), ":5: '1X' is not a size"),
+            (with("offset = 1.5"), ":5: it is not a size"),
+            (with("offset = 1"), "disk 'a': --offset"),
+            (with("format = 'vmdk'"), ":5: "),
+            (with("serial = '123456789012345678901'"), "disk 'a': serial"),
+            (with("force-share = true"), "readonly"),
+            (with("nbd = true"), "[nbd]"),
+            (with("export-name = \"a\\u0000b\""), "export-name: "),
+            (format!("{ONE}{ONE}"), ":5: disk 'a': another disk"),
+            ("".into(), "no [[disk]]"),
+            ("[[disk]]\nname = 'a'\n".into(), ":1: missing field `image`"),
+            ("x = \n".into(), ":1: "),
+            ("[[disk]]\nname = 'a'\nimage = 'x'\n".into(), "--vhost-user"),
+            (nbd(""), ":1: missing field `listen`"),
+            (nbd("listen = []"), ":1: [nbd]: listen"),
+            (nbd("listen = ['/run/x']"), ":2: '/run/x' is not unix:PATH"),
+            (nbd("listen = ['fd:3']\ntls = 'maybe'"), ":3: "),
+            (nbd("listen = ['fd:3']\ntls = 'on'"), "tls-certificates"),
+            (nbd("listen = ['fd:3']\nconnections = 0"), "connections"),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(error.starts_with(':'), "{error}");
+            assert!(error.contains(wanted), "{text}{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The NBD clients of all disks.
+
+use crate::control::{ConnectionInfo, NbdInfo};
+use crate::daemon::Error;
+use crate::options::{NbdOptions, TlsOptions};
+use crate::served::Served;
+use crate::serving::Serving;
+use fathom_exports::nbd::{Exports, Options, Tls, TlsError, local_name};
+use fathom_exports::{Listener, NbdServer};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// The server, and where it can be found.
+pub struct Nbd {
+    serving: Serving<NbdServer>,
+    addresses: Vec<String>,
+    tls: bool,
+}
+
+impl Nbd {
+    /// Serve the disks that have an export to clients from `listeners`.
+    pub fn start(
+        options: &NbdOptions,
+        listeners: Vec<Listener>,
+        disks: &[Served],
+    ) -> Result<Nbd, Error> {
+        let list: Vec<_> = disks.iter().filter_map(Served::nbd_export).collect();
+        if list.is_empty() {
+            return Err(Error::Options("no disk is to be served by NBD".into()));
+        }
+        let exports = Exports::new(list).map_err(|error| Error::Options(error.to_string()))?;
+        let tls = options.tls.as_ref().map(load_tls).transpose()?;
+        let has_tls = tls.is_some();
+        let mut server_options = Options {
+            tls,
+            ..Options::default()
+        };
+        if let Some(most) = options.max_connections {
+            server_options.max_connections = most;
+        }
+        let failed = Error::io("cannot serve NBD clients");
+        let server = Arc::new(NbdServer::new(exports, server_options).map_err(&failed)?);
+        for disk in disks {
+            let server = Arc::downgrade(&server);
+            let name = disk.export_name().unwrap_or_default().to_owned();
+            disk.shared().set_disconnect(Box::new(move || {
+                if let Some(server) = server.upgrade() {
+                    server.disconnect(&name);
+                }
+            }));
+        }
+        let addresses = listeners.iter().map(local_name).collect::<Result<_, _>>();
+        let addresses = addresses.map_err(&failed)?;
+        let serve = move |server: &NbdServer| server.serve(&listeners);
+        Ok(Nbd {
+            serving: Serving::start("nbd", server, serve, NbdServer::stop).map_err(failed)?,
+            addresses,
+            tls: has_tls,
+        })
+    }
+
+    /// Where clients connect.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.serving.ended()
+    }
+
+    pub fn stop(self) -> Result<(), Error> {
+        let stopped = self.serving.stop();
+        stopped.map_err(Error::io("serving NBD clients failed"))
+    }
+
+    /// What concerns the export of that name.
+    pub fn info(&self, export: &str) -> NbdInfo {
+        let connections = self.serving.export().connections().into_iter();
+        let connections = connections.filter(|connection| connection.export == export);
+        NbdInfo {
+            addresses: self.addresses.clone(),
+            tls: self.tls,
+            export: export.to_owned(),
+            connections: connections
+                .map(|connection| ConnectionInfo {
+                    client: connection.peer,
+                    worker: connection.worker,
+                    encrypted: connection.encrypted,
+                    seconds: connection.since.elapsed().as_secs(),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn load_tls(options: &TlsOptions) -> Result<Tls, TlsError> {
+    let file = |name: &str| options.certificates.join(name);
+    let ca = options.verify_peer.then(|| file("ca-cert.pem"));
+    let (cert, key) = (file("server-cert.pem"), file("server-key.pem"));
+    Tls::load(options.mode, &cert, &key, ca.as_deref())
+}

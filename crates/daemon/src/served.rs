@@ -1,0 +1,270 @@
+//! One disk being served.
+
+use crate::assemble::{Stack, assemble};
+use crate::control::{FrontEnd, Info, WorkerInfo};
+use crate::daemon::{Error, Outcome};
+use crate::inject::Injector;
+use crate::options::DiskOptions;
+use crate::serving::Serving;
+use crate::shared_disk::SharedDisk;
+use crate::size::Size;
+use crate::tracer::Tracer;
+use fathom_core::{DiskInfo, WorkerHandle};
+use fathom_exports::nbd::Export;
+use fathom_exports::vhost_user::{Options, Status};
+use fathom_exports::{Listener, VhostUser};
+use fathom_formats::img::Format;
+use fathom_trace::{Clock, Op, Stage, Summary};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A disk with all that is its own.
+pub struct Served {
+    options: DiskOptions,
+    stack: Stack,
+    shared: Arc<SharedDisk>,
+    vhost_user: Option<Serving<VhostUser>>,
+    trace: Option<Tracer>,
+}
+
+impl Served {
+    /// Open the disk, start its workers, and serve front-ends from
+    /// `listener`, if there is one.
+    pub fn start(options: DiskOptions, listener: Option<Listener>) -> Result<Served, Error> {
+        let stack = assemble(&options)?;
+        let name = options.disk.to_string();
+        let shared = SharedDisk::new(stack.disk.clone(), name, listener.is_some());
+        let mut served = Served {
+            options,
+            stack,
+            shared,
+            vhost_user: None,
+            trace: None,
+        };
+        if let Some(path) = served.options.trace.clone() {
+            served.trace = Some(served.start_trace(&path)?);
+        }
+        if let Some(listener) = listener {
+            served.vhost_user = Some(served.serve(listener)?);
+        }
+        Ok(served)
+    }
+
+    fn serve(&self, listener: Listener) -> Result<Serving<VhostUser>, Error> {
+        let (options, stack) = (&self.options, &self.stack);
+        let mut export_options = Options {
+            max_queues: options.queues,
+            wrap: stack.injector.as_ref().and_then(Injector::wrap_source),
+            ..Options::default()
+        };
+        if let Some(serial) = &options.serial {
+            export_options.serial.clone_from(serial);
+        }
+        let failed = Error::io("cannot serve front-ends");
+        let (disk, workers) = (self.shared.for_front_end(), stack.workers.clone());
+        let export = VhostUser::new(disk, workers, export_options).map_err(&failed)?;
+        let serve = move |export: &VhostUser| export.serve(&listener);
+        Serving::start("vhost-user", Arc::new(export), serve, VhostUser::stop).map_err(failed)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// What NBD clients may choose; None: not this one.
+    pub fn nbd_export(&self) -> Option<Export> {
+        let options = self.options.nbd.as_ref()?;
+        Some(Export::new(
+            options.name.clone(),
+            options.description.clone(),
+            self.shared.for_clients(),
+            self.stack.workers.clone(),
+        ))
+    }
+
+    /// Its name among NBD exports.
+    pub fn export_name(&self) -> Option<&str> {
+        self.options.nbd.as_ref().map(|export| export.name.as_str())
+    }
+
+    pub fn shared(&self) -> &SharedDisk {
+        &self.shared
+    }
+
+    /// One line: what is served, and where.
+    pub fn describe(&self) -> String {
+        let (stack, disk) = (&self.stack, &self.options.disk);
+        let size = Size(stack.disk.info().size);
+        let mut line = format!("serving {disk} ({size}, {}, {}", stack.format, stack.engine);
+        if let Some(cache) = self.cache() {
+            write!(line, ", cache={cache}").expect("a String takes it");
+        }
+        line.push(')');
+        if let Some(socket) = &self.options.vhost_user {
+            write!(line, " on vhost-user {socket}").expect("a String takes it");
+        }
+        line
+    }
+
+    /// Readable when something is wrong: the serving thread has ended.
+    pub fn ended(&self) -> Option<BorrowedFd<'_>> {
+        self.vhost_user.as_ref().map(Serving::ended)
+    }
+
+    /// Finish what front-ends have in flight and let them go.
+    pub fn stop(&mut self) -> Result<(), Error> {
+        let stopped = self.vhost_user.take().map_or(Ok(()), Serving::stop);
+        stopped.map_err(Error::io("serving front-ends failed"))
+    }
+
+    /// Where the requests spent their time.
+    pub fn outcome(&self) -> Outcome {
+        let injector = self.stack.injector.as_ref();
+        Outcome {
+            summary: self.summary(),
+            injected: injector.and_then(|injector| injector.outcome()),
+        }
+    }
+
+    pub fn summary(&self) -> Summary {
+        let workers = self.stack.workers.iter();
+        Summary::of(workers.map(WorkerHandle::histograms), Clock::get())
+    }
+
+    fn cache(&self) -> Option<&'static str> {
+        let is_file = self.stack.file.is_some();
+        is_file.then(|| self.options.cache.name())
+    }
+
+    /// What is told about the disk; about the daemon's rest by others.
+    pub fn info(&self) -> Info {
+        let DiskInfo {
+            size,
+            block_size,
+            read_only,
+            ..
+        } = self.stack.disk.info();
+        let export = self.vhost_user.as_ref().map(Serving::export);
+        let status = export.map_or(Status::default(), VhostUser::status);
+        let (options, stack) = (&self.options, &self.stack);
+        Info {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            name: options.name.clone(),
+            disk: options.disk.to_string(),
+            format: stack.format.name().into(),
+            size,
+            block_size,
+            read_only,
+            engine: stack.engine.into(),
+            cache: self.cache().map(str::to_owned),
+            bounced: stack.file.as_ref().map(|file| file.bounced()),
+            vhost_user: options.vhost_user.as_ref().map(ToString::to_string),
+            front_end: status.peer_pid.map(|pid| FrontEnd { pid }),
+            max_queues: options.queues,
+            queues_running: status.queues_running,
+            nbd: None,
+            workers: stack.workers.iter().map(worker_info).collect(),
+            trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),
+            uptime_seconds: 0,
+        }
+    }
+
+    /// The image has another size now: tell the guest. NBD clients see it
+    /// when they connect.
+    pub fn resize(&mut self) -> Result<Value, String> {
+        let file = self.stack.file.as_ref();
+        let Some(file) = file.filter(|_| self.stack.is_whole_file) else {
+            return Err(self.not_resizable());
+        };
+        let before = self.stack.disk.info().size;
+        let size = file.refresh_size().map_err(|error| error.to_string())?;
+        if size != before {
+            tracing::info!("{}: the disk has {} now", self.options.disk, Size(size));
+        }
+        if let Some(export) = self.vhost_user.as_ref().map(Serving::export)
+            && export.device().size() != size
+        {
+            export.device().set_size(size);
+            export.config_changed();
+        }
+        Ok(json!({ "size": size }))
+    }
+
+    fn not_resizable(&self) -> String {
+        match (&self.stack.file, self.stack.format) {
+            (None, _) => "only disks in files can be resized".into(),
+            (Some(_), Format::Raw) => {
+                "a disk that is a part of its file (--offset, --size) cannot be resized while it \
+                 is served"
+                    .into()
+            }
+            (Some(_), format) => format!(
+                "a {format} image cannot be resized while it is served: end the server, then \
+                 use qemu-img resize"
+            ),
+        }
+    }
+}
+
+/// The trace.
+impl Served {
+    pub fn trace(&self) -> Option<&Tracer> {
+        self.trace.as_ref()
+    }
+
+    pub fn calibrate_trace(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            trace.calibrate();
+        }
+    }
+
+    pub fn switch_trace(&mut self, file: Option<PathBuf>) -> Result<Value, String> {
+        match &file {
+            Some(path) => {
+                let trace = self.start_trace(path);
+                self.trace = Some(trace.map_err(|error| error.to_string())?);
+                tracing::info!("tracing to {}", path.display());
+            }
+            None => {
+                self.stop_trace();
+                tracing::info!("tracing is off");
+            }
+        }
+        Ok(json!({ "trace": file }))
+    }
+
+    fn start_trace(&self, path: &std::path::Path) -> Result<Tracer, fathom_trace::TraceError> {
+        Tracer::start(path, &self.options.disk.to_string(), &self.stack.workers)
+    }
+
+    fn stop_trace(&mut self) -> Option<Tracer> {
+        self.stack.workers.iter().for_each(|w| w.trace(None));
+        self.trace.take()
+    }
+
+    /// Another process has truncated the trace file.
+    pub fn drop_cut_trace(&mut self) {
+        if let Some(trace) = self.stop_trace() {
+            let path = trace.path().display();
+            tracing::error!(
+                "{path}: truncated by another process, so tracing is off; \
+                 a new trace: fathom trace --pid {} --on {path}",
+                std::process::id()
+            );
+        }
+    }
+}
+
+fn worker_info(worker: &WorkerHandle) -> WorkerInfo {
+    let answered = |op| worker.histograms().snapshot(op)[Stage::COUNT].count();
+    let counters = worker.counters();
+    WorkerInfo {
+        requests: Op::ALL.into_iter().map(answered).sum(),
+        notifications: counters.notifications.get(),
+        sleeps: counters.sleeps.get(),
+    }
+}

@@ -1,0 +1,50 @@
+//! A trace that is being written.
+
+use fathom_core::WorkerHandle;
+use fathom_trace::{TraceError, ring::RingFile};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Records in each worker's trace ring: 3 MiB.
+const TRACE_RECORDS: usize = 1 << 15;
+/// How often a trace gets the better value of the clock's frequency.
+pub const CALIBRATE_EVERY: Duration = Duration::from_secs(10);
+
+/// One disk's.
+pub struct Tracer {
+    path: PathBuf,
+    file: RingFile,
+    calibrated: Instant,
+}
+
+impl Tracer {
+    /// Trace what `workers` do from now on.
+    pub fn start(path: &Path, disk: &str, workers: &[WorkerHandle]) -> Result<Tracer, TraceError> {
+        let mut file = RingFile::create(path, disk, workers.len(), TRACE_RECORDS)?;
+        for (ring, worker) in workers.iter().enumerate() {
+            worker.trace(Some(file.writer(ring)));
+        }
+        Ok(Tracer {
+            path: path.to_owned(),
+            file,
+            calibrated: Instant::now(),
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Readable when another process has truncated the file.
+    pub fn cut_event(&self) -> BorrowedFd<'_> {
+        self.file.cut_event()
+    }
+
+    pub fn calibrate(&mut self) {
+        if self.calibrated.elapsed() >= CALIBRATE_EVERY {
+            self.file.calibrate();
+            self.calibrated = Instant::now();
+        }
+    }
+}
