@@ -42,8 +42,8 @@ pub enum SocketIoKind {
     /// recvmsg(2): completes as soon as there are some bytes, with 0 at the
     /// end of the stream.
     Receive,
-    /// sendmsg(2): completes when all is sent. With fewer bytes only when it
-    /// was cancelled or the connection failed on the way.
+    /// sendmsg(2): completes with the bytes sent, which may be fewer than all
+    /// and are not 0.
     Send,
 }
 
@@ -123,7 +123,8 @@ pub trait Engine {
     /// operation's completion has been seen.
     unsafe fn push(&mut self, io: Io, token: Token);
 
-    /// Make a socket known, which is non-blocking. It stays open at least
+    /// Make a socket known, which is not set to non-blocking (O_NONBLOCK): an
+    /// operation waits for it, though not the caller. It stays open at least
     /// until `remove_socket`.
     fn add_socket(&mut self, _socket: BorrowedFd<'_>) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())

@@ -96,6 +96,20 @@ impl ErrorCode {
             _ => ErrorCode::Io,
         }
     }
+
+    /// For people.
+    pub fn text(self) -> &'static str {
+        match self {
+            ErrorCode::NotPermitted => "not permitted",
+            ErrorCode::Io => "input/output error",
+            ErrorCode::NoMemory => "out of memory",
+            ErrorCode::Invalid => "invalid argument",
+            ErrorCode::NoSpace => "no space left",
+            ErrorCode::Overflow => "value too large",
+            ErrorCode::NotSupported => "not supported",
+            ErrorCode::Shutdown => "the server is shutting down",
+        }
+    }
 }
 
 /// Which headers a connection uses; agreed upon in the handshake.

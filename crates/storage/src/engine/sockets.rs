@@ -10,8 +10,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 struct Pending {
     io: SocketIo,
     token: Token,
-    /// Bytes sent so far.
-    done: usize,
     /// The socket was not ready; epoll will tell.
     parked: bool,
     cancelled: bool,
@@ -41,7 +39,6 @@ impl Sockets {
         self.pending.push(Pending {
             io,
             token,
-            done: 0,
             parked: false,
             cancelled: false,
         });
@@ -107,54 +104,28 @@ impl Sockets {
 impl Pending {
     /// The result, or None: the socket is not ready.
     fn attempt(&mut self) -> Option<i32> {
+        let (socket, message) = (self.io.socket, self.io.message);
         loop {
             // SAFETY: the message is valid, says the caller of `push`.
             let result = unsafe {
                 match self.io.kind {
-                    SocketIoKind::Receive => {
-                        libc::recvmsg(self.io.socket, self.io.message, libc::MSG_DONTWAIT)
-                    }
+                    SocketIoKind::Receive => libc::recvmsg(socket, message, libc::MSG_DONTWAIT),
                     SocketIoKind::Send => {
                         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-                        libc::sendmsg(self.io.socket, self.io.message, flags)
+                        libc::sendmsg(socket, message, flags)
                     }
                 }
             };
-            if result < 0 {
-                let errno = io::Error::last_os_error().raw_os_error();
-                match errno.unwrap_or(libc::EIO) {
-                    libc::EINTR => continue,
-                    libc::EAGAIN if !self.cancelled => return None,
-                    _ if self.done > 0 => return Some(self.done as i32),
-                    libc::EAGAIN => return Some(-libc::ECANCELED),
-                    errno => return Some(-errno),
-                }
+            if result >= 0 {
+                return Some(result as i32);
             }
-            self.done += result as usize;
-            if self.io.kind == SocketIoKind::Receive || self.advance(result as usize) {
-                return Some(self.done as i32);
+            let errno = io::Error::last_os_error().raw_os_error();
+            match errno.unwrap_or(libc::EIO) {
+                libc::EINTR => {}
+                libc::EAGAIN if self.cancelled => return Some(-libc::ECANCELED),
+                libc::EAGAIN => return None,
+                errno => return Some(-errno),
             }
         }
-    }
-
-    /// Take `sent` bytes off the message. True when that was all.
-    fn advance(&mut self, mut sent: usize) -> bool {
-        // SAFETY: the message and its iovecs are valid, says the caller of
-        // `push`, and nobody else uses them meanwhile.
-        unsafe {
-            let message = &mut *self.io.message;
-            while message.msg_iovlen > 0 {
-                let first = &mut *message.msg_iov;
-                if sent < first.iov_len {
-                    first.iov_base = first.iov_base.byte_add(sent);
-                    first.iov_len -= sent;
-                    return false;
-                }
-                sent -= first.iov_len;
-                message.msg_iov = message.msg_iov.add(1);
-                message.msg_iovlen -= 1;
-            }
-        }
-        true
     }
 }

@@ -1,15 +1,44 @@
 //! One connection in the transmission phase: a source of its disk's requests.
+//!
+//! - `life` receives into the `inbox` (or a large payload's own pages), and
+//!   ends,
+//! - `intake` makes requests of it, which `check` has found to be in order,
+//! - `answer` makes replies of requests that are done,
+//! - `outbox` sends them.
+//!
+//! All memory is the connection's own `pool`: when it is used up, or there is
+//! no room for more requests, or replies are not read, nothing is received
+//! any more, and the client waits.
+
+mod answer;
+mod check;
+mod inbox;
+mod intake;
+mod life;
+mod outbox;
+mod pool;
+mod reply;
+mod table;
+mod tls;
 
 use super::wire::{MAX_PAYLOAD, Replies, export_flag};
 use fathom_core::{Broken, Cx, DiskInfo, RangeLimits, Request, RequestId, Source, SourceId};
+use inbox::Inbox;
+use intake::{Intake, Payload, Stop};
+use life::Receive;
+use outbox::Outbox;
+use pool::{Pool, Span};
 use std::any::Any;
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use table::Table;
+use tls::Tls;
 
 /// A connection whose handshake is over.
 pub struct Stream {
-    /// Connected; set to non-blocking by [`NbdSource::new`].
+    /// Connected.
     pub socket: OwnedFd,
     /// Its handshake is over, too, and nothing waits to be written.
     pub tls: Option<Box<rustls::ServerConnection>>,
@@ -138,23 +167,114 @@ impl fmt::Display for Ending {
     }
 }
 
+/// The tags of a connection's own operations.
+const RECEIVE: u8 = 0;
+const SEND: u8 = 1;
+
+/// Memory of a request, as its cookie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    Nothing,
+    Pages(Span),
+    /// Of the inbox, in this block.
+    InPlace(usize),
+}
+
+const IN_PLACE: u64 = 1 << 63;
+
+impl Held {
+    #[inline]
+    fn to_u64(self) -> u64 {
+        match self {
+            Held::Nothing => u64::MAX,
+            Held::Pages(span) => span.to_u64(),
+            Held::InPlace(block) => IN_PLACE | block as u64,
+        }
+    }
+
+    #[inline]
+    fn from_u64(cookie: u64) -> Held {
+        match cookie {
+            u64::MAX => Held::Nothing,
+            _ if cookie & IN_PLACE != 0 => Held::InPlace((cookie & !IN_PLACE) as usize),
+            _ => Held::Pages(Span::from_u64(cookie)),
+        }
+    }
+}
+
 /// A connection in the transmission phase.
 pub struct NbdSource {
+    export: ExportView,
+    agreed: Agreed,
+    number: u16,
+    socket: OwnedFd,
+    tls: Option<Tls>,
+    /// Once it is attached.
+    id: Option<SourceId>,
+    receive: Box<Receive>,
+    inbox: Inbox,
+    payload: Option<Payload>,
+    table: Table,
+    /// Commands that are carried out piece by piece and have pieces left.
+    splitting: VecDeque<u16>,
+    split_in_flight: usize,
+    outbox: Outbox,
+    /// There is more to take on, once others have had their turn.
+    more: bool,
+    /// New commands are taken on.
+    serving: bool,
+    /// The client hears nothing any more.
+    mute: bool,
+    /// The worker is to give it back.
+    stopping: bool,
+    stopped: bool,
     ending: Ending,
+    on_end: Option<OnEnd>,
+    answered: u64,
+    /// Last: others point into it.
+    pool: Pool,
 }
 
 impl NbdSource {
     /// Serve a connection. `number` tells its requests from others' in
     /// traces.
     pub fn new(
-        _stream: Stream,
-        _export: &ExportView,
-        _agreed: Agreed,
-        _limits: Limits,
-        _number: u16,
-        _on_end: OnEnd,
+        stream: Stream,
+        export: &ExportView,
+        agreed: Agreed,
+        limits: Limits,
+        number: u16,
+        on_end: OnEnd,
     ) -> io::Result<NbdSource> {
-        todo!()
+        // An engine that is to wait for a socket must be allowed to.
+        rustix::io::ioctl_fionbio(&stream.socket, false)?;
+        // A reply is complete when it is sent; only TCP can be told so.
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&stream.socket, true);
+        let mut pool = Pool::new(limits.memory.max(Limits::MIN_MEMORY))?;
+        Ok(NbdSource {
+            export: export.clone(),
+            agreed,
+            number,
+            socket: stream.socket,
+            tls: stream.tls.map(Tls::new),
+            id: None,
+            receive: Receive::new(),
+            inbox: Inbox::new(&mut pool, &stream.read_ahead)?,
+            payload: None,
+            table: Table::new(limits.requests.clamp(1, 4096)),
+            splitting: VecDeque::new(),
+            split_in_flight: 0,
+            outbox: Outbox::new(),
+            more: false,
+            serving: true,
+            mute: false,
+            stopping: false,
+            stopped: false,
+            ending: Ending::Detached,
+            on_end: Some(on_end),
+            answered: 0,
+            pool,
+        })
     }
 
     /// Why it ended, once it is detached: the server's one line of log.
@@ -162,39 +282,79 @@ impl NbdSource {
         &self.ending
     }
 
-    /// Requests answered so far.
+    /// Commands answered so far.
     pub fn answered(&self) -> u64 {
-        todo!()
+        self.answered
     }
 }
 
 impl Source for NbdSource {
     fn capacity(&self) -> usize {
-        todo!()
+        self.table.capacity()
     }
 
     fn kick_fd(&self) -> Option<RawFd> {
         None
     }
 
-    fn start(&mut self, _cx: &mut Cx, _id: SourceId) -> io::Result<()> {
-        todo!()
+    fn start(&mut self, cx: &mut Cx, id: SourceId) -> io::Result<()> {
+        self.id = Some(id);
+        cx.engine.add_socket(self.socket.as_fd())
+    }
+
+    fn completed(&mut self, cx: &mut Cx, tag: u8, result: i32) {
+        if tag == RECEIVE {
+            self.received(result);
+        } else {
+            self.sent(result);
+            self.send(cx);
+        }
+        self.settle(cx);
     }
 
     fn pending(&mut self) -> bool {
-        todo!()
+        self.more
     }
 
-    fn pop(&mut self, _: &mut Cx, _: usize, _: &mut Vec<RequestId>) -> Result<u32, Broken> {
-        todo!()
+    /// While requests keep coming, what they need of the socket waits for
+    /// their replies: both go to the kernel together.
+    fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
+        let before = batch.len();
+        let mut intake = Intake::new(cx, room, batch);
+        let stop = self.take_in(&mut intake);
+        let answered = intake.answered;
+        self.more = stop == Stop::HadItsTurn;
+        if batch.len() == before && stop == Stop::NeedsBytes {
+            self.receive(cx);
+        }
+        if !self.serving {
+            self.send(cx);
+            self.settle(cx);
+        }
+        Ok(answered)
     }
 
-    fn finish(&mut self, _request: &Request) {
-        todo!()
+    #[inline]
+    fn finish(&mut self, request: &Request) {
+        self.request_done(request);
     }
 
-    fn publish(&mut self, _cx: &mut Cx) -> bool {
-        todo!()
+    fn publish(&mut self, cx: &mut Cx) -> bool {
+        self.send(cx);
+        self.settle(cx);
+        false
+    }
+
+    fn stop(&mut self, cx: &mut Cx) {
+        self.stopping = true;
+        self.leave(Ending::Detached);
+        self.abandon();
+        self.send(cx);
+        self.settle(cx);
+    }
+
+    fn has_stopped(&self) -> bool {
+        self.stopped
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

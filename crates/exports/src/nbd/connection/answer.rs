@@ -1,0 +1,184 @@
+//! From requests that are done to replies.
+
+use super::check::Kind;
+use super::pool::{BLOCK, Span};
+use super::reply::{Data, Reply, To};
+use super::{Held, NbdSource};
+use crate::nbd::wire::ErrorCode;
+use fathom_core::Request;
+use fathom_core::extents::extents;
+
+/// From this length on, data that is read is looked through: zeroes go out as
+/// a hole. Data that is not zero is given up on at once, and looking costs
+/// less than the two copies that the kernel would make. A small read is not
+/// worth the question; nor is asking the disk for its block status, which the
+/// client can do, and then does not read holes at all.
+const LOOK_FOR_HOLES: usize = 64 << 10;
+
+impl NbdSource {
+    pub(super) fn reply(&mut self) -> Reply<'_> {
+        Reply {
+            outbox: &mut self.outbox,
+            replies: self.agreed.replies,
+        }
+    }
+
+    /// One request of a command is done.
+    #[inline]
+    pub(super) fn request_done(&mut self, request: &Request) {
+        let index = request.tag;
+        let command = &mut self.table[index];
+        command.pending -= 1;
+        self.split_in_flight -= usize::from(command.split);
+        if request.error != 0 {
+            command.fail(ErrorCode::from_errno(request.error), request.offset);
+        }
+        let (kind, over) = (command.kind, command.is_over());
+        let held = Held::from_u64(request.cookie);
+        match (kind, held) {
+            (Kind::Read { whole: true }, _) => {}
+            (Kind::Read { whole: false }, Held::Pages(span)) if request.error == 0 => {
+                if self.answer_read(request, span, over) {
+                    return;
+                }
+            }
+            (Kind::BlockStatus { .. }, Held::Pages(span)) if request.error == 0 => {
+                self.answer_status(request, span);
+                return self.forget(index);
+            }
+            _ => self.release(held),
+        }
+        if over {
+            self.conclude(index);
+        }
+    }
+
+    fn forget(&mut self, index: u16) {
+        self.answered += 1;
+        self.table.put(index);
+    }
+
+    /// A piece of a read in pieces. True: that was the whole command.
+    #[inline]
+    fn answer_read(&mut self, request: &Request, span: Span, over: bool) -> bool {
+        let command = &self.table[request.tag];
+        let done = over && command.failure.is_none();
+        let to = To {
+            cookie: command.cookie,
+            offset: command.offset,
+        };
+        let (at, len) = (self.pool.at(span), request.len as usize);
+        // SAFETY: the pages were the request's and are ours again.
+        if len >= LOOK_FOR_HOLES && is_zero(unsafe { std::slice::from_raw_parts(at, len) }) {
+            self.reply().hole(to, request.offset, len as u32, done);
+            self.pool.put(span);
+        } else {
+            let data = Data { at, len, span };
+            self.reply().data(to, request.offset, data, done);
+        }
+        if done {
+            self.forget(request.tag);
+        }
+        done
+    }
+
+    fn answer_status(&mut self, request: &Request, span: Span) {
+        let to = To {
+            cookie: self.table[request.tag].cookie,
+            offset: request.offset,
+        };
+        let context = self.agreed.allocation_context.unwrap_or(0);
+        let len = request.segments.first().map_or(0, |s| s.iov_len);
+        // SAFETY: the pages were the request's and are ours again.
+        let words = unsafe { std::slice::from_raw_parts(self.pool.at(span), len) };
+        self.reply().extents(to, context, extents(words));
+        self.pool.put(span);
+    }
+
+    /// All requests of a command are done, and it is not answered yet.
+    pub(super) fn conclude(&mut self, index: u16) {
+        let command = &mut self.table[index];
+        let mut spans = std::mem::take(&mut command.spans);
+        let to = To {
+            cookie: command.cookie,
+            offset: command.offset,
+        };
+        let (kind, len) = (command.kind, command.len as usize);
+        match command.failure {
+            Some(failure) => {
+                spans.drain(..).for_each(|span| self.pool.put(span));
+                self.reply().failure(to, failure, verb(kind));
+            }
+            None if matches!(kind, Kind::Read { .. }) => {
+                self.reply().begin_data(to, len);
+                for (n, span) in spans.drain(..).enumerate() {
+                    let (at, len) = (self.pool.at(span), BLOCK.min(len - n * BLOCK));
+                    self.reply().more(Data { at, len, span });
+                }
+            }
+            None => self.reply().done(to),
+        }
+        self.table[index].spans = spans;
+        self.forget(index);
+    }
+
+    /// Give back the memory of a request.
+    #[inline]
+    fn release(&mut self, held: Held) {
+        match held {
+            Held::Nothing => {}
+            Held::Pages(span) => self.pool.put(span),
+            Held::InPlace(block) => self.inbox.release(block, &mut self.pool),
+        }
+    }
+
+    /// Nothing more of any command is started; what has started ends.
+    pub(super) fn abandon(&mut self) {
+        let payload = self.payload.take().and_then(|payload| payload.into_span());
+        payload.into_iter().for_each(|span| self.pool.put(span));
+        self.splitting.clear();
+        for index in self.table.unissued() {
+            let command = &mut self.table[index];
+            command.fail(ErrorCode::Shutdown, command.offset + command.issued);
+            command.issued = command.len;
+            if command.is_over() {
+                self.conclude(index);
+            }
+        }
+    }
+}
+
+fn verb(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Read { .. } => "read",
+        Kind::Write => "write",
+        Kind::Flush => "flush",
+        Kind::Trim => "trim",
+        Kind::WriteZeroes { .. } => "write of zeroes",
+        Kind::Cache => "cache",
+        Kind::BlockStatus { .. } => "block status",
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    // SAFETY: any bits are a u64.
+    let (head, words, tail) = unsafe { bytes.align_to::<u64>() };
+    let zero = |chunk: &[u64]| chunk.iter().fold(0, |all, word| all | word) == 0;
+    head.iter().chain(tail).all(|byte| *byte == 0) && words.chunks(64).all(zero)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_single_byte_makes_the_difference() {
+        let mut bytes = vec![0; 70_001];
+        assert!(is_zero(&bytes));
+        for at in [0, 1, 511, 512, 40_000, 70_000] {
+            bytes[at] = 1;
+            assert!(!is_zero(&bytes), "{at}");
+            bytes[at] = 0;
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What a request's header asks for, or why it is refused.
+
+use super::{Agreed, ExportView, Limits};
+use crate::nbd::wire::{ErrorCode, Replies, RequestHeader, command, command_flag};
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `whole`: with all data in one piece.
+    Read {
+        whole: bool,
+    },
+    Write,
+    Flush,
+    Trim,
+    /// `unmap`: holes may do.
+    WriteZeroes {
+        unmap: bool,
+    },
+    Cache,
+    /// `one`: a single extent.
+    BlockStatus {
+        one: bool,
+    },
+}
+
+/// What becomes of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Do(Kind),
+    /// The range of a block status, and what of it, follow as payload.
+    Filter,
+    Disconnect,
+}
+
+/// An error reply; the text is for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal(pub ErrorCode, pub &'static str);
+
+const FUA: u16 = command_flag::FUA;
+
+/// The flags that each command may have; FUA may always be there.
+fn known_flags(command: u16, agreed: Agreed) -> u16 {
+    let wide = agreed.replies == Replies::Extended;
+    let payload = if wide { command_flag::PAYLOAD_LEN } else { 0 };
+    FUA | match command {
+        command::READ if agreed.replies != Replies::Simple => command_flag::DF,
+        command::WRITE => payload,
+        command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
+        command::BLOCK_STATUS => command_flag::REQ_ONE | payload,
+        _ => 0,
+    }
+}
+
+/// Judge a header by itself: everything but the filter of a block status.
+#[inline]
+pub(super) fn check(
+    export: &ExportView,
+    agreed: Agreed,
+    header: &RequestHeader,
+) -> Result<Verdict, Refusal> {
+    let invalid = |text| Err(Refusal(ErrorCode::Invalid, text));
+    if header.command == command::DISC {
+        return Ok(Verdict::Disconnect);
+    }
+    if header.command > command::BLOCK_STATUS {
+        return invalid("unknown command");
+    }
+    if header.flags & !known_flags(header.command, agreed) != 0 {
+        return invalid("a flag that this command does not have");
+    }
+    let kind = kind(export, agreed, header)?;
+    if kind == Kind::Flush {
+        return match (header.offset, header.len) {
+            (0, 0) => Ok(Verdict::Do(kind)),
+            _ => invalid("a flush has neither offset nor length"),
+        };
+    }
+    if matches!(kind, Kind::BlockStatus { .. }) && header.has_payload(agreed.replies) {
+        return Ok(Verdict::Filter);
+    }
+    check_payload(agreed, header, kind)?;
+    check_range(export, kind, header.offset, header.len)?;
+    Ok(Verdict::Do(kind))
+}
+
+#[inline]
+fn kind(export: &ExportView, agreed: Agreed, header: &RequestHeader) -> Result<Kind, Refusal> {
+    let has = |flag| header.flags & flag != 0;
+    let writes = matches!(
+        header.command,
+        command::WRITE | command::TRIM | command::WRITE_ZEROES
+    );
+    if writes && export.read_only {
+        return Err(Refusal(ErrorCode::NotPermitted, "the export is read-only"));
+    }
+    let offered = |offered: bool, kind| {
+        let refusal = Refusal(ErrorCode::Invalid, "the export does not offer this");
+        offered.then_some(kind).ok_or(refusal)
+    };
+    match header.command {
+        command::READ => Ok(Kind::Read {
+            whole: agreed.replies == Replies::Simple || has(command_flag::DF),
+        }),
+        command::WRITE => Ok(Kind::Write),
+        command::FLUSH => Ok(Kind::Flush),
+        command::TRIM => offered(export.discard.is_some(), Kind::Trim),
+        command::CACHE => Ok(Kind::Cache),
+        command::WRITE_ZEROES => {
+            // Where the disk can zero a range by itself, that is faster than
+            // a write. (Where it cannot, this is not offered.)
+            let unmap = !has(command_flag::NO_HOLE);
+            offered(export.write_zeroes.is_some(), Kind::WriteZeroes { unmap })
+        }
+        _ => {
+            let one = has(command_flag::REQ_ONE);
+            let asked = agreed.allocation_context.is_some();
+            offered(asked, Kind::BlockStatus { one })
+        }
+    }
+}
+
+#[inline]
+fn check_payload(agreed: Agreed, header: &RequestHeader, kind: Kind) -> Result<(), Refusal> {
+    let max = u64::from(Limits::MAX_PAYLOAD);
+    match kind {
+        Kind::Write if !header.has_payload(agreed.replies) => Err(Refusal(
+            ErrorCode::Invalid,
+            "a write without NBD_CMD_FLAG_PAYLOAD_LEN",
+        )),
+        Kind::Write if header.len > max => Err(Refusal(
+            ErrorCode::Invalid,
+            "more than the maximum payload of 32 MiB",
+        )),
+        Kind::Read { whole: true } if header.len > max => {
+            let code = match agreed.replies {
+                Replies::Simple => ErrorCode::Invalid,
+                _ => ErrorCode::Overflow,
+            };
+            Err(Refusal(code, "more than 32 MiB in one piece"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The range lies within the export, in whole blocks.
+#[inline]
+pub(super) fn check_range(
+    export: &ExportView,
+    kind: Kind,
+    offset: u64,
+    len: u64,
+) -> Result<(), Refusal> {
+    let end = offset.checked_add(len);
+    if end.is_none_or(|end| end > export.size) {
+        let code = match kind {
+            Kind::Write | Kind::WriteZeroes { .. } => ErrorCode::NoSpace,
+            _ => ErrorCode::Invalid,
+        };
+        return Err(Refusal(code, "beyond the end of the export"));
+    }
+    if (offset | len) & u64::from(export.minimum_block - 1) != 0 {
+        return Err(Refusal(
+            ErrorCode::Invalid,
+            "offset and length must be multiples of the minimum block size",
+        ));
+    }
+    if len == 0 && matches!(kind, Kind::BlockStatus { .. }) {
+        return Err(Refusal(ErrorCode::Invalid, "the status of nothing"));
+    }
+    Ok(())
+}

@@ -1,0 +1,479 @@
+//! From received bytes to requests.
+
+use super::check::{Kind, Refusal, Verdict, check, check_range};
+use super::inbox::IN_PLACE;
+use super::pool::{BLOCK, Span};
+use super::reply::To;
+use super::{Ending, Held, Limits, NbdSource};
+use crate::nbd::wire::{ErrorCode, Replies, RequestHeader, u32_at, u64_at};
+use fathom_core::{Cx, Op, Request, RequestId};
+use libc::iovec;
+use std::cmp::min;
+
+/// Bytes of data that one `pop` starts to move at most, or one request more:
+/// other connections of the worker have their turn.
+const BUDGET: u64 = 512 << 10;
+
+/// Requests in flight of commands that are carried out piece by piece.
+const SPLIT_IN_FLIGHT: usize = 4;
+
+/// With more data waiting to be sent, no more of a long read is read.
+const MAX_WAITING: usize = 1 << 20;
+
+/// For extents in the disk's answer to a block status.
+const STATUS_BYTES: usize = 16 << 10;
+
+/// What one `pop` works with.
+pub(super) struct Intake<'a> {
+    pub cx: &'a mut Cx,
+    pub batch: &'a mut Vec<RequestId>,
+    pub room: usize,
+    pub budget: u64,
+    /// Commands that were answered without a request.
+    pub answered: u32,
+}
+
+impl<'a> Intake<'a> {
+    pub(super) fn new(cx: &'a mut Cx, room: usize, batch: &'a mut Vec<RequestId>) -> Intake<'a> {
+        Intake {
+            cx,
+            batch,
+            room,
+            budget: BUDGET,
+            answered: 0,
+        }
+    }
+}
+
+/// A payload that is not understood in the inbox.
+pub(super) struct Payload {
+    /// The write that it belongs to; None: it is of no use.
+    command: Option<u16>,
+    /// Bytes that belong to no piece yet.
+    left: u64,
+    /// Where it is being received.
+    piece: Option<Piece>,
+}
+
+/// A part of a payload, on its way to the disk.
+pub(super) struct Piece {
+    span: Span,
+    len: usize,
+    filled: usize,
+}
+
+impl Payload {
+    /// The rest of the piece that is being received.
+    pub(super) fn target(&self) -> Option<(Span, usize, usize)> {
+        let piece = self.piece.as_ref()?;
+        Some((piece.span, piece.filled, piece.len - piece.filled))
+    }
+
+    pub(super) fn filled(&mut self, bytes: usize) {
+        if let Some(piece) = &mut self.piece {
+            piece.filled += bytes;
+        }
+    }
+
+    /// The memory that it had.
+    pub(super) fn into_span(self) -> Option<Span> {
+        self.piece.map(|piece| piece.span)
+    }
+}
+
+/// Why no more is taken on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Everything that was received is understood.
+    NeedsBytes,
+    /// Memory, room for requests, or the client's reading of replies.
+    NeedsRoom,
+    /// It has had its share of this turn.
+    HadItsTurn,
+}
+
+impl NbdSource {
+    /// Take on what there is.
+    pub(super) fn take_in(&mut self, intake: &mut Intake<'_>) -> Stop {
+        if !self.issue_split(intake) {
+            return Stop::NeedsRoom;
+        }
+        while self.serving {
+            if let Err(why) = self.decrypt() {
+                self.leave(Ending::Failed(why));
+                break;
+            }
+            let stop = if self.payload.is_some() {
+                self.take_payload(intake)
+            } else {
+                self.take_command(intake)
+            };
+            if let Err(stop) = stop {
+                return stop;
+            }
+        }
+        Stop::NeedsBytes
+    }
+
+    /// One command, or nothing if it cannot be taken on now.
+    #[inline]
+    fn take_command(&mut self, intake: &mut Intake<'_>) -> Result<(), Stop> {
+        let header_len = self.agreed.replies.request_len();
+        let bytes = self.inbox.peek(header_len).ok_or(Stop::NeedsBytes)?;
+        if intake.budget == 0 {
+            return Err(Stop::HadItsTurn);
+        }
+        if intake.room == 0 || self.table.is_full() || self.outbox.is_full() {
+            return Err(Stop::NeedsRoom);
+        }
+        let header = match RequestHeader::parse(self.agreed.replies, bytes) {
+            Ok(header) => header,
+            Err(error) => {
+                self.leave(Ending::Failed(error.to_string()));
+                return Ok(());
+            }
+        };
+        match check(&self.export, self.agreed, &header) {
+            Ok(Verdict::Do(Kind::Write)) => self.begin_write(&header, intake),
+            Ok(Verdict::Do(kind)) => {
+                self.inbox.consume(header_len);
+                self.begin(kind, &header, header.len, intake)
+            }
+            Ok(Verdict::Filter) => self.begin_filtered(&header, intake),
+            Ok(Verdict::Disconnect) => {
+                self.leave(Ending::Disconnected);
+                Ok(())
+            }
+            Err(refusal) => {
+                self.refuse(&header, refusal, intake);
+                Ok(())
+            }
+        }
+    }
+
+    /// Answer with an error and step over the payload.
+    #[cold]
+    fn refuse(&mut self, header: &RequestHeader, refusal: Refusal, intake: &mut Intake<'_>) {
+        self.inbox.consume(self.agreed.replies.request_len());
+        if header.has_payload(self.agreed.replies) && header.len > 0 {
+            let max = u64::from(Limits::MAX_PAYLOAD);
+            if self.agreed.replies == Replies::Extended && header.len > max {
+                let why = format!("a payload of {} bytes", header.len);
+                return self.leave(Ending::Failed(why));
+            }
+            self.payload = Some(Payload {
+                command: None,
+                left: header.len,
+                piece: None,
+            });
+        }
+        let Refusal(code, text) = refusal;
+        self.reply().error(to(header), code, text);
+        self.answered_early(intake);
+    }
+
+    fn answered_early(&mut self, intake: &mut Intake<'_>) {
+        intake.answered += 1;
+        self.answered += 1;
+    }
+
+    /// Start what has no payload (any more).
+    #[inline]
+    fn begin(
+        &mut self,
+        kind: Kind,
+        header: &RequestHeader,
+        len: u64,
+        intake: &mut Intake<'_>,
+    ) -> Result<(), Stop> {
+        if len == 0 && kind != Kind::Flush {
+            match kind {
+                Kind::Read { .. } => self.reply().nothing(to(header)),
+                _ => self.reply().done(to(header)),
+            }
+            self.answered_early(intake);
+            return Ok(());
+        }
+        let index = self.enter(kind, header, len);
+        let split = len > self.longest(kind);
+        self.table[index].split = split;
+        if !split && self.issue(index, intake) {
+            return Ok(());
+        }
+        self.splitting.push_back(index);
+        match self.issue_split(intake) {
+            true => Ok(()),
+            false => Err(Stop::NeedsRoom),
+        }
+    }
+
+    /// Bytes that one request of this kind moves, or is about, at most.
+    #[inline]
+    fn longest(&self, kind: Kind) -> u64 {
+        match kind {
+            Kind::Flush | Kind::BlockStatus { .. } => u64::MAX,
+            Kind::Trim => max_len(self.export.discard),
+            Kind::WriteZeroes { .. } => max_len(self.export.write_zeroes),
+            Kind::Read { .. } | Kind::Cache | Kind::Write => BLOCK as u64,
+        }
+    }
+
+    fn enter(&mut self, kind: Kind, header: &RequestHeader, len: u64) -> u16 {
+        let index = self.table.take();
+        let command = &mut self.table[index];
+        command.kind = kind;
+        command.fua = header.flags & crate::nbd::wire::command_flag::FUA != 0;
+        command.cookie = header.cookie;
+        command.offset = header.offset;
+        command.len = len;
+        index
+    }
+
+    fn is_issued(&self, index: u16) -> bool {
+        let command = &self.table[index];
+        command.issued == command.len
+    }
+
+    /// A small write is used where it is; a large one gets memory of its own.
+    #[inline]
+    fn begin_write(&mut self, header: &RequestHeader, intake: &mut Intake<'_>) -> Result<(), Stop> {
+        let header_len = self.agreed.replies.request_len();
+        let len = header.len as usize;
+        if len == 0 || len > IN_PLACE {
+            self.inbox.consume(header_len);
+            if len == 0 {
+                self.reply().done(to(header));
+                self.answered_early(intake);
+                return Ok(());
+            }
+            let index = self.enter(Kind::Write, header, header.len);
+            self.inbox.narrow();
+            self.payload = Some(Payload {
+                command: Some(index),
+                left: header.len,
+                piece: None,
+            });
+            return Ok(());
+        }
+        if self.inbox.len() < header_len + len {
+            return Err(Stop::NeedsBytes);
+        }
+        self.inbox.consume(header_len);
+        let index = self.enter(Kind::Write, header, header.len);
+        let (at, block) = self.inbox.lend(len);
+        self.push(index, len as u64, at, len, Held::InPlace(block), intake);
+        Ok(())
+    }
+
+    /// A block status with a payload: the range, and for which contexts.
+    #[cold]
+    fn begin_filtered(
+        &mut self,
+        header: &RequestHeader,
+        intake: &mut Intake<'_>,
+    ) -> Result<(), Stop> {
+        const ONE: usize = 12;
+        let header_len = self.agreed.replies.request_len();
+        let unknown = Refusal(
+            ErrorCode::Invalid,
+            "not a filter of the context agreed upon",
+        );
+        if header.len != ONE as u64 {
+            self.refuse(header, unknown, intake);
+            return Ok(());
+        }
+        let bytes = self.inbox.peek(header_len + ONE).ok_or(Stop::NeedsBytes)?;
+        let len = u64_at(bytes, header_len);
+        let context = u32_at(bytes, header_len + 8);
+        let one = header.flags & crate::nbd::wire::command_flag::REQ_ONE != 0;
+        let kind = Kind::BlockStatus { one };
+        let checked = match Some(context) == self.agreed.allocation_context {
+            true => check_range(&self.export, kind, header.offset, len),
+            false => Err(unknown),
+        };
+        if let Err(refusal) = checked {
+            self.refuse(header, refusal, intake);
+            return Ok(());
+        }
+        self.inbox.consume(header_len + ONE);
+        self.begin(kind, header, len, intake)
+    }
+
+    /// Go on with a payload.
+    fn take_payload(&mut self, intake: &mut Intake<'_>) -> Result<(), Stop> {
+        let Some(payload) = &mut self.payload else {
+            return Ok(());
+        };
+        let Some(index) = payload.command else {
+            let here = min(payload.left, self.inbox.len() as u64);
+            self.inbox.consume(here as usize);
+            payload.left -= here;
+            if payload.left > 0 {
+                return Err(Stop::NeedsBytes);
+            }
+            self.payload = None;
+            return Ok(());
+        };
+        let piece = match &mut payload.piece {
+            Some(piece) => piece,
+            none => {
+                let len = min(payload.left, BLOCK as u64) as usize;
+                let span = self.pool.take(len).ok_or(Stop::NeedsRoom)?;
+                payload.left -= len as u64;
+                none.insert(Piece {
+                    span,
+                    len,
+                    filled: 0,
+                })
+            }
+        };
+        let at = self.pool.at(piece.span);
+        // SAFETY: the rest of the piece, which is ours.
+        piece.filled += unsafe {
+            self.inbox
+                .copy_out(at.add(piece.filled), piece.len - piece.filled)
+        };
+        if piece.filled < piece.len {
+            return Err(Stop::NeedsBytes);
+        }
+        if intake.room == 0 {
+            return Err(Stop::NeedsRoom);
+        }
+        let (span, len) = (piece.span, piece.len);
+        payload.piece = None;
+        if payload.left == 0 {
+            self.payload = None;
+        }
+        self.push(index, len as u64, at, len, Held::Pages(span), intake);
+        Ok(())
+    }
+
+    /// Go on with commands that are carried out piece by piece, one piece of
+    /// each after the other. False: there is no memory for the next one.
+    fn issue_split(&mut self, intake: &mut Intake<'_>) -> bool {
+        let mut idle = 0;
+        while idle < self.splitting.len() && self.split_in_flight < SPLIT_IN_FLIGHT {
+            let Some(index) = self.splitting.pop_front() else {
+                break;
+            };
+            if !self.may_go_on(index) {
+                self.splitting.push_back(index);
+                idle += 1;
+                continue;
+            }
+            if !self.issue(index, intake) {
+                self.splitting.push_front(index);
+                return false;
+            }
+            idle = 0;
+            if !self.is_issued(index) {
+                self.splitting.push_back(index);
+            }
+        }
+        true
+    }
+
+    fn may_go_on(&self, index: u16) -> bool {
+        let grows = matches!(self.table[index].kind, Kind::Read { whole: false });
+        !grows || self.outbox.waiting() < MAX_WAITING
+    }
+
+    /// Make a request of the next piece of a command. False: there is no room
+    /// for it.
+    #[inline]
+    fn issue(&mut self, index: u16, intake: &mut Intake<'_>) -> bool {
+        if intake.room == 0 {
+            return false;
+        }
+        let longest = self.longest(self.table[index].kind);
+        let command = &mut self.table[index];
+        let len = min(command.len - command.issued, longest);
+        let buffer = match command.kind {
+            Kind::Flush | Kind::Trim | Kind::WriteZeroes { .. } => 0,
+            Kind::BlockStatus { one: true } => size_of::<u64>(),
+            Kind::BlockStatus { one: false } => STATUS_BYTES,
+            Kind::Read { .. } | Kind::Cache => len as usize,
+            Kind::Write => unreachable!("a write is issued by its payload"),
+        };
+        if buffer == 0 {
+            self.push(index, len, std::ptr::null_mut(), 0, Held::Nothing, intake);
+            return true;
+        }
+        let span = if command.kind == (Kind::Read { whole: true }) {
+            let all = command.len as usize;
+            if command.spans.is_empty() && !self.pool.take_all(all, &mut command.spans) {
+                return false;
+            }
+            Some(command.spans[command.issued as usize / BLOCK])
+        } else {
+            self.pool.take(buffer)
+        };
+        let Some(span) = span else {
+            return false;
+        };
+        let at = self.pool.at(span);
+        self.push(index, len, at, buffer, Held::Pages(span), intake);
+        true
+    }
+
+    /// The request for the next `len` bytes of a command, with its data.
+    #[inline]
+    fn push(
+        &mut self,
+        index: u16,
+        len: u64,
+        at: *mut u8,
+        buffer: usize,
+        held: Held,
+        intake: &mut Intake<'_>,
+    ) {
+        let command = &mut self.table[index];
+        let id = intake.cx.slab.take().expect("room was promised");
+        let request = &mut intake.cx.slab[id];
+        fill(request, command.kind);
+        request.fua = command.fua || !self.export.write_cache;
+        request.queue = self.number;
+        request.tag = index;
+        request.offset = command.offset + command.issued;
+        request.len = len;
+        request.cookie = held.to_u64();
+        request.segments.clear();
+        if buffer > 0 {
+            request.segments.push(iovec {
+                iov_base: at.cast(),
+                iov_len: buffer,
+            });
+        }
+        command.issued += len;
+        command.pending += 1;
+        self.split_in_flight += usize::from(command.split);
+        intake.room -= 1;
+        intake.budget = intake.budget.saturating_sub(buffer as u64);
+        intake.batch.push(id);
+    }
+}
+
+fn fill(request: &mut Request, kind: Kind) {
+    request.unmap = kind == Kind::Trim || kind == (Kind::WriteZeroes { unmap: true });
+    request.op = match kind {
+        Kind::Read { .. } | Kind::Cache => Op::Read,
+        Kind::Write => Op::Write,
+        Kind::Flush => Op::Flush,
+        Kind::Trim => Op::Discard,
+        Kind::WriteZeroes { .. } => Op::WriteZeroes,
+        Kind::BlockStatus { .. } => Op::BlockStatus,
+    };
+}
+
+/// The longest range of a request, in whole blocks of any size that NBD knows.
+fn max_len(limits: Option<fathom_core::RangeLimits>) -> u64 {
+    let len = limits.map_or(u64::MAX, |limits| limits.max_len);
+    (len & !0xffff).max(len.min(0xffff) & !511).max(512)
+}
+
+pub(super) fn to(header: &RequestHeader) -> To {
+    To {
+        cookie: header.cookie,
+        offset: header.offset,
+    }
+}

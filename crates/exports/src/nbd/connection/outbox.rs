@@ -1,0 +1,250 @@
+//! Replies on their way: all that are ready go in one system call, headers
+//! and data where they are.
+
+use super::pool::{Pool, Span};
+use super::tls::Tls;
+use fathom_core::{Cx, SocketIo, SocketIoKind, Token};
+use libc::{iovec, msghdr};
+use std::os::fd::RawFd;
+
+/// The most iovecs in one call (UIO_MAXIOV).
+const MAX_IOVECS: usize = 1024;
+
+/// Beyond so many bytes of headers nothing more is taken on: the client does
+/// not read its replies.
+const FULL: usize = 128 << 10;
+
+/// Replies that go out together.
+#[derive(Default)]
+struct Batch {
+    /// Headers, and what else is small.
+    bytes: Vec<u8>,
+    /// In order; those of `bytes` have an offset for an address as long as
+    /// `bytes` may grow.
+    iovecs: Vec<iovec>,
+    /// For each iovec the pages to give back once it is sent.
+    spans: Vec<Option<Span>>,
+    /// Which iovecs are of `bytes`.
+    of_bytes: Vec<u32>,
+    /// Iovecs that have been sent.
+    sent: usize,
+}
+
+pub(super) struct Outbox {
+    building: Batch,
+    sending: Batch,
+    message: Box<msghdr>,
+    /// With TLS, what is being sent: one iovec at most.
+    sealed: [iovec; 1],
+    in_flight: bool,
+    /// Bytes of data that wait.
+    data: usize,
+}
+
+// SAFETY: the pointers lead into the batches, and into the pool that goes
+// wherever this goes.
+unsafe impl Send for Outbox {}
+
+impl Outbox {
+    pub(super) fn new() -> Outbox {
+        Outbox {
+            building: Batch::default(),
+            sending: Batch::default(),
+            // SAFETY: all zeroes are a message of nothing.
+            message: Box::new(unsafe { std::mem::zeroed() }),
+            sealed: [NOTHING],
+            in_flight: false,
+            data: 0,
+        }
+    }
+
+    /// Append a copy of this.
+    #[inline]
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.building.push_bytes(bytes);
+    }
+
+    /// Append what is in the span from its beginning.
+    #[inline]
+    pub(super) fn data(&mut self, at: *mut u8, len: usize, span: Span) {
+        let iov = iovec {
+            iov_base: at.cast(),
+            iov_len: len,
+        };
+        self.building.iovecs.push(iov);
+        self.building.spans.push(Some(span));
+        self.data += len;
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.building.bytes.len() >= FULL
+    }
+
+    /// Bytes of data that wait to be sent.
+    pub(super) fn waiting(&self) -> usize {
+        self.data
+    }
+
+    pub(super) fn in_flight(&self) -> bool {
+        self.in_flight
+    }
+
+    /// Nothing waits, nothing is being sent.
+    pub(super) fn is_empty(&self, tls: Option<&Tls>) -> bool {
+        let plain = self.building.iovecs.is_empty() && self.sending.is_sent();
+        !self.in_flight && plain && tls.is_none_or(Tls::is_sent)
+    }
+
+    /// Send what there is, unless something is being sent. Err: TLS failed.
+    pub(super) fn start(
+        &mut self,
+        cx: &mut Cx,
+        socket: RawFd,
+        token: Token,
+        tls: Option<&mut Tls>,
+        pool: &mut Pool,
+    ) -> Result<(), String> {
+        if self.in_flight {
+            return Ok(());
+        }
+        let iovecs = match tls {
+            None => self.plain(),
+            Some(tls) => self.sealed(tls, pool)?,
+        };
+        if let Some((first, count)) = iovecs {
+            self.message.msg_iov = first;
+            self.message.msg_iovlen = count;
+            let message: *mut msghdr = &mut *self.message;
+            let io = SocketIo {
+                kind: SocketIoKind::Send,
+                socket,
+                message,
+            };
+            // SAFETY: `sending`, `message` and the pages stay until `sent` has
+            // been called: a source is not given back before.
+            unsafe { cx.engine.push_socket(io, token) };
+            self.in_flight = true;
+        }
+        Ok(())
+    }
+
+    /// The next iovecs, and how many.
+    fn plain(&mut self) -> Option<(*mut iovec, usize)> {
+        self.next_batch();
+        let left = &mut self.sending.iovecs[self.sending.sent..];
+        (!left.is_empty()).then(|| (left.as_mut_ptr(), left.len().min(MAX_IOVECS)))
+    }
+
+    /// Likewise, encrypted.
+    fn sealed(
+        &mut self,
+        tls: &mut Tls,
+        pool: &mut Pool,
+    ) -> Result<Option<(*mut iovec, usize)>, String> {
+        while tls.wants_more() {
+            self.next_batch();
+            let Some(first) = self.sending.iovecs.get(self.sending.sent) else {
+                break;
+            };
+            let len = tls.seal(first)?;
+            self.advance(len, pool);
+        }
+        tls.flush()?;
+        let left = tls.to_send();
+        self.sealed[0] = iovec {
+            iov_base: left.as_ptr().cast_mut().cast(),
+            iov_len: left.len(),
+        };
+        Ok((!left.is_empty()).then_some((self.sealed.as_mut_ptr(), 1)))
+    }
+
+    fn next_batch(&mut self) {
+        if self.sending.is_sent() {
+            self.sending.clear();
+            std::mem::swap(&mut self.building, &mut self.sending);
+            self.sending.seal();
+        }
+    }
+
+    /// The send has completed; of TLS's bytes if there is TLS.
+    pub(super) fn sent(&mut self, bytes: usize, tls: Option<&mut Tls>, pool: &mut Pool) {
+        self.in_flight = false;
+        match tls {
+            None => self.advance(bytes, pool),
+            Some(tls) => tls.sent(bytes),
+        }
+    }
+
+    fn advance(&mut self, mut bytes: usize, pool: &mut Pool) {
+        while bytes > 0 {
+            let at = self.sending.sent;
+            let first = &mut self.sending.iovecs[at];
+            let part = bytes.min(first.iov_len);
+            let whole = part == first.iov_len;
+            first.iov_base = first.iov_base.wrapping_byte_add(part);
+            first.iov_len -= part;
+            bytes -= part;
+            let span = self.sending.spans[at];
+            self.data -= if span.is_some() { part } else { 0 };
+            if whole {
+                span.into_iter().for_each(|span| pool.put(span));
+                self.sending.sent += 1;
+            }
+        }
+    }
+
+    /// Nobody reads any more: forget everything. Nothing is in flight.
+    pub(super) fn give_up(&mut self, pool: &mut Pool) {
+        for batch in [&mut self.sending, &mut self.building] {
+            let spans = batch.spans[batch.sent..].iter().flatten();
+            spans.for_each(|span| pool.put(*span));
+            batch.clear();
+        }
+        self.data = 0;
+    }
+}
+
+const NOTHING: iovec = iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+};
+
+impl Batch {
+    #[inline]
+    fn push_bytes(&mut self, bytes: &[u8]) {
+        let at = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        let last = self.iovecs.len().wrapping_sub(1);
+        if self.of_bytes.last() == Some(&(last as u32)) {
+            self.iovecs[last].iov_len += bytes.len();
+            return;
+        }
+        self.of_bytes.push(self.iovecs.len() as u32);
+        self.iovecs.push(iovec {
+            iov_base: std::ptr::without_provenance_mut(at),
+            iov_len: bytes.len(),
+        });
+        self.spans.push(None);
+    }
+
+    /// `bytes` does not grow any more: offsets become addresses.
+    fn seal(&mut self) {
+        let base = self.bytes.as_mut_ptr();
+        for index in self.of_bytes.drain(..) {
+            let iov = &mut self.iovecs[index as usize];
+            iov.iov_base = base.wrapping_add(iov.iov_base as usize).cast();
+        }
+    }
+
+    fn is_sent(&self) -> bool {
+        self.sent == self.iovecs.len()
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.iovecs.clear();
+        self.spans.clear();
+        self.of_bytes.clear();
+        self.sent = 0;
+    }
+}

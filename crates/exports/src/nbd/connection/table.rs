@@ -1,0 +1,130 @@
+//! A connection's commands in flight.
+
+use super::check::Kind;
+use super::pool::Span;
+use crate::nbd::wire::ErrorCode;
+use std::ops::{Index, IndexMut};
+
+/// What failed first, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub code: ErrorCode,
+    pub offset: u64,
+}
+
+/// One command of the client. A long one is carried out as several requests
+/// and answered once.
+#[derive(Debug)]
+pub(super) struct Command {
+    pub kind: Kind,
+    pub fua: bool,
+    /// It is carried out piece by piece.
+    pub split: bool,
+    pub cookie: u64,
+    pub offset: u64,
+    pub len: u64,
+    /// Bytes from `offset` on that requests have been made of.
+    pub issued: u64,
+    /// Requests in flight.
+    pub pending: u32,
+    pub failure: Option<Failure>,
+    /// Where a read in one piece puts its data, block after block.
+    pub spans: Vec<Span>,
+}
+
+impl Command {
+    fn new() -> Command {
+        Command {
+            kind: Kind::Flush,
+            fua: false,
+            split: false,
+            cookie: 0,
+            offset: 0,
+            len: 0,
+            issued: 0,
+            pending: 0,
+            failure: None,
+            spans: Vec::new(),
+        }
+    }
+
+    pub(super) fn fail(&mut self, code: ErrorCode, offset: u64) {
+        self.failure.get_or_insert(Failure { code, offset });
+    }
+
+    /// Nothing of it is to be done any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.pending == 0 && self.issued == self.len
+    }
+}
+
+/// Commands by number; a number is a request's tag.
+pub(super) struct Table {
+    commands: Vec<Command>,
+    free: Vec<u16>,
+}
+
+impl Table {
+    pub(super) fn new(n: usize) -> Table {
+        Table {
+            commands: std::iter::repeat_with(Command::new).take(n).collect(),
+            free: (0..n as u16).rev().collect(),
+        }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Commands in flight.
+    pub(super) fn used(&self) -> usize {
+        self.commands.len() - self.free.len()
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.commands.len()
+    }
+
+    /// A command with nothing done of it; its other fields are as the last
+    /// one left them. There is room.
+    #[inline]
+    pub(super) fn take(&mut self) -> u16 {
+        let index = self.free.pop().expect("room for a command");
+        let command = &mut self[index];
+        command.split = false;
+        command.issued = 0;
+        command.pending = 0;
+        command.failure = None;
+        debug_assert!(command.spans.is_empty());
+        index
+    }
+
+    #[inline]
+    pub(super) fn put(&mut self, index: u16) {
+        self.free.push(index);
+    }
+
+    /// Those of which not all has been issued.
+    pub(super) fn unissued(&self) -> Vec<u16> {
+        let in_use = |index: &u16| !self.free.contains(index);
+        let unissued = |index: &u16| self[*index].issued < self[*index].len;
+        let all = 0..self.commands.len() as u16;
+        all.filter(in_use).filter(unissued).collect()
+    }
+}
+
+impl Index<u16> for Table {
+    type Output = Command;
+
+    #[inline]
+    fn index(&self, index: u16) -> &Command {
+        &self.commands[usize::from(index)]
+    }
+}
+
+impl IndexMut<u16> for Table {
+    #[inline]
+    fn index_mut(&mut self, index: u16) -> &mut Command {
+        &mut self.commands[usize::from(index)]
+    }
+}
