@@ -59,11 +59,23 @@ impl Cx {
         Ok(Owner::layer(self.children_done.len()))
     }
 
+    /// The last one that has asked for children; [`Owner::SOURCE`] if none has.
+    pub fn newest_owner(&self) -> Owner {
+        Owner::layer(self.children_done.len())
+    }
+
     /// A child of `owner` that is done, its outcome in `error`. Whoever made
     /// it puts its slot back.
     #[inline]
     pub fn child_done(&mut self, owner: Owner) -> Option<RequestId> {
         self.children_done[owner.index()?].pop()
+    }
+
+    #[inline]
+    pub fn has_child_done(&self, owner: Owner) -> bool {
+        owner
+            .index()
+            .is_some_and(|index| !self.children_done[index].is_empty())
     }
 
     /// Now, in the order in which requests are completed.
@@ -75,8 +87,8 @@ impl Cx {
         }
     }
 
-    /// What has been completed since the mark: for a layer that keeps books
-    /// on what it has passed on. It looks after each call of the layer below,
+    /// What has been completed since the mark, of sources and of all owners:
+    /// for a layer that keeps books on what it has passed on. It looks after each call of the layer below,
     /// before it returns to the layer above: the owner of a child may use its
     /// slot again then.
     #[inline]
@@ -178,7 +190,7 @@ impl Cx {
 }
 
 /// See [`Cx::mark`]; good until the turn of the worker ends.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
     done: usize,
     children: usize,

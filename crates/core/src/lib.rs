@@ -13,6 +13,7 @@ pub mod handle;
 pub mod keepsake;
 pub mod polling;
 pub mod request;
+pub mod size;
 pub mod source;
 #[cfg(feature = "testing")]
 pub mod testing;

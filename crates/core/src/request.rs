@@ -18,7 +18,9 @@ pub type Segments = SmallVec<[iovec; INLINE_SEGMENTS]>;
 /// source knows and which that layer gets back (see [`Cx::child_done`]).
 ///
 /// [`Cx::child_done`]: crate::Cx::child_done
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// Owners are ordered: layers below come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Owner(u8);
 
 impl Owner {

@@ -110,6 +110,15 @@ impl Snapshot {
         self.buckets.iter().sum()
     }
 
+    /// The buckets that hold anything, in order: from, to (exclusive), count.
+    pub fn occupied(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let counts = self.buckets.iter().copied().enumerate();
+        counts.filter(|(_, n)| *n > 0).map(|(index, n)| {
+            let (from, width) = bucket_range(index);
+            (from, from + width, n)
+        })
+    }
+
     pub fn sum(&self) -> u64 {
         self.sum
     }

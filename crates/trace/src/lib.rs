@@ -16,4 +16,4 @@ pub use histogram::Histogram;
 pub use recorder::{Recorder, StageHistograms};
 pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord};
 pub use stage::{Op, Stage, Stamps};
-pub use summary::{StageSummary, Summary};
+pub use summary::{Bucket, StageSummary, Summary};

@@ -33,7 +33,14 @@ pub struct StageSummary {
     pub p99_ns: Option<f64>,
     pub p999_ns: Option<f64>,
     pub max_ns: f64,
+    /// Of the device and in all, for those who want to replay it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub histogram: Vec<Bucket>,
 }
+
+/// So many samples lay in this range: `[from_ns, to_ns, count]` in JSON.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Bucket(pub f64, pub f64, pub u64);
 
 impl Summary {
     /// Merge the histograms of a disk's workers.
@@ -82,6 +89,15 @@ impl StageSummary {
             p99_ns: quantile(0.99),
             p999_ns: quantile(0.999),
             max_ns: snapshot.max() as f64 * ns_per_tick,
+            histogram: match stage {
+                "device" | "total" => snapshot
+                    .occupied()
+                    .map(|(from, to, n)| {
+                        Bucket(from as f64 * ns_per_tick, to as f64 * ns_per_tick, n)
+                    })
+                    .collect(),
+                _ => Vec::new(),
+            },
         }
     }
 }

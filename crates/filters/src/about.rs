@@ -1,0 +1,65 @@
+//! What users are told of a filter.
+
+/// A filter as `fathom filters` lists it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct About {
+    pub name: &'static str,
+    /// One line.
+    pub what: &'static str,
+    pub options: &'static [Opt],
+}
+
+/// One of a filter's options.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Opt {
+    pub name: &'static str,
+    /// What a value looks like, with its unit.
+    pub value: &'static str,
+    /// What holds without it; None: it is no setting but something to do, for
+    /// `fathom set` only.
+    pub default: Option<&'static str>,
+    /// One line.
+    pub what: &'static str,
+}
+
+impl Opt {
+    pub(crate) const fn new(
+        name: &'static str,
+        value: &'static str,
+        default: &'static str,
+        what: &'static str,
+    ) -> Opt {
+        Opt {
+            name,
+            value,
+            default: Some(default),
+            what,
+        }
+    }
+
+    pub(crate) const fn action(name: &'static str, value: &'static str, what: &'static str) -> Opt {
+        Opt {
+            name,
+            value,
+            default: None,
+            what,
+        }
+    }
+}
+
+impl About {
+    pub(crate) fn option(&self, name: &str) -> Result<&'static Opt, String> {
+        let known = self.options.iter().find(|option| option.name == name);
+        known.ok_or_else(|| match self.options {
+            [] => format!("{} has no options", self.name),
+            _ => {
+                let names: Vec<_> = self.options.iter().map(|option| option.name).collect();
+                format!(
+                    "{} has no option '{name}', but {}",
+                    self.name,
+                    names.join(", ")
+                )
+            }
+        })
+    }
+}

@@ -1,0 +1,66 @@
+//! `cow`: changes are kept beside the image. The overlay is an image itself,
+//! so whoever opens images makes it; here is what users are told.
+
+use crate::about::{About, Opt};
+use crate::filter::Kind;
+use crate::layer::Layer;
+use crate::live::View;
+use crate::registry::Filters;
+use crate::values::Values;
+use fathom_core::{Channel, Cx, DiskInfo, RequestId};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub static COW: &About = Cow::ABOUT;
+
+/// A filter that does nothing: what `cow` asks for has been done where the
+/// image was opened, below all filters.
+pub struct Cow(PathBuf);
+
+impl Kind for Cow {
+    const ABOUT: &'static About = &About {
+        name: "cow",
+        what: "keep changes in a temporary qcow2 overlay; always directly over the image",
+        options: &[Opt::new(
+            "dir",
+            "DIR",
+            "/var/tmp",
+            "where the overlay is; it is gone with the server",
+        )],
+    };
+
+    type Settings = PathBuf;
+
+    fn parse(values: &Values<'_>) -> Result<PathBuf, String> {
+        values.get("dir", |dir| Ok(dir.into()))
+    }
+
+    fn new(dir: &PathBuf, _: &Filters) -> Result<Cow, String> {
+        Ok(Cow(dir.clone()))
+    }
+
+    fn changing(&self, to: &PathBuf) -> Result<(), String> {
+        match *to == self.0 {
+            true => Ok(()),
+            false => Err("cow: dir: the overlay cannot be moved while it is in use".into()),
+        }
+    }
+
+    fn layer(
+        self: &Arc<Self>,
+        _: View<PathBuf>,
+        _: &mut Cx,
+        _: &DiskInfo,
+    ) -> io::Result<Box<dyn Layer>> {
+        Ok(Box::new(Nothing))
+    }
+}
+
+struct Nothing;
+
+impl Layer for Nothing {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
+        below.submit(cx, id);
+    }
+}

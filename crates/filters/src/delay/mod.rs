@@ -1,0 +1,156 @@
+//! `delay`: every operation takes longer.
+
+mod recorded;
+mod spread;
+
+use crate::about::{About, Opt};
+use crate::filter::Kind;
+use crate::held::Held;
+use crate::layer::Layer;
+use crate::live::View;
+use crate::random::{Random, mix};
+use crate::registry::Filters;
+use crate::values::{Values, number};
+use fathom_core::{Channel, Cx, DiskInfo, Op, RequestId};
+use spread::Spread;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Options by the operations that they delay.
+const OPERATIONS: [(&str, Op); 5] = [
+    ("read", Op::Read),
+    ("write", Op::Write),
+    ("flush", Op::Flush),
+    ("trim", Op::Discard),
+    ("zero", Op::WriteZeroes),
+];
+
+const TIME: &str = "TIME|FROM..TO|MEAN+-SD";
+
+pub(crate) struct Delay {
+    /// Numbers the workers, so that each has its own random numbers.
+    workers: AtomicU64,
+}
+
+pub(crate) struct Settings {
+    /// By `Op as usize`.
+    operations: [Option<Spread>; Op::COUNT],
+    open: Spread,
+    connect: Spread,
+    seed: u64,
+}
+
+impl Kind for Delay {
+    const ABOUT: &'static About = &About {
+        name: "delay",
+        what: "operations take longer; any number of them wait at the same time",
+        options: &[
+            Opt::new(
+                "read",
+                TIME,
+                "0",
+                "how much longer: a time, evenly spread, or normal",
+            ),
+            Opt::new("write", TIME, "0", "likewise"),
+            Opt::new("flush", TIME, "0", "likewise"),
+            Opt::new("trim", TIME, "0", "likewise"),
+            Opt::new("zero", TIME, "0", "likewise"),
+            Opt::new("open", TIME, "0", "before the image is taken into use"),
+            Opt::new(
+                "connect",
+                TIME,
+                "0",
+                "before a client that connects is served",
+            ),
+            Opt::new(
+                "histogram",
+                "FILE",
+                "",
+                "delays as a disk had them: what `fathom stats --json` wrote of its device; \
+                 the options above go first",
+            ),
+            Opt::new("seed", "NUMBER", "0", "of what is drawn by chance"),
+        ],
+    };
+
+    type Settings = Settings;
+
+    fn parse(values: &Values<'_>) -> Result<Settings, String> {
+        let mut operations = match values.optional("histogram", recorded::read)? {
+            Some(recorded) => recorded,
+            None => std::array::from_fn(|_| None),
+        };
+        for (name, op) in OPERATIONS {
+            if let Some(spread) = values.optional(name, Spread::parse)? {
+                operations[op as usize] = (!spread.is_zero()).then_some(spread);
+            }
+        }
+        Ok(Settings {
+            operations,
+            open: values.get("open", Spread::parse)?,
+            connect: values.get("connect", Spread::parse)?,
+            seed: values.get("seed", number)?,
+        })
+    }
+
+    fn new(_: &Settings, _: &Filters) -> Result<Delay, String> {
+        Ok(Delay {
+            workers: AtomicU64::new(0),
+        })
+    }
+
+    fn open_delay(settings: &Settings) -> Duration {
+        settings.open.draw_time(settings.seed)
+    }
+
+    fn connect_delay(settings: &Settings) -> Duration {
+        settings.connect.draw_time(settings.seed)
+    }
+
+    fn layer(
+        self: &Arc<Self>,
+        settings: View<Settings>,
+        _: &mut Cx,
+        _: &DiskInfo,
+    ) -> io::Result<Box<dyn Layer>> {
+        let worker = self.workers.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(Delaying {
+            random: Random::new(mix(settings.seed) ^ mix(worker)),
+            settings,
+            held: Held::default(),
+        }))
+    }
+}
+
+struct Delaying {
+    settings: View<Settings>,
+    random: Random,
+    held: Held,
+}
+
+impl Layer for Delaying {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
+        let op = cx.slab[id].op;
+        let Some(spread) = &self.settings.operations[op as usize] else {
+            return below.submit(cx, id);
+        };
+        let delay = spread.draw(&mut self.random);
+        if delay == 0 || !cx.may_wait(id) {
+            return below.submit(cx, id);
+        }
+        self.held.hold(cx, id, cx.now() + delay);
+    }
+
+    /// A new setting is for requests to come: those that wait have drawn
+    /// their time.
+    fn timer(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
+        self.settings.refresh();
+        self.held.release_due(cx, below);
+    }
+
+    fn drain(&mut self, cx: &mut Cx, _source: u16, below: &mut dyn Channel) {
+        self.held.release_leaving(cx, below);
+    }
+}

@@ -1,0 +1,256 @@
+//! `fault`: a disk that fails as disks do.
+
+mod cache;
+mod choice;
+mod corrupt;
+mod destage;
+mod volatile;
+
+use crate::about::{About, Opt};
+use crate::filter::Kind;
+use crate::layer::Layer;
+use crate::live::View;
+use crate::registry::Filters;
+use crate::values::{Values, number, size, yes_or_no};
+use cache::{Cache, Writes};
+use choice::{Choice, History};
+use fathom_core::{Channel, Cx, DiskInfo, Op, RequestId};
+use std::io;
+use std::sync::Arc;
+use volatile::Volatile;
+
+pub(crate) struct Fault {
+    history: History,
+    cache: Arc<Cache>,
+}
+
+pub(crate) struct Settings {
+    choice: Choice,
+    /// 0: they do not fail.
+    error: i32,
+    hang: bool,
+    corrupt: bool,
+    writes: Writes,
+    cache_size: u64,
+}
+
+/// What storage answers, or a driver for it.
+const ERRORS: [(&str, i32); 9] = [
+    ("EIO", libc::EIO),
+    ("ENOSPC", libc::ENOSPC),
+    ("ETIMEDOUT", libc::ETIMEDOUT),
+    ("EROFS", libc::EROFS),
+    ("ENOMEM", libc::ENOMEM),
+    ("EINVAL", libc::EINVAL),
+    ("EPERM", libc::EPERM),
+    ("ENOTSUP", libc::EOPNOTSUPP),
+    ("ESHUTDOWN", libc::ESHUTDOWN),
+];
+
+fn errno(text: &str) -> Result<i32, String> {
+    let known = ERRORS.iter().find(|(name, _)| *name == text);
+    known.map(|(_, errno)| *errno).ok_or_else(|| {
+        let names: Vec<_> = ERRORS.iter().map(|(name, _)| *name).collect();
+        format!("'{text}' is none of {}", names.join(", "))
+    })
+}
+
+impl Kind for Fault {
+    const ABOUT: &'static About = &About {
+        name: "fault",
+        what: "errors, hangs, corrupted reads, lost and torn writes",
+        options: &[
+            Opt::new(
+                "error",
+                "EIO|ENOSPC|ETIMEDOUT|...",
+                "",
+                "fail with this error",
+            ),
+            Opt::new(
+                "hang",
+                "yes|no",
+                "no",
+                "do not go on until this is no again",
+            ),
+            Opt::new(
+                "corrupt",
+                "yes|no",
+                "no",
+                "flip a bit in each sector that is read",
+            ),
+            Opt::new(
+                "op",
+                "read+write+flush+trim+zero",
+                "",
+                "the operations that this befalls [default: all]",
+            ),
+            Opt::new(
+                "range",
+                "OFFSET+LEN",
+                "",
+                "only those that touch these bytes [default: all]",
+            ),
+            Opt::new(
+                "probability",
+                "0..1|PERCENT",
+                "1",
+                "how many of them; for corrupted reads, how many of the sectors",
+            ),
+            Opt::new(
+                "seed",
+                "NUMBER",
+                "0",
+                "of what happens by chance: the same again",
+            ),
+            Opt::new("count", "NUMBER", "0", "only so many times; 0: always"),
+            Opt::new("after", "BYTES", "0", "only once this much has been moved"),
+            Opt::new(
+                "writes",
+                "safe|lost|torn",
+                "safe",
+                "keep what is not flushed in memory only: all of it (lost), or by chance some \
+                 sectors of each write (torn); it is gone with the server",
+            ),
+            Opt::new(
+                "cache-size",
+                "BYTES",
+                "64M",
+                "of that memory; when it is full, it is written",
+            ),
+            Opt::action("power-cut", "yes", "drop what is not flushed, now"),
+        ],
+    };
+
+    type Settings = Settings;
+
+    fn parse(values: &Values<'_>) -> Result<Settings, String> {
+        Ok(Settings {
+            choice: Choice::parse(values)?,
+            error: values.optional("error", errno)?.unwrap_or(0),
+            hang: values.get("hang", yes_or_no)?,
+            corrupt: values.get("corrupt", yes_or_no)?,
+            writes: values.get("writes", Writes::parse)?,
+            cache_size: values.get("cache-size", |text| match size(text)? {
+                size if (1 << 20..=1 << 40).contains(&size) => Ok(size),
+                _ => Err("it needs 1M at least, and 1T at most".into()),
+            })?,
+        })
+    }
+
+    fn new(_: &Settings, _: &Filters) -> Result<Fault, String> {
+        Ok(Fault {
+            history: History::default(),
+            cache: Arc::default(),
+        })
+    }
+
+    fn changing(&self, _: &Settings) -> Result<(), String> {
+        self.history.forget();
+        Ok(())
+    }
+
+    fn act(&self, _power_cut: &'static str, value: &str) -> Result<(), String> {
+        match value {
+            "yes" => {
+                let lost = self.cache.cut_power();
+                tracing::info!("fault: {} KiB were not flushed and are lost", lost >> 10);
+                Ok(())
+            }
+            _ => Err("fault: power-cut: it can only be yes".into()),
+        }
+    }
+
+    fn info(settings: &Settings, below: DiskInfo) -> DiskInfo {
+        DiskInfo {
+            // Or nobody would ever flush.
+            write_cache: below.write_cache || settings.writes != Writes::Safe,
+            ..below
+        }
+    }
+
+    fn layer(
+        self: &Arc<Self>,
+        settings: View<Settings>,
+        cx: &mut Cx,
+        _: &DiskInfo,
+    ) -> io::Result<Box<dyn Layer>> {
+        Ok(Box::new(Faulty {
+            volatile: Volatile::new(self.cache.clone(), cx)?,
+            kind: self.clone(),
+            settings,
+            hanging: Vec::new(),
+        }))
+    }
+}
+
+/// The order of what befalls a request: it hangs, it fails, it meets the
+/// volatile cache, and what was read is corrupted.
+struct Faulty {
+    kind: Arc<Fault>,
+    settings: View<Settings>,
+    hanging: Vec<RequestId>,
+    volatile: Volatile,
+}
+
+impl Faulty {
+    fn pass(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
+        if self.settings.error != 0 || self.settings.hang {
+            let request = &cx.slab[id];
+            let is_chosen = self.settings.choice.takes(&self.kind.history, request);
+            if is_chosen && self.settings.hang {
+                return match cx.may_wait(id) {
+                    true => self.hanging.push(id),
+                    false => cx.complete(id, libc::EIO),
+                };
+            }
+            if is_chosen {
+                return cx.complete(id, self.settings.error);
+            }
+        }
+        self.store(cx, id, below);
+    }
+
+    fn store(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
+        let settings = &*self.settings;
+        let limits = (settings.writes, settings.cache_size, settings.choice.seed());
+        self.volatile.submit(cx, id, below, limits);
+    }
+}
+
+impl Layer for Faulty {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
+        self.pass(cx, id, below);
+    }
+
+    fn completed(&mut self, cx: &mut Cx, id: RequestId) {
+        if cx.slab[id].op != Op::Read {
+            return;
+        }
+        self.volatile.read_done(cx, id);
+        if self.settings.corrupt && cx.slab[id].error == 0 {
+            corrupt::corrupt(&self.settings.choice, &cx.slab[id]);
+        }
+    }
+
+    fn settled(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
+        self.volatile.settle(cx, below);
+    }
+
+    fn timer(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
+        if self.settings.refresh() && !self.settings.hang {
+            for id in std::mem::take(&mut self.hanging) {
+                self.store(cx, id, below);
+            }
+        }
+        self.volatile.retry(cx, below);
+    }
+
+    fn drain(&mut self, cx: &mut Cx, _source: u16, _below: &mut dyn Channel) {
+        let (stay, leave) = std::mem::take(&mut self.hanging)
+            .into_iter()
+            .partition(|id| cx.may_wait(*id));
+        self.hanging = stay;
+        let leave: Vec<_> = leave;
+        leave.into_iter().for_each(|id| cx.complete(id, libc::EIO));
+    }
+}

@@ -1,0 +1,203 @@
+//! A filter as the daemon has it: settings that can be looked at and changed,
+//! and a layer for each worker.
+
+use crate::about::About;
+use crate::layer::Layer;
+use crate::live::{Live, View};
+use crate::registry::Filters;
+use crate::values::Values;
+use fathom_core::{Cx, DiskInfo};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// One filter around one disk, shared by all of its workers.
+pub trait Filter: Send + Sync {
+    fn about(&self) -> &'static About;
+
+    /// The options that are not at their defaults, in the order of
+    /// [`About::options`].
+    fn values(&self) -> Vec<(&'static str, String)>;
+
+    /// Change all of these, or none and say why. An empty value is the
+    /// option's default. Workers go by it once they have looked.
+    fn set(&self, changes: &[(String, String)]) -> Result<(), String>;
+
+    /// What the disk is like behind it.
+    fn info(&self, below: DiskInfo) -> DiskInfo {
+        below
+    }
+
+    /// How long the disk takes to open.
+    fn open_delay(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// See [`Disk::connect_delay`](fathom_core::Disk::connect_delay).
+    fn connect_delay(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// For one worker, on its thread. `below` is what the disk below is like.
+    fn layer(&self, cx: &mut Cx, below: &DiskInfo) -> io::Result<Box<dyn Layer>>;
+}
+
+/// What the filters of one kind have of their own.
+pub(crate) trait Kind: Send + Sync + Sized + 'static {
+    const ABOUT: &'static About;
+
+    /// All options, understood.
+    type Settings: Send + Sync + 'static;
+
+    fn parse(values: &Values<'_>) -> Result<Self::Settings, String>;
+
+    /// `filters` has what is shared by several disks.
+    fn new(settings: &Self::Settings, filters: &Filters) -> Result<Self, String>;
+
+    /// Of a filter that shares its options with others: whoever sets them
+    /// last sets them for all.
+    fn shared_options(&self) -> Option<Arc<Options<Self::Settings>>> {
+        None
+    }
+
+    /// New settings are about to be used. An error keeps the old ones.
+    fn changing(&self, _to: &Self::Settings) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Do what an option asks for that is no setting.
+    fn act(&self, _option: &'static str, _value: &str) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn info(_settings: &Self::Settings, below: DiskInfo) -> DiskInfo {
+        below
+    }
+
+    fn open_delay(_settings: &Self::Settings) -> Duration {
+        Duration::ZERO
+    }
+
+    fn connect_delay(_settings: &Self::Settings) -> Duration {
+        Duration::ZERO
+    }
+
+    fn layer(
+        self: &Arc<Self>,
+        settings: View<Self::Settings>,
+        cx: &mut Cx,
+        below: &DiskInfo,
+    ) -> io::Result<Box<dyn Layer>>;
+}
+
+/// A filter of that kind, with its options.
+pub(crate) fn make<K: Kind>(
+    written: &[(String, String)],
+    filters: &Filters,
+) -> Result<Arc<dyn Filter>, String> {
+    let mut raw = Raw::new();
+    for (name, value) in written {
+        if K::ABOUT.option(name)?.default.is_none() {
+            return Err(format!(
+                "{name} is for `fathom set`, while the disk is served"
+            ));
+        }
+        apply(K::ABOUT, &mut raw, name, value)?;
+    }
+    let settings = K::parse(&Values::new(K::ABOUT, &raw))?;
+    let kind = Arc::new(K::new(&settings, filters)?);
+    let options = match kind.shared_options() {
+        Some(options) => {
+            options.live.set(settings);
+            options
+        }
+        None => Arc::new(Options::new(settings)),
+    };
+    *options.raw() = raw;
+    Ok(Arc::new(Instance { kind, options }))
+}
+
+/// The options that are not at their defaults, as the user wrote them.
+type Raw = Vec<(&'static str, String)>;
+
+/// What a filter has been told.
+pub(crate) struct Options<S> {
+    raw: Mutex<Raw>,
+    live: Arc<Live<S>>,
+}
+
+impl<S> Options<S> {
+    pub(crate) fn new(settings: S) -> Options<S> {
+        Options {
+            raw: Mutex::default(),
+            live: Live::new(settings),
+        }
+    }
+
+    fn raw(&self) -> MutexGuard<'_, Raw> {
+        self.raw.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Instance<K: Kind> {
+    kind: Arc<K>,
+    options: Arc<Options<K::Settings>>,
+}
+
+fn apply(about: &'static About, raw: &mut Raw, name: &str, value: &str) -> Result<(), String> {
+    let option = about.option(name)?;
+    raw.retain(|(known, _)| *known != option.name);
+    if !value.is_empty() {
+        raw.push((option.name, value.to_owned()));
+    }
+    let place = |name: &str| about.options.iter().position(|o| o.name == name);
+    raw.sort_by_key(|(name, _)| place(name));
+    Ok(())
+}
+
+impl<K: Kind> Filter for Instance<K> {
+    fn about(&self) -> &'static About {
+        K::ABOUT
+    }
+
+    fn values(&self) -> Vec<(&'static str, String)> {
+        self.options.raw().clone()
+    }
+
+    fn set(&self, changes: &[(String, String)]) -> Result<(), String> {
+        let mut raw = self.options.raw();
+        let mut changed = raw.clone();
+        let mut actions = Vec::new();
+        for (name, value) in changes {
+            let option = K::ABOUT.option(name)?;
+            match option.default {
+                Some(_) => apply(K::ABOUT, &mut changed, name, value)?,
+                None => actions.push((option.name, value)),
+            }
+        }
+        let settings = K::parse(&Values::new(K::ABOUT, &changed))?;
+        for (option, value) in actions {
+            self.kind.act(option, value)?;
+        }
+        self.kind.changing(&settings)?;
+        self.options.live.set(settings);
+        *raw = changed;
+        Ok(())
+    }
+
+    fn info(&self, below: DiskInfo) -> DiskInfo {
+        K::info(&self.options.live.get(), below)
+    }
+
+    fn open_delay(&self) -> Duration {
+        K::open_delay(&self.options.live.get())
+    }
+
+    fn connect_delay(&self) -> Duration {
+        K::connect_delay(&self.options.live.get())
+    }
+
+    fn layer(&self, cx: &mut Cx, below: &DiskInfo) -> io::Result<Box<dyn Layer>> {
+        self.kind.layer(self.options.live.view(), cx, below)
+    }
+}

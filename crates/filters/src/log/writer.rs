@@ -1,0 +1,152 @@
+//! The thread that writes, so that no worker ever waits for a file.
+
+use super::line::{Format, Record};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write, stderr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::thread::JoinHandle;
+
+/// Requests that wait to be written; more are counted and dropped.
+const ROOM: usize = 1 << 16;
+
+/// Bytes that are written at once.
+const PIECE: usize = 64 << 10;
+
+pub(super) struct Output {
+    to: Box<dyn Write + Send>,
+    format: Format,
+}
+
+impl Output {
+    pub(super) fn open(file: Option<&Path>, format: Format) -> io::Result<Output> {
+        let append = |path| OpenOptions::new().append(true).create(true).open(path);
+        let to: Box<dyn Write + Send> = match file {
+            Some(path) => Box::<File>::new(append(path)?),
+            None => Box::new(stderr()),
+        };
+        Ok(Output { to, format })
+    }
+}
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are records, by value"
+)]
+enum Message {
+    Record(Record),
+    Switch(Output),
+    End,
+}
+
+pub(super) struct Writer {
+    queue: Queue,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A worker's way to the writer.
+#[derive(Clone)]
+pub(super) struct Queue {
+    messages: SyncSender<Message>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Queue {
+    pub(super) fn put(&self, record: Record) {
+        if self.messages.try_send(Message::Record(record)).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Writer {
+    pub(super) fn start(output: Output) -> io::Result<Writer> {
+        let (messages, received) = sync_channel(ROOM);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let body = Body {
+            received,
+            dropped: dropped.clone(),
+            output,
+            text: String::new(),
+        };
+        let thread = std::thread::Builder::new().name("log".into());
+        Ok(Writer {
+            queue: Queue { messages, dropped },
+            thread: Some(thread.spawn(move || body.run())?),
+        })
+    }
+
+    pub(super) fn queue(&self) -> Queue {
+        self.queue.clone()
+    }
+
+    /// Write there from now on.
+    pub(super) fn switch(&self, output: Output) {
+        // The thread ends only after this writer.
+        let _ = self.queue.messages.send(Message::Switch(output));
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.queue.messages.send(Message::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Body {
+    received: Receiver<Message>,
+    dropped: Arc<AtomicU64>,
+    output: Output,
+    /// Not written yet.
+    text: String,
+}
+
+impl Body {
+    fn run(mut self) {
+        loop {
+            let message = match self.received.try_recv() {
+                Err(TryRecvError::Empty) => {
+                    self.flush();
+                    self.received.recv().ok()
+                }
+                other => other.ok(),
+            };
+            match message {
+                Some(Message::Record(record)) => record.write(self.output.format, &mut self.text),
+                Some(Message::Switch(output)) => {
+                    self.flush();
+                    self.output = output;
+                }
+                Some(Message::End) | None => return self.flush(),
+            }
+            if self.text.len() >= PIECE {
+                self.flush();
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let dropped = self.dropped.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            self.text += &match self.output.format {
+                Format::Line => format!("({dropped} requests came too fast to be written)\n"),
+                Format::Json => format!("{{\"lost\":{dropped}}}\n"),
+            };
+        }
+        if self.text.is_empty() {
+            return;
+        }
+        if let Err(error) = self.output.to.write_all(self.text.as_bytes()) {
+            tracing::warn!(
+                "log: {} bytes could not be written: {error}",
+                self.text.len()
+            );
+        }
+        self.text.clear();
+    }
+}

@@ -1,0 +1,67 @@
+//! `pause`: freeze a disk, and thaw it again.
+
+use crate::about::{About, Opt};
+use crate::filter::Kind;
+use crate::layer::Layer;
+use crate::live::View;
+use crate::registry::Filters;
+use crate::values::{Values, yes_or_no};
+use fathom_core::{Channel, Cx, DiskInfo, RequestId};
+use std::io;
+use std::sync::Arc;
+
+pub(crate) struct Pause;
+
+impl Kind for Pause {
+    const ABOUT: &'static About = &About {
+        name: "pause",
+        what: "freeze the disk: requests are left where they come from, and none is lost",
+        options: &[Opt::new(
+            "frozen",
+            "yes|no",
+            "no",
+            "take on no new requests; those under way are finished",
+        )],
+    };
+
+    /// Whether it is frozen.
+    type Settings = bool;
+
+    fn parse(values: &Values<'_>) -> Result<bool, String> {
+        values.get("frozen", yes_or_no)
+    }
+
+    fn new(_: &bool, _: &Filters) -> Result<Pause, String> {
+        Ok(Pause)
+    }
+
+    fn layer(
+        self: &Arc<Self>,
+        frozen: View<bool>,
+        cx: &mut Cx,
+        _: &DiskInfo,
+    ) -> io::Result<Box<dyn Layer>> {
+        if *frozen {
+            cx.close();
+        }
+        Ok(Box::new(Gate { frozen }))
+    }
+}
+
+/// What was popped in the batch of the moment still passes.
+struct Gate {
+    frozen: View<bool>,
+}
+
+impl Layer for Gate {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
+        below.submit(cx, id);
+    }
+
+    fn timer(&mut self, cx: &mut Cx, _: &mut dyn Channel) {
+        self.frozen.refresh();
+        if *self.frozen {
+            cx.close();
+        }
+    }
+}

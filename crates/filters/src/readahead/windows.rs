@@ -1,0 +1,181 @@
+//! What has been read ahead, or is being read.
+
+use super::regions::{Regions, Seen};
+use crate::buffer::Buffer;
+use fathom_core::{Channel, Cx, Op, Owner, RequestId, Stage};
+use std::io;
+
+/// A range of the disk in memory.
+struct Window {
+    offset: u64,
+    len: u64,
+    buffer: Buffer,
+    seen: Seen,
+    /// The child that is filling it.
+    filling: Option<RequestId>,
+    /// Requests that wait for that.
+    waiting: Vec<RequestId>,
+    /// When it was last of use.
+    used: u64,
+}
+
+/// One worker's.
+pub(super) struct Windows {
+    windows: Vec<Window>,
+    owner: Owner,
+    disk: u64,
+    uses: u64,
+}
+
+pub(super) enum Hit {
+    /// In memory.
+    Here(usize),
+    /// Being read.
+    Coming(usize),
+}
+
+impl Windows {
+    pub(super) fn new(cx: &mut Cx, most: usize, disk: u64) -> io::Result<Windows> {
+        Ok(Windows {
+            windows: Vec::new(),
+            owner: cx.reserve_children(most)?,
+            disk,
+            uses: 0,
+        })
+    }
+
+    /// The window that has all of the range, as it is on the disk now.
+    pub(super) fn find(&mut self, regions: &Regions, offset: u64, len: u64) -> Option<Hit> {
+        let end = offset.checked_add(len)?;
+        let n = self.windows.iter().position(|w| {
+            w.offset <= offset
+                && end <= w.offset + w.len
+                && regions.look(w.offset, w.len) == Some(w.seen)
+        })?;
+        self.uses += 1;
+        self.windows[n].used = self.uses;
+        Some(match self.windows[n].filling {
+            None => Hit::Here(n),
+            Some(_) => Hit::Coming(n),
+        })
+    }
+
+    pub(super) fn serve(&mut self, cx: &mut Cx, id: RequestId, n: usize) {
+        cx.enter(id, Stage::Map);
+        cx.enter(id, Stage::Device);
+        let request = &cx.slab[id];
+        let window = &self.windows[n];
+        let from = (request.offset - window.offset) as usize;
+        // SAFETY: the source vouches for the request's segments.
+        unsafe { window.buffer.copy_to(from, &request.segments) };
+        cx.complete(id, 0);
+    }
+
+    pub(super) fn wait(&mut self, cx: &mut Cx, id: RequestId, n: usize) {
+        cx.enter(id, Stage::Map);
+        cx.enter(id, Stage::Device);
+        self.windows[n].waiting.push(id);
+    }
+
+    /// Read up to `size` bytes from `offset` on into one of `most` windows.
+    /// Returns how many: 0 when there is no room or nothing to read.
+    pub(super) fn fetch(
+        &mut self,
+        cx: &mut Cx,
+        below: &mut dyn Channel,
+        regions: &Regions,
+        source: u16,
+        offset: u64,
+        (most, size): (usize, u64),
+    ) -> u64 {
+        let len = size.min(self.disk.saturating_sub(offset));
+        let Some(seen) = regions.look(offset, len).filter(|_| len > 0) else {
+            return 0;
+        };
+        let Some(mut buffer) = self.room(most, size) else {
+            return 0;
+        };
+        let Some(child) = cx.slab.take() else {
+            return 0;
+        };
+        let request = &mut cx.slab[child];
+        request.stamps = Default::default();
+        request.op = Op::Read;
+        (request.fua, request.unmap, request.error) = (false, false, 0);
+        (request.owner, request.source) = (self.owner, source);
+        (request.offset, request.at, request.len) = (offset, offset, len);
+        request.segments.clear();
+        request.segments.push(buffer.iovec(len as usize));
+        self.uses += 1;
+        self.windows.push(Window {
+            offset,
+            len,
+            buffer,
+            seen,
+            filling: Some(child),
+            waiting: Vec::new(),
+            used: self.uses,
+        });
+        below.submit(cx, child);
+        len
+    }
+
+    /// A buffer of `size` bytes: a new one, or that of the window which was of
+    /// no use for longest.
+    fn room(&mut self, most: usize, size: u64) -> Option<Buffer> {
+        // There may be fewer and others than there were.
+        while self.windows.len() > most {
+            self.take_oldest()?;
+        }
+        if self.windows.len() < most {
+            return Some(Buffer::new(size as usize));
+        }
+        let buffer = self.take_oldest()?.buffer;
+        match buffer.len() == size as usize {
+            true => Some(buffer),
+            false => Some(Buffer::new(size as usize)),
+        }
+    }
+
+    fn take_oldest(&mut self) -> Option<Window> {
+        let windows = self.windows.iter().enumerate();
+        let full = windows.filter(|(_, w)| w.filling.is_none());
+        let (oldest, _) = full.min_by_key(|(_, w)| w.used)?;
+        Some(self.windows.swap_remove(oldest))
+    }
+
+    /// Serve those who waited for what has been read.
+    pub(super) fn settle(&mut self, cx: &mut Cx, below: &mut dyn Channel, regions: &Regions) {
+        while let Some(child) = cx.child_done(self.owner) {
+            let error = cx.slab[child].error;
+            cx.slab.put(child);
+            let filled = |w: &Window| w.filling == Some(child);
+            let Some(n) = self.windows.iter().position(filled) else {
+                continue;
+            };
+            let window = &mut self.windows[n];
+            window.filling = None;
+            let waiting = std::mem::take(&mut window.waiting);
+            let same = regions.look(window.offset, window.len) == Some(window.seen);
+            for id in waiting {
+                match error == 0 && same {
+                    true => self.serve(cx, id, n),
+                    // It has not been asked for, so its error is nobody's.
+                    false => below.submit(cx, id),
+                }
+            }
+            if error != 0 {
+                self.windows.swap_remove(n);
+            }
+        }
+    }
+}
+
+/// The kernel may still write to the buffers of children under way.
+impl Drop for Windows {
+    fn drop(&mut self) {
+        for window in self.windows.drain(..).filter(|w| w.filling.is_some()) {
+            std::mem::forget(window);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `readonly`: nothing is written.
+
+use crate::about::About;
+use crate::filter::Kind;
+use crate::layer::Layer;
+use crate::live::View;
+use crate::registry::Filters;
+use crate::values::Values;
+use fathom_core::{Channel, Cx, DiskInfo, Op, RequestId};
+use std::io;
+use std::sync::Arc;
+
+pub(crate) struct Readonly;
+
+impl Kind for Readonly {
+    const ABOUT: &'static About = &About {
+        name: "readonly",
+        what: "the disk can be read only",
+        options: &[],
+    };
+
+    type Settings = ();
+
+    fn parse(_: &Values<'_>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn new((): &(), _: &Filters) -> Result<Readonly, String> {
+        Ok(Readonly)
+    }
+
+    fn info((): &(), below: DiskInfo) -> DiskInfo {
+        DiskInfo {
+            read_only: true,
+            discard: None,
+            write_zeroes: None,
+            ..below
+        }
+    }
+
+    fn layer(
+        self: &Arc<Self>,
+        _: View<()>,
+        _: &mut Cx,
+        _: &DiskInfo,
+    ) -> io::Result<Box<dyn Layer>> {
+        Ok(Box::new(Refusing))
+    }
+}
+
+/// Exporters refuse writes to a read-only disk themselves; this refuses those
+/// of the filters above.
+struct Refusing;
+
+impl Layer for Refusing {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
+        match cx.slab[id].op {
+            Op::Write | Op::Discard | Op::WriteZeroes => cx.complete(id, libc::EROFS),
+            _ => below.submit(cx, id),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The filters that there are.
+
+use crate::about::About;
+use crate::cow::Cow;
+use crate::delay::Delay;
+use crate::fault::Fault;
+use crate::filter::{Filter, Kind, make};
+use crate::log::Log;
+use crate::pause::Pause;
+use crate::readahead::Readahead;
+use crate::readonly::Readonly;
+use crate::spec::Spec;
+use crate::throttle::{Groups, Throttle};
+use std::sync::Arc;
+
+/// One line a filter.
+pub static FILTERS: &[Registered] = &[
+    of::<Delay>(),
+    of::<Throttle>(),
+    of::<Fault>(),
+    of::<Cow>(),
+    of::<Readonly>(),
+    of::<Pause>(),
+    of::<Log>(),
+    of::<Readahead>(),
+];
+
+pub struct Registered {
+    pub about: &'static About,
+    make: fn(&[(String, String)], &Filters) -> Result<Arc<dyn Filter>, String>,
+}
+
+const fn of<K: Kind>() -> Registered {
+    Registered {
+        about: K::ABOUT,
+        make: make::<K>,
+    }
+}
+
+/// The filter of that name.
+pub fn find(name: &str) -> Result<&'static Registered, String> {
+    let known = FILTERS.iter().find(|filter| filter.about.name == name);
+    known.ok_or_else(|| {
+        let names: Vec<_> = FILTERS.iter().map(|filter| filter.about.name).collect();
+        format!("there is no filter '{name}', but {}", names.join(", "))
+    })
+}
+
+/// Makes filters for the disks of one daemon.
+#[derive(Default)]
+pub struct Filters {
+    /// What several disks share.
+    pub groups: Groups,
+}
+
+impl Filters {
+    /// The error is one line for the user.
+    pub fn make(&self, spec: &Spec) -> Result<Arc<dyn Filter>, String> {
+        (find(&spec.name)?.make)(&spec.options, self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_filter_works_without_options_and_refuses_unknown_ones() {
+        let filters = Filters::default();
+        for registered in FILTERS {
+            let name = registered.about.name;
+            let made = filters.make(&name.parse().expect("a name"));
+            let filter = made.unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(filter.values(), []);
+            let unknown = format!("{name}:no-such-option=1");
+            assert!(
+                filters
+                    .make(&unknown.parse().expect("well formed"))
+                    .is_err()
+            );
+        }
+        assert!(
+            filters
+                .make(&"no-such-filter".parse().expect("a name"))
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn defaults_are_values() {
+        let filters = Filters::default();
+        for about in FILTERS.iter().map(|filter| filter.about) {
+            let defaults = about.options.iter().filter_map(|option| {
+                let default = option.default.filter(|d| !d.is_empty())?;
+                Some((option.name.to_owned(), default.to_owned()))
+            });
+            let spec = Spec {
+                name: about.name.to_owned(),
+                options: defaults.collect(),
+            };
+            if let Err(error) = filters.make(&spec) {
+                panic!("{spec}: {error}");
+            }
+        }
+    }
+}

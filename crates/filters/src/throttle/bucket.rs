@@ -1,0 +1,61 @@
+//! A leaky bucket in one atomic (the generic cell rate algorithm).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Holds the tick at which the bucket will have leaked empty: its level is how
+/// far that lies ahead.
+#[derive(Default)]
+pub(super) struct Bucket(AtomicU64);
+
+/// A rate and the room for bursts, both as time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rate {
+    /// Ticks in which one unit leaks out.
+    pub(super) ticks_per_unit: f64,
+    /// Ticks in which a full bucket leaks empty.
+    pub(super) room: u64,
+}
+
+impl Bucket {
+    /// Pours `units` in at the first instant, from `now` on, at which the
+    /// bucket is not overfull; returns that instant. Whoever calls it next
+    /// gets a later one, so that callers need not hear of each other.
+    pub(super) fn reserve(&self, rate: Rate, units: f64, now: u64) -> u64 {
+        let cost = (rate.ticks_per_unit * units).round() as u64;
+        let start = |empty: u64| now.max(empty.saturating_sub(rate.room));
+        let pour = |empty: u64| Some(empty.max(start(empty)).saturating_add(cost));
+        let before = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, pour);
+        start(before.expect("`pour` always has an answer"))
+    }
+
+    pub(super) fn forget(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_kept_and_a_burst_is_let_through() {
+        let bucket = Bucket::default();
+        let rate = Rate {
+            ticks_per_unit: 10.0,
+            room: 100,
+        };
+        // Eleven at once (the bucket may be full before the last), then one
+        // every ten ticks.
+        let starts: Vec<_> = (0..20).map(|_| bucket.reserve(rate, 1.0, 1000)).collect();
+        let burst = starts.iter().filter(|start| **start == 1000).count();
+        assert_eq!(burst, 11);
+        assert_eq!(starts[11..14], [1010, 1020, 1030]);
+        // Whoever comes late loses nothing while there is room.
+        assert_eq!(bucket.reserve(rate, 1.0, 1150), 1150);
+        // After a long time it is empty, and no emptier than that.
+        let later = (0..20).map(|_| bucket.reserve(rate, 1.0, 9000));
+        assert_eq!(later.filter(|start| *start == 9000).count(), 11);
+    }
+}

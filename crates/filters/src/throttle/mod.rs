@@ -1,0 +1,176 @@
+//! `throttle`: so many operations and bytes a second, in QEMU's terms.
+
+mod bucket;
+mod group;
+mod limits;
+mod queues;
+
+pub use group::Groups;
+
+use crate::about::{About, Opt};
+use crate::filter::{Kind, Options};
+use crate::layer::Layer;
+use crate::live::View;
+use crate::registry::Filters;
+use crate::values::Values;
+use fathom_core::{Channel, Cx, DiskInfo, Op, RequestId};
+use group::Group;
+use limits::Limits;
+use queues::Queues;
+use std::io;
+use std::sync::Arc;
+
+pub(crate) struct Throttle {
+    group: Arc<Group>,
+}
+
+pub(crate) struct Settings {
+    limits: Limits,
+    group: Option<String>,
+}
+
+const RATE: &str = "how many a second; 0: any number";
+const BURST: &str = "how many a second in a burst";
+const LENGTH: &str = "how long a burst may last";
+
+const fn iops(name: &'static str) -> Opt {
+    Opt::new(name, "NUMBER", "0", RATE)
+}
+
+const fn bps(name: &'static str) -> Opt {
+    Opt::new(name, "BYTES", "0", RATE)
+}
+
+const fn iops_max(name: &'static str) -> Opt {
+    Opt::new(name, "NUMBER", "0", BURST)
+}
+
+const fn bps_max(name: &'static str) -> Opt {
+    Opt::new(name, "BYTES", "0", BURST)
+}
+
+const fn length(name: &'static str) -> Opt {
+    Opt::new(name, "SECONDS", "1", LENGTH)
+}
+
+impl Kind for Throttle {
+    const ABOUT: &'static About = &About {
+        name: "throttle",
+        what: "limit operations and bytes a second, as QEMU's throttling does; discards and \
+               zeroes count as writes, flushes not at all",
+        options: &[
+            iops("iops-total"),
+            iops_max("iops-total-max"),
+            length("iops-total-max-length"),
+            iops("iops-read"),
+            iops_max("iops-read-max"),
+            length("iops-read-max-length"),
+            iops("iops-write"),
+            iops_max("iops-write-max"),
+            length("iops-write-max-length"),
+            bps("bps-total"),
+            bps_max("bps-total-max"),
+            length("bps-total-max-length"),
+            bps("bps-read"),
+            bps_max("bps-read-max"),
+            length("bps-read-max-length"),
+            bps("bps-write"),
+            bps_max("bps-write-max"),
+            length("bps-write-max-length"),
+            Opt::new(
+                "iops-size",
+                "BYTES",
+                "0",
+                "a longer operation counts as several of this size; 0: as one",
+            ),
+            Opt::new(
+                "group",
+                "NAME",
+                "",
+                "disks of one group share these limits; the last to set them sets them for all",
+            ),
+        ],
+    };
+
+    type Settings = Settings;
+
+    fn parse(values: &Values<'_>) -> Result<Settings, String> {
+        Ok(Settings {
+            limits: Limits::parse(values)?,
+            group: values.text("group").map(str::to_owned),
+        })
+    }
+
+    fn new(settings: &Settings, filters: &Filters) -> Result<Throttle, String> {
+        let group = match &settings.group {
+            Some(name) => filters.groups.join(name),
+            None => Group::new(None),
+        };
+        group.forget();
+        Ok(Throttle { group })
+    }
+
+    fn shared_options(&self) -> Option<Arc<Options<Settings>>> {
+        Some(self.group.options())
+    }
+
+    fn changing(&self, to: &Settings) -> Result<(), String> {
+        if to.group.as_deref() != self.group.name() {
+            return Err("throttle: group: it cannot be changed while the disk is served".into());
+        }
+        // As QEMU does: what was used up under the old limits is forgiven.
+        self.group.forget();
+        Ok(())
+    }
+
+    fn layer(
+        self: &Arc<Self>,
+        settings: View<Settings>,
+        _: &mut Cx,
+        _: &DiskInfo,
+    ) -> io::Result<Box<dyn Layer>> {
+        Ok(Box::new(Throttling {
+            settings,
+            group: self.group.clone(),
+            queues: Queues::default(),
+        }))
+    }
+}
+
+struct Throttling {
+    settings: View<Settings>,
+    group: Arc<Group>,
+    queues: Queues,
+}
+
+impl Layer for Throttling {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
+        let is_limited = match cx.slab[id].op {
+            Op::Read | Op::Write | Op::Discard | Op::WriteZeroes => cx.may_wait(id),
+            _ => false,
+        };
+        if is_limited {
+            let (limits, group) = (&self.settings.limits, &self.group);
+            self.queues.submit(cx, id, below, |cx, id| {
+                group.reserve(limits, &cx.slab[id], cx.now())
+            });
+        } else {
+            below.submit(cx, id);
+        }
+    }
+
+    fn timer(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
+        if self.settings.refresh() {
+            // The reservations are of the old limits.
+            self.queues.forget_reservations();
+        }
+        let (limits, group) = (&self.settings.limits, &self.group);
+        self.queues.release_due(cx, below, |cx, id| {
+            group.reserve(limits, &cx.slab[id], cx.now())
+        });
+    }
+
+    fn drain(&mut self, cx: &mut Cx, _source: u16, below: &mut dyn Channel) {
+        self.queues.release_leaving(cx, below);
+    }
+}

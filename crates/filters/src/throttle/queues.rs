@@ -1,0 +1,119 @@
+//! Requests of one worker that wait for their turn.
+
+use fathom_core::{Channel, Cx, Op, RequestId};
+use std::collections::VecDeque;
+
+/// One queue a source and direction. Only the first request of each holds a
+/// reservation: so those of different queues, of this worker and of others,
+/// take turns, however many wait in each.
+#[derive(Default)]
+pub(super) struct Queues {
+    queues: Vec<Queue>,
+    /// Where the next round begins.
+    first: usize,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<RequestId>,
+    /// When the first of them may go.
+    reserved: Option<u64>,
+}
+
+fn index(cx: &Cx, id: RequestId) -> usize {
+    let request = &cx.slab[id];
+    2 * usize::from(request.source) + usize::from(request.op != Op::Read)
+}
+
+impl Queues {
+    /// Submit the request when its time has come: `reserve` says when.
+    pub(super) fn submit(
+        &mut self,
+        cx: &mut Cx,
+        id: RequestId,
+        below: &mut dyn Channel,
+        reserve: impl FnOnce(&Cx, RequestId) -> u64,
+    ) {
+        let index = index(cx, id);
+        if index >= self.queues.len() {
+            self.queues.resize_with(index + 1, Queue::default);
+        }
+        let queue = &mut self.queues[index];
+        if queue.waiting.is_empty() {
+            let start = reserve(cx, id);
+            if start <= cx.now() {
+                return below.submit(cx, id);
+            }
+            queue.reserved = Some(start);
+            cx.wake_at(start);
+        }
+        queue.waiting.push_back(id);
+    }
+
+    /// Submit what is due, in turns, and ask to be woken for what is next.
+    pub(super) fn release_due(
+        &mut self,
+        cx: &mut Cx,
+        below: &mut dyn Channel,
+        reserve: impl Fn(&Cx, RequestId) -> u64,
+    ) {
+        let n = self.queues.len();
+        loop {
+            let mut any = false;
+            for turn in 0..n {
+                let queue = &mut self.queues[(self.first + turn) % n];
+                if let Some(id) = queue.take_due(cx, &reserve) {
+                    below.submit(cx, id);
+                    any = true;
+                }
+            }
+            if !any {
+                break;
+            }
+            self.first = (self.first + 1) % n;
+        }
+        let next = self.queues.iter().filter_map(|queue| queue.reserved).min();
+        if let Some(next) = next {
+            cx.wake_at(next);
+        }
+    }
+
+    pub(super) fn forget_reservations(&mut self) {
+        self.queues
+            .iter_mut()
+            .for_each(|queue| queue.reserved = None);
+    }
+
+    /// Submit what may not wait any more.
+    pub(super) fn release_leaving(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
+        for queue in &mut self.queues {
+            let first = queue.waiting.front().copied();
+            let leaving: Vec<_> = (queue.waiting.iter().copied())
+                .filter(|id| !cx.may_wait(*id))
+                .collect();
+            queue.waiting.retain(|id| !leaving.contains(id));
+            if queue.waiting.front().copied() != first {
+                queue.reserved = None;
+                // The next `release_due` reserves anew.
+                if !queue.waiting.is_empty() {
+                    cx.wake_at(cx.now());
+                }
+            }
+            leaving.into_iter().for_each(|id| below.submit(cx, id));
+        }
+    }
+}
+
+impl Queue {
+    /// The first request, if it may go now. Otherwise it has a reservation
+    /// afterwards.
+    fn take_due(&mut self, cx: &Cx, reserve: impl Fn(&Cx, RequestId) -> u64) -> Option<RequestId> {
+        let id = *self.waiting.front()?;
+        let start = *self.reserved.get_or_insert_with(|| reserve(cx, id));
+        if start > cx.now() {
+            return None;
+        }
+        self.reserved = None;
+        self.waiting.pop_front()
+    }
+}
