@@ -27,6 +27,8 @@ pub struct State {
     pub out_of_order: AtomicBool,
     /// How many requests are held back.
     pub held: AtomicUsize,
+    /// How many requests have been carried out.
+    pub carried_out: AtomicUsize,
     /// How often it was activated and deactivated.
     pub activated: AtomicUsize,
     pub deactivated: AtomicUsize,
@@ -43,6 +45,7 @@ impl TestDisk {
             hold: AtomicBool::new(false),
             out_of_order: AtomicBool::new(false),
             held: AtomicUsize::new(0),
+            carried_out: AtomicUsize::new(0),
             activated: AtomicUsize::new(0),
             deactivated: AtomicUsize::new(0),
             fail_activation: AtomicBool::new(false),
@@ -148,7 +151,11 @@ impl TestChannel {
     fn carry_out(&self, cx: &mut Cx, id: RequestId) {
         let request = &cx.slab[id];
         let mut bytes = self.disk.bytes.lock().unwrap();
+        self.disk.carried_out.fetch_add(1, SeqCst);
         let mut at = request.offset as usize;
+        if matches!(request.op, Op::Discard | Op::WriteZeroes) {
+            bytes[at..at + request.len as usize].fill(0);
+        }
         for segment in &request.segments {
             let len = segment.iov_len;
             let image = &mut bytes[at..at + len];

@@ -4,6 +4,7 @@ use super::cache::{Cache, SECTOR, Sector, Writes};
 use super::destage::{Destage, Then};
 use crate::random::mix;
 use crate::segments::{read_at, write_at};
+use fathom_core::extents::{Extents, Status};
 use fathom_core::{Channel, Cx, Op, Request, RequestId};
 use std::collections::VecDeque;
 use std::io;
@@ -41,6 +42,15 @@ fn sectors(request: &Request) -> Range<u64> {
     request.offset / size..(request.offset + request.len) / size
 }
 
+/// The disk below does not know what is in the cache.
+fn all_is_data(cx: &mut Cx, id: RequestId) {
+    let request = &cx.slab[id];
+    // SAFETY: the request is in flight, and completes afterwards.
+    let mut extents = unsafe { Extents::of(&request.segments, request.len) };
+    extents.push(Status::DATA, request.len);
+    cx.complete(id, 0);
+}
+
 impl Volatile {
     pub(super) fn new(cache: Arc<Cache>, cx: &mut Cx) -> io::Result<Volatile> {
         Ok(Volatile {
@@ -67,6 +77,7 @@ impl Volatile {
         match cx.slab[id].op {
             Op::Read => self.read(cx, id, below),
             Op::Write | Op::WriteZeroes | Op::Discard | Op::Flush => self.write(cx, id, below),
+            Op::BlockStatus => all_is_data(cx, id),
         }
     }
 

@@ -1,0 +1,81 @@
+use crate::support::{Ask, Bed, Peer};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+#[test]
+fn a_sequential_reader_finds_it_there() {
+    // Slow below, so that what is read ahead is worth it.
+    let specs = ["readahead:size=64k", "delay:read=20ms"];
+    let bed = Bed::new(&specs, 1);
+    let truth = bed.bytes();
+    let mut peer = bed.peer();
+    let (mut quick, n) = (0, 128);
+    for i in 0..n {
+        let answer = peer.do_it(Ask::read(i * 4096, 4096));
+        let at = i as usize * 4096;
+        assert_eq!(answer.data, truth[at..at + 4096]);
+        quick += u32::from(answer.took < Duration::from_millis(20));
+    }
+    assert!(quick > 100, "{quick} of {n}");
+    assert!(bed.disk.carried_out.load(SeqCst) < 30);
+}
+
+#[test]
+fn random_readers_are_left_alone() {
+    let bed = Bed::new(&["readahead"], 1);
+    let mut peer = bed.peer();
+    for i in 0..64u64 {
+        peer.do_it(Ask::read(i * 37 % 64 * 8192, 4096));
+    }
+    assert_eq!(bed.disk.carried_out.load(SeqCst), 64);
+}
+
+#[test]
+fn what_was_written_meanwhile_is_seen_by_every_worker() {
+    let bed = Bed::new(&["readahead:size=32k,after=1,memory=128k"], 2);
+    let mut peers = [Peer::attach(&bed.workers[0]), Peer::attach(&bed.workers[1])];
+    let mut truth = bed.bytes();
+    let mut state = 1u64;
+    let mut random = |n: u64| {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (state >> 33) % n
+    };
+    let mut at = 0usize;
+    for round in 0..3000u32 {
+        let peer = &mut peers[random(2) as usize];
+        if random(4) == 0 {
+            let (sector, len) = (random(2000) as usize, random(48) as usize + 1);
+            let range = sector * 512..(sector + len) * 512;
+            truth[range.clone()].fill(round as u8);
+            let write = Ask::write(range.start as u64, vec![round as u8; len * 512]);
+            assert_eq!(peer.do_it(write).error, 0);
+        }
+        if random(50) == 0 {
+            at = random(200) as usize * 512;
+        }
+        let len = 2048;
+        at = if at + len > truth.len() { 0 } else { at };
+        let answer = peer.do_it(Ask::read(at as u64, len));
+        assert!(answer.data == truth[at..at + len], "round {round} at {at}");
+        at += len;
+    }
+}
+
+#[test]
+fn what_is_on_its_way_is_waited_for() {
+    let bed = Bed::new(&["readahead:size=64k,after=0"], 1);
+    let truth = bed.bytes();
+    let mut peer = bed.peer();
+    peer.do_it(Ask::read(0, 4096));
+    bed.disk.hold();
+    peer.do_it(Ask::read(4096, 4096)); // which is there, and asks for more
+    peer.ask_all((16..24).map(|n| Ask::read(n * 4096, 4096)));
+    std::thread::sleep(Duration::from_millis(20));
+    bed.disk.release();
+    for answer in peer.answers(8) {
+        let at = (answer.number as usize - 2 + 16) * 4096;
+        assert_eq!(answer.data, truth[at..at + 4096]);
+    }
+}
