@@ -18,6 +18,10 @@ dosfstools
 mtools
 systemd-boot-efi
 fio
+nbdkit
+libnbd-bin
+python3-libnbd
+openssl
 strace
 util-linux
 mount
@@ -272,8 +276,9 @@ check_rust() {
 }
 
 absent_programs() {
-	for program in qemu-system-x86_64 qemu-img qemu-io qemu-storage-daemon busybox mke2fs e2fsck \
-		mkfs.fat mcopy fio strace setpriv cc python3 chromium; do
+	for program in qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
+		e2fsck mkfs.fat mcopy fio nbdkit nbdinfo nbdcopy nbdsh openssl strace setpriv cc python3 \
+		chromium; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done
 }
