@@ -31,6 +31,12 @@ pub enum Error {
     /// The server broke the virtqueue's or the protocol's rules.
     #[error("queue {queue}: {what}")]
     Device { queue: usize, what: String },
+    /// An NBD server did not let the client in.
+    #[error("NBD handshake: {0}")]
+    Handshake(String),
+    /// An NBD server broke the protocol's rules.
+    #[error("connection {connection}: the server broke the NBD protocol: {what}")]
+    Connection { connection: usize, what: String },
     /// The server went away and reconnecting was not asked for, or took too long.
     #[error("{0}")]
     Gone(String),

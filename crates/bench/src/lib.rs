@@ -1,9 +1,11 @@
-//! A load generator that speaks vhost-user-blk, and the same load on a file.
+//! A load generator that speaks vhost-user-blk and NBD, and the same load on a
+//! file.
 //!
 //! [`run`] plays the front-end without a virtual machine: the driver's side of
 //! split virtqueues in shared memory, one thread per queue, made to cost as
 //! little as possible, so that what is measured is the server. The same loop
-//! drives a file through io_uring or pread, which gives the host's own figure.
+//! drives connections to an NBD server, in batches, and a file through io_uring
+//! or pread, which gives the host's own figure.
 //!
 //! With [`options::Load::verify`] every block carries what, where and when it
 //! is, and lost, stale, torn and misplaced data is found, also over the death
@@ -24,6 +26,7 @@ mod ledger;
 mod load;
 mod memory;
 mod message;
+mod nbd;
 mod pattern;
 mod port;
 mod queue;
@@ -40,7 +43,8 @@ pub use control::Phase;
 pub use cpu::parse_list as parse_cpu_list;
 pub use error::{Error, Result};
 pub use hist::Summary;
-pub use options::{Engine, File, Load, Options, Rw, Target, VhostUser, Wait};
+pub use nbd::{ExportInfo, NbdUri, Replies, info as nbd_info};
+pub use options::{Engine, File, Load, Nbd, Options, Rw, Target, VhostUser, Wait};
 pub use port::Op;
 pub use report::Report;
 pub use run::Progress;
@@ -59,6 +63,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress)) -> Result<Rep
     options.validate()?;
     match &options.target {
         Target::VhostUser(server) => server::run(options, server, progress),
+        Target::Nbd(server) => nbd::run(options, server, progress),
         Target::File(file) => host::run(options, file, progress),
     }
 }

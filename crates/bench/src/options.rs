@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::nbd::{NbdUri, Replies};
 
 /// A whole run.
 #[derive(Clone, Debug)]
@@ -16,6 +17,7 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub enum Target {
     VhostUser(VhostUser),
+    Nbd(Nbd),
     File(File),
 }
 
@@ -39,6 +41,17 @@ pub struct VhostUser {
     pub log: bool,
     /// When the server dies: try to reconnect for this long. Needs `inflight`.
     pub reconnect: Option<Duration>,
+    /// Process whose CPU time is reported instead of the socket's peer.
+    pub backend_pid: Option<u32>,
+}
+
+/// An export of an NBD server.
+#[derive(Clone, Debug)]
+pub struct Nbd {
+    pub uri: NbdUri,
+    /// The form of requests and replies; `None`: the best that the server has.
+    pub replies: Option<Replies>,
+    pub wait: Wait,
     /// Process whose CPU time is reported instead of the socket's peer.
     pub backend_pid: Option<u32>,
 }
@@ -77,9 +90,9 @@ impl Engine {
 /// How a worker waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Sleep until the interrupt (the call eventfd).
+    /// Sleep until the interrupt (the call eventfd), or until the socket has a reply.
     Interrupt,
-    /// Spin on the used ring, interrupts suppressed.
+    /// Spin on the used ring, interrupts suppressed, or on the socket.
     Poll,
 }
 
@@ -97,7 +110,7 @@ pub struct Load {
     pub bs: u32,
     /// Requests in flight per queue.
     pub iodepth: u16,
-    /// Virtqueues, or workers on a file; one thread each.
+    /// Virtqueues, connections, or workers on a file; one thread each.
     pub queues: u16,
     /// Measured time; `None`: until `number_ios`.
     pub runtime: Option<Duration>,
@@ -220,6 +233,18 @@ impl VhostUser {
     }
 }
 
+impl Nbd {
+    /// The defaults for an export.
+    pub fn new(uri: NbdUri) -> Self {
+        Nbd {
+            uri,
+            replies: None,
+            wait: Wait::Interrupt,
+            backend_pid: None,
+        }
+    }
+}
+
 impl File {
     /// The defaults for a file at `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
@@ -244,6 +269,7 @@ impl Options {
         self.load.validate()?;
         match &self.target {
             Target::VhostUser(v) => v.validate(&self.load),
+            Target::Nbd(_) => Ok(()),
             Target::File(f) => f.validate(&self.load),
         }
     }

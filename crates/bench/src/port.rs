@@ -1,4 +1,5 @@
-//! The way requests go: what the load loop needs of a virtqueue or a file.
+//! The way requests go: what the load loop needs of a virtqueue, a
+//! connection or a file.
 
 use crate::error::Result;
 use crate::memory::Buffer;
@@ -42,9 +43,9 @@ pub struct Done {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Times the other side was told of new requests: eventfd writes, or
-    /// system calls on a file.
+    /// system calls on a file, or sends on a connection.
     pub kicks: u64,
-    /// Times the other side told us.
+    /// Times the other side told us, or receives on a connection.
     pub calls: u64,
 }
 

@@ -44,7 +44,7 @@ pub struct Backend {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub target: String,
-    /// `vhost-user`, `io_uring` or `psync`.
+    /// `vhost-user`, `nbd`, `io_uring` or `psync`.
     pub engine: String,
     pub rw: String,
     pub bs: u32,
@@ -150,6 +150,7 @@ fn names(target: &Target) -> (String, String, String) {
             "vhost-user".into(),
             wait(v.wait),
         ),
+        Target::Nbd(n) => (n.uri.to_string(), "nbd".into(), wait(n.wait)),
         Target::File(f) => (
             f.path.display().to_string(),
             f.engine.name().into(),

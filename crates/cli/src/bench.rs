@@ -1,29 +1,37 @@
 //! `fathom bench`: fio's option names to the load generator's options.
 
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use fathom_bench::{
-    Engine, File, Load, Options, Phase, Progress, Rw, Target, VhostUser, Wait, parse_cpu_list,
+    Engine, File, Load, Nbd, NbdUri, Options, Phase, Progress, Replies, Rw, Target, VhostUser, Wait,
+    parse_cpu_list,
 };
 use fathom_daemon::size::parse_size;
+use serde::Serialize;
 
-/// Measure a vhost-user-blk server, or a file for comparison
+/// Measure a vhost-user-blk or NBD server, or a file for comparison
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("target").required(true).args(["path", "vhost_user", "nbd"]))]
 pub struct BenchArgs {
     /// File or block device of this host to measure
-    #[arg(required_unless_present = "vhost_user", conflicts_with = "vhost_user")]
     path: Option<PathBuf>,
 
     /// Be the front-end of the vhost-user-blk server on this socket
     #[arg(long, value_name = "SOCKET")]
     vhost_user: Option<PathBuf>,
 
+    /// Be the client of an NBD server: nbd://HOST[:PORT]/EXPORT or
+    /// nbd+unix:///EXPORT?socket=PATH
+    #[arg(long, value_name = "URI")]
+    nbd: Option<NbdUri>,
+
     /// Print what the server offers and leave
-    #[arg(long, requires = "vhost_user")]
+    #[arg(long, conflicts_with = "path")]
     info: bool,
 
     /// Kind of load
@@ -50,8 +58,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     iodepth: u16,
 
-    /// Virtqueues, or workers on a file; each has a thread
-    #[arg(long, alias = "numjobs", value_name = "N", default_value_t = 1)]
+    /// Virtqueues, connections, or workers on a file; each has a thread
+    #[arg(
+        long,
+        aliases = ["numjobs", "connections"],
+        value_name = "N",
+        default_value_t = 1
+    )]
     queues: u16,
 
     /// Entries of a virtqueue [default: what iodepth needs, at least 128]
@@ -101,6 +114,10 @@ pub struct BenchArgs {
     /// How to wait for completions
     #[arg(long, value_enum, default_value = "interrupt")]
     wait: WaitArg,
+
+    /// Report this process's CPU time instead of the socket owner's; needed over TCP
+    #[arg(long, alias = "server-pid", value_name = "PID", conflicts_with = "path")]
+    backend_pid: Option<u32>,
 
     /// Pin the workers to these CPUs, as taskset writes them (0,2-3)
     #[arg(long, value_name = "LIST")]
@@ -154,9 +171,9 @@ pub struct BenchArgs {
     )]
     reconnect: Option<Duration>,
 
-    /// Report this process's CPU time instead of the socket owner's
-    #[arg(long, value_name = "PID", help_heading = "vhost-user")]
-    backend_pid: Option<u32>,
+    /// Form of NBD's requests and replies [default: the best that the server has]
+    #[arg(long, value_enum, requires = "nbd", help_heading = "NBD")]
+    replies: Option<RepliesArg>,
 
     /// How to reach the file
     #[arg(
@@ -198,6 +215,13 @@ enum RwArg {
 enum WaitArg {
     Interrupt,
     Poll,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RepliesArg {
+    Simple,
+    Structured,
+    Extended,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -270,8 +294,8 @@ impl BenchArgs {
             WaitArg::Interrupt => Wait::Interrupt,
             WaitArg::Poll => Wait::Poll,
         };
-        match (&self.vhost_user, &self.path) {
-            (Some(socket), _) => Ok(Target::VhostUser(VhostUser {
+        match (&self.vhost_user, &self.nbd, &self.path) {
+            (Some(socket), ..) => Ok(Target::VhostUser(VhostUser {
                 queue_size: self.queue_size,
                 wait,
                 indirect: !self.no_indirect,
@@ -286,7 +310,17 @@ impl BenchArgs {
                 backend_pid: self.backend_pid,
                 ..VhostUser::new(socket)
             })),
-            (None, Some(path)) => Ok(Target::File(File {
+            (None, Some(uri), _) => Ok(Target::Nbd(Nbd {
+                replies: self.replies.map(|replies| match replies {
+                    RepliesArg::Simple => Replies::Simple,
+                    RepliesArg::Structured => Replies::Structured,
+                    RepliesArg::Extended => Replies::Extended,
+                }),
+                wait,
+                backend_pid: self.backend_pid,
+                ..Nbd::new(uri.clone())
+            })),
+            (None, None, Some(path)) => Ok(Target::File(File {
                 engine: match self.engine {
                     EngineArg::IoUring => Engine::IoUring,
                     EngineArg::Psync => Engine::Psync,
@@ -297,35 +331,39 @@ impl BenchArgs {
                 wait,
                 ..File::new(path)
             })),
-            (None, None) => bail!("give a PATH or --vhost-user SOCKET"),
+            (None, None, None) => bail!("give a PATH, --vhost-user SOCKET or --nbd URI"),
         }
     }
 }
 
 /// Runs the load and prints the result on stdout.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
-    if let (true, Some(socket)) = (args.info, &args.vhost_user) {
-        let info = fathom_bench::info(socket)?;
-        match args.json {
-            true => println!("{}", serde_json::to_string_pretty(&info)?),
-            false => print!("{info}"),
-        }
-        return Ok(());
-    }
     let options = Options {
         target: args.target()?,
         load: args.load()?,
     };
+    if args.info {
+        return match &options.target {
+            Target::VhostUser(server) => show(&fathom_bench::info(&server.socket)?, args.json),
+            Target::Nbd(server) => show(&fathom_bench::nbd_info(server)?, args.json),
+            Target::File(_) => bail!("--info needs --vhost-user or --nbd"),
+        };
+    }
     let mut line = ProgressLine::new();
     let result = fathom_bench::run(&options, &mut |p| line.show(p));
     line.clear();
     let report = result?;
-    match args.json {
-        true => println!("{}", serde_json::to_string_pretty(&report)?),
-        false => print!("{report}"),
-    }
+    show(&report, args.json)?;
     if report.errors > 0 {
         bail!("{} requests failed", report.errors);
+    }
+    Ok(())
+}
+
+fn show(what: &(impl Display + Serialize), json: bool) -> anyhow::Result<()> {
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(what)?),
+        false => print!("{what}"),
     }
     Ok(())
 }

@@ -1,0 +1,290 @@
+//! One connection as a [`Port`]: a batch of requests costs one system call, and
+//! so does a batch of replies.
+
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+
+use crate::error::{Error, Result};
+use crate::host::{Buffers, describe_status};
+use crate::memory::Buffer;
+use crate::nbd::replies::{Broken, Flights, Receiver};
+use crate::nbd::wire::{self, Replies};
+use crate::options::{Load, Wait};
+use crate::port::{Counters, Done, Op, Port};
+
+/// A sleeping worker looks up as often, for the phase may have changed.
+pub const TICK: Duration = Duration::from_millis(100);
+/// Pieces of memory that one system call sends.
+const PIECES: usize = 128;
+
+/// A part of what is to be sent.
+#[derive(Clone, Copy, Debug)]
+enum Piece {
+    /// So many bytes of headers.
+    Headers(usize),
+    /// A slot's data, from this byte on.
+    Data(u16, usize),
+}
+
+/// What has been queued and the kernel has not taken.
+#[derive(Debug, Default)]
+struct Outbox {
+    headers: Vec<u8>,
+    /// Bytes of `headers` that were sent.
+    sent: usize,
+    pieces: Vec<Piece>,
+    /// Pieces that were sent.
+    first: usize,
+}
+
+impl Outbox {
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// The header that was just appended to `headers`.
+    #[inline(always)]
+    fn push_header(&mut self, len: usize) {
+        match self.pieces.last_mut() {
+            Some(Piece::Headers(n)) => *n += len,
+            _ => self.pieces.push(Piece::Headers(len)),
+        }
+    }
+
+    /// What comes next, as slices; returns how many.
+    #[inline(always)]
+    fn slices<'a>(&'a self, buffers: &'a Buffers, out: &mut [IoSlice<'a>; PIECES]) -> usize {
+        let mut at = self.sent;
+        let waiting = &self.pieces[self.first..];
+        for (piece, out) in waiting.iter().zip(out.iter_mut()) {
+            *out = IoSlice::new(match *piece {
+                Piece::Headers(len) => {
+                    at += len;
+                    &self.headers[at - len..at]
+                }
+                Piece::Data(slot, from) => &buffers.bytes(slot)[from..],
+            });
+        }
+        waiting.len().min(PIECES)
+    }
+
+    /// The kernel has taken the first `len` bytes of pieces of data of `bs`.
+    #[inline(always)]
+    fn advance(&mut self, mut len: usize, bs: usize) {
+        while len > 0 {
+            let piece = &mut self.pieces[self.first];
+            let left = match piece {
+                Piece::Headers(n) => *n,
+                Piece::Data(_, from) => bs - *from,
+            };
+            let taken = left.min(len);
+            len -= taken;
+            match piece {
+                Piece::Headers(n) => {
+                    *n -= taken;
+                    self.sent += taken;
+                }
+                Piece::Data(_, from) => *from += taken,
+            }
+            self.first += usize::from(taken == left);
+        }
+        if self.first == self.pieces.len() {
+            self.pieces.clear();
+            self.headers.clear();
+            (self.first, self.sent) = (0, 0);
+        }
+    }
+
+    /// Forgets what was sent, when some is left: seldom.
+    fn compact(&mut self) {
+        self.pieces.drain(..self.first);
+        self.headers.drain(..self.sent);
+        (self.first, self.sent) = (0, 0);
+    }
+}
+
+/// One connection in the transmission phase, used by one worker.
+pub struct Connection {
+    socket: OwnedFd,
+    index: usize,
+    form: Replies,
+    len: u32,
+    wait: Wait,
+    buffers: Buffers,
+    flights: Flights,
+    outbox: Outbox,
+    receiver: Receiver,
+    counters: Counters,
+}
+
+impl Connection {
+    /// `socket` has come through the handshake and reads from it time out
+    /// after [`TICK`].
+    pub fn new(
+        socket: OwnedFd,
+        index: usize,
+        form: Replies,
+        wait: Wait,
+        load: &Load,
+    ) -> Result<Connection> {
+        Ok(Connection {
+            socket,
+            index,
+            form,
+            len: load.bs,
+            wait,
+            buffers: Buffers::new(load)?,
+            flights: Flights::new(load.iodepth, load.bs),
+            outbox: Outbox::default(),
+            receiver: Receiver::new(form, load.verify),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Sends what is queued, as far as there is room for it.
+    #[inline(always)]
+    fn send(&mut self) -> Result<()> {
+        while !self.outbox.is_empty() {
+            let mut slices = [IoSlice::new(&[]); PIECES];
+            let count = self.outbox.slices(&self.buffers, &mut slices);
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let mut none = SendAncillaryBuffer::default();
+            self.counters.kicks += 1;
+            match sendmsg(&self.socket, &slices[..count], &mut none, flags) {
+                Ok(len) => self.outbox.advance(len, self.len as usize),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.outbox.compact();
+                    break;
+                }
+                Err(e) => return Err(self.lost(e)),
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn receive(&mut self, flags: RecvFlags) -> Result<()> {
+        self.counters.calls += 1;
+        match recv(&self.socket, self.receiver.room(), flags) {
+            Ok((_, 0)) => Err(self.lost(Errno::CONNRESET)),
+            Ok((_, len)) => {
+                self.receiver.received(len);
+                Ok(())
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(e) => Err(self.lost(e)),
+        }
+    }
+
+    /// Sleeps until something can be sent or received.
+    fn sleep_both(&mut self) -> Result<()> {
+        let events = PollFlags::IN | PollFlags::OUT;
+        let mut fds = [PollFd::new(&self.socket, events)];
+        let tick = Timespec::try_from(TICK).expect("a short time");
+        match poll(&mut fds, Some(&tick)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(Error::os("polling the socket", e)),
+        }
+    }
+
+    #[cold]
+    fn lost(&self, e: Errno) -> Error {
+        let in_flight = self.flights.in_flight();
+        Error::Gone(match e {
+            Errno::CONNRESET | Errno::PIPE => format!(
+                "connection {}: the server closed it with {in_flight} requests in flight",
+                self.index
+            ),
+            e => format!("connection {}: {e}", self.index),
+        })
+    }
+
+    #[cold]
+    fn broken(&self, what: Broken) -> Error {
+        Error::Connection {
+            connection: self.index,
+            what,
+        }
+    }
+}
+
+impl Port for Connection {
+    fn buffer(&self, slot: u16) -> Buffer {
+        self.buffers.get(slot)
+    }
+
+    #[inline(always)]
+    fn queue(&mut self, slot: u16, op: Op, offset: u64) {
+        let (offset, len) = match op {
+            Op::Flush => (0, 0),
+            _ => (offset, self.len),
+        };
+        let cookie = self.flights.start(slot, op, offset);
+        let headers = &mut self.outbox.headers;
+        let before = headers.len();
+        wire::put_request(headers, self.form, wire::command(op), cookie, offset, len);
+        let len = headers.len() - before;
+        self.outbox.push_header(len);
+        if op == Op::Write {
+            self.outbox.pieces.push(Piece::Data(slot, 0));
+        }
+    }
+
+    #[inline(always)]
+    fn submit(&mut self) -> Result<()> {
+        self.send()
+    }
+
+    #[inline(always)]
+    fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        let taken = self
+            .receiver
+            .take(&mut self.flights, &self.buffers, done);
+        taken.map_err(|what| self.broken(what))
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        if self.wait == Wait::Poll {
+            self.send()?;
+            return self.receive(RecvFlags::DONTWAIT);
+        }
+        if self.outbox.is_empty() {
+            return self.receive(RecvFlags::empty());
+        }
+        self.sleep_both()?;
+        self.send()?;
+        self.receive(RecvFlags::DONTWAIT)
+    }
+
+    fn counters(&mut self) -> Counters {
+        self.counters
+    }
+
+    fn describe_status(&self, status: i32) -> String {
+        let errno = describe_status(status);
+        match self.receiver.error_text() {
+            "" => errno,
+            text => format!("{errno}: {text}"),
+        }
+    }
+}
+
+impl Drop for Connection {
+    /// Says goodbye, if the server listens: it may log whoever does not.
+    fn drop(&mut self) {
+        if !self.outbox.is_empty() || self.flights.in_flight() > 0 {
+            return;
+        }
+        let mut goodbye = Vec::with_capacity(wire::MAX_REQUEST);
+        wire::put_request(&mut goodbye, self.form, wire::CMD_DISC, 0, 0, 0);
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = rustix::net::send(&self.socket, &goodbye, flags);
+    }
+}

@@ -1,0 +1,186 @@
+//! Load on an NBD server, by a client that batches.
+//!
+//! Each worker has a connection. It knows every form of requests and replies,
+//! so that any server can be measured with the same load.
+
+mod connection;
+mod handshake;
+mod replies;
+mod uri;
+mod wire;
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{self, Timeout};
+use serde::Serialize;
+
+pub use uri::NbdUri;
+pub use wire::Replies;
+
+use crate::control::Control;
+use crate::cpu::ProcessCpu;
+use crate::error::{Error, Result};
+use crate::options::{Load, Nbd, Options, Rw};
+use crate::report::Report;
+use crate::run::{self, Geometry, Progress, Supervisor};
+use connection::{Connection, TICK};
+use handshake::{Export, handshake};
+use uri::Address;
+
+/// Time for the server to answer in the handshake.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Runs the load.
+pub fn run(
+    options: &Options,
+    server: &Nbd,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Report> {
+    let load = &options.load;
+    let (first, export) = connect(server)?;
+    check(load, &export)?;
+    let geometry = Geometry::new(load, export.size, export.min_block)?;
+    let pid = server.backend_pid.or_else(|| peer_pid(&first, server));
+    let mut sockets = vec![first];
+    for _ in 1..load.queues {
+        let (socket, other) = connect(server)?;
+        if other != export {
+            return Err(Error::Handshake(
+                "the export is not the same on every connection".into(),
+            ));
+        }
+        sockets.push(socket);
+    }
+    let make = |(index, socket)| {
+        let (form, wait) = (export.replies, server.wait);
+        move || Connection::new(socket, index, form, wait, load)
+    };
+    let ports: Vec<_> = sockets.into_iter().enumerate().map(make).collect();
+    let outcome = run::run(load, geometry, ports, &mut Watcher { pid }, progress)?;
+    Ok(Report::new(options, &outcome, pid))
+}
+
+/// A connection in the transmission phase.
+fn connect(server: &Nbd) -> Result<(OwnedFd, Export)> {
+    let socket = server.uri.connect().map_err(|cause| Error::Connect {
+        path: PathBuf::from(server.uri.as_str()),
+        cause,
+    })?;
+    set_timeouts(&socket, ANSWER)?;
+    let mut stream = File::from(socket);
+    let export = handshake(&mut stream, &server.uri.export, server.replies)?;
+    let socket = OwnedFd::from(stream);
+    set_timeouts(&socket, TICK)?;
+    Ok((socket, export))
+}
+
+fn set_timeouts(socket: &OwnedFd, time: Duration) -> Result<()> {
+    sockopt::set_socket_timeout(socket, Timeout::Recv, Some(time))
+        .and_then(|()| sockopt::set_socket_timeout(socket, Timeout::Send, Some(time)))
+        .map_err(|e| Error::os("setting the socket's time-outs", e))
+}
+
+/// A server on a Unix socket is known by who listens there.
+fn peer_pid(socket: &OwnedFd, server: &Nbd) -> Option<u32> {
+    if matches!(server.uri.address, Address::Tcp(..)) {
+        return None;
+    }
+    let peer = sockopt::socket_peercred(socket).ok()?;
+    Some(peer.pid.as_raw_nonzero().get() as u32)
+}
+
+/// Refuses a load that the export cannot have.
+fn check(load: &Load, export: &Export) -> Result<()> {
+    let refused = |feature, hint| Err(Error::Refused { feature, hint });
+    let has = |flag| export.flags & flag != 0;
+    if has(wire::FLAG_READ_ONLY) && load.writes() {
+        return Err(Error::Options(format!(
+            "the export is read-only, --rw {} writes",
+            load.rw.name()
+        )));
+    }
+    let trims = load.rwmixtrim > 0 || matches!(load.rw, Rw::Trim | Rw::RandTrim);
+    if trims && !has(wire::FLAG_SEND_TRIM) {
+        return refused("NBD_CMD_TRIM", "the export cannot be trimmed");
+    }
+    if load.rwmixzero > 0 && !has(wire::FLAG_SEND_WRITE_ZEROES) {
+        return refused("NBD_CMD_WRITE_ZEROES", "leave --rwmixzero out");
+    }
+    if load.fsync > 0 && !has(wire::FLAG_SEND_FLUSH) {
+        return refused("NBD_CMD_FLUSH", "leave --fsync out");
+    }
+    if load.bs > export.max_len {
+        return Err(Error::Options(format!(
+            "--bs {} is more than the server takes, {}",
+            load.bs, export.max_len
+        )));
+    }
+    Ok(())
+}
+
+/// Workers look after themselves: they wake up now and then, and see for
+/// themselves when the server goes away.
+struct Watcher {
+    pid: Option<u32>,
+}
+
+impl Supervisor for Watcher {
+    fn wait(&mut self, time: Duration, control: &Control) -> Result<bool> {
+        let end = Instant::now() + time;
+        while !control.all_finished() && Instant::now() < end {
+            std::thread::sleep(time.min(Duration::from_millis(10)));
+        }
+        Ok(false)
+    }
+
+    fn wake(&self) {}
+
+    fn backend_cpu(&self) -> Option<ProcessCpu> {
+        ProcessCpu::read(self.pid?)
+    }
+
+    fn diagnose(&self, _queue: usize, _completed: u64, _in_flight: u32) -> String {
+        "the server has not answered".into()
+    }
+}
+
+/// What an NBD server offers, for `--info`.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExportInfo {
+    /// None over TCP.
+    pub pid: Option<u32>,
+    pub size: u64,
+    /// Transmission flags.
+    pub flags: u16,
+    pub min_block: u32,
+    pub max_len: u32,
+    pub replies: &'static str,
+}
+
+/// Asks a server for its export, and hangs up.
+pub fn info(server: &Nbd) -> Result<ExportInfo> {
+    let (socket, export) = connect(server)?;
+    Ok(ExportInfo {
+        pid: peer_pid(&socket, server),
+        size: export.size,
+        flags: export.flags,
+        min_block: export.min_block,
+        max_len: export.max_len,
+        replies: export.replies.name(),
+    })
+}
+
+impl std::fmt::Display for ExportInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(pid) = self.pid {
+            writeln!(f, "server process:    {pid}")?;
+        }
+        writeln!(f, "size:              {} bytes", self.size)?;
+        writeln!(f, "flags:             {:#x}", self.flags)?;
+        writeln!(f, "block size:        {} to {} bytes", self.min_block, self.max_len)?;
+        writeln!(f, "form:              {}", self.replies)
+    }
+}

@@ -1,0 +1,417 @@
+//! Takes the server's stream apart, and believes none of it.
+
+use crate::host::Buffers;
+use crate::nbd::wire::{self, Header, Replies};
+use crate::port::{Done, Op};
+
+/// One system call reads up to this much; larger than what the kernel keeps
+/// for a Unix socket, small enough for the CPU's cache.
+const RECEIVE: usize = 256 << 10;
+/// The longest payload of a chunk that is no data: an error with its text.
+const MAX_ERROR: u64 = 8 << 10;
+/// Bits of a cookie that are the slot; the others count.
+const SLOT_BITS: u32 = 16;
+
+/// What is wrong with the stream. After that nothing in it can be found.
+pub type Broken = String;
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    busy: bool,
+    cookie: u64,
+    op: Op,
+    offset: u64,
+    /// Bytes of a read that have come, as data or as a hole.
+    received: u32,
+    /// The first error, an errno.
+    status: i32,
+}
+
+/// All requests in flight, by slot.
+#[derive(Debug)]
+pub struct Flights {
+    slots: Vec<Flight>,
+    /// Of every request.
+    len: u32,
+    started: u64,
+    in_flight: u32,
+}
+
+impl Flights {
+    pub fn new(depth: u16, len: u32) -> Flights {
+        let idle = Flight {
+            busy: false,
+            cookie: 0,
+            op: Op::Read,
+            offset: 0,
+            received: 0,
+            status: 0,
+        };
+        Flights {
+            slots: vec![idle; usize::from(depth)],
+            len,
+            started: 0,
+            in_flight: 0,
+        }
+    }
+
+    /// The cookie of a new request, which no other had before.
+    #[inline(always)]
+    pub fn start(&mut self, slot: u16, op: Op, offset: u64) -> u64 {
+        self.started += 1;
+        self.in_flight += 1;
+        let cookie = self.started << SLOT_BITS | u64::from(slot);
+        self.slots[usize::from(slot)] = Flight {
+            busy: true,
+            cookie,
+            op,
+            offset,
+            received: 0,
+            status: 0,
+        };
+        cookie
+    }
+
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    #[inline(always)]
+    fn find(&mut self, cookie: u64) -> Result<&mut Flight, Broken> {
+        let slot = (cookie & ((1 << SLOT_BITS) - 1)) as usize;
+        match self.slots.get_mut(slot) {
+            Some(flight) if flight.busy && flight.cookie == cookie => Ok(flight),
+            _ => Err(format!(
+                "a reply has cookie {cookie:#x}, which no request in flight has"
+            )),
+        }
+    }
+
+    /// The reply is complete.
+    #[inline(always)]
+    fn end(&mut self, cookie: u64) -> Result<Done, Broken> {
+        let len = self.len;
+        let flight = self.find(cookie)?;
+        if flight.op == Op::Read && flight.status == 0 && flight.received != len {
+            return Err(format!(
+                "a read's reply has {} bytes of {len}",
+                flight.received
+            ));
+        }
+        flight.busy = false;
+        let status = flight.status;
+        self.in_flight -= 1;
+        Ok(Done {
+            slot: (cookie & ((1 << SLOT_BITS) - 1)) as u16,
+            status,
+        })
+    }
+
+    /// `len` bytes from `offset` of the disk have come for a read; returns
+    /// where they belong in its buffer.
+    #[inline(always)]
+    fn fill(&mut self, cookie: u64, offset: u64, len: u64) -> Result<usize, Broken> {
+        let whole = u64::from(self.len);
+        let flight = self.find(cookie)?;
+        let at = offset.wrapping_sub(flight.offset);
+        if flight.op != Op::Read || at > whole || len > whole - at {
+            return Err(format!(
+                "{len} bytes at {offset} are no part of the {} of {whole} bytes at {}",
+                flight.op.name(),
+                flight.offset
+            ));
+        }
+        if len > whole - u64::from(flight.received) {
+            return Err("a read's reply has some bytes twice".into());
+        }
+        flight.received += len as u32;
+        Ok(at as usize)
+    }
+
+    /// The whole read comes in one piece.
+    #[inline(always)]
+    fn fill_whole(&mut self, cookie: u64) -> Result<(), Broken> {
+        let len = self.len;
+        self.find(cookie)?.received = len;
+        Ok(())
+    }
+}
+
+/// Data of a read that is coming.
+#[derive(Clone, Copy, Debug)]
+struct Payload {
+    cookie: u64,
+    /// Where the next byte belongs in the slot's buffer.
+    at: usize,
+    left: usize,
+    /// The reply ends with it.
+    last: bool,
+}
+
+/// What has been received and not been looked at.
+pub struct Receiver {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+    form: Replies,
+    payload: Option<Payload>,
+    /// Whether anybody looks at what is read; else it stays here.
+    keep: bool,
+    /// What the server said of the last error.
+    text: String,
+}
+
+impl Receiver {
+    pub fn new(form: Replies, keep: bool) -> Receiver {
+        Receiver {
+            bytes: vec![0; RECEIVE].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            form,
+            payload: None,
+            keep,
+            text: String::new(),
+        }
+    }
+
+    /// Room for what comes next; never empty. To be followed by `received`.
+    #[inline(always)]
+    pub fn room(&mut self) -> &mut [u8] {
+        // What is left is less than a header or an error: it moves cheaply.
+        self.bytes.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        &mut self.bytes[self.end..]
+    }
+
+    #[inline(always)]
+    pub fn received(&mut self, len: usize) {
+        self.end += len;
+    }
+
+    /// What the server said of the last error, if anything.
+    pub fn error_text(&self) -> &str {
+        &self.text
+    }
+
+    /// Takes all replies that are complete, and the data of others.
+    #[inline(always)]
+    pub fn take(
+        &mut self,
+        flights: &mut Flights,
+        buffers: &Buffers,
+        done: &mut Vec<Done>,
+    ) -> Result<(), Broken> {
+        while self.start < self.end {
+            if let Some(payload) = self.payload {
+                self.take_payload(payload, flights, buffers, done)?;
+            } else if !self.take_header(flights, buffers, done)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn take_payload(
+        &mut self,
+        mut payload: Payload,
+        flights: &mut Flights,
+        buffers: &Buffers,
+        done: &mut Vec<Done>,
+    ) -> Result<(), Broken> {
+        let len = payload.left.min(self.end - self.start);
+        if self.keep {
+            let slot = payload.cookie as u16;
+            buffers.copy_in(slot, payload.at, &self.bytes[self.start..self.start + len]);
+        }
+        self.start += len;
+        payload.at += len;
+        payload.left -= len;
+        self.payload = (payload.left > 0).then_some(payload);
+        if payload.left == 0 && payload.last {
+            done.push(flights.end(payload.cookie)?);
+        }
+        Ok(())
+    }
+
+    /// False: not all of it has come.
+    #[inline(always)]
+    fn take_header(
+        &mut self,
+        flights: &mut Flights,
+        buffers: &Buffers,
+        done: &mut Vec<Done>,
+    ) -> Result<bool, Broken> {
+        let bytes = &self.bytes[self.start..self.end];
+        let header = wire::header(bytes, self.form)
+            .map_err(|magic| format!("{magic:#010x} is no magic number of a reply"))?;
+        let Some((header, size)) = header else {
+            return Ok(false);
+        };
+        match header {
+            Header::Simple { error, cookie } => {
+                self.start += size;
+                self.take_simple(error, cookie, flights, done)?;
+                Ok(true)
+            }
+            Header::Chunk {
+                flags,
+                kind,
+                cookie,
+                offset,
+                len,
+            } => {
+                let flight = flights.find(cookie)?;
+                if offset.is_some_and(|offset| offset != flight.offset) {
+                    return Err("a reply has another offset than its request".into());
+                }
+                let last = flags & wire::CHUNK_DONE != 0;
+                let chunk = Chunk {
+                    kind,
+                    cookie,
+                    len,
+                    last,
+                };
+                self.take_chunk(chunk, size, flights, buffers, done)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn take_simple(
+        &mut self,
+        error: u32,
+        cookie: u64,
+        flights: &mut Flights,
+        done: &mut Vec<Done>,
+    ) -> Result<(), Broken> {
+        let whole = flights.len as usize;
+        let flight = flights.find(cookie)?;
+        if error != 0 {
+            flight.status = errno(error);
+            self.text.clear();
+        }
+        if flight.op != Op::Read {
+            done.push(flights.end(cookie)?);
+            return Ok(());
+        }
+        if self.form != Replies::Simple {
+            return Err("a read was answered by a simple reply".into());
+        }
+        if error != 0 {
+            done.push(flights.end(cookie)?);
+            return Ok(());
+        }
+        flights.fill_whole(cookie)?;
+        self.payload = Some(Payload {
+            cookie,
+            at: 0,
+            left: whole,
+            last: true,
+        });
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn take_chunk(
+        &mut self,
+        chunk: Chunk,
+        header: usize,
+        flights: &mut Flights,
+        buffers: &Buffers,
+        done: &mut Vec<Done>,
+    ) -> Result<bool, Broken> {
+        let body = &self.bytes[self.start + header..self.end];
+        let taken = match chunk.kind {
+            wire::CHUNK_NONE if chunk.len == 0 && chunk.last => 0,
+            wire::CHUNK_DATA if chunk.len > 8 => {
+                let Some(offset) = wire::u64_at(body, 0) else {
+                    return Ok(false);
+                };
+                let at = flights.fill(chunk.cookie, offset, chunk.len - 8)?;
+                self.start += header + 8;
+                self.payload = Some(Payload {
+                    cookie: chunk.cookie,
+                    at,
+                    left: (chunk.len - 8) as usize,
+                    last: chunk.last,
+                });
+                return Ok(true);
+            }
+            wire::CHUNK_HOLE if chunk.len == 12 => {
+                let (Some(offset), Some(len)) = (wire::u64_at(body, 0), wire::u32_at(body, 8))
+                else {
+                    return Ok(false);
+                };
+                let at = flights.fill(chunk.cookie, offset, u64::from(len))?;
+                if self.keep {
+                    buffers.zero(chunk.cookie as u16, at, len as usize);
+                }
+                12
+            }
+            kind if kind & wire::CHUNK_ERROR != 0 && (4..=MAX_ERROR).contains(&chunk.len) => {
+                let Some(body) = body.get(..chunk.len as usize) else {
+                    return Ok(false);
+                };
+                let (status, text) = error(body)?;
+                let flight = flights.find(chunk.cookie)?;
+                if flight.status == 0 {
+                    flight.status = status;
+                }
+                self.text = text;
+                chunk.len as usize
+            }
+            _ => return Err(chunk.unexpected()),
+        };
+        self.start += header + taken;
+        if chunk.last {
+            done.push(flights.end(chunk.cookie)?);
+        }
+        Ok(true)
+    }
+}
+
+/// A chunk's header.
+#[derive(Clone, Copy)]
+struct Chunk {
+    kind: u16,
+    cookie: u64,
+    len: u64,
+    last: bool,
+}
+
+impl Chunk {
+    #[cold]
+    fn unexpected(&self) -> Broken {
+        let end = if self.last { " at the end" } else { "" };
+        format!(
+            "a chunk of type {:#x} has a payload of {} bytes{end}",
+            self.kind, self.len
+        )
+    }
+}
+
+/// The errno and the text of an error chunk.
+#[cold]
+fn error(body: &[u8]) -> Result<(i32, String), Broken> {
+    let number = wire::u32_at(body, 0).unwrap_or(0);
+    if number == 0 {
+        return Err("an error chunk has no error".into());
+    }
+    let text = match wire::u16_at(body, 4) {
+        Some(len) => body
+            .get(6..6 + usize::from(len))
+            .ok_or("an error's text is longer than its chunk")?,
+        None => &[],
+    };
+    let text = String::from_utf8_lossy(text);
+    let text = text.chars().filter(|c| !c.is_control()).collect();
+    Ok((errno(number), text))
+}
+
+/// The protocol's error numbers are those of Linux.
+fn errno(error: u32) -> i32 {
+    i32::try_from(error).unwrap_or(libc::EIO)
+}
