@@ -244,6 +244,10 @@ impl<'a> Watch<'a> {
             }
             self.check_alive(boss)?;
         }
+        // A short run may have ended between two looks.
+        if self.backend_end.is_none() {
+            self.backend_end = boss.backend_cpu();
+        }
         Ok(())
     }
 

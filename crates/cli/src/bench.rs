@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args, ValueEnum};
 use fathom_bench::{
-    Engine, File, Load, Nbd, NbdUri, Options, Phase, Progress, Replies, Rw, Target, VhostUser, Wait,
-    parse_cpu_list,
+    Engine, File, Load, Nbd, NbdUri, Options, Phase, Progress, Replies, Rw, Target, VhostUser,
+    Wait, parse_cpu_list,
 };
 use fathom_daemon::size::parse_size;
 use serde::Serialize;
@@ -116,7 +116,12 @@ pub struct BenchArgs {
     wait: WaitArg,
 
     /// Report this process's CPU time instead of the socket owner's; needed over TCP
-    #[arg(long, alias = "server-pid", value_name = "PID", conflicts_with = "path")]
+    #[arg(
+        long,
+        alias = "server-pid",
+        value_name = "PID",
+        conflicts_with = "path"
+    )]
     backend_pid: Option<u32>,
 
     /// Pin the workers to these CPUs, as taskset writes them (0,2-3)

@@ -244,9 +244,7 @@ impl Port for Connection {
 
     #[inline(always)]
     fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
-        let taken = self
-            .receiver
-            .take(&mut self.flights, &self.buffers, done);
+        let taken = self.receiver.take(&mut self.flights, &self.buffers, done);
         taken.map_err(|what| self.broken(what))
     }
 

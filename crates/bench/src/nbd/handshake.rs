@@ -34,7 +34,9 @@ pub fn handshake(stream: &mut File, name: &str, wanted: Option<Replies>) -> Resu
         Some(export) => Ok(export),
         // A server that has no GO may yet have the option that GO replaced.
         None if replies == Replies::Simple => export_name(stream, name, newstyle_flags),
-        None => Err(broken("the server has structured replies but not NBD_OPT_GO")),
+        None => Err(broken(
+            "the server has structured replies but not NBD_OPT_GO",
+        )),
     }
 }
 

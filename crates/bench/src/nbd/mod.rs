@@ -34,11 +34,7 @@ use uri::Address;
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// Runs the load.
-pub fn run(
-    options: &Options,
-    server: &Nbd,
-    progress: &mut dyn FnMut(&Progress),
-) -> Result<Report> {
+pub fn run(options: &Options, server: &Nbd, progress: &mut dyn FnMut(&Progress)) -> Result<Report> {
     let load = &options.load;
     let (first, export) = connect(server)?;
     check(load, &export)?;
@@ -180,7 +176,11 @@ impl std::fmt::Display for ExportInfo {
         }
         writeln!(f, "size:              {} bytes", self.size)?;
         writeln!(f, "flags:             {:#x}", self.flags)?;
-        writeln!(f, "block size:        {} to {} bytes", self.min_block, self.max_len)?;
+        writeln!(
+            f,
+            "block size:        {} to {} bytes",
+            self.min_block, self.max_len
+        )?;
         writeln!(f, "form:              {}", self.replies)
     }
 }
