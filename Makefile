@@ -45,7 +45,7 @@ torture: setup
 		--test model --test power_cut --test io_errors --test kill \
 		--test lying_keepsake --no-fail-fast
 
-# Fathom against qemu-storage-daemon and the host itself, on this machine.
+# Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself, on this machine.
 bench: build
 	python3 tools/bench/bench.py
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fathom against qemu-storage-daemon and the host itself.
+"""Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself.
 
 Every round measures every case for every subject, one after the other, so that
 what is compared was measured within seconds. The server has one CPU to itself,
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import table
 from cases import Case, all_cases
-from subjects import Bench, Failed, Result
+from result import Failed, Result
+from subjects import Bench
 
 # Percent of the two CPUs' time; a disk's interrupts alone can take some.
 DISTURBED = 10
@@ -78,7 +79,7 @@ def choose_cpus(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def check_programs(fathom: Path) -> None:
-    for program in ("qemu-storage-daemon", "fio", "taskset"):
+    for program in ("qemu-storage-daemon", "qemu-nbd", "nbdkit", "nbdcopy", "fio", "taskset"):
         if shutil.which(program) is None:
             sys.exit(f"error: {program} is not installed; `make setup` installs it")
     if not fathom.is_file():
@@ -103,6 +104,7 @@ def environment(bench: Bench) -> dict:
         "cpus": os.cpu_count(),
         "fathom": first_line(str(bench.fathom), "--version"),
         "qemu-storage-daemon": first_line("qemu-storage-daemon", "--version"),
+        "nbdkit": first_line("nbdkit", "--version"),
         "fio": first_line("fio", "--version"),
         "load_average": os.getloadavg()[0],
         "server_cpu": bench.server_cpu,

@@ -8,29 +8,44 @@ FATHOM_REGISTERED = "fathom --register-memory"
 FATHOM_RAW = "fathom on raw"
 QSD = "qemu-storage-daemon"
 HOST = "host"
+# Over NBD; without more words, on a memory disk.
+NBDKIT = "nbdkit"
+FATHOM_SHM = "fathom on /dev/shm"
+NBDKIT_SHM = "nbdkit on /dev/shm"
+QEMU_NBD = "qemu-nbd on /dev/shm"
 
 
 @dataclass(frozen=True)
 class Case:
     """One load on one kind of storage."""
 
-    storage: str  # null, disk (a file, O_DIRECT) or shm (a file in /dev/shm)
+    storage: str  # null, disk (a file, O_DIRECT), shm (a file in /dev/shm) or nbd
     rw: str
     bs: str
     depth: int
     wait: str = "interrupt"
     image: str = "raw"  # raw, qcow2 or qed
     state: str = "full"  # of an image: full, empty or backed (by a full raw one)
+    by: str = "bench"  # over NBD: bench, fio or nbdcopy
+    connections: int = 1
 
     @property
     def name(self) -> str:
+        if self.by == "nbdcopy":
+            return "nbd-nbdcopy"
+        by = "" if self.by == "bench" else f"-{self.by}"
+        connections = "" if self.connections == 1 else f"-x{self.connections}"
         poll = "-poll" if self.wait == "poll" else ""
         image = "" if self.image == "raw" else f"-{self.image}-{self.state}"
-        return f"{self.storage}{image}-{self.rw}-{self.bs}-{self.depth}{poll}"
+        return f"{self.storage}{by}{image}-{self.rw}-{self.bs}-{self.depth}{connections}{poll}"
 
     @property
     def subjects(self) -> list[str]:
         """Who is measured; on null there is no host to compare with."""
+        if self.by == "nbdcopy":
+            return [FATHOM, NBDKIT]
+        if self.storage == "nbd":
+            return [FATHOM, FATHOM_SHM, NBDKIT, NBDKIT_SHM, QEMU_NBD]
         subjects = [FATHOM, QSD]
         if self.state == "backed" and self.storage == "disk":
             return [FATHOM, QSD, HOST]
@@ -52,7 +67,7 @@ class Bar:
 
     case: str
     text: str
-    figure: str  # iops, p50_us or server_cpu_us
+    figure: str  # iops, mb_per_s, p50_us or server_cpu_us
     against: str
     need: float
     aim: float
@@ -60,7 +75,7 @@ class Bar:
 
     @property
     def more_is_better(self) -> bool:
-        return self.figure == "iops"
+        return self.figure in ("iops", "mb_per_s")
 
     def met(self, ratio: float, wanted: float) -> bool:
         return ratio >= wanted if self.more_is_better else ratio <= wanted
@@ -81,6 +96,12 @@ BARS = [
     Bar("disk-randread-4k-32", "disk, depth 32: CPU against QSD", "server_cpu_us", QSD,
         1.0, 0.65),
     Bar("shm-randread-4k-32", "/dev/shm, depth 32: IOPS against QSD", "iops", QSD, 2.5, 3),
+    Bar("nbd-randread-4k-32", "NBD, depth 32: IOPS against nbdkit", "iops", NBDKIT, 1.6, 2.5),
+    Bar("nbd-randread-4k-32", "NBD, depth 32: IOPS against qemu-nbd", "iops", QEMU_NBD, 2.5, 4),
+    Bar("nbd-randread-4k-1", "NBD, depth 1: p50 against nbdkit", "p50_us", NBDKIT, 1.0, 0.7),
+    Bar("nbd-fio-randread-4k-32", "NBD, fio at depth 32: CPU against nbdkit", "server_cpu_us",
+        NBDKIT, 0.5, 0.35),
+    Bar("nbd-nbdcopy", "NBD, nbdcopy: MB/s against nbdkit", "mb_per_s", NBDKIT, 1.1, 1.5),
 ] + [bar for image in ("qcow2", "qed") for bar in (
     Bar(f"disk-{image}-full-randread-4k-32", f"disk, {image}, depth 32: IOPS against raw", "iops",
         FATHOM_RAW, 0.95, 0.99),
@@ -104,6 +125,15 @@ def all_cases() -> list[Case]:
     for storage in ("null", "disk", "shm"):
         for rw, bs in (("randread", "4k"), ("randwrite", "4k"), ("read", "256k")):
             cases += [Case(storage, rw, bs, depth) for depth in (1, 32, 128)]
+    cases += [
+        Case("nbd", "randread", "4k", 1),
+        Case("nbd", "randread", "4k", 32),
+        Case("nbd", "randread", "4k", 32, connections=4),
+        Case("nbd", "randwrite", "4k", 32),
+        Case("nbd", "read", "256k", 16),
+        Case("nbd", "randread", "4k", 32, by="fio"),
+        Case("nbd", "read", "256k", 64, by="nbdcopy"),
+    ]
     for image in ("qcow2", "qed"):
         for storage in ("disk", "shm"):
             cases += [

@@ -20,14 +20,11 @@ def busy_seconds(cpus: set[int]) -> float:
 
 
 def process_seconds(pid: int) -> float:
-    """CPU time of all threads of a process."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        try:
-            total += int(task.read_text(encoding="utf-8").split()[0])
-        except OSError:
-            pass  # the thread has just ended
-    return total / 1e9
+    """CPU time of all threads of a process, also of those that have ended."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    fields = stat.rpartition(")")[2].split()
+    user, system = int(fields[11]), int(fields[12])
+    return (user + system) / TICKS
 
 
 def children_seconds() -> float:

@@ -6,36 +6,18 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import images
+import nbd
 from cases import FATHOM, FATHOM_RAW, HOST, QSD, Case
-from noise import Noise
+from noise import Noise, process_seconds
+from result import Failed, Result
 
 NULL_SIZE = 1 << 40
 FILE_SIZE = 1 << 30
 START_LIMIT = 20  # seconds
-
-
-class Failed(Exception):
-    """A measurement that gave no figure; the text says why."""
-
-
-@dataclass
-class Result:
-    """One measurement. CPU times are per request."""
-
-    iops: float
-    mb_per_s: float
-    p50_us: float
-    p99_us: float
-    load_cpu_us: float
-    server_cpu_us: float | None = None
-    others_percent: float = 0.0
-
-    def as_dict(self) -> dict:
-        return asdict(self)
 
 
 @dataclass
@@ -57,7 +39,7 @@ class Bench:
     def prepare(self, storages: set[str]) -> None:
         """Writes the files in full: holes would be served without the disk."""
         block = os.urandom(1 << 20)
-        for storage in sorted(storages - {"null"}):
+        for storage in sorted({"shm" if s == "nbd" else s for s in storages} - {"null"}):
             with open(self.path(storage), "wb") as file:
                 for _ in range(FILE_SIZE // len(block)):
                     file.write(block)
@@ -70,6 +52,8 @@ class Bench:
 
     def measure(self, case: Case, subject: str) -> Result:
         cpus = {self.server_cpu, self.load_cpu}
+        if case.storage == "nbd":
+            return self._nbd(case, subject, cpus)
         if subject == HOST:
             noise = Noise(cpus, None)
             result = self._fio(case)
@@ -83,7 +67,7 @@ class Bench:
         command = self._qsd(case, socket) if subject == QSD else self._fathom(case, socket, subject)
         with running(command, socket, self.run_dir / "server.log") as server:
             noise = Noise(cpus, server)
-            result = self._load(case, socket)
+            result = self._load(case, ["--vhost-user", str(socket)])
             result.others_percent = noise.percent()
             return result
 
@@ -108,15 +92,35 @@ class Bench:
         return pinned(self.server_cpu, "qemu-storage-daemon",
                       *blockdevs, "--export", export)
 
+    def _nbd(self, case: Case, subject: str, cpus: set[int]) -> Result:
+        socket = self.run_dir / "disk.sock"
+        uri = f"nbd+unix:///?socket={socket}"
+        command = nbd.server(case, subject, socket, self.fathom, self.path("shm"))
+        command = pinned(self.server_cpu, *command)
+        with running(command, socket, self.run_dir / "server.log") as server:
+            if not nbd.is_full(subject):
+                run(pinned(self.load_cpu, str(self.fathom), *nbd.fill(case, uri)), 60)
+            noise = Noise(cpus, server)
+            if case.by == "bench":
+                result = self._load(case, ["--nbd", uri])
+            else:
+                before, start = process_seconds(server), time.monotonic()
+                out = run(pinned(self.load_cpu, *nbd.load(case, uri, self.seconds)), self.seconds)
+                seconds = time.monotonic() - start
+                result = nbd.result(case, out, seconds, process_seconds(server) - before)
+            result.others_percent = noise.percent()
+            return result
+
     def image(self, case: Case) -> Path:
         return images.path(case, self.path(case.storage))
 
-    def _load(self, case: Case, socket: Path) -> Result:
+    def _load(self, case: Case, target: list[str]) -> Result:
         # An image that is being filled is another one after a while.
         ramp = "500ms" if case.state == "full" else "0s"
         out = run(pinned(
-            self.load_cpu, str(self.fathom), "bench", "--vhost-user", str(socket), "--json",
+            self.load_cpu, str(self.fathom), "bench", *target, "--json",
             "--rw", case.rw, "--bs", case.bs, "--iodepth", str(case.depth),
+            "--queues", str(case.connections),
             "--wait", case.wait, "--cpus", str(self.load_cpu),
             "--runtime", f"{self.seconds}s", "--ramp-time", ramp), self.seconds)
         report = json.loads(out)

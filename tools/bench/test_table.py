@@ -4,7 +4,7 @@ import unittest
 
 import table
 from cases import BARS, FATHOM, FATHOM_NO_POLL, HOST, QSD, Case, all_cases
-from subjects import Result
+from result import Result
 
 
 def result(iops: float = 100, p50: float = 10, cpu: float | None = 1) -> Result:

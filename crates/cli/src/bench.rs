@@ -177,7 +177,12 @@ pub struct BenchArgs {
     reconnect: Option<Duration>,
 
     /// Form of NBD's requests and replies [default: the best that the server has]
-    #[arg(long, value_enum, requires = "nbd", help_heading = "NBD")]
+    #[arg(
+        long,
+        value_enum,
+        conflicts_with_all = ["path", "vhost_user"],
+        help_heading = "NBD"
+    )]
     replies: Option<RepliesArg>,
 
     /// How to reach the file
