@@ -1,0 +1,109 @@
+//! A connection of NBD's transmission phase, from both ends.
+#![allow(dead_code)] // each test uses some of it
+
+pub mod client;
+
+use client::Client;
+use fathom_core::{Disk, Polling, WorkerHandle, WorkerOptions};
+use fathom_exports::nbd::connection::{Agreed, Ending, ExportView, Limits, NbdSource, Stream};
+use fathom_exports::nbd::wire::Replies;
+use fathom_storage::{EngineKind, engine};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+pub fn worker(disk: &Arc<dyn Disk>, kind: EngineKind) -> WorkerHandle {
+    let options = WorkerOptions {
+        name: "nbd".into(),
+        polling: Polling::Auto,
+        cpus: Vec::new(),
+    };
+    WorkerHandle::spawn(disk.clone(), move || engine(kind), options).expect("a worker")
+}
+
+/// The server's side of a connection.
+pub struct Served<'a> {
+    worker: &'a WorkerHandle,
+    id: fathom_core::SourceId,
+    ended: Receiver<()>,
+}
+
+pub struct Setup {
+    pub replies: Replies,
+    pub limits: Limits,
+    pub read_only: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            replies: Replies::Structured,
+            limits: Limits::default(),
+            read_only: false,
+        }
+    }
+}
+
+pub const CONTEXT: u32 = 7;
+
+impl Setup {
+    pub fn with(replies: Replies) -> Setup {
+        Setup {
+            replies,
+            ..Setup::default()
+        }
+    }
+
+    pub fn serve<'a>(self, disk: &Arc<dyn Disk>, worker: &'a WorkerHandle) -> (Served<'a>, Client) {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let stream = Stream {
+            socket: ours.into(),
+            tls: None,
+            read_ahead: Vec::new(),
+        };
+        let replies = self.replies;
+        let served = self.attach(stream, disk, worker);
+        (served, Client::new(theirs, replies))
+    }
+
+    pub fn attach<'a>(
+        self,
+        stream: Stream,
+        disk: &Arc<dyn Disk>,
+        worker: &'a WorkerHandle,
+    ) -> Served<'a> {
+        let mut export = ExportView::new("test", &disk.info());
+        export.read_only |= self.read_only;
+        let agreed = Agreed {
+            replies: self.replies,
+            allocation_context: (self.replies != Replies::Simple).then_some(CONTEXT),
+        };
+        let (sender, ended) = channel();
+        let on_end = Box::new(move || sender.send(()).expect("the test waits"));
+        let source = NbdSource::new(stream, &export, agreed, self.limits, 3, on_end);
+        let source = source.expect("a source");
+        let id = worker.attach(Box::new(source)).expect("attached");
+        Served { worker, id, ended }
+    }
+}
+
+impl Served<'_> {
+    /// Wait for the connection's end, then detach it.
+    pub fn end(self) -> Ending {
+        self.ended.recv_timeout(DEADLINE).expect("its end");
+        self.detach()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.ended.try_recv().is_ok()
+    }
+
+    pub fn detach(self) -> Ending {
+        let source = self.worker.detach(self.id).into_any();
+        let source = source.downcast::<NbdSource>().expect("what was attached");
+        source.ending().clone()
+    }
+}
