@@ -49,7 +49,9 @@ pub struct Client {
 impl Client {
     pub fn new(stream: UnixStream, replies: Replies) -> Client {
         stream.set_read_timeout(Some(super::DEADLINE)).expect("set");
-        stream.set_write_timeout(Some(super::DEADLINE)).expect("set");
+        stream
+            .set_write_timeout(Some(super::DEADLINE))
+            .expect("set");
         Client {
             stream,
             replies,
@@ -73,6 +75,11 @@ impl Client {
             len,
         };
         (cookie, header.to_bytes(self.replies))
+    }
+
+    /// A reply with this cookie may come.
+    pub fn expect(&mut self, cookie: u64, command: u16) {
+        self.sent.insert(cookie, (command, 0, 0));
     }
 
     pub fn send(&mut self, command: u16, flags: u16, offset: u64, len: u64) -> u64 {
@@ -201,14 +208,18 @@ impl Client {
                 assert_eq!(self.replies, Replies::Structured);
                 let extents = payload[4..].chunks_exact(8);
                 let extents = extents.map(|e| (u32_of(&e[..4]).into(), u32_of(&e[4..]).into()));
-                reply.extents.push((u32_of(&payload[..4]), extents.collect()));
+                reply
+                    .extents
+                    .push((u32_of(&payload[..4]), extents.collect()));
             }
             6 => {
                 assert_eq!(self.replies, Replies::Extended);
                 assert_eq!(u32_of(&payload[4..8]) as usize * 16 + 8, payload.len());
                 let extents = payload[8..].chunks_exact(16);
                 let extents = extents.map(|e| (u64_of(&e[..8]), u64_of(&e[8..])));
-                reply.extents.push((u32_of(&payload[..4]), extents.collect()));
+                reply
+                    .extents
+                    .push((u32_of(&payload[..4]), extents.collect()));
             }
             0x8001 | 0x8002 => {
                 reply.error = u32_of(&payload[..4]);

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test uses some of it
 
 pub mod client;
+pub mod disks;
 
 use client::Client;
 use fathom_core::{Disk, Polling, WorkerHandle, WorkerOptions};
@@ -82,7 +83,7 @@ impl Setup {
             allocation_context: (self.replies != Replies::Simple).then_some(CONTEXT),
         };
         let (sender, ended) = channel();
-        let on_end = Box::new(move || sender.send(()).expect("the test waits"));
+        let on_end = Box::new(move || drop(sender.send(())));
         let source = NbdSource::new(stream, &export, agreed, self.limits, 3, on_end);
         let source = source.expect("a source");
         let id = worker.attach(Box::new(source)).expect("attached");
@@ -106,4 +107,16 @@ impl Served<'_> {
         let source = source.downcast::<NbdSource>().expect("what was attached");
         source.ending().clone()
     }
+}
+
+/// Bytes that differ everywhere.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..len).map(|_| next()).collect()
 }
