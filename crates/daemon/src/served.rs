@@ -106,6 +106,9 @@ impl Served {
         if let Some(socket) = &self.options.vhost_user {
             write!(line, " on vhost-user {socket}").expect("a String takes it");
         }
+        if let Some(export) = self.export_name() {
+            write!(line, " by NBD as {export:?}").expect("a String takes it");
+        }
         line
     }
 

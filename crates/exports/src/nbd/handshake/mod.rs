@@ -237,6 +237,9 @@ impl<'a, H: Host> Handshake<'a, H> {
         let data = self.read_data(len)?;
         if option == opt::ABORT {
             self.reply(option, rep::ACK, &[]);
+            // proto.md, NBD_OPT_ABORT: the client need not wait for it.
+            let _ = self.send();
+            self.out.clear();
             return Ok(Next::Over);
         }
         let answer = match data {
