@@ -1,13 +1,14 @@
 //! A disk in this process's memory.
 
+mod pages;
+
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, RangeLimits, Request, RequestId, Stage,
     Status,
 };
+use pages::{PAGE, Pages};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -31,16 +32,8 @@ pub(crate) fn volatile(size: u64) -> DiskInfo {
     }
 }
 
-/// The unit in which memory is given back.
-const PAGE: u64 = 4096;
-
 /// The most that one answer describes, so that it does not hold up others.
 const MAX_STATUS: u64 = 128 << 20;
-const PAGES_AT_ONCE: usize = 2048;
-
-/// Bits of an entry in a pagemap (the kernel's admin-guide/mm/pagemap).
-const PRESENT: u64 = 1 << 63;
-const SWAPPED: u64 = 1 << 62;
 
 /// A disk that is gone with the process. Memory is taken when it is first
 /// written and given back by discards.
@@ -114,7 +107,7 @@ struct Map {
     base: *mut u8,
     len: u64,
     /// Where the kernel says which pages there are, if it does.
-    pages: Option<File>,
+    pages: Option<Pages>,
 }
 
 // SAFETY: the mapping lives as long as the value, and its bytes are a disk's
@@ -138,7 +131,7 @@ impl Map {
         Ok(Map {
             base: base.cast(),
             len,
-            pages: File::open("/proc/self/pagemap").ok(),
+            pages: Pages::open(),
         })
     }
 
@@ -162,35 +155,25 @@ impl Map {
         }
     }
 
-    /// Pages that nobody has touched are holes.
+    /// Pages that nobody has written to are holes.
     #[cold]
     fn block_status(&self, request: &Request) -> Result<(), i32> {
-        self.range(request.at, request.len)?;
+        let first = self.range(request.at, request.len)?.addr() as u64;
         // SAFETY: the request is in flight.
         let mut out = unsafe { Extents::of(&request.segments, request.len) };
-        let Some(pages) = &self.pages else {
-            out.push(Status::DATA, request.len);
-            return Ok(());
-        };
-        let (mut at, end) = (request.at, request.at + request.len.min(MAX_STATUS));
-        let mut entries = [0; 8 * PAGES_AT_ONCE];
-        while at < end {
-            let first = (self.base.addr() as u64 + at) / PAGE;
-            let wanted = (end.next_multiple_of(PAGE) - (at & !(PAGE - 1))) / PAGE;
-            let wanted = PAGES_AT_ONCE.min(wanted as usize);
-            let known = pages.read_exact_at(&mut entries[..8 * wanted], 8 * first);
-            for entry in entries[..8 * wanted].chunks_exact(8) {
-                let entry = u64::from_ne_bytes(entry.try_into().expect("8 bytes"));
-                let status = match known.is_ok() && entry & (PRESENT | SWAPPED) == 0 {
-                    true => Status::HOLE,
-                    false => Status::DATA,
+        let end = first + request.len.min(MAX_STATUS);
+        let pages = first & !(PAGE - 1)..end.next_multiple_of(PAGE);
+        let known = self.pages.as_ref().map(|map| {
+            map.look(pages, |has_data, range| {
+                let status = match has_data {
+                    true => Status::DATA,
+                    false => Status::HOLE,
                 };
-                let len = PAGE - at % PAGE;
-                if !out.push(status, len) {
-                    return Ok(());
-                }
-                at += len;
-            }
+                out.push(status, range.end - range.start.max(first))
+            })
+        });
+        if !known.is_some_and(|known| known.is_ok()) && out.left() == request.len {
+            out.push(Status::DATA, request.len);
         }
         Ok(())
     }
