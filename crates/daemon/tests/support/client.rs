@@ -77,6 +77,11 @@ impl Client {
         (cookie, header.to_bytes(self.replies))
     }
 
+    /// The last request was not sent.
+    pub fn forget_last(&mut self) {
+        self.sent.remove(&self.next_cookie);
+    }
+
     /// A reply with this cookie may come.
     pub fn expect(&mut self, cookie: u64, command: u16) {
         self.sent.insert(cookie, (command, 0, 0));
