@@ -233,6 +233,23 @@ fn too_large_payloads_are_skipped_or_the_end() {
     }
 }
 
+/// As QEMU's client does it.
+#[test]
+fn a_write_need_not_say_that_it_has_a_payload() {
+    let disk = memory();
+    let worker = worker(&disk, EngineKind::IoUring);
+    let (_served, mut client) = Setup::with(Replies::Extended).serve(&disk, &worker);
+    let data = pattern(11, 70_000 & !511);
+    let (cookie, header) = client.header(command::READ, 0, 4096, data.len() as u64);
+    let mut bytes = header;
+    bytes[7] = command::WRITE as u8;
+    bytes.extend(&data);
+    client.stream.write_all(&bytes).expect("sent");
+    client.expect_at(cookie, command::WRITE, 4096);
+    assert_eq!(client.reply_to(cookie).error, 0);
+    assert_eq!(client.read(4096, data.len()), data);
+}
+
 #[test]
 fn a_read_only_export_permits_no_change() {
     let disk = memory();

@@ -84,7 +84,11 @@ impl Client {
 
     /// A reply with this cookie may come.
     pub fn expect(&mut self, cookie: u64, command: u16) {
-        self.sent.insert(cookie, (command, 0, 0));
+        self.expect_at(cookie, command, 0);
+    }
+
+    pub fn expect_at(&mut self, cookie: u64, command: u16, offset: u64) {
+        self.sent.insert(cookie, (command, offset, 0));
     }
 
     pub fn send(&mut self, command: u16, flags: u16, offset: u64, len: u64) -> u64 {

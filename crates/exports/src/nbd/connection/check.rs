@@ -124,10 +124,6 @@ fn kind(export: &ExportView, agreed: Agreed, header: &RequestHeader) -> Result<K
 fn check_payload(agreed: Agreed, header: &RequestHeader, kind: Kind) -> Result<(), Refusal> {
     let max = u64::from(Limits::MAX_PAYLOAD);
     match kind {
-        Kind::Write if !header.has_payload(agreed.replies) => Err(Refusal(
-            ErrorCode::Invalid,
-            "a write without NBD_CMD_FLAG_PAYLOAD_LEN",
-        )),
         Kind::Write if header.len > max => Err(Refusal(
             ErrorCode::Invalid,
             "more than the maximum payload of 32 MiB",
