@@ -2,7 +2,7 @@
 //! its connection. Not a public interface.
 
 use super::export::{Export, Exports, InUse};
-use super::handshake::{Handshake, Host, Outcome, Transport};
+use super::handshake::{Denied, Handshake, Host, Outcome, Transport};
 use super::tls::Tls;
 use fathom_core::{Disk, WorkerHandle};
 use std::io::Write;
@@ -61,7 +61,7 @@ impl Host for Handshakes {
         None
     }
 
-    fn admit(&self, export: &Arc<Export>) -> Result<InUse, String> {
-        InUse::new(export)
+    fn admit(&self, export: &Arc<Export>) -> Result<InUse, Denied> {
+        InUse::new(export).map_err(Denied::NotNow)
     }
 }

@@ -1,8 +1,8 @@
 //! Accepting clients, and what they are doing.
 
-use super::connection::{Limits, NbdSource, Stream};
+use super::connection::{Ending, Limits, NbdSource, Stream};
 use super::export::{Export, Exports, InUse};
-use super::handshake::{Agreement, Handshake, Host, Outcome, Transport};
+use super::handshake::{Agreement, Denied, Handshake, Host, Outcome, Transport};
 use super::peer;
 use super::tls::Tls;
 use crate::Listener;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// Connections in their handshake. One more takes the place of the oldest of
@@ -89,13 +89,15 @@ struct Table {
 struct Connection {
     peer: String,
     since: Instant,
+    /// Its thread has it.
+    socket: Weak<OwnedFd>,
     phase: Phase,
     /// It is to end as soon as it can.
     ending: bool,
 }
 
 enum Phase {
-    Handshake(Arc<OwnedFd>),
+    Handshake,
     /// The disk is in use, or is just being taken into use.
     Admitted(Arc<Export>),
     Served {
@@ -111,17 +113,22 @@ impl Connection {
     fn end(&mut self) {
         self.ending = true;
         match &self.phase {
-            // It may be over already.
-            Phase::Handshake(socket) => drop(shutdown(socket, Shutdown::Both)),
+            Phase::Handshake => {
+                // It may be over already.
+                let socket = self.socket.upgrade();
+                let _ = socket.map(|socket| shutdown(&socket, Shutdown::Both));
+            }
             Phase::Admitted(_) => {}
-            // If there is something in the channel, it is awake.
-            Phase::Served { wake, .. } => drop(wake.try_send(())),
+            Phase::Served { wake, .. } => {
+                // If there is something in the channel, it is awake.
+                let _ = wake.try_send(());
+            }
         }
     }
 
     fn export(&self) -> Option<&Arc<Export>> {
         match &self.phase {
-            Phase::Handshake(_) => None,
+            Phase::Handshake => None,
             Phase::Admitted(export) | Phase::Served { export, .. } => Some(export),
         }
     }
@@ -260,8 +267,7 @@ impl Shared {
 
     fn enter(&self, socket: &Arc<OwnedFd>) -> u64 {
         let mut table = self.table();
-        let in_handshake =
-            |c: &&mut Connection| !c.ending && matches!(c.phase, Phase::Handshake(_));
+        let in_handshake = |c: &&mut Connection| !c.ending && matches!(c.phase, Phase::Handshake);
         if table.connections.values_mut().filter(in_handshake).count() >= MAX_HANDSHAKES
             && let Some(oldest) = table.connections.values_mut().find(in_handshake)
         {
@@ -276,7 +282,8 @@ impl Shared {
         let connection = Connection {
             peer: peer::name(socket),
             since: Instant::now(),
-            phase: Phase::Handshake(socket.clone()),
+            socket: Arc::downgrade(socket),
+            phase: Phase::Handshake,
             ending: false,
         };
         table.connections.insert(number, connection);
@@ -317,22 +324,22 @@ impl Host for Entered {
         self.shared.options.tls.as_ref()
     }
 
-    fn admit(&self, export: &Arc<Export>) -> Result<InUse, String> {
-        let mut table = self.shared.table();
-        if table.stopping {
-            return Err("the server is stopping".into());
-        }
-        let most = self.shared.options.max_connections;
-        let all = table.connections.values();
-        if all.filter(|c| c.export().is_some()).count() >= most {
-            return Err(format!(
-                "the server has {most} connections, and no more at once"
-            ));
-        }
-        self.connection(&mut table).phase = Phase::Admitted(export.clone());
-        drop(table);
-        // May take long.
-        InUse::new(export)
+    fn admit(&self, export: &Arc<Export>) -> Result<InUse, Denied> {
+        let admitted = self.reserve(export).and_then(|()| {
+            // May take long.
+            InUse::new(export).map_err(Denied::NotNow)
+        });
+        admitted.inspect_err(|why| {
+            // It may choose another, and takes no place meanwhile.
+            let mut table = self.shared.table();
+            let connection = self.connection(&mut table);
+            connection.phase = Phase::Handshake;
+            if connection.ending {
+                connection.end();
+            }
+            drop(table);
+            tracing::warn!("nbd: {}: {:?} is denied: {why}", self.peer(), export.name());
+        })
     }
 }
 
@@ -340,6 +347,22 @@ impl Entered {
     fn connection<'t>(&self, table: &'t mut Table) -> &'t mut Connection {
         let connection = table.connections.get_mut(&self.number);
         connection.expect("a connection is in the table until its end")
+    }
+
+    /// One of the places that there are for connections.
+    fn reserve(&self, export: &Arc<Export>) -> Result<(), Denied> {
+        let mut table = self.shared.table();
+        if table.stopping {
+            return Err(Denied::Stopping);
+        }
+        let most = self.shared.options.max_connections;
+        let others = table.connections.iter().filter(|(n, _)| **n != self.number);
+        if others.filter(|(_, c)| c.export().is_some()).count() >= most {
+            let why = format!("the server has {most} connections, and no more at once");
+            return Err(Denied::NotNow(why));
+        }
+        self.connection(&mut table).phase = Phase::Admitted(export.clone());
+        Ok(())
     }
 
     fn peer(&self) -> String {
@@ -374,7 +397,7 @@ impl Entered {
         let tls = transport.into_tls();
         let encrypted = tls.is_some();
         let stream = Stream {
-            socket: Arc::into_inner(socket).expect("nobody else has it after the handshake"),
+            socket: Arc::into_inner(socket).expect("others have it in the handshake only"),
             tls,
             read_ahead: Vec::new(),
         };
@@ -430,6 +453,10 @@ impl Entered {
     fn tell_end(&self, export: &str, source: &NbdSource) {
         let (peer, answered) = (self.peer(), source.answered());
         let ending = source.ending();
-        tracing::info!("nbd: {peer}: {export:?}: {ending} after {answered} requests");
+        let line = format!("nbd: {peer}: {export:?}: {ending}; {answered} requests answered");
+        match ending {
+            Ending::Failed(_) => tracing::warn!("{line}"),
+            _ => tracing::info!("{line}"),
+        }
     }
 }

@@ -39,7 +39,8 @@ impl<H: Host> Handshake<'_, H> {
             return Err(refused("NBD_OPT_EXPORT_NAME after extended headers"));
         }
         let export = self.find(name).map_err(|No(_, why)| refused(why))?;
-        let in_use = self.host.admit(&export).map_err(refused)?;
+        let in_use = self.host.admit(&export);
+        let in_use = in_use.map_err(|denied| refused(denied.to_string()))?;
         let view = export.view();
         if view.minimum_block > USUAL_BLOCK {
             return Err(refused("the client does not ask for the size of blocks"));
@@ -58,7 +59,7 @@ impl<H: Host> Handshake<'_, H> {
         let choice = Choice::parse(data).map_err(No::invalid)?;
         let export = self.find(choice.name)?;
         let in_use = match option {
-            opt::GO => Some(self.host.admit(&export).map_err(unavailable)?),
+            opt::GO => Some(self.host.admit(&export)?),
             _ => None,
         };
         let view = export.view();
@@ -129,10 +130,6 @@ impl<H: Host> Handshake<'_, H> {
             No(rep::ERR_UNKNOWN, format!("there is no export {shown:?}"))
         })
     }
-}
-
-fn unavailable(why: String) -> No {
-    No(rep::ERR_UNKNOWN, why)
 }
 
 impl Choice<'_> {

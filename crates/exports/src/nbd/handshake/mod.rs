@@ -39,9 +39,17 @@ pub trait Host {
     /// None: no TLS.
     fn tls(&self) -> Option<&Tls>;
 
-    /// One more connection is about to be served: take the disk into use. The
-    /// error is a sentence for the client.
-    fn admit(&self, export: &Arc<Export>) -> Result<InUse, String>;
+    /// One more connection is about to be served: take the disk into use.
+    fn admit(&self, export: &Arc<Export>) -> Result<InUse, Denied>;
+}
+
+/// Why an export that there is cannot be had; a sentence for the client.
+#[derive(Debug, thiserror::Error)]
+pub enum Denied {
+    #[error("the server is stopping")]
+    Stopping,
+    #[error("{0}")]
+    NotNow(String),
 }
 
 /// How a handshake has ended.
@@ -95,6 +103,16 @@ struct No(u32, String);
 impl No {
     fn invalid(problem: impl Into<String>) -> No {
         No(rep::ERR_INVALID, problem.into())
+    }
+}
+
+impl From<Denied> for No {
+    fn from(denied: Denied) -> No {
+        let kind = match denied {
+            Denied::Stopping => rep::ERR_SHUTDOWN,
+            Denied::NotNow(_) => rep::ERR_POLICY,
+        };
+        No(kind, denied.to_string())
     }
 }
 

@@ -37,6 +37,7 @@ pub mod rep {
     pub const ERR_INVALID: u32 = 1 << 31 | 3;
     pub const ERR_TLS_REQD: u32 = 1 << 31 | 5;
     pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
+    pub const ERR_SHUTDOWN: u32 = 1 << 31 | 7;
     pub const ERR_BLOCK_SIZE_REQD: u32 = 1 << 31 | 8;
     pub const ERR_TOO_BIG: u32 = 1 << 31 | 9;
     pub const ERR_EXT_HEADER_REQD: u32 = 1 << 31 | 10;

@@ -1,7 +1,7 @@
 //! A client that says what a test wants, and a host for it.
 
 use super::super::option::{OPTION_MAGIC, REPLY_MAGIC, opt, rep};
-use super::super::{Agreed, Failure, Handshake, Host, Outcome, Transport};
+use super::super::{Agreed, Denied, Failure, Handshake, Host, Outcome, Transport};
 use crate::nbd::export::{Export, Exports, InUse};
 use crate::nbd::tls::Tls;
 use fathom_core::testing::TestDisk;
@@ -79,8 +79,8 @@ impl Host for TestHost {
         self.tls.as_ref()
     }
 
-    fn admit(&self, export: &Arc<Export>) -> Result<InUse, String> {
-        InUse::new(export)
+    fn admit(&self, export: &Arc<Export>) -> Result<InUse, Denied> {
+        InUse::new(export).map_err(Denied::NotNow)
     }
 }
 

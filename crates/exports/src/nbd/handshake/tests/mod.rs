@@ -357,7 +357,8 @@ fn a_disk_that_cannot_be_used_is_told() {
         .store(true, std::sync::atomic::Ordering::SeqCst);
     let mut client = Client::new(host.clone());
     client.ask(opt::GO, &choice("a", &[]));
-    assert!(!client.expect(opt::GO, rep::ERR_UNKNOWN).is_empty());
+    let why = client.expect(opt::GO, rep::ERR_POLICY);
+    assert_eq!(why, b"test.img: locked by another process");
     client.ask(opt::EXPORT_NAME, b"a");
     client.is_hung_up();
     client.failure();
