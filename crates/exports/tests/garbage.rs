@@ -1,9 +1,10 @@
-//! Front-ends that send anything.
+//! Front-ends and NBD clients that send anything.
 
 mod support;
 
 use fathom_core::testing::TestDisk;
 use fathom_exports::VhostUser;
+use fathom_exports::nbd::fuzz::Handshakes;
 use fathom_exports::vhost_user::{Options, fuzz};
 use proptest::prelude::*;
 use std::cell::OnceCell;
@@ -63,6 +64,29 @@ proptest! {
     fn no_messages_upset_a_session(data in prop::collection::vec(any::<u8>(), 0..600)) {
         EXPORT.with(|served| fuzz::session(&served.get_or_init(export).1, &data));
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    #[test]
+    fn no_bytes_upset_a_handshake(data in prop::collection::vec(any::<u8>(), 0..600)) {
+        let disk = TestDisk::new();
+        Handshakes::new(disk.clone()).run(&data);
+        assert!(!disk.is_active());
+    }
+}
+
+/// Otherwise the options do not get far enough to test anything.
+#[test]
+fn some_handshakes_come_to_an_agreement() {
+    let handshakes = Handshakes::new(TestDisk::new());
+    // GO, with an empty name and no requests.
+    assert!(handshakes.run(&[1, 7, 2, 0, 64]));
+    // Structured replies, a context, and GO for the same export.
+    assert!(handshakes.run(&[1, 8, 0, 10, 3, 100, 1, 130, 7, 2, 100, 64]));
+    // One byte too many is announced.
+    assert!(!handshakes.run(&[1, 0xe4, 2, 0, 64]));
 }
 
 #[test]

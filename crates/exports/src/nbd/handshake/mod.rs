@@ -17,9 +17,8 @@ use super::connection::Agreed;
 use super::export::{Export, Exports, InUse};
 use super::tls::{Mode, Tls};
 use super::wire::Replies;
-use option::{
-    FIXED_NEWSTYLE, GREETING_MAGIC, Header, NO_ZEROES, OPTION_MAGIC, opt, push_reply, rep,
-};
+pub use option::OPTION_MAGIC;
+use option::{FIXED_NEWSTYLE, GREETING_MAGIC, Header, NO_ZEROES, opt, push_reply, rep};
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
 pub use transport::Transport;
