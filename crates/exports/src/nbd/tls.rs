@@ -70,12 +70,13 @@ impl Tls {
                 builder.with_client_cert_verifier(verifier.build().map_err(|e| bad(&e))?)
             }
         };
+        let chain = read_certificates(cert)?;
         let unreadable = |source| TlsError::Unreadable {
             path: key.to_owned(),
             source,
         };
         let private = PrivateKeyDer::from_pem_file(key).map_err(unreadable)?;
-        let config = builder.with_single_cert(read_certificates(cert)?, private);
+        let config = builder.with_single_cert(chain, private);
         let mut config = config.map_err(|error| TlsError::BadPair {
             cert: cert.to_owned(),
             key: key.to_owned(),
