@@ -384,6 +384,16 @@ mod tests {
         assert_eq!((part.offset, part.size), (Some(1 << 20), Some(1 << 30)));
     }
 
+    #[test]
+    fn the_readmes_example_is_right() {
+        let readme = include_str!("../../../README.md");
+        let (_, example) = readme.split_once("```toml\n").unwrap();
+        let (example, _) = example.split_once("```").unwrap();
+        let options = parse(example).unwrap();
+        let exports = options.disks.iter().map(|disk| disk.nbd.is_some());
+        assert_eq!(exports.collect::<Vec<_>>(), [false, true]);
+    }
+
     /// Each with what its error must say.
     #[test]
     fn errors_say_where_and_what() {
