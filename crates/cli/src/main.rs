@@ -2,6 +2,7 @@
 
 mod bench;
 mod breakdown;
+mod filters;
 mod guest;
 mod guest_run;
 mod img;
@@ -30,9 +31,11 @@ enum Command {
     Serve(serve::ServeArgs),
     Stats(stats::StatsArgs),
     Info(stats::InfoArgs),
+    Set(filters::SetArgs),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
     Trace(trace::TraceArgs),
+    Filters(filters::FiltersArgs),
     Bench(bench::BenchArgs),
     Breakdown(breakdown::BreakdownArgs),
     Img(img::ImgArgs),
@@ -54,9 +57,11 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Info(args) => stats::info(args),
+        Command::Set(args) => filters::set(args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
         Command::Trace(args) => trace::run(args),
+        Command::Filters(args) => filters::list(args),
         Command::Bench(args) => bench::run(args),
         Command::Breakdown(args) => breakdown::run(args),
         Command::Img(args) => img::run(args),

@@ -5,8 +5,8 @@ use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_daemon::{
     Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, EngineKind, ExportOptions, Format,
-    Injection, NbdOptions, Outcome, Polling, ServeOptions, SocketSpec, TlsMode, TlsOptions,
-    parse_format, read_config,
+    Injection, NbdOptions, Outcome, Polling, ServeOptions, SocketSpec, Spec, TlsMode, TlsOptions,
+    find_filter, parse_format, read_config,
 };
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 28] = [
+const ONE_DISK: [&str; 29] = [
     "disk",
     "vhost_user",
     "nbd",
@@ -40,6 +40,7 @@ const ONE_DISK: [&str; 28] = [
     "serial",
     "trace",
     "inject",
+    "filters",
     "control",
     "force_share",
     "no_discard",
@@ -170,6 +171,12 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
+    /// A filter between the disk and whoever uses it, such as
+    /// delay:read=10ms,write=20ms; repeatable, the first is nearest to the
+    /// user (see `fathom filters`)
+    #[arg(long = "filter", value_name = "NAME[:OPTION=VALUE,...]", value_parser = parse_filter)]
+    filters: Vec<Spec>,
+
     /// Delay every other request, to check what measures where time goes:
     /// storage=TIME, queue=TIME or notify=TIME
     #[arg(long, value_name = "PLACE=TIME", hide_short_help = true)]
@@ -204,6 +211,13 @@ fn disk_parser() -> impl TypedValueParser<Value = DiskSpec> {
 
 fn socket_parser() -> impl TypedValueParser<Value = SocketSpec> {
     OsStringValueParser::new().try_map(|text: OsString| SocketSpec::parse(&text))
+}
+
+/// Its options are looked at when it is made.
+fn parse_filter(text: &str) -> Result<Spec, String> {
+    let spec: Spec = text.parse()?;
+    find_filter(&spec.name)?;
+    Ok(spec)
 }
 
 /// virtio-blk's GET_ID has room for 20 bytes.
@@ -264,6 +278,7 @@ impl ServeArgs {
             serial: self.serial,
             trace: self.trace,
             inject: self.inject,
+            filters: self.filters,
             ..DiskOptions::new(disk)
         };
         let nbd = NbdOptions {

@@ -30,7 +30,7 @@ impl Target {
     }
 
     /// Ask about the disk that is meant.
-    fn ask<T: DeserializeOwned>(&self, request: &Request) -> anyhow::Result<T> {
+    pub fn ask<T: DeserializeOwned>(&self, request: &Request) -> anyhow::Result<T> {
         Ok(self.connect()?.ask_about(self.disk.as_deref(), request)?)
     }
 
@@ -190,6 +190,9 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     )?;
     writeln!(out, "engine:     {}{cache}", info.engine)?;
     print_clients(out, info)?;
+    for filter in &info.filters {
+        writeln!(out, "filter:     {filter}")?;
+    }
     for (i, w) in info.workers.iter().enumerate() {
         writeln!(
             out,

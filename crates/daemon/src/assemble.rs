@@ -1,12 +1,15 @@
 //! Disk and workers, from options.
 
 use crate::confined::AllowedDirs;
+use crate::cow;
 use crate::daemon::Error;
+use crate::filters::DiskFilters;
 use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
 use crate::magic;
 use crate::options::{DiskOptions, DiskSpec};
 use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
+use fathom_filters::Filters;
 use fathom_formats::image::{ImageDisk, ImageOptions};
 use fathom_formats::img::Format;
 use fathom_storage::{FileDisk, FileOptions, MemoryDisk, NullDisk};
@@ -24,45 +27,61 @@ pub struct Stack {
     /// The disk is all of that file.
     pub is_whole_file: bool,
     pub workers: Arc<[WorkerHandle]>,
+    pub filters: DiskFilters,
     pub injector: Option<Arc<Injector>>,
     /// The engine that is used, after a fallback if need be.
     pub engine: &'static str,
 }
 
 /// Open the disk and start its workers.
-pub fn assemble(options: &DiskOptions) -> Result<Stack, Error> {
+pub fn assemble(options: &DiskOptions, all: &Filters) -> Result<Stack, Error> {
+    let filters = options.filters.iter().map(|spec| all.make(spec));
+    let filters = filters.collect::<Result<_, _>>().and_then(DiskFilters::new);
+    let filters = filters.map_err(|error| Error::Options(format!("--filter: {error}")))?;
     let format = options.format.unwrap_or(Format::Raw);
     let is_whole_file = format == Format::Raw && options.offset.or(options.size).is_none();
     if let (DiskSpec::File(path), None) = (&options.disk, options.format) {
         refuse_other_formats(path)?;
     }
-    let (disk, file): (Arc<dyn Disk>, _) = match &options.disk {
-        DiskSpec::File(path) if is_whole_file => {
+    let overlay = filters.overlay_dir();
+    let (disk, file): (Arc<dyn Disk>, _) = match (&options.disk, &overlay) {
+        (DiskSpec::File(path), Some(dir)) => {
+            let files = file_options(options);
+            let (disk, file) = cow::open(path, format, dir.as_ref(), options, files)?;
+            (disk, Some(file))
+        }
+        (_, Some(_)) => {
+            let problem = "--filter cow is for images in files";
+            return Err(Error::Options(problem.into()));
+        }
+        (DiskSpec::File(path), None) if is_whole_file => {
             let file = Arc::new(FileDisk::open(path, file_options(options))?);
             (file.clone(), Some(file))
         }
-        DiskSpec::File(path) => {
+        (DiskSpec::File(path), None) => {
             let (disk, file) = open_image(path, format, options)?;
             (Arc::new(disk), Some(file))
         }
-        DiskSpec::Memory(size) => (Arc::new(MemoryDisk::new(*size)?), None),
-        DiskSpec::Null(size) => (Arc::new(NullDisk::new(*size)), None),
+        (DiskSpec::Memory(size), None) => (Arc::new(MemoryDisk::new(*size)?), None),
+        (DiskSpec::Null(size), None) => (Arc::new(NullDisk::new(*size)), None),
     };
     let injector = options.inject.map(Injector::new);
-    let seen = match &injector {
-        Some(injector) => injector.wrap_disk(disk.clone()),
-        None => disk.clone(),
+    let disk = match &injector {
+        Some(injector) => injector.wrap_disk(disk),
+        None => disk,
     };
+    let disk = filters.wrap(disk);
     let name = Arc::default();
     let workers = (0..options.iothreads)
-        .map(|index| start_worker(index, &seen, &name, options))
+        .map(|index| start_worker(index, &disk, &name, options))
         .collect::<Result<_, _>>()?;
     Ok(Stack {
         disk,
         format,
-        is_whole_file: is_whole_file && file.is_some(),
+        is_whole_file: is_whole_file && file.is_some() && overlay.is_none(),
         file,
         workers,
+        filters,
         injector,
         engine: name.get().copied().unwrap_or_default(),
     })

@@ -8,6 +8,7 @@ use crate::options::{
 };
 use crate::size::parse_size;
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_filters::{Spec, find};
 use serde::{Deserialize, Deserializer, de};
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -178,6 +179,8 @@ struct Disk {
     poll: Option<fathom_core::Polling>,
     serial: Option<String>,
     trace: Option<PathBuf>,
+    #[serde(default, deserialize_with = "filters")]
+    filters: Vec<Spec>,
 }
 
 impl Disk {
@@ -219,6 +222,7 @@ impl Disk {
             polling: self.poll.unwrap_or(new.polling),
             serial: self.serial,
             trace: self.trace,
+            filters: self.filters,
             ..new
         })
     }
@@ -255,6 +259,17 @@ fn word<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
     from: D,
 ) -> Result<Option<T>, D::Error> {
     string(from, |text| text.parse().map(Some))
+}
+
+fn filters<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Spec>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    let specs = texts.iter().map(|text| {
+        let spec: Spec = text.parse()?;
+        find(&spec.name)?;
+        Ok(spec)
+    });
+    let specs: Result<_, String> = specs.collect();
+    specs.map_err(de::Error::custom)
 }
 
 fn image<'de, D: Deserializer<'de>>(from: D) -> Result<DiskSpec, D::Error> {

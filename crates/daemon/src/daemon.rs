@@ -12,6 +12,7 @@ use crate::tracer::{CALIBRATE_EVERY, Tracer};
 use fathom_core::DiskError;
 use fathom_exports::ListenError;
 use fathom_exports::nbd::TlsError;
+use fathom_filters::Filters;
 use fathom_trace::{Summary, TraceError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -94,7 +95,8 @@ impl Daemon {
         let clients = socket::listen_for_nbd(addresses)?;
         let signals = LeftToThisThread::new();
         let disks = options.disks.into_iter().zip(front_ends);
-        let disks = disks.map(|(disk, listener)| Served::start(disk, listener));
+        let filters = Filters::default();
+        let disks = disks.map(|(disk, listener)| Served::start(disk, listener, &filters));
         let disks = disks.collect::<Result<Vec<_>, _>>()?;
         let control = listen_for_control(options.control.as_deref())?;
         let nbd = options.nbd.map(|nbd| Nbd::start(&nbd, clients, &disks));
@@ -242,6 +244,11 @@ impl Daemon {
             Request::Info => json(&self.info(index)),
             Request::Trace { file } => disk.switch_trace(file),
             Request::Resize => disk.resize(),
+            Request::Set { filter, options } => {
+                let info = disk.set_filter(&filter, options)?;
+                self.disks.iter().for_each(Served::look);
+                json(&info)
+            }
             Request::Disks | Request::Quit => unreachable!("they are for the daemon"),
         }
     }

@@ -1,6 +1,10 @@
 //! Delays put in on purpose: the known truth for instruments that say where
 //! time goes. Every other request (or notification) waits at one place, and
 //! the injector measures how long it really took.
+//!
+//! It is no filter: `delay` holds requests back before the disk has them and
+//! lets the worker go on, while this makes the worker itself, its storage, or
+//! its interrupts slow, which is what an instrument has to find.
 
 use fathom_core::{
     Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Keepsake, Request, RequestId,

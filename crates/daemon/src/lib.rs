@@ -7,6 +7,7 @@ mod confined;
 pub mod control;
 mod cow;
 mod daemon;
+mod filters;
 mod image_files;
 pub mod images;
 mod inject;

@@ -5,6 +5,7 @@ use crate::magic;
 use crate::size::parse_size;
 use fathom_core::Polling;
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_filters::Spec;
 use fathom_formats::image::DEFAULT_METADATA_CACHE;
 use fathom_formats::img::Format;
 use fathom_storage::{Cache, EngineKind};
@@ -141,6 +142,8 @@ pub struct DiskOptions {
     pub trace: Option<PathBuf>,
     /// Delay requests on purpose.
     pub inject: Option<Injection>,
+    /// Filters around the disk, the first nearest to whoever uses it.
+    pub filters: Vec<Spec>,
 }
 
 impl DiskOptions {
@@ -169,6 +172,7 @@ impl DiskOptions {
             serial: None,
             trace: None,
             inject: None,
+            filters: Vec::new(),
         }
     }
 

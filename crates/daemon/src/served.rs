@@ -1,7 +1,7 @@
 //! One disk being served.
 
 use crate::assemble::{Stack, assemble};
-use crate::control::{FrontEnd, Info, WorkerInfo};
+use crate::control::{FilterInfo, FrontEnd, Info, WorkerInfo};
 use crate::daemon::{Error, Outcome};
 use crate::inject::Injector;
 use crate::options::DiskOptions;
@@ -13,9 +13,11 @@ use fathom_core::{DiskInfo, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser};
+use fathom_filters::Filters;
 use fathom_formats::img::Format;
 use fathom_trace::{Clock, Op, Stage, Summary};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -33,8 +35,12 @@ pub struct Served {
 impl Served {
     /// Open the disk, start its workers, and serve front-ends from
     /// `listener`, if there is one.
-    pub fn start(options: DiskOptions, listener: Option<Listener>) -> Result<Served, Error> {
-        let stack = assemble(&options)?;
+    pub fn start(
+        options: DiskOptions,
+        listener: Option<Listener>,
+        filters: &Filters,
+    ) -> Result<Served, Error> {
+        let stack = assemble(&options, filters)?;
         let name = options.disk.to_string();
         let shared = SharedDisk::new(stack.disk.clone(), name, listener.is_some());
         let mut served = Served {
@@ -170,10 +176,26 @@ impl Served {
             max_queues: options.queues,
             queues_running: status.queues_running,
             nbd: None,
+            filters: stack.filters.info(),
             workers: stack.workers.iter().map(worker_info).collect(),
             trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),
             uptime_seconds: 0,
         }
+    }
+
+    /// Change a filter's options. The workers of all disks of the daemon must
+    /// look afterwards: some filters share theirs.
+    pub fn set_filter(
+        &self,
+        name: &str,
+        options: BTreeMap<String, String>,
+    ) -> Result<FilterInfo, String> {
+        self.stack.filters.set(name, options)
+    }
+
+    /// Let the workers see what filters go by.
+    pub fn look(&self) {
+        self.stack.workers.iter().for_each(WorkerHandle::look);
     }
 
     /// The image has another size now: tell the guest. NBD clients see it
@@ -198,6 +220,10 @@ impl Served {
     }
 
     fn not_resizable(&self) -> String {
+        if self.stack.filters.overlay_dir().is_some() {
+            return "a disk with an overlay (--filter cow) cannot be resized while it is served"
+                .into();
+        }
         match (&self.stack.file, self.stack.format) {
             (None, _) => "only disks in files can be resized".into(),
             (Some(_), Format::Raw) => {

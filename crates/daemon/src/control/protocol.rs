@@ -1,8 +1,11 @@
 //! What is said on the control socket: one JSON object a line, each answered
 //! by one line. An answer with a member `error` says why there is no other.
 
+use fathom_filters::Spec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 /// A request, and the disk that it is about: `{"command": "stats", "disk":
@@ -55,6 +58,14 @@ pub enum Request {
     },
     /// Read the image's size again: `{"size": bytes}`.
     Resize,
+    /// Change options of one of the disk's filters: all of them, or none.
+    /// `filter` is its name, with `#2` for the second one of that name; an
+    /// empty value is the option's default. Answered by a [`FilterInfo`] once
+    /// all workers go by it.
+    Set {
+        filter: String,
+        options: BTreeMap<String, String>,
+    },
     /// The disks' names: `{"disks": [name, ...]}`.
     Disks,
     /// End like on SIGTERM: `{"quitting": true}`.
@@ -91,6 +102,8 @@ pub struct Info {
     pub queues_running: usize,
     /// None: it is not served by NBD.
     pub nbd: Option<NbdInfo>,
+    /// In the order in which requests meet them.
+    pub filters: Vec<FilterInfo>,
     pub workers: Vec<WorkerInfo>,
     /// The file being traced to.
     pub trace: Option<PathBuf>,
@@ -124,6 +137,24 @@ pub struct ConnectionInfo {
     pub encrypted: bool,
     /// Since it was accepted.
     pub seconds: u64,
+}
+
+/// A filter, and those of its options that are not at their defaults.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FilterInfo {
+    pub name: String,
+    pub options: BTreeMap<String, String>,
+}
+
+/// As it is written on the command line.
+impl fmt::Display for FilterInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spec = Spec {
+            name: self.name.clone(),
+            options: self.options.clone().into_iter().collect(),
+        };
+        spec.fmt(f)
+    }
 }
 
 /// Counted since the daemon started.
@@ -184,6 +215,10 @@ mod tests {
             Request::Trace { file: None },
             Request::Resize,
             Request::Disks,
+            Request::Set {
+                filter: "delay#2".into(),
+                options: [("read".into(), "1ms".into())].into(),
+            },
             Request::Quit,
         ] {
             for disk in [None, Some("a".to_owned())] {

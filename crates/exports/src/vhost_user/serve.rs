@@ -129,11 +129,26 @@ fn accept<'a>(
         return Ok(true);
     }
     tracing::info!("vhost-user: front-end connected (process {pid})");
+    delay(shared);
     match Connection::new(shared, socket) {
         Ok(new) => *connection = Some(new),
         Err(e) => tracing::error!("vhost-user: cannot start a session: {e}"),
     }
     Ok(true)
+}
+
+/// Let the front-end wait for as long as the disk wants, unless serving is to
+/// end.
+fn delay(shared: &Shared) {
+    let delay = shared.disk.connect_delay();
+    if !delay.is_zero() {
+        let delay = Timespec::try_from(delay).expect("a day at most");
+        // Whatever ends it early is seen by `wait`.
+        let _ = poll(
+            &mut [PollFd::new(&shared.stop, PollFlags::IN)],
+            Some(&delay),
+        );
+    }
 }
 
 fn peer_pid(socket: &UnixStream) -> i32 {

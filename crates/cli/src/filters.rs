@@ -1,0 +1,134 @@
+//! `fathom filters` and `fathom set`: what filters there are, and changing
+//! those of a running daemon.
+
+use crate::stats::Target;
+use clap::Args;
+use fathom_daemon::control::{FilterInfo, Request};
+use fathom_daemon::{About, FILTERS, find_filter};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::Write;
+
+/// List the filters that `fathom serve --filter` takes, with their options
+#[derive(Args, Debug)]
+pub struct FiltersArgs {
+    /// Only this one
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn list(args: FiltersArgs) -> anyhow::Result<()> {
+    let filters: Vec<&About> = match &args.name {
+        Some(name) => vec![find_filter(name).map_err(anyhow::Error::msg)?.about],
+        None => FILTERS.iter().map(|filter| filter.about).collect(),
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let filters: Vec<_> = filters.into_iter().map(to_json).collect();
+        writeln!(out, "{}", Value::from(filters))?;
+        return Ok(());
+    }
+    for (n, filter) in filters.into_iter().enumerate() {
+        if n > 0 {
+            writeln!(out)?;
+        }
+        print(&mut out, filter)?;
+    }
+    Ok(())
+}
+
+fn print(out: &mut impl Write, filter: &About) -> std::io::Result<()> {
+    writeln!(out, "{}: {}", filter.name, filter.what)?;
+    for option in filter.options {
+        writeln!(out, "  {}={}", option.name, option.value)?;
+        let more = match option.default {
+            None => " (by `fathom set` only)".into(),
+            Some("") => String::new(),
+            Some(default) => format!(" [default: {default}]"),
+        };
+        writeln!(out, "      {}{more}", option.what)?;
+    }
+    Ok(())
+}
+
+fn to_json(filter: &About) -> Value {
+    let options = filter.options.iter().map(|option| {
+        json!({
+            "name": option.name,
+            "value": option.value,
+            "default": option.default,
+            "what": option.what,
+        })
+    });
+    json!({
+        "name": filter.name,
+        "what": filter.what,
+        "options": options.collect::<Vec<_>>(),
+    })
+}
+
+/// Change options of a filter while its disk is served
+///
+/// All of them at once: no request sees some of the changes only. An option
+/// without a value (read=) is set to its default. See `fathom filters` for the
+/// options and `fathom info` for their present values.
+#[derive(Args, Debug)]
+pub struct SetArgs {
+    #[command(flatten)]
+    target: Target,
+
+    /// The filter: its name, or NAME#2 for the second one of that name
+    #[arg(value_name = "FILTER[#N]")]
+    filter: String,
+
+    /// Options with their new values
+    #[arg(value_name = "OPTION=VALUE", required = true, value_parser = parse_option)]
+    options: Vec<(String, String)>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_option(text: &str) -> Result<(String, String), String> {
+    let option = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    let (name, value) = option.ok_or("it is not OPTION=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+pub fn set(args: SetArgs) -> anyhow::Result<()> {
+    let mut options = BTreeMap::new();
+    for (name, value) in args.options {
+        let value = in_this_directory(&args.filter, &name, value)?;
+        if options.insert(name.clone(), value).is_some() {
+            anyhow::bail!("{name} is given twice");
+        }
+    }
+    let filter = args.filter;
+    let info: FilterInfo = args.target.ask(&Request::Set { filter, options })?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&info)?)?;
+    } else {
+        writeln!(out, "{info}")?;
+    }
+    Ok(())
+}
+
+/// A file as it is seen from here: the daemon may have another working
+/// directory. What cannot be known here is left for it to refuse.
+fn in_this_directory(filter: &str, option: &str, value: String) -> anyhow::Result<String> {
+    let name = filter.split('#').next().unwrap_or_default();
+    let options = find_filter(name).map_or(&[][..], |filter| filter.about.options);
+    let known = options.iter().find(|known| known.name == option);
+    if value.is_empty() || !known.is_some_and(|known| ["FILE", "DIR"].contains(&known.value)) {
+        return Ok(value);
+    }
+    let path = std::path::absolute(&value)?.into_os_string();
+    path.into_string()
+        .map_err(|_| anyhow::anyhow!("{option}: the path is not valid UTF-8"))
+}

@@ -1,0 +1,126 @@
+//! The filters of a disk: put around it, shown, and changed.
+
+use crate::control::FilterInfo;
+use fathom_core::Disk;
+use fathom_filters::{COW, Filter, wrap};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// In the order in which requests meet them.
+pub struct DiskFilters(Vec<Arc<dyn Filter>>);
+
+impl DiskFilters {
+    pub fn new(filters: Vec<Arc<dyn Filter>>) -> Result<DiskFilters, String> {
+        let cows = filters.iter().filter(|filter| is_cow(filter)).count();
+        match cows {
+            0 | 1 => Ok(DiskFilters(filters)),
+            _ => Err("--filter cow: one overlay is enough".into()),
+        }
+    }
+
+    /// The directory for an overlay, if there is to be one.
+    pub fn overlay_dir(&self) -> Option<String> {
+        let cow = self.0.iter().find(|filter| is_cow(filter))?;
+        let default = COW.options[0].default.unwrap_or_default();
+        let given = cow.values().pop().map(|(_, dir)| dir);
+        Some(given.unwrap_or_else(|| default.to_owned()))
+    }
+
+    /// The disk as its users see it. (An overlay is a part of the disk.)
+    pub fn wrap(&self, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        let around = self.0.iter().rev().filter(|filter| !is_cow(filter));
+        around.fold(disk, |disk, filter| wrap(disk, filter.clone()))
+    }
+
+    pub fn info(&self) -> Vec<FilterInfo> {
+        self.0.iter().map(|filter| info(&**filter)).collect()
+    }
+
+    /// Change the options of the filter that is called `name`, or `name#2` if
+    /// it is the second one of that name. Workers must look afterwards.
+    pub fn set(&self, name: &str, options: BTreeMap<String, String>) -> Result<FilterInfo, String> {
+        let filter = self.find(name)?;
+        let changes: Vec<_> = options.into_iter().collect();
+        filter.set(&changes)?;
+        let info = info(filter);
+        tracing::info!("{info}");
+        Ok(info)
+    }
+
+    fn find(&self, name: &str) -> Result<&dyn Filter, String> {
+        let (kind, number) = match name.split_once('#') {
+            Some((kind, number)) => (kind, number.parse().ok()),
+            None => (name, None),
+        };
+        let mut of_kind = self.0.iter().filter(|f| f.about().name == kind);
+        let found = match number {
+            Some(number) => usize::checked_sub(number, 1).and_then(|n| of_kind.nth(n)),
+            None if name != kind => None,
+            None => match (of_kind.next(), of_kind.next()) {
+                (Some(_), Some(_)) => {
+                    return Err(format!(
+                        "there are several filters {kind}: say {kind}#1, {kind}#2 and so on"
+                    ));
+                }
+                (found, _) => found,
+            },
+        };
+        found.map(|filter| &**filter).ok_or_else(|| {
+            let names: Vec<_> = self.0.iter().map(|f| f.about().name).collect();
+            match &names[..] {
+                [] => "the disk has no filters: they are given to `fathom serve`".into(),
+                names => format!("the disk has no filter '{name}', but {}", names.join(", ")),
+            }
+        })
+    }
+}
+
+fn is_cow(filter: &Arc<dyn Filter>) -> bool {
+    filter.about().name == COW.name
+}
+
+fn info(filter: &dyn Filter) -> FilterInfo {
+    let values = filter.values().into_iter();
+    FilterInfo {
+        name: filter.about().name.to_owned(),
+        options: values.map(|(key, value)| (key.to_owned(), value)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_filters::Filters;
+
+    fn filters(specs: &[&str]) -> Result<DiskFilters, String> {
+        let all = Filters::default();
+        let made = specs.iter().map(|spec| all.make(&spec.parse()?));
+        DiskFilters::new(made.collect::<Result<_, String>>()?)
+    }
+
+    #[test]
+    fn filters_are_told_apart_by_number() {
+        let disk = filters(&["delay:read=1ms", "pause", "delay:read=2ms"]).unwrap();
+        let set = |name: &str| disk.set(name, [("read".into(), "5ms".into())].into());
+        assert!(set("delay").unwrap_err().contains("delay#2"));
+        for bad in [
+            "delay#3", "delay#0", "delay#x", "delay#", "throttle", "pause#2",
+        ] {
+            assert!(set(bad).is_err(), "{bad}");
+        }
+        set("delay#2").unwrap();
+        let shown: Vec<_> = disk.info().iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["delay:read=1ms", "pause", "delay:read=5ms"]);
+        let frozen = disk.set("pause", [("frozen".into(), "yes".into())].into());
+        assert_eq!(frozen.unwrap().to_string(), "pause:frozen=yes");
+    }
+
+    #[test]
+    fn an_overlay_is_where_the_user_wants_it() {
+        assert_eq!(filters(&["pause"]).unwrap().overlay_dir(), None);
+        let dir = |spec| filters(&[spec]).unwrap().overlay_dir().unwrap();
+        assert_eq!(dir("cow"), "/var/tmp");
+        assert_eq!(dir("cow:dir=/x"), "/x");
+        assert!(filters(&["cow", "cow"]).is_err());
+    }
+}
