@@ -97,7 +97,7 @@ impl Record {
     /// Each stage, and all of them, in nanoseconds.
     fn stages(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let clock = Clock::get();
-        let ns = move |ticks| clock.duration(ticks).as_nanos() as u64;
+        let ns = move |ticks| clock.ns(ticks);
         let (spent, total) = (*self.stamps.spent(), self.stamps.total());
         let stages = Stage::ALL
             .into_iter()

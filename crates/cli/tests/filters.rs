@@ -1,0 +1,213 @@
+//! `fathom serve --filter`, `fathom filters` and `fathom set`.
+
+mod support;
+
+use serde_json::Value;
+use std::time::{Duration, Instant};
+use support::{Served, disk_dir, refused, stdout_of};
+
+fn set(served: &Served, args: &[&str]) -> String {
+    stdout_of(&[&["set", &served.control()], args].concat())
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout_of(args)).unwrap()
+}
+
+/// What `fathom bench` measured of `n` requests.
+fn bench(served: &Served, args: &[&str]) -> Value {
+    let socket = served.arg("s");
+    let common = ["bench", "--vhost-user", &socket, "--json"];
+    json(&[&common, args].concat())
+}
+
+fn stage<'a>(stats: &'a Value, op: &str, name: &str) -> &'a Value {
+    let find = |list: &'a Value, key: &str, value: &str| {
+        let list = list.as_array().unwrap();
+        list.iter().find(|entry| entry[key] == value).unwrap()
+    };
+    find(
+        &find(&stats["operations"], "op", op)["stages"],
+        "stage",
+        name,
+    )
+}
+
+#[test]
+fn filters_are_listed_with_their_options() {
+    let text = stdout_of(&["filters"]);
+    let listed = json(&["filters", "--json"]);
+    let listed = listed.as_array().unwrap();
+    let names = [
+        "delay",
+        "throttle",
+        "fault",
+        "cow",
+        "readonly",
+        "pause",
+        "log",
+        "readahead",
+    ];
+    assert_eq!(listed.iter().map(|f| &f["name"]).collect::<Vec<_>>(), names);
+    for filter in listed {
+        let name = filter["name"].as_str().unwrap();
+        let one = stdout_of(&["filters", name]);
+        assert!(text.contains(&one), "{name}");
+        for option in filter["options"].as_array().unwrap() {
+            let name = option["name"].as_str().unwrap();
+            assert!(one.contains(&format!("  {name}=")), "{one}");
+            assert!(!option["what"].as_str().unwrap().is_empty());
+        }
+    }
+    refused(1, &["filters", "nonsense"], &["nonsense", "delay"]);
+}
+
+#[test]
+fn what_is_no_filter_is_refused_in_one_line() {
+    let serve = |filter: &str, status, words: &[&str]| {
+        let args = [
+            "serve",
+            "null:1G",
+            "--vhost-user",
+            "/tmp/not-made",
+            "--filter",
+            filter,
+        ];
+        refused(status, &args, words);
+    };
+    serve("nonsense", 2, &["nonsense", "throttle"]);
+    serve("delay:read", 2, &["KEY=VALUE"]);
+    serve("delay:reed=1ms", 1, &["reed", "read"]);
+    serve("delay:read=soon", 1, &["delay: read", "soon"]);
+    serve("fault:power-cut=yes", 1, &["fathom set"]);
+    serve("cow", 1, &["cow", "files"]);
+    serve("log:file=/no/such/dir/log", 1, &["/no/such/dir/log"]);
+}
+
+#[test]
+fn options_are_changed_while_serving_all_or_none() {
+    let filters = [
+        "--filter",
+        "delay:read=1ms",
+        "--filter",
+        "pause",
+        "--filter",
+        "delay",
+    ];
+    let served = Served::start("null:1G", &filters);
+    let control = served.control();
+    served.load(10, &[]);
+    assert_eq!(
+        set(&served, &["delay#2", "write=2ms", "read=3ms"]),
+        "delay:read=3ms,write=2ms\n"
+    );
+    assert_eq!(set(&served, &["delay#1", "read="]), "delay\n");
+    let shown = json(&["set", &control, "pause", "frozen=no", "--json"]);
+    assert_eq!(shown["options"]["frozen"], "no");
+    let info = stdout_of(&["info", &control]);
+    let lines: Vec<_> = info.lines().filter(|l| l.starts_with("filter:")).collect();
+    let shown = ["delay", "pause:frozen=no", "delay:read=3ms,write=2ms"];
+    assert_eq!(lines, shown.map(|filter| format!("filter:     {filter}")));
+    for (args, words) in [
+        (["delay", "read=1ms"], ["several", "delay#2"]),
+        (["delay#3", "read=1ms"], ["delay#3", "pause"]),
+        (["throttle", "iops-total=1"], ["throttle", "pause"]),
+        (["pause", "frozen=maybe"], ["frozen", "maybe"]),
+        (["pause", "thawed=yes"], ["thawed", "frozen"]),
+    ] {
+        refused(1, &[&["set", &control][..], &args].concat(), &words);
+    }
+    refused(
+        1,
+        &["set", &control, "delay#2", "read=1s", "write=x"],
+        &["write"],
+    );
+    refused(
+        1,
+        &["set", &control, "delay#2", "read=1s", "read=2s"],
+        &["twice"],
+    );
+    refused(2, &["set", &control, "delay#2", "read"], &["OPTION=VALUE"]);
+    let info = json(&["info", &control, "--json"]);
+    assert_eq!(info["filters"][2]["options"]["read"], "3ms");
+}
+
+#[test]
+fn a_throttle_delivers_its_rate() {
+    let served = Served::start("null:1G", &["--filter", "throttle:iops-total=3000"]);
+    let result = bench(
+        &served,
+        &["--iodepth", "32", "--runtime", "1", "--bs", "4k"],
+    );
+    let iops = result["iops"].as_f64().unwrap();
+    // The real accuracy is better: tools/bench/filters.py.
+    assert!((2500.0..3500.0).contains(&iops), "{iops}");
+    let stats = json(&["stats", &served.control(), "--json"]);
+    let mean = |name| stage(&stats, "read", name)["mean_ns"].as_f64().unwrap();
+    assert!(mean("queue") > 0.8 * mean("total"));
+}
+
+/// What was recorded of one disk delays the other.
+#[test]
+fn a_slow_disk_is_replayed_by_its_statistics() {
+    let slow = Served::start("null:1G", &["--inject", "storage=30ms"]);
+    slow.load(20, &["--iodepth", "1"]);
+    let dir = disk_dir();
+    let file = dir.path().join("stats.json");
+    std::fs::write(&file, stdout_of(&["stats", &slow.control(), "--json"])).unwrap();
+    let replay = Served::start("null:1G", &["--filter", "delay"]);
+    let histogram = format!("histogram={}", file.display());
+    set(&replay, &["delay", &histogram, "seed=3"]);
+    replay.load(60, &["--iodepth", "1"]);
+    let stats = json(&["stats", &replay.control(), "--json"]);
+    let queue = stage(&stats, "read", "queue");
+    // Every other one took 30 ms.
+    let mean = queue["mean_ns"].as_f64().unwrap() / 1e6;
+    assert!((9.0..28.0).contains(&mean), "{mean}");
+    assert!(queue["max_ns"].as_f64().unwrap() >= 30e6);
+}
+
+#[test]
+fn front_ends_wait_before_they_are_served() {
+    let served = Served::start("null:1G", &["--filter", "delay:connect=300ms"]);
+    let start = Instant::now();
+    served.load(1, &[]);
+    assert!(start.elapsed() >= Duration::from_millis(300));
+}
+
+#[test]
+fn what_is_written_goes_to_the_overlay() {
+    let dir = disk_dir();
+    let image = dir.path().join("image");
+    std::fs::write(&image, vec![0x5a; 1 << 20]).unwrap();
+    let overlays = dir.path().join("overlays");
+    std::fs::create_dir(&overlays).unwrap();
+    let filter = format!("cow:dir={}", overlays.display());
+    let path = image.to_str().unwrap();
+    for format in ["raw", "qcow2"] {
+        let converted = dir.path().join("qcow2");
+        let disk = match format {
+            "raw" => path,
+            _ => {
+                support::convert(&image, fathom_daemon::Format::Qcow2, &converted);
+                converted.to_str().unwrap()
+            }
+        };
+        let before = std::fs::read(disk).unwrap();
+        let args = ["--filter", &filter, "--format", format];
+        let mut served = Served::start(disk, &args);
+        served.load(500, &["--rw", "randwrite", "--verify"]);
+        refused(1, &["resize", &served.control()], &["cow"]);
+        assert_eq!(std::fs::read_dir(&overlays).unwrap().count(), 0);
+        assert_eq!(served.terminate().0, Some(0));
+        assert!(std::fs::read(disk).unwrap() == before, "{format}");
+    }
+    let refusals: [(&[&str], &str); 2] = [
+        (&["--filter", "cow", "--offset", "512"], "--offset"),
+        (&["--filter", "cow:dir=/no/such/dir"], "/no/such/dir"),
+    ];
+    for (args, word) in refusals {
+        let serve = ["serve", path, "--vhost-user", "/tmp/not-made"];
+        refused(1, &[&serve[..], args].concat(), &[word]);
+    }
+}
