@@ -54,6 +54,10 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 pub enum Awaited {
     /// Requests were answered last: the peer has the next move.
     Peer,
+    /// Likewise, when all peers are at the other end of a socket. Their
+    /// system calls wake a sleeper, and cost the same if there is none, while
+    /// one that spins takes the CPU that they could run on: `Auto` sleeps.
+    Socket,
     /// Requests were submitted last: the device has it.
     Device,
 }
@@ -67,7 +71,7 @@ pub struct Poller {
     max_ticks: u64,
     /// For each [`Awaited`] one bit a wait, the newest lowest: 1 = it ended
     /// within the maximum.
-    history: [u8; 2],
+    history: [u8; 3],
 }
 
 impl Poller {
@@ -80,7 +84,7 @@ impl Poller {
         Poller {
             setting,
             max_ticks: clock.ticks(max),
-            history: [0; 2],
+            history: [0; 3],
         }
     }
 
@@ -88,6 +92,7 @@ impl Poller {
     #[inline]
     pub fn window(&self, awaited: Awaited) -> u64 {
         match self.setting {
+            Polling::Auto if awaited == Awaited::Socket => 0,
             Polling::Auto if self.history[awaited as usize].count_ones() < 4 => 0,
             _ => self.max_ticks,
         }
@@ -127,6 +132,8 @@ mod tests {
         (0..4).for_each(|_| poller.waited(Awaited::Peer, 1));
         assert_eq!(poller.window(Awaited::Peer), max);
         assert_eq!(poller.window(Awaited::Device), 0);
+        (0..8).for_each(|_| poller.waited(Awaited::Socket, 1));
+        assert_eq!(poller.window(Awaited::Socket), 0);
         (0..8).for_each(|_| poller.waited(Awaited::Device, u64::MAX));
         assert_eq!(poller.window(Awaited::Peer), max);
         (0..5).for_each(|_| poller.waited(Awaited::Peer, u64::MAX));

@@ -16,6 +16,11 @@ pub struct SourceId {
 }
 
 impl SourceId {
+    /// For who is a source's worker without being one.
+    pub fn new(slot: u16, generation: u32) -> SourceId {
+        SourceId { slot, generation }
+    }
+
     /// For an operation of the source itself: see [`Source::completed`].
     #[inline]
     pub fn token(self, tag: u8) -> Token {

@@ -78,6 +78,8 @@ pub(crate) struct Worker {
     inbox: Inbox,
     poller: Poller,
     awaited: Awaited,
+    /// What to await of the sources that there are.
+    peers: Awaited,
     recorder: Recorder,
     trace: Option<RingWriter>,
     counters: Arc<Counters>,
@@ -104,6 +106,7 @@ impl Worker {
             inbox,
             poller,
             awaited: Awaited::Peer,
+            peers: Awaited::Peer,
             recorder,
             trace: None,
             counters,
@@ -140,7 +143,7 @@ impl Worker {
         }
         if submitted || answered {
             self.awaited = if answered {
-                Awaited::Peer
+                self.peers
             } else {
                 Awaited::Device
             };
@@ -419,6 +422,17 @@ impl Worker {
         }
     }
 
+    /// A source has come or gone.
+    fn look_at_peers(&mut self) {
+        let sockets = self.slots.iter().flatten().all(|slot| slot.own_io);
+        self.peers = if sockets {
+            Awaited::Socket
+        } else {
+            Awaited::Peer
+        };
+        self.awaited = self.peers;
+    }
+
     fn attach(&mut self, mut source: Box<dyn Source>) -> io::Result<SourceId> {
         let capacity = source.capacity();
         let index = match self.slots.iter().position(Option::is_none) {
@@ -461,11 +475,13 @@ impl Worker {
             closed: false,
             leaving: None,
         });
+        self.look_at_peers();
         Ok(id)
     }
 
     /// Give back the sources that are leaving and have nothing in flight.
     fn release(&mut self) {
+        let before = self.cx.leaving.len();
         for (index, entry) in self.slots.iter_mut().enumerate() {
             let Some(slot) = entry.take_if(|slot| slot.is_drained()) else {
                 continue;
@@ -479,6 +495,9 @@ impl Worker {
             if let Some(reply) = slot.leaving {
                 let _ = reply.send(slot.source);
             }
+        }
+        if self.cx.leaving.len() < before {
+            self.look_at_peers();
         }
     }
 }
