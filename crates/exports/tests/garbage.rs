@@ -4,6 +4,7 @@ mod support;
 
 use fathom_core::testing::TestDisk;
 use fathom_exports::VhostUser;
+use fathom_exports::nbd::connection::fuzz::transmission;
 use fathom_exports::nbd::fuzz::Handshakes;
 use fathom_exports::vhost_user::{Options, fuzz};
 use proptest::prelude::*;
@@ -87,6 +88,15 @@ fn some_handshakes_come_to_an_agreement() {
     assert!(handshakes.run(&[1, 8, 0, 10, 3, 100, 1, 130, 7, 2, 100, 64]));
     // One byte too many is announced.
     assert!(!handshakes.run(&[1, 0xe4, 2, 0, 64]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn no_requests_upset_an_nbd_connection(data in prop::collection::vec(any::<u8>(), 0..1000)) {
+        transmission(&data);
+    }
 }
 
 #[test]

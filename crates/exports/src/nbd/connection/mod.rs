@@ -12,6 +12,8 @@
 
 mod answer;
 mod check;
+#[doc(hidden)]
+pub mod fuzz;
 mod inbox;
 mod intake;
 mod life;
