@@ -96,11 +96,12 @@ impl Daemon {
         let signals = LeftToThisThread::new();
         let disks = options.disks.into_iter().zip(front_ends);
         let filters = Filters::default();
-        let disks = disks.map(|(disk, listener)| Served::start(disk, listener, &filters));
-        let disks = disks.collect::<Result<Vec<_>, _>>()?;
+        let disks = disks.map(|(disk, listener)| Served::open(disk, listener, &filters));
+        let mut disks = disks.collect::<Result<Vec<_>, _>>()?;
         let control = listen_for_control(options.control.as_deref())?;
         let nbd = options.nbd.map(|nbd| Nbd::start(&nbd, clients, &disks));
         let nbd = nbd.transpose()?;
+        disks.iter_mut().try_for_each(Served::serve)?;
         drop(signals);
         let daemon = Daemon {
             disks,

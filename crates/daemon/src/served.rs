@@ -28,14 +28,16 @@ pub struct Served {
     options: DiskOptions,
     stack: Stack,
     shared: Arc<SharedDisk>,
+    /// For front-ends, until they are served.
+    listener: Option<Listener>,
     vhost_user: Option<Serving<VhostUser>>,
     trace: Option<Tracer>,
 }
 
 impl Served {
-    /// Open the disk, start its workers, and serve front-ends from
-    /// `listener`, if there is one.
-    pub fn start(
+    /// Open the disk and start its workers. Front-ends from `listener`, if
+    /// there is one, are served from [`Served::serve`] on.
+    pub fn open(
         options: DiskOptions,
         listener: Option<Listener>,
         filters: &Filters,
@@ -47,19 +49,21 @@ impl Served {
             options,
             stack,
             shared,
+            listener,
             vhost_user: None,
             trace: None,
         };
         if let Some(path) = served.options.trace.clone() {
             served.trace = Some(served.start_trace(&path)?);
         }
-        if let Some(listener) = listener {
-            served.vhost_user = Some(served.serve(listener)?);
-        }
         Ok(served)
     }
 
-    fn serve(&self, listener: Listener) -> Result<Serving<VhostUser>, Error> {
+    /// Serve front-ends, on a thread of their own.
+    pub fn serve(&mut self) -> Result<(), Error> {
+        let Some(listener) = self.listener.take() else {
+            return Ok(());
+        };
         let (options, stack) = (&self.options, &self.stack);
         let mut export_options = Options {
             max_queues: options.queues,
@@ -73,7 +77,9 @@ impl Served {
         let (disk, workers) = (self.shared.for_front_end(), stack.workers.clone());
         let export = VhostUser::new(disk, workers, export_options).map_err(&failed)?;
         let serve = move |export: &VhostUser| export.serve(&listener);
-        Serving::start("vhost-user", Arc::new(export), serve, VhostUser::stop).map_err(failed)
+        let serving = Serving::start("vhost-user", Arc::new(export), serve, VhostUser::stop);
+        self.vhost_user = Some(serving.map_err(failed)?);
+        Ok(())
     }
 
     pub fn name(&self) -> &str {
