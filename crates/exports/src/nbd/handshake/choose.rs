@@ -4,7 +4,7 @@ use super::option::{Fields, MAX_STRING, TOO_SHORT, info, opt, parse_string, rep}
 use super::{Agreement, Failure, Handshake, Host, Next, No, refused};
 use crate::nbd::connection::{Agreed, ExportView, Limits};
 use crate::nbd::export::{Export, InUse};
-use crate::nbd::wire::Replies;
+use crate::nbd::wire::{Replies, export_flag};
 use std::io::Read;
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl<H: Host> Handshake<'_, H> {
             return Err(refused("the client does not ask for the size of blocks"));
         }
         self.out.extend_from_slice(&view.size.to_be_bytes());
-        let flags = view.flags(self.replies);
+        let flags = self.flags(&export, &view);
         self.out.extend_from_slice(&flags.to_be_bytes());
         if !self.no_zeroes {
             self.out.extend_from_slice(&[0; 124]);
@@ -78,8 +78,14 @@ impl<H: Host> Handshake<'_, H> {
         })
     }
 
-    fn describe(&mut self, option: u32, choice: &Choice<'_>, export: &Export, view: &ExportView) {
-        let flags = view.flags(self.replies);
+    fn describe(
+        &mut self,
+        option: u32,
+        choice: &Choice<'_>,
+        export: &Arc<Export>,
+        view: &ExportView,
+    ) {
+        let flags = self.flags(export, view);
         let size = [&view.size.to_be_bytes()[..], &flags.to_be_bytes()];
         self.info(option, info::EXPORT, &size);
         // Told in any case, for clients that look at it without asking.
@@ -107,19 +113,32 @@ impl<H: Host> Handshake<'_, H> {
     }
 
     fn agree(&mut self, in_use: InUse, view: ExportView) -> Next {
-        // proto.md, "Metadata querying": contexts count for the export that
-        // they were chosen for.
-        let chosen = self.allocation_of.as_ref();
-        let same = chosen.is_some_and(|export| Arc::ptr_eq(export, in_use.export()));
         let agreed = Agreed {
             replies: self.replies,
-            allocation_context: same.then_some(ALLOCATION_ID),
+            allocation_context: self.has_context(in_use.export()).then_some(ALLOCATION_ID),
         };
         Next::Agreed(Box::new(Agreement {
             in_use,
             agreed,
             view,
         }))
+    }
+
+    /// proto.md, "Metadata querying": contexts count for the export that they
+    /// were chosen for.
+    fn has_context(&self, export: &Arc<Export>) -> bool {
+        let chosen = self.allocation_of.as_ref();
+        chosen.is_some_and(|chosen| Arc::ptr_eq(chosen, export))
+    }
+
+    /// Transmission flags.
+    fn flags(&self, export: &Arc<Export>, view: &ExportView) -> u16 {
+        let flags = view.flags(self.replies);
+        match self.has_context(export) {
+            true => flags,
+            // There is nothing to choose from.
+            false => flags & !export_flag::BLOCK_STATUS_PAYLOAD,
+        }
     }
 
     pub(super) fn find(&self, name: &str) -> Result<Arc<Export>, No> {

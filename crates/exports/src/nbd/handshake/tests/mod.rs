@@ -231,7 +231,9 @@ fn contexts_are_listed() {
 #[test]
 fn contexts_are_chosen_for_one_export() {
     for (context_of, chosen, id) in [("a", "a", Some(1)), ("", "a", Some(1)), ("b", "a", None)] {
-        let mut client = structured();
+        let mut client = Client::new(host());
+        client.ask(opt::EXTENDED_HEADERS, b"");
+        client.expect(opt::EXTENDED_HEADERS, rep::ACK);
         client.ask(
             opt::SET_META_CONTEXT,
             &contexts(context_of, &[b"x:y", ALLOCATION]),
@@ -240,7 +242,9 @@ fn contexts_are_chosen_for_one_export() {
         assert_eq!(context, [&[0, 0, 0, 1], ALLOCATION].concat());
         client.expect(opt::SET_META_CONTEXT, rep::ACK);
         client.ask(opt::GO, &choice(chosen, &[]));
-        client.infos();
+        let said = client.infos();
+        let flags = u16::from_be_bytes(said[&info::EXPORT][8..].try_into().unwrap());
+        assert_eq!(flags & flag::BLOCK_STATUS_PAYLOAD != 0, id.is_some());
         client.expect(opt::GO, rep::ACK);
         assert_eq!(
             client.agreed().0.allocation_context,
