@@ -44,7 +44,8 @@ impl Served {
     ) -> Result<Served, Error> {
         let stack = assemble(&options, filters)?;
         let name = options.disk.to_string();
-        let shared = SharedDisk::new(stack.disk.clone(), name, listener.is_some());
+        let goes = listener.is_some() && stack.file.is_some();
+        let shared = SharedDisk::new(stack.disk.clone(), name, goes);
         let mut served = Served {
             options,
             stack,

@@ -8,20 +8,24 @@ use std::time::Duration;
 /// Counts who uses a disk: it is activated for the first user and deactivated
 /// after the last.
 ///
-/// A disk that wants a [`Keepsake`] (a qcow2 or QED image that is written to)
-/// is different if it has a vhost-user socket. Only the virtual machine's front-end has that
-/// memory, with what a killed server has left in it, and gives it when it
-/// starts: whoever activates the image before that, without it, could write
-/// over changes that the guest knows to be made. So the front-end is first,
-/// and last: NBD clients are turned away while it is not there, and
-/// disconnected when it leaves. (Then the image's locks pass to where the
-/// guest goes, as they do without clients.)
+/// An image that is written to and has a vhost-user socket goes where its
+/// virtual machine goes: when the front-end leaves, its locks must be free at
+/// once for the server at the end of a live migration. So NBD clients are
+/// disconnected then, and turned away until the front-end is back.
+///
+/// If it wants a [`Keepsake`] (qcow2 and QED images do), they are turned away
+/// before the front-end comes for the first time, too. Only the front-end has
+/// that memory, with what a killed server has left in it: whoever changed the
+/// image before that is read could write over what the guest knows to be
+/// done.
 pub struct SharedDisk {
     disk: Arc<dyn Disk>,
     /// For messages.
     name: String,
-    /// Clients need the front-end.
-    front_end_leads: bool,
+    /// Clients leave with the front-end.
+    clients_follow: bool,
+    /// Clients do not come before the front-end.
+    front_end_first: bool,
     users: Mutex<Users>,
     /// A client has left.
     left: Condvar,
@@ -30,6 +34,10 @@ pub struct SharedDisk {
 #[derive(Default)]
 struct Users {
     front_end: bool,
+    /// It has been there.
+    front_end_came: bool,
+    /// It waits for clients to leave, and then deactivates the disk.
+    front_end_leaves: bool,
     clients: usize,
     disconnect: Option<Disconnect>,
 }
@@ -38,9 +46,12 @@ struct Users {
 pub type Disconnect = Box<dyn Fn() + Send + Sync>;
 
 impl SharedDisk {
-    pub fn new(disk: Arc<dyn Disk>, name: String, has_front_end: bool) -> Arc<SharedDisk> {
+    /// `goes`: it is in files, and has a vhost-user socket.
+    pub fn new(disk: Arc<dyn Disk>, name: String, goes: bool) -> Arc<SharedDisk> {
+        let clients_follow = goes && !disk.info().read_only;
         Arc::new(SharedDisk {
-            front_end_leads: has_front_end && disk.keepsake_len() > 0 && !disk.info().read_only,
+            clients_follow,
+            front_end_first: clients_follow && disk.keepsake_len() > 0,
             disk,
             name,
             users: Mutex::default(),
@@ -76,11 +87,11 @@ impl SharedDisk {
     fn activate(&self, user: User) -> Result<(), DiskError> {
         // Held while the disk is activated: others need it active.
         let mut users = self.users();
-        if user == User::Client && self.front_end_leads && !users.front_end {
+        let is_led = self.front_end_first || self.clients_follow && users.front_end_came;
+        if user == User::Client && is_led && !users.front_end {
             return Err(DiskError::Unusable {
                 path: PathBuf::from(&self.name),
-                problem: "its virtual machine is not running; NBD clients of an image that has \
-                          a vhost-user socket are served while it is"
+                problem: "its virtual machine is not running; NBD clients are let in while it is"
                     .into(),
             });
         }
@@ -88,7 +99,10 @@ impl SharedDisk {
             self.disk.activate()?;
         }
         match user {
-            User::FrontEnd => users.front_end = true,
+            User::FrontEnd => {
+                users.front_end = true;
+                users.front_end_came = true;
+            }
             User::Client => users.clients += 1,
         }
         Ok(())
@@ -99,15 +113,16 @@ impl SharedDisk {
         match user {
             User::FrontEnd => {
                 users.front_end = false;
-                if self.front_end_leads {
+                if self.clients_follow {
+                    users.front_end_leaves = true;
                     users = self.wait_for_clients(users);
+                    users.front_end_leaves = false;
                 }
             }
             User::Client => {
                 users.clients -= 1;
                 self.left.notify_all();
-                // The front-end is waiting for the last one.
-                if self.front_end_leads {
+                if users.front_end_leaves {
                     return Ok(());
                 }
             }
@@ -225,33 +240,35 @@ mod tests {
         }
     }
 
-    fn shared(keepsake: u64, has_front_end: bool) -> (Arc<Counted>, Arc<SharedDisk>) {
-        shared_as(keepsake, has_front_end, false)
+    struct Case {
+        keepsake: u64,
+        goes: bool,
+        read_only: bool,
     }
 
-    fn shared_as(
-        keepsake: u64,
-        has_front_end: bool,
-        read_only: bool,
-    ) -> (Arc<Counted>, Arc<SharedDisk>) {
+    fn shared(case: &Case) -> (Arc<Counted>, Arc<SharedDisk>) {
         let disk = Arc::new(Counted {
-            keepsake,
-            read_only,
+            keepsake: case.keepsake,
+            read_only: case.read_only,
             ..Counted::default()
         });
-        let shared = SharedDisk::new(disk.clone(), "disk".into(), has_front_end);
+        let shared = SharedDisk::new(disk.clone(), "disk".into(), case.goes);
         (disk, shared)
     }
 
     #[test]
     fn the_first_user_activates_and_the_last_deactivates() {
-        for (keepsake, has_front_end, read_only) in [
+        for (keepsake, goes, read_only) in [
             (0, false, false),
-            (0, true, false),
+            (0, true, true),
             (8, false, false),
             (8, true, true),
         ] {
-            let (disk, shared) = shared_as(keepsake, has_front_end, read_only);
+            let (disk, shared) = shared(&Case {
+                keepsake,
+                goes,
+                read_only,
+            });
             let (front_end, client) = (shared.for_front_end(), shared.for_clients());
             client.activate().unwrap();
             client.activate().unwrap();
@@ -270,29 +287,41 @@ mod tests {
 
     #[test]
     fn an_image_goes_with_its_front_end() {
-        let (disk, shared) = shared(8, true);
-        let (front_end, client) = (shared.for_front_end(), shared.for_clients());
-        let error = client.activate().unwrap_err().to_string();
-        assert!(error.contains("not running"), "{error}");
-        front_end.activate().unwrap();
-        client.activate().unwrap();
-        client.activate().unwrap();
-        client.deactivate().unwrap();
-        let asked = Arc::new(AtomicUsize::new(0));
-        let disconnect = {
-            let (asked, client) = (asked.clone(), client.clone());
-            move || {
-                if asked.fetch_add(1, SeqCst) == 0 {
-                    let client = client.clone();
-                    std::thread::spawn(move || client.deactivate().unwrap());
-                }
+        for keepsake in [0, 8] {
+            let (disk, shared) = shared(&Case {
+                keepsake,
+                goes: true,
+                read_only: false,
+            });
+            let (front_end, client) = (shared.for_front_end(), shared.for_clients());
+            let early = client.activate();
+            assert_eq!(early.is_ok(), keepsake == 0);
+            if early.is_ok() {
+                client.deactivate().unwrap();
+                assert_eq!(disk.active.load(SeqCst), 0);
             }
-        };
-        shared.set_disconnect(Box::new(disconnect));
-        front_end.deactivate().unwrap();
-        assert!(asked.load(SeqCst) > 0);
-        assert_eq!(disk.active.load(SeqCst), 0);
-        assert!(client.activate().is_err());
-        assert_eq!(disk.activations.load(SeqCst), 1);
+            front_end.activate().unwrap();
+            client.activate().unwrap();
+            client.activate().unwrap();
+            client.deactivate().unwrap();
+            let asked = Arc::new(AtomicUsize::new(0));
+            let disconnect = {
+                let (asked, client) = (asked.clone(), client.clone());
+                move || {
+                    if asked.fetch_add(1, SeqCst) == 0 {
+                        let client = client.clone();
+                        std::thread::spawn(move || client.deactivate().unwrap());
+                    }
+                }
+            };
+            shared.set_disconnect(Box::new(disconnect));
+            front_end.deactivate().unwrap();
+            assert!(asked.load(SeqCst) > 0);
+            assert_eq!(disk.active.load(SeqCst), 0);
+            let error = client.activate().unwrap_err().to_string();
+            assert!(error.contains("not running"), "{error}");
+            front_end.activate().unwrap();
+            client.activate().unwrap();
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! What clients may choose from.
 
 use super::connection::ExportView;
-use fathom_core::{Detaching, Disk, Source, SourceId, WorkerHandle};
+use fathom_core::{Disk, Source, SourceId, WorkerHandle};
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// A disk under a name.
@@ -14,7 +13,7 @@ pub struct Export {
     disk: Arc<dyn Disk>,
     workers: Arc<[WorkerHandle]>,
     /// Connections of each worker.
-    loads: Box<[AtomicUsize]>,
+    loads: Mutex<Box<[usize]>>,
 }
 
 impl Export {
@@ -30,7 +29,7 @@ impl Export {
             name,
             description,
             disk,
-            loads: workers.iter().map(|_| AtomicUsize::new(0)).collect(),
+            loads: Mutex::new(vec![0; workers.len()].into()),
             workers,
         }
     }
@@ -54,17 +53,22 @@ impl Export {
         self.disk.connect_delay()
     }
 
+    fn loads(&self) -> MutexGuard<'_, Box<[usize]>> {
+        self.loads.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// Attach to the worker with the fewest connections.
     pub(super) fn attach(self: &Arc<Self>, source: Box<dyn Source>) -> io::Result<Attached> {
-        let loads = self.loads.iter().enumerate();
-        let (worker, _) = loads
-            .min_by_key(|(_, load)| load.load(Ordering::Relaxed))
-            .expect("a disk has a worker");
-        self.loads[worker].fetch_add(1, Ordering::Relaxed);
-        let attached = self.workers[worker].attach(source);
-        let id = attached.inspect_err(|_| {
-            self.loads[worker].fetch_sub(1, Ordering::Relaxed);
-        })?;
+        let worker = {
+            let mut loads = self.loads();
+            let least = (0..loads.len()).min_by_key(|worker| loads[*worker]);
+            let worker = least.expect("a disk has a worker");
+            loads[worker] += 1;
+            worker
+        };
+        let id = self.workers[worker]
+            .attach(source)
+            .inspect_err(|_| self.loads()[worker] -= 1)?;
         Ok(Attached {
             export: self.clone(),
             worker,
@@ -83,9 +87,8 @@ pub(super) struct Attached {
 impl Attached {
     /// Stop serving it; returns when nothing of it is in flight.
     pub fn detach(self) -> Box<dyn Source> {
-        let detaching: Detaching = self.export.workers[self.worker].begin_detach(self.id);
-        let source = detaching.wait();
-        self.export.loads[self.worker].fetch_sub(1, Ordering::Relaxed);
+        let source = self.export.workers[self.worker].detach(self.id);
+        self.export.loads()[self.worker] -= 1;
         source
     }
 }
