@@ -27,8 +27,10 @@ pub static FILTERS: &[Registered] = &[
 
 pub struct Registered {
     pub about: &'static About,
-    make: fn(&[(String, String)], &Filters) -> Result<Arc<dyn Filter>, String>,
+    make: Make,
 }
+
+type Make = fn(&[(String, String)], &Filters) -> Result<Arc<dyn Filter>, String>;
 
 const fn of<K: Kind>() -> Registered {
     Registered {

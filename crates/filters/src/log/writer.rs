@@ -31,10 +31,6 @@ impl Output {
     }
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all are records, by value"
-)]
 enum Message {
     Record(Record),
     Switch(Output),

@@ -67,14 +67,14 @@ mod tests {
         let mut streams = Streams::default();
         for n in 0..10 {
             for reader in 0..STREAMS as u64 {
-                let stream = streams.note(3, reader << 30 | n * 4096, 4096);
+                let stream = streams.note(3, (reader << 30) + n * 4096, 4096);
                 assert_eq!(stream.hits, n);
             }
         }
         // Another one takes the place of the one that was quiet for longest.
         assert_eq!(streams.note(3, 77 << 30, 4096).hits, 0);
-        assert_eq!(streams.note(3, 3 << 30 | 40960, 4096).hits, 10);
+        assert_eq!(streams.note(3, (3 << 30) + 40960, 4096).hits, 10);
         assert_eq!(streams.note(3, 40960, 4096).hits, 0);
-        assert_eq!(streams.note(0, 1 << 30 | 40960, 4096).hits, 0);
+        assert_eq!(streams.note(0, (1 << 30) + 40960, 4096).hits, 0);
     }
 }

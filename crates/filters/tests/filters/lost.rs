@@ -4,6 +4,7 @@ use crate::support::{Ask, Bed};
 use fathom_core::Op;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 const SECTORS: usize = 256;
 const LEN: usize = SECTORS * 512;
@@ -189,4 +190,63 @@ fn workers_that_flush_at_once_do_not_undo_each_other() {
             assert_eq!(bytes[base + slot * 8192], last as u8);
         }
     }
+}
+
+/// A flush is of what was written before it; what is written meanwhile is
+/// there for readers, and lost.
+#[test]
+fn what_is_written_during_a_flush_is_not_flushed() {
+    for writes in ["lost", "torn"] {
+        let fault = format!("fault:writes={writes}");
+        let bed = Bed::new(&[&fault, "delay:write=100ms"], 1);
+        let mut peer = bed.peer();
+        let write = |value| Ask::write(8192, vec![value; 4096]);
+        assert_eq!(peer.do_it(write(1)).error, 0);
+        let flush = peer.ask(Ask::flush());
+        std::thread::sleep(Duration::from_millis(20));
+        peer.ask(write(2));
+        let answers = peer.answers(2);
+        assert!(answers.iter().all(|answer| answer.error == 0));
+        if writes == "lost" {
+            // It did not wait for the flush.
+            assert_eq!(answers[1].number, flush);
+        }
+        assert_eq!(peer.do_it(Ask::read(8192, 4096)).data, [2; 4096]);
+        bed.set(0, &[("power-cut", "yes")]).unwrap();
+        let left = peer.do_it(Ask::read(8192, 4096)).data;
+        match writes {
+            "lost" => assert_eq!(left, [1; 4096]),
+            _ => assert!(left.iter().all(|byte| [1, 2].contains(byte))),
+        }
+    }
+}
+
+/// A flush that fails has flushed nothing for sure, and the next one tries
+/// again.
+#[test]
+fn what_could_not_be_written_is_kept() {
+    let bed = Bed::new(
+        &["fault:writes=lost", "fault:error=EIO,op=write,count=1"],
+        1,
+    );
+    let mut peer = bed.peer();
+    peer.do_it(Ask::write(0, vec![3; 512]));
+    assert_eq!(peer.do_it(Ask::flush()).error, libc::EIO);
+    assert_ne!(bed.bytes()[0], 3);
+    assert_eq!(peer.do_it(Ask::read(0, 512)).data, [3; 512]);
+    assert_eq!(peer.do_it(Ask::flush()).error, 0);
+    assert_eq!(bed.bytes()[0], 3);
+}
+
+#[test]
+fn a_full_cache_is_written() {
+    let bed = Bed::new(&["fault:writes=lost,cache-size=1M"], 1);
+    bed.disk.bytes.lock().unwrap().resize(4 << 20, 0);
+    let mut peer = bed.peer();
+    for n in 0..48u64 {
+        assert_eq!(peer.do_it(Ask::write(n << 16, vec![7; 1 << 16])).error, 0);
+    }
+    bed.set(0, &[("power-cut", "yes")]).unwrap();
+    let kept = bed.bytes().iter().filter(|byte| **byte == 7).count();
+    assert!((2 << 20..4 << 20).contains(&kept), "{kept}");
 }

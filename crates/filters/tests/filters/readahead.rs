@@ -1,4 +1,4 @@
-use crate::support::{Ask, Bed, Peer};
+use crate::support::{Answer, Ask, Bed, Peer};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -78,4 +78,22 @@ fn what_is_on_its_way_is_waited_for() {
         let at = (answer.number as usize - 2 + 16) * 4096;
         assert_eq!(answer.data, truth[at..at + 4096]);
     }
+}
+
+/// Nothing is known of a range while it is being written.
+#[test]
+fn a_write_under_way_hides_what_was_read_before() {
+    let below = "delay:read=50ms,write=300ms";
+    let bed = Bed::new(&["readahead:size=64k,after=0", below], 1);
+    let mut peer = bed.peer();
+    let read = || Ask::read(8192, 4096);
+    let is_from_below = |answer: &Answer| answer.took >= Duration::from_millis(50);
+    assert!(is_from_below(&peer.do_it(Ask::read(0, 4096))));
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!is_from_below(&peer.do_it(read())));
+    let write = peer.ask(Ask::write(8192, vec![7; 4096]));
+    let answer = peer.do_it(read());
+    assert!(answer.number != write && is_from_below(&answer));
+    peer.answer();
+    assert_eq!(peer.do_it(read()).data, [7; 4096]);
 }
