@@ -30,8 +30,12 @@ impl Bucket {
         start(before.expect("`pour` always has an answer"))
     }
 
-    pub(super) fn forget(&self) {
+    pub(super) fn empty(&self) {
         self.0.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn fill(&self, rate: Rate, now: u64) {
+        self.0.store(now + rate.room, Ordering::Relaxed);
     }
 }
 
@@ -57,5 +61,8 @@ mod tests {
         // After a long time it is empty, and no emptier than that.
         let later = (0..20).map(|_| bucket.reserve(rate, 1.0, 9000));
         assert_eq!(later.filter(|start| *start == 9000).count(), 11);
+        bucket.fill(rate, 20_000);
+        let full: Vec<_> = (0..3).map(|_| bucket.reserve(rate, 1.0, 20_000)).collect();
+        assert_eq!(full, [20_000, 20_010, 20_020]);
     }
 }

@@ -4,7 +4,7 @@ use super::Settings;
 use super::bucket::Bucket;
 use super::limits::{COUNTED, Direction, Limits, What};
 use crate::filter::Options;
-use fathom_core::{Op, Request};
+use fathom_core::{Clock, Op, Request};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -40,11 +40,15 @@ impl Group {
         self.options.clone()
     }
 
-    /// Nothing has been used up.
-    pub(super) fn forget(&self) {
-        for (sustained, burst) in &self.buckets {
-            sustained.forget();
-            burst.forget();
+    /// These are the limits from now on, and all bursts are still to come.
+    pub(super) fn begin(&self, limits: &Limits) {
+        let now = Clock::get().now();
+        for ((sustained, burst), limit) in self.buckets.iter().zip(&limits.each) {
+            match limit {
+                Some(limit) if !limit.may_burst => sustained.fill(limit.sustained, now),
+                _ => sustained.empty(),
+            }
+            burst.empty();
         }
     }
 

@@ -27,10 +27,11 @@ pub(super) enum Direction {
     Write,
 }
 
-/// A bucket without bursts has room for this much time at its rate: whoever
-/// is woken late catches up, and little is given away at the start. (QEMU has
-/// 100 ms, which is 1% more than the rate over 10 s.)
-const SLACK: Duration = Duration::from_millis(20);
+/// A bucket without bursts has room for this much time at its rate, so that a
+/// worker that is woken late, on a busy machine, catches up. It is full at
+/// first, and gives away no more than that after a pause: less than 1% of the
+/// rate over 10 s. (QEMU has 100 ms.)
+const SLACK: Duration = Duration::from_millis(90);
 
 /// Rates beyond this are none.
 const MOST: u64 = 1 << 40;
@@ -38,6 +39,7 @@ const MOST: u64 = 1 << 40;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limit {
     pub(super) sustained: Rate,
+    pub(super) may_burst: bool,
     /// Of a burst; None when its rate is not limited.
     pub(super) burst: Option<Rate>,
 }
@@ -109,12 +111,14 @@ fn limit(sustained: u64, max: u64, length: u64) -> Limit {
     if max == 0 {
         return Limit {
             sustained: rate(sustained, SLACK),
+            may_burst: false,
             burst: None,
         };
     }
     let full = Duration::from_secs_f64(max as f64 * length as f64 / sustained as f64);
     Limit {
         sustained: rate(sustained, full),
+        may_burst: true,
         burst: (length > 1).then(|| rate(max, SLACK)),
     }
 }

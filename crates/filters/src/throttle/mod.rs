@@ -106,7 +106,7 @@ impl Kind for Throttle {
             Some(name) => filters.groups.join(name),
             None => Group::new(None),
         };
-        group.forget();
+        group.begin(&settings.limits);
         Ok(Throttle { group })
     }
 
@@ -119,7 +119,7 @@ impl Kind for Throttle {
             return Err("throttle: group: it cannot be changed while the disk is served".into());
         }
         // As QEMU does: what was used up under the old limits is forgiven.
-        self.group.forget();
+        self.group.begin(&to.limits);
         Ok(())
     }
 

@@ -33,9 +33,11 @@ fn write() -> Ask {
 
 const TIME: Duration = Duration::from_millis(500);
 
+/// A busy machine may take the worker's time away, but never adds to it. (How
+/// exact it is shows tools/bench/filters.py.)
 fn assert_near(got: f64, wanted: f64, what: &str) {
     let ratio = got / wanted;
-    assert!((0.8..1.2).contains(&ratio), "{what}: {got} of {wanted}");
+    assert!((0.5..1.25).contains(&ratio), "{what}: {got} of {wanted}");
 }
 
 #[test]
