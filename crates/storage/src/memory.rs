@@ -172,7 +172,7 @@ impl Map {
                 out.push(status, range.end - range.start.max(first))
             })
         });
-        if !known.is_some_and(|known| known.is_ok()) && out.left() == request.len {
+        if known.is_none_or(|known| known.is_err()) && out.left() == request.len {
             out.push(Status::DATA, request.len);
         }
         Ok(())
