@@ -391,6 +391,9 @@ enum Step {
     },
 }
 
+/// What is to be read, and where, or nothing.
+type Answer = Option<(u64, Vec<u8>)>;
+
 /// Of the part of the disk that steps touch.
 const SECTORS: u64 = 2048;
 
@@ -426,7 +429,7 @@ proptest! {
         let (served, mut client) = Setup::with(replies).serve(&disk, &worker);
         let mut model = vec![0; SECTORS as usize * 512];
         let mut stream = Vec::new();
-        let mut expected: Vec<(u64, Option<(u64, Vec<u8>)>)> = Vec::new();
+        let mut expected: Vec<(u64, Answer)> = Vec::new();
         for (n, step) in steps.iter().enumerate() {
             // A memory disk does one after the other.
             match *step {

@@ -83,7 +83,10 @@ impl Setup {
             allocation_context: (self.replies != Replies::Simple).then_some(CONTEXT),
         };
         let (sender, ended) = channel();
-        let on_end = Box::new(move || drop(sender.send(())));
+        let on_end = Box::new(move || {
+            // The test may have ended first.
+            let _ = sender.send(());
+        });
         let source = NbdSource::new(stream, &export, agreed, self.limits, 3, on_end);
         let source = source.expect("a source");
         let id = worker.attach(Box::new(source)).expect("attached");

@@ -127,7 +127,7 @@ impl Script<'_> {
         let header = RequestHeader {
             command: match header.command {
                 // Not every other connection is to be over soon.
-                command::DISC if odd % 8 != 0 => command::WRITE,
+                command::DISC if !odd.is_multiple_of(8) => command::WRITE,
                 other => other,
             },
             ..header
@@ -184,7 +184,7 @@ impl Host {
                 1 => Replies::Structured,
                 _ => Replies::Extended,
             },
-            allocation_context: (how % 3 > 0).then_some(0x0102),
+            allocation_context: (!how.is_multiple_of(3)).then_some(0x0102),
         };
         let stream = Stream {
             socket: ours.into(),

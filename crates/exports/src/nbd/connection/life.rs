@@ -126,15 +126,16 @@ impl NbdSource {
     pub(super) fn decrypt(&mut self) -> Result<(), String> {
         while let Some(tls) = &mut self.tls {
             let target = self.payload.as_ref().and_then(|payload| payload.target());
-            let (at, len, direct) = match target {
+            let direct = target.is_some_and(|(_, _, len)| len > 0);
+            let room = match target {
                 // SAFETY: within the span.
-                Some((span, filled, len)) if len > 0 => {
-                    (unsafe { self.pool.at(span).add(filled) }, len, true)
-                }
-                _ => match self.inbox.room(&mut self.pool) {
-                    Some((at, len)) if len > 0 => (at, len, false),
-                    _ => return Ok(()),
+                Some((span, filled, len)) if direct => unsafe {
+                    Some((self.pool.at(span).add(filled), len))
                 },
+                _ => self.inbox.room(&mut self.pool),
+            };
+            let Some((at, len)) = room.filter(|(_, len)| *len > 0) else {
+                return Ok(());
             };
             // SAFETY: memory of ours that nobody uses meanwhile; the system
             // has initialised it.

@@ -30,6 +30,7 @@ use intake::{Intake, Payload, Stop};
 use life::Receive;
 use outbox::Outbox;
 use pool::{Pool, Span};
+use rustix::net::{AddressFamily, sockopt};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
@@ -173,6 +174,10 @@ impl fmt::Display for Ending {
 const RECEIVE: u8 = 0;
 const SEND: u8 = 1;
 
+/// Bytes that a Unix socket may hold for its reader, if the system's limit
+/// (net.core.wmem_max) allows it.
+const SEND_BUFFER: usize = 1 << 20;
+
 /// Memory of a request, as its cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
@@ -251,7 +256,12 @@ impl NbdSource {
         // An engine that is to wait for a socket must be allowed to.
         rustix::io::ioctl_fionbio(&stream.socket, false)?;
         // A reply is complete when it is sent; only TCP can be told so.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&stream.socket, true);
+        let _ = sockopt::set_tcp_nodelay(&stream.socket, true);
+        if sockopt::socket_domain(&stream.socket)? == AddressFamily::UNIX {
+            // Room for a large reply while the next is made. (TCP finds out
+            // by itself.)
+            let _ = sockopt::set_socket_send_buffer_size(&stream.socket, SEND_BUFFER);
+        }
         let mut pool = Pool::new(limits.memory.max(Limits::MIN_MEMORY))?;
         Ok(NbdSource {
             export: export.clone(),
@@ -318,15 +328,16 @@ impl Source for NbdSource {
         self.more
     }
 
-    /// While requests keep coming, what they need of the socket waits for
-    /// their replies: both go to the kernel together.
+    /// With a disk that completes at once, the next receive waits for the
+    /// replies: both go to the kernel together.
     fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
         let before = batch.len();
         let mut intake = Intake::new(cx, room, batch);
         let stop = self.take_in(&mut intake);
         let answered = intake.answered;
         self.more = stop == Stop::HadItsTurn;
-        if batch.len() == before && stop == Stop::NeedsBytes {
+        let popped = batch.len() - before;
+        if stop == Stop::NeedsBytes && (popped == 0 || self.table.used() > popped) {
             self.receive(cx);
         }
         if !self.serving {

@@ -43,7 +43,8 @@ impl Tls {
 
     /// Where to receive; None: what was received before is still here.
     pub(super) fn room(&mut self) -> Option<(*mut u8, usize)> {
-        (self.start == self.end).then(|| (self.received.as_mut_ptr(), self.received.len()))
+        let all = (self.received.as_mut_ptr(), self.received.len());
+        (self.start == self.end).then_some(all)
     }
 
     pub(super) fn received(&mut self, len: usize) {
