@@ -17,9 +17,13 @@ const BUDGET: u64 = 512 << 10;
 /// Requests in flight of commands that are carried out piece by piece.
 const SPLIT_IN_FLIGHT: usize = 4;
 
+/// With more data waiting to be sent, long reads do not go on.
+const SPLIT_WAITING: usize = BLOCK;
+
 /// With more data waiting to be sent, nothing more is taken on: the client
-/// does not read faster, and what waits falls out of the CPU's cache.
-const MAX_WAITING: usize = 512 << 10;
+/// does not read faster, and what waits falls out of the CPU's cache. More
+/// than long reads can leave waiting, so that other requests get past them.
+const MAX_WAITING: usize = SPLIT_WAITING + (SPLIT_IN_FLIGHT + 1) * BLOCK;
 
 /// For extents in the disk's answer to a block status.
 const STATUS_BYTES: usize = 16 << 10;
@@ -377,7 +381,7 @@ impl NbdSource {
 
     fn may_go_on(&self, index: u16) -> bool {
         let grows = matches!(self.table[index].kind, Kind::Read { whole: false });
-        !grows || self.outbox.waiting() < MAX_WAITING
+        !grows || self.outbox.waiting() < SPLIT_WAITING
     }
 
     /// Make a request of the next piece of a command. False: there is no room
