@@ -1,7 +1,9 @@
 //! What QEMU does to a running disk: pauses under load, live migration to another QEMU with a
 //! server of its own, hot unplug and plug.
 
+use std::io::Read;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fathom_lab::{Disk, Guest, Machine, Server};
@@ -17,8 +19,14 @@ const STEP: Duration = Duration::from_secs(120);
 fn a_guest_migrates_under_verified_load() {
     let place = Place::new();
     let images = images(&place);
+    let nbd =
+        |image: &Image, side: &str| place.sockets().join(format!("{}-{side}.nbd", name(image)));
     let serve = |side: &str| -> Vec<Server> {
-        let serve = |image: &Image| image.serve(&place, &format!("{}-{side}", name(image)), ARGS);
+        let serve = |image: &Image| {
+            let address = format!("unix:{}", nbd(image, side).display());
+            let args = [ARGS, &["--nbd", &address]].concat();
+            image.serve(&place, &format!("{}-{side}", name(image)), &args)
+        };
         images.iter().map(serve).collect()
     };
     let source_servers = serve("source");
@@ -40,6 +48,13 @@ fn a_guest_migrates_under_verified_load() {
     };
     let mut target = Guest::start(&target).unwrap();
     let load = start_load(&mut source, &images, 16 * MIB);
+    let clients: Vec<Client> = images
+        .iter()
+        .map(|i| Client::new(&nbd(i, "source")))
+        .collect();
+    images
+        .iter()
+        .for_each(|i| Client::is_denied(&nbd(i, "target")));
 
     let channel = place.sockets().join("migration");
     let uri = format!("unix:{}", channel.display());
@@ -47,6 +62,11 @@ fn a_guest_migrates_under_verified_load() {
     source.qmp("migrate", json!({"uri": uri})).unwrap();
     wait_migrated(&mut source);
     target.wait_event("RESUME", STEP).unwrap();
+    // They left with the guest, and have not kept its images from the target.
+    clients.into_iter().for_each(Client::has_been_disconnected);
+    images
+        .iter()
+        .for_each(|i| Client::is_denied(&nbd(i, "source")));
     source.quit().unwrap();
     for server in source_servers {
         server.stop().unwrap();
@@ -60,6 +80,53 @@ fn a_guest_migrates_under_verified_load() {
         server.stop().unwrap();
     }
     verify(&images, &load);
+}
+
+/// An NBD client of a server's disk, which reads all the time.
+struct Client(Child);
+
+impl Client {
+    fn new(socket: &Path) -> Client {
+        let script = "import nbd, sys\n\
+                      h = nbd.NBD()\n\
+                      h.connect_unix(sys.argv[1])\n\
+                      print('connected', flush=True)\n\
+                      while True: h.pread(4096, 0)\n";
+        let mut child = Command::new("/usr/bin/python3")
+            .args(["-c", script])
+            .arg(socket)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("python3 is installed by `make setup`");
+        let mut said = [0; 9];
+        let heard = child.stdout.as_mut().expect("a pipe").read_exact(&mut said);
+        heard.expect("it is let in while the guest runs");
+        Client(child)
+    }
+
+    fn has_been_disconnected(mut self) {
+        let deadline = Instant::now() + STEP;
+        while self.0.try_wait().expect("a child").is_none() {
+            assert!(Instant::now() < deadline, "it still reads");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// One that comes where the guest is not.
+    fn is_denied(socket: &Path) {
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        let output = Command::new("nbdinfo").args(["--size", &uri]).output();
+        let output = output.expect("nbdinfo is installed by `make setup`");
+        assert!(!output.status.success(), "{}", socket.display());
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 const ARGS: &[&str] = &["--iothreads", "2"];
