@@ -1,6 +1,8 @@
 //! The `fathom` program as users run it.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod nbd;
+
 use fathom_daemon::Format;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
