@@ -4,6 +4,7 @@ mod support;
 
 use fathom_daemon::Format;
 use std::process::Command;
+use support::nbd::Nbd;
 use support::{Served, as_arg, convert, disk_dir, fathom, short_dir, stdout_of};
 
 /// The daemon, run by strace(1), which counts.
@@ -16,30 +17,52 @@ fn traced(report: &str) -> Command {
     strace
 }
 
+const RANDOM_READS: [&str; 4] = ["--rw", "randread", "--iodepth", "32"];
+
 /// System calls per request, beyond those of starting and ending: the best of
 /// a few rounds, since how many requests complete together is up to the
 /// device and to what else the machine is doing.
 fn check(disk: &str, args: &[&str], at_most: f64) {
+    at_most_per_request(at_most, |report, requests| {
+        let mut served = Served::start_by(traced(report), disk, args);
+        served.load(requests, &RANDOM_READS);
+        stop(&mut served);
+    });
+}
+
+/// Likewise over NBD.
+fn check_nbd(disk: &str, args: &[&str], at_most: f64) {
+    at_most_per_request(at_most, |report, requests| {
+        let mut served = Nbd::start_by(traced(report), disk, args);
+        served.load(requests, &RANDOM_READS);
+        stop(&mut served);
+    });
+}
+
+fn stop(served: &mut Served) {
+    stdout_of(&["quit", &served.control()]);
+    assert_eq!(served.end().0, Some(0), "{}", served.log());
+}
+
+/// `run` has so many requests served by a server that strace reports on.
+fn at_most_per_request(at_most: f64, run: impl Fn(&str, u64)) {
     let mut rounds = Vec::new();
     for _ in 0..5 {
-        let (calls, report) = per_request(disk, args, &["--rw", "randread", "--iodepth", "32"]);
+        let (calls, report) = per_request(&run);
         if calls <= at_most {
             return;
         }
         rounds.push(format!("{calls} per request\n{report}"));
     }
-    panic!("{disk}: more than {at_most}: {}", rounds.join("\n"));
+    panic!("more than {at_most}: {}", rounds.join("\n"));
 }
 
-fn per_request(disk: &str, args: &[&str], load: &[&str]) -> (f64, String) {
+fn per_request(run: impl Fn(&str, u64)) -> (f64, String) {
     const REQUESTS: u64 = 100_000;
     let dir = short_dir();
     let report = as_arg(&dir.path().join("report"));
     let count = |requests| {
-        let mut served = Served::start_by(traced(&report), disk, args);
-        served.load(requests, load);
-        stdout_of(&["quit", &served.control()]);
-        assert_eq!(served.end().0, Some(0), "{}", served.log());
+        run(&report, requests);
         let text = std::fs::read_to_string(&report).unwrap();
         (total(&text), text)
     };
@@ -78,4 +101,10 @@ fn a_file_makes_a_fifth_of_a_system_call_at_most() {
         convert(&raw, format, &image);
         check(&as_arg(&image), &["--format", format.name()], 0.2);
     }
+}
+
+/// One call submits what is to be sent and received and takes what has come.
+#[test]
+fn a_connection_makes_a_system_call_for_a_request_at_most() {
+    check_nbd("memory:64M", &[], 1.0);
 }
