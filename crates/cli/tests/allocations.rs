@@ -67,15 +67,23 @@ fn requests(client: &mut Client) -> u64 {
 
 /// Serve in this process, have another make load, and count.
 fn check(disk: DiskSpec, trace: Option<&Path>, load: &[&str]) {
-    check_image(disk, None, trace, load);
+    check_image(disk, None, &[], trace, load);
 }
 
-fn check_image(disk: DiskSpec, format: Option<Format>, trace: Option<&Path>, load: &[&str]) {
+fn check_image(
+    disk: DiskSpec,
+    format: Option<Format>,
+    filters: &[&str],
+    trace: Option<&Path>,
+    load: &[&str],
+) {
     let dir = short_dir();
     let (socket, control) = (dir.path().join("s"), dir.path().join("c"));
     let mut options = ServeOptions::new(disk, SocketSpec::Path(socket.clone()));
     options.control = Some(control.clone());
     options.disks[0].format = format;
+    let filters = filters.iter().map(|filter| filter.parse().unwrap());
+    options.disks[0].filters = filters.collect();
     options.disks[0].trace = trace.map(Path::to_owned);
     let what = format!("{} {load:?}", options.disks[0].disk);
     let daemon = Daemon::start(options).unwrap();
@@ -143,6 +151,15 @@ fn a_warm_worker_allocates_nothing() {
         convert(&image, format, &allocated);
         let allocated = DiskSpec::File(allocated);
         let mixed = ["--rw", "randrw", "--iodepth", "32"];
-        check_image(allocated, Some(format), Some(&trace), &mixed);
+        check_image(allocated, Some(format), &[], Some(&trace), &mixed);
     }
+    let filters = [
+        "delay:read=10us..40us",
+        "throttle:iops-read=200000",
+        "fault:error=EIO,probability=0",
+        "log:file=/dev/null",
+        "readahead",
+        "pause",
+    ];
+    check_image(DiskSpec::Null(1 << 40), None, &filters, None, &deep);
 }

@@ -65,6 +65,7 @@ impl Filters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn every_filter_works_without_options_and_refuses_unknown_ones() {
@@ -86,6 +87,49 @@ mod tests {
                 .make(&"no-such-filter".parse().expect("a name"))
                 .is_err()
         );
+    }
+
+    proptest! {
+        /// Whatever is written, it is taken or refused in one line.
+        #[test]
+        fn no_option_does_harm(
+            filter in 0..FILTERS.len(),
+            options in prop::collection::vec((0..24usize, value()), 0..5),
+            changes in prop::collection::vec((0..24usize, value()), 0..5),
+        ) {
+            let about = FILTERS[filter].about;
+            let named = |(n, value): &(usize, String)| {
+                let option = about.options.get(*n).map_or("other", |option| option.name);
+                (option.to_owned(), value.clone())
+            };
+            // No files of strange names.
+            let harmless = |(name, _): &(String, String)| !["file", "histogram"].contains(&&name[..]);
+            let pick = |from: &[(usize, String)]| -> Vec<_> {
+                from.iter().map(named).filter(harmless).collect()
+            };
+            let name = about.name.to_owned();
+            let spec = Spec { name, options: pick(&options) };
+            match Filters::default().make(&spec) {
+                Err(error) => prop_assert_eq!(error.lines().count(), 1),
+                Ok(made) => {
+                    let before = made.values();
+                    if let Err(error) = made.set(&pick(&changes)) {
+                        prop_assert_eq!(error.lines().count(), 1);
+                        prop_assert_eq!(made.values(), before);
+                    }
+                }
+            }
+        }
+    }
+
+    fn value() -> impl Strategy<Value = String> {
+        let plausible = "[0-9]{1,12}(ns|us|ms|s|k|M|G|%)?";
+        prop_oneof![
+            plausible,
+            (plausible, "(\\.\\.|\\+-|\\+)", plausible).prop_map(|(a, b, c)| a + &b + &c),
+            "yes|no|EIO|read\\+write|lost|torn|json|",
+            "[a-zA-Z0-9.,:+-]{0,8}",
+        ]
     }
 
     #[test]
