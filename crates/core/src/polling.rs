@@ -19,6 +19,10 @@ pub enum Polling {
 /// The longest spin that `Auto` makes.
 pub const AUTO_MAX: Duration = Duration::from_micros(50);
 
+/// What comes from a socket sooner than this was not asked for because of the
+/// last answer.
+const SOCKET_MIN: Duration = Duration::from_micros(8);
+
 impl FromStr for Polling {
     type Err = String;
 
@@ -54,9 +58,11 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 pub enum Awaited {
     /// Requests were answered last: the peer has the next move.
     Peer,
-    /// Likewise, when all peers are at the other end of a socket. Their
-    /// system calls wake a sleeper, and cost the same if there is none, while
-    /// one that spins takes the CPU that they could run on: `Auto` sleeps.
+    /// Likewise, when all peers are at the other end of a socket. One that
+    /// has several requests under way sends the next ones while it is awake
+    /// anyway, and they had better come together: `Auto` sleeps. One that
+    /// waits for each answer needs its time to wake up and ask again, and is
+    /// met awake.
     Socket,
     /// Requests were submitted last: the device has it.
     Device,
@@ -69,8 +75,9 @@ pub enum Awaited {
 pub struct Poller {
     setting: Polling,
     max_ticks: u64,
-    /// For each [`Awaited`] one bit a wait, the newest lowest: 1 = it ended
-    /// within the maximum.
+    socket_min_ticks: u64,
+    /// For each [`Awaited`] one bit a wait, the newest lowest: 1 = it is
+    /// worth spinning for such.
     history: [u8; 3],
 }
 
@@ -84,6 +91,7 @@ impl Poller {
         Poller {
             setting,
             max_ticks: clock.ticks(max),
+            socket_min_ticks: clock.ticks(SOCKET_MIN),
             history: [0; 3],
         }
     }
@@ -92,17 +100,19 @@ impl Poller {
     #[inline]
     pub fn window(&self, awaited: Awaited) -> u64 {
         match self.setting {
-            Polling::Auto if awaited == Awaited::Socket => 0,
             Polling::Auto if self.history[awaited as usize].count_ones() < 4 => 0,
             _ => self.max_ticks,
         }
     }
 
-    /// A wait, spun or slept, ended after `ticks`.
+    /// A wait, spun or slept, ended after `ticks`; before it, `answered`
+    /// requests were answered at once.
     #[inline]
-    pub fn waited(&mut self, awaited: Awaited, ticks: u64) {
+    pub fn waited(&mut self, awaited: Awaited, ticks: u64, answered: usize) {
+        let is_prompt =
+            awaited != Awaited::Socket || ticks >= self.socket_min_ticks && answered == 1;
         let history = &mut self.history[awaited as usize];
-        *history = *history << 1 | u8::from(ticks <= self.max_ticks);
+        *history = *history << 1 | u8::from(is_prompt && ticks <= self.max_ticks);
     }
 }
 
@@ -129,22 +139,34 @@ mod tests {
         let mut poller = Poller::new(Polling::Auto, clock);
         let max = clock.ticks(AUTO_MAX);
         assert_eq!(poller.window(Awaited::Peer), 0);
-        (0..4).for_each(|_| poller.waited(Awaited::Peer, 1));
+        (0..4).for_each(|_| poller.waited(Awaited::Peer, 1, 1));
         assert_eq!(poller.window(Awaited::Peer), max);
         assert_eq!(poller.window(Awaited::Device), 0);
-        (0..8).for_each(|_| poller.waited(Awaited::Socket, 1));
-        assert_eq!(poller.window(Awaited::Socket), 0);
-        (0..8).for_each(|_| poller.waited(Awaited::Device, u64::MAX));
+        (0..8).for_each(|_| poller.waited(Awaited::Device, u64::MAX, 1));
         assert_eq!(poller.window(Awaited::Peer), max);
-        (0..5).for_each(|_| poller.waited(Awaited::Peer, u64::MAX));
+        (0..5).for_each(|_| poller.waited(Awaited::Peer, u64::MAX, 1));
         assert_eq!(poller.window(Awaited::Peer), 0);
+    }
+
+    #[test]
+    fn auto_meets_those_behind_sockets_who_wait_for_each_answer() {
+        let clock = Clock::get();
+        let mut poller = Poller::new(Polling::Auto, clock);
+        let turnaround = clock.ticks(Duration::from_micros(20));
+        (0..8).for_each(|_| poller.waited(Awaited::Socket, turnaround, 1));
+        assert!(poller.window(Awaited::Socket) > 0);
+        // More were under way.
+        (0..8).for_each(|_| poller.waited(Awaited::Socket, 1, 1));
+        assert_eq!(poller.window(Awaited::Socket), 0);
+        (0..8).for_each(|_| poller.waited(Awaited::Socket, turnaround, 3));
+        assert_eq!(poller.window(Awaited::Socket), 0);
     }
 
     #[test]
     fn off_never_spins_and_fixed_always_does() {
         let clock = Clock::get();
         let mut off = Poller::new(Polling::Off, clock);
-        (0..8).for_each(|_| off.waited(Awaited::Peer, 0));
+        (0..8).for_each(|_| off.waited(Awaited::Peer, 0, 1));
         assert_eq!(off.window(Awaited::Peer), 0);
         let fixed = Poller::new(Polling::Fixed(Duration::from_micros(10)), clock);
         assert!(fixed.window(Awaited::Device) > 0);

@@ -78,6 +78,8 @@ pub(crate) struct Worker {
     inbox: Inbox,
     poller: Poller,
     awaited: Awaited,
+    /// How many requests were answered at once last.
+    answered: usize,
     /// What to await of the sources that there are.
     peers: Awaited,
     recorder: Recorder,
@@ -106,6 +108,7 @@ impl Worker {
             inbox,
             poller,
             awaited: Awaited::Peer,
+            answered: 0,
             peers: Awaited::Peer,
             recorder,
             trace: None,
@@ -317,6 +320,7 @@ impl Worker {
 
     /// Count and trace the answered requests, and free their slots.
     fn record(&mut self, published: u64, notified: u64) {
+        self.answered = self.cx.done.len();
         for id in self.cx.done.drain(..) {
             let request = &mut self.cx.slab[id];
             request.stamps.enter(Stage::Notify, published);
@@ -345,7 +349,7 @@ impl Worker {
         self.cx.now = now;
         // The end of a wait that was known beforehand tells nothing.
         if now < self.cx.alarm {
-            self.poller.waited(self.awaited, now - start);
+            self.poller.waited(self.awaited, now - start, self.answered);
         }
     }
 
