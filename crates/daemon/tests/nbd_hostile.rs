@@ -278,7 +278,9 @@ fn a_detach_waits_for_the_disk_and_sends_the_answers() {
         let (held, disk) = holding();
         let worker = worker(&disk, kind);
         let (served, mut client) = Setup::default().serve(&disk, &worker);
-        (0..4).for_each(|n| drop(client.send(command::READ, 0, n * 4096, 4096)));
+        for n in 0..4 {
+            client.send(command::READ, 0, n * 4096, 4096);
+        }
         // Of this one, only a part is here.
         let (_, header) = client.header(command::WRITE, 0, 0, 500 << 10);
         client.stream.write_all(&header).expect("sent");
