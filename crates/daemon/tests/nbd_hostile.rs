@@ -197,6 +197,29 @@ fn replies_come_in_the_order_in_which_requests_end() {
 }
 
 #[test]
+fn writes_keep_their_data_until_the_disk_has_taken_it() {
+    each(|kind| {
+        let (held, disk) = holding();
+        let worker = worker(&disk, kind);
+        let (_served, mut client) = Setup::default().serve(&disk, &worker);
+        // More than one block of the connection's memory.
+        let data = pattern(12, 800 << 10);
+        let cookies: Vec<u64> = (data.chunks(8192).enumerate())
+            .map(|(n, data)| {
+                let cookie = client.send_write(0, n as u64 * 8192, data);
+                await_held(&held, n + 1);
+                cookie
+            })
+            .collect();
+        held.release();
+        for _ in &cookies {
+            assert_eq!(client.reply().1.error, 0);
+        }
+        assert!(held.bytes.lock().expect("bytes")[..data.len()] == data);
+    });
+}
+
+#[test]
 fn who_vanishes_leaves_nothing_behind() {
     each(|kind| {
         let (held, disk) = holding();
