@@ -275,3 +275,66 @@ fn an_image_under_an_overlay_stays_as_it_is() {
 fn checksum(path: &Path) -> String {
     fathom_lab::run("sha256sum", &[&path.to_string_lossy()]).unwrap()
 }
+
+/// What a file system has flushed survives a power cut, and it is sound; what it has not flushed is
+/// really gone.
+#[test]
+fn a_file_system_survives_a_power_cut() {
+    let place = Place::new();
+    let names = ["lost", "torn", "bare"];
+    let servers = names.map(|name| {
+        let writes = if name == "torn" { "torn" } else { "lost" };
+        serve(&place, name, &[&format!("fault:writes={writes}")])
+    });
+    let disks = { names.iter().zip(&servers) }
+        .map(|(name, server)| Disk::vhost_user(name, server.socket()));
+    let machine = Machine {
+        disks: disks.collect(),
+        ..Machine::default()
+    };
+    let mut guest = Guest::boot(&machine).unwrap();
+    for name in ["lost", "torn"] {
+        let device = guest.device(name).unwrap();
+        let script = format!(
+            "mkfs.ext4 -q -F {device} 32M
+             mkdir -p /mnt/{name}
+             mount -t ext4 {device} /mnt/{name}
+             cd /mnt/{name}
+             for i in $(seq 20); do echo flushed $i >$i; done
+             sync
+             dd if=/dev/zero of=large bs=64k count=16 2>/dev/null"
+        );
+        guest.check(&script, STEP).unwrap();
+    }
+    // Nobody flushes this disk.
+    let bare = guest.device("bare").unwrap();
+    let block = format!("dd if={bare} bs=4k count=1 iflag=direct 2>/dev/null | grep -c unflushed");
+    let write = format!(
+        "echo unflushed >/tmp/block
+         dd if=/tmp/block of={bare} bs=4k count=1 conv=sync oflag=direct 2>/dev/null
+         {block}"
+    );
+    assert_eq!(guest.check(&write, STEP).unwrap().trim(), "1");
+    guest.qmp("stop", json!({})).unwrap();
+    for server in &servers {
+        set(server, "fault", "power-cut=yes");
+    }
+    let from = guest.console().position();
+    guest.qmp("system_reset", json!({})).unwrap();
+    guest.qmp("cont", json!({})).unwrap();
+    guest.wait_ready(from).unwrap();
+    for name in ["lost", "torn"] {
+        let device = guest.device(name).unwrap();
+        let script = format!(
+            "mkdir -p /mnt/{name}
+             mount -t ext4 {device} /mnt/{name}
+             cd /mnt/{name}
+             for i in $(seq 20); do [ \"$(cat $i)\" = \"flushed $i\" ] || exit 1; done
+             cd /
+             umount /mnt/{name}"
+        );
+        guest.check(&script, STEP).unwrap();
+    }
+    assert_eq!(guest.run(&block, STEP).unwrap().text.trim(), "0");
+    guest.power_off().unwrap();
+}

@@ -16,7 +16,7 @@ pub(crate) enum Writes {
     Safe,
     /// They are in memory only.
     Lost,
-    /// Some sectors of each go to the disk below.
+    /// Some physical blocks of each go to the disk below.
     Torn,
 }
 

@@ -109,7 +109,7 @@ impl Kind for Fault {
                 "safe|lost|torn",
                 "safe",
                 "keep what is not flushed in memory only: all of it (lost), or by chance some \
-                 sectors of each write (torn); it is gone with the server",
+                 physical blocks of each write (torn); it is gone with the server",
             ),
             Opt::new(
                 "cache-size",
@@ -172,10 +172,11 @@ impl Kind for Fault {
         self: &Arc<Self>,
         settings: View<Settings>,
         cx: &mut Cx,
-        _: &DiskInfo,
+        below: &DiskInfo,
     ) -> io::Result<Box<dyn Layer>> {
+        let block = below.physical_block_size;
         Ok(Box::new(Faulty {
-            volatile: Volatile::new(self.cache.clone(), cx)?,
+            volatile: Volatile::new(self.cache.clone(), cx, block)?,
             kind: self.clone(),
             settings,
             hanging: Vec::new(),

@@ -35,6 +35,9 @@ pub(super) struct Volatile {
     reads: Vec<Read>,
     /// As last given.
     limits: Limits,
+    /// Sectors that the disk writes in one piece, as it says itself: these
+    /// are never torn apart.
+    unit: u64,
 }
 
 fn sectors(request: &Request) -> Range<u64> {
@@ -52,13 +55,14 @@ fn all_is_data(cx: &mut Cx, id: RequestId) {
 }
 
 impl Volatile {
-    pub(super) fn new(cache: Arc<Cache>, cx: &mut Cx) -> io::Result<Volatile> {
+    pub(super) fn new(cache: Arc<Cache>, cx: &mut Cx, block: u32) -> io::Result<Volatile> {
         Ok(Volatile {
             destage: Destage::new(cache.clone(), cx)?,
             cache,
             waiting: VecDeque::new(),
             reads: Vec::new(),
             limits: (Writes::Safe, 0, 0),
+            unit: (u64::from(block) / SECTOR as u64).max(1),
         })
     }
 
@@ -134,7 +138,8 @@ impl Volatile {
             self.destage.past(cx, id, below);
         } else if is_stored && is_torn && has_room && !is_durable {
             let version = self.store(request);
-            let reaches = move |n: u64| mix(mix(seed ^ version) ^ n) & 1 == 0;
+            let unit = self.unit;
+            let reaches = move |n: u64| mix(mix(seed ^ version) ^ (n / unit)) & 1 == 0;
             let goes = move |n: u64| range.contains(&n) && reaches(n);
             self.destage.start(cx, id, below, Then::Complete, goes);
         } else if is_stored && has_room {
