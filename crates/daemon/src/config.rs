@@ -362,6 +362,7 @@ mod tests {
             poll = "off"
             serial = "x"
             trace = "/dev/shm/t"
+            filters = ["delay:read=10ms", "pause"]
             [[disk]]
             name = "part"
             image = "/srv/disk"
@@ -397,6 +398,14 @@ mod tests {
         assert_eq!(root.serial.as_deref(), Some("x"));
         assert_eq!(part.nbd.as_ref().unwrap().name, "part");
         assert_eq!((part.offset, part.size), (Some(1 << 20), Some(1 << 30)));
+        let filters: Vec<_> = options.disks[0]
+            .filters
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(filters, ["delay:read=10ms", "pause"]);
+        let bad = text.replace("pause", "pose");
+        assert!(parse(&bad).unwrap_err().contains("pose"));
     }
 
     #[test]
