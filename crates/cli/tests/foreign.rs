@@ -43,16 +43,17 @@ fn write_and_read(disk: &mut Driver<'_>) {
     }
 }
 
-/// The first block becomes zeroes; a request past the end is an error and
+/// The first block becomes zeroes; requests past the end are errors and
 /// nothing more.
 fn write_zeroes(disk: &mut Driver<'_>) {
-    let zeroes = |offset: usize, unmap| Request::WriteZeroes {
-        offset: offset as u64,
-        len: BLOCK as u64,
-        unmap,
-    };
-    let outcomes = disk.all(&[zeroes(0, true), zeroes(BLOCK * BLOCKS, false)]);
-    assert!(outcomes[0].is_ok() && outcomes[1].is_err(), "{outcomes:?}");
+    let (size, len) = ((BLOCK * BLOCKS) as u64, BLOCK as u64);
+    assert_eq!(disk.size(), size);
+    let zeroes = |offset, unmap| Request::WriteZeroes { offset, len, unmap };
+    let beyond = Request::Discard { offset: size, len };
+    let outcomes = disk.all(&[zeroes(0, true), zeroes(size, false), beyond]);
+    let succeeded: Vec<_> = outcomes.iter().map(Result::is_ok).collect();
+    assert_eq!(succeeded, [true, false, false], "{outcomes:?}");
+    assert!(disk.contents()[..BLOCK].iter().all(|byte| *byte == 0));
 }
 
 #[test]
