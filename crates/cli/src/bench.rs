@@ -371,11 +371,12 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
 }
 
 fn show(what: &(impl Display + Serialize), json: bool) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
     match json {
-        true => println!("{}", serde_json::to_string_pretty(what)?),
-        false => print!("{what}"),
+        true => writeln!(out, "{}", serde_json::to_string_pretty(what)?)?,
+        false => write!(out, "{what}")?,
     }
-    Ok(())
+    Ok(out.flush()?)
 }
 
 /// One line on the terminal that is written over and over.
