@@ -27,11 +27,12 @@ test: setup
 	$(CARGO) test --workspace --no-fail-fast
 	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --package fathom-storage -- --ignored; \
 	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
-	$(MAKE) fuzz FUZZ_SECONDS=5
+	$(MAKE) fuzz FUZZ_SECONDS=4
 
 # Every fuzz target in turn; the corpus grows in fuzz/corpus.
 FUZZ_SECONDS ?= 60
 fuzz: setup
+	sh fuzz/run.sh --build
 	for target in $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))); do \
 		sh fuzz/run.sh $$target $(FUZZ_SECONDS) || exit 1; \
 	done

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Fuzz one target: run.sh TARGET [SECONDS]
+# Or build all of them, at once: run.sh --build
 #
 # Builds with the coverage instrumentation that libFuzzer needs, which stable
 # Rust can do; only the address sanitizer needs a nightly (cargo fuzz run).
@@ -19,7 +20,10 @@ export RUSTFLAGS
 
 # With --target, the flags apply to the targets and not to build scripts.
 host=$(rustc -vV | sed -n 's/^host: //p')
-${CARGO:-cargo} build --release --target "$host" --bin "$target"
+case $target in
+--build) exec ${CARGO:-cargo} build --release --target "$host" --bins ;;
+*) ${CARGO:-cargo} build --release --target "$host" --bin "$target" ;;
+esac
 dir=${CARGO_TARGET_DIR:-target}
 mkdir -p "corpus/$target" "artifacts/$target"
 exec "$dir/$host/release/$target" -max_total_time="$seconds" -max_len=1024 \

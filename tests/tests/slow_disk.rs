@@ -66,12 +66,14 @@ impl Host {
 fn a_file_system_on_a_slow_disk(host: &mut Host) {
     let said = host.run(
         r#"
-serve memory:256M --nbd unix:/tmp/nbd --filter delay:read=500ms
+# Partitioning and mkfs read a hundred times.
+serve memory:64M --nbd unix:/tmp/nbd --filter delay:read=50ms
 nbd-client -unix /tmp/nbd /dev/nbd0 -b 512
 echo ',,' | sfdisk -q --label gpt /dev/nbd0
 /usr/bin/mke2fs -q -t ext4 /dev/nbd0p1
+fathom set $server delay read=500ms
 mount /dev/nbd0p1 /tmp/mnt
-head -c 300000 /dev/urandom >/tmp/mnt/file
+head -c 100000 /dev/urandom >/tmp/mnt/file
 sum=$(sha256sum </tmp/mnt/file)
 sync
 echo 3 >/proc/sys/vm/drop_caches
