@@ -39,6 +39,37 @@ pub fn delays_are_found_where_they_were_put(bench: &mut Bench) {
     }
 }
 
+/// A delay by a filter is time that requests wait in Fathom's queue, and nowhere else.
+pub fn a_filter_delays_in_the_queue(bench: &mut Bench) {
+    const DELAY: Duration = Duration::from_millis(200);
+    let done = bench.run(|options| {
+        options.pairs_only = true;
+        options.limit = Some(Limit::Operations(REQUESTS));
+        options.filters = vec![format!("delay:read={}ms", DELAY.as_millis())];
+    });
+    let all = fathom_report::Options { slowest: 1000 };
+    let analysis = fathom_report::analyse(&done.dir, &all).unwrap();
+    let exact = analysis.exact.as_ref().expect("an exact breakdown");
+    assert_eq!(exact.truth.joined, REQUESTS, "{:?}", exact.truth);
+    let requests: Vec<&Joined> = exact.slowest.iter().collect();
+    let delay = DELAY.as_nanos() as f64;
+    let queue = median(&requests, time_in(Layer::ServerQueue));
+    assert!(
+        (delay..delay * (1.0 + TOLERANCE)).contains(&queue),
+        "{queue} ns"
+    );
+    let rest = whole(&requests) - queue;
+    assert!(rest < delay / 4.0, "{rest} ns elsewhere");
+    let round = done.run.rounds.iter().find(|one| one.name == "requests-1");
+    let benchmark = round.unwrap().benchmark.as_ref().unwrap();
+    assert!(
+        done.run.title.contains("delay:read=200ms"),
+        "{}",
+        done.run.title
+    );
+    assert!(benchmark.mean_ns >= delay, "{benchmark:?}");
+}
+
 fn attempt(bench: &mut Bench, place: Place, layer: Layer) -> Result<(), String> {
     let delay = DELAY;
     let done = bench.run(|options| {

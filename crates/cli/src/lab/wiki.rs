@@ -59,6 +59,9 @@ pub struct WikiArgs {
     /// Delay every other request, to check the instrument: guest, storage, queue or notify=TIME
     #[arg(long, value_name = "PLACE=TIME", value_parser = parse_injection, hide_short_help = true)]
     inject: Option<Injection>,
+    /// Put a filter before Fathom's disk (see `fathom filters`); repeatable
+    #[arg(long = "filter", value_name = "NAME:KEY=VALUE,...")]
+    filters: Vec<String>,
     /// Only the pairs: no rounds on the host, of system calls, and of QEMU's events
     #[arg(long, hide_short_help = true)]
     pairs_only: bool,
@@ -126,6 +129,7 @@ impl WikiArgs {
             limit,
             poll: self.poll,
             inject: self.inject,
+            filters: self.filters,
             size: self.size,
             pairs_only: self.pairs_only,
             is_nested: self.nested,
@@ -201,6 +205,7 @@ mod tests {
             limit: Some(Limit::Time(Duration::from_secs(9))),
             poll: true,
             inject,
+            filters: vec!["delay:read=1ms,write=2ms".into(), "pause".into()],
             size: Some(1 << 30),
             pairs_only: true,
             is_nested: true,
@@ -209,7 +214,7 @@ mod tests {
         assert_eq!(parse(&odd.to_args()), odd);
         let counted = Options {
             limit: Some(Limit::Operations(77)),
-            ..odd
+            ..odd.clone()
         };
         assert_eq!(parse(&counted.to_args()), counted);
     }

@@ -158,6 +158,8 @@ fn start_server(options: &Options, dir: &Path, image: &Path) -> Result<Option<Se
                 let micros = injection.delay.as_micros();
                 args.push(format!("--inject={}={micros}us", injection.place));
             }
+            let filters = options.filters.iter();
+            args.extend(filters.map(|filter| format!("--filter={filter}")));
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             let disk = image.to_string_lossy();
             Server::fathom(&options.fathom, dir, DISK, &disk, &args).map(Some)

@@ -258,11 +258,16 @@ fn new_run(options: &Options) -> Run {
         iodepth,
         ..
     } = options;
+    // Whoever reads the times must know.
+    let through = match options.filters.as_slice() {
+        [] => String::new(),
+        filters => format!(" through {}", filters.join(" and ")),
+    };
     Run {
         version: VERSION,
         kind: RunKind::Lab,
         title: format!(
-            "wiki: {rw} of {block_size} bytes, depth {iodepth}, disk served by {server}"
+            "wiki: {rw} of {block_size} bytes, depth {iodepth}, disk served by {server}{through}"
         ),
         created: now(),
         scenario: Some(Scenario {

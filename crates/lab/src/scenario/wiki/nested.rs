@@ -27,8 +27,9 @@ pub fn run_in(host: &mut KvmHost, options: &Options, progress: &mut dyn FnMut(&s
         is_nested: true,
         ..options.clone()
     };
-    // Numbers, words of ours and paths of ours: nothing needs quoting.
-    let args = inner.to_args().join(" ");
+    let quoted = |arg: &String| format!("'{}'", arg.replace('\'', r"'\''"));
+    let args: Vec<String> = inner.to_args().iter().map(quoted).collect();
+    let args = args.join(" ");
     let script = format!("rm -rf {OUTPUT}; cd /var/tmp && exec fathom lab run wiki {args}");
     let mut said: Vec<String> = Vec::new();
     let status = host.run(&script, LIMIT, &mut |line| {

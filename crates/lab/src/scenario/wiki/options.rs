@@ -159,6 +159,8 @@ pub struct Options {
     /// Let the server poll.
     pub poll: bool,
     pub inject: Option<Injection>,
+    /// Filters of Fathom's, as `fathom serve --filter` takes them.
+    pub filters: Vec<String>,
     /// Bytes of the image that is made; chosen by the machine when not given.
     pub size: Option<u64>,
     /// Only the pairs: no host benchmark, no rounds of system calls and of QEMU's events.
@@ -184,6 +186,7 @@ impl Options {
             limit: None,
             poll: false,
             inject: None,
+            filters: Vec::new(),
             size: None,
             pairs_only: false,
             is_nested: false,
@@ -207,6 +210,9 @@ impl Options {
         let place = self.inject.map(|injection| injection.place);
         if self.server != Server::Fathom && place.is_some_and(|place| place != Place::Guest) {
             return bad("only fathom delays in storage, queue and notify: --disk fathom");
+        }
+        if self.server != Server::Fathom && !self.filters.is_empty() {
+            return bad("only fathom has filters: --disk fathom");
         }
         if self.server != Server::Qemu && self.transport == Transport::NoIoeventfd {
             return bad("vhost-user disks always have an ioeventfd: --disk qemu");
@@ -270,6 +276,9 @@ impl Options {
         if let Some(Injection { place, delay }) = self.inject {
             option("inject", &format!("{place}={}us", delay.as_micros()));
         }
+        for filter in &self.filters {
+            option("filter", filter);
+        }
         if let Some(size) = self.size {
             option("size", &size);
         }
@@ -320,5 +329,10 @@ mod tests {
             o.server = Server::Qsd;
         };
         assert!(refusal(storage).contains("--disk fathom"));
+        let filtered = |o: &mut Options| {
+            o.filters.push("delay".into());
+            o.server = Server::Qemu;
+        };
+        assert!(refusal(filtered).contains("--disk fathom"));
     }
 }
