@@ -1,5 +1,6 @@
 //! Starts the workers, watches over them and gathers what they measured.
 
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -127,13 +128,14 @@ where
         None => ranges.iter().map(|_| None).collect(),
     };
     let control = Control::new(load.queues);
+    let cause = OnceLock::new();
     let clock = Clock::new();
     let mut watch = Watch::new(load, &control);
     if load.ramp.is_zero() {
         watch.enter(Phase::Measure, boss);
     }
     thread::scope(|scope| {
-        let control = &control;
+        let (control, cause) = (&control, &cause);
         let handles: Vec<_> = ports
             .into_iter()
             .zip(parts)
@@ -146,48 +148,37 @@ where
                     let result = port().and_then(|port| {
                         Worker::new(port, i as u16, range, load, control, clock, checker).run()
                     });
-                    if result.is_err() {
-                        control.set_phase(Phase::Abort);
-                    }
-                    result
+                    result.map_err(|e| fail(e, control, cause)).ok()
                 })
             })
             .collect();
-        let watched = watch.run(boss, progress);
-        if watched.is_err() {
-            control.set_phase(Phase::Abort);
+        if let Err(e) = watch.run(boss, progress) {
+            fail(e, control, cause);
             while !control.all_finished() {
                 boss.wake();
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        let join = |h: thread::ScopedJoinHandle<'_, _>| h.join().unwrap_or(Err(Error::Aborted));
-        let results: Vec<Result<Measured>> = handles.into_iter().map(join).collect();
-        let measured = first_error(results, watched)?;
-        Ok(Outcome {
-            measured,
-            scale: clock.scale(),
-            backend_cpu_ns: watch.backend_ns(),
-        })
+        handles
+            .into_iter()
+            .map(|h| h.join().unwrap_or(None))
+            .collect::<Option<Vec<Measured>>>()
     })
+    .map(|measured| Outcome {
+        measured,
+        scale: clock.scale(),
+        backend_cpu_ns: watch.backend_ns(),
+    })
+    .ok_or_else(|| cause.into_inner().unwrap_or(Error::Aborted))
 }
 
-/// The error that explains the others, if any.
-fn first_error(results: Vec<Result<Measured>>, watched: Result<()>) -> Result<Vec<Measured>> {
-    let mut measured = Vec::with_capacity(results.len());
-    let mut aborted = false;
-    for result in results {
-        match result {
-            Ok(m) => measured.push(m),
-            Err(Error::Aborted) => aborted = true,
-            Err(e) => return Err(e),
-        }
+/// Ends the run for `error`. The first one is the run's: a server may well die
+/// of the workers that leave it for that error, and the others see only this.
+fn fail(error: Error, control: &Control, cause: &OnceLock<Error>) {
+    if !matches!(error, Error::Aborted) {
+        let _ = cause.set(error);
     }
-    watched?;
-    match aborted {
-        true => Err(Error::Aborted),
-        false => Ok(measured),
-    }
+    control.set_phase(Phase::Abort);
 }
 
 fn open_ledger(load: &Load, geometry: Geometry) -> Result<Option<Ledger>> {
