@@ -35,6 +35,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-trace",
         ],
     ),
+    (
+        "fathom-img",
+        &[
+            "fathom-daemon",
+            "fathom-formats",
+            "fathom-storage",
+            "fathom-core",
+            "fathom-trace",
+        ],
+    ),
     ("fathom-bench", &[]),
     ("fathom-run", &[]),
     ("fathom-lab", &["fathom-run", "fathom-trace"]),
@@ -43,6 +53,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "fathom-cli",
         &[
             "fathom-daemon",
+            "fathom-img",
             "fathom-bench",
             "fathom-lab",
             "fathom-report",

@@ -2,13 +2,13 @@
 
 use crate::confined::AllowedDirs;
 use crate::image_files::{ImageOpener, StoredImage};
-use crate::images::{Backing, CreateOptions, create};
 use crate::options::DiskOptions;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo};
 use fathom_formats::image::{ImageDisk, ImageOptions};
 use fathom_formats::img::Format;
+use fathom_formats::img::create::{Backing, Options as CreateOptions, backing_size, create};
 use fathom_storage::{FileDisk, FileOptions};
-use std::fs::{DirBuilder, remove_dir, remove_file};
+use std::fs::{DirBuilder, File, remove_dir, remove_file};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,11 +41,19 @@ pub fn open(
     };
     let file = Named::new(dir)?;
     let mut create_options = CreateOptions::new(Format::Qcow2);
-    create_options.backing = Some(Backing {
+    let backing_name = Backing {
         name: name.to_owned(),
         format: Some(format),
-    });
-    create(&file.overlay(), &create_options, false).map_err(|error| unusable(error.to_string()))?;
+    };
+    let overlay = file.overlay();
+    let made = File::create_new(&overlay)
+        .map_err(|error| error.to_string())
+        .and_then(|file| {
+            let size = backing_size(&overlay, &backing_name).map_err(|e| e.to_string())?;
+            create_options.backing = Some(backing_name);
+            create(&file, None, &create_options, size).map_err(|e| e.to_string())
+        });
+    made.map_err(unusable)?;
     let stored = Arc::new(StoredImage::open(
         &file.overlay(),
         FileOptions {

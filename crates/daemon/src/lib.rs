@@ -9,7 +9,6 @@ mod cow;
 mod daemon;
 mod filters;
 mod image_files;
-pub mod images;
 mod inject;
 mod limits;
 mod magic;
@@ -23,6 +22,7 @@ mod socket;
 mod tracer;
 
 pub use config::read_config;
+pub use confined::AllowedDirs;
 pub use daemon::{Daemon, Error, Outcome};
 pub use fathom_core::{Polling, size};
 pub use fathom_exports::nbd::{Address, TlsMode};
@@ -31,6 +31,7 @@ pub use fathom_formats::img::Format;
 pub use fathom_storage::{Cache, EngineKind};
 pub use fathom_trace::Summary;
 pub use fathom_trace::ring;
+pub use image_files::{ImageOpener, StoredImage};
 pub use inject::{Injected, Injection};
 pub use options::{
     CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,

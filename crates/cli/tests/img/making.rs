@@ -1,22 +1,10 @@
-//! `fathom img` as users run it, next to qemu-img.
+//! `fathom img create | info | check`.
 
-mod support;
-
+use crate::support::{as_arg, disk_dir, refused, run, stdout_of};
+use crate::{create, qemu_img};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use support::{as_arg, disk_dir, refused, run, stdout_of};
-
-fn qemu_img(args: &[&str]) -> String {
-    let output = Command::new("qemu-img").args(args).output();
-    let output = output.expect("qemu-img is installed by `make setup`");
-    assert!(output.status.success(), "qemu-img {args:?}");
-    String::from_utf8(output.stdout).expect("UTF-8")
-}
-
-fn create(path: &str, args: &[&str]) -> String {
-    stdout_of(&[&["img", "create"], args, &[path]].concat())
-}
 
 #[test]
 fn commands_tell_their_options() {

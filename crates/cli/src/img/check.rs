@@ -1,0 +1,73 @@
+//! `fathom img check`
+
+use super::{Common, parse_format, print, print_json};
+use anyhow::anyhow;
+use clap::{Args, ValueEnum};
+use fathom_img::{self as img, CheckOptions, Format, Repair};
+
+/// qemu-img's exit status for a format that has nothing to check.
+const UNSUPPORTED: i32 = 63;
+
+/// Check an image's metadata (exit status 0: consistent; 1: not checked; 2: corrupt;
+/// 3: space is lost; 63: raw)
+#[derive(Debug, Args)]
+pub(super) struct CheckArgs {
+    /// Format of the image; by default what it looks like
+    #[arg(short, long, value_parser = parse_format)]
+    format: Option<Format>,
+    /// Repair lost space only, or all there is to repair
+    #[arg(short, long, value_enum, conflicts_with = "force_share")]
+    repair: Option<RepairWhat>,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RepairWhat {
+    Leaks,
+    All,
+}
+
+pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
+    let common = &args.common;
+    let options = CheckOptions {
+        repair: match args.repair {
+            None => Repair::Nothing,
+            Some(RepairWhat::Leaks) => Repair::Leaks,
+            Some(RepairWhat::All) => Repair::All,
+        },
+        ..CheckOptions::default()
+    };
+    let mut say = |line: &str| {
+        if !args.quiet {
+            eprintln!("{line}");
+        }
+    };
+    let checked = img::check(
+        &common.file,
+        args.format,
+        &options,
+        common.force_share,
+        &mut say,
+    );
+    let (format, report) = match checked {
+        Err(img::Error::Raw { path }) => {
+            eprintln!("fathom: {}", img::Error::Raw { path });
+            std::process::exit(UNSUPPORTED);
+        }
+        other => other.map_err(|e| anyhow!(e))?,
+    };
+    if common.json() {
+        let name = common.file.display().to_string();
+        print_json(&report.to_json(&name, format))?;
+    } else if !args.quiet {
+        print(&report)?;
+    }
+    match report.exit_status() {
+        0 => Ok(()),
+        status => std::process::exit(status.into()),
+    }
+}

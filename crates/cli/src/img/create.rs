@@ -1,0 +1,73 @@
+//! `fathom img create`
+
+use super::{pairs, parse_format, print, print_json};
+use anyhow::bail;
+use clap::Args;
+use fathom_daemon::size::parse_size;
+use fathom_img::{self as img, Backing, CreateOptions, Format};
+use std::path::PathBuf;
+
+/// Make an image (what the file had in it is lost)
+#[derive(Debug, Args)]
+pub(super) struct CreateArgs {
+    /// Format of the image
+    #[arg(short, long, default_value = "raw", value_parser = parse_format)]
+    format: Format,
+    /// Backing file, as it is to be written in the image: absolute or seen from the image
+    #[arg(short, long, value_name = "PATH")]
+    backing: Option<String>,
+    /// Format of the backing file
+    #[arg(short = 'F', long, value_parser = parse_format, requires = "backing", value_name = "FORMAT")]
+    backing_format: Option<Format>,
+    /// Options of the format, or `help`
+    #[arg(short, long = "option", value_name = "NAME=VALUE,...")]
+    options: Vec<String>,
+    /// Do not look at the backing file, which may not even be there
+    #[arg(short, long)]
+    unsafe_backing: bool,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print JSON: the description of the image made
+    #[arg(long)]
+    json: bool,
+    /// The image
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Size of the disk; by default that of the backing file
+    #[arg(value_parser = parse_size)]
+    size: Option<u64>,
+}
+
+pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
+    let mut options = CreateOptions::new(args.format);
+    for (name, value) in args.options.iter().flat_map(|text| pairs(text)) {
+        if name == "help" || name == "?" {
+            let names = CreateOptions::names(args.format).join("\n");
+            return print(format_args!("{names}\n"));
+        }
+        options.set(&name, &value, parse_size)?;
+    }
+    if let Some(name) = args.backing {
+        if args.format == Format::Raw {
+            bail!("raw images have no backing file");
+        }
+        let format = args.backing_format;
+        options.backing = Some(Backing { name, format });
+    }
+    options.size = args.size.or(options.size);
+    let size = img::create(&args.file, &options, args.unsafe_backing)?;
+    options.size = Some(size);
+    if args.json {
+        let format = Some(args.format);
+        for info in img::info(&args.file, format, false, false)? {
+            print_json(&info.to_json())?;
+        }
+    } else if !args.quiet {
+        print(format_args!(
+            "Formatting '{}', {options}\n",
+            args.file.display()
+        ))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! `fathom img`: the image tool, with the options and the output that users of
+//! qemu-img know. One file a command.
+
+mod check;
+mod create;
+mod info;
+
+use clap::{Args, Subcommand, ValueEnum};
+use fathom_img::Format;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Make, describe and check images
+#[derive(Debug, Args)]
+pub struct ImgArgs {
+    #[command(subcommand)]
+    command: ImgCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ImgCommand {
+    Create(create::CreateArgs),
+    Info(info::InfoArgs),
+    Check(check::CheckArgs),
+}
+
+pub fn run(args: ImgArgs) -> anyhow::Result<()> {
+    match args.command {
+        ImgCommand::Create(args) => create::run(args),
+        ImgCommand::Info(args) => info::run(&args),
+        ImgCommand::Check(args) => check::run(&args),
+    }
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Read the image even though another process writes to it
+    #[arg(short = 'U', long)]
+    pub(super) force_share: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    /// The same, as qemu-img has it
+    #[arg(long, value_enum, value_name = "FORM", default_value = "human")]
+    pub(super) output: Output,
+    /// The image
+    #[arg(value_name = "FILE")]
+    pub(super) file: PathBuf,
+}
+
+impl Common {
+    fn json(&self) -> bool {
+        self.json || self.output == Output::Json
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Human,
+    Json,
+}
+
+fn parse_format(name: &str) -> Result<Format, String> {
+    Format::from_name(name).map_err(|e| e.to_string())
+}
+
+fn print(text: impl std::fmt::Display) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    write!(out, "{text}")?;
+    out.flush()?;
+    Ok(())
+}
+
+fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
+    print(format_args!("{value:#}\n"))
+}
+
+/// `a=b,c=d` as pairs; two commas stand for one within a value, and a name
+/// alone means `on`.
+fn pairs(text: &str) -> Vec<(String, String)> {
+    let mut parts = vec![String::new()];
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        if c != ',' {
+            parts.last_mut().expect("one at least").push(c);
+        } else if chars.next_if_eq(&',').is_some() {
+            parts.last_mut().expect("one at least").push(',');
+        } else {
+            parts.push(String::new());
+        }
+    }
+    parts.retain(|part| !part.is_empty());
+    let pair = |part: &String| match part.split_once('=') {
+        Some((name, value)) => (name.to_owned(), value.to_owned()),
+        None => (part.clone(), "on".to_owned()),
+    };
+    parts.iter().map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_split_as_qemu_img_does() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(pairs(""), []);
+        assert_eq!(pairs("a=b"), [pair("a", "b")]);
+        assert_eq!(
+            pairs("a=b,,c,d,e=f=g,"),
+            [pair("a", "b,c"), pair("d", "on"), pair("e", "f=g")]
+        );
+    }
+}

@@ -1,0 +1,15 @@
+//! The image tool: what `fathom img` does. One module a command; each opens and locks the images
+//! that it works on, as QEMU locks them, and leaves the work on structures to
+//! [`fathom_formats::img`].
+
+mod check;
+mod create;
+mod error;
+mod info;
+mod open;
+
+pub use check::{CheckOptions, Repair, Report, check};
+pub use create::{Backing, CreateOptions, create};
+pub use error::Error;
+pub use fathom_formats::img::Format;
+pub use info::{Info, info};
