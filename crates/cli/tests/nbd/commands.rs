@@ -116,3 +116,22 @@ fn a_disk_is_under_its_name_and_under_none() {
     let other = super::support::nbd::tool(dir.path(), "nbdinfo", &[&nbd.uri_of("other")]);
     assert!(!other.status.success());
 }
+
+/// Every command fails, and the client hears so and may go on.
+#[test]
+fn commands_that_fail_leave_the_connection_as_it_was() {
+    let nbd = Nbd::start("memory:16M", &["--filter", "fault:error=ENOSPC,count=6"]);
+    let fail = "
+h = connect()
+refused(lambda: h.pread(4096, 8192), errno.ENOSPC)
+refused(lambda: h.pwrite(bytes(4096), 8192), errno.ENOSPC)
+refused(lambda: h.flush(), errno.ENOSPC)
+refused(lambda: h.trim(4096, 8192), errno.ENOSPC)
+refused(lambda: h.zero(4096, 8192), errno.ENOSPC)
+refused(lambda: h.flush(), errno.ENOSPC)
+h.flush()
+assert h.pread(4096, 8192) == bytes(4096)
+h.shutdown()
+";
+    script(&nbd, fail, &[]);
+}

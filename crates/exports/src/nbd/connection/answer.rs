@@ -107,7 +107,14 @@ impl NbdSource {
         match command.failure {
             Some(failure) => {
                 spans.drain(..).for_each(|span| self.pool.put(span));
-                self.reply().failure(to, failure, verb(kind));
+                match len {
+                    // An offset would not lie within the command.
+                    0 => {
+                        let text = format!("{} failed: {}", verb(kind), failure.code.text());
+                        self.reply().error(to, failure.code, &text);
+                    }
+                    _ => self.reply().failure(to, failure, verb(kind)),
+                }
             }
             None if matches!(kind, Kind::Read { .. }) => {
                 self.reply().begin_data(to, len);
