@@ -380,11 +380,12 @@ impl Tight {
     fn fill_up(&mut self, guest: &mut Guest) {
         let device = guest.device(self.name).unwrap();
         // Every MiB has other bytes than those before.
-        let numbers = |from: u64| {
+        let numbers = |at: u64| {
+            let first = (at + 1) * 100_000_000;
             format!(
-                "seq -f %015.0f {from} {} | dd of={device} bs=1M seek={from} iflag=fullblock \
-                 count=2 conv=fsync 2>&1",
-                from + 200_000
+                "seq {first} {} | dd of={device} bs=1M seek={at} iflag=fullblock count=2 \
+                 conv=fsync 2>&1",
+                first + 220_000
             )
         };
         let kept = format!(

@@ -184,6 +184,7 @@ impl Tables {
             if let Some(space) = refcounts(&mut self.state()) {
                 space.put_back(clusters);
             }
+            self.given_up.fetch_add(1, Ordering::AcqRel);
         }
         if let Some(space) = refcounts(&mut self.state()) {
             space.shrink();

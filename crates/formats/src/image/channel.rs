@@ -3,7 +3,7 @@
 
 use super::active::Active;
 use super::disk::Shared;
-use super::epoch::InFlight;
+use super::epoch::{InEpoch, InFlight};
 use super::io::{Errno, Payload};
 use super::lookup::{Found, Lookup};
 use super::segments::{Source, clear};
@@ -128,9 +128,17 @@ impl ImageChannel {
 
     fn spawn(&mut self, cx: &mut Cx, id: RequestId) {
         let current = self.current.as_ref().expect("`find` has seen it");
-        let request = &cx.slab[id];
+        let request = &mut cx.slab[id];
+        let counted = match std::mem::replace(&mut request.epoch, UNCOUNTED) {
+            UNCOUNTED => None,
+            parity => {
+                let epochs = current.active.epochs.clone();
+                Some(InEpoch::adopt(epochs, current.counts.clone(), parity))
+            }
+        };
         let task = Task {
             active: current.active.clone(),
+            counted,
             io: TaskIo {
                 worker: self.io.clone(),
                 parent: id,
@@ -258,6 +266,7 @@ impl Drop for ImageChannel {
 /// A request that takes several steps.
 struct Task {
     active: Arc<Active>,
+    counted: Option<InEpoch>,
     io: TaskIo,
     op: Op,
     fua: bool,
@@ -268,13 +277,13 @@ struct Task {
 }
 
 impl Task {
-    async fn run(self) {
+    async fn run(mut self) {
         let errno = self.serve().await.err().unwrap_or(0);
         self.io.worker.finish(self.io.parent, errno);
     }
 
-    async fn serve(&self) -> Result<(), Errno> {
-        let (active, io) = (&*self.active, &self.io);
+    async fn serve(&mut self) -> Result<(), Errno> {
+        let (active, io) = (self.active.clone(), &self.io);
         if self.op == Op::Read {
             return active.read(io, 0, self.guest, &self.payload).await;
         }
@@ -298,7 +307,15 @@ impl Task {
                 start: self.guest,
                 source: Source::Guest(self.payload.segments.clone()),
             };
-            active.write(io, tables, &write, range).await?;
+            let given_up = tables.given_up.load(Ordering::Acquire);
+            let written = active.write(io, tables, &write, range.clone()).await;
+            match (written, &mut self.counted) {
+                (Err(libc::ENOSPC), Some(counted)) => {
+                    counted.outside(tables.reclaim(io, given_up)).await?;
+                    active.write(io, tables, &write, range).await?;
+                }
+                (written, _) => written?,
+            }
         } else {
             active.empty(io, tables, how, range).await?;
         }

@@ -83,6 +83,39 @@ impl Epochs {
     }
 }
 
+/// A task's place in an epoch, which it leaves when it ends.
+pub(super) struct InEpoch {
+    epochs: Arc<Epochs>,
+    counts: Arc<InFlight>,
+    parity: u8,
+}
+
+impl InEpoch {
+    /// For a request that has entered already: the task leaves in its place.
+    pub(super) fn adopt(epochs: Arc<Epochs>, counts: Arc<InFlight>, parity: u8) -> InEpoch {
+        InEpoch {
+            epochs,
+            counts,
+            parity,
+        }
+    }
+
+    /// Does `wait` outside of any epoch: whoever waits for clusters to become
+    /// free must not be in their way, and starts anew afterwards.
+    pub(super) async fn outside<T>(&mut self, wait: impl Future<Output = T>) -> T {
+        self.epochs.leave(&self.counts, self.parity);
+        let outcome = wait.await;
+        self.parity = self.epochs.enter(&self.counts);
+        outcome
+    }
+}
+
+impl Drop for InEpoch {
+    fn drop(&mut self) {
+        self.epochs.leave(&self.counts, self.parity);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

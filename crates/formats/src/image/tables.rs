@@ -116,6 +116,8 @@ pub(super) struct Tables {
     /// The search for free clusters, and writing back.
     pub(super) searching: RangeLocks,
     pub(super) writing_back: RangeLocks,
+    /// Counts the times that clusters the guest had given up became free.
+    pub(super) given_up: AtomicU64,
 }
 
 /// Gives room in the journal back, also what was used of it: until then that
@@ -205,6 +207,7 @@ impl Tables {
             extending: RangeLocks::default(),
             searching: RangeLocks::default(),
             writing_back: RangeLocks::default(),
+            given_up: AtomicU64::new(0),
         }
     }
 

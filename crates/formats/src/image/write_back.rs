@@ -36,6 +36,9 @@ struct Dirty {
 /// How many entries of the L1 table are written together.
 const L1_PER_SECTOR: usize = 64;
 
+/// How often to look for room.
+const RECLAIM_ATTEMPTS: usize = 16;
+
 impl Tables {
     /// Makes everything durable that has completed, metadata and data.
     pub(super) async fn flush(&self, io: &impl Io) -> Result<(), Errno> {
@@ -71,6 +74,35 @@ impl Tables {
     pub(super) async fn write_back_now(&self, io: &impl Io) -> Result<(), Errno> {
         let _alone = self.writing_back.lock_all().await;
         self.write_back(io).await
+    }
+
+    /// There was no room for a write. Makes some of what the guest has given
+    /// up, which is free when that is durable and when no request is in flight
+    /// that may use it: each attempt gives them time. `before` is `given_up`
+    /// from before the write: another task may have made room meanwhile.
+    /// Fails when there is none.
+    pub(super) async fn reclaim(&self, io: &impl Io, before: u64) -> Result<(), Errno> {
+        for _ in 0..RECLAIM_ATTEMPTS {
+            let _alone = self.writing_back.lock_all().await;
+            if self.given_up.load(Ordering::Acquire) != before {
+                return Ok(());
+            }
+            if !self.has_given_up() {
+                break;
+            }
+            self.write_back(io).await?;
+        }
+        match self.given_up.load(Ordering::Acquire) == before {
+            true => Err(libc::ENOSPC),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether there are clusters that will be free.
+    fn has_given_up(&self) -> bool {
+        let mut state = self.state();
+        let freed = refcounts(&mut state).is_some_and(|space| space.has_freed());
+        freed || !state.unlinked.is_empty()
     }
 
     /// One at a time.

@@ -6,7 +6,7 @@
 
 use super::Run;
 use crate::image::epoch::Epochs;
-use crate::image::io::{Errno, Io};
+use crate::image::io::{Buf, Errno, Io};
 use crate::image::layout::Problem;
 use crate::image::tables::{State, Tables, Unlinked};
 use crate::qcow2::refcount::{TableEntry, get, set};
@@ -197,6 +197,11 @@ impl Refcounts {
             .collect()
     }
 
+    /// Freed clusters wait for requests in flight.
+    pub(in crate::image) fn has_freed(&self) -> bool {
+        !self.freed.is_empty()
+    }
+
     /// They can be taken again.
     pub(super) fn put_back(&mut self, clusters: Range<u64>) {
         self.returned.extend(clusters);
@@ -384,6 +389,9 @@ impl Tables {
         loop {
             let number = self.refcounts(|r| r.next)?;
             self.load_refcounts(io, number).await?;
+            if !self.refcounts(|r| r.blocks.contains_key(&number))? {
+                self.reserve_refcounts(io, number).await?;
+            }
             let mut state = self.state();
             let state = &mut *state;
             let space = super::refcounts(state).ok_or(libc::EROFS)?;
@@ -397,6 +405,15 @@ impl Tables {
                 return Ok(());
             }
         }
+    }
+
+    /// Takes the file system's space for a new block while a request can still
+    /// be told that there is none: a flush that finds none would fail, and
+    /// with it every way to make room.
+    async fn reserve_refcounts(&self, io: &impl Io, number: u64) -> Result<(), Errno> {
+        let at = self.refcounts(|r| (number * r.g.refcount_block_entries()) << r.g.cluster_bits)?;
+        let zeroes = Buf::new(self.layout.cluster_size() as usize);
+        io.write(self.storage, at, zeroes).await
     }
 
     fn make_refcounts(&self, state: &mut State, number: u64) -> Result<(), Errno> {
