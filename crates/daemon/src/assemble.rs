@@ -105,6 +105,7 @@ fn open_image(
         metadata_cache: options.metadata_cache(),
         offset: options.offset.unwrap_or(0),
         size: options.size,
+        ..ImageOptions::new(format)
     };
     let disk = ImageDisk::open(stored, opener, image_options)?;
     Ok((disk, file))

@@ -70,6 +70,7 @@ pub fn open(
         metadata_cache: options.metadata_cache(),
         offset: 0,
         size: None,
+        ..ImageOptions::new(Format::Qcow2)
     };
     let opener = Arc::new(ImageOpener::new(dirs, file_options));
     let disk = ImageDisk::open(stored, opener, image_options)?;

@@ -10,7 +10,7 @@ use super::open::{Chain, unusable};
 use super::restore::Failure;
 use super::storage::{Opener, Storage};
 use super::tables::Tables;
-use crate::img::{Format, Image};
+use crate::img::{Format, Image, SnapshotName};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, RangeLimits};
 use std::io;
 use std::pin::pin;
@@ -40,6 +40,11 @@ pub struct ImageOptions {
     pub offset: u64,
     /// Of a raw image: the disk's bytes; none: up to the file's end.
     pub size: Option<u64>,
+    /// The disk as an internal snapshot has kept it; needs `read_only`.
+    pub snapshot: Option<SnapshotName>,
+    /// For tools: also sizes that no guest can use. What a raw file has of its
+    /// last sector is padded with zeroes, and a disk may be empty.
+    pub any_size: bool,
 }
 
 impl ImageOptions {
@@ -52,6 +57,8 @@ impl ImageOptions {
             metadata_cache: DEFAULT_METADATA_CACHE,
             offset: 0,
             size: None,
+            snapshot: None,
+            any_size: false,
         }
     }
 }

@@ -70,8 +70,14 @@ impl Chain {
                 return Err(unusable(chain.path(), problem));
             }
             let writable = chain.links.is_empty() && !options.read_only;
-            let image = Image::read(&*file, format).map_err(told(&path))?;
+            let mut image = Image::read(&*file, format).map_err(told(&path))?;
+            if let (Some(name), true) = (&options.snapshot, chain.links.is_empty()) {
+                image = image.at_snapshot(&*file, name).map_err(told(&path))?;
+            }
             check(&path, &image, writable)?;
+            if !options.any_size {
+                refuse_empty(&path, &image)?;
+            }
             let storage = chain.add(file)?;
             let data = chain.open_data_file(&path, &image, storage, opener, writable)?;
             let raw = match chain.links.is_empty() {
@@ -182,13 +188,6 @@ pub(super) fn check(path: &Path, image: &Image, writable: bool) -> Result<(), Di
                        it with --readonly";
         return Err(unusable(path, problem));
     }
-    if header.size < 512 {
-        let problem = format!(
-            "is a disk of {} bytes; a disk needs 512 at least",
-            header.size
-        );
-        return Err(unusable(path, problem));
-    }
     let l1 = u64::from(header.l1_entries) * qcow2::L1Entry::SIZE;
     if l1 > 0 && header.l1_offset == 0 {
         return Err(unusable(path, "has no L1 table"));
@@ -196,11 +195,25 @@ pub(super) fn check(path: &Path, image: &Image, writable: bool) -> Result<(), Di
     Ok(())
 }
 
+fn refuse_empty(path: &Path, image: &Image) -> Result<(), DiskError> {
+    match image {
+        Image::Qcow2(header) if header.size < 512 => {
+            let size = header.size;
+            let problem = format!("is a disk of {size} bytes; a disk needs 512 at least");
+            Err(unusable(path, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Which part of a raw file is the disk.
 fn raw_window(path: &Path, image: &Image, options: &ImageOptions) -> Result<(u64, u64), DiskError> {
     let Image::Raw { size: len } = image else {
         return Ok((0, 0));
     };
+    if options.any_size {
+        return Ok((0, image.size()));
+    }
     let offset = options.offset;
     let rest = len.saturating_sub(offset);
     let size = options.size.unwrap_or(rest & !511);

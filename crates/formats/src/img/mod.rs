@@ -7,9 +7,11 @@ pub mod create;
 pub mod info;
 mod names;
 mod read;
+mod snapshot_name;
 
 pub use names::{file_name_of, resolve};
 pub use read::{Image, open_read_only};
+pub use snapshot_name::SnapshotName;
 
 use crate::{Error, ImageFile, Result, qcow2, qed};
 use std::fmt;

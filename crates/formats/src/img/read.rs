@@ -1,6 +1,7 @@
 //! Reading an image's header.
 
-use super::Format;
+use super::info::read_snapshots;
+use super::{Format, SnapshotName};
 use crate::{Error, ImageFile, Result, qcow2, qed, read_up_to};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -31,6 +32,23 @@ impl Image {
             }
             Format::Qed => read_qed(file),
         }
+    }
+
+    /// The image as it was when this internal snapshot was taken.
+    pub fn at_snapshot(self, file: &dyn ImageFile, name: &SnapshotName) -> Result<Image> {
+        let Image::Qcow2(mut header) = self else {
+            let format = self.format();
+            return Err(Error::unsupported(format!(
+                "{format} images have no internal snapshots"
+            )));
+        };
+        let snapshots = read_snapshots(file, &header)?;
+        let snapshot = name.find(&snapshots)?;
+        header.size = snapshot.disk_size().unwrap_or(header.size);
+        header.l1_offset = snapshot.l1_offset;
+        header.l1_entries = snapshot.l1_entries;
+        header.validate_tables()?;
+        Ok(Image::Qcow2(header))
     }
 
     /// Its format.

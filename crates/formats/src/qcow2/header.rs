@@ -296,7 +296,7 @@ impl Header {
         Ok(())
     }
 
-    fn validate_tables(&self) -> Result<()> {
+    pub(crate) fn validate_tables(&self) -> Result<()> {
         let l1_bytes = u64::from(self.l1_entries) * L1Entry::SIZE;
         self.validate_table("L1 table", self.l1_offset, l1_bytes, MAX_L1_BYTES)?;
         let needed = self.geometry().l1_entries_for(self.size);
