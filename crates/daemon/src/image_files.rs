@@ -105,6 +105,14 @@ impl ImageFile for StoredImage {
         ImageFile::is_hole(&self.file, offset, len)
     }
 
+    fn run_at(&self, offset: u64) -> (bool, u64) {
+        self.file.run_at(offset)
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        self.file.allocated()
+    }
+
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         ImageFile::discard(&self.file, offset, len)
     }

@@ -3,7 +3,7 @@
 use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
 /// What the offline tools need of an image's file. `&self` throughout: offsets
 /// are explicit, and whoever keeps state (a recorder of writes, say) keeps it
@@ -36,6 +36,15 @@ pub trait ImageFile {
     /// that cannot be told.
     fn is_hole(&self, _offset: u64, _len: u64) -> bool {
         false
+    }
+    /// Whether the file has nothing at `offset`, and so reads as zeroes, and
+    /// where that ends, in bytes. When it cannot be told, all is data.
+    fn run_at(&self, _offset: u64) -> (bool, u64) {
+        (false, u64::MAX)
+    }
+    /// Bytes of its file system that it takes up.
+    fn allocated(&self) -> io::Result<u64> {
+        self.len()
     }
     /// Gives space back; what these bytes read as is undefined afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
@@ -104,6 +113,24 @@ impl ImageFile for File {
             // There is no data up to its end, and zeroes follow that.
             Err(error) => error == rustix::io::Errno::NXIO,
         }
+    }
+
+    fn run_at(&self, offset: u64) -> (bool, u64) {
+        use rustix::fs::{SeekFrom, seek};
+        match seek(self, SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => (true, data),
+            // Without holes there, it ends where the file does.
+            Ok(_) => match seek(self, SeekFrom::Hole(offset)) {
+                Ok(hole) if hole > offset => (false, hole),
+                _ => (false, u64::MAX),
+            },
+            Err(rustix::io::Errno::NXIO) => (true, u64::MAX),
+            Err(_) => (false, u64::MAX),
+        }
+    }
+
+    fn allocated(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.blocks() * 512)
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -6,6 +6,7 @@ mod check;
 mod create;
 mod error;
 mod info;
+mod map;
 mod open;
 
 pub use check::{CheckOptions, Repair, Report, check};
@@ -13,3 +14,4 @@ pub use create::{Backing, CreateOptions, create};
 pub use error::Error;
 pub use fathom_formats::img::Format;
 pub use info::{Info, info};
+pub use map::{MapExtent, MapOptions, map};

@@ -4,6 +4,7 @@
 mod check;
 mod create;
 mod info;
+mod map;
 
 use clap::{Args, Subcommand, ValueEnum};
 use fathom_img::Format;
@@ -22,6 +23,7 @@ enum ImgCommand {
     Create(create::CreateArgs),
     Info(info::InfoArgs),
     Check(check::CheckArgs),
+    Map(map::MapArgs),
 }
 
 pub fn run(args: ImgArgs) -> anyhow::Result<()> {
@@ -29,6 +31,7 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Create(args) => create::run(args),
         ImgCommand::Info(args) => info::run(&args),
         ImgCommand::Check(args) => check::run(&args),
+        ImgCommand::Map(args) => map::run(args),
     }
 }
 

@@ -13,6 +13,7 @@ use super::tables::Tables;
 use crate::img::{Format, Image, SnapshotName};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, RangeLimits};
 use std::io;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -120,6 +121,16 @@ impl ImageDisk {
             helpers: Arc::new(Helpers::new(HELPERS)),
             keepsake: Mutex::default(),
         })
+    }
+
+    /// What is in use, if it is activated.
+    pub(super) fn active(&self) -> Option<Arc<Active>> {
+        self.shared.active()
+    }
+
+    /// The image's own path.
+    pub(super) fn path(&self) -> &Path {
+        self.chain.path()
     }
 
     fn unlock(&self, storages: &[Arc<dyn Storage>]) -> Result<(), DiskError> {

@@ -25,7 +25,9 @@ mod journal;
 mod layout;
 mod locks;
 mod lookup;
+mod map;
 mod metadata;
+mod metadata_only;
 mod open;
 mod pool;
 mod read;
@@ -42,4 +44,5 @@ mod write_back;
 mod zero;
 
 pub use disk::{DEFAULT_METADATA_CACHE, ImageDisk, ImageOptions};
+pub use map::{Extents, Host, MapExtent, Mapper};
 pub use storage::{Opener, Storage};

@@ -1,0 +1,114 @@
+//! `fathom img map`
+
+use super::{Common, parse_format};
+use anyhow::bail;
+use clap::Args;
+use fathom_daemon::size::parse_size;
+use fathom_img::{self as img, Format, MapExtent, MapOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Say where in the chain, and where in which file, each part of an image's disk is
+#[derive(Debug, Args)]
+pub(super) struct MapArgs {
+    /// Format of the image; by default what it looks like
+    #[arg(short, long, value_parser = parse_format)]
+    format: Option<Format>,
+    /// Where on the disk to begin
+    #[arg(short, long, default_value = "0", value_parser = parse_size, value_name = "OFFSET")]
+    start_offset: u64,
+    /// How much of it to look at
+    #[arg(short = 'l', long, value_parser = parse_size, value_name = "LENGTH")]
+    max_length: Option<u64>,
+    /// Let images use files in this directory as backing files; repeatable [default: the image's
+    /// own directory]
+    #[arg(long = "allow-dir", value_name = "DIR")]
+    allow_dirs: Vec<PathBuf>,
+    #[command(flatten)]
+    common: Common,
+}
+
+pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
+    let json = args.common.json();
+    let options = MapOptions {
+        format: args.format,
+        start: args.start_offset,
+        max_len: args.max_length,
+        force_share: args.common.force_share,
+        allow_dirs: args.allow_dirs,
+    };
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    match json {
+        true => {
+            write!(out, "[")?;
+            let mut separator = "";
+            img::map(&args.common.file, &options, |extent, _| {
+                write!(out, "{separator}{}", JsonLine(extent))?;
+                separator = ",\n";
+                anyhow::Ok(())
+            })?;
+            if separator.is_empty() {
+                // qemu-img says this of nothing.
+                write!(out, "{}", JsonLine(&MapExtent::default()))?;
+            }
+            writeln!(out, "]")?;
+        }
+        false => {
+            let titles = ["Offset", "Length", "Mapped to"];
+            for title in titles {
+                write!(out, "{title:<16}")?;
+            }
+            writeln!(out, "File")?;
+            img::map(&args.common.file, &options, |extent, path| {
+                row(&mut out, extent, path)
+            })?;
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// As one line of qemu-img's array.
+struct JsonLine<'a>(&'a MapExtent);
+
+impl std::fmt::Display for JsonLine<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let e = self.0;
+        write!(
+            f,
+            "{{ \"start\": {}, \"length\": {}, \"depth\": {}, \"present\": {}, \"zero\": {}, \
+             \"data\": {}, \"compressed\": {}",
+            e.start, e.len, e.depth, e.present, e.zero, e.data, e.compressed
+        )?;
+        if let Some(host) = e.host {
+            write!(f, ", \"offset\": {}", host.offset)?;
+        }
+        write!(f, "}}")
+    }
+}
+
+/// A line of the table for people: data only, whatever makes the rest zeroes.
+fn row(out: &mut impl Write, extent: &MapExtent, path: Option<&Path>) -> anyhow::Result<()> {
+    let host = match (extent.data, extent.host) {
+        (false, _) => return Ok(()),
+        (true, None) => bail!(
+            "{:#x}: is in a compressed cluster, which is at no one place: use --output json",
+            extent.start
+        ),
+        (true, Some(host)) => host,
+    };
+    if !extent.zero {
+        let file = path.unwrap_or(Path::new("")).display();
+        let [start, len, at] = [extent.start, extent.len, host.offset].map(hex);
+        writeln!(out, "{start:<16}{len:<16}{at:<16}{file}")?;
+    }
+    Ok(())
+}
+
+/// As C's `%#x`.
+fn hex(n: u64) -> String {
+    match n {
+        0 => "0".to_owned(),
+        n => format!("{n:#x}"),
+    }
+}

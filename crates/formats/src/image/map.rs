@@ -1,0 +1,394 @@
+//! Where in a chain the guest's bytes are, as `qemu-img map` tells it: for tools, which copy,
+//! compare and measure by it.
+//!
+//! It reads tables with blocking I/O, and what a worker has changed in memory it sees. What
+//! changes while it looks may be told as it was before or after.
+
+use super::active::{Active, Layer};
+use super::disk::ImageDisk;
+use super::io::StorageId;
+use super::metadata_only::has_metadata_only;
+use super::open::unusable;
+use super::slice::Slice;
+use super::tables::Tables;
+use crate::qcow2::Cluster;
+use fathom_core::DiskError;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A part of the guest's disk that is all alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MapExtent {
+    /// Where it begins, in bytes of the guest's disk.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The image of the chain that decides what it reads as: 0 is the disk's own, 1 its backing
+    /// file. An image that has nothing there decides if it is the last, or if the next ends
+    /// before.
+    pub depth: usize,
+    /// That image has it, as data or as zeroes: with another backing file it would read the same.
+    pub present: bool,
+    /// It reads as zeroes.
+    pub zero: bool,
+    /// It is stored. Both `zero` and `data`: in a cluster where the file has a hole.
+    pub data: bool,
+    /// In a compressed cluster.
+    pub compressed: bool,
+    /// Where its bytes are, or would be written, unless they are compressed or nowhere.
+    pub host: Option<Host>,
+}
+
+/// A place in one of a chain's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// See [`Mapper::path`].
+    pub file: u8,
+    /// In bytes.
+    pub offset: u64,
+}
+
+impl MapExtent {
+    /// No image that was looked at decides what it reads as: that is for those below. Never so
+    /// when all of the chain was looked at.
+    pub fn is_below(&self) -> bool {
+        !self.data && !self.zero
+    }
+
+    /// Adds what follows, if it is more of the same: at the same depth, and in the file where this
+    /// ends.
+    pub fn merge(&mut self, next: &MapExtent) -> bool {
+        let goes_on = |host: Host| Host {
+            offset: host.offset + self.len,
+            ..host
+        };
+        let more = MapExtent {
+            start: self.start + self.len,
+            len: next.len,
+            host: self.host.map(goes_on),
+            // As qemu-img does: both read as zeroes for want of anything else.
+            present: next.present,
+            ..*self
+        };
+        let is_same = more == *next;
+        if is_same {
+            self.len += next.len;
+        }
+        is_same
+    }
+}
+
+/// Looks up where the bytes of an activated disk are. It remembers what it has read last, so it is
+/// for one thread, and fastest from lower to higher offsets.
+pub struct Mapper {
+    active: Arc<Active>,
+    near: Vec<Near>,
+}
+
+/// What is known of one image of the chain.
+#[derive(Default)]
+struct Near {
+    slice: Option<Arc<Slice>>,
+    /// Whether allocated clusters may be holes of the file.
+    metadata_only: Option<bool>,
+    /// Bytes of the file that are a hole (true) or data.
+    run: Option<(bool, Range<u64>)>,
+}
+
+impl ImageDisk {
+    /// The map of the disk, which is activated.
+    pub fn mapper(&self) -> Result<Mapper, DiskError> {
+        let active = self.active();
+        let active = active.ok_or_else(|| unusable(self.path(), "is not in use"))?;
+        let near = active.layers.iter().map(|_| Near::default()).collect();
+        Ok(Mapper { active, near })
+    }
+}
+
+impl Mapper {
+    /// Images in the chain, 1 at least.
+    pub fn depth(&self) -> usize {
+        self.active.layers.len()
+    }
+
+    /// Bytes of the disk that the image at this depth knows of.
+    pub fn size(&self, depth: usize) -> u64 {
+        self.active.layers[depth].size()
+    }
+
+    /// The name of [`Host::file`].
+    pub fn path(&self, file: u8) -> &Path {
+        self.active.storages[usize::from(file)].path()
+    }
+
+    /// What the bytes from `guest` on are, and for how many of `max` that is true; both are within
+    /// the disk and `max` is not 0. Only the first `layers` images of the chain are looked at: if
+    /// none of them decides, it [is below](MapExtent::is_below). The error is an image's, or of
+    /// reading it.
+    pub fn at(&mut self, guest: u64, mut max: u64, layers: usize) -> Result<MapExtent, DiskError> {
+        let layers = layers.min(self.active.layers.len());
+        let is_whole = layers == self.active.layers.len();
+        for depth in 0..layers {
+            let left = self.size(depth).saturating_sub(guest);
+            if left == 0 {
+                // Beyond the end of a short backing file: the one above has nothing there.
+                return Ok(nothing(guest, max, depth.saturating_sub(1), true));
+            }
+            max = max.min(left);
+            let found = self.in_layer(depth, guest, max)?;
+            if found.present {
+                return Ok(found);
+            }
+            max = found.len;
+            let ends = depth + 1 < layers && self.size(depth + 1) <= guest;
+            if ends || depth + 1 == layers && is_whole {
+                let zero = true;
+                return Ok(MapExtent { zero, ..found });
+            }
+        }
+        Ok(nothing(guest, max, layers, false))
+    }
+
+    /// All of a range that is within the disk, merged as far as possible; the rest as for
+    /// [`Mapper::at`]. Ends with the first error.
+    pub fn extents(&mut self, range: Range<u64>, layers: usize) -> Extents<'_> {
+        Extents {
+            mapper: self,
+            layers,
+            at: range.start,
+            end: range.end,
+            next: None,
+        }
+    }
+
+    fn in_layer(&mut self, depth: usize, guest: u64, max: u64) -> Result<MapExtent, DiskError> {
+        let active = self.active.clone();
+        match &active.layers[depth] {
+            Layer::Raw {
+                storage, offset, ..
+            } => {
+                let host = offset + guest;
+                let (hole, len) = self.run(depth, *storage, host, max);
+                Ok(MapExtent {
+                    start: guest,
+                    len,
+                    depth,
+                    present: true,
+                    zero: hole,
+                    data: !hole,
+                    compressed: false,
+                    host: Some(Host {
+                        file: *storage,
+                        offset: host,
+                    }),
+                })
+            }
+            Layer::Tables(tables) => {
+                let found = self.in_tables(tables, depth, guest, max);
+                let mut found = found.map_err(|problem| unusable(tables.file.path(), problem))?;
+                if let (true, Some(host)) = (found.data, found.host)
+                    && self.is_metadata_only(tables, depth)
+                {
+                    (found.zero, found.len) = self.run(depth, host.file, host.offset, found.len);
+                }
+                Ok(found)
+            }
+        }
+    }
+
+    /// Whether the file has a hole at `at`, and for how many of `max` bytes it is the same.
+    fn run(&mut self, depth: usize, file: StorageId, at: u64, max: u64) -> (bool, u64) {
+        let known = &mut self.near[depth].run;
+        let (hole, run) = match known {
+            Some((hole, run)) if run.contains(&at) => (*hole, run),
+            _ => {
+                let (hole, end) = self.active.storages[usize::from(file)].run_at(at);
+                let (hole, run) = known.insert((hole, at..end));
+                (*hole, run)
+            }
+        };
+        (hole, max.min(run.end - at))
+    }
+
+    fn is_metadata_only(&mut self, tables: &Tables, depth: usize) -> bool {
+        // What cannot be told makes a difference of speed only.
+        *self.near[depth]
+            .metadata_only
+            .get_or_insert_with(|| has_metadata_only(&*tables.file).unwrap_or(false))
+    }
+
+    fn in_tables(
+        &mut self,
+        tables: &Tables,
+        depth: usize,
+        guest: u64,
+        max: u64,
+    ) -> Result<MapExtent, String> {
+        let mut found = nothing(guest, 0, depth, false);
+        let first = tables.slice_of(guest);
+        let Some(slice) = self.slice(tables, depth, first)? else {
+            let last = tables.slice_of(guest + max - 1);
+            let mut next = first + 1;
+            // Whole tables that are not there.
+            while next <= last && tables.table_of(next)?.is_none() {
+                let per_table = tables.layout.slices_per_table();
+                next = (next / per_table + 1) * per_table;
+            }
+            let covered = tables.layout.slice_entries() << tables.layout.cluster_bits();
+            found.len = max.min(next.saturating_mul(covered) - guest);
+            return Ok(found);
+        };
+        while found.len < max {
+            let at = guest + found.len;
+            if found.len > 0 && tables.slice_of(at) != first {
+                break;
+            }
+            let left = max - found.len;
+            let more = in_cluster(tables, &slice, depth, at, left)?;
+            if found.len == 0 {
+                found = more;
+            } else if !found.merge(&more) {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The slice as it is in memory or on disk. It is not put into the cache: that is for those
+    /// who change it.
+    fn slice(
+        &mut self,
+        tables: &Tables,
+        depth: usize,
+        number: u64,
+    ) -> Result<Option<Arc<Slice>>, String> {
+        if let Some(slice) = &self.near[depth].slice
+            && slice.number == number
+            && slice.live.load(Ordering::Acquire)
+            && !tables.writable
+        {
+            return Ok(Some(slice.clone()));
+        }
+        let cached = tables.state().cache.get(number);
+        let slice = match (cached, tables.table_of(number)?) {
+            (Some(slice), _) => slice,
+            (None, None) => return Ok(None),
+            (None, Some(table)) => {
+                let mut bytes = vec![0; tables.layout.slice_bytes() as usize];
+                let at = tables.place_of(number, table);
+                let read = tables.file.read_at(&mut bytes, at);
+                read.map_err(|error| format!("an L2 table cannot be read: {error}"))?;
+                Arc::new(Slice::parse(number, &bytes, &tables.layout))
+            }
+        };
+        Ok(Some(self.near[depth].slice.insert(slice).clone()))
+    }
+}
+
+/// Consecutive extents, merged.
+pub struct Extents<'a> {
+    mapper: &'a mut Mapper,
+    layers: usize,
+    at: u64,
+    end: u64,
+    next: Option<MapExtent>,
+}
+
+impl Iterator for Extents<'_> {
+    type Item = Result<MapExtent, DiskError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut found = self.next.take();
+        while self.at < self.end {
+            let more = match self.mapper.at(self.at, self.end - self.at, self.layers) {
+                Ok(more) => more,
+                // The next call finds it again.
+                Err(_) if found.is_some() => break,
+                Err(error) => {
+                    self.at = self.end;
+                    return Some(Err(error));
+                }
+            };
+            self.at += more.len;
+            match found.as_mut().map(|found| found.merge(&more)) {
+                None => found = Some(more),
+                Some(true) => {}
+                Some(false) => {
+                    self.next = Some(more);
+                    break;
+                }
+            }
+        }
+        found.map(Ok)
+    }
+}
+
+/// What no image has.
+fn nothing(start: u64, len: u64, depth: usize, zero: bool) -> MapExtent {
+    MapExtent {
+        start,
+        len,
+        depth,
+        present: false,
+        zero,
+        data: false,
+        compressed: false,
+        host: None,
+    }
+}
+
+/// Of one cluster, `max` bytes at most.
+fn in_cluster(
+    tables: &Tables,
+    slice: &Slice,
+    depth: usize,
+    guest: u64,
+    max: u64,
+) -> Result<MapExtent, String> {
+    let size = tables.layout.cluster_size();
+    let inner = guest & (size - 1);
+    let file_len = tables.file_len.load(Ordering::Relaxed);
+    let entry = slice.entry(tables.index_of(guest));
+    let mut found = nothing(guest, max.min(size - inner), depth, false);
+    let host = match tables.layout.decode(entry, guest, file_len)? {
+        Cluster::Unallocated => None,
+        Cluster::Data { host } => {
+            found.data = true;
+            Some(host)
+        }
+        Cluster::Zero { host } => {
+            found.zero = true;
+            host
+        }
+        Cluster::Compressed(_) => {
+            (found.data, found.compressed) = (true, true);
+            None
+        }
+        Cluster::Subclusters {
+            host,
+            allocated,
+            zero,
+        } => {
+            let unit = tables.layout.unit();
+            let first = (inner / unit) as u32;
+            let bit = |mask: u32| mask >> first & 1 == 1;
+            (found.data, found.zero) = (bit(allocated), bit(zero));
+            let alike = match (found.data, found.zero) {
+                (true, _) => allocated,
+                (_, true) => zero,
+                _ => !(allocated | zero),
+            };
+            let units = (alike >> first).trailing_ones();
+            found.len = max.min(u64::from(first + units) * unit - inner);
+            host
+        }
+    };
+    found.present = found.data || found.zero;
+    found.host = host.map(|host| Host {
+        file: tables.data,
+        offset: host + inner,
+    });
+    Ok(found)
+}

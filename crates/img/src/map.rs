@@ -1,0 +1,86 @@
+//! `fathom img map`
+
+use crate::error::{Error, io_error, of};
+use fathom_core::{Disk, DiskError};
+use fathom_daemon::{AllowedDirs, ImageOpener, StoredImage};
+use fathom_formats::image::{ImageDisk, ImageOptions};
+use fathom_formats::img::{Format, open_read_only};
+use fathom_storage::FileOptions;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use fathom_formats::image::{MapExtent, Mapper};
+
+/// What to map.
+#[derive(Clone, Debug, Default)]
+pub struct MapOptions {
+    /// None means to look at the image.
+    pub format: Option<Format>,
+    /// Of the disk, in bytes: where to begin, and how many at most.
+    pub start: u64,
+    /// See above.
+    pub max_len: Option<u64>,
+    /// Read the image even while others write.
+    pub force_share: bool,
+    /// Where backing files may be, besides the image's own directory.
+    pub allow_dirs: Vec<PathBuf>,
+}
+
+/// Says of each part of an image's disk where it is. `say` gets the extents in order, with the name
+/// of the file, if there is one.
+pub fn map<E: From<Error>>(
+    path: &Path,
+    options: &MapOptions,
+    mut say: impl FnMut(&MapExtent, Option<&Path>) -> Result<(), E>,
+) -> Result<(), E> {
+    let disk = open(path, options)?;
+    disk.activate().map_err(Error::from)?;
+    let mapped = (|| {
+        let mut mapper = disk.mapper().map_err(Error::from)?;
+        let range = range(mapper.size(0), options);
+        let all = mapper.depth();
+        let mut from = range.start;
+        while from < range.end {
+            let next = mapper.extents(from..range.end, all).next();
+            let Some(extent) = next.transpose().map_err(Error::from)? else {
+                break;
+            };
+            from += extent.len;
+            say(&extent, extent.host.map(|host| mapper.path(host.file)))?;
+        }
+        Ok(())
+    })();
+    mapped.and(disk.deactivate().map_err(|error| Error::from(error).into()))
+}
+
+fn range(size: u64, options: &MapOptions) -> Range<u64> {
+    let len = options.max_len.unwrap_or(u64::MAX);
+    options.start..options.start.saturating_add(len).min(size)
+}
+
+fn open(path: &Path, options: &MapOptions) -> Result<ImageDisk, Error> {
+    let format = match options.format {
+        Some(format) => format,
+        None => {
+            let file = open_read_only(path).map_err(io_error(path, "cannot be opened"))?;
+            Format::probe(&file).map_err(of(path))?
+        }
+    };
+    let files = FileOptions {
+        read_only: true,
+        force_share: options.force_share,
+        ..FileOptions::default()
+    };
+    let opened = || -> Result<ImageDisk, DiskError> {
+        let stored = Arc::new(StoredImage::open(path, files.clone())?);
+        let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
+        let opener = Arc::new(ImageOpener::new(dirs, files));
+        let options = ImageOptions {
+            read_only: true,
+            ..ImageOptions::new(format)
+        };
+        ImageDisk::open(stored, opener, options)
+    };
+    Ok(opened()?)
+}
