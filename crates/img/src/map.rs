@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use fathom_formats::image::{MapExtent, Mapper};
+pub use fathom_formats::image::MapExtent;
 
 /// What to map.
 #[derive(Clone, Debug, Default)]
@@ -39,15 +39,11 @@ pub fn map<E: From<Error>>(
     let mapped = (|| {
         let mut mapper = disk.mapper().map_err(Error::from)?;
         let range = range(mapper.size(0), options);
-        let all = mapper.depth();
-        let mut from = range.start;
-        while from < range.end {
-            let next = mapper.extents(from..range.end, all).next();
-            let Some(extent) = next.transpose().map_err(Error::from)? else {
-                break;
-            };
-            from += extent.len;
-            say(&extent, extent.host.map(|host| mapper.path(host.file)))?;
+        let (all, paths) = (mapper.depth(), mapper.paths().to_vec());
+        for extent in mapper.extents(range, all) {
+            let extent = extent.map_err(Error::from)?;
+            let path = extent.host.map(|host| &*paths[usize::from(host.file)]);
+            say(&extent, path)?;
         }
         Ok(())
     })();

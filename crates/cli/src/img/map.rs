@@ -40,16 +40,20 @@ pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     match json {
         true => {
-            write!(out, "[")?;
-            let mut separator = "";
+            let mut before = "[";
             img::map(&args.common.file, &options, |extent, _| {
-                write!(out, "{separator}{}", JsonLine(extent))?;
-                separator = ",\n";
+                write!(out, "{before}{}", JsonLine(extent))?;
+                before = ",\n";
                 anyhow::Ok(())
             })?;
-            if separator.is_empty() {
-                // qemu-img says this of nothing.
-                write!(out, "{}", JsonLine(&MapExtent::default()))?;
+            if before == "[" {
+                // What qemu-img says of nothing.
+                let start = options.start;
+                let none = MapExtent {
+                    start,
+                    ..MapExtent::default()
+                };
+                write!(out, "[{}", JsonLine(&none))?;
             }
             writeln!(out, "]")?;
         }

@@ -13,7 +13,7 @@ use super::tables::Tables;
 use crate::img::{Format, Image, SnapshotName};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, RangeLimits};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -131,6 +131,11 @@ impl ImageDisk {
     /// The image's own path.
     pub(super) fn path(&self) -> &Path {
         self.chain.path()
+    }
+
+    /// Of all its files, as the images name them.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.chain.paths()
     }
 
     fn unlock(&self, storages: &[Arc<dyn Storage>]) -> Result<(), DiskError> {

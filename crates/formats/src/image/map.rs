@@ -14,7 +14,7 @@ use super::tables::Tables;
 use crate::qcow2::Cluster;
 use fathom_core::DiskError;
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -44,7 +44,7 @@ pub struct MapExtent {
 /// A place in one of a chain's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// See [`Mapper::path`].
+    /// See [`Mapper::paths`].
     pub file: u8,
     /// In bytes.
     pub offset: u64,
@@ -57,8 +57,7 @@ impl MapExtent {
         !self.data && !self.zero
     }
 
-    /// Adds what follows, if it is more of the same: at the same depth, and in the file where this
-    /// ends.
+    /// Adds what follows, if it is more of the same, in the file where this ends.
     pub fn merge(&mut self, next: &MapExtent) -> bool {
         let goes_on = |host: Host| Host {
             offset: host.offset + self.len,
@@ -68,8 +67,6 @@ impl MapExtent {
             start: self.start + self.len,
             len: next.len,
             host: self.host.map(goes_on),
-            // As qemu-img does: both read as zeroes for want of anything else.
-            present: next.present,
             ..*self
         };
         let is_same = more == *next;
@@ -85,6 +82,7 @@ impl MapExtent {
 pub struct Mapper {
     active: Arc<Active>,
     near: Vec<Near>,
+    paths: Vec<PathBuf>,
 }
 
 /// What is known of one image of the chain.
@@ -103,7 +101,12 @@ impl ImageDisk {
         let active = self.active();
         let active = active.ok_or_else(|| unusable(self.path(), "is not in use"))?;
         let near = active.layers.iter().map(|_| Near::default()).collect();
-        Ok(Mapper { active, near })
+        let paths = self.paths();
+        Ok(Mapper {
+            active,
+            near,
+            paths,
+        })
     }
 }
 
@@ -118,9 +121,10 @@ impl Mapper {
         self.active.layers[depth].size()
     }
 
-    /// The name of [`Host::file`].
-    pub fn path(&self, file: u8) -> &Path {
-        self.active.storages[usize::from(file)].path()
+    /// The chain's files, by the number that [`Host::file`] is, as QEMU shows their names: where
+    /// the image that names a file is taken from, and the name in it.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
     }
 
     /// What the bytes from `guest` on are, and for how many of `max` that is true; both are within

@@ -4,10 +4,10 @@
 use super::disk::ImageOptions;
 use super::io::StorageId;
 use super::storage::{Opener, Storage};
-use crate::img::{Format, Image};
+use crate::img::{Format, Image, resolve};
 use crate::{Error, qcow2};
 use fathom_core::DiskError;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Images of one chain.
@@ -99,6 +99,28 @@ impl Chain {
     /// The image's own path.
     pub(super) fn path(&self) -> &Path {
         self.storages[0].path()
+    }
+
+    /// Of all files, as the images name them; relative names begin where the image's own does.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        let mut paths: Vec<_> = self.storages.iter().map(|s| s.path().to_owned()).collect();
+        let mut set = |image: StorageId, file: StorageId, name: Option<&[u8]>| {
+            let image = &paths[usize::from(image)];
+            if let Some(Ok(path)) = name.map(|name| resolve(image, name)) {
+                paths[usize::from(file)] = path;
+            }
+        };
+        for (n, link) in self.links.iter().enumerate() {
+            if let Image::Qcow2(header) = &link.image
+                && link.data != link.storage
+            {
+                set(link.storage, link.data, header.data_file());
+            }
+            if let Some(below) = self.links.get(n + 1) {
+                set(link.storage, below.storage, link.image.backing_file());
+            }
+        }
+        paths
     }
 
     /// The disk's size in bytes.
