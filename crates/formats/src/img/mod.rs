@@ -4,10 +4,12 @@
 
 pub mod check;
 pub mod create;
+pub mod edit;
 pub mod info;
 mod names;
 mod read;
 mod snapshot_name;
+pub mod snapshot;
 
 pub use names::{file_name_of, resolve};
 pub use read::{Image, open_read_only};

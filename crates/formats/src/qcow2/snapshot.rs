@@ -9,6 +9,8 @@ pub const FIXED_LEN: usize = 40;
 pub const MAX_EXTRA: usize = 1024;
 /// Extra data that version 3 demands.
 pub const LEAST_EXTRA_V3: usize = 16;
+/// The instruction count where there is none.
+pub const NO_ICOUNT: u64 = u64::MAX;
 /// The longest entry: fixed part, extra data, ID and name.
 pub const MAX_ENTRY: usize = FIXED_LEN + MAX_EXTRA + 2 * 65535 + 8;
 
@@ -105,7 +107,7 @@ impl Snapshot {
 
     /// The instruction count of record and replay, where there is one.
     pub fn icount(&self) -> Option<u64> {
-        self.extra_u64(16).filter(|n| *n != u64::MAX)
+        self.extra_u64(16).filter(|n| *n != NO_ICOUNT)
     }
 
     /// For people: ID and name, or the start of them.

@@ -6,7 +6,7 @@ mod human;
 mod json;
 mod size;
 mod snapshots;
-pub(crate) use snapshots::{read_bitmaps, read_snapshots};
+pub(crate) use snapshots::{read_bitmaps, read_snapshots, snapshot_table_bytes};
 
 pub use chain::{MAX_CHAIN, chain};
 pub use size::Units;

@@ -55,6 +55,18 @@ pub(crate) fn read_snapshots(file: &dyn ImageFile, header: &Header) -> Result<Ve
     Ok(snapshots)
 }
 
+/// Bytes of the snapshot table.
+pub(crate) fn snapshot_table_bytes(snapshots: &[Snapshot]) -> u64 {
+    let mut bytes = Vec::new();
+    let mut len = 0;
+    for snapshot in snapshots {
+        bytes.clear();
+        snapshot.encode(&mut bytes);
+        len += bytes.len() as u64;
+    }
+    len
+}
+
 /// All bitmaps that can be believed.
 pub(crate) fn read_bitmaps(file: &dyn ImageFile, header: &Header) -> Result<Vec<Bitmap>> {
     let Some(extension) = header.bitmaps() else {

@@ -23,7 +23,7 @@ mod tables;
 
 use super::counters::{Bits, Counters};
 use super::{Lines, Options, Repair, Report};
-use crate::img::info::{read_bitmaps, read_snapshots};
+use crate::img::info::{read_bitmaps, read_snapshots, snapshot_table_bytes};
 use crate::img::read::qcow2_first_cluster;
 use crate::qcow2::bitmap::Bitmap;
 use crate::qcow2::snapshot::Snapshot;
@@ -226,18 +226,6 @@ impl<'a, 'b> Pass<'a, 'b> {
             }
         }
     }
-}
-
-/// Bytes of the snapshot table.
-fn snapshot_table_bytes(snapshots: &[Snapshot]) -> u64 {
-    let mut bytes = Vec::new();
-    let mut len = 0;
-    for snapshot in snapshots {
-        bytes.clear();
-        snapshot.encode(&mut bytes);
-        len += bytes.len() as u64;
-    }
-    len
 }
 
 /// Before the first write to an image: nothing that would be written may

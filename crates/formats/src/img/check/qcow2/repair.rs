@@ -1,7 +1,8 @@
 //! Repairing entries that cannot be right.
 
-use super::{Pass, Uses, snapshot_table_bytes};
+use super::{Pass, Uses};
 use crate::Result;
+use crate::img::info::snapshot_table_bytes;
 use crate::qcow2::bitmap::TableEntry;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{L1Entry, L2Entry};

@@ -1,8 +1,9 @@
 //! Counting the references of L1 and L2 tables, snapshots and bitmaps.
 
+use super::Pass;
 use super::entries::Bounds;
-use super::{Pass, snapshot_table_bytes};
 use crate::Result;
+use crate::img::info::snapshot_table_bytes;
 use crate::qcow2::bitmap::TableEntry;
 use crate::qcow2::snapshot::{LEAST_EXTRA_V3, Snapshot};
 use crate::qcow2::{L1Entry, L2Entry, MAX_L1_BYTES};

@@ -1,0 +1,294 @@
+//! The refcounts of an image that is being changed.
+
+use super::clusters::Clusters;
+use crate::qcow2::refcount::{self, TableEntry};
+use crate::qcow2::{Geometry, Header, MAX_REFCOUNT_TABLE_BYTES};
+use crate::{Error, ImageFile, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Bytes of blocks that are in memory at most.
+const MAX_BYTES: u64 = 1 << 30;
+
+struct Block {
+    bytes: Vec<u8>,
+    changed: bool,
+    /// It has a new place since the last commit.
+    placed: bool,
+}
+
+/// Refcounts as they will be, in the blocks that were looked at.
+pub(super) struct Refcounts<'a> {
+    file: &'a dyn ImageFile,
+    g: Geometry,
+    /// Places of blocks; 0 for those that are not there.
+    table: Vec<u64>,
+    blocks: BTreeMap<u64, Block>,
+    /// Where the table is, and its clusters; with `moved`, a new one.
+    place: (u64, u64),
+    moved: bool,
+    /// Free in the new image and not in the old one.
+    freed: Clusters,
+    /// The other way round.
+    taken: Clusters,
+    /// No free cluster is before this one.
+    first_free: u64,
+}
+
+impl<'a> Refcounts<'a> {
+    pub(super) fn read(file: &'a dyn ImageFile, header: &Header) -> Result<Refcounts<'a>> {
+        let g = header.geometry();
+        // The header's limit.
+        let mut bytes = vec![0; header.refcount_table_bytes() as usize];
+        file.read_at(&mut bytes, header.refcount_table_offset)
+            .map_err(Error::io("its refcount table cannot be read"))?;
+        let entry = |word: &[u8]| {
+            let word = TableEntry(u64::from_be_bytes(word.try_into().unwrap_or_default()));
+            let block = word.block(&g);
+            block.map_err(|e| Error::invalid(format!("refcount table: {e}")))
+        };
+        let table = bytes.chunks_exact(8).map(|w| Ok(entry(w)?.unwrap_or(0)));
+        let clusters = u64::from(header.refcount_table_clusters);
+        Ok(Refcounts {
+            file,
+            g,
+            table: table.collect::<Result<_>>()?,
+            blocks: BTreeMap::new(),
+            place: (header.refcount_table_offset, clusters),
+            moved: false,
+            freed: Clusters::default(),
+            taken: Clusters::default(),
+            first_free: 0,
+        })
+    }
+
+    fn at(&self, cluster: u64) -> (u64, usize) {
+        let bits = self.g.refcount_block_bits();
+        (cluster >> bits, (cluster & ((1 << bits) - 1)) as usize)
+    }
+
+    fn place_of(&self, index: u64) -> u64 {
+        self.table.get(index as usize).copied().unwrap_or(0)
+    }
+
+    /// The block, which is read if it is there; `None` where there is none.
+    fn block(&mut self, index: u64) -> Result<Option<&mut Block>> {
+        if !self.blocks.contains_key(&index) {
+            let place = self.place_of(index);
+            if place == 0 {
+                return Ok(None);
+            }
+            let mut block = self.new_block()?;
+            self.file
+                .read_at(&mut block.bytes, place)
+                .map_err(Error::io("its refcounts cannot be read"))?;
+            self.blocks.insert(index, block);
+        }
+        Ok(self.blocks.get_mut(&index))
+    }
+
+    fn new_block(&self) -> Result<Block> {
+        let size = self.g.cluster_size();
+        if (self.blocks.len() as u64 + 1) * size > MAX_BYTES {
+            return Err(Error::unsupported(
+                "its refcounts take more than 1 GiB of memory",
+            ));
+        }
+        Ok(Block {
+            bytes: vec![0; size as usize],
+            changed: false,
+            placed: false,
+        })
+    }
+
+    pub(super) fn get(&mut self, cluster: u64) -> Result<u64> {
+        let (index, entry) = self.at(cluster);
+        let order = self.g.refcount_order;
+        let block = self.block(index)?;
+        Ok(block.map_or(0, |block| refcount::get(&block.bytes, order, entry)))
+    }
+
+    fn set(&mut self, cluster: u64, value: u64) -> Result<()> {
+        let (index, entry) = self.at(cluster);
+        if self.block(index)?.is_none() {
+            let block = self.new_block()?;
+            self.blocks.insert(index, block);
+        }
+        let order = self.g.refcount_order;
+        if let Some(block) = self.blocks.get_mut(&index) {
+            refcount::set(&mut block.bytes, order, entry, value);
+            block.changed = true;
+        }
+        Ok(())
+    }
+
+    fn clusters(&self, offset: u64, len: u64) -> Range<u64> {
+        let bits = self.g.cluster_bits;
+        offset >> bits..(offset + len).div_ceil(1 << bits)
+    }
+
+    pub(super) fn reference(&mut self, offset: u64, len: u64) -> Result<()> {
+        for cluster in self.clusters(offset, len) {
+            let count = self.get(cluster)?;
+            if count == self.g.refcount_max() {
+                let (bits, max) = (self.g.refcount_bits(), self.g.refcount_max());
+                return Err(Error::unsupported(format!(
+                    "a cluster would be referred to more than {max} times, which its \
+                     refcounts of {bits} bits cannot say"
+                )));
+            }
+            self.set(cluster, count + 1)?;
+            self.freed.remove(cluster);
+        }
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, offset: u64, len: u64) -> Result<()> {
+        for cluster in self.clusters(offset, len) {
+            match self.get(cluster)? {
+                0 => {
+                    let at = cluster << self.g.cluster_bits;
+                    return Err(Error::invalid(format!(
+                        "the cluster at {at:#x} is in use and has no refcount"
+                    )));
+                }
+                1 => {
+                    self.freed.insert(cluster);
+                    self.set(cluster, 0)?;
+                }
+                count => self.set(cluster, count - 1)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Free in the old image, too.
+    fn is_free(&mut self, cluster: u64) -> Result<bool> {
+        Ok(!self.freed.contains(cluster) && self.get(cluster)? == 0)
+    }
+
+    pub(super) fn allocate(&mut self, clusters: u64) -> Result<u64> {
+        while !self.is_free(self.first_free)? {
+            self.first_free += 1;
+        }
+        self.allocate_from(self.first_free, clusters)
+    }
+
+    pub(super) fn allocate_at_end(&mut self, clusters: u64) -> Result<u64> {
+        let start = self.end()?.max(self.freed.end());
+        self.allocate_from(start, clusters)
+    }
+
+    fn allocate_from(&mut self, start: u64, clusters: u64) -> Result<u64> {
+        let (mut start, mut run) = (start, 0);
+        while run < clusters {
+            match self.is_free(start + run)? {
+                true => run += 1,
+                false => (start, run) = (start + run + 1, 0),
+            }
+        }
+        let (last, _) = self.at(start + clusters);
+        if last >= MAX_REFCOUNT_TABLE_BYTES / TableEntry::SIZE {
+            return Err(Error::unsupported(
+                "it has no room for more clusters: larger clusters are needed",
+            ));
+        }
+        for cluster in start..start + clusters {
+            self.taken.insert(cluster);
+            self.set(cluster, 1)?;
+        }
+        Ok(start << self.g.cluster_bits)
+    }
+
+    pub(super) fn are_new(&self, offset: u64, len: u64) -> bool {
+        let mut clusters = self.clusters(offset, len);
+        clusters.all(|cluster| self.taken.contains(cluster))
+    }
+
+    /// One more than the last cluster in use.
+    pub(super) fn end(&mut self) -> Result<u64> {
+        let last = self.blocks.keys().next_back().map_or(0, |last| last + 1);
+        let order = self.g.refcount_order;
+        for index in (0..last.max(self.table.len() as u64)).rev() {
+            let entries = self.g.refcount_block_entries();
+            let Some(block) = self.block(index)? else {
+                continue;
+            };
+            let is_used = |entry: &u64| refcount::get(&block.bytes, order, *entry as usize) != 0;
+            if let Some(entry) = (0..entries).rev().find(is_used) {
+                return Ok((index << self.g.refcount_block_bits()) + entry + 1);
+            }
+        }
+        Ok(0)
+    }
+
+    /// Finds new places for the blocks that changed and for the table, which changes others.
+    pub(super) fn place(&mut self, header: &mut Header) -> Result<()> {
+        self.place_blocks()?;
+        while self.blocks.values().any(|block| block.placed) {
+            let needed = self
+                .g
+                .clusters_of(self.table.len() as u64 * TableEntry::SIZE);
+            if self.moved && self.place.1 >= needed {
+                break;
+            }
+            let (old, clusters) = self.place;
+            self.release(old, clusters << self.g.cluster_bits)?;
+            let clusters = clusters.max(needed);
+            self.place = (self.allocate(clusters)?, clusters);
+            self.moved = true;
+            self.place_blocks()?;
+        }
+        header.refcount_table_offset = self.place.0;
+        header.refcount_table_clusters = self.place.1 as u32;
+        Ok(())
+    }
+
+    fn place_blocks(&mut self) -> Result<()> {
+        let homeless = |block: &Block| block.changed && !block.placed;
+        while let Some((index, block)) = self.blocks.iter_mut().find(|(_, b)| homeless(b)) {
+            block.placed = true;
+            let index = *index;
+            let old = self.place_of(index);
+            if old != 0 {
+                self.release(old, self.g.cluster_size())?;
+            }
+            let place = self.allocate(1)?;
+            if index as usize >= self.table.len() {
+                self.table.resize(index as usize + 1, 0);
+            }
+            self.table[index as usize] = place;
+        }
+        Ok(())
+    }
+
+    /// Writes what has got a new place.
+    pub(super) fn write(&self) -> Result<()> {
+        let write = |bytes: &[u8], at: u64| {
+            debug_assert!(self.are_new(at, bytes.len() as u64));
+            let written = self.file.write_at(bytes, at);
+            written.map_err(Error::io("its refcounts cannot be written"))
+        };
+        for (index, block) in self.blocks.iter().filter(|(_, b)| b.placed) {
+            write(&block.bytes, self.place_of(*index))?;
+        }
+        if self.moved {
+            let words = self.table.iter().flat_map(|place| place.to_be_bytes());
+            let mut bytes: Vec<u8> = words.collect();
+            bytes.resize((self.place.1 << self.g.cluster_bits) as usize, 0);
+            write(&bytes, self.place.0)?;
+        }
+        Ok(())
+    }
+
+    /// The new image is the old one from now on. Returns what has become free.
+    pub(super) fn settle(&mut self) -> Vec<Range<u64>> {
+        for block in self.blocks.values_mut() {
+            (block.changed, block.placed) = (false, false);
+        }
+        self.moved = false;
+        self.first_free = 0;
+        self.taken = Clusters::default();
+        std::mem::take(&mut self.freed).ranges()
+    }
+}
