@@ -7,6 +7,7 @@ mod create;
 mod error;
 mod info;
 mod map;
+mod measure;
 mod open;
 
 pub use check::{CheckOptions, Repair, Report, check};
@@ -15,3 +16,4 @@ pub use error::Error;
 pub use fathom_formats::img::Format;
 pub use info::{Info, info};
 pub use map::{MapExtent, MapOptions, map};
+pub use measure::{Measure, measure, measure_empty};

@@ -3,7 +3,7 @@
 use crate::error::{Error, io_error, of};
 use fathom_core::{Disk, DiskError};
 use fathom_daemon::{AllowedDirs, ImageOpener, StoredImage};
-use fathom_formats::image::{ImageDisk, ImageOptions};
+use fathom_formats::image::{ImageDisk, ImageOptions, Mapper};
 use fathom_formats::img::{Format, open_read_only};
 use fathom_storage::FileOptions;
 use std::ops::Range;
@@ -34,10 +34,7 @@ pub fn map<E: From<Error>>(
     options: &MapOptions,
     mut say: impl FnMut(&MapExtent, Option<&Path>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let disk = open(path, options)?;
-    disk.activate().map_err(Error::from)?;
-    let mapped = (|| {
-        let mut mapper = disk.mapper().map_err(Error::from)?;
+    with_mapper(path, options, |mapper| {
         let range = range(mapper.size(0), options);
         let (all, paths) = (mapper.depth(), mapper.paths().to_vec());
         for extent in mapper.extents(range, all) {
@@ -46,8 +43,24 @@ pub fn map<E: From<Error>>(
             say(&extent, path)?;
         }
         Ok(())
-    })();
-    mapped.and(disk.deactivate().map_err(|error| Error::from(error).into()))
+    })
+}
+
+/// With the map of an image's disk while it is in use. Only its format and what it may open matter
+/// of the options.
+pub(crate) fn with_mapper<T, E: From<Error>>(
+    path: &Path,
+    options: &MapOptions,
+    look: impl FnOnce(&mut Mapper) -> Result<T, E>,
+) -> Result<T, E> {
+    let disk = open(path, options)?;
+    disk.activate().map_err(Error::from)?;
+    let mapper = disk.mapper().map_err(Error::from);
+    let looked = mapper
+        .map_err(E::from)
+        .and_then(|mut mapper| look(&mut mapper));
+    let ended = disk.deactivate().map_err(|error| Error::from(error).into());
+    looked.and_then(|found| ended.map(|()| found))
 }
 
 fn range(size: u64, options: &MapOptions) -> Range<u64> {

@@ -5,6 +5,7 @@ mod check;
 mod create;
 mod info;
 mod map;
+mod measure;
 
 use clap::{Args, Subcommand, ValueEnum};
 use fathom_img::Format;
@@ -24,6 +25,7 @@ enum ImgCommand {
     Info(info::InfoArgs),
     Check(check::CheckArgs),
     Map(map::MapArgs),
+    Measure(measure::MeasureArgs),
 }
 
 pub fn run(args: ImgArgs) -> anyhow::Result<()> {
@@ -32,6 +34,7 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Info(args) => info::run(&args),
         ImgCommand::Check(args) => check::run(&args),
         ImgCommand::Map(args) => map::run(args),
+        ImgCommand::Measure(args) => measure::run(args),
     }
 }
 

@@ -6,6 +6,7 @@ pub mod check;
 pub mod create;
 pub mod edit;
 pub mod info;
+pub mod measure;
 mod names;
 mod read;
 mod snapshot_name;

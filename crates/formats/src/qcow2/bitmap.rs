@@ -12,6 +12,8 @@ pub const MAX_DIRECTORY_BYTES: u64 = 1024 * 65535;
 pub const MAX_TABLE_BYTES: u64 = 0x800_0000 * 8;
 const MAX_NAME: usize = 1023;
 const FIXED_LEN: usize = 24;
+/// The only kind of bitmap there is: of what has been written.
+const KIND: u8 = 1;
 
 /// Saved badly: not to be believed.
 pub const FLAG_IN_USE: u32 = 1 << 0;
@@ -68,7 +70,7 @@ impl Bitmap {
     fn validate(&self, kind: u8, geometry: &Geometry) -> Result<()> {
         let table = u64::from(self.table_entries) * 8;
         let end = self.table_offset.checked_add(table);
-        let problem = if kind != 1 {
+        let problem = if kind != KIND {
             "is of an unknown kind"
         } else if self.name.is_empty() || self.name.len() > MAX_NAME {
             "has no name or a name of more than 1023 bytes"
@@ -88,6 +90,30 @@ impl Bitmap {
         };
         let name = printable(&self.name);
         Err(Error::invalid(format!("bitmap '{name}' {problem}")))
+    }
+
+    /// Bytes of its entry in the directory.
+    pub fn encoded_len(&self) -> u64 {
+        (FIXED_LEN + self.extra.len() + self.name.len()).next_multiple_of(8) as u64
+    }
+
+    /// Appends its entry in the directory.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let end = out.len() + self.encoded_len() as usize;
+        out.extend(self.table_offset.to_be_bytes());
+        out.extend(self.table_entries.to_be_bytes());
+        out.extend(self.flags.to_be_bytes());
+        out.extend([KIND, self.granularity_bits]);
+        out.extend((self.name.len() as u16).to_be_bytes());
+        out.extend((self.extra.len() as u32).to_be_bytes());
+        out.extend(&self.extra);
+        out.extend(&self.name);
+        out.resize(end, 0);
+    }
+
+    /// Bytes of its bits for a disk of `size` bytes.
+    pub fn bytes_for(&self, size: u64) -> u64 {
+        size.div_ceil(self.granularity()).div_ceil(8)
     }
 
     /// Bytes that a bit stands for.
@@ -151,6 +177,9 @@ mod tests {
             (bitmap.extra.as_slice(), bitmap.granularity()),
             (&b"xyz"[..], 65536)
         );
+        let mut encoded = Vec::new();
+        bitmap.encode(&mut encoded);
+        assert_eq!(encoded, bytes);
         for cut in 0..len {
             assert!(Bitmap::parse(&bytes[..cut], &G).is_err());
         }

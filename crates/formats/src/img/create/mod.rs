@@ -6,6 +6,7 @@ mod qed;
 mod raw;
 
 pub use options::{Backing, Options, Preallocation, Qcow2Options};
+pub use qcow2::fully_allocated;
 
 use super::{Format, Image, open_read_only, resolve};
 use crate::{Error, ImageFile, Result};

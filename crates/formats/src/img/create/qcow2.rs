@@ -5,7 +5,8 @@ use super::{Options, Preallocation, preallocate};
 use crate::qcow2::{
     AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, CompressionType, CryptMethod, Extension,
     Geometry, Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_EXTENDED_L2,
-    L1Entry, L2Entry, MAX_REFCOUNT_TABLE_BYTES, encode_feature_names, feature_names, refcount,
+    L1Entry, L2Entry, MAX_L1_BYTES, MAX_REFCOUNT_TABLE_BYTES, encode_feature_names, feature_names,
+    refcount,
 };
 use crate::{Error, ImageFile, Result};
 
@@ -109,6 +110,24 @@ pub(super) fn create(
     file.sync().map_err(Error::io("cannot be flushed"))?;
     file.write_at(&cluster, 0).map_err(failed())?;
     file.sync().map_err(Error::io("cannot be flushed"))
+}
+
+/// Bytes of the file when all of the disk has been written, as QEMU counts them: with an external
+/// data file's clusters.
+pub fn fully_allocated(options: &Options, size: u64) -> Result<u64> {
+    options.validate()?;
+    let g = Geometry {
+        data_file: false,
+        ..header_of(options, size).geometry()
+    };
+    let l1_entries = g.l1_entries_for(size);
+    if l1_entries * L1Entry::SIZE > MAX_L1_BYTES {
+        return Err(Error::usage(
+            "the size is too large; use a larger cluster_size",
+        ));
+    }
+    let layout = Layout::new(&g, l1_entries, g.clusters_of(size));
+    Ok(layout.total() << g.cluster_bits)
 }
 
 fn failed() -> impl FnOnce(std::io::Error) -> Error {

@@ -1,0 +1,75 @@
+//! `fathom img measure`
+
+use super::{Output, pairs, parse_format, print, print_json};
+use anyhow::bail;
+use clap::Args;
+use fathom_daemon::size::parse_size;
+use fathom_img::{self as img, CreateOptions, Format, MapOptions};
+use std::path::PathBuf;
+
+/// Say how large the file of a new image would be
+#[derive(Debug, Args)]
+pub(super) struct MeasureArgs {
+    /// Format of the new image
+    #[arg(short = 'O', long, visible_alias = "target-format", default_value = "raw", value_parser = parse_format, value_name = "FORMAT")]
+    output_format: Format,
+    /// Options of that format, as for `create`
+    #[arg(
+        short,
+        long = "option",
+        visible_alias = "options",
+        value_name = "NAME=VALUE,..."
+    )]
+    options: Vec<String>,
+    /// Of an empty disk of this size
+    #[arg(short, long, value_parser = parse_size)]
+    size: Option<u64>,
+    /// Format of the image to be converted; by default what it looks like
+    #[arg(short, long, value_parser = parse_format)]
+    format: Option<Format>,
+    /// Let images use files in this directory as backing files; repeatable [default: the image's
+    /// own directory]
+    #[arg(long = "allow-dir", value_name = "DIR")]
+    allow_dirs: Vec<PathBuf>,
+    /// Read the image even though another process writes to it
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// The same, as qemu-img has it
+    #[arg(long, value_enum, value_name = "FORM", default_value = "human")]
+    output: Output,
+    /// The image to be converted
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
+    let mut target = CreateOptions::new(args.output_format);
+    for (name, value) in args.options.iter().flat_map(|text| pairs(text)) {
+        if name == "help" || name == "?" {
+            let names = CreateOptions::names(args.output_format).join("\n");
+            return print(format_args!("{names}\n"));
+        }
+        target.set(&name, &value, parse_size)?;
+    }
+    let measure = match (args.file, args.size.or(target.size)) {
+        (Some(_), Some(_)) if args.size.is_some() => bail!("either an image or --size is measured"),
+        (Some(file), _) => {
+            let source = MapOptions {
+                format: args.format,
+                force_share: args.force_share,
+                allow_dirs: args.allow_dirs,
+                ..MapOptions::default()
+            };
+            img::measure(&file, &source, &target)?
+        }
+        (None, Some(size)) => img::measure_empty(size, &target)?,
+        (None, None) => bail!("an image or --size is needed"),
+    };
+    match args.json || args.output == Output::Json {
+        true => print_json(&measure.to_json()),
+        false => print(measure),
+    }
+}
