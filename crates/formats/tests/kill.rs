@@ -221,6 +221,7 @@ fn write_all(run: &mut Run) {
             first,
             sectors: (sectors - first).min(8),
             fua: false,
+            compress: false,
             unmap: false,
         });
     }
@@ -276,6 +277,7 @@ fn the_memory_is_full() {
                     first,
                     sectors,
                     fua: false,
+                    compress: false,
                     unmap: true,
                 });
             }

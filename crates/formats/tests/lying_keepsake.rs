@@ -251,6 +251,7 @@ fn serve(run: &mut Run) {
             first,
             sectors: 1,
             fua: false,
+            compress: false,
             unmap: false,
         });
     }

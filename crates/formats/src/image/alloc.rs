@@ -1,6 +1,7 @@
 //! Which clusters of an image's file are free.
 
 mod append;
+mod bytes;
 mod refcounts;
 
 pub(super) use append::Append;
@@ -60,15 +61,19 @@ impl Allocator {
             Space::Append(space) => space.take(n, exact),
         };
         if let Some(run) = &run {
-            for cluster in run.clusters.clone() {
-                if let Some(region) = self.metadata.in_cluster(cluster) {
-                    return Err(format!(
-                        "cluster {cluster} is free by its refcount but holds {region}"
-                    ));
-                }
-            }
+            self.check_taken(run.clusters.clone())?;
         }
         Ok(run)
+    }
+
+    fn check_taken(&self, mut clusters: Range<u64>) -> Result<(), Problem> {
+        let hit = clusters.find_map(|c| Some((c, self.metadata.in_cluster(c)?)));
+        match hit {
+            None => Ok(()),
+            Some((cluster, region)) => Err(format!(
+                "cluster {cluster} is free by its refcount but holds {region}"
+            )),
+        }
     }
 
     fn give_back(&mut self, run: &Run) {
@@ -83,21 +88,35 @@ impl Allocator {
 impl Tables {
     /// Allocates up to `n` clusters, or exactly so many in a row.
     pub(super) async fn allocate(&self, io: &impl Io, n: u64, exact: bool) -> Result<Run, Errno> {
-        let run = loop {
-            if let Some(run) = self.try_allocate(n, exact)? {
-                break run;
+        let take = |alloc: &mut Allocator| alloc.take(n, exact);
+        let end = |run: &Run| run.clusters.end << self.layout.cluster_bits();
+        self.obtain(io, n, take, end).await
+    }
+
+    /// What `take` gives, which ends at byte `end`, after as many searches for
+    /// `n` clusters as that needs.
+    async fn obtain<T>(
+        &self,
+        io: &impl Io,
+        n: u64,
+        take: impl Fn(&mut Allocator) -> Result<Option<T>, Problem>,
+        end: impl Fn(&T) -> u64,
+    ) -> Result<T, Errno> {
+        let taken = loop {
+            if let Some(taken) = self.try_take(&take, &end)? {
+                break taken;
             }
             let _searching = self.searching.lock_all().await;
-            if let Some(run) = self.try_allocate(n, exact)? {
-                break run;
+            if let Some(taken) = self.try_take(&take, &end)? {
+                break taken;
             }
             self.search(io, n).await?;
         };
-        let end = run.clusters.end << self.layout.cluster_bits();
+        let end = end(&taken);
         if end > self.file_len.load(Ordering::Acquire) {
             self.extend_ahead(io, end).await;
         }
-        Ok(run)
+        Ok(taken)
     }
 
     /// Makes the file longer than it has to be, so that not every write to a
@@ -121,16 +140,19 @@ impl Tables {
         }
     }
 
-    fn try_allocate(&self, n: u64, exact: bool) -> Result<Option<Run>, Errno> {
-        let taken = self.state().alloc.take(n, exact);
-        let run = self.checked(taken)?;
-        if let Some(run) = &run {
-            let end = run.clusters.end << self.layout.cluster_bits();
-            self.used.fetch_max(end, Ordering::Relaxed);
+    fn try_take<T>(
+        &self,
+        take: impl Fn(&mut Allocator) -> Result<Option<T>, Problem>,
+        end: impl Fn(&T) -> u64,
+    ) -> Result<Option<T>, Errno> {
+        let taken = take(&mut self.state().alloc);
+        let taken = self.checked(taken)?;
+        if let Some(taken) = &taken {
+            self.used.fetch_max(end(taken), Ordering::Relaxed);
             // Its refcounts are to be written.
             self.dirty.store(true, Ordering::Release);
         }
-        Ok(run)
+        Ok(taken)
     }
 
     /// Clusters that were allocated and never linked.

@@ -7,6 +7,7 @@ use super::epoch::{InEpoch, InFlight};
 use super::io::{Errno, Payload};
 use super::lookup::{Found, Lookup};
 use super::segments::{Source, clear};
+use super::tables::Tables;
 use super::task::Executor;
 use super::worker_io::{CHILDREN, TaskIo, WorkerIo};
 use super::write::Write;
@@ -111,6 +112,10 @@ impl ImageChannel {
         }
         let clean = top.is_none_or(|t| t.is_clean() && t.data == t.storage);
         Ok(match request.op {
+            Op::Write if request.compress => match top.and_then(Tables::compress_unit) {
+                Some(_) => Found::Else,
+                None => return Err(libc::ENOTSUP),
+            },
             // Durable with its metadata.
             Op::Write if request.fua && !clean => Found::Else,
             Op::Write => current.lookup.write(active, guest, len),
@@ -145,6 +150,7 @@ impl ImageChannel {
             },
             op: request.op,
             fua: request.fua,
+            compress: request.compress,
             unmap: request.unmap && self.shared.discard,
             guest: request.offset,
             len: request.len,
@@ -270,6 +276,7 @@ struct Task {
     io: TaskIo,
     op: Op,
     fua: bool,
+    compress: bool,
     unmap: bool,
     guest: u64,
     len: u64,
@@ -302,7 +309,10 @@ impl Task {
             Op::Discard => Empty::Discard,
             _ => Empty::Zero { unmap: self.unmap },
         };
-        if self.op == Op::Write {
+        if self.op == Op::Write && self.compress {
+            let segments = &self.payload.segments;
+            active.write_compressed(io, tables, segments, range).await?;
+        } else if self.op == Op::Write {
             let write = Write {
                 start: self.guest,
                 source: Source::Guest(self.payload.segments.clone()),

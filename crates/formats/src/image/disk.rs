@@ -25,9 +25,6 @@ pub const DEFAULT_METADATA_CACHE: u64 = 32 << 20;
 /// The longest discard or zeroing in one request: entries change quickly.
 const MAX_RANGE: u64 = 1 << 30;
 
-/// Threads that decompress, for all workers.
-const HELPERS: usize = 4;
-
 /// How to serve an image.
 #[derive(Clone, Debug)]
 pub struct ImageOptions {
@@ -118,7 +115,7 @@ impl ImageDisk {
             }),
             chain,
             options,
-            helpers: Arc::new(Helpers::new(HELPERS)),
+            helpers: Arc::new(Helpers::new(cores())),
             keepsake: Mutex::default(),
         })
     }
@@ -136,6 +133,20 @@ impl ImageDisk {
     /// Of all its files, as the images name them.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         self.chain.paths()
+    }
+
+    /// Bytes of what is compressed together, a power of two: a write of so many
+    /// at a multiple of that, or of what is left up to the disk's end, can be
+    /// stored compressed (see `Request::compress`); any other is an ordinary
+    /// write. None: this image cannot be written to so, and such requests fail
+    /// with ENOTSUP.
+    pub fn compress_unit(&self) -> Option<u64> {
+        match &self.chain.links[0].image {
+            Image::Qcow2(header) if !header.geometry().data_file => {
+                Some(header.geometry().cluster_size())
+            }
+            _ => None,
+        }
     }
 
     fn unlock(&self, storages: &[Arc<dyn Storage>]) -> Result<(), DiskError> {
@@ -323,6 +334,12 @@ impl Disk for ImageDisk {
         })?;
         Ok(Box::new(channel))
     }
+}
+
+/// Threads that compress and decompress, for all workers: more would only
+/// take turns.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get())
 }
 
 /// The outcome of what never waits: nobody else uses the image now.

@@ -4,7 +4,8 @@
 //! storage's. One request's way: [`channel`] looks its place up
 //! ([`lookup`]) and passes it on to the storage, at that place. What cannot be
 //! told at once becomes a task ([`task`]), whose operations are children of the
-//! request ([`worker_io`]): [`read`], [`write`], [`zero`] and [`write_back`].
+//! request ([`worker_io`]): [`read`], [`write`], [`compress`], [`zero`] and
+//! [`write_back`].
 //!
 //! What all workers share is [`active`]: for each image of the chain its
 //! [`tables`], of which [`cache`] holds [`slice`]s, and the free space
@@ -16,6 +17,7 @@ mod active;
 mod alloc;
 mod cache;
 mod channel;
+mod compress;
 mod corrupt;
 mod disk;
 mod epoch;

@@ -82,6 +82,22 @@ pub(super) unsafe fn fill(segments: &[iovec], mut bytes: &[u8]) {
     }
 }
 
+/// Copies the segments' bytes to the start of `bytes`.
+///
+/// # Safety
+/// The segments are valid, and together not longer than `bytes`.
+pub(super) unsafe fn gather(segments: &[iovec], mut bytes: &mut [u8]) {
+    for segment in segments {
+        let (to, rest) = bytes.split_at_mut(segment.iov_len);
+        // SAFETY: as required of the caller.
+        unsafe {
+            let base = segment.iov_base.cast::<u8>();
+            std::ptr::copy_nonoverlapping(base, to.as_mut_ptr(), to.len());
+        }
+        bytes = rest;
+    }
+}
+
 /// Where a write's bytes come from.
 #[derive(Clone)]
 pub(super) enum Source {

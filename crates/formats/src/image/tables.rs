@@ -6,6 +6,7 @@
 
 use super::alloc::Allocator;
 use super::cache::Cache;
+use super::compress::Packer;
 use super::io::{Errno, Io, StorageId};
 use super::journal::{Journal, Record};
 use super::layout::{EXCLUSIVE, Layout, Problem};
@@ -105,6 +106,7 @@ pub(super) struct Tables {
     pub(super) writable: bool,
     pub(super) discard: bool,
     state: Mutex<State>,
+    pub(super) packer: Packer,
     /// Slices that are being read.
     reading: RangeLocks,
     /// Guest clusters that are being allocated or freed.
@@ -201,6 +203,7 @@ impl Tables {
                 alloc: parts.alloc,
                 journal: None,
             }),
+            packer: Packer::default(),
             reading: RangeLocks::default(),
             allocating: RangeLocks::default(),
             making: RangeLocks::default(),

@@ -1,9 +1,9 @@
 //! Compressed clusters.
 
 use super::CompressionType;
-use flate2::{Decompress, FlushDecompress, Status};
+use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 use std::cell::RefCell;
-use zstd_safe::{DCtx, find_frame_compressed_size};
+use zstd_safe::{CCtx, DCtx, find_frame_compressed_size};
 
 /// Why a compressed cluster cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +40,39 @@ pub fn decompress(
     }
 }
 
+/// Compresses a cluster into the start of `stream`: how many bytes that are,
+/// or `None` if they are more than it takes.
+///
+/// Levels are those of QEMU, which are the libraries' defaults. Each thread
+/// keeps one encoder of a kind, of some 200 KiB for deflate and up to 3 MiB for
+/// zstd.
+pub fn compress(kind: CompressionType, cluster: &[u8], stream: &mut [u8]) -> Option<usize> {
+    match kind {
+        CompressionType::Deflate => DEFLATE.with_borrow_mut(|d| deflate(d, cluster, stream)),
+        CompressionType::Zstd => {
+            ZSTD_ENCODER.with_borrow_mut(|z| z.compress(stream, cluster, ZSTD_LEVEL).ok())
+        }
+    }
+}
+
+fn deflate(encoder: &mut Compress, cluster: &[u8], stream: &mut [u8]) -> Option<usize> {
+    encoder.reset();
+    let status = encoder.compress(cluster, stream, FlushCompress::Finish);
+    match status {
+        Ok(Status::StreamEnd) => Some(encoder.total_out() as usize),
+        _ => None,
+    }
+}
+
+/// The window with which QEMU reads: 4 KiB.
+const WINDOW_BITS: u8 = 12;
+
+const ZSTD_LEVEL: i32 = zstd_safe::CLEVEL_DEFAULT;
+
 thread_local! {
+    static DEFLATE: RefCell<Compress> = RefCell::new(
+        Compress::new_with_window_bits(Compression::default(), false, WINDOW_BITS));
+    static ZSTD_ENCODER: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
     /// Raw deflate: no header, no checksum.
     static INFLATE: RefCell<Decompress> = RefCell::new(Decompress::new(false));
     static ZSTD: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());

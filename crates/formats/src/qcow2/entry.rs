@@ -157,6 +157,18 @@ impl L2Entry {
         }
     }
 
+    /// A compressed cluster of `len` bytes, fewer than a cluster's, at `offset`.
+    /// `None`: entries for clusters of this size cannot name that place.
+    pub fn compressed(geometry: &Geometry, offset: u64, len: u64) -> Option<L2Entry> {
+        debug_assert!(0 < len && len < geometry.cluster_size() && !geometry.data_file);
+        let x = compressed_offset_bits(geometry);
+        let further = (offset + len - 1) / 512 - offset / 512;
+        (offset < MAX_HOST_OFFSET.min(1 << x)).then_some(L2Entry {
+            descriptor: COMPRESSED | further << x | offset,
+            bitmap: 0,
+        })
+    }
+
     /// The same entry with the flag set or cleared.
     pub fn with_copied(self, copied: bool) -> L2Entry {
         L2Entry {
@@ -292,7 +304,7 @@ impl L2Entry {
     /// The bytes of a compressed cluster, whatever else is wrong with it.
     pub fn compressed_range(self, geometry: &Geometry) -> Compressed {
         // Bits 0 to x - 1 are the offset, x to 61 count further sectors.
-        let x = 62 - (geometry.cluster_bits - 8);
+        let x = compressed_offset_bits(geometry);
         let offset = self.descriptor & ((1 << x) - 1);
         let further = (self.descriptor & (COMPRESSED - 1)) >> x;
         Compressed {
@@ -300,6 +312,11 @@ impl L2Entry {
             len: (further + 1) * 512 - offset % 512,
         }
     }
+}
+
+/// Bits of a compressed cluster's offset.
+fn compressed_offset_bits(geometry: &Geometry) -> u32 {
+    62 - (geometry.cluster_bits - 8)
 }
 
 #[cfg(test)]

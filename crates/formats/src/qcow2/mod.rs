@@ -9,7 +9,7 @@
 //!   [`FeatureName`]s;
 //! - [`Geometry`]: sizes and indexes that follow from it;
 //! - [`L1Entry`], [`L2Entry`] and what the latter means, [`Cluster`];
-//! - [`decompress`]: what a compressed cluster is;
+//! - [`compress`], [`decompress`]: what a compressed cluster is;
 //! - [`refcount`]: refcount table entries, and blocks of all widths;
 //! - [`snapshot`] and [`bitmap`]: the snapshot table, the bitmap directory;
 //! - [`Regions`]: where metadata is, so that no write hits it by mistake.
@@ -26,7 +26,7 @@ pub mod refcount;
 mod regions;
 pub mod snapshot;
 
-pub use compressed::{StreamError, decompress};
+pub use compressed::{StreamError, compress, decompress};
 pub use entry::{Cluster, Compressed, EntryError, L1Entry, L2Entry};
 pub use extension::{BitmapsExtension, CryptoHeader, Extension};
 pub use features::{

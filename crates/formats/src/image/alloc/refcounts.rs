@@ -19,7 +19,7 @@ use std::sync::Arc;
 const KEPT: u64 = 8 << 20;
 
 /// A refcount block in memory.
-struct Block {
+pub(super) struct Block {
     bytes: Vec<u8>,
     /// Bytes that are not as on disk.
     dirty: Range<usize>,
@@ -33,19 +33,21 @@ pub(in crate::image) struct Moved {
 }
 
 pub(in crate::image) struct Refcounts {
-    g: Geometry,
+    pub(super) g: Geometry,
     /// Offsets of blocks, 0 for none.
     table: Vec<u64>,
     table_offset: u64,
     dirty_table: bool,
     moved: Option<Moved>,
-    blocks: BTreeMap<u64, Block>,
+    pub(super) blocks: BTreeMap<u64, Block>,
     /// The block in which to search next.
     next: u64,
     /// Free clusters of the block before that one, in order.
-    free: VecDeque<Range<u64>>,
+    pub(super) free: VecDeque<Range<u64>>,
     /// Free clusters that have been used.
-    returned: Vec<u64>,
+    pub(super) returned: Vec<u64>,
+    /// The first free byte of a cluster of compressed ones that is in use.
+    pub(super) open: Option<u64>,
     /// Free clusters that requests in flight may use, and since when.
     freed: VecDeque<(u64, u64)>,
     epochs: Arc<Epochs>,
@@ -94,13 +96,14 @@ impl Refcounts {
             next: 0,
             free: VecDeque::new(),
             returned: Vec::new(),
+            open: None,
             freed: VecDeque::new(),
             epochs,
             fresh_from,
         })
     }
 
-    fn block_of(&self, cluster: u64) -> u64 {
+    pub(super) fn block_of(&self, cluster: u64) -> u64 {
         cluster >> self.g.refcount_block_bits()
     }
 
@@ -109,13 +112,13 @@ impl Refcounts {
     }
 
     /// The cluster's block is in memory.
-    fn get(&self, cluster: u64) -> u64 {
+    pub(super) fn get(&self, cluster: u64) -> u64 {
         let block = &self.blocks[&self.block_of(cluster)];
         get(&block.bytes, self.g.refcount_order, self.index_of(cluster))
     }
 
     /// The cluster's block is in memory.
-    fn set(&mut self, cluster: u64, count: u64) {
+    pub(super) fn set(&mut self, cluster: u64, count: u64) {
         let (number, index) = (self.block_of(cluster), self.index_of(cluster));
         let order = self.g.refcount_order;
         let block = self.blocks.get_mut(&number).expect("it is in memory");
@@ -215,6 +218,14 @@ impl Refcounts {
             return Err(format!("cluster {cluster} was in use at refcount 0"));
         }
         self.set(cluster, count - 1);
+        if count == 1
+            && self
+                .open
+                .is_some_and(|at| at >> self.g.cluster_bits == cluster)
+        {
+            // Whoever takes the cluster next takes all of it.
+            self.open = None;
+        }
         Ok(count == 1)
     }
 

@@ -31,6 +31,8 @@ pub struct Run {
     /// many must be durable at once.
     pub flushes: u64,
     fua: u64,
+    /// Of a hundred writes so many are to be compressed.
+    pub compressed: u64,
     /// Sectors of a cluster, and of a window.
     cluster: u64,
     window: u64,
@@ -83,7 +85,6 @@ impl Run {
         Ok(Run {
             windows: windows.collect(),
             world: start.world,
-            disk,
             model: start.model,
             workers,
             strict: true,
@@ -91,8 +92,15 @@ impl Run {
             failures: 0,
             flushes: [0, 0, 3, 20][rng.below(4) as usize],
             fua: [0, 0, 5, 30][rng.below(4) as usize],
+            compressed: match disk.compress_unit() {
+                None => 0,
+                // These take their time.
+                Some(unit) if unit > 1 << 20 => 5,
+                Some(_) => [0, 20, 80][rng.below(3) as usize],
+            },
             cluster,
             window,
+            disk,
             rng,
         })
     }
@@ -176,6 +184,7 @@ impl Run {
             first: 0,
             sectors: 0,
             fua: false,
+            compress: false,
             unmap: false,
         })
     }
@@ -219,6 +228,7 @@ impl Run {
             first,
             sectors: (out.len() / SECTOR) as u64,
             fua: false,
+            compress: false,
             unmap: false,
         };
         let submitted = self.world.tick();
@@ -412,17 +422,31 @@ impl Run {
                 first: 0,
                 sectors: 0,
                 fua: false,
+                compress: false,
                 unmap: false,
             };
         }
-        let (first, sectors) = self.place(matches!(op, Op::WriteZeroes | Op::Discard));
+        let compress = op == Op::Write && self.rng.below(100) < self.compressed;
+        let (first, sectors) = match compress && !self.rng.one_in(8) {
+            true => self.whole_cluster(),
+            false => self.place(matches!(op, Op::WriteZeroes | Op::Discard)),
+        };
         Ask {
             op,
             first,
             sectors,
             fua: !matches!(op, Op::Read | Op::BlockStatus) && self.rng.below(100) < self.fua,
+            compress,
             unmap: self.rng.one_in(2),
         }
+    }
+
+    /// One that is in one of the windows in part at least.
+    fn whole_cluster(&mut self) -> (u64, u64) {
+        let which = self.rng.below(self.windows.len() as u64) as usize;
+        let first = self.windows[which] + self.rng.below(self.window);
+        let first = first / self.cluster * self.cluster;
+        (first, self.cluster.min(self.model.sectors() - first))
     }
 
     /// Somewhere in one of the windows; whole clusters more often if asked.

@@ -18,6 +18,7 @@ pub struct Ask {
     pub first: u64,
     pub sectors: u64,
     pub fua: bool,
+    pub compress: bool,
     pub unmap: bool,
 }
 
@@ -69,6 +70,7 @@ impl Worker {
         let request = &mut self.cx.slab[id];
         request.stamps = Stamps::start(now);
         (request.op, request.fua, request.unmap) = (ask.op, ask.fua, ask.unmap);
+        request.compress = ask.compress;
         (request.owner, request.error) = (Owner::SOURCE, 0);
         (request.offset, request.at) = (ask.first * SECTOR as u64, ask.first * SECTOR as u64);
         request.len = ask.sectors * SECTOR as u64;

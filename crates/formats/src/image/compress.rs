@@ -1,0 +1,268 @@
+//! Compressed writes. A helper compresses the guest's cluster; it goes to the
+//! file together with others that are ready by then, and its entry is linked
+//! when it is there, as in [`super::write`].
+//!
+//! Pieces of one write follow each other without a gap. The next write starts
+//! at the next physical block, although that wastes what is left of the one
+//! before: what was written, and may be durable, is never written again.
+
+use super::active::Active;
+use super::io::{Errno, Payload};
+use super::layout::Layout;
+use super::segments::{Source, gather};
+use super::tables::Tables;
+use super::worker_io::TaskIo;
+use super::write::Write;
+use crate::qcow2::{L2Entry, compress};
+use fathom_core::{Op, Segments};
+use std::future::poll_fn;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// So many bytes are written without waiting for more. One write has no more,
+/// unless they are one cluster's.
+const ENOUGH: usize = 1 << 20;
+
+/// A compressed cluster, as the file gets it.
+struct Piece {
+    stream: Vec<u8>,
+    /// Where it is, once it was written.
+    place: OnceLock<Result<u64, Errno>>,
+}
+
+/// Compressed clusters that are to be written, of all workers.
+#[derive(Default)]
+pub(super) struct Packer(Mutex<Queue>);
+
+#[derive(Default)]
+struct Queue {
+    /// Clusters that helpers are working on.
+    compressing: usize,
+    ready: Vec<Arc<Piece>>,
+    /// One task is writing.
+    writing: bool,
+    waiting: Vec<Waker>,
+}
+
+impl Queue {
+    /// What is to be written now: when as much is ready as is still being
+    /// compressed, all that is compressed at once reaches the file in two
+    /// writes or so, and nobody waits for long.
+    fn next(&mut self) -> Option<Vec<Arc<Piece>>> {
+        let mut bytes = 0;
+        let fits = |piece: &&Arc<Piece>| {
+            bytes += piece.stream.len();
+            bytes <= ENOUGH
+        };
+        let count = self.ready.iter().take_while(fits).count();
+        let is_enough = bytes >= ENOUGH || self.ready.len() >= self.compressing;
+        if self.writing || self.ready.is_empty() || !is_enough {
+            return None;
+        }
+        self.writing = true;
+        Some(self.ready.drain(..count.max(1)).collect())
+    }
+}
+
+/// A helper is working on a cluster.
+struct Compressing<'a>(&'a Packer);
+
+impl Drop for Compressing<'_> {
+    fn drop(&mut self) {
+        self.0.change(|queue| queue.compressing -= 1);
+    }
+}
+
+/// One task's turn to write.
+struct Writing<'a>(&'a Packer);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.change(|queue| queue.writing = false);
+    }
+}
+
+impl Packer {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what others wait for.
+    fn change(&self, change: impl FnOnce(&mut Queue)) {
+        let mut queue = self.queue();
+        change(&mut queue);
+        let waiting = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    fn compressing(&self) -> Compressing<'_> {
+        self.queue().compressing += 1;
+        Compressing(self)
+    }
+
+    /// Waits until the piece is written, or something is to be written by this
+    /// task: which may be other pieces.
+    fn poll(&self, cx: &Context, piece: &Piece) -> Poll<Turn<'_>> {
+        let mut queue = self.queue();
+        if let Some(place) = piece.place.get() {
+            return Poll::Ready(Turn::Written(*place));
+        }
+        match queue.next() {
+            Some(pieces) => Poll::Ready(Turn::Write(Writing(self), pieces)),
+            None => {
+                queue.waiting.push(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+enum Turn<'a> {
+    Written(Result<u64, Errno>),
+    Write(Writing<'a>, Vec<Arc<Piece>>),
+}
+
+impl Active {
+    /// Writes `range`, all of `segments`, compressed if it is a whole cluster
+    /// and becomes smaller by that.
+    pub(super) async fn write_compressed(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        segments: &Segments,
+        range: Range<u64>,
+    ) -> Result<(), Errno> {
+        if tables.compresses(&range)
+            && let Some(stream) = self.compress(tables, segments).await
+        {
+            return tables.write_stream(io, stream, range.start).await;
+        }
+        let write = Write {
+            start: range.start,
+            source: Source::Guest(segments.clone()),
+        };
+        self.write(io, tables, &write, range).await
+    }
+
+    /// What a cluster is compressed, if that is smaller. (And if a helper can
+    /// be had: an ordinary write is as good.)
+    async fn compress(&self, tables: &Tables, segments: &Segments) -> Option<Vec<u8>> {
+        let size = tables.layout.cluster_size() as usize;
+        // The disk may end before its last cluster does.
+        let mut cluster = vec![0; size];
+        // SAFETY: the segments are those of a request in flight.
+        unsafe { gather(segments, &mut cluster) };
+        let kind = tables.compression;
+        let _compressing = tables.packer.compressing();
+        let job = move || {
+            let mut stream = vec![0; size - 1];
+            let len = compress(kind, &cluster, &mut stream)?;
+            stream.truncate(len);
+            stream.shrink_to_fit();
+            Some(stream)
+        };
+        self.helpers.run(job).await.flatten()
+    }
+}
+
+impl Tables {
+    /// Bytes of what is compressed together; none: this image cannot.
+    pub(super) fn compress_unit(&self) -> Option<u64> {
+        let is_qcow2 = matches!(self.layout, Layout::Qcow2(_));
+        (is_qcow2 && self.data == self.storage).then(|| self.layout.cluster_size())
+    }
+
+    /// Whether this range can become a compressed cluster. A successor is not
+    /// told of such by the journal: it could not tell how many of them the
+    /// refcounts on disk have counted already.
+    fn compresses(&self, range: &Range<u64>) -> bool {
+        let size = self.layout.cluster_size();
+        let len = range.end - range.start;
+        let is_whole = len == size || len < size && range.end == self.size;
+        range.start.is_multiple_of(size) && is_whole && self.state().journal.is_none()
+    }
+
+    /// The guest cluster becomes what was compressed.
+    async fn write_stream(&self, io: &TaskIo, stream: Vec<u8>, guest: u64) -> Result<(), Errno> {
+        let Layout::Qcow2(g) = &self.layout else {
+            return Err(libc::ENOTSUP);
+        };
+        let number = guest >> self.layout.cluster_bits();
+        let _allocating = self.allocating.lock(number..number + 1).await;
+        let slice = self.slice_to_change(io, guest).await?;
+        let index = self.index_of(guest);
+        let file_len = self.file_len.load(Ordering::Relaxed);
+        let old = self.layout.decode(slice.0.entry(index), guest, file_len);
+        let old = self.checked(old)?;
+        let len = stream.len() as u64;
+        let at = self.put(io, stream).await?;
+        let Some(entry) = L2Entry::compressed(g, at, len) else {
+            self.give_back_bytes(at..at + len);
+            return Err(libc::EFBIG);
+        };
+        let mut state = self.state();
+        state.unlinked.extend(self.referred(&old));
+        self.link(&mut state, &slice, index, entry);
+        Ok(())
+    }
+
+    /// Writes it to the file, with others: where.
+    async fn put(&self, io: &TaskIo, stream: Vec<u8>) -> Result<u64, Errno> {
+        let piece = Arc::new(Piece {
+            stream,
+            place: OnceLock::new(),
+        });
+        self.packer.queue().ready.push(piece.clone());
+        loop {
+            match poll_fn(|cx| self.packer.poll(cx, &piece)).await {
+                Turn::Written(place) => return place,
+                Turn::Write(_writing, pieces) => self.put_all(io, &pieces).await,
+            }
+        }
+    }
+
+    async fn put_all(&self, io: &TaskIo, mut pieces: &[Arc<Piece>]) {
+        while !pieces.is_empty() {
+            match self.put_some(io, pieces).await {
+                Ok(count) => pieces = &pieces[count..],
+                Err(errno) => {
+                    let settle = |piece: &Arc<Piece>| piece.place.set(Err(errno));
+                    pieces.iter().try_for_each(settle).expect("each once");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Writes the first of these pieces: how many.
+    async fn put_some(&self, io: &TaskIo, pieces: &[Arc<Piece>]) -> Result<usize, Errno> {
+        let lens: Vec<u64> = pieces.iter().map(|p| p.stream.len() as u64).collect();
+        let packed = self.allocate_bytes(io, &lens).await?;
+        let start = packed.places[0];
+        let mut buf = io.buf((packed.end - start) as usize);
+        let mut rest = buf.bytes_mut();
+        let mut done = start;
+        for (piece, at) in pieces.iter().zip(&packed.places) {
+            let (gap, room) = rest.split_at_mut((at - done) as usize);
+            let (room, after) = room.split_at_mut(piece.stream.len());
+            gap.fill(0);
+            room.copy_from_slice(&piece.stream);
+            rest = after;
+            done = at + piece.stream.len() as u64;
+        }
+        rest.fill(0);
+        let payload = Payload::of(Rc::new(buf));
+        let written = io.data(self.storage, Op::Write, start, payload).await;
+        for ((piece, at), len) in pieces.iter().zip(&packed.places).zip(lens) {
+            match written {
+                Ok(()) => piece.place.set(Ok(*at)).expect("each once"),
+                Err(_) => self.give_back_bytes(*at..at + len),
+            }
+        }
+        written.map(|()| packed.places.len())
+    }
+}
