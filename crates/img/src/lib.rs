@@ -9,6 +9,8 @@ mod info;
 mod map;
 mod measure;
 mod open;
+mod resize;
+mod snapshot;
 
 pub use check::{CheckOptions, Repair, Report, check};
 pub use create::{Backing, CreateOptions, create};
@@ -17,3 +19,5 @@ pub use fathom_formats::img::Format;
 pub use info::{Info, info};
 pub use map::{MapExtent, MapOptions, map};
 pub use measure::{Measure, measure, measure_empty};
+pub use resize::{NewSize, Preallocation, ResizeOptions, Resized, resize};
+pub use snapshot::{SnapshotChange, SnapshotList, change_snapshots, snapshots};

@@ -6,13 +6,15 @@ mod create;
 mod info;
 mod map;
 mod measure;
+mod resize;
+mod snapshot;
 
 use clap::{Args, Subcommand, ValueEnum};
 use fathom_img::Format;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Make, describe and check images
+/// Make, describe, check, resize images and take snapshots of them
 #[derive(Debug, Args)]
 pub struct ImgArgs {
     #[command(subcommand)]
@@ -26,6 +28,8 @@ enum ImgCommand {
     Check(check::CheckArgs),
     Map(map::MapArgs),
     Measure(measure::MeasureArgs),
+    Resize(resize::ResizeArgs),
+    Snapshot(snapshot::SnapshotArgs),
 }
 
 pub fn run(args: ImgArgs) -> anyhow::Result<()> {
@@ -35,6 +39,8 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Check(args) => check::run(&args),
         ImgCommand::Map(args) => map::run(args),
         ImgCommand::Measure(args) => measure::run(args),
+        ImgCommand::Resize(args) => resize::run(args),
+        ImgCommand::Snapshot(args) => snapshot::run(&args),
     }
 }
 

@@ -9,8 +9,9 @@ pub mod info;
 pub mod measure;
 mod names;
 mod read;
-mod snapshot_name;
+pub mod resize;
 pub mod snapshot;
+mod snapshot_name;
 
 pub use names::{file_name_of, resolve};
 pub use read::{Image, open_read_only};

@@ -61,7 +61,12 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Makes `len` bytes from `offset` on take space as the user wishes; they
 /// read as zeroes already.
-fn preallocate(file: &dyn ImageFile, how: Preallocation, offset: u64, len: u64) -> Result<()> {
+pub(super) fn preallocate(
+    file: &dyn ImageFile,
+    how: Preallocation,
+    offset: u64,
+    len: u64,
+) -> Result<()> {
     let no_space = Error::io("cannot allocate its space");
     match how {
         Preallocation::Off | Preallocation::Metadata => Ok(()),

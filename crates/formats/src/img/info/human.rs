@@ -32,7 +32,6 @@ impl Display for Info {
         }
         self.fmt_backing(f)?;
         if !self.snapshots.is_empty() {
-            writeln!(f, "Snapshot list:")?;
             fmt_snapshots(f, &self.snapshots)?;
         }
         if let Image::Qcow2(header) = &self.image {
@@ -114,7 +113,8 @@ impl Info {
     }
 }
 
-fn fmt_snapshots(f: &mut Formatter<'_>, snapshots: &[Snapshot]) -> fmt::Result {
+pub(super) fn fmt_snapshots(f: &mut Formatter<'_>, snapshots: &[Snapshot]) -> fmt::Result {
+    writeln!(f, "Snapshot list:")?;
     let mut row = |id: &str, tag: &str, size: &str, date: &str, clock: &str, icount: &str| {
         writeln!(
             f,

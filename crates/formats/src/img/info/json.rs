@@ -93,7 +93,7 @@ impl Info {
     }
 }
 
-fn snapshot(snapshot: &Snapshot) -> Value {
+pub(super) fn snapshot(snapshot: &Snapshot) -> Value {
     let mut value = json!({
         "id": text(&snapshot.id),
         "name": text(&snapshot.name),

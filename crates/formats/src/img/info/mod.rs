@@ -10,6 +10,7 @@ pub(crate) use snapshots::{read_bitmaps, read_snapshots, snapshot_table_bytes};
 
 pub use chain::{MAX_CHAIN, chain};
 pub use size::Units;
+pub use snapshots::SnapshotList;
 
 use super::{Format, Image, resolve};
 use crate::qcow2::{Header, bitmap::Bitmap, snapshot::Snapshot};

@@ -3,6 +3,27 @@
 use crate::qcow2::snapshot::{MAX_ENTRY, Snapshot};
 use crate::qcow2::{Header, MAX_SNAPSHOT_TABLE_BYTES, bitmap::Bitmap};
 use crate::{Error, ImageFile, Result, read_up_to};
+use serde_json::Value;
+use std::fmt;
+
+/// Snapshots, as `qemu-img snapshot -l` shows them; none of them, as nothing.
+pub struct SnapshotList(pub Vec<Snapshot>);
+
+impl fmt::Display for SnapshotList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.is_empty() {
+            true => Ok(()),
+            false => super::human::fmt_snapshots(f, &self.0),
+        }
+    }
+}
+
+impl SnapshotList {
+    /// QEMU's `SnapshotInfo` of each.
+    pub fn to_json(&self) -> Value {
+        self.0.iter().map(super::json::snapshot).collect()
+    }
+}
 
 /// Bytes read at once.
 const CHUNK: usize = 1 << 20;

@@ -4,12 +4,18 @@
 
 use crate::img::edit::{Editor, Mapping};
 use crate::img::info::{read_snapshots, snapshot_table_bytes};
+use crate::img::read::qcow2_first_cluster;
 use crate::qcow2::snapshot::{NO_ICOUNT, Snapshot};
-use crate::qcow2::{L1Entry, MAX_L1_BYTES, MAX_SNAPSHOT_TABLE_BYTES, MAX_SNAPSHOTS};
+use crate::qcow2::{Header, L1Entry, MAX_L1_BYTES, MAX_SNAPSHOT_TABLE_BYTES, MAX_SNAPSHOTS};
 use crate::{Error, ImageFile, Result};
 
 /// Bytes of a name that QEMU shows and finds in full.
 const MAX_NAME: usize = 255;
+
+/// All snapshots, in the order in which they were taken.
+pub fn list(file: &dyn ImageFile) -> Result<Vec<Snapshot>> {
+    read_snapshots(file, &Header::parse(&qcow2_first_cluster(file)?)?)
+}
 
 /// Takes a snapshot of the disk as it is; `date` is now, in seconds since the epoch and
 /// nanoseconds.
@@ -77,8 +83,9 @@ pub fn apply(file: &dyn ImageFile, which: &str) -> Result<Snapshot> {
     }
     let size = size_of(&snapshot, &editor)?;
     let mut mapping = Mapping::read(&editor, snapshot.l1_offset, snapshot.l1_entries)?;
-    mapping.reference(&mut editor)?;
+    // In this order no refcount is larger in between than it is in the end.
     Mapping::active(&editor)?.release(&mut editor)?;
+    mapping.reference(&mut editor)?;
     mapping.grow(editor.geometry().l1_entries_for(size));
     mapping.set_flags(&mut editor, 1)?;
     mapping.store_active(&mut editor)?;

@@ -1,0 +1,84 @@
+//! `fathom img resize`
+
+use super::{parse_format, print, print_json};
+use clap::{Args, ValueEnum};
+use fathom_daemon::size::parse_size;
+use fathom_img::{self as img, Format, NewSize, Preallocation, ResizeOptions};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Make the disk of an image larger or (with --shrink) smaller
+#[derive(Debug, Args)]
+pub(super) struct ResizeArgs {
+    /// Format of the image; by default what it looks like
+    #[arg(short, long, value_parser = parse_format)]
+    format: Option<Format>,
+    /// How what is new is allocated
+    #[arg(long, value_enum, default_value = "off", value_name = "MODE")]
+    preallocation: Mode,
+    /// Make the disk smaller: what is behind its new end is lost
+    #[arg(long)]
+    shrink: bool,
+    /// Directory in which the image may name its backing or data file, besides its own
+    #[arg(long, value_name = "DIR")]
+    allow_dir: Vec<PathBuf>,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print JSON: the sizes before and after
+    #[arg(long)]
+    json: bool,
+    /// The image
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Size of the disk, or how much more (+1G) or less (-1G) than now
+    #[arg(value_parser = parse_new_size, allow_hyphen_values = true, value_name = "[+|-]SIZE")]
+    size: NewSize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// Nothing
+    Off,
+    /// Tables; the data is a hole
+    Metadata,
+    /// Space, by fallocate(2)
+    Falloc,
+    /// Space, by writing zeroes
+    Full,
+}
+
+fn parse_new_size(text: &str) -> Result<NewSize, String> {
+    match text.split_at_checked(1) {
+        Some(("+", more)) => parse_size(more).map(NewSize::Plus),
+        Some(("-", less)) => parse_size(less).map(NewSize::Minus),
+        _ => parse_size(text).map(NewSize::To),
+    }
+}
+
+pub(super) fn run(args: ResizeArgs) -> anyhow::Result<()> {
+    let options = ResizeOptions {
+        size: args.size,
+        preallocation: match args.preallocation {
+            Mode::Off => Preallocation::Off,
+            Mode::Metadata => Preallocation::Metadata,
+            Mode::Falloc => Preallocation::Falloc,
+            Mode::Full => Preallocation::Full,
+        },
+        shrink: args.shrink,
+        allow_dirs: args.allow_dir,
+    };
+    let done = img::resize(&args.file, args.format, &options)?;
+    if args.json {
+        return print_json(&json!({
+            "filename": args.file.display().to_string(),
+            "format": done.format.name(),
+            "old-virtual-size": done.old,
+            "virtual-size": done.new,
+        }));
+    }
+    match args.quiet {
+        true => Ok(()),
+        false => print("Image resized.\n"),
+    }
+}

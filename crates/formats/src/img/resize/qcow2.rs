@@ -1,0 +1,67 @@
+//! qcow2 images: the L1 table, and one [`Editor::commit`].
+
+use super::growth::Growth;
+use super::{Resize, sync, whole_sectors};
+use crate::img::create::Preallocation;
+use crate::img::edit::{Editor, Mapping};
+use crate::qcow2::{L1Entry, MAX_L1_BYTES};
+use crate::{Error, ImageFile, Result};
+
+pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
+    whole_sectors(to.size)?;
+    let mut editor = Editor::open(file)?;
+    let old = editor.header().size & !511;
+    refuse(&editor, to, old)?;
+    if to.size < old {
+        return shrink(&mut editor, to);
+    }
+    Growth {
+        editor: &mut editor,
+        to,
+        old,
+    }
+    .grow()
+}
+
+fn refuse(editor: &Editor, to: &Resize, old: u64) -> Result<()> {
+    let header = editor.header();
+    let l1_bytes = editor.geometry().l1_entries_for(to.size) * L1Entry::SIZE;
+    if l1_bytes > MAX_L1_BYTES || to.size > i64::MAX as u64 {
+        return Err(Error::usage(
+            "the size is too large for its L1 table; convert it with a larger cluster_size",
+        ));
+    }
+    if header.version < 3 && header.snapshots > 0 {
+        return Err(Error::unsupported(
+            "an image of version 2 that has snapshots cannot be resized",
+        ));
+    }
+    if header.bitmaps().is_some() && to.size != old {
+        return Err(Error::unsupported(
+            "its bitmaps are those of a disk of the old size: remove them first",
+        ));
+    }
+    if editor.geometry().data_file && to.data_file.is_none() {
+        return Err(Error::invalid("it does not name its external data file"));
+    }
+    Ok(())
+}
+
+fn shrink(editor: &mut Editor, to: &Resize) -> Result<()> {
+    if to.preallocation != Preallocation::Off {
+        let problem = "preallocation is for a disk that becomes larger";
+        return Err(Error::usage(problem));
+    }
+    let clusters = editor.geometry().clusters_of(to.size);
+    let mut mapping = Mapping::active(editor)?;
+    mapping.cut(editor, clusters)?;
+    mapping.store_active(editor)?;
+    editor.header_mut().size = to.size;
+    editor.commit()?;
+    if let Some(data) = to.data_file {
+        data.set_len(to.size)
+            .map_err(Error::io("its data file cannot be resized"))?;
+        sync(data)?;
+    }
+    Ok(())
+}

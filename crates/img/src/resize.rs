@@ -1,0 +1,175 @@
+//! `fathom img resize`
+
+use crate::error::{Error, of, usage};
+use crate::open::open_writable;
+use fathom_daemon::AllowedDirs;
+use fathom_formats::img::resize::{Below, Resize, resize as work};
+use fathom_formats::img::{Format, Image};
+use fathom_formats::{Error as FormatError, ImageFile, Result as FormatResult};
+use fathom_storage::lock_image;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+pub use fathom_formats::img::create::Preallocation;
+
+/// A size, or how much it changes; in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewSize {
+    /// That many bytes.
+    To(u64),
+    /// More than now.
+    Plus(u64),
+    /// Less than now.
+    Minus(u64),
+}
+
+/// How a disk is resized.
+#[derive(Clone, Debug)]
+pub struct ResizeOptions {
+    /// What it is to be.
+    pub size: NewSize,
+    /// How what is new is allocated.
+    pub preallocation: Preallocation,
+    /// What is behind the new end may be lost.
+    pub shrink: bool,
+    /// Directories, other than the image's own, in which it may name files.
+    pub allow_dirs: Vec<PathBuf>,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resized {
+    /// The image's format.
+    pub format: Format,
+    /// Bytes of the disk before.
+    pub old: u64,
+    /// Bytes of the disk now.
+    pub new: u64,
+}
+
+/// Resizes the disk of an image. A failure, a power cut or a kill leaves the old size or the new
+/// one.
+pub fn resize(
+    path: &Path,
+    format: Option<Format>,
+    options: &ResizeOptions,
+) -> Result<Resized, Error> {
+    let file = open_writable(path, false)?;
+    lock_image(path, &file, true)?;
+    let format = match format {
+        Some(format) => format,
+        None => Format::probe(&file).map_err(of(path))?,
+    };
+    let image = Image::read(&file, format).map_err(of(path))?;
+    let old = image.size();
+    let new = new_size(path, old, options)?;
+    if format == Format::Raw && !is_regular(&file) && new != old {
+        let problem = "is a device, which has the size it has";
+        return Err(usage(path, problem));
+    }
+    let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
+    let data = data_file(path, &image, &dirs)?;
+    let below = match new > old {
+        true => Backing::open(path, &image, &dirs)?,
+        false => None,
+    };
+    let to = Resize {
+        size: new,
+        preallocation: options.preallocation,
+        data_file: data.as_ref().map(|d| d as &dyn ImageFile),
+        below: below.as_ref().map(|b| b as &dyn Below),
+    };
+    if new != old {
+        work(&file, format, &to).map_err(of(path))?;
+    }
+    Ok(Resized { format, old, new })
+}
+
+fn is_regular(file: &File) -> bool {
+    file.metadata().is_ok_and(|m| m.is_file())
+}
+
+fn new_size(path: &Path, old: u64, options: &ResizeOptions) -> Result<u64, Error> {
+    let new = match options.size {
+        NewSize::To(size) => Some(size),
+        NewSize::Plus(more) => old.checked_add(more),
+        NewSize::Minus(less) => old.checked_sub(less),
+    };
+    let new = new.filter(|new| (1..=i64::MAX as u64).contains(new));
+    let Some(new) = new else {
+        let problem = format!("the new size is not 1 byte to 8 EiB; the disk has {old} bytes now");
+        return Err(usage(path, problem));
+    };
+    if new < old && !options.shrink {
+        let problem = format!(
+            "would shrink from {old} to {new} bytes, and what is behind that would be lost: use \
+             --shrink if nothing there is needed"
+        );
+        return Err(usage(path, problem));
+    }
+    if new <= old && options.preallocation != Preallocation::Off {
+        let problem = "preallocation is for a disk that becomes larger";
+        return Err(usage(path, problem));
+    }
+    Ok(new)
+}
+
+/// The external data file, locked like the image.
+fn data_file(path: &Path, image: &Image, dirs: &AllowedDirs) -> Result<Option<File>, Error> {
+    let Image::Qcow2(header) = image else {
+        return Ok(None);
+    };
+    let Some(name) = header.data_file().filter(|_| header.geometry().data_file) else {
+        return Ok(None);
+    };
+    let (path, file) = dirs.open(path, name, true)?;
+    lock_image(&path, &file, true)?;
+    Ok(Some(file))
+}
+
+/// The backing file, as far as its size goes and its data, if it is raw.
+struct Backing {
+    path: PathBuf,
+    file: File,
+    image: Image,
+}
+
+impl Backing {
+    fn open(path: &Path, image: &Image, dirs: &AllowedDirs) -> Result<Option<Backing>, Error> {
+        let Some(name) = image.backing_file() else {
+            return Ok(None);
+        };
+        let (below, file) = dirs.open(path, name, false)?;
+        lock_image(&below, &file, false)?;
+        let format = match image.backing_format() {
+            Some(name) => Format::from_name(&name).map_err(of(path))?,
+            None => {
+                let problem = "does not say what format its backing file has";
+                return Err(usage(path, problem));
+            }
+        };
+        let image = Image::read(&file, format).map_err(of(&below))?;
+        let path = below;
+        Ok(Some(Backing { path, file, image }))
+    }
+}
+
+impl Below for Backing {
+    fn size(&self) -> u64 {
+        self.image.size()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> FormatResult<()> {
+        if !matches!(self.image, Image::Raw { .. }) {
+            return Err(FormatError::Unsupported(format!(
+                "the disk ends within a cluster that is in the backing file {}, which is not raw: \
+                 write to its last sector first",
+                self.path.display()
+            )));
+        }
+        ImageFile::read_at(&self.file, buf, offset).map_err(|source| FormatError::Io {
+            what: "its backing file cannot be read",
+            source,
+        })
+    }
+}
