@@ -25,6 +25,20 @@ pub enum Error {
     /// The image is in use.
     #[error(transparent)]
     Locked(#[from] DiskError),
+    /// Data of a disk cannot be moved.
+    #[error("{}: {len} bytes at offset {offset} of its disk cannot be {what}: {source}", path.display())]
+    Data {
+        path: PathBuf,
+        what: &'static str,
+        offset: u64,
+        len: u64,
+        source: io::Error,
+    },
+    #[error("there is no memory for a buffer: {0}")]
+    Memory(io::Error),
+    /// The user has ended it.
+    #[error("interrupted")]
+    Interrupted,
 }
 
 pub(crate) fn of(path: &Path) -> impl Fn(FormatError) -> Error {
@@ -42,4 +56,43 @@ pub(crate) fn io_error(path: &Path, what: &'static str) -> impl FnOnce(io::Error
 
 pub(crate) fn usage(path: &Path, problem: impl Into<String>) -> Error {
     of(path)(FormatError::Usage(problem.into()))
+}
+
+/// Between which files data is moved, for errors.
+#[derive(Clone, Copy, Debug)]
+pub struct Moving<'a> {
+    pub source: &'a Path,
+    pub target: &'a Path,
+}
+
+impl Moving<'_> {
+    pub(crate) fn read_error(&self, offset: u64, len: u64, errno: i32) -> Error {
+        Error::data(self.source, "read", offset, len, errno)
+    }
+
+    pub(crate) fn write_error(&self, offset: u64, len: u64, errno: i32) -> Error {
+        Error::data(self.target, "written", offset, len, errno)
+    }
+}
+
+impl Error {
+    pub(crate) fn data(
+        path: &Path,
+        what: &'static str,
+        offset: u64,
+        len: u64,
+        errno: i32,
+    ) -> Error {
+        Error::Data {
+            path: path.to_owned(),
+            what,
+            offset,
+            len,
+            source: io::Error::from_raw_os_error(errno),
+        }
+    }
+
+    pub(crate) fn memory(source: io::Error) -> Error {
+        Error::Memory(source)
+    }
 }

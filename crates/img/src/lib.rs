@@ -2,13 +2,16 @@
 //! that it works on, as QEMU locks them, and leaves the work on structures to
 //! [`fathom_formats::img`].
 
+mod chain;
 mod check;
 mod create;
 mod error;
 mod info;
+mod job;
 mod map;
 mod measure;
 mod open;
+mod progress;
 mod resize;
 mod snapshot;
 

@@ -1,0 +1,123 @@
+//! Opening an image to move its data: it and the files that it names, through the data plane.
+
+use crate::error::{Error, of};
+use fathom_core::{Disk, DiskInfo};
+use fathom_daemon::{AllowedDirs, ImageOpener, StoredImage};
+use fathom_formats::image::{ImageDisk, ImageOptions};
+use fathom_formats::img::{Format, SnapshotName};
+use fathom_storage::{Cache, EngineKind, FileOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How to open an image.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// None: what it looks like.
+    pub format: Option<Format>,
+    pub read_only: bool,
+    /// Read it even though another process writes to it.
+    pub force_share: bool,
+    pub cache: Cache,
+    pub engine: EngineKind,
+    /// Where the files may be that the image names; none: the image's own directory.
+    pub allow_dirs: Vec<PathBuf>,
+    /// The state that an internal snapshot has kept.
+    pub snapshot: Option<SnapshotName>,
+}
+
+impl OpenOptions {
+    /// For an image that is read, through the page cache.
+    pub fn reading(format: Option<Format>) -> OpenOptions {
+        OpenOptions {
+            format,
+            read_only: true,
+            force_share: false,
+            cache: Cache::Writeback,
+            engine: EngineKind::IoUring,
+            allow_dirs: Vec::new(),
+            snapshot: None,
+        }
+    }
+
+    /// For an image that is written to.
+    pub fn writing(format: Option<Format>) -> OpenOptions {
+        OpenOptions {
+            read_only: false,
+            ..OpenOptions::reading(format)
+        }
+    }
+}
+
+/// An image in use: locked, its metadata in memory. It ends by [`Chain::close`]; one that is
+/// dropped is left as after a power cut: sound, perhaps with leaked clusters.
+pub struct Chain {
+    path: PathBuf,
+    format: Format,
+    disk: Arc<ImageDisk>,
+    file: Arc<StoredImage>,
+}
+
+impl Chain {
+    /// Opens an image with all that it names, locks it, and reads its metadata.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Chain, Error> {
+        let files = FileOptions {
+            cache: options.cache,
+            read_only: options.read_only,
+            force_share: options.force_share,
+            engine: options.engine,
+            ..FileOptions::default()
+        };
+        let file = Arc::new(StoredImage::open(path, files.clone())?);
+        let format = match options.format {
+            Some(format) => format,
+            None => Format::probe(&*file).map_err(of(path))?,
+        };
+        let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
+        let opener = Arc::new(ImageOpener::new(dirs, files));
+        let image = ImageOptions {
+            read_only: options.read_only,
+            snapshot: options.snapshot.clone(),
+            any_size: true,
+            ..ImageOptions::new(format)
+        };
+        let disk = Arc::new(ImageDisk::open(file.clone(), opener, image)?);
+        disk.activate()?;
+        Ok(Chain {
+            path: path.to_owned(),
+            format,
+            disk,
+            file,
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    pub fn disk(&self) -> &Arc<ImageDisk> {
+        &self.disk
+    }
+
+    /// The image's own file.
+    pub fn file(&self) -> &StoredImage {
+        &self.file
+    }
+
+    pub fn info(&self) -> DiskInfo {
+        self.disk.info()
+    }
+
+    /// Bytes of the disk.
+    pub fn size(&self) -> u64 {
+        self.info().size
+    }
+
+    /// Writes back and flushes what is in memory only, and unlocks.
+    pub fn close(self) -> Result<(), Error> {
+        Ok(self.disk.deactivate()?)
+    }
+}

@@ -1,0 +1,304 @@
+//! A disk's only client: a source of requests whose peer is a thread.
+
+use super::Pages;
+use fathom_core::{
+    Broken, Cx, Disk, DiskError, DiskInfo, Owner, Polling, Request, RequestId, Source, SourceId,
+    WorkerHandle, WorkerOptions,
+};
+use fathom_storage::EngineKind;
+use fathom_trace::Op;
+use libc::iovec;
+use rustix::event::{EventfdFlags, eventfd};
+use std::any::Any;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Requests of one client in flight, at most; more wait their turn.
+const CAPACITY: usize = 128;
+
+/// What is asked of a disk. It goes by the rules of a [`Request`].
+#[derive(Debug)]
+pub struct Ask {
+    pub op: Op,
+    pub offset: u64,
+    pub len: u64,
+    /// Write zeroes: the range may be deallocated.
+    pub unmap: bool,
+    /// Write: see [`Request::compress`].
+    pub compress: bool,
+    /// The memory to read to or to write from: its first `len` bytes, from `skip` on; for
+    /// [`Op::BlockStatus`] all of it.
+    pub pages: Option<Pages>,
+    pub skip: usize,
+    /// For who asks.
+    pub tag: u64,
+}
+
+impl Ask {
+    pub fn new(op: Op, offset: u64, len: u64, pages: Option<Pages>) -> Ask {
+        Ask {
+            op,
+            offset,
+            len,
+            unmap: false,
+            compress: false,
+            pages,
+            skip: 0,
+            tag: 0,
+        }
+    }
+}
+
+/// An [`Ask`] that is done.
+#[derive(Debug)]
+pub struct Answer {
+    /// The client's number in its job.
+    pub client: usize,
+    pub ask: Ask,
+    /// 0, or the positive errno it failed with.
+    pub errno: i32,
+}
+
+/// What brings the answers of several clients to one thread.
+pub struct Job {
+    answers: Receiver<Answer>,
+    sender: Sender<Answer>,
+    clients: usize,
+}
+
+impl Default for Job {
+    fn default() -> Job {
+        let (sender, answers) = channel();
+        Job {
+            answers,
+            sender,
+            clients: 0,
+        }
+    }
+}
+
+impl Job {
+    /// The next answer of any client; the caller knows that there will be one.
+    pub fn wait(&self) -> Answer {
+        self.answers.recv().expect("a sender is kept")
+    }
+
+    /// The next answer, if one comes within that time.
+    pub fn wait_for(&self, time: std::time::Duration) -> Option<Answer> {
+        self.answers.recv_timeout(time).ok()
+    }
+
+    /// A worker for `disk`, which is activated, with one client.
+    pub fn client(&mut self, disk: Arc<dyn Disk>, engine: EngineKind) -> Result<Client, DiskError> {
+        let number = self.clients;
+        self.clients += 1;
+        let info = disk.info();
+        let options = WorkerOptions {
+            name: format!("disk {number}"),
+            // The threads of a job do real work: none of them is to take another's CPU.
+            polling: Polling::Off,
+            ..WorkerOptions::default()
+        };
+        let worker = WorkerHandle::spawn(disk, move || fathom_storage::engine(engine), options)?;
+        let failed = |source: io::Error| DiskError::Io {
+            path: format!("disk {number}").into(),
+            what: "cannot be used",
+            source,
+        };
+        let asked = Arc::new(Asked::new().map_err(failed)?);
+        let source = Requests {
+            asked: asked.clone(),
+            answers: self.sender.clone(),
+            number,
+            in_flight: std::iter::repeat_with(|| None).take(CAPACITY).collect(),
+            free: (0..CAPACITY as u16).collect(),
+        };
+        let id = worker.attach(Box::new(source)).map_err(failed)?;
+        Ok(Client {
+            number,
+            info,
+            asked,
+            id,
+            worker,
+        })
+    }
+}
+
+/// A worker's client. When it is dropped, what is in flight ends first.
+pub struct Client {
+    number: usize,
+    info: DiskInfo,
+    asked: Arc<Asked>,
+    id: SourceId,
+    worker: WorkerHandle,
+}
+
+impl Client {
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    pub fn info(&self) -> &DiskInfo {
+        &self.info
+    }
+
+    /// Starts it; its answer comes to the job.
+    pub fn ask(&self, ask: Ask) {
+        self.asked.push(ask);
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.worker.detach(self.id);
+    }
+}
+
+/// From the thread to the worker.
+struct Asked {
+    queue: Mutex<VecDeque<Ask>>,
+    /// The queue's length.
+    count: AtomicUsize,
+    /// The worker wants to be kicked.
+    armed: AtomicBool,
+    kick: OwnedFd,
+}
+
+impl Asked {
+    fn new() -> io::Result<Asked> {
+        Ok(Asked {
+            queue: Mutex::default(),
+            count: AtomicUsize::new(0),
+            armed: AtomicBool::new(false),
+            kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    fn queue(&self) -> MutexGuard<'_, VecDeque<Ask>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, ask: Ask) {
+        let mut queue = self.queue();
+        queue.push_back(ask);
+        // Whoever arms looks at the count afterwards.
+        self.count.store(queue.len(), Ordering::SeqCst);
+        drop(queue);
+        if self.armed.swap(false, Ordering::SeqCst) {
+            // An eventfd's counter cannot overflow by ones.
+            let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn pop(&self) -> Option<Ask> {
+        let mut queue = self.queue();
+        let ask = queue.pop_front();
+        self.count.store(queue.len(), Ordering::SeqCst);
+        ask
+    }
+
+    fn has_some(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// The worker's end.
+struct Requests {
+    asked: Arc<Asked>,
+    answers: Sender<Answer>,
+    number: usize,
+    /// By the request's tag.
+    in_flight: Vec<Option<Ask>>,
+    free: Vec<u16>,
+}
+
+fn fill(request: &mut Request, ask: &mut Ask, tag: u16) {
+    request.op = ask.op;
+    request.fua = false;
+    request.unmap = ask.unmap;
+    request.compress = ask.compress;
+    request.queue = 0;
+    request.owner = Owner::SOURCE;
+    request.tag = tag;
+    request.offset = ask.offset;
+    request.at = ask.offset;
+    request.len = ask.len;
+    request.segments.clear();
+    if let Some(pages) = &mut ask.pages {
+        let bytes = &mut pages.bytes_mut()[ask.skip..];
+        let len = match ask.op {
+            Op::BlockStatus => bytes.len(),
+            _ => ask.len as usize,
+        };
+        let bytes = &mut bytes[..len];
+        request.segments.push(iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: len,
+        });
+    }
+}
+
+impl Source for Requests {
+    fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    fn kick_fd(&self) -> Option<RawFd> {
+        Some(self.asked.kick.as_raw_fd())
+    }
+
+    fn pending(&mut self) -> bool {
+        !self.free.is_empty() && self.asked.has_some()
+    }
+
+    fn pop(&mut self, cx: &mut Cx, room: usize, batch: &mut Vec<RequestId>) -> Result<u32, Broken> {
+        for _ in 0..room {
+            if self.free.is_empty() {
+                break;
+            }
+            let Some(mut ask) = self.asked.pop() else {
+                break;
+            };
+            let tag = self.free.pop().expect("one is free");
+            let id = cx.slab.take().expect("room was promised");
+            fill(&mut cx.slab[id], &mut ask, tag);
+            // The memory does not move with the value that owns it.
+            self.in_flight[usize::from(tag)] = Some(ask);
+            batch.push(id);
+        }
+        Ok(0)
+    }
+
+    fn finish(&mut self, request: &Request) {
+        let ask = self.in_flight[usize::from(request.tag)].take();
+        let ask = ask.expect("it is in flight");
+        self.free.push(request.tag);
+        // Without a receiver nobody waits for it.
+        let _ = self.answers.send(Answer {
+            client: self.number,
+            ask,
+            errno: request.error,
+        });
+    }
+
+    fn publish(&mut self, _cx: &mut Cx) -> bool {
+        false
+    }
+
+    fn arm(&mut self) -> bool {
+        self.asked.armed.store(true, Ordering::SeqCst);
+        self.pending()
+    }
+
+    fn disarm(&mut self) {
+        self.asked.armed.store(false, Ordering::SeqCst);
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

@@ -1,0 +1,365 @@
+//! Copying one disk to another.
+
+use super::{Answer, Ask, Client, Job, Pages, Pool};
+use crate::error::{Error, Moving};
+use crate::progress::Progress;
+use fathom_trace::Op;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// What a part of the source is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// To be read and written.
+    Data(Range<u64>),
+    /// It reads as zeroes.
+    Zero(Range<u64>),
+}
+
+/// How to copy.
+#[derive(Clone, Debug)]
+pub struct CopyOptions {
+    /// Bytes of one request at most, and what pieces are aligned to; a power of two.
+    pub piece: u64,
+    /// Pieces under way at once.
+    pub depth: usize,
+    /// Zeroes of so many bytes at a multiple of that are not written as data; 0: all is data.
+    pub granule: u64,
+    /// What is not written reads as zeroes: zeroes need not be written.
+    pub target_is_zero: bool,
+    /// Have the target store it compressed; `piece` is its unit.
+    pub compress: bool,
+    /// Bytes a second.
+    pub rate: Option<u64>,
+    /// What cannot be read is zeroes.
+    pub salvage: bool,
+}
+
+/// A piece under way, with its buffer.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: u64,
+    len: u64,
+    /// Bytes that are read already, and how many are read at once.
+    read: u64,
+    step: u64,
+    /// Bytes that are written already.
+    written: u64,
+}
+
+/// A copy that is being made.
+pub struct Copy<'a> {
+    pub job: &'a Job,
+    pub source: &'a Client,
+    pub target: &'a Client,
+    pub options: CopyOptions,
+    pub moving: Moving<'a>,
+}
+
+struct Run<'a, 'b> {
+    copy: &'b Copy<'a>,
+    pool: Pool,
+    /// By tag.
+    pieces: Vec<Option<Piece>>,
+    in_flight: usize,
+    /// Bytes that were begun.
+    begun: u64,
+    started: Instant,
+    failure: Option<Error>,
+    progress: &'b mut Progress<'a>,
+}
+
+/// Longest wait for an answer: somebody may want the job to end.
+const TICK: Duration = Duration::from_millis(100);
+
+impl<'a> Copy<'a> {
+    /// Copies the segments, which are in order and do not overlap. On failure the first error is
+    /// returned when nothing is in flight any more.
+    pub fn run(
+        &self,
+        segments: &mut dyn Iterator<Item = Result<Segment, Error>>,
+        progress: &mut Progress<'a>,
+    ) -> Result<(), Error> {
+        let options = &self.options;
+        let run = Run {
+            copy: self,
+            pool: Pool::new(options.piece as usize, options.depth),
+            pieces: vec![None; options.depth],
+            in_flight: 0,
+            begun: 0,
+            started: Instant::now(),
+            failure: None,
+            progress,
+        };
+        run.run(segments)
+    }
+}
+
+impl Run<'_, '_> {
+    fn run(
+        mut self,
+        segments: &mut dyn Iterator<Item = Result<Segment, Error>>,
+    ) -> Result<(), Error> {
+        let mut segments = segments.peekable();
+        let mut current: Option<Segment> = None;
+        loop {
+            if let Err(error) = self.progress.check() {
+                self.failure.get_or_insert(error);
+            }
+            while self.failure.is_none() {
+                if current.is_none() {
+                    current = match segments.next() {
+                        None => break,
+                        Some(Ok(segment)) => Some(segment),
+                        Some(Err(error)) => {
+                            self.failure = Some(error);
+                            break;
+                        }
+                    };
+                }
+                match current.take() {
+                    Some(segment) if self.may_begin() => current = self.begin(segment)?,
+                    segment => {
+                        current = segment;
+                        break;
+                    }
+                }
+            }
+            let is_done = current.is_none() && segments.peek().is_none();
+            if self.in_flight == 0 && (is_done || self.failure.is_some()) {
+                return self.failure.map_or(Ok(()), Err);
+            }
+            if let Some(answer) = self.copy.job.wait_for(self.patience()) {
+                self.take(answer);
+            }
+        }
+    }
+
+    /// How long to wait for an answer before looking at the clock.
+    fn patience(&self) -> Duration {
+        let due = self.due().saturating_sub(self.started.elapsed());
+        match due.is_zero() {
+            true => TICK,
+            false => due.min(TICK),
+        }
+    }
+
+    /// When the next piece may begin, after the start.
+    fn due(&self) -> Duration {
+        let rate = self.copy.options.rate;
+        rate.map_or(Duration::ZERO, |rate| {
+            Duration::from_secs_f64(self.begun as f64 / rate as f64)
+        })
+    }
+
+    fn may_begin(&self) -> bool {
+        self.in_flight < self.copy.options.depth && self.started.elapsed() >= self.due()
+    }
+
+    /// Begins the first part of a segment; returns the rest.
+    fn begin(&mut self, segment: Segment) -> Result<Option<Segment>, Error> {
+        let copy = self.copy;
+        let piece = copy.options.piece;
+        match segment {
+            Segment::Zero(range) if copy.options.target_is_zero => {
+                self.progress.add(range.end - range.start);
+                Ok(None)
+            }
+            Segment::Zero(range) if copy.options.granule == 0 => self.begin(Segment::Data(range)),
+            Segment::Zero(range) => {
+                let most = copy.target.info().write_zeroes.map_or(piece, |l| l.max_len);
+                let most = (most & !(piece - 1)).max(piece);
+                let end = range.end.min((range.start + 1).next_multiple_of(most));
+                self.zero(range.start..end, None, u64::MAX);
+                Ok((end < range.end).then_some(Segment::Zero(end..range.end)))
+            }
+            Segment::Data(range) => {
+                let Some(pages) = self.pool.take().map_err(Error::memory)? else {
+                    return Ok(Some(Segment::Data(range)));
+                };
+                let end = range.end.min((range.start + 1).next_multiple_of(piece));
+                let len = end - range.start;
+                let begun = Piece {
+                    start: range.start,
+                    len,
+                    read: 0,
+                    step: len,
+                    written: 0,
+                };
+                let tag = self.pieces.iter().position(Option::is_none);
+                let tag = tag.expect("as many as there are buffers");
+                self.pieces[tag] = Some(begun);
+                self.begun += len;
+                self.read(tag as u64, begun, pages);
+                Ok((end < range.end).then_some(Segment::Data(end..range.end)))
+            }
+        }
+    }
+
+    fn read(&mut self, tag: u64, piece: Piece, pages: Pages) {
+        let len = piece.step.min(piece.len - piece.read);
+        self.in_flight += 1;
+        self.copy.source.ask(Ask {
+            skip: piece.read as usize,
+            tag,
+            ..Ask::new(Op::Read, piece.start + piece.read, len, Some(pages))
+        });
+    }
+
+    /// Zeroes of the target, on behalf of a piece if there are pages.
+    fn zero(&mut self, range: Range<u64>, pages: Option<Pages>, tag: u64) {
+        self.in_flight += 1;
+        self.copy.target.ask(Ask {
+            unmap: true,
+            tag,
+            ..Ask::new(Op::WriteZeroes, range.start, range.end - range.start, pages)
+        });
+    }
+
+    fn take(&mut self, answer: Answer) {
+        self.in_flight -= 1;
+        let Answer { client, ask, errno } = answer;
+        let is_read = client == self.copy.source.number();
+        let Some(piece) = self.pieces.get(ask.tag as usize).copied().flatten() else {
+            // Zeroes of their own.
+            match errno {
+                0 => self.progress.add(ask.len),
+                errno => self.fail(&ask, errno),
+            }
+            return;
+        };
+        let mut pages = ask.pages;
+        match (is_read, errno) {
+            (_, 0) => {}
+            (true, _) if self.copy.options.salvage => {
+                let pages = pages.take().expect("a read has pages");
+                return self.salvage(ask.tag, piece, ask.len, pages, errno);
+            }
+            _ => {
+                self.fail(&Ask { pages: None, ..ask }, errno);
+                self.end(ask.tag, pages);
+                return;
+            }
+        }
+        let pages = pages.expect("a piece has pages");
+        let mut piece = piece;
+        match is_read {
+            true => piece.read += ask.len,
+            false => piece.written += ask.len,
+        }
+        self.go_on(ask.tag, piece, pages);
+    }
+
+    /// The piece's next step.
+    fn go_on(&mut self, tag: u64, mut piece: Piece, pages: Pages) {
+        if self.failure.is_some() {
+            return self.end(tag, Some(pages));
+        }
+        if piece.read < piece.len {
+            self.pieces[tag as usize] = Some(piece);
+            return self.read(tag, piece, pages);
+        }
+        while piece.written < piece.len {
+            let (is_zero, len) = self.run_at(&piece, pages.bytes());
+            let at = piece.start + piece.written;
+            self.pieces[tag as usize] = Some(piece);
+            match is_zero {
+                true if self.copy.options.target_is_zero => piece.written += len,
+                true => return self.zero(at..at + len, Some(pages), tag),
+                false => {
+                    self.in_flight += 1;
+                    self.copy.target.ask(Ask {
+                        compress: self.copy.options.compress,
+                        skip: piece.written as usize,
+                        tag,
+                        ..Ask::new(Op::Write, at, len, Some(pages))
+                    });
+                    return;
+                }
+            }
+        }
+        self.progress.add(piece.len);
+        self.end(tag, Some(pages));
+    }
+
+    /// Whether what is to be written next is zeroes, and how many bytes are like that.
+    fn run_at(&self, piece: &Piece, bytes: &[u8]) -> (bool, u64) {
+        let left = piece.len - piece.written;
+        let granule = self.copy.options.granule;
+        if granule == 0 {
+            return (false, left);
+        }
+        let mut found = None;
+        let mut at = piece.written;
+        while at < piece.len {
+            let end = (piece.start + at + 1).next_multiple_of(granule) - piece.start;
+            let end = end.min(piece.len);
+            let is_zero = is_zero(&bytes[at as usize..end as usize]);
+            match found {
+                None => found = Some(is_zero),
+                Some(before) if before != is_zero => break,
+                _ => {}
+            }
+            at = end;
+        }
+        (found.unwrap_or(false), at - piece.written)
+    }
+
+    /// A read that failed is tried again in halves; a sector that cannot be read is zeroes.
+    fn salvage(&mut self, tag: u64, mut piece: Piece, len: u64, mut pages: Pages, errno: i32) {
+        if len > 512 {
+            piece.step = (len / 2).next_multiple_of(512);
+        } else {
+            let at = piece.read as usize;
+            pages.bytes_mut()[at..at + len as usize].fill(0);
+            let moving = &self.copy.moving;
+            let what = moving.read_error(piece.start + piece.read, len, errno);
+            self.progress
+                .warn(&format!("{what}; zeroes take its place"));
+            piece.read += len;
+        }
+        self.go_on(tag, piece, pages);
+    }
+
+    fn fail(&mut self, ask: &Ask, errno: i32) {
+        let moving = &self.copy.moving;
+        let error = match ask.op {
+            Op::Read => moving.read_error(ask.offset, ask.len, errno),
+            _ => moving.write_error(ask.offset, ask.len, errno),
+        };
+        self.failure.get_or_insert(error);
+    }
+
+    fn end(&mut self, tag: u64, pages: Option<Pages>) {
+        self.pieces[tag as usize] = None;
+        if let Some(pages) = pages {
+            self.pool.put(pages);
+        }
+    }
+}
+
+/// Whether all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    // Blocks that the compiler turns into vector instructions.
+    let (blocks, rest) = bytes.as_chunks::<128>();
+    let any = |block: &[u8; 128]| block.iter().fold(0, |all, byte| all | byte) != 0;
+    !blocks.iter().any(any) && rest.iter().all(|byte| *byte == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_zero;
+
+    #[test]
+    fn one_byte_is_seen_wherever_it_is() {
+        for len in [0, 1, 127, 128, 129, 600] {
+            let mut bytes = vec![0; len];
+            assert!(is_zero(&bytes));
+            for at in 0..len {
+                bytes[at] = 1;
+                assert!(!is_zero(&bytes));
+                bytes[at] = 0;
+            }
+        }
+    }
+}

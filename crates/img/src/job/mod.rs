@@ -1,0 +1,13 @@
+//! Moving data between disks: each disk has a worker, as when it is served, whose only client is
+//! the thread that does the job. Requests go to a worker with their memory and come back with it,
+//! so that nobody else can use it meanwhile.
+
+mod client;
+mod copy;
+mod pages;
+mod pool;
+
+pub use client::{Answer, Ask, Client, Job};
+pub use copy::{Copy, CopyOptions, Segment};
+pub use pages::Pages;
+pub(crate) use pool::Pool;
