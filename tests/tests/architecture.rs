@@ -8,9 +8,13 @@ use std::path::{Path, PathBuf};
 /// `bench`, `lab` and the tests stand outside the data plane and see it only as users do.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-sigbus", &[]),
+    ("fathom-nbd-uri", &[]),
     ("fathom-trace", &["fathom-sigbus"]),
     ("fathom-core", &["fathom-trace"]),
-    ("fathom-storage", &["fathom-core", "fathom-trace"]),
+    (
+        "fathom-storage",
+        &["fathom-core", "fathom-trace", "fathom-nbd-uri"],
+    ),
     ("fathom-formats", &["fathom-core", "fathom-trace"]),
     ("fathom-filters", &["fathom-core", "fathom-trace"]),
     ("fathom-virtio", &["fathom-core", "fathom-trace"]),
@@ -33,6 +37,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-virtio",
             "fathom-core",
             "fathom-trace",
+            "fathom-nbd-uri",
         ],
     ),
     (
@@ -43,9 +48,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-storage",
             "fathom-core",
             "fathom-trace",
+            "fathom-nbd-uri",
         ],
     ),
-    ("fathom-bench", &[]),
+    ("fathom-bench", &["fathom-nbd-uri"]),
     ("fathom-run", &[]),
     ("fathom-lab", &["fathom-run", "fathom-trace"]),
     ("fathom-report", &["fathom-run", "fathom-trace"]),

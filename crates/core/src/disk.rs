@@ -91,7 +91,8 @@ pub trait Channel {
     fn submit(&mut self, cx: &mut Cx, id: RequestId);
 
     /// An operation pushed with `Token::request(id, tag)` has completed with
-    /// `result` (bytes or negative errno).
+    /// `result` (bytes or negative errno); one pushed with
+    /// `Token::channel(tag)` has [`RequestId::NOBODY`] for `id`.
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32);
 
     /// The time asked for by [`Cx::wake_at`] has come, or another thread has

@@ -108,6 +108,11 @@ impl Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);
 
+impl RequestId {
+    /// No request's id: the slab never grows to it.
+    pub const NOBODY: RequestId = RequestId(u32::MAX);
+}
+
 /// Requests of one allocation.
 const CHUNK: usize = 128;
 

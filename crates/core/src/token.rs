@@ -10,7 +10,8 @@ pub struct Token(u64);
 /// A token, taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// I/O of the channel; `tag` is the channel's own.
+    /// I/O of the channel, for this request or for none
+    /// ([`RequestId::NOBODY`]); `tag` is the channel's own.
     Request { id: RequestId, tag: u16 },
     /// A source's kick. The generation tells a kick of an earlier source in
     /// the same slot.
@@ -34,6 +35,13 @@ impl Token {
     #[inline]
     pub fn request(id: RequestId, tag: u16) -> Token {
         Token(u64::from(tag) << TAG_SHIFT | u64::from(id.0))
+    }
+
+    /// For an operation of the channel itself, which serves no request or
+    /// several. It completes as one of [`RequestId::NOBODY`].
+    #[inline]
+    pub fn channel(tag: u16) -> Token {
+        Token::request(RequestId::NOBODY, tag)
     }
 
     #[inline]

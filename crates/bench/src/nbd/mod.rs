@@ -6,18 +6,20 @@
 mod connection;
 mod handshake;
 mod replies;
-mod uri;
 mod wire;
 
 use std::fs::File;
+use std::io;
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{self, Timeout};
 use serde::Serialize;
 
-pub use uri::NbdUri;
+pub use fathom_nbd_uri::NbdUri;
 pub use wire::Replies;
 
 use crate::control::Control;
@@ -27,8 +29,8 @@ use crate::options::{Load, Nbd, Options, Rw};
 use crate::report::Report;
 use crate::run::{self, Geometry, Progress, Supervisor};
 use connection::{Connection, TICK};
+use fathom_nbd_uri::Address;
 use handshake::{Export, handshake};
-use uri::Address;
 
 /// Time for the server to answer in the handshake.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -61,16 +63,32 @@ pub fn run(options: &Options, server: &Nbd, progress: &mut dyn FnMut(&Progress))
 
 /// A connection in the transmission phase.
 fn connect(server: &Nbd) -> Result<(OwnedFd, Export)> {
-    let socket = server.uri.connect().map_err(|cause| Error::Connect {
+    let socket = dial(&server.uri).map_err(|cause| Error::Connect {
         path: PathBuf::from(server.uri.as_str()),
         cause,
     })?;
     set_timeouts(&socket, ANSWER)?;
     let mut stream = File::from(socket);
-    let export = handshake(&mut stream, &server.uri.export, server.replies)?;
+    let export = handshake(&mut stream, server.uri.export(), server.replies)?;
     let socket = OwnedFd::from(stream);
     set_timeouts(&socket, TICK)?;
     Ok((socket, export))
+}
+
+/// Opens a connection. Small messages are sent at once.
+fn dial(uri: &NbdUri) -> io::Result<OwnedFd> {
+    match uri.address() {
+        Address::Unix(path) => Ok(UnixStream::connect(path)?.into()),
+        Address::Tcp(host, port) => {
+            let stream = TcpStream::connect((host.as_str(), *port))?;
+            stream.set_nodelay(true)?;
+            Ok(stream.into())
+        }
+        Address::Vsock { .. } => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "only nbd and nbd+unix can be measured",
+        )),
+    }
 }
 
 fn set_timeouts(socket: &OwnedFd, time: Duration) -> Result<()> {
@@ -81,7 +99,7 @@ fn set_timeouts(socket: &OwnedFd, time: Duration) -> Result<()> {
 
 /// A server on a Unix socket is known by who listens there.
 fn peer_pid(socket: &OwnedFd, server: &Nbd) -> Option<u32> {
-    if matches!(server.uri.address, Address::Tcp(..)) {
+    if !matches!(server.uri.address(), Address::Unix(_)) {
         return None;
     }
     let peer = sockopt::socket_peercred(socket).ok()?;

@@ -1,10 +1,6 @@
 //! Where an NBD export is, as doc/uri.md of the NBD project writes it.
 
 use std::fmt;
-use std::io;
-use std::net::TcpStream;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -13,20 +9,29 @@ const PORT: u16 = 10809;
 /// The protocol's limit of a string.
 const MAX_NAME: usize = 4096;
 
-/// `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`.
+/// `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH` or
+/// `nbd+vsock://CID[:PORT]/EXPORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
-    pub(crate) address: Address,
-    /// Empty: the server's default export.
-    pub(crate) export: String,
+    address: Address,
+    export: String,
     text: String,
 }
 
 /// What to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
+pub enum Address {
+    /// A socket's path.
     Unix(PathBuf),
+    /// A host's name or address, and a port.
     Tcp(String, u16),
+    /// Of AF_VSOCK.
+    Vsock {
+        /// Whose: 2 is the host.
+        cid: u32,
+        /// Where it listens.
+        port: u32,
+    },
 }
 
 impl NbdUri {
@@ -35,16 +40,22 @@ impl NbdUri {
         &self.text
     }
 
-    /// Opens a connection. Small messages are sent at once.
-    pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
-        match &self.address {
-            Address::Unix(path) => Ok(UnixStream::connect(path)?.into()),
-            Address::Tcp(host, port) => {
-                let stream = TcpStream::connect((host.as_str(), *port))?;
-                stream.set_nodelay(true)?;
-                Ok(stream.into())
-            }
-        }
+    /// Where the server is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The export's name; empty: the server's default export.
+    pub fn export(&self) -> &str {
+        &self.export
+    }
+
+    /// Whether this is meant to be an NBD URI: it begins with a scheme of one.
+    pub fn is_one(text: &str) -> bool {
+        let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
+        matches!(scheme, "nbd" | "nbds")
+            || scheme.starts_with("nbd+")
+            || scheme.starts_with("nbds+")
     }
 }
 
@@ -60,8 +71,11 @@ impl FromStr for NbdUri {
         let address = match scheme {
             "nbd" => tcp(authority)?,
             "nbd+unix" => unix(authority, query)?,
-            "nbds" | "nbds+unix" => return Err(format!("{scheme}: TLS is not supported here")),
-            _ => return Err(format!("{scheme}: must be nbd or nbd+unix")),
+            "nbd+vsock" => vsock(authority)?,
+            "nbds" | "nbds+unix" | "nbds+vsock" => {
+                return Err(format!("{scheme}: TLS is not supported here"));
+            }
+            _ => return Err(format!("{scheme}: must be nbd, nbd+unix or nbd+vsock")),
         };
         let export = decode(export)?;
         if export.len() > MAX_NAME {
@@ -106,6 +120,16 @@ fn unix(authority: &str, query: &str) -> Result<Address, String> {
     Ok(Address::Unix(decode(path)?.into()))
 }
 
+fn vsock(authority: &str) -> Result<Address, String> {
+    let bad = || "nbd+vsock needs numbers: write nbd+vsock://CID[:PORT]/EXPORT".to_owned();
+    let (cid, port) = match authority.split_once(':') {
+        None | Some((_, "")) => (authority.trim_end_matches(':'), u32::from(PORT)),
+        Some((cid, port)) => (cid, port.parse().map_err(|_| bad())?),
+    };
+    let cid = cid.parse().map_err(|_| bad())?;
+    Ok(Address::Vsock { cid, port })
+}
+
 /// Replaces %XX.
 fn decode(text: &str) -> Result<String, String> {
     let bad = || format!("{text}: % must be followed by two hexadecimal digits");
@@ -132,13 +156,30 @@ mod tests {
     fn parsed(text: &str) -> (Address, String) {
         let uri: NbdUri = text.parse().unwrap();
         assert_eq!(uri.to_string(), text);
+        assert!(NbdUri::is_one(text));
         (uri.address, uri.export)
+    }
+
+    #[test]
+    fn paths_and_other_uris_are_told_from_ours() {
+        for text in [
+            "/run/nbd",
+            "nbd",
+            "nbd.img",
+            "nbd:x",
+            "http://nbd",
+            "x/nbd://y",
+        ] {
+            assert!(!NbdUri::is_one(text), "{text}");
+        }
+        assert!(NbdUri::is_one("nbds+unix://"));
     }
 
     #[test]
     fn uris_are_those_of_the_nbd_project() {
         let tcp = |host: &str, port| Address::Tcp(host.into(), port);
         let unix = |path: &str| Address::Unix(path.into());
+        let vsock = |cid, port| Address::Vsock { cid, port };
         for (text, address, export) in [
             ("nbd://host", tcp("host", 10809), ""),
             ("nbd://host/", tcp("host", 10809), ""),
@@ -147,6 +188,8 @@ mod tests {
             ("nbd://", tcp("localhost", 10809), ""),
             ("nbd+unix:///?socket=/run/s", unix("/run/s"), ""),
             ("nbd+unix:///a%20b?x=y&socket=/a%2fb", unix("/a/b"), "a b"),
+            ("nbd+vsock://2", vsock(2, 10809), ""),
+            ("nbd+vsock://2:70000/x", vsock(2, 70000), "x"),
         ] {
             assert_eq!(parsed(text), (address, export.into()), "{text}");
         }
@@ -162,6 +205,8 @@ mod tests {
             ("nbd+unix://host/?socket=s", "no host"),
             ("nbd://[::1", "]"),
             ("nbd://h:70000", "port"),
+            ("nbd+vsock://host", "CID"),
+            ("nbd+vsock://2:x", "CID"),
             ("nbd://h/%zz", "%"),
             ("nbd://h/%4", "%"),
             ("nbd://h/%ff", "UTF-8"),
