@@ -9,7 +9,7 @@ mod open;
 mod pieces;
 mod plan;
 mod ranges;
-mod report;
+pub(crate) mod report;
 mod status;
 mod transfer;
 

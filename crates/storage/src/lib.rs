@@ -5,6 +5,8 @@
 //! - [`FileDisk`]: a regular file or a block device, by one of the three cache
 //!   modes ([`Cache`]), locked as QEMU locks images while it is active;
 //! - [`MemoryDisk`]: zeroes that can be written, gone with the process;
+//! - [`NbdDisk`]: an export of an NBD server, by connections of the workers'
+//!   own;
 //! - [`NullDisk`]: no data at all, what Fathom costs by itself.
 //!
 //! A worker reaches a file by an [`Engine`](fathom_core::Engine), which
@@ -28,9 +30,11 @@
 pub mod engine;
 pub mod file;
 pub mod memory;
+pub mod nbd;
 pub mod null;
 
 pub use engine::{EngineKind, engine};
 pub use file::{Cache, FileDisk, FileOptions, lock_image};
 pub use memory::MemoryDisk;
+pub use nbd::{NbdDisk, NbdOptions, NbdUri};
 pub use null::NullDisk;

@@ -7,7 +7,9 @@ use crate::engine::pinned::Pinned;
 use crate::engine::pool::Pool;
 use crate::engine::ring::Ring;
 use fathom_core::token::Target;
-use fathom_core::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, Token, Wait};
+use fathom_core::{
+    Buffer, Completion, Engine, FileId, Io, IoKind, RequestId, SocketIo, Token, Wait,
+};
 use io_uring::types::{CancelBuilder, Fd};
 use io_uring::{cqueue, opcode, squeue};
 use std::collections::VecDeque;
@@ -145,7 +147,7 @@ impl IoUring {
             let user_data = cqe.user_data();
             if user_data >> ENGINE_SHIFT != Token::ENGINE.to_u64() >> ENGINE_SHIFT {
                 let token = Token::from_u64(user_data);
-                let on_socket = matches!(token.target(), Target::Source { .. });
+                let on_socket = is_on_socket(token);
                 reaped += 1;
                 on_sockets += usize::from(on_socket);
                 out.push(Completion {
@@ -233,6 +235,17 @@ impl IoUring {
         if let Some(watch) = self.watches.iter().find(|w| w.user_data == user_data) {
             self.poll(*watch);
         }
+    }
+}
+
+/// Whether this completion is one of a socket's: sources and channels as such
+/// use nothing else. (Of what they watch, completions never get here.)
+#[inline]
+fn is_on_socket(token: Token) -> bool {
+    match token.target() {
+        Target::Source { .. } => true,
+        Target::Request { id, .. } => id == RequestId::NOBODY,
+        _ => false,
     }
 }
 
@@ -416,7 +429,6 @@ fn is_transient(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::engine::ring::Setup;
-    use fathom_core::RequestId;
     use rustix::event::{EventfdFlags, eventfd};
     use std::os::fd::AsFd;
 

@@ -19,7 +19,7 @@ struct Entry {
 
 /// One line per operation and errno, then at most one per [`INTERVAL`].
 #[derive(Default)]
-pub(super) struct ErrorLog {
+pub(crate) struct ErrorLog {
     kinds: Mutex<Vec<Entry>>,
     /// Where the file was last said to end.
     told_end: Mutex<Option<u64>>,
@@ -27,7 +27,7 @@ pub(super) struct ErrorLog {
 
 impl ErrorLog {
     /// A request has failed; only on the way of failures.
-    pub(super) fn report(&self, path: &Path, op: Op, offset: u64, len: u64, errno: i32) {
+    pub(crate) fn report(&self, path: &Path, op: Op, offset: u64, len: u64, errno: i32) {
         let Some(suppressed) = self.admit(op, errno, Instant::now()) else {
             return;
         };

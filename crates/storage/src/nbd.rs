@@ -1,0 +1,142 @@
+//! A disk that an NBD server has.
+//!
+//! - `handshake` agrees with the server on an export, blocking, by a deadline;
+//! - `channel` is one worker's way to it: a connection of its own, on which
+//!   it sends (`sender`) and receives (`receiver`) through the worker's
+//!   engine;
+//! - `table` knows the commands in flight;
+//! - `link` sees to connections that have failed.
+//!
+//! What a server says is checked before it is believed: whatever it sends, no
+//! byte goes anywhere but into the segments of a request that it answers. A
+//! connection on which it breaks the rules is closed.
+
+mod channel;
+mod connect;
+mod coverage;
+mod handshake;
+mod link;
+mod receiver;
+mod requests;
+mod segments;
+mod sender;
+mod shared;
+mod table;
+mod wire;
+
+pub use fathom_nbd_uri::NbdUri;
+pub use handshake::Export;
+
+use channel::NbdChannel;
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
+use shared::Shared;
+use std::sync::Arc;
+use std::time::Duration;
+use wire::export_flag;
+
+/// How to use an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdOptions {
+    pub read_only: bool,
+    /// Whether the guest may discard.
+    pub discard: bool,
+    /// A write is durable when it completes.
+    pub writethrough: bool,
+    /// For connecting and the handshake.
+    pub connect_timeout: Duration,
+    /// A server that says nothing of a request for so long is taken for dead.
+    /// None: wait for ever.
+    pub timeout: Option<Duration>,
+}
+
+impl Default for NbdOptions {
+    fn default() -> NbdOptions {
+        NbdOptions {
+            read_only: false,
+            discard: true,
+            writethrough: false,
+            connect_timeout: Duration::from_secs(10),
+            timeout: Some(Duration::from_secs(60)),
+        }
+    }
+}
+
+/// An export of an NBD server.
+///
+/// Each worker's channel has a connection of its own. A server that does not
+/// offer NBD_FLAG_CAN_MULTI_CONN serves one worker only.
+///
+/// A connection that fails takes its requests in flight with it: they end
+/// with EIO. The next request connects again, once; if that fails, too, it
+/// ends with EIO. Where the server had confirmed writes that were not flushed,
+/// nobody knows whether it still has them: from then on every flush fails.
+///
+/// What was written is not flushed when the disk is deactivated or dropped.
+pub struct NbdDisk {
+    shared: Arc<Shared>,
+}
+
+impl NbdDisk {
+    /// Connects and agrees with the server on the export, blocking. The error
+    /// is one line that says what to do.
+    pub fn connect(uri: &NbdUri, options: NbdOptions) -> Result<NbdDisk, DiskError> {
+        let shared = Arc::new(Shared::connect(uri, options)?);
+        Ok(NbdDisk { shared })
+    }
+
+    /// What the server says of its export.
+    pub fn export(&self) -> &Export {
+        &self.shared.export
+    }
+
+    /// Where the server is.
+    pub fn uri(&self) -> &NbdUri {
+        &self.shared.uri
+    }
+}
+
+impl Disk for NbdDisk {
+    fn info(&self) -> DiskInfo {
+        let Shared {
+            export, options, ..
+        } = &*self.shared;
+        let block_size = export.minimum_block.max(512);
+        let writable = !options.read_only;
+        let limits = |flag, max_len| {
+            let limits = RangeLimits {
+                alignment: export.preferred_block.max(block_size),
+                max_len,
+            };
+            (writable && export.has(flag)).then_some(limits)
+        };
+        DiskInfo {
+            size: self.shared.size(),
+            block_size,
+            physical_block_size: export.preferred_block.max(4096).max(block_size),
+            optimal_io_size: 0,
+            read_only: options.read_only,
+            write_cache: export.has(export_flag::SEND_FLUSH) && !options.writethrough,
+            discard: limits(export_flag::SEND_TRIM, requests::MAX_TRIM).filter(|_| options.discard),
+            write_zeroes: limits(export_flag::SEND_WRITE_ZEROES, requests::MAX_TRIM),
+        }
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        let connected = self.shared.connection()?;
+        let channel = NbdChannel::new(self.shared.clone(), connected, cx);
+        let channel = channel.map_err(|source| DiskError::Io {
+            path: self.shared.name(),
+            what: "cannot be served",
+            source,
+        })?;
+        Ok(Box::new(channel))
+    }
+}

@@ -1,0 +1,436 @@
+//! What the server sends: replies, bounded and checked before they are
+//! believed.
+//!
+//! Bytes come into a small inbox; the data of a read goes straight into its
+//! request's segments as soon as its header has been seen.
+
+use super::segments::{clear, gather, scatter};
+use super::table::{Command, Table};
+use super::wire::{
+    self, REPLY_FLAG_DONE, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, command, readable,
+    state,
+};
+use fathom_core::{Extents, RequestId, Slab, Status};
+use libc::{iovec, msghdr};
+
+/// Many small replies fit in, and the longest error, too.
+const INBOX: usize = 64 << 10;
+
+/// With replies of so many bytes on average, only a header is received into
+/// the inbox: the rest need not be copied.
+const LARGE: u64 = 8 << 10;
+
+/// The longest answer of base:allocation that is looked at.
+const MAX_STATUS: u32 = 8 << 20;
+
+/// Iovecs of one receive: those of the data, and the inbox.
+const MAX_IOVECS: usize = 1024;
+
+const SIMPLE_LEN: usize = 16;
+const CHUNK_LEN: usize = 20;
+
+/// What the rest of a chunk, or of a simple reply, is.
+enum Payload {
+    Data {
+        /// Where the request's segments have the next byte.
+        at: u64,
+    },
+    Status(Extents),
+}
+
+/// A reply in the middle of which the bytes received end.
+struct Open {
+    index: u16,
+    id: RequestId,
+    payload: Payload,
+    /// Bytes that are missing.
+    left: u32,
+    /// No chunk follows.
+    last: bool,
+}
+
+pub(super) struct Receiver {
+    inbox: Box<[u8]>,
+    start: usize,
+    end: usize,
+    open: Option<Open>,
+    structured: bool,
+    allocation: Option<u32>,
+    iovecs: Vec<iovec>,
+    message: msghdr,
+    /// Bytes of the receive in flight that are for the open reply.
+    direct: usize,
+    pub(super) in_flight: bool,
+}
+
+/// What the server must not send; the connection is of no more use.
+pub(super) type Violation = String;
+
+impl Receiver {
+    pub(super) fn new() -> Receiver {
+        Receiver {
+            inbox: vec![0; INBOX].into(),
+            start: 0,
+            end: 0,
+            open: None,
+            structured: false,
+            allocation: None,
+            iovecs: Vec::with_capacity(MAX_IOVECS),
+            // SAFETY: all zeroes are a message of nothing.
+            message: unsafe { std::mem::zeroed() },
+            direct: 0,
+            in_flight: false,
+        }
+    }
+
+    /// A new connection, with what has been agreed upon.
+    pub(super) fn reset(&mut self, structured: bool, allocation: Option<u32>) {
+        debug_assert!(!self.in_flight);
+        (self.start, self.end, self.direct) = (0, 0, 0);
+        self.open = None;
+        (self.structured, self.allocation) = (structured, allocation);
+    }
+
+    /// The message of the next receive: the rest of an open reply's data,
+    /// then what follows.
+    pub(super) fn prepare(&mut self, table: &Table, slab: &Slab) -> *mut msghdr {
+        self.iovecs.clear();
+        self.direct = 0;
+        if let Some(Open {
+            id,
+            payload: Payload::Data { at },
+            left,
+            ..
+        }) = self.open
+        {
+            let (segments, limit) = (&slab[id].segments, MAX_IOVECS - 1);
+            let len = gather(segments, at, left.into(), limit, &mut self.iovecs);
+            self.direct = len as usize;
+        }
+        let covers = self
+            .open
+            .as_ref()
+            .is_none_or(|open| open.left as usize == self.direct);
+        if covers || self.direct == 0 {
+            self.inbox.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            let head = if self.structured {
+                CHUNK_LEN + 8
+            } else {
+                SIMPLE_LEN
+            };
+            let window = match table.awaited() >= LARGE && self.end < head {
+                true => head,
+                false => INBOX,
+            };
+            let room = &mut self.inbox[self.end..window];
+            self.iovecs.push(iovec {
+                iov_base: room.as_mut_ptr().cast(),
+                iov_len: room.len(),
+            });
+        }
+        self.message.msg_iov = self.iovecs.as_mut_ptr();
+        self.message.msg_iovlen = self.iovecs.len();
+        &mut self.message
+    }
+
+    /// So many bytes have come, where `prepare` has told.
+    pub(super) fn received(&mut self, bytes: usize) {
+        let direct = bytes.min(self.direct);
+        if let Some(open) = &mut self.open
+            && let Payload::Data { at } = &mut open.payload
+        {
+            open.left -= direct as u32;
+            *at += direct as u64;
+        }
+        self.end += bytes - direct;
+    }
+
+    /// Take in what has been received; commands whose answer is complete are
+    /// appended to `answered`.
+    pub(super) fn take_in(
+        &mut self,
+        table: &mut Table,
+        slab: &Slab,
+        now: u64,
+        answered: &mut Vec<u16>,
+    ) -> Result<(), Violation> {
+        loop {
+            let more = match self.open.take() {
+                Some(open) => self.go_on(open, table, slab, answered)?,
+                None => self.begin(table, slab, now, answered)?,
+            };
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.inbox[self.start..self.end]
+    }
+
+    /// Goes on with an open reply. False: it needs more bytes.
+    fn go_on(
+        &mut self,
+        mut open: Open,
+        table: &mut Table,
+        slab: &Slab,
+        answered: &mut Vec<u16>,
+    ) -> Result<bool, Violation> {
+        match &mut open.payload {
+            Payload::Data { at } => {
+                let here = self.bytes();
+                let here = &here[..here.len().min(open.left as usize)];
+                // SAFETY: the command awaits an answer, so its request is in
+                // flight; the inbox is none of its memory.
+                unsafe { scatter(&slab[open.id].segments, *at, here) };
+                let len = here.len();
+                self.start += len;
+                open.left -= len as u32;
+                *at += len as u64;
+            }
+            Payload::Status(extents) => {
+                while open.left > 0 && self.bytes().len() >= 8 {
+                    describe(extents, self.bytes())?;
+                    self.start += 8;
+                    open.left -= 8;
+                }
+            }
+        }
+        if open.left > 0 {
+            self.open = Some(open);
+            return Ok(false);
+        }
+        if open.last {
+            end(table, open.index, answered)?;
+        }
+        Ok(true)
+    }
+
+    /// Begins with the next reply, or the next chunk of one. False: it needs
+    /// more bytes.
+    #[inline]
+    fn begin(
+        &mut self,
+        table: &mut Table,
+        slab: &Slab,
+        now: u64,
+        answered: &mut Vec<u16>,
+    ) -> Result<bool, Violation> {
+        let bytes = self.bytes();
+        if bytes.len() < SIMPLE_LEN {
+            return Ok(false);
+        }
+        let magic = wire::u32_at(bytes, 0);
+        let is_chunk = self.structured && magic == STRUCTURED_REPLY_MAGIC;
+        if !is_chunk && magic != SIMPLE_REPLY_MAGIC {
+            return Err(format!("sent {magic:#010x} where a reply should begin"));
+        }
+        let cookie = wire::u64_at(bytes, 8);
+        let Some(index) = table.find(cookie) else {
+            return Err(format!(
+                "answered a request that was not sent (cookie {cookie:#x})"
+            ));
+        };
+        table.get(index).touched = now;
+        match is_chunk {
+            true => self.chunk(index, table, slab, answered),
+            false => self.simple(index, table, answered),
+        }
+    }
+
+    fn simple(
+        &mut self,
+        index: u16,
+        table: &mut Table,
+        answered: &mut Vec<u16>,
+    ) -> Result<bool, Violation> {
+        let error = wire::u32_at(self.bytes(), 4);
+        self.start += SIMPLE_LEN;
+        let entry = table.get(index);
+        let (ask, has_data) = (entry.ask, entry.ask.command == command::READ);
+        if error != 0 {
+            entry.errno = wire::errno(error);
+        } else if self.structured && has_data || ask.command == command::BLOCK_STATUS {
+            return Err("sent a reply without data to a request for some".into());
+        } else if has_data {
+            cover(entry, 0, ask.len)?;
+            self.open = Some(Open {
+                index,
+                id: ask.id,
+                payload: Payload::Data { at: ask.start },
+                left: ask.len,
+                last: true,
+            });
+            return Ok(true);
+        }
+        end(table, index, answered)?;
+        Ok(true)
+    }
+
+    fn chunk(
+        &mut self,
+        index: u16,
+        table: &mut Table,
+        slab: &Slab,
+        answered: &mut Vec<u16>,
+    ) -> Result<bool, Violation> {
+        let bytes = self.bytes();
+        if bytes.len() < CHUNK_LEN {
+            return Ok(false);
+        }
+        let last = wire::u16_at(bytes, 4) & REPLY_FLAG_DONE != 0;
+        let kind = wire::u16_at(bytes, 6);
+        let len = wire::u32_at(bytes, 16);
+        let entry = table.get(index);
+        let (ask, is_read) = (entry.ask, entry.ask.command == command::READ);
+        // What must be there before the chunk can be looked at.
+        let head = match kind {
+            chunk::NONE if len == 0 && last => 0,
+            chunk::OFFSET_DATA if is_read && len > 8 => 8,
+            chunk::OFFSET_HOLE if is_read && len == 12 => 12,
+            chunk::BLOCK_STATUS
+                if ask.command == command::BLOCK_STATUS
+                    && (12..=MAX_STATUS).contains(&len)
+                    && len % 8 == 4 =>
+            {
+                4
+            }
+            _ if kind & chunk::ERROR != 0 && is_length_of_error(kind, len) => len as usize,
+            _ => {
+                return Err(format!(
+                    "sent a chunk of type {kind} and {len} bytes out of turn"
+                ));
+            }
+        };
+        let Some(head) = bytes[CHUNK_LEN..].get(..head) else {
+            return Ok(false);
+        };
+        let open = |payload, left| {
+            Some(Open {
+                index,
+                id: ask.id,
+                payload,
+                left,
+                last,
+            })
+        };
+        let left = len - head.len() as u32;
+        let opened = match kind {
+            chunk::OFFSET_DATA => {
+                let start = cover_at(entry, wire::u64_at(head, 0), left)?;
+                let at = ask.start + u64::from(start);
+                open(Payload::Data { at }, left)
+            }
+            chunk::OFFSET_HOLE => {
+                let len = wire::u32_at(head, 8);
+                let start = cover_at(entry, wire::u64_at(head, 0), len)?;
+                let at = ask.start + u64::from(start);
+                // SAFETY: the command awaits an answer, so its request is in
+                // flight.
+                unsafe { clear(&slab[ask.id].segments, at, len.into()) };
+                None
+            }
+            chunk::BLOCK_STATUS => {
+                if Some(wire::u32_at(head, 0)) != self.allocation {
+                    return Err("told of a metadata context that was not asked for".into());
+                }
+                // One of these is all there may be.
+                cover(entry, 0, 1)?;
+                let request = &slab[ask.id];
+                // SAFETY: likewise.
+                let extents = unsafe { Extents::of(&request.segments, request.len) };
+                open(Payload::Status(extents), left)
+            }
+            chunk::NONE => None,
+            _ => {
+                entry.errno = error_of(kind, head)?;
+                None
+            }
+        };
+        self.start += CHUNK_LEN + head.len();
+        self.open = opened;
+        if self.open.is_none() && last {
+            end(table, index, answered)?;
+        }
+        Ok(true)
+    }
+}
+
+/// The range of a read has come; of it, `start..start + len`.
+fn cover(entry: &mut Command, start: u32, len: u32) -> Result<(), Violation> {
+    let covered = entry.coverage.add(start, start + len);
+    covered.map_err(|_| "sent a part of a reply twice".into())
+}
+
+/// Likewise, by an offset on the export; returns the start.
+fn cover_at(entry: &mut Command, offset: u64, len: u32) -> Result<u32, Violation> {
+    let ask = entry.ask;
+    let start = offset.checked_sub(ask.offset);
+    let start = start.filter(|start| {
+        let end = start.checked_add(len.into());
+        len > 0 && end.is_some_and(|end| end <= ask.len.into())
+    });
+    let Some(start) = start else {
+        return Err(format!(
+            "sent {len} bytes at offset {offset}, but was asked for {} at {}",
+            ask.len, ask.offset
+        ));
+    };
+    cover(entry, start as u32, len)?;
+    Ok(start as u32)
+}
+
+/// The last of a command's answer has come.
+#[inline]
+fn end(table: &mut Table, index: u16, answered: &mut Vec<u16>) -> Result<(), Violation> {
+    let entry = table.get(index);
+    let expected = match entry.ask.command {
+        command::READ => entry.ask.len,
+        command::BLOCK_STATUS => 1,
+        _ => 0,
+    };
+    if entry.errno == 0 && expected > 0 && !entry.coverage.is_whole(expected) {
+        return Err("ended a reply before all of it was there".into());
+    }
+    entry.answered = true;
+    answered.push(index);
+    Ok(())
+}
+
+/// An error number, the length of a text, the text; and for one type an
+/// offset.
+fn is_length_of_error(kind: u16, len: u32) -> bool {
+    let least = if kind == chunk::ERROR_OFFSET { 14 } else { 6 };
+    (least..=least + wire::MAX_STRING as u32).contains(&len)
+}
+
+fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
+    let error = wire::u32_at(head, 0);
+    let len = usize::from(wire::u16_at(head, 4));
+    let Some(text) = head[6..].get(..len).filter(|_| error != 0) else {
+        return Err(format!(
+            "sent a chunk of type {kind:#x} that makes no sense"
+        ));
+    };
+    if len > 0 {
+        tracing::debug!("the NBD server says: {}", readable(text));
+    }
+    Ok(wire::errno(error))
+}
+
+/// One descriptor of base:allocation. Those beyond the request, or what there
+/// is room for, are left out.
+fn describe(extents: &mut Extents, bytes: &[u8]) -> Result<(), Violation> {
+    let (len, flags) = (wire::u32_at(bytes, 0), wire::u32_at(bytes, 4));
+    if len == 0 {
+        return Err("told of an extent of no bytes".into());
+    }
+    let status = Status {
+        hole: flags & state::HOLE != 0,
+        zero: flags & state::ZERO != 0,
+    };
+    extents.push(status, len.into());
+    Ok(())
+}

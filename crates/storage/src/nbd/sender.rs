@@ -1,0 +1,125 @@
+//! Commands on their way: all that are waiting go in one system call, their
+//! headers from the table and their data from the requests' segments.
+
+use super::segments::gather;
+use super::table::{COMMANDS, Table};
+use super::wire::{REQUEST_LEN, command};
+use fathom_core::Slab;
+use libc::{iovec, msghdr};
+use std::collections::VecDeque;
+
+/// The most iovecs in one call (UIO_MAXIOV).
+const MAX_IOVECS: usize = 1024;
+
+pub(super) struct Sender {
+    queue: VecDeque<u16>,
+    /// A command whose data did not all fit into the message, and how much of
+    /// it did.
+    cut: Option<(u16, u64)>,
+    iovecs: Vec<iovec>,
+    /// Iovecs that have been sent.
+    sent: usize,
+    /// Commands that have been sent when this message has.
+    batch: Vec<u16>,
+    message: msghdr,
+    pub(super) in_flight: bool,
+}
+
+impl Sender {
+    pub(super) fn new() -> Sender {
+        Sender {
+            queue: VecDeque::with_capacity(COMMANDS),
+            cut: None,
+            iovecs: Vec::with_capacity(MAX_IOVECS),
+            sent: 0,
+            batch: Vec::with_capacity(COMMANDS),
+            // SAFETY: all zeroes are a message of nothing.
+            message: unsafe { std::mem::zeroed() },
+            in_flight: false,
+        }
+    }
+
+    /// Forget what has not been sent: the connection is gone.
+    pub(super) fn reset(&mut self) {
+        debug_assert!(!self.in_flight);
+        self.queue.clear();
+        self.cut = None;
+        self.iovecs.clear();
+        self.sent = 0;
+        self.batch.clear();
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, index: u16) {
+        self.queue.push_back(index);
+    }
+
+    /// Nothing has been begun that the server waits for the rest of.
+    pub(super) fn is_between_commands(&self) -> bool {
+        self.iovecs.len() == self.sent && self.cut.is_none()
+    }
+
+    /// The message to send next; None: nothing waits.
+    pub(super) fn prepare(&mut self, table: &mut Table, slab: &Slab) -> Option<*mut msghdr> {
+        if self.sent == self.iovecs.len() {
+            self.iovecs.clear();
+            self.sent = 0;
+            self.fill(table, slab);
+        }
+        let left = &mut self.iovecs[self.sent..];
+        if left.is_empty() {
+            return None;
+        }
+        self.message.msg_iov = left.as_mut_ptr();
+        self.message.msg_iovlen = left.len();
+        Some(&mut self.message)
+    }
+
+    fn fill(&mut self, table: &mut Table, slab: &Slab) {
+        while self.iovecs.len() < MAX_IOVECS {
+            let (index, done) = match self.cut.take() {
+                Some(cut) => cut,
+                None => {
+                    let Some(index) = self.queue.pop_front() else {
+                        return;
+                    };
+                    self.iovecs.push(iovec {
+                        iov_base: table.get(index).header.as_mut_ptr().cast(),
+                        iov_len: REQUEST_LEN,
+                    });
+                    (index, 0)
+                }
+            };
+            let ask = table.get(index).ask;
+            let len = match ask.command {
+                command::WRITE => u64::from(ask.len) - done,
+                _ => 0,
+            };
+            let (segments, start) = (&slab[ask.id].segments, ask.start + done);
+            let part = gather(segments, start, len, MAX_IOVECS, &mut self.iovecs);
+            if part < len {
+                self.cut = Some((index, done + part));
+                return;
+            }
+            self.batch.push(index);
+        }
+    }
+
+    /// So many bytes of the message have been sent. When that is all, the
+    /// commands in it are appended to `gone`.
+    pub(super) fn sent(&mut self, mut bytes: usize, gone: &mut Vec<u16>) {
+        while bytes > 0 {
+            let first = &mut self.iovecs[self.sent];
+            let part = bytes.min(first.iov_len);
+            first.iov_base = first.iov_base.wrapping_byte_add(part);
+            first.iov_len -= part;
+            bytes -= part;
+            if first.iov_len == 0 {
+                self.sent += 1;
+            }
+        }
+        if self.sent == self.iovecs.len() {
+            gone.append(&mut self.batch);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Commands that the server has been sent, or is about to be, and has not
+//! answered.
+
+use super::coverage::Coverage;
+use super::wire::{self, REQUEST_LEN};
+use fathom_core::RequestId;
+
+/// The most at once.
+pub(super) const COMMANDS: usize = 256;
+
+/// What the server is asked for: a request, or a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ask {
+    /// Whose it is.
+    pub(super) id: RequestId,
+    pub(super) flags: u16,
+    /// See [`wire::command`].
+    pub(super) command: u16,
+    /// On the export.
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    /// Where the request's segments have its first byte.
+    pub(super) start: u64,
+}
+
+/// A command in flight.
+#[derive(Debug)]
+pub(super) struct Command {
+    pub(super) ask: Ask,
+    pub(super) header: [u8; REQUEST_LEN],
+    /// Bytes of a read that have come.
+    pub(super) coverage: Coverage,
+    /// When the server last said something of it, or when it was made.
+    pub(super) touched: u64,
+    /// 0, or the errno that the server has told.
+    pub(super) errno: i32,
+    /// The engine may still be sending it.
+    pub(super) in_send: bool,
+    /// The server has answered it.
+    pub(super) answered: bool,
+    in_use: bool,
+    /// Tells this command from earlier ones in the same place.
+    generation: u32,
+}
+
+/// A fixed number of places. They do not move: headers are sent from here.
+pub(super) struct Table {
+    commands: Box<[Command]>,
+    free: Vec<u16>,
+    /// Bytes of the reads in flight.
+    read_bytes: u64,
+}
+
+impl Table {
+    pub(super) fn new() -> Table {
+        let empty = || Command {
+            ask: Ask {
+                id: RequestId::NOBODY,
+                flags: 0,
+                command: 0,
+                offset: 0,
+                len: 0,
+                start: 0,
+            },
+            header: [0; REQUEST_LEN],
+            coverage: Coverage::default(),
+            touched: 0,
+            errno: 0,
+            in_send: false,
+            answered: false,
+            in_use: false,
+            generation: 0,
+        };
+        Table {
+            commands: std::iter::repeat_with(empty).take(COMMANDS).collect(),
+            free: (0..COMMANDS as u16).rev().collect(),
+            read_bytes: 0,
+        }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    pub(super) fn used(&self) -> usize {
+        COMMANDS - self.free.len()
+    }
+
+    /// What the replies bring that are awaited, on average (bytes).
+    #[inline]
+    pub(super) fn awaited(&self) -> u64 {
+        self.read_bytes / self.used().max(1) as u64
+    }
+
+    /// A place for a command; there must be one.
+    #[inline]
+    pub(super) fn add(&mut self, ask: Ask, now: u64) -> u16 {
+        let index = self.free.pop().expect("the caller has looked");
+        let command = &mut self.commands[usize::from(index)];
+        command.generation = command.generation.wrapping_add(1);
+        let cookie = u64::from(command.generation) << 32 | u64::from(index);
+        command.ask = ask;
+        command.header = wire::request(ask.flags, ask.command, cookie, ask.offset, ask.len);
+        command.coverage.clear();
+        command.touched = now;
+        command.errno = 0;
+        command.in_send = true;
+        command.answered = false;
+        command.in_use = true;
+        if ask.command == wire::command::READ {
+            self.read_bytes += u64::from(ask.len);
+        }
+        index
+    }
+
+    /// The command that the server means, if it awaits an answer.
+    #[inline]
+    pub(super) fn find(&self, cookie: u64) -> Option<u16> {
+        let index = cookie as u32;
+        let command = self.commands.get(index as usize)?;
+        let awaits = command.in_use && !command.answered;
+        (awaits && u64::from(command.generation) == cookie >> 32).then_some(index as u16)
+    }
+
+    #[inline]
+    pub(super) fn get(&mut self, index: u16) -> &mut Command {
+        &mut self.commands[usize::from(index)]
+    }
+
+    /// It is over; neither the server nor the engine knows of it.
+    #[inline]
+    pub(super) fn remove(&mut self, index: u16) -> Ask {
+        let command = &mut self.commands[usize::from(index)];
+        command.in_use = false;
+        let ask = command.ask;
+        if ask.command == wire::command::READ {
+            self.read_bytes -= u64::from(ask.len);
+        }
+        self.free.push(index);
+        ask
+    }
+
+    /// All that there are.
+    pub(super) fn indexes(&self) -> impl Iterator<Item = u16> + use<'_> {
+        let used = self.commands.iter().enumerate();
+        used.filter_map(|(index, command)| command.in_use.then_some(index as u16))
+    }
+
+    /// One that has had no answer since this time.
+    pub(super) fn stale(&self, since: u64) -> Option<&Ask> {
+        let is_stale = |command: &&Command| command.in_use && command.touched < since;
+        self.commands.iter().find(is_stale).map(|stale| &stale.ask)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_good_once() {
+        let mut table = Table::new();
+        let ask = |command| Ask {
+            id: RequestId(1),
+            flags: 0,
+            command,
+            offset: 0,
+            len: 512,
+            start: 0,
+        };
+        let cookie = |table: &mut Table, index| wire::u64_at(&table.get(index).header, 8);
+        let first = table.add(ask(wire::command::READ), 0);
+        let old = cookie(&mut table, first);
+        assert_eq!(table.find(old), Some(first));
+        assert_eq!(table.awaited(), 512);
+        for wrong in [old + 1, old + (1 << 32), 0, u64::MAX] {
+            assert_eq!(table.find(wrong), None);
+        }
+        table.get(first).answered = true;
+        assert_eq!(table.find(old), None);
+        table.remove(first);
+        let second = table.add(ask(wire::command::WRITE), 0);
+        assert_eq!(second, first);
+        assert_eq!(table.find(old), None);
+        assert_eq!((table.used(), table.awaited()), (1, 0));
+        (1..COMMANDS).for_each(|_| drop(table.add(ask(wire::command::WRITE), 0)));
+        assert!(table.is_full());
+    }
+}
