@@ -14,6 +14,8 @@
 mod channel;
 mod connect;
 mod coverage;
+#[doc(hidden)]
+pub mod fuzz;
 mod handshake;
 mod link;
 mod receiver;

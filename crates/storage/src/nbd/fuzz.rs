@@ -1,0 +1,369 @@
+//! What a server may send, as a function of bytes: the body of a fuzz target
+//! and of a test.
+
+use super::receiver::Receiver;
+use super::table::{Ask, Table};
+use super::wire::{self, chunk, command};
+use fathom_core::{Op, RequestId, Slab};
+use libc::{iovec, msghdr};
+
+/// Commands at once; each has a region of memory.
+const SLOTS: usize = 6;
+const REGION: usize = 8192;
+/// What memory is made of that nobody may write to.
+const GUARD: u8 = 0xee;
+/// The id of base:allocation.
+const ALLOCATION: u32 = 7;
+
+/// Takes what it needs of the input; zeroes when that has ended.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else {
+            return 0;
+        };
+        self.0 = rest;
+        *first
+    }
+
+    fn number(&mut self, below: usize) -> usize {
+        let number = usize::from(self.byte()) << 8 | usize::from(self.byte());
+        number % below
+    }
+
+    fn bytes(&mut self, n: usize) -> Vec<u8> {
+        (0..n).map(|_| self.byte()).collect()
+    }
+}
+
+/// A command that the server has been asked.
+struct Asked {
+    slot: usize,
+    index: u16,
+    /// Bytes of a read that an honest server has left to send.
+    left: std::ops::Range<u32>,
+    /// A part of it has been sent as a hole.
+    holes: bool,
+}
+
+struct Case {
+    structured: bool,
+    memory: Vec<u8>,
+    slab: Slab,
+    ids: Vec<RequestId>,
+    table: Table,
+    receiver: Receiver,
+    asked: Vec<Asked>,
+    stream: Vec<u8>,
+    /// The server has lied: what reads bring is not known.
+    lied: bool,
+}
+
+/// What an honest server has at this offset.
+fn content(offset: u64) -> u8 {
+    (offset ^ offset >> 7) as u8 | 1
+}
+
+/// Let a server answer as the bytes say.
+///
+/// # Panics
+/// When bytes go where they should not, or an honest answer is not understood.
+pub fn replies(input: &[u8]) {
+    let mut input = Input(input);
+    let structured = input.byte() & 1 == 1;
+    let mut slab = Slab::default();
+    slab.grow(SLOTS);
+    let mut case = Case {
+        structured,
+        memory: vec![GUARD; (SLOTS + 1) * REGION],
+        ids: (0..SLOTS).map(|_| slab.take().expect("grown")).collect(),
+        slab,
+        table: Table::new(),
+        receiver: Receiver::new(),
+        asked: Vec::new(),
+        stream: Vec::new(),
+        lied: false,
+    };
+    case.receiver
+        .reset(structured, structured.then_some(ALLOCATION));
+    while !input.0.is_empty() {
+        match input.byte() % 8 {
+            0..3 => case.ask(&mut input),
+            3..6 => case.answer(&mut input),
+            6 => case.lie(&mut input),
+            _ => {
+                case.lied = true;
+                let len = input.number(64);
+                let bytes = input.bytes(len);
+                case.stream.extend(bytes);
+            }
+        }
+        if !case.deliver(&mut input) {
+            return;
+        }
+    }
+}
+
+impl Case {
+    fn ask(&mut self, input: &mut Input<'_>) {
+        let free = |slot: &usize| self.asked.iter().all(|asked| asked.slot != *slot);
+        let Some(slot) = (0..SLOTS).find(free) else {
+            return;
+        };
+        let (op, command) = match input.byte() % 5 {
+            0..3 => (Op::Read, command::READ),
+            3 => (Op::Write, command::WRITE),
+            _ if self.structured => (Op::BlockStatus, command::BLOCK_STATUS),
+            _ => (Op::Flush, command::FLUSH),
+        };
+        let len = 1 + input.number(4096) as u32;
+        let request = &mut self.slab[self.ids[slot]];
+        request.op = op;
+        request.len = len.into();
+        request.segments.clear();
+        let mut left = match op {
+            Op::BlockStatus => 8 * (1 + input.number(4)),
+            _ => len as usize,
+        };
+        let mut at = slot * REGION + 16;
+        while left > 0 {
+            let part = match op {
+                Op::BlockStatus => left,
+                _ => left.min(1 + input.number(2000).max(left / 64)),
+            };
+            request.segments.push(iovec {
+                iov_base: self.memory.as_mut_ptr().wrapping_add(at).cast(),
+                iov_len: part,
+            });
+            at += part + 5;
+            left -= part;
+        }
+        let ask = Ask {
+            id: self.ids[slot],
+            flags: 0,
+            command,
+            offset: input.number(1 << 16) as u64,
+            len,
+            start: 0,
+        };
+        self.asked.push(Asked {
+            slot,
+            index: self.table.add(ask, 0),
+            left: 0..len,
+            holes: false,
+        });
+    }
+
+    fn cookie(&mut self, which: usize) -> u64 {
+        let index = self.asked[which].index;
+        wire::u64_at(&self.table.get(index).header, 8)
+    }
+
+    /// Says the truth about one command, or a part of it.
+    fn answer(&mut self, input: &mut Input<'_>) {
+        if self.asked.is_empty() {
+            return;
+        }
+        let which = input.number(self.asked.len());
+        let cookie = self.cookie(which);
+        let asked = &mut self.asked[which];
+        let ask = self.table.get(asked.index).ask;
+        let fails = input.byte() % 8 == 0 && (self.structured || ask.command != command::READ);
+        if !self.structured {
+            self.stream.extend(0x6744_6698u32.to_be_bytes());
+            self.stream.extend(u32::from(fails).to_be_bytes());
+            self.stream.extend(cookie.to_be_bytes());
+            if ask.command == command::READ && !fails {
+                let all = ask.offset..ask.offset + u64::from(ask.len);
+                self.stream.extend(all.map(content));
+            }
+            return;
+        }
+        let mut body = Vec::new();
+        let (mut last, mut kind) = (true, chunk::NONE);
+        if fails {
+            kind = chunk::ERROR + 1;
+            body.extend([0, 0, 0, 5, 0, 2, b'n', b'o']);
+        } else if ask.command == command::READ {
+            // Front or back of what is left.
+            let left = asked.left.clone();
+            let part = 1 + input.number(left.len().max(1)) as u32;
+            let range = match input.byte() & 1 {
+                0 => left.start..(left.start + part).min(left.end),
+                _ => left.end.saturating_sub(part).max(left.start)..left.end,
+            };
+            asked.left = match range.start == left.start {
+                true => range.end..left.end,
+                false => left.start..range.start,
+            };
+            last = asked.left.is_empty();
+            body.extend((ask.offset + u64::from(range.start)).to_be_bytes());
+            if input.byte() % 4 == 0 {
+                kind = chunk::OFFSET_HOLE;
+                asked.holes = true;
+                body.extend((range.len() as u32).to_be_bytes());
+            } else {
+                kind = chunk::OFFSET_DATA;
+                let offsets = range.map(|at| ask.offset + u64::from(at));
+                body.extend(offsets.map(content));
+            }
+        } else if ask.command == command::BLOCK_STATUS {
+            kind = chunk::BLOCK_STATUS;
+            body.extend(ALLOCATION.to_be_bytes());
+            for _ in 0..1 + input.number(6) {
+                body.extend((1 + input.number(4096) as u32).to_be_bytes());
+                body.extend((input.number(4) as u32).to_be_bytes());
+            }
+        }
+        self.chunk(last.into(), kind, cookie, &body);
+    }
+
+    fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, body: &[u8]) {
+        self.stream.extend(0x668e_33efu32.to_be_bytes());
+        self.stream.extend(flags.to_be_bytes());
+        self.stream.extend(kind.to_be_bytes());
+        self.stream.extend(cookie.to_be_bytes());
+        self.stream.extend((body.len() as u32).to_be_bytes());
+        self.stream.extend(body);
+    }
+
+    /// A chunk that may be anything, often about a command that there is.
+    fn lie(&mut self, input: &mut Input<'_>) {
+        self.lied = true;
+        let cookie = match self.asked.len() {
+            n if n > 0 && input.byte() % 4 > 0 => {
+                let which = input.number(n);
+                self.cookie(which)
+            }
+            _ => input.number(1 << 16) as u64,
+        };
+        const KINDS: [u16; 7] = [0, 1, 2, 5, 0x8001, 0x8002, 9];
+        let kind = KINDS[input.number(KINDS.len())];
+        let len = input.number(48);
+        let mut body = input.bytes(len);
+        // Offsets near those that were asked for.
+        if body.len() >= 8 && input.byte() % 4 > 0 {
+            body[..6].fill(0);
+        }
+        self.chunk(u16::from(input.byte()) & 1, kind, cookie, &body);
+    }
+
+    /// Let the client have what was sent, in pieces. False: it has hung up.
+    fn deliver(&mut self, input: &mut Input<'_>) -> bool {
+        let stream = std::mem::take(&mut self.stream);
+        let mut rest = &stream[..];
+        while !rest.is_empty() {
+            let message = self.receiver.prepare(&self.table, &self.slab);
+            let most = match input.byte() {
+                0..100 => rest.len(),
+                n => usize::from(n),
+            };
+            // SAFETY: what `prepare` returns is there to be received into.
+            let taken = unsafe { receive(message, &rest[..most.min(rest.len())]) };
+            rest = &rest[taken..];
+            self.receiver.received(taken);
+            let mut answered = Vec::new();
+            let (table, slab) = (&mut self.table, &self.slab);
+            let taken_in = self.receiver.take_in(table, slab, 0, &mut answered);
+            self.check_guards();
+            if let Err(violation) = taken_in {
+                assert!(self.lied, "{violation}");
+                return false;
+            }
+            answered.into_iter().for_each(|index| self.done(index));
+        }
+        true
+    }
+
+    fn done(&mut self, index: u16) {
+        let place = self.asked.iter().position(|asked| asked.index == index);
+        let asked = self.asked.remove(place.expect("answered once"));
+        let failed = self.table.get(index).errno != 0;
+        let ask = self.table.remove(index);
+        if ask.command == command::READ && !failed && !self.lied {
+            self.check_content(&ask, asked.holes);
+        }
+        let region = asked.slot * REGION..(asked.slot + 1) * REGION;
+        self.memory[region].fill(GUARD);
+    }
+
+    fn check_content(&self, ask: &Ask, holes: bool) {
+        let mut offset = ask.offset;
+        for segment in &self.slab[ask.id].segments {
+            let start = segment.iov_base as usize - self.memory.as_ptr() as usize;
+            for byte in &self.memory[start..start + segment.iov_len] {
+                let is_right = *byte == content(offset) || holes && *byte == 0;
+                assert!(is_right, "{byte:#x} at offset {offset}");
+                offset += 1;
+            }
+        }
+    }
+
+    /// Only what was asked for has been written to.
+    fn check_guards(&self) {
+        let mut guards = vec![true; self.memory.len()];
+        for asked in &self.asked {
+            let request = &self.slab[self.ids[asked.slot]];
+            if matches!(request.op, Op::Read | Op::BlockStatus) {
+                for segment in &request.segments {
+                    let start = segment.iov_base as usize - self.memory.as_ptr() as usize;
+                    guards[start..start + segment.iov_len].fill(false);
+                }
+            }
+        }
+        let mut touched = guards.iter().zip(&self.memory);
+        let stray = touched.position(|(guard, byte)| *guard && *byte != GUARD);
+        assert_eq!(stray, None, "written to what nobody asked for");
+    }
+}
+
+/// recvmsg(2), from bytes.
+///
+/// # Safety
+/// The message's iovecs are valid.
+unsafe fn receive(message: *mut msghdr, bytes: &[u8]) -> usize {
+    let mut rest = bytes;
+    // SAFETY: as required of the caller.
+    let iovecs = unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen) };
+    for iov in iovecs {
+        assert!(iov.iov_len > 0);
+        let (now, later) = rest.split_at(iov.iov_len.min(rest.len()));
+        // SAFETY: within the iovec.
+        unsafe {
+            iov.iov_base.cast::<u8>().copy_from(now.as_ptr(), now.len());
+        }
+        rest = later;
+    }
+    bytes.len() - rest.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn whatever_a_server_sends_stays_where_it_belongs(
+            input in prop::collection::vec(any::<u8>(), 0..600)
+        ) {
+            replies(&input);
+        }
+
+        /// Without lies, everything is understood however it is cut up.
+        #[test]
+        fn honest_replies_are_understood_in_any_pieces(
+            structured in 0..2u8,
+            steps in prop::collection::vec((0..6u8, prop::collection::vec(any::<u8>(), 8..24)), 0..60)
+        ) {
+            let mut input = vec![structured];
+            for (step, rest) in steps {
+                input.push(step);
+                input.extend(rest);
+            }
+            replies(&input);
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Servers that lie.
+
+use crate::common::Ask;
+use crate::server::{guest, short_dir, uri};
+use fathom_core::Op;
+use fathom_storage::{EngineKind, NbdDisk, NbdOptions};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const SIZE: u64 = 1 << 20;
+
+/// A request as the server sees it.
+struct Asked {
+    command: u16,
+    cookie: u64,
+    offset: u64,
+    len: u32,
+}
+
+fn number<const N: usize>(stream: &mut UnixStream) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes).ok().map(|()| bytes)
+}
+
+fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
+    for n in [option, kind, data.len() as u32] {
+        bytes.extend(n.to_be_bytes());
+    }
+    bytes.extend(data);
+    bytes
+}
+
+/// The handshake; structured replies if the client may have them.
+fn shake(stream: &mut UnixStream, structured: bool) -> Option<()> {
+    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").ok()?;
+    number::<4>(stream)?;
+    loop {
+        number::<8>(stream)?;
+        let option = u32::from_be_bytes(number(stream)?);
+        let len = u32::from_be_bytes(number(stream)?);
+        let mut data = vec![0; len as usize];
+        stream.read_exact(&mut data).ok()?;
+        let mut out = Vec::new();
+        match option {
+            7 => {
+                let mut export = vec![0, 0];
+                export.extend(SIZE.to_be_bytes());
+                // Everything but read-only.
+                export.extend(0x016du16.to_be_bytes());
+                out.extend(option_reply(option, 3, &export));
+                out.extend(option_reply(option, 1, &[]));
+            }
+            8 | 10 if !structured => out.extend(option_reply(option, 0x8000_0001, &[])),
+            10 => {
+                let context = [&7u32.to_be_bytes()[..], b"base:allocation"].concat();
+                out.extend(option_reply(option, 4, &context));
+                out.extend(option_reply(option, 1, &[]));
+            }
+            _ => out.extend(option_reply(option, 1, &[])),
+        }
+        stream.write_all(&out).ok()?;
+        if option == 7 {
+            return Some(());
+        }
+    }
+}
+
+fn next(stream: &mut UnixStream) -> Option<Asked> {
+    let bytes = number::<28>(stream)?;
+    let asked = Asked {
+        command: u16::from_be_bytes(bytes[6..8].try_into().ok()?),
+        cookie: u64::from_be_bytes(bytes[8..16].try_into().ok()?),
+        offset: u64::from_be_bytes(bytes[16..24].try_into().ok()?),
+        len: u32::from_be_bytes(bytes[24..].try_into().ok()?),
+    };
+    if asked.command == 1 {
+        stream.read_exact(&mut vec![0; asked.len as usize]).ok()?;
+    }
+    Some(asked)
+}
+
+/// A disk of a server that answers like this, on every connection; an empty
+/// answer closes it.
+fn disk_of(
+    structured: bool,
+    answer: impl Fn(&Asked) -> Vec<u8> + Send + 'static,
+) -> (Arc<NbdDisk>, TempDir) {
+    let dir = short_dir();
+    let socket = dir.path().join("s");
+    let listener = UnixListener::bind(&socket).expect("bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a client");
+            if shake(&mut stream, structured).is_none() {
+                continue;
+            }
+            while let Some(asked) = next(&mut stream) {
+                let bytes = answer(&asked);
+                if bytes.is_empty() || stream.write_all(&bytes).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    let disk = NbdDisk::connect(&uri(&socket), NbdOptions::default());
+    (Arc::new(disk.expect("connected")), dir)
+}
+
+fn simple(error: u32, cookie: u64, data: &[u8]) -> Vec<u8> {
+    let mut bytes = 0x6744_6698u32.to_be_bytes().to_vec();
+    bytes.extend(error.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+fn chunk(flags: u16, kind: u16, cookie: u64, body: &[u8]) -> Vec<u8> {
+    let mut bytes = 0x668e_33efu32.to_be_bytes().to_vec();
+    bytes.extend(flags.to_be_bytes());
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend((body.len() as u32).to_be_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+fn data(offset: u64, bytes: &[u8]) -> Vec<u8> {
+    [&offset.to_be_bytes()[..], bytes].concat()
+}
+
+fn hole(offset: u64, len: u32) -> Vec<u8> {
+    [&offset.to_be_bytes()[..], &len.to_be_bytes()].concat()
+}
+
+/// A read of 4096 bytes at 8192, of memory whose surroundings must stay.
+fn read_fails(structured: bool, answer: impl Fn(&Asked) -> Vec<u8> + Send + 'static) {
+    let (disk, _dir) = disk_of(structured, answer);
+    let mut guest = guest(&disk, EngineKind::IoUring);
+    for _ in 0..2 {
+        let mut ask = Ask::read(8192, 3 * 4096);
+        ask.len = 4096;
+        let (start, _) = ask.segments[0];
+        ask.segments = vec![(start + 4096, 1000), (start + 5200, 3096)];
+        let (errno, ask) = guest.run(ask);
+        assert_eq!(errno, libc::EIO);
+        let memory = &ask.memory.bytes()[start..start + 3 * 4096];
+        let untouched = |range: std::ops::Range<usize>| memory[range].iter().all(|b| *b == 0xa5);
+        assert!(untouched(0..4096) && untouched(5096..5200) && untouched(8296..12288));
+    }
+    guest.detach();
+}
+
+#[test]
+fn lies_about_reads_end_the_connection() {
+    type Answer = fn(&Asked) -> Vec<u8>;
+    const DATA: [u8; 4096] = [1; 4096];
+    let structured: [Answer; 16] = [
+        // Another request.
+        |a| chunk(1, 1, a.cookie + 1, &data(a.offset, &DATA)),
+        |a| chunk(1, 1, a.cookie + (1 << 32), &data(a.offset, &DATA)),
+        // Other bytes than were asked for.
+        |a| chunk(1, 1, a.cookie, &data(a.offset - 1, &DATA)),
+        |a| chunk(1, 1, a.cookie, &data(a.offset + 1, &DATA)),
+        |a| chunk(1, 1, a.cookie, &data(u64::MAX, &DATA)),
+        |a| chunk(1, 1, a.cookie, &data(a.offset, &[1; 4097])),
+        |a| chunk(1, 2, a.cookie, &hole(a.offset, 4097)),
+        |a| chunk(1, 2, a.cookie, &hole(a.offset + 1, u32::MAX)),
+        |a| chunk(1, 2, a.cookie, &hole(a.offset, 0)),
+        // Too little of them.
+        |a| chunk(1, 1, a.cookie, &data(a.offset, &DATA[1..])),
+        |a| chunk(1, 0, a.cookie, &[]),
+        |a| simple(0, a.cookie, &DATA),
+        // The same ones twice.
+        |a| {
+            let first = chunk(0, 1, a.cookie, &data(a.offset, &DATA[..2048]));
+            let second = chunk(1, 1, a.cookie, &data(a.offset + 2047, &DATA[..2049]));
+            [first, second].concat()
+        },
+        // What reads are not answered by, and nothing that can be followed.
+        |a| chunk(1, 5, a.cookie, &[0, 0, 0, 7, 0, 0, 16, 0, 0, 0, 0, 0]),
+        |a| chunk(1, 77, a.cookie, &[]),
+        |_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+    ];
+    for answer in structured {
+        read_fails(true, answer);
+    }
+    let plain: [Answer; 4] = [
+        |a| simple(0, a.cookie ^ 1, &DATA),
+        |a| {
+            simple(0, a.cookie, &DATA[..100])
+                .into_iter()
+                .take(50)
+                .collect()
+        },
+        |a| chunk(1, 1, a.cookie, &data(a.offset, &DATA)),
+        |_| Vec::new(),
+    ];
+    for answer in plain.into_iter().skip(2) {
+        read_fails(false, answer);
+    }
+    read_fails(false, plain[0]);
+}
+
+#[test]
+fn errors_that_make_no_sense_end_the_connection() {
+    type Answer = fn(&Asked) -> Vec<u8>;
+    let answers: [Answer; 5] = [
+        // No error at all, a text that is longer than its chunk, no length.
+        |a| chunk(1, 0x8001, a.cookie, &[0, 0, 0, 0, 0, 0]),
+        |a| chunk(1, 0x8001, a.cookie, &[0, 0, 0, 5, 0, 9, b'x']),
+        |a| chunk(1, 0x8001, a.cookie, &[0, 0, 0, 5]),
+        |a| chunk(1, 0x8002, a.cookie, &[0, 0, 0, 5, 0, 0]),
+        |a| chunk(1, 0x8001, a.cookie, &[1; 5000]),
+    ];
+    for answer in answers {
+        read_fails(true, answer);
+    }
+}
+
+/// An error is told, with a text, of a type that nobody knows yet.
+#[test]
+fn errors_of_the_future_are_errors() {
+    let (disk, _dir) = disk_of(true, |a| {
+        let text = [&[0, 0, 0, 28, 0, 4][..], b"full", &[9; 40]].concat();
+        chunk(1, 0x8077, a.cookie, &text)
+    });
+    let mut guest = guest(&disk, EngineKind::IoUring);
+    assert_eq!(guest.read(0, 4096), Err(libc::ENOSPC));
+    assert_eq!(guest.read(0, 4096), Err(libc::ENOSPC));
+    guest.detach();
+}
+
+#[test]
+fn what_nobody_asked_for_ends_the_connection() {
+    let (disk, _dir) = disk_of(true, |a| {
+        let reply = chunk(1, 0, a.cookie, &[]);
+        [reply.clone(), reply].concat()
+    });
+    let mut guest = guest(&disk, EngineKind::IoUring);
+    // Each on a connection of its own, at the latest when the second answer
+    // has been seen.
+    for _ in 0..4 {
+        let errno = guest.write(0, &[1; 512]);
+        assert!(errno == 0 || errno == libc::EIO, "{errno}");
+    }
+    assert_eq!(guest.flush(), libc::EIO);
+    guest.detach();
+}
+
+#[test]
+fn lies_about_holes_stay_within_the_answer() {
+    let extent = |len: u32, flags: u32| [len.to_be_bytes(), flags.to_be_bytes()].concat();
+    let ask = || {
+        let mut ask = Ask::read(0, 4096);
+        (ask.op, ask.len) = (Op::BlockStatus, SIZE);
+        let (start, _) = ask.segments[0];
+        ask.segments = vec![(start + 1024, 32)];
+        (start, ask)
+    };
+    // More than there is room for, and beyond the end of the disk.
+    let many = move |a: &Asked| {
+        let extents = (0..1000).flat_map(|n| extent(u32::MAX - n, n & 1));
+        let body: Vec<u8> = 7u32.to_be_bytes().into_iter().chain(extents).collect();
+        chunk(1, 5, a.cookie, &body)
+    };
+    let (disk, _dir) = disk_of(true, many);
+    let mut client = guest(&disk, EngineKind::IoUring);
+    let (start, question) = ask();
+    let (errno, answer) = client.run(question);
+    assert_eq!(errno, 0);
+    let told: Vec<_> = fathom_core::extents::extents(&answer.data()).collect();
+    assert_eq!(told.iter().map(|(_, len)| len).sum::<u64>(), SIZE);
+    let memory = &answer.memory.bytes()[start..start + 4096];
+    assert!(memory[1056..].iter().all(|byte| *byte == 0xa5));
+    client.detach();
+    for body in [
+        [&9u32.to_be_bytes()[..], &extent(512, 0)].concat(),
+        [&7u32.to_be_bytes()[..], &extent(0, 0)].concat(),
+        [&7u32.to_be_bytes()[..], &extent(512, 0), &[0; 4]].concat(),
+        7u32.to_be_bytes().to_vec(),
+    ] {
+        let (disk, _dir) = disk_of(true, move |a| chunk(1, 5, a.cookie, &body));
+        let mut client = guest(&disk, EngineKind::IoUring);
+        assert_eq!(client.run(ask().1).0, libc::EIO);
+        client.detach();
+    }
+}

@@ -1,0 +1,131 @@
+//! Servers, and disks and guests on them.
+
+use crate::common::Guest;
+use fathom_core::Disk;
+use fathom_storage::{EngineKind, NbdDisk, NbdOptions, NbdUri, engine};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Killed when dropped.
+pub struct Server {
+    child: Child,
+    pub dir: TempDir,
+}
+
+impl Server {
+    /// `nbdkit ARGS`; filters may be among them.
+    pub fn nbdkit(args: &[&str]) -> Server {
+        let dir = short_dir();
+        let child = Server::start_nbdkit(dir.path(), args);
+        Server { child, dir }
+    }
+
+    fn start_nbdkit(dir: &Path, args: &[&str]) -> Child {
+        let mut command = Command::new("nbdkit");
+        command.args(["--foreground", "--exit-with-parent", "-U"]);
+        command.arg(dir.join("s")).args(args);
+        start(command, dir)
+    }
+
+    /// `qemu-nbd` of a new image.
+    pub fn qemu_nbd(format: &str, size: &str, args: &[&str]) -> Server {
+        let dir = short_dir();
+        let image = dir.path().join("image");
+        let mut create = Command::new("qemu-img");
+        create.args(["create", "-q", "-f", format]);
+        let created = create.arg(&image).arg(size).status();
+        assert!(created.expect("qemu-img is installed").success());
+        let mut command = Command::new("qemu-nbd");
+        command.args(["--persistent", "--discard=unmap", "-f", format, "-k"]);
+        command.arg(dir.path().join("s")).args(args).arg(&image);
+        let child = start(command, dir.path());
+        Server { child, dir }
+    }
+
+    pub fn uri(&self) -> NbdUri {
+        uri(&self.dir.path().join("s"))
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("gone");
+        let _ = std::fs::remove_file(self.dir.path().join("s"));
+    }
+
+    /// After `kill`: another one in its place.
+    pub fn restart(&mut self, args: &[&str]) {
+        self.child = Server::start_nbdkit(self.dir.path(), args);
+    }
+
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    pub fn disk(&self, options: NbdOptions) -> Arc<NbdDisk> {
+        Arc::new(NbdDisk::connect(&self.uri(), options).expect("connected"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn uri(socket: &Path) -> NbdUri {
+    let text = format!("nbd+unix:///?socket={}", socket.display());
+    text.parse().expect("a URI")
+}
+
+/// A directory with short paths, for sockets.
+pub fn short_dir() -> TempDir {
+    let dir = tempfile::Builder::new().prefix("nbd-").tempdir_in("/tmp");
+    dir.expect("a directory")
+}
+
+/// Starts a server that makes the socket `s`.
+fn start(mut command: Command, dir: &Path) -> Child {
+    let socket: PathBuf = dir.join("s");
+    let log = std::fs::File::create(dir.join("log")).expect("a file");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    let name = format!("{command:?}");
+    let mut child = command.spawn().expect("it is installed by `make setup`");
+    let started = Instant::now();
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        let ended = child.try_wait().expect("a child");
+        let said = || std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+        assert_eq!(ended, None, "{name} has ended: {}", said());
+        assert!(started.elapsed() < Duration::from_secs(60), "{name}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+pub fn guest(disk: &Arc<impl Disk + 'static>, kind: EngineKind) -> Guest {
+    Guest::new(disk.clone(), move || engine(kind))
+}
+
+pub fn read_only() -> NbdOptions {
+    NbdOptions {
+        read_only: true,
+        ..NbdOptions::default()
+    }
+}
+
+/// Why there is no disk: one line that begins with the URI.
+pub fn refused(uri: &NbdUri, options: NbdOptions) -> String {
+    let error = NbdDisk::connect(uri, options).err().expect("refused");
+    let line = error.to_string();
+    assert!(line.starts_with(uri.as_str()), "{line}");
+    assert!(!line.contains('\n'), "{line}");
+    line
+}
