@@ -32,6 +32,19 @@ impl StoredImage {
         StoredImage::new(path, FileDisk::open(path, options)?)
     }
 
+    /// An image in a file that is open; `path` is its name.
+    pub fn from_file(
+        path: &Path,
+        file: File,
+        options: FileOptions,
+    ) -> Result<StoredImage, DiskError> {
+        let options = FileOptions {
+            growable: true,
+            ..options
+        };
+        StoredImage::new(path, FileDisk::from_file(path, file, options)?)
+    }
+
     fn new(path: &Path, disk: FileDisk) -> Result<StoredImage, DiskError> {
         let file = disk.reopen()?;
         let metadata = file.metadata().map_err(|source| DiskError::Io {
@@ -46,6 +59,11 @@ impl StoredImage {
             identity: (metadata.dev(), metadata.ino()),
             grows: metadata.is_file(),
         })
+    }
+
+    /// Whether it is a regular file, not a device.
+    pub fn is_file(&self) -> bool {
+        self.grows
     }
 
     /// What requests go to.
@@ -141,10 +159,8 @@ impl Opener for ImageOpener {
         let (path, file) = self.dirs.open(image, name, writable)?;
         let options = FileOptions {
             read_only: !writable,
-            growable: true,
             ..self.options.clone()
         };
-        let disk = FileDisk::from_file(&path, file, options)?;
-        Ok(Arc::new(StoredImage::new(&path, disk)?))
+        Ok(Arc::new(StoredImage::from_file(&path, file, options)?))
     }
 }

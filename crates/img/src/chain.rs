@@ -6,6 +6,7 @@ use fathom_daemon::{AllowedDirs, ImageOpener, StoredImage};
 use fathom_formats::image::{ImageDisk, ImageOptions};
 use fathom_formats::img::{Format, SnapshotName};
 use fathom_storage::{Cache, EngineKind, FileOptions};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,6 +47,24 @@ impl OpenOptions {
             ..OpenOptions::reading(format)
         }
     }
+
+    /// For an image that the user has just described: it may name what it names.
+    pub(crate) fn may_use_all(self) -> OpenOptions {
+        OpenOptions {
+            allow_dirs: vec!["/".into()],
+            ..self
+        }
+    }
+
+    fn files(&self) -> FileOptions {
+        FileOptions {
+            cache: self.cache,
+            read_only: self.read_only,
+            force_share: self.force_share,
+            engine: self.engine,
+            ..FileOptions::default()
+        }
+    }
 }
 
 /// An image in use: locked, its metadata in memory. It ends by [`Chain::close`]; one that is
@@ -60,14 +79,25 @@ pub struct Chain {
 impl Chain {
     /// Opens an image with all that it names, locks it, and reads its metadata.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Chain, Error> {
-        let files = FileOptions {
-            cache: options.cache,
-            read_only: options.read_only,
-            force_share: options.force_share,
-            engine: options.engine,
-            ..FileOptions::default()
-        };
-        let file = Arc::new(StoredImage::open(path, files.clone())?);
+        let files = options.files();
+        let file = StoredImage::open(path, files.clone())?;
+        Chain::activate(path, file, options, files)
+    }
+
+    /// The image in a file that is open for reading and writing; `path` is its name.
+    pub(crate) fn in_file(path: &Path, file: File, options: &OpenOptions) -> Result<Chain, Error> {
+        let files = options.files();
+        let file = StoredImage::from_file(path, file, files.clone())?;
+        Chain::activate(path, file, options, files)
+    }
+
+    fn activate(
+        path: &Path,
+        file: StoredImage,
+        options: &OpenOptions,
+        files: FileOptions,
+    ) -> Result<Chain, Error> {
+        let file = Arc::new(file);
         let format = match options.format {
             Some(format) => format,
             None => Format::probe(&*file).map_err(of(path))?,

@@ -20,19 +20,8 @@ pub use creation::{Backing, Options as CreateOptions};
 pub fn create(path: &Path, options: &CreateOptions, unsafe_backing: bool) -> Result<u64, Error> {
     options.validate().map_err(of(path))?;
     let size = size_of(path, options, unsafe_backing)?;
-    let below = match &options.backing {
-        Some(backing) => identity_of(&resolve(path, backing.name.as_bytes()).map_err(of(path))?),
-        None => None,
-    };
     let (file, is_new) = open_target(path)?;
-    let made = (|| {
-        let same = "is the new image's backing file, too: choose another name";
-        refuse_same(path, &file, below, same)?;
-        lock_image(path, &file, true)?;
-        let data = open_data_file(path, &file, options, below)?;
-        let data = data.as_ref().map(|d| d as &dyn ImageFile);
-        creation::create(&file, data, options, size).map_err(of(path))
-    })();
+    let made = create_in(path, &file, options, size);
     if made.is_err() && is_new {
         // The error that there is says more than one about this would.
         let _ = std::fs::remove_file(path);
@@ -40,7 +29,30 @@ pub fn create(path: &Path, options: &CreateOptions, unsafe_backing: bool) -> Res
     made.map(|()| size)
 }
 
-fn size_of(path: &Path, options: &CreateOptions, unsafe_backing: bool) -> Result<u64, Error> {
+/// Makes an image in this file, whose name is, or is to be, `path`.
+pub(crate) fn create_in(
+    path: &Path,
+    file: &File,
+    options: &CreateOptions,
+    size: u64,
+) -> Result<(), Error> {
+    let below = match &options.backing {
+        Some(backing) => identity_of(&resolve(path, backing.name.as_bytes()).map_err(of(path))?),
+        None => None,
+    };
+    let same = "is the new image's backing file, too: choose another name";
+    refuse_same(path, file, below, same)?;
+    lock_image(path, file, true)?;
+    let data = open_data_file(path, file, options, below)?;
+    let data = data.as_ref().map(|d| d as &dyn ImageFile);
+    creation::create(file, data, options, size).map_err(of(path))
+}
+
+pub(crate) fn size_of(
+    path: &Path,
+    options: &CreateOptions,
+    unsafe_backing: bool,
+) -> Result<u64, Error> {
     let backing = match &options.backing {
         Some(backing) if !unsafe_backing => {
             Some(creation::backing_size(path, backing).map_err(of(path))?)

@@ -34,6 +34,8 @@ pub enum Error {
         len: u64,
         source: io::Error,
     },
+    #[error("{}: cannot be made durable: {source}", path.display())]
+    Flush { path: PathBuf, source: io::Error },
     #[error("there is no memory for a buffer: {0}")]
     Memory(io::Error),
     /// The user has ended it.
@@ -88,6 +90,13 @@ impl Error {
             what,
             offset,
             len,
+            source: io::Error::from_raw_os_error(errno),
+        }
+    }
+
+    pub(crate) fn flush(path: &Path, errno: i32) -> Error {
+        Error::Flush {
+            path: path.to_owned(),
             source: io::Error::from_raw_os_error(errno),
         }
     }

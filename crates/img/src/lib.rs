@@ -4,6 +4,7 @@
 
 mod chain;
 mod check;
+mod convert;
 mod create;
 mod error;
 mod info;
@@ -14,13 +15,17 @@ mod open;
 mod progress;
 mod resize;
 mod snapshot;
+mod target;
 
+pub use chain::OpenOptions;
 pub use check::{CheckOptions, Repair, Report, check};
+pub use convert::{ConvertOptions, Source, convert};
 pub use create::{Backing, CreateOptions, create};
 pub use error::Error;
-pub use fathom_formats::img::Format;
+pub use fathom_formats::img::{Format, SnapshotName};
 pub use info::{Info, info};
 pub use map::{MapExtent, MapOptions, map};
 pub use measure::{Measure, measure, measure_empty};
+pub use progress::{Event, Progress};
 pub use resize::{NewSize, Preallocation, ResizeOptions, Resized, resize};
 pub use snapshot::{SnapshotChange, SnapshotList, change_snapshots, snapshots};

@@ -2,12 +2,14 @@
 //! qemu-img know. One file a command.
 
 mod check;
+mod convert;
 mod create;
 mod info;
 mod map;
 mod measure;
 mod resize;
 mod snapshot;
+mod watch;
 
 use clap::{Args, Subcommand, ValueEnum};
 use fathom_img::Format;
@@ -24,6 +26,7 @@ pub struct ImgArgs {
 #[derive(Debug, Subcommand)]
 enum ImgCommand {
     Create(create::CreateArgs),
+    Convert(Box<convert::ConvertArgs>),
     Info(info::InfoArgs),
     Check(check::CheckArgs),
     Map(map::MapArgs),
@@ -35,6 +38,7 @@ enum ImgCommand {
 pub fn run(args: ImgArgs) -> anyhow::Result<()> {
     match args.command {
         ImgCommand::Create(args) => create::run(args),
+        ImgCommand::Convert(args) => convert::run(*args),
         ImgCommand::Info(args) => info::run(&args),
         ImgCommand::Check(args) => check::run(&args),
         ImgCommand::Map(args) => map::run(args),

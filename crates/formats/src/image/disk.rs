@@ -130,6 +130,12 @@ impl ImageDisk {
         self.chain.path()
     }
 
+    /// The identities of all its files.
+    pub fn files(&self) -> Vec<(u64, u64)> {
+        let storages = self.chain.storages.iter();
+        storages.map(|storage| storage.identity()).collect()
+    }
+
     /// Of all its files, as the images name them.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         self.chain.paths()

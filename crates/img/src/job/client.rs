@@ -10,12 +10,14 @@ use fathom_trace::Op;
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Requests of one client in flight, at most; more wait their turn.
 const CAPACITY: usize = 128;
@@ -66,15 +68,21 @@ pub struct Answer {
 /// What brings the answers of several clients to one thread.
 pub struct Job {
     answers: Receiver<Answer>,
+    /// Some that have come while another was waited for.
+    kept: RefCell<VecDeque<Answer>>,
     sender: Sender<Answer>,
     clients: usize,
 }
+
+/// The tag of what is waited for by itself.
+const OWN: u64 = u64::MAX - 1;
 
 impl Default for Job {
     fn default() -> Job {
         let (sender, answers) = channel();
         Job {
             answers,
+            kept: RefCell::default(),
             sender,
             clients: 0,
         }
@@ -82,14 +90,29 @@ impl Default for Job {
 }
 
 impl Job {
-    /// The next answer of any client; the caller knows that there will be one.
-    pub fn wait(&self) -> Answer {
-        self.answers.recv().expect("a sender is kept")
+    /// The next answer, if one comes within that time.
+    pub fn wait_for(&self, time: Duration) -> Option<Answer> {
+        let kept = self.kept.borrow_mut().pop_front();
+        kept.or_else(|| self.answers.recv_timeout(time).ok())
     }
 
-    /// The next answer, if one comes within that time.
-    pub fn wait_for(&self, time: std::time::Duration) -> Option<Answer> {
-        self.answers.recv_timeout(time).ok()
+    /// Asks, and waits for the answer; those of others that come meanwhile are kept.
+    pub fn answer_to(&self, client: &Client, ask: Ask) -> Answer {
+        let own = Ask { tag: OWN, ..ask };
+        client.ask(own);
+        loop {
+            let answer = self.answers.recv().expect("a sender is kept");
+            if answer.client == client.number && answer.ask.tag == OWN {
+                return answer;
+            }
+            self.kept.borrow_mut().push_back(answer);
+        }
+    }
+
+    /// What has completed becomes durable; 0, or the errno it failed with.
+    pub fn flush(&self, client: &Client) -> i32 {
+        self.answer_to(client, Ask::new(Op::Flush, 0, 0, None))
+            .errno
     }
 
     /// A worker for `disk`, which is activated, with one client.
@@ -231,8 +254,9 @@ fn fill(request: &mut Request, ask: &mut Ask, tag: u16) {
     if let Some(pages) = &mut ask.pages {
         let bytes = &mut pages.bytes_mut()[ask.skip..];
         let len = match ask.op {
+            Op::Read | Op::Write => ask.len as usize,
             Op::BlockStatus => bytes.len(),
-            _ => ask.len as usize,
+            Op::Flush | Op::Discard | Op::WriteZeroes => return,
         };
         let bytes = &mut bytes[..len];
         request.segments.push(iovec {

@@ -19,8 +19,11 @@ pub enum Segment {
 /// How to copy.
 #[derive(Clone, Debug)]
 pub struct CopyOptions {
-    /// Bytes of one request at most, and what pieces are aligned to; a power of two.
+    /// Bytes of one request at most, and what pieces are aligned to in the target; a power of
+    /// two.
     pub piece: u64,
+    /// Where the source's first byte goes.
+    pub shift: u64,
     /// Pieces under way at once.
     pub depth: usize,
     /// Zeroes of so many bytes at a multiple of that are not written as data; 0: all is data.
@@ -56,8 +59,8 @@ pub struct Copy<'a> {
     pub moving: Moving<'a>,
 }
 
-struct Run<'a, 'b> {
-    copy: &'b Copy<'a>,
+struct Run<'b, 'p> {
+    copy: &'b Copy<'b>,
     pool: Pool,
     /// By tag.
     pieces: Vec<Option<Piece>>,
@@ -66,19 +69,19 @@ struct Run<'a, 'b> {
     begun: u64,
     started: Instant,
     failure: Option<Error>,
-    progress: &'b mut Progress<'a>,
+    progress: &'b mut Progress<'p>,
 }
 
 /// Longest wait for an answer: somebody may want the job to end.
 const TICK: Duration = Duration::from_millis(100);
 
-impl<'a> Copy<'a> {
+impl Copy<'_> {
     /// Copies the segments, which are in order and do not overlap. On failure the first error is
     /// returned when nothing is in flight any more.
     pub fn run(
         &self,
         segments: &mut dyn Iterator<Item = Result<Segment, Error>>,
-        progress: &mut Progress<'a>,
+        progress: &mut Progress<'_>,
     ) -> Result<(), Error> {
         let options = &self.options;
         let run = Run {
@@ -118,7 +121,10 @@ impl Run<'_, '_> {
                     };
                 }
                 match current.take() {
-                    Some(segment) if self.may_begin() => current = self.begin(segment)?,
+                    Some(segment) if self.may_begin() => match self.begin(segment) {
+                        Ok(rest) => current = rest,
+                        Err(error) => self.failure = Some(error),
+                    },
                     segment => {
                         current = segment;
                         break;
@@ -169,7 +175,7 @@ impl Run<'_, '_> {
             Segment::Zero(range) => {
                 let most = copy.target.info().write_zeroes.map_or(piece, |l| l.max_len);
                 let most = (most & !(piece - 1)).max(piece);
-                let end = range.end.min((range.start + 1).next_multiple_of(most));
+                let end = range.end.min(self.boundary(range.start, most));
                 self.zero(range.start..end, None, u64::MAX);
                 Ok((end < range.end).then_some(Segment::Zero(end..range.end)))
             }
@@ -177,7 +183,7 @@ impl Run<'_, '_> {
                 let Some(pages) = self.pool.take().map_err(Error::memory)? else {
                     return Ok(Some(Segment::Data(range)));
                 };
-                let end = range.end.min((range.start + 1).next_multiple_of(piece));
+                let end = range.end.min(self.boundary(range.start, piece));
                 let len = end - range.start;
                 let begun = Piece {
                     start: range.start,
@@ -206,13 +212,20 @@ impl Run<'_, '_> {
         });
     }
 
+    /// Where the next multiple of `unit` is in the target, after `at` in the source.
+    fn boundary(&self, at: u64, unit: u64) -> u64 {
+        let shift = self.copy.options.shift;
+        (at + shift + 1).next_multiple_of(unit) - shift
+    }
+
     /// Zeroes of the target, on behalf of a piece if there are pages.
     fn zero(&mut self, range: Range<u64>, pages: Option<Pages>, tag: u64) {
         self.in_flight += 1;
+        let start = range.start + self.copy.options.shift;
         self.copy.target.ask(Ask {
             unmap: true,
             tag,
-            ..Ask::new(Op::WriteZeroes, range.start, range.end - range.start, pages)
+            ..Ask::new(Op::WriteZeroes, start, range.end - range.start, pages)
         });
     }
 
@@ -272,7 +285,7 @@ impl Run<'_, '_> {
                         compress: self.copy.options.compress,
                         skip: piece.written as usize,
                         tag,
-                        ..Ask::new(Op::Write, at, len, Some(pages))
+                        ..Ask::new(Op::Write, at + self.copy.options.shift, len, Some(pages))
                     });
                     return;
                 }
@@ -292,7 +305,7 @@ impl Run<'_, '_> {
         let mut found = None;
         let mut at = piece.written;
         while at < piece.len {
-            let end = (piece.start + at + 1).next_multiple_of(granule) - piece.start;
+            let end = self.boundary(piece.start + at, granule) - piece.start;
             let end = end.min(piece.len);
             let is_zero = is_zero(&bytes[at as usize..end as usize]);
             match found {

@@ -1,0 +1,144 @@
+//! `fathom img convert`
+
+use super::watch::{WatchArgs, watched};
+use super::{pairs, parse_format, print};
+use anyhow::bail;
+use clap::Args;
+use fathom_daemon::size::parse_size;
+use fathom_daemon::{Cache, EngineKind};
+use fathom_img::{
+    self as img, Backing, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName, Source,
+};
+use std::path::PathBuf;
+
+/// Copy an image into another one, of any format
+#[derive(Debug, Args)]
+pub(super) struct ConvertArgs {
+    /// Format of the sources; by default what each looks like
+    #[arg(short = 'f', long, value_parser = parse_format, value_name = "FORMAT")]
+    source_format: Option<Format>,
+    /// Format of the target
+    #[arg(short = 'O', long, value_parser = parse_format, default_value = "raw", value_name = "FORMAT")]
+    target_format: Format,
+    /// Options of the target's format, or `help`
+    #[arg(short = 'o', long = "target-options", value_name = "NAME=VALUE,...")]
+    options: Vec<String>,
+    /// Read the disk as an internal snapshot has kept it
+    #[arg(short = 'l', long, value_name = "ID|NAME")]
+    source_snapshot: Option<String>,
+    /// Compress (qcow2 only)
+    #[arg(short, long)]
+    compress: bool,
+    /// Backing file of the target, which holds what the source's backing files do: only what the
+    /// source itself has is copied
+    #[arg(short = 'B', long, value_name = "PATH")]
+    backing: Option<String>,
+    /// Format of the backing file
+    #[arg(short = 'F', long, value_parser = parse_format, requires = "backing", value_name = "FORMAT")]
+    backing_format: Option<Format>,
+    /// The target is there: write to it
+    #[arg(short = 'n', long)]
+    no_create: bool,
+    /// With -n: the target reads as zeroes
+    #[arg(long, requires = "no_create")]
+    target_is_zero: bool,
+    /// So many zero bytes in a row are not written; 0: write all of them
+    #[arg(short = 'S', long, value_parser = parse_size, default_value = "4k", value_name = "SIZE")]
+    sparse_size: u64,
+    /// How the sources are read: none, writeback or writethrough
+    #[arg(short = 'T', long, default_value = "writeback", value_name = "CACHE")]
+    source_cache: Cache,
+    /// How the target is written: none, writeback or writethrough
+    #[arg(short = 't', long, default_value = "writeback", value_name = "CACHE")]
+    target_cache: Cache,
+    /// How I/O is done: io_uring, native (Linux AIO) or threads
+    #[arg(long, default_value = "io_uring", value_name = "ENGINE")]
+    aio: EngineKind,
+    /// Bytes a second, at most
+    #[arg(short, long, value_parser = parse_size, value_name = "SIZE", alias = "rate-limit")]
+    rate: Option<u64>,
+    /// Requests at once
+    #[arg(short = 'm', long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
+    parallel: u16,
+    /// Writing out of order is what is always done (for scripts written for qemu-img)
+    #[arg(short = 'W', long, hide = true)]
+    oob_writes: bool,
+    /// Take zeroes for what cannot be read
+    #[arg(long)]
+    salvage: bool,
+    /// Read images even though other processes write to them
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Directory in which an image may name backing or data files, besides its own
+    #[arg(long, value_name = "DIR")]
+    allow_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    watch: WatchArgs,
+    /// Images or NBD URIs (several are put one behind the other), then the target
+    #[arg(required = true, num_args = 2.., value_name = "SOURCE TARGET")]
+    files: Vec<String>,
+}
+
+pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
+    let Some(create) = create_options(&args)? else {
+        let names = CreateOptions::names(args.target_format).join("\n");
+        return print(format_args!("{names}\n"));
+    };
+    let (target, sources) = args.files.split_last().expect("two at least");
+    if args.no_create && (args.backing.is_some() || !args.options.is_empty()) {
+        bail!("-n writes to a target as it is: no -o and no -B with it");
+    }
+    let options = ConvertOptions {
+        create,
+        cache: args.target_cache,
+        engine: args.aio,
+        no_create: args.no_create,
+        target_is_zero: args.target_is_zero,
+        compress: args.compress,
+        sparse: args.sparse_size,
+        rate: args.rate,
+        parallel: args.parallel.into(),
+        salvage: args.salvage,
+        allow_dirs: args.allow_dir.clone(),
+    };
+    let sources: Result<Vec<_>, _> = sources.iter().map(|text| source(&args, text)).collect();
+    let sources = sources?;
+    watched(&args.watch, |progress| {
+        img::convert(&sources, target, &options, progress)
+    })
+}
+
+fn source(args: &ConvertArgs, text: &str) -> anyhow::Result<Source> {
+    Ok(Source::new(
+        text,
+        OpenOptions {
+            cache: args.source_cache,
+            engine: args.aio,
+            force_share: args.force_share,
+            allow_dirs: args.allow_dir.clone(),
+            snapshot: args.source_snapshot.as_deref().map(SnapshotName::parse),
+            ..OpenOptions::reading(args.source_format)
+        },
+    )?)
+}
+
+/// None: the user wants to know what options there are.
+fn create_options(args: &ConvertArgs) -> anyhow::Result<Option<CreateOptions>> {
+    let mut create = CreateOptions::new(args.target_format);
+    for (name, value) in args.options.iter().flat_map(|text| pairs(text)) {
+        if name == "help" || name == "?" {
+            return Ok(None);
+        }
+        create.set(&name, &value, parse_size)?;
+    }
+    if let Some(name) = &args.backing {
+        if args.target_format == Format::Raw {
+            bail!("raw images have no backing file");
+        }
+        create.backing = Some(Backing {
+            name: name.clone(),
+            format: args.backing_format,
+        });
+    }
+    Ok(Some(create))
+}

@@ -1,0 +1,274 @@
+//! `fathom img convert`
+
+mod source;
+
+pub use source::Source;
+
+use crate::chain::{Chain, OpenOptions};
+use crate::create::{CreateOptions, create_in, size_of};
+use crate::error::{Error, Moving, of, usage};
+use crate::job::{Client, Copy, CopyOptions, Job};
+use crate::open::identity_of;
+use crate::progress::Progress;
+use crate::target::Target;
+use fathom_core::Disk;
+use fathom_formats::img::Format;
+use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri};
+use source::Opened;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What to convert an image into.
+#[derive(Clone, Debug)]
+pub struct ConvertOptions {
+    /// What the target is to be; its size is that of the sources.
+    pub create: CreateOptions,
+    /// How the target is written.
+    pub cache: Cache,
+    pub engine: EngineKind,
+    /// The target is there, and stays what it is but for its data.
+    pub no_create: bool,
+    /// With `no_create`: it reads as zeroes.
+    pub target_is_zero: bool,
+    pub compress: bool,
+    /// Zeroes of so many bytes are not written as data; 0: all are.
+    pub sparse: u64,
+    /// Bytes a second.
+    pub rate: Option<u64>,
+    /// Requests at once.
+    pub parallel: usize,
+    /// What cannot be read is zeroes.
+    pub salvage: bool,
+    /// Where files may be that an existing target names.
+    pub allow_dirs: Vec<PathBuf>,
+}
+
+/// Bytes of a request.
+const PIECE: u64 = 512 << 10;
+
+/// What is written to.
+enum Sink {
+    Image {
+        chain: Chain,
+        target: Option<Target>,
+    },
+    Nbd(Arc<NbdDisk>),
+}
+
+impl Sink {
+    fn disk(&self) -> Arc<dyn Disk> {
+        match self {
+            Sink::Image { chain, .. } => chain.disk().clone(),
+            Sink::Nbd(disk) => disk.clone(),
+        }
+    }
+
+    /// Whether it can be written compressed, and in which units.
+    fn compress_unit(&self) -> Option<u64> {
+        match self {
+            Sink::Image { chain, .. } => chain.disk().compress_unit(),
+            Sink::Nbd(_) => None,
+        }
+    }
+}
+
+/// Copies the sources, one behind the other, to the target, a path or an NBD URI. Everything is
+/// durable when it returns.
+pub fn convert(
+    sources: &[Source],
+    target: &str,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<(), Error> {
+    let path = Path::new(target);
+    let mut job = Job::default();
+    let opened = sources.iter().map(|source| source.open(&mut job));
+    let mut opened = opened.collect::<Result<Vec<_>, _>>()?;
+    let size = opened.iter().map(Opened::size).sum();
+    let sink = match NbdUri::is_one(target) {
+        true => open_nbd(path, target, size, options)?,
+        false => open_image(path, size, &opened, options)?,
+    };
+    let copied = copy(&mut job, &mut opened, &sink, path, options, progress);
+    let finished = copied.and_then(|()| progress.check());
+    match (sink, finished) {
+        (Sink::Nbd(disk), finished) => finished.and(disk.deactivate().map_err(Error::from)),
+        (Sink::Image { chain, target }, Ok(())) => {
+            chain.close()?;
+            target.map_or(Ok(()), Target::complete)
+        }
+        (Sink::Image { chain, target }, Err(error)) => {
+            // What is in memory only is of no use without the rest; an image that was there
+            // before stays sound.
+            match &target {
+                Some(target) => progress.warn(&target.left()),
+                None => {
+                    let _ = chain.close();
+                    progress.warn(&format!("{} is written to in part", path.display()));
+                }
+            }
+            Err(error)
+        }
+    }
+}
+
+fn copy(
+    job: &mut Job,
+    opened: &mut [Opened],
+    sink: &Sink,
+    path: &Path,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<(), Error> {
+    let target = job.client(sink.disk(), options.engine)?;
+    let has_backing = options.create.backing.is_some() && !options.no_create;
+    let unit = match options.compress {
+        false => None,
+        true => Some(sink.compress_unit().ok_or_else(|| {
+            usage(
+                path,
+                "cannot be written compressed: only qcow2 images can (-O qcow2)",
+            )
+        })?),
+    };
+    let piece = unit.unwrap_or(PIECE);
+    let target_is_zero = match options.no_create {
+        true => options.target_is_zero,
+        false => !has_backing && reads_as_zeroes(sink),
+    };
+    progress.begin(opened.iter().map(Opened::size).sum());
+    let mut shift = 0;
+    for source in opened {
+        let copy = Copy {
+            job,
+            source: &source.client,
+            target: &target,
+            options: CopyOptions {
+                piece,
+                shift,
+                depth: depth(options, unit),
+                granule: granule(&target, options, unit, piece),
+                target_is_zero: target_is_zero && options.sparse > 0,
+                compress: unit.is_some(),
+                rate: options.rate,
+                salvage: options.salvage,
+            },
+            moving: Moving {
+                source: &source.path,
+                target: path,
+            },
+        };
+        shift += source.size();
+        let layers = if has_backing { 1 } else { usize::MAX };
+        source.copy(&copy, layers, progress)?;
+    }
+    flush(job, &target, path)?;
+    progress.end();
+    Ok(())
+}
+
+/// A unit of compression is a request of its own: more of them keep all cores busy.
+fn depth(options: &ConvertOptions, unit: Option<u64>) -> usize {
+    match unit {
+        Some(_) => (options.parallel * 4).clamp(16, 64),
+        None => options.parallel,
+    }
+}
+
+/// A cluster that has any data has space anyway.
+fn granule(target: &Client, options: &ConvertOptions, unit: Option<u64>, piece: u64) -> u64 {
+    if options.sparse == 0 {
+        return 0;
+    }
+    let cluster = target.info().write_zeroes.map_or(512, |l| l.alignment);
+    unit.unwrap_or_else(|| options.sparse.max(cluster.into()).min(piece))
+}
+
+/// Whether a new target does where nothing is written.
+fn reads_as_zeroes(sink: &Sink) -> bool {
+    match sink {
+        Sink::Image { chain, .. } => chain.format() != Format::Raw || chain.file().is_file(),
+        Sink::Nbd(_) => false,
+    }
+}
+
+fn flush(job: &Job, target: &Client, path: &Path) -> Result<(), Error> {
+    match job.flush(target) {
+        0 => Ok(()),
+        errno => Err(Error::flush(path, errno)),
+    }
+}
+
+fn open_nbd(path: &Path, uri: &str, size: u64, options: &ConvertOptions) -> Result<Sink, Error> {
+    if !options.no_create {
+        return Err(usage(
+            path,
+            "an NBD export is there already: add --no-create (-n)",
+        ));
+    }
+    if options.create.format != Format::Raw {
+        return Err(usage(path, "an NBD export is a raw disk: -O raw"));
+    }
+    let uri: NbdUri = uri
+        .parse()
+        .map_err(|error| usage(path, format!("{error}")))?;
+    let disk = NbdDisk::connect(&uri, NbdOptions::default())?;
+    disk.activate()?;
+    refuse_smaller(path, disk.info().size, size)?;
+    Ok(Sink::Nbd(Arc::new(disk)))
+}
+
+fn refuse_smaller(path: &Path, is: u64, needed: u64) -> Result<(), Error> {
+    if is >= needed {
+        return Ok(());
+    }
+    let problem = format!("is a disk of {is} bytes, and {needed} are needed: make it larger");
+    Err(usage(path, problem))
+}
+
+fn open_image(
+    path: &Path,
+    size: u64,
+    sources: &[Opened],
+    options: &ConvertOptions,
+) -> Result<Sink, Error> {
+    refuse_sources(path, sources)?;
+    let open = OpenOptions {
+        cache: options.cache,
+        engine: options.engine,
+        allow_dirs: options.allow_dirs.clone(),
+        ..OpenOptions::writing(Some(options.create.format))
+    };
+    if options.no_create {
+        let chain = Chain::open(path, &open)?;
+        refuse_smaller(path, chain.size(), size)?;
+        return Ok(Sink::Image {
+            chain,
+            target: None,
+        });
+    }
+    let mut create = options.create.clone();
+    create.size = Some(create.size.unwrap_or(size));
+    create.validate().map_err(of(path))?;
+    let size = size_of(path, &create, false)?;
+    let target = Target::open(path, create.qcow2.data_file.is_some())?;
+    create_in(path, target.file(), &create, size)?;
+    let file = target.file().try_clone();
+    let file = file.map_err(crate::error::io_error(path, "cannot be opened again"))?;
+    // The backing file is the user's choice.
+    let chain = Chain::in_file(path, file, &open.may_use_all())?;
+    Ok(Sink::Image {
+        chain,
+        target: Some(target),
+    })
+}
+
+/// The target is none of the files that are read.
+fn refuse_sources(path: &Path, sources: &[Opened]) -> Result<(), Error> {
+    let own = identity_of(path);
+    let is_read = |source: &Opened| source.files().any(|file| own == Some(file));
+    match own.is_some() && sources.iter().any(is_read) {
+        true => Err(usage(path, "is read from, too: choose another name")),
+        false => Ok(()),
+    }
+}
