@@ -70,7 +70,6 @@ impl OpenOptions {
 /// An image in use: locked, its metadata in memory. It ends by [`Chain::close`]; one that is
 /// dropped is left as after a power cut: sound, perhaps with leaked clusters.
 pub struct Chain {
-    path: PathBuf,
     format: Format,
     disk: Arc<ImageDisk>,
     file: Arc<StoredImage>,
@@ -112,16 +111,7 @@ impl Chain {
         };
         let disk = Arc::new(ImageDisk::open(file.clone(), opener, image)?);
         disk.activate()?;
-        Ok(Chain {
-            path: path.to_owned(),
-            format,
-            disk,
-            file,
-        })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
+        Ok(Chain { format, disk, file })
     }
 
     pub fn format(&self) -> Format {

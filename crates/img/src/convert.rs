@@ -1,20 +1,16 @@
 //! `fathom img convert`
 
-mod source;
-
-pub use source::Source;
-
 use crate::chain::{Chain, OpenOptions};
 use crate::create::{CreateOptions, create_in, size_of};
 use crate::error::{Error, Moving, of, usage};
 use crate::job::{Client, Copy, CopyOptions, Job};
 use crate::open::identity_of;
 use crate::progress::Progress;
+use crate::source::{Opened, Source};
 use crate::target::Target;
 use fathom_core::Disk;
 use fathom_formats::img::Format;
 use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri};
-use source::Opened;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -160,7 +156,7 @@ fn copy(
         };
         shift += source.size();
         let layers = if has_backing { 1 } else { usize::MAX };
-        source.copy(&copy, layers, progress)?;
+        copy.run(&mut source.segments(job, layers)?, progress)?;
     }
     flush(job, &target, path)?;
     progress.end();

@@ -4,6 +4,7 @@
 
 mod chain;
 mod check;
+mod compare;
 mod convert;
 mod create;
 mod error;
@@ -15,11 +16,13 @@ mod open;
 mod progress;
 mod resize;
 mod snapshot;
+mod source;
 mod target;
 
 pub use chain::OpenOptions;
 pub use check::{CheckOptions, Repair, Report, check};
-pub use convert::{ConvertOptions, Source, convert};
+pub use compare::{CompareOptions, Comparison, compare};
+pub use convert::{ConvertOptions, convert};
 pub use create::{Backing, CreateOptions, create};
 pub use error::Error;
 pub use fathom_formats::img::{Format, SnapshotName};
@@ -29,3 +32,4 @@ pub use measure::{Measure, measure, measure_empty};
 pub use progress::{Event, Progress};
 pub use resize::{NewSize, Preallocation, ResizeOptions, Resized, resize};
 pub use snapshot::{SnapshotChange, SnapshotList, change_snapshots, snapshots};
+pub use source::Source;

@@ -2,6 +2,7 @@
 //! qemu-img know. One file a command.
 
 mod check;
+mod compare;
 mod convert;
 mod create;
 mod info;
@@ -26,6 +27,7 @@ pub struct ImgArgs {
 #[derive(Debug, Subcommand)]
 enum ImgCommand {
     Create(create::CreateArgs),
+    Compare(Box<compare::CompareArgs>),
     Convert(Box<convert::ConvertArgs>),
     Info(info::InfoArgs),
     Check(check::CheckArgs),
@@ -38,6 +40,7 @@ enum ImgCommand {
 pub fn run(args: ImgArgs) -> anyhow::Result<()> {
     match args.command {
         ImgCommand::Create(args) => create::run(args),
+        ImgCommand::Compare(args) => compare::run(*args),
         ImgCommand::Convert(args) => convert::run(*args),
         ImgCommand::Info(args) => info::run(&args),
         ImgCommand::Check(args) => check::run(&args),

@@ -98,6 +98,9 @@ impl Fresh<'_> {
             repair(&**file, format)?;
             image = Image::read(&**file, format)?;
         }
+        if let (Some(name), 0) = (&self.options.snapshot, link.storage) {
+            image = image.at_snapshot(&**file, name)?;
+        }
         same(&link.image, &image)?;
         check(file.path(), &image, link.writable)
             .map_err(|error| Error::Unsupported(error.to_string()))?;

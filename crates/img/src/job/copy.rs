@@ -1,20 +1,11 @@
 //! Copying one disk to another.
 
-use super::{Answer, Ask, Client, Job, Pages, Pool};
+use super::{Answer, Ask, Client, Job, Pages, Pool, Segment, State};
 use crate::error::{Error, Moving};
 use crate::progress::Progress;
 use fathom_trace::Op;
 use std::ops::Range;
 use std::time::{Duration, Instant};
-
-/// What a part of the source is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Segment {
-    /// To be read and written.
-    Data(Range<u64>),
-    /// It reads as zeroes.
-    Zero(Range<u64>),
-}
 
 /// How to copy.
 #[derive(Clone, Debug)]
@@ -166,22 +157,27 @@ impl Run<'_, '_> {
     fn begin(&mut self, segment: Segment) -> Result<Option<Segment>, Error> {
         let copy = self.copy;
         let piece = copy.options.piece;
-        match segment {
-            Segment::Zero(range) if copy.options.target_is_zero => {
+        let Segment { range, state } = segment;
+        let rest = |at: u64| {
+            let range = at..range.end;
+            (!range.is_empty()).then_some(Segment { range, state })
+        };
+        match state {
+            State::Below => Ok(None),
+            State::Zero | State::Hole if copy.options.target_is_zero => {
                 self.progress.add(range.end - range.start);
                 Ok(None)
             }
-            Segment::Zero(range) if copy.options.granule == 0 => self.begin(Segment::Data(range)),
-            Segment::Zero(range) => {
+            State::Zero | State::Hole if copy.options.granule > 0 => {
                 let most = copy.target.info().write_zeroes.map_or(piece, |l| l.max_len);
                 let most = (most & !(piece - 1)).max(piece);
                 let end = range.end.min(self.boundary(range.start, most));
                 self.zero(range.start..end, None, u64::MAX);
-                Ok((end < range.end).then_some(Segment::Zero(end..range.end)))
+                Ok(rest(end))
             }
-            Segment::Data(range) => {
+            State::Data | State::Zero | State::Hole => {
                 let Some(pages) = self.pool.take().map_err(Error::memory)? else {
-                    return Ok(Some(Segment::Data(range)));
+                    return Ok(rest(range.start));
                 };
                 let end = range.end.min(self.boundary(range.start, piece));
                 let len = end - range.start;
@@ -197,7 +193,7 @@ impl Run<'_, '_> {
                 self.pieces[tag] = Some(begun);
                 self.begun += len;
                 self.read(tag as u64, begun, pages);
-                Ok((end < range.end).then_some(Segment::Data(end..range.end)))
+                Ok(rest(end))
             }
         }
     }

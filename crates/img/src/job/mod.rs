@@ -6,8 +6,11 @@ mod client;
 mod copy;
 mod pages;
 mod pool;
+mod segment;
 
 pub use client::{Answer, Ask, Client, Job};
-pub use copy::{Copy, CopyOptions, Segment};
+pub(crate) use copy::is_zero;
+pub use copy::{Copy, CopyOptions};
 pub use pages::Pages;
 pub(crate) use pool::Pool;
+pub use segment::{Segment, Segments, State};

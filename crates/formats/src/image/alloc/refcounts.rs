@@ -422,7 +422,13 @@ impl Tables {
     /// be told that there is none: a flush that finds none would fail, and
     /// with it every way to make room.
     async fn reserve_refcounts(&self, io: &impl Io, number: u64) -> Result<(), Errno> {
-        let at = self.refcounts(|r| (number * r.g.refcount_block_entries()) << r.g.cluster_bits)?;
+        let cluster = self.refcounts(|r| number * r.g.refcount_block_entries())?;
+        let hit = self.state().alloc.metadata.in_cluster(cluster);
+        self.checked(match hit {
+            Some(region) => Err(format!("cluster {cluster} has no refcount but is {region}")),
+            None => Ok(()),
+        })?;
+        let at = cluster << self.layout.cluster_bits();
         let zeroes = Buf::new(self.layout.cluster_size() as usize);
         io.write(self.storage, at, zeroes).await
     }

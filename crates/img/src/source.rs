@@ -2,8 +2,7 @@
 
 use crate::chain::{Chain, OpenOptions};
 use crate::error::{Error, usage};
-use crate::job::{Ask, Client, Copy, Job, Pages, Segment};
-use crate::progress::Progress;
+use crate::job::{Ask, Client, Job, Pages, Segment, Segments, State};
 use fathom_core::extents::extents;
 use fathom_core::{Disk, Op};
 use fathom_formats::img::Format;
@@ -29,12 +28,15 @@ pub(crate) struct Opened {
 
 enum Kind {
     Image(Chain),
-    Nbd(Arc<NbdDisk>),
+    Nbd,
 }
 
 /// Bytes that a server is asked about at once, and bytes of its answer.
 const ASKED: u64 = 1 << 30;
 const ANSWER: usize = 64 << 10;
+
+/// A segment of an image is not looked further for: work can begin.
+const ENOUGH: u64 = 64 << 20;
 
 impl Source {
     /// An NBD URI, or the path of an image that is opened like this.
@@ -73,8 +75,8 @@ impl Source {
                 disk.activate()?;
                 Ok(Opened {
                     path: uri.to_string().into(),
-                    client: job.client(disk.clone(), Default::default())?,
-                    kind: Kind::Nbd(disk),
+                    client: job.client(disk, Default::default())?,
+                    kind: Kind::Nbd,
                 })
             }
         }
@@ -91,7 +93,7 @@ impl Opened {
     pub(crate) fn files(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let chain = match &self.kind {
             Kind::Image(chain) => Some(chain.disk().files()),
-            Kind::Nbd(_) => None,
+            Kind::Nbd => None,
         };
         chain.into_iter().flatten()
     }
@@ -99,41 +101,61 @@ impl Opened {
     pub(crate) fn chain(&self) -> Option<&Chain> {
         match &self.kind {
             Kind::Image(chain) => Some(chain),
-            Kind::Nbd(_) => None,
+            Kind::Nbd => None,
         }
     }
 
-    /// Copies what the first `layers` images of the chain decide.
-    pub(crate) fn copy(
-        &self,
-        copy: &Copy<'_>,
+    /// What its parts are, as the first `layers` images of the chain say.
+    pub(crate) fn segments<'a>(
+        &'a self,
+        job: &'a Job,
         layers: usize,
-        progress: &mut Progress<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<Segments<'a>, Error> {
         let all = 0..self.size();
-        match &self.kind {
-            Kind::Image(chain) => {
-                let mut mapper = chain.disk().mapper()?;
-                let mut segments = mapper.extents(all, layers).filter_map(|extent| {
-                    let extent = match extent {
-                        Ok(extent) => extent,
-                        Err(error) => return Some(Err(error.into())),
-                    };
-                    let range = extent.start..extent.start + extent.len;
-                    match extent.is_below() {
-                        true => None,
-                        false if extent.zero => Some(Ok(Segment::Zero(range))),
-                        false => Some(Ok(Segment::Data(range))),
-                    }
-                });
-                copy.run(&mut segments, progress)
+        Ok(match &self.kind {
+            Kind::Image(chain) => Box::new(mapped(chain, all, layers)?),
+            Kind::Nbd => Box::new(Asked::new(job, &self.client, all)?),
+        })
+    }
+}
+
+/// Segments by an image's tables.
+fn mapped(
+    chain: &Chain,
+    mut left: Range<u64>,
+    layers: usize,
+) -> Result<impl Iterator<Item = Result<Segment, Error>> + use<>, Error> {
+    let mut mapper = chain.disk().mapper()?;
+    let mut next = move || -> Result<Option<Segment>, Error> {
+        let mut found: Option<Segment> = None;
+        while !left.is_empty() {
+            let extent = mapper.at(left.start, left.end - left.start, layers)?;
+            let state = match extent.is_below() {
+                true => State::Below,
+                false if !extent.zero => State::Data,
+                false if extent.present => State::Zero,
+                false => State::Hole,
+            };
+            let end = left.start + extent.len;
+            match &mut found {
+                None => {
+                    let range = left.start..end;
+                    found = Some(Segment { range, state });
+                }
+                Some(segment) if segment.state == state => segment.range.end = end,
+                Some(_) => break,
             }
-            Kind::Nbd(_) => {
-                let mut segments = Asked::new(copy.job, &self.client, all)?;
-                copy.run(&mut segments, progress)
+            left.start = end;
+            if found
+                .as_ref()
+                .is_some_and(|s| end - s.range.start >= ENOUGH)
+            {
+                break;
             }
         }
-    }
+        Ok(found)
+    };
+    Ok(std::iter::from_fn(move || next().transpose()))
 }
 
 /// Segments as the disk itself tells them.
@@ -170,14 +192,18 @@ impl<'a> Asked<'a> {
         for (status, len) in told {
             let range = at..at + len;
             at = range.end;
-            self.known.push(match status.zero {
-                true => Segment::Zero(range),
-                false => Segment::Data(range),
-            });
+            let state = match (status.zero, status.hole) {
+                (true, true) => State::Hole,
+                (true, false) => State::Zero,
+                (false, _) => State::Data,
+            };
+            self.known.push(Segment { range, state });
         }
         if at == self.left.start {
             at += len;
-            self.known.push(Segment::Data(self.left.start..at));
+            let range = self.left.start..at;
+            let state = State::Data;
+            self.known.push(Segment { range, state });
         }
         self.known.reverse();
         self.left.start = at;

@@ -1,0 +1,130 @@
+//! `fathom img compare`
+
+use super::parse_format;
+use super::watch::{WatchArgs, json_line, stop_flag};
+use clap::Args;
+use fathom_daemon::{Cache, EngineKind};
+use fathom_img::{
+    self as img, CompareOptions, Comparison, Error, Format, OpenOptions, Progress, Source,
+};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Compare two disks (exit status 0: identical; 1: different; 2: not opened; 4: not read)
+#[derive(Debug, Args)]
+pub(super) struct CompareArgs {
+    /// Format of the first image; by default what it looks like
+    #[arg(short = 'f', long, value_parser = parse_format, value_name = "FORMAT")]
+    a_format: Option<Format>,
+    /// Format of the second image
+    #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT")]
+    b_format: Option<Format>,
+    /// Sizes, and what is allocated, must be the same, too
+    #[arg(short, long)]
+    strict: bool,
+    /// How the images are read: none, writeback or writethrough
+    #[arg(short = 'T', long, default_value = "writeback")]
+    cache: Cache,
+    /// How I/O is done: io_uring, native (Linux AIO) or threads
+    #[arg(long, default_value = "io_uring", value_name = "ENGINE")]
+    aio: EngineKind,
+    /// Read images even though other processes write to them
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Directory in which an image may name backing or data files, besides its own
+    #[arg(long, value_name = "DIR")]
+    allow_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    watch: WatchArgs,
+    /// An image or an NBD URI
+    #[arg(value_name = "FILE1")]
+    a: String,
+    /// The other one
+    #[arg(value_name = "FILE2")]
+    b: String,
+}
+
+const DIFFERENT: i32 = 1;
+const NOT_OPENED: i32 = 2;
+const NOT_READ: i32 = 4;
+const INTERRUPTED: i32 = 130;
+
+pub(super) fn run(args: CompareArgs) -> anyhow::Result<()> {
+    let stop = stop_flag()?;
+    let source = |text: &str, format| {
+        let open = OpenOptions {
+            cache: args.cache,
+            engine: args.aio,
+            force_share: args.force_share,
+            allow_dirs: args.allow_dir.clone(),
+            ..OpenOptions::reading(format)
+        };
+        Source::new(text, open)
+    };
+    let options = CompareOptions {
+        strict: args.strict,
+    };
+    let mut watch = args.watch.watch();
+    let mut watcher = |event| watch.event(event);
+    let compared = source(&args.a, args.a_format).and_then(|a| {
+        let b = source(&args.b, args.b_format)?;
+        img::compare([&a, &b], options, &mut Progress::new(&mut watcher, &stop))
+    });
+    watch.end();
+    match compared {
+        Ok(found) => tell(&args, found),
+        Err(error) => {
+            eprintln!("fathom: {error}");
+            std::process::exit(match error {
+                Error::Interrupted => INTERRUPTED,
+                Error::Data { .. } => NOT_READ,
+                _ => NOT_OPENED,
+            });
+        }
+    }
+}
+
+fn tell(args: &CompareArgs, found: Comparison) -> anyhow::Result<()> {
+    let (is_same, text) = match found {
+        Comparison::Identical { .. } => (true, "Images are identical.".to_owned()),
+        Comparison::Content { offset, .. } => {
+            (false, format!("Content mismatch at offset {offset}!"))
+        }
+        Comparison::Sizes => (false, "Strict mode: Image size mismatch!".to_owned()),
+        Comparison::Allocation { offset } => {
+            let text = format!("Strict mode: Offset {offset} block status mismatch!");
+            (false, text)
+        }
+    };
+    let sizes_differ = matches!(
+        found,
+        Comparison::Sizes
+            | Comparison::Identical { sizes_differ: true }
+            | Comparison::Content {
+                sizes_differ: true,
+                ..
+            }
+    );
+    if args.watch.json() {
+        let offset = match found {
+            Comparison::Content { offset, .. } | Comparison::Allocation { offset } => Some(offset),
+            _ => None,
+        };
+        json_line(&json!({
+            "event": "end",
+            "identical": is_same,
+            "sizes-differ": sizes_differ,
+            "offset": offset,
+            "message": text,
+        }));
+    } else if !args.watch.quiet() {
+        if sizes_differ && !args.strict {
+            super::print("Warning: Image size mismatch!\n")?;
+        }
+        super::print(format_args!("{text}\n"))?;
+    }
+    match is_same {
+        true => Ok(()),
+        false => std::process::exit(DIFFERENT),
+    }
+}

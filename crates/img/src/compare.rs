@@ -1,0 +1,282 @@
+//! `fathom img compare`
+
+use crate::error::Error;
+use crate::job::{Answer, Ask, Job, Pages, Pool, Segment, State, is_zero};
+use crate::progress::Progress;
+use crate::source::{Opened, Source};
+use fathom_core::Op;
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::time::Duration;
+
+/// How to compare.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CompareOptions {
+    /// Sizes, and what is allocated, count too.
+    pub strict: bool,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// One disk may be longer, by zeroes.
+    Identical { sizes_differ: bool },
+    /// The first sector that differs.
+    Content { offset: u64, sizes_differ: bool },
+    /// Strict only.
+    Sizes,
+    /// Strict only: where one has something allocated that the other has not, or not so.
+    Allocation { offset: u64 },
+}
+
+/// Bytes of a request.
+const PIECE: u64 = 512 << 10;
+/// Requests of each disk at once.
+const DEPTH: usize = 8;
+/// In which differences are told.
+const SECTOR: usize = 512;
+/// Longest wait for an answer: somebody may want the job to end.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Compares two disks. The error says which of them cannot be read.
+pub fn compare(
+    sources: [&Source; 2],
+    options: CompareOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Comparison, Error> {
+    let mut job = Job::default();
+    let disks = [sources[0].open(&mut job)?, sources[1].open(&mut job)?];
+    let sizes = [disks[0].size(), disks[1].size()];
+    let sizes_differ = sizes[0] != sizes[1];
+    if sizes_differ && options.strict {
+        return Ok(Comparison::Sizes);
+    }
+    progress.begin(sizes[0].max(sizes[1]));
+    let parts = Both {
+        parts: [
+            disks[0].segments(&job, usize::MAX)?.peekable(),
+            disks[1].segments(&job, usize::MAX)?.peekable(),
+        ],
+        at: 0,
+        end: sizes[0].max(sizes[1]),
+    };
+    let run = Run {
+        job: &job,
+        disks: &disks,
+        strict: options.strict,
+        pool: Pool::new(PIECE as usize, 2 * DEPTH),
+        pairs: std::iter::repeat_with(|| None).take(DEPTH).collect(),
+        found: None,
+        progress,
+    };
+    let found = run.run(parts)?;
+    Ok(match found {
+        Some(Difference::Content(offset)) => Comparison::Content {
+            offset,
+            sizes_differ,
+        },
+        Some(Difference::Allocation(offset)) => Comparison::Allocation { offset },
+        None => {
+            progress.end();
+            Comparison::Identical { sizes_differ }
+        }
+    })
+}
+
+type Peekable<'a> = std::iter::Peekable<crate::job::Segments<'a>>;
+
+/// The parts of both disks at once; beyond a disk's end there is a hole.
+struct Both<'a> {
+    parts: [Peekable<'a>; 2],
+    at: u64,
+    end: u64,
+}
+
+impl Both<'_> {
+    /// The next part that is all alike in each of them.
+    fn next(&mut self) -> Result<Option<(Range<u64>, [State; 2])>, Error> {
+        let (start, mut end) = (self.at, self.end);
+        if start == end {
+            return Ok(None);
+        }
+        let mut states = [State::Hole; 2];
+        for (parts, state) in self.parts.iter_mut().zip(&mut states) {
+            let is_over = |part: &Result<Segment, Error>| {
+                part.as_ref().is_ok_and(|part| part.range.end <= start)
+            };
+            while parts.next_if(is_over).is_some() {}
+            match parts.peek() {
+                None => {}
+                Some(Ok(part)) => {
+                    *state = part.state;
+                    end = end.min(part.range.end);
+                }
+                Some(Err(_)) => {
+                    let failed = parts.next().and_then(Result::err);
+                    return Err(failed.expect("it was just seen"));
+                }
+            }
+        }
+        self.at = end;
+        Ok(Some((start..end, states)))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Difference {
+    Content(u64),
+    Allocation(u64),
+}
+
+impl Difference {
+    fn offset(self) -> u64 {
+        match self {
+            Difference::Content(offset) | Difference::Allocation(offset) => offset,
+        }
+    }
+}
+
+/// A range that is read from one disk or from both.
+#[derive(Debug, Default)]
+struct Pair {
+    start: u64,
+    len: u64,
+    read: [Option<Pages>; 2],
+    /// Answers to come.
+    awaited: u8,
+}
+
+struct Run<'a, 'p> {
+    job: &'a Job,
+    disks: &'a [Opened; 2],
+    strict: bool,
+    pool: Pool,
+    /// By tag.
+    pairs: Vec<Option<Pair>>,
+    found: Option<Difference>,
+    progress: &'a mut Progress<'p>,
+}
+
+impl Run<'_, '_> {
+    fn run(mut self, mut parts: Both<'_>) -> Result<Option<Difference>, Error> {
+        let mut current: Option<(Range<u64>, [State; 2])> = None;
+        let mut outcome = Ok(());
+        loop {
+            outcome = outcome.and_then(|()| self.progress.check());
+            while outcome.is_ok() && self.found.is_none() {
+                let (range, states) = match current.take() {
+                    Some(part) => part,
+                    None => match parts.next() {
+                        Ok(Some(part)) => part,
+                        Ok(None) => break,
+                        Err(error) => {
+                            outcome = Err(error);
+                            break;
+                        }
+                    },
+                };
+                if self.strict && states[0] != states[1] {
+                    self.found = Some(Difference::Allocation(range.start));
+                    break;
+                }
+                if states.iter().all(|state| state.is_zero()) {
+                    self.progress.add(range.end - range.start);
+                    continue;
+                }
+                let Some(tag) = self.pairs.iter().position(Option::is_none) else {
+                    current = Some((range, states));
+                    break;
+                };
+                let end = range.end.min((range.start + 1).next_multiple_of(PIECE));
+                let begun = self.begin(tag, range.start..end, states);
+                outcome = outcome.and(begun);
+                current = (end < range.end).then_some((end..range.end, states));
+            }
+            if self.pairs.iter().all(Option::is_none) {
+                return outcome.map(|()| self.found);
+            }
+            if let Some(answer) = self.job.wait_for(TICK) {
+                let taken = self.take(answer);
+                outcome = outcome.and(taken);
+            }
+        }
+    }
+
+    fn begin(&mut self, tag: usize, range: Range<u64>, states: [State; 2]) -> Result<(), Error> {
+        let len = range.end - range.start;
+        let mut pair = Pair {
+            start: range.start,
+            len,
+            ..Pair::default()
+        };
+        let mut pages = SmallVec::<[Pages; 2]>::new();
+        for _ in states.iter().filter(|state| !state.is_zero()) {
+            let taken = self.pool.take().map_err(Error::memory)?;
+            pages.push(taken.expect("two for each pair"));
+        }
+        let to_read = self.disks.iter().zip(states);
+        let to_read = to_read.filter(|(_, state)| !state.is_zero());
+        for ((disk, _), pages) in to_read.zip(pages) {
+            pair.awaited += 1;
+            disk.client.ask(Ask {
+                tag: tag as u64,
+                ..Ask::new(Op::Read, range.start, len, Some(pages))
+            });
+        }
+        self.pairs[tag] = Some(pair);
+        Ok(())
+    }
+
+    fn take(&mut self, answer: Answer) -> Result<(), Error> {
+        let Answer { client, ask, errno } = answer;
+        let side = usize::from(client == self.disks[1].client.number());
+        let place = &mut self.pairs[ask.tag as usize];
+        let pair = place.as_mut().expect("it has begun");
+        pair.read[side] = ask.pages;
+        pair.awaited -= 1;
+        let outcome = match errno {
+            0 => Ok(()),
+            errno => {
+                let path = &self.disks[side].path;
+                Err(Error::data(path, "read", ask.offset, ask.len, errno))
+            }
+        };
+        if pair.awaited > 0 {
+            return outcome;
+        }
+        let pair = place.take().expect("it has begun");
+        if outcome.is_ok() {
+            if let Some(at) = difference(&pair) {
+                let found = Difference::Content(pair.start + at);
+                let first = self.found.is_none_or(|f| found.offset() < f.offset());
+                self.found = if first { Some(found) } else { self.found };
+            }
+            self.progress.add(pair.len);
+        }
+        pair.read
+            .into_iter()
+            .flatten()
+            .for_each(|p| self.pool.put(p));
+        outcome
+    }
+}
+
+/// The first sector that differs, in bytes from the start.
+fn difference(pair: &Pair) -> Option<u64> {
+    let len = pair.len as usize;
+    let bytes = pair
+        .read
+        .each_ref()
+        .map(|pages| pages.as_ref().map(|p| &p.bytes()[..len]));
+    let differs: Box<dyn Fn(Range<usize>) -> bool> = match bytes {
+        [Some(one), Some(two)] => Box::new(move |range| one[range.clone()] != two[range]),
+        [Some(one), None] | [None, Some(one)] => Box::new(move |range| !is_zero(&one[range])),
+        [None, None] => return None,
+    };
+    if !differs(0..len) {
+        return None;
+    }
+    let mut sectors = (0..len).step_by(SECTOR);
+    let at = sectors.find(|at| differs(*at..len.min(at + SECTOR)))?;
+    Some(at as u64)
+}
