@@ -6,127 +6,11 @@ mod support;
 use fathom_formats::img::check::{Options, Repair, check};
 use fathom_formats::img::create::{self, create};
 use fathom_formats::img::{Format, Image};
-use fathom_formats::qcow2::{Cluster, Header, L1Entry, L2Entry, refcount};
+use fathom_formats::qcow2::{Header, refcount};
 use fathom_formats::testing::MemoryFile;
 use fathom_formats::{ImageFile, Result};
-use std::io;
-use std::sync::Mutex;
+use support::steps::{LIMIT, Random, Recorder, cut, disk};
 use support::*;
-
-const LIMIT: u64 = 64 << 20;
-const SECTOR: usize = 512;
-
-#[derive(Clone)]
-enum Step {
-    Write(u64, Vec<u8>),
-    SetLen(u64),
-    Discard(u64, u64),
-    Sync,
-}
-
-/// A file that remembers what was done to it.
-struct Recorder {
-    file: MemoryFile,
-    steps: Mutex<Vec<Step>>,
-}
-
-impl Recorder {
-    fn new(bytes: &[u8]) -> Recorder {
-        Recorder {
-            file: MemoryFile::new(bytes.to_vec(), LIMIT),
-            steps: Mutex::default(),
-        }
-    }
-
-    fn note(&self, step: Step) {
-        self.steps.lock().unwrap().push(step);
-    }
-}
-
-impl ImageFile for Recorder {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_at(buf, offset)
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.note(Step::Write(offset, buf.to_vec()));
-        self.file.write_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.note(Step::SetLen(len));
-        self.file.set_len(len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.note(Step::Sync);
-        Ok(())
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.note(Step::SetLen(self.len()?.max(offset + len)));
-        self.file.allocate(offset, len)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.note(Step::Discard(offset, len));
-        self.file.discard(offset, len)
-    }
-}
-
-/// xorshift: enough to choose what a disk has lost.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
-fn apply(file: &MemoryFile, step: &Step, random: Option<&mut Random>) {
-    match (step, random) {
-        (Step::Write(at, bytes), None) => file.write_at(bytes, *at).unwrap(),
-        (Step::Write(at, bytes), Some(random)) => {
-            // Sectors of it, from wherever it starts.
-            let mut done = 0;
-            while done < bytes.len() {
-                let sector = SECTOR - (*at as usize + done) % SECTOR;
-                let end = bytes.len().min(done + sector);
-                if random.next() & 1 == 0 {
-                    file.write_at(&bytes[done..end], at + done as u64).unwrap();
-                }
-                done = end;
-            }
-        }
-        (Step::SetLen(len), None) => file.set_len(*len).unwrap(),
-        (Step::Discard(at, len), None) => file.discard(*at, *len).unwrap(),
-        (Step::Sync, None) => {}
-        (_, Some(random)) => {
-            if random.next() & 1 == 0 {
-                apply(file, step, None);
-            }
-        }
-    }
-}
-
-/// The file after a cut: steps before the last flush are there (if the disk
-/// flushes at all), of those after it some.
-fn cut(before: &[u8], steps: &[Step], flushes: bool, random: &mut Random) -> MemoryFile {
-    let file = MemoryFile::new(before.to_vec(), LIMIT);
-    let is_sync = |s: &Step| flushes && matches!(s, Step::Sync);
-    let durable = steps.iter().rposition(is_sync).map_or(0, |at| at + 1);
-    for (i, step) in steps.iter().enumerate() {
-        apply(&file, step, (i >= durable).then_some(&mut *random));
-    }
-    file
-}
 
 fn fix(file: &dyn ImageFile) -> Result<u8> {
     let options = Options {
@@ -136,37 +20,11 @@ fn fix(file: &dyn ImageFile) -> Result<u8> {
     Ok(check(file, Format::Qcow2, &options, &mut |_| {})?.exit_status())
 }
 
-/// What the guest reads; compressed clusters as they are stored.
+/// What the guest reads.
 fn contents(file: &MemoryFile) -> Vec<u8> {
     let bytes = file.bytes();
     let header = Header::parse(&bytes).unwrap();
-    let g = header.geometry();
-    let mut disk = Vec::new();
-    let size = g.l2_entry_size() as usize;
-    let clusters = g.clusters_of(header.size);
-    for guest in (0..clusters).map(|i| i << g.cluster_bits) {
-        let at = (header.l1_offset + 8 * g.l1_index(guest)) as usize;
-        let word = u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
-        let start = disk.len();
-        if let Some(table) = L1Entry(word).l2_table(&g).unwrap() {
-            let at = table as usize + g.l2_index(guest) as usize * size;
-            match L2Entry::parse(&bytes, at, &g).decode(&g).unwrap() {
-                Cluster::Data { host } => {
-                    let host = host as usize;
-                    let end = bytes.len().min(host + g.cluster_size() as usize);
-                    disk.extend(&bytes[host..end]);
-                }
-                Cluster::Compressed(c) => {
-                    let end = bytes.len().min((c.offset + c.len) as usize);
-                    disk.extend(&bytes[c.offset as usize..end]);
-                }
-                _ => {}
-            }
-        }
-        // Only what is stored counts here; the places of zeroes need no bytes.
-        disk.extend(((disk.len() - start) as u64).to_be_bytes());
-    }
-    disk
+    disk(&bytes, &header, header.l1_offset, header.size)
 }
 
 /// What was wrong with the refcounts, which a repair sets right without a

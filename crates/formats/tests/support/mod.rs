@@ -1,6 +1,8 @@
 //! QEMU's tools, which these tests ask.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod steps;
+
 use fathom_formats::img::check::{Options, Repair, Report, check};
 use fathom_formats::img::info::Info;
 use fathom_formats::img::{Format, create};

@@ -1,0 +1,195 @@
+//! Power cuts, kills and full disks while snapshots are taken, applied and deleted and while disks
+//! are resized: what is left is the old image or the new one, and sound.
+
+mod support;
+
+use fathom_formats::img::check::{Options, check};
+use fathom_formats::img::create::Preallocation;
+use fathom_formats::img::resize::{Resize, resize};
+use fathom_formats::img::{Format, snapshot};
+use fathom_formats::qcow2::Header;
+use fathom_formats::testing::MemoryFile;
+use fathom_formats::{ImageFile, Result};
+use support::steps::{LIMIT, Random, Recorder, Step, cut, disk};
+use support::*;
+
+const SIZE: u64 = 1 << 20;
+
+type Change = fn(&dyn ImageFile) -> Result<()>;
+
+fn to(file: &dyn ImageFile, size: u64, preallocation: Preallocation) -> Result<()> {
+    let to = Resize {
+        size,
+        preallocation,
+        data_file: None,
+        below: None,
+    };
+    resize(file, Format::Qcow2, &to)
+}
+
+const CHANGES: &[(&str, Change)] = &[
+    ("create", |f| snapshot::create(f, "s2", (1, 2)).map(drop)),
+    ("apply", |f| snapshot::apply(f, "s1").map(drop)),
+    ("delete", |f| snapshot::delete(f, "s1").map(drop)),
+    ("grow", |f| to(f, 40 * SIZE, Preallocation::Off)),
+    ("metadata", |f| to(f, 2 * SIZE, Preallocation::Metadata)),
+    ("full", |f| {
+        to(f, SIZE + 70_000 / 512 * 512, Preallocation::Full)
+    }),
+    ("shrink", |f| to(f, 500_000 / 512 * 512, Preallocation::Off)),
+];
+
+const IMAGES: &[&str] = &[
+    "cluster_size=512",
+    "cluster_size=1k,refcount_bits=64",
+    "cluster_size=4k,refcount_bits=4,lazy_refcounts=on",
+    "cluster_size=64k",
+    "cluster_size=16k,extended_l2=on",
+    "compat=0.10,cluster_size=1k",
+];
+
+/// An image with a snapshot, and data that is the disk's, the snapshot's, or of both.
+fn image(options: &str) -> Vec<u8> {
+    let dir = dir();
+    let dir = dir.path();
+    create_file(dir, "i", "qcow2", &pairs(options), SIZE);
+    let writes = ["write -P 1 0 70k", "write -P 2 600k 50k"];
+    qemu_io(dir, "i", "qcow2", &writes);
+    qemu_img(dir, &["snapshot", "-c", "s1", "i"]);
+    let writes = ["write -P 3 10k 70k", "discard 0 4k", "write -P 4 900k 9k"];
+    qemu_io(dir, "i", "qcow2", &writes);
+    std::fs::read(dir.join("i")).unwrap()
+}
+
+/// The disk, and that of each snapshot.
+type State = Vec<(Vec<u8>, u64, Vec<u8>)>;
+
+fn state(file: &MemoryFile) -> State {
+    let bytes = file.bytes().clone();
+    let header = Header::parse(&bytes).unwrap();
+    let mut all = vec![(
+        Vec::new(),
+        header.size,
+        disk(&bytes, &header, header.l1_offset, header.size),
+    )];
+    for snapshot in snapshot::list(file).unwrap() {
+        let size = snapshot.disk_size().unwrap();
+        let disk = disk(&bytes, &header, snapshot.l1_offset, size);
+        all.push((snapshot.name, size, disk));
+    }
+    all
+}
+
+/// Whether the image is sound and is one of those.
+fn problem(file: &MemoryFile, either: &[&State]) -> Option<String> {
+    let checked = check(file, Format::Qcow2, &Options::default(), &mut |_| {});
+    let report = match checked {
+        Ok(report) => report,
+        Err(error) => return Some(error.to_string()),
+    };
+    if report.exit_status() != 0 {
+        return Some(format!("{report:?}"));
+    }
+    let found = std::panic::catch_unwind(|| state(file));
+    match found {
+        Ok(found) if either.contains(&&found) => None,
+        _ => Some("it is neither the old image nor the new one".into()),
+    }
+}
+
+/// Tries a change with the power cut at each step; what was wrong.
+fn cuts(before: &[u8], change: Change, flushes: bool, tears: usize) -> Vec<String> {
+    let mut random = Random(0x5eed_0ffa_7403);
+    let recorder = Recorder::new(before);
+    change(&recorder).unwrap();
+    let old = state(&MemoryFile::new(before.to_vec(), LIMIT));
+    let new = state(&recorder.file);
+    let steps = recorder.steps.into_inner().unwrap();
+    assert!(steps.iter().any(|s| matches!(s, Step::Sync)));
+    let mut problems = Vec::new();
+    for end in (0..=steps.len()).flat_map(|end| vec![end; tears]) {
+        let file = cut(before, &steps[..end], flushes, &mut random);
+        let problem = problem(&file, &[&old, &new]);
+        problems.extend(problem.map(|p| format!("{end} of {}: {p}", steps.len())));
+    }
+    let file = cut(before, &steps, true, &mut random);
+    problems.extend(problem(&file, &[&new]).map(|p| format!("at the end: {p}")));
+    problems
+}
+
+/// Whether an image can be changed like that.
+fn applies(options: &str, name: &str) -> bool {
+    let resizes = ["grow", "metadata", "full", "shrink"].contains(&name);
+    !(options.contains("compat=0.10") && resizes)
+}
+
+#[test]
+fn a_power_cut_leaves_the_old_image_or_the_new_one() {
+    let tears = 4 * rounds();
+    for options in IMAGES {
+        let before = image(options);
+        for (name, change) in CHANGES.iter().filter(|(name, _)| applies(options, name)) {
+            let problems = cuts(&before, *change, true, tears);
+            assert_eq!(problems, Vec::<String>::new(), "{options} {name}");
+        }
+    }
+}
+
+/// The test of the test.
+#[test]
+fn a_disk_that_does_not_flush_is_found_out() {
+    for options in &IMAGES[..2] {
+        let before = image(options);
+        for (name, change) in CHANGES {
+            assert_ne!(
+                cuts(&before, *change, false, 20).len(),
+                0,
+                "{options} {name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_the_old_image() {
+    for options in IMAGES {
+        let before = image(options);
+        let old = state(&MemoryFile::new(before.clone(), LIMIT));
+        for (name, change) in CHANGES.iter().filter(|(name, _)| applies(options, name)) {
+            let room = (0..).map(|n| before.len() as u64 + n * 3000);
+            let mut full = 0;
+            for limit in room {
+                let file = MemoryFile::new(before.clone(), limit);
+                if change(&file).is_ok() {
+                    break;
+                }
+                full += 1;
+                assert_eq!(problem(&file, &[&old]), None, "{options} {name} {limit}");
+                assert!(file.len().unwrap() <= before.len() as u64);
+            }
+            let needs_room = name != &"delete" && name != &"shrink" && name != &"apply";
+            assert!(full > 0 || !needs_room, "{options} {name}: never full");
+        }
+    }
+}
+
+/// What QEMU thinks of the new images.
+#[test]
+fn qemu_agrees() {
+    for options in IMAGES {
+        let before = image(options);
+        for (name, change) in CHANGES.iter().filter(|(name, _)| applies(options, name)) {
+            let file = MemoryFile::new(before.clone(), LIMIT);
+            change(&file).unwrap();
+            let dir = dir();
+            std::fs::write(dir.path().join("i"), &*file.bytes()).unwrap();
+            let (status, report) = qemu_check(dir.path(), "i", "qcow2");
+            assert_eq!(status, 0, "{options} {name}: {report:?}");
+        }
+    }
+}
+
+fn rounds() -> usize {
+    let rounds = std::env::var("FATHOM_ROUNDS").ok();
+    rounds.map_or(1, |n| n.parse().expect("FATHOM_ROUNDS is a number"))
+}

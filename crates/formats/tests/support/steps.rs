@@ -1,0 +1,156 @@
+//! A file that remembers what was done to it, and what a power cut leaves of that.
+
+use fathom_formats::ImageFile;
+use fathom_formats::qcow2::{Cluster, Header, L1Entry, L2Entry};
+use fathom_formats::testing::MemoryFile;
+use std::io;
+use std::sync::Mutex;
+
+/// Bytes of the largest file.
+pub const LIMIT: u64 = 64 << 20;
+const SECTOR: usize = 512;
+
+/// What was done to a file.
+#[derive(Clone)]
+pub enum Step {
+    Write(u64, Vec<u8>),
+    SetLen(u64),
+    Discard(u64, u64),
+    Sync,
+}
+
+/// A file that remembers what was done to it.
+pub struct Recorder {
+    pub file: MemoryFile,
+    pub steps: Mutex<Vec<Step>>,
+}
+
+impl Recorder {
+    pub fn new(bytes: &[u8]) -> Recorder {
+        Recorder {
+            file: MemoryFile::new(bytes.to_vec(), LIMIT),
+            steps: Mutex::default(),
+        }
+    }
+
+    fn note(&self, step: Step) {
+        self.steps.lock().unwrap().push(step);
+    }
+}
+
+impl ImageFile for Recorder {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.note(Step::Write(offset, buf.to_vec()));
+        self.file.write_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.note(Step::SetLen(len));
+        self.file.set_len(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.note(Step::Sync);
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.note(Step::SetLen(self.len()?.max(offset + len)));
+        self.file.allocate(offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.note(Step::Discard(offset, len));
+        self.file.discard(offset, len)
+    }
+}
+
+/// xorshift: enough to choose what a disk has lost.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+fn apply(file: &MemoryFile, step: &Step, random: Option<&mut Random>) {
+    match (step, random) {
+        (Step::Write(at, bytes), None) => file.write_at(bytes, *at).unwrap(),
+        (Step::Write(at, bytes), Some(random)) => {
+            // Sectors of it, from wherever it starts.
+            let mut done = 0;
+            while done < bytes.len() {
+                let sector = SECTOR - (*at as usize + done) % SECTOR;
+                let end = bytes.len().min(done + sector);
+                if random.next() & 1 == 0 {
+                    file.write_at(&bytes[done..end], at + done as u64).unwrap();
+                }
+                done = end;
+            }
+        }
+        (Step::SetLen(len), None) => file.set_len(*len).unwrap(),
+        (Step::Discard(at, len), None) => file.discard(*at, *len).unwrap(),
+        (Step::Sync, None) => {}
+        (_, Some(random)) => {
+            if random.next() & 1 == 0 {
+                apply(file, step, None);
+            }
+        }
+    }
+}
+
+/// The file after a cut: steps before the last flush are there (if the disk
+/// flushes at all), of those after it some.
+pub fn cut(before: &[u8], steps: &[Step], flushes: bool, random: &mut Random) -> MemoryFile {
+    let file = MemoryFile::new(before.to_vec(), LIMIT);
+    let is_sync = |s: &Step| flushes && matches!(s, Step::Sync);
+    let durable = steps.iter().rposition(is_sync).map_or(0, |at| at + 1);
+    for (i, step) in steps.iter().enumerate() {
+        apply(&file, step, (i >= durable).then_some(&mut *random));
+    }
+    file
+}
+
+/// What the guest reads of a disk of `size` bytes whose L1 table is at `l1`; compressed clusters as
+/// they are stored.
+pub fn disk(bytes: &[u8], header: &Header, l1: u64, size: u64) -> Vec<u8> {
+    let g = header.geometry();
+    let mut disk = Vec::new();
+    let entry_size = g.l2_entry_size() as usize;
+    let clusters = g.clusters_of(size);
+    for guest in (0..clusters).map(|i| i << g.cluster_bits) {
+        let at = (l1 + 8 * g.l1_index(guest)) as usize;
+        let word = u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+        let start = disk.len();
+        if let Some(table) = L1Entry(word).l2_table(&g).unwrap() {
+            let at = table as usize + g.l2_index(guest) as usize * entry_size;
+            match L2Entry::parse(bytes, at, &g).decode(&g).unwrap() {
+                Cluster::Data { host } => {
+                    let host = host as usize;
+                    let end = bytes.len().min(host + g.cluster_size() as usize);
+                    disk.extend(&bytes[host..end]);
+                }
+                Cluster::Compressed(c) => {
+                    let end = bytes.len().min((c.offset + c.len) as usize);
+                    disk.extend(&bytes[c.offset as usize..end]);
+                }
+                _ => {}
+            }
+        }
+        // Only what is stored counts here; the places of zeroes need no bytes.
+        disk.extend(((disk.len() - start) as u64).to_be_bytes());
+    }
+    disk
+}
