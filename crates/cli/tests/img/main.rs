@@ -1,6 +1,9 @@
 //! `fathom img` as users run it, next to qemu-img.
 
 mod making;
+mod pair;
+mod resize;
+mod snapshot;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -1,0 +1,150 @@
+//! Two images alike: what Fathom does to one, qemu-img does to the other.
+
+use crate::support::{as_arg, disk_dir, stdout_of};
+use crate::{create, qemu_img};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// Bytes of their disks.
+const SIZE: &str = "2M";
+
+pub struct Pair {
+    dir: TempDir,
+}
+
+/// The first few of all, or with FATHOM_ROUNDS all.
+pub fn sample<T>(all: &[T], few: usize) -> &[T] {
+    match std::env::var_os("FATHOM_ROUNDS") {
+        Some(_) => all,
+        None => &all[..few],
+    }
+}
+
+impl Pair {
+    /// With options as for `create -o`; all of it compressed, or empty. `base` is a raw file next to
+    /// them, larger than their disks.
+    pub fn new(options: &str, compressed: bool) -> Pair {
+        let pair = Pair { dir: disk_dir() };
+        let base: Vec<u8> = (0..5 << 20).map(|at: u32| (at / 700) as u8 | 1).collect();
+        std::fs::write(pair.dir.path().join("base"), base).expect("a file");
+        let image = pair.path(0);
+        create(
+            &image,
+            &["-q", "-f", "qcow2", "-o", &format!("size={SIZE},{options}")],
+        );
+        if compressed {
+            let raw = as_arg(&pair.dir.path().join("raw"));
+            create(&raw, &["-q", &format!("-osize={SIZE}")]);
+            io(&raw, "raw", &["write -P 17 0 2M", "write -P 34 1M 300k"]);
+            let options = ["-c", "-f", "raw", "-O", "qcow2", "-o", options];
+            qemu_img(&[&["convert"], &options[..], &[&raw, &image]].concat());
+        }
+        std::fs::copy(&image, pair.path(1)).expect("a copy");
+        pair
+    }
+
+    /// Another such pair.
+    pub fn copy(&self) -> Pair {
+        let pair = Pair { dir: disk_dir() };
+        for name in ["0", "1", "base"] {
+            let (from, to) = (self.dir.path(), pair.dir.path());
+            std::fs::copy(from.join(name), to.join(name)).expect("a copy");
+        }
+        pair
+    }
+
+    pub fn path(&self, which: usize) -> String {
+        as_arg(&self.dir.path().join(which.to_string()))
+    }
+
+    /// A command on both, by Fathom on the first and by QEMU on the second. `{}` stands for the
+    /// image; without it, that is last.
+    pub fn both(&self, args: &[&str]) {
+        self.run(args, false);
+    }
+
+    /// The other way round.
+    pub fn swapped(&self, args: &[&str]) {
+        self.run(args, true);
+    }
+
+    fn run(&self, args: &[&str], swapped: bool) {
+        let with = |path: &str| -> Vec<String> {
+            let mut args: Vec<String> = args.iter().map(|a| a.replace("{}", path)).collect();
+            if !args.iter().any(|a| a == path) {
+                args.push(path.to_owned());
+            }
+            args
+        };
+        let (mine, theirs) = (usize::from(swapped), usize::from(!swapped));
+        let (own, other) = (with(&self.path(mine)), with(&self.path(theirs)));
+        let own: Vec<&str> = own.iter().map(String::as_str).collect();
+        let said = stdout_of(&[&["img"], &own[..]].concat());
+        let other: Vec<&str> = other.iter().map(String::as_str).collect();
+        assert_eq!(said, qemu_img(&other), "{args:?}");
+        self.check(&format!("{args:?}"));
+    }
+
+    /// Both are sound, and their disks are alike.
+    pub fn check(&self, what: &str) {
+        for which in [0, 1] {
+            let path = self.path(which);
+            let checked = Command::new("qemu-img").args(["check", &path]).output();
+            let checked = checked.expect("qemu-img");
+            let said = String::from_utf8_lossy(&checked.stdout);
+            assert!(checked.status.success(), "{what}: {which}: {said}");
+        }
+        qemu_img(&["compare", &self.path(0), &self.path(1)]);
+        assert_eq!(self.size(0), self.size(1), "{what}");
+    }
+
+    /// Of a disk, in bytes.
+    pub fn size(&self, which: usize) -> u64 {
+        let said = qemu_img(&["info", "--output=json", &self.path(which)]);
+        let info: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        info["virtual-size"].as_u64().expect("a size")
+    }
+
+    /// Commands of qemu-io on both.
+    pub fn io(&self, commands: &[&str]) {
+        (0..2).for_each(|which| io(&self.path(which), "qcow2", commands));
+        self.check(&format!("{commands:?}"));
+    }
+
+    /// What is on the disk, or was when a snapshot was taken.
+    pub fn disk(&self, which: usize, snapshot: Option<&str>) -> Vec<u8> {
+        let raw: PathBuf = self.dir.path().join("read");
+        let (image, out) = (self.path(which), as_arg(&raw));
+        let name = snapshot.map(|name| format!("snapshot.name={name}"));
+        let mut args = vec!["convert", "-f", "qcow2", "-O", "raw"];
+        if let Some(name) = &name {
+            args.extend(["-l", name]);
+        }
+        qemu_img(&[&args[..], &[&image, &out]].concat());
+        std::fs::read(raw).expect("what was read")
+    }
+
+    /// A snapshot in both is that disk.
+    pub fn snapshot_is(&self, name: &str, disk: &[u8]) {
+        for which in [0, 1] {
+            let read = self.disk(which, Some(name));
+            assert!(read == disk, "snapshot {name} of {which} has changed");
+        }
+    }
+}
+
+pub fn io(path: &str, format: &str, commands: &[&str]) {
+    let commands = commands.iter().flat_map(|command| ["-c", command]);
+    let output = Command::new("qemu-io")
+        .args(["-f", format])
+        .args(commands)
+        .arg(Path::new(path))
+        .output()
+        .expect("qemu-io is installed by `make setup`");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success() && !said.contains("failed"),
+        "{said}"
+    );
+}

@@ -1,0 +1,184 @@
+//! `fathom img snapshot`, next to `qemu-img snapshot`.
+
+use crate::pair::{Pair, sample};
+use crate::support::{as_arg, disk_dir, refused, stdout_of};
+use crate::{create, qemu_img};
+use serde_json::Value;
+
+/// Options of images that can have snapshots.
+const IMAGES: &[&str] = &[
+    "cluster_size=64k",
+    "cluster_size=16k,extended_l2=on",
+    "compat=0.10,cluster_size=512",
+    "cluster_size=512,refcount_bits=32",
+    "cluster_size=1k,refcount_bits=64",
+    "cluster_size=4k,refcount_bits=8,lazy_refcounts=on",
+    "cluster_size=8k,compression_type=zstd",
+    "cluster_size=32k,extended_l2=on,refcount_bits=32",
+    "cluster_size=2M",
+    "compat=0.10",
+    "cluster_size=64k,preallocation=metadata",
+];
+
+/// The same steps by Fathom and by QEMU, on disks that the snapshots share with each other.
+fn steps(pair: &Pair) {
+    pair.io(&["write -P 1 0 200k", "write -P 2 1M 65k"]);
+    pair.both(&["snapshot", "-c", "s1"]);
+    let s1 = pair.disk(0, None);
+    pair.io(&[
+        "write -P 3 10k 70k",
+        "write -P 4 1500k 100k",
+        "discard 100k 64k",
+    ]);
+    pair.snapshot_is("s1", &s1);
+    pair.both(&["snapshot", "-c", "s2"]);
+    let s2 = pair.disk(0, None);
+    pair.io(&["write -P 5 30k 70k", "discard 1M 200k"]);
+    // Each by the other's tool, too.
+    let crossed = pair.copy();
+    crossed.swapped(&["snapshot", "-a", "s1"]);
+    pair.both(&["snapshot", "-a", "s1"]);
+    assert!(pair.disk(0, None) == s1 && crossed.disk(0, None) == s1);
+    pair.snapshot_is("s2", &s2);
+    pair.io(&["write -P 6 0 20k", "write -P 9 600k 700k"]);
+    pair.both(&["snapshot", "-d", "s1"]);
+    pair.snapshot_is("s2", &s2);
+    pair.io(&["write -P 7 15k 20k", "write -P 8 600k 700k"]);
+    pair.snapshot_is("s2", &s2);
+    pair.both(&["snapshot", "-a", "s2"]);
+    pair.both(&["snapshot", "-d", "s2"]);
+    assert!(pair.disk(0, None) == s2);
+}
+
+#[test]
+fn snapshots_are_taken_applied_and_deleted_as_by_qemu_img() {
+    for options in sample(IMAGES, 4) {
+        let pair = Pair::new(options, false);
+        steps(&pair);
+    }
+}
+
+#[test]
+fn snapshots_have_compressed_clusters_and_backing_files() {
+    for options in sample(&["cluster_size=64k", "cluster_size=512", "compat=0.10"], 1) {
+        steps(&Pair::new(options, true));
+    }
+    for options in sample(&["", ",cluster_size=16k,extended_l2=on"], 2) {
+        let options = format!("backing_file=base,backing_fmt=raw{options}");
+        steps(&Pair::new(&options, false));
+    }
+}
+
+#[test]
+fn a_snapshot_brings_its_size_back() {
+    let pair = Pair::new("cluster_size=4k", false);
+    pair.io(&["write -P 1 0 2M"]);
+    pair.both(&["snapshot", "-c", "two"]);
+    let two = pair.disk(0, None);
+    for (size, name) in [("1M", "one"), ("9M", "nine")] {
+        pair.both(&["resize", "-q", "--shrink", "{}", size]);
+        pair.io(&["write -P 2 500k 100k"]);
+        pair.both(&["snapshot", "-c", name]);
+    }
+    for (name, mib) in [("two", 2), ("nine", 9), ("one", 1), ("two", 2)] {
+        pair.both(&["snapshot", "-a", name]);
+        assert_eq!(pair.disk(0, None).len(), mib << 20);
+    }
+    assert!(pair.disk(0, None) == two);
+}
+
+#[test]
+fn snapshots_are_listed_as_by_qemu_img() {
+    let dir = disk_dir();
+    let image = as_arg(&dir.path().join("i"));
+    create(&image, &["-q", "-f", "qcow2", "-o", "size=1M"]);
+    let list = |more: &[&str]| stdout_of(&[&["img", "snapshot"], more, &[&image]].concat());
+    assert_eq!(list(&[]), qemu_img(&["snapshot", "-l", &image]));
+    for name in ["eins", "2", "", "a name of more than sixteen bytes"] {
+        qemu_img(&["snapshot", "-c", name, &image]);
+        stdout_of(&["img", "snapshot", "--create", name, &image]);
+    }
+    for option in [&["-l"][..], &["--list", "-U"], &[]] {
+        assert_eq!(list(option), qemu_img(&["snapshot", "-l", &image]));
+    }
+    let theirs: Value =
+        serde_json::from_str(&qemu_img(&["info", "--output=json", &image])).unwrap();
+    let mine: Value = serde_json::from_str(&list(&["--json"])).unwrap();
+    assert_eq!(mine, theirs["snapshots"]);
+    // "2" is an ID and a name.
+    let id = |option: &str| -> Value {
+        let said = list(&[option, "2", "--json"]);
+        let said: Value = serde_json::from_str(&said).unwrap();
+        said["id"].clone()
+    };
+    assert_eq!((id("--apply"), id("--delete")), ("2".into(), "3".into()));
+    assert_eq!(list(&["--delete", "8"]), "");
+    assert_eq!(list(&["-l"]), qemu_img(&["snapshot", "-l", &image]));
+    assert_eq!(list(&["-l"]).lines().count(), 2 + 6);
+    let raw = as_arg(&dir.path().join("raw"));
+    create(&raw, &["-q", "-o", "size=1M"]);
+    assert_eq!(stdout_of(&["img", "snapshot", &raw]), "");
+}
+
+#[test]
+fn what_cannot_be_is_told() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let made = |name: &str, format: &str, options: &str| {
+        create(&path(name), &["-q", "-f", format, "-o", options]);
+    };
+    made("raw", "raw", "size=1M");
+    made("qed", "qed", "size=1M");
+    made("data", "qcow2", &format!("size=1M,data_file={}", path("d")));
+    made("one", "qcow2", "size=1M,refcount_bits=1");
+    made("bits", "qcow2", "size=1M");
+    made("old", "qcow2", "size=1M,compat=0.10");
+    made("bad", "qcow2", "size=1M");
+    qemu_img(&["bitmap", "--add", &path("bits"), "b"]);
+    for name in ["bits", "old"] {
+        stdout_of(&["img", "snapshot", "-c", "s", &path(name)]);
+    }
+    let write = ["-c", "write 0 1", &path("one")];
+    let wrote = std::process::Command::new("qemu-io").args(write).output();
+    assert!(wrote.expect("qemu-io").status.success());
+    let mark = |offset: u64, byte: u8| {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::OpenOptions::new().write(true).open(path("bad"));
+        file.unwrap().write_all_at(&[byte], offset).unwrap();
+    };
+    for (name, args, words) in [
+        (
+            "raw",
+            &["-c", "s"][..],
+            "raw images have no internal snapshots",
+        ),
+        ("qed", &["-a", "s"], "only qcow2"),
+        ("data", &["-c", "s"], "external data file"),
+        ("one", &["-c", "s"], "refcounts of 1 bits"),
+        ("bits", &["-a", "s"], "bitmaps"),
+        ("bits", &["-d", "t"], "no snapshot 't'"),
+        ("gone", &["-d", "t"], "cannot be opened"),
+    ] {
+        let before = std::fs::read(path(name)).ok();
+        refused(
+            1,
+            &[&["img", "snapshot"], args, &[&path(name)]].concat(),
+            &[words],
+        );
+        assert!(
+            std::fs::read(path(name)).ok() == before,
+            "{name} was changed"
+        );
+    }
+    for (offset, byte, words) in [(79, 2, "marked corrupt"), (79, 0, ""), (47, 1, "L1 table")] {
+        mark(offset, byte);
+        if !words.is_empty() {
+            refused(1, &["img", "snapshot", "-c", "s", &path("bad")], &[words]);
+        }
+    }
+    refused(
+        2,
+        &["img", "snapshot", "-l", "-c", "s", &path("bad")],
+        &["--list"],
+    );
+}
