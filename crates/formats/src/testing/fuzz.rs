@@ -2,12 +2,14 @@
 //!
 //! What they check: nothing panics, takes much memory or does not end; what
 //! was parsed is written back the same; an image that was repaired has
-//! nothing left that could be repaired.
+//! nothing left that could be repaired; one that was changed is sound.
 
 use super::MemoryFile;
 use super::served::serve;
 use crate::img::check::{Options, Repair, check};
-use crate::img::create::{self, create};
+use crate::img::create::{self, Preallocation, create};
+use crate::img::resize::{Resize, resize};
+use crate::img::snapshot;
 use crate::img::{Format, Image};
 use crate::qcow2::{
     CompressionType, Geometry, Header, L2Entry, bitmap::Bitmap, decompress, snapshot::Snapshot,
@@ -209,7 +211,49 @@ pub fn qcow2_image(data: &[u8]) {
     };
     change(&file, Format::Qcow2, data);
     let _ = Image::read(&file, Format::Qcow2);
+    edit(&file, choices[0] >> 4, Format::Qcow2);
     check_and_repair(&file, Format::Qcow2);
+}
+
+/// Snapshots of an image, or another size: what can be changed at all is sound afterwards, and
+/// what cannot is as it was, but for clusters that are free.
+fn edit(file: &MemoryFile, choice: u8, format: Format) {
+    let before = file.bytes().clone();
+    let edited = MemoryFile::new(before.clone(), LIMIT);
+    let to = |size, preallocation| Resize {
+        size,
+        preallocation,
+        data_file: None,
+        below: None,
+    };
+    let taken = snapshot::create(&edited, "s", (0, 0)).is_ok();
+    let done = match choice % 6 {
+        0 => snapshot::apply(&edited, "1").is_ok(),
+        1 => snapshot::delete(&edited, "1").is_ok(),
+        2 => resize(&edited, format, &to(100_352, Preallocation::Off)).is_ok(),
+        3 => resize(&edited, format, &to(40 << 20, Preallocation::Off)).is_ok(),
+        4 => resize(&edited, format, &to(200 << 10, Preallocation::Metadata)).is_ok(),
+        _ => resize(&edited, format, &to(9 << 10, Preallocation::Off)).is_ok(),
+    };
+    if taken || done {
+        let report = check(&edited, format, &Options::default(), &mut |_| {});
+        let report = report.expect("it can be checked");
+        assert_eq!(report.corruptions + report.check_errors, 0, "{report:?}");
+    } else if !is_dirty(&before, format) {
+        let bytes = edited.bytes();
+        assert_eq!(bytes.len(), before.len());
+        assert!(bytes[..512] == before[..512], "the header was changed");
+    }
+}
+
+/// Whether whoever opens it repairs it.
+fn is_dirty(image: &[u8], format: Format) -> bool {
+    let file = MemoryFile::new(image.to_vec(), LIMIT);
+    match Image::read(&file, format) {
+        Ok(Image::Qcow2(header)) => header.is_dirty(),
+        Ok(Image::Qed(header, _)) => header.needs_check(),
+        _ => false,
+    }
 }
 
 /// A QED image with changes.
@@ -224,6 +268,7 @@ pub fn qed_image(data: &[u8]) {
     if let Ok(Image::Qed(header, _)) = Image::read(&file, Format::Qed) {
         assert_eq!(qed::Header::parse(&header.encode()).ok(), Some(header));
     }
+    edit(&file, 2 + choices[0] % 4, Format::Qed);
     check_and_repair(&file, Format::Qed);
 }
 
