@@ -2,6 +2,7 @@
 //! that it works on, as QEMU locks them, and leaves the work on structures to
 //! [`fathom_formats::img`].
 
+mod below;
 mod chain;
 mod check;
 mod compare;

@@ -1,11 +1,12 @@
 //! `fathom img resize`
 
+use crate::below::Backing;
 use crate::error::{Error, of, usage};
 use crate::open::open_writable;
 use fathom_daemon::AllowedDirs;
+use fathom_formats::ImageFile;
 use fathom_formats::img::resize::{Below, Resize, resize as work};
 use fathom_formats::img::{Format, Image};
-use fathom_formats::{Error as FormatError, ImageFile, Result as FormatResult};
 use fathom_storage::lock_image;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -70,7 +71,7 @@ pub fn resize(
     let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
     let data = data_file(path, &image, &dirs)?;
     let below = match new > old {
-        true => Backing::open(path, &image, &dirs)?,
+        true => Backing::open(path, &image, &options.allow_dirs)?,
         false => None,
     };
     let to = Resize {
@@ -125,51 +126,4 @@ fn data_file(path: &Path, image: &Image, dirs: &AllowedDirs) -> Result<Option<Fi
     let (path, file) = dirs.open(path, name, true)?;
     lock_image(&path, &file, true)?;
     Ok(Some(file))
-}
-
-/// The backing file, as far as its size goes and its data, if it is raw.
-struct Backing {
-    path: PathBuf,
-    file: File,
-    image: Image,
-}
-
-impl Backing {
-    fn open(path: &Path, image: &Image, dirs: &AllowedDirs) -> Result<Option<Backing>, Error> {
-        let Some(name) = image.backing_file() else {
-            return Ok(None);
-        };
-        let (below, file) = dirs.open(path, name, false)?;
-        lock_image(&below, &file, false)?;
-        let format = match image.backing_format() {
-            Some(name) => Format::from_name(&name).map_err(of(path))?,
-            None => {
-                let problem = "does not say what format its backing file has";
-                return Err(usage(path, problem));
-            }
-        };
-        let image = Image::read(&file, format).map_err(of(&below))?;
-        let path = below;
-        Ok(Some(Backing { path, file, image }))
-    }
-}
-
-impl Below for Backing {
-    fn size(&self) -> u64 {
-        self.image.size()
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> FormatResult<()> {
-        if !matches!(self.image, Image::Raw { .. }) {
-            return Err(FormatError::Unsupported(format!(
-                "the disk ends within a cluster that is in the backing file {}, which is not raw: \
-                 write to its last sector first",
-                self.path.display()
-            )));
-        }
-        ImageFile::read_at(&self.file, buf, offset).map_err(|source| FormatError::Io {
-            what: "its backing file cannot be read",
-            source,
-        })
-    }
 }

@@ -23,11 +23,16 @@ pub fn sample<T>(all: &[T], few: usize) -> &[T] {
 
 impl Pair {
     /// With options as for `create -o`; all of it compressed, or empty. `base` is a raw file next to
-    /// them, larger than their disks.
+    /// them, larger than their disks, and `base.qcow2` the same as an image with compressed clusters.
     pub fn new(options: &str, compressed: bool) -> Pair {
         let pair = Pair { dir: disk_dir() };
         let base: Vec<u8> = (0..5 << 20).map(|at: u32| (at / 700) as u8 | 1).collect();
         std::fs::write(pair.dir.path().join("base"), base).expect("a file");
+        if options.contains("base.qcow2") {
+            let path = |name: &str| as_arg(&pair.dir.path().join(name));
+            let (base, image) = (path("base"), path("base.qcow2"));
+            qemu_img(&["convert", "-c", "-f", "raw", "-O", "qcow2", &base, &image]);
+        }
         let image = pair.path(0);
         create(
             &image,

@@ -104,17 +104,21 @@ fn snapshots_stay_when_the_disk_is_resized() {
 /// The backing file has 5 MiB of data, none of it zeroes.
 #[test]
 fn what_is_below_does_not_come_into_sight() {
-    for more in sample(
-        &["", ",cluster_size=16k,extended_l2=on", ",cluster_size=2M"],
-        3,
-    ) {
+    let kinds = [
+        "backing_file=base,backing_fmt=raw",
+        "backing_file=base.qcow2,backing_fmt=qcow2,cluster_size=2M",
+        "backing_file=base,backing_fmt=raw,cluster_size=16k,extended_l2=on",
+        "backing_file=base.qcow2,backing_fmt=qcow2,cluster_size=32k,extended_l2=on",
+        "backing_file=base,backing_fmt=raw,cluster_size=512",
+    ];
+    for options in sample(&kinds, 3) {
         for (first, then) in [
             ("1M", "3M"),
             ("1000448", "6M"),
             ("5M", "9M"),
             ("700k", "717312"),
         ] {
-            let pair = Pair::new(&format!("backing_file=base,backing_fmt=raw{more}"), false);
+            let pair = Pair::new(options, false);
             io(&pair.path(0), "qcow2", &["write -P 1 0 3000"]);
             let old = size_of(first, 0);
             stdout_of(&["img", "resize", "-q", "--shrink", &pair.path(0), first]);
@@ -122,7 +126,7 @@ fn what_is_below_does_not_come_into_sight() {
             assert_eq!(disk.len() as u64, old);
             stdout_of(&["img", "resize", "-q", &pair.path(0), then]);
             let expected = resized(disk, size_of(then, 0));
-            assert!(pair.disk(0, None) == expected, "{more} {first} {then}");
+            assert!(pair.disk(0, None) == expected, "{options} {first} {then}");
             check(&pair.path(0));
         }
     }
