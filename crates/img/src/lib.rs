@@ -3,6 +3,7 @@
 //! [`fathom_formats::img`].
 
 mod below;
+mod bitmap;
 mod chain;
 mod check;
 mod compare;
@@ -20,6 +21,7 @@ mod snapshot;
 mod source;
 mod target;
 
+pub use bitmap::{BitmapChange, BitmapOptions, Listed, bitmap, bitmaps};
 pub use chain::OpenOptions;
 pub use check::{CheckOptions, Repair, Report, check};
 pub use compare::{CompareOptions, Comparison, compare};

@@ -1,6 +1,7 @@
 //! `fathom img`: the image tool, with the options and the output that users of
 //! qemu-img know. One file a command.
 
+mod bitmap;
 mod check;
 mod compare;
 mod convert;
@@ -32,6 +33,7 @@ enum ImgCommand {
     Info(info::InfoArgs),
     Check(check::CheckArgs),
     Map(map::MapArgs),
+    Bitmap(bitmap::BitmapArgs),
     Measure(measure::MeasureArgs),
     Resize(resize::ResizeArgs),
     Snapshot(snapshot::SnapshotArgs),
@@ -45,6 +47,7 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Info(args) => info::run(&args),
         ImgCommand::Check(args) => check::run(&args),
         ImgCommand::Map(args) => map::run(args),
+        ImgCommand::Bitmap(args) => bitmap::run(args),
         ImgCommand::Measure(args) => measure::run(args),
         ImgCommand::Resize(args) => resize::run(args),
         ImgCommand::Snapshot(args) => snapshot::run(&args),

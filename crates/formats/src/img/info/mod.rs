@@ -121,7 +121,7 @@ fn compat(header: &Header) -> &'static str {
     }
 }
 
-fn flag_names(bitmap: &Bitmap) -> Vec<&'static str> {
+pub(crate) fn flag_names(bitmap: &Bitmap) -> Vec<&'static str> {
     use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
     let names = [(FLAG_IN_USE, "in-use"), (FLAG_AUTO, "auto")];
     let set = names

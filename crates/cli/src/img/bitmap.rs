@@ -1,0 +1,158 @@
+//! `fathom img bitmap`
+
+use super::{Output, parse_format, print, print_json};
+use anyhow::bail;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use fathom_daemon::size::{Size, parse_size};
+use fathom_img::{self as img, BitmapChange, BitmapOptions, Format};
+use std::path::PathBuf;
+
+/// Change or list the bitmaps of a qcow2 image, which record what is written to it
+#[derive(Debug, Args)]
+pub(super) struct BitmapArgs {
+    #[command(flatten)]
+    changes: Changes,
+    /// List the bitmaps of the image
+    #[arg(long, conflicts_with_all = CHANGES)]
+    list: bool,
+    /// Bytes that each bit of the new bitmap stands for [default: a cluster, but 4k to 64k]
+    #[arg(short, long, value_parser = parse_size, requires = "add", value_name = "SIZE")]
+    granularity: Option<u64>,
+    /// Merge from this image
+    #[arg(short = 'b', long, requires = "merge", value_name = "FILE")]
+    source_file: Option<PathBuf>,
+    /// Its format; by default what it looks like
+    #[arg(short = 'F', long, value_parser = parse_format, requires = "source_file", value_name = "FORMAT")]
+    source_format: Option<Format>,
+    /// Format of the image; by default what it looks like
+    #[arg(short, long, value_parser = parse_format)]
+    format: Option<Format>,
+    /// With --list: read the image even though another process writes to it
+    #[arg(short = 'U', long, requires = "list")]
+    force_share: bool,
+    /// With --list: print JSON
+    #[arg(long, requires = "list")]
+    json: bool,
+    /// The same
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORM",
+        default_value = "human",
+        requires = "list"
+    )]
+    output: Output,
+    /// The image
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// The bitmap's name
+    #[arg(
+        value_name = "BITMAP",
+        required_unless_present = "list",
+        conflicts_with = "list"
+    )]
+    bitmap: Option<String>,
+}
+
+/// The options that change a bitmap.
+const CHANGES: [&str; 6] = ["add", "remove", "clear", "enable", "disable", "merge"];
+
+/// What is done to the bitmap, in the order of the command line.
+#[derive(Debug)]
+struct Changes(Vec<BitmapChange>);
+
+impl Args for Changes {
+    fn augment_args(command: Command) -> Command {
+        let flag = |name: &'static str, help: &'static str| {
+            let arg = Arg::new(name).long(name).help(help);
+            arg.action(ArgAction::Append)
+                .num_args(0)
+                .default_missing_value("")
+        };
+        command
+            .next_help_heading("What to do, in this order (all or nothing is done)")
+            .arg(flag("add", "Make the bitmap, empty and enabled"))
+            .arg(flag("remove", "Delete it"))
+            .arg(flag("clear", "Let nothing be dirty"))
+            .arg(flag("enable", "Record writes from now on"))
+            .arg(flag("disable", "Record no more writes"))
+            .arg(
+                Arg::new("merge")
+                    .long("merge")
+                    .value_name("SOURCE")
+                    .action(ArgAction::Append)
+                    .help("Let be dirty what is dirty in this bitmap, too; repeatable"),
+            )
+            .next_help_heading(None)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Changes::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Changes {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Changes, clap::Error> {
+        let mut changes = Vec::new();
+        for name in CHANGES {
+            let indices = matches.indices_of(name).into_iter().flatten();
+            let values = matches.get_many::<String>(name).into_iter().flatten();
+            for (index, value) in indices.zip(values) {
+                let change = match name {
+                    "add" => BitmapChange::Add,
+                    "remove" => BitmapChange::Remove,
+                    "clear" => BitmapChange::Clear,
+                    "enable" => BitmapChange::Enable,
+                    "disable" => BitmapChange::Disable,
+                    _ => BitmapChange::Merge(value.clone()),
+                };
+                changes.push((index, change));
+            }
+        }
+        changes.sort_by_key(|(index, _)| *index);
+        let changes = changes.into_iter().map(|(_, change)| change);
+        Ok(Changes(changes.collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Changes::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+pub(super) fn run(args: BitmapArgs) -> anyhow::Result<()> {
+    let Some(name) = &args.bitmap else {
+        return list(&args);
+    };
+    if args.changes.0.is_empty() {
+        let all = CHANGES.map(|name| format!("--{name}")).join(", ");
+        bail!("nothing to do: one of {all} or --list is needed");
+    }
+    let options = BitmapOptions {
+        format: args.format,
+        granularity: args.granularity,
+        source: args.source_file,
+        source_format: args.source_format,
+    };
+    Ok(img::bitmap(&args.file, name, &args.changes.0, &options)?)
+}
+
+fn list(args: &BitmapArgs) -> anyhow::Result<()> {
+    let bitmaps = img::bitmaps(&args.file, args.format, args.force_share)?;
+    if args.json || args.output == Output::Json {
+        let all: Vec<_> = bitmaps.iter().map(|bitmap| bitmap.to_json()).collect();
+        return print_json(&all.into());
+    }
+    let mut text = format!(
+        "{:<12} {:<12} {:<12} NAME\n",
+        "GRANULARITY", "DIRTY", "FLAGS"
+    );
+    for bitmap in &bitmaps {
+        let granularity = Size(bitmap.bitmap.granularity()).to_string();
+        let dirty = bitmap.dirty.map_or("?".to_owned(), |n| Size(n).to_string());
+        let flags = bitmap.flags().join(",");
+        let name = bitmap.name();
+        text += &format!("{granularity:<12} {dirty:<12} {flags:<12} {name}\n");
+    }
+    print(text)
+}

@@ -1,0 +1,209 @@
+//! What is dirty in a bitmap.
+
+use crate::qcow2::bitmap::{Bitmap, TableEntry};
+use crate::qcow2::{Geometry, Header};
+use crate::{Error, ImageFile, Result, read_up_to};
+use std::ops::Range;
+
+/// Bytes of bits that QEMU takes.
+const MAX_BYTES: u64 = 512 << 20;
+
+/// The bits of one bitmap, read as they are looked at. Bit n, counted from the least significant
+/// one of the first byte, stands for the n-th piece of the disk.
+pub struct Bits<'a> {
+    file: &'a dyn ImageFile,
+    g: Geometry,
+    granularity: u64,
+    /// Bytes of the disk.
+    size: u64,
+    table: Vec<TableEntry>,
+}
+
+/// What a cluster of bits has in it.
+pub(super) enum Cluster {
+    Zeroes,
+    Ones,
+    Mixed(Vec<u8>),
+}
+
+impl<'a> Bits<'a> {
+    /// Of a bitmap that is on disk, and [may be used](super::check_usable).
+    pub fn read(file: &'a dyn ImageFile, header: &Header, bitmap: &Bitmap) -> Result<Bits<'a>> {
+        super::check_usable(bitmap)?;
+        let table = read_table(file, bitmap)?;
+        let bits = Bits::new(file, header, bitmap, table);
+        let bytes = bitmap.bytes_for(bits.size);
+        let there = bits.table.len() as u64 * bits.g.cluster_size();
+        if there < bytes || there > MAX_BYTES.max(bits.g.cluster_size()) {
+            let name = printable(&bitmap.name);
+            return Err(Error::invalid(format!(
+                "bitmap '{name}' has {there} bytes of bits, where its disk needs {bytes}"
+            )));
+        }
+        Ok(bits)
+    }
+
+    /// Of one with this table.
+    pub(super) fn new(
+        file: &'a dyn ImageFile,
+        header: &Header,
+        bitmap: &Bitmap,
+        table: Vec<TableEntry>,
+    ) -> Bits<'a> {
+        Bits {
+            file,
+            g: header.geometry(),
+            granularity: bitmap.granularity(),
+            size: header.size & !511,
+            table,
+        }
+    }
+
+    /// Bytes of the disk.
+    pub fn disk_size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes that a bit stands for.
+    pub fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    /// Bytes of a cluster of bits.
+    pub(super) fn cluster_bytes(&self) -> usize {
+        self.g.cluster_size() as usize
+    }
+
+    /// Bytes of the disk that one cluster of bits stands for.
+    fn reach(&self) -> u64 {
+        // At most 2^21 * 8 * 2^31.
+        self.g.cluster_size() * 8 * self.granularity
+    }
+
+    /// Bytes of the disk that a cluster of bits is about.
+    pub(super) fn range_of(&self, index: usize) -> Range<u64> {
+        let reach = self.reach();
+        let start = (index as u64).saturating_mul(reach).min(self.size);
+        start..start.saturating_add(reach).min(self.size)
+    }
+
+    pub(super) fn cluster(&self, index: usize) -> Result<Cluster> {
+        let entry = self.table[index];
+        let place = entry.cluster(&self.g);
+        let place = place.map_err(|e| Error::invalid(format!("bitmap table: {e}")))?;
+        let Some(place) = place else {
+            return Ok(match entry {
+                TableEntry::ALL_ONES => Cluster::Ones,
+                _ => Cluster::Zeroes,
+            });
+        };
+        let mut bytes = vec![0; self.g.cluster_size() as usize];
+        self.file
+            .read_at(&mut bytes, place)
+            .map_err(Error::io("a bitmap cannot be read"))?;
+        Ok(Cluster::Mixed(bytes))
+    }
+
+    /// Calls `dirty` for each piece of `range` that is dirty, in order; neighbours may come as one
+    /// or as several.
+    pub fn for_each(
+        &self,
+        range: Range<u64>,
+        dirty: &mut dyn FnMut(Range<u64>) -> Result<()>,
+    ) -> Result<()> {
+        let end = range.end.min(self.size);
+        let mut index = (range.start / self.reach()) as usize;
+        while self.range_of(index).start < end && index < self.table.len() {
+            let of = self.range_of(index);
+            let part = range.start.max(of.start)..end.min(of.end);
+            match self.cluster(index)? {
+                Cluster::Zeroes => {}
+                Cluster::Ones => dirty(part)?,
+                Cluster::Mixed(bytes) => {
+                    for bits in runs(&bytes) {
+                        let start = of.start + bits.start * self.granularity;
+                        let stop = of.start + bits.end * self.granularity;
+                        let (start, stop) = (start.max(part.start), stop.min(part.end));
+                        if start < stop {
+                            dirty(start..stop)?;
+                        }
+                    }
+                }
+            }
+            index += 1;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the disk that are dirty.
+    pub fn count(&self) -> Result<u64> {
+        let mut count = 0;
+        self.for_each(0..self.size, &mut |dirty| {
+            count += dirty.end - dirty.start;
+            Ok(())
+        })?;
+        Ok(count)
+    }
+}
+
+/// The runs of ones.
+fn runs(bytes: &[u8]) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for (at, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+        let (base, mut word) = (at as u64 * 64, u64::from_le_bytes(*word));
+        let mut done = 0;
+        while word != 0 {
+            let zeroes = word.trailing_zeros();
+            let ones = (word >> zeroes).trailing_ones();
+            let start = base + u64::from(done + zeroes);
+            let end = start + u64::from(ones);
+            match runs.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => runs.push(start..end),
+            }
+            done += zeroes + ones;
+            word = word.checked_shr(zeroes + ones).unwrap_or(0);
+        }
+    }
+    runs
+}
+
+/// A table that is in the file.
+pub(super) fn read_table(file: &dyn ImageFile, bitmap: &Bitmap) -> Result<Vec<TableEntry>> {
+    let len = u64::from(bitmap.table_entries) * 8;
+    let bytes = read_up_to(file, bitmap.table_offset, len)
+        .map_err(Error::io("a bitmap's table cannot be read"))?;
+    if (bytes.len() as u64) < len {
+        let name = printable(&bitmap.name);
+        return Err(Error::invalid(format!(
+            "bitmap '{name}' has a table beyond the end of the file"
+        )));
+    }
+    let words = bytes.as_chunks::<8>().0.iter();
+    Ok(words
+        .map(|word| TableEntry(u64::from_be_bytes(*word)))
+        .collect())
+}
+
+/// A name, for messages.
+pub(super) fn printable(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).escape_debug().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_cross_words() {
+        let mut bytes = [0; 32];
+        assert_eq!(runs(&bytes), []);
+        for bit in [0, 5, 6, 62, 63, 64, 130, 255] {
+            bytes[bit / 8] |= 1 << (bit % 8);
+        }
+        let found: Vec<_> = runs(&bytes).iter().map(|r| (r.start, r.end)).collect();
+        assert_eq!(found, [(0, 1), (5, 7), (62, 65), (130, 131), (255, 256)]);
+        let all = runs(&[0xff; 16]);
+        assert_eq!((all.len(), all[0].end), (1, 128));
+    }
+}

@@ -1,0 +1,95 @@
+//! Merging one bitmap into another.
+
+use super::bits::{Cluster, printable};
+use super::{Bitmaps, Bits};
+use crate::qcow2::bitmap::TableEntry;
+use crate::{Error, Result};
+
+impl Bitmaps<'_> {
+    /// What is dirty in `source` is dirty in the bitmap `name`, too, whatever their granularities
+    /// are. Bits that are not stored yet, and those that change, get clusters of their own.
+    pub(super) fn merge(&mut self, name: &str, source: &Bits) -> Result<()> {
+        let index = self.usable(name)?;
+        let target = self.bits(index)?;
+        if source.disk_size() != target.disk_size() {
+            let (theirs, own) = (source.disk_size(), target.disk_size());
+            let name = printable(name.as_bytes());
+            return Err(Error::usage(format!(
+                "bitmap '{name}' is of a disk of {own} bytes: one of a disk of {theirs} bytes \
+                 cannot be merged into it"
+            )));
+        }
+        let mut table = self.take_table(index)?;
+        for (at, entry) in table.iter_mut().enumerate() {
+            if *entry == TableEntry::ALL_ONES {
+                continue;
+            }
+            if let Some(bytes) = merged(&target, at, source)? {
+                self.release(*entry)?;
+                *entry = self.store_bits(&bytes)?;
+            }
+        }
+        self.bitmaps[index].table = Some(table);
+        Ok(())
+    }
+
+    fn store_bits(&mut self, bytes: &[u8]) -> Result<TableEntry> {
+        if bytes.iter().all(|byte| *byte == 0xff) {
+            return Ok(TableEntry::ALL_ONES);
+        }
+        let place = self.editor.allocate(1)?;
+        self.editor.write(place, bytes)?;
+        Ok(TableEntry(place))
+    }
+}
+
+/// A cluster of the target's bits with those of the source; `None` when they make no difference.
+fn merged(target: &Bits, index: usize, source: &Bits) -> Result<Option<Vec<u8>>> {
+    let range = target.range_of(index);
+    let (granularity, first) = (target.granularity(), range.start);
+    let mut bytes = None;
+    let mut changed = false;
+    source.for_each(range, &mut |dirty| {
+        if bytes.is_none() {
+            bytes = Some(match target.cluster(index)? {
+                Cluster::Mixed(bytes) => bytes,
+                Cluster::Zeroes => vec![0; target.cluster_bytes()],
+                Cluster::Ones => vec![0xff; target.cluster_bytes()],
+            });
+        }
+        let bits = (dirty.start - first) / granularity..(dirty.end - first).div_ceil(granularity);
+        changed |= set(bytes.get_or_insert_default(), bits.start, bits.end);
+        Ok(())
+    })?;
+    Ok(bytes.filter(|_| changed))
+}
+
+/// Sets bits; whether any of them was not set.
+fn set(bytes: &mut [u8], mut bit: u64, end: u64) -> bool {
+    let mut changed = false;
+    while bit < end {
+        let (byte, from) = (&mut bytes[(bit / 8) as usize], bit % 8);
+        let n = (8 - from).min(end - bit);
+        let mask = (0xff_u8 >> (8 - n)) << from;
+        changed |= *byte & mask != mask;
+        *byte |= mask;
+        bit += n;
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_set_across_bytes() {
+        let mut bytes = [0; 4];
+        assert!(set(&mut bytes, 3, 20));
+        assert_eq!(bytes, [0xf8, 0xff, 0x0f, 0]);
+        assert!(!set(&mut bytes, 4, 20));
+        assert!(set(&mut bytes, 31, 32));
+        assert_eq!(bytes[3], 0x80);
+        assert!(!set(&mut bytes, 5, 5));
+    }
+}
