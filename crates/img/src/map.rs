@@ -4,7 +4,7 @@ use crate::error::{Error, io_error, of};
 use fathom_core::{Disk, DiskError};
 use fathom_daemon::{AllowedDirs, ImageOpener, StoredImage};
 use fathom_formats::image::{ImageDisk, ImageOptions, Mapper};
-use fathom_formats::img::{Format, open_read_only};
+use fathom_formats::img::{Format, SnapshotName, open_read_only};
 use fathom_storage::FileOptions;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,8 @@ pub struct MapOptions {
     pub force_share: bool,
     /// Where backing files may be, besides the image's own directory.
     pub allow_dirs: Vec<PathBuf>,
+    /// The disk as an internal snapshot has kept it.
+    pub snapshot: Option<SnapshotName>,
 }
 
 /// Says of each part of an image's disk where it is. `say` gets the extents in order, with the name
@@ -87,6 +89,8 @@ fn open(path: &Path, options: &MapOptions) -> Result<ImageDisk, Error> {
         let opener = Arc::new(ImageOpener::new(dirs, files));
         let options = ImageOptions {
             read_only: true,
+            any_size: true,
+            snapshot: options.snapshot.clone(),
             ..ImageOptions::new(format)
         };
         ImageDisk::open(stored, opener, options)

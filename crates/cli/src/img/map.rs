@@ -36,6 +36,7 @@ pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
         max_len: args.max_length,
         force_share: args.common.force_share,
         allow_dirs: args.allow_dirs,
+        snapshot: None,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     match json {

@@ -4,7 +4,7 @@ use super::{Output, pairs, parse_format, print, print_json};
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::size::parse_size;
-use fathom_img::{self as img, CreateOptions, Format, MapOptions};
+use fathom_img::{self as img, CreateOptions, Format, MapOptions, SnapshotName};
 use std::path::PathBuf;
 
 /// Say how large the file of a new image would be
@@ -27,6 +27,9 @@ pub(super) struct MeasureArgs {
     /// Format of the image to be converted; by default what it looks like
     #[arg(short, long, value_parser = parse_format)]
     format: Option<Format>,
+    /// Of the disk as this snapshot has kept it: its ID or its name
+    #[arg(short = 'l', long, value_name = "SNAPSHOT", requires = "file")]
+    snapshot: Option<String>,
     /// Let images use files in this directory as backing files; repeatable [default: the image's
     /// own directory]
     #[arg(long = "allow-dir", value_name = "DIR")]
@@ -61,6 +64,7 @@ pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
                 format: args.format,
                 force_share: args.force_share,
                 allow_dirs: args.allow_dirs,
+                snapshot: args.snapshot.as_deref().map(SnapshotName::parse),
                 ..MapOptions::default()
             };
             img::measure(&file, &source, &target)?

@@ -98,7 +98,7 @@ impl Fresh<'_> {
             repair(&**file, format)?;
             image = Image::read(&**file, format)?;
         }
-        if let (Some(name), 0) = (&self.options.snapshot, link.storage) {
+        if let (Some(name), true) = (&self.options.snapshot, link.storage == 0) {
             image = image.at_snapshot(&**file, name)?;
         }
         same(&link.image, &image)?;
