@@ -1,14 +1,11 @@
 //! `fathom img map`
 
-use crate::error::{Error, io_error, of};
-use fathom_core::{Disk, DiskError};
-use fathom_daemon::{AllowedDirs, ImageOpener, StoredImage};
-use fathom_formats::image::{ImageDisk, ImageOptions, Mapper};
-use fathom_formats::img::{Format, SnapshotName, open_read_only};
-use fathom_storage::FileOptions;
+use crate::chain::{Chain, OpenOptions};
+use crate::error::Error;
+use fathom_formats::image::Mapper;
+use fathom_formats::img::{Format, SnapshotName};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 pub use fathom_formats::image::MapExtent;
 
@@ -55,45 +52,24 @@ pub(crate) fn with_mapper<T, E: From<Error>>(
     options: &MapOptions,
     look: impl FnOnce(&mut Mapper) -> Result<T, E>,
 ) -> Result<T, E> {
-    let disk = open(path, options)?;
-    disk.activate().map_err(Error::from)?;
-    let mapper = disk.mapper().map_err(Error::from);
-    let looked = mapper
-        .map_err(E::from)
-        .and_then(|mut mapper| look(&mut mapper));
-    let ended = disk.deactivate().map_err(|error| Error::from(error).into());
-    looked.and_then(|found| ended.map(|()| found))
+    let chain = Chain::open(
+        path,
+        &OpenOptions {
+            force_share: options.force_share,
+            allow_dirs: options.allow_dirs.clone(),
+            snapshot: options.snapshot.clone(),
+            ..OpenOptions::reading(options.format)
+        },
+    )?;
+    let looked = match chain.disk().mapper() {
+        Ok(mut mapper) => look(&mut mapper),
+        Err(error) => Err(Error::from(error).into()),
+    };
+    let ended = chain.close();
+    looked.and_then(|found| Ok(ended.map(|()| found)?))
 }
 
 fn range(size: u64, options: &MapOptions) -> Range<u64> {
     let len = options.max_len.unwrap_or(u64::MAX);
     options.start..options.start.saturating_add(len).min(size)
-}
-
-fn open(path: &Path, options: &MapOptions) -> Result<ImageDisk, Error> {
-    let format = match options.format {
-        Some(format) => format,
-        None => {
-            let file = open_read_only(path).map_err(io_error(path, "cannot be opened"))?;
-            Format::probe(&file).map_err(of(path))?
-        }
-    };
-    let files = FileOptions {
-        read_only: true,
-        force_share: options.force_share,
-        ..FileOptions::default()
-    };
-    let opened = || -> Result<ImageDisk, DiskError> {
-        let stored = Arc::new(StoredImage::open(path, files.clone())?);
-        let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
-        let opener = Arc::new(ImageOpener::new(dirs, files));
-        let options = ImageOptions {
-            read_only: true,
-            any_size: true,
-            snapshot: options.snapshot.clone(),
-            ..ImageOptions::new(format)
-        };
-        ImageDisk::open(stored, opener, options)
-    };
-    Ok(opened()?)
 }
