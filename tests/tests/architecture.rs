@@ -77,6 +77,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "fathom-core",
             "fathom-formats",
+            "fathom-storage",
             "fathom-virtio",
             "fathom-exports",
             "fathom-trace",

@@ -5,8 +5,8 @@ use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_daemon::{
     Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, EngineKind, ExportOptions, Format,
-    Injection, NbdOptions, Outcome, Polling, ServeOptions, SocketSpec, Spec, TlsMode, TlsOptions,
-    find_filter, parse_format, read_config,
+    Injection, NbdOptions, Outcome, Polling, ServeOptions, ServerTimeout, SocketSpec, Spec,
+    TlsMode, TlsOptions, find_filter, parse_format, read_config,
 };
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 29] = [
+const ONE_DISK: [&str; 30] = [
     "disk",
     "vhost_user",
     "nbd",
@@ -33,6 +33,7 @@ const ONE_DISK: [&str; 29] = [
     "aio",
     "register_memory",
     "cache",
+    "server_timeout",
     "queues",
     "iothreads",
     "cpus",
@@ -52,7 +53,9 @@ const ONE_DISK: [&str; 29] = [
 /// where the requests spent their time.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// An image file or block device, memory:SIZE or null:SIZE
+    /// An image file or block device, memory:SIZE, null:SIZE, or an export of
+    /// an NBD server: nbd://HOST[:PORT]/EXPORT,
+    /// nbd+unix:///EXPORT?socket=PATH, nbd+vsock://CID[:PORT]/EXPORT
     #[arg(value_name = "DISK", value_parser = disk_parser(),
           required_unless_present = "config")]
     disk: Option<DiskSpec>,
@@ -142,6 +145,11 @@ pub struct ServeArgs {
     /// write is durable when it completes)
     #[arg(long, value_name = "MODE", default_value = "none")]
     cache: Cache,
+
+    /// Give up on an NBD server that has the disk when it says nothing of a
+    /// request for this long, or off [default: 60s]
+    #[arg(long, value_name = "DURATION")]
+    server_timeout: Option<ServerTimeout>,
 
     /// Most virtqueues that the guest may use
     #[arg(long, value_name = "N", default_value_t = 64,
@@ -269,6 +277,7 @@ impl ServeArgs {
             engine: self.aio,
             register_memory: self.register_memory,
             cache: self.cache,
+            server_timeout: self.server_timeout,
             force_share: self.force_share,
             discard: !self.no_discard,
             queues: self.queues,

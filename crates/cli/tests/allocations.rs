@@ -146,6 +146,19 @@ fn a_warm_worker_allocates_nothing() {
         Some(&trace),
         &["--rw", "randrw", "--iodepth", "8", "--bs", "16k"],
     );
+    let server = dir.path().join("nbdkit");
+    let mut nbdkit = Command::new("nbdkit")
+        .args(["--foreground", "--exit-with-parent", "-U"])
+        .arg(&server)
+        .args(["memory", "64M"])
+        .spawn()
+        .expect("nbdkit is installed by `make setup`");
+    eventually("nbdkit", || server.exists().then_some(()));
+    let uri = format!("nbd+unix:///?socket={}", server.display());
+    let of_server = DiskSpec::parse(uri.as_ref()).unwrap();
+    check(of_server, None, &["--rw", "randrw", "--iodepth", "32"]);
+    nbdkit.kill().unwrap();
+    nbdkit.wait().unwrap();
     for format in [Format::Qcow2, Format::Qed] {
         let allocated = dir.path().join(format.name());
         convert(&image, format, &allocated);

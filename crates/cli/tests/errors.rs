@@ -15,7 +15,7 @@ fn every_command_tells_all_its_options() {
             "serve",
             "DISK --vhost-user --format --readonly --aio --cache --queues --iothreads --cpus \
              --register-memory --poll --serial --trace --control --force-share --no-discard --json --log \
-             --offset --size --metadata-cache --allow-dir",
+             --offset --size --metadata-cache --allow-dir --server-timeout nbd://",
         ),
         ("stats", "PID|SOCKET --json --watch"),
         ("info", "PID|SOCKET --json"),

@@ -12,7 +12,7 @@ use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
 use fathom_filters::Filters;
 use fathom_formats::image::{ImageDisk, ImageOptions};
 use fathom_formats::img::Format;
-use fathom_storage::{FileDisk, FileOptions, MemoryDisk, NullDisk};
+use fathom_storage::{Cache, FileDisk, FileOptions, MemoryDisk, NbdDisk, NullDisk, nbd};
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -64,6 +64,11 @@ pub fn assemble(options: &DiskOptions, all: &Filters) -> Result<Stack, Error> {
         }
         (DiskSpec::Memory(size), None) => (Arc::new(MemoryDisk::new(*size)?), None),
         (DiskSpec::Null(size), None) => (Arc::new(NullDisk::new(*size)), None),
+        (DiskSpec::Nbd(uri), None) => {
+            let disk = NbdDisk::connect(uri, client_options(options))?;
+            check_workers(&disk, options)?;
+            (Arc::new(disk), None)
+        }
     };
     let injector = options.inject.map(Injector::new);
     let disk = match &injector {
@@ -119,6 +124,27 @@ fn file_options(options: &DiskOptions) -> FileOptions {
         engine: options.engine,
         discard: options.discard,
         ..FileOptions::default()
+    }
+}
+
+fn client_options(options: &DiskOptions) -> nbd::NbdOptions {
+    let default = nbd::NbdOptions::default();
+    let timeout = options.server_timeout;
+    nbd::NbdOptions {
+        read_only: options.read_only,
+        discard: options.discard,
+        writethrough: options.cache == Cache::Writethrough,
+        timeout: timeout.map_or(default.timeout, |timeout| timeout.0),
+        ..default
+    }
+}
+
+/// Each worker has a connection of its own. (The channel of one too many
+/// fails, too, but a server may wait for the first to go before it answers.)
+fn check_workers(disk: &NbdDisk, options: &DiskOptions) -> Result<(), DiskError> {
+    match options.iothreads > 1 && !disk.export().can_multi_conn() {
+        true => Err(disk.takes_one_only()),
+        false => Ok(()),
     }
 }
 

@@ -3,8 +3,8 @@
 
 use crate::daemon::Error;
 use crate::options::{
-    CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
-    TlsOptions, parse_format,
+    CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, ServerTimeout,
+    SocketSpec, TlsOptions, parse_format,
 };
 use crate::size::parse_size;
 use fathom_exports::nbd::{Address, TlsMode};
@@ -168,6 +168,8 @@ struct Disk {
     register_memory: bool,
     #[serde(default, deserialize_with = "word")]
     cache: Option<fathom_storage::Cache>,
+    #[serde(default, deserialize_with = "word")]
+    server_timeout: Option<ServerTimeout>,
     #[serde(default)]
     force_share: bool,
     discard: Option<bool>,
@@ -214,6 +216,7 @@ impl Disk {
             engine: self.aio.unwrap_or(new.engine),
             register_memory: self.register_memory,
             cache: self.cache.unwrap_or(new.cache),
+            server_timeout: self.server_timeout,
             force_share: self.force_share,
             discard: self.discard.unwrap_or(new.discard),
             queues: self.queues.unwrap_or(new.queues),

@@ -3,16 +3,17 @@
 use crate::inject::Injection;
 use crate::magic;
 use crate::size::parse_size;
-use fathom_core::Polling;
+use fathom_core::{Polling, parse_duration};
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_filters::Spec;
 use fathom_formats::image::DEFAULT_METADATA_CACHE;
 use fathom_formats::img::Format;
-use fathom_storage::{Cache, EngineKind};
+use fathom_storage::{Cache, EngineKind, NbdUri};
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// One daemon.
 #[derive(Clone, Debug)]
@@ -125,6 +126,8 @@ pub struct DiskOptions {
     /// Pin guest memory, so that io_uring need not map it for each request.
     pub register_memory: bool,
     pub cache: Cache,
+    /// Of the NBD server that has the disk; None: the default.
+    pub server_timeout: Option<ServerTimeout>,
     /// Read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
     /// The guest may discard.
@@ -163,6 +166,7 @@ impl DiskOptions {
             engine: EngineKind::default(),
             register_memory: false,
             cache: Cache::default(),
+            server_timeout: None,
             force_share: false,
             discard: true,
             queues: 64,
@@ -180,6 +184,9 @@ impl DiskOptions {
     pub(crate) fn validate(&self, has_nbd: bool) -> Result<(), String> {
         if self.vhost_user.is_none() && !(has_nbd && self.nbd.is_some()) {
             return Err("nobody could connect to it: it needs --vhost-user or --nbd".into());
+        }
+        if self.server_timeout.is_some() && !matches!(self.disk, DiskSpec::Nbd(_)) {
+            return Err("--server-timeout is for disks of NBD servers (nbd://...)".into());
         }
         let format = self.format.unwrap_or(Format::Raw);
         let is_raw = format == Format::Raw;
@@ -237,15 +244,20 @@ pub enum DiskSpec {
     Memory(u64),
     /// Bytes.
     Null(u64),
+    /// An NBD server has them.
+    Nbd(NbdUri),
 }
 
 impl DiskSpec {
-    /// A path, `memory:SIZE` or `null:SIZE`. (A file with such a name is
-    /// written `./memory:4G`.)
+    /// A path, `memory:SIZE`, `null:SIZE` or an NBD URI. (A file with such a
+    /// name is written `./memory:4G`.)
     pub fn parse(text: &OsStr) -> Result<DiskSpec, String> {
         let Some((kind, size)) = text.to_str().and_then(|text| text.split_once(':')) else {
             return Ok(DiskSpec::File(text.into()));
         };
+        if let Some(uri) = text.to_str().filter(|text| NbdUri::is_one(text)) {
+            return uri.parse().map(DiskSpec::Nbd);
+        }
         let make = match kind {
             "memory" => DiskSpec::Memory,
             "null" => DiskSpec::Null,
@@ -265,6 +277,27 @@ impl fmt::Display for DiskSpec {
             DiskSpec::File(path) => write!(f, "{}", path.display()),
             DiskSpec::Memory(size) => write!(f, "memory:{size}"),
             DiskSpec::Null(size) => write!(f, "null:{size}"),
+            DiskSpec::Nbd(uri) => write!(f, "{uri}"),
+        }
+    }
+}
+
+/// How long an NBD server may say nothing of a request before it is taken for
+/// dead; None: for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerTimeout(pub Option<Duration>);
+
+impl FromStr for ServerTimeout {
+    type Err = String;
+
+    /// A time such as `30s`, or `off`.
+    fn from_str(text: &str) -> Result<ServerTimeout, String> {
+        match text {
+            "off" => Ok(ServerTimeout(None)),
+            _ => match parse_duration(text).filter(|time| !time.is_zero()) {
+                Some(time) => Ok(ServerTimeout(Some(time))),
+                None => Err(format!("'{text}' is not off, or a time such as 30s")),
+            },
         }
     }
 }
@@ -360,7 +393,24 @@ mod tests {
         for path in ["disk.img", "./null:1T", "a:b", "memory"] {
             assert_eq!(parse(path), Ok(DiskSpec::File(path.into())));
         }
+        let uri = "nbd+unix:///disk?socket=/run/s";
+        let parsed = uri.parse().map(DiskSpec::Nbd);
+        assert_eq!(parse(uri), parsed);
+        assert_eq!(parse(uri).map(|disk| disk.to_string()), Ok(uri.into()));
+        for bad in ["nbd://[", "nbd+unix:///", "nbds://x"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
         for bad in ["memory:", "null:x", "null:0", "null:511", "null:15E"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn servers_are_given_time() {
+        let parse = |text: &str| text.parse().map(|ServerTimeout(time)| time);
+        assert_eq!(parse("off"), Ok(None));
+        assert_eq!(parse("1500ms"), Ok(Some(Duration::from_millis(1500))));
+        for bad in ["", "0s", "5", "on", "-1s"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }
@@ -438,6 +488,10 @@ mod tests {
         assert_ne!(cache(Some(Format::Qed), 0), "");
         assert_eq!(cache(Some(Format::Qed), 64 << 10), "");
         assert_ne!(refusal("image", &|o| o.allow_dirs = vec!["x".into()]), "");
+        let patient = |o: &mut DiskOptions| o.server_timeout = "5s".parse().ok();
+        assert_ne!(refusal("image", &patient), "");
+        assert_eq!(refusal("nbd://host", &patient), "");
+        assert_ne!(refusal("nbd://host", &qcow2), "");
     }
 
     #[test]

@@ -91,6 +91,11 @@ impl NbdDisk {
         &self.shared.export
     }
 
+    /// What to say when several workers want a disk whose server takes one.
+    pub fn takes_one_only(&self) -> DiskError {
+        self.shared.takes_one_only()
+    }
+
     /// Where the server is.
     pub fn uri(&self) -> &NbdUri {
         &self.shared.uri

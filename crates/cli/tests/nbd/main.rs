@@ -1,9 +1,11 @@
 //! `fathom serve --nbd` under programs that others wrote: libnbd with nbdinfo,
-//! nbdcopy and scripts, QEMU's tools, fio; and under clients that mean harm.
+//! nbdcopy and scripts, QEMU's tools, fio; under clients that mean harm; and as
+//! a client itself.
 
 #[path = "../support/mod.rs"]
 mod support;
 
+mod client;
 mod commands;
 mod crash;
 mod hostile;

@@ -108,14 +108,18 @@ impl Shared {
             return Ok(first);
         }
         if !self.export.can_multi_conn() {
-            return Err(DiskError::Unusable {
-                path: self.name(),
-                problem: "the server takes one connection only (it does not offer \
-                          CAN_MULTI_CONN): use --iothreads 1"
-                    .into(),
-            });
+            return Err(self.takes_one_only());
         }
         self.connect_again()
+    }
+
+    pub(super) fn takes_one_only(&self) -> DiskError {
+        DiskError::Unusable {
+            path: self.name(),
+            problem: "the server takes one connection only (it does not offer CAN_MULTI_CONN): \
+                      use --iothreads 1"
+                .into(),
+        }
     }
 
     /// Connects once more, blocking. The export must still be the same.

@@ -183,7 +183,9 @@ mod tests {
         assert_eq!(second, first);
         assert_eq!(table.find(old), None);
         assert_eq!((table.used(), table.awaited()), (1, 0));
-        (1..COMMANDS).for_each(|_| drop(table.add(ask(wire::command::WRITE), 0)));
+        for _ in 1..COMMANDS {
+            table.add(ask(wire::command::WRITE), 0);
+        }
         assert!(table.is_full());
     }
 }
