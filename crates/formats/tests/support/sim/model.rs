@@ -1,5 +1,6 @@
 //! What each sector of a disk may read as.
 
+use super::rng::Rng;
 use std::collections::HashMap;
 
 /// Bytes.
@@ -14,12 +15,38 @@ pub const BEFORE: Value = 0x8000_0000;
 
 const MAGIC: u32 = 0xfa7b_0a57;
 
+/// One value of so many stands for sectors that cannot be compressed.
+const NOISY: Value = 5;
+
+fn is_noisy(value: Value) -> bool {
+    value % NOISY == NOISY - 1 && value < BEFORE
+}
+
+/// Such a sector: it begins with its number and value, made to look like noise
+/// by a multiplication that can be undone.
+fn noise(sector: &mut [u8], number: u64, value: Value) {
+    let name = u64::from(value) << 32 | number;
+    let mut rng = Rng::new(name);
+    for word in sector.chunks_mut(8) {
+        word.copy_from_slice(&rng.next().to_le_bytes());
+    }
+    sector[..8].copy_from_slice(&name.wrapping_mul(SCRAMBLE).to_le_bytes());
+}
+
+const SCRAMBLE: u64 = 0x9e37_79b9_7f4a_7c15;
+const UNSCRAMBLE: u64 = 0xf1de_83e1_9937_733d;
+const _: () = assert!(SCRAMBLE.wrapping_mul(UNSCRAMBLE) == 1);
+
 /// Fills sectors from the one of this number on.
 pub fn fill(bytes: &mut [u8], first: u64, value: Value) {
     if value == ZERO {
         return bytes.fill(0);
     }
     for (n, sector) in bytes.chunks_mut(SECTOR).enumerate() {
+        if is_noisy(value) {
+            noise(sector, first + n as u64, value);
+            continue;
+        }
         for (m, word) in sector.chunks_mut(16).enumerate() {
             word[..8].copy_from_slice(&(first + n as u64).to_le_bytes());
             word[8..12].copy_from_slice(&value.to_le_bytes());
@@ -33,8 +60,15 @@ pub fn identify(bytes: &[u8], sector: u64) -> Result<Value, String> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(ZERO);
     }
-    let value = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
-    let place = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    let first = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    let named = first.wrapping_mul(UNSCRAMBLE);
+    let (place, value) = match (named & u64::from(u32::MAX), (named >> 32) as Value) {
+        (place, value) if place == sector && is_noisy(value) => (place, value),
+        _ => {
+            let value = bytes[8..12].try_into().expect("four bytes");
+            (first, Value::from_le_bytes(value))
+        }
+    };
     let mut expected = [0; SECTOR];
     fill(&mut expected, place, value);
     if bytes != expected {

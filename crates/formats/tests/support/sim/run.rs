@@ -170,6 +170,20 @@ impl Run {
         }
     }
 
+    /// These requests, in any order, as many at a time as there can be.
+    pub fn all(&mut self, asks: impl Iterator<Item = Ask>) {
+        for ask in asks {
+            let worker = self.rng.below(self.workers.len() as u64) as usize;
+            while self.workers[worker].in_flight() == DEPTH {
+                if !self.step() {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            }
+            self.submit(worker, ask);
+        }
+        self.drain();
+    }
+
     /// One request by itself; its error.
     pub fn alone(&mut self, ask: Ask) -> i32 {
         let before = self.failures;
