@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself.
+"""Fathom against qemu-storage-daemon, nbdkit, qemu-nbd, qemu-img and the host itself.
 
 Every round measures every case for every subject, one after the other, so that
 what is compared was measured within seconds. The server has one CPU to itself,
 the load another. Figures are medians over the rounds, ratios are medians of the
-rounds' ratios. On a busy machine none of them means anything.
+rounds' ratios. Commands on whole images have all CPUs. On a busy machine none
+of this means anything.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import img
 import table
 from cases import Case, all_cases
 from result import Failed, Result
@@ -48,6 +50,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--server-cpu", type=int,
                         help="default: the one that takes the disks' interrupts")
     parser.add_argument("--load-cpu", type=int, help="default: the first other one")
+    parser.add_argument("--img-size", type=img.parse_size, metavar="SIZE",
+                        default=img.DEFAULT_SIZE,
+                        help="of the images that img-* work on, half of it data; default: 4G")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     parser.add_argument("--check", action="store_true", help="fail when a bar is not reached")
     return parser.parse_args()
@@ -79,7 +84,8 @@ def choose_cpus(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def check_programs(fathom: Path) -> None:
-    for program in ("qemu-storage-daemon", "qemu-nbd", "nbdkit", "nbdcopy", "fio", "taskset"):
+    for program in ("qemu-storage-daemon", "qemu-nbd", "qemu-img", "nbdkit", "nbdcopy", "fio",
+                    "taskset"):
         if shutil.which(program) is None:
             sys.exit(f"error: {program} is not installed; `make setup` installs it")
     if not fathom.is_file():
@@ -104,6 +110,7 @@ def environment(bench: Bench) -> dict:
         "cpus": os.cpu_count(),
         "fathom": first_line(str(bench.fathom), "--version"),
         "qemu-storage-daemon": first_line("qemu-storage-daemon", "--version"),
+        "qemu-img": first_line("qemu-img", "--version"),
         "nbdkit": first_line("nbdkit", "--version"),
         "fio": first_line("fio", "--version"),
         "load_average": os.getloadavg()[0],
@@ -170,7 +177,8 @@ def main() -> int:
     check_programs(args.fathom)
     server, load = choose_cpus(args)
     with tempfile.TemporaryDirectory(prefix="fathom-bench-") as run_dir:
-        bench = Bench(args.fathom, args.dir, Path(run_dir), server, load, args.seconds)
+        bench = Bench(args.fathom, args.dir, Path(run_dir), server, load, args.seconds,
+                      img.Images(args.dir, args.img_size))
         env = environment(bench)
         print("\n".join(f"{key}: {value}" for key, value in env.items()), flush=True)
         if env["load_average"] > 0.5:

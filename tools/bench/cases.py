@@ -13,16 +13,18 @@ NBDKIT = "nbdkit"
 FATHOM_SHM = "fathom on /dev/shm"
 NBDKIT_SHM = "nbdkit on /dev/shm"
 QEMU_NBD = "qemu-nbd on /dev/shm"
+# On whole images.
+QEMU_IMG = "qemu-img"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One load on one kind of storage."""
+    """One load on one kind of storage, or one command on whole images."""
 
-    storage: str  # null, disk (a file, O_DIRECT), shm (a file in /dev/shm) or nbd
-    rw: str
-    bs: str
-    depth: int
+    storage: str  # null, disk (a file, O_DIRECT), shm (a file in /dev/shm), nbd or img
+    rw: str  # of img: the command
+    bs: str = ""
+    depth: int = 0
     wait: str = "interrupt"
     image: str = "raw"  # raw, qcow2 or qed
     state: str = "full"  # of an image: full, empty or backed (by a full raw one)
@@ -33,6 +35,8 @@ class Case:
     def name(self) -> str:
         if self.by == "nbdcopy":
             return "nbd-nbdcopy"
+        if self.storage == "img":
+            return f"img-{self.rw}"
         by = "" if self.by == "bench" else f"-{self.by}"
         connections = "" if self.connections == 1 else f"-x{self.connections}"
         poll = "-poll" if self.wait == "poll" else ""
@@ -44,6 +48,8 @@ class Case:
         """Who is measured; on null there is no host to compare with."""
         if self.by == "nbdcopy":
             return [FATHOM, NBDKIT]
+        if self.storage == "img":
+            return [FATHOM, QEMU_IMG]
         if self.storage == "nbd":
             return [FATHOM, FATHOM_SHM, NBDKIT, NBDKIT_SHM, QEMU_NBD]
         subjects = [FATHOM, QSD]
@@ -67,7 +73,7 @@ class Bar:
 
     case: str
     text: str
-    figure: str  # iops, mb_per_s, p50_us or server_cpu_us
+    figure: str  # iops, mb_per_s, p50_us, server_cpu_us or seconds
     against: str
     need: float
     aim: float
@@ -101,6 +107,12 @@ BARS = [
     Bar("nbd-randread-4k-1", "NBD, depth 1: p50 against nbdkit", "p50_us", NBDKIT, 1.0, 0.7),
     Bar("nbd-fio-randread-4k-32", "NBD, fio at depth 32: CPU against nbdkit", "server_cpu_us",
         NBDKIT, 0.5, 0.35),
+    Bar("img-convert", "img convert, raw to qcow2: time against qemu-img", "seconds", QEMU_IMG,
+        0.8, 0.6),
+    Bar("img-convert-compressed", "img convert -c, raw to qcow2: time against qemu-img",
+        "seconds", QEMU_IMG, 0.9, 0.5),
+    Bar("img-compare", "img compare, raw and qcow2: time against qemu-img", "seconds", QEMU_IMG,
+        0.8, 0.6),
     Bar("nbd-nbdcopy", "NBD, nbdcopy: MB/s against nbdkit", "mb_per_s", NBDKIT, 1.1, 1.5),
 ] + [bar for image in ("qcow2", "qed") for bar in (
     Bar(f"disk-{image}-full-randread-4k-32", f"disk, {image}, depth 32: IOPS against raw", "iops",
@@ -141,4 +153,5 @@ def all_cases() -> list[Case]:
                 Case(storage, "randwrite", "4k", 32, image=image, state="empty"),
                 Case(storage, "randwrite", "4k", 8, image=image, state="backed"),
             ]
+    cases += [Case("img", rw) for rw in ("convert", "convert-compressed", "compare")]
     return cases

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import images
+import img
 import nbd
 from cases import FATHOM, FATHOM_RAW, HOST, QSD, Case
 from noise import Noise, process_seconds
@@ -30,6 +31,7 @@ class Bench:
     server_cpu: int
     load_cpu: int
     seconds: float
+    img: img.Images
 
     def path(self, storage: str) -> Path:
         if storage == "shm":
@@ -38,8 +40,11 @@ class Bench:
 
     def prepare(self, storages: set[str]) -> None:
         """Writes the files in full: holes would be served without the disk."""
+        if "img" in storages:
+            self.img.make()
         block = os.urandom(1 << 20)
-        for storage in sorted({"shm" if s == "nbd" else s for s in storages} - {"null"}):
+        files = {"shm" if s == "nbd" else s for s in storages} - {"null", "img"}
+        for storage in sorted(files):
             with open(self.path(storage), "wb") as file:
                 for _ in range(FILE_SIZE // len(block)):
                     file.write(block)
@@ -47,10 +52,13 @@ class Bench:
                 os.fsync(file.fileno())
 
     def clean_up(self) -> None:
+        self.img.remove()
         for storage in ("disk", "shm"):
             images.remove(self.path(storage))
 
     def measure(self, case: Case, subject: str) -> Result:
+        if case.storage == "img":
+            return img.measure(case, subject, self.img, self.fathom)
         cpus = {self.server_cpu, self.load_cpu}
         if case.storage == "nbd":
             return self._nbd(case, subject, cpus)

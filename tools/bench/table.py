@@ -35,8 +35,8 @@ def ratio_text(values: list[float]) -> str:
     return f"{median(values):.2f}" if values else "-"
 
 
-HEADER = ["case", "who", "IOPS", "MB/s", "p50 us", "p99 us", "server CPU us", "load CPU us",
-          "others %", "IOPS/QSD", "IOPS/host"]
+HEADER = ["case", "who", "seconds", "IOPS", "MB/s", "p50 us", "p99 us", "server CPU us",
+          "load CPU us", "others %", "IOPS/QSD", "IOPS/host"]
 
 
 def rows(case: Case, rounds: dict[str, list]) -> list[list[str]]:
@@ -51,7 +51,9 @@ def rows(case: Case, rounds: dict[str, list]) -> list[list[str]]:
         p50, p99, server, load = (middle(results, f) for f in (
             "p50_us", "p99_us", "server_cpu_us", "load_cpu_us"))
         lines.append([
-            case.name if i == 0 else "", subject, iops(middle(results, "iops")),
+            case.name if i == 0 else "", subject,
+            number(middle(results, "seconds")) if case.storage == "img" else "",
+            iops(middle(results, "iops")),
             number(middle(results, "mb_per_s"), 0), number(p50), number(p99),
             number(server), number(load), number(middle(results, "others_percent"), 0),
             *against])

@@ -42,6 +42,12 @@ class Verdicts(unittest.TestCase):
         self.assertTrue(quick["reached"])
         self.assertFalse(self.judge("null, depth 1: p50", result(p50=6), result(p50=10))["reached"])
 
+    def test_less_time_is_better(self):
+        def took(seconds: float) -> Result:
+            return Result(None, 1, None, None, None, seconds=seconds)
+        self.assertTrue(self.judge("img convert, raw", took(0.7), took(1))["reached"])
+        self.assertFalse(self.judge("img convert, raw", took(0.9), took(1))["reached"])
+
     def test_what_was_not_measured_is_not_judged(self):
         self.assertEqual(table.bars({}), [])
 

@@ -1,0 +1,129 @@
+"""`fathom img` and qemu-img on whole images, with all CPUs."""
+
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+
+from cases import FATHOM, Case
+from noise import Noise
+from result import Failed, Result
+
+BLOCK = 1 << 20
+LIMIT = 900  # seconds
+
+# Bytes that the disk's images have; half of them are data.
+DEFAULT_SIZE = 4 << 30
+
+# Both tools write through the page cache and end with a flush: qemu-img's own
+# default does not.
+CACHE = ["-t", "writeback"]
+
+
+class Images:
+    """What the commands work on: made once, in `directory`."""
+
+    def __init__(self, directory: Path, size: int):
+        base = directory / f"fathom-bench-{os.getpid()}.img"
+        self.size = size
+        self.raw = base.with_suffix(".half.raw")
+        self.equal = base.with_suffix(".half.qcow2")
+        self.target = base.with_suffix(".target.qcow2")
+
+    def make(self) -> None:
+        fill(self.raw, self.size)
+        qemu_img("convert", *CACHE, "-f", "raw", "-O", "qcow2", str(self.raw), str(self.equal))
+
+    def remove(self) -> None:
+        for image in (self.raw, self.equal, self.target):
+            image.unlink(missing_ok=True)
+
+
+def fill(path: Path, size: int) -> None:
+    """A disk as it is after some years: data and holes of some MiB each; of the
+    data a third is text, a third are records, a third does not compress."""
+    rng = random.Random(1)
+    words = ["".join(rng.choices("etaoinshrdlucmfwypvbgkjqxz", k=rng.randint(2, 10)))
+             for _ in range(4000)]
+    blocks = [make() for _ in range(16)
+              for make in (lambda: text(rng, words), lambda: records(rng), lambda: noise(rng))]
+    rng.shuffle(blocks)
+    with open(path, "wb") as file:
+        at, left, written = 0, size // 2, 0
+        while left > 0:
+            run = min(rng.randint(1, 8) * BLOCK, left)
+            file.seek(at)
+            for start in range(0, run, BLOCK):
+                file.write(blocks[written % len(blocks)][:run - start])
+                written += 1
+            at, left = at + 2 * run, left - run
+        file.truncate(size)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def text(rng: random.Random, words: list[str]) -> bytes:
+    return " ".join(rng.choices(words, k=BLOCK // 4))[:BLOCK].encode()
+
+
+def records(rng: random.Random) -> bytes:
+    first = rng.randrange(1 << 32)
+    record = 48
+    made = (number.to_bytes(8, "little") + rng.randbytes(6) + bytes(18)
+            + (4096 * number).to_bytes(8, "little") + b"inode\0\0\0"
+            for number in range(first, first + BLOCK // record + 1))
+    return b"".join(made)[:BLOCK]
+
+
+def noise(rng: random.Random) -> bytes:
+    return rng.randbytes(BLOCK)
+
+
+def measure(case: Case, subject: str, images: Images, fathom: Path) -> Result:
+    images.target.unlink(missing_ok=True)
+    # What others have left to be written is not this command's.
+    os.sync()
+    program = [str(fathom), "img"] if subject == FATHOM else ["qemu-img"]
+    command = [*program, *arguments(case, subject, images)]
+    noise_of_others = Noise(os.sched_getaffinity(0), None)
+    start = time.monotonic()
+    run(command)
+    seconds = time.monotonic() - start
+    return Result(iops=None, mb_per_s=images.size / seconds / 1e6, p50_us=None, p99_us=None,
+                  load_cpu_us=None, others_percent=noise_of_others.percent(), seconds=seconds)
+
+
+def arguments(case: Case, subject: str, images: Images) -> list[str]:
+    if case.rw == "compare":
+        return ["compare", "-f", "raw", "-F", "qcow2", str(images.raw), str(images.equal)]
+    options = ["-c"] if case.rw == "convert-compressed" else []
+    if subject != FATHOM:
+        # Out of order and with as many requests as it takes: its fastest.
+        options += ["-W", "-m", "16"]
+    return ["convert", *options, *CACHE, "-f", "raw", "-O", "qcow2",
+            str(images.raw), str(images.target)]
+
+
+def qemu_img(*command: str) -> None:
+    run(["qemu-img", *command])
+
+
+def run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired as e:
+        raise Failed(f"{command[0]} did not end") from e
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        raise Failed(lines[-1] if lines else f"{command[0]} failed")
+
+
+def parse_size(text: str) -> int:
+    """Bytes, or with M or G."""
+    units = {"M": 1 << 20, "G": 1 << 30}
+    unit = units.get(text[-1:].upper())
+    size = int(text[:-1]) * unit if unit else int(text)
+    if size < BLOCK:
+        raise ValueError("an image has a MiB at least")
+    return size
