@@ -7,10 +7,12 @@ mod support;
 
 use fathom_core::Op;
 use sim::case::{Case, Filled, Made, QCOW2};
+use sim::cut::check_image;
 use sim::each;
 use sim::model::SECTOR;
 use sim::run::Run;
 use sim::worker::Ask;
+use sim::world::Fault;
 use std::sync::Arc;
 
 const CASES: &[Case] = &[
@@ -174,6 +176,30 @@ fn one_cluster() {
         }
         let (count, _) = ask_qemu(made, &mut run);
         assert!(count >= 3, "{count}");
+    });
+}
+
+/// Whichever operation fails.
+#[test]
+fn what_could_not_be_written_is_free_again() {
+    each(&CASES[..5], 1, |made, seed| {
+        for first in 0..30 {
+            let mut run = begin(made, seed + first);
+            run.strict = false;
+            let state = || run.world.state();
+            let fault = Fault {
+                first: state().operations + first,
+                count: 1,
+                errno: libc::EIO,
+            };
+            state().fault = Some(fault);
+            let cluster = made.case.cluster / SECTOR as u64;
+            run.all((0..24).map(|n| write(n * cluster, cluster)));
+            run.world.state().fault = None;
+            assert_eq!(run.flush(), 0);
+            assert!(run.deactivate());
+            assert_eq!(check_image(made, &run.world), Ok(0), "{fault:?}");
+        }
     });
 }
 

@@ -414,6 +414,27 @@ mod tests {
     }
 
     #[test]
+    fn a_compressed_cluster_is_where_it_was_put() {
+        for bits in 9..=21 {
+            let g = geometry(bits, bits >= 14, false);
+            let size = g.cluster_size();
+            let end = MAX_HOST_OFFSET.min(1 << compressed_offset_bits(&g));
+            for offset in [size, size + 1, 3 * size - 1, 5 * size + 300, end - 1] {
+                for len in [1, 2, 211, 212, 213, size / 2, size - 1] {
+                    let entry = L2Entry::compressed(&g, offset, len).unwrap();
+                    let Ok(Cluster::Compressed(range)) = entry.decode(&g) else {
+                        panic!("{entry:?}");
+                    };
+                    assert_eq!(range.offset, offset);
+                    let last = (offset + len).next_multiple_of(512);
+                    assert_eq!(range.offset + range.len, last, "{offset} {len}");
+                }
+            }
+            assert_eq!(L2Entry::compressed(&g, end, 1), None);
+        }
+    }
+
+    #[test]
     fn entries_are_read_as_they_were_written() {
         for extended in [false, true] {
             let g = geometry(16, extended, false);
