@@ -90,6 +90,12 @@ impl Default for Job {
 }
 
 impl Job {
+    /// The next answer of any client; the caller knows that there will be one.
+    pub fn wait(&self) -> Answer {
+        let kept = self.kept.borrow_mut().pop_front();
+        kept.unwrap_or_else(|| self.answers.recv().expect("a sender is kept"))
+    }
+
     /// The next answer, if one comes within that time.
     pub fn wait_for(&self, time: Duration) -> Option<Answer> {
         let kept = self.kept.borrow_mut().pop_front();
