@@ -84,6 +84,24 @@ impl Source {
 }
 
 impl Opened {
+    /// A chain that is open.
+    pub(crate) fn of(path: &Path, chain: Chain, job: &mut Job) -> Result<Opened, Error> {
+        Ok(Opened {
+            path: path.to_owned(),
+            client: job.client(chain.disk().clone(), Default::default())?,
+            kind: Kind::Image(chain),
+        })
+    }
+
+    /// Ends its use: what is in memory only is written back.
+    pub(crate) fn close(self) -> Result<(), Error> {
+        drop(self.client);
+        match self.kind {
+            Kind::Image(chain) => chain.close(),
+            Kind::Nbd => Ok(()),
+        }
+    }
+
     /// Bytes of the disk.
     pub(crate) fn size(&self) -> u64 {
         self.client.info().size
@@ -96,13 +114,6 @@ impl Opened {
             Kind::Nbd => None,
         };
         chain.into_iter().flatten()
-    }
-
-    pub(crate) fn chain(&self) -> Option<&Chain> {
-        match &self.kind {
-            Kind::Image(chain) => Some(chain),
-            Kind::Nbd => None,
-        }
     }
 
     /// What its parts are, as the first `layers` images of the chain say.

@@ -3,12 +3,14 @@
 
 mod bitmap;
 mod check;
+mod commit;
 mod compare;
 mod convert;
 mod create;
 mod info;
 mod map;
 mod measure;
+mod rebase;
 mod resize;
 mod snapshot;
 mod watch;
@@ -28,6 +30,7 @@ pub struct ImgArgs {
 #[derive(Debug, Subcommand)]
 enum ImgCommand {
     Create(create::CreateArgs),
+    Commit(commit::CommitArgs),
     Compare(Box<compare::CompareArgs>),
     Convert(Box<convert::ConvertArgs>),
     Info(info::InfoArgs),
@@ -35,6 +38,7 @@ enum ImgCommand {
     Map(map::MapArgs),
     Bitmap(bitmap::BitmapArgs),
     Measure(measure::MeasureArgs),
+    Rebase(rebase::RebaseArgs),
     Resize(resize::ResizeArgs),
     Snapshot(snapshot::SnapshotArgs),
 }
@@ -42,6 +46,7 @@ enum ImgCommand {
 pub fn run(args: ImgArgs) -> anyhow::Result<()> {
     match args.command {
         ImgCommand::Create(args) => create::run(args),
+        ImgCommand::Commit(args) => commit::run(args),
         ImgCommand::Compare(args) => compare::run(*args),
         ImgCommand::Convert(args) => convert::run(*args),
         ImgCommand::Info(args) => info::run(&args),
@@ -49,6 +54,7 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Map(args) => map::run(args),
         ImgCommand::Bitmap(args) => bitmap::run(args),
         ImgCommand::Measure(args) => measure::run(args),
+        ImgCommand::Rebase(args) => rebase::run(args),
         ImgCommand::Resize(args) => resize::run(args),
         ImgCommand::Snapshot(args) => snapshot::run(&args),
     }

@@ -6,12 +6,24 @@ use crate::{Error, Result};
 /// What a disk writes wholly or not at all.
 pub(super) const SECTOR: usize = 512;
 
+/// A change of the header.
+pub(super) struct Switch {
+    /// What is written before, where the old header has nothing: a backing file's name that has no
+    /// room in the first sector.
+    pub(super) before: Option<(u64, Vec<u8>)>,
+    pub(super) sector: Vec<u8>,
+}
+
 /// The first sector of the first cluster after a change of the header. The rest of that cluster
-/// stays as it is: where the extensions change, they are all in the first sector afterwards,
-/// without the features' names if need be, which are a courtesy.
-pub(super) fn first_sector(first: &[u8], old: &Header, new: &Header) -> Result<Vec<u8>> {
+/// stays as it is, but for a long name: where the extensions change, they are all in the first
+/// sector afterwards, without the features' names if need be, which are a courtesy.
+pub(super) fn switch(first: &[u8], old: &Header, new: &Header) -> Result<Switch> {
     if old.extensions == new.extensions && old.backing_file == new.backing_file {
-        return patched(first, new);
+        let sector = patched(first, new)?;
+        return Ok(Switch {
+            before: None,
+            sector,
+        });
     }
     let mut named = new.clone();
     for without_names in [false, true] {
@@ -19,8 +31,8 @@ pub(super) fn first_sector(first: &[u8], old: &Header, new: &Header) -> Result<V
             let kept = |e: &Extension| !matches!(e, Extension::FeatureNames(_));
             named.extensions.retain(kept);
         }
-        if let Some(sector) = encoded(first, old, &named)? {
-            return Ok(sector);
+        if let Some(switch) = encoded(first, old, &named)? {
+            return Ok(switch);
         }
     }
     Err(Error::unsupported(
@@ -48,8 +60,9 @@ fn patched(first: &[u8], new: &Header) -> Result<Vec<u8>> {
 }
 
 /// The whole header, if it fits: with the backing file's name behind the extensions, or where it
-/// is, if that is behind the first sector.
-fn encoded(first: &[u8], old: &Header, new: &Header) -> Result<Option<Vec<u8>>> {
+/// is, if that is behind the first sector, or else in a place of its own.
+fn encoded(first: &[u8], old: &Header, new: &Header) -> Result<Option<Switch>> {
+    let mut before = None;
     let mut sector = Header {
         backing_file: None,
         ..new.clone()
@@ -68,11 +81,41 @@ fn encoded(first: &[u8], old: &Header, new: &Header) -> Result<Option<Vec<u8>>> 
             at = sector.len() as u64;
             sector.extend(name);
         } else if !stays {
-            return Ok(None);
+            let Some(place) = place_of_name(first, old, name.len() as u64) else {
+                return Ok(None);
+            };
+            at = place;
+            before = Some((at, name.clone()));
         }
         sector[8..16].copy_from_slice(&at.to_be_bytes());
         sector[16..20].copy_from_slice(&(name.len() as u32).to_be_bytes());
     }
     sector.resize(SECTOR, 0);
-    Ok(Some(sector))
+    Ok(Some(Switch { before, sector }))
+}
+
+/// Bytes that a name may have, and more.
+const NAME_ROOM: u64 = 1024;
+
+/// Where a name of `len` bytes can be at the end of the first cluster, out of the old header's way:
+/// the old name is not there, and extensions, which come first, do not reach so far.
+fn place_of_name(first: &[u8], old: &Header, len: u64) -> Option<u64> {
+    let mut at = [0; 8];
+    at.copy_from_slice(&first[8..16]);
+    let old_at = u64::from_be_bytes(at);
+    let old_len = old
+        .backing_file
+        .as_ref()
+        .map_or(0, |name| name.len() as u64);
+    let cluster = 1 << old.cluster_bits;
+    let without_name = Header {
+        backing_file: None,
+        ..old.clone()
+    };
+    let end = without_name.encode().ok()?.len() as u64;
+    (1..=2)
+        .map(|n| n * NAME_ROOM)
+        .filter(|back| cluster >= back + end.max(SECTOR as u64))
+        .map(|back| cluster - back)
+        .find(|at| old_len == 0 || at + len <= old_at || old_at + old_len <= *at)
 }

@@ -156,8 +156,13 @@ impl<'a> Editor<'a> {
     /// file system. After an error, the image is the old one, unless the file itself fails.
     pub fn commit(&mut self) -> Result<()> {
         self.refcounts.place(&mut self.header)?;
-        let sector = header::first_sector(&self.first, &self.old, &self.header)?;
+        let switch = header::switch(&self.first, &self.old, &self.header)?;
         self.refcounts.write()?;
+        if let Some((at, name)) = &switch.before {
+            let written = self.file.write_at(name, *at);
+            written.map_err(Error::io("its header cannot be written"))?;
+        }
+        let sector = switch.sector;
         self.sync()?;
         self.file
             .write_at(&sector, 0)

@@ -1,0 +1,55 @@
+//! `fathom img commit`
+
+use super::watch::{WatchArgs, watched};
+use super::{parse_format, print};
+use clap::Args;
+use fathom_daemon::Cache;
+use fathom_daemon::size::parse_size;
+use fathom_img::{self as img, CommitOptions, Format};
+use std::path::PathBuf;
+
+/// Write what an image holds into its backing file
+#[derive(Debug, Args)]
+pub(super) struct CommitArgs {
+    /// Format of the image; by default what it looks like
+    #[arg(short, long, value_parser = parse_format)]
+    format: Option<Format>,
+    /// The image of the chain to write to, instead of the one right below (implies --drop)
+    #[arg(short, long, value_name = "PATH")]
+    base: Option<PathBuf>,
+    /// Leave in the image what is in it: it is going to be dropped
+    #[arg(short, long)]
+    drop: bool,
+    /// Bytes a second, at most
+    #[arg(short, long, value_parser = parse_size, value_name = "SIZE", alias = "rate-limit")]
+    rate: Option<u64>,
+    /// How the images are read and written: none, writeback or writethrough
+    #[arg(short = 't', long, default_value = "writeback")]
+    cache: Cache,
+    /// Directory in which an image may name its files, besides its own
+    #[arg(long, value_name = "DIR")]
+    allow_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    watch: WatchArgs,
+    /// The image
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+pub(super) fn run(args: CommitArgs) -> anyhow::Result<()> {
+    let options = CommitOptions {
+        format: args.format,
+        keep: args.drop || args.base.is_some(),
+        base: args.base,
+        rate: args.rate,
+        cache: args.cache,
+        allow_dirs: args.allow_dir,
+    };
+    watched(&args.watch, |progress| {
+        img::commit(&args.file, &options, progress)
+    })?;
+    match args.watch.quiet() || args.watch.json() {
+        true => Ok(()),
+        false => print("Image committed.\n"),
+    }
+}

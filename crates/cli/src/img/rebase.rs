@@ -1,0 +1,59 @@
+//! `fathom img rebase`
+
+use super::parse_format;
+use super::watch::{WatchArgs, watched};
+use clap::Args;
+use fathom_daemon::Cache;
+use fathom_img::{self as img, Format, RebaseOptions};
+use std::path::PathBuf;
+
+/// Give an image another backing file; its disk stays what it is, unless -u
+#[derive(Debug, Args)]
+pub(super) struct RebaseArgs {
+    /// Format of the image; by default what it looks like
+    #[arg(short, long, value_parser = parse_format)]
+    format: Option<Format>,
+    /// The backing file, as it is to be written in the image: absolute or seen from the image;
+    /// "" for none
+    #[arg(short, long, value_name = "PATH")]
+    backing: String,
+    /// Format of the backing file
+    #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT")]
+    backing_format: Option<Format>,
+    /// Change the name only: the disk is as the new backing file makes it
+    #[arg(short = 'u', long)]
+    backing_unsafe: bool,
+    /// Compress what is copied (qcow2 only)
+    #[arg(short, long)]
+    compress: bool,
+    /// How the image is written: none, writeback or writethrough
+    #[arg(short = 't', long, default_value = "writeback")]
+    cache: Cache,
+    /// How the new backing file is read
+    #[arg(short = 'T', long, default_value = "writeback", value_name = "CACHE")]
+    backing_cache: Cache,
+    /// Directory in which the image may name its files now, besides its own
+    #[arg(long, value_name = "DIR")]
+    allow_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    watch: WatchArgs,
+    /// The image
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+pub(super) fn run(args: RebaseArgs) -> anyhow::Result<()> {
+    let backing = (!args.backing.is_empty()).then_some((args.backing, args.backing_format));
+    let options = RebaseOptions {
+        format: args.format,
+        backing,
+        only_name: args.backing_unsafe,
+        compress: args.compress,
+        cache: args.cache,
+        backing_cache: args.backing_cache,
+        allow_dirs: args.allow_dir,
+    };
+    watched(&args.watch, |progress| {
+        img::rebase(&args.file, &options, progress)
+    })
+}

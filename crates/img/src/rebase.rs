@@ -1,0 +1,303 @@
+//! `fathom img rebase`
+
+use crate::chain::{Chain, OpenOptions};
+use crate::error::{Error, Moving, of, usage};
+use crate::job::{Answer, Ask, Client, Job, Pages, Pool, State, is_zero};
+use crate::open::open_writable;
+use crate::progress::Progress;
+use crate::source::Opened;
+use fathom_core::Op;
+use fathom_formats::img::backing::{NewBacking, set_backing};
+use fathom_formats::img::{Format, resolve};
+use fathom_storage::{Cache, lock_image};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What backing file an image is to have.
+#[derive(Clone, Debug)]
+pub struct RebaseOptions {
+    /// None: what it looks like.
+    pub format: Option<Format>,
+    /// As it is to be written in the image, with its format; none: no backing file.
+    pub backing: Option<(String, Option<Format>)>,
+    /// Change the name only: the new file is known to hold what the old one does.
+    pub only_name: bool,
+    /// What is copied is compressed (qcow2 only).
+    pub compress: bool,
+    pub cache: Cache,
+    pub backing_cache: Cache,
+    /// Where files may be that the image names now, besides its own directory.
+    pub allow_dirs: Vec<PathBuf>,
+}
+
+/// Gives an image another backing file. Its disk stays what it is, unless only the name is to
+/// change: what the new file holds otherwise is copied into the image first. A kill at any instant
+/// leaves the old backing file, and a disk that reads as before.
+pub fn rebase(
+    path: &Path,
+    options: &RebaseOptions,
+    progress: &mut Progress<'_>,
+) -> Result<(), Error> {
+    let file = open_writable(path, false)?;
+    let format = match options.format {
+        Some(format) => format,
+        None => Format::probe(&file).map_err(of(path))?,
+    };
+    if format == Format::Raw {
+        return Err(usage(path, "raw images have no backing file"));
+    }
+    if !options.only_name {
+        let new = open_new(path, options)?;
+        copy(path, format, new, options, progress)?;
+        progress.check()?;
+    }
+    lock_image(path, &file, true)?;
+    let backing = match &options.backing {
+        None => None,
+        Some((name, format)) => Some(NewBacking {
+            name: name.as_bytes(),
+            format: backing_format(path, name, *format, options.only_name)?,
+        }),
+    };
+    set_backing(&file, format, backing).map_err(of(path))?;
+    progress.end();
+    Ok(())
+}
+
+/// A format is never left to be guessed.
+fn backing_format(
+    path: &Path,
+    name: &str,
+    format: Option<Format>,
+    may_be_away: bool,
+) -> Result<Format, Error> {
+    let Some(format) = format else {
+        let problem = format!("which format does the backing file {name} have? Say it with -F");
+        return Err(usage(path, problem));
+    };
+    let below = resolve(path, name.as_bytes()).map_err(of(path))?;
+    let is_own = crate::open::identity_of(&below);
+    if !may_be_away && is_own.is_some() && is_own == crate::open::identity_of(path) {
+        return Err(usage(path, "cannot be its own backing file"));
+    }
+    Ok(format)
+}
+
+/// The new backing file, which the user has named: it may name what it names.
+fn open_new(path: &Path, options: &RebaseOptions) -> Result<Option<Chain>, Error> {
+    let Some((name, format)) = &options.backing else {
+        return Ok(None);
+    };
+    let format = backing_format(path, name, *format, false)?;
+    let below = resolve(path, name.as_bytes()).map_err(of(path))?;
+    let open = OpenOptions {
+        cache: options.backing_cache,
+        ..OpenOptions::reading(Some(format))
+    };
+    let chain = Chain::open(&below, &open.may_use_all())?;
+    let own = crate::open::identity_of(path);
+    if chain.disk().files().iter().any(|file| Some(*file) == own) {
+        let problem = format!(
+            "is in the chain of {}: that would be a loop",
+            below.display()
+        );
+        return Err(usage(path, problem));
+    }
+    Ok(Some(chain))
+}
+
+/// Copies into the image what the new backing file holds otherwise.
+fn copy(
+    path: &Path,
+    format: Format,
+    new: Option<Chain>,
+    options: &RebaseOptions,
+    progress: &mut Progress<'_>,
+) -> Result<(), Error> {
+    let open = OpenOptions {
+        cache: options.cache,
+        allow_dirs: options.allow_dirs.clone(),
+        ..OpenOptions::writing(Some(format))
+    };
+    let mut job = Job::default();
+    let chain = Chain::open(path, &open)?;
+    let unit =
+        match options.compress {
+            false => None,
+            true => Some(chain.disk().compress_unit().ok_or_else(|| {
+                usage(path, "cannot be written compressed: only qcow2 images can")
+            })?),
+        };
+    let cluster = chain.info().write_zeroes.map_or(512, |l| l.alignment);
+    let image = Opened::of(path, chain, &mut job)?;
+    let new = new.map(|new| -> Result<(Client, u64), Error> {
+        let size = new.size();
+        Ok((job.client(new.disk().clone(), Default::default())?, size))
+    });
+    let new = new.transpose()?;
+    progress.begin(image.size());
+    let run = Run {
+        job: &job,
+        image: &image.client,
+        new: new.as_ref(),
+        moving: Moving {
+            source: path,
+            target: path,
+        },
+        granule: u64::from(cluster).min(PIECE),
+        piece: unit.unwrap_or(PIECE.max(cluster.into())),
+        compress: unit.is_some(),
+    };
+    let mut pool = Pool::new(run.piece as usize, 2);
+    for segment in image.segments(&job, 1)? {
+        let segment = segment?;
+        if segment.state == State::Below {
+            run.segment(segment.range, &mut pool, progress)?;
+        } else {
+            progress.add(segment.range.end - segment.range.start);
+        }
+    }
+    match job.flush(&image.client) {
+        0 => {}
+        errno => return Err(Error::flush(path, errno)),
+    }
+    image.close()
+}
+
+/// Bytes of a request.
+const PIECE: u64 = 1 << 20;
+
+struct Run<'a> {
+    job: &'a Job,
+    /// The image on its old backing file.
+    image: &'a Client,
+    new: Option<&'a (Client, u64)>,
+    moving: Moving<'a>,
+    /// What is copied as a whole.
+    granule: u64,
+    piece: u64,
+    compress: bool,
+}
+
+impl Run<'_> {
+    fn segment(
+        &self,
+        range: Range<u64>,
+        pool: &mut Pool,
+        progress: &mut Progress<'_>,
+    ) -> Result<(), Error> {
+        let mut at = range.start;
+        while at < range.end {
+            progress.check()?;
+            let end = range.end.min((at + 1).next_multiple_of(self.piece));
+            let mut take = || -> Result<Pages, Error> {
+                let pages = pool.take().map_err(Error::memory)?;
+                Ok(pages.expect("both were put back"))
+            };
+            let pages = [take()?, take()?];
+            let [old, new] = self.piece(at..end, pages)?;
+            pool.put(old);
+            pool.put(new);
+            progress.add(end - at);
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Reads both, at once, and writes what differs.
+    fn piece(&self, range: Range<u64>, pages: [Pages; 2]) -> Result<[Pages; 2], Error> {
+        let len = (range.end - range.start) as usize;
+        let [old, mut new] = pages;
+        let new_end = self
+            .new
+            .map_or(0, |(_, size)| *size)
+            .clamp(range.start, range.end);
+        new.bytes_mut()[(new_end - range.start) as usize..].fill(0);
+        let mut awaited = 1;
+        let read = |len: u64, pages| Ask::new(Op::Read, range.start, len, Some(pages));
+        self.image.ask(read(len as u64, old));
+        let mut kept = None;
+        match self.new {
+            Some((client, _)) if new_end > range.start => {
+                client.ask(read(new_end - range.start, new));
+                awaited += 1;
+            }
+            _ => kept = Some(new),
+        }
+        let mut old = None;
+        let mut failure = None;
+        for _ in 0..awaited {
+            let Answer { client, ask, errno } = self.job.wait();
+            if errno != 0 {
+                failure = Some(self.moving.read_error(ask.offset, ask.len, errno));
+            }
+            match client == self.image.number() {
+                true => old = ask.pages,
+                false => kept = ask.pages,
+            }
+        }
+        let both = old.zip(kept);
+        let (old, new) = both.expect("both have come back");
+        match failure {
+            Some(error) => Err(error),
+            None => Ok([self.write(range, len, old, &new)?, new]),
+        }
+    }
+
+    /// Writes to the image what it would not read as on the new backing file.
+    fn write(
+        &self,
+        range: Range<u64>,
+        len: usize,
+        mut old: Pages,
+        new: &Pages,
+    ) -> Result<Pages, Error> {
+        let mut at = 0;
+        while at < len {
+            let (differs, end) = self.run_at(range.start, at, &old.bytes()[..len], new.bytes());
+            if differs {
+                old = self.write_one(range.start + at as u64, at..end, old)?;
+            }
+            at = end;
+        }
+        Ok(old)
+    }
+
+    fn write_one(&self, offset: u64, part: Range<usize>, old: Pages) -> Result<Pages, Error> {
+        let len = (part.end - part.start) as u64;
+        let op = match is_zero(&old.bytes()[part.clone()]) {
+            true => Op::WriteZeroes,
+            false => Op::Write,
+        };
+        let answer = self.job.answer_to(
+            self.image,
+            Ask {
+                skip: part.start,
+                compress: self.compress && op == Op::Write,
+                ..Ask::new(op, offset, len, Some(old))
+            },
+        );
+        match answer.errno {
+            0 => Ok(answer.ask.pages.expect("what was sent")),
+            errno => Err(self.moving.write_error(offset, len, errno)),
+        }
+    }
+
+    /// Whether the two differ from byte `at` on, and up to where that is so.
+    fn run_at(&self, start: u64, at: usize, old: &[u8], new: &[u8]) -> (bool, usize) {
+        let mut found = None;
+        let mut end = at;
+        while end < old.len() {
+            let next = (start + end as u64 + 1).next_multiple_of(self.granule) - start;
+            let next = (next as usize).min(old.len());
+            let differs = old[end..next] != new[end..next];
+            match found {
+                None => found = Some(differs),
+                Some(before) if before != differs => break,
+                _ => {}
+            }
+            end = next;
+        }
+        (found.unwrap_or(false), end)
+    }
+}
