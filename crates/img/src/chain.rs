@@ -24,6 +24,8 @@ pub struct OpenOptions {
     pub allow_dirs: Vec<PathBuf>,
     /// The state that an internal snapshot has kept.
     pub snapshot: Option<SnapshotName>,
+    /// Zeroes are to be the image's own, whatever its backing file has.
+    pub own_zeroes: bool,
 }
 
 impl OpenOptions {
@@ -37,6 +39,7 @@ impl OpenOptions {
             engine: EngineKind::IoUring,
             allow_dirs: Vec::new(),
             snapshot: None,
+            own_zeroes: false,
         }
     }
 
@@ -107,6 +110,7 @@ impl Chain {
             read_only: options.read_only,
             snapshot: options.snapshot.clone(),
             any_size: true,
+            own_zeroes: options.own_zeroes,
             ..ImageOptions::new(format)
         };
         let disk = Arc::new(ImageDisk::open(file.clone(), opener, image)?);
@@ -134,6 +138,14 @@ impl Chain {
     /// Bytes of the disk.
     pub fn size(&self) -> u64 {
         self.info().size
+    }
+
+    /// The file, for who has the kernel write to it meanwhile: only if it goes by the page cache.
+    pub(crate) fn write_behind(&self, cache: Cache) -> Option<File> {
+        let is_cached = cache == Cache::Writeback;
+        is_cached
+            .then(|| self.file.file_disk().reopen().ok())
+            .flatten()
     }
 
     /// Writes back and flushes what is in memory only, and unlocks.

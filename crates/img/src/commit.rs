@@ -2,7 +2,7 @@
 
 use crate::chain::{Chain, OpenOptions};
 use crate::error::{Error, Moving, of, usage};
-use crate::job::{Copy, CopyOptions, Job};
+use crate::job::{Copy, CopyOptions, Job, WriteBehind};
 use crate::open::{identity_of, open_writable};
 use crate::progress::Progress;
 use crate::resize::{NewSize, Preallocation, ResizeOptions, resize};
@@ -186,7 +186,8 @@ fn copy(
         },
         moving: Moving { source, target },
     };
-    copy.run(&mut image.segments(job, layers)?, progress)?;
+    let mut behind = WriteBehind::new(base.write_behind(options.cache));
+    copy.run(&mut image.segments(job, layers)?, &mut behind, progress)?;
     match job.flush(&client) {
         0 => Ok(()),
         errno => Err(Error::flush(target, errno)),

@@ -3,7 +3,7 @@
 use crate::chain::{Chain, OpenOptions};
 use crate::create::{CreateOptions, create_in, size_of};
 use crate::error::{Error, Moving, of, usage};
-use crate::job::{Client, Copy, CopyOptions, Job};
+use crate::job::{Client, Copy, CopyOptions, Job, WriteBehind};
 use crate::open::identity_of;
 use crate::progress::Progress;
 use crate::source::{Opened, Source};
@@ -133,6 +133,11 @@ fn copy(
         false => !has_backing && reads_as_zeroes(sink),
     };
     progress.begin(opened.iter().map(Opened::size).sum());
+    let file = match sink {
+        Sink::Image { chain, .. } => chain.write_behind(options.cache),
+        Sink::Nbd(_) => None,
+    };
+    let mut behind = WriteBehind::new(file);
     let mut shift = 0;
     for source in opened {
         let copy = Copy {
@@ -156,7 +161,7 @@ fn copy(
         };
         shift += source.size();
         let layers = if has_backing { 1 } else { usize::MAX };
-        copy.run(&mut source.segments(job, layers)?, progress)?;
+        copy.run(&mut source.segments(job, layers)?, &mut behind, progress)?;
     }
     flush(job, &target, path)?;
     progress.end();

@@ -36,6 +36,9 @@ pub enum Error {
     },
     #[error("{}: cannot be made durable: {source}", path.display())]
     Flush { path: PathBuf, source: io::Error },
+    /// The target's disk is full.
+    #[error("{}: no space is left on its device: up to {missing} bytes more are needed", path.display())]
+    NoSpace { path: PathBuf, missing: u64 },
     #[error("there is no memory for a buffer: {0}")]
     Memory(io::Error),
     /// The user has ended it.
@@ -91,6 +94,17 @@ impl Error {
             offset,
             len,
             source: io::Error::from_raw_os_error(errno),
+        }
+    }
+
+    /// If it is for want of space, how much was missing is added.
+    pub(crate) fn needing(self, missing: impl FnOnce() -> u64) -> Error {
+        match self {
+            Error::Data { path, source, .. } if source.raw_os_error() == Some(libc::ENOSPC) => {
+                let missing = missing();
+                Error::NoSpace { path, missing }
+            }
+            other => other,
         }
     }
 

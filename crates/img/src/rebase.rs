@@ -117,6 +117,7 @@ fn copy(
     let open = OpenOptions {
         cache: options.cache,
         allow_dirs: options.allow_dirs.clone(),
+        own_zeroes: true,
         ..OpenOptions::writing(Some(format))
     };
     let mut job = Job::default();

@@ -59,6 +59,7 @@ pub(super) fn activate(
         epochs: fresh.epochs,
         filter: fresh.filter,
         helpers: helpers.clone(),
+        own_zeroes: options.own_zeroes,
     })
 }
 

@@ -55,6 +55,8 @@ pub(super) struct Active {
     /// Of the first layer's file.
     pub(super) filter: Arc<Filter>,
     pub(super) helpers: Arc<Helpers>,
+    /// See `ImageOptions`.
+    pub(super) own_zeroes: bool,
 }
 
 impl Active {

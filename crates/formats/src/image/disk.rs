@@ -43,6 +43,9 @@ pub struct ImageOptions {
     /// For tools: also sizes that no guest can use. What a raw file has of its
     /// last sector is padded with zeroes, and a disk may be empty.
     pub any_size: bool,
+    /// For tools that change the backing file: what is zeroed reads as zeroes by the image's own
+    /// entries, even if it does so on its present backing file.
+    pub own_zeroes: bool,
 }
 
 impl ImageOptions {
@@ -57,6 +60,7 @@ impl ImageOptions {
             size: None,
             snapshot: None,
             any_size: false,
+            own_zeroes: false,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Copying one disk to another.
 
-use super::{Answer, Ask, Client, Job, Pages, Pool, Segment, State};
+use super::{Answer, Ask, Client, Job, Pages, Pool, Segment, State, WriteBehind};
 use crate::error::{Error, Moving};
 use crate::progress::Progress;
 use fathom_trace::Op;
@@ -60,6 +60,9 @@ struct Run<'b, 'p> {
     begun: u64,
     started: Instant,
     failure: Option<Error>,
+    /// Bytes of pieces that are done.
+    done: u64,
+    behind: &'b mut WriteBehind,
     progress: &'b mut Progress<'p>,
 }
 
@@ -72,6 +75,7 @@ impl Copy<'_> {
     pub fn run(
         &self,
         segments: &mut dyn Iterator<Item = Result<Segment, Error>>,
+        behind: &mut WriteBehind,
         progress: &mut Progress<'_>,
     ) -> Result<(), Error> {
         let options = &self.options;
@@ -83,6 +87,8 @@ impl Copy<'_> {
             begun: 0,
             started: Instant::now(),
             failure: None,
+            done: 0,
+            behind,
             progress,
         };
         run.run(segments)
@@ -124,7 +130,11 @@ impl Run<'_, '_> {
             }
             let is_done = current.is_none() && segments.peek().is_none();
             if self.in_flight == 0 && (is_done || self.failure.is_some()) {
-                return self.failure.map_or(Ok(()), Err);
+                let left = segments.map_while(Result::ok).chain(current);
+                return match self.failure {
+                    None => Ok(()),
+                    Some(error) => Err(error.needing(|| self.begun - self.done + data_in(left))),
+                };
             }
             if let Some(answer) = self.copy.job.wait_for(self.patience()) {
                 self.take(answer);
@@ -288,6 +298,8 @@ impl Run<'_, '_> {
             }
         }
         self.progress.add(piece.len);
+        self.behind.add(piece.len);
+        self.done += piece.len;
         self.end(tag, Some(pages));
     }
 
@@ -345,6 +357,13 @@ impl Run<'_, '_> {
             self.pool.put(pages);
         }
     }
+}
+
+/// Bytes that have to be copied.
+fn data_in(segments: impl Iterator<Item = Segment>) -> u64 {
+    let data = segments.filter(|segment| segment.state == State::Data);
+    data.map(|segment| segment.range.end - segment.range.start)
+        .sum()
 }
 
 /// Whether all bytes are zero.

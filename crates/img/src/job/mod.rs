@@ -2,12 +2,14 @@
 //! the thread that does the job. Requests go to a worker with their memory and come back with it,
 //! so that nobody else can use it meanwhile.
 
+mod behind;
 mod client;
 mod copy;
 mod pages;
 mod pool;
 mod segment;
 
+pub(crate) use behind::WriteBehind;
 pub use client::{Answer, Ask, Client, Job};
 pub(crate) use copy::is_zero;
 pub use copy::{Copy, CopyOptions};
