@@ -2,15 +2,19 @@
 
 use crate::chain::{Chain, OpenOptions};
 use crate::create::{CreateOptions, create_in, size_of};
-use crate::error::{Error, Moving, of, usage};
+use crate::error::{Error, Moving, io_error, of, usage};
 use crate::job::{Client, Copy, CopyOptions, Job, WriteBehind};
-use crate::open::identity_of;
+use crate::open::{identity_of, open_writable};
 use crate::progress::Progress;
 use crate::source::{Opened, Source};
+use crate::stream;
 use crate::target::Target;
 use fathom_core::Disk;
-use fathom_formats::img::Format;
-use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri};
+use fathom_formats::img::bitmap::copy;
+use fathom_formats::img::{Format, open_read_only};
+use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri, lock_image};
+
+pub use fathom_formats::img::bitmap::Broken;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -35,6 +39,8 @@ pub struct ConvertOptions {
     pub parallel: usize,
     /// What cannot be read is zeroes.
     pub salvage: bool,
+    /// Copy persistent bitmaps, too; what to do with broken ones.
+    pub bitmaps: Option<Broken>,
     /// Where files may be that an existing target names.
     pub allow_dirs: Vec<PathBuf>,
 }
@@ -81,16 +87,25 @@ pub fn convert(
     let opened = sources.iter().map(|source| source.open(&mut job));
     let mut opened = opened.collect::<Result<Vec<_>, _>>()?;
     let size = opened.iter().map(Opened::size).sum();
+    if target == stream::NAME {
+        refuse_stream(options)?;
+        progress.begin(size);
+        return opened
+            .iter()
+            .try_for_each(|source| stream::to_standard_output(&job, source, progress))
+            .map(|()| progress.end());
+    }
     let sink = match NbdUri::is_one(target) {
         true => open_nbd(path, target, size, options)?,
         false => open_image(path, size, &opened, options)?,
     };
-    let copied = copy(&mut job, &mut opened, &sink, path, options, progress);
+    let copied = move_data(&mut job, &mut opened, &sink, path, options, progress);
     let finished = copied.and_then(|()| progress.check());
     match (sink, finished) {
         (Sink::Nbd(disk), finished) => finished.and(disk.deactivate().map_err(Error::from)),
         (Sink::Image { chain, target }, Ok(())) => {
             chain.close()?;
+            copy_bitmaps(&opened, path, target.as_ref(), options, progress)?;
             target.map_or(Ok(()), Target::complete)
         }
         (Sink::Image { chain, target }, Err(error)) => {
@@ -108,7 +123,44 @@ pub fn convert(
     }
 }
 
-fn copy(
+/// The source's bitmaps, into a target that is not in use any more.
+fn copy_bitmaps(
+    sources: &[Opened],
+    path: &Path,
+    target: Option<&Target>,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<(), Error> {
+    let Some(broken) = options.bitmaps else {
+        return Ok(());
+    };
+    let [source] = sources else {
+        return Err(usage(
+            path,
+            "bitmaps of several images cannot be put together",
+        ));
+    };
+    let is_qcow2 = source.format() == Some(Format::Qcow2);
+    if !is_qcow2 || options.create.format != Format::Qcow2 {
+        return Err(usage(path, "bitmaps are copied from qcow2 to qcow2 only"));
+    }
+    let from = open_read_only(&source.path).map_err(io_error(&source.path, "cannot be opened"))?;
+    let opened;
+    let to = match target {
+        Some(target) => target.file(),
+        None => {
+            opened = open_writable(path, false)?;
+            lock_image(path, &opened, true)?;
+            &opened
+        }
+    };
+    for name in copy(&from, to, broken).map_err(of(path))? {
+        progress.warn(&format!("bitmap '{name}' is broken, and left out"));
+    }
+    Ok(())
+}
+
+fn move_data(
     job: &mut Job,
     opened: &mut [Opened],
     sink: &Sink,
@@ -200,6 +252,18 @@ fn flush(job: &Job, target: &Client, path: &Path) -> Result<(), Error> {
     }
 }
 
+/// Only a raw disk can be written from its first byte to its last.
+fn refuse_stream(options: &ConvertOptions) -> Result<(), Error> {
+    let is_plain = options.create.format == Format::Raw && !options.compress && !options.no_create;
+    match is_plain {
+        true => Ok(()),
+        false => {
+            let problem = "takes a raw disk only: -O raw, without -c, -n and -B";
+            Err(usage(Path::new("standard output"), problem))
+        }
+    }
+}
+
 fn open_nbd(path: &Path, uri: &str, size: u64, options: &ConvertOptions) -> Result<Sink, Error> {
     if !options.no_create {
         return Err(usage(
@@ -255,7 +319,7 @@ fn open_image(
     let target = Target::open(path, create.qcow2.data_file.is_some())?;
     create_in(path, target.file(), &create, size)?;
     let file = target.file().try_clone();
-    let file = file.map_err(crate::error::io_error(path, "cannot be opened again"))?;
+    let file = file.map_err(io_error(path, "cannot be opened again"))?;
     // The backing file is the user's choice.
     let chain = Chain::in_file(path, file, &open.may_use_all())?;
     Ok(Sink::Image {

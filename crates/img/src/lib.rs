@@ -21,6 +21,7 @@ mod rebase;
 mod resize;
 mod snapshot;
 mod source;
+mod stream;
 mod target;
 
 pub use bitmap::{BitmapChange, BitmapOptions, Listed, bitmap, bitmaps};
@@ -28,7 +29,7 @@ pub use chain::OpenOptions;
 pub use check::{CheckOptions, Repair, Report, check};
 pub use commit::{CommitOptions, commit};
 pub use compare::{CompareOptions, Comparison, compare};
-pub use convert::{ConvertOptions, convert};
+pub use convert::{Broken, ConvertOptions, convert};
 pub use create::{Backing, CreateOptions, create};
 pub use error::Error;
 pub use fathom_formats::img::{Format, SnapshotName};

@@ -3,6 +3,7 @@
 use crate::chain::{Chain, OpenOptions};
 use crate::error::{Error, usage};
 use crate::job::{Ask, Client, Job, Pages, Segment, Segments, State};
+use crate::stream;
 use fathom_core::extents::extents;
 use fathom_core::{Disk, Op};
 use fathom_formats::img::Format;
@@ -14,8 +15,15 @@ use std::sync::Arc;
 /// A source.
 #[derive(Clone, Debug)]
 pub enum Source {
-    Image { path: PathBuf, open: OpenOptions },
+    Image {
+        path: PathBuf,
+        open: OpenOptions,
+    },
     Nbd(NbdUri),
+    /// Standard input, kept in a file if it is a pipe.
+    Input {
+        open: OpenOptions,
+    },
 }
 
 /// A source in use.
@@ -41,6 +49,9 @@ const ENOUGH: u64 = 64 << 20;
 impl Source {
     /// An NBD URI, or the path of an image that is opened like this.
     pub fn new(text: &str, open: OpenOptions) -> Result<Source, Error> {
+        if text == stream::NAME {
+            return Ok(Source::Input { open });
+        }
         if !NbdUri::is_one(text) {
             let path = text.into();
             return Ok(Source::Image { path, open });
@@ -65,6 +76,11 @@ impl Source {
                     client: job.client(chain.disk().clone(), open.engine)?,
                     kind: Kind::Image(chain),
                 })
+            }
+            Source::Input { open } => {
+                let path = Path::new("standard input");
+                let chain = Chain::in_file(path, stream::standard_input()?, open)?;
+                Opened::of(path, chain, job)
             }
             Source::Nbd(uri) => {
                 let options = NbdOptions {
@@ -105,6 +121,14 @@ impl Opened {
     /// Bytes of the disk.
     pub(crate) fn size(&self) -> u64 {
         self.client.info().size
+    }
+
+    /// The image's, if it is one.
+    pub(crate) fn format(&self) -> Option<Format> {
+        match &self.kind {
+            Kind::Image(chain) => Some(chain.format()),
+            Kind::Nbd => None,
+        }
     }
 
     /// The identities of all files that are read.

@@ -7,7 +7,8 @@ use clap::Args;
 use fathom_daemon::size::parse_size;
 use fathom_daemon::{Cache, EngineKind};
 use fathom_img::{
-    self as img, Backing, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName, Source,
+    self as img, Backing, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName,
+    Source,
 };
 use std::path::PathBuf;
 
@@ -66,6 +67,12 @@ pub(super) struct ConvertArgs {
     /// Take zeroes for what cannot be read
     #[arg(long)]
     salvage: bool,
+    /// Copy persistent bitmaps, too (qcow2 only)
+    #[arg(long)]
+    bitmaps: bool,
+    /// Leave out bitmaps that are broken
+    #[arg(long, requires = "bitmaps")]
+    skip_broken_bitmaps: bool,
     /// Read images even though other processes write to them
     #[arg(short = 'U', long)]
     force_share: bool,
@@ -74,7 +81,8 @@ pub(super) struct ConvertArgs {
     allow_dir: Vec<PathBuf>,
     #[command(flatten)]
     watch: WatchArgs,
-    /// Images or NBD URIs (several are put one behind the other), then the target
+    /// Images, NBD URIs or - for standard input (several are put one behind the other), then the
+    /// target: a file, an NBD URI, or - for standard output
     #[arg(required = true, num_args = 2.., value_name = "SOURCE TARGET")]
     files: Vec<String>,
 }
@@ -99,6 +107,10 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
         rate: args.rate,
         parallel: args.parallel.into(),
         salvage: args.salvage,
+        bitmaps: args.bitmaps.then_some(match args.skip_broken_bitmaps {
+            true => Broken::Skip,
+            false => Broken::Refuse,
+        }),
         allow_dirs: args.allow_dir.clone(),
     };
     let sources: Result<Vec<_>, _> = sources.iter().map(|text| source(&args, text)).collect();
