@@ -5,6 +5,7 @@ mod support;
 
 use fathom_formats::img::check::{Options, check};
 use fathom_formats::img::create::Preallocation;
+use fathom_formats::img::edit::Editor;
 use fathom_formats::img::resize::{Resize, resize};
 use fathom_formats::img::{Format, snapshot};
 use fathom_formats::qcow2::Header;
@@ -185,6 +186,66 @@ fn qemu_agrees() {
             std::fs::write(dir.path().join("i"), &*file.bytes()).unwrap();
             let (status, report) = qemu_check(dir.path(), "i", "qcow2");
             assert_eq!(status, 0, "{options} {name}: {report:?}");
+        }
+    }
+}
+
+/// What a commit gives back to the file system is what nothing refers to.
+#[test]
+fn what_is_referred_to_again_is_not_free() {
+    let file = MemoryFile::new(image("cluster_size=4k"), LIMIT);
+    let (old, header) = (state(&file), Header::parse(&file.bytes()).unwrap());
+    let mut editor = Editor::open(&file).unwrap();
+    let l1_bytes = u64::from(header.l1_entries) * 8;
+    editor.release(header.l1_offset, l1_bytes).unwrap();
+    assert_eq!(editor.refcount(header.l1_offset).unwrap(), 0);
+    editor.reference(header.l1_offset, l1_bytes).unwrap();
+    // Never written to the image that is there.
+    let kept = editor.allocate(3).unwrap();
+    editor.write(kept, &[7; 3 << 12]).unwrap();
+    editor.commit().unwrap();
+    assert_eq!(editor.read(kept, 3 << 12).unwrap(), [7; 3 << 12]);
+    editor.release(kept, 3 << 12).unwrap();
+    editor.commit().unwrap();
+    drop(editor);
+    assert_eq!(problem(&file, &[&old]), None);
+}
+
+/// What another tool, or nobody, has put behind the end of a disk.
+#[test]
+fn what_was_behind_the_end_stays_there() {
+    for (format, options) in [("qcow2", "cluster_size=64k"), ("qed", "cluster_size=64k")] {
+        let dir = dir();
+        let dir = dir.path();
+        create_file(dir, "i", format, &pairs(options), 100 << 10);
+        qemu_io(dir, "i", format, &["write -P 1 0 100k"]);
+        let mut bytes = std::fs::read(dir.join("i")).unwrap();
+        let end = bytes.iter().rposition(|b| *b == 1).unwrap() + 1;
+        bytes.resize(bytes.len().next_multiple_of(64 << 10), 0);
+        bytes[end..end.next_multiple_of(64 << 10)].fill(0xee);
+        // Clusters that are free.
+        bytes.extend(vec![0xdd; 200 << 10]);
+        for how in [Preallocation::Off, Preallocation::Metadata] {
+            let file = MemoryFile::new(bytes.clone(), LIMIT);
+            let to = Resize {
+                size: 900 << 10,
+                preallocation: how,
+                data_file: None,
+                below: None,
+            };
+            let format = Format::from_name(format).unwrap();
+            if format == Format::Qed && how != Preallocation::Off {
+                continue;
+            }
+            resize(&file, format, &to).unwrap();
+            std::fs::write(dir.join("new"), &*file.bytes()).unwrap();
+            let name = format.name();
+            qemu_img(dir, &["convert", "-f", name, "-O", "raw", "new", "read"]);
+            let read = std::fs::read(dir.join("read")).unwrap();
+            assert_eq!(read.len(), 900 << 10);
+            assert!(read[..100 << 10].iter().all(|b| *b == 1));
+            let new = &read[100 << 10..];
+            assert!(new.iter().all(|b| *b == 0), "{name} {how:?}");
         }
     }
 }

@@ -1,9 +1,11 @@
 //! `fathom img resize`, next to `qemu-img resize`.
 
 use crate::pair::{Pair, io, sample};
+use crate::snapshot::abandon;
 use crate::support::{as_arg, disk_dir, refused, stdout_of};
 use crate::{create, qemu_img};
 use serde_json::Value;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 
 const IMAGES: &[&str] = &[
@@ -205,6 +207,21 @@ fn raw_and_qed_images_are_resized_as_by_qemu_img() {
 }
 
 #[test]
+fn a_qed_image_that_was_not_closed_is_repaired_first() {
+    let dir = disk_dir();
+    let path = as_arg(&dir.path().join("i"));
+    create(&path, &["-q", "-f", "qed", "-o", "size=1M"]);
+    abandon(&path, "qed");
+    stdout_of(&["img", "resize", "-f", "qed", &path, "9M"]);
+    check(&path);
+    let info = qemu_img(&["info", &path]);
+    assert!(
+        info.contains("9 MiB") && !info.contains("cleanly shut down: no"),
+        "{info}"
+    );
+}
+
+#[test]
 fn data_files_are_resized_with_their_images() {
     for raw in ["off", "on"] {
         let dir = disk_dir();
@@ -215,6 +232,10 @@ fn data_files_are_resized_with_their_images() {
         create(&image, &["-q", "-f", "qcow2", "-o", &options]);
         io(&image, "qcow2", &["write -P 1 0 2M"]);
         for (size, bytes) in [("1000448", 1_000_448), ("4M", 4 << 20), ("100k", 100 << 10)] {
+            // What somebody has put behind the disk's end is not on the disk when it has grown.
+            let mut file = std::fs::OpenOptions::new().append(true).open(&data);
+            let file = file.as_mut().expect("the data file");
+            file.write_all(&[0xee; 10_000]).expect("more");
             stdout_of(&["img", "resize", "--shrink", &image, size]);
             let read = std::fs::read(&data).expect("the data file");
             assert_eq!(read.len(), bytes);

@@ -4,6 +4,8 @@ use crate::pair::{Pair, sample};
 use crate::support::{as_arg, disk_dir, refused, stdout_of};
 use crate::{create, qemu_img};
 use serde_json::Value;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 /// Options of images that can have snapshots.
 const IMAGES: &[&str] = &[
@@ -139,7 +141,7 @@ fn what_cannot_be_is_told() {
         stdout_of(&["img", "snapshot", "-c", "s", &path(name)]);
     }
     let write = ["-c", "write 0 1", &path("one")];
-    let wrote = std::process::Command::new("qemu-io").args(write).output();
+    let wrote = Command::new("qemu-io").args(write).output();
     assert!(wrote.expect("qemu-io").status.success());
     let mark = |offset: u64, byte: u8| {
         use std::os::unix::fs::FileExt;
@@ -181,4 +183,92 @@ fn what_cannot_be_is_told() {
         &["img", "snapshot", "-l", "-c", "s", &path("bad")],
         &["--list"],
     );
+}
+
+/// What QEMU's monitor is told while a machine stands still.
+fn monitor(image: &str, commands: &str) -> String {
+    let drive = format!("if=virtio,format=qcow2,file={image}");
+    let mut machine = Command::new("qemu-system-x86_64")
+        .args([
+            "-M",
+            "pc",
+            "-m",
+            "8",
+            "-nodefaults",
+            "-display",
+            "none",
+            "-S",
+        ])
+        .args(["-monitor", "stdio", "-drive", &drive])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("QEMU is installed by `make setup`");
+    let stdin = machine.stdin.as_mut().expect("stdin");
+    stdin.write_all(commands.as_bytes()).expect("told");
+    let output = machine.wait_with_output().expect("QEMU ends");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_machines_saved_state_stays_with_its_snapshot_and_out_of_the_disk() {
+    let pair = Pair::new("cluster_size=4k", false);
+    pair.io(&["write -P 1 0 2M"]);
+    for which in [0, 1] {
+        monitor(&pair.path(which), "savevm vm\nquit\n");
+    }
+    let disk = pair.disk(0, None);
+    pair.io(&["write -P 2 1M 64k"]);
+    pair.both(&["snapshot", "-a", "vm"]);
+    let loaded = monitor(&pair.path(0), "loadvm vm\nquit\n");
+    assert!(!loaded.contains("Error"), "{loaded}");
+    // Where the state is, the disk is when it has grown.
+    stdout_of(&["img", "resize", &pair.path(0), "50M"]);
+    let grown = pair.disk(0, None);
+    assert!(grown[..2 << 20] == disk && grown[2 << 20..].iter().all(|b| *b == 0));
+    stdout_of(&["img", "snapshot", "-a", "vm", &pair.path(0)]);
+    let loaded = monitor(&pair.path(0), "loadvm vm\nquit\n");
+    assert!(!loaded.contains("Error"), "{loaded}");
+    pair.both(&["snapshot", "-d", "vm"]);
+    assert!(pair.disk(0, None) == disk);
+}
+
+/// Leaves an image as a process leaves it that is killed.
+pub fn abandon(image: &str, format: &str) {
+    let args = [
+        "-f",
+        format,
+        "-c",
+        "write -P 3 0 300k",
+        "-c",
+        "abort",
+        image,
+    ];
+    let output = Command::new("qemu-io").args(args).output();
+    assert!(!output.expect("qemu-io").status.success());
+    let said = stdout_of(&["img", "info", "--json", "-f", format, image]);
+    let info: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(info["dirty-flag"], true, "{said}");
+}
+
+#[test]
+fn an_image_that_was_not_closed_is_repaired_first() {
+    let options = "cluster_size=4k,lazy_refcounts=on";
+    for args in [
+        &["snapshot", "-c", "t"][..],
+        &["snapshot", "-a", "s"],
+        &["snapshot", "-d", "s"],
+    ] {
+        let pair = Pair::new(options, false);
+        pair.io(&["write -P 1 100k 900k"]);
+        pair.both(&["snapshot", "-c", "s"]);
+        abandon(&pair.path(0), "qcow2");
+        std::fs::copy(pair.path(0), pair.path(1)).expect("a copy");
+        pair.both(args);
+    }
+    let pair = Pair::new(options, false);
+    abandon(&pair.path(0), "qcow2");
+    std::fs::copy(pair.path(0), pair.path(1)).expect("a copy");
+    pair.both(&["resize", "-q", "{}", "9M"]);
 }
