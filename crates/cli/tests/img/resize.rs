@@ -235,7 +235,7 @@ fn data_files_are_resized_with_their_images() {
             // What somebody has put behind the disk's end is not on the disk when it has grown.
             let mut file = std::fs::OpenOptions::new().append(true).open(&data);
             let file = file.as_mut().expect("the data file");
-            file.write_all(&[0xee; 10_000]).expect("more");
+            file.write_all(&[0xee; 100_000]).expect("more");
             stdout_of(&["img", "resize", "--shrink", &image, size]);
             let read = std::fs::read(&data).expect("the data file");
             assert_eq!(read.len(), bytes);
