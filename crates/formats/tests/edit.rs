@@ -7,7 +7,7 @@ use fathom_formats::img::check::{Options, check};
 use fathom_formats::img::create::Preallocation;
 use fathom_formats::img::edit::Editor;
 use fathom_formats::img::resize::{Resize, resize};
-use fathom_formats::img::{Format, snapshot};
+use fathom_formats::img::{Format, bitmap, snapshot};
 use fathom_formats::qcow2::Header;
 use fathom_formats::testing::MemoryFile;
 use fathom_formats::{ImageFile, Result};
@@ -47,22 +47,27 @@ const IMAGES: &[&str] = &[
     "cluster_size=64k",
     "cluster_size=16k,extended_l2=on",
     "compat=0.10,cluster_size=1k",
+    "cluster_size=1k,bitmaps",
 ];
 
 /// An image with a snapshot, and data that is the disk's, the snapshot's, or of both.
 fn image(options: &str) -> Vec<u8> {
     let dir = dir();
     let dir = dir.path();
-    create_file(dir, "i", "qcow2", &pairs(options), SIZE);
+    let plain = options.trim_end_matches(",bitmaps");
+    create_file(dir, "i", "qcow2", &pairs(plain), SIZE);
     let writes = ["write -P 1 0 70k", "write -P 2 600k 50k"];
     qemu_io(dir, "i", "qcow2", &writes);
     qemu_img(dir, &["snapshot", "-c", "s1", "i"]);
+    if plain != options {
+        qemu_img(dir, &["bitmap", "--add", "-g", "512", "i", "b"]);
+    }
     let writes = ["write -P 3 10k 70k", "discard 0 4k", "write -P 4 900k 9k"];
     qemu_io(dir, "i", "qcow2", &writes);
     std::fs::read(dir.join("i")).unwrap()
 }
 
-/// The disk, and that of each snapshot.
+/// The disk, and that of each snapshot; each bitmap.
 type State = Vec<(Vec<u8>, u64, Vec<u8>)>;
 
 fn state(file: &MemoryFile) -> State {
@@ -77,6 +82,9 @@ fn state(file: &MemoryFile) -> State {
         let size = snapshot.disk_size().unwrap();
         let disk = disk(&bytes, &header, snapshot.l1_offset, size);
         all.push((snapshot.name, size, disk));
+    }
+    for listed in bitmap::list(file).unwrap() {
+        all.push((listed.bitmap.name, listed.dirty.unwrap(), Vec::new()));
     }
     all
 }
@@ -121,7 +129,8 @@ fn cuts(before: &[u8], change: Change, flushes: bool, tears: usize) -> Vec<Strin
 /// Whether an image can be changed like that.
 fn applies(options: &str, name: &str) -> bool {
     let resizes = ["grow", "metadata", "full", "shrink"].contains(&name);
-    !(options.contains("compat=0.10") && resizes)
+    let applies = !options.contains("bitmaps") || name != "apply";
+    applies && !(options.contains("compat=0.10") && resizes)
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use crate::pair::{Pair, io, sample};
 use crate::snapshot::abandon;
-use crate::support::{as_arg, disk_dir, refused, stdout_of};
+use crate::support::{as_arg, disk_dir, refused, short_dir, stdout_of};
 use crate::{create, qemu_img};
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
 const IMAGES: &[&str] = &[
     "cluster_size=64k",
@@ -255,6 +256,56 @@ fn data_files_are_resized_with_their_images() {
     }
 }
 
+/// What QEMU thinks is dirty.
+fn dirty(image: &str, bitmap: &str) -> Value {
+    let dir = short_dir();
+    let socket = as_arg(&dir.path().join("s"));
+    let server = Command::new("qemu-nbd")
+        .args([
+            "--fork", "-r", "-f", "qcow2", "-B", bitmap, "-k", &socket, image,
+        ])
+        .status();
+    assert!(
+        server
+            .expect("qemu-nbd is installed by `make setup`")
+            .success()
+    );
+    let options = format!(
+        "driver=nbd,server.type=unix,server.path={socket},x-dirty-bitmap=qemu:dirty-bitmap:{bitmap}"
+    );
+    let said = qemu_img(&["map", "--output=json", "--image-opts", &options]);
+    serde_json::from_str(&said).expect("JSON")
+}
+
+#[test]
+fn bitmaps_are_resized_with_their_disks() {
+    for options in sample(&["cluster_size=512", "cluster_size=64k"], 2) {
+        let pair = Pair::new(options, false);
+        for which in [0, 1] {
+            let path = pair.path(which);
+            qemu_img(&["bitmap", "--add", "-g", "512", &path, "fine"]);
+            qemu_img(&["bitmap", "--add", "-g", "1M", &path, "coarse"]);
+            qemu_img(&["bitmap", "--add", "--disable", &path, "old"]);
+        }
+        pair.io(&["write -P 1 100k 900k", "write -P 2 1500k 500k"]);
+        for size in ["3M", "1M", "+512k", "20M", "1M"] {
+            pair.both(&["resize", "-q", "--shrink", "{}", size]);
+            for bitmap in ["fine", "coarse", "old"] {
+                let [mine, theirs] = [0, 1].map(|which| dirty(&pair.path(which), bitmap));
+                assert_eq!(mine, theirs, "{options} {size} {bitmap}");
+            }
+            pair.io(&["write -P 3 700k 100k"]);
+        }
+    }
+}
+
+/// Leaves bitmaps as a process leaves them that is killed.
+fn abandon_bitmaps(image: &str) {
+    let args = ["-c", "write 0 1", "-c", "abort", image];
+    let output = Command::new("qemu-io").args(args).output();
+    assert!(!output.expect("qemu-io").status.success());
+}
+
 #[test]
 fn what_cannot_be_is_told() {
     let dir = disk_dir();
@@ -274,6 +325,8 @@ fn what_cannot_be_is_told() {
         "size=1M,compat=0.10,backing_file=raw,backing_fmt=raw",
     );
     qemu_img(&["bitmap", "--add", &path("bits"), "b"]);
+    // Whoever has it open says that nobody else may believe its bitmaps.
+    abandon_bitmaps(&path("bits"));
     qemu_img(&["snapshot", "-c", "s", &path("old")]);
     for (name, args, words) in [
         ("i", &["500k"][..], "--shrink"),
@@ -285,7 +338,7 @@ fn what_cannot_be_is_told() {
         ("i", &["--preallocation=full", "1M"], "becomes larger"),
         ("old", &["2M"], "version 2 that has snapshots"),
         ("old-above", &["2M"], "compat=1.1"),
-        ("bits", &["2M"], "bitmaps"),
+        ("bits", &["2M"], "was in use"),
         ("qed", &["500k", "--shrink"], "cannot be made smaller"),
         ("qed", &["2G"], "its tables reach"),
         ("qed", &["2M", "--preallocation=falloc"], "no preallocation"),

@@ -9,13 +9,13 @@ mod bits;
 mod copy;
 mod list;
 mod merge;
+mod resize;
 
 pub use bits::Bits;
 pub use copy::{Broken, copy};
 pub use list::{Listed, list};
 
 use crate::img::edit::Editor;
-use crate::img::info::read_bitmaps;
 use crate::qcow2::bitmap::{
     Bitmap, FLAG_AUTO, FLAG_EXTRA_DATA_COMPATIBLE, FLAG_IN_USE, MAX_BITMAPS, MAX_DIRECTORY_BYTES,
     TableEntry,
@@ -63,19 +63,17 @@ struct Held {
     table: Option<Vec<TableEntry>>,
 }
 
+impl From<Bitmap> for Held {
+    fn from(bitmap: Bitmap) -> Held {
+        let table = None;
+        Held { bitmap, table }
+    }
+}
+
 impl<'a> Bitmaps<'a> {
     /// Those that can be believed: what is left of others goes with the commit.
     pub fn open(file: &'a dyn ImageFile) -> Result<Bitmaps<'a>> {
-        let editor = Editor::open(file)?;
-        let bitmaps = read_bitmaps(file, editor.header())?;
-        let held = |bitmap| Held {
-            bitmap,
-            table: None,
-        };
-        Ok(Bitmaps {
-            editor,
-            bitmaps: bitmaps.into_iter().map(held).collect(),
-        })
+        Bitmaps::of(Editor::open(file)?)
     }
 
     /// Does one change, in memory and in free clusters.

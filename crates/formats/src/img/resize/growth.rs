@@ -22,6 +22,7 @@ struct Contents {
 }
 
 impl Growth<'_, '_> {
+    /// All but the commit.
     pub(super) fn grow(mut self) -> Result<()> {
         let g = self.editor.geometry();
         let mut mapping = Mapping::active(self.editor)?;
@@ -34,7 +35,7 @@ impl Growth<'_, '_> {
         self.preallocate(&mut mapping)?;
         mapping.store_active(self.editor)?;
         self.editor.header_mut().size = self.to.size;
-        self.editor.commit()
+        Ok(())
     }
 
     /// Bytes of the backing file's disk that would come into sight, up to its end.

@@ -2,6 +2,7 @@
 
 use super::growth::Growth;
 use super::{Resize, sync, whole_sectors};
+use crate::img::bitmap::Bitmaps;
 use crate::img::create::Preallocation;
 use crate::img::edit::{Editor, Mapping};
 use crate::qcow2::{L1Entry, MAX_L1_BYTES};
@@ -11,19 +12,39 @@ pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     whole_sectors(to.size)?;
     let mut editor = Editor::open(file)?;
     let old = editor.header().size & !511;
-    refuse(&editor, to, old)?;
+    refuse(&editor, to)?;
     if to.size < old {
-        return shrink(&mut editor, to);
+        shrink(&mut editor, to)?;
+    } else {
+        Growth {
+            editor: &mut editor,
+            to,
+            old,
+        }
+        .grow()?;
     }
-    Growth {
-        editor: &mut editor,
-        to,
-        old,
+    commit(editor, old, to.size)?;
+    match to.data_file.filter(|_| to.size < old) {
+        None => Ok(()),
+        Some(data) => {
+            data.set_len(to.size)
+                .map_err(Error::io("its data file cannot be resized"))?;
+            sync(data)
+        }
     }
-    .grow()
 }
 
-fn refuse(editor: &Editor, to: &Resize, old: u64) -> Result<()> {
+/// With the bitmaps that the image has.
+fn commit(mut editor: Editor, old: u64, new: u64) -> Result<()> {
+    if editor.header().bitmaps().is_none() {
+        return editor.commit();
+    }
+    let mut bitmaps = Bitmaps::of(editor)?;
+    bitmaps.resize(old, new)?;
+    bitmaps.commit()
+}
+
+fn refuse(editor: &Editor, to: &Resize) -> Result<()> {
     let header = editor.header();
     let l1_bytes = editor.geometry().l1_entries_for(to.size) * L1Entry::SIZE;
     if l1_bytes > MAX_L1_BYTES || to.size > i64::MAX as u64 {
@@ -34,11 +55,6 @@ fn refuse(editor: &Editor, to: &Resize, old: u64) -> Result<()> {
     if header.version < 3 && header.snapshots > 0 {
         return Err(Error::unsupported(
             "an image of version 2 that has snapshots cannot be resized",
-        ));
-    }
-    if header.bitmaps().is_some() && to.size != old {
-        return Err(Error::unsupported(
-            "its bitmaps are those of a disk of the old size: remove them first",
         ));
     }
     if editor.geometry().data_file && to.data_file.is_none() {
@@ -57,11 +73,5 @@ fn shrink(editor: &mut Editor, to: &Resize) -> Result<()> {
     mapping.cut(editor, clusters)?;
     mapping.store_active(editor)?;
     editor.header_mut().size = to.size;
-    editor.commit()?;
-    if let Some(data) = to.data_file {
-        data.set_len(to.size)
-            .map_err(Error::io("its data file cannot be resized"))?;
-        sync(data)?;
-    }
     Ok(())
 }
