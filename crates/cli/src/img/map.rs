@@ -39,35 +39,37 @@ pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
         snapshot: None,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    match json {
-        true => {
-            let mut before = "[";
-            img::map(&args.common.file, &options, |extent, _| {
-                write!(out, "{before}{}", JsonLine(extent))?;
-                before = ",\n";
-                anyhow::Ok(())
-            })?;
-            if before == "[" {
-                // What qemu-img says of nothing.
-                let start = options.start;
-                let none = MapExtent {
-                    start,
-                    ..MapExtent::default()
-                };
-                write!(out, "[{}", JsonLine(&none))?;
-            }
-            writeln!(out, "]")?;
+    // Nothing is printed before the image is open.
+    let mut before = match json {
+        true => "[".to_owned(),
+        false => format!("{:<16}{:<16}{:<16}File\n", "Offset", "Length", "Mapped to"),
+    };
+    let mut is_empty = true;
+    img::map(&args.common.file, &options, |extent, path| {
+        write!(out, "{before}")?;
+        (before, is_empty) = (String::new(), false);
+        match json {
+            true => write!(out, "{}", JsonLine(extent))?,
+            false => row(&mut out, extent, path)?,
         }
-        false => {
-            let titles = ["Offset", "Length", "Mapped to"];
-            for title in titles {
-                write!(out, "{title:<16}")?;
-            }
-            writeln!(out, "File")?;
-            img::map(&args.common.file, &options, |extent, path| {
-                row(&mut out, extent, path)
-            })?;
+        if json {
+            ",\n".clone_into(&mut before);
         }
+        anyhow::Ok(())
+    })?;
+    if is_empty {
+        write!(out, "{before}")?;
+    }
+    if json && is_empty {
+        // What qemu-img says of nothing.
+        let none = MapExtent {
+            start: options.start,
+            ..MapExtent::default()
+        };
+        write!(out, "{}", JsonLine(&none))?;
+    }
+    if json {
+        writeln!(out, "]")?;
     }
     out.flush()?;
     Ok(())

@@ -1,6 +1,9 @@
 //! `fathom img` as users run it, next to qemu-img.
 
+mod bitmap;
 mod making;
+mod map;
+mod measure;
 mod pair;
 mod resize;
 mod snapshot;
