@@ -4,26 +4,47 @@ use std::fmt;
 
 const UNITS: [&str; 6] = ["k", "m", "g", "t", "p", "e"];
 
-/// `4G`, `64k`, `512`: a number of bytes, or of KiB, MiB and so on (also
-/// written `64K`, `64KB` or `64KiB`, as all mean the same).
+/// `4G`, `1.5G`, `64k`, `512`, `0x200`: a number of bytes, or of KiB, MiB and
+/// so on (also written `64K`, `64KB` or `64KiB`, as all mean the same).
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let bad = || format!("'{text}' is not a size like 4G, 64k or 512");
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let suffix = text[digits..].to_ascii_lowercase();
+    let bad = || format!("'{text}' is not a size like 4G, 1.5G, 64k or 512");
+    let too_large = || format!("'{text}' is too large");
+    let is_hex = |digits: &&str| digits.bytes().all(|b| b.is_ascii_hexdigit());
+    let hex = text.strip_prefix("0x").or(text.strip_prefix("0X"));
+    if let Some(digits) = hex.filter(|digits| !digits.is_empty()).filter(is_hex) {
+        return u64::from_str_radix(digits, 16).map_err(|_| too_large());
+    }
+    let (whole, rest) = digits(text);
+    let (fraction, suffix) = match rest.strip_prefix('.').map(digits) {
+        Some(("", _)) => return Err(bad()),
+        Some(parts) => parts,
+        None => ("", rest),
+    };
+    let suffix = suffix.to_ascii_lowercase();
     let power = match suffix.as_str() {
-        "" | "b" => 0,
+        // There are no parts of bytes.
+        "" | "b" if fraction.is_empty() => 0,
         _ => {
             let unit = suffix.strip_suffix("ib").or(suffix.strip_suffix('b'));
             let unit = unit.unwrap_or(&suffix);
             1 + UNITS.iter().position(|u| *u == unit).ok_or_else(bad)?
         }
     };
-    if digits == 0 {
+    if whole.is_empty() || fraction.len() > 18 {
         return Err(bad());
     }
-    let value = text[..digits].parse().ok();
-    let size = value.and_then(|v: u64| v.checked_mul(1 << (10 * power)));
-    size.ok_or_else(|| format!("'{text}' is too large"))
+    let unit = 1 << (10 * power);
+    let size = whole.parse().ok().and_then(|n: u64| n.checked_mul(unit));
+    let part: u128 = format!("0{fraction}").parse().map_err(|_| bad())?;
+    let part = part * u128::from(unit) / 10_u128.pow(fraction.len() as u32);
+    // A part of one unit fits.
+    let size = size.and_then(|size| size.checked_add(part as u64));
+    size.ok_or_else(too_large)
+}
+
+/// The decimal digits that a text begins with, and the rest.
+fn digits(text: &str) -> (&str, &str) {
+    text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
 }
 
 /// Shows a number of bytes as people read it: `4 GiB`, `1.5 TiB`.
@@ -57,6 +78,11 @@ mod tests {
             ("4G", 4 << 30),
             ("1t", 1 << 40),
             ("15E", 15 << 60),
+            ("1.5G", 3 << 29),
+            ("0.25k", 256),
+            ("15.5E", 31 << 59),
+            ("0x200", 512),
+            ("0Xff", 255),
         ] {
             assert_eq!(parse_size(text), Ok(size), "{text}");
         }
@@ -64,7 +90,14 @@ mod tests {
             "",
             "k",
             "-1",
-            "1.5G",
+            "1.5",
+            "1.5b",
+            "1.G",
+            ".5G",
+            "1.2.3G",
+            "0x",
+            "0x1k",
+            "0x10000000000000000",
             "4 G",
             "4X",
             "4ib",

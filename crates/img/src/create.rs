@@ -57,6 +57,13 @@ pub(crate) fn size_of(
         Some(backing) if !unsafe_backing => {
             Some(creation::backing_size(path, backing).map_err(of(path))?)
         }
+        Some(backing) if backing.format.is_none() => {
+            let problem = format!(
+                "the format of backing file {} is needed, too: -F",
+                backing.name
+            );
+            return Err(usage(path, problem));
+        }
         _ => None,
     };
     let size = options.size.or(backing);

@@ -8,6 +8,16 @@ use fathom_img::{self as img, CheckOptions, Format, Repair};
 /// qemu-img's exit status for a format that has nothing to check.
 const UNSUPPORTED: i32 = 63;
 
+/// QEMU's cache modes.
+const CACHES: [&str; 6] = [
+    "none",
+    "writeback",
+    "writethrough",
+    "directsync",
+    "unsafe",
+    "off",
+];
+
 /// Check an image's metadata (exit status 0: consistent; 1: not checked; 2: corrupt;
 /// 3: space is lost; 63: raw)
 #[derive(Debug, Args)]
@@ -21,6 +31,9 @@ pub(super) struct CheckArgs {
     /// Print nothing
     #[arg(short, long)]
     quiet: bool,
+    /// Taken for qemu-img's sake: a check goes through the page cache, and flushes what it repairs
+    #[arg(short = 'T', long = "cache", value_parser = CACHES, value_name = "MODE")]
+    _cache: Option<String>,
     #[command(flatten)]
     common: Common,
 }

@@ -17,13 +17,18 @@ pub(super) struct CreateArgs {
     #[arg(short, long, value_name = "PATH")]
     backing: Option<String>,
     /// Format of the backing file
-    #[arg(short = 'F', long, value_parser = parse_format, requires = "backing", value_name = "FORMAT")]
+    #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT")]
     backing_format: Option<Format>,
     /// Options of the format, or `help`
-    #[arg(short, long = "option", value_name = "NAME=VALUE,...")]
+    #[arg(
+        short,
+        long = "option",
+        visible_alias = "options",
+        value_name = "NAME=VALUE,..."
+    )]
     options: Vec<String>,
     /// Do not look at the backing file, which may not even be there
-    #[arg(short, long)]
+    #[arg(short, long, visible_alias = "backing-unsafe")]
     unsafe_backing: bool,
     /// Print nothing
     #[arg(short, long)]
@@ -33,7 +38,7 @@ pub(super) struct CreateArgs {
     json: bool,
     /// The image
     #[arg(value_name = "FILE")]
-    file: PathBuf,
+    file: Option<PathBuf>,
     /// Size of the disk; by default that of the backing file
     #[arg(value_parser = parse_size)]
     size: Option<u64>,
@@ -48,26 +53,36 @@ pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
         }
         options.set(&name, &value, parse_size)?;
     }
-    if let Some(name) = args.backing {
-        if args.format == Format::Raw {
-            bail!("raw images have no backing file");
-        }
-        let format = args.backing_format;
-        options.backing = Some(Backing { name, format });
+    let Some(file) = args.file else {
+        bail!("a new image needs a name: FILE, behind the options");
+    };
+    if args.size.is_some() && options.size.is_some() {
+        bail!("the size is given twice: as SIZE and by -o size");
     }
     options.size = args.size.or(options.size);
-    let size = img::create(&args.file, &options, args.unsafe_backing)?;
+    let given = options.backing.take();
+    let name = args.backing.or(given.as_ref().map(|b| b.name.clone()));
+    let format = args.backing_format.or(given.and_then(|b| b.format));
+    options.backing = match name {
+        // As `-o backing_fmt` without a name leaves it.
+        None if format.is_none() => None,
+        name => Some(Backing {
+            name: name.unwrap_or_default(),
+            format,
+        }),
+    };
+    if args.format == Format::Raw && options.backing.is_some() {
+        bail!("raw images have no backing file");
+    }
+    let size = img::create(&file, &options, args.unsafe_backing)?;
     options.size = Some(size);
     if args.json {
         let format = Some(args.format);
-        for info in img::info(&args.file, format, false, false)? {
+        for info in img::info(&file, format, false, false)? {
             print_json(&info.to_json())?;
         }
     } else if !args.quiet {
-        print(format_args!(
-            "Formatting '{}', {options}\n",
-            args.file.display()
-        ))?;
+        print(format_args!("Formatting '{}', {options}\n", file.display()))?;
     }
     Ok(())
 }

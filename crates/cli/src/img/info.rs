@@ -11,7 +11,7 @@ pub(super) struct InfoArgs {
     #[arg(short, long, value_parser = parse_format)]
     format: Option<Format>,
     /// Describe all images below it, too
-    #[arg(long)]
+    #[arg(short, long)]
     backing_chain: bool,
     #[command(flatten)]
     common: Common,

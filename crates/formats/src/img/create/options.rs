@@ -3,6 +3,7 @@
 use crate::img::Format;
 use crate::qcow2::CompressionType;
 use crate::{Error, Result};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// What is allocated in advance.
@@ -75,6 +76,8 @@ pub struct Options {
     pub preallocation: Preallocation,
     /// qcow2 only.
     pub qcow2: Qcow2Options,
+    /// Words that were given, as they were: they are shown even where they are defaults.
+    given: BTreeMap<&'static str, String>,
 }
 
 impl Options {
@@ -96,6 +99,7 @@ impl Options {
                 data_file: None,
                 data_file_raw: false,
             },
+            given: BTreeMap::new(),
         }
     }
 
@@ -135,12 +139,12 @@ impl Options {
         parse_size: fn(&str) -> std::result::Result<u64, String>,
     ) -> Result<()> {
         let names = Options::names(self.format);
-        if !names.contains(&name) {
+        let Some(known) = names.iter().find(|known| **known == name) else {
             let (format, names) = (self.format, names.join(", "));
             return Err(Error::usage(format!(
                 "{format} has no option '{name}'; it has {names}"
             )));
-        }
+        };
         let size = || parse_size(value).map_err(|e| Error::usage(format!("{name}: {e}")));
         let qcow2 = &mut self.qcow2;
         match name {
@@ -179,6 +183,7 @@ impl Options {
                 self.preallocation = choose(name, value, &all)?;
             }
         }
+        self.given.insert(known, value.to_owned());
         Ok(())
     }
 
@@ -285,51 +290,69 @@ fn on_or_off(name: &str, value: &str) -> Result<bool> {
 /// As `qemu-img create` tells what it makes.
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let on_off = |on: bool| if on { "on" } else { "off" };
         write!(f, "fmt={}", self.format)?;
-        if self.format != Format::Raw {
-            write!(f, " cluster_size={}", self.cluster_size)?;
-        }
-        if self.format == Format::Qed {
-            write!(f, " table_size={}", self.table_size)?;
-        }
-        let q = &self.qcow2;
-        if self.format == Format::Qcow2 {
-            write!(f, " extended_l2={}", on_off(q.extended_l2))?;
-        }
-        if self.preallocation != Preallocation::Off {
-            write!(f, " preallocation={}", self.preallocation.name())?;
-        }
-        if self.format == Format::Qcow2 {
-            write!(f, " compression_type={}", q.compression.name())?;
-        }
-        if let Some(size) = self.size {
-            write!(f, " size={size}")?;
-        }
-        if let Some(backing) = &self.backing {
-            write!(f, " backing_file={}", backing.name)?;
-            if let Some(format) = backing.format {
-                write!(f, " backing_fmt={format}")?;
+        let names: &[&str] = match self.format {
+            Format::Raw => &["size", "preallocation"],
+            Format::Qed => &[
+                "size",
+                "backing_file",
+                "backing_fmt",
+                "cluster_size",
+                "table_size",
+            ],
+            Format::Qcow2 => &[
+                "cluster_size",
+                "extended_l2",
+                "preallocation",
+                "compression_type",
+                "size",
+                "backing_file",
+                "backing_fmt",
+                "compat",
+                "data_file",
+                "data_file_raw",
+                "lazy_refcounts",
+                "refcount_bits",
+            ],
+        };
+        for name in names {
+            if let Some(value) = self.shown(name) {
+                write!(f, " {name}={value}")?;
             }
         }
-        if self.format != Format::Qcow2 {
-            return Ok(());
+        Ok(())
+    }
+}
+
+impl Options {
+    /// An option's value, if it is shown: most are only if they were given or are no defaults.
+    fn shown(&self, name: &str) -> Option<String> {
+        let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
+        let (q, given) = (&self.qcow2, self.given.contains_key(name));
+        let backing = self.backing.as_ref();
+        match name {
+            "size" => self.size.map(|size| size.to_string()),
+            "cluster_size" => Some(self.cluster_size.to_string()),
+            "extended_l2" => Some(on_off(q.extended_l2)),
+            "lazy_refcounts" => Some(on_off(q.lazy_refcounts)),
+            "compression_type" => Some(q.compression.name().to_owned()),
+            "refcount_bits" => Some(q.refcount_bits.to_string()),
+            "backing_file" => backing.map(|b| b.name.clone()),
+            "backing_fmt" => backing.and_then(|b| Some(b.format?.name().to_owned())),
+            "data_file" => q.data_file.clone(),
+            "data_file_raw" => (given || q.data_file_raw).then(|| on_off(q.data_file_raw)),
+            "compat" => match self.given.get(name) {
+                Some(text) => Some(text.clone()),
+                None => (q.version == 2).then(|| "0.10".to_owned()),
+            },
+            "table_size" => {
+                let is_default = self.table_size == u64::from(crate::qed::DEFAULT_TABLE_SIZE);
+                (given || !is_default).then(|| self.table_size.to_string())
+            }
+            _ => {
+                let how = self.preallocation;
+                (given || how != Preallocation::Off).then(|| how.name().to_owned())
+            }
         }
-        if q.version == 2 {
-            write!(f, " compat=0.10")?;
-        }
-        if let Some(name) = &q.data_file {
-            write!(
-                f,
-                " data_file={name} data_file_raw={}",
-                on_off(q.data_file_raw)
-            )?;
-        }
-        let lazy = on_off(q.lazy_refcounts);
-        write!(
-            f,
-            " lazy_refcounts={lazy} refcount_bits={}",
-            q.refcount_bits
-        )
     }
 }
