@@ -208,7 +208,8 @@ impl Case {
         let cookie = self.cookie(which);
         let asked = &mut self.asked[which];
         let ask = self.table.get(asked.index).ask;
-        let fails = input.byte() % 8 == 0 && (self.structured || ask.command != command::READ);
+        let fails =
+            input.byte().is_multiple_of(8) && (self.structured || ask.command != command::READ);
         if !self.structured {
             self.stream.extend(0x6744_6698u32.to_be_bytes());
             self.stream.extend(u32::from(fails).to_be_bytes());
@@ -238,7 +239,7 @@ impl Case {
             };
             last = asked.left.is_empty();
             body.extend((ask.offset + u64::from(range.start)).to_be_bytes());
-            if input.byte() % 4 == 0 {
+            if input.byte().is_multiple_of(4) {
                 kind = chunk::OFFSET_HOLE;
                 asked.holes = true;
                 body.extend((range.len() as u32).to_be_bytes());
@@ -271,7 +272,7 @@ impl Case {
     fn lie(&mut self, input: &mut Input<'_>) {
         self.lied = true;
         let cookie = match self.asked.len() {
-            n if n > 0 && input.byte() % 4 > 0 => {
+            n if n > 0 && !input.byte().is_multiple_of(4) => {
                 let which = input.number(n);
                 self.cookie(which)
             }
@@ -282,7 +283,7 @@ impl Case {
         let len = input.number(48);
         let mut body = input.bytes(len);
         // Offsets near those that were asked for.
-        if body.len() >= 8 && input.byte() % 4 > 0 {
+        if body.len() >= 8 && !input.byte().is_multiple_of(4) {
             body[..6].fill(0);
         }
         self.chunk(u16::from(input.byte()) & 1, kind, cookie, &body);
