@@ -36,6 +36,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use wire::export_flag;
 
+/// A server that prefers larger blocks does not write them in one piece.
+const MAX_PHYSICAL: u32 = 64 << 10;
+
 /// How to use an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdOptions {
@@ -109,6 +112,8 @@ impl Disk for NbdDisk {
         } = &*self.shared;
         let block_size = export.minimum_block.max(512);
         let writable = !options.read_only;
+        let physical = export.preferred_block.clamp(4096, MAX_PHYSICAL);
+        let physical = physical.max(block_size);
         let limits = |flag, max_len| {
             let limits = RangeLimits {
                 alignment: export.preferred_block.max(block_size),
@@ -119,8 +124,11 @@ impl Disk for NbdDisk {
         DiskInfo {
             size: self.shared.size(),
             block_size,
-            physical_block_size: export.preferred_block.max(4096).max(block_size),
-            optimal_io_size: 0,
+            physical_block_size: physical,
+            optimal_io_size: match export.preferred_block > physical {
+                true => export.preferred_block,
+                false => 0,
+            },
             read_only: options.read_only,
             write_cache: export.has(export_flag::SEND_FLUSH) && !options.writethrough,
             discard: limits(export_flag::SEND_TRIM, requests::MAX_TRIM).filter(|_| options.discard),

@@ -144,6 +144,7 @@ impl NbdChannel {
                 message,
             };
             sender.in_flight = true;
+            sender.since = cx.now();
             // SAFETY: the line stays until the completion, or for good, and
             // so do the requests: none is completed while it is in a send.
             unsafe { cx.engine.push_socket(io, Token::channel(SEND)) };
@@ -213,6 +214,7 @@ impl NbdChannel {
         for index in gone.drain(..) {
             let command = self.line.table.get(index);
             command.in_send = false;
+            command.touched = cx.now();
             // The server need not have waited for all of it.
             if command.answered {
                 self.command_done(cx, index);
@@ -270,13 +272,15 @@ impl Channel for NbdChannel {
         if self.phase != Phase::Up {
             return;
         }
-        let since = self.timeout.map(|timeout| cx.now().saturating_sub(timeout));
-        match since
-            .and_then(|since| self.line.table.stale(since))
-            .copied()
-        {
-            Some(_) => self.lose(cx, "the server does not answer any more"),
-            None => self.set_alarm(cx),
+        let timeout = self.timeout.unwrap_or(u64::MAX);
+        let since = cx.now().saturating_sub(timeout);
+        let Line { table, sender, .. } = &*self.line;
+        if table.has_stale(since) {
+            self.lose(cx, "the server does not answer any more");
+        } else if sender.in_flight && sender.since < since {
+            self.lose(cx, "the server does not read any more");
+        } else {
+            self.set_alarm(cx);
         }
     }
 

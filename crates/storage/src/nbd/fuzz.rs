@@ -158,12 +158,14 @@ impl Case {
         };
         let len = 1 + input.number(4096) as u32;
         let request = &mut self.slab[self.ids[slot]];
+        // It may be a part of its request.
+        let lead = input.number(100) as u32;
         request.op = op;
         request.len = len.into();
         request.segments.clear();
         let mut left = match op {
             Op::BlockStatus => 8 * (1 + input.number(4)),
-            _ => len as usize,
+            _ => (lead + len) as usize + input.number(100),
         };
         let mut at = slot * REGION + 16;
         while left > 0 {
@@ -184,11 +186,11 @@ impl Case {
             command,
             offset: input.number(1 << 16) as u64,
             len,
-            start: 0,
+            start: lead.into(),
         };
         self.asked.push(Asked {
             slot,
-            index: self.table.add(ask, 0),
+            index: self.table.add(ask),
             left: 0..len,
             holes: false,
         });
@@ -328,28 +330,38 @@ impl Case {
         self.memory[region].fill(GUARD);
     }
 
+    /// Where the bytes of the command are in `memory`.
+    fn places(&self, ask: &Ask) -> impl Iterator<Item = usize> {
+        let base = self.memory.as_ptr() as usize;
+        let segments = self.slab[ask.id].segments.iter();
+        let all = segments.flat_map(move |segment| {
+            let start = segment.iov_base as usize - base;
+            start..start + segment.iov_len
+        });
+        all.skip(ask.start as usize).take(ask.len as usize)
+    }
+
     fn check_content(&self, ask: &Ask, holes: bool) {
-        let mut offset = ask.offset;
-        for segment in &self.slab[ask.id].segments {
-            let start = segment.iov_base as usize - self.memory.as_ptr() as usize;
-            for byte in &self.memory[start..start + segment.iov_len] {
-                let is_right = *byte == content(offset) || holes && *byte == 0;
-                assert!(is_right, "{byte:#x} at offset {offset}");
-                offset += 1;
-            }
+        for (offset, place) in (ask.offset..).zip(self.places(ask)) {
+            let byte = self.memory[place];
+            let is_right = byte == content(offset) || holes && byte == 0;
+            assert!(is_right, "{byte:#x} at offset {offset}");
         }
     }
 
     /// Only what was asked for has been written to.
-    fn check_guards(&self) {
+    fn check_guards(&mut self) {
         let mut guards = vec![true; self.memory.len()];
         for asked in &self.asked {
-            let request = &self.slab[self.ids[asked.slot]];
-            if matches!(request.op, Op::Read | Op::BlockStatus) {
-                for segment in &request.segments {
+            let ask = self.table.get(asked.index).ask;
+            match self.slab[ask.id].op {
+                Op::Read => self.places(&ask).for_each(|place| guards[place] = false),
+                Op::BlockStatus => {
+                    let segment = self.slab[ask.id].segments[0];
                     let start = segment.iov_base as usize - self.memory.as_ptr() as usize;
                     guards[start..start + segment.iov_len].fill(false);
                 }
+                _ => {}
             }
         }
         let mut touched = guards.iter().zip(&self.memory);

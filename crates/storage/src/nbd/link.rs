@@ -74,10 +74,9 @@ impl Attempt {
 impl NbdChannel {
     /// Use a new connection.
     pub(super) fn adopt(&mut self, cx: &mut Cx, connected: Connected) -> io::Result<()> {
-        let socket = connected.into_socket();
+        let (socket, allocation) = connected.into_parts();
         cx.engine.add_socket(socket.as_fd())?;
-        let export = &self.shared.export;
-        let (structured, allocation) = (export.structured, export.allocation);
+        let structured = self.shared.export.structured;
         self.line.receiver.reset(structured, allocation);
         self.line.sender.reset();
         self.socket = Some(socket);

@@ -157,7 +157,10 @@ impl Receiver {
     ) -> Result<(), Violation> {
         loop {
             let more = match self.open.take() {
-                Some(open) => self.go_on(open, table, slab, answered)?,
+                Some(open) => {
+                    table.get(open.index).touched = now;
+                    self.go_on(open, table, slab, answered)?
+                }
                 None => self.begin(table, slab, now, answered)?,
             };
             if !more {

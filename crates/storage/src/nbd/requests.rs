@@ -90,7 +90,7 @@ impl NbdChannel {
             } else {
                 let ask = self.next(cx, id);
                 cx.enter(id, Stage::Device);
-                let index = self.line.table.add(ask, cx.now());
+                let index = self.line.table.add(ask);
                 self.line.sender.add(index);
             }
         }

@@ -11,6 +11,10 @@ use std::collections::VecDeque;
 /// The most iovecs in one call (UIO_MAXIOV).
 const MAX_IOVECS: usize = 1024;
 
+/// Bytes of data after which a call takes no more, so that each of them ends
+/// in time even on a slow network.
+const MAX_DATA: u64 = 4 << 20;
+
 pub(super) struct Sender {
     queue: VecDeque<u16>,
     /// A command whose data did not all fit into the message, and how much of
@@ -23,6 +27,8 @@ pub(super) struct Sender {
     batch: Vec<u16>,
     message: msghdr,
     pub(super) in_flight: bool,
+    /// When the send in flight began (ticks).
+    pub(super) since: u64,
 }
 
 impl Sender {
@@ -36,6 +42,7 @@ impl Sender {
             // SAFETY: all zeroes are a message of nothing.
             message: unsafe { std::mem::zeroed() },
             in_flight: false,
+            since: 0,
         }
     }
 
@@ -76,7 +83,8 @@ impl Sender {
     }
 
     fn fill(&mut self, table: &mut Table, slab: &Slab) {
-        while self.iovecs.len() < MAX_IOVECS {
+        let mut room = MAX_DATA;
+        while self.iovecs.len() < MAX_IOVECS && room > 0 {
             let (index, done) = match self.cut.take() {
                 Some(cut) => cut,
                 None => {
@@ -96,7 +104,8 @@ impl Sender {
                 _ => 0,
             };
             let (segments, start) = (&slab[ask.id].segments, ask.start + done);
-            let part = gather(segments, start, len, MAX_IOVECS, &mut self.iovecs);
+            let part = gather(segments, start, len.min(room), MAX_IOVECS, &mut self.iovecs);
+            room -= part;
             if part < len {
                 self.cut = Some((index, done + part));
                 return;

@@ -15,19 +15,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// A server is spoken to by its own rules only after the handshake: this is
-/// a socket that no operation is in flight on.
-pub(super) struct Connected(Option<OwnedFd>);
+/// A connection whose handshake is over, and that nobody uses yet.
+pub(super) struct Connected {
+    socket: Option<OwnedFd>,
+    /// See [`Export::allocation`].
+    allocation: Option<u32>,
+}
 
 impl Connected {
-    pub(super) fn into_socket(mut self) -> OwnedFd {
-        self.0.take().expect("it is given away once")
+    /// The socket, and the id of base:allocation.
+    pub(super) fn into_parts(mut self) -> (OwnedFd, Option<u32>) {
+        let socket = self.socket.take();
+        (socket.expect("it is given away once"), self.allocation)
     }
 }
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        if let Some(socket) = &self.0 {
+        if let Some(socket) = &self.socket {
             say_goodbye(socket);
         }
     }
@@ -125,7 +130,13 @@ impl Shared {
     /// Connects once more, blocking. The export must still be the same.
     pub(super) fn connect_again(&self) -> Result<Connected, DiskError> {
         let (connected, export) = dial(&self.uri, &self.options)?;
-        match export == self.export {
+        // The id is the server's to choose, each time.
+        let same_context = export.allocation.is_some() == self.export.allocation.is_some();
+        let export = Export {
+            allocation: self.export.allocation,
+            ..export
+        };
+        match same_context && export == self.export {
             true => Ok(connected),
             false => Err(DiskError::Unusable {
                 path: self.name(),
@@ -189,7 +200,11 @@ fn dial(uri: &NbdUri, options: &NbdOptions) -> Result<(Connected, Export), DiskE
     })?;
     let socket = stream.into_socket();
     let socket = socket.map_err(failed("its socket cannot be set up"))?;
-    Ok((Connected(Some(socket)), export))
+    let connected = Connected {
+        socket: Some(socket),
+        allocation: export.allocation,
+    };
+    Ok((connected, export))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -30,7 +30,7 @@ pub(super) struct Command {
     pub(super) header: [u8; REQUEST_LEN],
     /// Bytes of a read that have come.
     pub(super) coverage: Coverage,
-    /// When the server last said something of it, or when it was made.
+    /// When the server last said something of it, or when it was sent.
     pub(super) touched: u64,
     /// 0, or the errno that the server has told.
     pub(super) errno: i32,
@@ -94,7 +94,7 @@ impl Table {
 
     /// A place for a command; there must be one.
     #[inline]
-    pub(super) fn add(&mut self, ask: Ask, now: u64) -> u16 {
+    pub(super) fn add(&mut self, ask: Ask) -> u16 {
         let index = self.free.pop().expect("the caller has looked");
         let command = &mut self.commands[usize::from(index)];
         command.generation = command.generation.wrapping_add(1);
@@ -102,7 +102,7 @@ impl Table {
         command.ask = ask;
         command.header = wire::request(ask.flags, ask.command, cookie, ask.offset, ask.len);
         command.coverage.clear();
-        command.touched = now;
+        command.touched = 0;
         command.errno = 0;
         command.in_send = true;
         command.answered = false;
@@ -146,10 +146,11 @@ impl Table {
         used.filter_map(|(index, command)| command.in_use.then_some(index as u16))
     }
 
-    /// One that has had no answer since this time.
-    pub(super) fn stale(&self, since: u64) -> Option<&Ask> {
-        let is_stale = |command: &&Command| command.in_use && command.touched < since;
-        self.commands.iter().find(is_stale).map(|stale| &stale.ask)
+    /// Whether there is one that has been sent, and had no answer since this
+    /// time.
+    pub(super) fn has_stale(&self, since: u64) -> bool {
+        let is_stale = |command: &Command| !command.in_send && command.touched < since;
+        self.commands.iter().any(|c| c.in_use && is_stale(c))
     }
 }
 
@@ -169,7 +170,7 @@ mod tests {
             start: 0,
         };
         let cookie = |table: &mut Table, index| wire::u64_at(&table.get(index).header, 8);
-        let first = table.add(ask(wire::command::READ), 0);
+        let first = table.add(ask(wire::command::READ));
         let old = cookie(&mut table, first);
         assert_eq!(table.find(old), Some(first));
         assert_eq!(table.awaited(), 512);
@@ -179,12 +180,12 @@ mod tests {
         table.get(first).answered = true;
         assert_eq!(table.find(old), None);
         table.remove(first);
-        let second = table.add(ask(wire::command::WRITE), 0);
+        let second = table.add(ask(wire::command::WRITE));
         assert_eq!(second, first);
         assert_eq!(table.find(old), None);
         assert_eq!((table.used(), table.awaited()), (1, 0));
         for _ in 1..COMMANDS {
-            table.add(ask(wire::command::WRITE), 0);
+            table.add(ask(wire::command::WRITE));
         }
         assert!(table.is_full());
     }

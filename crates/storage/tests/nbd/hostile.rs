@@ -168,7 +168,7 @@ fn read_fails(structured: bool, answer: impl Fn(&Asked) -> Vec<u8> + Send + 'sta
 fn lies_about_reads_end_the_connection() {
     type Answer = fn(&Asked) -> Vec<u8>;
     const DATA: [u8; 4096] = [1; 4096];
-    let structured: [Answer; 16] = [
+    let structured: [Answer; 17] = [
         // Another request.
         |a| chunk(1, 1, a.cookie + 1, &data(a.offset, &DATA)),
         |a| chunk(1, 1, a.cookie + (1 << 32), &data(a.offset, &DATA)),
@@ -188,6 +188,11 @@ fn lies_about_reads_end_the_connection() {
         |a| {
             let first = chunk(0, 1, a.cookie, &data(a.offset, &DATA[..2048]));
             let second = chunk(1, 1, a.cookie, &data(a.offset + 2047, &DATA[..2049]));
+            [first, second].concat()
+        },
+        |a| {
+            let first = chunk(0, 1, a.cookie, &data(a.offset, &DATA));
+            let second = chunk(1, 2, a.cookie, &hole(a.offset, 1));
             [first, second].concat()
         },
         // What reads are not answered by, and nothing that can be followed.
