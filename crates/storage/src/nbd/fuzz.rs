@@ -273,20 +273,28 @@ impl Case {
     /// A chunk that may be anything, often about a command that there is.
     fn lie(&mut self, input: &mut Input<'_>) {
         self.lied = true;
-        let cookie = match self.asked.len() {
+        let (cookie, ask) = match self.asked.len() {
             n if n > 0 && !input.byte().is_multiple_of(4) => {
                 let which = input.number(n);
-                self.cookie(which)
+                let ask = self.table.get(self.asked[which].index).ask;
+                (self.cookie(which), Some(ask))
             }
-            _ => input.number(1 << 16) as u64,
+            _ => (input.number(1 << 16) as u64, None),
         };
         const KINDS: [u16; 7] = [0, 1, 2, 5, 0x8001, 0x8002, 9];
         let kind = KINDS[input.number(KINDS.len())];
         let len = input.number(48);
         let mut body = input.bytes(len);
-        // Offsets near those that were asked for.
-        if body.len() >= 8 && !input.byte().is_multiple_of(4) {
-            body[..6].fill(0);
+        // Often at an end of what was asked for, or across it.
+        if let (Some(ask), Some(start)) = (ask, body.first_chunk_mut()) {
+            let range = ask.offset..ask.offset + u64::from(ask.len);
+            let near = match input.byte() % 3 {
+                0 => range.start,
+                1 => range.end,
+                _ => range.end.saturating_sub(len as u64 - 8),
+            };
+            let offset = (near + 1).saturating_sub(u64::from(input.byte() % 3));
+            *start = offset.to_be_bytes();
         }
         self.chunk(u16::from(input.byte()) & 1, kind, cookie, &body);
     }
