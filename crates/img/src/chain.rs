@@ -111,6 +111,7 @@ impl Chain {
             snapshot: options.snapshot.clone(),
             any_size: true,
             own_zeroes: options.own_zeroes,
+            keep_page_cache: true,
             ..ImageOptions::new(format)
         };
         let disk = Arc::new(ImageDisk::open(file.clone(), opener, image)?);

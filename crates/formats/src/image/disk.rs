@@ -46,6 +46,9 @@ pub struct ImageOptions {
     /// For tools that change the backing file: what is zeroed reads as zeroes by the image's own
     /// entries, even if it does so on its present backing file.
     pub own_zeroes: bool,
+    /// The host's page cache is right, since no other host has written to the
+    /// files: it is kept. (A guest may come from another one.)
+    pub keep_page_cache: bool,
 }
 
 impl ImageOptions {
@@ -61,6 +64,7 @@ impl ImageOptions {
             snapshot: None,
             any_size: false,
             own_zeroes: false,
+            keep_page_cache: false,
         }
     }
 }
@@ -294,7 +298,9 @@ impl Disk for ImageDisk {
                 return Err(error);
             }
         }
-        storages.iter().for_each(|storage| storage.forget_cache());
+        if !self.options.keep_page_cache {
+            storages.iter().for_each(|storage| storage.forget_cache());
+        }
         let active = activate(&self.chain, &self.options, &self.helpers);
         let active = active.and_then(|active| self.take_keepsake(&active).map(|()| active));
         match active {
