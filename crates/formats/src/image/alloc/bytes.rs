@@ -97,7 +97,7 @@ impl Allocator {
         let bits = space.g.cluster_bits;
         let packed = space.take_bytes(lens, unit);
         if let Some(packed) = &packed {
-            self.check_taken(packed.places[0] >> bits..(packed.end - 1 >> bits) + 1)?;
+            self.check_taken(packed.places[0] >> bits..((packed.end - 1) >> bits) + 1)?;
         }
         Ok(packed)
     }
