@@ -1,13 +1,14 @@
-//! Power cuts, kills and full disks while snapshots are taken, applied and deleted and while disks
-//! are resized: what is left is the old image or the new one, and sound.
+//! Power cuts, kills and full disks while snapshots are taken, applied and deleted, disks are resized,
+//! and images get other backing files or become empty: what is left is the old image or the new one, and sound.
 
 mod support;
 
+use fathom_formats::img::backing::{NewBacking, make_empty, set_backing};
 use fathom_formats::img::check::{Options, check};
 use fathom_formats::img::create::Preallocation;
 use fathom_formats::img::edit::Editor;
 use fathom_formats::img::resize::{Resize, resize};
-use fathom_formats::img::{Format, bitmap, snapshot};
+use fathom_formats::img::{Format, Image, bitmap, snapshot};
 use fathom_formats::qcow2::Header;
 use fathom_formats::testing::MemoryFile;
 use fathom_formats::{ImageFile, Result};
@@ -38,7 +39,24 @@ const CHANGES: &[(&str, Change)] = &[
         to(f, SIZE + 70_000 / 512 * 512, Preallocation::Full)
     }),
     ("shrink", |f| to(f, 500_000 / 512 * 512, Preallocation::Off)),
+    ("empty", |f| make_empty(f, Format::Qcow2).map(drop)),
+    ("rebase", |f| onto(f, Format::Qcow2, "below")),
+    ("long name", |f| onto(f, Format::Qcow2, &long_name())),
 ];
+
+/// Gives it a raw backing file.
+fn onto(file: &dyn ImageFile, format: Format, name: &str) -> Result<()> {
+    let backing = NewBacking {
+        name: name.as_bytes(),
+        format: Format::Raw,
+    };
+    set_backing(file, format, Some(backing))
+}
+
+/// It does not fit into the first sector.
+fn long_name() -> String {
+    "./".repeat(300) + "below"
+}
 
 const IMAGES: &[&str] = &[
     "cluster_size=512",
@@ -67,14 +85,14 @@ fn image(options: &str) -> Vec<u8> {
     std::fs::read(dir.join("i")).unwrap()
 }
 
-/// The disk, and that of each snapshot; each bitmap.
+/// The disk with its backing file's name, and that of each snapshot; each bitmap.
 type State = Vec<(Vec<u8>, u64, Vec<u8>)>;
 
 fn state(file: &MemoryFile) -> State {
     let bytes = file.bytes().clone();
     let header = Header::parse(&bytes).unwrap();
     let mut all = vec![(
-        Vec::new(),
+        header.backing_file.clone().unwrap_or_default(),
         header.size,
         disk(&bytes, &header, header.l1_offset, header.size),
     )];
@@ -129,7 +147,14 @@ fn cuts(before: &[u8], change: Change, flushes: bool, tears: usize) -> Vec<Strin
 /// Whether an image can be changed like that.
 fn applies(options: &str, name: &str) -> bool {
     let resizes = ["grow", "metadata", "full", "shrink"].contains(&name);
-    let applies = !options.contains("bitmaps") || name != "apply";
+    let has_room = !["cluster_size=512", "cluster_size=1k"]
+        .iter()
+        .any(|small| options.contains(small));
+    let applies = match name {
+        "apply" => !options.contains("bitmaps"),
+        "long name" => has_room,
+        _ => true,
+    };
     applies && !(options.contains("compat=0.10") && resizes)
 }
 
@@ -148,9 +173,11 @@ fn a_power_cut_leaves_the_old_image_or_the_new_one() {
 /// The test of the test.
 #[test]
 fn a_disk_that_does_not_flush_is_found_out() {
-    for options in &IMAGES[..2] {
+    for options in [IMAGES[0], IMAGES[2]] {
         let before = image(options);
-        for (name, change) in CHANGES {
+        // One sector is there or not.
+        let one = |name: &str| name == "rebase" || !applies(options, name);
+        for (name, change) in CHANGES.iter().filter(|(name, _)| !one(name)) {
             assert_ne!(
                 cuts(&before, *change, false, 20).len(),
                 0,
@@ -177,7 +204,8 @@ fn a_full_disk_leaves_the_old_image() {
                 assert_eq!(problem(&file, &[&old]), None, "{options} {name} {limit}");
                 assert!(file.len().unwrap() <= before.len() as u64);
             }
-            let needs_room = name != &"delete" && name != &"shrink" && name != &"apply";
+            let frees = ["delete", "shrink", "apply", "empty", "rebase", "long name"];
+            let needs_room = !frees.contains(name);
             assert!(full > 0 || !needs_room, "{options} {name}: never full");
         }
     }
@@ -193,6 +221,7 @@ fn qemu_agrees() {
             change(&file).unwrap();
             let dir = dir();
             std::fs::write(dir.path().join("i"), &*file.bytes()).unwrap();
+            std::fs::write(dir.path().join("below"), [0; 512]).unwrap();
             let (status, report) = qemu_check(dir.path(), "i", "qcow2");
             assert_eq!(status, 0, "{options} {name}: {report:?}");
         }
@@ -256,6 +285,37 @@ fn what_was_behind_the_end_stays_there() {
             let new = &read[100 << 10..];
             assert!(new.iter().all(|b| *b == 0), "{name} {how:?}");
         }
+    }
+}
+
+/// QED images get backing files, too.
+#[test]
+fn a_qed_image_has_the_old_name_or_the_new_one() {
+    let dir = dir();
+    create_file(dir.path(), "i", "qed", &[], SIZE);
+    let first = std::fs::read(dir.path().join("i")).unwrap();
+    let name = |file: &MemoryFile| match Image::read(file, Format::Qed).unwrap() {
+        Image::Qed(_, name) => name,
+        _ => unreachable!(),
+    };
+    let mut before = first.clone();
+    for new in ["below", &long_name(), "other", ""] {
+        let recorder = Recorder::new(&before);
+        match new {
+            "" => set_backing(&recorder, Format::Qed, None).unwrap(),
+            new => onto(&recorder, Format::Qed, new).unwrap(),
+        }
+        let old = name(&MemoryFile::new(before.clone(), LIMIT));
+        let steps = recorder.steps.into_inner().unwrap();
+        let mut random = Random(7);
+        for end in (0..=steps.len()).flat_map(|end| [end; 20]) {
+            let found = name(&cut(&before, &steps[..end], true, &mut random));
+            let is_new = found.as_deref().unwrap_or_default() == new.as_bytes();
+            assert!(found == old || is_new, "{new} {end}: {found:?}");
+        }
+        before = recorder.file.bytes().clone();
+        let found = name(&recorder.file).unwrap_or_default();
+        assert_eq!(found, new.as_bytes());
     }
 }
 

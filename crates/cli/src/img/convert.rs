@@ -83,7 +83,7 @@ pub(super) struct ConvertArgs {
     watch: WatchArgs,
     /// Images, NBD URIs or - for standard input (several are put one behind the other), then the
     /// target: a file, an NBD URI, or - for standard output
-    #[arg(required = true, num_args = 2.., value_name = "SOURCE TARGET")]
+    #[arg(required = true, value_name = "SOURCE TARGET")]
     files: Vec<String>,
 }
 
@@ -92,7 +92,10 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
         let names = CreateOptions::names(args.target_format).join("\n");
         return print(format_args!("{names}\n"));
     };
-    let (target, sources) = args.files.split_last().expect("two at least");
+    let Some((target, sources)) = args.files.split_last().filter(|(_, rest)| !rest.is_empty())
+    else {
+        bail!("which file is to be made? Give a source and a target");
+    };
     if args.no_create && (args.backing.is_some() || !args.options.is_empty()) {
         bail!("-n writes to a target as it is: no -o and no -B with it");
     }
