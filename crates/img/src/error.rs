@@ -104,6 +104,13 @@ impl Error {
                 let missing = missing();
                 Error::NoSpace { path, missing }
             }
+            Error::Format {
+                path,
+                source: FormatError::Io { source, .. },
+            } if source.raw_os_error() == Some(libc::ENOSPC) => {
+                let missing = missing();
+                Error::NoSpace { path, missing }
+            }
             other => other,
         }
     }

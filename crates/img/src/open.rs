@@ -28,6 +28,13 @@ pub(crate) fn identity_of(path: &Path) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
+/// What a file system lacks for `needed` bytes of a file; what it has left counts, as far as anybody
+/// may use it.
+pub(crate) fn missing(file: &File, needed: u64) -> u64 {
+    let left = rustix::fs::fstatvfs(file).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
+    needed.saturating_sub(left)
+}
+
 /// Opens what is to be written, or makes it: also whether that was made.
 pub(crate) fn open_target(path: &Path) -> Result<(File, bool), Error> {
     let is_new = !path.exists();

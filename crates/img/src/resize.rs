@@ -2,9 +2,10 @@
 
 use crate::below::Backing;
 use crate::error::{Error, of, usage};
-use crate::open::open_writable;
+use crate::open::{missing, open_writable};
 use fathom_daemon::AllowedDirs;
 use fathom_formats::ImageFile;
+use fathom_formats::img::edit::room_for_tables;
 use fathom_formats::img::resize::{Below, Resize, resize as work};
 use fathom_formats::img::{Format, Image};
 use fathom_storage::lock_image;
@@ -81,9 +82,26 @@ pub fn resize(
         below: below.as_ref().map(|b| b as &dyn Below),
     };
     if new != old {
-        work(&file, format, &to).map_err(of(path))?;
+        let done = work(&file, format, &to).map_err(of(path));
+        done.map_err(|error| error.needing(|| missing(&file, needed(&file, &image, &to))))?;
     }
     Ok(Resized { format, old, new })
+}
+
+/// Bytes that the new size may take.
+fn needed(file: &File, image: &Image, to: &Resize) -> u64 {
+    let data = match to.preallocation {
+        Preallocation::Falloc | Preallocation::Full => to.size.saturating_sub(image.size()),
+        Preallocation::Off | Preallocation::Metadata => 0,
+    };
+    let len = ImageFile::len(file).unwrap_or(0) + data;
+    match image {
+        Image::Qcow2(header) => {
+            let l1_entries = header.geometry().l1_entries_for(to.size);
+            data + room_for_tables(header, l1_entries, len)
+        }
+        Image::Raw { .. } | Image::Qed(..) => data,
+    }
 }
 
 fn is_regular(file: &File) -> bool {

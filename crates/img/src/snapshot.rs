@@ -1,8 +1,10 @@
 //! `fathom img snapshot`
 
 use crate::error::{Error, io_error, of, usage};
-use crate::open::open_writable;
-use fathom_formats::img::{Format, open_read_only, snapshot as work};
+use crate::open::{missing, open_writable};
+use fathom_formats::ImageFile;
+use fathom_formats::img::edit::room_for_tables;
+use fathom_formats::img::{Format, Image, open_read_only, snapshot as work};
 use fathom_storage::lock_image;
 use std::fs::File;
 use std::path::Path;
@@ -60,6 +62,16 @@ pub fn change_snapshots(
     };
     done.map(|snapshot| SnapshotList(vec![snapshot]))
         .map_err(of(path))
+        .map_err(|error| error.needing(|| missing(&file, tables(&file))))
+}
+
+/// Bytes that the new tables may take.
+fn tables(file: &File) -> u64 {
+    let len = ImageFile::len(file).unwrap_or(0);
+    match Image::read(file, Format::Qcow2) {
+        Ok(Image::Qcow2(header)) => room_for_tables(&header, header.l1_entries.into(), len),
+        _ => 0,
+    }
 }
 
 fn format_of(path: &Path, file: &File, format: Option<Format>) -> Result<Format, Error> {

@@ -260,9 +260,12 @@ fn data_files_are_resized_with_their_images() {
 fn dirty(image: &str, bitmap: &str) -> Value {
     let dir = short_dir();
     let socket = as_arg(&dir.path().join("s"));
+    // The server ends some time after its client.
+    let copy = as_arg(&dir.path().join("i"));
+    std::fs::copy(image, &copy).expect("a copy");
     let server = Command::new("qemu-nbd")
         .args([
-            "--fork", "-r", "-f", "qcow2", "-B", bitmap, "-k", &socket, image,
+            "--fork", "-r", "-f", "qcow2", "-B", bitmap, "-k", &socket, &copy,
         ])
         .status();
     assert!(

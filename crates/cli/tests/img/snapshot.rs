@@ -4,7 +4,7 @@ use crate::pair::{Pair, sample};
 use crate::support::{as_arg, disk_dir, refused, stdout_of};
 use crate::{create, qemu_img};
 use serde_json::Value;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
 /// Options of images that can have snapshots.
@@ -271,4 +271,41 @@ fn an_image_that_was_not_closed_is_repaired_first() {
     abandon(&pair.path(0), "qcow2");
     std::fs::copy(pair.path(0), pair.path(1)).expect("a copy");
     pair.both(&["resize", "-q", "{}", "9M"]);
+}
+
+#[test]
+fn images_in_use_are_left_alone() {
+    let pair = Pair::new("cluster_size=64k", false);
+    let image = pair.path(0);
+    let mut user = Command::new("qemu-io")
+        .args(["-f", "qcow2", &image])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("qemu-io runs");
+    // Its answer shows that it has opened the image.
+    let commands = user.stdin.as_mut().expect("stdin");
+    commands.write_all(b"length\n").expect("asked");
+    let answers = BufReader::new(user.stdout.take().expect("stdout")).lines();
+    let length = answers.map_while(Result::ok).find(|l| l.contains("2 MiB"));
+    assert!(length.is_some(), "qemu-io could not open the image");
+    let before = std::fs::read(&image).expect("the image");
+    for args in [
+        &["snapshot", "-c", "s"][..],
+        &["snapshot", "-l"],
+        &["resize"],
+    ] {
+        let size = if args[0] == "resize" {
+            &["9M"][..]
+        } else {
+            &[]
+        };
+        let args = [&["img"], args, &[&image], size].concat();
+        refused(1, &args, &["in use"]);
+    }
+    assert_eq!(stdout_of(&["img", "snapshot", "-U", &image]), "");
+    assert!(std::fs::read(&image).expect("the image") == before);
+    drop(user.stdin.take());
+    user.wait().expect("qemu-io ends");
+    pair.both(&["snapshot", "-c", "s"]);
 }

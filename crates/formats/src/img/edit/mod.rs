@@ -21,7 +21,7 @@ pub(crate) use mapping::Mapping;
 
 use crate::img::check::{self, Repair};
 use crate::img::{Format, read::qcow2_first_cluster};
-use crate::qcow2::{Geometry, Header};
+use crate::qcow2::{Geometry, Header, L1Entry};
 use crate::{Error, ImageFile, Result};
 use refcounts::Refcounts;
 
@@ -200,6 +200,18 @@ impl Drop for Editor<'_> {
             let _ = self.file.set_len(self.old_len);
         }
     }
+}
+
+/// Bytes that the tables of a change take at most, beside those that there are: a full file system
+/// may lack as much. `l1_entries` are those that the disk is to have, `file_len` what the file has.
+pub fn room_for_tables(header: &Header, l1_entries: u64, file_len: u64) -> u64 {
+    let g = header.geometry();
+    let l1 = g.clusters_of(l1_entries * L1Entry::SIZE);
+    let blocks = g.clusters_of(file_len) >> g.refcount_block_bits();
+    let refcounts = blocks + u64::from(header.refcount_table_clusters);
+    let snapshots = g.clusters_of(u64::from(header.snapshots) * 128);
+    // The disk's and a snapshot's L1 table; a few that are begun.
+    (l1_entries + 2 * l1 + refcounts + snapshots + 4) << g.cluster_bits
 }
 
 fn read_header(file: &dyn ImageFile) -> Result<Header> {
