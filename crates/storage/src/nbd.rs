@@ -4,7 +4,8 @@
 //! - `channel` is one worker's way to it: a connection of its own, on which
 //!   it sends (`sender`) and receives (`receiver`) through the worker's
 //!   engine;
-//! - `table` knows the commands in flight;
+//! - `table` knows the commands in flight, and `rules` what may be said of
+//!   them;
 //! - `link` sees to connections that have failed.
 //!
 //! What a server says is checked before it is believed: whatever it sends, no
@@ -20,6 +21,7 @@ mod handshake;
 mod link;
 mod receiver;
 mod requests;
+mod rules;
 mod segments;
 mod sender;
 mod shared;

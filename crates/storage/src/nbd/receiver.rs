@@ -4,13 +4,13 @@
 //! Bytes come into a small inbox; the data of a read goes straight into its
 //! request's segments as soon as its header has been seen.
 
+use super::rules::{Violation, cover, cover_at, describe, end, error_of, head_of};
 use super::segments::{clear, gather, scatter};
-use super::table::{Command, Table};
+use super::table::Table;
 use super::wire::{
-    self, REPLY_FLAG_DONE, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, command, readable,
-    state,
+    self, REPLY_FLAG_DONE, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, command,
 };
-use fathom_core::{Extents, RequestId, Slab, Status};
+use fathom_core::{Extents, RequestId, Slab};
 use libc::{iovec, msghdr};
 
 /// Many small replies fit in, and the longest error, too.
@@ -19,9 +19,6 @@ const INBOX: usize = 64 << 10;
 /// With replies of so many bytes on average, only a header is received into
 /// the inbox: the rest need not be copied.
 const LARGE: u64 = 8 << 10;
-
-/// The longest answer of base:allocation that is looked at.
-const MAX_STATUS: u32 = 8 << 20;
 
 /// Iovecs of one receive: those of the data, and the inbox.
 const MAX_IOVECS: usize = 1024;
@@ -62,9 +59,6 @@ pub(super) struct Receiver {
     direct: usize,
     pub(super) in_flight: bool,
 }
-
-/// What the server must not send; the connection is of no more use.
-pub(super) type Violation = String;
 
 impl Receiver {
     pub(super) fn new() -> Receiver {
@@ -287,26 +281,8 @@ impl Receiver {
         let kind = wire::u16_at(bytes, 6);
         let len = wire::u32_at(bytes, 16);
         let entry = table.get(index);
-        let (ask, is_read) = (entry.ask, entry.ask.command == command::READ);
-        // What must be there before the chunk can be looked at.
-        let head = match kind {
-            chunk::NONE if len == 0 && last => 0,
-            chunk::OFFSET_DATA if is_read && len > 8 => 8,
-            chunk::OFFSET_HOLE if is_read && len == 12 => 12,
-            chunk::BLOCK_STATUS
-                if ask.command == command::BLOCK_STATUS
-                    && (12..=MAX_STATUS).contains(&len)
-                    && len % 8 == 4 =>
-            {
-                4
-            }
-            _ if kind & chunk::ERROR != 0 && is_length_of_error(kind, len) => len as usize,
-            _ => {
-                return Err(format!(
-                    "sent a chunk of type {kind} and {len} bytes out of turn"
-                ));
-            }
-        };
+        let ask = entry.ask;
+        let head = head_of(kind, len, last, ask.command)?;
         let Some(head) = bytes[CHUNK_LEN..].get(..head) else {
             return Ok(false);
         };
@@ -359,81 +335,4 @@ impl Receiver {
         }
         Ok(true)
     }
-}
-
-/// The range of a read has come; of it, `start..start + len`.
-fn cover(entry: &mut Command, start: u32, len: u32) -> Result<(), Violation> {
-    let covered = entry.coverage.add(start, start + len);
-    covered.map_err(|_| "sent a part of a reply twice".into())
-}
-
-/// Likewise, by an offset on the export; returns the start.
-fn cover_at(entry: &mut Command, offset: u64, len: u32) -> Result<u32, Violation> {
-    let ask = entry.ask;
-    let start = offset.checked_sub(ask.offset);
-    let start = start.filter(|start| {
-        let end = start.checked_add(len.into());
-        len > 0 && end.is_some_and(|end| end <= ask.len.into())
-    });
-    let Some(start) = start else {
-        return Err(format!(
-            "sent {len} bytes at offset {offset}, but was asked for {} at {}",
-            ask.len, ask.offset
-        ));
-    };
-    cover(entry, start as u32, len)?;
-    Ok(start as u32)
-}
-
-/// The last of a command's answer has come.
-#[inline]
-fn end(table: &mut Table, index: u16, answered: &mut Vec<u16>) -> Result<(), Violation> {
-    let entry = table.get(index);
-    let expected = match entry.ask.command {
-        command::READ => entry.ask.len,
-        command::BLOCK_STATUS => 1,
-        _ => 0,
-    };
-    if entry.errno == 0 && expected > 0 && !entry.coverage.is_whole(expected) {
-        return Err("ended a reply before all of it was there".into());
-    }
-    entry.answered = true;
-    answered.push(index);
-    Ok(())
-}
-
-/// An error number, the length of a text, the text; and for one type an
-/// offset.
-fn is_length_of_error(kind: u16, len: u32) -> bool {
-    let least = if kind == chunk::ERROR_OFFSET { 14 } else { 6 };
-    (least..=least + wire::MAX_STRING as u32).contains(&len)
-}
-
-fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
-    let error = wire::u32_at(head, 0);
-    let len = usize::from(wire::u16_at(head, 4));
-    let Some(text) = head[6..].get(..len).filter(|_| error != 0) else {
-        return Err(format!(
-            "sent a chunk of type {kind:#x} that makes no sense"
-        ));
-    };
-    if len > 0 {
-        tracing::debug!("the NBD server says: {}", readable(text));
-    }
-    Ok(wire::errno(error))
-}
-
-/// One descriptor of base:allocation. Those beyond the request, or what there
-/// is room for, are left out.
-fn describe(extents: &mut Extents, bytes: &[u8]) -> Result<(), Violation> {
-    let (len, flags) = (wire::u32_at(bytes, 0), wire::u32_at(bytes, 4));
-    if len == 0 {
-        return Err("told of an extent of no bytes".into());
-    }
-    let status = Status {
-        hole: flags & state::HOLE != 0,
-        zero: flags & state::ZERO != 0,
-    };
-    extents.push(status, len.into());
-    Ok(())
 }

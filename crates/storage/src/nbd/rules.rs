@@ -1,0 +1,107 @@
+//! What a server may say of a command.
+
+use super::table::{Command, Table};
+use super::wire::{self, chunk, command, readable, state};
+use fathom_core::{Extents, Status};
+
+/// What the server must not send; the connection is of no more use.
+pub(super) type Violation = String;
+
+/// The longest answer of base:allocation that is looked at.
+const MAX_STATUS: u32 = 8 << 20;
+
+/// The range of a read has come; of it, `start..start + len`.
+pub(super) fn cover(entry: &mut Command, start: u32, len: u32) -> Result<(), Violation> {
+    let covered = entry.coverage.add(start, start + len);
+    covered.map_err(|_| "sent a part of a reply twice".into())
+}
+
+/// Likewise, by an offset on the export; returns the start.
+pub(super) fn cover_at(entry: &mut Command, offset: u64, len: u32) -> Result<u32, Violation> {
+    let ask = entry.ask;
+    let start = offset.checked_sub(ask.offset);
+    let start = start.filter(|start| {
+        let end = start.checked_add(len.into());
+        len > 0 && end.is_some_and(|end| end <= ask.len.into())
+    });
+    let Some(start) = start else {
+        return Err(format!(
+            "sent {len} bytes at offset {offset}, but was asked for {} at {}",
+            ask.len, ask.offset
+        ));
+    };
+    cover(entry, start as u32, len)?;
+    Ok(start as u32)
+}
+
+/// The last of a command's answer has come.
+#[inline]
+pub(super) fn end(table: &mut Table, index: u16, answered: &mut Vec<u16>) -> Result<(), Violation> {
+    let entry = table.get(index);
+    let expected = match entry.ask.command {
+        command::READ => entry.ask.len,
+        command::BLOCK_STATUS => 1,
+        _ => 0,
+    };
+    if entry.errno == 0 && expected > 0 && !entry.coverage.is_whole(expected) {
+        return Err("ended a reply before all of it was there".into());
+    }
+    entry.answered = true;
+    answered.push(index);
+    Ok(())
+}
+
+/// How much of a chunk must be there before it can be looked at; of errors
+/// all.
+pub(super) fn head_of(kind: u16, len: u32, last: bool, asked: u16) -> Result<usize, Violation> {
+    let is_read = asked == command::READ;
+    let is_status = asked == command::BLOCK_STATUS;
+    match kind {
+        chunk::NONE if len == 0 && last => Ok(0),
+        chunk::OFFSET_DATA if is_read && len > 8 => Ok(8),
+        chunk::OFFSET_HOLE if is_read && len == 12 => Ok(12),
+        chunk::BLOCK_STATUS if is_status && (12..=MAX_STATUS).contains(&len) && len % 8 == 4 => {
+            Ok(4)
+        }
+        _ if kind & chunk::ERROR != 0 && is_length_of_error(kind, len) => Ok(len as usize),
+        _ => Err(format!(
+            "sent a chunk of type {kind} and {len} bytes out of turn"
+        )),
+    }
+}
+
+/// An error number, the length of a text, the text; and for one type an
+/// offset.
+fn is_length_of_error(kind: u16, len: u32) -> bool {
+    let least = if kind == chunk::ERROR_OFFSET { 14 } else { 6 };
+    (least..=least + wire::MAX_STRING as u32).contains(&len)
+}
+
+pub(super) fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
+    let error = wire::u32_at(head, 0);
+    let len = usize::from(wire::u16_at(head, 4));
+    let Some(text) = head[6..].get(..len).filter(|_| error != 0) else {
+        return Err(format!(
+            "sent a chunk of type {kind:#x} that makes no sense"
+        ));
+    };
+    if len > 0 {
+        tracing::debug!("the NBD server says: {}", readable(text));
+    }
+    Ok(wire::errno(error))
+}
+
+/// One descriptor of base:allocation. Those beyond the request, or what there
+/// is room for, are left out.
+pub(super) fn describe(extents: &mut Extents, bytes: &[u8]) -> Result<(), Violation> {
+    let (len, flags) = (wire::u32_at(bytes, 0), wire::u32_at(bytes, 4));
+    if len == 0 {
+        return Err("told of an extent of no bytes".into());
+    }
+    let status = Status {
+        hole: flags & state::HOLE != 0,
+        zero: flags & state::ZERO != 0,
+    };
+    extents.push(status, len.into());
+    Ok(())
+}
