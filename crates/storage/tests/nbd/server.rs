@@ -73,6 +73,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.dir.path().join("log"));
+            let ended = self.child.try_wait();
+            eprintln!("{ended:?}: {}", log.unwrap_or_default());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -91,6 +96,8 @@ pub fn short_dir() -> TempDir {
 
 /// Starts a server that makes the socket `s`.
 fn start(mut command: Command, dir: &Path) -> Child {
+    // What the client has to say is shown when a test fails.
+    let _ = tracing_subscriber::fmt().with_test_writer().try_init();
     let socket: PathBuf = dir.join("s");
     let log = std::fs::File::create(dir.join("log")).expect("a file");
     command
