@@ -203,8 +203,7 @@ fn a_full_disk_leaves_the_old_bitmaps() {
 fn without_bitmaps(file: &MemoryFile) -> Vec<u8> {
     let copy = MemoryFile::new(file.bytes().clone(), LIMIT);
     change(&copy, CHANGES[2].1).unwrap();
-    let bytes = copy.bytes().clone();
-    bytes
+    copy.bytes().clone()
 }
 
 /// Random changes of random bitmaps, and a model of which bytes are dirty in units of 512.
