@@ -128,7 +128,11 @@ fn other_images_are_mapped_too() {
     io(&images.path("large"), "qcow2", &["write 7T 1M"]);
     images.add("empty", &["-f", "qcow2", "-osize=0"]);
     std::fs::write(images.path("odd"), [1; 700]).expect("a file");
-    for name in ["qed", "on-qed", "large", "empty", "odd"] {
+    // Clusters that are reserved, also behind the end of the backing file.
+    let reserved = "size=8M,extended_l2=on,preallocation=metadata";
+    let below = ["-f", "qcow2", "-b", "base", "-F", "raw"];
+    images.add("reserved", &[&below[..], &["-o", reserved]].concat());
+    for name in ["qed", "on-qed", "large", "empty", "odd", "reserved"] {
         images.compare(name, &[]);
     }
     // A table of the image in the middle that cannot be followed.
