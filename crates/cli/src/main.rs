@@ -86,7 +86,12 @@ fn start_logging(command: &Command) -> anyhow::Result<()> {
         _ => None,
     };
     let filter = filter.or_else(|| std::env::var("FATHOM_LOG").ok());
-    let filter: EnvFilter = filter.as_deref().unwrap_or("info").parse()?;
+    let usual = match command {
+        // It tells by itself what fails.
+        Command::Img(_) => "warn,fathom_storage=off",
+        _ => "info",
+    };
+    let filter: EnvFilter = filter.as_deref().unwrap_or(usual).parse()?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

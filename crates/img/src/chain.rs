@@ -70,8 +70,8 @@ impl OpenOptions {
     }
 }
 
-/// An image in use: locked, its metadata in memory. It ends by [`Chain::close`]; one that is
-/// dropped is left as after a power cut: sound, perhaps with leaked clusters.
+/// An image in use: locked, its metadata in memory. It ends by [`Chain::close`], or when it is
+/// dropped, after all its clients; then nobody hears of errors.
 pub struct Chain {
     format: Format,
     disk: Arc<ImageDisk>,
@@ -152,5 +152,12 @@ impl Chain {
     /// Writes back and flushes what is in memory only, and unlocks.
     pub fn close(self) -> Result<(), Error> {
         Ok(self.disk.deactivate()?)
+    }
+}
+
+impl Drop for Chain {
+    /// Locks would else stay until the kernel has done away with the workers' rings.
+    fn drop(&mut self) {
+        let _ = self.disk.deactivate();
     }
 }

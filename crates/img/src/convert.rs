@@ -83,6 +83,9 @@ pub fn convert(
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
     let path = Path::new(target);
+    if options.compress && options.create.format != Format::Qcow2 {
+        return Err(cannot_compress(path));
+    }
     let mut job = Job::default();
     let opened = sources.iter().map(|source| source.open(&mut job));
     let mut opened = opened.collect::<Result<Vec<_>, _>>()?;
@@ -109,14 +112,15 @@ pub fn convert(
             target.map_or(Ok(()), Target::complete)
         }
         (Sink::Image { chain, target }, Err(error)) => {
-            // What is in memory only is of no use without the rest; an image that was there
-            // before stays sound.
-            match &target {
-                Some(target) => progress.warn(&target.left()),
-                None => {
-                    let _ = chain.close();
-                    progress.warn(&format!("{} is written to in part", path.display()));
-                }
+            drop(chain);
+            let is_new = target.as_ref().is_some_and(|target| !target.overwrites());
+            if is_new && matches!(error, Error::Interrupted) {
+                progress.warn(&format!("{} was not made", path.display()));
+            } else if !is_new {
+                let path = path.display();
+                progress.warn(&format!(
+                    "{path} is written to in part: its old disk is lost"
+                ));
             }
             Err(error)
         }
@@ -172,12 +176,7 @@ fn move_data(
     let has_backing = options.create.backing.is_some() && !options.no_create;
     let unit = match options.compress {
         false => None,
-        true => Some(sink.compress_unit().ok_or_else(|| {
-            usage(
-                path,
-                "cannot be written compressed: only qcow2 images can (-O qcow2)",
-            )
-        })?),
+        true => Some(sink.compress_unit().ok_or_else(|| cannot_compress(path))?),
     };
     let piece = unit.unwrap_or(PIECE);
     let target_is_zero = match options.no_create {
@@ -218,6 +217,11 @@ fn move_data(
     flush(job, &target, path)?;
     progress.end();
     Ok(())
+}
+
+fn cannot_compress(path: &Path) -> Error {
+    let problem = "cannot be written compressed: only qcow2 without a data file can (-O qcow2)";
+    usage(path, problem)
 }
 
 /// A unit of compression is a request of its own: more of them keep all cores busy.

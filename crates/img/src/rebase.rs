@@ -131,16 +131,12 @@ fn copy(
         };
     let cluster = chain.info().write_zeroes.map_or(512, |l| l.alignment);
     let image = Opened::of(path, chain, &mut job)?;
-    let new = new.map(|new| -> Result<(Client, u64), Error> {
-        let size = new.size();
-        Ok((job.client(new.disk().clone(), Default::default())?, size))
-    });
-    let new = new.transpose()?;
+    let new = new.map(|new| Opened::of(path, new, &mut job)).transpose()?;
     progress.begin(image.size());
     let run = Run {
         job: &job,
         image: &image.client,
-        new: new.as_ref(),
+        new: new.as_ref().map(|new| (&new.client, new.size())),
         moving: Moving {
             source: path,
             target: path,
@@ -172,7 +168,8 @@ struct Run<'a> {
     job: &'a Job,
     /// The image on its old backing file.
     image: &'a Client,
-    new: Option<&'a (Client, u64)>,
+    /// Its new backing file, and the bytes of its disk.
+    new: Option<(&'a Client, u64)>,
     moving: Moving<'a>,
     /// What is copied as a whole.
     granule: u64,
@@ -211,7 +208,7 @@ impl Run<'_> {
         let [old, mut new] = pages;
         let new_end = self
             .new
-            .map_or(0, |(_, size)| *size)
+            .map_or(0, |(_, size)| size)
             .clamp(range.start, range.end);
         new.bytes_mut()[(new_end - range.start) as usize..].fill(0);
         let mut awaited = 1;

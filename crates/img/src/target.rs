@@ -71,13 +71,9 @@ impl Target {
         Ok(())
     }
 
-    /// What an unfinished job leaves of it, for people.
-    pub(crate) fn left(&self) -> String {
-        let path = self.path.display();
-        match self.state {
-            State::Overwritten => format!("{path} is unfinished: what was in it before is lost"),
-            _ => format!("{path} was not made"),
-        }
+    /// Whether something was there before.
+    pub(crate) fn overwrites(&self) -> bool {
+        self.state == State::Overwritten
     }
 }
 

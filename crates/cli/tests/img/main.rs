@@ -4,6 +4,7 @@ mod bitmap;
 mod making;
 mod map;
 mod measure;
+mod moving;
 mod pair;
 mod resize;
 mod snapshot;

@@ -161,7 +161,9 @@ impl IoUring {
                         result: 0,
                     });
                 }
-                if cqe.result() < 0 {
+                if cqe.result() == -libc::ECANCELED {
+                    // The engine is going away.
+                } else if cqe.result() < 0 {
                     tracing::error!("io_uring: an eventfd cannot be watched: {cqe:?}");
                 } else if !cqueue::more(cqe.flags()) {
                     ended.push(user_data);
