@@ -85,6 +85,9 @@ pub fn compare(
 
 type Peekable<'a> = std::iter::Peekable<crate::job::Segments<'a>>;
 
+/// A part that is all alike in each of the disks.
+type Part = (Range<u64>, [State; 2]);
+
 /// The parts of both disks at once; beyond a disk's end there is a hole.
 struct Both<'a> {
     parts: [Peekable<'a>; 2],
@@ -94,7 +97,7 @@ struct Both<'a> {
 
 impl Both<'_> {
     /// The next part that is all alike in each of them.
-    fn next(&mut self) -> Result<Option<(Range<u64>, [State; 2])>, Error> {
+    fn next(&mut self) -> Result<Option<Part>, Error> {
         let (start, mut end) = (self.at, self.end);
         if start == end {
             return Ok(None);
@@ -159,7 +162,7 @@ struct Run<'a, 'p> {
 
 impl Run<'_, '_> {
     fn run(mut self, mut parts: Both<'_>) -> Result<Option<Difference>, Error> {
-        let mut current: Option<(Range<u64>, [State; 2])> = None;
+        let mut current: Option<Part> = None;
         let mut outcome = Ok(());
         loop {
             outcome = outcome.and_then(|()| self.progress.check());

@@ -280,7 +280,7 @@ fn open_nbd(path: &Path, uri: &str, size: u64, options: &ConvertOptions) -> Resu
     }
     let uri: NbdUri = uri
         .parse()
-        .map_err(|error| usage(path, format!("{error}")))?;
+        .map_err(|error| usage(path, error.to_string()))?;
     let disk = NbdDisk::connect(&uri, NbdOptions::default())?;
     disk.activate()?;
     refuse_smaller(path, disk.info().size, size)?;
