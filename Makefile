@@ -45,7 +45,8 @@ TORTURE_ROUNDS ?= 30
 torture: setup
 	FATHOM_SEED=$(TORTURE_SEED) FATHOM_ROUNDS=$(TORTURE_ROUNDS) $(CARGO) test --package fathom-formats \
 		--test model --test power_cut --test io_errors --test kill \
-		--test lying_keepsake --test edit --test bitmap --no-fail-fast
+		--test lying_keepsake --test edit --test bitmap --test compressed_writes \
+		--no-fail-fast
 	FATHOM_ROUNDS=$(TORTURE_ROUNDS) $(CARGO) test --package fathom-cli --test img --no-fail-fast
 
 # Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself, on this machine.

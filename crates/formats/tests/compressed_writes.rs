@@ -8,11 +8,11 @@ mod support;
 use fathom_core::Op;
 use sim::case::{Case, Filled, Made, QCOW2};
 use sim::cut::check_image;
-use sim::each;
 use sim::model::SECTOR;
 use sim::run::Run;
 use sim::worker::Ask;
 use sim::world::Fault;
+use sim::{each, rounds};
 use std::sync::Arc;
 
 const CASES: &[Case] = &[
@@ -129,7 +129,7 @@ fn ask_qemu(made: &Made, run: &mut Run) -> (u64, u64) {
 
 #[test]
 fn a_disk_of_compressed_clusters() {
-    each(CASES, 1, |made, seed| {
+    each(CASES, rounds(1), |made, seed| {
         let mut run = begin(made, seed);
         fill(&mut run, made.case.cluster);
         let (count, len) = ask_qemu(made, &mut run);
@@ -153,7 +153,7 @@ fn a_disk_of_compressed_clusters() {
 /// What is written over is free again, compressed or not.
 #[test]
 fn clusters_that_are_written_again() {
-    each(CASES, 1, |made, seed| {
+    each(CASES, rounds(1), |made, seed| {
         let mut run = begin(made, seed);
         fill(&mut run, made.case.cluster);
         run.compressed = 50;
@@ -168,7 +168,7 @@ fn clusters_that_are_written_again() {
 /// One at a time: nothing waits for more.
 #[test]
 fn one_cluster() {
-    each(CASES, 1, |made, seed| {
+    each(CASES, rounds(1), |made, seed| {
         let mut run = begin(made, seed);
         for n in 0..4 {
             let cluster = made.case.cluster / SECTOR as u64;
@@ -182,7 +182,7 @@ fn one_cluster() {
 /// Whichever operation fails.
 #[test]
 fn what_could_not_be_written_is_free_again() {
-    each(&CASES[..5], 1, |made, seed| {
+    each(&CASES[..5], rounds(1), |made, seed| {
         for first in 0..30 {
             let mut run = begin(made, seed + first);
             run.strict = false;
