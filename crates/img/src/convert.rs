@@ -278,9 +278,7 @@ fn open_nbd(path: &Path, uri: &str, size: u64, options: &ConvertOptions) -> Resu
     if options.create.format != Format::Raw {
         return Err(usage(path, "an NBD export is a raw disk: -O raw"));
     }
-    let uri: NbdUri = uri
-        .parse()
-        .map_err(|error| usage(path, error.to_string()))?;
+    let uri: NbdUri = uri.parse().map_err(|error| usage(path, error))?;
     let disk = NbdDisk::connect(&uri, NbdOptions::default())?;
     disk.activate()?;
     refuse_smaller(path, disk.info().size, size)?;

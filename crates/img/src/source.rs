@@ -64,7 +64,7 @@ impl Source {
         }
         let uri = text.parse();
         uri.map(Source::Nbd)
-            .map_err(|error| usage(Path::new(text), error.to_string()))
+            .map_err(|error| usage(Path::new(text), error))
     }
 
     pub(crate) fn open(&self, job: &mut Job) -> Result<Opened, Error> {
