@@ -24,8 +24,8 @@ pub struct OpenOptions {
     pub allow_dirs: Vec<PathBuf>,
     /// The state that an internal snapshot has kept.
     pub snapshot: Option<SnapshotName>,
-    /// Zeroes are to be the image's own, whatever its backing file has.
-    pub own_zeroes: bool,
+    /// See [`ImageOptions::rebasing`].
+    pub rebasing: bool,
 }
 
 impl OpenOptions {
@@ -39,7 +39,7 @@ impl OpenOptions {
             engine: EngineKind::IoUring,
             allow_dirs: Vec::new(),
             snapshot: None,
-            own_zeroes: false,
+            rebasing: false,
         }
     }
 
@@ -110,7 +110,7 @@ impl Chain {
             read_only: options.read_only,
             snapshot: options.snapshot.clone(),
             any_size: true,
-            own_zeroes: options.own_zeroes,
+            rebasing: options.rebasing,
             keep_page_cache: true,
             ..ImageOptions::new(format)
         };

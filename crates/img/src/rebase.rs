@@ -117,7 +117,7 @@ fn copy(
     let open = OpenOptions {
         cache: options.cache,
         allow_dirs: options.allow_dirs.clone(),
-        own_zeroes: true,
+        rebasing: true,
         ..OpenOptions::writing(Some(format))
     };
     let mut job = Job::default();

@@ -445,6 +445,14 @@ fn a_rebased_disk_reads_as_before() {
         stdout_of(&[&["img", "rebase"], &to[..], &[&top]].concat());
         let info = qemu_img(&["info", &top]);
         assert!(info.contains("backing file: gone"), "{info}");
+        if format == "qcow2" {
+            let (_, top) = place.chain(format);
+            qemu_img(&["bitmap", "--add", &top, "b0"]);
+            stdout_of(&["img", "rebase", "-b", "other", "-F", "raw", &top]);
+            place.same(format, &top, &place.path("before"));
+            place.sound(format, &top);
+            assert!(qemu_img(&["info", &top]).contains("b0"));
+        }
         let (base, top) = place.chain(format);
         let rebase = |args: &[&str], words: &[&str]| {
             refused(1, &[&["img", "rebase"], args].concat(), words);

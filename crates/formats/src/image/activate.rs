@@ -59,7 +59,7 @@ pub(super) fn activate(
         epochs: fresh.epochs,
         filter: fresh.filter,
         helpers: helpers.clone(),
-        own_zeroes: options.own_zeroes,
+        rebasing: options.rebasing,
     })
 }
 
@@ -108,7 +108,7 @@ impl Fresh<'_> {
         match &mut image {
             Image::Qcow2(header) => {
                 if link.writable {
-                    prepare_qcow2(&**file, header)?;
+                    prepare_qcow2(&**file, header, self.options.rebasing)?;
                 }
                 self.qcow2(link, file, header)
             }
@@ -308,8 +308,9 @@ fn same(before: &Image, now: &Image) -> Result<()> {
 }
 
 /// What the first write may not happen without.
-fn prepare_qcow2(file: &dyn Storage, header: &mut qcow2::Header) -> Result<()> {
-    let bitmaps = header.bitmaps().map_or(0, |b| b.count);
+fn prepare_qcow2(file: &dyn Storage, header: &mut qcow2::Header, keep_bitmaps: bool) -> Result<()> {
+    let bitmaps = header.bitmaps().filter(|_| !keep_bitmaps);
+    let bitmaps = bitmaps.map_or(0, |b| b.count);
     let changed = header.prepare_for_writing();
     if bitmaps > 0 {
         // They would have to record every write from now on.

@@ -56,7 +56,7 @@ pub(super) struct Active {
     pub(super) filter: Arc<Filter>,
     pub(super) helpers: Arc<Helpers>,
     /// See `ImageOptions`.
-    pub(super) own_zeroes: bool,
+    pub(super) rebasing: bool,
 }
 
 impl Active {

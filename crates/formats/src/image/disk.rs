@@ -43,9 +43,10 @@ pub struct ImageOptions {
     /// For tools: also sizes that no guest can use. What a raw file has of its
     /// last sector is padded with zeroes, and a disk may be empty.
     pub any_size: bool,
-    /// For tools that change the backing file: what is zeroed reads as zeroes by the image's own
-    /// entries, even if it does so on its present backing file.
-    pub own_zeroes: bool,
+    /// For a tool that changes the backing file: it writes what the disk reads as already. So
+    /// bitmaps stay true; and what it zeroes reads as zeroes by the image's own entries, even if it
+    /// does so on its present backing file.
+    pub rebasing: bool,
     /// The host's page cache is right, since no other host has written to the
     /// files: it is kept. (A guest may come from another one.)
     pub keep_page_cache: bool,
@@ -63,7 +64,7 @@ impl ImageOptions {
             size: None,
             snapshot: None,
             any_size: false,
-            own_zeroes: false,
+            rebasing: false,
             keep_page_cache: false,
         }
     }

@@ -82,7 +82,7 @@ impl Active {
         range: Range<u64>,
     ) -> Result<(), Errno> {
         let end = range.end.min(tables.size);
-        if !self.own_zeroes && self.is_zero(io, 0, range.start, end).await? {
+        if !self.rebasing && self.is_zero(io, 0, range.start, end).await? {
             return Ok(());
         }
         let write = Write {
@@ -152,7 +152,7 @@ impl Active {
         let size = tables.layout.cluster_size();
         let end = (guest + size).min(tables.size);
         let there = tables.slice(io, number).await?;
-        let below = self.own_zeroes || !self.is_zero(io, 1, guest, end).await?;
+        let below = self.rebasing || !self.is_zero(io, 1, guest, end).await?;
         if there.is_none() && !below {
             return Ok(None);
         }
