@@ -108,11 +108,11 @@ BARS = [
     Bar("nbd-fio-randread-4k-32", "NBD, fio at depth 32: CPU against nbdkit", "server_cpu_us",
         NBDKIT, 0.5, 0.35),
     Bar("img-convert", "img convert, raw to qcow2: time against qemu-img", "seconds", QEMU_IMG,
-        0.8, 0.6),
+        0.8, 0.5),
     Bar("img-convert-compressed", "img convert -c, raw to qcow2: time against qemu-img",
         "seconds", QEMU_IMG, 0.9, 0.6),
     Bar("img-compare", "img compare, raw and qcow2: time against qemu-img", "seconds", QEMU_IMG,
-        0.8, 0.6),
+        0.8, 0.5),
     Bar("nbd-nbdcopy", "NBD, nbdcopy: MB/s against nbdkit", "mb_per_s", NBDKIT, 1.1, 1.5),
 ] + [bar for image in ("qcow2", "qed") for bar in (
     Bar(f"disk-{image}-full-randread-4k-32", f"disk, {image}, depth 32: IOPS against raw", "iops",

@@ -1,11 +1,14 @@
 //! `fathom img` as users run it, next to qemu-img.
 
 mod bitmap;
+mod compare;
+mod convert;
 mod making;
 mod map;
 mod measure;
-mod moving;
 mod pair;
+mod place;
+mod rebase;
 mod resize;
 mod snapshot;
 #[path = "../support/mod.rs"]

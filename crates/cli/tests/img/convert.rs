@@ -1,108 +1,13 @@
-//! `fathom img convert | compare | rebase | commit`: what moves data, with qemu-img as the judge.
+//! `fathom img convert`, with qemu-img as the judge.
 
 use crate::pair::sample;
-use crate::support::nbd::tool;
-use crate::support::{as_arg, disk_dir, eventually, fathom, refused, run, stdout_of};
+use crate::place::{MIB, Place, raw};
+use crate::support::{as_arg, eventually, fathom, refused, run, stdout_of};
 use crate::{create, qemu_img};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
-use tempfile::TempDir;
-
-const MIB: u64 = 1 << 20;
-
-struct Place(TempDir);
-
-impl Place {
-    fn new() -> Place {
-        Place(disk_dir())
-    }
-
-    fn path(&self, name: &str) -> String {
-        as_arg(&self.0.path().join(name))
-    }
-
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.0.path()).unwrap();
-        let name = |e: fs::DirEntry| e.file_name().into_string().unwrap();
-        let mut names: Vec<_> = entries.map(|e| name(e.unwrap())).collect();
-        names.sort();
-        names
-    }
-
-    /// A new image with these writes of qemu-io.
-    fn image(&self, name: &str, format: &str, args: &[&str], writes: &[&str]) -> String {
-        let path = self.path(name);
-        qemu_img(&[&["create", "-q", "-f", format], args, &[&path, "20M"]].concat());
-        self.write(name, format, writes);
-        path
-    }
-
-    fn write(&self, name: &str, format: &str, writes: &[&str]) {
-        let mut args = vec!["-f", format];
-        writes.iter().for_each(|write| args.extend(["-c", write]));
-        let path = self.path(name);
-        let done = tool(self.0.path(), "qemu-io", &[&args[..], &[&path]].concat());
-        assert!(done.status.success(), "{done:?}");
-    }
-
-    /// Base, image on it, and what its disk reads as.
-    fn chain(&self, format: &str) -> (String, String) {
-        let writes = ["write -P 1 0 4M", "write -P 2 8M 1M", "write -z 12M 1M"];
-        let base = self.image("base", "qcow2", &[], &writes);
-        let on = ["-b", &base, "-F", "qcow2"];
-        let writes = [
-            "write -P 9 1M 64k",
-            "write -z 8200k 100k",
-            "write -P 8 18M 1000k",
-            "write -P 7 3000k 512",
-        ];
-        let top = self.image("top", format, &on, &writes);
-        let before = self.path("before");
-        qemu_img(&["convert", "-f", format, "-O", "raw", &top, &before]);
-        (base, top)
-    }
-
-    fn same(&self, format: &str, image: &str, raw: &str) {
-        qemu_img(&["compare", "-f", format, "-F", "raw", image, raw]);
-    }
-
-    fn sound(&self, format: &str, image: &str) {
-        if format != "raw" {
-            qemu_img(&["check", "-q", "-f", format, image]);
-        }
-    }
-}
-
-/// A raw disk with holes, zeroes, data that can be compressed, and data that cannot; its length is
-/// no multiple of a cluster.
-fn raw(place: &Place, name: &str) -> String {
-    let path = place.path(name);
-    let mut file = fs::File::create(&path).unwrap();
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = |len: usize| -> Vec<u8> {
-        let next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        };
-        std::iter::repeat_with(next).take(len).collect()
-    };
-    let at = |file: &mut fs::File, offset: u64, bytes: &[u8]| {
-        std::os::unix::fs::FileExt::write_all_at(file, bytes, offset).unwrap();
-    };
-    at(&mut file, 0, &random(700_000));
-    at(&mut file, 2 * MIB, &vec![0; 300_000]);
-    at(&mut file, 3 * MIB + 512, &b"compressible ".repeat(40_000));
-    at(&mut file, 7 * MIB - 1000, &random(3000));
-    at(&mut file, 9 * MIB, &random(2_000_000));
-    file.set_len(12 * MIB + 7 * 512).unwrap();
-    at(&mut file, 12 * MIB + 6 * 512, &[5; 512]);
-    path
-}
 
 /// Formats of targets with their options, for convert.
 const TARGETS: &[(&str, &[&str])] = &[
@@ -267,6 +172,7 @@ fn pipes_and_servers_are_images_too() {
         let child = Command::new("nbdkit")
             .args(["-f", "-U", &socket])
             .args(args)
+            .stderr(Stdio::null())
             .spawn();
         let child = child.expect("nbdkit is installed by `make setup`");
         eventually("nbdkit listens", || fs::metadata(&socket).ok());
@@ -363,186 +269,6 @@ fn what_cannot_be_converted_is_told_in_one_line() {
     convert(&[&disk], &["a source and a target"]);
 }
 
-#[test]
-fn disks_are_compared_as_qemu_img_does() {
-    let place = Place::new();
-    let disk = raw(&place, "disk");
-    let bytes = fs::read(&disk).unwrap();
-    let image = place.path("image");
-    qemu_img(&["convert", "-f", "raw", "-O", "qcow2", &disk, &image]);
-    let other = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
-        let mut bytes = bytes.clone();
-        change(&mut bytes);
-        let path = place.path(name);
-        fs::write(&path, bytes).unwrap();
-        path
-    };
-    let others = [
-        disk.clone(),
-        other("first", &|b| b[0] ^= 1),
-        other("last", &|b| *b.last_mut().unwrap() ^= 1),
-        other("hole", &|b| b[5 << 20] = 1),
-        other("two", &|b| {
-            b[10_000_000] ^= 4;
-            b[4_000_000] ^= 4;
-        }),
-        other("longer", &|b| b.resize(14 << 20, 0)),
-        other("longer-data", &|b| b.resize(14 << 20, 3)),
-        other("shorter", &|b| b.truncate(11 << 20)),
-        place.path("none"),
-    ];
-    for (n, other) in others.iter().enumerate() {
-        // What QEMU takes for the same, strictly, depends on how it has asked the file system.
-        let strict = ["-s", "-f", "raw", "-F", "raw"];
-        let strict = if matches!(n, 0 | 5 | 7) {
-            &strict[..]
-        } else {
-            &strict[1..]
-        };
-        for (one, two, args) in [
-            (&image, other, &["-f", "qcow2", "-F", "raw"][..]),
-            (other, &image, &["-f", "raw", "-F", "qcow2"]),
-            (&disk, other, strict),
-        ] {
-            let args = [&["compare"], args, &[one, two]].concat();
-            let theirs = tool(place.0.path(), "qemu-img", &args);
-            let mine = run(&[&["img"], &args[..]].concat());
-            assert_eq!(mine.status.code(), theirs.status.code(), "{args:?}");
-            let text =
-                |output: &std::process::Output| String::from_utf8(output.stdout.clone()).unwrap();
-            assert_eq!(text(&mine), text(&theirs), "{args:?}");
-        }
-    }
-}
-
-#[test]
-fn a_rebased_disk_reads_as_before() {
-    for format in ["qcow2", "qed"] {
-        let place = Place::new();
-        let writes = ["write -P 1 0 2M", "write -P 3 9M 1M", "write -P 4 12M 2M"];
-        let other = place.image("other", "raw", &[], &writes);
-        fs::File::options()
-            .write(true)
-            .open(&other)
-            .and_then(|file| file.set_len(13 * MIB))
-            .unwrap();
-        for (args, has) in [
-            (&["-b", "other", "-F", "raw"][..], Some("other")),
-            (&["-b", ""], None),
-            (&["-b", "base", "-F", "qcow2"], Some("base")),
-        ] {
-            let (_, top) = place.chain(format);
-            stdout_of(&[&["img", "rebase"], args, &[&top]].concat());
-            place.same(format, &top, &place.path("before"));
-            place.sound(format, &top);
-            let info = qemu_img(&["info", "--output=json", &top]);
-            let info: serde_json::Value = serde_json::from_str(&info).unwrap();
-            assert_eq!(info["backing-filename"].as_str(), has);
-        }
-        // Only the name, whatever the file holds.
-        let (_, top) = place.chain(format);
-        let to = ["-u", "-b", "gone", "-F", "raw"];
-        stdout_of(&[&["img", "rebase"], &to[..], &[&top]].concat());
-        let info = qemu_img(&["info", &top]);
-        assert!(info.contains("backing file: gone"), "{info}");
-        if format == "qcow2" {
-            let (_, top) = place.chain(format);
-            qemu_img(&["bitmap", "--add", &top, "b0"]);
-            stdout_of(&["img", "rebase", "-b", "other", "-F", "raw", &top]);
-            place.same(format, &top, &place.path("before"));
-            place.sound(format, &top);
-            assert!(qemu_img(&["info", &top]).contains("b0"));
-        }
-        let (base, top) = place.chain(format);
-        let rebase = |args: &[&str], words: &[&str]| {
-            refused(1, &[&["img", "rebase"], args].concat(), words);
-            place.same(format, &top, &place.path("before"));
-        };
-        rebase(&["-b", "gone", "-F", "raw", &top], &["gone"]);
-        rebase(&["-b", "other", &top], &["-F"]);
-        rebase(&["-b", &top, "-F", format, &top], &["its own backing file"]);
-        rebase(&["-b", "", &place.path("before")], &["raw images"]);
-        let loops = ["-b", &top, "-F", format, &base];
-        rebase(&loops, &["loop"]);
-    }
-}
-
-#[test]
-fn what_is_committed_is_in_the_base() {
-    for format in ["qcow2", "qed"] {
-        let place = Place::new();
-        let before = place.path("before");
-        let (base, top) = place.chain(format);
-        stdout_of(&["img", "commit", "-q", &top]);
-        place.same("qcow2", &base, &before);
-        place.same(format, &top, &before);
-        place.sound("qcow2", &base);
-        place.sound(format, &top);
-        if format == "qcow2" {
-            let map = qemu_img(&["map", &top]);
-            assert!(!map.contains("top"), "the image is empty: {map}");
-        }
-        // To one further below, which is shorter.
-        let (base, top) = place.chain(format);
-        let bottom = place.path("bottom");
-        qemu_img(&["create", "-q", "-f", "raw", &bottom, "3M"]);
-        qemu_img(&["rebase", "-f", "qcow2", "-b", &bottom, "-F", "raw", &base]);
-        stdout_of(&["img", "commit", "-b", &bottom, &top]);
-        place.same("raw", &bottom, &before);
-        place.same(format, &top, &before);
-        let none = place.path("none");
-        let args = ["img", "commit", "-b", &none, &top];
-        refused(1, &args, &["not among its backing files"]);
-    }
-    let place = Place::new();
-    let alone = place.image("alone", "qcow2", &[], &[]);
-    refused(1, &["img", "commit", &alone], &["has no backing file"]);
-}
-
-/// A kill at any instant leaves a disk that reads as before, in images that are sound but for lost
-/// space.
-#[test]
-fn killed_tools_lose_nothing() {
-    let rounds = if std::env::var_os("FATHOM_ROUNDS").is_some() {
-        200
-    } else {
-        12
-    };
-    let sound = |image: &str| {
-        // The kernel may still have it for the one that was killed.
-        let checked = eventually("its locks are gone", || {
-            let checked = run(&["img", "check", "-q", image]);
-            let told = String::from_utf8_lossy(&checked.stderr).contains("in use");
-            (!told).then_some(checked)
-        });
-        assert!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
-    };
-    let mut killed = 0;
-    for round in 0..rounds {
-        let place = Place::new();
-        let (base, top) = place.chain("qcow2");
-        let before = place.path("before");
-        let (commit, rebase) = (["commit", &top], ["rebase", "-b", "", &top]);
-        let args: &[&str] = if round % 2 == 0 { &commit } else { &rebase };
-        let mut child = fathom()
-            .arg("img")
-            .args(args)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(Duration::from_micros(2000 + round * 37_000 % 60_000));
-        child.kill().unwrap();
-        killed += u32::from(!child.wait().unwrap().success());
-        sound(&base);
-        sound(&top);
-        place.same("qcow2", &top, &before);
-        // And it can be done again.
-        stdout_of(&[&["img"], args].concat());
-        place.same("qcow2", &top, &before);
-    }
-    assert!(killed > 0, "none was killed before it had ended");
-}
-
 /// Names that an image gives are looked for where the user allows it.
 #[test]
 fn files_elsewhere_are_opened_only_when_that_is_allowed() {
@@ -556,4 +282,74 @@ fn files_elsewhere_are_opened_only_when_that_is_allowed() {
     let allow = ["--allow-dir", &as_arg(elsewhere.0.path())];
     stdout_of(&[&args[..2], &allow, &args[2..]].concat());
     place.same("qcow2", &top, &target);
+}
+
+#[test]
+fn bitmaps_go_along_where_asked() {
+    let place = Place::new();
+    let image = place.image("image", "qcow2", &[], &["write -P 1 0 1M"]);
+    qemu_img(&["bitmap", "--add", "-g", "32k", &image, "b0"]);
+    place.write("image", "qcow2", &["write -P 2 5M 100k"]);
+    let target = place.path("target");
+    let args = ["img", "convert", "-O", "qcow2", "-o", "cluster_size=4k"];
+    stdout_of(&[&args[..], &[&image, &target]].concat());
+    let bitmaps = |image: &str| {
+        let listed = stdout_of(&["img", "bitmap", "--list", "--json", image]);
+        serde_json::from_str::<serde_json::Value>(&listed).unwrap()
+    };
+    assert_eq!(bitmaps(&target), serde_json::json!([]));
+    stdout_of(&[&args[..], &["--bitmaps", &image, &target]].concat());
+    place.sound("qcow2", &target);
+    assert_eq!(bitmaps(&target), bitmaps(&image));
+    assert_ne!(bitmaps(&target), serde_json::json!([]));
+}
+
+/// In lines, where standard error is no terminal, and as events.
+#[test]
+fn it_says_how_far_it_is() {
+    let place = Place::new();
+    let disk = raw(&place, "disk");
+    let target = place.path("target");
+    let output = run(&["img", "convert", "-p", &disk, &target]);
+    let lines = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        lines.starts_with("0 %\n") && lines.ends_with("100 %\n"),
+        "{lines}"
+    );
+    let output = run(&["img", "convert", &disk, &target]);
+    assert!(output.stdout.is_empty() && output.stderr.is_empty());
+    let events = stdout_of(&["img", "convert", "--json", &disk, &target]);
+    let events: Vec<serde_json::Value> = events
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let (end, progress) = events.split_last().unwrap();
+    assert_eq!(end["event"], "end");
+    let done = progress.iter().map(|event| event["done"].as_u64().unwrap());
+    assert!(done.is_sorted(), "{events:?}");
+    assert_eq!(progress.last().unwrap()["done"], progress[0]["total"]);
+}
+
+/// What a server cannot read is zeroes, sector by sector, and the user is told where.
+#[test]
+fn what_cannot_be_read_is_salvaged() {
+    let place = Place::new();
+    let disk = place.path("disk");
+    fs::write(&disk, vec![7; 2 << 20]).unwrap();
+    let args = ["--filter", "fault:error=EIO,op=read,range=700k+1k"];
+    let bad = crate::support::nbd::Nbd::start(&disk, &args);
+    let target = place.path("target");
+    let uri = bad.uri();
+    refused(
+        1,
+        &["img", "convert", &uri, &target],
+        &["offset", "cannot be read"],
+    );
+    let output = run(&["img", "convert", "--salvage", &uri, &target]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    assert_eq!(told.matches("zeroes take its place").count(), 2, "{told}");
+    let mut expected = vec![7; 2 << 20];
+    expected[700 << 10..701 << 10].fill(0);
+    assert!(fs::read(&target).unwrap() == expected);
 }

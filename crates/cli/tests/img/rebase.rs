@@ -1,0 +1,136 @@
+//! `fathom img rebase | commit`, with qemu-img as the judge, and kills in the middle.
+
+use crate::place::{MIB, Place};
+use crate::qemu_img;
+use crate::support::{eventually, fathom, refused, run, stdout_of};
+use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
+
+#[test]
+fn a_rebased_disk_reads_as_before() {
+    for format in ["qcow2", "qed"] {
+        let place = Place::new();
+        let writes = ["write -P 1 0 2M", "write -P 3 9M 1M", "write -P 4 12M 2M"];
+        let other = place.image("other", "raw", &[], &writes);
+        fs::File::options()
+            .write(true)
+            .open(&other)
+            .and_then(|file| file.set_len(13 * MIB))
+            .unwrap();
+        for (args, has) in [
+            (&["-b", "other", "-F", "raw"][..], Some("other")),
+            (&["-b", ""], None),
+            (&["-b", "base", "-F", "qcow2"], Some("base")),
+        ] {
+            let (_, top) = place.chain(format);
+            stdout_of(&[&["img", "rebase"], args, &[&top]].concat());
+            place.same(format, &top, &place.path("before"));
+            place.sound(format, &top);
+            let info = qemu_img(&["info", "--output=json", &top]);
+            let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+            assert_eq!(info["backing-filename"].as_str(), has);
+        }
+        // Only the name, whatever the file holds.
+        let (_, top) = place.chain(format);
+        let to = ["-u", "-b", "gone", "-F", "raw"];
+        stdout_of(&[&["img", "rebase"], &to[..], &[&top]].concat());
+        let info = qemu_img(&["info", &top]);
+        assert!(info.contains("backing file: gone"), "{info}");
+        if format == "qcow2" {
+            let (_, top) = place.chain(format);
+            qemu_img(&["bitmap", "--add", &top, "b0"]);
+            stdout_of(&["img", "rebase", "-b", "other", "-F", "raw", &top]);
+            place.same(format, &top, &place.path("before"));
+            place.sound(format, &top);
+            assert!(qemu_img(&["info", &top]).contains("b0"));
+        }
+        let (base, top) = place.chain(format);
+        let rebase = |args: &[&str], words: &[&str]| {
+            refused(1, &[&["img", "rebase"], args].concat(), words);
+            place.same(format, &top, &place.path("before"));
+        };
+        rebase(&["-b", "gone", "-F", "raw", &top], &["gone"]);
+        rebase(&["-b", "other", &top], &["-F"]);
+        rebase(&["-b", &top, "-F", format, &top], &["its own backing file"]);
+        rebase(&["-b", "", &place.path("before")], &["raw images"]);
+        let loops = ["-b", &top, "-F", format, &base];
+        rebase(&loops, &["loop"]);
+    }
+}
+
+#[test]
+fn what_is_committed_is_in_the_base() {
+    for format in ["qcow2", "qed"] {
+        let place = Place::new();
+        let before = place.path("before");
+        let (base, top) = place.chain(format);
+        stdout_of(&["img", "commit", "-q", &top]);
+        place.same("qcow2", &base, &before);
+        place.same(format, &top, &before);
+        place.sound("qcow2", &base);
+        place.sound(format, &top);
+        if format == "qcow2" {
+            let map = qemu_img(&["map", &top]);
+            assert!(!map.contains("top"), "the image is empty: {map}");
+        }
+        // To one further below, which is shorter.
+        let (base, top) = place.chain(format);
+        let bottom = place.path("bottom");
+        qemu_img(&["create", "-q", "-f", "raw", &bottom, "3M"]);
+        qemu_img(&["rebase", "-f", "qcow2", "-b", &bottom, "-F", "raw", &base]);
+        stdout_of(&["img", "commit", "-b", &bottom, &top]);
+        place.same("raw", &bottom, &before);
+        place.same(format, &top, &before);
+        let none = place.path("none");
+        let args = ["img", "commit", "-b", &none, &top];
+        refused(1, &args, &["not among its backing files"]);
+    }
+    let place = Place::new();
+    let alone = place.image("alone", "qcow2", &[], &[]);
+    refused(1, &["img", "commit", &alone], &["has no backing file"]);
+}
+
+/// A kill at any instant leaves a disk that reads as before, in images that are sound but for lost
+/// space.
+#[test]
+fn killed_tools_lose_nothing() {
+    let rounds = if std::env::var_os("FATHOM_ROUNDS").is_some() {
+        200
+    } else {
+        12
+    };
+    let sound = |image: &str| {
+        // The kernel may still have it for the one that was killed.
+        let checked = eventually("its locks are gone", || {
+            let checked = run(&["img", "check", "-q", image]);
+            let told = String::from_utf8_lossy(&checked.stderr).contains("in use");
+            (!told).then_some(checked)
+        });
+        assert!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
+    };
+    let mut killed = 0;
+    for round in 0..rounds {
+        let place = Place::new();
+        let (base, top) = place.chain("qcow2");
+        let before = place.path("before");
+        let (commit, rebase) = (["commit", &top], ["rebase", "-b", "", &top]);
+        let args: &[&str] = if round % 2 == 0 { &commit } else { &rebase };
+        let mut child = fathom()
+            .arg("img")
+            .args(args)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_micros(2000 + round * 37_000 % 60_000));
+        child.kill().unwrap();
+        killed += u32::from(!child.wait().unwrap().success());
+        sound(&base);
+        sound(&top);
+        place.same("qcow2", &top, &before);
+        // And it can be done again.
+        stdout_of(&[&["img"], args].concat());
+        place.same("qcow2", &top, &before);
+    }
+    assert!(killed > 0, "none was killed before it had ended");
+}
