@@ -20,7 +20,7 @@ use fathom_img::Format;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Make, describe, check, resize images and take snapshots of them
+/// Make, describe, check, copy, compare and change images
 #[derive(Debug, Args)]
 pub struct ImgArgs {
     #[command(subcommand)]
