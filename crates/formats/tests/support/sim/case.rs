@@ -113,6 +113,8 @@ impl Case {
         let mut options = ImageOptions::new(self.format());
         if self.tiny_cache {
             options.metadata_cache = 0;
+            // What is served reads the same, but zeroes are the image's own.
+            options.rebasing = true;
         }
         options
     }
