@@ -70,7 +70,15 @@ pub fn commit(
     );
     image.close()?;
     let closed = target.close();
-    copied.and(closed)?;
+    if let Err(error) = copied.and(closed) {
+        if error.is_midway() {
+            let (path, base) = (path.display(), base.path.display());
+            progress.warn(&format!(
+                "{path} reads as before; {base} has a part of it: give the command again"
+            ));
+        }
+        return Err(error);
+    }
     drop(locked);
     let empties = !options.keep && options.base.is_none();
     if empties && !make_empty(&file, format).map_err(of(path))? {

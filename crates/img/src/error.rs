@@ -97,6 +97,14 @@ impl Error {
         }
     }
 
+    /// Whether some data may have been moved before.
+    pub(crate) fn is_midway(&self) -> bool {
+        matches!(
+            self,
+            Error::Interrupted | Error::Data { .. } | Error::NoSpace { .. } | Error::Flush { .. }
+        )
+    }
+
     /// If it is for want of space, how much was missing is added.
     pub(crate) fn needing(self, missing: impl FnOnce() -> u64) -> Error {
         match self {

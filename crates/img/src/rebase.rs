@@ -48,8 +48,16 @@ pub fn rebase(
     }
     if !options.only_name {
         let new = open_new(path, options)?;
-        copy(path, format, new, options, progress)?;
-        progress.check()?;
+        let copied = copy(path, format, new, options, progress);
+        if let Err(error) = copied.and_then(|()| progress.check()) {
+            if error.is_midway() {
+                let path = path.display();
+                progress.warn(&format!(
+                    "{path} has its old backing file, and reads as before"
+                ));
+            }
+            return Err(error);
+        }
     }
     lock_image(path, &file, true)?;
     let backing = match &options.backing {

@@ -4,7 +4,8 @@ use crate::place::{MIB, Place};
 use crate::qemu_img;
 use crate::support::{eventually, fathom, refused, run, stdout_of};
 use std::fs;
-use std::process::Stdio;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 #[test]
@@ -54,6 +55,10 @@ fn a_rebased_disk_reads_as_before() {
         rebase(&["-b", "other", &top], &["-F"]);
         rebase(&["-b", &top, "-F", format, &top], &["its own backing file"]);
         rebase(&["-b", "", &place.path("before")], &["raw images"]);
+        if format == "qed" {
+            let args = ["-c", "-b", "other", "-F", "raw", &top];
+            rebase(&args, &["cannot be written compressed"]);
+        }
         let loops = ["-b", &top, "-F", format, &base];
         rebase(&loops, &["loop"]);
     }
@@ -133,4 +138,32 @@ fn killed_tools_lose_nothing() {
         place.same("qcow2", &top, &before);
     }
     assert!(killed > 0, "none was killed before it had ended");
+}
+
+/// Who is interrupted says what is left.
+#[test]
+fn an_interrupted_commit_can_be_given_again() {
+    let place = Place::new();
+    let (base, top) = place.chain("qcow2");
+    let before = place.path("before");
+    let mut child = fathom()
+        .args(["img", "commit", "--rate", "100k", "--json", &top])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut told = BufReader::new(child.stdout.take().unwrap()).lines();
+    told.next().expect("it has begun").unwrap();
+    let pid = child.id().to_string();
+    let kill = Command::new("kill").args(["-INT", &pid]).status();
+    assert!(kill.unwrap().success());
+    let told: Vec<_> = told.map(Result::unwrap).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(
+        told.iter().any(|line| line.contains("reads as before")),
+        "{told:?}"
+    );
+    place.same("qcow2", &top, &before);
+    place.sound("qcow2", &base);
+    stdout_of(&["img", "commit", "-q", &top]);
+    place.same("qcow2", &base, &before);
 }
