@@ -31,7 +31,8 @@ const TARGETS: &[(&str, &[&str])] = &[
     ("qcow2", &["-o", "refcount_bits=1"]),
     ("qcow2", &["-t", "none", "-T", "none"]),
     ("qcow2", &["-t", "writethrough", "--aio", "threads"]),
-    ("qed", &["-o", "cluster_size=4k,table_size=1"]),
+    // QEMU makes tables of one cluster, but does not read them.
+    ("qed", &["-o", "cluster_size=4k,table_size=2"]),
 ];
 
 #[test]
