@@ -1,7 +1,7 @@
 //! `fathom img convert`
 
 use super::watch::{WatchArgs, watched};
-use super::{pairs, parse_format, print};
+use super::{format_options, parse_format};
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::size::parse_size;
@@ -89,8 +89,7 @@ pub(super) struct ConvertArgs {
 
 pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
     let Some(create) = create_options(&args)? else {
-        let names = CreateOptions::names(args.target_format).join("\n");
-        return print(format_args!("{names}\n"));
+        return Ok(());
     };
     let Some((target, sources)) = args.files.split_last().filter(|(_, rest)| !rest.is_empty())
     else {
@@ -137,15 +136,11 @@ fn source(args: &ConvertArgs, text: &str) -> anyhow::Result<Source> {
     )?)
 }
 
-/// None: the user wants to know what options there are.
+/// None: the user has asked what options there are.
 fn create_options(args: &ConvertArgs) -> anyhow::Result<Option<CreateOptions>> {
-    let mut create = CreateOptions::new(args.target_format);
-    for (name, value) in args.options.iter().flat_map(|text| pairs(text)) {
-        if name == "help" || name == "?" {
-            return Ok(None);
-        }
-        create.set(&name, &value, parse_size)?;
-    }
+    let Some(mut create) = format_options(args.target_format, &args.options)? else {
+        return Ok(None);
+    };
     if let Some(name) = &args.backing {
         if args.target_format == Format::Raw {
             bail!("raw images have no backing file");

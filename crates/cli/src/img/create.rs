@@ -1,10 +1,10 @@
 //! `fathom img create`
 
-use super::{pairs, parse_format, print, print_json};
+use super::{format_options, parse_format, print, print_json};
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::size::parse_size;
-use fathom_img::{self as img, Backing, CreateOptions, Format};
+use fathom_img::{self as img, Backing, Format};
 use std::path::PathBuf;
 
 /// Make an image (what the file had in it is lost)
@@ -45,14 +45,9 @@ pub(super) struct CreateArgs {
 }
 
 pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
-    let mut options = CreateOptions::new(args.format);
-    for (name, value) in args.options.iter().flat_map(|text| pairs(text)) {
-        if name == "help" || name == "?" {
-            let names = CreateOptions::names(args.format).join("\n");
-            return print(format_args!("{names}\n"));
-        }
-        options.set(&name, &value, parse_size)?;
-    }
+    let Some(mut options) = format_options(args.format, &args.options)? else {
+        return Ok(());
+    };
     let Some(file) = args.file else {
         bail!("a new image needs a name: FILE, behind the options");
     };

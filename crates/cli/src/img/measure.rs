@@ -1,10 +1,10 @@
 //! `fathom img measure`
 
-use super::{Output, pairs, parse_format, print, print_json};
+use super::{Output, format_options, parse_format, print, print_json};
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::size::parse_size;
-use fathom_img::{self as img, CreateOptions, Format, MapOptions, SnapshotName};
+use fathom_img::{self as img, Format, MapOptions, SnapshotName};
 use std::path::PathBuf;
 
 /// Say how large the file of a new image would be
@@ -49,14 +49,9 @@ pub(super) struct MeasureArgs {
 }
 
 pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
-    let mut target = CreateOptions::new(args.output_format);
-    for (name, value) in args.options.iter().flat_map(|text| pairs(text)) {
-        if name == "help" || name == "?" {
-            let names = CreateOptions::names(args.output_format).join("\n");
-            return print(format_args!("{names}\n"));
-        }
-        target.set(&name, &value, parse_size)?;
-    }
+    let Some(target) = format_options(args.output_format, &args.options)? else {
+        return Ok(());
+    };
     let measure = match (args.file, args.size.or(target.size)) {
         (Some(_), Some(_)) if args.size.is_some() => bail!("either an image or --size is measured"),
         (Some(file), _) => {

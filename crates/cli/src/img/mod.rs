@@ -16,7 +16,8 @@ mod snapshot;
 mod watch;
 
 use clap::{Args, Subcommand, ValueEnum};
-use fathom_img::Format;
+use fathom_daemon::size::parse_size;
+use fathom_img::{CreateOptions, Format};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -101,6 +102,21 @@ fn print(text: impl std::fmt::Display) -> anyhow::Result<()> {
 
 fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
     print(format_args!("{value:#}\n"))
+}
+
+/// The options of a new image as `-o` gives them. None: the user has asked which there are, and was
+/// told.
+fn format_options(format: Format, texts: &[String]) -> anyhow::Result<Option<CreateOptions>> {
+    let mut options = CreateOptions::new(format);
+    for (name, value) in texts.iter().flat_map(|text| pairs(text)) {
+        if name == "help" || name == "?" {
+            let names = CreateOptions::names(format).join("\n");
+            print(format_args!("{names}\n"))?;
+            return Ok(None);
+        }
+        options.set(&name, &value, parse_size)?;
+    }
+    Ok(Some(options))
 }
 
 /// `a=b,c=d` as pairs; two commas stand for one within a value, and a name

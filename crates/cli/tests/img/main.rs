@@ -14,7 +14,8 @@ mod snapshot;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::process::Command;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
 use support::stdout_of;
 
 fn qemu_img(args: &[&str]) -> String {
@@ -26,4 +27,21 @@ fn qemu_img(args: &[&str]) -> String {
 
 fn create(path: &str, args: &[&str]) -> String {
     stdout_of(&[&["img", "create"], args, &[path]].concat())
+}
+
+/// QEMU with the image open for writing, until its standard input ends.
+fn qemu_uses(image: &str) -> Child {
+    let mut user = Command::new("qemu-io")
+        .args(["-f", "qcow2", image])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("qemu-io runs");
+    // Its answer shows that it has opened the image.
+    let commands = user.stdin.as_mut().expect("stdin");
+    commands.write_all(b"length\n").expect("asked");
+    let answers = BufReader::new(user.stdout.take().expect("stdout")).lines();
+    let length = answers.map_while(Result::ok).find(|l| l.contains(" MiB"));
+    assert!(length.is_some(), "qemu-io could not open the image");
+    user
 }

@@ -1,10 +1,9 @@
 //! `fathom img create | info | check`.
 
 use crate::support::{as_arg, disk_dir, refused, run, stdout_of};
-use crate::{create, qemu_img};
-use std::io::{BufRead, BufReader, Write};
+use crate::{create, qemu_img, qemu_uses};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 #[test]
 fn commands_tell_their_options() {
@@ -318,18 +317,7 @@ fn images_in_use_are_left_alone() {
     let dir = disk_dir();
     let image = as_arg(&dir.path().join("i"));
     create(&image, &["-q", "-f", "qcow2", "-o", "size=1M"]);
-    let mut user = Command::new("qemu-io")
-        .args(["-f", "qcow2", &image])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("qemu-io runs");
-    // Its answer shows that it has opened the image.
-    let commands = user.stdin.as_mut().expect("stdin");
-    commands.write_all(b"length\n").expect("asked");
-    let answers = BufReader::new(user.stdout.take().expect("stdout")).lines();
-    let length = answers.map_while(Result::ok).find(|l| l.contains("1 MiB"));
-    assert!(length.is_some(), "qemu-io could not open the image");
+    let mut user = qemu_uses(&image);
     let before = std::fs::read(&image).expect("the image");
     refused(1, &["img", "info", &image], &["in use", "--force-share"]);
     refused(1, &["img", "check", &image], &["in use", "--force-share"]);

@@ -2,9 +2,9 @@
 
 use crate::pair::{Pair, sample};
 use crate::support::{as_arg, disk_dir, refused, stdout_of};
-use crate::{create, qemu_img};
+use crate::{create, qemu_img, qemu_uses};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{Command, Stdio};
 
 /// Options of images that can have snapshots.
@@ -277,18 +277,7 @@ fn an_image_that_was_not_closed_is_repaired_first() {
 fn images_in_use_are_left_alone() {
     let pair = Pair::new("cluster_size=64k", false);
     let image = pair.path(0);
-    let mut user = Command::new("qemu-io")
-        .args(["-f", "qcow2", &image])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("qemu-io runs");
-    // Its answer shows that it has opened the image.
-    let commands = user.stdin.as_mut().expect("stdin");
-    commands.write_all(b"length\n").expect("asked");
-    let answers = BufReader::new(user.stdout.take().expect("stdout")).lines();
-    let length = answers.map_while(Result::ok).find(|l| l.contains("2 MiB"));
-    assert!(length.is_some(), "qemu-io could not open the image");
+    let mut user = qemu_uses(&image);
     let before = std::fs::read(&image).expect("the image");
     for args in [
         &["snapshot", "-c", "s"][..],

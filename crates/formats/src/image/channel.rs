@@ -19,9 +19,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// No request's id: the slab never grows to it.
-const NOBODY: RequestId = RequestId(u32::MAX);
-
 /// The tag of the token by which other threads wake tasks. Storages have
 /// smaller ones.
 const WOKEN: u16 = u16::MAX;
@@ -56,7 +53,7 @@ impl ImageChannel {
     ) -> io::Result<ImageChannel> {
         let owner = cx.reserve_children(CHILDREN)?;
         let executor = Executor::new()?;
-        let token = Token::request(NOBODY, WOKEN);
+        let token = Token::channel(WOKEN);
         cx.engine.watch(executor.fd(), token)?;
         Ok(ImageChannel {
             shared,
@@ -244,7 +241,7 @@ impl Channel for ImageChannel {
     #[inline]
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
         self.mark = cx.mark();
-        if id != NOBODY {
+        if id != RequestId::NOBODY {
             let storage = usize::from(cx.slab[id].storage);
             self.storages[storage].complete(cx, id, tag, result);
         } else if tag != WOKEN {
