@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 
+from subjects import is_listening
+
 # Requests in flight on each queue, and queues.
 DEPTHS = [(1, 1), (128, 1), (1024, 1), (1024, 4)]
 DELAYS_MS = [1, 20, 200]
@@ -33,7 +35,7 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
-        while not os.path.exists(self.control) or not os.path.exists(self.socket):
+        while not is_listening(self.control) or not is_listening(self.socket):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 sys.exit("filters: the server did not start: " + " ".join(command))
             time.sleep(0.02)

@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 
+from subjects import is_listening
+
 
 def build(target_dir, flags):
     env = dict(os.environ, RUSTFLAGS=flags, CARGO_TARGET_DIR=target_dir)
@@ -30,7 +32,7 @@ def measure(fathom, client, disk, depth, seconds, scratch, *options):
     server = subprocess.Popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 30
-        while not os.path.exists(sock):
+        while not is_listening(sock):
             if server.poll() is not None or time.monotonic() > deadline:
                 sys.exit("stamps: the server did not start: " + " ".join(serve))
             time.sleep(0.02)

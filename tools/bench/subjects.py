@@ -187,7 +187,7 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def is_listening(socket: Path) -> bool:
+def is_listening(socket: Path | str) -> bool:
     """By the kernel's table: connecting would be a front-end of its own."""
     accepting = 0x10000  # __SO_ACCEPTCON
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:

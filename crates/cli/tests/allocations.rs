@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use support::{convert, disk_dir, eventually, fathom, short_dir};
+use support::{convert, disk_dir, eventually, fathom, listens, short_dir};
 
 /// The system's allocator, which counts what one thread asks of it.
 struct Counting;
@@ -153,7 +153,7 @@ fn a_warm_worker_allocates_nothing() {
         .args(["memory", "64M"])
         .spawn()
         .expect("nbdkit is installed by `make setup`");
-    eventually("nbdkit", || server.exists().then_some(()));
+    eventually("nbdkit", || listens(&server).then_some(()));
     let uri = format!("nbd+unix:///?socket={}", server.display());
     let of_server = DiskSpec::parse(uri.as_ref()).unwrap();
     check(of_server, None, &["--rw", "randrw", "--iodepth", "32"]);

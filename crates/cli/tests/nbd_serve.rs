@@ -9,7 +9,6 @@ use std::net::TcpListener;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use support::{Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of};
 use tempfile::TempDir;
@@ -205,25 +204,6 @@ fn sockets_can_be_inherited() {
     let _served = serve_by(command, short_dir(), &["null:1M", "--nbd", "fd:3"]);
     let port = tcp.local_addr().unwrap().port();
     assert_eq!(size(&format!("nbd://127.0.0.1:{port}")), 1 << 20);
-}
-
-/// Only where the kernel has vsock with a loopback.
-#[test]
-fn clients_come_by_vsock() {
-    // SAFETY: socket(2) with numbers; the descriptor is closed at once.
-    let has_vsock = unsafe {
-        let fd = libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0);
-        fd >= 0 && libc::close(fd) == 0
-    };
-    if !has_vsock || !Path::new("/sys/module/vsock_loopback").exists() {
-        eprintln!("this kernel has no vsock_loopback: not tested here");
-        return;
-    }
-    let port = 20_000 + std::process::id();
-    let address = format!("vsock:1:{port}");
-    let served = serve(&["null:1M", "--nbd", &address]);
-    assert_eq!(size(&format!("nbd+vsock://1:{port}")), 1 << 20);
-    drop(served);
 }
 
 const TWO: &str = "[[disk]]\nname = 'a'\nimage = 'memory:1M'\nexport-description = 'one'\n\

@@ -1,10 +1,9 @@
 //! `fathom img bitmap`, next to `qemu-img bitmap`: what QEMU reads of the bitmaps is the same.
 
 use crate::pair::{io, sample};
-use crate::support::{as_arg, disk_dir, eventually, refused, stdout_of};
+use crate::support::{as_arg, disk_dir, eventually, listens, refused, stdout_of};
 use crate::{create, qemu_img};
 use serde_json::Value;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
@@ -121,7 +120,7 @@ fn dirty(path: &str, name: &str) -> Vec<(u64, u64)> {
         .stdin(Stdio::null())
         .spawn();
     let _server = Server(server.expect("qemu-nbd is installed by `make setup`"));
-    eventually("a server", || Path::new(&socket).exists().then_some(()));
+    eventually("a server", || listens(socket.as_ref()).then_some(()));
     let map = format!("--map=qemu:dirty-bitmap:{name}");
     let uri = format!("nbd+unix:///?socket={socket}");
     let output = Command::new("nbdinfo")

@@ -1,7 +1,7 @@
 //! `fathom serve nbd://...`: a disk that an NBD server has, for others.
 
 use crate::support::nbd::{Nbd, make_image, prints, tool};
-use crate::support::{Served, as_arg, eventually, fathom, refused, short_dir};
+use crate::support::{Served, as_arg, eventually, fathom, listens, refused, short_dir};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -18,7 +18,7 @@ impl Origin {
             .stderr(Stdio::null());
         let child = command.spawn().expect("it is installed by `make setup`");
         let origin = Origin(child);
-        eventually(program, || socket.exists().then_some(()));
+        eventually(program, || listens(socket).then_some(()));
         origin
     }
 

@@ -5,6 +5,7 @@ pub mod nbd;
 
 use fathom_daemon::Format;
 use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -84,6 +85,12 @@ pub fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
         assert!(start.elapsed() < PATIENCE, "in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Whether an NBD server of others takes clients there. That its socket has a name does not say
+/// so: between the two it refuses them.
+pub fn listens(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_ok()
 }
 
 /// A running `fathom serve`; killed when dropped.
