@@ -26,6 +26,8 @@ pub struct OpenOptions {
     pub snapshot: Option<SnapshotName>,
     /// See [`ImageOptions::rebasing`].
     pub rebasing: bool,
+    /// See [`ImageOptions::keep_bitmaps`].
+    pub keep_bitmaps: bool,
 }
 
 impl OpenOptions {
@@ -40,6 +42,7 @@ impl OpenOptions {
             allow_dirs: Vec::new(),
             snapshot: None,
             rebasing: false,
+            keep_bitmaps: false,
         }
     }
 
@@ -111,6 +114,7 @@ impl Chain {
             snapshot: options.snapshot.clone(),
             any_size: true,
             rebasing: options.rebasing,
+            keep_bitmaps: options.keep_bitmaps,
             keep_page_cache: true,
             ..ImageOptions::new(format)
         };

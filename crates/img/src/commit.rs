@@ -2,16 +2,18 @@
 
 use crate::chain::{Chain, OpenOptions};
 use crate::error::{Error, Moving, of, usage};
-use crate::job::{Copy, CopyOptions, Job, WriteBehind};
+use crate::job::{Copy, CopyOptions, Job, Segment, Segments, State, WriteBehind};
 use crate::open::{identity_of, open_writable};
 use crate::progress::Progress;
 use crate::resize::{NewSize, Preallocation, ResizeOptions, resize};
 use crate::source::Opened;
 use fathom_formats::img::backing::make_empty;
+use fathom_formats::img::bitmap::{self, Bitmaps, Listed};
 use fathom_formats::img::info;
 use fathom_formats::img::{Format, open_read_only};
 use fathom_storage::{Cache, lock_image};
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// How to commit.
@@ -58,7 +60,9 @@ pub fn commit(
         ..OpenOptions::reading(Some(format))
     };
     let image = Opened::of(path, Chain::open(path, &open)?, &mut job)?;
-    let target = open_base(&base, image.size(), options)?;
+    lengthen(&base, image.size(), options)?;
+    record(&base, image.segments(&job, layers)?)?;
+    let target = Chain::open(&base.path, &options.open_base(&base))?;
     let copied = copy(
         &mut job,
         &image,
@@ -144,18 +148,25 @@ fn lock_between(
         .collect()
 }
 
-/// Opens the base to write to it, as large as the image at least.
-fn open_base(base: &Base, size: u64, options: &CommitOptions) -> Result<Chain, Error> {
-    let open = OpenOptions {
-        cache: options.cache,
-        allow_dirs: options.allow_dirs.clone(),
-        ..OpenOptions::writing(Some(base.format))
-    };
-    let chain = Chain::open(&base.path, &open)?;
-    if chain.size() >= size {
-        return Ok(chain);
+impl CommitOptions {
+    fn open_base(&self, base: &Base) -> OpenOptions {
+        OpenOptions {
+            cache: self.cache,
+            allow_dirs: self.allow_dirs.clone(),
+            keep_bitmaps: true,
+            ..OpenOptions::writing(Some(base.format))
+        }
     }
+}
+
+/// Makes the base as large as the image at least.
+fn lengthen(base: &Base, size: u64, options: &CommitOptions) -> Result<(), Error> {
+    let chain = Chain::open(&base.path, &options.open_base(base))?;
+    let is_enough = chain.size() >= size;
     chain.close()?;
+    if is_enough {
+        return Ok(());
+    }
     let larger = ResizeOptions {
         size: NewSize::To(size),
         preallocation: Preallocation::Off,
@@ -163,7 +174,35 @@ fn open_base(base: &Base, size: u64, options: &CommitOptions) -> Result<Chain, E
         allow_dirs: options.allow_dirs.clone(),
     };
     resize(&base.path, Some(base.format), &larger)?;
-    Chain::open(&base.path, &open)
+    Ok(())
+}
+
+/// Tells the base's bitmaps what is going to be written. They are right at any instant: what has
+/// not been written yet is marked as if it had been.
+fn record(base: &Base, segments: Segments) -> Result<(), Error> {
+    if base.format != Format::Qcow2 {
+        return Ok(());
+    }
+    let file = open_writable(&base.path, false)?;
+    lock_image(&base.path, &file, true)?;
+    let bitmaps = bitmap::list(&file).map_err(of(&base.path))?;
+    if !bitmaps.iter().any(Listed::records) {
+        return Ok(());
+    }
+    let mut written: Vec<Range<u64>> = Vec::new();
+    for segment in segments {
+        let Segment { range, state } = segment?;
+        match written.last_mut() {
+            _ if state == State::Below => {}
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => written.push(range),
+        }
+    }
+    let mut bitmaps = Bitmaps::open(&file).map_err(of(&base.path))?;
+    let recorded = bitmaps.record(|| written.iter().cloned());
+    recorded
+        .and_then(|()| bitmaps.commit())
+        .map_err(of(&base.path))
 }
 
 fn copy(

@@ -126,6 +126,7 @@ fn copy(
         cache: options.cache,
         allow_dirs: options.allow_dirs.clone(),
         rebasing: true,
+        keep_bitmaps: true,
         ..OpenOptions::writing(Some(format))
     };
     let mut job = Job::default();

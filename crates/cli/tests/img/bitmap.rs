@@ -1,9 +1,11 @@
 //! `fathom img bitmap`, next to `qemu-img bitmap`: what QEMU reads of the bitmaps is the same.
 
 use crate::pair::{io, sample};
-use crate::support::{as_arg, disk_dir, eventually, listens, refused, stdout_of};
+use crate::place::Place;
+use crate::support::{as_arg, disk_dir, eventually, fathom, listens, refused, run, stdout_of};
 use crate::{create, qemu_img};
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
@@ -140,6 +142,50 @@ fn dirty(path: &str, name: &str) -> Vec<(u64, u64)> {
         }
     }
     dirty
+}
+
+/// What is committed into an image is dirty in its bitmaps that record writes, as QEMU has it;
+/// also when the commit is interrupted, and where its base became longer.
+#[test]
+fn a_commit_is_recorded_in_the_bases_bitmaps() {
+    let place = Place::new();
+    let base = place.image("base", "qcow2", &[], &["write -P 1 0 4M"]);
+    qemu_img(&["bitmap", "--add", "-g", "64k", &base, "coarse"]);
+    qemu_img(&["bitmap", "--add", "-g", "512", &base, "fine"]);
+    qemu_img(&["bitmap", "--add", "--disable", "-g", "64k", &base, "off"]);
+    place.write("base", "qcow2", &["write -P 2 10M 64k"]);
+    let writes = ["write -P 3 1M 128k", "write -z 2M 1M", "write -P 4 19M 1M"];
+    let top = place.image("top", "qcow2", &["-b", &base, "-F", "qcow2"], &writes);
+    qemu_img(&["resize", "-q", &top, "24M"]);
+    place.write("top", "qcow2", &["write -P 5 20M 1M", "write -P 6 23M 1M"]);
+    let copy = |from: &str, to: &str| std::fs::copy(place.path(from), place.path(to)).unwrap();
+    copy("base", "base.0");
+    copy("top", "top.0");
+
+    let slow = ["img", "commit", "--rate", "100k", "--json", &top];
+    let mut killed = fathom().args(slow).stdout(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(killed.stdout.take().unwrap()).lines();
+    told.next().expect("it has begun").unwrap();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    eventually("its locks are gone", || {
+        run(&["img", "info", &base]).status.success().then_some(())
+    });
+    let all = || ["coarse", "fine", "off"].map(|name| dirty(&base, name));
+    let half = all();
+
+    copy("base.0", "base");
+    copy("top.0", "top");
+    qemu_img(&["commit", "-q", &top]);
+    let by_qemu = all();
+    copy("base.0", "base");
+    copy("top.0", "top");
+    stdout_of(&["img", "commit", "-q", &top]);
+    let ours = all();
+    assert_eq!(ours, by_qemu);
+    assert_eq!(ours[0].len(), 5, "{ours:?}");
+    assert_eq!(half, ours);
+    place.sound("qcow2", &base);
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Fresh<'_> {
         match &mut image {
             Image::Qcow2(header) => {
                 if link.writable {
-                    prepare_qcow2(&**file, header, self.options.rebasing)?;
+                    prepare_qcow2(&**file, header, self.options.keep_bitmaps)?;
                 }
                 self.qcow2(link, file, header)
             }

@@ -43,10 +43,13 @@ pub struct ImageOptions {
     /// For tools: also sizes that no guest can use. What a raw file has of its
     /// last sector is padded with zeroes, and a disk may be empty.
     pub any_size: bool,
-    /// For a tool that changes the backing file: it writes what the disk reads as already. So
-    /// bitmaps stay true; and what it zeroes reads as zeroes by the image's own entries, even if it
-    /// does so on its present backing file.
+    /// For a tool that changes the backing file: it writes what the disk reads as already, and what
+    /// it zeroes reads as zeroes by the image's own entries, even if it does so on its present
+    /// backing file.
     pub rebasing: bool,
+    /// For a tool: bitmaps stay true without recording anything, since nothing is changed that they
+    /// do not know of.
+    pub keep_bitmaps: bool,
     /// The host's page cache is right, since no other host has written to the
     /// files: it is kept. (A guest may come from another one.)
     pub keep_page_cache: bool,
@@ -65,6 +68,7 @@ impl ImageOptions {
             snapshot: None,
             any_size: false,
             rebasing: false,
+            keep_bitmaps: false,
             keep_page_cache: false,
         }
     }

@@ -3,7 +3,7 @@
 use super::Bits;
 use crate::img::info::{flag_names, read_bitmaps};
 use crate::img::{Format, Image};
-use crate::qcow2::bitmap::Bitmap;
+use crate::qcow2::bitmap::{Bitmap, FLAG_AUTO};
 use crate::{Error, ImageFile, Result};
 use serde_json::{Value, json};
 
@@ -36,6 +36,11 @@ impl Listed {
     /// Its name, for people.
     pub fn name(&self) -> String {
         super::printable(&self.bitmap.name)
+    }
+
+    /// Whether it is to know of what is written, and can.
+    pub fn records(&self) -> bool {
+        self.bitmap.flags & FLAG_AUTO != 0 && super::check_usable(&self.bitmap).is_ok()
     }
 
     /// `in-use` and `auto`, as `qemu-img info` has them.

@@ -1,11 +1,44 @@
-//! Merging one bitmap into another.
+//! More that is dirty: what another bitmap says, or what is going to be written.
 
 use super::bits::{Cluster, printable};
-use super::{Bitmaps, Bits};
-use crate::qcow2::bitmap::TableEntry;
+use super::{Bitmaps, Bits, check_usable};
+use crate::qcow2::bitmap::{FLAG_AUTO, TableEntry};
 use crate::{Error, Result};
+use std::ops::Range;
+
+/// Calls its second argument for each piece of a range of the disk that is dirty.
+type Dirty<'a> = dyn FnMut(Range<u64>, &mut dyn FnMut(Range<u64>) -> Result<()>) -> Result<()> + 'a;
 
 impl Bitmaps<'_> {
+    /// What an iterator of `written` gives, in order, is dirty from now on in all bitmaps that
+    /// record writes. `written` is called for each of them anew.
+    pub fn record<I: Iterator<Item = Range<u64>>>(
+        &mut self,
+        mut written: impl FnMut() -> I,
+    ) -> Result<()> {
+        for index in 0..self.bitmaps.len() {
+            let bitmap = &self.bitmaps[index].bitmap;
+            if bitmap.flags & FLAG_AUTO == 0 || check_usable(bitmap).is_err() {
+                continue;
+            }
+            let mut pieces = written().peekable();
+            self.add_bits(index, &mut |range, dirty| {
+                while let Some(piece) = pieces.peek().filter(|piece| piece.start < range.end) {
+                    let (part, end) = (piece.start.max(range.start), piece.end.min(range.end));
+                    if part < end {
+                        dirty(part..end)?;
+                    }
+                    if piece.end > range.end {
+                        break;
+                    }
+                    pieces.next();
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// What is dirty in `source` is dirty in the bitmap `name`, too, whatever their granularities
     /// are. Bits that are not stored yet, and those that change, get clusters of their own.
     pub(super) fn merge(&mut self, name: &str, source: &Bits) -> Result<()> {
@@ -19,6 +52,12 @@ impl Bitmaps<'_> {
                  cannot be merged into it"
             )));
         }
+        self.add_bits(index, &mut |range, dirty| source.for_each(range, dirty))
+    }
+
+    /// `source` is asked about ranges in order, not about all.
+    fn add_bits(&mut self, index: usize, source: &mut Dirty) -> Result<()> {
+        let target = self.bits(index)?;
         let mut table = self.take_table(index)?;
         for (at, entry) in table.iter_mut().enumerate() {
             if *entry == TableEntry::ALL_ONES {
@@ -44,12 +83,12 @@ impl Bitmaps<'_> {
 }
 
 /// A cluster of the target's bits with those of the source; `None` when they make no difference.
-fn merged(target: &Bits, index: usize, source: &Bits) -> Result<Option<Vec<u8>>> {
+fn merged(target: &Bits, index: usize, source: &mut Dirty) -> Result<Option<Vec<u8>>> {
     let range = target.range_of(index);
     let (granularity, first) = (target.granularity(), range.start);
     let mut bytes = None;
     let mut changed = false;
-    source.for_each(range, &mut |dirty| {
+    source(range, &mut |dirty| {
         if bytes.is_none() {
             bytes = Some(match target.cluster(index)? {
                 Cluster::Mixed(bytes) => bytes,

@@ -115,6 +115,7 @@ impl Case {
             options.metadata_cache = 0;
             // What is served reads the same, but zeroes are the image's own.
             options.rebasing = true;
+            options.keep_bitmaps = true;
         }
         options
     }
