@@ -28,10 +28,8 @@ pub trait Filter: Send + Sync {
         below
     }
 
-    /// How long the disk takes to open.
-    fn open_delay(&self) -> Duration {
-        Duration::ZERO
-    }
+    /// The disk was taken into use: no request has come yet.
+    fn opened(&self) {}
 
     /// See [`Disk::connect_delay`](fathom_core::Disk::connect_delay).
     fn connect_delay(&self) -> Duration {
@@ -74,9 +72,8 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
         below
     }
 
-    fn open_delay(_settings: &Self::Settings) -> Duration {
-        Duration::ZERO
-    }
+    /// See [`Filter::opened`].
+    fn opened(&self, _settings: &Self::Settings) {}
 
     fn connect_delay(_settings: &Self::Settings) -> Duration {
         Duration::ZERO
@@ -189,8 +186,8 @@ impl<K: Kind> Filter for Instance<K> {
         K::info(&self.options.live.get(), below)
     }
 
-    fn open_delay(&self) -> Duration {
-        K::open_delay(&self.options.live.get())
+    fn opened(&self) {
+        self.kind.opened(&self.options.live.get());
     }
 
     fn connect_delay(&self) -> Duration {

@@ -123,8 +123,9 @@ impl Disk for Filtered {
     }
 
     fn activate(&self) -> Result<(), DiskError> {
-        std::thread::sleep(self.filter.open_delay());
-        self.below.activate()
+        self.below.activate()?;
+        self.filter.opened();
+        Ok(())
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {

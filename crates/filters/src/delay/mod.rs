@@ -11,7 +11,7 @@ use crate::live::View;
 use crate::random::{Random, mix};
 use crate::registry::Filters;
 use crate::values::{Values, number};
-use fathom_core::{Channel, Cx, DiskInfo, Op, RequestId};
+use fathom_core::{Channel, Clock, Cx, DiskInfo, Op, RequestId};
 use spread::Spread;
 use std::io;
 use std::sync::Arc;
@@ -32,6 +32,9 @@ const TIME: &str = "TIME|FROM..TO|MEAN+-SD";
 pub(crate) struct Delay {
     /// Numbers the workers, so that each has its own random numbers.
     workers: AtomicU64,
+    /// When the disk is open, in ticks. Who takes it into use does not wait for that, but its
+    /// requests do: a front-end that stops meanwhile must not be kept waiting.
+    ready: AtomicU64,
 }
 
 pub(crate) struct Settings {
@@ -57,7 +60,12 @@ impl Kind for Delay {
             Opt::new("flush", TIME, "0", "likewise"),
             Opt::new("trim", TIME, "0", "likewise"),
             Opt::new("zero", TIME, "0", "likewise"),
-            Opt::new("open", TIME, "0", "before the image is taken into use"),
+            Opt::new(
+                "open",
+                TIME,
+                "0",
+                "from when the image is taken into use until the first request goes on",
+            ),
             Opt::new(
                 "connect",
                 TIME,
@@ -98,11 +106,14 @@ impl Kind for Delay {
     fn new(_: &Settings, _: &Filters) -> Result<Delay, String> {
         Ok(Delay {
             workers: AtomicU64::new(0),
+            ready: AtomicU64::new(0),
         })
     }
 
-    fn open_delay(settings: &Settings) -> Duration {
-        settings.open.draw_time(settings.seed)
+    fn opened(&self, settings: &Settings) {
+        let clock = Clock::get();
+        let delay = clock.ticks(settings.open.draw_time(settings.seed));
+        self.ready.store(clock.now() + delay, Ordering::Relaxed);
     }
 
     fn connect_delay(settings: &Settings) -> Duration {
@@ -119,6 +130,7 @@ impl Kind for Delay {
         Ok(Box::new(Delaying {
             random: Random::new(mix(settings.seed) ^ mix(worker)),
             settings,
+            delay: self.clone(),
             held: Held::default(),
         }))
     }
@@ -126,6 +138,7 @@ impl Kind for Delay {
 
 struct Delaying {
     settings: View<Settings>,
+    delay: Arc<Delay>,
     random: Random,
     held: Held,
 }
@@ -133,14 +146,13 @@ struct Delaying {
 impl Layer for Delaying {
     fn submit(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
         let op = cx.slab[id].op;
-        let Some(spread) = &self.settings.operations[op as usize] else {
-            return below.submit(cx, id);
-        };
-        let delay = spread.draw(&mut self.random);
-        if delay == 0 || !cx.may_wait(id) {
+        let spread = &self.settings.operations[op as usize];
+        let delay = spread.as_ref().map_or(0, |s| s.draw(&mut self.random));
+        let due = cx.now().max(self.delay.ready.load(Ordering::Relaxed)) + delay;
+        if due == cx.now() || !cx.may_wait(id) {
             return below.submit(cx, id);
         }
-        self.held.hold(cx, id, cx.now() + delay);
+        self.held.hold(cx, id, due);
     }
 
     /// A new setting is for requests to come: those that wait have drawn

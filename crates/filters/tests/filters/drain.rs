@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 /// filter, and returns the errors of those that were answered.
 fn errors_of_a_drain(specs: &[&str]) -> Vec<i32> {
     let bed = Bed::new(specs, 1);
+    bed.filters.iter().for_each(|filter| filter.opened());
     let mut peer = bed.peer();
     peer.ask_all((0..8).map(|n| Ask::read(n * 4096, 4096)));
     peer.ask_all((0..8).map(|n| Ask::write(n * 4096, vec![1; 4096])));
@@ -25,6 +26,8 @@ fn errors_of_a_drain(specs: &[&str]) -> Vec<i32> {
 fn delayed_requests_are_submitted() {
     let errors = errors_of_a_drain(&["delay:read=1000s,write=1000s,flush=1000s"]);
     assert_eq!(errors, [0; 17]);
+    // So are those of a disk that is not open yet.
+    assert_eq!(errors_of_a_drain(&["delay:open=1000s"]), [0; 17]);
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! readonly, pause, log.
 
 use crate::support::{Ask, Bed};
-use fathom_core::testing::{SIZE, TestDisk};
-use fathom_filters::{Filters, wrap};
+use fathom_core::testing::SIZE;
+use fathom_core::Clock;
+use fathom_filters::wrap;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -99,14 +100,16 @@ fn a_log_that_nobody_reads_blocks_nothing() {
 
 #[test]
 fn the_disk_takes_long_to_open_and_to_connect_to() {
-    let spec = "delay:open=50ms,connect=70ms".parse().unwrap();
-    let filter = Filters::default().make(&spec).unwrap();
-    let disk = TestDisk::new();
-    let slow = wrap(disk.clone(), filter);
+    let bed = Bed::new(&["delay:open=50ms,read=20ms,connect=70ms"], 1);
+    let slow = wrap(bed.disk.clone(), bed.filters[0].clone());
     assert!(slow.connect_delay().abs_diff(Duration::from_millis(70)) < Duration::from_millis(1));
-    let start = Instant::now();
+    let before = Clock::get().now();
     slow.activate().unwrap();
-    assert!(start.elapsed() >= Duration::from_millis(50));
-    assert!(disk.is_active());
+    assert!(bed.disk.is_active());
+    let mut peer = bed.peer();
+    let waited = |at: u64| Clock::get().duration(at - before);
+    assert!(waited(peer.do_it(Ask::flush()).at) >= Duration::from_millis(50));
+    assert!(waited(peer.do_it(Ask::read(0, 512)).at) >= Duration::from_millis(70));
+    // Who takes it into use does not wait himself: see drain.rs.
     assert_eq!(slow.info().size, SIZE);
 }
