@@ -75,6 +75,12 @@ pub trait Source: Send {
         Vec::new()
     }
 
+    /// How many of the requests that it will give first the peer believes to be in flight: those of
+    /// a server that was killed. They are popped before it is detached, whatever holds others back.
+    fn inherited(&self) -> usize {
+        0
+    }
+
     /// Whether the peer has work that was not popped; no system call.
     fn pending(&mut self) -> bool;
 

@@ -125,9 +125,6 @@ impl Worker {
             if !self.turn() {
                 self.wait();
             }
-            // One a turn: what a source brings with it when it attaches (the
-            // requests in flight of a daemon that was killed) is popped
-            // before it can be detached again.
             if let Some(command) = self.inbox.take() {
                 self.obey(command);
             }
@@ -159,34 +156,42 @@ impl Worker {
         if !self.cx.admits {
             return;
         }
+        for index in 0..self.slots.len() {
+            if let Some(slot) = &self.slots[index]
+                && slot.looks_open()
+                && (!slot.armed || slot.kicked)
+            {
+                self.pop_from(index, usize::MAX);
+            }
+        }
+    }
+
+    /// Pop at most `most` of what a source has.
+    #[inline]
+    fn pop_from(&mut self, index: usize, most: usize) {
+        let slot = occupied(&mut self.slots, index as u16);
         let seen = self.cx.now;
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            let Some(slot) = slot else { continue };
-            if !slot.looks_open() || (slot.armed && !slot.kicked) {
-                continue;
+        let polled = !std::mem::take(&mut slot.kicked);
+        slot.disarm();
+        let first = self.batch.len();
+        let room = most.min(slot.capacity - slot.in_flight);
+        match slot.source.pop(&mut self.cx, room, &mut self.batch) {
+            Ok(malformed) => slot.dirty |= malformed > 0,
+            Err(broken) => {
+                tracing::error!("queue stopped: {broken}");
+                slot.closed = true;
+                slot.dirty = true; // by what it answered before
             }
-            let polled = !std::mem::take(&mut slot.kicked);
-            slot.disarm();
-            let first = self.batch.len();
-            let room = slot.capacity - slot.in_flight;
-            match slot.source.pop(&mut self.cx, room, &mut self.batch) {
-                Ok(malformed) => slot.dirty |= malformed > 0,
-                Err(broken) => {
-                    tracing::error!("queue stopped: {broken}");
-                    slot.closed = true;
-                    slot.dirty = true; // by what it answered before
-                }
-            }
-            slot.in_flight += self.batch.len() - first;
-            for &id in &self.batch[first..] {
-                let request = &mut self.cx.slab[id];
-                request.source = index as u16;
-                request.owner = Owner::SOURCE;
-                request.at = request.offset;
-                request.polled = polled;
-                request.error = 0;
-                request.stamps = Stamps::start(seen);
-            }
+        }
+        slot.in_flight += self.batch.len() - first;
+        for &id in &self.batch[first..] {
+            let request = &mut self.cx.slab[id];
+            request.source = index as u16;
+            request.owner = Owner::SOURCE;
+            request.at = request.offset;
+            request.polled = polled;
+            request.error = 0;
+            request.stamps = Stamps::start(seen);
         }
     }
 
@@ -410,6 +415,12 @@ impl Worker {
             Command::Detach { id, reply } => {
                 let slot = occupied(&mut self.slots, id.slot);
                 assert_eq!(slot.generation, id.generation, "detached twice");
+                // What is left unpopped stays with the peer. This would be lost.
+                let inherited = slot.source.inherited();
+                if inherited > 0 && !slot.closed {
+                    self.pop_from(id.slot.into(), inherited);
+                }
+                let slot = occupied(&mut self.slots, id.slot);
                 slot.closed = true;
                 slot.leaving = Some(reply);
                 self.cx.leaving.push(id.slot);

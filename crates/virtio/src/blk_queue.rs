@@ -345,6 +345,10 @@ impl Source for BlkQueue {
             .collect()
     }
 
+    fn inherited(&self) -> usize {
+        self.resubmit.len()
+    }
+
     #[inline]
     fn pending(&mut self) -> bool {
         self.ring.pending() || !self.resubmit.is_empty()

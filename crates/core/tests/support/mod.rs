@@ -81,14 +81,22 @@ impl Peer {
 pub struct TestSource {
     peer: Arc<Peer>,
     capacity: usize,
+    /// Of what the peer offers first.
+    inherited: u64,
     finished: u64,
 }
 
 impl TestSource {
     pub fn boxed(peer: &Arc<Peer>, capacity: usize) -> Box<dyn Source> {
+        TestSource::with_inherited(peer, capacity, 0)
+    }
+
+    /// The first `inherited` requests were popped by a server that was killed.
+    pub fn with_inherited(peer: &Arc<Peer>, capacity: usize, inherited: u64) -> Box<dyn Source> {
         Box::new(TestSource {
             peer: peer.clone(),
             capacity,
+            inherited,
             finished: 0,
         })
     }
@@ -101,6 +109,11 @@ impl Source for TestSource {
 
     fn kick_fd(&self) -> Option<RawFd> {
         Some(self.peer.kick.as_raw_fd())
+    }
+
+    fn inherited(&self) -> usize {
+        let popped = self.peer.popped.load(SeqCst);
+        self.inherited.saturating_sub(popped) as usize
     }
 
     fn pending(&mut self) -> bool {

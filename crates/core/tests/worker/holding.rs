@@ -159,3 +159,20 @@ fn a_closed_channel_gets_nothing_and_loses_nothing() {
     worker.look();
     drop(worker.detach(id));
 }
+
+/// The peer believes that they are in flight: nobody would ever answer them.
+#[test]
+fn a_closed_channel_gets_what_was_inherited_before_it_is_left() {
+    let (gate, worker) = gate(Duration::from_secs(3600), Polling::Off);
+    gate.shut.store(true, SeqCst);
+    worker.look();
+    let peer = Peer::new();
+    peer.offer(5);
+    let id = worker
+        .attach(TestSource::with_inherited(&peer, 8, 3))
+        .unwrap();
+    worker.look();
+    assert_eq!(peer.popped(), 0);
+    drop(worker.detach(id));
+    assert_eq!((peer.popped(), peer.answered()), (3, 3));
+}

@@ -1,8 +1,8 @@
 //! readonly, pause, log.
 
 use crate::support::{Ask, Bed};
-use fathom_core::testing::SIZE;
 use fathom_core::Clock;
+use fathom_core::testing::SIZE;
 use fathom_filters::wrap;
 use std::time::{Duration, Instant};
 
