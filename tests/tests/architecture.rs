@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 /// `bench`, `lab` and the tests stand outside the data plane and see it only as users do.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-sigbus", &[]),
-    ("fathom-nbd-uri", &[]),
+    ("fathom-nbd", &[]),
     ("fathom-trace", &["fathom-sigbus"]),
     ("fathom-core", &["fathom-trace"]),
     (
         "fathom-storage",
-        &["fathom-core", "fathom-trace", "fathom-nbd-uri"],
+        &["fathom-core", "fathom-trace", "fathom-nbd"],
     ),
     ("fathom-formats", &["fathom-core", "fathom-trace"]),
     ("fathom-filters", &["fathom-core", "fathom-trace"]),
@@ -24,6 +24,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-virtio",
             "fathom-core",
             "fathom-trace",
+            "fathom-nbd",
             "fathom-sigbus",
         ],
     ),
@@ -37,7 +38,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-virtio",
             "fathom-core",
             "fathom-trace",
-            "fathom-nbd-uri",
+            "fathom-nbd",
         ],
     ),
     (
@@ -48,10 +49,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-storage",
             "fathom-core",
             "fathom-trace",
-            "fathom-nbd-uri",
+            "fathom-nbd",
         ],
     ),
-    ("fathom-bench", &["fathom-nbd-uri"]),
+    ("fathom-bench", &["fathom-nbd"]),
     ("fathom-run", &[]),
     ("fathom-lab", &["fathom-run", "fathom-trace"]),
     ("fathom-report", &["fathom-run", "fathom-trace"]),
@@ -81,6 +82,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-virtio",
             "fathom-exports",
             "fathom-trace",
+            "fathom-nbd",
         ],
     ),
 ];

@@ -6,7 +6,7 @@ mod support;
 use fathom_core::Disk;
 use fathom_core::testing::TestDisk;
 use fathom_exports::nbd::connection::{Ending, Limits, Stream};
-use fathom_exports::nbd::wire::{Replies, command};
+use fathom_nbd::protocol::{Replies, command};
 use fathom_storage::{EngineKind, MemoryDisk};
 use std::io::{ErrorKind, Write};
 use std::net::Shutdown;

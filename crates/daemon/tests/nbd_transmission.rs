@@ -4,7 +4,7 @@ mod support;
 
 use fathom_core::Disk;
 use fathom_exports::nbd::connection::Ending;
-use fathom_exports::nbd::wire::{Replies, RequestHeader, command, command_flag};
+use fathom_nbd::protocol::{Replies, RequestHeader, command, command_flag};
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, MemoryDisk};
 use proptest::prelude::*;
 use std::io::Write;
@@ -463,7 +463,7 @@ proptest! {
                         offset: 0,
                         len: len as u64,
                     };
-                    stream.extend(header.to_bytes(replies));
+                    header.put(replies, &mut stream);
                     if header.has_payload(replies) {
                         stream.extend(vec![0xee; len]);
                     }

@@ -1,6 +1,7 @@
 //! A disk that an NBD server has.
 //!
-//! - `handshake` agrees with the server on an export, blocking, by a deadline;
+//! - `connect` is a socket with a deadline, on which the client of `fathom-nbd`
+//!   agrees with the server on an export;
 //! - `channel` is one worker's way to it: a connection of its own, on which
 //!   it sends (`sender`) and receives (`receiver`) through the worker's
 //!   engine;
@@ -17,7 +18,6 @@ mod connect;
 mod coverage;
 #[doc(hidden)]
 pub mod fuzz;
-mod handshake;
 mod link;
 mod receiver;
 mod requests;
@@ -26,17 +26,16 @@ mod segments;
 mod sender;
 mod shared;
 mod table;
-mod wire;
 
-pub use fathom_nbd_uri::NbdUri;
-pub use handshake::Export;
+pub use fathom_nbd::NbdUri;
+pub use fathom_nbd::client::Export;
 
 use channel::NbdChannel;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
+use fathom_nbd::protocol::export_flag;
 use shared::Shared;
 use std::sync::Arc;
 use std::time::Duration;
-use wire::export_flag;
 
 /// A server that prefers larger blocks does not write them in one piece.
 const MAX_PHYSICAL: u32 = 64 << 10;

@@ -13,9 +13,9 @@ use crate::error::{Error, Result};
 use crate::host::{Buffers, describe_status};
 use crate::memory::Buffer;
 use crate::nbd::replies::{Broken, Flights, Receiver};
-use crate::nbd::wire::{self, Replies};
 use crate::options::{Load, Wait};
 use crate::port::{Counters, Done, Op, Port};
+use fathom_nbd::protocol::{Replies, RequestHeader, command, command_flag};
 
 /// A sleeping worker looks up as often, for the phase may have changed.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -106,6 +106,29 @@ impl Outbox {
         self.pieces.drain(..self.first);
         self.headers.drain(..self.sent);
         (self.first, self.sent) = (0, 0);
+    }
+}
+
+#[inline(always)]
+fn request(form: Replies, op: Op, cookie: u64, offset: u64, len: u32) -> RequestHeader {
+    let command = match op {
+        Op::Read => command::READ,
+        Op::Write => command::WRITE,
+        Op::Flush => command::FLUSH,
+        Op::Discard => command::TRIM,
+        Op::WriteZeroes => command::WRITE_ZEROES,
+    };
+    let says_so = form == Replies::Extended && op == Op::Write;
+    RequestHeader {
+        flags: if says_so {
+            command_flag::PAYLOAD_LEN
+        } else {
+            0
+        },
+        command,
+        cookie,
+        offset,
+        len: len.into(),
     }
 }
 
@@ -229,7 +252,7 @@ impl Port for Connection {
         let cookie = self.flights.start(slot, op, offset);
         let headers = &mut self.outbox.headers;
         let before = headers.len();
-        wire::put_request(headers, self.form, wire::command(op), cookie, offset, len);
+        request(self.form, op, cookie, offset, len).put(self.form, headers);
         let len = headers.len() - before;
         self.outbox.push_header(len);
         if op == Op::Write {
@@ -280,8 +303,15 @@ impl Drop for Connection {
         if !self.outbox.is_empty() || self.flights.in_flight() > 0 {
             return;
         }
-        let mut goodbye = Vec::with_capacity(wire::MAX_REQUEST);
-        wire::put_request(&mut goodbye, self.form, wire::CMD_DISC, 0, 0, 0);
+        let mut goodbye = Vec::with_capacity(self.form.request_len());
+        RequestHeader {
+            flags: 0,
+            command: command::DISC,
+            cookie: 0,
+            offset: 0,
+            len: 0,
+        }
+        .put(self.form, &mut goodbye);
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = rustix::net::send(&self.socket, &goodbye, flags);
     }

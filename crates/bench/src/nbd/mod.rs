@@ -4,9 +4,7 @@
 //! so that any server can be measured with the same load.
 
 mod connection;
-mod handshake;
 mod replies;
-mod wire;
 
 use std::fs::File;
 use std::io;
@@ -19,8 +17,8 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::{self, Timeout};
 use serde::Serialize;
 
-pub use fathom_nbd_uri::NbdUri;
-pub use wire::Replies;
+pub use fathom_nbd::NbdUri;
+pub use fathom_nbd::protocol::Replies;
 
 use crate::control::Control;
 use crate::cpu::ProcessCpu;
@@ -29,8 +27,9 @@ use crate::options::{Load, Nbd, Options, Rw};
 use crate::report::Report;
 use crate::run::{self, Geometry, Progress, Supervisor};
 use connection::{Connection, TICK};
-use fathom_nbd_uri::Address;
-use handshake::{Export, handshake};
+use fathom_nbd::Address;
+use fathom_nbd::client::{Export, Wishes, handshake};
+use fathom_nbd::protocol::export_flag;
 
 /// Time for the server to answer in the handshake.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -40,7 +39,7 @@ pub fn run(options: &Options, server: &Nbd, progress: &mut dyn FnMut(&Progress))
     let load = &options.load;
     let (first, export) = connect(server)?;
     check(load, &export)?;
-    let geometry = Geometry::new(load, export.size, export.min_block)?;
+    let geometry = Geometry::new(load, export.size, export.minimum_block)?;
     let pid = server.backend_pid.or_else(|| peer_pid(&first, server));
     let mut sockets = vec![first];
     for _ in 1..load.queues {
@@ -69,10 +68,31 @@ fn connect(server: &Nbd) -> Result<(OwnedFd, Export)> {
     })?;
     set_timeouts(&socket, ANSWER)?;
     let mut stream = File::from(socket);
-    let export = handshake(&mut stream, server.uri.export(), server.replies)?;
+    let export = agree(&mut stream, server)?;
     let socket = OwnedFd::from(stream);
     set_timeouts(&socket, TICK)?;
     Ok((socket, export))
+}
+
+/// The best form of replies that the server has, or the one that is wanted and
+/// none else.
+fn agree(stream: &mut File, server: &Nbd) -> Result<Export> {
+    let wishes = Wishes {
+        export: server.uri.export(),
+        replies: match &server.replies {
+            Some(wanted) => std::slice::from_ref(wanted),
+            None => &[Replies::Extended, Replies::Structured],
+        },
+        allocation: false,
+    };
+    let export = handshake(stream, &wishes).map_err(|e| Error::Handshake(e.to_string()))?;
+    match server.replies {
+        Some(wanted) if wanted != export.replies => Err(Error::Refused {
+            feature: wanted.name(),
+            hint: "leave --replies out",
+        }),
+        _ => Ok(export),
+    }
 }
 
 /// Opens a connection. Small messages are sent at once.
@@ -109,27 +129,26 @@ fn peer_pid(socket: &OwnedFd, server: &Nbd) -> Option<u32> {
 /// Refuses a load that the export cannot have.
 fn check(load: &Load, export: &Export) -> Result<()> {
     let refused = |feature, hint| Err(Error::Refused { feature, hint });
-    let has = |flag| export.flags & flag != 0;
-    if has(wire::FLAG_READ_ONLY) && load.writes() {
+    if export.is_read_only() && load.writes() {
         return Err(Error::Options(format!(
             "the export is read-only, --rw {} writes",
             load.rw.name()
         )));
     }
     let trims = load.rwmixtrim > 0 || matches!(load.rw, Rw::Trim | Rw::RandTrim);
-    if trims && !has(wire::FLAG_SEND_TRIM) {
+    if trims && !export.has(export_flag::SEND_TRIM) {
         return refused("NBD_CMD_TRIM", "the export cannot be trimmed");
     }
-    if load.rwmixzero > 0 && !has(wire::FLAG_SEND_WRITE_ZEROES) {
+    if load.rwmixzero > 0 && !export.has(export_flag::SEND_WRITE_ZEROES) {
         return refused("NBD_CMD_WRITE_ZEROES", "leave --rwmixzero out");
     }
-    if load.fsync > 0 && !has(wire::FLAG_SEND_FLUSH) {
+    if load.fsync > 0 && !export.has(export_flag::SEND_FLUSH) {
         return refused("NBD_CMD_FLUSH", "leave --fsync out");
     }
-    if load.bs > export.max_len {
+    if load.bs > export.maximum_block {
         return Err(Error::Options(format!(
             "--bs {} is more than the server takes, {}",
-            load.bs, export.max_len
+            load.bs, export.maximum_block
         )));
     }
     Ok(())
@@ -181,8 +200,8 @@ pub fn info(server: &Nbd) -> Result<ExportInfo> {
         pid: peer_pid(&socket, server),
         size: export.size,
         flags: export.flags,
-        min_block: export.min_block,
-        max_len: export.max_len,
+        min_block: export.minimum_block,
+        max_len: export.maximum_block,
         replies: export.replies.name(),
     })
 }

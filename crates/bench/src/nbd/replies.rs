@@ -1,8 +1,11 @@
 //! Takes the server's stream apart, and believes none of it.
 
 use crate::host::Buffers;
-use crate::nbd::wire::{self, Header, Replies};
 use crate::port::{Done, Op};
+use fathom_nbd::protocol::{
+    ChunkHeader, NotAReply, REPLY_FLAG_DONE, Replies, ReplyHeader, chunk, readable, u16_at, u32_at,
+    u64_at,
+};
 
 /// One system call reads up to this much; larger than what the kernel keeps
 /// for a Unix socket, small enough for the CPU's cache.
@@ -245,36 +248,23 @@ impl Receiver {
         done: &mut Vec<Done>,
     ) -> Result<bool, Broken> {
         let bytes = &self.bytes[self.start..self.end];
-        let header = wire::header(bytes, self.form)
-            .map_err(|magic| format!("{magic:#010x} is no magic number of a reply"))?;
+        let header = ReplyHeader::parse(self.form, bytes)
+            .map_err(|NotAReply(magic)| format!("{magic:#010x} is no magic number of a reply"))?;
         let Some((header, size)) = header else {
             return Ok(false);
         };
         match header {
-            Header::Simple { error, cookie } => {
+            ReplyHeader::Simple { error, cookie } => {
                 self.start += size;
                 self.take_simple(error, cookie, flights, done)?;
                 Ok(true)
             }
-            Header::Chunk {
-                flags,
-                kind,
-                cookie,
-                offset,
-                len,
-            } => {
-                let flight = flights.find(cookie)?;
-                if offset.is_some_and(|offset| offset != flight.offset) {
+            ReplyHeader::Chunk(header) => {
+                let flight = flights.find(header.cookie)?;
+                if self.form == Replies::Extended && header.offset != flight.offset {
                     return Err("a reply has another offset than its request".into());
                 }
-                let last = flags & wire::CHUNK_DONE != 0;
-                let chunk = Chunk {
-                    kind,
-                    cookie,
-                    len,
-                    last,
-                };
-                self.take_chunk(chunk, size, flights, buffers, done)
+                self.take_chunk(header, size, flights, buffers, done)
             }
         }
     }
@@ -317,98 +307,87 @@ impl Receiver {
     #[inline(always)]
     fn take_chunk(
         &mut self,
-        chunk: Chunk,
-        header: usize,
+        header: ChunkHeader,
+        header_len: usize,
         flights: &mut Flights,
         buffers: &Buffers,
         done: &mut Vec<Done>,
     ) -> Result<bool, Broken> {
-        let body = &self.bytes[self.start + header..self.end];
-        let taken = match chunk.kind {
-            wire::CHUNK_NONE if chunk.len == 0 && chunk.last => 0,
-            wire::CHUNK_DATA if chunk.len > 8 => {
-                let Some(offset) = wire::u64_at(body, 0) else {
+        let ChunkHeader { cookie, len, .. } = header;
+        let last = header.flags & REPLY_FLAG_DONE != 0;
+        let body = &self.bytes[self.start + header_len..self.end];
+        let taken = match header.kind {
+            chunk::NONE if len == 0 && last => 0,
+            chunk::OFFSET_DATA if len > 8 => {
+                if body.len() < 8 {
                     return Ok(false);
-                };
-                let at = flights.fill(chunk.cookie, offset, chunk.len - 8)?;
-                self.start += header + 8;
+                }
+                let at = flights.fill(cookie, u64_at(body, 0), len - 8)?;
+                self.start += header_len + 8;
                 self.payload = Some(Payload {
-                    cookie: chunk.cookie,
+                    cookie,
                     at,
-                    left: (chunk.len - 8) as usize,
-                    last: chunk.last,
+                    left: (len - 8) as usize,
+                    last,
                 });
                 return Ok(true);
             }
-            wire::CHUNK_HOLE if chunk.len == 12 => {
-                let (Some(offset), Some(len)) = (wire::u64_at(body, 0), wire::u32_at(body, 8))
-                else {
+            chunk::OFFSET_HOLE if len == 12 => {
+                if body.len() < 12 {
                     return Ok(false);
-                };
-                let at = flights.fill(chunk.cookie, offset, u64::from(len))?;
+                }
+                let (offset, len) = (u64_at(body, 0), u32_at(body, 8));
+                let at = flights.fill(cookie, offset, u64::from(len))?;
                 if self.keep {
-                    buffers.zero(chunk.cookie as u16, at, len as usize);
+                    buffers.zero(cookie as u16, at, len as usize);
                 }
                 12
             }
-            kind if kind & wire::CHUNK_ERROR != 0 && (4..=MAX_ERROR).contains(&chunk.len) => {
-                let Some(body) = body.get(..chunk.len as usize) else {
+            kind if kind & chunk::ERROR_BIT != 0 && (4..=MAX_ERROR).contains(&len) => {
+                let Some(body) = body.get(..len as usize) else {
                     return Ok(false);
                 };
                 let (status, text) = error(body)?;
-                let flight = flights.find(chunk.cookie)?;
+                let flight = flights.find(cookie)?;
                 if flight.status == 0 {
                     flight.status = status;
                 }
                 self.text = text;
-                chunk.len as usize
+                len as usize
             }
-            _ => return Err(chunk.unexpected()),
+            _ => return Err(unexpected(header, last)),
         };
-        self.start += header + taken;
-        if chunk.last {
-            done.push(flights.end(chunk.cookie)?);
+        self.start += header_len + taken;
+        if last {
+            done.push(flights.end(cookie)?);
         }
         Ok(true)
     }
 }
 
-/// A chunk's header.
-#[derive(Clone, Copy)]
-struct Chunk {
-    kind: u16,
-    cookie: u64,
-    len: u64,
-    last: bool,
+#[cold]
+fn unexpected(chunk: ChunkHeader, last: bool) -> Broken {
+    let end = if last { " at the end" } else { "" };
+    format!(
+        "a chunk of type {:#x} has a payload of {} bytes{end}",
+        chunk.kind, chunk.len
+    )
 }
 
-impl Chunk {
-    #[cold]
-    fn unexpected(&self) -> Broken {
-        let end = if self.last { " at the end" } else { "" };
-        format!(
-            "a chunk of type {:#x} has a payload of {} bytes{end}",
-            self.kind, self.len
-        )
-    }
-}
-
-/// The errno and the text of an error chunk.
+/// The errno and the text of an error chunk, which has four bytes at least.
 #[cold]
 fn error(body: &[u8]) -> Result<(i32, String), Broken> {
-    let number = wire::u32_at(body, 0).unwrap_or(0);
+    let number = u32_at(body, 0);
     if number == 0 {
         return Err("an error chunk has no error".into());
     }
-    let text = match wire::u16_at(body, 4) {
-        Some(len) => body
-            .get(6..6 + usize::from(len))
+    let text = match body.len() {
+        ..6 => &[],
+        _ => body[6..]
+            .get(..usize::from(u16_at(body, 4)))
             .ok_or("an error's text is longer than its chunk")?,
-        None => &[],
     };
-    let text = String::from_utf8_lossy(text);
-    let text = text.chars().filter(|c| !c.is_control()).collect();
-    Ok((errno(number), text))
+    Ok((errno(number), readable(text)))
 }
 
 /// The protocol's error numbers are those of Linux.

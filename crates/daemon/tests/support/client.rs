@@ -1,7 +1,7 @@
 //! A client that takes the protocol's text at its word, and shares nothing
 //! with the server but the requests' headers.
 
-use fathom_exports::nbd::wire::{Replies, RequestHeader, command, command_flag};
+use fathom_nbd::protocol::{Replies, RequestHeader, command, command_flag};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -74,7 +74,9 @@ impl Client {
             offset,
             len,
         };
-        (cookie, header.to_bytes(self.replies))
+        let mut bytes = Vec::new();
+        header.put(self.replies, &mut bytes);
+        (cookie, bytes)
     }
 
     /// The last request was not sent.

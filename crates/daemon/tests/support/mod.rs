@@ -7,7 +7,7 @@ pub mod disks;
 use client::Client;
 use fathom_core::{Disk, Polling, WorkerHandle, WorkerOptions};
 use fathom_exports::nbd::connection::{Agreed, Ending, ExportView, Limits, NbdSource, Stream};
-use fathom_exports::nbd::wire::Replies;
+use fathom_nbd::protocol::Replies;
 use fathom_storage::{EngineKind, engine};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

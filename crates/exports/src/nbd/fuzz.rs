@@ -2,9 +2,10 @@
 //! its connection. Not a public interface.
 
 use super::export::{Export, Exports, InUse};
-use super::handshake::{Denied, Failure, Handshake, Host, OPTION_MAGIC, Outcome, Transport};
+use super::handshake::{Denied, Failure, Handshake, Host, Outcome, Transport};
 use super::tls::Tls;
 use fathom_core::{Disk, WorkerHandle};
+use fathom_nbd::protocol::OptionHeader;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -89,9 +90,11 @@ fn script(data: &[u8]) -> Vec<u8> {
         } else {
             0
         };
-        bytes.extend(OPTION_MAGIC.to_be_bytes());
-        bytes.extend(u32::from(option % 13).to_be_bytes());
-        bytes.extend((body.len() as u32 + u32::from(off)).to_be_bytes());
+        let header = OptionHeader {
+            option: u32::from(option % 13),
+            len: body.len() as u32 + u32::from(off),
+        };
+        bytes.extend(header.to_bytes());
         bytes.extend(body);
     }
     bytes

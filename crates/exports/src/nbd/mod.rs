@@ -11,10 +11,10 @@
 //! - `handshake` finds out which disk a client wants, and how,
 //! - `tls` is what is needed for encryption,
 //! - `export` is what there is to choose from,
-//! - `connection` serves requests; `wire` is how they look.
+//! - `connection` serves requests.
 //!
-//! "proto.md", or "NBD", in comments is doc/proto.md of the NetworkBlockDevice
-//! project, with its extension EXTENDED_HEADERS.
+//! How all of it looks is in `fathom-nbd`. "proto.md" in comments is doc/proto.md
+//! of the NetworkBlockDevice project, with its extension EXTENDED_HEADERS.
 
 pub mod connection;
 mod export;
@@ -25,7 +25,6 @@ mod listen;
 mod peer;
 mod server;
 mod tls;
-pub mod wire;
 
 pub use export::{Export, Exports, SameName};
 pub use listen::{Address, PORT, listen_at, local_name};

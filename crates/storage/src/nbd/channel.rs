@@ -6,10 +6,10 @@ use super::requests::Progress;
 use super::sender::Sender;
 use super::shared::{Connected, Mark, Shared, say_goodbye};
 use super::table::Table;
-use super::wire::export_flag;
 use fathom_core::{
     Channel, Cx, Extents, Op, Request, RequestId, SocketIo, SocketIoKind, Stage, Status, Token,
 };
+use fathom_nbd::protocol::export_flag;
 use rustix::net::{Shutdown, shutdown};
 use std::collections::VecDeque;
 use std::io;

@@ -1,6 +1,6 @@
 //! A connected socket, with one deadline for all that blocks on it.
 
-use fathom_nbd_uri::{Address, NbdUri};
+use fathom_nbd::{Address, NbdUri};
 use rustix::io::Errno;
 use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use rustix::net::sockopt::{self, Timeout};

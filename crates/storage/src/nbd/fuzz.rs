@@ -1,13 +1,11 @@
 //! What a server may send, as a function of bytes: the body of a fuzz target
 //! and of a test.
 
-use super::handshake::{Refusal, handshake};
 use super::receiver::Receiver;
 use super::table::{Ask, Table};
-use super::wire::{self, chunk, command};
 use fathom_core::{Op, RequestId, Slab};
+use fathom_nbd::protocol::{Replies, chunk, command, u64_at};
 use libc::{iovec, msghdr};
-use std::io::{self, Read, Write};
 
 /// Commands at once; each has a region of memory.
 const SLOTS: usize = 6;
@@ -74,6 +72,10 @@ fn content(offset: u64) -> u8 {
 pub fn replies(input: &[u8]) {
     let mut input = Input(input);
     let structured = input.byte() & 1 == 1;
+    let replies = match structured {
+        true => Replies::Structured,
+        false => Replies::Simple,
+    };
     let mut slab = Slab::default();
     slab.grow(SLOTS);
     let mut case = Case {
@@ -88,7 +90,7 @@ pub fn replies(input: &[u8]) {
         lied: false,
     };
     case.receiver
-        .reset(structured, structured.then_some(ALLOCATION));
+        .reset(replies, structured.then_some(ALLOCATION));
     while !input.0.is_empty() {
         match input.byte() % 8 {
             0..3 => case.ask(&mut input),
@@ -104,43 +106,6 @@ pub fn replies(input: &[u8]) {
         if !case.deliver(&mut input) {
             return;
         }
-    }
-}
-
-/// A server's side of a handshake; what the client says goes nowhere.
-struct Script<'a>(&'a [u8]);
-
-impl Read for Script<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buffer)
-    }
-}
-
-impl Write for Script<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Let a server greet as the bytes say. What comes of it can be used.
-///
-/// # Panics
-/// When it cannot.
-pub fn greeting(input: &[u8]) {
-    match handshake(&mut Script(input), "export") {
-        Ok(export) => {
-            let unit = export.minimum_block.max(512);
-            assert!(export.minimum_block.is_power_of_two() && unit <= 64 << 10);
-            assert!(export.preferred_block.is_power_of_two());
-            assert!(export.maximum_payload.is_multiple_of(unit) && export.maximum_payload > 0);
-            assert!(export.size <= i64::MAX as u64);
-            assert!(export.allocation.is_none() || export.structured);
-        }
-        Err(Refusal(line)) => assert!(!line.chars().any(char::is_control), "{line:?}"),
     }
 }
 
@@ -198,7 +163,7 @@ impl Case {
 
     fn cookie(&mut self, which: usize) -> u64 {
         let index = self.asked[which].index;
-        wire::u64_at(&self.table.get(index).header, 8)
+        u64_at(&self.table.get(index).header, 8)
     }
 
     /// Says the truth about one command, or a part of it.
@@ -225,7 +190,7 @@ impl Case {
         let mut body = Vec::new();
         let (mut last, mut kind) = (true, chunk::NONE);
         if fails {
-            kind = chunk::ERROR + 1;
+            kind = chunk::ERROR;
             body.extend([0, 0, 0, 5, 0, 2, b'n', b'o']);
         } else if ask.command == command::READ {
             // Front or back of what is left.
@@ -410,51 +375,6 @@ mod tests {
             input in prop::collection::vec(any::<u8>(), 0..600)
         ) {
             replies(&input);
-        }
-
-        /// Answers to options, in some order, of some content.
-        #[test]
-        fn a_handshake_ends_whatever_a_server_says(
-            answers in prop::collection::vec(
-                (0..4usize, 0..8usize, prop::collection::vec(any::<u8>(), 0..40)), 0..8),
-            rest in prop::collection::vec(any::<u8>(), 0..40),
-        ) {
-            let mut input = b"NBDMAGICIHAVEOPT\0\x03".to_vec();
-            for (option, kind, data) in answers {
-                let option: u32 = [8, 10, 7, 1][option];
-                let error = 1 << 31;
-                let kind: u32 = [1, 1, 3, 3, 4, error | 1, error | 6, 99][kind];
-                input.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
-                input.extend([option, kind, data.len() as u32].map(u32::to_be_bytes).concat());
-                input.extend(data);
-            }
-            input.extend(rest);
-            greeting(&input);
-        }
-
-        /// Block sizes and flags of all kinds.
-        #[test]
-        fn what_an_export_is_said_to_be_is_checked(
-            size in any::<u64>(), flags in any::<u16>(),
-            blocks in prop::array::uniform3(prop_oneof![any::<u32>(), (0..32u32).prop_map(|n| 1 << n)]),
-        ) {
-            let mut input = b"NBDMAGICIHAVEOPT\0\x03".to_vec();
-            let mut reply = |option: u32, kind: u32, data: &[u8]| {
-                input.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
-                input.extend([option, kind, data.len() as u32].map(u32::to_be_bytes).concat());
-                input.extend(data);
-            };
-            reply(8, 1, &[]);
-            reply(10, 4, &[&7u32.to_be_bytes()[..], b"base:allocation"].concat());
-            reply(10, 1, &[]);
-            reply(7, 3, &[&[0, 0][..], &size.to_be_bytes(), &flags.to_be_bytes()].concat());
-            reply(7, 3, &[&[0, 3][..], &blocks.map(u32::to_be_bytes).concat()].concat());
-            reply(7, 1, &[]);
-            greeting(&input);
-            let export = handshake(&mut Script(&input), "");
-            let usable = blocks[0].is_power_of_two() && blocks[0] <= 65536
-                && blocks[2] >= blocks[0].max(512) && size <= i64::MAX as u64;
-            prop_assert_eq!(export.is_ok(), usable);
         }
 
         /// Without lies, everything is understood however it is cut up.

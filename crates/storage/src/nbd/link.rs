@@ -76,8 +76,8 @@ impl NbdChannel {
     pub(super) fn adopt(&mut self, cx: &mut Cx, connected: Connected) -> io::Result<()> {
         let (socket, allocation) = connected.into_parts();
         cx.engine.add_socket(socket.as_fd())?;
-        let structured = self.shared.export.structured;
-        self.line.receiver.reset(structured, allocation);
+        let replies = self.shared.export.replies;
+        self.line.receiver.reset(replies, allocation);
         self.line.sender.reset();
         self.socket = Some(socket);
         self.phase = Phase::Up;

@@ -7,10 +7,11 @@
 use super::rules::{Violation, cover, cover_at, describe, end, error_of, head_of};
 use super::segments::{clear, gather, scatter};
 use super::table::Table;
-use super::wire::{
-    self, REPLY_FLAG_DONE, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, command,
-};
 use fathom_core::{Extents, RequestId, Slab};
+use fathom_nbd::protocol::{
+    ChunkHeader, NotAReply, REPLY_FLAG_DONE, Replies, ReplyHeader, chunk, command, errno, u32_at,
+    u64_at,
+};
 use libc::{iovec, msghdr};
 
 /// Many small replies fit in, and the longest error, too.
@@ -22,9 +23,6 @@ const LARGE: u64 = 8 << 10;
 
 /// Iovecs of one receive: those of the data, and the inbox.
 const MAX_IOVECS: usize = 1024;
-
-const SIMPLE_LEN: usize = 16;
-const CHUNK_LEN: usize = 20;
 
 /// What the rest of a chunk, or of a simple reply, is.
 enum Payload {
@@ -51,7 +49,7 @@ pub(super) struct Receiver {
     start: usize,
     end: usize,
     open: Option<Open>,
-    structured: bool,
+    replies: Replies,
     allocation: Option<u32>,
     iovecs: Vec<iovec>,
     message: msghdr,
@@ -67,7 +65,7 @@ impl Receiver {
             start: 0,
             end: 0,
             open: None,
-            structured: false,
+            replies: Replies::Simple,
             allocation: None,
             iovecs: Vec::with_capacity(MAX_IOVECS),
             // SAFETY: all zeroes are a message of nothing.
@@ -78,11 +76,11 @@ impl Receiver {
     }
 
     /// A new connection, with what has been agreed upon.
-    pub(super) fn reset(&mut self, structured: bool, allocation: Option<u32>) {
+    pub(super) fn reset(&mut self, replies: Replies, allocation: Option<u32>) {
         debug_assert!(!self.in_flight);
         (self.start, self.end, self.direct) = (0, 0, 0);
         self.open = None;
-        (self.structured, self.allocation) = (structured, allocation);
+        (self.replies, self.allocation) = (replies, allocation);
     }
 
     /// The message of the next receive: the rest of an open reply's data,
@@ -108,10 +106,9 @@ impl Receiver {
         if covers || self.direct == 0 {
             self.inbox.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
-            let head = if self.structured {
-                CHUNK_LEN + 8
-            } else {
-                SIMPLE_LEN
+            let head = match self.replies {
+                Replies::Simple => ReplyHeader::SIMPLE_LEN,
+                _ => ReplyHeader::STRUCTURED_LEN + 8,
             };
             let window = match table.awaited() >= LARGE && self.end < head {
                 true => head,
@@ -215,41 +212,42 @@ impl Receiver {
         now: u64,
         answered: &mut Vec<u16>,
     ) -> Result<bool, Violation> {
-        let bytes = self.bytes();
-        if bytes.len() < SIMPLE_LEN {
+        let header = ReplyHeader::parse(self.replies, self.bytes())
+            .map_err(|NotAReply(magic)| format!("sent {magic:#010x} where a reply should begin"))?;
+        let Some((header, len)) = header else {
             return Ok(false);
-        }
-        let magic = wire::u32_at(bytes, 0);
-        let is_chunk = self.structured && magic == STRUCTURED_REPLY_MAGIC;
-        if !is_chunk && magic != SIMPLE_REPLY_MAGIC {
-            return Err(format!("sent {magic:#010x} where a reply should begin"));
-        }
-        let cookie = wire::u64_at(bytes, 8);
+        };
+        let (ReplyHeader::Simple { cookie, .. } | ReplyHeader::Chunk(ChunkHeader { cookie, .. })) =
+            header;
         let Some(index) = table.find(cookie) else {
             return Err(format!(
                 "answered a request that was not sent (cookie {cookie:#x})"
             ));
         };
         table.get(index).touched = now;
-        match is_chunk {
-            true => self.chunk(index, table, slab, answered),
-            false => self.simple(index, table, answered),
+        match header {
+            ReplyHeader::Simple { error, .. } => {
+                self.start += len;
+                self.simple(index, error, table, answered)
+            }
+            ReplyHeader::Chunk(header) => self.chunk(index, header, len, table, slab, answered),
         }
     }
 
     fn simple(
         &mut self,
         index: u16,
+        error: u32,
         table: &mut Table,
         answered: &mut Vec<u16>,
     ) -> Result<bool, Violation> {
-        let error = wire::u32_at(self.bytes(), 4);
-        self.start += SIMPLE_LEN;
         let entry = table.get(index);
         let (ask, has_data) = (entry.ask, entry.ask.command == command::READ);
         if error != 0 {
-            entry.errno = wire::errno(error);
-        } else if self.structured && has_data || ask.command == command::BLOCK_STATUS {
+            entry.errno = errno(error);
+        } else if self.replies != Replies::Simple && has_data
+            || ask.command == command::BLOCK_STATUS
+        {
             return Err("sent a reply without data to a request for some".into());
         } else if has_data {
             cover(entry, 0, ask.len)?;
@@ -269,21 +267,20 @@ impl Receiver {
     fn chunk(
         &mut self,
         index: u16,
+        header: ChunkHeader,
+        header_len: usize,
         table: &mut Table,
         slab: &Slab,
         answered: &mut Vec<u16>,
     ) -> Result<bool, Violation> {
         let bytes = self.bytes();
-        if bytes.len() < CHUNK_LEN {
-            return Ok(false);
-        }
-        let last = wire::u16_at(bytes, 4) & REPLY_FLAG_DONE != 0;
-        let kind = wire::u16_at(bytes, 6);
-        let len = wire::u32_at(bytes, 16);
+        let last = header.flags & REPLY_FLAG_DONE != 0;
+        // A structured reply's length has 32 bits.
+        let (kind, len) = (header.kind, header.len as u32);
         let entry = table.get(index);
         let ask = entry.ask;
         let head = head_of(kind, len, last, ask.command)?;
-        let Some(head) = bytes[CHUNK_LEN..].get(..head) else {
+        let Some(head) = bytes[header_len..].get(..head) else {
             return Ok(false);
         };
         let open = |payload, left| {
@@ -298,13 +295,13 @@ impl Receiver {
         let left = len - head.len() as u32;
         let opened = match kind {
             chunk::OFFSET_DATA => {
-                let start = cover_at(entry, wire::u64_at(head, 0), left)?;
+                let start = cover_at(entry, u64_at(head, 0), left)?;
                 let at = ask.start + u64::from(start);
                 open(Payload::Data { at }, left)
             }
             chunk::OFFSET_HOLE => {
-                let len = wire::u32_at(head, 8);
-                let start = cover_at(entry, wire::u64_at(head, 0), len)?;
+                let len = u32_at(head, 8);
+                let start = cover_at(entry, u64_at(head, 0), len)?;
                 let at = ask.start + u64::from(start);
                 // SAFETY: the command awaits an answer, so its request is in
                 // flight.
@@ -312,7 +309,7 @@ impl Receiver {
                 None
             }
             chunk::BLOCK_STATUS => {
-                if Some(wire::u32_at(head, 0)) != self.allocation {
+                if Some(u32_at(head, 0)) != self.allocation {
                     return Err("told of a metadata context that was not asked for".into());
                 }
                 // One of these is all there may be.
@@ -328,7 +325,7 @@ impl Receiver {
                 None
             }
         };
-        self.start += CHUNK_LEN + head.len();
+        self.start += header_len + head.len();
         self.open = opened;
         if self.open.is_none() && last {
             end(table, index, answered)?;

@@ -2,8 +2,8 @@
 
 use super::channel::NbdChannel;
 use super::table::Ask;
-use super::wire::{command, command_flag, export_flag};
 use fathom_core::{Cx, Op, RequestId, Stage};
+use fathom_nbd::protocol::{command, command_flag, export_flag};
 
 /// The longest trim, and the longest write zeroes of one request.
 pub(super) const MAX_TRIM: u64 = 1 << 30;
@@ -126,7 +126,7 @@ impl NbdChannel {
                 start: 0,
             };
         }
-        let payload = u64::from(export.maximum_payload);
+        let payload = u64::from(export.maximum_payload());
         let (command, limit) = match request.op {
             Op::Read => (command::READ, payload),
             Op::Write => (command::WRITE, payload),

@@ -1,8 +1,8 @@
 //! What a server may say of a command.
 
 use super::table::{Command, Table};
-use super::wire::{self, chunk, command, readable, state};
 use fathom_core::{Extents, Status};
+use fathom_nbd::protocol::{MAX_STRING, chunk, command, errno, readable, state, u16_at, u32_at};
 
 /// What the server must not send; the connection is of no more use.
 pub(super) type Violation = String;
@@ -63,7 +63,7 @@ pub(super) fn head_of(kind: u16, len: u32, last: bool, asked: u16) -> Result<usi
         chunk::BLOCK_STATUS if is_status && (12..=MAX_STATUS).contains(&len) && len % 8 == 4 => {
             Ok(4)
         }
-        _ if kind & chunk::ERROR != 0 && is_length_of_error(kind, len) => Ok(len as usize),
+        _ if kind & chunk::ERROR_BIT != 0 && is_length_of_error(kind, len) => Ok(len as usize),
         _ => Err(format!(
             "sent a chunk of type {kind} and {len} bytes out of turn"
         )),
@@ -74,12 +74,12 @@ pub(super) fn head_of(kind: u16, len: u32, last: bool, asked: u16) -> Result<usi
 /// offset.
 fn is_length_of_error(kind: u16, len: u32) -> bool {
     let least = if kind == chunk::ERROR_OFFSET { 14 } else { 6 };
-    (least..=least + wire::MAX_STRING as u32).contains(&len)
+    (least..=least + MAX_STRING as u32).contains(&len)
 }
 
 pub(super) fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
-    let error = wire::u32_at(head, 0);
-    let len = usize::from(wire::u16_at(head, 4));
+    let error = u32_at(head, 0);
+    let len = usize::from(u16_at(head, 4));
     let Some(text) = head[6..].get(..len).filter(|_| error != 0) else {
         return Err(format!(
             "sent a chunk of type {kind:#x} that makes no sense"
@@ -88,13 +88,13 @@ pub(super) fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
     if len > 0 {
         tracing::debug!("the NBD server says: {}", readable(text));
     }
-    Ok(wire::errno(error))
+    Ok(errno(error))
 }
 
 /// One descriptor of base:allocation. Those beyond the request, or what there
 /// is room for, are left out.
 pub(super) fn describe(extents: &mut Extents, bytes: &[u8]) -> Result<(), Violation> {
-    let (len, flags) = (wire::u32_at(bytes, 0), wire::u32_at(bytes, 4));
+    let (len, flags) = (u32_at(bytes, 0), u32_at(bytes, 4));
     if len == 0 {
         return Err("told of an extent of no bytes".into());
     }

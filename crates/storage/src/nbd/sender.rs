@@ -3,8 +3,8 @@
 
 use super::segments::gather;
 use super::table::{COMMANDS, Table};
-use super::wire::{REQUEST_LEN, command};
 use fathom_core::Slab;
+use fathom_nbd::protocol::{RequestHeader, command};
 use libc::{iovec, msghdr};
 use std::collections::VecDeque;
 
@@ -93,7 +93,7 @@ impl Sender {
                     };
                     self.iovecs.push(iovec {
                         iov_base: table.get(index).header.as_mut_ptr().cast(),
-                        iov_len: REQUEST_LEN,
+                        iov_len: RequestHeader::COMPACT_LEN,
                     });
                     (index, 0)
                 }

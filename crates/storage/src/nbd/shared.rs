@@ -2,11 +2,11 @@
 
 use super::NbdOptions;
 use super::connect::Dialled;
-use super::handshake::{Export, handshake};
-use super::wire;
 use crate::file::report::ErrorLog;
 use fathom_core::DiskError;
-use fathom_nbd_uri::NbdUri;
+use fathom_nbd::NbdUri;
+use fathom_nbd::client::{Export, Wishes, handshake};
+use fathom_nbd::protocol::{Replies, RequestHeader, command};
 use rustix::net::{SendFlags, send};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -40,8 +40,18 @@ impl Drop for Connected {
 
 /// A server that is not told takes it for a failure.
 pub(super) fn say_goodbye(socket: &OwnedFd) {
-    let bytes = wire::request(0, wire::command::DISC, 0, 0, 0);
-    let _ = send(socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    let goodbye = RequestHeader {
+        flags: 0,
+        command: command::DISC,
+        cookie: 0,
+        offset: 0,
+        len: 0,
+    };
+    let _ = send(
+        socket,
+        &goodbye.compact(),
+        SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+    );
 }
 
 /// When writes were completed, by one channel's count of flushes.
@@ -194,7 +204,12 @@ fn dial(uri: &NbdUri, options: &NbdOptions) -> Result<(Connected, Export), DiskE
     };
     let deadline = Instant::now() + options.connect_timeout;
     let mut stream = Dialled::new(uri, deadline).map_err(failed("cannot connect"))?;
-    let export = handshake(&mut stream, uri.export()).map_err(|refusal| DiskError::Unusable {
+    let wishes = Wishes {
+        export: uri.export(),
+        replies: &[Replies::Structured],
+        allocation: true,
+    };
+    let export = handshake(&mut stream, &wishes).map_err(|refusal| DiskError::Unusable {
         path: PathBuf::from(uri.as_str()),
         problem: refusal.0,
     })?;

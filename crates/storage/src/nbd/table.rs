@@ -2,8 +2,8 @@
 //! answered.
 
 use super::coverage::Coverage;
-use super::wire::{self, REQUEST_LEN};
 use fathom_core::RequestId;
+use fathom_nbd::protocol::{RequestHeader, command};
 
 /// The most at once.
 pub(super) const COMMANDS: usize = 256;
@@ -14,7 +14,7 @@ pub(super) struct Ask {
     /// Whose it is.
     pub(super) id: RequestId,
     pub(super) flags: u16,
-    /// See [`wire::command`].
+    /// See [`command`].
     pub(super) command: u16,
     /// On the export.
     pub(super) offset: u64,
@@ -27,7 +27,7 @@ pub(super) struct Ask {
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) ask: Ask,
-    pub(super) header: [u8; REQUEST_LEN],
+    pub(super) header: [u8; RequestHeader::COMPACT_LEN],
     /// Bytes of a read that have come.
     pub(super) coverage: Coverage,
     /// When the server last said something of it, or when it was sent.
@@ -62,7 +62,7 @@ impl Table {
                 len: 0,
                 start: 0,
             },
-            header: [0; REQUEST_LEN],
+            header: [0; RequestHeader::COMPACT_LEN],
             coverage: Coverage::default(),
             touched: 0,
             errno: 0,
@@ -98,16 +98,22 @@ impl Table {
         let index = self.free.pop().expect("the caller has looked");
         let command = &mut self.commands[usize::from(index)];
         command.generation = command.generation.wrapping_add(1);
-        let cookie = u64::from(command.generation) << 32 | u64::from(index);
         command.ask = ask;
-        command.header = wire::request(ask.flags, ask.command, cookie, ask.offset, ask.len);
+        command.header = RequestHeader {
+            flags: ask.flags,
+            command: ask.command,
+            cookie: u64::from(command.generation) << 32 | u64::from(index),
+            offset: ask.offset,
+            len: ask.len.into(),
+        }
+        .compact();
         command.coverage.clear();
         command.touched = 0;
         command.errno = 0;
         command.in_send = true;
         command.answered = false;
         command.in_use = true;
-        if ask.command == wire::command::READ {
+        if ask.command == command::READ {
             self.read_bytes += u64::from(ask.len);
         }
         index
@@ -133,7 +139,7 @@ impl Table {
         let command = &mut self.commands[usize::from(index)];
         command.in_use = false;
         let ask = command.ask;
-        if ask.command == wire::command::READ {
+        if ask.command == command::READ {
             self.read_bytes -= u64::from(ask.len);
         }
         self.free.push(index);
@@ -157,6 +163,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fathom_nbd::protocol::u64_at;
 
     #[test]
     fn a_cookie_is_good_once() {
@@ -169,8 +176,8 @@ mod tests {
             len: 512,
             start: 0,
         };
-        let cookie = |table: &mut Table, index| wire::u64_at(&table.get(index).header, 8);
-        let first = table.add(ask(wire::command::READ));
+        let cookie = |table: &mut Table, index| u64_at(&table.get(index).header, 8);
+        let first = table.add(ask(command::READ));
         let old = cookie(&mut table, first);
         assert_eq!(table.find(old), Some(first));
         assert_eq!(table.awaited(), 512);
@@ -180,12 +187,12 @@ mod tests {
         table.get(first).answered = true;
         assert_eq!(table.find(old), None);
         table.remove(first);
-        let second = table.add(ask(wire::command::WRITE));
+        let second = table.add(ask(command::WRITE));
         assert_eq!(second, first);
         assert_eq!(table.find(old), None);
         assert_eq!((table.used(), table.awaited()), (1, 0));
         for _ in 1..COMMANDS {
-            table.add(ask(wire::command::WRITE));
+            table.add(ask(command::WRITE));
         }
         assert!(table.is_full());
     }

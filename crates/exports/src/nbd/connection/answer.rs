@@ -4,9 +4,9 @@ use super::check::Kind;
 use super::pool::{BLOCK, Span};
 use super::reply::{Data, Reply, To};
 use super::{Held, NbdSource};
-use crate::nbd::wire::ErrorCode;
 use fathom_core::Request;
 use fathom_core::extents::extents;
+use fathom_nbd::protocol::ErrorCode;
 
 /// From this length on, data that is read is looked through: zeroes go out as
 /// a hole. Data that is not zero is given up on at once, and looking costs

@@ -1,7 +1,7 @@
 //! What a request's header asks for, or why it is refused.
 
 use super::{Agreed, ExportView, Limits};
-use crate::nbd::wire::{ErrorCode, Replies, RequestHeader, command, command_flag};
+use fathom_nbd::protocol::{ErrorCode, Replies, RequestHeader, command, command_flag};
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

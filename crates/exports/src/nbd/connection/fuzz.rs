@@ -2,11 +2,11 @@
 //! do everything at a moment of the input's choice. Not a public interface.
 
 use super::{Agreed, ExportView, Limits, NbdSource, Stream};
-use crate::nbd::wire::{MAX_PAYLOAD, Replies, RequestHeader, command, command_flag};
 use fathom_core::{
     Completion, Cx, Engine, FileId, Io, Op, RangeLimits, RequestId, SocketIo, SocketIoKind, Source,
     SourceId, Token, Wait,
 };
+use fathom_nbd::protocol::{MAX_PAYLOAD, Replies, RequestHeader, command, command_flag};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -132,7 +132,7 @@ impl Script<'_> {
             },
             ..header
         };
-        stream.extend(header.to_bytes(replies));
+        header.put(replies, stream);
         if header.has_payload(replies) && len <= 1 << 20 {
             stream.extend((0..len).map(|n| n as u8 ^ odd));
         }

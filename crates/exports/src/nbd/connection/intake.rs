@@ -5,8 +5,8 @@ use super::inbox::IN_PLACE;
 use super::pool::{BLOCK, Span};
 use super::reply::To;
 use super::{Ending, Held, Limits, NbdSource};
-use crate::nbd::wire::{ErrorCode, Replies, RequestHeader, u32_at, u64_at};
 use fathom_core::{Cx, Op, Request, RequestId};
+use fathom_nbd::protocol::{ErrorCode, Replies, RequestHeader, command_flag, u32_at, u64_at};
 use libc::iovec;
 use std::cmp::min;
 
@@ -228,7 +228,7 @@ impl NbdSource {
         let index = self.table.take();
         let command = &mut self.table[index];
         command.kind = kind;
-        command.fua = header.flags & crate::nbd::wire::command_flag::FUA != 0;
+        command.fua = header.flags & command_flag::FUA != 0;
         command.cookie = header.cookie;
         command.offset = header.offset;
         command.len = len;
@@ -291,7 +291,7 @@ impl NbdSource {
         let bytes = self.inbox.peek(header_len + ONE).ok_or(Stop::NeedsBytes)?;
         let len = u64_at(bytes, header_len);
         let context = u32_at(bytes, header_len + 8);
-        let one = header.flags & crate::nbd::wire::command_flag::REQ_ONE != 0;
+        let one = header.flags & command_flag::REQ_ONE != 0;
         let kind = Kind::BlockStatus { one };
         let checked = match Some(context) == self.agreed.allocation_context {
             true => check_range(&self.export, kind, header.offset, len),

@@ -23,8 +23,8 @@ mod reply;
 mod table;
 mod tls;
 
-use super::wire::{MAX_PAYLOAD, Replies, export_flag};
 use fathom_core::{Broken, Cx, DiskInfo, RangeLimits, Request, RequestId, Source, SourceId};
+use fathom_nbd::protocol::{MAX_PAYLOAD, Replies, export_flag};
 use inbox::Inbox;
 use intake::{Intake, Payload, Stop};
 use life::Receive;

@@ -3,10 +3,10 @@
 use super::outbox::Outbox;
 use super::pool::Span;
 use super::table::Failure;
-use crate::nbd::wire::{
+use fathom_core::Status;
+use fathom_nbd::protocol::{
     ChunkHeader, ErrorCode, REPLY_FLAG_DONE, Replies, chunk, simple_reply, state,
 };
-use fathom_core::Status;
 
 /// Whom a reply is for.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ impl Reply<'_> {
             kind,
             cookie: to.cookie,
             offset: to.offset,
-            len: (payload.len() + data) as u32,
+            len: (payload.len() + data) as u64,
         };
         match self.replies {
             Replies::Extended => self.outbox.bytes(&header.extended()),

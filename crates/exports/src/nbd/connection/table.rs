@@ -2,7 +2,7 @@
 
 use super::check::Kind;
 use super::pool::Span;
-use crate::nbd::wire::ErrorCode;
+use fathom_nbd::protocol::ErrorCode;
 use std::ops::{Index, IndexMut};
 
 /// What failed first, and where.

@@ -1,10 +1,12 @@
 //! Choosing an export: EXPORT_NAME, INFO and GO.
 
-use super::option::{Fields, MAX_STRING, TOO_SHORT, info, opt, parse_string, rep};
+use super::option::{Fields, TOO_SHORT, parse_string};
 use super::{Agreement, Failure, Handshake, Host, Next, No, refused};
 use crate::nbd::connection::{Agreed, ExportView, Limits};
 use crate::nbd::export::{Export, InUse};
-use crate::nbd::wire::{Replies, export_flag};
+use fathom_nbd::protocol::{
+    BlockSizes, ExportInfo, MAX_STRING, Replies, export_flag, info, opt, rep,
+};
 use std::io::Read;
 use std::sync::Arc;
 
@@ -85,30 +87,28 @@ impl<H: Host> Handshake<'_, H> {
         export: &Arc<Export>,
         view: &ExportView,
     ) {
-        let flags = self.flags(export, view);
-        let size = [&view.size.to_be_bytes()[..], &flags.to_be_bytes()];
-        self.info(option, info::EXPORT, &size);
+        let info = ExportInfo {
+            size: view.size,
+            flags: self.flags(export, view),
+        };
+        self.reply(option, rep::INFO, &[&info.to_bytes()]);
         // Told in any case, for clients that look at it without asking.
-        let blocks = [
-            view.minimum_block.to_be_bytes(),
-            view.preferred_block.to_be_bytes(),
-            Limits::MAX_PAYLOAD.to_be_bytes(),
-        ];
-        self.info(option, info::BLOCK_SIZE, &[blocks.as_flattened()]);
+        let blocks = BlockSizes {
+            minimum: view.minimum_block,
+            preferred: view.preferred_block,
+            maximum: Limits::MAX_PAYLOAD,
+        };
+        self.reply(option, rep::INFO, &[&blocks.to_bytes()]);
         if choice.wants_name {
-            self.info(option, info::NAME, &[export.name().as_bytes()]);
+            self.tell(option, info::NAME, export.name());
         }
         if choice.wants_description && !export.description().is_empty() {
-            let description = export.description().as_bytes();
-            self.info(option, info::DESCRIPTION, &[description]);
+            self.tell(option, info::DESCRIPTION, export.description());
         }
     }
 
-    fn info(&mut self, option: u32, kind: u16, parts: &[&[u8]]) {
-        let kind = kind.to_be_bytes();
-        let parts: Vec<&[u8]> = std::iter::once(&kind[..])
-            .chain(parts.iter().copied())
-            .collect();
+    fn tell(&mut self, option: u32, kind: u16, text: &str) {
+        let parts = [&kind.to_be_bytes()[..], text.as_bytes()];
         self.reply(option, rep::INFO, &parts);
     }
 

@@ -1,20 +1,19 @@
 //! Metadata contexts: there is one, base:allocation.
 
 use super::choose::ALLOCATION_ID;
-use super::option::{Fields, TOO_SHORT, opt, rep};
+use super::option::{Fields, TOO_SHORT};
 use super::{Handshake, Host, No};
 use crate::nbd::export::Export;
-use crate::nbd::wire::Replies;
+use fathom_nbd::protocol::{BASE_ALLOCATION, Replies, opt, rep};
 use std::sync::Arc;
 
-const ALLOCATION: &str = "base:allocation";
 /// All of the namespace, in a list.
 const BASE: &str = "base:";
 
 impl<H: Host> Handshake<'_, H> {
     pub(super) fn list_contexts(&mut self, data: &[u8]) -> Result<(), No> {
         let (_, queries) = self.queries(data)?;
-        let asked = |query: &str| [ALLOCATION, BASE].contains(&query);
+        let asked = |query: &str| [BASE_ALLOCATION, BASE].contains(&query);
         if queries.is_empty() || queries.into_iter().any(asked) {
             // proto.md: ids in a list are 0.
             self.context(opt::LIST_META_CONTEXT, 0);
@@ -26,7 +25,7 @@ impl<H: Host> Handshake<'_, H> {
         // proto.md: what was chosen before is replaced even by what fails.
         self.allocation_of = None;
         let (export, queries) = self.queries(data)?;
-        if queries.contains(&ALLOCATION) {
+        if queries.contains(&BASE_ALLOCATION) {
             self.allocation_of = Some(export);
             self.context(opt::SET_META_CONTEXT, ALLOCATION_ID);
         }
@@ -34,7 +33,7 @@ impl<H: Host> Handshake<'_, H> {
     }
 
     fn context(&mut self, option: u32, id: u32) {
-        let parts = [&id.to_be_bytes()[..], ALLOCATION.as_bytes()];
+        let parts = [&id.to_be_bytes()[..], BASE_ALLOCATION.as_bytes()];
         self.reply(option, rep::META_CONTEXT, &parts);
     }
 

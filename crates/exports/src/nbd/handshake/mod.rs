@@ -16,9 +16,10 @@ mod transport;
 use super::connection::Agreed;
 use super::export::{Export, Exports, InUse};
 use super::tls::{Mode, Tls};
-use super::wire::Replies;
-pub use option::OPTION_MAGIC;
-use option::{FIXED_NEWSTYLE, GREETING_MAGIC, Header, NO_ZEROES, opt, push_reply, rep};
+use fathom_nbd::protocol::{
+    INIT_MAGIC, OPTION_MAGIC, OptionHeader, Replies, handshake_flag, opt, rep,
+};
+use option::push_reply;
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
 pub use transport::Transport;
@@ -180,9 +181,9 @@ impl<'a, H: Host> Handshake<'a, H> {
     /// False: the client has gone without a word, like one that only looks
     /// whether somebody listens.
     fn greet(&mut self) -> Result<bool, Failure> {
-        self.out.extend_from_slice(&GREETING_MAGIC.to_be_bytes());
+        self.out.extend_from_slice(&INIT_MAGIC.to_be_bytes());
         self.out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
-        let offered = FIXED_NEWSTYLE | NO_ZEROES;
+        let offered = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
         self.out.extend_from_slice(&offered.to_be_bytes());
         self.send()?;
         let mut flags = [0; 4];
@@ -194,20 +195,20 @@ impl<'a, H: Host> Handshake<'a, H> {
         if unknown != 0 {
             return Err(refused(format!("unknown client flags {unknown:#x}")));
         }
-        self.fixed = flags & u32::from(FIXED_NEWSTYLE) != 0;
-        self.no_zeroes = flags & u32::from(NO_ZEROES) != 0;
+        self.fixed = flags & u32::from(handshake_flag::FIXED_NEWSTYLE) != 0;
+        self.no_zeroes = flags & u32::from(handshake_flag::NO_ZEROES) != 0;
         Ok(true)
     }
 
     /// None: the client has ended the connection where it may.
-    fn next_option(&mut self) -> Result<Option<Header>, Failure> {
-        let mut bytes = [0; Header::LEN];
+    fn next_option(&mut self) -> Result<Option<OptionHeader>, Failure> {
+        let mut bytes = [0; OptionHeader::LEN];
         if !self.read_or_end(&mut bytes)? {
             return Ok(None);
         }
-        let header = Header::parse(&bytes).ok_or_else(|| refused("this is no NBD option"))?;
+        let header = OptionHeader::parse(&bytes).ok_or_else(|| refused("this is no NBD option"))?;
         if header.len > MAX_SKIPPED {
-            let Header { option, len } = header;
+            let OptionHeader { option, len } = header;
             return Err(refused(format!("option {option} with {len} bytes of data")));
         }
         Ok(Some(header))
@@ -239,8 +240,8 @@ impl<'a, H: Host> Handshake<'a, H> {
         Ok(())
     }
 
-    fn answer(&mut self, header: Header) -> Result<Next, Failure> {
-        let Header { option, len } = header;
+    fn answer(&mut self, header: OptionHeader) -> Result<Next, Failure> {
+        let OptionHeader { option, len } = header;
         if option == opt::EXPORT_NAME {
             return self.export_name(len);
         }

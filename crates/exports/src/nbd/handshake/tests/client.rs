@@ -1,11 +1,11 @@
 //! A client that says what a test wants, and a host for it.
 
-use super::super::option::{OPTION_MAGIC, REPLY_MAGIC, opt, rep};
 use super::super::{Agreed, Denied, Failure, Handshake, Host, Outcome, Transport};
 use crate::nbd::export::{Export, Exports, InUse};
 use crate::nbd::tls::Tls;
 use fathom_core::testing::TestDisk;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo};
+use fathom_nbd::protocol::{OPTION_MAGIC, OPTION_REPLY_MAGIC, opt, rep};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -195,7 +195,7 @@ impl<S: Read + Write> Client<S> {
         let mut head = [0; 20];
         self.hear(&mut head);
         let word = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
-        assert_eq!(head[..8], REPLY_MAGIC.to_be_bytes());
+        assert_eq!(head[..8], OPTION_REPLY_MAGIC.to_be_bytes());
         assert_eq!(word(8), option);
         let mut data = vec![0; word(16) as usize];
         self.hear(&mut data);

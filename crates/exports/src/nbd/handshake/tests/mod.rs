@@ -3,11 +3,12 @@
 mod client;
 mod tls;
 
-use super::option::{Header, MAX_STRING, info, opt, rep};
 use super::{Failure, MAX_DATA, MAX_OPTIONS, MAX_SKIPPED, Outcome};
-use crate::nbd::wire::{Replies, export_flag as flag};
 use client::{Client, choice, contexts, host};
 use fathom_core::testing::SIZE;
+use fathom_nbd::protocol::{
+    MAX_STRING, OptionHeader, Replies, export_flag as flag, info, opt, rep,
+};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -433,7 +434,7 @@ fn options_come_to_an_end() {
 #[test]
 fn what_is_no_option_ends_the_connection() {
     let mut client = Client::new(host());
-    client.say(&[b'G'; Header::LEN]);
+    client.say(&[b'G'; OptionHeader::LEN]);
     client.is_hung_up();
     assert!(client.failure().contains("no NBD option"));
 }

@@ -1,10 +1,9 @@
 //! STARTTLS, with certificates made here and rustls as the client.
 
-use super::super::option::{opt, rep};
 use super::super::{Failure, Mode, Outcome};
 use super::client::{Client, TestHost, choice, contexts, header, host, host_with_tls};
 use crate::nbd::tls::Tls;
-use crate::nbd::wire::Replies;
+use fathom_nbd::protocol::{Replies, opt, rep};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;

@@ -1,13 +1,12 @@
 //! Where an NBD export is, as doc/uri.md of the NBD project writes it.
 
+use crate::protocol::MAX_STRING;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The port that IANA keeps for NBD.
 const PORT: u16 = 10809;
-/// The protocol's limit of a string.
-const MAX_NAME: usize = 4096;
 
 /// `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH` or
 /// `nbd+vsock://CID[:PORT]/EXPORT`.
@@ -78,8 +77,8 @@ impl FromStr for NbdUri {
             _ => return Err(format!("{scheme}: must be nbd, nbd+unix or nbd+vsock")),
         };
         let export = decode(export)?;
-        if export.len() > MAX_NAME {
-            return Err(format!("an export's name has at most {MAX_NAME} bytes"));
+        if export.len() > MAX_STRING {
+            return Err(format!("an export's name has at most {MAX_STRING} bytes"));
         }
         Ok(NbdUri {
             address,

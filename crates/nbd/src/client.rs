@@ -1,7 +1,16 @@
-//! The fixed newstyle handshake, up to the first request: blocking, by one
-//! deadline.
+//! A client's side of the fixed newstyle handshake, up to the first request:
+//! blocking. A deadline is the stream's business.
+//!
+//! What a server says is bounded and checked before it is believed.
 
-use super::wire::{self, answer, export_flag, greeting, info, option};
+#[doc(hidden)]
+pub mod fuzz;
+
+use crate::protocol::{
+    BASE_ALLOCATION, BlockSizes, ExportInfo, INIT_MAGIC, Info, MAX_PAYLOAD, MAX_STRING,
+    OLDSTYLE_MAGIC, OPTION_MAGIC, OptionHeader, OptionReplyHeader, Replies, export_flag,
+    handshake_flag, info, opt, readable, rep, u32_at,
+};
 use std::io::{self, Read, Write};
 
 /// More than a server has reason to answer to an option: names and error
@@ -12,12 +21,17 @@ const MAX_ANSWER: u32 = 16 << 10;
 /// would meet the deadline only.
 const MAX_ANSWERS: usize = 64;
 
-/// The most in one read or write, and in any case if the server says nothing
-/// of block sizes (NBD, "Size constraints").
-pub(super) const MAX_PAYLOAD: u32 = 32 << 20;
-
-/// The name of the metadata context that tells holes from data.
-const ALLOCATION: &[u8] = b"base:allocation";
+/// What a client asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wishes<'a> {
+    /// The export's name; empty: the server's default export.
+    pub export: &'a str,
+    /// Forms of replies, the best first; simple replies if the server has none
+    /// of them.
+    pub replies: &'a [Replies],
+    /// To be told which parts hold data, if replies are not simple.
+    pub allocation: bool,
+}
 
 /// An export, as its server describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,17 +45,18 @@ pub struct Export {
     pub minimum_block: u32,
     /// What they had better be multiples of.
     pub preferred_block: u32,
-    /// The longest read or write: a multiple of `minimum_block`, and 32 MiB
-    /// at most.
-    pub maximum_payload: u32,
-    /// Replies come in chunks.
-    pub structured: bool,
+    /// The longest read or write that the server says it takes: `minimum_block`
+    /// and 512 at least; 32 MiB if it says nothing.
+    pub maximum_block: u32,
+    /// What was agreed upon.
+    pub replies: Replies,
     /// The id of base:allocation, if the server tells which parts hold data.
     pub allocation: Option<u32>,
 }
 
 impl Export {
-    pub(super) fn has(&self, flag: u16) -> bool {
+    /// Whether it has this transmission flag.
+    pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
@@ -54,64 +69,80 @@ impl Export {
     pub fn is_read_only(&self) -> bool {
         self.has(export_flag::READ_ONLY)
     }
+
+    /// The longest read or write of whole blocks (bytes): a multiple of
+    /// `minimum_block` and of 512, and 32 MiB at most.
+    pub fn maximum_payload(&self) -> u32 {
+        let unit = self.minimum_block.max(512);
+        self.maximum_block.min(MAX_PAYLOAD) / unit * unit
+    }
 }
 
-/// Why there is no export; one line for the user, without the server's name.
-#[derive(Debug)]
-pub(super) struct Refusal(pub(super) String);
+/// Why there is no export; one line for the user.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// From an open connection to the transmission phase, with the export of this
-/// name.
-pub(super) fn handshake(stream: &mut (impl Read + Write), name: &str) -> Result<Export> {
+/// From an open connection to the transmission phase.
+pub fn handshake(stream: &mut (impl Read + Write), wishes: &Wishes<'_>) -> Result<Export> {
+    let name = wishes.export;
     let flags = greet(stream)?;
-    let structured = choose_structured(stream)?;
-    let allocation = match structured {
+    let replies = choose_replies(stream, wishes.replies)?;
+    let allocation = match wishes.allocation && replies != Replies::Simple {
         true => choose_allocation(stream, name)?,
         false => None,
     };
     let export = match go(stream, name)? {
         Some(export) => export,
         // A server that has no GO may yet have the option that GO replaced.
-        None if !structured => export_name(stream, name, flags)?,
+        None if replies == Replies::Simple => export_name(stream, name, flags)?,
         None => return Err(broken("has structured replies, but not NBD_OPT_GO")),
     };
     Ok(Export {
-        structured,
+        replies,
         allocation,
         ..export
     })
 }
 
 fn greet(stream: &mut (impl Read + Write)) -> Result<u16> {
-    if read_u64(stream)? != wire::INIT_MAGIC {
+    if read_u64(stream)? != INIT_MAGIC {
         return Err(broken("is no NBD server"));
     }
     match read_u64(stream)? {
-        wire::OPTION_MAGIC => {}
-        wire::OLDSTYLE_MAGIC => return Err(broken("has only the oldstyle handshake")),
+        OPTION_MAGIC => {}
+        OLDSTYLE_MAGIC => return Err(broken("has only the oldstyle handshake")),
         _ => return Err(broken("is no NBD server")),
     }
     let flags = u16::from_be_bytes(read(stream)?);
-    if flags & greeting::FIXED_NEWSTYLE == 0 {
+    if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
         return Err(broken("has not the fixed newstyle handshake"));
     }
-    let ours = flags & (greeting::FIXED_NEWSTYLE | greeting::NO_ZEROES);
+    let ours = flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
     write(stream, &u32::from(ours).to_be_bytes())?;
     Ok(flags)
 }
 
-fn choose_structured(stream: &mut (impl Read + Write)) -> Result<bool> {
-    send_option(stream, option::STRUCTURED_REPLY, &[])?;
-    let answer = Answer::read(stream, option::STRUCTURED_REPLY)?;
-    match answer.kind {
-        answer::ACK => Ok(true),
-        // Nothing else is offered without TLS.
-        answer::ERR_TLS_REQD => Err(answer.refusal("")),
-        kind if kind & answer::ERROR != 0 => Ok(false),
-        _ => Err(answer.unexpected()),
+fn choose_replies(stream: &mut (impl Read + Write), wanted: &[Replies]) -> Result<Replies> {
+    for &replies in wanted {
+        let option = match replies {
+            Replies::Extended => opt::EXTENDED_HEADERS,
+            Replies::Structured => opt::STRUCTURED_REPLY,
+            Replies::Simple => break,
+        };
+        send_option(stream, option, &[])?;
+        let answer = Answer::read(stream, option)?;
+        match answer.kind {
+            rep::ACK => return Ok(replies),
+            // Nothing else is offered without TLS.
+            rep::ERR_TLS_REQD => return Err(answer.refusal("")),
+            kind if kind & rep::ERROR_BIT != 0 => {}
+            _ => return Err(answer.unexpected()),
+        }
     }
+    Ok(Replies::Simple)
 }
 
 /// The id of base:allocation; None if the server has it not.
@@ -119,18 +150,18 @@ fn choose_allocation(stream: &mut (impl Read + Write), name: &str) -> Result<Opt
     let mut data = Vec::new();
     put_string(&mut data, name.as_bytes());
     data.extend_from_slice(&1u32.to_be_bytes());
-    put_string(&mut data, ALLOCATION);
-    send_option(stream, option::SET_META_CONTEXT, &data)?;
+    put_string(&mut data, BASE_ALLOCATION.as_bytes());
+    send_option(stream, opt::SET_META_CONTEXT, &data)?;
     let mut id = None;
     for _ in 0..MAX_ANSWERS {
-        let answer = Answer::read(stream, option::SET_META_CONTEXT)?;
+        let answer = Answer::read(stream, opt::SET_META_CONTEXT)?;
         match answer.kind {
-            answer::ACK => return Ok(id),
-            answer::META_CONTEXT if answer.data.get(4..) == Some(ALLOCATION) => {
-                id = Some(wire::u32_at(&answer.data, 0));
+            rep::ACK => return Ok(id),
+            rep::META_CONTEXT if answer.data.get(4..) == Some(BASE_ALLOCATION.as_bytes()) => {
+                id = Some(u32_at(&answer.data, 0));
             }
             // Why, it says when the export is asked for.
-            kind if kind & answer::ERROR != 0 => return Ok(None),
+            kind if kind & rep::ERROR_BIT != 0 => return Ok(None),
             _ => return Err(answer.unexpected()),
         }
     }
@@ -143,75 +174,71 @@ fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>> {
     put_string(&mut data, name.as_bytes());
     data.extend_from_slice(&1u16.to_be_bytes());
     data.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
-    send_option(stream, option::GO, &data)?;
+    send_option(stream, opt::GO, &data)?;
     let (mut found, mut blocks) = (None, None);
     for _ in 0..MAX_ANSWERS {
-        let answer = Answer::read(stream, option::GO)?;
+        let answer = Answer::read(stream, opt::GO)?;
         match answer.kind {
-            answer::ACK => {
-                let (size, flags) =
-                    found.ok_or_else(|| broken("did not tell the export's size"))?;
-                return export(size, flags, blocks).map(Some);
+            rep::ACK => {
+                let found = found.ok_or_else(|| broken("did not tell the export's size"))?;
+                return export(found, blocks).map(Some);
             }
-            answer::ERR_UNSUP => return Ok(None),
-            answer::INFO => {}
+            rep::ERR_UNSUP => return Ok(None),
+            rep::INFO => {}
             _ => return Err(answer.refusal(name)),
         }
-        let data = &answer.data[..];
-        let kind = (data.len() >= 2).then(|| wire::u16_at(data, 0));
-        match (kind, data.len()) {
-            (Some(info::EXPORT), 12) => {
-                found = Some((wire::u64_at(data, 2), wire::u16_at(data, 10)));
-            }
-            (Some(info::BLOCK_SIZE), 14) => {
-                blocks = Some([2, 6, 10].map(|at| wire::u32_at(data, at)));
-            }
-            (Some(info::EXPORT | info::BLOCK_SIZE) | None, _) => {
-                return Err(broken("sent an NBD_REP_INFO of a wrong length"));
-            }
-            _ => {}
+        match Info::parse(&answer.data) {
+            Some(Info::Export(export)) => found = Some(export),
+            Some(Info::BlockSizes(sizes)) => blocks = Some(sizes),
+            Some(Info::Other) => {}
+            None => return Err(broken("sent an NBD_REP_INFO of a wrong length")),
         }
     }
     Err(broken("answers one option again and again"))
 }
 
 fn export_name(stream: &mut (impl Read + Write), name: &str, greeted: u16) -> Result<Export> {
-    send_option(stream, option::EXPORT_NAME, name.as_bytes())?;
+    send_option(stream, opt::EXPORT_NAME, name.as_bytes())?;
     let size = read_u64(stream)?;
     let flags = u16::from_be_bytes(read(stream)?);
-    if greeted & greeting::NO_ZEROES == 0 {
+    if greeted & handshake_flag::NO_ZEROES == 0 {
         read::<124>(stream)?;
     }
-    export(size, flags, None)
+    export(ExportInfo { size, flags }, None)
 }
 
 /// Checks what the server says of its export.
-fn export(size: u64, flags: u16, blocks: Option<[u32; 3]>) -> Result<Export> {
-    if size > i64::MAX as u64 {
+fn export(export: ExportInfo, blocks: Option<BlockSizes>) -> Result<Export> {
+    if export.size > i64::MAX as u64 {
         return Err(broken("has an export of an impossible size"));
     }
-    let [minimum, preferred, maximum] = blocks.unwrap_or([1, 4096, MAX_PAYLOAD]);
+    let BlockSizes {
+        minimum,
+        preferred,
+        maximum,
+    } = blocks.unwrap_or(BlockSizes {
+        minimum: 1,
+        preferred: 4096,
+        maximum: MAX_PAYLOAD,
+    });
     let unit = minimum.max(512);
-    let maximum_payload = maximum.min(MAX_PAYLOAD) / unit.max(1) * unit;
-    if !minimum.is_power_of_two() || minimum > 64 << 10 || maximum_payload == 0 {
+    if !minimum.is_power_of_two() || minimum > 64 << 10 || maximum < unit {
         return Err(broken(&format!(
             "has impossible block sizes: {minimum} to {maximum} bytes"
         )));
     }
     // Only a wish, which some servers have below the minimum.
-    let preferred = if preferred.is_power_of_two() {
-        preferred
-    } else {
-        4096
+    let preferred = match preferred.is_power_of_two() {
+        true => preferred.clamp(unit, 32 << 20),
+        false => unit.max(4096),
     };
-    let preferred = preferred.clamp(unit, 32 << 20);
     Ok(Export {
-        size,
-        flags,
+        size: export.size,
+        flags: export.flags,
         minimum_block: minimum,
         preferred_block: preferred,
-        maximum_payload,
-        structured: false,
+        maximum_block: maximum,
+        replies: Replies::Simple,
         allocation: None,
     })
 }
@@ -225,16 +252,15 @@ struct Answer {
 
 impl Answer {
     fn read(stream: &mut impl Read, option: u32) -> Result<Answer> {
-        if read_u64(stream)? != wire::OPTION_REPLY_MAGIC {
+        let Some(header) = OptionReplyHeader::parse(&read(stream)?) else {
             return Err(broken(
                 "sent a reply to an option with a wrong magic number",
             ));
-        }
-        if u32::from_be_bytes(read(stream)?) != option {
+        };
+        let OptionReplyHeader { kind, len, .. } = header;
+        if header.option != option {
             return Err(broken("sent a reply to an option that was not sent"));
         }
-        let kind = u32::from_be_bytes(read(stream)?);
-        let len = u32::from_be_bytes(read(stream)?);
         if len > MAX_ANSWER {
             return Err(broken(&format!("sent a reply of {len} bytes to an option")));
         }
@@ -250,14 +276,14 @@ impl Answer {
 
     fn refusal(&self, name: &str) -> Refusal {
         let why = match self.kind {
-            answer::ERR_UNKNOWN => format!("has no export '{name}'"),
-            answer::ERR_TLS_REQD => "requires TLS, which is not supported here".into(),
-            answer::ERR_POLICY => format!("does not allow export '{name}'"),
-            kind if kind & answer::ERROR != 0 => format!("refuses export '{name}' ({kind:#x})"),
+            rep::ERR_UNKNOWN => format!("has no export '{name}'"),
+            rep::ERR_TLS_REQD => "requires TLS, which is not supported here".into(),
+            rep::ERR_POLICY => format!("does not allow export '{name}'"),
+            kind if kind & rep::ERROR_BIT != 0 => format!("refuses export '{name}' ({kind:#x})"),
             _ => return self.unexpected(),
         };
-        let text = &self.data[..self.data.len().min(wire::MAX_STRING)];
-        match wire::readable(text) {
+        let text = &self.data[..self.data.len().min(MAX_STRING)];
+        match readable(text) {
             text if text.is_empty() => broken(&why),
             text => broken(&format!("{why}: {text}")),
         }
@@ -270,11 +296,9 @@ fn put_string(out: &mut Vec<u8>, text: &[u8]) {
 }
 
 fn send_option(stream: &mut impl Write, option: u32, data: &[u8]) -> Result<()> {
-    let mut out = Vec::with_capacity(16 + data.len());
-    out.extend_from_slice(&wire::OPTION_MAGIC.to_be_bytes());
-    out.extend_from_slice(&option.to_be_bytes());
-    put_string(&mut out, data);
-    write(stream, &out)
+    let len = data.len() as u32;
+    let header = OptionHeader { option, len }.to_bytes();
+    write(stream, &[&header[..], data].concat())
 }
 
 fn write(stream: &mut impl Write, bytes: &[u8]) -> Result<()> {

@@ -1,0 +1,15 @@
+//! What the server of `exports`, the client of `storage` and that of `bench`
+//! have in common.
+//!
+//! - `uri` is where an export is,
+//! - `protocol` has the numbers, and the small structures as bytes,
+//! - `client` is a client's handshake.
+//!
+//! "NBD" and "proto.md" in comments are doc/proto.md of NetworkBlockDevice/nbd,
+//! with its extension EXTENDED_HEADERS.
+
+pub mod client;
+pub mod protocol;
+pub mod uri;
+
+pub use uri::{Address, NbdUri};

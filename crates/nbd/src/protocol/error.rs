@@ -1,0 +1,81 @@
+//! The errors of replies (proto.md, "Error values").
+
+/// What a server may say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ErrorCode {
+    NotPermitted = 1,
+    Io = 5,
+    NoMemory = 12,
+    Invalid = 22,
+    NoSpace = 28,
+    Overflow = 75,
+    NotSupported = 95,
+    Shutdown = 108,
+}
+
+impl ErrorCode {
+    /// The error of a disk that failed with this errno.
+    pub fn from_errno(errno: i32) -> ErrorCode {
+        match errno {
+            libc::EPERM | libc::EROFS | libc::EACCES => ErrorCode::NotPermitted,
+            libc::ENOMEM => ErrorCode::NoMemory,
+            libc::EINVAL => ErrorCode::Invalid,
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => ErrorCode::NoSpace,
+            libc::EOVERFLOW => ErrorCode::Overflow,
+            libc::EOPNOTSUPP => ErrorCode::NotSupported,
+            libc::ESHUTDOWN => ErrorCode::Shutdown,
+            _ => ErrorCode::Io,
+        }
+    }
+
+    /// For people.
+    pub fn text(self) -> &'static str {
+        match self {
+            ErrorCode::NotPermitted => "not permitted",
+            ErrorCode::Io => "input/output error",
+            ErrorCode::NoMemory => "out of memory",
+            ErrorCode::Invalid => "invalid argument",
+            ErrorCode::NoSpace => "no space left",
+            ErrorCode::Overflow => "value too large",
+            ErrorCode::NotSupported => "not supported",
+            ErrorCode::Shutdown => "the server is shutting down",
+        }
+    }
+}
+
+/// The errno of what a server has said, which may be any number but 0.
+pub fn errno(error: u32) -> i32 {
+    match error {
+        1 => libc::EPERM,
+        12 => libc::ENOMEM,
+        22 => libc::EINVAL,
+        28 => libc::ENOSPC,
+        75 => libc::EOVERFLOW,
+        95 => libc::EOPNOTSUPP,
+        // 5, and 108 (the server is shutting down): this request is lost.
+        _ => libc::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_errno_that_has_a_number_comes_back() {
+        for there in [
+            libc::EPERM,
+            libc::EIO,
+            libc::ENOMEM,
+            libc::EINVAL,
+            libc::ENOSPC,
+            libc::EOVERFLOW,
+            libc::EOPNOTSUPP,
+        ] {
+            assert_eq!(errno(ErrorCode::from_errno(there) as u32), there);
+        }
+        assert_eq!(errno(ErrorCode::Shutdown as u32), libc::EIO);
+        assert_eq!(errno(u32::MAX), libc::EIO);
+    }
+}

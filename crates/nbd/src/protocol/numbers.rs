@@ -1,0 +1,131 @@
+//! Numbers that have a name in proto.md; the names are what is left of it
+//! without the prefix (NBD_OPT_, say).
+
+/// "NBDMAGIC", which a server begins with ("Newstyle negotiation").
+pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
+/// "IHAVEOPT": what comes next, and what an option begins with.
+pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+/// What comes next from a server of old ("Oldstyle negotiation").
+pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+/// What the reply to an option begins with.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+
+/// In the server's flags (16 bits) and in the client's (32 bits): "Handshake
+/// flags", "Client flags".
+pub mod handshake_flag {
+    pub const FIXED_NEWSTYLE: u16 = 1 << 0;
+    pub const NO_ZEROES: u16 = 1 << 1;
+}
+
+/// What a client may ask for ("Option types").
+pub mod opt {
+    pub const EXPORT_NAME: u32 = 1;
+    pub const ABORT: u32 = 2;
+    pub const LIST: u32 = 3;
+    pub const STARTTLS: u32 = 5;
+    pub const INFO: u32 = 6;
+    pub const GO: u32 = 7;
+    pub const STRUCTURED_REPLY: u32 = 8;
+    pub const LIST_META_CONTEXT: u32 = 9;
+    pub const SET_META_CONTEXT: u32 = 10;
+    pub const EXTENDED_HEADERS: u32 = 11;
+}
+
+/// Replies to options ("Option reply types").
+pub mod rep {
+    pub const ACK: u32 = 1;
+    pub const SERVER: u32 = 2;
+    pub const INFO: u32 = 3;
+    pub const META_CONTEXT: u32 = 4;
+    /// Makes any type an error.
+    pub const ERROR_BIT: u32 = 1 << 31;
+    pub const ERR_UNSUP: u32 = ERROR_BIT | 1;
+    pub const ERR_POLICY: u32 = ERROR_BIT | 2;
+    pub const ERR_INVALID: u32 = ERROR_BIT | 3;
+    pub const ERR_TLS_REQD: u32 = ERROR_BIT | 5;
+    pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
+    pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
+    pub const ERR_BLOCK_SIZE_REQD: u32 = ERROR_BIT | 8;
+    pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT | 10;
+}
+
+/// What INFO and GO tell ("Option reply types").
+pub mod info {
+    pub const EXPORT: u16 = 0;
+    pub const NAME: u16 = 1;
+    pub const DESCRIPTION: u16 = 2;
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// What an export offers ("Transmission flags").
+pub mod export_flag {
+    pub const HAS_FLAGS: u16 = 1 << 0;
+    pub const READ_ONLY: u16 = 1 << 1;
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    pub const SEND_FUA: u16 = 1 << 3;
+    pub const ROTATIONAL: u16 = 1 << 4;
+    pub const SEND_TRIM: u16 = 1 << 5;
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    pub const SEND_DF: u16 = 1 << 7;
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    pub const SEND_CACHE: u16 = 1 << 10;
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+    pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
+}
+
+/// What a request asks for ("Request types").
+pub mod command {
+    pub const READ: u16 = 0;
+    pub const WRITE: u16 = 1;
+    pub const DISC: u16 = 2;
+    pub const FLUSH: u16 = 3;
+    pub const TRIM: u16 = 4;
+    pub const CACHE: u16 = 5;
+    pub const WRITE_ZEROES: u16 = 6;
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+/// Of a request ("Command flags").
+pub mod command_flag {
+    pub const FUA: u16 = 1 << 0;
+    pub const NO_HOLE: u16 = 1 << 1;
+    pub const DF: u16 = 1 << 2;
+    pub const REQ_ONE: u16 = 1 << 3;
+    pub const FAST_ZERO: u16 = 1 << 4;
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
+}
+
+/// Types of chunks in structured and extended replies ("Structured reply
+/// types").
+pub mod chunk {
+    pub const NONE: u16 = 0;
+    pub const OFFSET_DATA: u16 = 1;
+    pub const OFFSET_HOLE: u16 = 2;
+    pub const BLOCK_STATUS: u16 = 5;
+    pub const BLOCK_STATUS_EXT: u16 = 6;
+    /// Makes any type an error.
+    pub const ERROR_BIT: u16 = 1 << 15;
+    pub const ERROR: u16 = ERROR_BIT | 1;
+    pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
+}
+
+/// The last chunk of its reply ("Structured reply flags").
+pub const REPLY_FLAG_DONE: u16 = 1;
+
+/// The metadata context that tells holes from data ("`base:allocation`
+/// metadata context").
+pub const BASE_ALLOCATION: &str = "base:allocation";
+
+/// Of base:allocation.
+pub mod state {
+    pub const HOLE: u32 = 1 << 0;
+    pub const ZERO: u32 = 1 << 1;
+}
+
+/// The longest string in bytes ("Conventions").
+pub const MAX_STRING: usize = 4096;
+
+/// The longest payload that everybody should take, and the longest if nobody
+/// says anything of it ("Size constraints").
+pub const MAX_PAYLOAD: u32 = 32 << 20;

@@ -1,0 +1,330 @@
+//! Headers of requests and of replies (proto.md, "Transmission", and "Request
+//! message", "Simple reply message", "Structured reply chunk message").
+
+use super::{command, command_flag, u16_at, u32_at, u64_at};
+
+const COMPACT_REQUEST_MAGIC: u32 = 0x2560_9513;
+const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
+
+/// Which headers a connection uses; agreed upon in the handshake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Replies {
+    #[default]
+    Simple,
+    /// NBD_OPT_STRUCTURED_REPLY
+    Structured,
+    /// NBD_OPT_EXTENDED_HEADERS
+    Extended,
+}
+
+impl Replies {
+    /// Bytes of a request's header.
+    pub const fn request_len(self) -> usize {
+        match self {
+            Replies::Extended => RequestHeader::EXTENDED_LEN,
+            Replies::Simple | Replies::Structured => RequestHeader::COMPACT_LEN,
+        }
+    }
+
+    /// The protocol's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Replies::Simple => "simple replies",
+            Replies::Structured => "structured replies",
+            Replies::Extended => "extended headers",
+        }
+    }
+}
+
+/// A request's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHeader {
+    /// See [`command_flag`].
+    pub flags: u16,
+    /// See [`command`].
+    pub command: u16,
+    /// The client's own; goes back with the replies.
+    pub cookie: u64,
+    pub offset: u64,
+    /// Of the range, or of the payload that follows; in a compact header
+    /// 32 bits.
+    pub len: u64,
+}
+
+/// What is there instead of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:#010x} where a request should begin")]
+pub struct NotARequest(pub u32);
+
+impl RequestHeader {
+    pub const COMPACT_LEN: usize = 28;
+    pub const EXTENDED_LEN: usize = 32;
+
+    /// Read a header; `bytes` are exactly [`Replies::request_len`].
+    #[inline]
+    pub fn parse(replies: Replies, bytes: &[u8]) -> Result<RequestHeader, NotARequest> {
+        let wide = replies == Replies::Extended;
+        let expected = if wide {
+            EXTENDED_REQUEST_MAGIC
+        } else {
+            COMPACT_REQUEST_MAGIC
+        };
+        let magic = u32_at(bytes, 0);
+        if magic != expected {
+            return Err(NotARequest(magic));
+        }
+        Ok(RequestHeader {
+            flags: u16_at(bytes, 4),
+            command: u16_at(bytes, 6),
+            cookie: u64_at(bytes, 8),
+            offset: u64_at(bytes, 16),
+            len: if wide {
+                u64_at(bytes, 24)
+            } else {
+                u32_at(bytes, 24).into()
+            },
+        })
+    }
+
+    /// For simple and structured replies.
+    #[inline]
+    pub fn compact(self) -> [u8; RequestHeader::COMPACT_LEN] {
+        let mut bytes = [0; RequestHeader::COMPACT_LEN];
+        bytes[..4].copy_from_slice(&COMPACT_REQUEST_MAGIC.to_be_bytes());
+        self.common(&mut bytes[4..24]);
+        bytes[24..].copy_from_slice(&(self.len as u32).to_be_bytes());
+        bytes
+    }
+
+    /// For extended headers.
+    #[inline]
+    pub fn extended(self) -> [u8; RequestHeader::EXTENDED_LEN] {
+        let mut bytes = [0; RequestHeader::EXTENDED_LEN];
+        bytes[..4].copy_from_slice(&EXTENDED_REQUEST_MAGIC.to_be_bytes());
+        self.common(&mut bytes[4..24]);
+        bytes[24..].copy_from_slice(&self.len.to_be_bytes());
+        bytes
+    }
+
+    #[inline]
+    fn common(self, bytes: &mut [u8]) {
+        bytes[..2].copy_from_slice(&self.flags.to_be_bytes());
+        bytes[2..4].copy_from_slice(&self.command.to_be_bytes());
+        bytes[4..12].copy_from_slice(&self.cookie.to_be_bytes());
+        bytes[12..20].copy_from_slice(&self.offset.to_be_bytes());
+    }
+
+    /// Append the header in the form that was agreed upon.
+    #[inline]
+    pub fn put(self, replies: Replies, out: &mut Vec<u8>) {
+        match replies {
+            Replies::Extended => out.extend_from_slice(&self.extended()),
+            Replies::Simple | Replies::Structured => out.extend_from_slice(&self.compact()),
+        }
+    }
+
+    /// Whether bytes follow the header, as many as `len` says. A write must
+    /// say so in extended headers, but QEMU's (up to 10.0 at least) do not.
+    #[inline]
+    pub fn has_payload(&self, replies: Replies) -> bool {
+        let says_so = self.flags & command_flag::PAYLOAD_LEN != 0;
+        self.command == command::WRITE || (replies == Replies::Extended && says_so)
+    }
+}
+
+/// A simple reply's header; `error` is 0 or an [`ErrorCode`](super::ErrorCode).
+#[inline]
+pub fn simple_reply(error: u32, cookie: u64) -> [u8; ReplyHeader::SIMPLE_LEN] {
+    let mut bytes = [0; ReplyHeader::SIMPLE_LEN];
+    bytes[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+    bytes[4..8].copy_from_slice(&error.to_be_bytes());
+    bytes[8..].copy_from_slice(&cookie.to_be_bytes());
+    bytes
+}
+
+/// The header of a chunk, before its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkHeader {
+    /// See [`REPLY_FLAG_DONE`](super::REPLY_FLAG_DONE).
+    pub flags: u16,
+    /// See [`chunk`](super::chunk).
+    pub kind: u16,
+    pub cookie: u64,
+    /// Of the request. Only extended headers have it.
+    pub offset: u64,
+    /// Bytes of payload; in a structured header 32 bits.
+    pub len: u64,
+}
+
+impl ChunkHeader {
+    #[inline]
+    pub fn structured(self) -> [u8; ReplyHeader::STRUCTURED_LEN] {
+        let mut bytes = [0; ReplyHeader::STRUCTURED_LEN];
+        bytes[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+        self.common(&mut bytes[4..16]);
+        bytes[16..].copy_from_slice(&(self.len as u32).to_be_bytes());
+        bytes
+    }
+
+    #[inline]
+    pub fn extended(self) -> [u8; ReplyHeader::EXTENDED_LEN] {
+        let mut bytes = [0; ReplyHeader::EXTENDED_LEN];
+        bytes[..4].copy_from_slice(&EXTENDED_REPLY_MAGIC.to_be_bytes());
+        self.common(&mut bytes[4..16]);
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[24..].copy_from_slice(&self.len.to_be_bytes());
+        bytes
+    }
+
+    #[inline]
+    fn common(self, bytes: &mut [u8]) {
+        bytes[..2].copy_from_slice(&self.flags.to_be_bytes());
+        bytes[2..4].copy_from_slice(&self.kind.to_be_bytes());
+        bytes[4..12].copy_from_slice(&self.cookie.to_be_bytes());
+    }
+}
+
+/// What a server's bytes begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyHeader {
+    Simple { error: u32, cookie: u64 },
+    Chunk(ChunkHeader),
+}
+
+/// The number that is there instead of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAReply(pub u32);
+
+impl ReplyHeader {
+    pub const SIMPLE_LEN: usize = 16;
+    pub const STRUCTURED_LEN: usize = 20;
+    pub const EXTENDED_LEN: usize = 32;
+
+    /// Read the header that `bytes` begin with, and return it with its length.
+    /// None: they end before it does.
+    #[inline(always)]
+    pub fn parse(
+        replies: Replies,
+        bytes: &[u8],
+    ) -> Result<Option<(ReplyHeader, usize)>, NotAReply> {
+        let Some(magic) = bytes.first_chunk() else {
+            return Ok(None);
+        };
+        match (u32::from_be_bytes(*magic), replies) {
+            (SIMPLE_REPLY_MAGIC, Replies::Simple | Replies::Structured) => {
+                let bytes = bytes.first_chunk::<{ Self::SIMPLE_LEN }>();
+                Ok(bytes.map(|bytes| (Self::simple(bytes), bytes.len())))
+            }
+            (STRUCTURED_REPLY_MAGIC, Replies::Structured) => {
+                let bytes = bytes.first_chunk::<{ Self::STRUCTURED_LEN }>();
+                Ok(bytes.map(|bytes| {
+                    let len = u32_at(bytes, 16).into();
+                    (Self::chunk(bytes, 0, len), bytes.len())
+                }))
+            }
+            (EXTENDED_REPLY_MAGIC, Replies::Extended) => {
+                let bytes = bytes.first_chunk::<{ Self::EXTENDED_LEN }>();
+                Ok(bytes.map(|bytes| {
+                    let (offset, len) = (u64_at(bytes, 16), u64_at(bytes, 24));
+                    (Self::chunk(bytes, offset, len), bytes.len())
+                }))
+            }
+            (magic, _) => Err(NotAReply(magic)),
+        }
+    }
+
+    #[inline(always)]
+    fn simple(bytes: &[u8]) -> ReplyHeader {
+        ReplyHeader::Simple {
+            error: u32_at(bytes, 4),
+            cookie: u64_at(bytes, 8),
+        }
+    }
+
+    #[inline(always)]
+    fn chunk(bytes: &[u8], offset: u64, len: u64) -> ReplyHeader {
+        ReplyHeader::Chunk(ChunkHeader {
+            flags: u16_at(bytes, 4),
+            kind: u16_at(bytes, 6),
+            cookie: u64_at(bytes, 8),
+            offset,
+            len,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As proto.md has them, field by field.
+    #[test]
+    fn requests_are_those_of_the_specification() {
+        let header = RequestHeader {
+            flags: 0x0102,
+            command: 0x0304,
+            cookie: 0x0506_0708_090a_0b0c,
+            offset: 0x0d0e_0f10_1112_1314,
+            len: 0x1516_1718,
+        };
+        let fields: Vec<u8> = (1..=20).collect();
+        let compact = [b"\x25\x60\x95\x13", &fields[..], b"\x15\x16\x17\x18"].concat();
+        let len = b"\0\0\0\0\x15\x16\x17\x18";
+        let extended = [b"\x21\xe4\x1c\x71", &fields[..], len].concat();
+        for (replies, bytes, other) in [
+            (Replies::Simple, &compact, &extended),
+            (Replies::Structured, &compact, &extended),
+            (Replies::Extended, &extended, &compact),
+        ] {
+            let mut put = Vec::new();
+            header.put(replies, &mut put);
+            assert_eq!(&put, bytes);
+            assert_eq!(bytes.len(), replies.request_len());
+            assert_eq!(RequestHeader::parse(replies, bytes), Ok(header));
+            let magic = u32_at(other, 0);
+            let parsed = RequestHeader::parse(replies, other);
+            assert_eq!(parsed, Err(NotARequest(magic)));
+        }
+    }
+
+    /// Those of each form are read back by clients that have agreed on it, and
+    /// by no other, however many bytes are there.
+    #[test]
+    fn replies_are_read_as_they_are_written() {
+        use Replies::{Extended, Simple, Structured};
+        let header = |offset| ChunkHeader {
+            flags: 1,
+            kind: 0x8002,
+            cookie: 0x0102_0304_0506_0708,
+            offset,
+            len: 0xffff_fffe,
+        };
+        let (simple, cookie) = (simple_reply(28, 7), 7);
+        let simple = (&simple[..], ReplyHeader::Simple { error: 28, cookie });
+        let structured = header(1 << 40).structured();
+        let structured = (&structured[..], ReplyHeader::Chunk(header(0)));
+        let extended = header(1 << 40).extended();
+        let extended = (&extended[..], ReplyHeader::Chunk(header(1 << 40)));
+        for (replies, good, bad) in [
+            (Simple, vec![simple], vec![structured, extended]),
+            (Structured, vec![simple, structured], vec![extended]),
+            (Extended, vec![extended], vec![simple, structured]),
+        ] {
+            for (bytes, header) in good {
+                let more = [bytes, b"and more"].concat();
+                let parsed = ReplyHeader::parse(replies, &more);
+                assert_eq!(parsed, Ok(Some((header, bytes.len()))));
+                for len in 0..bytes.len() {
+                    assert_eq!(ReplyHeader::parse(replies, &bytes[..len]), Ok(None));
+                }
+            }
+            for (bytes, _) in bad {
+                let magic = u32_at(bytes, 0);
+                assert_eq!(ReplyHeader::parse(replies, bytes), Err(NotAReply(magic)));
+            }
+        }
+    }
+}
