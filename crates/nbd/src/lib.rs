@@ -3,7 +3,8 @@
 //!
 //! - `uri` is where an export is,
 //! - `protocol` has the numbers, and the small structures as bytes,
-//! - `client` is a client's handshake.
+//! - `client` is a client's handshake,
+//! - `vsock` has the addresses of one kind of socket.
 //!
 //! "NBD" and "proto.md" in comments are doc/proto.md of NetworkBlockDevice/nbd,
 //! with its extension EXTENDED_HEADERS.
@@ -11,5 +12,6 @@
 pub mod client;
 pub mod protocol;
 pub mod uri;
+pub mod vsock;
 
 pub use uri::{Address, NbdUri};

@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The port that IANA keeps for NBD.
-const PORT: u16 = 10809;
+/// The port that IANA has assigned to NBD.
+pub const PORT: u16 = 10809;
 
 /// `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH` or
 /// `nbd+vsock://CID[:PORT]/EXPORT`.

@@ -1,8 +1,9 @@
 //! Where NBD clients connect: addresses, and listening at them.
 
 use crate::listen::{BACKLOG, ListenError, Listener};
+use fathom_nbd::uri::PORT;
+use fathom_nbd::vsock::{ANY_CID, VsockAddr};
 use rustix::io::Errno;
-use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with, sockopt,
 };
@@ -12,9 +13,6 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-
-/// The port that IANA has assigned to NBD.
-pub const PORT: u16 = 10809;
 
 /// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,9 +125,6 @@ fn parse_tcp(text: &str) -> Result<Address, String> {
     let host = host.to_owned();
     Ok(Address::Tcp { host, port })
 }
-
-/// VMADDR_CID_ANY.
-const ANY_CID: u32 = u32::MAX;
 
 fn parse_vsock(text: &str) -> Result<Address, String> {
     let bad = || format!("'{text}' is not CID:PORT, such as any:{PORT} or 2:{PORT}");
@@ -254,52 +249,6 @@ pub fn local_name(listener: &Listener) -> io::Result<String> {
     let path = rustix::net::SocketAddrUnix::try_from(any)?;
     let path = path.path_bytes().unwrap_or_default();
     Ok(format!("unix:{}", String::from_utf8_lossy(path)))
-}
-
-/// AF_VSOCK's address.
-pub(super) struct VsockAddr(libc::sockaddr_vm);
-
-impl VsockAddr {
-    fn new(cid: u32, port: u32) -> VsockAddr {
-        // SAFETY: plain numbers, for which zero is a value.
-        let mut addr: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
-        addr.svm_family = libc::AF_VSOCK as libc::sa_family_t;
-        addr.svm_cid = cid;
-        addr.svm_port = port;
-        VsockAddr(addr)
-    }
-
-    /// `any` has the family AF_VSOCK.
-    pub(super) fn from_any(any: &rustix::net::SocketAddrAny) -> VsockAddr {
-        let mut addr = VsockAddr::new(0, 0);
-        let len = size_of_val(&addr.0).min(any.addr_len() as usize);
-        // SAFETY: `len` bytes are there on both sides, and any bytes are a
-        // sockaddr_vm.
-        unsafe {
-            let from = any.as_ptr().cast::<u8>();
-            std::ptr::copy_nonoverlapping(from, (&raw mut addr.0).cast::<u8>(), len);
-        }
-        addr
-    }
-}
-
-impl fmt::Display for VsockAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.svm_cid {
-            ANY_CID => write!(f, "any:{}", self.0.svm_port),
-            cid => write!(f, "{cid}:{}", self.0.svm_port),
-        }
-    }
-}
-
-// SAFETY: it passes a pointer to a whole sockaddr_vm with its length.
-unsafe impl SocketAddrArg for VsockAddr {
-    unsafe fn with_sockaddr<R>(
-        &self,
-        f: impl FnOnce(*const SocketAddrOpaque, SocketAddrLen) -> R,
-    ) -> R {
-        f((&raw const self.0).cast(), size_of_val(&self.0) as u32)
-    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,6 @@ mod server;
 mod tls;
 
 pub use export::{Export, Exports, SameName};
-pub use listen::{Address, PORT, listen_at, local_name};
+pub use listen::{Address, listen_at, local_name};
 pub use server::{ConnectionInfo, NbdServer, Options};
 pub use tls::{Mode as TlsMode, Tls, TlsError};

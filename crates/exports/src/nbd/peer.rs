@@ -1,6 +1,6 @@
 //! Who a client is, and what its socket needs.
 
-use super::listen::VsockAddr;
+use fathom_nbd::vsock::VsockAddr;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, sockopt};
 use std::net::SocketAddr;

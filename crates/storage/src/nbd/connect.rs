@@ -1,8 +1,9 @@
 //! A connected socket, with one deadline for all that blocks on it.
 
+use fathom_nbd::vsock::VsockAddr;
 use fathom_nbd::{Address, NbdUri};
 use rustix::io::Errno;
-use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
+use rustix::net::addr::SocketAddrArg;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::io::{self, Read, Write};
@@ -108,29 +109,5 @@ impl Write for Dialled {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// AF_VSOCK's address.
-struct VsockAddr(libc::sockaddr_vm);
-
-impl VsockAddr {
-    fn new(cid: u32, port: u32) -> VsockAddr {
-        // SAFETY: plain numbers, for which zero is a value.
-        let mut addr: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
-        addr.svm_family = libc::AF_VSOCK as libc::sa_family_t;
-        addr.svm_cid = cid;
-        addr.svm_port = port;
-        VsockAddr(addr)
-    }
-}
-
-// SAFETY: it passes a pointer to a whole sockaddr_vm with its length.
-unsafe impl SocketAddrArg for VsockAddr {
-    unsafe fn with_sockaddr<R>(
-        &self,
-        f: impl FnOnce(*const SocketAddrOpaque, SocketAddrLen) -> R,
-    ) -> R {
-        f((&raw const self.0).cast(), size_of_val(&self.0) as u32)
     }
 }
