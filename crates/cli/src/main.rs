@@ -1,5 +1,6 @@
 //! The `fathom` command: argument parsing and nothing else.
 
+mod aio;
 mod bench;
 mod breakdown;
 mod filters;

@@ -1,12 +1,13 @@
 //! `fathom serve`: disks for virtual machines and for NBD clients.
 
+use crate::aio::AioArg;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_daemon::{
-    Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, EngineKind, ExportOptions, Format,
-    Injection, NbdOptions, Outcome, Polling, ServeOptions, ServerTimeout, SocketSpec, Spec,
-    TlsMode, TlsOptions, find_filter, parse_format, read_config,
+    Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, ExportOptions, Format, Injection,
+    NbdOptions, Outcome, Polling, ServeOptions, ServerTimeout, SocketSpec, Spec, TlsMode,
+    TlsOptions, find_filter, parse_format, read_config,
 };
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -131,9 +132,8 @@ pub struct ServeArgs {
     #[arg(long)]
     readonly: bool,
 
-    /// How I/O is done: io_uring, native (Linux AIO) or threads
-    #[arg(long, value_name = "ENGINE", default_value = "io_uring")]
-    aio: EngineKind,
+    #[command(flatten)]
+    aio: AioArg,
 
     /// Register guest memory with io_uring: cheaper requests, but all of the
     /// guest's memory is pinned and counts as locked, ballooning gives
@@ -274,7 +274,7 @@ impl ServeArgs {
             metadata_cache: self.metadata_cache,
             allow_dirs: self.allow_dirs,
             read_only: self.readonly,
-            engine: self.aio,
+            engine: self.aio.aio,
             register_memory: self.register_memory,
             cache: self.cache,
             server_timeout: self.server_timeout,

@@ -1,5 +1,6 @@
 //! `fathom img bitmap`
 
+use super::common::FormatArg;
 use super::{Output, parse_format, print, print_json};
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
@@ -24,9 +25,8 @@ pub(super) struct BitmapArgs {
     /// Its format; by default what it looks like
     #[arg(short = 'F', long, value_parser = parse_format, requires = "source_file", value_name = "FORMAT")]
     source_format: Option<Format>,
-    /// Format of the image; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    format: Option<Format>,
+    #[command(flatten)]
+    format: FormatArg,
     /// With --list: read the image even though another process writes to it
     #[arg(short = 'U', long, requires = "list")]
     force_share: bool,
@@ -129,7 +129,7 @@ pub(super) fn run(args: BitmapArgs) -> anyhow::Result<()> {
         bail!("nothing to do: one of {all} or --list is needed");
     }
     let options = BitmapOptions {
-        format: args.format,
+        format: args.format.format,
         granularity: args.granularity,
         source: args.source_file,
         source_format: args.source_format,
@@ -138,7 +138,7 @@ pub(super) fn run(args: BitmapArgs) -> anyhow::Result<()> {
 }
 
 fn list(args: &BitmapArgs) -> anyhow::Result<()> {
-    let bitmaps = img::bitmaps(&args.file, args.format, args.force_share)?;
+    let bitmaps = img::bitmaps(&args.file, args.format.format, args.force_share)?;
     if args.json || args.output == Output::Json {
         let all: Vec<_> = bitmaps.iter().map(|bitmap| bitmap.to_json()).collect();
         return print_json(&all.into());

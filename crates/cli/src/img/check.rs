@@ -1,9 +1,11 @@
 //! `fathom img check`
 
-use super::{Common, parse_format, print, print_json};
+use super::common::{FormatArg, LookArgs};
+use super::{print, print_json};
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
-use fathom_img::{self as img, CheckOptions, Format, Repair};
+use fathom_img::{self as img, CheckOptions, Repair};
+use std::path::PathBuf;
 
 /// qemu-img's exit status for a format that has nothing to check.
 const UNSUPPORTED: i32 = 63;
@@ -22,9 +24,8 @@ const CACHES: [&str; 6] = [
 /// 3: space is lost; 63: raw)
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
-    /// Format of the image; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    format: Option<Format>,
+    #[command(flatten)]
+    format: FormatArg,
     /// Repair lost space only, or all there is to repair
     #[arg(short, long, value_enum, conflicts_with = "force_share")]
     repair: Option<RepairWhat>,
@@ -35,7 +36,10 @@ pub(super) struct CheckArgs {
     #[arg(short = 'T', long = "cache", value_parser = CACHES, value_name = "MODE")]
     _cache: Option<String>,
     #[command(flatten)]
-    common: Common,
+    look: LookArgs,
+    /// The image
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,7 +49,6 @@ enum RepairWhat {
 }
 
 pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
-    let common = &args.common;
     let options = CheckOptions {
         repair: match args.repair {
             None => Repair::Nothing,
@@ -60,10 +63,10 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         }
     };
     let checked = img::check(
-        &common.file,
-        args.format,
+        &args.file,
+        args.format.format,
         &options,
-        common.force_share,
+        args.look.force_share,
         &mut say,
     );
     let (format, report) = match checked {
@@ -73,8 +76,8 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         }
         other => other.map_err(|e| anyhow!(e))?,
     };
-    if common.json() {
-        let name = common.file.display().to_string();
+    if args.look.json() {
+        let name = args.file.display().to_string();
         print_json(&report.to_json(&name, format))?;
     } else if !args.quiet {
         print(&report)?;

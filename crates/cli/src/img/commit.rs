@@ -1,28 +1,26 @@
 //! `fathom img commit`
 
+use super::common::{FormatArg, RateArg};
+use super::print;
 use super::watch::{WatchArgs, watched};
-use super::{parse_format, print};
 use clap::Args;
 use fathom_daemon::Cache;
-use fathom_daemon::size::parse_size;
-use fathom_img::{self as img, CommitOptions, Format};
+use fathom_img::{self as img, CommitOptions};
 use std::path::PathBuf;
 
 /// Write what an image holds into its backing file
 #[derive(Debug, Args)]
 pub(super) struct CommitArgs {
-    /// Format of the image; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    format: Option<Format>,
+    #[command(flatten)]
+    format: FormatArg,
     /// The image of the chain to write to, instead of the one right below (implies --drop)
     #[arg(short, long, value_name = "PATH")]
     base: Option<PathBuf>,
     /// Leave in the image what is in it: it is going to be dropped
     #[arg(short, long)]
     drop: bool,
-    /// Bytes a second, at most
-    #[arg(short, long, value_parser = parse_size, value_name = "SIZE", alias = "rate-limit")]
-    rate: Option<u64>,
+    #[command(flatten)]
+    rate: RateArg,
     /// How the images are read and written: none, writeback or writethrough
     #[arg(short = 't', long, default_value = "writeback")]
     cache: Cache,
@@ -38,10 +36,10 @@ pub(super) struct CommitArgs {
 
 pub(super) fn run(args: CommitArgs) -> anyhow::Result<()> {
     let options = CommitOptions {
-        format: args.format,
+        format: args.format.format,
         keep: args.drop || args.base.is_some(),
         base: args.base,
-        rate: args.rate,
+        rate: args.rate.rate,
         cache: args.cache,
         allow_dirs: args.allow_dir,
     };

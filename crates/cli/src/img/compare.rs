@@ -1,14 +1,13 @@
 //! `fathom img compare`
 
+use super::common::ReadArgs;
 use super::parse_format;
-use super::watch::{WatchArgs, json_line, stop_flag};
+use super::watch::{json_line, stop_flag};
+use crate::aio::AioArg;
 use clap::Args;
-use fathom_daemon::{Cache, EngineKind};
-use fathom_img::{
-    self as img, CompareOptions, Comparison, Error, Format, OpenOptions, Progress, Source,
-};
+use fathom_daemon::Cache;
+use fathom_img::{self as img, CompareOptions, Comparison, Error, Format, Progress, Source};
 use serde_json::json;
-use std::path::PathBuf;
 
 /// Compare two disks (exit status 0: identical; 1: different; 2: not opened; 4: not read)
 #[derive(Debug, Args)]
@@ -25,17 +24,10 @@ pub(super) struct CompareArgs {
     /// How the images are read: none, writeback or writethrough
     #[arg(short = 'T', long, default_value = "writeback")]
     cache: Cache,
-    /// How I/O is done: io_uring, native (Linux AIO) or threads
-    #[arg(long, default_value = "io_uring", value_name = "ENGINE")]
-    aio: EngineKind,
-    /// Read images even though other processes write to them
-    #[arg(short = 'U', long)]
-    force_share: bool,
-    /// Directory in which an image may name backing or data files, besides its own
-    #[arg(long, value_name = "DIR")]
-    allow_dir: Vec<PathBuf>,
     #[command(flatten)]
-    watch: WatchArgs,
+    aio: AioArg,
+    #[command(flatten)]
+    read: ReadArgs,
     /// An image or an NBD URI
     #[arg(value_name = "FILE1")]
     a: String,
@@ -51,20 +43,12 @@ const INTERRUPTED: i32 = 130;
 
 pub(super) fn run(args: CompareArgs) -> anyhow::Result<()> {
     let stop = stop_flag()?;
-    let source = |text: &str, format| {
-        let open = OpenOptions {
-            cache: args.cache,
-            engine: args.aio,
-            force_share: args.force_share,
-            allow_dirs: args.allow_dir.clone(),
-            ..OpenOptions::reading(format)
-        };
-        Source::new(text, open)
-    };
+    let source =
+        |text: &str, format| Source::new(text, args.read.open(format, args.cache, args.aio.aio));
     let options = CompareOptions {
         strict: args.strict,
     };
-    let mut watch = args.watch.watch();
+    let mut watch = args.read.watch.watch();
     let mut watcher = |event| watch.event(event);
     let compared = source(&args.a, args.a_format).and_then(|a| {
         let b = source(&args.b, args.b_format)?;
@@ -105,7 +89,7 @@ fn tell(args: &CompareArgs, found: Comparison) -> anyhow::Result<()> {
                 ..
             }
     );
-    if args.watch.json() {
+    if args.read.watch.json() {
         let offset = match found {
             Comparison::Content { offset, .. } | Comparison::Allocation { offset } => Some(offset),
             _ => None,
@@ -117,7 +101,7 @@ fn tell(args: &CompareArgs, found: Comparison) -> anyhow::Result<()> {
             "offset": offset,
             "message": text,
         }));
-    } else if !args.watch.quiet() {
+    } else if !args.read.watch.quiet() {
         if sizes_differ && !args.strict {
             super::print("Warning: Image size mismatch!\n")?;
         }

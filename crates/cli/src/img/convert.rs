@@ -1,16 +1,17 @@
 //! `fathom img convert`
 
-use super::watch::{WatchArgs, watched};
+use super::common::{RateArg, ReadArgs};
+use super::watch::watched;
 use super::{format_options, parse_format};
+use crate::aio::AioArg;
 use anyhow::bail;
 use clap::Args;
+use fathom_daemon::Cache;
 use fathom_daemon::size::parse_size;
-use fathom_daemon::{Cache, EngineKind};
 use fathom_img::{
     self as img, Backing, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName,
     Source,
 };
-use std::path::PathBuf;
 
 /// Copy an image into another one, of any format
 #[derive(Debug, Args)]
@@ -52,12 +53,10 @@ pub(super) struct ConvertArgs {
     /// How the target is written: none, writeback or writethrough
     #[arg(short = 't', long, default_value = "writeback", value_name = "CACHE")]
     target_cache: Cache,
-    /// How I/O is done: io_uring, native (Linux AIO) or threads
-    #[arg(long, default_value = "io_uring", value_name = "ENGINE")]
-    aio: EngineKind,
-    /// Bytes a second, at most
-    #[arg(short, long, value_parser = parse_size, value_name = "SIZE", alias = "rate-limit")]
-    rate: Option<u64>,
+    #[command(flatten)]
+    aio: AioArg,
+    #[command(flatten)]
+    rate: RateArg,
     /// Requests at once
     #[arg(short = 'm', long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
     parallel: u16,
@@ -73,14 +72,8 @@ pub(super) struct ConvertArgs {
     /// Leave out bitmaps that are broken
     #[arg(long, requires = "bitmaps")]
     skip_broken_bitmaps: bool,
-    /// Read images even though other processes write to them
-    #[arg(short = 'U', long)]
-    force_share: bool,
-    /// Directory in which an image may name backing or data files, besides its own
-    #[arg(long, value_name = "DIR")]
-    allow_dir: Vec<PathBuf>,
     #[command(flatten)]
-    watch: WatchArgs,
+    read: ReadArgs,
     /// Images, NBD URIs or - for standard input (several are put one behind the other), then the
     /// target: a file, an NBD URI, or - for standard output
     #[arg(required = true, value_name = "SOURCE TARGET")]
@@ -101,23 +94,23 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
     let options = ConvertOptions {
         create,
         cache: args.target_cache,
-        engine: args.aio,
+        engine: args.aio.aio,
         no_create: args.no_create,
         target_is_zero: args.target_is_zero,
         compress: args.compress,
         sparse: args.sparse_size,
-        rate: args.rate,
+        rate: args.rate.rate,
         parallel: args.parallel.into(),
         salvage: args.salvage,
         bitmaps: args.bitmaps.then_some(match args.skip_broken_bitmaps {
             true => Broken::Skip,
             false => Broken::Refuse,
         }),
-        allow_dirs: args.allow_dir.clone(),
+        allow_dirs: args.read.allow_dir.clone(),
     };
     let sources: Result<Vec<_>, _> = sources.iter().map(|text| source(&args, text)).collect();
     let sources = sources?;
-    watched(&args.watch, |progress| {
+    watched(&args.read.watch, |progress| {
         img::convert(&sources, target, &options, progress)
     })
 }
@@ -126,12 +119,10 @@ fn source(args: &ConvertArgs, text: &str) -> anyhow::Result<Source> {
     Ok(Source::new(
         text,
         OpenOptions {
-            cache: args.source_cache,
-            engine: args.aio,
-            force_share: args.force_share,
-            allow_dirs: args.allow_dir.clone(),
             snapshot: args.source_snapshot.as_deref().map(SnapshotName::parse),
-            ..OpenOptions::reading(args.source_format)
+            ..args
+                .read
+                .open(args.source_format, args.source_cache, args.aio.aio)
         },
     )?)
 }

@@ -1,31 +1,30 @@
 //! `fathom img info`
 
-use super::{Common, parse_format, print, print_json};
+use super::common::{FormatArg, LookArgs};
+use super::{print, print_json};
 use clap::Args;
-use fathom_img::{self as img, Format};
+use fathom_img::{self as img};
+use std::path::PathBuf;
 
 /// Describe an image
 #[derive(Debug, Args)]
 pub(super) struct InfoArgs {
-    /// Format of the image; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    format: Option<Format>,
+    #[command(flatten)]
+    format: FormatArg,
     /// Describe all images below it, too
     #[arg(short, long)]
     backing_chain: bool,
     #[command(flatten)]
-    common: Common,
+    look: LookArgs,
+    /// The image
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
 }
 
 pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
-    let common = &args.common;
-    let infos = img::info(
-        &common.file,
-        args.format,
-        args.backing_chain,
-        common.force_share,
-    )?;
-    if common.json() {
+    let (format, force_share) = (args.format.format, args.look.force_share);
+    let infos = img::info(&args.file, format, args.backing_chain, force_share)?;
+    if args.look.json() {
         let mut all: Vec<_> = infos.iter().map(|info| info.to_json()).collect();
         return match all.pop() {
             Some(one) if !args.backing_chain => print_json(&one),

@@ -1,41 +1,39 @@
 //! `fathom img map`
 
-use super::{Common, parse_format};
+use super::common::{FormatArg, LookDeepArgs};
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::size::parse_size;
-use fathom_img::{self as img, Format, MapExtent, MapOptions};
+use fathom_img::{self as img, MapExtent, MapOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Say where in the chain, and where in which file, each part of an image's disk is
 #[derive(Debug, Args)]
 pub(super) struct MapArgs {
-    /// Format of the image; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    format: Option<Format>,
+    #[command(flatten)]
+    format: FormatArg,
     /// Where on the disk to begin
     #[arg(short, long, default_value = "0", value_parser = parse_size, value_name = "OFFSET")]
     start_offset: u64,
     /// How much of it to look at
     #[arg(short = 'l', long, value_parser = parse_size, value_name = "LENGTH")]
     max_length: Option<u64>,
-    /// Let images use files in this directory as backing files; repeatable [default: the image's
-    /// own directory]
-    #[arg(long = "allow-dir", value_name = "DIR")]
-    allow_dirs: Vec<PathBuf>,
     #[command(flatten)]
-    common: Common,
+    deep: LookDeepArgs,
+    /// The image
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
 }
 
 pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
-    let json = args.common.json();
+    let json = args.deep.look.json();
     let options = MapOptions {
-        format: args.format,
+        format: args.format.format,
         start: args.start_offset,
         max_len: args.max_length,
-        force_share: args.common.force_share,
-        allow_dirs: args.allow_dirs,
+        force_share: args.deep.look.force_share,
+        allow_dirs: args.deep.allow_dirs,
         snapshot: None,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
@@ -45,7 +43,7 @@ pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {
         false => format!("{:<16}{:<16}{:<16}File\n", "Offset", "Length", "Mapped to"),
     };
     let mut is_empty = true;
-    img::map(&args.common.file, &options, |extent, path| {
+    img::map(&args.file, &options, |extent, path| {
         write!(out, "{before}")?;
         (before, is_empty) = (String::new(), false);
         match json {

@@ -1,6 +1,7 @@
 //! `fathom img measure`
 
-use super::{Output, format_options, parse_format, print, print_json};
+use super::common::LookDeepArgs;
+use super::{format_options, parse_format, print, print_json};
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::size::parse_size;
@@ -30,19 +31,8 @@ pub(super) struct MeasureArgs {
     /// Of the disk as this snapshot has kept it: its ID or its name
     #[arg(short = 'l', long, value_name = "SNAPSHOT", requires = "file")]
     snapshot: Option<String>,
-    /// Let images use files in this directory as backing files; repeatable [default: the image's
-    /// own directory]
-    #[arg(long = "allow-dir", value_name = "DIR")]
-    allow_dirs: Vec<PathBuf>,
-    /// Read the image even though another process writes to it
-    #[arg(short = 'U', long)]
-    force_share: bool,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    /// The same, as qemu-img has it
-    #[arg(long, value_enum, value_name = "FORM", default_value = "human")]
-    output: Output,
+    #[command(flatten)]
+    deep: LookDeepArgs,
     /// The image to be converted
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
@@ -52,13 +42,14 @@ pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
     let Some(target) = format_options(args.output_format, &args.options)? else {
         return Ok(());
     };
+    let json = args.deep.look.json();
     let measure = match (args.file, args.size.or(target.size)) {
         (Some(_), Some(_)) if args.size.is_some() => bail!("either an image or --size is measured"),
         (Some(file), _) => {
             let source = MapOptions {
                 format: args.format,
-                force_share: args.force_share,
-                allow_dirs: args.allow_dirs,
+                force_share: args.deep.look.force_share,
+                allow_dirs: args.deep.allow_dirs,
                 snapshot: args.snapshot.as_deref().map(SnapshotName::parse),
                 ..MapOptions::default()
             };
@@ -67,7 +58,7 @@ pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {
         (None, Some(size)) => img::measure_empty(size, &target)?,
         (None, None) => bail!("an image or --size is needed"),
     };
-    match args.json || args.output == Output::Json {
+    match json {
         true => print_json(&measure.to_json()),
         false => print(measure),
     }

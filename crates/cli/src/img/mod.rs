@@ -4,6 +4,7 @@
 mod bitmap;
 mod check;
 mod commit;
+mod common;
 mod compare;
 mod convert;
 mod create;
@@ -19,7 +20,6 @@ use clap::{Args, Subcommand, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_img::{CreateOptions, Format};
 use std::io::Write;
-use std::path::PathBuf;
 
 /// Make, describe, check, copy, compare and change images
 #[derive(Debug, Args)]
@@ -58,28 +58,6 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Rebase(args) => rebase::run(args),
         ImgCommand::Resize(args) => resize::run(args),
         ImgCommand::Snapshot(args) => snapshot::run(&args),
-    }
-}
-
-#[derive(Debug, Args)]
-struct Common {
-    /// Read the image even though another process writes to it
-    #[arg(short = 'U', long)]
-    pub(super) force_share: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
-    /// The same, as qemu-img has it
-    #[arg(long, value_enum, value_name = "FORM", default_value = "human")]
-    pub(super) output: Output,
-    /// The image
-    #[arg(value_name = "FILE")]
-    pub(super) file: PathBuf,
-}
-
-impl Common {
-    fn json(&self) -> bool {
-        self.json || self.output == Output::Json
     }
 }
 

@@ -1,5 +1,6 @@
 //! `fathom img rebase`
 
+use super::common::FormatArg;
 use super::parse_format;
 use super::watch::{WatchArgs, watched};
 use clap::Args;
@@ -10,9 +11,8 @@ use std::path::PathBuf;
 /// Give an image another backing file; its disk stays what it is, unless -u
 #[derive(Debug, Args)]
 pub(super) struct RebaseArgs {
-    /// Format of the image; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    format: Option<Format>,
+    #[command(flatten)]
+    format: FormatArg,
     /// The backing file, as it is to be written in the image: absolute or seen from the image;
     /// "" for none
     #[arg(short, long, value_name = "PATH")]
@@ -45,7 +45,7 @@ pub(super) struct RebaseArgs {
 pub(super) fn run(args: RebaseArgs) -> anyhow::Result<()> {
     let backing = (!args.backing.is_empty()).then_some((args.backing, args.backing_format));
     let options = RebaseOptions {
-        format: args.format,
+        format: args.format.format,
         backing,
         only_name: args.backing_unsafe,
         compress: args.compress,

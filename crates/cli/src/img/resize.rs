@@ -1,18 +1,18 @@
 //! `fathom img resize`
 
-use super::{parse_format, print, print_json};
+use super::common::FormatArg;
+use super::{print, print_json};
 use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
-use fathom_img::{self as img, Format, NewSize, Preallocation, ResizeOptions};
+use fathom_img::{self as img, NewSize, Preallocation, ResizeOptions};
 use serde_json::json;
 use std::path::PathBuf;
 
 /// Make the disk of an image larger or (with --shrink) smaller
 #[derive(Debug, Args)]
 pub(super) struct ResizeArgs {
-    /// Format of the image; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    format: Option<Format>,
+    #[command(flatten)]
+    format: FormatArg,
     /// How what is new is allocated
     #[arg(long, value_enum, default_value = "off", value_name = "MODE")]
     preallocation: Mode,
@@ -68,7 +68,7 @@ pub(super) fn run(args: ResizeArgs) -> anyhow::Result<()> {
         shrink: args.shrink,
         allow_dirs: args.allow_dir,
     };
-    let done = img::resize(&args.file, args.format, &options)?;
+    let done = img::resize(&args.file, args.format.format, &options)?;
     if args.json {
         return print_json(&json!({
             "filename": args.file.display().to_string(),

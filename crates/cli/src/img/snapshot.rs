@@ -1,16 +1,16 @@
 //! `fathom img snapshot`
 
-use super::{parse_format, print, print_json};
+use super::common::FormatArg;
+use super::{print, print_json};
 use clap::Args;
-use fathom_img::{self as img, Format, SnapshotChange};
+use fathom_img::{self as img, SnapshotChange};
 use std::path::PathBuf;
 
 /// List, take, apply and delete internal snapshots of a qcow2 image
 #[derive(Debug, Args)]
 pub(super) struct SnapshotArgs {
-    /// Format of the image; by default what it looks like
-    #[arg(short, long, value_parser = parse_format)]
-    format: Option<Format>,
+    #[command(flatten)]
+    format: FormatArg,
     #[command(flatten)]
     action: Action,
     /// With --list: read the image even though another process writes to it
@@ -56,7 +56,7 @@ impl Action {
 }
 
 pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<()> {
-    let (file, format) = (&args.file, args.format);
+    let (file, format) = (&args.file, args.format.format);
     let Some(change) = args.action.change() else {
         let all = img::snapshots(file, format, args.force_share)?;
         return match args.json {
