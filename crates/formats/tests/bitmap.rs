@@ -13,7 +13,7 @@ use fathom_formats::testing::MemoryFile;
 use fathom_formats::{ImageFile, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use support::steps::{LIMIT, Random, Recorder, Step, cut};
+use support::steps::{LIMIT, Random, cuts, problem};
 use support::*;
 
 const SIZE: u64 = 1 << 20;
@@ -110,60 +110,19 @@ const CHANGES: &[(&str, &[(&str, Change)])] = &[
     ),
 ];
 
-/// Whether the image is sound and is one of those.
-fn problem(file: &MemoryFile, either: &[&State]) -> Option<String> {
-    let checked = check(file, Format::Qcow2, &Options::default(), &mut |_| {});
-    match checked {
-        Err(error) => return Some(error.to_string()),
-        Ok(report) if report.exit_status() != 0 => return Some(format!("{report:?}")),
-        Ok(_) => {}
-    }
-    let found = std::panic::catch_unwind(|| state(file));
-    match found {
-        Ok(found) if either.contains(&&found) => None,
-        _ => Some("it is neither the old image nor the new one".into()),
-    }
-}
-
-/// Makes changes with the power cut at each step; what was wrong.
-fn cuts(
-    before: &[u8],
-    work: &dyn Fn(&dyn ImageFile) -> Result<()>,
-    flushes: bool,
-    tears: usize,
-) -> Vec<String> {
-    let mut random = Random(0x5eed_0ffa_7403);
-    let recorder = Recorder::new(before);
-    work(&recorder).unwrap();
-    let old = state(&MemoryFile::new(before.to_vec(), LIMIT));
-    let new = state(&recorder.file);
-    assert_ne!(old, new);
-    let steps = recorder.steps.into_inner().unwrap();
-    assert!(steps.iter().any(|s| matches!(s, Step::Sync)));
-    let mut problems = Vec::new();
-    for end in (0..=steps.len()).flat_map(|end| vec![end; tears]) {
-        let file = cut(before, &steps[..end], flushes, &mut random);
-        let problem = problem(&file, &[&old, &new]);
-        problems.extend(problem.map(|p| format!("{end} of {}: {p}", steps.len())));
-    }
-    let file = cut(before, &steps, true, &mut random);
-    problems.extend(problem(&file, &[&new]).map(|p| format!("at the end: {p}")));
-    problems
-}
-
 #[test]
 fn a_power_cut_leaves_the_old_bitmaps_or_the_new_ones() {
-    let tears = 4 * rounds();
+    let tears = rounds(4) as usize;
     for options in IMAGES {
         let before = image(options);
         for (name, changes) in CHANGES {
-            let problems = cuts(&before, &|file| change(file, changes), true, tears);
+            let problems = cuts(&before, &|file| change(file, changes), state, true, tears);
             assert_eq!(problems, Vec::<String>::new(), "{options} {name}");
         }
         let from = MemoryFile::new(before, LIMIT);
         let empty = without_bitmaps(&from);
         let work = |file: &dyn ImageFile| copy(&from, file, Broken::Refuse).map(drop);
-        let problems = cuts(&empty, &work, true, tears);
+        let problems = cuts(&empty, &work, state, true, tears);
         assert_eq!(problems, Vec::<String>::new(), "{options} copy");
     }
 }
@@ -174,7 +133,7 @@ fn a_disk_that_does_not_flush_is_found_out() {
     for options in &IMAGES[..2] {
         let before = image(options);
         for (name, changes) in CHANGES {
-            let problems = cuts(&before, &|file| change(file, changes), false, 20);
+            let problems = cuts(&before, &|file| change(file, changes), state, false, 20);
             assert_ne!(problems.len(), 0, "{options} {name}");
         }
     }
@@ -193,7 +152,11 @@ fn a_full_disk_leaves_the_old_bitmaps() {
                     break;
                 }
                 full += 1;
-                assert_eq!(problem(&file, &[&old]), None, "{options} {name} {limit}");
+                assert_eq!(
+                    problem(state, &file, &[&old]),
+                    None,
+                    "{options} {name} {limit}"
+                );
             }
         }
         assert!(full > 0, "{options}: never full");
@@ -211,7 +174,7 @@ fn without_bitmaps(file: &MemoryFile) -> Vec<u8> {
 fn bits_are_what_a_model_says() {
     let mut random = Random(number("FATHOM_SEED").unwrap_or(0x1234_5678_9abc) | 1);
     let names = ["a", "b", "c", "d", "e"];
-    for round in 0..IMAGES.len() * rounds() {
+    for round in 0..IMAGES.len() * rounds(1) as usize {
         let options = IMAGES[round % IMAGES.len()];
         let file = MemoryFile::new(image(options), LIMIT);
         let mut model: BTreeMap<&str, (u64, BTreeSet<u64>)> = BTreeMap::new();
@@ -264,7 +227,7 @@ fn bits_are_what_a_model_says() {
             }
             bitmaps.commit().unwrap();
             let found = state(&file);
-            assert_eq!(problem(&file, &[&found]), None, "{options}");
+            assert_eq!(problem(state, &file, &[&found]), None, "{options}");
             assert_eq!(found.len(), model.len(), "{options}");
             for (name, (granularity, units)) in &model {
                 let (_, of, dirty) = &found[name.as_bytes()];
@@ -295,7 +258,11 @@ fn copies_are_what_they_were_copied_from() {
             copy(&from, &to, Broken::Refuse).unwrap(),
             Vec::<String>::new()
         );
-        assert_eq!(problem(&to, &[&state(&from)]), None, "{options} {other}");
+        assert_eq!(
+            problem(state, &to, &[&state(&from)]),
+            None,
+            "{options} {other}"
+        );
         // They are there already.
         let before = to.bytes().clone();
         assert!(copy(&from, &to, Broken::Refuse).is_err());
@@ -336,7 +303,7 @@ fn bitmaps_that_cannot_be_believed_are_forgotten() {
         ..Options::default()
     };
     check(&file, Format::Qcow2, &options, &mut |_| {}).unwrap();
-    assert_eq!(problem(&file, &[&found]), None);
+    assert_eq!(problem(state, &file, &[&found]), None);
 }
 
 /// Each of these is refused, in one line, and changes nothing.
@@ -420,16 +387,4 @@ fn info_knows_what_was_made() {
     let theirs = &qemu_info(dir.path(), "i")["format-specific"]["data"]["bitmaps"];
     assert_eq!(mine, theirs);
     assert_eq!(mine.as_array().unwrap().len(), 3);
-}
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(
-        text.parse()
-            .unwrap_or_else(|_| panic!("{name} is a number")),
-    )
-}
-
-fn rounds() -> usize {
-    number("FATHOM_ROUNDS").unwrap_or(1) as usize
 }

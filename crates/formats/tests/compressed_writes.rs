@@ -6,7 +6,7 @@ mod sim;
 mod support;
 
 use fathom_core::Op;
-use sim::case::{Case, Filled, Made, QCOW2};
+use sim::case::{Case, Filled, LARGE, Made, QCOW2, SMALL};
 use sim::cut::check_image;
 use sim::model::SECTOR;
 use sim::run::Run;
@@ -16,12 +16,7 @@ use sim::{each, rounds};
 use std::sync::Arc;
 
 const CASES: &[Case] = &[
-    Case {
-        name: "512",
-        options: "cluster_size=512",
-        cluster: 512,
-        ..QCOW2
-    },
+    SMALL,
     Case {
         name: "512-rc1",
         options: "cluster_size=512,refcount_bits=1",
@@ -74,12 +69,7 @@ const CASES: &[Case] = &[
         filled: Some(Filled::Plain),
         ..QCOW2
     },
-    Case {
-        name: "2M",
-        options: "cluster_size=2M",
-        cluster: 2 << 20,
-        ..QCOW2
-    },
+    LARGE,
     Case {
         name: "2M-extended-zstd",
         options: "cluster_size=2M,extended_l2=on,compression_type=zstd",

@@ -4,7 +4,6 @@
 mod support;
 
 use fathom_formats::img::backing::{NewBacking, make_empty, set_backing};
-use fathom_formats::img::check::{Options, check};
 use fathom_formats::img::create::Preallocation;
 use fathom_formats::img::edit::Editor;
 use fathom_formats::img::resize::{Resize, resize};
@@ -12,7 +11,7 @@ use fathom_formats::img::{Format, Image, bitmap, snapshot};
 use fathom_formats::qcow2::Header;
 use fathom_formats::testing::MemoryFile;
 use fathom_formats::{ImageFile, Result};
-use support::steps::{LIMIT, Random, Recorder, Step, cut, disk};
+use support::steps::{LIMIT, Random, Recorder, cut, cuts, disk, problem};
 use support::*;
 
 const SIZE: u64 = 1 << 20;
@@ -107,43 +106,6 @@ fn state(file: &MemoryFile) -> State {
     all
 }
 
-/// Whether the image is sound and is one of those.
-fn problem(file: &MemoryFile, either: &[&State]) -> Option<String> {
-    let checked = check(file, Format::Qcow2, &Options::default(), &mut |_| {});
-    let report = match checked {
-        Ok(report) => report,
-        Err(error) => return Some(error.to_string()),
-    };
-    if report.exit_status() != 0 {
-        return Some(format!("{report:?}"));
-    }
-    let found = std::panic::catch_unwind(|| state(file));
-    match found {
-        Ok(found) if either.contains(&&found) => None,
-        _ => Some("it is neither the old image nor the new one".into()),
-    }
-}
-
-/// Tries a change with the power cut at each step; what was wrong.
-fn cuts(before: &[u8], change: Change, flushes: bool, tears: usize) -> Vec<String> {
-    let mut random = Random(0x5eed_0ffa_7403);
-    let recorder = Recorder::new(before);
-    change(&recorder).unwrap();
-    let old = state(&MemoryFile::new(before.to_vec(), LIMIT));
-    let new = state(&recorder.file);
-    let steps = recorder.steps.into_inner().unwrap();
-    assert!(steps.iter().any(|s| matches!(s, Step::Sync)));
-    let mut problems = Vec::new();
-    for end in (0..=steps.len()).flat_map(|end| vec![end; tears]) {
-        let file = cut(before, &steps[..end], flushes, &mut random);
-        let problem = problem(&file, &[&old, &new]);
-        problems.extend(problem.map(|p| format!("{end} of {}: {p}", steps.len())));
-    }
-    let file = cut(before, &steps, true, &mut random);
-    problems.extend(problem(&file, &[&new]).map(|p| format!("at the end: {p}")));
-    problems
-}
-
 /// Whether an image can be changed like that.
 fn applies(options: &str, name: &str) -> bool {
     let resizes = ["grow", "metadata", "full", "shrink"].contains(&name);
@@ -160,11 +122,11 @@ fn applies(options: &str, name: &str) -> bool {
 
 #[test]
 fn a_power_cut_leaves_the_old_image_or_the_new_one() {
-    let tears = 4 * rounds();
+    let tears = rounds(4) as usize;
     for options in IMAGES {
         let before = image(options);
         for (name, change) in CHANGES.iter().filter(|(name, _)| applies(options, name)) {
-            let problems = cuts(&before, *change, true, tears);
+            let problems = cuts(&before, change, state, true, tears);
             assert_eq!(problems, Vec::<String>::new(), "{options} {name}");
         }
     }
@@ -179,7 +141,7 @@ fn a_disk_that_does_not_flush_is_found_out() {
         let one = |name: &str| name == "rebase" || !applies(options, name);
         for (name, change) in CHANGES.iter().filter(|(name, _)| !one(name)) {
             assert_ne!(
-                cuts(&before, *change, false, 20).len(),
+                cuts(&before, change, state, false, 20).len(),
                 0,
                 "{options} {name}"
             );
@@ -201,7 +163,11 @@ fn a_full_disk_leaves_the_old_image() {
                     break;
                 }
                 full += 1;
-                assert_eq!(problem(&file, &[&old]), None, "{options} {name} {limit}");
+                assert_eq!(
+                    problem(state, &file, &[&old]),
+                    None,
+                    "{options} {name} {limit}"
+                );
                 assert!(file.len().unwrap() <= before.len() as u64);
             }
             let frees = ["delete", "shrink", "apply", "empty", "rebase", "long name"];
@@ -246,7 +212,7 @@ fn what_is_referred_to_again_is_not_free() {
     editor.release(kept, 3 << 12).unwrap();
     editor.commit().unwrap();
     drop(editor);
-    assert_eq!(problem(&file, &[&old]), None);
+    assert_eq!(problem(state, &file, &[&old]), None);
 }
 
 /// What another tool, or nobody, has put behind the end of a disk.
@@ -317,9 +283,4 @@ fn a_qed_image_has_the_old_name_or_the_new_one() {
         let found = name(&recorder.file).unwrap_or_default();
         assert_eq!(found, new.as_bytes());
     }
-}
-
-fn rounds() -> usize {
-    let rounds = std::env::var("FATHOM_ROUNDS").ok();
-    rounds.map_or(1, |n| n.parse().expect("FATHOM_ROUNDS is a number"))
 }

@@ -7,7 +7,9 @@ mod sim;
 mod support;
 
 use fathom_core::Disk;
-use sim::case::{Backing, Case, Filled, Made, QCOW2};
+use sim::case::{
+    Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, Made, QCOW2, QED, SMALL, SNAPSHOT,
+};
 use sim::cut::{Cuts, check_image};
 use sim::run::Run;
 use sim::world::{Fault, Log, World};
@@ -15,12 +17,7 @@ use sim::{each, rounds};
 use std::sync::Arc;
 
 const CASES: &[Case] = &[
-    Case {
-        name: "512",
-        options: "cluster_size=512",
-        cluster: 512,
-        ..QCOW2
-    },
+    SMALL,
     Case {
         name: "512-compressed",
         options: "cluster_size=512,refcount_bits=64",
@@ -29,13 +26,7 @@ const CASES: &[Case] = &[
         tiny_cache: true,
         ..QCOW2
     },
-    Case {
-        name: "512-growing",
-        options: "cluster_size=512,refcount_bits=64",
-        cluster: 512,
-        wide: true,
-        ..QCOW2
-    },
+    GROWING,
     Case {
         name: "4k-below",
         options: "cluster_size=4k",
@@ -43,34 +34,15 @@ const CASES: &[Case] = &[
         backing: Some(Backing::QCOW2),
         ..QCOW2
     },
+    SNAPSHOT,
     Case {
-        name: "4k-snapshot",
-        options: "cluster_size=4k",
-        cluster: 4096,
-        filled: Some(Filled::Plain),
-        snapshot: true,
-        ..QCOW2
-    },
-    Case {
-        name: "16k-extended",
-        options: "cluster_size=16k,extended_l2=on",
-        cluster: 16384,
         backing: Some(Backing::RAW),
-        ..QCOW2
+        ..EXTENDED
     },
+    DATA_FILE,
     Case {
-        name: "data-file",
-        options: "cluster_size=4k,data_file=data.raw",
-        cluster: 4096,
-        ..QCOW2
-    },
-    Case {
-        name: "qed",
-        format: "qed",
-        options: "cluster_size=4k,table_size=2",
-        cluster: 4096,
         backing: Some(Backing::RAW),
-        ..QCOW2
+        ..QED
     },
 ];
 

@@ -8,7 +8,7 @@ mod support;
 
 use fathom_core::{Disk, Op};
 use fathom_formats::img::check::{Options, check};
-use sim::case::{Backing, Case, Filled, Made, QCOW2};
+use sim::case::{Backing, Case, DATA_FILE, EXTENDED, Filled, Made, QED, SMALL, SNAPSHOT};
 use sim::cut::check_image;
 use sim::pages::Pages;
 use sim::recorder::Recorder;
@@ -21,40 +21,17 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 const CASES: &[Case] = &[
+    SMALL,
     Case {
-        name: "512",
-        options: "cluster_size=512",
-        cluster: 512,
-        ..QCOW2
-    },
-    Case {
-        name: "4k-snapshot",
-        options: "cluster_size=4k",
-        cluster: 4096,
         filled: Some(Filled::Compressed),
-        snapshot: true,
-        ..QCOW2
+        ..SNAPSHOT
     },
     Case {
-        name: "16k-extended",
-        options: "cluster_size=16k,extended_l2=on",
-        cluster: 16384,
         backing: Some(Backing::RAW),
-        ..QCOW2
+        ..EXTENDED
     },
-    Case {
-        name: "data-file",
-        options: "cluster_size=4k,data_file=data.raw",
-        cluster: 4096,
-        ..QCOW2
-    },
-    Case {
-        name: "qed",
-        format: "qed",
-        options: "cluster_size=4k,table_size=2",
-        cluster: 4096,
-        ..QCOW2
-    },
+    DATA_FILE,
+    QED,
 ];
 
 /// The memory's words, as it is now: a test that no longer knows them fails

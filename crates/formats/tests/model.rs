@@ -5,7 +5,7 @@
 mod sim;
 mod support;
 
-use sim::case::{Backing, Case, Filled, Made, QCOW2};
+use sim::case::{Backing, Case, EXTENDED, Filled, LARGE, Made, PREALLOCATED, QCOW2, QED, SMALL};
 use sim::cut::check_image;
 use sim::model::Value;
 use sim::run::Run;
@@ -13,12 +13,7 @@ use sim::{each, rounds};
 
 /// Plain options; what their combinations add is in [`FAMILIES`].
 const FORMATS: &[Case] = &[
-    Case {
-        name: "512",
-        options: "cluster_size=512",
-        cluster: 512,
-        ..QCOW2
-    },
+    SMALL,
     Case {
         name: "512-wide",
         options: "cluster_size=512,refcount_bits=64",
@@ -50,18 +45,8 @@ const FORMATS: &[Case] = &[
         cluster: 4096,
         ..QCOW2
     },
-    Case {
-        name: "4k-preallocated",
-        options: "cluster_size=4k,preallocation=metadata",
-        cluster: 4096,
-        ..QCOW2
-    },
-    Case {
-        name: "16k-extended",
-        options: "cluster_size=16k,extended_l2=on",
-        cluster: 16384,
-        ..QCOW2
-    },
+    PREALLOCATED,
+    EXTENDED,
     Case {
         name: "64k",
         ..QCOW2
@@ -76,12 +61,7 @@ const FORMATS: &[Case] = &[
         options: "extended_l2=on,compression_type=zstd",
         ..QCOW2
     },
-    Case {
-        name: "2M",
-        options: "cluster_size=2M",
-        cluster: 2 << 20,
-        ..QCOW2
-    },
+    LARGE,
     Case {
         name: "2M-extended",
         options: "cluster_size=2M,extended_l2=on",
@@ -90,10 +70,7 @@ const FORMATS: &[Case] = &[
     },
     Case {
         name: "qed-4k",
-        format: "qed",
-        options: "cluster_size=4k,table_size=2",
-        cluster: 4096,
-        ..QCOW2
+        ..QED
     },
     Case {
         name: "qed-8k",

@@ -24,6 +24,18 @@ pub fn dir() -> TempDir {
     made.expect("a directory")
 }
 
+/// The number that this variable of the environment holds.
+pub fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    let number = text.parse();
+    Some(number.unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+}
+
+/// FATHOM_ROUNDS times as many rounds as usual.
+pub fn rounds(usual: u64) -> u64 {
+    usual * number("FATHOM_ROUNDS").unwrap_or(1)
+}
+
 /// Runs one of QEMU's tools in `dir`, whatever comes of it.
 pub fn run(dir: &Path, program: &str, args: &[&str]) -> Output {
     let run = Command::new(program).args(args).current_dir(dir).output();

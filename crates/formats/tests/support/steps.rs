@@ -1,8 +1,10 @@
 //! A file that remembers what was done to it, and what a power cut leaves of that.
 
-use fathom_formats::ImageFile;
+use fathom_formats::img::Format;
+use fathom_formats::img::check::{Options, check};
 use fathom_formats::qcow2::{Cluster, Header, L1Entry, L2Entry};
 use fathom_formats::testing::MemoryFile;
+use fathom_formats::{ImageFile, Result};
 use std::io;
 use std::sync::Mutex;
 
@@ -121,6 +123,50 @@ pub fn cut(before: &[u8], steps: &[Step], flushes: bool, random: &mut Random) ->
         apply(&file, step, (i >= durable).then_some(&mut *random));
     }
     file
+}
+
+/// What is wrong with a qcow2 image that should be sound, and in one of these states.
+pub fn problem<S: PartialEq>(
+    state: fn(&MemoryFile) -> S,
+    file: &MemoryFile,
+    either: &[&S],
+) -> Option<String> {
+    match check(file, Format::Qcow2, &Options::default(), &mut |_| {}) {
+        Err(error) => return Some(error.to_string()),
+        Ok(report) if report.exit_status() != 0 => return Some(format!("{report:?}")),
+        Ok(_) => {}
+    }
+    match std::panic::catch_unwind(|| state(file)) {
+        Ok(found) if either.contains(&&found) => None,
+        _ => Some("it is neither the old image nor the new one".into()),
+    }
+}
+
+/// Changes an image with the power cut `tears` times at each step; what was wrong.
+pub fn cuts<S: PartialEq>(
+    before: &[u8],
+    change: &dyn Fn(&dyn ImageFile) -> Result<()>,
+    state: fn(&MemoryFile) -> S,
+    flushes: bool,
+    tears: usize,
+) -> Vec<String> {
+    let mut random = Random(0x5eed_0ffa_7403);
+    let recorder = Recorder::new(before);
+    change(&recorder).unwrap();
+    let old = state(&MemoryFile::new(before.to_vec(), LIMIT));
+    let new = state(&recorder.file);
+    assert!(old != new);
+    let steps = recorder.steps.into_inner().unwrap();
+    assert!(steps.iter().any(|s| matches!(s, Step::Sync)));
+    let mut problems = Vec::new();
+    for end in (0..=steps.len()).flat_map(|end| vec![end; tears]) {
+        let file = cut(before, &steps[..end], flushes, &mut random);
+        let problem = problem(state, &file, &[&old, &new]);
+        problems.extend(problem.map(|p| format!("{end} of {}: {p}", steps.len())));
+    }
+    let file = cut(before, &steps, true, &mut random);
+    problems.extend(problem(state, &file, &[&new]).map(|p| format!("at the end: {p}")));
+    problems
 }
 
 /// What the guest reads of a disk of `size` bytes whose L1 table is at `l1`; compressed clusters as

@@ -83,6 +83,74 @@ pub const QCOW2: Case = Case {
     device: false,
 };
 
+/// As many tables as there can be.
+pub const SMALL: Case = Case {
+    name: "512",
+    options: "cluster_size=512",
+    cluster: 512,
+    ..QCOW2
+};
+
+/// Whose tables of refcounts grow.
+pub const GROWING: Case = Case {
+    name: "512-growing",
+    options: "cluster_size=512,refcount_bits=64",
+    cluster: 512,
+    wide: true,
+    ..QCOW2
+};
+
+/// With all of its tables.
+pub const PREALLOCATED: Case = Case {
+    name: "4k-preallocated",
+    options: "cluster_size=4k,preallocation=metadata",
+    cluster: 4096,
+    ..QCOW2
+};
+
+/// With clusters that may not be written to.
+pub const SNAPSHOT: Case = Case {
+    name: "4k-snapshot",
+    options: "cluster_size=4k",
+    cluster: 4096,
+    filled: Some(Filled::Plain),
+    snapshot: true,
+    ..QCOW2
+};
+
+/// With subclusters.
+pub const EXTENDED: Case = Case {
+    name: "16k-extended",
+    options: "cluster_size=16k,extended_l2=on",
+    cluster: 16384,
+    ..QCOW2
+};
+
+/// With the largest clusters.
+pub const LARGE: Case = Case {
+    name: "2M",
+    options: "cluster_size=2M",
+    cluster: 2 << 20,
+    ..QCOW2
+};
+
+/// With its data elsewhere.
+pub const DATA_FILE: Case = Case {
+    name: "data-file",
+    options: "cluster_size=4k,data_file=data.raw",
+    cluster: 4096,
+    ..QCOW2
+};
+
+/// A QED image.
+pub const QED: Case = Case {
+    name: "qed",
+    format: "qed",
+    options: "cluster_size=4k,table_size=2",
+    cluster: 4096,
+    ..QCOW2
+};
+
 /// An image's files, and what is in it.
 pub struct Made {
     pub case: Case,

@@ -1,20 +1,16 @@
 //! The kinds of image whose servers lose their power or are killed.
 
-use super::case::{Backing, Case, Filled, QCOW2};
+use super::case::{
+    Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, LARGE, PREALLOCATED, QCOW2, QED, SMALL,
+    SNAPSHOT,
+};
 
 pub const MATRIX: &[Case] = &[
-    Case {
-        name: "512",
-        options: "cluster_size=512",
-        cluster: 512,
-        ..QCOW2
-    },
+    SMALL,
     Case {
         name: "512-device",
-        options: "cluster_size=512",
-        cluster: 512,
         device: true,
-        ..QCOW2
+        ..SMALL
     },
     Case {
         name: "4k-device",
@@ -59,20 +55,12 @@ pub const MATRIX: &[Case] = &[
         filled: Some(Filled::Plain),
         ..QCOW2
     },
-    Case {
-        name: "512-growing",
-        options: "cluster_size=512,refcount_bits=64",
-        cluster: 512,
-        wide: true,
-        ..QCOW2
-    },
+    GROWING,
     Case {
         name: "512-evicting",
-        options: "cluster_size=512",
-        cluster: 512,
         wide: true,
         tiny_cache: true,
-        ..QCOW2
+        ..SMALL
     },
     Case {
         name: "512-snapshot",
@@ -82,20 +70,8 @@ pub const MATRIX: &[Case] = &[
         snapshot: true,
         ..QCOW2
     },
-    Case {
-        name: "4k-snapshot",
-        options: "cluster_size=4k",
-        cluster: 4096,
-        filled: Some(Filled::Plain),
-        snapshot: true,
-        ..QCOW2
-    },
-    Case {
-        name: "4k-preallocated",
-        options: "cluster_size=4k,preallocation=metadata",
-        cluster: 4096,
-        ..QCOW2
-    },
+    SNAPSHOT,
+    PREALLOCATED,
     Case {
         name: "4k-raw-below",
         options: "cluster_size=4k",
@@ -123,35 +99,18 @@ pub const MATRIX: &[Case] = &[
         backing: Some(Backing::QCOW2),
         ..QCOW2
     },
-    Case {
-        name: "16k-extended",
-        options: "cluster_size=16k,extended_l2=on",
-        cluster: 16384,
-        ..QCOW2
-    },
+    EXTENDED,
     Case {
         name: "16k-extended-below",
-        options: "cluster_size=16k,extended_l2=on",
-        cluster: 16384,
         backing: Some(Backing::RAW),
-        ..QCOW2
+        ..EXTENDED
     },
     Case {
         name: "64k",
         ..QCOW2
     },
-    Case {
-        name: "2M",
-        options: "cluster_size=2M",
-        cluster: 2 << 20,
-        ..QCOW2
-    },
-    Case {
-        name: "data-file",
-        options: "cluster_size=4k,data_file=data.raw",
-        cluster: 4096,
-        ..QCOW2
-    },
+    LARGE,
+    DATA_FILE,
     Case {
         name: "data-file-raw",
         options: "cluster_size=4k,data_file=data.raw,data_file_raw=on",
@@ -167,11 +126,8 @@ pub const MATRIX: &[Case] = &[
     },
     Case {
         name: "qed-below",
-        format: "qed",
-        options: "cluster_size=4k,table_size=2",
-        cluster: 4096,
         backing: Some(Backing::RAW),
-        ..QCOW2
+        ..QED
     },
     Case {
         name: "qed-64k",

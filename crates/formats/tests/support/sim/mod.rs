@@ -23,24 +23,10 @@ pub mod run;
 pub mod worker;
 pub mod world;
 
+pub use crate::support::rounds;
+
+use crate::support::number;
 use case::{Case, Made};
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(
-        text.parse()
-            .unwrap_or_else(|_| panic!("{name} is no number: {text}")),
-    )
-}
-
-/// FATHOM_ROUNDS times as many rounds as usual.
-pub fn rounds(usual: u64) -> u64 {
-    usual * rounds_or(1)
-}
-
-fn rounds_or(usual: u64) -> u64 {
-    number("FATHOM_ROUNDS").unwrap_or(usual)
-}
 
 /// Says how to run a test again that fails.
 pub struct Again(String);
@@ -67,7 +53,7 @@ pub fn each(cases: &[Case], rounds: u64, test: impl Fn(&Made, u64)) {
     let chosen = |case: &&Case| only.as_ref().is_none_or(|name| name == case.name);
     for case in cases.iter().filter(chosen) {
         let seeds = match seed {
-            Some(seed) => seed..seed + rounds_or(1),
+            Some(seed) => seed..seed + rounds(1),
             None => 1..rounds + 1,
         };
         for seed in seeds {
