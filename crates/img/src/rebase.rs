@@ -157,7 +157,8 @@ fn copy(
     let mut pool = Pool::new(run.piece as usize, 2);
     for segment in image.segments(&job, 1)? {
         let segment = segment?;
-        if segment.state == State::Below {
+        // What no image of the chain has is a hole, but the new backing file may have something there.
+        if matches!(segment.state, State::Below | State::Hole) {
             run.segment(segment.range, &mut pool, progress)?;
         } else {
             progress.add(segment.range.end - segment.range.start);

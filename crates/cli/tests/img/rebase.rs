@@ -64,6 +64,30 @@ fn a_rebased_disk_reads_as_before() {
     }
 }
 
+/// What it had not was zeroes, and has to stay so on a file that holds something there.
+#[test]
+fn an_image_without_a_backing_file_can_get_one() {
+    let all: [(&str, &[&str]); 4] = [
+        ("qcow2", &[]),
+        ("qcow2", &["-o", "compat=0.10"]),
+        ("qcow2", &["-o", "extended_l2=on"]),
+        ("qed", &[]),
+    ];
+    for (format, options) in all {
+        let place = Place::new();
+        let writes = ["write -P 1 0 2M", "write -P 3 9M 1M", "write -P 4 19M 1M"];
+        place.image("other", "raw", &[], &writes);
+        let writes = ["write -P 5 1M 64k", "write -P 6 19500k 512"];
+        let alone = place.image("alone", format, options, &writes);
+        let before = place.path("before");
+        qemu_img(&["convert", "-f", format, "-O", "raw", &alone, &before]);
+        stdout_of(&["img", "rebase", "-b", "other", "-F", "raw", &alone]);
+        place.same(format, &alone, &before);
+        place.sound(format, &alone);
+        assert!(qemu_img(&["info", &alone]).contains("backing file: other"));
+    }
+}
+
 #[test]
 fn what_is_committed_is_in_the_base() {
     for format in ["qcow2", "qed"] {
