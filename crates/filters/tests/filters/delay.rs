@@ -6,19 +6,25 @@ const MS: Duration = Duration::from_millis(1);
 
 #[test]
 fn what_is_delayed_together_ends_together() {
+    const READS: u32 = 100;
     let bed = Bed::new(&["delay:read=200ms"], 1);
     let mut peer = bed.peer();
     let start = Instant::now();
-    peer.ask_all([Ask::read(0, 4096), Ask::read(8192, 4096)]);
-    let answers = peer.answers(2);
+    peer.ask_all((0..READS).map(|n| Ask::read(u64::from(n) * 4096, 4096)));
+    let answers = peer.answers(READS as usize);
     let elapsed = start.elapsed();
-    assert!(elapsed >= 200 * MS && elapsed < 390 * MS, "{elapsed:?}");
+    // Far from one after the other, however busy the machine is.
+    let most = READS * 200 * MS / 2;
+    assert!(elapsed >= 200 * MS && elapsed < most, "{elapsed:?}");
     for answer in answers {
         assert_eq!(answer.error, 0);
         // All of it is in the stage `queue`.
         assert!(answer.queued >= 200 * MS, "{answer:?}");
     }
-    assert!(peer.do_it(Ask::write(0, vec![1; 512])).took < 200 * MS);
+    // And a write does not wait for a read.
+    peer.ask_all([Ask::read(0, 512), Ask::write(0, vec![1; 512])]);
+    let first = peer.answer().number;
+    assert_eq!(first, u64::from(READS) + 1);
 }
 
 #[test]
@@ -35,8 +41,8 @@ fn thousands_wait_and_the_worker_sleeps() {
         queued.iter().sum::<f64>() / queued.len() as f64
     };
     let (reads, writes) = (mean(true), mean(false));
-    assert!((0.14..0.2).contains(&reads), "{reads}");
-    assert!((0.3..0.4).contains(&writes), "{writes}");
+    // A busy machine may add to it. (What is drawn is tested where it is drawn.)
+    assert!(reads > 0.14 && writes >= 0.3, "{reads} {writes}");
     // At most once for each deadline, not once for each moment.
     let slept = bed.workers[0].counters().sleeps.get() - sleeps;
     assert!(slept < 5000, "{slept}");
@@ -46,10 +52,10 @@ fn thousands_wait_and_the_worker_sleeps() {
 fn a_change_is_for_requests_to_come() {
     let bed = Bed::new(&["delay"], 1);
     let mut peer = bed.peer();
-    let quick = peer.do_it(Ask::read(0, 512)).took;
+    assert!(peer.may_take_less_than(100 * MS, Ask::read(0, 512)));
     bed.set(0, &[("read", "100ms"), ("flush", "1ms")]).unwrap();
     let slow = peer.do_it(Ask::read(0, 512)).took;
-    assert!(slow >= 100 * MS && quick < slow, "{quick:?} {slow:?}");
+    assert!(slow >= 100 * MS, "{slow:?}");
     assert_eq!(bed.filters[0].values()[0], ("read", "100ms".into()));
     // All or nothing.
     let refused = bed.set(0, &[("read", ""), ("write", "soon")]).unwrap_err();
@@ -59,7 +65,7 @@ fn a_change_is_for_requests_to_come() {
     );
     assert_eq!(bed.filters[0].values().len(), 2);
     bed.set(0, &[("read", "")]).unwrap();
-    assert!(peer.do_it(Ask::read(0, 512)).took < 100 * MS);
+    assert!(peer.may_take_less_than(100 * MS, Ask::read(0, 512)));
 }
 
 #[test]
@@ -72,7 +78,10 @@ fn a_recorded_disk_is_replayed() {
                "p99_ns":null,"p999_ns":null,"max_ns":1{histogram}}}"#
         )
     };
-    let device = stage("device", r#","histogram":[[50e6,60e6,3],[150e6,151e6,1]]"#);
+    let device = stage(
+        "device",
+        r#","histogram":[[50e6,60e6,3],[3000e6,3001e6,1]]"#,
+    );
     let stages = format!("{},{}", stage("wake", ""), device);
     let of = |stages: &str| format!(r#"{{"operations":[{{"op":"read","stages":[{stages}]}}]}}"#);
     std::fs::write(&file, of(&stages)).unwrap();
@@ -81,10 +90,11 @@ fn a_recorded_disk_is_replayed() {
     let mut peer = bed.peer();
     peer.ask_all((0..400).map(|_| Ask::read(0, 512)));
     let answers = peer.answers(400);
-    let late = answers.iter().filter(|a| a.queued >= 150 * MS).count();
+    // Far apart, so that a busy machine does not make one of the other.
+    let late = answers.iter().filter(|a| a.queued >= 3000 * MS).count();
     assert!((50..200).contains(&late), "{late}");
     assert!(answers.iter().all(|a| a.queued >= 50 * MS));
-    assert!(peer.do_it(Ask::write(0, vec![0; 512])).took < 50 * MS);
+    assert!(peer.may_take_less_than(50 * MS, Ask::write(0, vec![0; 512])));
     // A summary of an older fathom has no histogram.
     std::fs::write(&file, of(&stage("device", ""))).unwrap();
     let refused = bed.set(0, &[("seed", "1")]).unwrap_err();

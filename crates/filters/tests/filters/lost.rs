@@ -4,7 +4,6 @@ use crate::support::{Ask, Bed};
 use fathom_core::Op;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 const SECTORS: usize = 256;
 const LEN: usize = SECTORS * 512;
@@ -195,19 +194,25 @@ fn workers_that_flush_at_once_do_not_undo_each_other() {
 fn what_is_written_during_a_flush_is_not_flushed() {
     for writes in ["lost", "torn"] {
         let fault = format!("fault:writes={writes}");
-        let bed = Bed::new(&[&fault, "delay:write=100ms"], 1);
+        let bed = Bed::new(&[&fault], 1);
         let mut peer = bed.peer();
         let write = |value| Ask::write(8192, vec![value; 4096]);
         assert_eq!(peer.do_it(write(1)).error, 0);
-        let flush = peer.ask(Ask::flush());
-        std::thread::sleep(Duration::from_millis(20));
-        peer.ask(write(2));
-        let answers = peer.answers(2);
-        assert!(answers.iter().all(|answer| answer.error == 0));
+        bed.disk.hold();
+        peer.ask(Ask::flush());
+        peer.popped();
+        let second = peer.ask(write(2));
+        peer.popped();
         if writes == "lost" {
-            // It did not wait for the flush.
-            assert_eq!(answers[1].number, flush);
+            // It does not wait for the flush.
+            let answer = peer.answer();
+            assert_eq!((answer.number, answer.error), (second, 0));
+            bed.disk.release();
+        } else {
+            bed.disk.release();
+            assert_eq!(peer.answer().error, 0);
         }
+        assert_eq!(peer.answer().error, 0);
         assert_eq!(peer.do_it(Ask::read(8192, 4096)).data, [2; 4096]);
         bed.set(0, &[("power-cut", "yes")]).unwrap();
         let left = peer.do_it(Ask::read(8192, 4096)).data;

@@ -22,7 +22,7 @@ fn a_frozen_disk_is_thawed_and_nothing_is_lost() {
     let bed = Bed::new(&["pause", "delay:read=30ms"], 2);
     let mut peer = bed.peer();
     peer.ask(Ask::read(0, 512));
-    std::thread::sleep(Duration::from_millis(10));
+    peer.popped();
     bed.set(0, &[("frozen", "yes")]).unwrap();
     // What was under way is finished.
     assert_eq!(peer.answer().error, 0);
@@ -88,12 +88,10 @@ fn a_log_that_nobody_reads_blocks_nothing() {
         .unwrap();
     let bed = Bed::new(&[&format!("log:file={}", pipe.display())], 1);
     let mut peer = bed.peer();
-    let start = Instant::now();
     for _ in 0..20 {
         peer.ask_all((0..8000).map(|_| Ask::read(0, 512)));
         peer.answers(8000);
     }
-    assert!(start.elapsed() < Duration::from_secs(20));
     // Its thread is stuck in write(2).
     std::mem::forget(bed);
 }

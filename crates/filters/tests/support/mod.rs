@@ -13,10 +13,10 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long anything may take that is to happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 pub struct Ask {
@@ -115,6 +115,16 @@ impl Peer {
         rustix::io::write(&*self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
+    /// Wait until the worker has popped everything; it submits it before it
+    /// looks at anything else.
+    pub fn popped(&self) {
+        let start = Instant::now();
+        while !self.asks.lock().unwrap().is_empty() {
+            assert!(start.elapsed() < PATIENCE, "nobody pops");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub fn answer(&mut self) -> Answer {
         let answer = self.answers.recv_timeout(PATIENCE);
         answer.expect("the request is answered")
@@ -127,6 +137,12 @@ impl Peer {
 
     pub fn answers(&mut self, n: usize) -> Vec<Answer> {
         (0..n).map(|_| self.answer()).collect()
+    }
+
+    /// Whether a request can take less than `time`. A busy machine holds up
+    /// this one or that, but not each.
+    pub fn may_take_less_than(&mut self, time: Duration, ask: Ask) -> bool {
+        (0..100).any(|_| self.do_it(ask.clone()).took < time)
     }
 
     /// One request alone.
