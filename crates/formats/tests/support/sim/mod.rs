@@ -47,14 +47,14 @@ impl Drop for Again {
 
 /// Calls `test` with each case's image and so many seeds. FATHOM_CASE chooses
 /// a case; FATHOM_SEED is the first of FATHOM_ROUNDS seeds, or the only one.
-pub fn each(cases: &[Case], rounds: u64, test: impl Fn(&Made, u64)) {
+pub fn each(cases: &[Case], count: u64, test: impl Fn(&Made, u64)) {
     let only = std::env::var("FATHOM_CASE").ok();
     let seed = number("FATHOM_SEED");
     let chosen = |case: &&Case| only.as_ref().is_none_or(|name| name == case.name);
     for case in cases.iter().filter(chosen) {
         let seeds = match seed {
             Some(seed) => seed..seed + rounds(1),
-            None => 1..rounds + 1,
+            None => 1..count + 1,
         };
         for seed in seeds {
             let name = case.name;
