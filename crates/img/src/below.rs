@@ -31,11 +31,9 @@ impl Backing {
         let Some(name) = image.backing_file() else {
             return Ok(None);
         };
-        let Some(format) = image.backing_format() else {
-            let problem = "does not say what format its backing file has";
-            return Err(usage(path, problem));
-        };
-        let format = Format::from_name(&format).map_err(of(path))?;
+        let told = image
+            .backing_format()
+            .map(|name| Format::from_name(&name).map_err(of(path)));
         let files = FileOptions {
             cache: Cache::Writeback,
             read_only: true,
@@ -45,6 +43,16 @@ impl Backing {
         let dirs = AllowedDirs::new(path, allow_dirs)?;
         let opener = Arc::new(ImageOpener::new(dirs, files));
         let file = opener.open(path, name, false)?;
+        let format = match (told.transpose()?, image) {
+            (Some(format), _) => format,
+            // QED's header says raw or nothing.
+            (None, Image::Qed(..)) => Format::probe(&*file).map_err(of(file.path()))?,
+            (None, _) => {
+                let problem = "does not say what format its backing file has; set it (fathom img \
+                               rebase -u -b FILE -F FORMAT)";
+                return Err(usage(path, problem));
+            }
+        };
         let options = ImageOptions {
             read_only: true,
             any_size: true,

@@ -207,6 +207,23 @@ fn raw_and_qed_images_are_resized_as_by_qemu_img() {
     assert!(blocks * 512 >= 2 << 20, "{blocks}");
 }
 
+/// QED's header says of its backing file that it is raw, or nothing.
+#[test]
+fn a_qed_image_on_an_image_is_resized() {
+    for below in ["qcow2", "qed"] {
+        let dir = disk_dir();
+        let path = |name: &str| as_arg(&dir.path().join(name));
+        let (base, top, raw) = (path("base"), path("top"), path("raw"));
+        create(&base, &["-q", "-f", below, "-o", "size=1M"]);
+        io(&base, below, &["write -P 1 0 1M"]);
+        create(&top, &["-q", "-f", "qed", "-b", "base", "-F", below]);
+        stdout_of(&["img", "resize", "-f", "qed", &top, "+1M"]);
+        qemu_img(&["convert", "-f", "qed", "-O", "raw", &top, &raw]);
+        let disk = resized(vec![1; 1 << 20], 2 << 20);
+        assert!(std::fs::read(&raw).unwrap() == disk, "{below}");
+    }
+}
+
 #[test]
 fn a_qed_image_that_was_not_closed_is_repaired_first() {
     let dir = disk_dir();
