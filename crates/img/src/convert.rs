@@ -315,6 +315,10 @@ fn open_image(
         });
     }
     let mut create = options.create.clone();
+    if create.size.is_some_and(|given| given < size) {
+        let problem = format!("-o size is too small: the disk to be copied has {size} bytes");
+        return Err(usage(path, problem));
+    }
     create.size = Some(create.size.unwrap_or(size));
     create.validate().map_err(of(path))?;
     let size = size_of(path, &create, false)?;

@@ -354,3 +354,18 @@ fn what_cannot_be_read_is_salvaged() {
     expected[700 << 10..701 << 10].fill(0);
     assert!(fs::read(&target).unwrap() == expected);
 }
+
+/// What is there is not touched.
+#[test]
+fn a_target_of_a_size_that_is_too_small_is_refused() {
+    let place = Place::new();
+    let disk = raw(&place, "disk");
+    let target = place.image("target", "qcow2", &[], &["write -P 1 0 1M"]);
+    let before = fs::read(&target).unwrap();
+    for size in ["size=1M", "size=12582912"] {
+        let args = ["img", "convert", "-O", "qcow2", "-o", size];
+        let args = [&args, &[&*disk, &*target][..]].concat();
+        refused(1, &args, &["-o size", "12586496 bytes"]);
+        assert!(fs::read(&target).unwrap() == before);
+    }
+}
