@@ -1,8 +1,8 @@
 //! `fathom img commit`
 
 use super::common::{FormatArg, RateArg};
-use super::print;
 use super::watch::{WatchArgs, watched};
+use super::{parse_cache, print};
 use clap::Args;
 use fathom_daemon::Cache;
 use fathom_img::{self as img, CommitOptions};
@@ -22,7 +22,7 @@ pub(super) struct CommitArgs {
     #[command(flatten)]
     rate: RateArg,
     /// How the images are read and written: none, writeback or writethrough
-    #[arg(short = 't', long, default_value = "writeback")]
+    #[arg(short = 't', long, default_value = "writeback", value_parser = parse_cache)]
     cache: Cache,
     /// Directory in which an image may name its files, besides its own
     #[arg(long, value_name = "DIR")]

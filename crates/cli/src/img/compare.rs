@@ -1,8 +1,8 @@
 //! `fathom img compare`
 
 use super::common::ReadArgs;
-use super::parse_format;
 use super::watch::{json_line, stop_flag};
+use super::{parse_cache, parse_format};
 use crate::aio::AioArg;
 use clap::Args;
 use fathom_daemon::Cache;
@@ -22,7 +22,7 @@ pub(super) struct CompareArgs {
     #[arg(short, long)]
     strict: bool,
     /// How the images are read: none, writeback or writethrough
-    #[arg(short = 'T', long, default_value = "writeback")]
+    #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache)]
     cache: Cache,
     #[command(flatten)]
     aio: AioArg,

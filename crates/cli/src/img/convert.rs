@@ -2,7 +2,7 @@
 
 use super::common::{RateArg, ReadArgs};
 use super::watch::watched;
-use super::{format_options, parse_format};
+use super::{format_options, parse_cache, parse_format};
 use crate::aio::AioArg;
 use anyhow::bail;
 use clap::Args;
@@ -48,10 +48,10 @@ pub(super) struct ConvertArgs {
     #[arg(short = 'S', long, value_parser = parse_size, default_value = "4k", value_name = "SIZE")]
     sparse_size: u64,
     /// How the sources are read: none, writeback or writethrough
-    #[arg(short = 'T', long, default_value = "writeback", value_name = "CACHE")]
+    #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE")]
     source_cache: Cache,
     /// How the target is written: none, writeback or writethrough
-    #[arg(short = 't', long, default_value = "writeback", value_name = "CACHE")]
+    #[arg(short = 't', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE")]
     target_cache: Cache,
     #[command(flatten)]
     aio: AioArg,
@@ -63,6 +63,9 @@ pub(super) struct ConvertArgs {
     /// Writing out of order is what is always done (for scripts written for qemu-img)
     #[arg(short = 'W', long, hide = true)]
     oob_writes: bool,
+    /// Copying within the kernel is only faster (likewise)
+    #[arg(short = 'C', long, hide = true)]
+    copy_offloading: bool,
     /// Take zeroes for what cannot be read
     #[arg(long)]
     salvage: bool,
@@ -76,7 +79,7 @@ pub(super) struct ConvertArgs {
     read: ReadArgs,
     /// Images, NBD URIs or - for standard input (several are put one behind the other), then the
     /// target: a file, an NBD URI, or - for standard output
-    #[arg(required = true, value_name = "SOURCE TARGET")]
+    #[arg(value_name = "SOURCE TARGET")]
     files: Vec<String>,
 }
 

@@ -17,6 +17,7 @@ mod snapshot;
 mod watch;
 
 use clap::{Args, Subcommand, ValueEnum};
+use fathom_daemon::Cache;
 use fathom_daemon::size::parse_size;
 use fathom_img::{CreateOptions, Format};
 use std::io::Write;
@@ -69,6 +70,16 @@ enum Output {
 
 fn parse_format(name: &str) -> Result<Format, String> {
     Format::from_name(name).map_err(|e| e.to_string())
+}
+
+/// QEMU's other two modes are taken for those whose data goes the same way: everything is durable at
+/// the end of a job anyway.
+fn parse_cache(mode: &str) -> Result<Cache, String> {
+    match mode {
+        "unsafe" => Ok(Cache::Writeback),
+        "directsync" => Ok(Cache::None),
+        other => other.parse(),
+    }
 }
 
 fn print(text: impl std::fmt::Display) -> anyhow::Result<()> {

@@ -1,8 +1,8 @@
 //! `fathom img rebase`
 
 use super::common::FormatArg;
-use super::parse_format;
 use super::watch::{WatchArgs, watched};
+use super::{parse_cache, parse_format};
 use clap::Args;
 use fathom_daemon::Cache;
 use fathom_img::{self as img, Format, RebaseOptions};
@@ -27,10 +27,10 @@ pub(super) struct RebaseArgs {
     #[arg(short, long)]
     compress: bool,
     /// How the image is written: none, writeback or writethrough
-    #[arg(short = 't', long, default_value = "writeback")]
+    #[arg(short = 't', long, default_value = "writeback", value_parser = parse_cache)]
     cache: Cache,
     /// How the new backing file is read
-    #[arg(short = 'T', long, default_value = "writeback", value_name = "CACHE")]
+    #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE")]
     backing_cache: Cache,
     /// Directory in which the image may name its files now, besides its own
     #[arg(long, value_name = "DIR")]

@@ -13,8 +13,8 @@ pub(super) struct WatchArgs {
     /// Show how far it is, in lines if standard error is no terminal
     #[arg(short, long)]
     progress: bool,
-    /// Print nothing but errors
-    #[arg(short, long, conflicts_with = "progress")]
+    /// Print nothing but errors, even with -p
+    #[arg(short, long)]
     quiet: bool,
     /// Print events as JSON, one a line
     #[arg(long, conflicts_with_all = ["progress", "quiet"])]

@@ -355,6 +355,28 @@ fn what_cannot_be_read_is_salvaged() {
     assert!(fs::read(&target).unwrap() == expected);
 }
 
+/// Options that scripts give qemu-img, some of which have nothing to do here.
+#[test]
+fn options_of_qemu_img_are_understood() {
+    let place = Place::new();
+    let disk = raw(&place, "disk");
+    let target = place.path("target");
+    let convert = ["img", "convert", "-O", "qcow2"];
+    for options in [
+        &["-t", "unsafe", "-W"][..],
+        &["-t", "directsync", "-T", "directsync"],
+        &["-p", "-q", "-C"],
+    ] {
+        let said = run(&[&convert, options, &[&disk, &target]].concat());
+        assert!(said.status.success(), "{options:?}: {said:?}");
+        assert_eq!(said.stderr, b"", "{options:?}");
+        place.same("qcow2", &target, &disk);
+    }
+    stdout_of(&["img", "compare", "-p", "-q", "-T", "unsafe", &disk, &target]);
+    let names = stdout_of(&[&convert[..], &["-o", "help"]].concat());
+    assert!(names.contains("cluster_size"), "{names}");
+}
+
 /// What is there is not touched.
 #[test]
 fn a_target_of_a_size_that_is_too_small_is_refused() {
