@@ -64,7 +64,7 @@ fn mixed(n: u64) -> Load {
         ramp: Duration::ZERO,
         number_ios: Some(n),
         verify: true,
-        timeout: Duration::from_secs(10),
+        timeout: Duration::from_secs(60),
         ..Load::default()
     }
 }
@@ -226,7 +226,8 @@ fn broken_rings_are_found() {
 fn a_lost_interrupt_is_told_from_a_lost_request() {
     let bed = Bed::faulty(Fault::NoInterrupt, 50);
     let load = Load {
-        timeout: Duration::from_millis(500),
+        // On a busy machine the device may take a while for the requests before.
+        timeout: Duration::from_secs(5),
         ..mixed(1000)
     };
     let error = bed.error(load);
@@ -262,8 +263,9 @@ fn a_single_mark_missing_in_the_dirty_log_is_found() {
 
 #[test]
 fn the_load_survives_its_server() {
+    const OFTEN: u32 = 400;
     for queues in [1, 2] {
-        let bed = Bed::faulty(Fault::HangUp, 400);
+        let bed = Bed::faulty(Fault::HangUp, OFTEN);
         let load = Load {
             queues,
             ..mixed(4000)
@@ -271,19 +273,18 @@ fn the_load_survives_its_server() {
         let report = bed
             .run(load, |s| {
                 s.inflight = true;
-                s.reconnect = Some(Duration::from_secs(10));
+                s.reconnect = Some(Duration::from_secs(60));
             })
             .unwrap();
         assert_eq!(requests(&report), 4000 * u64::from(queues));
-        assert!(report.reconnects >= 5, "{}", report.reconnects);
+        assert!(report.reconnects > 0);
         let seen = &bed.server.seen;
         let sessions = seen.sessions.load(Ordering::Relaxed);
-        // A connection that the server dropped before it was accepted is a
-        // reconnect, but no session.
-        assert!(
-            (6..=report.reconnects + 1).contains(&sessions),
-            "{sessions}"
-        );
+        // The last one, and at most one for each time that the server hung
+        // up. (Some of these come to no reconnect: the server hung up again
+        // before it was complete.)
+        let most = 1 + bed.device.count.load(Ordering::Relaxed) / OFTEN;
+        assert!((6..=most).contains(&sessions), "{sessions} of {most}");
         assert_eq!(seen.inflight.load(Ordering::Relaxed), sessions);
     }
 }

@@ -51,7 +51,7 @@ pub struct Device {
     features: u64,
     fault: Option<(Fault, u32)>,
     /// Requests that the fault applies to, so far.
-    count: AtomicU32,
+    pub count: AtomicU32,
     silent: AtomicBool,
     /// Avail positions taken and not finished when the connection was closed.
     unfinished: Mutex<HashMap<usize, Vec<u16>>>,
