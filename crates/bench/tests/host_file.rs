@@ -1,5 +1,6 @@
 //! The same load on a file.
 
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use fathom_bench::{Engine, File, Load, Op, Options, Rw, Target};
@@ -62,15 +63,23 @@ fn a_file_that_is_cut_short_is_one_clear_error() {
     let path = image.path().to_owned();
     let load = Load {
         rw: Rw::RandRead,
-        runtime: Some(Duration::from_secs(20)),
+        runtime: Some(Duration::from_secs(60)),
         ..Load::default()
     };
     let file = File {
         buffered: true,
         ..File::new(&path)
     };
-    let reader = std::thread::spawn(move || run(file, load));
-    std::thread::sleep(Duration::from_millis(200));
+    let (sender, reads) = channel();
+    let reader = std::thread::spawn(move || {
+        let target = Target::File(file);
+        fathom_bench::run(&Options { target, load }, &mut |progress| {
+            if progress.completed > 0 {
+                let _ = sender.send(());
+            }
+        })
+    });
+    reads.recv().expect("it reads");
     image.as_file().set_len(4096).unwrap();
     let error = reader.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("only 0 bytes were done"), "{error}");

@@ -4,6 +4,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use fathom_bench::{
@@ -58,7 +59,7 @@ impl Server {
             .stderr(std::fs::File::create(dir.path().join("log")).unwrap())
             .spawn()
             .unwrap_or_else(|e| panic!("{program} is installed by `make setup`: {e}"));
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         while UnixStream::connect(&socket).is_err() {
             assert!(Instant::now() < end, "{program} does not listen");
             std::thread::sleep(Duration::from_millis(10));
@@ -241,10 +242,12 @@ fn tcp_and_named_exports_are_reached() {
         .spawn();
     let mut child = kill.expect("nbdkit is installed by `make setup`");
     let uri = |name: &str| format!("nbd://[::1]:{port}/{name}");
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     let report = loop {
         match load_on(&uri("a%20disk"), mixed(), |_| {}) {
-            Err(Error::Connect { .. }) if Instant::now() < end => {}
+            Err(Error::Connect { .. }) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             result => break result.unwrap(),
         }
     };
@@ -327,8 +330,19 @@ fn a_server_that_dies_or_hangs_is_missed() {
         verify: false,
         ..mixed()
     };
-    let run = std::thread::spawn(move || load_on(&uri, load, |_| {}));
-    std::thread::sleep(Duration::from_millis(300));
+    let options = Options {
+        target: Target::Nbd(Nbd::new(uri.parse().unwrap())),
+        load,
+    };
+    let (sender, answers) = channel();
+    let run = std::thread::spawn(move || {
+        run(&options, &mut |progress| {
+            if progress.completed > 0 {
+                let _ = sender.send(());
+            }
+        })
+    });
+    answers.recv().expect("it is answered");
     server.child.kill().unwrap();
     let error = run.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("closed it with"), "{error}");
@@ -346,7 +360,7 @@ fn a_server_that_dies_or_hangs_is_missed() {
 fn complaint(form: Form, fault: impl FnOnce(&mut Fake) + Send + 'static) -> String {
     let (uri, server) = Fake::start(LEN, form, fault);
     let load = Load {
-        timeout: Duration::from_secs(10),
+        timeout: Duration::from_secs(60),
         ..one_by_one()
     };
     let error = load_on(&uri, load, |_| {}).unwrap_err().to_string();

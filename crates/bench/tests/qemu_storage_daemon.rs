@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use fathom_bench::{File, Load, Options, Report, Rw, Target, VhostUser, Wait};
@@ -64,7 +65,7 @@ impl Drop for Daemon {
 /// made to find out would count as a front-end.
 fn wait_for(path: &Path) {
     const ACCEPTCON: &str = "00010000"; // proc_net_unix(5): __SO_ACCEPTCON
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     let is_this = |line: &str| {
         let mut fields = line.split_whitespace();
         fields.nth(3) == Some(ACCEPTCON) && fields.next_back() == path.to_str()
@@ -153,14 +154,19 @@ fn a_server_that_is_killed_is_missed() {
         verify: false,
         ..mixed()
     };
+    let (sender, answers) = channel();
     let run = std::thread::spawn(move || {
         let options = Options {
             target: Target::VhostUser(VhostUser::new(socket)),
             load,
         };
-        fathom_bench::run(&options, &mut |_| {})
+        fathom_bench::run(&options, &mut |progress| {
+            if progress.completed > 0 {
+                let _ = sender.send(());
+            }
+        })
     });
-    std::thread::sleep(Duration::from_millis(300));
+    answers.recv().expect("it is answered");
     daemon.child.kill().unwrap();
     let error = run.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("the server hung up after"), "{error}");
