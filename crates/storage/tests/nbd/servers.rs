@@ -275,7 +275,7 @@ fn hosts_are_reached_by_name() {
     let disk = loop {
         match NbdDisk::connect(&uri, NbdOptions::default()) {
             Ok(disk) => break Arc::new(disk),
-            Err(error) => assert!(started.elapsed() < Duration::from_secs(30), "{error}"),
+            Err(error) => assert!(started.elapsed() < Duration::from_secs(60), "{error}"),
         }
         std::thread::sleep(Duration::from_millis(10));
     };
