@@ -209,7 +209,10 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        run("umount", &[&self.folder.path().to_string_lossy()]);
+        // Another test may be starting a program, which has this process's
+        // files until it runs.
+        let folder = self.folder.path().to_string_lossy();
+        run("umount", &["--lazy", &folder]);
     }
 }
 
