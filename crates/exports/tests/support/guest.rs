@@ -37,8 +37,9 @@ pub const F_LOG_ALL: u64 = 1 << 26;
 pub const F_PROTOCOL: u64 = 1 << 30;
 pub const F_FLUSH: u64 = 1 << 9;
 
-/// Longer than anything here takes; to end a test that would hang.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than anything here takes on a busy machine, a guest's boot
+/// included; to end a test that would hang.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Wait until `condition` holds.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
