@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::{Peer, TestSource};
 
-const DEADLINE: Duration = Duration::from_secs(10);
+/// Longer than anything here takes on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -22,6 +23,16 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
         }
         std::thread::yield_now();
     }
+}
+
+/// Until the worker has slept for so long. (On a busy machine it takes a while until it sleeps.)
+fn until_it_sleeps_for(time: Duration, worker: &WorkerHandle) {
+    let sleeps = || worker.counters().sleeps.get();
+    until("it stays asleep", || {
+        let before = sleeps();
+        std::thread::sleep(time);
+        before > 0 && sleeps() == before
+    });
 }
 
 fn worker(disk: &Arc<TestDisk>, polling: Polling) -> WorkerHandle {
@@ -79,11 +90,7 @@ fn an_idle_worker_sleeps() {
         peer.offer(1);
         until("the request is answered", || peer.answered() == round + 1);
     }
-    until("it is asleep", || worker.counters().sleeps.get() > 0);
-    std::thread::sleep(Duration::from_millis(20));
-    let sleeps = worker.counters().sleeps.get();
-    std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(worker.counters().sleeps.get(), sleeps);
+    until_it_sleeps_for(Duration::from_millis(200), &worker);
 }
 
 #[test]
@@ -95,6 +102,7 @@ fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
     peer.offer(3);
     until("all are with the disk", || held(&disk) == 3);
     let detaching = worker.begin_detach(id);
+    worker.look(); // Returns when it has heard of the detach, too.
     peer.offer(1);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!((peer.popped(), peer.answered()), (3, 0));
@@ -220,6 +228,7 @@ fn one_batch_is_published_and_notified_once() {
 
 #[test]
 fn stage_times_add_up_and_the_device_is_charged_with_its_own() {
+    let start = Instant::now();
     let disk = holding();
     let worker = worker(&disk, Polling::Off);
     let peer = Peer::new();
@@ -230,11 +239,14 @@ fn stage_times_add_up_and_the_device_is_charged_with_its_own() {
     disk.release();
     until("it is answered", || peer.answered() == 1);
     worker.detach(id);
+    let real = start.elapsed().as_nanos() as f64;
     let stages = worker.histograms().snapshot(fathom_core::Op::Read);
     let sum: u64 = stages[..Stage::COUNT].iter().map(|s| s.sum()).sum();
     assert_eq!(stages[Stage::COUNT].sum(), sum);
     assert_eq!(stages[Stage::COUNT].count(), 1);
     let device = fathom_core::Clock::get().ns(stages[Stage::Device as usize].sum());
     assert!(device >= 49_000_000, "{device}");
-    assert!(device as f64 > 0.9 * fathom_core::Clock::get().ns(sum) as f64);
+    // Nobody else is charged with the same time; the clocks differ a little.
+    let sum = fathom_core::Clock::get().ns(sum) as f64;
+    assert!(sum < 1.02 * real, "{sum} of {real}");
 }

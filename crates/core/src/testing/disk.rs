@@ -22,8 +22,8 @@ pub struct State {
     pub bytes: Mutex<Vec<u8>>,
     /// Requests are held back while true.
     hold: AtomicBool,
-    /// Of what was held back, only some is carried out by a release, the
-    /// newest first.
+    /// Of what was held back, only some is carried out by a release (one at
+    /// least), the newest first.
     pub out_of_order: AtomicBool,
     /// How many requests are held back.
     pub held: AtomicUsize,
@@ -194,6 +194,9 @@ impl Channel for TestChannel {
         if self.disk.out_of_order.load(SeqCst) {
             let some = |id: &RequestId| (id.0 ^ self.rounds).is_multiple_of(3);
             (due, self.waiting) = due.into_iter().rev().partition(some);
+            if due.is_empty() {
+                due.extend(self.waiting.pop());
+            }
             self.rounds += 1;
         }
         for id in due {

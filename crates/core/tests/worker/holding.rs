@@ -1,7 +1,7 @@
 //! Channels that hold requests back: alarms, admission, drains.
 
 use super::support::{Peer, TestSource};
-use super::until;
+use super::{until, until_it_sleeps_for};
 use fathom_core::testing::{PollEngine, TestDisk};
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Polling, RequestId, WorkerHandle, WorkerOptions,
@@ -148,9 +148,7 @@ fn a_closed_channel_gets_nothing_and_loses_nothing() {
         peer.offer(1);
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(peer.popped(), 2 * round + 1);
-        let sleeps = worker.counters().sleeps.get();
-        std::thread::sleep(Duration::from_millis(2));
-        assert_eq!(worker.counters().sleeps.get(), sleeps, "it stays asleep");
+        until_it_sleeps_for(Duration::from_millis(2), &worker);
         gate.shut.store(false, SeqCst);
         worker.look();
         until("that one, too", || peer.answered() == 2 * round + 2);
