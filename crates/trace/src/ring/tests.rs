@@ -210,10 +210,15 @@ fn a_file_cut_short_under_the_reader_is_an_error() {
 fn writing_a_record_is_cheap() {
     let (_dir, _path, mut file) = trace(1, 1 << 16);
     let mut writer = file.writer(0);
-    let start = Instant::now();
-    (0..1_000_000).for_each(|n| writer.write(&record(n)));
-    // 20 ns in a release build. This only catches a system call.
-    assert!(start.elapsed() < Duration::from_secs(1));
+    // The quickest of many batches: a busy machine holds up some of them.
+    let batch = |_| {
+        let start = Instant::now();
+        (0..10_000).for_each(|n| writer.write(&record(n)));
+        start.elapsed()
+    };
+    let quickest = (0..100).map(batch).min().unwrap();
+    // 20 ns each in a release build. This only catches a system call.
+    assert!(quickest < Duration::from_millis(10), "{quickest:?}");
 }
 
 proptest! {
