@@ -402,7 +402,8 @@ fn blocks_larger_than_sectors_must_be_asked_for() {
 #[test]
 fn a_handshake_has_a_deadline_however_busy_it_is() {
     let begun = Instant::now();
-    let patience = Duration::from_millis(300);
+    // Enough for what goes well before, however busy the machine is.
+    let patience = Duration::from_secs(3);
     let mut silent = Client::with_patience(host(), patience);
     let mut slow = Client::with_patience(host(), patience);
     slow.say(&3u32.to_be_bytes());
