@@ -162,7 +162,7 @@ impl Run {
             // Somebody may be decompressing.
             std::thread::sleep(Duration::from_micros(50));
             let since = *stuck_since.get_or_insert_with(Instant::now);
-            if since.elapsed() > Duration::from_secs(20) {
+            if since.elapsed() > Duration::from_secs(60) {
                 let flights = self.workers.iter().flat_map(|w| w.flights());
                 let asks: Vec<_> = flights.map(|f| f.ask.clone()).collect();
                 panic!("requests that never end: {asks:?}");
