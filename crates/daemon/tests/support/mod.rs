@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-pub const DEADLINE: Duration = Duration::from_secs(20);
+/// Longer than anything here takes on a busy machine.
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 pub fn worker(disk: &Arc<dyn Disk>, kind: EngineKind) -> WorkerHandle {
     let options = WorkerOptions {
