@@ -4,7 +4,7 @@ use crate::support::{Ask, Bed};
 use fathom_core::Clock;
 use fathom_core::testing::SIZE;
 use fathom_filters::wrap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn a_readonly_disk_says_so_and_means_it() {
