@@ -124,7 +124,7 @@ impl<'a, P: Port> Worker<'a, P> {
     }
 
     /// Runs on the calling thread until the load has ended and been verified.
-    pub fn run(mut self) -> Result<Measured> {
+    pub fn run(&mut self) -> Result<Measured> {
         if !self.load.cpus.is_empty() {
             let cpu = self.load.cpus[usize::from(self.index) % self.load.cpus.len()];
             cpu::pin(cpu)?;
@@ -139,7 +139,7 @@ impl<'a, P: Port> Worker<'a, P> {
         self.measured.completed = self.completed;
         self.measured.verified = self.checker.as_ref().map(Checker::verified);
         self.measured.log_pages = self.port.log_pages();
-        Ok(self.measured)
+        Ok(std::mem::take(&mut self.measured))
     }
 
     fn run_load(&mut self) -> Result<()> {

@@ -145,10 +145,13 @@ where
                 scope.spawn(move || {
                     let _finish = control.seats()[i].finish_on_drop();
                     let checker = part.map(|p| Checker::new(p, load.iodepth));
-                    let result = port().and_then(|port| {
-                        Worker::new(port, i as u16, range, load, control, clock, checker).run()
-                    });
-                    result.map_err(|e| fail(e, control, cause)).ok()
+                    // Told while the worker still has its connection, at whose
+                    // end others may fail.
+                    let tell = |e| fail(e, control, cause);
+                    let port = port().map_err(tell).ok()?;
+                    let index = i as u16;
+                    let mut worker = Worker::new(port, index, range, load, control, clock, checker);
+                    worker.run().map_err(tell).ok()
                 })
             })
             .collect();
