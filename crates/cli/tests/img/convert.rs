@@ -2,7 +2,7 @@
 
 use crate::pair::sample;
 use crate::place::{MIB, Place, raw};
-use crate::support::{as_arg, eventually, fathom, refused, run, stdout_of};
+use crate::support::{as_arg, eventually, fathom, listens, refused, run, stdout_of};
 use crate::{create, qemu_img};
 use std::fs;
 use std::io::Write;
@@ -176,7 +176,7 @@ fn pipes_and_servers_are_images_too() {
             .stderr(Stdio::null())
             .spawn();
         let child = child.expect("nbdkit is installed by `make setup`");
-        eventually("nbdkit listens", || fs::metadata(&socket).ok());
+        eventually("nbdkit listens", || listens(socket.as_ref()).then_some(()));
         child
     };
     let mut memory = server(&["memory", "20M"]);
