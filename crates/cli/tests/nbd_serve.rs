@@ -10,7 +10,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
-use support::{Served, as_arg, disk_dir, eventually, fathom, refused, short_dir, stdout_of};
+use support::{
+    Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, refused, short_dir, stdout_of,
+};
 use tempfile::TempDir;
 
 fn output_of(program: &str, args: &[&str]) -> Output {
@@ -162,7 +164,7 @@ fn clients_come_by_unix_sockets_and_tcp() {
 #[test]
 fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
     let dir = short_dir();
-    drop(UnixListener::bind(dir.path().join("n")).unwrap());
+    make_dead_socket(&dir.path().join("n"));
     let served = serve_by(fathom(), dir, &["null:1M", "--nbd", "unix:{dir}/n"]);
     let address = format!("unix:{}", served.arg("n"));
     let control = served.arg("c2");

@@ -9,7 +9,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
-use support::{Served, as_arg, disk_dir, eventually, fathom, run, short_dir, stdout_of};
+use support::{
+    Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, run, short_dir, stdout_of,
+};
 
 /// The stages of one operation in a summary.
 fn stages<'a>(summary: &'a Value, op: &str) -> &'a Vec<Value> {
@@ -221,7 +223,7 @@ fn without_a_control_option_it_is_found_by_its_process_id() {
 fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     let dir = short_dir();
     let socket = as_arg(&dir.path().join("s"));
-    drop(UnixListener::bind(&socket).unwrap());
+    make_dead_socket(socket.as_ref());
     let control = as_arg(&dir.path().join("c"));
     let args = [
         "serve",

@@ -5,7 +5,7 @@ pub mod nbd;
 
 use fathom_daemon::Format;
 use std::fs::{self, File};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -91,6 +91,13 @@ pub fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
 /// so: between the two it refuses them.
 pub fn listens(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
+}
+
+/// Leaves a socket there that nobody listens at any more.
+pub fn make_dead_socket(path: &Path) {
+    drop(UnixListener::bind(path).expect("a socket"));
+    // Processes that other tests start have it, too, until they exec.
+    eventually("nobody listens", || (!listens(path)).then_some(()));
 }
 
 /// A running `fathom serve`; killed when dropped.
