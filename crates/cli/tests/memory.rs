@@ -33,32 +33,21 @@ fn memory_is_pinned_for_its_front_end_and_requests_reach_the_right_bytes() {
     for extra in [&["--iothreads", "2"][..], &["--cache", "writeback"]] {
         let args = [&["--register-memory"], extra].concat();
         let mut served = Served::start(&as_arg(&image), &args);
-        for bs in ["4k", "256k"] {
-            let socket = served.arg("s");
-            let bench = fathom()
-                .args([
-                    "bench",
-                    "--vhost-user",
-                    &socket,
-                    "--rw",
-                    "randrw",
-                    "--bs",
-                    bs,
-                ])
-                .args([
-                    "--iodepth",
-                    "32",
-                    "--queues",
-                    "2",
-                    "--verify",
-                    "--runtime",
-                    "1s",
-                ])
+        for (bs, requests) in [("4k", 5000), ("256k", 500)] {
+            let load = ["--rw", "randrw", "--bs", bs, "--iodepth", "32"];
+            let load = [&load[..], &["--queues", "2", "--verify"]].concat();
+            served.load(requests, &load);
+            // Another one stays for as long as it takes to see what it has pinned.
+            let mut front_end = fathom()
+                .args(["bench", "--vhost-user", &served.arg("s")])
+                .args(["--runtime", "10m"])
+                .args(load)
                 .stdout(Stdio::null())
-                .spawn();
-            let mut bench = bench.expect("fathom starts");
+                .spawn()
+                .expect("fathom starts");
             eventually("pinned memory", || (pinned(&served) > 1024).then_some(()));
-            assert!(bench.wait().expect("a child").success(), "{}", served.log());
+            front_end.kill().expect("it was there");
+            front_end.wait().expect("a child");
             eventually("memory given back", || (pinned(&served) == 0).then_some(()));
         }
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
