@@ -343,7 +343,7 @@ fn a_killed_server_loses_space_at_most() {
                     "--rw",
                     "randwrite",
                 ])
-                .args(["--bs", "4k", "--iodepth", "32", "--runtime", "60s"])
+                .args(["--bs", "4k", "--iodepth", "32", "--runtime", "10m"])
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
                 .spawn()
