@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_lab::{Disk, Guest, Machine, Server};
 use fathom_run::{Event, Kind, Run, RunKind, flags};
@@ -100,7 +100,7 @@ fn both_sides_of_a_guest_are_recorded_and_put_together() {
     if can_trace() {
         assert!(said(&refused).contains("choose one with --disk: other, wanted"));
     }
-    let recording = Command::new(FATHOM)
+    let mut recording = Command::new(FATHOM)
         .args([
             "breakdown",
             "--pid",
@@ -108,16 +108,23 @@ fn both_sides_of_a_guest_are_recorded_and_put_together() {
             "--disk",
             "wanted",
             "--seconds",
-            "20",
+            "600",
         ])
         .args(["--output", host_arg])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    // Its folder for events is made when they are being recorded.
+    let deadline = Instant::now() + SOON;
+    while can_trace() && !host.join("layers").exists() {
+        assert!(Instant::now() < deadline, "nothing is recorded");
+        assert_eq!(recording.try_wait().unwrap(), None, "it goes on recording");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let other_name = guest.device("other").unwrap();
     let script = format!(
-        "fathom guest record --device {name} --seconds 60 --output /tmp/guest.run >/tmp/said 2>&1 &
+        "fathom guest record --device {name} --seconds 600 --output /tmp/guest.run >/tmp/said 2>&1 &
         record=$!
         until grep -qs recording /tmp/said; do sleep 0.1; done
         dd if={device} of=/dev/null bs={BLOCK} count={READS} iflag=direct 2>/dev/null
