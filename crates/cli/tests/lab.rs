@@ -3,10 +3,9 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::{PATIENCE, check_refusal, fathom};
@@ -91,11 +90,13 @@ fn a_run_that_a_signal_ends_leaves_nothing_behind() {
     assert_eq!(folders_of(pid), Vec::<PathBuf>::new());
 }
 
-/// A program of this name that comes first in PATH.
+/// A program of this name that comes first in PATH. Another process writes it: what this one has
+/// open for writing, children of other tests have, too, until they exec, and then it cannot be run.
 fn instead_of(name: &str, script: &str, dir: &Path) -> String {
-    let path = dir.join(name);
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"";
+    let mut writer = Command::new("sh");
+    writer.args(["-c", write, "sh", script]).arg(dir.join(name));
+    assert!(writer.status().unwrap().success());
     let path = std::env::var("PATH").unwrap();
     format!("{}:{path}", dir.display())
 }
