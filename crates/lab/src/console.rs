@@ -69,6 +69,17 @@ impl Console {
         tail_of(&self.text())
     }
 
+    /// Waits until all is there that a guest has printed whose QEMU has ended.
+    pub(crate) fn wait_end(&self, timeout: Duration) {
+        let state = lock(&self.shared);
+        let is_open = |state: &mut State| !state.closed;
+        drop(
+            self.shared
+                .changed
+                .wait_timeout_while(state, timeout, is_open),
+        );
+    }
+
     /// Waits for `marker` after `from` and returns the rest of its line.
     ///
     /// # Errors
@@ -129,14 +140,14 @@ mod tests {
         guest.write_all(b"2\r\n").unwrap();
         assert_eq!(
             console
-                .wait_for("RESULT ", 0, Duration::from_secs(5))
+                .wait_for("RESULT ", 0, Duration::from_secs(60))
                 .unwrap(),
             "42"
         );
         let here = console.position();
         drop(guest);
         let error = console
-            .wait_for("RESULT ", here, Duration::from_secs(5))
+            .wait_for("RESULT ", here, Duration::from_secs(60))
             .unwrap_err();
         assert!(error.to_string().contains("RESULT 42"), "{error}");
     }

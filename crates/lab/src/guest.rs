@@ -25,7 +25,9 @@ use crate::tools;
 const READY: &str = "FATHOM-LAB READY";
 const CONNECT: Duration = Duration::from_secs(30);
 /// What a guest gets to tell why a script has not ended.
-pub(crate) const LATE: Duration = Duration::from_secs(20);
+pub(crate) const LATE: Duration = Duration::from_secs(60);
+/// What QEMU gets to end when it has hung up.
+const CLOSING: Duration = Duration::from_secs(20);
 
 /// What a script in the guest printed, and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -317,9 +319,11 @@ impl Guest {
 /// A failure to talk to QEMU is best explained by QEMU's own last words.
 fn explain<T>(result: Result<T>, qemu: &mut Process) -> Result<T> {
     match result {
-        Err(Error::Io { .. } | Error::Protocol(_) | Error::Timeout { .. }) if is_gone(qemu) => {
+        Err(error @ (Error::Io { .. } | Error::Protocol(_) | Error::Timeout { .. }))
+            if is_gone(qemu, &error) =>
+        {
             qemu.expect_running()?;
-            result
+            Err(error)
         }
         other => other,
     }
@@ -328,6 +332,9 @@ fn explain<T>(result: Result<T>, qemu: &mut Process) -> Result<T> {
 /// QEMU that ended because its guest did (a panic, with -no-reboot) has nothing to say itself; a
 /// guest that boots again after a panic does so for ever.
 fn with_console(error: Error, console: &Console) -> Error {
+    if let Error::Program { .. } = error {
+        console.wait_end(CLOSING);
+    }
     if let (Error::Program { .. } | Error::Timeout { .. }, Some(reason)) = (&error, panic(console))
     {
         let tail = console.tail();
@@ -354,9 +361,14 @@ fn panic(console: &Console) -> Option<String> {
     Some(rest.lines().next()?.trim().to_owned())
 }
 
-/// QEMU's sockets close a moment before its process can be waited for.
-fn is_gone(qemu: &mut Process) -> bool {
-    qemu.wait(Duration::from_millis(200)).is_ok()
+/// QEMU's sockets close before its process can be waited for: by a moment, or, where the machine is
+/// busy and the kernel has much of its memory to free, by seconds.
+fn is_gone(qemu: &mut Process, error: &Error) -> bool {
+    let patience = match error {
+        Error::Timeout { .. } => Duration::from_millis(200),
+        _ => CLOSING,
+    };
+    qemu.wait(patience).is_ok()
 }
 
 fn parse_answer(status: Option<&str>, text: Option<&str>) -> Result<Output> {
