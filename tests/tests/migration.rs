@@ -261,7 +261,7 @@ fn unplug(guest: &mut Guest, id: &str, slot: usize) {
     guest.qmp("device_del", json!({"id": id})).unwrap();
     while guest.wait_event("DEVICE_DELETED", STEP).unwrap()["device"] != id {}
     let gone = format!(
-        "for i in $(seq 50); do
+        "for i in $(seq 600); do
              ls -d /sys/bus/pci/devices/*:{slot:02x}.0 >/dev/null 2>&1 || exit 0
              sleep 0.1
          done

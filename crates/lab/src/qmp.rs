@@ -143,7 +143,7 @@ mod tests {
                 "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no such device\"}}\n",
             ],
         );
-        let mut qmp = Qmp::connect(&path, Duration::from_secs(5)).unwrap();
+        let mut qmp = Qmp::connect(&path, Duration::from_secs(60)).unwrap();
         assert_eq!(qmp.execute("stop", json!({})).unwrap(), json!(7));
         assert_eq!(
             qmp.wait_event("STOP", Duration::from_secs(1)).unwrap()["n"],

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # disk SLOT: the block device at that PCI slot (hexadecimal), waiting for it to appear.
-for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+for attempt in $(seq 200); do
 	for block in /sys/bus/pci/devices/0000:00:$1.0/virtio*/block/*; do
 		if [ -e "$block" ] && [ -b "/dev/${block##*/}" ]; then
 			echo "/dev/${block##*/}"
