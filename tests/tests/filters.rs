@@ -1,16 +1,13 @@
 //! Filters as a guest sees them, and QEMU, whose main loop waits when a queue is taken away.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_lab::{Disk, Guest, Machine, Server};
 use fathom_tests::{Place, fathom};
 use serde_json::{Value, json};
 
 const STEP: Duration = Duration::from_secs(120);
-
-/// A guest's commands take about this long at most when nothing holds them up.
-const AT_ONCE: Duration = Duration::from_secs(20);
 
 fn serve(place: &Place, name: &str, filters: &[&str]) -> Server {
     let options = filters.iter().flat_map(|filter| ["--filter", *filter]);
@@ -78,15 +75,16 @@ fn a_guest_sees_what_filters_do() {
     let mut guest = Guest::boot(&machine).unwrap();
     let devices = names.map(|name| guest.device(name).unwrap());
 
-    // Each of ten reads takes 200 ms longer, before the disk has it.
-    set(&slow, "delay", "read=200ms");
-    let quick = seconds(&mut guest, &devices[0], 10);
-    let slowed = seconds(&mut guest, &devices[1], 10);
-    assert!(slowed >= 2.0 && slowed > quick + 1.0, "{quick} {slowed}");
+    // Each of three reads takes 2 s longer, before the disk has it: however busy the machine is,
+    // by itself none takes nearly as long.
+    set(&slow, "delay", "read=2s");
+    let quick = seconds(&mut guest, &devices[0], 3);
+    let slowed = seconds(&mut guest, &devices[1], 3);
+    assert!(slowed >= 6.0 && quick < 4.0, "{quick} {slowed}");
     set(&slow, "delay", "read=");
-    let again = seconds(&mut guest, &devices[1], 10);
-    assert!(again < slowed - 1.0, "{again} {slowed}");
-    assert!(mean(&slow, "queue") > 10.0 * mean(&slow, "device"));
+    let again = seconds(&mut guest, &devices[1], 3);
+    assert!(again < 4.0, "{again} {slowed}");
+    assert!(mean(&slow, "queue") > 3.0 * mean(&slow, "device"));
 
     // An error in the range and nowhere else, to the kernel as well.
     let end = 64 * 256;
@@ -203,10 +201,8 @@ fn no_filter_holds_back_a_stop() {
     let ended = guest.check("ls /tmp/*.status 2>/dev/null | wc -l", STEP);
     assert_eq!(ended.unwrap().trim(), "0", "all of them are stuck");
 
-    let start = Instant::now();
+    // It fails when QEMU does not answer within a minute.
     guest.qmp("stop", json!({})).unwrap();
-    let took = start.elapsed();
-    assert!(took < AT_ONCE, "it took {took:?}");
 
     // A disk that opens slowly is no different: it opens when the guest goes on.
     set(&servers[0], "delay", "open=1000s");

@@ -24,7 +24,7 @@ serve() {
     rm -f /tmp/nbd
     fathom serve "$@" >>/tmp/serve.log 2>&1 &
     server=$!
-    for n in $(seq 300); do
+    for n in $(seq 1200); do
         grep -q /tmp/nbd /proc/net/unix && return
         sleep 0.1
     done
@@ -62,7 +62,8 @@ impl Host {
     }
 }
 
-/// The post's scenario, with half a second's delay of each read.
+/// The post's scenario: a delay of each read that is long next to all else, however busy the
+/// machine is.
 fn a_file_system_on_a_slow_disk(host: &mut Host) {
     let said = host.run(
         r#"
@@ -71,12 +72,12 @@ serve memory:64M --nbd unix:/tmp/nbd --filter delay:read=50ms
 nbd-client -unix /tmp/nbd /dev/nbd0 -b 512
 echo ',,' | sfdisk -q --label gpt /dev/nbd0
 /usr/bin/mke2fs -q -t ext4 /dev/nbd0p1
-fathom set $server delay read=500ms
 mount /dev/nbd0p1 /tmp/mnt
 head -c 100000 /dev/urandom >/tmp/mnt/file
 sum=$(sha256sum </tmp/mnt/file)
 sync
 echo 3 >/proc/sys/vm/drop_caches
+fathom set $server delay read=2s
 before=$(cut -d' ' -f1 /proc/uptime)
 test "$sum" = "$(sha256sum </tmp/mnt/file)"
 after=$(cut -d' ' -f1 /proc/uptime)
@@ -85,12 +86,13 @@ before=$after
 test "$sum" = "$(sha256sum </tmp/mnt/file)"
 after=$(cut -d' ' -f1 /proc/uptime)
 echo "cached $(echo "$after $before" | awk '{ print $1 - $2 }')"
+fathom set $server delay read=
 umount /tmp/mnt
 /usr/bin/e2fsck -fn /dev/nbd0p1
 "#,
     );
     let (slow, cached) = (Host::figure(&said, "slow"), Host::figure(&said, "cached"));
-    assert!(slow >= 0.5 && cached < slow / 2.0, "{said}");
+    assert!(slow >= 2.0 && cached < slow / 2.0, "{said}");
 }
 
 /// Requests that are delayed together end together; goes on with the disk.
@@ -102,6 +104,7 @@ read_some() {
         --ioengine=libaio --iodepth=$1 --number_ios=$2 --output-format=json |
         awk '/"clat_ns"/ { seen = 1 } seen && /"mean"/ { gsub(",", ""); print $3 / 1e9; exit }'
 }
+fathom set $(pidof fathom) delay read=2s
 echo "alone $(read_some 1 2)"
 echo "together $(read_some 16 32)"
 "#,
@@ -110,7 +113,7 @@ echo "together $(read_some 16 32)"
         Host::figure(&said, "alone"),
         Host::figure(&said, "together"),
     );
-    assert!(alone >= 0.5 && together < 2.0 * alone, "{said}");
+    assert!(alone >= 2.0 && together < 2.0 * alone, "{said}");
 }
 
 /// The kernel is told all that it has asked for before the connection ends.
@@ -151,7 +154,7 @@ qemu-storage-daemon \
     --nbd-server addr.type=unix,addr.path=/tmp/again \
     --export type=nbd,id=e,node-name=n,name=disk,writable=on &
 client=$!
-for n in $(seq 300); do [ -S /tmp/again ] && break; sleep 0.1; done
+for n in $(seq 1200); do [ -S /tmp/again ] && break; sleep 0.1; done
 nbd-client -unix /tmp/again -N disk /dev/nbd2 -b 512
 /usr/bin/mke2fs -q -t ext4 /dev/nbd2
 mount /dev/nbd2 /tmp/mnt
