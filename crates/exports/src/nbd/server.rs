@@ -365,6 +365,11 @@ impl Entered {
         Ok(())
     }
 
+    /// The server wants it gone.
+    fn is_ending(&self) -> bool {
+        self.connection(&mut self.shared.table()).ending
+    }
+
     fn peer(&self) -> String {
         self.connection(&mut self.shared.table()).peer.clone()
     }
@@ -383,6 +388,8 @@ impl Entered {
                 }
             }
             Ok(Outcome::Over) => tracing::debug!("nbd: {peer}: left without choosing a disk"),
+            // That it had to go has been said; now its socket fails.
+            Err(_) if self.is_ending() => {}
             Err(failure) => tracing::warn!("nbd: {peer}: handshake failed: {failure}"),
         }
     }
