@@ -232,13 +232,15 @@ fn depth(options: &ConvertOptions, unit: Option<u64>) -> usize {
     }
 }
 
-/// A cluster that has any data has space anyway.
+/// A cluster that has any data has space anyway. Not all NBD servers know zeroes that are not sent.
 fn granule(target: &Client, options: &ConvertOptions, unit: Option<u64>, piece: u64) -> u64 {
-    if options.sparse == 0 {
-        return 0;
+    match target.info().write_zeroes {
+        Some(limits) if options.sparse > 0 => {
+            let cluster = u64::from(limits.alignment);
+            unit.unwrap_or_else(|| options.sparse.max(cluster).min(piece))
+        }
+        _ => 0,
     }
-    let cluster = target.info().write_zeroes.map_or(512, |l| l.alignment);
-    unit.unwrap_or_else(|| options.sparse.max(cluster.into()).min(piece))
 }
 
 /// Whether a new target does where nothing is written.

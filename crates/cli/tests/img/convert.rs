@@ -179,15 +179,21 @@ fn pipes_and_servers_are_images_too() {
         eventually("nbdkit listens", || listens(socket.as_ref()).then_some(()));
         child
     };
-    let mut memory = server(&["memory", "20M"]);
-    refused(1, &["img", "convert", &target, &uri], &["-n"]);
-    stdout_of(&["img", "convert", "-n", &target, &uri]);
-    let back = place.path("back");
-    stdout_of(&["img", "convert", "-O", "qcow2", &uri, &back]);
-    place.same("qcow2", &back, &disk);
-    stdout_of(&["img", "compare", &uri, &disk]);
-    memory.kill().unwrap();
-    memory.wait().unwrap();
+    // Zeroes have to be sent to the second.
+    for kind in [
+        &["memory", "20M"][..],
+        &["--filter=nozero", "memory", "20M"],
+    ] {
+        let mut memory = server(kind);
+        refused(1, &["img", "convert", &target, &uri], &["-n"]);
+        stdout_of(&["img", "convert", "-n", &target, &uri]);
+        let back = place.path("back");
+        stdout_of(&["img", "convert", "-O", "qcow2", &uri, &back]);
+        place.same("qcow2", &back, &disk);
+        stdout_of(&["img", "compare", &uri, &disk]);
+        memory.kill().unwrap();
+        memory.wait().unwrap();
+    }
     // A full disk says how much was missing.
     let full = ["--filter=error", "memory", "20M", "error-pwrite=ENOSPC"];
     let mut full = server(&[&full[..], &["error-pwrite-rate=100%"]].concat());
