@@ -37,6 +37,8 @@ pub struct Machine {
     pub cpus: u32,
     /// Guest memory in MiB, shared with vhost-user servers.
     pub memory_mib: u32,
+    /// Take the memory from this machine's huge pages, of which there must be enough.
+    pub huge_pages: bool,
     /// Disks in PCI order.
     pub disks: Vec<Disk>,
     /// What starts first.
@@ -68,6 +70,7 @@ impl Default for Machine {
         Self {
             cpus: 1,
             memory_mib: 512,
+            huge_pages: false,
             disks: Vec::new(),
             boot: Boot::default(),
             tools: true,
@@ -175,10 +178,15 @@ impl Machine {
             "pc,memory-backend=memory,usb=off,vmport=off,graphics=off",
         );
         let size = self.memory_mib;
+        let huge = if self.huge_pages {
+            ",hugetlb=on,hugetlbsize=2M"
+        } else {
+            ""
+        };
         // Shared, or a vhost-user server could not see the guest's requests.
         args.option(
             "-object",
-            format!("memory-backend-memfd,id=memory,size={size}M,share=on"),
+            format!("memory-backend-memfd,id=memory,size={size}M,share=on{huge}"),
         );
         args.option("-m", format!("{size}M"));
         args.option("-smp", self.cpus.to_string());

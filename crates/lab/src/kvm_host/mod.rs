@@ -4,6 +4,7 @@
 //! Everything in it is real (kernel, KVM, QEMU, tracepoints) but the time: instructions take tens
 //! of times longer, and not all of them equally. It checks methods, not speeds.
 
+pub(crate) mod huge_pages;
 mod image;
 
 use std::fs;

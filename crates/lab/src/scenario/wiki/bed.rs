@@ -10,6 +10,7 @@ use crate::attach;
 use crate::error::Result;
 use crate::guest::Guest;
 use crate::host;
+use crate::kvm_host::huge_pages;
 use crate::machine::{Disk, Machine, QemuDisk};
 use crate::scenario::image;
 use crate::scratch::Scratch;
@@ -44,7 +45,7 @@ impl Bed {
         progress(&format!("writing an image of {} MiB", size >> 20));
         image::fill(&path, size)?;
         let server = start_server(options, dir.path(), &path)?;
-        let machine = Machine {
+        let mut machine = Machine {
             // The driver has no more queues than the guest has CPUs.
             cpus: options.queues.into(),
             disks: vec![disk(options, &path, server.as_ref())],
@@ -59,6 +60,7 @@ impl Bed {
                 .into(),
             ..Machine::default()
         };
+        machine.huge_pages = options.is_nested && huge_pages::reserve(machine.memory_mib);
         progress(&format!(
             "booting a guest ({}), its disk served by {}",
             machine.accelerator().name(),
