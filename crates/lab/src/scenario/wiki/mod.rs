@@ -34,7 +34,7 @@ const SERVER_LOG: &str = "server.log";
 const CONSOLE_LOG: &str = "console.log";
 /// The first that emulates SVM well enough for KVM.
 const OLDEST_QEMU: (u32, u32) = (6, 0);
-/// Operations before the first round.
+/// Operations before the first round, which may be no longer itself.
 const WARM_UP: u64 = 100;
 
 /// Runs the scenario and leaves its run directory at `options.output`. `progress` is told of
@@ -126,8 +126,12 @@ fn rounds(options: &Options, run: &mut Run, progress: &mut dyn FnMut(&str)) -> R
 /// Brings code and data of both sides into caches (and, where the CPU is emulated, through its
 /// translator), so that the first round is like the others.
 fn warm_up(bed: &mut Bed, options: &Options) -> Result<()> {
+    let count = match options.limit() {
+        Limit::Operations(count) => count.min(WARM_UP),
+        Limit::Time(_) => WARM_UP,
+    };
     let few = Options {
-        limit: Some(Limit::Operations(WARM_UP)),
+        limit: Some(Limit::Operations(count)),
         inject: None,
         ..options.clone()
     };
