@@ -42,6 +42,8 @@ pub fn delays_are_found_where_they_were_put(bench: &mut Bench) {
 /// A delay by a filter is time that requests wait in Fathom's queue, and nowhere else.
 pub fn a_filter_delays_in_the_queue(bench: &mut Bench) {
     const DELAY: Duration = Duration::from_millis(200);
+    // All of them are delayed.
+    const REQUESTS: u64 = 20;
     let done = bench.run(|options| {
         options.pairs_only = true;
         options.limit = Some(Limit::Operations(REQUESTS));
