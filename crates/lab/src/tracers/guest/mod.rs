@@ -9,7 +9,7 @@ use std::path::Path;
 use fathom_run::{Kind, Stream};
 
 use super::ftrace::{Mode, Recorder, Side, Source, unwritten};
-use super::kvm::has_function;
+use super::kvm::functions;
 use super::{Collected, Tracefs, block};
 use crate::error::{Error, Result};
 
@@ -153,11 +153,13 @@ pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Guest> {
 /// Probes with arguments where they can be had, the function tracer for the rest.
 fn watch_functions(recorder: &mut Recorder) {
     let kallsyms = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let wanted: Vec<&str> = FUNCTIONS.iter().map(|function| function.name).collect();
+    let known = functions(&kallsyms, &wanted);
     let mut rest: Vec<(&str, Kind)> = Vec::new();
     let mut why = "this kernel has no kprobes".to_owned();
     let has_kprobes = recorder.instance().tracefs().has_kprobes();
     for function in FUNCTIONS {
-        if !has_function(&kallsyms, function.name) {
+        if !known.contains(function.name) {
             if function.required {
                 recorder.problem(format!("the guest's kernel has no {}", function.name));
             }
