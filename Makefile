@@ -25,7 +25,7 @@ test: setup
 	python3 -m unittest discover tools/bench
 	$(CARGO) build --workspace --all-targets
 	$(CARGO) test --workspace --no-fail-fast
-	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --package fathom-storage -- --ignored; \
+	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --workspace --test devices -- --ignored; \
 	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
 	$(MAKE) fuzz FUZZ_SECONDS=4
 
