@@ -5,6 +5,7 @@ use crate::error::{Error, io_error};
 use crate::open::open_writable;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 use rustix::io::Errno;
+use std::borrow::Cow;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,7 @@ impl Target {
     /// Opens what is at `path`, or begins a new file. `named`: others must find it by its name
     /// before it is complete.
     pub(crate) fn open(path: &Path, named: bool) -> Result<Target, Error> {
+        let path = &*destination(path);
         let of_state = |file, state| Target {
             path: path.to_owned(),
             file,
@@ -84,6 +86,18 @@ impl Drop for Target {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// What a symbolic link leads to that is not there yet; any other path is its own.
+fn destination(path: &Path) -> Cow<'_, Path> {
+    let mut path = Cow::Borrowed(path);
+    // The kernel follows no more, either.
+    for _ in 0..40 {
+        let to = path.read_link().ok().filter(|_| !path.exists());
+        let Some(to) = to else { break };
+        path = parent(&path).join(to).into();
+    }
+    path
 }
 
 fn parent(path: &Path) -> &Path {

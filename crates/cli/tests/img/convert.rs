@@ -276,6 +276,22 @@ fn what_cannot_be_converted_is_told_in_one_line() {
     convert(&[&disk], &["a source and a target"]);
 }
 
+/// As a shell's redirection does.
+#[test]
+fn a_link_that_leads_nowhere_yet_leads_to_the_target_afterwards() {
+    let place = Place::new();
+    let disk = raw(&place, "disk");
+    fs::create_dir(place.path("sub")).unwrap();
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, place.path(name)).unwrap();
+    link("sub/second", "first");
+    link("target", "sub/second");
+    stdout_of(&["img", "convert", "-O", "qcow2", &disk, &place.path("first")]);
+    place.same("qcow2", &place.path("sub/target"), &disk);
+    link("round", "round");
+    let round = ["img", "convert", &disk, &place.path("round")];
+    refused(1, &round, &["round"]);
+}
+
 /// Names that an image gives are looked for where the user allows it.
 #[test]
 fn files_elsewhere_are_opened_only_when_that_is_allowed() {
