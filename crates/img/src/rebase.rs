@@ -9,7 +9,8 @@ use crate::source::Opened;
 use fathom_core::Op;
 use fathom_formats::img::backing::{NewBacking, set_backing};
 use fathom_formats::img::{Format, resolve};
-use fathom_storage::{Cache, lock_image};
+use fathom_storage::{Cache, lock_image, lock_image_too};
+use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -48,7 +49,7 @@ pub fn rebase(
     }
     if !options.only_name {
         let new = open_new(path, options)?;
-        let copied = copy(path, format, new, options, progress);
+        let copied = copy((path, &file), format, new, options, progress);
         if let Err(error) = copied.and_then(|()| progress.check()) {
             if error.is_midway() {
                 let path = path.display();
@@ -114,9 +115,10 @@ fn open_new(path: &Path, options: &RebaseOptions) -> Result<Option<Chain>, Error
     Ok(Some(chain))
 }
 
-/// Copies into the image what the new backing file holds otherwise.
+/// Copies into the image what the new backing file holds otherwise. Afterwards `file`, which is the
+/// image, is locked: what was copied must not change before the name does.
 fn copy(
-    path: &Path,
+    (path, file): (&Path, &File),
     format: Format,
     new: Option<Chain>,
     options: &RebaseOptions,
@@ -131,6 +133,7 @@ fn copy(
     };
     let mut job = Job::default();
     let chain = Chain::open(path, &open)?;
+    lock_image_too(path, file)?;
     let unit =
         match options.compress {
             false => None,

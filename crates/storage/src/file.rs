@@ -13,7 +13,7 @@ pub(crate) mod report;
 mod status;
 mod transfer;
 
-pub use lock::lock_image;
+pub use lock::{lock_image, lock_image_too};
 
 use crate::engine::EngineKind;
 use channel::FileChannel;

@@ -1,7 +1,8 @@
 //! Image locks against QEMU's own tools, both ways.
 
 use fathom_core::Disk;
-use fathom_storage::{FileDisk, FileOptions};
+use fathom_storage::{FileDisk, FileOptions, lock_image, lock_image_too};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -187,4 +188,22 @@ fn an_image_that_is_about_to_be_released_is_waited_for() {
     let after = open(image.path(), writer()).expect("opened after the other's end");
     after.activate().expect("locked");
     release.join().expect("released");
+}
+
+/// Who has an image keeps it when he closes one of his files and has another.
+#[test]
+fn a_lock_is_handed_on_without_a_gap() {
+    let image = image();
+    let path = image.path();
+    let file = || File::options().read(true).write(true).open(path).unwrap();
+    let (first, second) = (file(), file());
+    lock_image(path, &first, true).unwrap();
+    assert!(lock_image(path, &second, true).is_err());
+    lock_image_too(path, &second).unwrap();
+    drop(first);
+    let refused = lock_image(path, &file(), false).unwrap_err().to_string();
+    assert!(refused.contains("in use"), "{refused}");
+    lock_image(path, &second, true).unwrap();
+    drop(second);
+    lock_image(path, &file(), true).unwrap();
 }

@@ -74,14 +74,31 @@ pub fn lock_image(path: &Path, file: &File, writes: bool) -> Result<(), DiskErro
     try_to_take(path, file, Use { writes, share })
 }
 
+/// Likewise, when the caller has it locked for writing through another open
+/// file: so it stays locked when that one is closed, and nobody comes between.
+pub fn lock_image_too(path: &Path, file: &File) -> Result<(), DiskError> {
+    let (writes, share) = (true, false);
+    lock(path, file, Use { writes, share }, || Ok(()))
+}
+
 fn try_to_take(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
+    lock(path, file, how, || try_to_check(path, file, how))
+}
+
+/// Lock the bytes, and give them up again if `check` fails.
+fn lock(
+    path: &Path,
+    file: &File,
+    how: Use,
+    check: impl FnOnce() -> Result<(), DiskError>,
+) -> Result<(), DiskError> {
     let used = how.used().map(|n| USED + n);
     let unshared = how.unshared().map(|n| UNSHARED + n);
     let locked = used
         .chain(unshared)
         .try_for_each(|byte| set(file, libc::F_RDLCK, byte, 1));
     let taken = match locked {
-        Ok(()) => try_to_check(path, file, how),
+        Ok(()) => check(),
         // Locks are shared: only something that is not QEMU can conflict.
         Err(error) if is_conflict(&error) => Err(in_use(path, how)),
         Err(error) => return without_locks(path, error),
