@@ -6,7 +6,7 @@ mod sim;
 mod support;
 
 use fathom_core::Op;
-use sim::case::{Case, Filled, LARGE, Made, QCOW2, SMALL};
+use sim::case::{Case, Filled, LARGE, Made, NARROW, QCOW2, SMALL};
 use sim::cut::check_image;
 use sim::model::SECTOR;
 use sim::run::Run;
@@ -17,12 +17,7 @@ use std::sync::Arc;
 
 const CASES: &[Case] = &[
     SMALL,
-    Case {
-        name: "512-rc1",
-        options: "cluster_size=512,refcount_bits=1",
-        cluster: 512,
-        ..QCOW2
-    },
+    NARROW,
     Case {
         name: "512-v2",
         options: "cluster_size=512,compat=0.10",

@@ -8,7 +8,7 @@ mod support;
 use imago::file::File;
 use imago::qcow2::Qcow2;
 use imago::{FormatAccess, FormatDriverBuilder, PermissiveImplicitOpenGate};
-use sim::case::{Backing, Case, Filled, Made, QCOW2};
+use sim::case::{Backing, Case, Filled, Made, NARROW, QCOW2, SMALL};
 use sim::model::{BEFORE, Model, SECTOR, Value, ZERO, fill, identify};
 use sim::rng::Rng;
 use sim::run::{Run, Start};
@@ -17,18 +17,8 @@ use std::path::Path;
 
 /// What imago can do: neither zstd nor subclusters.
 const CASES: &[Case] = &[
-    Case {
-        name: "512",
-        options: "cluster_size=512",
-        cluster: 512,
-        ..QCOW2
-    },
-    Case {
-        name: "512-rc1",
-        options: "cluster_size=512,refcount_bits=1",
-        cluster: 512,
-        ..QCOW2
-    },
+    SMALL,
+    NARROW,
     Case {
         name: "4k-v2",
         options: "compat=0.10,cluster_size=4k",

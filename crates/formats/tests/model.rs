@@ -5,7 +5,9 @@
 mod sim;
 mod support;
 
-use sim::case::{Backing, Case, EXTENDED, Filled, LARGE, Made, PREALLOCATED, QCOW2, QED, SMALL};
+use sim::case::{
+    Backing, Case, EXTENDED, Filled, LARGE, Made, NARROW, PREALLOCATED, QCOW2, QED, SMALL,
+};
 use sim::cut::check_image;
 use sim::model::Value;
 use sim::run::Run;
@@ -27,12 +29,7 @@ const FORMATS: &[Case] = &[
         cluster: 512,
         ..QCOW2
     },
-    Case {
-        name: "512-rc1",
-        options: "cluster_size=512,refcount_bits=1",
-        cluster: 512,
-        ..QCOW2
-    },
+    NARROW,
     Case {
         name: "1k-rc64",
         options: "cluster_size=1k,refcount_bits=64,lazy_refcounts=on",

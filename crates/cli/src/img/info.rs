@@ -3,7 +3,7 @@
 use super::common::{FormatArg, LookArgs};
 use super::{print, print_json};
 use clap::Args;
-use fathom_img::{self as img};
+use fathom_img as img;
 use std::path::PathBuf;
 
 /// Describe an image

@@ -3,7 +3,7 @@
 use super::Bits;
 use crate::img::info::{flag_names, read_bitmaps};
 use crate::img::{Format, Image};
-use crate::qcow2::bitmap::{Bitmap, FLAG_AUTO};
+use crate::qcow2::bitmap::Bitmap;
 use crate::{Error, ImageFile, Result};
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ impl Listed {
 
     /// Whether it is to know of what is written, and can.
     pub fn records(&self) -> bool {
-        self.bitmap.flags & FLAG_AUTO != 0 && super::check_usable(&self.bitmap).is_ok()
+        super::records(&self.bitmap)
     }
 
     /// `in-use` and `auto`, as `qemu-img info` has them.

@@ -1,8 +1,8 @@
 //! More that is dirty: what another bitmap says, or what is going to be written.
 
 use super::bits::{Cluster, printable};
-use super::{Bitmaps, Bits, check_usable};
-use crate::qcow2::bitmap::{FLAG_AUTO, TableEntry};
+use super::{Bitmaps, Bits, records};
+use crate::qcow2::bitmap::TableEntry;
 use crate::{Error, Result};
 use std::ops::Range;
 
@@ -17,8 +17,7 @@ impl Bitmaps<'_> {
         mut written: impl FnMut() -> I,
     ) -> Result<()> {
         for index in 0..self.bitmaps.len() {
-            let bitmap = &self.bitmaps[index].bitmap;
-            if bitmap.flags & FLAG_AUTO == 0 || check_usable(bitmap).is_err() {
+            if !records(&self.bitmaps[index].bitmap) {
                 continue;
             }
             let mut pieces = written().peekable();

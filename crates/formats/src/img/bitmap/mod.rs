@@ -293,6 +293,11 @@ impl<'a> Bitmaps<'a> {
     }
 }
 
+/// Whether a bitmap is to know of what is written, and can.
+fn records(bitmap: &Bitmap) -> bool {
+    bitmap.flags & FLAG_AUTO != 0 && check_usable(bitmap).is_ok()
+}
+
 /// Nobody knows what is dirty in a bitmap that was not saved well, or what extra data means.
 fn check_usable(bitmap: &Bitmap) -> Result<()> {
     let name = printable(&bitmap.name);

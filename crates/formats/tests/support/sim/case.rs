@@ -91,6 +91,14 @@ pub const SMALL: Case = Case {
     ..QCOW2
 };
 
+/// With one bit for each refcount.
+pub const NARROW: Case = Case {
+    name: "512-rc1",
+    options: "cluster_size=512,refcount_bits=1",
+    cluster: 512,
+    ..QCOW2
+};
+
 /// Whose tables of refcounts grow.
 pub const GROWING: Case = Case {
     name: "512-growing",

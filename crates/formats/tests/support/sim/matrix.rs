@@ -1,8 +1,8 @@
 //! The kinds of image whose servers lose their power or are killed.
 
 use super::case::{
-    Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, LARGE, PREALLOCATED, QCOW2, QED, SMALL,
-    SNAPSHOT,
+    Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, LARGE, NARROW, PREALLOCATED, QCOW2, QED,
+    SMALL, SNAPSHOT,
 };
 
 pub const MATRIX: &[Case] = &[
@@ -28,11 +28,8 @@ pub const MATRIX: &[Case] = &[
         ..QCOW2
     },
     Case {
-        name: "512-rc1",
-        options: "cluster_size=512,refcount_bits=1",
-        cluster: 512,
         tiny_cache: true,
-        ..QCOW2
+        ..NARROW
     },
     Case {
         name: "512-rc64-compressed",
