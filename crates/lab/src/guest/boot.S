@@ -17,6 +17,7 @@ _start:
 	jc	print
 	movw	$0x7e00, %si
 print:
+	cli				# the BIOS's timer writes to the port too
 	lodsb
 	testb	%al, %al
 	jz	halt
@@ -31,6 +32,7 @@ wait:
 	outb	%al, %dx
 	jmp	print
 halt:
+	sti
 	hlt
 	jmp	halt
 
