@@ -6,7 +6,8 @@ for port in /sys/class/virtio-ports/*; do
 	ln -sf "/dev/${port##*/}" "/tmp/.ports/$(cat "$port/name")"
 done
 exec 3<>/tmp/.ports/fathom.agent
-echo FATHOM-LAB READY
+# Through the kernel, whose own messages would tear a line of ours.
+echo '<0>FATHOM-LAB READY' >/dev/kmsg
 
 # What a stuck guest can say about itself: its requests, its blocked tasks, its interrupts.
 state() {
