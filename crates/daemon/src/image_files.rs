@@ -159,6 +159,7 @@ impl Opener for ImageOpener {
         let (path, file) = self.dirs.open(image, name, writable)?;
         let options = FileOptions {
             read_only: !writable,
+            force_share: self.options.force_share && !writable,
             ..self.options.clone()
         };
         Ok(Arc::new(StoredImage::from_file(&path, file, options)?))

@@ -16,7 +16,7 @@ pub struct OpenOptions {
     /// None: what it looks like.
     pub format: Option<Format>,
     pub read_only: bool,
-    /// Read it even though another process writes to it.
+    /// What is only read, of it and of the files that it names, may be written to by other processes.
     pub force_share: bool,
     pub cache: Cache,
     pub engine: EngineKind,
@@ -66,7 +66,7 @@ impl OpenOptions {
         FileOptions {
             cache: self.cache,
             read_only: self.read_only,
-            force_share: self.force_share,
+            force_share: self.force_share && self.read_only,
             engine: self.engine,
             ..FileOptions::default()
         }
@@ -108,7 +108,11 @@ impl Chain {
             None => Format::probe(&*file).map_err(of(path))?,
         };
         let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
-        let opener = Arc::new(ImageOpener::new(dirs, files));
+        let named = FileOptions {
+            force_share: options.force_share,
+            ..files
+        };
+        let opener = Arc::new(ImageOpener::new(dirs, named));
         let image = ImageOptions {
             read_only: options.read_only,
             snapshot: options.snapshot.clone(),

@@ -45,7 +45,10 @@ pub fn compare(
     progress: &mut Progress<'_>,
 ) -> Result<Comparison, Error> {
     let mut job = Job::default();
-    let disks = [sources[0].open(&mut job)?, sources[1].open(&mut job)?];
+    let disks = Source::open_all(sources, &mut job)?;
+    let disks: [Opened; 2] = disks
+        .try_into()
+        .unwrap_or_else(|_| unreachable!("two were opened"));
     let sizes = [disks[0].size(), disks[1].size()];
     let sizes_differ = sizes[0] != sizes[1];
     if sizes_differ && options.strict {

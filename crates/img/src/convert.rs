@@ -6,7 +6,7 @@ use crate::error::{Error, Moving, io_error, of, usage};
 use crate::job::{Client, Copy, CopyOptions, Job, WriteBehind};
 use crate::open::{identity_of, open_writable};
 use crate::progress::Progress;
-use crate::source::{Opened, Source};
+use crate::source::{Opened, Source, nbd_uri};
 use crate::stream;
 use crate::target::Target;
 use fathom_core::Disk;
@@ -15,6 +15,7 @@ use fathom_formats::img::{Format, open_read_only};
 use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri, lock_image};
 
 pub use fathom_formats::img::bitmap::Broken;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -78,7 +79,7 @@ impl Sink {
 /// durable when it returns.
 pub fn convert(
     sources: &[Source],
-    target: &str,
+    target: &OsStr,
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
@@ -87,8 +88,7 @@ pub fn convert(
         return Err(cannot_compress(path));
     }
     let mut job = Job::default();
-    let opened = sources.iter().map(|source| source.open(&mut job));
-    let mut opened = opened.collect::<Result<Vec<_>, _>>()?;
+    let mut opened = Source::open_all(sources, &mut job)?;
     let size = opened.iter().map(Opened::size).sum();
     if target == stream::NAME {
         refuse_stream(options)?;
@@ -98,9 +98,9 @@ pub fn convert(
             .try_for_each(|source| stream::to_standard_output(&job, source, progress))
             .map(|()| progress.end());
     }
-    let sink = match NbdUri::is_one(target) {
-        true => open_nbd(path, target, size, options)?,
-        false => open_image(path, size, &opened, options)?,
+    let sink = match nbd_uri(target) {
+        Some(uri) => open_nbd(path, uri, size, options)?,
+        None => open_image(path, size, &opened, options)?,
     };
     let copied = move_data(&mut job, &mut opened, &sink, path, options, progress);
     let finished = copied.and_then(|()| progress.check());

@@ -27,6 +27,8 @@ pub struct RebaseOptions {
     pub compress: bool,
     pub cache: Cache,
     pub backing_cache: Cache,
+    /// Backing files, the old and the new, may be written to by other processes.
+    pub force_share: bool,
     /// Where files may be that the image names now, besides its own directory.
     pub allow_dirs: Vec<PathBuf>,
 }
@@ -101,6 +103,7 @@ fn open_new(path: &Path, options: &RebaseOptions) -> Result<Option<Chain>, Error
     let below = resolve(path, name.as_bytes()).map_err(of(path))?;
     let open = OpenOptions {
         cache: options.backing_cache,
+        force_share: options.force_share,
         ..OpenOptions::reading(Some(format))
     };
     let chain = Chain::open(&below, &open.may_use_all())?;
@@ -126,6 +129,7 @@ fn copy(
 ) -> Result<(), Error> {
     let open = OpenOptions {
         cache: options.cache,
+        force_share: options.force_share,
         allow_dirs: options.allow_dirs.clone(),
         rebasing: true,
         keep_bitmaps: true,

@@ -8,6 +8,7 @@ use fathom_core::extents::extents;
 use fathom_core::{Disk, Op};
 use fathom_formats::img::Format;
 use fathom_storage::{NbdDisk, NbdOptions, NbdUri};
+use std::ffi::OsStr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,16 +47,21 @@ const ANSWER: usize = 64 << 10;
 /// A segment of an image is not looked further for: work can begin.
 const ENOUGH: u64 = 64 << 20;
 
+/// The text, if it is an NBD URI.
+pub(crate) fn nbd_uri(text: &OsStr) -> Option<&str> {
+    text.to_str().filter(|text| NbdUri::is_one(text))
+}
+
 impl Source {
     /// An NBD URI, or the path of an image that is opened like this.
-    pub fn new(text: &str, open: OpenOptions) -> Result<Source, Error> {
+    pub fn new(text: &OsStr, open: OpenOptions) -> Result<Source, Error> {
         if text == stream::NAME {
             return Ok(Source::Input { open });
         }
-        if !NbdUri::is_one(text) {
+        let Some(text) = nbd_uri(text) else {
             let path = text.into();
             return Ok(Source::Image { path, open });
-        }
+        };
         if open.format.is_some_and(|format| format != Format::Raw) {
             return Err(usage(
                 Path::new(text),
@@ -67,7 +73,21 @@ impl Source {
             .map_err(|error| usage(Path::new(text), error))
     }
 
-    pub(crate) fn open(&self, job: &mut Job) -> Result<Opened, Error> {
+    /// Opens them in the order in which they are given.
+    pub(crate) fn open_all<'a>(
+        sources: impl IntoIterator<Item = &'a Source>,
+        job: &mut Job,
+    ) -> Result<Vec<Opened>, Error> {
+        let sources = Vec::from_iter(sources);
+        let is_input = |source: &&&Source| matches!(source, Source::Input { .. });
+        if sources.iter().filter(is_input).count() > 1 {
+            let problem = "can be read only once: name it (-) once";
+            return Err(usage(Path::new(stream::INPUT), problem));
+        }
+        sources.iter().map(|source| source.open(job)).collect()
+    }
+
+    fn open(&self, job: &mut Job) -> Result<Opened, Error> {
         match self {
             Source::Image { path, open } => {
                 let chain = Chain::open(path, open)?;
@@ -78,7 +98,7 @@ impl Source {
                 })
             }
             Source::Input { open } => {
-                let path = Path::new("standard input");
+                let path = Path::new(stream::INPUT);
                 let chain = Chain::in_file(path, stream::standard_input()?, open)?;
                 Opened::of(path, chain, job)
             }

@@ -13,6 +13,8 @@ use std::path::Path;
 
 /// The name of both.
 pub(crate) const NAME: &str = "-";
+/// Standard input, for people.
+pub(crate) const INPUT: &str = "standard input";
 
 /// Where what comes in by a pipe is kept: formats need to seek, and it may be large.
 const SPOOL: &str = "/var/tmp";
@@ -23,7 +25,7 @@ const DEPTH: usize = 16;
 
 /// Standard input as a file that can be read anywhere: itself, or a copy without a name.
 pub(crate) fn standard_input() -> Result<File, Error> {
-    let path = Path::new("standard input");
+    let path = Path::new(INPUT);
     let input = io::stdin();
     let own = File::open("/proc/self/fd/0").map_err(io_error(path, "cannot be opened"))?;
     let is_file = own.metadata().is_ok_and(|m| m.is_file());

@@ -8,6 +8,7 @@ use clap::Args;
 use fathom_daemon::Cache;
 use fathom_img::{self as img, CompareOptions, Comparison, Error, Format, Progress, Source};
 use serde_json::json;
+use std::ffi::{OsStr, OsString};
 
 /// Compare two disks (exit status 0: identical; 1: different; 2: not opened; 4: not read)
 #[derive(Debug, Args)]
@@ -30,10 +31,10 @@ pub(super) struct CompareArgs {
     read: ReadArgs,
     /// An image or an NBD URI
     #[arg(value_name = "FILE1")]
-    a: String,
+    a: OsString,
     /// The other one
     #[arg(value_name = "FILE2")]
-    b: String,
+    b: OsString,
 }
 
 const DIFFERENT: i32 = 1;
@@ -44,7 +45,7 @@ const INTERRUPTED: i32 = 130;
 pub(super) fn run(args: CompareArgs) -> anyhow::Result<()> {
     let stop = stop_flag()?;
     let source =
-        |text: &str, format| Source::new(text, args.read.open(format, args.cache, args.aio.aio));
+        |text: &OsStr, format| Source::new(text, args.read.open(format, args.cache, args.aio.aio));
     let options = CompareOptions {
         strict: args.strict,
     };

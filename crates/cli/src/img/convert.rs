@@ -12,6 +12,7 @@ use fathom_img::{
     self as img, Backing, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName,
     Source,
 };
+use std::ffi::{OsStr, OsString};
 
 /// Copy an image into another one, of any format
 #[derive(Debug, Args)]
@@ -80,7 +81,7 @@ pub(super) struct ConvertArgs {
     /// Images, NBD URIs or - for standard input (several are put one behind the other), then the
     /// target: a file, an NBD URI, or - for standard output
     #[arg(value_name = "SOURCE TARGET")]
-    files: Vec<String>,
+    files: Vec<OsString>,
 }
 
 pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
@@ -118,7 +119,7 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
     })
 }
 
-fn source(args: &ConvertArgs, text: &str) -> anyhow::Result<Source> {
+fn source(args: &ConvertArgs, text: &OsStr) -> anyhow::Result<Source> {
     Ok(Source::new(
         text,
         OpenOptions {

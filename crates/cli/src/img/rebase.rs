@@ -32,6 +32,9 @@ pub(super) struct RebaseArgs {
     /// How the new backing file is read
     #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache, value_name = "CACHE")]
     backing_cache: Cache,
+    /// Read backing files even though other processes write to them
+    #[arg(short = 'U', long)]
+    force_share: bool,
     /// Directory in which the image may name its files now, besides its own
     #[arg(long, value_name = "DIR")]
     allow_dir: Vec<PathBuf>,
@@ -51,6 +54,7 @@ pub(super) fn run(args: RebaseArgs) -> anyhow::Result<()> {
         compress: args.compress,
         cache: args.cache,
         backing_cache: args.backing_cache,
+        force_share: args.force_share,
         allow_dirs: args.allow_dir,
     };
     watched(&args.watch, |progress| {

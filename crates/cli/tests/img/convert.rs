@@ -4,8 +4,10 @@ use crate::pair::sample;
 use crate::place::{MIB, Place, raw};
 use crate::support::{as_arg, eventually, fathom, listens, refused, run, stdout_of};
 use crate::{create, qemu_img};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -147,6 +149,27 @@ fn what_is_there_is_written_to() {
 }
 
 #[test]
+fn names_may_be_any_bytes() {
+    let place = Place::new();
+    let disk = raw(&place, "disk");
+    let odd = Path::new(&place.path("")).join(OsStr::from_bytes(b"\xff\xfe.qcow2"));
+    for (args, files) in [
+        (&["convert", "-O", "qcow2"][..], [disk.as_ref(), &*odd]),
+        (&["compare"], [odd.as_path(), disk.as_ref()]),
+        (&["rebase", "-b", ""], [&*odd, odd.as_path()]),
+    ] {
+        let files = if args[0] == "rebase" {
+            &files[..1]
+        } else {
+            &files[..]
+        };
+        let output = fathom().arg("img").args(args).args(files).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {said}");
+    }
+}
+
+#[test]
 fn pipes_and_servers_are_images_too() {
     let place = Place::new();
     let disk = raw(&place, "disk");
@@ -165,6 +188,12 @@ fn pipes_and_servers_are_images_too() {
     assert!(output.status.success() && output.stdout == fs::read(&disk).unwrap());
     let args = ["img", "convert", "-O", "qcow2", &target, "-"];
     refused(1, &args, &["raw disk only"]);
+    let twice = place.path("twice");
+    for args in [["convert", "-", "-", &twice], ["compare", "-q", "-", "-"]] {
+        let status = if args[0] == "compare" { 2 } else { 1 };
+        refused(status, &[&["img"], &args[..]].concat(), &["only once"]);
+    }
+    assert!(!Path::new(&twice).exists());
 
     let socket = place.path("s");
     let uri = format!("nbd+unix:///?socket={socket}");

@@ -1,8 +1,8 @@
 //! `fathom img rebase | commit`, with qemu-img as the judge, and kills in the middle.
 
 use crate::place::{MIB, Place};
-use crate::qemu_img;
 use crate::support::{eventually, fathom, refused, run, stdout_of};
+use crate::{qemu_img, qemu_uses};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -62,6 +62,32 @@ fn a_rebased_disk_reads_as_before() {
         let loops = ["-b", &top, "-F", format, &base];
         rebase(&loops, &["loop"]);
     }
+}
+
+/// One that is in use is left alone, and so is one whose backing file is; a user may know better.
+#[test]
+fn images_in_use_are_not_rebased() {
+    let place = Place::new();
+    let (base, top) = place.chain("qcow2");
+    let writes = ["write -P 1 0 2M", "write -P 3 9M 1M"];
+    place.image("other", "qcow2", &[], &writes);
+    let other = place.path("other");
+    for used in [&base, &other] {
+        let mut user = qemu_uses(used);
+        let args = ["img", "rebase", "-b", &other, "-F", "qcow2", &top];
+        refused(1, &args, &["in use", used, "--force-share"]);
+        stdout_of(&["img", "rebase", "-U", "-b", &other, "-F", "qcow2", &top]);
+        drop(user.stdin.take());
+        user.wait().unwrap();
+        place.same("qcow2", &top, &place.path("before"));
+        place.sound("qcow2", &top);
+        stdout_of(&["img", "rebase", "-b", &base, "-F", "qcow2", &top]);
+    }
+    let mut user = qemu_uses(&top);
+    let args = ["img", "rebase", "-U", "-b", "", &top];
+    refused(1, &args, &["in use", &top]);
+    drop(user.stdin.take());
+    user.wait().unwrap();
 }
 
 /// What it had not was zeroes, and has to stay so on a file that holds something there.
