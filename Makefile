@@ -4,7 +4,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test fuzz torture bench lint
+FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
+.PHONY: setup build demo test fuzz fuzz-build $(FUZZ) torture bench lint
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -27,15 +28,17 @@ test: setup
 	$(CARGO) test --workspace --no-fail-fast
 	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --workspace --test devices -- --ignored; \
 	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
-	$(MAKE) fuzz FUZZ_SECONDS=4
+	$(MAKE) --jobs=2 --output-sync=target fuzz FUZZ_SECONDS=4
 
-# Every fuzz target in turn; the corpus grows in fuzz/corpus.
+# Every fuzz target, or one: `make fuzz-ring`. The corpus grows in fuzz/corpus.
 FUZZ_SECONDS ?= 60
-fuzz: setup
+fuzz: $(FUZZ)
+
+fuzz-build: setup
 	sh fuzz/run.sh --build
-	for target in $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))); do \
-		sh fuzz/run.sh $$target $(FUZZ_SECONDS) || exit 1; \
-	done
+
+$(FUZZ): fuzz-%: fuzz-build
+	sh fuzz/run.sh $* $(FUZZ_SECONDS)
 
 # Served images under random requests, power cuts and errors of their storage, for longer than
 # in `make test` and with other seeds each time; images that are changed offline likewise, and all

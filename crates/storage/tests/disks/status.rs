@@ -1,8 +1,6 @@
 //! Which parts of a disk are said to hold data.
 
-mod common;
-
-use common::{Ask, Guest};
+use crate::common::{Ask, Guest};
 use fathom_core::extents::extents;
 use fathom_core::{Disk, Op, Status};
 use fathom_storage::{EngineKind, FileDisk, FileOptions, MemoryDisk, NullDisk, engine};
@@ -18,7 +16,7 @@ fn told(guest: &mut Guest, room: usize, from: u64) -> Vec<(Status, u64)> {
     let (mut at, mut all) = (from, Vec::new());
     while at < SIZE {
         let mut ask = Ask::new(Op::BlockStatus, at, SIZE - at);
-        ask.memory = common::Memory::new(8 * room, 0xa5);
+        ask.memory = crate::common::Memory::new(8 * room, 0xa5);
         ask.segments = vec![(0, 8 * room)];
         let (errno, ask) = guest.run(ask);
         assert_eq!(errno, 0);

@@ -1,14 +1,10 @@
 //! A front-end that is none of ours: the `virtio-driver` crate, as user-space
 //! programs use it to reach a disk without a virtual machine.
 
-#[path = "support/driver.rs"]
-mod driver;
-mod support;
-
-use driver::{Driver, Request, with_disk};
+use crate::driver::{Driver, Request, with_disk};
+use crate::support::{Served, as_arg};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use support::{Served, as_arg};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 256;

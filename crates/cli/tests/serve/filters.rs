@@ -1,11 +1,9 @@
 //! `fathom serve --filter`, `fathom filters` and `fathom set`.
 
-mod support;
-
+use crate::support::{Served, disk_dir, refused, stdout_of};
 use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Served, disk_dir, refused, stdout_of};
 
 fn set(served: &Served, args: &[&str]) -> String {
     stdout_of(&[&["set", &served.control()], args].concat())
@@ -174,9 +172,9 @@ fn a_slow_disk_is_replayed_by_its_statistics() {
 
 /// A daemon for NBD clients; its socket is `n`.
 fn by_nbd(disk: &str, filters: &[&str]) -> (Served, String) {
-    let dir = support::short_dir();
+    let dir = crate::support::short_dir();
     let socket = dir.path().join("n");
-    let mut command = support::fathom();
+    let mut command = crate::support::fathom();
     command.args(["serve", disk, "--nbd"]);
     command.arg(format!("unix:{}", socket.display()));
     command.arg("--control").arg(dir.path().join("c"));
@@ -249,7 +247,7 @@ fn what_is_not_flushed_is_lost_with_the_server() {
     let then = ["read -P 2 32k 64k", "sleep 600000"];
     let mut client = qemu_io(&uri, &[&writes[..], &then].concat());
     let mut client = client.stdout(Stdio::null()).spawn().unwrap();
-    support::eventually("the read", || {
+    crate::support::eventually("the read", || {
         let stats = stdout_of(&["stats", &served.control()]);
         stats.contains("read ").then_some(())
     });
@@ -284,7 +282,7 @@ fn what_is_written_goes_to_the_overlay() {
         let disk = match format {
             "raw" => path,
             _ => {
-                support::convert(&image, fathom_daemon::Format::Qcow2, &converted);
+                crate::support::convert(&image, fathom_daemon::Format::Qcow2, &converted);
                 converted.to_str().unwrap()
             }
         };

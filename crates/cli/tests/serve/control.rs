@@ -1,13 +1,11 @@
 //! The control socket, and clients that do not behave.
 
-mod support;
-
+use crate::support::{PATIENCE, Served, stdout_of};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use support::{PATIENCE, Served, stdout_of};
 
 fn connect(served: &Served) -> UnixStream {
     let socket = UnixStream::connect(served.path("c")).unwrap();
@@ -159,7 +157,7 @@ fn an_idle_daemon_uses_no_processor() {
         status.map(count).sum::<u64>()
     };
     // Once everything has settled, nothing wakes up.
-    support::eventually("quiet", || {
+    crate::support::eventually("quiet", || {
         let before = switches();
         std::thread::sleep(std::time::Duration::from_millis(500));
         (switches() == before).then_some(())

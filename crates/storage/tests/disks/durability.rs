@@ -1,9 +1,7 @@
 //! What is asked of the kernel so that writes survive a power failure. A
 //! disk that forgets it works in every other test.
 
-mod common;
-
-use common::{Ask, Guest};
+use crate::common::{Ask, Guest};
 use fathom_core::{Completion, Engine, FileId, Io, IoKind, Op, Token, Wait};
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, engine};
 use std::io;

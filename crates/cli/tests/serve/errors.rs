@@ -1,12 +1,10 @@
 //! What users are told when something is wrong: one line that helps.
 
-mod support;
-
+use crate::support::{as_arg, disk_dir, refused, run, short_dir, stdout_of};
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
-use support::{as_arg, disk_dir, refused, run, short_dir, stdout_of};
 
 #[test]
 fn every_command_tells_all_its_options() {
@@ -303,7 +301,7 @@ fn what_looks_like_another_format_is_served_when_the_user_insists() {
     let mut bytes = vec![0; 1 << 20];
     bytes[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
     fs::write(&image, &bytes).unwrap();
-    let mut served = support::Served::start(&as_arg(&image), &["--format", "raw"]);
+    let mut served = crate::support::Served::start(&as_arg(&image), &["--format", "raw"]);
     assert_eq!(served.terminate().0, Some(0));
     assert_eq!(fs::read(&image).unwrap(), bytes);
 }
@@ -314,7 +312,7 @@ fn an_image_that_is_truncated_while_served_is_told_once() {
     let image = dir.path().join("disk.img");
     let file = fs::File::create(&image).unwrap();
     file.set_len(1 << 20).unwrap();
-    let mut served = support::Served::start(&as_arg(&image), &[]);
+    let mut served = crate::support::Served::start(&as_arg(&image), &[]);
     served.load(100, &["--rw", "randread"]);
     file.set_len(4096).unwrap();
     let socket = served.arg("s");

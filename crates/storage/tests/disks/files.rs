@@ -1,9 +1,7 @@
 //! Random requests on files, for each engine and cache mode, against a model.
 
-mod common;
-
-use common::Guest;
-use common::model::{Model, SECTOR, plans};
+use crate::common::Guest;
+use crate::common::model::{Model, SECTOR, plans};
 use fathom_core::Disk;
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, engine};
 use proptest::prelude::*;

@@ -1,13 +1,11 @@
 //! Traces, written by the daemon and read by another process.
 
-mod support;
-
+use crate::support::{Served, fathom, refused, stdout_of};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
-use support::{Served, fathom, refused, stdout_of};
 
 fn lines(text: &str) -> Vec<Value> {
     text.lines()
@@ -17,8 +15,8 @@ fn lines(text: &str) -> Vec<Value> {
 
 #[test]
 fn a_trace_from_the_start_has_every_request_with_its_times() {
-    let dir = support::short_dir();
-    let trace = support::as_arg(&dir.path().join("trace"));
+    let dir = crate::support::short_dir();
+    let trace = crate::support::as_arg(&dir.path().join("trace"));
     let mut served = Served::start("null:1T", &["--trace", &trace, "--iothreads", "2"]);
     served.load(
         5000,
@@ -117,8 +115,8 @@ fn following_ends_with_the_trace() {
 
 #[test]
 fn what_was_overwritten_is_counted() {
-    let dir = support::short_dir();
-    let trace = support::as_arg(&dir.path().join("trace"));
+    let dir = crate::support::short_dir();
+    let trace = crate::support::as_arg(&dir.path().join("trace"));
     let served = Served::start("null:1T", &["--trace", &trace]);
     served.load(100_000, &["--iodepth", "128"]);
     let records = lines(&stdout_of(&["trace", "--json", &trace]));
@@ -130,8 +128,8 @@ fn what_was_overwritten_is_counted() {
 
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
-    let dir = support::short_dir();
-    let trace = support::as_arg(&dir.path().join("trace"));
+    let dir = crate::support::short_dir();
+    let trace = crate::support::as_arg(&dir.path().join("trace"));
     let served = Served::start("null:1T", &["--trace", &trace]);
     served.load(20_000, &["--iodepth", "128"]);
     let mut reader = fathom()
@@ -150,28 +148,32 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 /// other, and as long as the injector says.
 #[test]
 fn an_injected_delay_is_found_in_its_stage() {
-    for (place, stage) in [
-        ("queue", "queue"),
-        ("storage", "device"),
-        ("notify", "notify"),
+    // A front-end that finds its answer before it sleeps asks for no notification.
+    let slow = ["--filter", "delay:read=20ms"];
+    for (place, stage, options) in [
+        ("queue", "queue", &[][..]),
+        ("storage", "device", &[]),
+        ("notify", "notify", &slow),
     ] {
         let inject = format!("{place}=100ms");
-        let mut served = Served::start("null:1G", &["--inject", &inject, "--json"]);
+        let args = [&["--inject", &inject, "--json"], options].concat();
+        let mut served = Served::start("null:1G", &args);
         served.load(20, &["--rw", "randread", "--iodepth", "1"]);
         let (status, out) = served.terminate();
         assert_eq!(status, Some(0), "{}", served.log());
         let json: Value = serde_json::from_str(&out).unwrap();
         let injected = &json["injected"];
         assert_eq!(injected["place"], place);
-        // The front-end need not ask for every notification.
         let count = injected["count"].as_u64().unwrap();
-        assert!((8..=10).contains(&count), "{out}");
+        let least = if place == "notify" { 1 } else { 10 };
+        assert!((least..=10).contains(&count), "{out}");
         let median = injected["p50_ns"].as_f64().unwrap();
         assert!(median >= 100e6, "{out}");
+        let injected_mean = median * count as f64 / 20.0;
         for row in json["operations"][0]["stages"].as_array().unwrap() {
             let mean = row["mean_ns"].as_f64().unwrap();
             if row["stage"] == stage || row["stage"] == "total" {
-                assert!(mean > 0.4 * median, "{place}: {row}");
+                assert!(mean > 0.8 * injected_mean, "{place}: {row}");
             } else {
                 // A loaded machine may hold up the server anywhere, but not half of the time.
                 assert!(mean < 0.3 * median, "{place}: {row}");
@@ -182,8 +184,8 @@ fn an_injected_delay_is_found_in_its_stage() {
 
 #[test]
 fn a_trace_that_another_process_truncates_is_given_up_and_the_disk_served_on() {
-    let dir = support::short_dir();
-    let trace = support::as_arg(&dir.path().join("trace"));
+    let dir = crate::support::short_dir();
+    let trace = crate::support::as_arg(&dir.path().join("trace"));
     let mut served = Served::start("null:1T", &["--trace", &trace, "--iothreads", "2"]);
     let load = ["--rw", "randrw", "--iodepth", "8", "--queues", "2"];
     served.load(500, &load);

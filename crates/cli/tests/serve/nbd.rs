@@ -1,8 +1,9 @@
 //! Where `fathom serve` listens for NBD clients, which disks they get, and who
 //! shares them. The clients are libnbd's and QEMU's.
 
-mod support;
-
+use crate::support::{
+    Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, refused, short_dir, stdout_of,
+};
 use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;
@@ -10,9 +11,6 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
-use support::{
-    Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, refused, short_dir, stdout_of,
-};
 use tempfile::TempDir;
 
 fn output_of(program: &str, args: &[&str]) -> Output {

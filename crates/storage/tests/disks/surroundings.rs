@@ -1,10 +1,8 @@
 //! Files as they really are: missing, odd, truncated, full, in memory.
 
-mod common;
-
-use common::faulty::{Faults, Faulty, Injected};
-use common::model::{Model, SECTOR, plans};
-use common::{Ask, Guest};
+use crate::common::faulty::{Faults, Faulty, Injected};
+use crate::common::model::{Model, SECTOR, plans};
+use crate::common::{Ask, Guest};
 use fathom_core::{Disk, Engine, Op};
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, MemoryDisk, NullDisk, engine};
 use proptest::prelude::*;

@@ -1,23 +1,15 @@
 //! qcow2 and QED images that are served: QEMU made them and reads them
 //! afterwards, and a driver of others uses them in between.
 
-#[path = "support/driver.rs"]
-mod driver;
-#[path = "support/exercise.rs"]
-mod exercise;
-#[path = "support/kinds.rs"]
-mod kinds;
-mod support;
-
-use driver::{Request, with_disk};
-use exercise::{Random, differ, exercise};
-use kinds::{ENGINES, Kind, SIZE, qemu_img, qemu_io, tool};
+use crate::driver::{Request, with_disk};
+use crate::exercise::{Random, differ, exercise};
+use crate::kinds::{ENGINES, Kind, SIZE, qemu_img, qemu_io, tool};
+use crate::support::{Served, as_arg, disk_dir, fathom, refused, stdout_of};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use support::{Served, as_arg, disk_dir, fathom, refused, stdout_of};
 
 fn served(dir: &Path, args: &[&str]) -> Served {
     Served::start(&as_arg(&dir.join("i")), args)
@@ -310,7 +302,7 @@ fn damaged_compressed_data_is_an_error_of_its_cluster() {
 /// `qemu-img check`: 0 for a sound image, 2 for errors, 3 for lost space.
 /// The kernel may still keep a killed server's locks for a moment.
 fn check_of_killed(dir: &Path, format: &str) -> (i32, String) {
-    support::eventually("a check", || {
+    crate::support::eventually("a check", || {
         let checked = tool(dir, "qemu-img", &["check", "-f", format, "i"]);
         let said = [checked.stdout, checked.stderr].concat();
         let said = String::from_utf8_lossy(&said).into_owned();
@@ -349,7 +341,7 @@ fn a_killed_server_loses_space_at_most() {
                 .spawn()
                 .unwrap();
             let control = server.control();
-            support::eventually("requests", || {
+            crate::support::eventually("requests", || {
                 let info = stdout_of(&["info", &control, "--json"]);
                 let info: Value = serde_json::from_str(&info).unwrap();
                 (info["workers"][0]["requests"].as_u64() > Some(500 << round)).then_some(())

@@ -1,11 +1,9 @@
 //! Whether what has to be durable reaches the kernel as such: strace(1) is
 //! the witness. The pool of threads makes system calls that it can see.
 
-mod support;
-
+use crate::support::{Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
 use fathom_daemon::control::{Client, Info, Request};
 use std::process::{Command, Stdio};
-use support::{Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
 
 /// Serve a file, write to it by `load`, end; the writes and flushes that the
 /// kernel saw, in order.

@@ -2,11 +2,9 @@
 //! and fail: what is read is never wrong, nothing is answered twice, and
 //! every error is reported.
 
-mod common;
-
-use common::Guest;
-use common::faulty::{Faults, Faulty, Injected};
-use common::model::{Model, SECTOR, plans};
+use crate::common::Guest;
+use crate::common::faulty::{Faults, Faulty, Injected};
+use crate::common::model::{Model, SECTOR, plans};
 use fathom_core::{Disk, Engine};
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, engine};
 use proptest::prelude::*;

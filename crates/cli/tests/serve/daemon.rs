@@ -1,7 +1,8 @@
-//! `fathom serve` and the commands that talk to it, as users run them.
+//! Starting and ending the daemon, and what its commands say of it.
 
-mod support;
-
+use crate::support::{
+    Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, run, short_dir, stdout_of,
+};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -9,9 +10,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
-use support::{
-    Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, run, short_dir, stdout_of,
-};
 
 /// The stages of one operation in a summary.
 fn stages<'a>(summary: &'a Value, op: &str) -> &'a Vec<Value> {
@@ -218,7 +216,7 @@ fn without_a_control_option_it_is_found_by_its_process_id() {
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    support::check_refusal(output.status, &stderr, 1, &["no daemon is listening"]);
+    crate::support::check_refusal(output.status, &stderr, 1, &["no daemon is listening"]);
 }
 
 #[test]
@@ -240,7 +238,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     let mut first = Served::spawn(command, dir);
     first.wait_for("serving");
     let other = as_arg(&first.path("other"));
-    support::refused(1, &args, &["s: ", "another process is listening"]);
+    crate::support::refused(1, &args, &["s: ", "another process is listening"]);
     let args = [
         "serve",
         "null:1G",
@@ -249,7 +247,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         "--control",
         &control,
     ];
-    support::refused(1, &args, &["c: ", "another process is listening"]);
+    crate::support::refused(1, &args, &["c: ", "another process is listening"]);
     assert!(!first.path("other").exists());
     stdout_of(&["stats", &control]);
     // Killed, it leaves its sockets behind; its successor takes them over.
@@ -275,7 +273,9 @@ fn a_service_manager_passes_a_socket_and_is_told() {
     let dir = short_dir();
     let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
     let notified = UnixDatagram::bind(dir.path().join("notify")).unwrap();
-    notified.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    notified
+        .set_read_timeout(Some(crate::support::PATIENCE))
+        .unwrap();
     let mut command = fathom();
     command
         .args(["serve", "null:1G", "--control"])

@@ -1,10 +1,8 @@
 //! The memory that `fathom serve` takes: what of the guest's it pins, and how
 //! much metadata it keeps.
 
-mod support;
-
+use crate::support::{Served, as_arg, disk_dir, eventually, fathom};
 use std::process::Stdio;
-use support::{Served, as_arg, disk_dir, eventually, fathom};
 
 /// A number of /proc/PID/status, in KiB.
 fn status(served: &Served, name: &str) -> u64 {

@@ -1,0 +1,20 @@
+//! `fathom serve`, and the commands that speak to it, as users run them.
+
+mod control;
+mod daemon;
+#[path = "../support/driver.rs"]
+mod driver;
+mod durability;
+mod errors;
+#[path = "../support/exercise.rs"]
+mod exercise;
+mod filters;
+mod foreign;
+mod formats;
+#[path = "../support/kinds.rs"]
+mod kinds;
+mod memory;
+mod nbd;
+#[path = "../support/mod.rs"]
+mod support;
+mod trace;
