@@ -344,15 +344,15 @@ fn every_layer_of_every_request_on_a_real_kvm() {
     storage_daemon_is_followed_by_its_calls(&mut bench);
     batches_are_told_from_single_requests(&mut bench);
     a_way_without_ioeventfd_is_seen_as_such(&mut bench);
+    a_way_by_an_io_port_is_followed_and_named(&mut bench);
+    a_legacy_interrupt_is_followed_and_named(&mut bench);
     failures_are_told(&mut bench);
 }
 
 /// In a KVM host of its own, beside the other one.
 #[test]
-fn delays_and_legacy_ways_on_a_real_kvm() {
+fn delays_on_a_real_kvm() {
     let mut bench = Bench::new();
     truth::delays_are_found_where_they_were_put(&mut bench);
     truth::a_filter_delays_in_the_queue(&mut bench);
-    a_way_by_an_io_port_is_followed_and_named(&mut bench);
-    a_legacy_interrupt_is_followed_and_named(&mut bench);
 }

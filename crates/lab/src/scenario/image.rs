@@ -1,8 +1,10 @@
 //! The image that a scenario reads.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
+
+use rustix::io::Errno;
 
 use crate::error::{Context, Error, Result};
 
@@ -18,6 +20,12 @@ pub fn fill(path: &Path, size: u64) -> Result<()> {
     }
     let what = || format!("cannot write {}", path.display());
     let mut file = File::create(path).context(what)?;
+    // Told before the disk is full for everybody.
+    let room = rustix::fs::fstatvfs(&file).map_err(io::Error::from);
+    let room = room.context(what)?;
+    if room.f_bavail.saturating_mul(room.f_frsize) < size {
+        return Err(Errno::NOSPC).map_err(io::Error::from).context(what);
+    }
     let mut chunk = vec![0; CHUNK];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for word in chunk.chunks_exact_mut(8) {
@@ -50,5 +58,8 @@ mod tests {
         assert_eq!(data.len(), (1 << 20) + 512);
         assert!(data[data.len() - 8..].iter().any(|&b| b != 0));
         assert!(fill(&path, 100).is_err());
+        let full = fill(&path, 1 << 60).unwrap_err().to_string();
+        assert!(full.contains("No space left"), "{full}");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     }
 }
