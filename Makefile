@@ -4,8 +4,10 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 .DEFAULT_GOAL := build
+# With --jobs, these name descriptors that make keeps for itself.
+ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test fuzz fuzz-build $(FUZZ) torture bench lint
+.PHONY: setup build demo test test-built fuzz fuzz-build $(FUZZ) torture bench lint
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -21,24 +23,28 @@ demo: build
 	$(TARGET)/release/fathom lab run wiki
 
 # Everything: unit and property tests, then the end-to-end tests with real guests. The build
-# comes first because the end-to-end tests run the fathom binary next to them.
+# comes first because the end-to-end tests run the fathom binary next to them. Tests wait a lot:
+# what they leave of the processors builds the fuzz targets.
 test: setup
 	python3 -m unittest discover tools/bench
 	$(CARGO) build --workspace --all-targets
-	$(CARGO) test --workspace --no-fail-fast
-	@if [ "$$(id -u)" = 0 ]; then $(CARGO) test --workspace --test devices -- --ignored; \
-	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
+	$(MAKE) --jobs=2 test-built fuzz-build
 	$(MAKE) --jobs=2 --output-sync=target fuzz FUZZ_SECONDS=4
+
+test-built:
+	$(ALONE) $(CARGO) test --workspace --no-fail-fast
+	@if [ "$$(id -u)" = 0 ]; then $(ALONE) $(CARGO) test --workspace --test devices -- --ignored; \
+	else echo "make test: not root, so the tests on loop devices and mounts did NOT run" >&2; fi
 
 # Every fuzz target, or one: `make fuzz-ring`. The corpus grows in fuzz/corpus.
 FUZZ_SECONDS ?= 60
 fuzz: $(FUZZ)
 
 fuzz-build: setup
-	sh fuzz/run.sh --build
+	$(ALONE) nice -n 19 sh fuzz/run.sh --build
 
 $(FUZZ): fuzz-%: fuzz-build
-	sh fuzz/run.sh $* $(FUZZ_SECONDS)
+	$(ALONE) sh fuzz/run.sh $* $(FUZZ_SECONDS)
 
 # Served images under random requests, power cuts and errors of their storage, for longer than
 # in `make test` and with other seeds each time; images that are changed offline likewise, and all
