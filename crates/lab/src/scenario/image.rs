@@ -24,7 +24,7 @@ pub fn fill(path: &Path, size: u64) -> Result<()> {
     let room = rustix::fs::fstatvfs(&file).map_err(io::Error::from);
     let room = room.context(what)?;
     if room.f_bavail.saturating_mul(room.f_frsize) < size {
-        return Err(Errno::NOSPC).map_err(io::Error::from).context(what);
+        return Err(io::Error::from(Errno::NOSPC)).context(what);
     }
     let mut chunk = vec![0; CHUNK];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
