@@ -206,19 +206,22 @@ pub(super) fn first_literal(text: &str) -> Option<(String, &str)> {
 /// The inside of `name(...)`, if that is all.
 fn call<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let inside = text.strip_prefix(name)?.trim_start().strip_prefix('(')?;
-    (closing(inside)? == inside.len() - 1).then(|| &inside[..inside.len() - 1])
+    all_of(inside)
 }
 
 /// Without blanks and parentheses around all of it.
 fn strip(text: &str) -> &str {
     let mut text = text.trim();
-    while let Some(inside) = text.strip_prefix('(') {
-        if closing(inside) != Some(inside.len() - 1) {
-            break;
-        }
-        text = inside[..inside.len() - 1].trim();
+    while let Some(inside) = text.strip_prefix('(').and_then(all_of) {
+        text = inside.trim();
     }
     text
+}
+
+/// What is in a parenthesis that was just opened, if nothing follows it.
+fn all_of(text: &str) -> Option<&str> {
+    let inside = text.strip_suffix(')')?;
+    (closing(text)? == inside.len()).then_some(inside)
 }
 
 /// Where the parenthesis that was just opened is closed.
@@ -315,6 +318,10 @@ mod tests {
             ),
             ("(unsigned long long)REC->sector", field("sector", 0, 0)),
             ("REC->nr * 512", Expr::Unknown),
+            ("(", Expr::Unknown),
+            ("((", Expr::Unknown),
+            ("()", Expr::Unknown),
+            ("__print_symbolic(", Expr::Unknown),
             ("__get_str(cmd)", Expr::Unknown),
             (
                 "(u8)(REC->a >> 12) | ((REC->a >> 32) & 0xff)",
