@@ -75,10 +75,8 @@ fn event(time: Option<u64>, (tid, text): (u32, &str)) -> Line<'_> {
 /// Whether another line's `TID@SECONDS.MICROSECONDS:` lies within the arguments.
 fn is_torn(args: &str) -> bool {
     args.match_indices('@').any(|(at, _)| {
-        let before = &args[..at];
-        let tid = before
-            .rfind(|c: char| !c.is_ascii_digit())
-            .map_or(0, |i| i + 1);
+        let before = args[..at].trim_end_matches(|c: char| c.is_ascii_digit());
+        let tid = before.len();
         tid < at && tid_prefix(&args[tid..]).is_some()
     })
 }
@@ -297,6 +295,7 @@ mod tests {
             assert_eq!(parse(line), Line::Other, "{line}");
         }
         for line in [
+            "8440@1795222208.692541:virtio_pop vq 0x55Ծ806@1795222208.692542:virtio_queue_notify vdev 0x55",
             "8440@1795222208.69254:virtio_notify vdev 0x1",
             "8440@1795222208:virtio_notify vdev 0x1",
             "8440@99999999999999999999.000000:virtio_notify",
