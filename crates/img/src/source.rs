@@ -79,8 +79,8 @@ impl Source {
         job: &mut Job,
     ) -> Result<Vec<Opened>, Error> {
         let sources = Vec::from_iter(sources);
-        let is_input = |source: &&&Source| matches!(source, Source::Input { .. });
-        if sources.iter().filter(is_input).count() > 1 {
+        let inputs = sources.iter().filter(|s| matches!(s, Source::Input { .. }));
+        if inputs.count() > 1 {
             let problem = "can be read only once: name it (-) once";
             return Err(usage(Path::new(stream::INPUT), problem));
         }
