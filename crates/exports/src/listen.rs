@@ -12,8 +12,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Connections that may wait to be accepted (or refused).
-pub(crate) const BACKLOG: i32 = 128;
+/// Connections that may wait to be accepted (or refused): as many as the
+/// administrator allows (listen(2): net.core.somaxconn). When they are too
+/// many, clients of a Unix socket that do not block give up at once.
+pub(crate) const BACKLOG: i32 = i32::MAX;
 
 /// Who may connect when no mode is given, further narrowed by the umask.
 /// Connecting needs the permission to write: with the usual umask of 022 only

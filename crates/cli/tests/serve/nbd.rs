@@ -4,6 +4,7 @@
 use crate::support::{
     Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, refused, short_dir, stdout_of,
 };
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;
@@ -476,8 +477,22 @@ fn the_end_is_not_kept_waiting_by_clients() {
 #[test]
 fn silent_clients_give_way() {
     let served = serve(&["memory:1M", "--nbd", "unix:{dir}/n"]);
-    let connect = || std::os::unix::net::UnixStream::connect(served.path("n")).unwrap();
-    let _silent: Vec<_> = (0..200).map(|_| connect()).collect();
+    // It may be busy when they come.
+    served.signal("STOP");
+    let socket = SocketAddrUnix::new(served.path("n")).unwrap();
+    let connect_at_once = || {
+        let client = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::NONBLOCK,
+            None,
+        );
+        let client = client.expect("a socket");
+        connect(&client, &socket).expect("room to wait");
+        client
+    };
+    let _silent: Vec<_> = (0..500).map(|_| connect_at_once()).collect();
+    served.signal("CONT");
     for _ in 0..3 {
         assert_eq!(size(&uri(&served, "")), 1 << 20);
     }
