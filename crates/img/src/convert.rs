@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use crate::source::{Opened, Source, nbd_uri};
 use crate::stream;
 use crate::target::Target;
-use fathom_core::Disk;
+use fathom_core::{Disk, DiskInfo};
 use fathom_formats::img::bitmap::copy;
 use fathom_formats::img::{Format, open_read_only};
 use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri, lock_image};
@@ -99,7 +99,7 @@ pub fn convert(
             .map(|()| progress.end());
     }
     let sink = match nbd_uri(target) {
-        Some(uri) => open_nbd(path, uri, size, options)?,
+        Some(uri) => open_nbd(path, uri, &opened, options)?,
         None => open_image(path, size, &opened, options)?,
     };
     let copied = move_data(&mut job, &mut opened, &sink, path, options, progress);
@@ -270,7 +270,12 @@ fn refuse_stream(options: &ConvertOptions) -> Result<(), Error> {
     }
 }
 
-fn open_nbd(path: &Path, uri: &str, size: u64, options: &ConvertOptions) -> Result<Sink, Error> {
+fn open_nbd(
+    path: &Path,
+    uri: &str,
+    sources: &[Opened],
+    options: &ConvertOptions,
+) -> Result<Sink, Error> {
     if !options.no_create {
         return Err(usage(
             path,
@@ -283,16 +288,30 @@ fn open_nbd(path: &Path, uri: &str, size: u64, options: &ConvertOptions) -> Resu
     let uri: NbdUri = uri.parse().map_err(|error| usage(path, error))?;
     let disk = NbdDisk::connect(&uri, NbdOptions::default())?;
     disk.activate()?;
-    refuse_smaller(path, disk.info().size, size)?;
+    refuse_misfit(path, &disk.info(), sources)?;
     Ok(Sink::Nbd(Arc::new(disk)))
 }
 
-fn refuse_smaller(path: &Path, is: u64, needed: u64) -> Result<(), Error> {
-    if is >= needed {
-        return Ok(());
+/// A disk that is there must have room for the sources, and be writable in their units.
+fn refuse_misfit(path: &Path, target: &DiskInfo, sources: &[Opened]) -> Result<(), Error> {
+    let needed: u64 = sources.iter().map(Opened::size).sum();
+    let is = target.size;
+    if is < needed {
+        let problem = format!("is a disk of {is} bytes, and {needed} are needed: make it larger");
+        return Err(usage(path, problem));
     }
-    let problem = format!("is a disk of {is} bytes, and {needed} are needed: make it larger");
-    Err(usage(path, problem))
+    let block = u64::from(target.block_size);
+    match sources.iter().find(|source| source.size() % block != 0) {
+        None => Ok(()),
+        Some(source) => Err(usage(
+            path,
+            format!(
+                "is written in blocks of {block} bytes, and {} has {}: resize it to a multiple",
+                source.path.display(),
+                source.size(),
+            ),
+        )),
+    }
 }
 
 fn open_image(
@@ -310,7 +329,7 @@ fn open_image(
     };
     if options.no_create {
         let chain = Chain::open(path, &open)?;
-        refuse_smaller(path, chain.size(), size)?;
+        refuse_misfit(path, &chain.disk().info(), sources)?;
         return Ok(Sink::Image {
             chain,
             target: None,

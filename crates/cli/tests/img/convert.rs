@@ -218,6 +218,22 @@ fn pipes_and_servers_are_images_too() {
         memory.kill().unwrap();
         memory.wait().unwrap();
     }
+    // Nobody would know what to write behind the last sector.
+    let mut large = server(&[
+        "--filter=blocksize-policy",
+        "memory",
+        "20M",
+        "blocksize-minimum=4096",
+        "blocksize-error-policy=error",
+    ]);
+    let odd = place.path("odd");
+    fs::write(&odd, [7; 4096 + 512]).unwrap();
+    let args = ["img", "convert", "-n", &odd, &uri];
+    refused(1, &args, &["blocks of 4096 bytes", "odd has 4608"]);
+    fs::write(&odd, [7; 8192]).unwrap();
+    stdout_of(&args);
+    large.kill().unwrap();
+    large.wait().unwrap();
     // A full disk says how much was missing.
     let full = ["--filter=error", "memory", "20M", "error-pwrite=ENOSPC"];
     let mut full = server(&[&full[..], &["error-pwrite-rate=100%"]].concat());
