@@ -4,8 +4,8 @@ use fathom_core::{Channel, Cx, RequestId};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// One worker's, the next one first. It grows to as many as ever waited at
-/// once, and then allocates no more.
+/// One worker's, the next one first. When the first one waits it makes room
+/// for all that can be in flight, and then allocates no more.
 #[derive(Default)]
 pub(crate) struct Held {
     /// Due (in ticks), in which order they came, and which.
@@ -17,6 +17,9 @@ impl Held {
     /// Keep the request until `due`.
     pub(crate) fn hold(&mut self, cx: &mut Cx, id: RequestId, due: u64) {
         self.arrivals += 1;
+        if self.heap.len() == self.heap.capacity() {
+            self.heap.reserve(cx.slab.capacity() - self.heap.len());
+        }
         self.heap.push(Reverse((due, self.arrivals, id.0)));
         cx.wake_at(due);
     }

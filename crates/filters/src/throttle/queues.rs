@@ -47,6 +47,11 @@ impl Queues {
             queue.reserved = Some(start);
             cx.wake_at(start);
         }
+        if queue.waiting.len() == queue.waiting.capacity() {
+            // Once and for all.
+            let more = cx.slab.capacity() - queue.waiting.len();
+            queue.waiting.reserve(more);
+        }
         queue.waiting.push_back(id);
     }
 
