@@ -203,7 +203,9 @@ impl WorkerHandle {
         Detaching(answer)
     }
 
-    /// Switch tracing on or off.
+    /// Switch tracing on or off, without waiting for it: a peer may go on with
+    /// an answer before that is traced. After a [`WorkerHandle::look`], what
+    /// comes is traced, or what was answered before is in the trace.
     pub fn trace(&self, writer: Option<RingWriter>) {
         self.send(Command::Trace(writer));
     }

@@ -6,6 +6,7 @@ mod support;
 
 use fathom_core::testing::{PollEngine, TestDisk};
 use fathom_core::{Polling, Stage, WorkerHandle, WorkerOptions};
+use fathom_trace::{RingFile, RingReader};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -249,4 +250,32 @@ fn stage_times_add_up_and_the_device_is_charged_with_its_own() {
     // Nobody else is charged with the same time; the clocks differ a little.
     let sum = fathom_core::Clock::get().ns(sum) as f64;
     assert!(sum < 1.02 * real, "{sum} of {real}");
+}
+
+#[test]
+fn what_was_answered_before_a_trace_ends_is_in_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    let mut file = RingFile::create(&path, "test", 1, 16).unwrap();
+    let disk = TestDisk::new();
+    let worker = worker(&disk, Polling::Off);
+    let peer = Peer::new();
+    let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
+    worker.trace(Some(file.writer(0)));
+    worker.look();
+    peer.be_slow(true);
+    peer.offer(1);
+    until("the peer has its answer", || peer.answered() == 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            peer.be_slow(false);
+        });
+        worker.trace(None);
+        worker.look();
+    });
+    let mut entries = Vec::new();
+    RingReader::open(&path).unwrap().poll(&mut entries).unwrap();
+    assert_eq!(entries.len(), 1);
+    worker.detach(id);
 }

@@ -279,6 +279,7 @@ impl Served {
 
     fn stop_trace(&mut self) -> Option<Tracer> {
         self.stack.workers.iter().for_each(|w| w.trace(None));
+        self.look();
         self.trace.take()
     }
 

@@ -25,6 +25,7 @@ impl Tracer {
         for (ring, worker) in workers.iter().enumerate() {
             worker.trace(Some(file.writer(ring)));
         }
+        workers.iter().for_each(WorkerHandle::look);
         Ok(Tracer {
             path: path.to_owned(),
             file,

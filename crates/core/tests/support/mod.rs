@@ -26,6 +26,8 @@ pub struct Peer {
     visible: AtomicU64,
     published: AtomicU64,
     notified: AtomicU64,
+    /// A notification takes until this is false.
+    slow: AtomicBool,
 }
 
 impl Peer {
@@ -40,6 +42,7 @@ impl Peer {
             visible: AtomicU64::new(0),
             published: AtomicU64::new(0),
             notified: AtomicU64::new(0),
+            slow: AtomicBool::new(false),
         })
     }
 
@@ -59,6 +62,11 @@ impl Peer {
 
     pub fn break_protocol(&self) {
         self.broken.store(true, SeqCst);
+    }
+
+    /// Whether notifications are to take until they no longer are.
+    pub fn be_slow(&self, slow: bool) {
+        self.slow.store(slow, SeqCst);
     }
 
     pub fn popped(&self) -> u64 {
@@ -152,6 +160,9 @@ impl Source for TestSource {
     }
 
     fn notify(&mut self) {
+        while self.peer.slow.load(SeqCst) {
+            std::thread::yield_now();
+        }
         self.peer.notified.fetch_add(1, SeqCst);
     }
 
