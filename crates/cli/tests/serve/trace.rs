@@ -1,6 +1,6 @@
 //! Traces, written by the daemon and read by another process.
 
-use crate::support::{Served, fathom, refused, stdout_of};
+use crate::support::{Served, eventually, fathom, refused, stdout_of};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
@@ -11,6 +11,17 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
         .collect()
+}
+
+/// So many records of a trace that is on: clients may have an answer before
+/// its record is written.
+fn live(trace: &str, count: usize) -> Vec<Value> {
+    let records = eventually("its records", || {
+        let records = lines(&stdout_of(&["trace", "--json", trace]));
+        (records.len() >= count).then_some(records)
+    });
+    assert_eq!(records.len(), count);
+    records
 }
 
 #[test]
@@ -31,9 +42,8 @@ fn a_trace_from_the_start_has_every_request_with_its_times() {
             "2",
         ],
     );
-    for when in ["live", "ended"] {
-        let records = lines(&stdout_of(&["trace", "--json", &trace]));
-        assert_eq!(records.len(), 10_000, "{when}");
+    for is_live in [true, false] {
+        let records = live(&trace, 10_000);
         let mut previous = 0;
         for record in &records {
             assert_eq!(record["disk"], "null:1099511627776");
@@ -52,7 +62,7 @@ fn a_trace_from_the_start_has_every_request_with_its_times() {
         }
         let ops: HashSet<_> = records.iter().map(|r| r["op"].as_str().unwrap()).collect();
         assert_eq!(ops, HashSet::from(["read", "write"]));
-        if when == "live" {
+        if is_live {
             assert_eq!(served.terminate().0, Some(0));
         }
     }
@@ -80,14 +90,14 @@ fn tracing_is_switched_on_and_off_under_load() {
     // A new trace replaces the old one.
     stdout_of(&["trace", "--pid", &control, "--on", &trace]);
     served.load(50, &[]);
-    assert_eq!(lines(&stdout_of(&["trace", "--json", &trace])).len(), 50);
+    live(&trace, 50);
     fs::write(served.path("image"), "precious").unwrap();
     let image = served.arg("image");
     let on = ["trace", "--pid", &control, "--on", &image];
     refused(1, &on, &["not a trace"]);
     // The trace that was on still is.
     served.load(50, &[]);
-    assert_eq!(lines(&stdout_of(&["trace", "--json", &trace])).len(), 100);
+    live(&trace, 100);
 }
 
 #[test]
@@ -119,8 +129,10 @@ fn what_was_overwritten_is_counted() {
     let trace = crate::support::as_arg(&dir.path().join("trace"));
     let served = Served::start("null:1T", &["--trace", &trace]);
     served.load(100_000, &["--iodepth", "128"]);
-    let records = lines(&stdout_of(&["trace", "--json", &trace]));
-    assert_eq!(records[0]["lost"], 100_000 - 32_768);
+    let records = eventually("all requests", || {
+        let records = lines(&stdout_of(&["trace", "--json", &trace]));
+        (records[0]["lost"] == 100_000 - 32_768).then_some(records)
+    });
     assert_eq!(records.len() - 1, 32_768);
     let text = stdout_of(&["trace", &trace]);
     assert!(text.contains("(67232 requests were overwritten"));
@@ -207,6 +219,6 @@ fn a_trace_that_another_process_truncates_is_given_up_and_the_disk_served_on() {
     let pid = served.control();
     stdout_of(&["trace", "--pid", &pid, "--on", &trace]);
     served.load(500, &load);
-    assert_eq!(lines(&stdout_of(&["trace", "--json", &trace])).len(), 1000);
+    live(&trace, 1000);
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
 }
