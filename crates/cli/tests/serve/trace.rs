@@ -1,5 +1,6 @@
 //! Traces, written by the daemon and read by another process.
 
+use crate::driver::{Request, with_disk};
 use crate::support::{Served, eventually, fathom, refused, stdout_of};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -98,6 +99,25 @@ fn tracing_is_switched_on_and_off_under_load() {
     // The trace that was on still is.
     served.load(50, &[]);
     live(&trace, 100);
+}
+
+/// However long the server's thread takes to go on after it has answered.
+#[test]
+fn a_trace_that_was_switched_off_has_all_that_clients_have_seen() {
+    // Every other one takes that long.
+    let served = Served::start("memory:1M", &["--inject", "notify=500ms"]);
+    let (control, trace) = (served.control(), served.arg("trace"));
+    with_disk(&served.arg("s"), 1, |disk| {
+        for _ in 0..2 {
+            stdout_of(&["trace", "--pid", &control, "--on", &trace]);
+            disk.spin(&Request::Read {
+                offset: 0,
+                len: 512,
+            });
+            stdout_of(&["trace", "--pid", &control, "--off"]);
+            assert_eq!(lines(&stdout_of(&["trace", "--json", &trace])).len(), 1);
+        }
+    });
 }
 
 #[test]
