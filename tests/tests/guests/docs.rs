@@ -20,12 +20,14 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// Starts a server and waits until it listens.
 const SERVE: &str = r#"
 set -e
+# Not before it is more than bound.
+listens() { grep -q " 00010000 .* $1\$" /proc/net/unix; }
 serve() {
     rm -f /tmp/nbd
     fathom serve "$@" >>/tmp/serve.log 2>&1 &
     server=$!
     for n in $(seq 1200); do
-        grep -q /tmp/nbd /proc/net/unix && return
+        listens /tmp/nbd && return
         sleep 0.1
     done
     cat /tmp/serve.log
@@ -95,14 +97,15 @@ umount /tmp/mnt
     assert!(slow >= 2.0 && cached < slow / 2.0, "{said}");
 }
 
-/// Requests that are delayed together end together; goes on with the disk.
+/// Requests that are delayed together end together; goes on with the disk. (fio's completion
+/// latency begins when it gets to look at the clock after it has submitted.)
 fn delays_pass_in_parallel(host: &mut Host) {
     let said = host.run(
         r#"
 read_some() {
     fio --name=x --filename=/dev/nbd0 --readonly --rw=randread --bs=4k --direct=1 \
         --ioengine=libaio --iodepth=$1 --number_ios=$2 --output-format=json |
-        awk '/"clat_ns"/ { seen = 1 } seen && /"mean"/ { gsub(",", ""); print $3 / 1e9; exit }'
+        awk '/"lat_ns"/ { seen = 1 } seen && /"mean"/ { gsub(",", ""); print $3 / 1e9; exit }'
 }
 fathom set $(pidof fathom) delay read=2s
 echo "alone $(read_some 1 2)"
@@ -154,7 +157,7 @@ qemu-storage-daemon \
     --nbd-server addr.type=unix,addr.path=/tmp/again \
     --export type=nbd,id=e,node-name=n,name=disk,writable=on &
 client=$!
-for n in $(seq 1200); do [ -S /tmp/again ] && break; sleep 0.1; done
+for n in $(seq 1200); do listens /tmp/again && break; sleep 0.1; done
 nbd-client -unix /tmp/again -N disk /dev/nbd2 -b 512
 /usr/bin/mke2fs -q -t ext4 /dev/nbd2
 mount /dev/nbd2 /tmp/mnt
@@ -188,7 +191,7 @@ killall fathom
 fn a_vsock_reaches_it(host: &mut Host) {
     let said = host.run(
         r#"
-serve memory:64M --nbd unix:/tmp/nbd --nbd vsock:1:10810
+serve memory:64M --nbd vsock:1:10810 --nbd unix:/tmp/nbd
 nbdinfo --size 'nbd+vsock://1:10810/'
 killall fathom
 "#,
