@@ -17,9 +17,7 @@ impl Held {
     /// Keep the request until `due`.
     pub(crate) fn hold(&mut self, cx: &mut Cx, id: RequestId, due: u64) {
         self.arrivals += 1;
-        if self.heap.len() == self.heap.capacity() {
-            self.heap.reserve(cx.slab.capacity() - self.heap.len());
-        }
+        self.heap.reserve(cx.slab.capacity() - self.heap.len());
         self.heap.push(Reverse((due, self.arrivals, id.0)));
         cx.wake_at(due);
     }

@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use crate::source::{Opened, Source, nbd_uri};
 use crate::stream;
 use crate::target::Target;
-use fathom_core::{Disk, DiskInfo};
+use fathom_core::Disk;
 use fathom_formats::img::bitmap::copy;
 use fathom_formats::img::{Format, open_read_only};
 use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri, lock_image};
@@ -288,30 +288,31 @@ fn open_nbd(
     let uri: NbdUri = uri.parse().map_err(|error| usage(path, error))?;
     let disk = NbdDisk::connect(&uri, NbdOptions::default())?;
     disk.activate()?;
-    refuse_misfit(path, &disk.info(), sources)?;
+    let info = disk.info();
+    refuse_smaller(path, info.size, sources.iter().map(Opened::size).sum())?;
+    refuse_odd(path, info.block_size, sources)?;
     Ok(Sink::Nbd(Arc::new(disk)))
 }
 
-/// A disk that is there must have room for the sources, and be writable in their units.
-fn refuse_misfit(path: &Path, target: &DiskInfo, sources: &[Opened]) -> Result<(), Error> {
-    let needed: u64 = sources.iter().map(Opened::size).sum();
-    let is = target.size;
-    if is < needed {
-        let problem = format!("is a disk of {is} bytes, and {needed} are needed: make it larger");
-        return Err(usage(path, problem));
+fn refuse_smaller(path: &Path, is: u64, needed: u64) -> Result<(), Error> {
+    if is >= needed {
+        return Ok(());
     }
-    let block = u64::from(target.block_size);
-    match sources.iter().find(|source| source.size() % block != 0) {
-        None => Ok(()),
-        Some(source) => Err(usage(
-            path,
-            format!(
-                "is written in blocks of {block} bytes, and {} has {}: resize it to a multiple",
-                source.path.display(),
-                source.size(),
-            ),
-        )),
-    }
+    let problem = format!("is a disk of {is} bytes, and {needed} are needed: make it larger");
+    Err(usage(path, problem))
+}
+
+/// A server takes whole blocks only.
+fn refuse_odd(path: &Path, block: u32, sources: &[Opened]) -> Result<(), Error> {
+    let is_odd = |source: &&Opened| !source.size().is_multiple_of(u64::from(block));
+    let Some(source) = sources.iter().find(is_odd) else {
+        return Ok(());
+    };
+    let (name, size) = (source.path.display(), source.size());
+    let problem = format!(
+        "is written in blocks of {block} bytes, and {name} has {size}: resize it to a multiple"
+    );
+    Err(usage(path, problem))
 }
 
 fn open_image(
@@ -329,7 +330,7 @@ fn open_image(
     };
     if options.no_create {
         let chain = Chain::open(path, &open)?;
-        refuse_misfit(path, &chain.disk().info(), sources)?;
+        refuse_smaller(path, chain.size(), size)?;
         return Ok(Sink::Image {
             chain,
             target: None,

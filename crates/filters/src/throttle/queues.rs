@@ -47,11 +47,9 @@ impl Queues {
             queue.reserved = Some(start);
             cx.wake_at(start);
         }
-        if queue.waiting.len() == queue.waiting.capacity() {
-            // Once and for all.
-            let more = cx.slab.capacity() - queue.waiting.len();
-            queue.waiting.reserve(more);
-        }
+        // For all that can be in flight, so that it allocates once.
+        let room = cx.slab.capacity() - queue.waiting.len();
+        queue.waiting.reserve(room);
         queue.waiting.push_back(id);
     }
 
