@@ -31,6 +31,8 @@ struct Current {
     active: Arc<Active>,
     lookup: Lookup,
     counts: Arc<InFlight>,
+    /// Clusters may become free while it is in use.
+    frees: bool,
 }
 
 pub(super) struct ImageChannel {
@@ -73,6 +75,7 @@ impl ImageChannel {
         self.current = self.shared.active().map(|active| Current {
             lookup: Lookup::new(active.layers.len()),
             counts: active.epochs.register(),
+            frees: active.top().is_some_and(|tables| tables.writable),
             active,
         });
     }
@@ -116,11 +119,7 @@ impl ImageChannel {
             // Durable with its metadata.
             Op::Write if request.fua && !clean => Found::Else,
             Op::Write => current.lookup.write(active, guest, len),
-            Op::Flush if clean => Found::Data {
-                storage: 0,
-                at: 0,
-                moves: false,
-            },
+            Op::Flush if clean => Found::Data { storage: 0, at: 0 },
             Op::Discard | Op::WriteZeroes if top.is_none() => {
                 current.lookup.write(active, guest, len)
             }
@@ -174,13 +173,17 @@ impl ImageChannel {
         }
     }
 
-    /// The request uses clusters that must not be used for anything else
-    /// before it is done.
+    /// The request is about to look clusters up, which must not be used for
+    /// anything else before it is done.
     #[inline]
     fn count(&mut self, cx: &mut Cx, id: RequestId) {
-        if let Some(current) = &self.current {
-            cx.slab[id].epoch = current.active.epochs.enter(&current.counts);
-        }
+        let request = &mut cx.slab[id];
+        request.epoch = match &self.current {
+            Some(current) if current.frees && request.op != Op::Flush => {
+                current.active.epochs.enter(&current.counts)
+            }
+            _ => UNCOUNTED,
+        };
     }
 
     /// Books of what has been completed since the mark.
@@ -206,19 +209,9 @@ impl Channel for ImageChannel {
         if generation != self.generation {
             self.renew(generation);
         }
-        cx.slab[id].epoch = UNCOUNTED;
-        if !matches!(cx.slab[id].op, Op::Read | Op::Flush) {
-            self.count(cx, id);
-        }
-        let mut found = self.find(&cx.slab[id]);
-        if cx.slab[id].op == Op::Read
-            && matches!(found, Ok(Found::Data { moves: true, .. } | Found::Else))
-        {
-            self.count(cx, id);
-            found = self.find(&cx.slab[id]);
-        }
-        match found {
-            Ok(Found::Data { storage, at, .. }) => {
+        self.count(cx, id);
+        match self.find(&cx.slab[id]) {
+            Ok(Found::Data { storage, at }) => {
                 let request = &mut cx.slab[id];
                 (request.at, request.storage) = (at, storage);
                 self.storages[usize::from(storage)].submit(cx, id);

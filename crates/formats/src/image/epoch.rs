@@ -2,10 +2,11 @@
 //!
 //! A request in flight may still use a cluster that another has freed
 //! meanwhile: a write one that was discarded, a read one that was copied so
-//! that a part of it could be written. So each of them (but not reads of
-//! clusters that only an overlapping request can free) is counted in the epoch
-//! in which it looked its cluster up, an epoch ends only when all requests of the one before have
-//! completed, and what was freed in an epoch is free two epochs later.
+//! that a part of it could be written. (What overlaps it may change what a read
+//! sees, but never to bytes that were at no time the guest's there.) So each of
+//! them is counted in the epoch in which it looked its cluster up, an epoch ends
+//! only when all requests of the one before have completed, and what was freed
+//! in an epoch is free two epochs later.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,10 +22,12 @@ pub(super) struct Epochs {
 pub(super) struct InFlight([AtomicU32; 2]);
 
 impl InFlight {
-    fn add(&self, parity: u8, n: i32) {
+    /// Returns how many there were.
+    fn add(&self, parity: u8, n: i32) -> u32 {
         let count = &self.0[usize::from(parity)];
-        let now = count.load(Ordering::Relaxed).wrapping_add_signed(n);
-        count.store(now, Ordering::Release);
+        let before = count.load(Ordering::Relaxed);
+        count.store(before.wrapping_add_signed(n), Ordering::Release);
+        before
     }
 }
 
@@ -44,9 +47,13 @@ impl Epochs {
     #[inline]
     pub(super) fn enter(&self, counts: &InFlight) -> u8 {
         loop {
-            let epoch = self.current.load(Ordering::Relaxed);
+            let epoch = self.current.load(Ordering::Acquire);
             let parity = (epoch & 1) as u8;
-            counts.add(parity, 1);
+            if counts.add(parity, 1) > 0 {
+                // An earlier request of this worker, which everyone sees, keeps
+                // the epoch from ending: no fence for all but the first.
+                return parity;
+            }
             // Whoever ends the epoch sees the count, or is seen here.
             fence(Ordering::SeqCst);
             if self.current.load(Ordering::Acquire) == epoch {

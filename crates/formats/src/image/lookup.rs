@@ -28,9 +28,6 @@ pub(super) enum Found {
     Data {
         storage: StorageId,
         at: u64,
-        /// A write beside it can move it, and free its place: to be counted
-        /// in an epoch before it is looked up.
-        moves: bool,
     },
     Zero,
     /// It takes several steps.
@@ -60,17 +57,15 @@ impl Lookup {
                     return Found::Data {
                         storage: *storage,
                         at: offset + guest,
-                        moves: false,
                     };
                 }
                 Layer::Tables(tables) => tables,
             };
             match near.extent(tables, guest, len) {
-                Some((Extent::Data { at, exclusive }, n)) if n == len => {
+                Some((Extent::Data { at, .. }, n)) if n == len => {
                     return Found::Data {
                         storage: tables.data,
                         at,
-                        moves: tables.writable && !exclusive,
                     };
                 }
                 Some((Extent::Zero, n)) if n == len => return Found::Zero,
@@ -91,7 +86,6 @@ impl Lookup {
                 return Found::Data {
                     storage: *storage,
                     at: offset + guest,
-                    moves: false,
                 };
             }
             Layer::Tables(tables) => tables,
@@ -111,7 +105,6 @@ impl Lookup {
             Ok(()) => Found::Data {
                 storage: tables.data,
                 at: exclusive,
-                moves: false,
             },
             Err(_) => Found::Else,
         }
