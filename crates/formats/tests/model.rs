@@ -11,6 +11,7 @@ use sim::case::{
 use sim::cut::check_image;
 use sim::model::Value;
 use sim::run::Run;
+use sim::world::Log;
 use sim::{each, rounds};
 
 /// Plain options; what their combinations add is in [`FAMILIES`].
@@ -254,6 +255,56 @@ fn backing_files() {
         }
     }
     each(&cases, rounds(1), serve);
+}
+
+/// What overlaps a read may change what it sees, but its clusters are used for nothing else before
+/// it is done: it returns what was there before or after, not what is somewhere else.
+#[test]
+fn reads_that_take_long() {
+    let serve = |made: &Made, seed: u64| {
+        let world = made.world(seed);
+        let mut run = begin(made, &world, seed);
+        run.flushes = 20;
+        run.activate();
+        for _ in 0..4 {
+            run.requests(40);
+            run.outlived_by_reads(80);
+        }
+        run.deactivate();
+        assert_eq!(check_image(made, &world), Ok(0), "after a clean end");
+    };
+    each(FORMATS, rounds(2), serve);
+}
+
+/// A seed is worth nothing if it does something else the next time.
+#[test]
+fn a_seed_does_the_same_again() {
+    let filled = |case: &Case| Case {
+        filled: Some(Filled::Compressed),
+        ..*case
+    };
+    let compressed = |case: &&Case| case.format == "qcow2" && !case.options.contains("prealloc");
+    let mut cases: Vec<_> = FORMATS.iter().filter(compressed).map(filled).collect();
+    cases.extend(DATA_FILES);
+    each(&cases, rounds(1), |made, seed| {
+        let log = || {
+            let world = made.world(seed);
+            world.state().log = Some(Log::default());
+            let mut run = begin(made, &world, seed);
+            run.activate();
+            run.requests(200);
+            run.deactivate();
+            let end = world.tick();
+            (end, world.state().log.take().expect("it was put there"))
+        };
+        let ((end, first), (end_again, second)) = (log(), log());
+        assert!(first.events.len() > 50, "little was done");
+        for (event, again) in first.events.iter().zip(&second.events) {
+            assert!(event == again, "{event:x?}, the next time {again:x?}");
+        }
+        assert!(first.flushes == second.flushes);
+        assert_eq!((end, first.events.len()), (end_again, second.events.len()));
+    });
 }
 
 #[test]

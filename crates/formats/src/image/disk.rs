@@ -13,6 +13,7 @@ use super::tables::Tables;
 use crate::img::{Format, Image, SnapshotName};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, RangeLimits};
 use std::io;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +54,10 @@ pub struct ImageOptions {
     /// The host's page cache is right, since no other host has written to the
     /// files: it is kept. (A guest may come from another one.)
     pub keep_page_cache: bool,
+    /// Threads that compress and decompress, for all workers: more than there are processors would
+    /// only take turns. They start when there is something for them to do. 0: what they would do
+    /// waits for [`ImageDisk::help`].
+    pub helpers: usize,
 }
 
 impl ImageOptions {
@@ -70,6 +75,7 @@ impl ImageOptions {
             rebasing: false,
             keep_bitmaps: false,
             keep_page_cache: false,
+            helpers: std::thread::available_parallelism().map_or(1, NonZero::get),
         }
     }
 }
@@ -118,6 +124,7 @@ impl ImageDisk {
         options: ImageOptions,
     ) -> Result<ImageDisk, DiskError> {
         let chain = Chain::open(file, &*opener, &options)?;
+        let helpers = Arc::new(Helpers::new(options.helpers));
         Ok(ImageDisk {
             shared: Arc::new(Shared {
                 size: chain.size(),
@@ -128,7 +135,7 @@ impl ImageDisk {
             }),
             chain,
             options,
-            helpers: Arc::new(Helpers::new(cores())),
+            helpers,
             keepsake: Mutex::default(),
         })
     }
@@ -166,6 +173,17 @@ impl ImageDisk {
             }
             _ => None,
         }
+    }
+
+    /// What waits for a helper: jobs that none has begun.
+    pub fn jobs(&self) -> usize {
+        self.helpers.waiting()
+    }
+
+    /// Does one of them, by its number, on the calling thread; false if there is none of this
+    /// number. For simulations, which decide what happens when.
+    pub fn help(&self, number: usize) -> bool {
+        self.helpers.do_one(number)
     }
 
     fn unlock(&self, storages: &[Arc<dyn Storage>]) -> Result<(), DiskError> {
@@ -355,12 +373,6 @@ impl Disk for ImageDisk {
         })?;
         Ok(Box::new(channel))
     }
-}
-
-/// Threads that compress and decompress, for all workers: more would only
-/// take turns.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get())
 }
 
 /// The outcome of what never waits: nobody else uses the image now.

@@ -35,15 +35,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Helpers {
-    /// At most so many threads, at least one.
+    /// At most so many threads; 0: jobs wait for [`Helpers::do_one`].
     pub(crate) fn new(threads: usize) -> Helpers {
         Helpers {
             shared: Arc::new(Shared {
                 work: Mutex::default(),
                 wake: Condvar::new(),
             }),
-            most: threads.max(1),
+            most: threads,
         }
+    }
+
+    /// Jobs that nobody has begun.
+    pub(crate) fn waiting(&self) -> usize {
+        lock(&self.shared.work).jobs.len()
+    }
+
+    /// Does the waiting job of this number, on the calling thread. False: there is none.
+    pub(crate) fn do_one(&self, number: usize) -> bool {
+        let job = lock(&self.shared.work).jobs.remove(number);
+        job.map(|job| job()).is_some()
     }
 
     /// What `job` returns, from one of the threads. Jobs begin in the order in
@@ -75,7 +86,7 @@ impl Helpers {
             // Without another thread, those that there are do it.
             work.threads.extend(thread.spawn(move || shared.work()));
         }
-        let accepted = !work.threads.is_empty();
+        let accepted = self.most == 0 || !work.threads.is_empty();
         if !accepted {
             work.jobs.clear();
         }

@@ -187,6 +187,8 @@ impl Case {
 
     pub fn serving(&self) -> ImageOptions {
         let mut options = ImageOptions::new(self.format());
+        // The run says when their work is done.
+        options.helpers = 0;
         if self.tiny_cache {
             options.metadata_cache = 0;
             // What is served reads the same, but zeroes are the image's own.

@@ -1,6 +1,5 @@
 //! A disk image served by workers without threads, on files in memory: what
-//! happens, and in which order, is a matter of one number. (But for compressed
-//! clusters: when a thread has decompressed one is a matter of time.)
+//! happens, and in which order, is a matter of one number.
 //!
 //! A [`case`] is an image that QEMU or Fathom made. Its files are in a
 //! [`world`], whose operations wait until the [`run`] carries one of them out,

@@ -209,15 +209,6 @@ impl Model {
         self.allowed(sector, u64::MAX, settled)
     }
 
-    /// Whether a read that was submitted at `since` and ends now has overlapped
-    /// a request that gave the sector's cluster up: like QEMU's, it may then
-    /// see what the cluster has been used for instead.
-    pub fn given_up(&self, sector: u64, since: u64) -> bool {
-        let history = self.history.get(&sector).into_iter().flatten();
-        let mut actions = history.map(|n| &self.actions[*n as usize]);
-        actions.any(|a| a.kind != Kind::Write && a.done.is_none_or(|done| done > since))
-    }
-
     /// For each action whether it was durable at `cut`, for `after_cut`.
     pub fn durable_at(&self, cut: u64) -> Vec<bool> {
         let durable = |action| self.durable(action) <= cut;

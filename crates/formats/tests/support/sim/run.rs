@@ -10,7 +10,6 @@ use fathom_core::{Disk, DiskError, Op};
 use fathom_formats::image::{ImageDisk, ImageOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// A disk, its workers, and what is known of it.
 pub struct Run {
@@ -121,12 +120,42 @@ impl Run {
                     let ask = self.random();
                     self.submit(worker, ask);
                     left -= 1;
-                } else if !self.step() {
-                    // A thread decompresses, or requests wait for ever.
-                    self.drain();
+                } else {
+                    self.step();
                 }
             }
         }
+    }
+
+    /// Reads whose clusters are given up while they are under way, and so many requests more
+    /// before they end.
+    pub fn outlived_by_reads(&mut self, n: usize) {
+        self.drain();
+        self.world.state().holding = true;
+        let places: Vec<_> = (0..1 + self.rng.below(3))
+            .map(|_| self.whole_cluster())
+            .collect();
+        for (first, sectors) in &places {
+            let sector = first + self.rng.below(*sectors);
+            self.submit(0, Ask::plain(Op::Read, sector, 1));
+        }
+        self.world.state().holding = false;
+        for (first, sectors) in places {
+            let mut ask = Ask::plain(Op::Discard, first, sectors);
+            match self.rng.below(3) {
+                0 => {}
+                1 => (ask.op, ask.unmap) = (Op::WriteZeroes, true),
+                _ => (ask.op, ask.compress) = (Op::Write, self.compressed > 0),
+            }
+            self.submit(0, ask);
+        }
+        for _ in 0..2 {
+            while self.step() {}
+            self.submit(0, Ask::plain(Op::Flush, 0, 0));
+        }
+        self.requests(n);
+        self.world.state().let_go();
+        self.drain();
     }
 
     /// So many operations of storages, or fewer if nobody waits for any.
@@ -153,16 +182,8 @@ impl Run {
 
     /// Everything in flight ends.
     pub fn drain(&mut self) {
-        let mut stuck_since = None;
         while self.workers.iter().any(|w| w.in_flight() > 0) {
-            if self.step() {
-                stuck_since = None;
-                continue;
-            }
-            // Somebody may be decompressing.
-            std::thread::sleep(Duration::from_micros(50));
-            let since = *stuck_since.get_or_insert_with(Instant::now);
-            if since.elapsed() > Duration::from_secs(60) {
+            if !self.step() {
                 let flights = self.workers.iter().flat_map(|w| w.flights());
                 let asks: Vec<_> = flights.map(|f| f.ask.clone()).collect();
                 panic!("requests that never end: {asks:?}");
@@ -175,9 +196,7 @@ impl Run {
         for ask in asks {
             let worker = self.rng.below(self.workers.len() as u64) as usize;
             while self.workers[worker].in_flight() == DEPTH {
-                if !self.step() {
-                    std::thread::sleep(Duration::from_micros(50));
-                }
+                assert!(self.step(), "requests that never end");
             }
             self.submit(worker, ask);
         }
@@ -193,14 +212,7 @@ impl Run {
     }
 
     pub fn flush(&mut self) -> i32 {
-        self.alone(Ask {
-            op: Op::Flush,
-            first: 0,
-            sectors: 0,
-            fua: false,
-            compress: false,
-            unmap: false,
-        })
+        self.alone(Ask::plain(Op::Flush, 0, 0))
     }
 
     pub fn activate(&mut self) {
@@ -237,14 +249,7 @@ impl Run {
     }
 
     fn read_bytes(&mut self, first: u64, out: &mut [u8]) -> Result<(), String> {
-        let ask = Ask {
-            op: Op::Read,
-            first,
-            sectors: (out.len() / SECTOR) as u64,
-            fua: false,
-            compress: false,
-            unmap: false,
-        };
+        let ask = Ask::plain(Op::Read, first, (out.len() / SECTOR) as u64);
         let submitted = self.world.tick();
         let flight = Flight {
             ask,
@@ -262,9 +267,7 @@ impl Run {
                     errno => Err(format!("reading sector {first} on fails: {errno}")),
                 };
             }
-            if !self.carry_out_one() {
-                std::thread::sleep(Duration::from_micros(50));
-            }
+            self.carry_out_one();
         }
         Err(format!("reading sector {first} on never ends"))
     }
@@ -332,7 +335,7 @@ impl Run {
         self.reap();
     }
 
-    /// One operation of a storage; false when there was none.
+    /// One operation of a storage, or one of a helper's jobs; false when nothing happens any more.
     fn step(&mut self) -> bool {
         let any = self.carry_out_one();
         self.look_again();
@@ -340,11 +343,17 @@ impl Run {
     }
 
     fn carry_out_one(&mut self) -> bool {
+        let jobs = self.disk.jobs() as u64;
         let pending = {
             let mut state = self.world.state();
             let n = state.pending.len() as u64;
-            if n == 0 {
+            if n + jobs == 0 {
                 return false;
+            }
+            let chosen = self.rng.below(n + jobs);
+            if chosen >= n {
+                drop(state);
+                return self.disk.help((chosen - n) as usize);
             }
             let mut chosen = self.rng.below(n) as usize;
             for _ in 0..8 {
@@ -392,9 +401,6 @@ impl Run {
     fn check_read(&self, flight: &Flight) {
         let sectors = flight.buffer.chunks(SECTOR).zip(flight.ask.first..);
         for (bytes, sector) in sectors {
-            if self.model.given_up(sector, flight.submitted) {
-                continue;
-            }
             match identify(bytes, sector) {
                 Ok(value) => self.compare(sector, value, flight.submitted),
                 Err(what) => self.fail(&format!("sector {sector} reads as {what}"), sector),
@@ -410,8 +416,7 @@ impl Run {
             let end = sector + len / SECTOR as u64;
             while sector < end {
                 let allowed = self.model.readable(sector, flight.submitted);
-                let known = !self.model.given_up(sector, flight.submitted);
-                if status.zero && known && !allowed.contains(&ZERO) {
+                if status.zero && !allowed.contains(&ZERO) {
                     self.fail("data is said to be zeroes", sector);
                 }
                 sector += 1;
@@ -431,14 +436,7 @@ impl Run {
             _ => Op::Discard,
         };
         if op == Op::Flush {
-            return Ask {
-                op,
-                first: 0,
-                sectors: 0,
-                fua: false,
-                compress: false,
-                unmap: false,
-            };
+            return Ask::plain(op, 0, 0);
         }
         let compress = op == Op::Write && self.rng.below(100) < self.compressed;
         let (first, sectors) = match compress && !self.rng.one_in(8) {

@@ -22,6 +22,19 @@ pub struct Ask {
     pub unmap: bool,
 }
 
+impl Ask {
+    pub fn plain(op: Op, first: u64, sectors: u64) -> Ask {
+        Ask {
+            op,
+            first,
+            sectors,
+            fua: false,
+            compress: false,
+            unmap: false,
+        }
+    }
+}
+
 /// A request in flight.
 pub struct Flight {
     pub ask: Ask,

@@ -19,7 +19,7 @@ pub fn trace(line: impl FnOnce() -> String) {
 pub const SECTOR: u64 = 512;
 
 /// A change to a file.
-#[derive(Clone)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     Write(Arc<[u8]>),
     /// So many bytes become zeroes.
@@ -29,7 +29,7 @@ pub enum Change {
 }
 
 /// A change with its place and its time.
-#[derive(Clone)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     pub file: usize,
     pub at: u64,
@@ -41,7 +41,7 @@ pub struct Event {
 }
 
 /// What was done to a file before `submitted` is durable from `done` on.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flush {
     pub file: usize,
     pub submitted: u64,
@@ -90,6 +90,9 @@ pub struct Kill {
 pub struct State {
     pub files: Vec<Pages>,
     pub pending: Vec<Pending>,
+    /// Operations that come now are held instead, until they are let go.
+    pub holding: bool,
+    held: Vec<Pending>,
     /// None: nothing is recorded.
     pub log: Option<Log>,
     pub fault: Option<Fault>,
@@ -198,7 +201,7 @@ impl World {
         trace(|| {
             format!("{submitted} worker {worker} submits {what:?} {at:#x}+{len:#x} of {file}")
         });
-        state.pending.push(Pending {
+        let pending = Pending {
             worker,
             file,
             id,
@@ -208,11 +211,21 @@ impl World {
                 Op::Write => gather(request),
                 _ => Vec::new(),
             },
-        });
+        };
+        match state.holding {
+            true => state.held.push(pending),
+            false => state.pending.push(pending),
+        }
     }
 }
 
 impl State {
+    /// What was held can happen.
+    pub fn let_go(&mut self) {
+        self.holding = false;
+        self.pending.append(&mut self.held);
+    }
+
     pub fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
