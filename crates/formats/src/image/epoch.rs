@@ -143,4 +143,48 @@ mod tests {
         assert!((0..3).any(|_| is_free()), "nothing older is in flight");
         epochs.leave(&two, newest);
     }
+
+    /// A worker that always has requests in flight, and another thread that frees what it uses.
+    #[test]
+    fn nothing_is_used_again_under_a_reader() {
+        const FREE: u64 = u64::MAX;
+        let epochs = Epochs::default();
+        let counts = epochs.register();
+        // What is linked has its own number in it.
+        let clusters = [AtomicU64::new(0), AtomicU64::new(FREE)];
+        let linked = AtomicU64::new(0);
+        let (stop, wrong) = (AtomicU64::new(0), AtomicU64::new(0));
+        let holds = |number: u64| clusters[number as usize % 2].load(Ordering::Acquire) == number;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut flights = std::collections::VecDeque::new();
+                while stop.load(Ordering::Relaxed) == 0 {
+                    let parity = epochs.enter(&counts);
+                    let number = linked.load(Ordering::Acquire);
+                    flights.push_back((parity, number));
+                    // One or two at a time: the second needs no fence.
+                    while flights.len() > 1 + usize::from(parity == 0) {
+                        let (parity, number) = flights.pop_front().expect("more than one");
+                        wrong.fetch_add((!holds(number)).into(), Ordering::Relaxed);
+                        epochs.leave(&counts, parity);
+                    }
+                }
+            });
+            for number in 1..300 {
+                // Epochs end at other times, too.
+                (0..number % 3).for_each(|_| drop(epochs.reusable()));
+                std::thread::yield_now();
+                let [old, new] = [number - 1, number].map(|n: u64| &clusters[n as usize % 2]);
+                new.store(number, Ordering::Release);
+                linked.store(number, Ordering::Release);
+                let freed = epochs.now();
+                while epochs.reusable().is_none_or(|epoch| epoch < freed) {
+                    std::thread::yield_now();
+                }
+                old.store(FREE, Ordering::Release);
+            }
+            stop.store(1, Ordering::Relaxed);
+        });
+        assert_eq!(wrong.into_inner(), 0);
+    }
 }
