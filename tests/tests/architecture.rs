@@ -1,8 +1,10 @@
 //! Rules about the code that a reader relies on and a compiler does not check.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The dependency rule: a crate may use the crates below it, and siblings never each other.
 /// `bench`, `lab` and the tests stand outside the data plane and see it only as users do.
@@ -190,6 +192,44 @@ fn manifests_of_both_spellings_are_understood() {
     let (name, uses) = read_manifest(text);
     assert_eq!(name, "fathom-x");
     assert_eq!(uses, ["fathom-core", "fathom-lab", "fathom-trace"]);
+}
+
+/// Test disks and the bodies of fuzz targets are behind a feature that only tests and the fuzz
+/// targets switch on.
+#[test]
+fn what_only_tests_need_is_not_released() {
+    for path in files() {
+        let name = shown(&path);
+        if !name.contains("/src/") || name.contains("/testing/") || !name.ends_with(".rs") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for (before, line) in text.lines().zip(text.lines().skip(1)) {
+            let is_module = line.ends_with("mod fuzz;") || line.ends_with("mod testing;");
+            assert!(
+                !is_module || before.contains("feature = \"testing\""),
+                "{name}: `{line}` is always compiled"
+            );
+        }
+    }
+    // The program as `make build` builds it.
+    let mut tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    tree.current_dir(root()).args(["tree", "--frozen"]);
+    tree.args(["--package=fathom-cli", "--edges=no-dev"]);
+    tree.args(["--prefix=none", "--format={p}|{f}"]);
+    let output = tree.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let tree = String::from_utf8(output.stdout).unwrap();
+    assert!(tree.contains("fathom-exports v"), "{tree}");
+    for line in tree.lines() {
+        let (package, features) = line.split_once('|').unwrap();
+        let for_tests = |feature: &str| feature.starts_with("testing");
+        assert!(
+            !features.split([',', ' ']).any(for_tests),
+            "{package} is built with {features}"
+        );
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!
 //! What a server says is bounded and checked before it is believed.
 
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod fuzz;
 
 use crate::protocol::{

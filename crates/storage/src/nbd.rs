@@ -16,7 +16,7 @@
 mod channel;
 mod connect;
 mod coverage;
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod fuzz;
 mod link;
 mod receiver;

@@ -18,7 +18,7 @@
 
 pub mod connection;
 mod export;
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod fuzz;
 mod handshake;
 mod listen;

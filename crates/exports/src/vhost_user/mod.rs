@@ -14,7 +14,7 @@
 
 mod alarm;
 mod codec;
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod fuzz;
 mod mapping;
 mod serve;

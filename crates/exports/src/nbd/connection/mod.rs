@@ -12,7 +12,7 @@
 
 mod answer;
 mod check;
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod fuzz;
 mod inbox;
 mod intake;
