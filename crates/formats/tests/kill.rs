@@ -7,7 +7,7 @@ mod sim;
 mod support;
 
 use fathom_core::{Disk, DiskError, Keepsake, Op};
-use sim::case::{Case, Made};
+use sim::case::{Case, GROWING, Made};
 use sim::cut::check_image;
 use sim::matrix::MATRIX;
 use sim::model::{Model, Value};
@@ -17,6 +17,7 @@ use sim::run::{Run, Start};
 use sim::worker::Ask;
 use sim::world::{Kill, World};
 use sim::{each, keepsake, rounds};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Those with which nothing else happens, only slower.
@@ -62,14 +63,14 @@ impl Server {
 
     /// It is killed after so many more operations, each of which it waits for
     /// itself. What it does then, whatever comes of it, is not seen.
-    fn doomed(&mut self, after: u64, doing: impl Fn(&Run)) -> Option<Left> {
+    fn doomed(&mut self, after: u64, doing: impl FnOnce(&mut Run)) -> Option<Left> {
         let at = self.world.state().operations + after;
         self.world.state().kill = Some(Kill {
             at,
             memory: self.memory.clone(),
             left: None,
         });
-        doing(&self.run);
+        doing(&mut self.run);
         let mut state = self.world.state();
         let memory = state.kill.take().and_then(|kill| kill.left)?;
         let files = state.files.clone();
@@ -216,14 +217,7 @@ fn write_all(run: &mut Run) {
         if first == sectors / 16 * 8 {
             run.flush();
         }
-        run.alone(Ask {
-            op: Op::Write,
-            first,
-            sectors: (sectors - first).min(8),
-            fua: false,
-            compress: false,
-            unmap: false,
-        });
+        run.alone(write(first, (sectors - first).min(8)));
     }
 }
 
@@ -253,6 +247,81 @@ fn a_successor_is_killed_while_it_restores() {
             };
             (left, model) = (killed, server.run.model);
             after += 1 + rng.below(6);
+        }
+    });
+}
+
+/// So many L2 tables and their data leave a growing image's table of refcounts,
+/// one cluster, room for a few more.
+const NEARLY_FULL: u64 = 61;
+
+fn write(first: u64, sectors: u64) -> Ask {
+    Ask {
+        op: Op::Write,
+        first,
+        sectors,
+        fua: false,
+        compress: false,
+        unmap: false,
+    }
+}
+
+/// Writes one behind the other, each to what one L2 table speaks of.
+fn writes(tables: Range<u64>) -> impl Iterator<Item = Ask> {
+    tables.map(|table| write(table * 64, 64))
+}
+
+/// Clusters of the table of refcounts, by the image's header.
+fn table_of_refcounts(left: &Left) -> u32 {
+    let mut clusters = [0; 4];
+    left.files[0].read(&mut clusters, 56);
+    u32::from_be_bytes(clusters)
+}
+
+/// Each operation of the server is its last one in turn (after it has read a
+/// block of refcounts for each table), and any of its successor's.
+#[test]
+fn a_table_of_refcounts_grows() {
+    each(&[GROWING], rounds(2), |made, seed| {
+        let mut rng = Rng::new(seed ^ 0x9407);
+        let server = Server::new(made, &untouched(made), made.model(), &mut rng);
+        let mut server = server.expect("the image opens");
+        server.run.activate();
+        server.run.all(writes(0..NEARLY_FULL));
+        // There are L2 tables for what is written next.
+        let tables = NEARLY_FULL..NEARLY_FULL + 7;
+        server.run.all(tables.map(|table| write(table * 64, 1)));
+        server.run.deactivate();
+        server.run.activate();
+        let values = server.run.compare_all();
+        server.run.deactivate();
+        let (full, filled) = server.kill();
+        assert_eq!(table_of_refcounts(&full), 1);
+        for after in NEARLY_FULL.. {
+            let model = Model::new(values.clone(), made.below.clone()).later(&filled);
+            let mut server = Server::new(made, &full, model, &mut rng).expect("the image opens");
+            server.run.strict = false;
+            let killed = server.doomed(after, |run| {
+                if run.disk.activate().is_ok() {
+                    run.all(writes(NEARLY_FULL..NEARLY_FULL + 6));
+                    run.flush();
+                    run.all(writes(NEARLY_FULL + 6..NEARLY_FULL + 8));
+                    drop(run.disk.deactivate());
+                }
+            });
+            let Some(mut left) = killed else {
+                let (left, model) = server.kill();
+                assert_eq!(table_of_refcounts(&left), 2, "it has not grown");
+                let found = inspect(made, &left, model, &mut rng);
+                return finish(made, &left, from_now_on(made, found), &mut rng);
+            };
+            let successor = Server::new(made, &left, server.run.model, &mut rng);
+            let mut successor = successor.expect("the image opens");
+            let killed = successor.doomed(rng.below(20), |run| drop(run.disk.activate()));
+            if let Some(killed) = killed {
+                left = killed;
+            }
+            inspect(made, &left, successor.run.model, &mut rng);
         }
     });
 }

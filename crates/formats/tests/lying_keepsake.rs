@@ -8,7 +8,7 @@ mod support;
 
 use fathom_core::{Disk, Op};
 use fathom_formats::img::check::{Options, check};
-use sim::case::{Backing, Case, DATA_FILE, EXTENDED, Filled, Made, QED, SMALL, SNAPSHOT};
+use sim::case::{Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, Made, QED, SMALL, SNAPSHOT};
 use sim::cut::check_image;
 use sim::pages::Pages;
 use sim::recorder::Recorder;
@@ -31,6 +31,7 @@ const CASES: &[Case] = &[
         ..EXTENDED
     },
     DATA_FILE,
+    GROWING,
     QED,
 ];
 
@@ -300,6 +301,35 @@ fn a_table_is_nothing_else() {
             let run = Run::new(made.start(&world, 1, seed)).expect("the image opens");
             run.disk.keep(keepsake::with(&memory));
             assert!(run.disk.activate().is_err(), "it is believed: {other:#x}");
+        }
+    });
+}
+
+/// Nor is one that a successor makes a block of refcounts of, to count it.
+#[test]
+fn a_block_of_refcounts_is_nothing_else() {
+    each(&[SMALL, GROWING], 1, |made, seed| {
+        let left = kill(made, seed);
+        let bits = if made.case.name == GROWING.name {
+            64
+        } else {
+            16
+        };
+        let covered = made.case.cluster * 8 / bits;
+        // Nothing is there yet: the file was made longer than it has to be.
+        let last = left.files[0].len() / made.case.cluster - 1;
+        let host = (last / covered * covered * made.case.cluster) | COPIED;
+        for what in [0, L1 | 1] {
+            let mut memory = left.memory.clone();
+            forge(&mut memory, what, host, 0);
+            let world = World::new(left.files.clone(), seed);
+            made.prepare(&world);
+            let run = Run::new(made.start(&world, 1, seed)).expect("the image opens");
+            run.disk.keep(keepsake::with(&memory));
+            assert!(run.disk.activate().is_err(), "it is believed: {what:#x}");
+            // The truth is as good as before.
+            run.disk.keep(keepsake::with(&left.memory));
+            run.disk.activate().expect("the truth");
         }
     });
 }

@@ -31,8 +31,8 @@ impl From<Errno> for Failure {
 /// What is going to be done.
 #[derive(Default)]
 struct Plan {
-    /// Clusters that are in use. The predecessor has found them in this order,
-    /// and made refcount blocks for them on the way.
+    /// Clusters that are in use, in the order in which the predecessor has
+    /// made refcount blocks for them.
     claims: BTreeSet<u64>,
     /// L1 indexes, and the clusters of their tables.
     tables: Vec<(usize, Range<u64>)>,
@@ -181,15 +181,20 @@ impl Tables {
     /// The predecessor has allocated the cluster: its refcount, which is
     /// returned, is one at least.
     async fn claim(&self, io: &BlockingIo<'_>, cluster: u64) -> Result<u64, Failure> {
+        let unlikely = || invented(format!("a reference to cluster {cluster}"));
         let file_len = self.file_len.load(Ordering::Relaxed);
-        let hit = self.state().alloc.metadata.in_cluster(cluster);
-        if hit.is_some() || cluster >= file_len.div_ceil(self.layout.cluster_size()) {
-            return Err(invented(format!("a reference to cluster {cluster}")));
+        if cluster >= file_len.div_ceil(self.layout.cluster_size()) {
+            return Err(unlikely());
         }
         let has_refcounts = matches!(self.state().alloc.space, Space::Refcounts(_));
-        match has_refcounts {
-            true => Ok(self.claim_refcount(io, cluster).await?),
-            false => Ok(1),
+        let count = match has_refcounts {
+            true => self.claim_refcount(io, cluster).await?,
+            false => 1,
+        };
+        // Its refcount's block, which may be new, is not guest data's, either.
+        match self.state().alloc.metadata.in_cluster(cluster) {
+            None => Ok(count),
+            Some(_) => Err(unlikely()),
         }
     }
 }

@@ -303,6 +303,13 @@ impl Refcounts {
         (at != 0 && !self.blocks.contains_key(&number)).then_some(at)
     }
 
+    /// The first block that the table has no room for, if it has none for this
+    /// one.
+    fn without_room(&self, number: u64) -> Option<u64> {
+        let len = self.table.len() as u64;
+        (number >= len).then_some(len)
+    }
+
     fn insert(&mut self, number: u64, bytes: Vec<u8>) {
         let block = Block { bytes, dirty: 0..0 };
         self.blocks.insert(number, block);
@@ -459,7 +466,7 @@ impl Tables {
     }
 
     /// The cluster is in use by what a predecessor had in memory. Returns its
-    /// refcount.
+    /// refcount. Callers go from lower clusters to higher ones.
     pub(in crate::image) async fn claim_refcount(
         &self,
         io: &impl Io,
@@ -468,6 +475,12 @@ impl Tables {
         let _searching = self.searching.lock_all().await;
         let number = self.refcounts(|r| r.block_of(cluster))?;
         self.load_refcounts(io, number).await?;
+        // The predecessor has made one block after the other, and the table
+        // longer with the first that it had no room for. Nothing that is known
+        // of may be in that one's part of the file, but the table is there.
+        while let Some(first) = self.refcounts(|r| r.without_room(number))? {
+            self.make_refcounts(&mut self.state(), first)?;
+        }
         if !self.refcounts(|r| r.blocks.contains_key(&number))? {
             self.make_refcounts(&mut self.state(), number)?;
         }
