@@ -305,6 +305,33 @@ fn a_table_is_nothing_else() {
     });
 }
 
+/// Nor is it one whose entries refer to metadata, or are none.
+#[test]
+fn a_new_table_refers_to_no_metadata() {
+    each(&[SMALL, QED], 1, |made, seed| {
+        let left = kill(made, seed);
+        let clusters = left.files[0].len() / made.case.cluster;
+        // Free: the file was made longer than it has to be.
+        let at = (clusters - 4) * made.case.cluster;
+        let entries = [1 << 62, usual_flag(made) | made.case.cluster, u64::MAX];
+        for (entry, is_sound) in [(0, true)].into_iter().chain(entries.map(|e| (e, false))) {
+            let mut files = left.files.clone();
+            let bytes: [u8; 8] = match made.case.format {
+                "qed" => entry.to_le_bytes(),
+                _ => entry.to_be_bytes(),
+            };
+            files[0].write(at + 16, &bytes);
+            let mut memory = left.memory.clone();
+            forge(&mut memory, L1, at | usual_flag(made), 0);
+            let world = World::new(files, seed);
+            made.prepare(&world);
+            let run = Run::new(made.start(&world, 1, seed)).expect("the image opens");
+            run.disk.keep(keepsake::with(&memory));
+            assert_eq!(run.disk.activate().is_ok(), is_sound, "{entry:#x}");
+        }
+    });
+}
+
 /// Nor is one that a successor makes a block of refcounts of, to count it.
 #[test]
 fn a_block_of_refcounts_is_nothing_else() {

@@ -6,9 +6,10 @@
 //! and written back before the first request.
 
 use super::alloc::Space;
-use super::io::{BlockingIo, Errno};
+use super::io::{BlockingIo, Errno, Io};
 use super::journal::Record;
 use super::layout::{EXCLUSIVE, Problem};
+use super::slice::Slice;
 use super::tables::{Pinned, Tables, Unlinked};
 use crate::qcow2::{Cluster, L2Entry};
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,7 +68,7 @@ impl Tables {
         }
         let mut plan = Plan::default();
         for (index, entry) in l1 {
-            self.plan_table(&mut plan, index, entry)?;
+            self.plan_table(io, &mut plan, index, entry).await?;
         }
         for (cluster, entry) in l2 {
             self.plan_entry(io, &mut plan, cluster, entry).await?;
@@ -100,7 +101,13 @@ impl Tables {
         Ok(())
     }
 
-    fn plan_table(&self, plan: &mut Plan, index: u64, entry: u64) -> Result<(), Failure> {
+    async fn plan_table(
+        &self,
+        io: &BlockingIo<'_>,
+        plan: &mut Plan,
+        index: u64,
+        entry: u64,
+    ) -> Result<(), Failure> {
         let unlikely = || invented(format!("L1 entry {index}"));
         let place = usize::try_from(index).ok().and_then(|i| self.l1.get(i));
         let place = place.ok_or_else(unlikely)?;
@@ -122,6 +129,7 @@ impl Tables {
         for cluster in clusters.clone() {
             plan.claim(cluster)?;
         }
+        self.check_new_table(io, index, new).await?;
         plan.tables.push((index as usize, clusters));
         plan.unlinked.extend(old.map(|offset| Unlinked {
             offset,
@@ -131,6 +139,42 @@ impl Tables {
         place.store(entry, Ordering::Release);
         self.state().dirty_l1.insert(index as usize);
         Ok(())
+    }
+
+    /// The predecessor has written the table, empty or as a copy, and since then
+    /// nothing to it but entries of its own making: they refer to no metadata.
+    async fn check_new_table(
+        &self,
+        io: &BlockingIo<'_>,
+        index: u64,
+        table: u64,
+    ) -> Result<(), Failure> {
+        let (layout, file_len) = (&self.layout, self.file_len.load(Ordering::Relaxed));
+        let first = index * layout.slices_per_table();
+        for number in first..first + layout.slices_per_table() {
+            let at = self.place_of(number, table);
+            let bytes = io.read(self.storage, at, layout.slice_bytes() as usize);
+            let slice = Slice::parse(number, bytes.await?.bytes(), layout);
+            for n in 0..layout.slice_entries() {
+                let guest = (number * layout.slice_entries() + n) << layout.cluster_bits();
+                let cluster = layout.decode(slice.entry(n as usize), guest, file_len);
+                let is_sound = cluster.is_ok_and(|cluster| {
+                    let place = self.referred(&cluster);
+                    place.is_none_or(|place| self.is_data(&place))
+                });
+                if !is_sound {
+                    return Err(invented(format!("L1 entry {index}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_data(&self, place: &Unlinked) -> bool {
+        let bits = self.layout.cluster_bits();
+        let mut clusters = place.offset >> bits..(place.offset + place.len).div_ceil(1 << bits);
+        let state = self.state();
+        clusters.all(|cluster| state.alloc.metadata.in_cluster(cluster).is_none())
     }
 
     async fn plan_entry(
