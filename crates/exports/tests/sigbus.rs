@@ -1,34 +1,78 @@
-//! Faults that are not a front-end's doing end the process as they always do.
+//! Faults that are a front-end's doing, whatever the process may have, and
+//! others, which end it as they always do.
 
 mod support;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
-use support::guest::{Memory, Queue, eventually, negotiate};
+use std::sync::atomic::Ordering::SeqCst;
+use support::guest::{IN, MEMORY_SIZE, Memory, Queue, eventually, negotiate};
 use support::served::Served;
+use vhost::vhost_user::VhostUserFrontend;
 
-const FAULT: &str = "FATHOM_TEST_FAULT";
+const CHILD: &str = "FATHOM_TEST_CHILD";
+
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Run one test of this file in a process of its own.
+fn run(test: &str) -> std::process::ExitStatus {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(CHILD, "")
+        .stdout(std::process::Stdio::null())
+        .status()
+        .unwrap()
+}
+
+/// A guest truncates its rings.
+fn truncate_rings(served: &Served) {
+    let (memory, _frontend, queue) = served.guest();
+    memory.0.set_len(0).unwrap();
+    queue.kick();
+    served.wait_for_disconnect();
+}
+
+/// A guest truncates two regions of `len` bytes, into which it is reading.
+fn truncate_data(served: &Served, len: u64) {
+    let memory = Memory::new();
+    memory.0.set_len(MEMORY_SIZE + 2 * len).unwrap();
+    let mut frontend = served.connect();
+    negotiate(&mut frontend, &memory);
+    let mut queue = Queue::new(&memory, 0);
+    queue.start(&mut frontend, 0);
+    let starts = [MEMORY_SIZE, MEMORY_SIZE + len];
+    for start in starts {
+        let region = memory.part(start, len);
+        frontend.add_mem_region(&region).unwrap();
+    }
+    served.disk.hold();
+    for (slot, start) in (0..).zip(starts) {
+        queue.offer(slot, IN, 0, start + 4096, 512);
+    }
+    queue.kick();
+    eventually("both are held", || served.disk.held.load(SeqCst) == 2);
+    memory.0.set_len(MEMORY_SIZE).unwrap();
+    served.disk.release();
+    served.wait_for_disconnect();
+}
+
+fn set_limit(resource: Resource, bytes: u64) {
+    let limit = Rlimit {
+        current: Some(bytes),
+        maximum: Some(bytes),
+    };
+    setrlimit(resource, limit).unwrap();
+}
 
 /// Have the handler installed, and used; then fault elsewhere.
 fn fault() -> ! {
-    let served = Served::new();
-    let memory = Memory::new();
-    let mut frontend = served.connect();
-    negotiate(&mut frontend, &memory);
-    let queue = Queue::new(&memory, 0);
-    queue.start(&mut frontend, 0);
-    memory.0.set_len(0).unwrap();
-    queue.kick();
-    eventually("the truncation is survived", || {
-        served.export.status() == Default::default()
-    });
+    truncate_rings(&Served::new());
     // No core dump of the test's memory.
-    let no_core = rustix::process::Rlimit {
-        current: Some(0),
-        maximum: Some(0),
-    };
-    rustix::process::setrlimit(rustix::process::Resource::Core, no_core).unwrap();
+    set_limit(Resource::Core, 0);
     let file = tempfile::tempfile().unwrap();
     let (read, shared) = (ProtFlags::READ, MapFlags::SHARED);
     // SAFETY: a new mapping, of an empty file; reading it faults.
@@ -41,14 +85,23 @@ fn fault() -> ! {
 
 #[test]
 fn other_faults_are_fatal() {
-    if std::env::var_os(FAULT).is_some() {
+    if is_child() {
         fault();
     }
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "other_faults_are_fatal", "--nocapture"])
-        .env(FAULT, "")
-        .stdout(std::process::Stdio::null())
-        .status()
-        .unwrap();
+    let status = run("other_faults_are_fatal");
     assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+}
+
+#[test]
+fn a_limit_of_data_does_not_matter() {
+    if !is_child() {
+        let status = run("a_limit_of_data_does_not_matter");
+        return assert!(status.success(), "{status}");
+    }
+    let served = Served::new();
+    // Enough for the test, and not for what is truncated.
+    set_limit(Resource::Data, 256 << 20);
+    truncate_data(&served, 64 << 30);
+    let (_memory, _frontend, mut queue) = served.guest();
+    queue.check_read(0, 3);
 }

@@ -1,6 +1,7 @@
 //! How a session learns that its front-end has truncated a file that is
 //! mapped here.
 
+use fathom_sigbus::Spare;
 use fathom_virtio::GuestMemory;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -17,6 +18,7 @@ pub struct Alarm {
     memory: AtomicPtr<GuestMemory>,
     /// Keeps `memory` alive.
     kept: Mutex<Option<Arc<GuestMemory>>>,
+    spare: Spare,
 }
 
 impl Alarm {
@@ -26,6 +28,7 @@ impl Alarm {
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             memory: AtomicPtr::new(ptr::null_mut()),
             kept: Mutex::new(None),
+            spare: Spare::new()?,
         })
     }
 
@@ -38,7 +41,7 @@ impl Alarm {
         *self.kept.lock().unwrap_or_else(|e| e.into_inner()) = memory;
     }
 
-    /// Whether a mapping has been replaced by zeroes.
+    /// Whether a mapping has been replaced by spare memory.
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire)
     }
@@ -60,5 +63,8 @@ impl fathom_sigbus::Alarm for Alarm {
         }
         // An eventfd's counter cannot overflow by ones.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+    fn spare(&self) -> &Spare {
+        &self.spare
     }
 }

@@ -3,7 +3,7 @@
 use super::header::{AT_HZ, HEADER, Header, has_magic};
 use super::{RECORD, TraceError, TraceRecord, WORDS, encode};
 use crate::clock::Clock;
-use fathom_sigbus::{Alarm, Guarded};
+use fathom_sigbus::{Alarm, Guarded, Spare};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -75,7 +75,7 @@ impl RingFile {
     /// Readable once a writer has found that another process truncated the
     /// file. Nothing is left to do then but to drop it and its writers.
     pub fn cut_event(&self) -> BorrowedFd<'_> {
-        self.mapping.cut.0.as_fd()
+        self.mapping.cut.event.as_fd()
     }
 
     /// Write the clock's frequency into the file again: it is known better
@@ -117,13 +117,21 @@ impl RingWriter {
     }
 }
 
-/// Readable once the file was found truncated: an eventfd.
-struct Cut(OwnedFd);
+/// For when the file is found truncated.
+struct Cut {
+    /// Readable from then on: an eventfd.
+    event: OwnedFd,
+    spare: Spare,
+}
 
 impl Alarm for Cut {
     fn raise(&self) {
         // Its counter cannot overflow by ones.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    fn spare(&self) -> &Spare {
+        &self.spare
     }
 }
 
@@ -148,7 +156,10 @@ impl Mapping {
     /// Map all of `file`, which is `bytes` long, with its pages present.
     fn new(file: File, bytes: usize) -> io::Result<Mapping> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let cut = Arc::new(Cut(eventfd(0, flags)?));
+        let cut = Arc::new(Cut {
+            event: eventfd(0, flags)?,
+            spare: Spare::new()?,
+        });
         // SAFETY: a new mapping at an address of the kernel's choice, of a
         // file that is at least as long; nothing else refers to it.
         let start = unsafe {
