@@ -2,6 +2,7 @@
 //! requests in flight.
 
 use super::alarm::Alarm;
+use super::share::{Share, ShareError, Taken};
 use fathom_sigbus::Guarded;
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -25,6 +26,8 @@ pub enum MapError {
     PastEnd { offset: u64, len: u64, file: u64 },
     #[error("its file descriptor is not memory (file type {0:?})")]
     NotMemory(FileType),
+    #[error(transparent)]
+    Share(#[from] ShareError),
     #[error("{0}: {1}")]
     Io(&'static str, io::Error),
 }
@@ -39,6 +42,8 @@ pub struct Mapping {
     /// Where the range starts in the mapping, which starts at a page.
     delta: usize,
     len: usize,
+    /// After all of it has gone.
+    _taken: Taken,
 }
 
 // SAFETY: it is an address range without affinity to a thread.
@@ -47,12 +52,13 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Map `len` bytes of `fd` from `offset`.
+    /// Map `len` bytes of `fd` from `offset`, at the expense of `share`.
     pub fn new(
         fd: impl AsFd,
         offset: u64,
         len: u64,
         alarm: Arc<Alarm>,
+        share: &Arc<Share>,
     ) -> Result<Mapping, MapError> {
         let fd = fd.as_fd();
         let page_size = check_file(fd, offset, len)?;
@@ -64,6 +70,7 @@ impl Mapping {
         else {
             return Err(overflow);
         };
+        let taken = share.take(map_len as u64)?;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
             mmap(
@@ -83,6 +90,7 @@ impl Mapping {
             map_len,
             delta: delta as usize,
             len: len as usize,
+            _taken: taken,
         };
         // A core dump of this process is no place for a guest's memory.
         // SAFETY: advice on a range that is ours; it changes no contents.

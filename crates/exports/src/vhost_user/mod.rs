@@ -8,7 +8,7 @@
 //! - `codec` turns bytes and file descriptors into typed requests,
 //! - `session` is what one connection has set up, by concern,
 //! - `serve` accepts, waits and dispatches,
-//! - `mapping` and `alarm` hold the front-end's memory.
+//! - `mapping` and `alarm` hold the front-end's memory, `share` bounds it.
 //!
 //! "vhost-user" in comments is QEMU's docs/interop/vhost-user.rst.
 
@@ -19,11 +19,13 @@ pub mod fuzz;
 mod mapping;
 mod serve;
 mod session;
+mod share;
 
 use crate::Listener;
 use crate::signal::Signal;
 use fathom_core::{Disk, Source, WorkerHandle};
 use fathom_virtio::BlkDevice;
+use share::Share;
 use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Mutex};
@@ -82,6 +84,8 @@ struct Shared {
     status: Mutex<Status>,
     /// The last front-end's process.
     last_pid: AtomicI32,
+    /// Of this process's address space.
+    share: Arc<Share>,
 }
 
 impl Shared {
@@ -115,6 +119,7 @@ impl VhostUser {
                 config_change: Signal::new()?,
                 status: Mutex::default(),
                 last_pid: AtomicI32::new(0),
+                share: Share::new(),
             },
         })
     }

@@ -1,7 +1,6 @@
 //! The dirty log of a live migration.
 
 use super::{Fault, Reply, Session};
-use crate::vhost_user::mapping::Mapping;
 use fathom_virtio::DirtyLog;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ impl Session<'_> {
         fd: OwnedFd,
     ) -> Result<Reply, Fault> {
         // The reply cannot carry a failure, so only closing is left.
-        let mapping = Mapping::new(fd, offset, size, self.alarm.clone())
+        let mapping = self.map(fd, offset, size)
             .map_err(|e| Fault::Fatal(format!("dirty log: {e}")))?;
         let (bytes, len) = (mapping.ptr(), mapping.len());
         // SAFETY: `mapping` covers `len` bytes and lives as long as the log,

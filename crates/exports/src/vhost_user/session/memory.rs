@@ -1,15 +1,11 @@
 //! The guest's memory.
 
 use super::{Fault, Reply, Session};
-use crate::vhost_user::alarm::Alarm;
 use crate::vhost_user::codec::Region;
-use crate::vhost_user::mapping::Mapping;
+use crate::vhost_user::mapping::{MapError, Mapping};
 use fathom_virtio::{GuestMemory, GuestRegion};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-/// Regions at once; QEMU never has more than 509 memory slots to give.
-pub const MAX_SLOTS: usize = 509;
 
 #[derive(Clone)]
 struct MappedRegion {
@@ -26,11 +22,10 @@ pub struct MemoryTable {
 }
 
 impl MemoryTable {
-    fn new(regions: Vec<MappedRegion>) -> Result<MemoryTable, Fault> {
-        if regions.len() > MAX_SLOTS {
-            return Err(Fault::Refused(format!(
-                "more than {MAX_SLOTS} memory regions"
-            )));
+    /// Of `slots` regions at most.
+    fn new(regions: Vec<MappedRegion>, slots: usize) -> Result<MemoryTable, Fault> {
+        if regions.len() > slots {
+            return Err(Fault::Refused(format!("more than {slots} memory regions")));
         }
         let guest_regions = regions
             .iter()
@@ -64,29 +59,35 @@ impl MemoryTable {
     }
 }
 
-fn map(region: Region, fd: OwnedFd, alarm: &Arc<Alarm>) -> Result<MappedRegion, Fault> {
-    let mapping = Mapping::new(fd, region.mmap_offset, region.size, alarm.clone())
-        .map_err(|e| Fault::Refused(format!("region at {:#x}: {e}", region.guest_addr)))?;
-    Ok(MappedRegion {
-        region,
-        mapping: Arc::new(mapping),
-    })
-}
-
 impl Session<'_> {
+    /// Map a part of a file that the front-end shares.
+    pub(super) fn map(&self, fd: OwnedFd, offset: u64, len: u64) -> Result<Mapping, MapError> {
+        Mapping::new(fd, offset, len, self.alarm.clone(), &self.shared.share)
+    }
+
+    fn map_region(&self, region: Region, fd: OwnedFd) -> Result<MappedRegion, Fault> {
+        let mapping = self
+            .map(fd, region.mmap_offset, region.size)
+            .map_err(|e| Fault::Refused(format!("region at {:#x}: {e}", region.guest_addr)))?;
+        Ok(MappedRegion {
+            region,
+            mapping: Arc::new(mapping),
+        })
+    }
+
     pub(super) fn set_mem_table(
         &mut self,
         regions: Vec<(Region, OwnedFd)>,
     ) -> Result<Reply, Fault> {
         let regions = regions
             .into_iter()
-            .map(|(region, fd)| map(region, fd, &self.alarm))
+            .map(|(region, fd)| self.map_region(region, fd))
             .collect::<Result<Vec<_>, Fault>>()?;
         self.replace_memory(regions)
     }
 
     pub(super) fn add_mem_reg(&mut self, region: Region, fd: OwnedFd) -> Result<Reply, Fault> {
-        let added = map(region, fd, &self.alarm)?;
+        let added = self.map_region(region, fd)?;
         let mut regions = self.memory.regions.clone();
         regions.push(added);
         self.replace_memory(regions)
@@ -112,7 +113,7 @@ impl Session<'_> {
     /// first. One whose rings are not in the new table waits for a table
     /// that has them: a region that grows is removed and added.
     fn replace_memory(&mut self, regions: Vec<MappedRegion>) -> Result<Reply, Fault> {
-        let table = MemoryTable::new(regions)?;
+        let table = MemoryTable::new(regions, self.shared.share.slots())?;
         let resumed = self.while_paused(|session| {
             session.alarm.set_memory(table.memory().cloned());
             session.memory = table;

@@ -122,7 +122,7 @@ impl<'a> Session<'a> {
             // be ignored.
             Request::SetOwner | Request::ResetOwner => Ok(Reply::Ack),
             Request::SetMemTable(regions) => self.set_mem_table(regions),
-            Request::GetMaxMemSlots => Ok(Reply::u64(memory::MAX_SLOTS as u64)),
+            Request::GetMaxMemSlots => Ok(Reply::u64(self.shared.share.slots() as u64)),
             Request::AddMemReg(region, fd) => self.add_mem_reg(region, fd),
             Request::RemMemReg(region) => self.rem_mem_reg(region),
             Request::SetLogBase { size, offset, fd } => self.set_log_base(size, offset, fd),

@@ -1,0 +1,249 @@
+//! How much of this process's address space a front-end may take.
+//!
+//! A mapping costs a front-end nothing: a sparse file may be of any size, and
+//! memory may be in any number of pieces. A process whose addresses or
+//! mappings (vm.max_map_count) are used up can no longer allocate anything,
+//! for any of its disks. So all front-ends together leave it some, and each
+//! has a share by which it cannot keep the others out.
+
+use rustix::process::{Resource, getrlimit};
+use rustix::system::sysinfo;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Memory regions of one front-end at once; QEMU never has more than 509
+/// memory slots to give.
+const MAX_SLOTS: usize = 509;
+
+/// As many as a front-end has that cannot do without; what all of them must
+/// be able to get.
+const MIN_SLOTS: usize = 8;
+
+/// Mappings beside memory regions: the dirty log and the area of requests in
+/// flight, each with the one that replaces it.
+const OTHERS: usize = 4;
+
+/// The kernel's default, vm.max_map_count.
+const DEFAULT_MAP_COUNT: usize = 65_530;
+
+/// Why a front-end gets no more.
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    #[error(
+        "with its {bytes} bytes more than {limit} would be mapped for this disk's front-end; \
+         fewer disks in one process leave more for each"
+    )]
+    Bytes { bytes: u64, limit: u64 },
+    #[error(
+        "more than {limit} mappings for this disk's front-end; \
+         fewer disks in one process leave more for each"
+    )]
+    Mappings { limit: usize },
+    #[error("the front-ends of all disks have mapped what this process can address; serve some of them by another process")]
+    All,
+}
+
+/// What mappings take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Amount {
+    bytes: u64,
+    mappings: usize,
+}
+
+impl Amount {
+    fn plus(self, bytes: u64) -> Amount {
+        Amount {
+            bytes: self.bytes.saturating_add(bytes),
+            mappings: self.mappings + 1,
+        }
+    }
+
+    fn minus(self, bytes: u64) -> Amount {
+        Amount {
+            bytes: self.bytes - bytes,
+            mappings: self.mappings - 1,
+        }
+    }
+
+    fn fits(self, limit: Amount) -> bool {
+        self.bytes <= limit.bytes && self.mappings <= limit.mappings
+    }
+}
+
+/// This process's front-ends.
+struct All {
+    shares: usize,
+    taken: Amount,
+}
+
+static ALL: Mutex<All> = Mutex::new(All {
+    shares: 0,
+    taken: Amount {
+        bytes: 0,
+        mappings: 0,
+    },
+});
+
+fn all() -> MutexGuard<'static, All> {
+    ALL.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// What this process and this machine have.
+#[derive(Clone, Copy, Debug)]
+struct Host {
+    /// Bytes that can be mapped.
+    address_space: u64,
+    /// vm.max_map_count.
+    map_count: usize,
+    /// Bytes of memory and swap space.
+    memory: u64,
+}
+
+impl Host {
+    fn find() -> Host {
+        // Stacks are at the end of what can be addressed, or half way to it.
+        let here = 0u8;
+        let addresses = (&raw const here).addr().checked_next_power_of_two();
+        let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
+        let map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+        let map_count = map_count.ok().and_then(|text| text.trim().parse().ok());
+        let info = sysinfo();
+        Host {
+            address_space: limit.min(addresses.unwrap_or(usize::MAX) as u64),
+            map_count: map_count.unwrap_or(DEFAULT_MAP_COUNT),
+            memory: (info.totalram + info.totalswap).saturating_mul(info.mem_unit.into()),
+        }
+    }
+
+    /// For all front-ends. A guarded mapping becomes two when its file is
+    /// truncated; half of the mappings are the process's own.
+    fn for_all(&self) -> Amount {
+        Amount {
+            bytes: self.address_space / 4 * 3,
+            mappings: self.map_count / 4,
+        }
+    }
+
+    /// Memory regions that each of `shares` front-ends may have.
+    fn slots(&self, shares: usize) -> usize {
+        let each = self.for_all().mappings / shares.max(1);
+        (each.saturating_sub(OTHERS) / 2).clamp(MIN_SLOTS, MAX_SLOTS)
+    }
+
+    /// For each of `shares` front-ends: an equal part of what is for all, or
+    /// what guests on this host can have if that is more. Twice, as a table of
+    /// memory regions replaces another one that is still mapped.
+    fn for_each(&self, shares: usize) -> Amount {
+        let equal = self.for_all().bytes / shares.max(1) as u64;
+        Amount {
+            bytes: equal.max(self.memory.saturating_mul(2)),
+            mappings: 2 * self.slots(shares) + OTHERS,
+        }
+    }
+}
+
+/// The part of the address space that is for one disk's front-end.
+pub struct Share {
+    host: Host,
+    taken: Mutex<Amount>,
+}
+
+impl Share {
+    /// The share of a front-end more.
+    pub fn new() -> Arc<Share> {
+        all().shares += 1;
+        Arc::new(Share {
+            host: Host::find(),
+            taken: Mutex::default(),
+        })
+    }
+
+    /// Memory regions that the front-end may have at once.
+    pub fn slots(&self) -> usize {
+        self.host.slots(all().shares)
+    }
+
+    /// Have one mapping of `bytes` counted.
+    pub fn take(self: &Arc<Share>, bytes: u64) -> Result<Taken, ShareError> {
+        let mut all = all();
+        let mut own = self.taken.lock().unwrap_or_else(|e| e.into_inner());
+        let (own_sum, sum) = (own.plus(bytes), all.taken.plus(bytes));
+        let limit = self.host.for_each(all.shares);
+        if own_sum.bytes > limit.bytes {
+            let limit = limit.bytes;
+            return Err(ShareError::Bytes { bytes, limit });
+        }
+        if own_sum.mappings > limit.mappings {
+            let limit = limit.mappings;
+            return Err(ShareError::Mappings { limit });
+        }
+        if !sum.fits(self.host.for_all()) {
+            return Err(ShareError::All);
+        }
+        *own = own_sum;
+        all.taken = sum;
+        Ok(Taken {
+            share: self.clone(),
+            bytes,
+        })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        all().shares -= 1;
+    }
+}
+
+/// One mapping as it is counted. Drop it after unmapping.
+pub struct Taken {
+    share: Arc<Share>,
+    bytes: u64,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let mut all = all();
+        let mut own = self.share.taken.lock().unwrap_or_else(|e| e.into_inner());
+        *own = own.minus(self.bytes);
+        all.taken = all.taken.minus(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIB: u64 = 1 << 40;
+
+    fn host(memory: u64) -> Host {
+        Host {
+            address_space: 128 * TIB,
+            map_count: DEFAULT_MAP_COUNT,
+            memory,
+        }
+    }
+
+    #[test]
+    fn equal_parts_fit_and_leave_a_quarter() {
+        for shares in [1, 2, 3, 18, 100, 800] {
+            let host = host(TIB / 64);
+            let each = host.for_each(shares);
+            assert!(each.bytes * shares as u64 <= 96 * TIB, "{shares}");
+            assert!(each.mappings * shares <= DEFAULT_MAP_COUNT / 4, "{shares}");
+            assert!(host.slots(shares) >= 8);
+        }
+        assert_eq!(host(TIB).slots(15), 509);
+    }
+
+    #[test]
+    fn a_guest_as_large_as_the_host_has_room_beside_many_disks() {
+        assert_eq!(host(4 * TIB).for_each(1000).bytes, 8 * TIB);
+    }
+
+    #[test]
+    fn this_host_has_more_addresses_than_memory() {
+        let host = Host::find();
+        assert!(host.address_space > 2 * host.memory, "{host:?}");
+        assert!(host.memory > 1 << 24, "{host:?}");
+    }
+}
