@@ -151,6 +151,24 @@ fn eventfds_change_under_way() {
 }
 
 #[test]
+fn a_call_eventfd_is_signalled_once_when_it_is_set() {
+    let served = Served::new();
+    let memory = Memory::new();
+    let mut frontend = served.connect();
+    negotiate(&mut frontend, &memory);
+    let mut queue = Queue::new(&memory, 0);
+    queue.describe(&frontend, 0);
+    assert_eq!(queue.call.read().unwrap(), 1);
+    queue.start(&mut frontend, 0);
+    queue.check_read(0, 0);
+    let new_call = EventFd::new(EFD_NONBLOCK).unwrap();
+    frontend.set_vring_call(0, &new_call).unwrap();
+    // The queue, which runs, signals as well: its used ring is not empty.
+    assert!((1..=2).contains(&new_call.read().unwrap()));
+    new_call.read().unwrap_err();
+}
+
+#[test]
 fn queues_run_side_by_side_and_a_wrong_one_is_refused() {
     let served = Served::with_queues(3);
     let memory = Memory::new();

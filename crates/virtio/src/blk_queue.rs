@@ -434,7 +434,7 @@ fn check_log(setup: &QueueSetup, log: Option<&DirtyLog>) -> Result<(), QueueErro
 
 /// Signal an eventfd. Fails only when its counter is full, and then its
 /// reader has enough to wake up to.
-fn signal(event: Option<&OwnedFd>) {
+pub fn signal(event: Option<&OwnedFd>) {
     if let Some(event) = event {
         let _ = rustix::io::write(event.as_fd(), &1u64.to_ne_bytes());
     }

@@ -30,7 +30,7 @@ pub mod testing;
 mod tests;
 
 pub use blk_device::BlkDevice;
-pub use blk_queue::{BlkQueue, QueueError, QueueSetup};
+pub use blk_queue::{BlkQueue, QueueError, QueueSetup, signal};
 pub use dirty_log::DirtyLog;
 pub use inflight::InflightQueue;
 pub use memory::{GuestMemory, GuestRegion, MemoryError};

@@ -38,7 +38,9 @@ pub enum ShareError {
          fewer disks in one process leave more for each"
     )]
     Mappings { limit: usize },
-    #[error("the front-ends of all disks have mapped what this process can address; serve some of them by another process")]
+    #[error(
+        "the front-ends of all disks have mapped what this process can address; serve some of them by another process"
+    )]
     All,
 }
 

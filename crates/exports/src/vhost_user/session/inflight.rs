@@ -107,7 +107,8 @@ impl Session<'_> {
         // One that another program has made may have no room for the disk.
         let has_keepsake = !keepsake.is_empty() && area.mmap_size >= keepsake.end;
         let len = if has_keepsake { keepsake.end } else { needed };
-        let mapping = self.map(fd, area.mmap_offset, len)
+        let mapping = self
+            .map(fd, area.mmap_offset, len)
             .map_err(|e| Fault::Refused(format!("in-flight area: {e}")))?;
         let mapping = Arc::new(mapping);
         let keepsake = has_keepsake.then(|| {

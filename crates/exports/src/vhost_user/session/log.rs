@@ -15,7 +15,8 @@ impl Session<'_> {
         fd: OwnedFd,
     ) -> Result<Reply, Fault> {
         // The reply cannot carry a failure, so only closing is left.
-        let mapping = self.map(fd, offset, size)
+        let mapping = self
+            .map(fd, offset, size)
             .map_err(|e| Fault::Fatal(format!("dirty log: {e}")))?;
         let (bytes, len) = (mapping.ptr(), mapping.len());
         // SAFETY: `mapping` covers `len` bytes and lives as long as the log,

@@ -9,7 +9,7 @@ use super::unclog::unclogging;
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
 use fathom_core::{Detaching, Source, SourceId};
-use fathom_virtio::{BlkQueue, QueueSetup};
+use fathom_virtio::{BlkQueue, QueueSetup, signal};
 use rustix::fs::{FileType, fstat};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -104,7 +104,12 @@ impl Session<'_> {
         fd: Option<OwnedFd>,
     ) -> Result<Reply, Fault> {
         fd.as_ref().map_or(Ok(()), check_eventfd)?;
-        self.change_vring(index, |vring| vring.call = fd)
+        self.change_vring(index, |vring| vring.call = fd)?;
+        // As QEMU's libvhost-user does: what was answered before may not have
+        // been told, and there are drivers that wait for it.
+        let vring = &self.vrings[self.vring(index)?];
+        unclogging(vring.signals(), || signal(vring.call.as_ref()));
+        Ok(Reply::Ack)
     }
 
     pub(super) fn set_vring_err(
