@@ -15,7 +15,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 30] = [
+const ONE_DISK: [&str; 31] = [
     "disk",
     "vhost_user",
     "nbd",
@@ -30,6 +30,7 @@ const ONE_DISK: [&str; 30] = [
     "size",
     "metadata_cache",
     "allow_dirs",
+    "data_file",
     "readonly",
     "aio",
     "register_memory",
@@ -124,9 +125,15 @@ pub struct ServeArgs {
     metadata_cache: Option<u64>,
 
     /// Let the image use files in this directory as its backing file or its
-    /// external data file; repeatable [default: the image's own directory]
+    /// external data file, to read them; repeatable [default: the image's own
+    /// directory]
     #[arg(long = "allow-dir", value_name = "DIR")]
     allow_dirs: Vec<PathBuf>,
+
+    /// The external data file of a qcow2 image: it is written to only if it is
+    /// named here, whatever the image calls it
+    #[arg(long, value_name = "FILE")]
+    data_file: Option<PathBuf>,
 
     /// Let the guest read only
     #[arg(long)]
@@ -273,6 +280,7 @@ impl ServeArgs {
             size: self.size,
             metadata_cache: self.metadata_cache,
             allow_dirs: self.allow_dirs,
+            data_file: self.data_file,
             read_only: self.readonly,
             engine: self.aio.aio,
             register_memory: self.register_memory,

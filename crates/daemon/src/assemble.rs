@@ -102,7 +102,8 @@ fn open_image(
     let stored = Arc::new(StoredImage::open(path, file_options(options))?);
     let file = stored.file_disk().clone();
     let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
-    let opener = Arc::new(ImageOpener::new(dirs, file_options(options)));
+    let opener = ImageOpener::new(dirs, file_options(options))
+        .with_data_file(path, options.data_file.as_deref());
     let image_options = ImageOptions {
         format,
         read_only: options.read_only,
@@ -112,7 +113,7 @@ fn open_image(
         size: options.size,
         ..ImageOptions::new(format)
     };
-    let disk = ImageDisk::open(stored, opener, image_options)?;
+    let disk = opener.open_disk(stored, image_options)?;
     Ok((disk, file))
 }
 

@@ -160,6 +160,7 @@ struct Disk {
     metadata_cache: Option<u64>,
     #[serde(default)]
     allow_dirs: Vec<PathBuf>,
+    data_file: Option<PathBuf>,
     #[serde(default)]
     readonly: bool,
     #[serde(default, deserialize_with = "word")]
@@ -212,6 +213,7 @@ impl Disk {
             size: self.size,
             metadata_cache: self.metadata_cache,
             allow_dirs: self.allow_dirs,
+            data_file: self.data_file,
             read_only: self.readonly,
             engine: self.aio.unwrap_or(new.engine),
             register_memory: self.register_memory,
@@ -353,6 +355,7 @@ mod tests {
             format = "qcow2"
             metadata-cache = "64M"
             allow-dirs = ["/srv/base"]
+            data-file = "/srv/root.raw"
             readonly = true
             force-share = true
             aio = "threads"
@@ -391,6 +394,7 @@ mod tests {
         assert_eq!(root.format, Some(Format::Qcow2));
         assert_eq!(root.metadata_cache, Some(64 << 20));
         assert_eq!(root.allow_dirs, [PathBuf::from("/srv/base")]);
+        assert_eq!(root.data_file, Some("/srv/root.raw".into()));
         assert!(root.read_only && root.force_share && root.register_memory);
         assert_eq!(
             (root.engine, root.cache),

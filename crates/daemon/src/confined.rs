@@ -4,10 +4,11 @@
 //! rights. So these files are opened only below directories that the user
 //! allows, which the kernel enforces (openat2(2) with RESOLVE_BENEATH), and
 //! only if they are regular files or block devices: to open some others
-//! blocks, or does something.
+//! blocks, or does something. None of them is opened for writing: the external
+//! data file of an image that is written to is one that the user names.
 
 use fathom_core::DiskError;
-use fathom_formats::img::file_name_of;
+use fathom_formats::img::{file_name_of, resolve};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -91,19 +92,11 @@ impl AllowedDirs {
         Ok(AllowedDirs(dirs))
     }
 
-    /// Opens the file that `image` calls `name`; also says where it is. A
-    /// relative name is seen from the directory that `image` is in.
-    pub fn open(
-        &self,
-        image: &Path,
-        name: &[u8],
-        writable: bool,
-    ) -> Result<(PathBuf, File), DiskError> {
-        let refused = |problem: String| DiskError::Unusable {
-            path: image.to_owned(),
-            problem,
-        };
-        let shown = String::from_utf8_lossy(name).escape_debug().to_string();
+    /// Opens the file that `image` calls `name`, for reading; also says where
+    /// it is. A relative name is seen from the directory that `image` is in.
+    pub fn open(&self, image: &Path, name: &[u8]) -> Result<(PathBuf, File), DiskError> {
+        let refused = |problem: String| unusable(image, problem);
+        let shown = shown(name);
         let failed = |error: io::Error| {
             refused(format!(
                 "the file that it names, {shown}, cannot be opened: {error}"
@@ -122,7 +115,7 @@ impl AllowedDirs {
             Err(error) => return Err(failed(error.into())),
             Ok(found) => found,
         };
-        let file = reopen(&found, writable).map_err(failed)?;
+        let file = reopen(&found).map_err(failed)?;
         Ok((path, file))
     }
 
@@ -158,6 +151,40 @@ impl AllowedDirs {
     }
 }
 
+/// The external data file of an image that is written to, and calls it `name`:
+/// what the user has given as that. By the image's word alone a stranger would
+/// have his neighbours' files written over.
+pub fn data_file<'a>(
+    image: &Path,
+    name: &[u8],
+    given: Option<&'a Path>,
+) -> Result<&'a Path, DiskError> {
+    given.ok_or_else(|| {
+        let path = resolve(image, name).ok();
+        let path = path.map_or(shown(name), |path| shown(path.as_os_str().as_bytes()));
+        let problem = format!(
+            "its data is in another file, which is written to only if you name it, too: \
+             --data-file {path}"
+        );
+        unusable(image, problem)
+    })
+}
+
+/// The user has named this file as the image's external data file.
+pub fn no_data_file(image: &Path) -> DiskError {
+    let problem = "has no external data file: --data-file is for images that have one";
+    unusable(image, problem.into())
+}
+
+fn unusable(image: &Path, problem: String) -> DiskError {
+    let path = image.to_owned();
+    DiskError::Unusable { path, problem }
+}
+
+fn shown(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).escape_debug().to_string()
+}
+
 /// The directory that this file is in.
 fn directory_of(file: &Path) -> &Path {
     let dir = file.parent().unwrap_or(file);
@@ -191,7 +218,7 @@ fn seen_from(file: &Path, name: &Path) -> io::Result<PathBuf> {
 
 /// Opens in earnest what was found, if it is of a kind that can be opened
 /// without consequences.
-fn reopen(found: &OwnedFd, writable: bool) -> io::Result<File> {
+fn reopen(found: &OwnedFd) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
     let kind = std::fs::metadata(&path)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
@@ -199,7 +226,6 @@ fn reopen(found: &OwnedFd, writable: bool) -> io::Result<File> {
     }
     OpenOptions::new()
         .read(true)
-        .write(writable)
         .custom_flags(libc::O_NOCTTY)
         .open(path)
 }

@@ -38,7 +38,7 @@ impl Place {
     /// allowed, too: its contents or the error.
     fn named_by(&self, image: &str, more: &[&str], name: &str) -> Result<String, String> {
         let dirs = self.dirs(image, more);
-        read_of(dirs.open(&self.path(image), name.as_bytes(), false))
+        read_of(dirs.open(&self.path(image), name.as_bytes()))
     }
 
     fn named(&self, name: &str) -> Result<String, String> {
@@ -210,13 +210,13 @@ fn names_in_a_chain_are_seen_from_their_own_image() {
     let place = Place::new();
     let dirs = place.dirs("in/image", &["out"]);
     let (path, _) = dirs
-        .open(&place.path("in/image"), b"sub/deep", false)
+        .open(&place.path("in/image"), b"sub/deep")
         .unwrap();
-    let next = |path: &Path, name: &str| read_of(dirs.open(path, name.as_bytes(), false));
+    let next = |path: &Path, name: &str| read_of(dirs.open(path, name.as_bytes()));
     assert_eq!(next(&path, "../base").as_deref(), Ok("in/base"));
     assert_eq!(next(&path, "../../out/secret").as_deref(), Ok("out/secret"));
     says(next(&path, "../../beside"), &["sub/deep: ", "--allow-dir"]);
-    let (path, _) = dirs.open(&path, b"../../out/secret", false).unwrap();
+    let (path, _) = dirs.open(&path, b"../../out/secret").unwrap();
     says(next(&path, "base"), &["out/secret: ", "No such file"]);
     assert_eq!(next(&path, "../in/base").as_deref(), Ok("in/base"));
 }
@@ -230,13 +230,13 @@ fn only_files_and_block_devices_are_opened() {
     let _socket = std::os::unix::net::UnixListener::bind(place.path("in/socket")).unwrap();
     let dirs = place.dirs("in/image", &["."]);
     for name in ["fifo", "socket", "sub", ".", "sub/.."] {
-        let opened = dirs.open(&place.path("in/image"), name.as_bytes(), true);
+        let opened = dirs.open(&place.path("in/image"), name.as_bytes());
         assert!(opened.is_err(), "{name}");
         // To open the FIFO would be to wait for somebody who writes.
         says(place.named(name), &["in/image: ", "not a regular file"]);
     }
     let devices = AllowedDirs::new(&place.path("in/image"), &["/dev".into()]).unwrap();
-    let null = devices.open(&place.path("in/image"), b"/dev/null", false);
+    let null = devices.open(&place.path("in/image"), b"/dev/null");
     says(read_of(null), &["not a regular file"]);
 }
 
@@ -253,32 +253,39 @@ fn the_links_of_proc_are_no_way_out() {
     place.link(&by_fd, "in/fd");
     for name in [&by_fd, by_cwd, "fd"] {
         for dirs in [&here, &proc] {
-            assert!(dirs.open(&image, name.as_bytes(), false).is_err(), "{name}");
+            assert!(dirs.open(&image, name.as_bytes()).is_err(), "{name}");
         }
     }
 }
 
 #[test]
-fn a_file_is_opened_for_what_is_asked() {
+fn a_file_is_opened_for_reading() {
     let place = Place::new();
     let dirs = place.dirs("in/image", &[]);
-    let open = |writable| dirs.open(&place.path("in/image"), b"base", writable);
-    let flags = |file: &File| rustix::fs::fcntl_getfl(file.as_fd()).unwrap();
-    let (_, reader) = open(false).unwrap();
+    let (_, reader) = dirs.open(&place.path("in/image"), b"base").unwrap();
+    let flags = rustix::fs::fcntl_getfl(reader.as_fd()).unwrap();
     // io_uring would not wait for a file that is open with O_NONBLOCK.
     let expected = OFlags::LARGEFILE;
-    assert_eq!(flags(&reader).difference(expected), OFlags::RDONLY);
-    let (_, writer) = open(true).unwrap();
-    assert_eq!(flags(&writer).difference(expected), OFlags::RDWR);
-    fs::remove_file(place.path("in/base")).unwrap();
-    assert!(open(true).is_err(), "nothing is created");
+    assert_eq!(flags.difference(expected), OFlags::RDONLY);
+}
+
+#[test]
+fn a_data_file_is_written_to_only_if_the_user_names_it() {
+    let image = Path::new("/in/image");
+    let given = Path::new("mine");
+    assert_eq!(data_file(image, b"victim", Some(given)).unwrap(), given);
+    let refused = |name: &[u8]| data_file(image, name, None).unwrap_err().to_string();
+    let advice = |name| refused(name).split_once("--data-file ").unwrap().1.to_owned();
+    assert_eq!(advice(b"victim"), "/in/victim");
+    assert_eq!(advice(b"file:/etc/passwd"), "/etc/passwd");
+    assert_eq!(advice(b"a\x1b\n"), "/in/a\\u{1b}\\n");
 }
 
 #[test]
 fn an_image_without_a_directory_part_is_in_the_current_directory() {
     // Which is this crate's.
     let dirs = AllowedDirs::new(Path::new("image"), &[]).unwrap();
-    let open = |name: &str| read_of(dirs.open(Path::new("image"), name.as_bytes(), false));
+    let open = |name: &str| read_of(dirs.open(Path::new("image"), name.as_bytes()));
     assert!(open("Cargo.toml").unwrap().contains("fathom-daemon"));
     assert!(open("src/confined.rs").is_ok());
     says(
@@ -286,7 +293,7 @@ fn an_image_without_a_directory_part_is_in_the_current_directory() {
         &["image: ", "--allow-dir", "/cli"],
     );
     let dirs = AllowedDirs::new(Path::new("src/image"), &[]).unwrap();
-    let outside = dirs.open(Path::new("src/image"), b"../Cargo.toml", false);
+    let outside = dirs.open(Path::new("src/image"), b"../Cargo.toml");
     says(read_of(outside), &["--allow-dir"]);
 }
 
@@ -296,11 +303,11 @@ fn an_image_in_the_root_directory_reaches_nothing() {
     let name = b"etc/passwd";
     let dirs = AllowedDirs::new(image, &[]).unwrap();
     says(
-        read_of(dirs.open(image, name, false)),
+        read_of(dirs.open(image, name)),
         &["/image: ", "--allow-dir /etc"],
     );
     let dirs = AllowedDirs::new(image, &["/".into()]).unwrap();
-    assert!(read_of(dirs.open(image, name, false)).is_ok());
+    assert!(read_of(dirs.open(image, name)).is_ok());
 }
 
 #[test]

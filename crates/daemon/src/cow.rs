@@ -72,8 +72,9 @@ pub fn open(
         size: None,
         ..ImageOptions::new(Format::Qcow2)
     };
-    let opener = Arc::new(ImageOpener::new(dirs, file_options));
-    let disk = ImageDisk::open(stored, opener, image_options)?;
+    let opener = ImageOpener::new(dirs, file_options)
+        .with_data_file(&backing, options.data_file.as_deref());
+    let disk = opener.open_disk(stored, image_options)?;
     Ok((Arc::new(Passing(disk)), storage))
 }
 

@@ -1,9 +1,9 @@
 //! The files that qcow2 and QED images are in, as the formats use them.
 
-use crate::confined::AllowedDirs;
+use crate::confined::{AllowedDirs, data_file, no_data_file};
 use fathom_core::{Disk, DiskError};
 use fathom_formats::ImageFile;
-use fathom_formats::image::{Opener, Storage};
+use fathom_formats::image::{ImageDisk, ImageOptions, Opener, Storage};
 use fathom_storage::{FileDisk, FileOptions};
 use std::fs::File;
 use std::io;
@@ -136,32 +136,86 @@ impl ImageFile for StoredImage {
     }
 }
 
-/// Opens the files that images name, in the directories that they may use.
+/// Opens the files that images name, in the directories that they may use, and
+/// the data file that the user names.
 pub struct ImageOpener {
     dirs: AllowedDirs,
+    data_file: Option<DataFile>,
     options: FileOptions,
+}
+
+/// The external data file of one image, as the user names both.
+struct DataFile {
+    image: PathBuf,
+    path: PathBuf,
 }
 
 impl ImageOpener {
     /// `options` are those of the image itself.
     pub fn new(dirs: AllowedDirs, options: FileOptions) -> ImageOpener {
-        ImageOpener { dirs, options }
+        ImageOpener {
+            dirs,
+            data_file: None,
+            options,
+        }
+    }
+
+    /// Takes what the user has given as the data file of `image`, if anything,
+    /// whatever the image calls it.
+    pub fn with_data_file(self, image: &Path, given: Option<&Path>) -> ImageOpener {
+        let data_file = given.map(|path| DataFile {
+            image: image.to_owned(),
+            path: path.to_owned(),
+        });
+        ImageOpener { data_file, ..self }
+    }
+
+    /// Opens an image and what it names.
+    pub fn open_disk(
+        self,
+        image: Arc<StoredImage>,
+        options: ImageOptions,
+    ) -> Result<ImageDisk, DiskError> {
+        let opener = Arc::new(self);
+        let disk = ImageDisk::open(image, opener.clone(), options)?;
+        match &opener.data_file {
+            Some(given) if !disk.has_file(&given.path) => Err(no_data_file(&given.image)),
+            _ => Ok(disk),
+        }
+    }
+
+    fn read_only(&self) -> FileOptions {
+        FileOptions {
+            read_only: true,
+            ..self.options.clone()
+        }
     }
 }
 
 impl Opener for ImageOpener {
-    fn open(
+    fn open(&self, image: &Path, name: &[u8]) -> Result<Arc<dyn Storage>, DiskError> {
+        let (path, file) = self.dirs.open(image, name)?;
+        let stored = StoredImage::from_file(&path, file, self.read_only())?;
+        Ok(Arc::new(stored))
+    }
+
+    fn open_data_file(
         &self,
         image: &Path,
         name: &[u8],
         writable: bool,
     ) -> Result<Arc<dyn Storage>, DiskError> {
-        let (path, file) = self.dirs.open(image, name, writable)?;
-        let options = FileOptions {
-            read_only: !writable,
-            force_share: self.options.force_share && !writable,
-            ..self.options.clone()
+        let given = self.data_file.as_ref().filter(|given| given.image == image);
+        let given = given.map(|given| &*given.path);
+        let options = match (given, writable) {
+            (None, false) => return self.open(image, name),
+            (Some(_), false) => self.read_only(),
+            (_, true) => FileOptions {
+                force_share: false,
+                ..self.options.clone()
+            },
         };
-        Ok(Arc::new(StoredImage::from_file(&path, file, options)?))
+        let path = data_file(image, name, given)?;
+        Ok(Arc::new(StoredImage::open(path, options)?))
     }
 }

@@ -22,7 +22,7 @@ mod socket;
 mod tracer;
 
 pub use config::read_config;
-pub use confined::AllowedDirs;
+pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use daemon::{Daemon, Error, Outcome};
 pub use fathom_core::{Polling, size};
 pub use fathom_exports::nbd::{Address, TlsMode};

@@ -121,6 +121,9 @@ pub struct DiskOptions {
     /// Where the files that a qcow2 or QED image names may be, beside its own
     /// directory.
     pub allow_dirs: Vec<PathBuf>,
+    /// The external data file of a qcow2 image, whatever the image calls it;
+    /// None: what it calls it, to be read only.
+    pub data_file: Option<PathBuf>,
     pub read_only: bool,
     pub engine: EngineKind,
     /// Pin guest memory, so that io_uring need not map it for each request.
@@ -162,6 +165,7 @@ impl DiskOptions {
             size: None,
             metadata_cache: None,
             allow_dirs: Vec::new(),
+            data_file: None,
             read_only: false,
             engine: EngineKind::default(),
             register_memory: false,
@@ -223,6 +227,9 @@ impl DiskOptions {
         }
         if is_raw && !self.allow_dirs.is_empty() {
             return Err("--allow-dir is for qcow2 and qed images (--format)".into());
+        }
+        if self.data_file.is_some() && format != Format::Qcow2 {
+            return Err("--data-file is for qcow2 images (--format)".into());
         }
         Ok(())
     }
@@ -488,6 +495,7 @@ mod tests {
         assert_ne!(cache(Some(Format::Qed), 0), "");
         assert_eq!(cache(Some(Format::Qed), 64 << 10), "");
         assert_ne!(refusal("image", &|o| o.allow_dirs = vec!["x".into()]), "");
+        assert_ne!(refusal("image", &|o| o.data_file = Some("x".into())), "");
         let patient = |o: &mut DiskOptions| o.server_timeout = "5s".parse().ok();
         assert_ne!(refusal("image", &patient), "");
         assert_eq!(refusal("nbd://host", &patient), "");

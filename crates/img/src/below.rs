@@ -42,7 +42,7 @@ impl Backing {
         };
         let dirs = AllowedDirs::new(path, allow_dirs)?;
         let opener = Arc::new(ImageOpener::new(dirs, files));
-        let file = opener.open(path, name, false)?;
+        let file = opener.open(path, name)?;
         let format = match (told.transpose()?, image) {
             (Some(format), _) => format,
             // QED's header says raw or nothing.

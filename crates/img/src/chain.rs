@@ -22,6 +22,8 @@ pub struct OpenOptions {
     pub engine: EngineKind,
     /// Where the files may be that the image names; none: the image's own directory.
     pub allow_dirs: Vec<PathBuf>,
+    /// The external data file, whatever the image calls it; none: what it calls it, to be read only.
+    pub data_file: Option<PathBuf>,
     /// The state that an internal snapshot has kept.
     pub snapshot: Option<SnapshotName>,
     /// See [`ImageOptions::rebasing`].
@@ -40,6 +42,7 @@ impl OpenOptions {
             cache: Cache::Writeback,
             engine: EngineKind::IoUring,
             allow_dirs: Vec::new(),
+            data_file: None,
             snapshot: None,
             rebasing: false,
             keep_bitmaps: false,
@@ -51,14 +54,6 @@ impl OpenOptions {
         OpenOptions {
             read_only: false,
             ..OpenOptions::reading(format)
-        }
-    }
-
-    /// For an image that the user has just described: it may name what it names.
-    pub(crate) fn may_use_all(self) -> OpenOptions {
-        OpenOptions {
-            allow_dirs: vec!["/".into()],
-            ..self
         }
     }
 
@@ -112,7 +107,8 @@ impl Chain {
             force_share: options.force_share,
             ..files
         };
-        let opener = Arc::new(ImageOpener::new(dirs, named));
+        let opener = ImageOpener::new(dirs, named);
+        let opener = opener.with_data_file(path, options.data_file.as_deref());
         let image = ImageOptions {
             read_only: options.read_only,
             snapshot: options.snapshot.clone(),
@@ -122,7 +118,7 @@ impl Chain {
             keep_page_cache: true,
             ..ImageOptions::new(format)
         };
-        let disk = Arc::new(ImageDisk::open(file.clone(), opener, image)?);
+        let disk = Arc::new(opener.open_disk(file.clone(), image)?);
         disk.activate()?;
         Ok(Chain { format, disk, file })
     }

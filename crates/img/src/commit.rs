@@ -2,17 +2,16 @@
 
 use crate::chain::{Chain, OpenOptions};
 use crate::error::{Error, Moving, of, usage};
+use crate::info::{Info, Link, below};
 use crate::job::{Copy, CopyOptions, Job, Segment, Segments, State, WriteBehind};
-use crate::open::{identity_of, open_writable};
+use crate::open::{identity, identity_of, open_writable};
 use crate::progress::Progress;
 use crate::resize::{NewSize, Preallocation, ResizeOptions, resize};
 use crate::source::Opened;
 use fathom_formats::img::backing::make_empty;
 use fathom_formats::img::bitmap::{self, Bitmaps, Listed};
-use fathom_formats::img::info;
-use fathom_formats::img::{Format, open_read_only};
+use fathom_formats::img::Format;
 use fathom_storage::{Cache, lock_image};
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +28,8 @@ pub struct CommitOptions {
     pub cache: Cache,
     /// Where files may be that the image names, besides its own directory.
     pub allow_dirs: Vec<PathBuf>,
+    /// The external data file of the image that is written to, whatever that calls it.
+    pub data_file: Option<PathBuf>,
 }
 
 /// Bytes of a request, and how many at once.
@@ -50,8 +51,13 @@ pub fn commit(
     };
     // The chain is read although its base is written; so its own locks would be in the way.
     lock_image(path, &file, true)?;
-    let (base, layers) = find_base(path, &file, format, options)?;
-    let locked = lock_between(path, &file, format, layers)?;
+    let top = Info::read(path, &file, Some(format)).map_err(of(path))?;
+    let mut below = below(&file, &top, &options.allow_dirs)?;
+    let above = find_base(path, &below, options)?;
+    let layers = above + 1;
+    below.truncate(layers);
+    let base = below.pop().map(Base::new).expect("it is one of them");
+    below.iter().try_for_each(|link| lock_image(&link.path, &link.file, false))?;
     let mut job = Job::default();
     let open = OpenOptions {
         cache: options.cache,
@@ -83,7 +89,7 @@ pub fn commit(
         }
         return Err(error);
     }
-    drop(locked);
+    drop(below);
     let empties = !options.keep && options.base.is_none();
     if empties && !make_empty(&file, format).map_err(of(path))? {
         let what = format!("{}: {format} images stay as they are", path.display());
@@ -99,53 +105,31 @@ struct Base {
     format: Format,
 }
 
-/// The image to write to, and how many are above it.
-fn find_base(
-    path: &Path,
-    file: &File,
-    format: Format,
-    options: &CommitOptions,
-) -> Result<(Base, usize), Error> {
-    let chain = info::chain(path, file, Some(format)).map_err(of(path))?;
-    let wanted = options.base.as_deref().map(identity_of);
-    let found = chain.iter().enumerate().skip(1).find(|(_, info)| {
-        let same_name = options.base.as_deref() == Some(&info.path);
-        wanted
-            .is_none_or(|wanted| same_name || wanted.is_some() && identity_of(&info.path) == wanted)
-    });
-    if let Some((layers, info)) = found {
-        let base = Base {
-            path: info.path.clone(),
-            format: info.image.format(),
-        };
-        return Ok((base, layers));
+impl Base {
+    fn new(link: Link) -> Base {
+        Base {
+            format: link.info.image.format(),
+            path: link.path,
+        }
     }
-    Err(usage(
-        path,
-        match &options.base {
-            None => "has no backing file to commit to".to_owned(),
-            Some(base) => format!("{} is not among its backing files", base.display()),
-        },
-    ))
 }
 
-/// Locks the images between the image and its base.
-fn lock_between(
-    path: &Path,
-    file: &File,
-    format: Format,
-    layers: usize,
-) -> Result<Vec<File>, Error> {
-    let chain = info::chain(path, file, Some(format)).map_err(of(path))?;
-    let between = chain.iter().take(layers).skip(1);
-    between
-        .map(|info| {
-            let failed = crate::error::io_error(&info.path, "cannot be opened");
-            let file = open_read_only(&info.path).map_err(failed)?;
-            lock_image(&info.path, &file, false)?;
-            Ok(file)
+/// Which of the images below is to be written to.
+fn find_base(path: &Path, below: &[Link], options: &CommitOptions) -> Result<usize, Error> {
+    let wanted = options.base.as_deref().map(identity_of);
+    let found = below.iter().position(|link| {
+        let same_name = options.base.as_deref() == Some(&link.info.path);
+        wanted.is_none_or(|wanted| {
+            same_name || wanted.is_some() && identity(&link.file).ok() == wanted
         })
-        .collect()
+    });
+    found.ok_or_else(|| {
+        let problem = match &options.base {
+            None => "has no backing file to commit to".to_owned(),
+            Some(base) => format!("{} is not among its backing files", base.display()),
+        };
+        usage(path, problem)
+    })
 }
 
 impl CommitOptions {
@@ -153,6 +137,7 @@ impl CommitOptions {
         OpenOptions {
             cache: self.cache,
             allow_dirs: self.allow_dirs.clone(),
+            data_file: self.data_file.clone(),
             keep_bitmaps: true,
             ..OpenOptions::writing(Some(base.format))
         }
@@ -172,6 +157,7 @@ fn lengthen(base: &Base, size: u64, options: &CommitOptions) -> Result<(), Error
         preallocation: Preallocation::Off,
         shrink: false,
         allow_dirs: options.allow_dirs.clone(),
+        data_file: options.data_file.clone(),
     };
     resize(&base.path, Some(base.format), &larger)?;
     Ok(())

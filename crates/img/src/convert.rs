@@ -8,10 +8,10 @@ use crate::open::{identity_of, open_writable};
 use crate::progress::Progress;
 use crate::source::{Opened, Source, nbd_uri};
 use crate::stream;
-use crate::target::Target;
+use crate::target::{Target, parent};
 use fathom_core::Disk;
 use fathom_formats::img::bitmap::copy;
-use fathom_formats::img::{Format, open_read_only};
+use fathom_formats::img::{Format, open_read_only, resolve};
 use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri, lock_image};
 
 pub use fathom_formats::img::bitmap::Broken;
@@ -42,8 +42,10 @@ pub struct ConvertOptions {
     pub salvage: bool,
     /// Copy persistent bitmaps, too; what to do with broken ones.
     pub bitmaps: Option<Broken>,
-    /// Where files may be that an existing target names.
+    /// Where files may be that the target, or its backing file, names.
     pub allow_dirs: Vec<PathBuf>,
+    /// The external data file of a target that is there, whatever it calls it.
+    pub data_file: Option<PathBuf>,
 }
 
 /// Bytes of a request.
@@ -322,10 +324,11 @@ fn open_image(
     options: &ConvertOptions,
 ) -> Result<Sink, Error> {
     refuse_sources(path, sources)?;
-    let open = OpenOptions {
+    let mut open = OpenOptions {
         cache: options.cache,
         engine: options.engine,
         allow_dirs: options.allow_dirs.clone(),
+        data_file: options.data_file.clone(),
         ..OpenOptions::writing(Some(options.create.format))
     };
     if options.no_create {
@@ -348,8 +351,15 @@ fn open_image(
     create_in(path, target.file(), &create, size)?;
     let file = target.file().try_clone();
     let file = file.map_err(io_error(path, "cannot be opened again"))?;
-    // The backing file is the user's choice.
-    let chain = Chain::in_file(path, file, &open.may_use_all())?;
+    // What it names is what the user has named.
+    let resolved = |name: &str| resolve(path, name.as_bytes()).map_err(of(path));
+    open.data_file = { create.qcow2.data_file.as_deref() }.map(resolved).transpose()?;
+    if let Some(backing) = &create.backing {
+        let dir = parent(&resolved(&backing.name)?).to_owned();
+        let is_root = dir.canonicalize().is_ok_and(|dir| dir == Path::new("/"));
+        open.allow_dirs.extend((!is_root).then_some(dir));
+    }
+    let chain = Chain::in_file(path, file, &open)?;
     Ok(Sink::Image {
         chain,
         target: Some(target),

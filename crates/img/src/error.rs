@@ -46,7 +46,7 @@ pub enum Error {
     Interrupted,
 }
 
-pub(crate) fn of(path: &Path) -> impl Fn(FormatError) -> Error {
+pub(crate) fn of(path: &Path) -> impl Fn(FormatError) -> Error + use<> {
     let path = path.to_owned();
     move |source| Error::Format {
         path: path.clone(),

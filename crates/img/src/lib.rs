@@ -33,7 +33,7 @@ pub use convert::{Broken, ConvertOptions, convert};
 pub use create::{Backing, CreateOptions, create};
 pub use error::Error;
 pub use fathom_formats::img::{Format, SnapshotName};
-pub use info::{Info, info};
+pub use info::{Info, InfoOptions, info};
 pub use map::{MapExtent, MapOptions, map};
 pub use measure::{Measure, measure, measure_empty};
 pub use progress::{Event, Progress};

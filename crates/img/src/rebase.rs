@@ -29,8 +29,10 @@ pub struct RebaseOptions {
     pub backing_cache: Cache,
     /// Backing files, the old and the new, may be written to by other processes.
     pub force_share: bool,
-    /// Where files may be that the image names now, besides its own directory.
+    /// Where files may be that the images name now, besides their own directories.
     pub allow_dirs: Vec<PathBuf>,
+    /// The external data file, whatever the image calls it.
+    pub data_file: Option<PathBuf>,
 }
 
 /// Gives an image another backing file. Its disk stays what it is, unless only the name is to
@@ -94,7 +96,7 @@ fn backing_format(
     Ok(format)
 }
 
-/// The new backing file, which the user has named: it may name what it names.
+/// The new backing file, which the user has named.
 fn open_new(path: &Path, options: &RebaseOptions) -> Result<Option<Chain>, Error> {
     let Some((name, format)) = &options.backing else {
         return Ok(None);
@@ -104,9 +106,10 @@ fn open_new(path: &Path, options: &RebaseOptions) -> Result<Option<Chain>, Error
     let open = OpenOptions {
         cache: options.backing_cache,
         force_share: options.force_share,
+        allow_dirs: options.allow_dirs.clone(),
         ..OpenOptions::reading(Some(format))
     };
-    let chain = Chain::open(&below, &open.may_use_all())?;
+    let chain = Chain::open(&below, &open)?;
     let own = crate::open::identity_of(path);
     if chain.disk().files().iter().any(|file| Some(*file) == own) {
         let problem = format!(
@@ -131,6 +134,7 @@ fn copy(
         cache: options.cache,
         force_share: options.force_share,
         allow_dirs: options.allow_dirs.clone(),
+        data_file: options.data_file.clone(),
         rebasing: true,
         keep_bitmaps: true,
         ..OpenOptions::writing(Some(format))

@@ -3,7 +3,7 @@
 use crate::below::Backing;
 use crate::error::{Error, of, usage};
 use crate::open::{missing, open_writable};
-use fathom_daemon::AllowedDirs;
+use fathom_daemon::{data_file, no_data_file};
 use fathom_formats::ImageFile;
 use fathom_formats::img::edit::room_for_tables;
 use fathom_formats::img::resize::{Below, Resize, resize as work};
@@ -36,6 +36,8 @@ pub struct ResizeOptions {
     pub shrink: bool,
     /// Directories, other than the image's own, in which it may name files.
     pub allow_dirs: Vec<PathBuf>,
+    /// The external data file, whatever the image calls it.
+    pub data_file: Option<PathBuf>,
 }
 
 /// What was done.
@@ -69,8 +71,7 @@ pub fn resize(
         let problem = "is a device, which has the size it has";
         return Err(usage(path, problem));
     }
-    let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
-    let data = data_file(path, &image, &dirs)?;
+    let data = open_data_file(path, &image, options.data_file.as_deref())?;
     let below = match new > old {
         true => Backing::open(path, &image, &options.allow_dirs)?,
         false => None,
@@ -134,14 +135,23 @@ fn new_size(path: &Path, old: u64, options: &ResizeOptions) -> Result<u64, Error
 }
 
 /// The external data file, locked like the image.
-fn data_file(path: &Path, image: &Image, dirs: &AllowedDirs) -> Result<Option<File>, Error> {
-    let Image::Qcow2(header) = image else {
-        return Ok(None);
+fn open_data_file(
+    image: &Path,
+    header: &Image,
+    given: Option<&Path>,
+) -> Result<Option<File>, Error> {
+    let name = match header {
+        Image::Qcow2(header) if header.geometry().data_file => header.data_file(),
+        _ => None,
     };
-    let Some(name) = header.data_file().filter(|_| header.geometry().data_file) else {
-        return Ok(None);
+    let Some(name) = name else {
+        return match given {
+            Some(_) => Err(no_data_file(image).into()),
+            None => Ok(None),
+        };
     };
-    let (path, file) = dirs.open(path, name, true)?;
-    lock_image(&path, &file, true)?;
+    let path = data_file(image, name, given)?;
+    let file = open_writable(path, false)?;
+    lock_image(path, &file, true)?;
     Ok(Some(file))
 }

@@ -100,7 +100,8 @@ fn destination(path: &Path) -> Cow<'_, Path> {
     path
 }
 
-fn parent(path: &Path) -> &Path {
+/// The directory that a file is in.
+pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),

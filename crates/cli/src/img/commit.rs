@@ -1,6 +1,6 @@
 //! `fathom img commit`
 
-use super::common::{FormatArg, RateArg};
+use super::common::{DataFileArg, FormatArg, RateArg};
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, print};
 use clap::Args;
@@ -28,6 +28,8 @@ pub(super) struct CommitArgs {
     #[arg(long, value_name = "DIR")]
     allow_dir: Vec<PathBuf>,
     #[command(flatten)]
+    data_file: DataFileArg,
+    #[command(flatten)]
     watch: WatchArgs,
     /// The image
     #[arg(value_name = "FILE")]
@@ -42,6 +44,7 @@ pub(super) fn run(args: CommitArgs) -> anyhow::Result<()> {
         rate: args.rate.rate,
         cache: args.cache,
         allow_dirs: args.allow_dir,
+        data_file: args.data_file.data_file,
     };
     watched(&args.watch, |progress| {
         img::commit(&args.file, &options, progress)

@@ -24,6 +24,14 @@ pub(super) struct RateArg {
     pub(super) rate: Option<u64>,
 }
 
+/// Of a command that writes to an image which may have an external data file.
+#[derive(Debug, Args)]
+pub(super) struct DataFileArg {
+    /// The external data file of the image that is written to; an image alone cannot choose one
+    #[arg(long, value_name = "FILE")]
+    pub(super) data_file: Option<PathBuf>,
+}
+
 /// Of a command that looks at an image and says what it has found.
 #[derive(Debug, Args)]
 pub(super) struct LookArgs {
@@ -61,7 +69,7 @@ pub(super) struct ReadArgs {
     /// Read images even though other processes write to them
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Directory in which an image may name backing or data files, besides its own
+    /// Directory in which an image may name files to be read, besides its own
     #[arg(long, value_name = "DIR")]
     pub(super) allow_dir: Vec<PathBuf>,
     #[command(flatten)]

@@ -13,6 +13,7 @@ use fathom_img::{
     Source,
 };
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 
 /// Copy an image into another one, of any format
 #[derive(Debug, Args)]
@@ -78,6 +79,9 @@ pub(super) struct ConvertArgs {
     skip_broken_bitmaps: bool,
     #[command(flatten)]
     read: ReadArgs,
+    /// With -n: the target's external data file; an image alone cannot choose one
+    #[arg(long, value_name = "FILE", requires = "no_create")]
+    data_file: Option<PathBuf>,
     /// Images, NBD URIs or - for standard input (several are put one behind the other), then the
     /// target: a file, an NBD URI, or - for standard output
     #[arg(value_name = "SOURCE TARGET")]
@@ -111,6 +115,7 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
             false => Broken::Refuse,
         }),
         allow_dirs: args.read.allow_dir.clone(),
+        data_file: args.data_file.clone(),
     };
     let sources: Result<Vec<_>, _> = sources.iter().map(|text| source(&args, text)).collect();
     let sources = sources?;

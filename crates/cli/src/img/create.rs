@@ -4,7 +4,7 @@ use super::{format_options, parse_format, print, print_json};
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::size::parse_size;
-use fathom_img::{self as img, Backing, Format};
+use fathom_img::{self as img, Backing, Format, InfoOptions};
 use std::path::PathBuf;
 
 /// Make an image (what the file had in it is lost)
@@ -72,8 +72,11 @@ pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
     let size = img::create(&file, &options, args.unsafe_backing)?;
     options.size = Some(size);
     if args.json {
-        let format = Some(args.format);
-        for info in img::info(&file, format, false, false)? {
+        let options = InfoOptions {
+            format: Some(args.format),
+            ..InfoOptions::default()
+        };
+        for info in img::info(&file, &options)? {
             print_json(&info.to_json())?;
         }
     } else if !args.quiet {

@@ -1,9 +1,9 @@
 //! `fathom img info`
 
-use super::common::{FormatArg, LookArgs};
+use super::common::{FormatArg, LookDeepArgs};
 use super::{print, print_json};
 use clap::Args;
-use fathom_img as img;
+use fathom_img::{self as img, InfoOptions};
 use std::path::PathBuf;
 
 /// Describe an image
@@ -15,16 +15,21 @@ pub(super) struct InfoArgs {
     #[arg(short, long)]
     backing_chain: bool,
     #[command(flatten)]
-    look: LookArgs,
+    deep: LookDeepArgs,
     /// The image
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
 pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
-    let (format, force_share) = (args.format.format, args.look.force_share);
-    let infos = img::info(&args.file, format, args.backing_chain, force_share)?;
-    if args.look.json() {
+    let options = InfoOptions {
+        format: args.format.format,
+        force_share: args.deep.look.force_share,
+        chain: args.backing_chain,
+        allow_dirs: args.deep.allow_dirs.clone(),
+    };
+    let infos = img::info(&args.file, &options)?;
+    if args.deep.look.json() {
         let mut all: Vec<_> = infos.iter().map(|info| info.to_json()).collect();
         return match all.pop() {
             Some(one) if !args.backing_chain => print_json(&one),

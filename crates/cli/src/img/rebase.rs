@@ -1,6 +1,6 @@
 //! `fathom img rebase`
 
-use super::common::FormatArg;
+use super::common::{DataFileArg, FormatArg};
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, parse_format};
 use clap::Args;
@@ -35,9 +35,11 @@ pub(super) struct RebaseArgs {
     /// Read backing files even though other processes write to them
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Directory in which the image may name its files now, besides its own
+    /// Directory in which images may name their files now, besides their own
     #[arg(long, value_name = "DIR")]
     allow_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    data_file: DataFileArg,
     #[command(flatten)]
     watch: WatchArgs,
     /// The image
@@ -56,6 +58,7 @@ pub(super) fn run(args: RebaseArgs) -> anyhow::Result<()> {
         backing_cache: args.backing_cache,
         force_share: args.force_share,
         allow_dirs: args.allow_dir,
+        data_file: args.data_file.data_file,
     };
     watched(&args.watch, |progress| {
         img::rebase(&args.file, &options, progress)

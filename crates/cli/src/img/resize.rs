@@ -1,6 +1,6 @@
 //! `fathom img resize`
 
-use super::common::FormatArg;
+use super::common::{DataFileArg, FormatArg};
 use super::{print, print_json};
 use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
@@ -19,9 +19,11 @@ pub(super) struct ResizeArgs {
     /// Make the disk smaller: what is behind its new end is lost
     #[arg(long)]
     shrink: bool,
-    /// Directory in which the image may name its backing or data file, besides its own
+    /// Directory in which the image may name its backing files, besides its own
     #[arg(long, value_name = "DIR")]
     allow_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    data_file: DataFileArg,
     /// Print nothing
     #[arg(short, long)]
     quiet: bool,
@@ -67,6 +69,7 @@ pub(super) fn run(args: ResizeArgs) -> anyhow::Result<()> {
         },
         shrink: args.shrink,
         allow_dirs: args.allow_dir,
+        data_file: args.data_file.data_file,
     };
     let done = img::resize(&args.file, args.format.format, &options)?;
     if args.json {

@@ -11,6 +11,7 @@ mod place;
 mod rebase;
 mod resize;
 mod snapshot;
+mod strangers;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -23,6 +24,10 @@ fn qemu_img(args: &[&str]) -> String {
     let output = output.expect("qemu-img is installed by `make setup`");
     assert!(output.status.success(), "qemu-img {args:?}");
     String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+fn qemu_json(args: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&qemu_img(args)).expect("JSON")
 }
 
 fn create(path: &str, args: &[&str]) -> String {

@@ -254,7 +254,8 @@ fn data_files_are_resized_with_their_images() {
             let mut file = std::fs::OpenOptions::new().append(true).open(&data);
             let file = file.as_mut().expect("the data file");
             file.write_all(&[0xee; 100_000]).expect("more");
-            stdout_of(&["img", "resize", "--shrink", &image, size]);
+            let named = ["--data-file", &as_arg(&data)];
+            stdout_of(&[&["img", "resize", "--shrink"], &named[..], &[&image, size]].concat());
             let read = std::fs::read(&data).expect("the data file");
             assert_eq!(read.len(), bytes);
             let end = bytes.min(1_000_448);

@@ -13,7 +13,7 @@ fn every_command_tells_all_its_options() {
             "serve",
             "DISK --vhost-user --format --readonly --aio --cache --queues --iothreads --cpus \
              --register-memory --poll --serial --trace --control --force-share --no-discard --json --log \
-             --offset --size --metadata-cache --allow-dir --server-timeout nbd://",
+             --offset --size --metadata-cache --allow-dir --data-file --server-timeout nbd://",
         ),
         ("stats", "PID|SOCKET --json --watch"),
         ("info", "PID|SOCKET --json"),
@@ -166,6 +166,7 @@ fn options_that_do_not_go_together_are_told_in_one_line() {
         (&raw, "--metadata-cache 1M", "qcow2"),
         (&raw, "--format qcow2 --metadata-cache 0", "64k"),
         (&raw, "--allow-dir /", "qcow2"),
+        (&raw, "--data-file x", "qcow2"),
         (&raw, "--offset 4096", "raw: has 4096 bytes"),
         (&raw, "--offset 1G", "raw: has 4096 bytes"),
         (&raw, "--offset 2048 --size 2560", "raw: has 4096 bytes"),
@@ -286,12 +287,20 @@ fn files_that_an_image_names_in_vain_are_told_in_one_line() {
     let option = format!("data_file={}", path("data"));
     let data = ["create", "-q", "-f", "qcow2", "-o", &option];
     qemu_img(&[&data[..], &[&path("with-data"), "1M"]].concat());
-    fs::remove_file(path("data")).unwrap();
-    not_served(
-        &path("with-data"),
-        &["--format", "qcow2"],
-        &["data", "No such file"],
-    );
+    let (with_data, of_it) = (path("with-data"), path("data"));
+    let qcow2 = ["--format", "qcow2"];
+    let advice = format!("--data-file {of_it}");
+    not_served(&with_data, &qcow2, &["with-data: ", &advice]);
+    // A directory is not enough.
+    let allow = ["--allow-dir", &as_arg(dir.path())];
+    not_served(&with_data, &[qcow2, allow].concat(), &[&advice]);
+    let named = [qcow2, ["--data-file", &of_it]].concat();
+    above("plain", "base", "raw");
+    not_served(&path("plain"), &named, &["no external data file"]);
+    fs::remove_file(&of_it).unwrap();
+    not_served(&with_data, &named, &["data: ", "No such file"]);
+    let read_only = [&qcow2[..], &["--readonly"]].concat();
+    not_served(&with_data, &read_only, &["data", "No such file"]);
 }
 
 #[test]

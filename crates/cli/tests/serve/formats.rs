@@ -52,7 +52,8 @@ fn what_is_written_is_what_qemu_reads() {
         let snapshot = kind.snapshot(dir);
         let base = fs::read(dir.join("base")).unwrap();
         let mut random = Random::new(kind.number);
-        let mut server = served(dir, &kind.serve_args());
+        let data = as_arg(&dir.join("data.raw"));
+        let mut server = served(dir, &kind.serve_writable(&data));
         // The image is taken into use and given up each time.
         for _ in 0..2 {
             with_disk(&server.arg("s"), 2, |disk| {
@@ -92,7 +93,8 @@ fn images_made_here_are_served() {
             args.extend(["-o", kind.options]);
         }
         stdout_of(&[&args[..], &[&image, "12M"]].concat());
-        let mut server = served(dir, &kind.serve_args());
+        let data = as_arg(&dir.join("data.raw"));
+        let mut server = served(dir, &kind.serve_writable(&data));
         let mut model = vec![0; SIZE as usize];
         let mut random = Random::new(100 + kind.number);
         with_disk(&server.arg("s"), 1, |disk| {

@@ -123,6 +123,15 @@ impl Kind {
         args
     }
 
+    /// To write to it, too; `data` is its external data file, if it has one.
+    pub fn serve_writable<'a>(&self, data: &'a str) -> Vec<&'a str> {
+        let mut args = self.serve_args();
+        if self.has("data_file") {
+            args.extend(["--data-file", data]);
+        }
+        args
+    }
+
     /// Makes the image `i` by QEMU, with everything in it that there can be.
     pub fn make(&self, dir: &Path) {
         qemu_img(dir, &["create", "-q", "-f", "raw", "base", "9M"]);

@@ -156,6 +156,11 @@ impl ImageDisk {
         storages.map(|storage| storage.identity()).collect()
     }
 
+    /// Whether it uses the file that was opened by this path.
+    pub fn has_file(&self, path: &Path) -> bool {
+        self.chain.storages.iter().any(|file| file.path() == path)
+    }
+
     /// Of all its files, as the images name them.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         self.chain.paths()

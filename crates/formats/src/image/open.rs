@@ -164,7 +164,7 @@ impl Chain {
             let problem = "its data is in an external data file, but it does not name one";
             return Err(unusable(path, problem));
         };
-        let file = opener.open(path, name, writable)?;
+        let file = opener.open_data_file(path, name, writable)?;
         self.add(file)
     }
 
@@ -181,7 +181,7 @@ impl Chain {
             Some(name) => Some(Format::from_name(&name).map_err(told(path))?),
             None => None,
         };
-        let file = opener.open(path, name, false)?;
+        let file = opener.open(path, name)?;
         let format = match (format, image) {
             (Some(format), _) => format,
             // QED's header says raw or nothing.

@@ -25,8 +25,13 @@ pub trait Storage: ImageFile + Send + Sync {
 /// It decides which files those may be, since a stranger may have made the
 /// image.
 pub trait Opener: Send + Sync {
-    /// Opens what `image` calls `name`. The error is one line that names both.
-    fn open(
+    /// Opens what `image` calls `name`, to read it. The error is one line that
+    /// names both.
+    fn open(&self, image: &Path, name: &[u8]) -> Result<Arc<dyn Storage>, DiskError>;
+
+    /// Likewise, the external data file of `image`. To write to it takes more
+    /// than that the image names it.
+    fn open_data_file(
         &self,
         image: &Path,
         name: &[u8],

@@ -1,14 +1,12 @@
 //! `fathom img info`: what an image says of itself, in the words and the
 //! layout of `qemu-img info`.
 
-mod chain;
 mod human;
 mod json;
 mod size;
 mod snapshots;
 pub(crate) use snapshots::{read_bitmaps, read_snapshots, snapshot_table_bytes};
 
-pub use chain::{MAX_CHAIN, chain};
 pub use size::Units;
 pub use snapshots::SnapshotList;
 

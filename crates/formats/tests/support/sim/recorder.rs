@@ -149,12 +149,7 @@ impl Channel for RecorderChannel {
 pub struct Names(pub HashMap<String, Arc<Recorder>>);
 
 impl Opener for Names {
-    fn open(
-        &self,
-        image: &Path,
-        name: &[u8],
-        _writable: bool,
-    ) -> Result<Arc<dyn Storage>, DiskError> {
+    fn open(&self, image: &Path, name: &[u8]) -> Result<Arc<dyn Storage>, DiskError> {
         let name = String::from_utf8_lossy(name).into_owned();
         match self.0.get(&name) {
             Some(file) => Ok(file.clone()),
@@ -163,5 +158,14 @@ impl Opener for Names {
                 problem: format!("there is no {name}"),
             }),
         }
+    }
+
+    fn open_data_file(
+        &self,
+        image: &Path,
+        name: &[u8],
+        _writable: bool,
+    ) -> Result<Arc<dyn Storage>, DiskError> {
+        self.open(image, name)
     }
 }
