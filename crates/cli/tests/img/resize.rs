@@ -250,7 +250,8 @@ fn data_files_are_resized_with_their_images() {
         create(&image, &["-q", "-f", "qcow2", "-o", &options]);
         io(&image, "qcow2", &["write -P 1 0 2M"]);
         for (size, bytes) in [("1000448", 1_000_448), ("4M", 4 << 20), ("100k", 100 << 10)] {
-            // What somebody has put behind the disk's end is not on the disk when it has grown.
+            // What somebody has put behind the disk's end is on the disk when it has grown only if
+            // the file is the disk by itself.
             let mut file = std::fs::OpenOptions::new().append(true).open(&data);
             let file = file.as_mut().expect("the data file");
             file.write_all(&[0xee; 100_000]).expect("more");
@@ -259,7 +260,10 @@ fn data_files_are_resized_with_their_images() {
             let read = std::fs::read(&data).expect("the data file");
             assert_eq!(read.len(), bytes);
             let end = bytes.min(1_000_448);
-            assert!(read[..end].iter().all(|b| *b == 1) && read[end..].iter().all(|b| *b == 0));
+            let kept = if raw == "on" { read.len().min(end + 100_000) } else { end };
+            assert!(read[..end].iter().all(|b| *b == 1));
+            assert!(read[end..kept].iter().all(|b| *b == 0xee));
+            assert!(read[kept..].iter().all(|b| *b == 0));
             qemu_img(&[
                 "compare",
                 "-f",
@@ -270,6 +274,32 @@ fn data_files_are_resized_with_their_images() {
                 &image,
             ]);
             check(&image);
+        }
+    }
+}
+
+/// A raw data file that has more than the disk keeps it, as with QEMU.
+#[test]
+fn a_raw_data_file_that_is_larger_already_keeps_what_it_has() {
+    for mode in ["off", "metadata", "falloc", "full"] {
+        for size in ["2M", "3000320", "5M"] {
+            let dir = disk_dir();
+            let path = |name: &str| as_arg(&dir.path().join(name));
+            let (mine, theirs) = ([path("a"), path("b")], [path("c"), path("d")]);
+            for [image, data] in [&mine, &theirs] {
+                let option = format!("data_file={data},data_file_raw=on");
+                qemu_img(&["create", "-q", "-f", "qcow2", "-o", &option, image, "1000448"]);
+                std::fs::write(data, vec![0x77; 3 << 20]).expect("more");
+            }
+            let how = format!("--preallocation={mode}");
+            let [image, data] = &mine;
+            stdout_of(&["img", "resize", &how, "--data-file", data, image, size]);
+            qemu_img(&["resize", "-q", &how, &theirs[0], size]);
+            qemu_img(&["compare", image, &theirs[0]]);
+            let read = std::fs::read(data).expect("the data file");
+            assert!(read[..3 << 20].iter().all(|b| *b == 0x77), "{mode} {size}");
+            assert!(read[3 << 20..].iter().all(|b| *b == 0), "{mode} {size}");
+            check(image);
         }
     }
 }

@@ -29,10 +29,12 @@ impl Growth<'_, '_> {
         // Saved VM state, say.
         mapping.cut(self.editor, g.clusters_of(self.old))?;
         mapping.grow(g.l1_entries_for(self.to.size));
-        self.resize_data_file()?;
-        self.clear_tail(&mut mapping)?;
+        let new = self.resize_data_file()?;
+        if !self.is_raw() {
+            self.clear_tail(&mut mapping)?;
+        }
         self.hide_below(&mut mapping)?;
-        self.preallocate(&mut mapping)?;
+        self.preallocate(&mut mapping, new)?;
         mapping.store_active(self.editor)?;
         self.editor.header_mut().size = self.to.size;
         Ok(())
@@ -44,15 +46,25 @@ impl Growth<'_, '_> {
         size.min(self.to.size)
     }
 
-    /// Of what the data file has behind the end of the disk, nothing is left.
-    fn resize_data_file(&self) -> Result<()> {
+    /// What the data file has behind the end of the disk is on the disk then, if the file is the disk
+    /// by itself; else nothing of it is left. Returns where the new bytes of the disk begin.
+    fn resize_data_file(&self) -> Result<u64> {
         let Some(data) = self.to.data_file.filter(|_| self.to.size > self.old) else {
-            return Ok(());
+            return Ok(self.old);
         };
-        let resized = data.set_len(self.old);
+        let failed = || Error::io("its data file cannot be resized");
+        let len = match self.is_raw() {
+            true => data.len().map_err(failed())?.max(self.old),
+            false => self.old,
+        };
+        if len >= self.to.size {
+            return Ok(self.to.size);
+        }
+        let resized = data.set_len(len);
         let resized = resized.and_then(|()| data.set_len(self.to.size));
-        resized.map_err(Error::io("its data file cannot be resized"))?;
-        sync(data)
+        resized.map_err(failed())?;
+        sync(data)?;
+        Ok(len)
     }
 
     /// Makes the rest of the cluster that the disk ends in read as zeroes.
@@ -188,7 +200,8 @@ impl Growth<'_, '_> {
         Ok(())
     }
 
-    fn preallocate(&mut self, mapping: &mut Mapping) -> Result<()> {
+    /// `new`: what the data file has from there on is new.
+    fn preallocate(&mut self, mapping: &mut Mapping, new: u64) -> Result<()> {
         let how = self.how();
         let g = self.editor.geometry();
         let first = g.clusters_of(self.old);
@@ -198,7 +211,7 @@ impl Growth<'_, '_> {
         }
         let place = match self.to.data_file {
             Some(data) => {
-                preallocate(data, how, self.old, self.to.size - self.old)?;
+                preallocate(data, how, new, self.to.size - new)?;
                 sync(data)?;
                 first << g.cluster_bits
             }
