@@ -2,6 +2,7 @@
 
 use crate::error::{Error, io_error, of};
 use crate::open::open_writable;
+use crate::source::{connect, export};
 use fathom_formats::img::check as checks;
 use fathom_formats::img::{Format, open_read_only};
 use fathom_storage::lock_image;
@@ -18,6 +19,11 @@ pub fn check(
     force_share: bool,
     say: &mut dyn FnMut(&str),
 ) -> Result<(Format, Report), Error> {
+    if let Some(uri) = export(path, format)? {
+        connect(&uri)?;
+        let path = path.to_owned();
+        return Err(Error::Raw { path });
+    }
     let writes = options.repair != Repair::Nothing;
     let file = match writes {
         true => open_writable(path, false)?,

@@ -2,6 +2,8 @@
 
 use crate::error::{Error, io_error, of, usage};
 use crate::open::identity;
+use crate::source::{connect, export};
+use fathom_core::Disk;
 use fathom_daemon::AllowedDirs;
 use fathom_formats::img::info as infos;
 use fathom_formats::img::{Format, open_read_only, resolve};
@@ -27,8 +29,12 @@ pub struct InfoOptions {
     pub allow_dirs: Vec<PathBuf>,
 }
 
-/// Describes an image, or it and all below it.
+/// Describes an image, or it and all below it; or the disk of an NBD URI.
 pub fn info(path: &Path, options: &InfoOptions) -> Result<Vec<Info>, Error> {
+    if let Some(uri) = export(path, options.format)? {
+        let size = connect(&uri)?.info().size;
+        return Ok(vec![Info::of_export(path, size)]);
+    }
     let file = open_read_only(path).map_err(io_error(path, "cannot be opened"))?;
     if !options.force_share {
         lock_image(path, &file, false)?;

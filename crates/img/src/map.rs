@@ -1,8 +1,9 @@
 //! `fathom img map`
 
-use crate::chain::{Chain, OpenOptions};
+use crate::chain::OpenOptions;
 use crate::error::Error;
-use fathom_formats::image::Mapper;
+use crate::job::Job;
+use crate::source::Source;
 use fathom_formats::img::{Format, SnapshotName};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -26,18 +27,16 @@ pub struct MapOptions {
     pub snapshot: Option<SnapshotName>,
 }
 
-/// Says of each part of an image's disk where it is. `say` gets the extents in order, with the name
+/// Says of each part of the disk in an image, or of an NBD URI, where it is. `say` gets the extents in order, with the name
 /// of the file, if there is one.
 pub fn map<E: From<Error>>(
     path: &Path,
     options: &MapOptions,
     mut say: impl FnMut(&MapExtent, Option<&Path>) -> Result<(), E>,
 ) -> Result<(), E> {
-    with_mapper(path, options, |mapper| {
-        let range = range(mapper.size(0), options);
-        let (all, paths) = (mapper.depth(), mapper.paths().to_vec());
-        for extent in mapper.extents(range, all) {
-            let extent = extent.map_err(Error::from)?;
+    with_extents(path, options, |_, extents, paths| {
+        for extent in extents {
+            let extent = extent?;
             let path = extent.host.map(|host| &*paths[usize::from(host.file)]);
             say(&extent, path)?;
         }
@@ -45,27 +44,29 @@ pub fn map<E: From<Error>>(
     })
 }
 
-/// With the map of an image's disk while it is in use. Only its format and what it may open matter
-/// of the options.
-pub(crate) fn with_mapper<T, E: From<Error>>(
+/// With the map of a disk, its size, and the names of its files.
+pub(crate) fn with_extents<T, E: From<Error>>(
     path: &Path,
     options: &MapOptions,
-    look: impl FnOnce(&mut Mapper) -> Result<T, E>,
+    look: impl FnOnce(
+        u64,
+        &mut dyn Iterator<Item = Result<MapExtent, Error>>,
+        &[PathBuf],
+    ) -> Result<T, E>,
 ) -> Result<T, E> {
-    let chain = Chain::open(
-        path,
-        &OpenOptions {
-            force_share: options.force_share,
-            allow_dirs: options.allow_dirs.clone(),
-            snapshot: options.snapshot.clone(),
-            ..OpenOptions::reading(options.format)
-        },
-    )?;
-    let looked = match chain.disk().mapper() {
-        Ok(mut mapper) => look(&mut mapper),
-        Err(error) => Err(Error::from(error).into()),
+    let open = OpenOptions {
+        force_share: options.force_share,
+        allow_dirs: options.allow_dirs.clone(),
+        snapshot: options.snapshot.clone(),
+        ..OpenOptions::reading(options.format)
     };
-    let ended = chain.close();
+    let mut job = Job::default();
+    let disk = Source::stored(path.as_os_str(), open)?.open(&mut job)?;
+    let size = disk.size();
+    let looked = disk.extents(&job, range(size, options), |extents, paths| {
+        look(size, extents, paths)
+    });
+    let ended = disk.close();
     looked.and_then(|found| Ok(ended.map(|()| found)?))
 }
 

@@ -2,7 +2,8 @@
 
 use crate::create::CreateOptions;
 use crate::error::{Error, io_error, of};
-use crate::map::{MapOptions, with_mapper};
+use crate::map::{MapOptions, with_extents};
+use crate::source::nbd_uri;
 use fathom_formats::img::info::Info;
 use fathom_formats::img::measure as measures;
 use fathom_formats::img::{Image, open_read_only};
@@ -14,10 +15,9 @@ pub use measures::Measure;
 /// [`crate::map`] say.
 pub fn measure(path: &Path, source: &MapOptions, target: &CreateOptions) -> Result<Measure, Error> {
     target.validate().map_err(of(path))?;
-    with_mapper(path, source, |mapper| {
-        let size = mapper.size(0);
+    with_extents(path, source, |size, extents, _| {
         let source = measures::Source {
-            data: measures::data_clusters(mapper, target.cluster_size)?,
+            data: measures::data_clusters(extents, target.cluster_size)?,
             bitmaps: bitmaps(path, source)?,
         };
         measures::measure(target, size, Some(&source)).map_err(of(path))
@@ -34,6 +34,9 @@ fn bitmaps(
     path: &Path,
     source: &MapOptions,
 ) -> Result<Option<Vec<fathom_formats::qcow2::bitmap::Bitmap>>, Error> {
+    if nbd_uri(path.as_os_str()).is_some() {
+        return Ok(None);
+    }
     let file = open_read_only(path).map_err(io_error(path, "cannot be opened"))?;
     let info = Info::read(path, &file, source.format).map_err(of(path))?;
     Ok(match &info.image {

@@ -6,6 +6,7 @@ use crate::job::{Ask, Client, Job, Pages, Segment, Segments, State};
 use crate::stream;
 use fathom_core::extents::extents;
 use fathom_core::{Disk, Op};
+use fathom_formats::image::{Host, MapExtent};
 use fathom_formats::img::Format;
 use fathom_storage::{NbdDisk, NbdOptions, NbdUri};
 use std::ffi::OsStr;
@@ -52,25 +53,46 @@ pub(crate) fn nbd_uri(text: &OsStr) -> Option<&str> {
     text.to_str().filter(|text| NbdUri::is_one(text))
 }
 
+/// The disk that a path means, if that is an NBD URI.
+pub(crate) fn export(path: &Path, format: Option<Format>) -> Result<Option<NbdUri>, Error> {
+    let Some(text) = nbd_uri(path.as_os_str()) else {
+        return Ok(None);
+    };
+    match format {
+        None | Some(Format::Raw) => text.parse().map(Some).map_err(|error| usage(path, error)),
+        Some(_) => Err(usage(path, "an NBD export is a raw disk: -f raw")),
+    }
+}
+
+/// To read it.
+pub(crate) fn connect(uri: &NbdUri) -> Result<NbdDisk, Error> {
+    let options = NbdOptions {
+        read_only: true,
+        ..NbdOptions::default()
+    };
+    Ok(NbdDisk::connect(uri, options)?)
+}
+
 impl Source {
     /// An NBD URI, or the path of an image that is opened like this.
     pub fn new(text: &OsStr, open: OpenOptions) -> Result<Source, Error> {
         if text == stream::NAME {
             return Ok(Source::Input { open });
         }
-        let Some(text) = nbd_uri(text) else {
-            let path = text.into();
+        Source::stored(text, open)
+    }
+
+    /// Likewise, but never standard input.
+    pub(crate) fn stored(text: &OsStr, open: OpenOptions) -> Result<Source, Error> {
+        let path = Path::new(text);
+        let Some(uri) = export(path, open.format)? else {
+            let path = path.to_owned();
             return Ok(Source::Image { path, open });
         };
-        if open.format.is_some_and(|format| format != Format::Raw) {
-            return Err(usage(
-                Path::new(text),
-                "an NBD export is a raw disk: -f raw",
-            ));
+        match open.snapshot {
+            Some(_) => Err(usage(path, "an NBD export has no internal snapshots")),
+            None => Ok(Source::Nbd(uri)),
         }
-        let uri = text.parse();
-        uri.map(Source::Nbd)
-            .map_err(|error| usage(Path::new(text), error))
     }
 
     /// Opens them in the order in which they are given.
@@ -87,7 +109,7 @@ impl Source {
         sources.iter().map(|source| source.open(job)).collect()
     }
 
-    fn open(&self, job: &mut Job) -> Result<Opened, Error> {
+    pub(crate) fn open(&self, job: &mut Job) -> Result<Opened, Error> {
         match self {
             Source::Image { path, open } => {
                 let chain = Chain::open(path, open)?;
@@ -103,11 +125,7 @@ impl Source {
                 Opened::of(path, chain, job)
             }
             Source::Nbd(uri) => {
-                let options = NbdOptions {
-                    read_only: true,
-                    ..NbdOptions::default()
-                };
-                let disk = Arc::new(NbdDisk::connect(uri, options)?);
+                let disk = Arc::new(connect(uri)?);
                 disk.activate()?;
                 Ok(Opened {
                     path: uri.to_string().into(),
@@ -158,6 +176,40 @@ impl Opened {
             Kind::Nbd => None,
         };
         chain.into_iter().flatten()
+    }
+
+    /// Where all of its parts are, and the names of the files that they are in.
+    pub(crate) fn extents<T, E: From<Error>>(
+        &self,
+        job: &Job,
+        range: Range<u64>,
+        look: impl FnOnce(&mut dyn Iterator<Item = Result<MapExtent, Error>>, &[PathBuf]) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match &self.kind {
+            Kind::Image(chain) => {
+                let mut mapper = chain.disk().mapper().map_err(Error::from)?;
+                let (all, paths) = (mapper.depth(), mapper.paths().to_vec());
+                let mut extents = mapper.extents(range, all).map(|extent| Ok(extent?));
+                look(&mut extents, &paths)
+            }
+            Kind::Nbd => {
+                let mut parts = Asked::new(job, &self.client, range)?.peekable();
+                let mut next = || -> Result<Option<MapExtent>, Error> {
+                    let Some(first) = parts.next().transpose()? else {
+                        return Ok(None);
+                    };
+                    let mut extent = extent_of(&first);
+                    while let Some(more) = parts.next_if(|next| {
+                        next.as_ref().is_ok_and(|next| extent.merge(&extent_of(next)))
+                    }) {
+                        more?;
+                    }
+                    Ok(Some(extent))
+                };
+                let mut extents = std::iter::from_fn(|| next().transpose());
+                look(&mut extents, std::slice::from_ref(&self.path))
+            }
+        }
     }
 
     /// What its parts are, as the first `layers` images of the chain say.
@@ -211,6 +263,23 @@ fn mapped(
         Ok(found)
     };
     Ok(std::iter::from_fn(move || next().transpose()))
+}
+
+/// A part of an export, which is its own only file.
+fn extent_of(segment: &Segment) -> MapExtent {
+    let start = segment.range.start;
+    MapExtent {
+        start,
+        len: segment.range.end - start,
+        present: true,
+        zero: segment.state != State::Data,
+        data: matches!(segment.state, State::Data | State::Zero),
+        host: Some(Host {
+            file: 0,
+            offset: start,
+        }),
+        ..MapExtent::default()
+    }
 }
 
 /// Segments as the disk itself tells them.

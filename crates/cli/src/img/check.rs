@@ -37,7 +37,7 @@ pub(super) struct CheckArgs {
     _cache: Option<String>,
     #[command(flatten)]
     look: LookArgs,
-    /// The image
+    /// The image, or an NBD URI
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

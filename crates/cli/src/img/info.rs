@@ -16,7 +16,7 @@ pub(super) struct InfoArgs {
     backing_chain: bool,
     #[command(flatten)]
     deep: LookDeepArgs,
-    /// The image
+    /// The image, or an NBD URI
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

@@ -21,7 +21,7 @@ pub(super) struct MapArgs {
     max_length: Option<u64>,
     #[command(flatten)]
     deep: LookDeepArgs,
-    /// The image
+    /// The image, or an NBD URI
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

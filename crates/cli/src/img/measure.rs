@@ -33,7 +33,7 @@ pub(super) struct MeasureArgs {
     snapshot: Option<String>,
     #[command(flatten)]
     deep: LookDeepArgs,
-    /// The image to be converted
+    /// The image to be converted, or an NBD URI
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 }

@@ -104,7 +104,7 @@ fn bitmaps(path: &str) -> Option<Vec<Value>> {
     all.cloned()
 }
 
-struct Server(Child);
+pub struct Server(pub Child);
 
 impl Drop for Server {
     fn drop(&mut self) {

@@ -3,6 +3,7 @@
 mod bitmap;
 mod compare;
 mod convert;
+mod exports;
 mod making;
 mod map;
 mod measure;

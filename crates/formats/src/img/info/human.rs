@@ -20,7 +20,11 @@ impl Display for Info {
         writeln!(f, "image: {name}")?;
         writeln!(f, "file format: {}", self.image.format())?;
         writeln!(f, "virtual size: {} ({size} bytes)", Units(size))?;
-        writeln!(f, "disk size: {}", Units(self.allocated))?;
+        let allocated = match self.allocated {
+            Some(bytes) => Units(bytes).to_string(),
+            None => "unavailable".to_owned(),
+        };
+        writeln!(f, "disk size: {allocated}")?;
         if self.is_encrypted() {
             writeln!(f, "encrypted: yes")?;
         }
@@ -42,7 +46,7 @@ impl Display for Info {
         writeln!(f, "    protocol type: {}", self.protocol())?;
         let len = self.file_len.next_multiple_of(512);
         writeln!(f, "    file length: {} ({len} bytes)", Units(len))?;
-        writeln!(f, "    disk size: {}", Units(self.allocated))
+        writeln!(f, "    disk size: {allocated}")
     }
 }
 

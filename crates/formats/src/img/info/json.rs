@@ -14,23 +14,27 @@ impl Info {
     /// The fields that `qemu-img info --output=json` has, by its names.
     pub fn to_json(&self) -> Value {
         let filename = self.path.display().to_string();
-        let file = json!({
+        let mut file = json!({
             "children": [],
             "virtual-size": self.file_len.next_multiple_of(512),
             "filename": filename,
             "format": self.protocol(),
-            "actual-size": self.allocated,
-            "format-specific": { "type": self.protocol(), "data": {} },
-            "dirty-flag": false,
         });
+        if let Some(allocated) = self.allocated {
+            file["actual-size"] = allocated.into();
+            file["format-specific"] = json!({ "type": self.protocol(), "data": {} });
+            file["dirty-flag"] = false.into();
+        }
         let mut all = Map::new();
         let mut put = |key: &str, value: Value| all.insert(key.to_owned(), value);
         put("children", json!([{ "name": "file", "info": file }]));
         put("virtual-size", self.image.size().into());
         put("filename", filename.into());
         put("format", self.image.format().name().into());
-        put("actual-size", self.allocated.into());
-        put("dirty-flag", self.is_dirty().into());
+        if let Some(allocated) = self.allocated {
+            put("actual-size", allocated.into());
+            put("dirty-flag", self.is_dirty().into());
+        }
         if let Some(size) = self.cluster_size() {
             put("cluster-size", size.into());
         }

@@ -17,6 +17,17 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+/// What an image is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// A regular file.
+    File,
+    /// A block device.
+    Device,
+    /// An export of an NBD server.
+    Nbd,
+}
+
 /// What is known of one image.
 #[derive(Clone, Debug)]
 pub struct Info {
@@ -26,10 +37,10 @@ pub struct Info {
     pub image: Image,
     /// Bytes of the file that it is in.
     pub file_len: u64,
-    /// Bytes that the file takes on its disk; 0 for a device.
-    pub allocated: u64,
-    /// The file is a block device.
-    pub is_device: bool,
+    /// Bytes that the file takes on its disk; 0 for a device. `None`: who has it does not say.
+    pub allocated: Option<u64>,
+    /// What it is in.
+    pub protocol: Protocol,
     /// Internal snapshots.
     pub snapshots: Vec<Snapshot>,
     /// Persistent bitmaps.
@@ -58,13 +69,30 @@ impl Info {
         Ok(Info {
             path: path.to_owned(),
             file_len: crate::ImageFile::len(file).map_err(Error::io("its size cannot be read"))?,
-            allocated: metadata.blocks() * 512,
-            is_device: !metadata.is_file(),
+            allocated: Some(metadata.blocks() * 512),
+            protocol: match metadata.is_file() {
+                true => Protocol::File,
+                false => Protocol::Device,
+            },
             image,
             snapshots,
             bitmaps,
             full_backing,
         })
+    }
+
+    /// Of a disk of so many bytes that an NBD server has.
+    pub fn of_export(uri: &Path, size: u64) -> Info {
+        Info {
+            path: uri.to_owned(),
+            image: Image::Raw { size },
+            file_len: size,
+            allocated: None,
+            protocol: Protocol::Nbd,
+            snapshots: Vec::new(),
+            bitmaps: Vec::new(),
+            full_backing: None,
+        }
     }
 
     /// Bytes of a cluster; `None` where there are no clusters.
@@ -103,10 +131,10 @@ impl Info {
 
     /// QEMU's name for the kind of file.
     fn protocol(&self) -> &'static str {
-        if self.is_device {
-            "host_device"
-        } else {
-            "file"
+        match self.protocol {
+            Protocol::File => "file",
+            Protocol::Device => "host_device",
+            Protocol::Nbd => "nbd",
         }
     }
 }

@@ -2,10 +2,9 @@
 
 use super::Format;
 use super::create::{Options, Preallocation, fully_allocated};
-use crate::image::Mapper;
+use crate::image::MapExtent;
 use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE};
 use crate::{Error, Result};
-use fathom_core::DiskError;
 use serde_json::{Value, json};
 use std::fmt;
 
@@ -84,14 +83,14 @@ fn bitmap_bytes(bitmaps: &[Bitmap], size: u64, cluster: u64) -> u64 {
     bytes + directory.next_multiple_of(cluster)
 }
 
-/// Bytes of all clusters of `cluster_size` bytes (a power of two) that have data in them.
-pub fn data_clusters(
-    mapper: &mut Mapper,
+/// Bytes of all clusters of `cluster_size` bytes (a power of two) that have data in them, given all
+/// parts of the disk.
+pub fn data_clusters<E>(
+    extents: impl Iterator<Item = std::result::Result<MapExtent, E>>,
     cluster_size: u64,
-) -> std::result::Result<u64, DiskError> {
+) -> std::result::Result<u64, E> {
     let (mut bytes, mut end) = (0, 0);
-    let (size, all) = (mapper.size(0), mapper.depth());
-    for extent in mapper.extents(0..size, all) {
+    for extent in extents {
         let extent = extent?;
         if extent.data && !extent.zero {
             let start = (extent.start & !(cluster_size - 1)).max(end);
