@@ -23,7 +23,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let suffix = suffix.to_ascii_lowercase();
     let power = match suffix.as_str() {
         // There are no parts of bytes.
-        "" | "b" if fraction.is_empty() => 0,
+        "" | "b" if fraction.bytes().all(|digit| digit == b'0') => 0,
         _ => {
             let unit = suffix.strip_suffix("ib").or(suffix.strip_suffix('b'));
             let unit = unit.unwrap_or(&suffix);
@@ -72,6 +72,7 @@ mod tests {
         for (text, size) in [
             ("0", 0),
             ("512", 512),
+            ("1024.0", 1024),
             ("64k", 64 << 10),
             ("64KiB", 64 << 10),
             ("10MB", 10 << 20),

@@ -10,9 +10,10 @@ use crate::resize::{NewSize, Preallocation, ResizeOptions, resize};
 use crate::source::Opened;
 use fathom_formats::img::backing::make_empty;
 use fathom_formats::img::bitmap::{self, Bitmaps, Listed};
-use fathom_formats::img::Format;
+use fathom_formats::img::{Format, resolve};
 use fathom_storage::{Cache, lock_image};
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// How to commit.
@@ -20,7 +21,8 @@ use std::path::{Path, PathBuf};
 pub struct CommitOptions {
     /// None: what the image looks like.
     pub format: Option<Format>,
-    /// The image of the chain to write to; none: the backing file.
+    /// The image of the chain to write to, as seen from where the image above it is; none: the
+    /// backing file.
     pub base: Option<PathBuf>,
     /// Leave in the image what is in it.
     pub keep: bool,
@@ -53,8 +55,7 @@ pub fn commit(
     lock_image(path, &file, true)?;
     let top = Info::read(path, &file, Some(format)).map_err(of(path))?;
     let mut below = below(&file, &top, &options.allow_dirs)?;
-    let above = find_base(path, &below, options)?;
-    let layers = above + 1;
+    let layers = 1 + find_base(path, &top, &below, options)?;
     below.truncate(layers);
     let base = below.pop().map(Base::new).expect("it is one of them");
     below.iter().try_for_each(|link| lock_image(&link.path, &link.file, false))?;
@@ -115,12 +116,20 @@ impl Base {
 }
 
 /// Which of the images below is to be written to.
-fn find_base(path: &Path, below: &[Link], options: &CommitOptions) -> Result<usize, Error> {
-    let wanted = options.base.as_deref().map(identity_of);
-    let found = below.iter().position(|link| {
-        let same_name = options.base.as_deref() == Some(&link.info.path);
-        wanted.is_none_or(|wanted| {
-            same_name || wanted.is_some() && identity(&link.file).ok() == wanted
+fn find_base(
+    path: &Path,
+    top: &Info,
+    below: &[Link],
+    options: &CommitOptions,
+) -> Result<usize, Error> {
+    let above = std::iter::once(top).chain(below.iter().map(|link| &link.info));
+    let found = above.zip(below).position(|(above, link)| {
+        options.base.as_deref().is_none_or(|name| {
+            let name = name.as_os_str().as_bytes();
+            let there = resolve(&above.path, name).ok();
+            let there = there.and_then(|path| identity_of(&path));
+            above.image.backing_file() == Some(name)
+                || there.is_some() && there == identity(&link.file).ok()
         })
     });
     found.ok_or_else(|| {

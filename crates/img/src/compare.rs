@@ -21,8 +21,12 @@ pub struct CompareOptions {
 pub enum Comparison {
     /// One disk may be longer, by zeroes.
     Identical { sizes_differ: bool },
-    /// The first sector that differs.
-    Content { offset: u64, sizes_differ: bool },
+    /// The first sector that differs; it may be behind the end of the shorter disk.
+    Content {
+        offset: u64,
+        sizes_differ: bool,
+        is_behind: bool,
+    },
     /// Strict only.
     Sizes,
     /// Strict only: where one has something allocated that the other has not, or not so.
@@ -77,6 +81,7 @@ pub fn compare(
         Some(Difference::Content(offset)) => Comparison::Content {
             offset,
             sizes_differ,
+            is_behind: offset >= sizes[0].min(sizes[1]),
         },
         Some(Difference::Allocation(offset)) => Comparison::Allocation { offset },
         None => {

@@ -13,7 +13,8 @@ use std::path::PathBuf;
 pub(super) struct CommitArgs {
     #[command(flatten)]
     format: FormatArg,
-    /// The image of the chain to write to, instead of the one right below (implies --drop)
+    /// The image of the chain to write to, instead of the one right below (implies --drop); a
+    /// relative name is seen from the image above it
     #[arg(short, long, value_name = "PATH")]
     base: Option<PathBuf>,
     /// Leave in the image what is in it: it is going to be dropped

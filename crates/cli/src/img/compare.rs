@@ -103,7 +103,9 @@ fn tell(args: &CompareArgs, found: Comparison) -> anyhow::Result<()> {
             "message": text,
         }));
     } else if !args.read.watch.quiet() {
-        if sizes_differ && !args.strict {
+        // A difference that both disks have is all that there is to say.
+        let is_in_both = matches!(found, Comparison::Content { is_behind: false, .. });
+        if sizes_differ && !args.strict && !is_in_both {
             super::print("Warning: Image size mismatch!\n")?;
         }
         super::print(format_args!("{text}\n"))?;

@@ -2,14 +2,14 @@
 
 use super::common::{RateArg, ReadArgs};
 use super::watch::watched;
-use super::{format_options, parse_cache, parse_format};
+use super::{format_options, parse_cache, parse_format, set_backing};
 use crate::aio::AioArg;
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::Cache;
 use fathom_daemon::size::parse_size;
 use fathom_img::{
-    self as img, Backing, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName,
+    self as img, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName,
     Source,
 };
 use std::ffi::{OsStr, OsString};
@@ -38,7 +38,7 @@ pub(super) struct ConvertArgs {
     #[arg(short = 'B', long, value_name = "PATH")]
     backing: Option<String>,
     /// Format of the backing file
-    #[arg(short = 'F', long, value_parser = parse_format, requires = "backing", value_name = "FORMAT")]
+    #[arg(short = 'F', long, value_parser = parse_format, value_name = "FORMAT")]
     backing_format: Option<Format>,
     /// The target is there: write to it
     #[arg(short = 'n', long)]
@@ -141,14 +141,6 @@ fn create_options(args: &ConvertArgs) -> anyhow::Result<Option<CreateOptions>> {
     let Some(mut create) = format_options(args.target_format, &args.options)? else {
         return Ok(None);
     };
-    if let Some(name) = &args.backing {
-        if args.target_format == Format::Raw {
-            bail!("raw images have no backing file");
-        }
-        create.backing = Some(Backing {
-            name: name.clone(),
-            format: args.backing_format,
-        });
-    }
+    set_backing(&mut create, args.backing.clone(), args.backing_format)?;
     Ok(Some(create))
 }

@@ -1,10 +1,10 @@
 //! `fathom img create`
 
-use super::{format_options, parse_format, print, print_json};
+use super::{format_options, parse_format, print, print_json, set_backing};
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::size::parse_size;
-use fathom_img::{self as img, Backing, Format, InfoOptions};
+use fathom_img::{self as img, Format, InfoOptions};
 use std::path::PathBuf;
 
 /// Make an image (what the file had in it is lost)
@@ -55,20 +55,7 @@ pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
         bail!("the size is given twice: as SIZE and by -o size");
     }
     options.size = args.size.or(options.size);
-    let given = options.backing.take();
-    let name = args.backing.or(given.as_ref().map(|b| b.name.clone()));
-    let format = args.backing_format.or(given.and_then(|b| b.format));
-    options.backing = match name {
-        // As `-o backing_fmt` without a name leaves it.
-        None if format.is_none() => None,
-        name => Some(Backing {
-            name: name.unwrap_or_default(),
-            format,
-        }),
-    };
-    if args.format == Format::Raw && options.backing.is_some() {
-        bail!("raw images have no backing file");
-    }
+    set_backing(&mut options, args.backing, args.backing_format)?;
     let size = img::create(&file, &options, args.unsafe_backing)?;
     options.size = Some(size);
     if args.json {

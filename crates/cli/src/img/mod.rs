@@ -16,14 +16,17 @@ mod resize;
 mod snapshot;
 mod watch;
 
+use anyhow::bail;
 use clap::{Args, Subcommand, ValueEnum};
 use fathom_daemon::Cache;
 use fathom_daemon::size::parse_size;
-use fathom_img::{CreateOptions, Format};
+use fathom_img::{Backing, CreateOptions, Format};
 use std::io::Write;
 
 /// Make, describe, check, copy, compare and change images
 #[derive(Debug, Args)]
+// Of an option that is given twice, the last counts, as with qemu-img.
+#[command(args_override_self = true)]
 pub struct ImgArgs {
     #[command(subcommand)]
     command: ImgCommand,
@@ -106,6 +109,30 @@ fn format_options(format: Format, texts: &[String]) -> anyhow::Result<Option<Cre
         options.set(&name, &value, parse_size)?;
     }
     Ok(Some(options))
+}
+
+/// The backing file of a new image: its name and its format come from options of their own, or from
+/// `-o`.
+fn set_backing(
+    options: &mut CreateOptions,
+    name: Option<String>,
+    format: Option<Format>,
+) -> anyhow::Result<()> {
+    let given = options.backing.take();
+    let name = name.or(given.as_ref().map(|b| b.name.clone()));
+    let format = format.or(given.and_then(|b| b.format));
+    options.backing = match name {
+        // As `-o backing_fmt` without a name leaves it.
+        None if format.is_none() => None,
+        name => Some(Backing {
+            name: name.unwrap_or_default(),
+            format,
+        }),
+    };
+    if options.format == Format::Raw && options.backing.is_some() {
+        bail!("raw images have no backing file");
+    }
+    Ok(())
 }
 
 /// `a=b,c=d` as pairs; two commas stand for one within a value, and a name

@@ -4,6 +4,7 @@ mod bitmap;
 mod compare;
 mod convert;
 mod exports;
+mod habits;
 mod making;
 mod map;
 mod measure;

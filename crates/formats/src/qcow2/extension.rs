@@ -119,33 +119,41 @@ impl Extension {
         }
     }
 
-    fn kind_and_data(&self) -> (u32, Vec<u8>) {
+    fn kind(&self) -> u32 {
         match self {
-            Extension::BackingFormat(name) => (BACKING_FORMAT, name.clone()),
-            Extension::FeatureNames(table) => (FEATURE_NAMES, table.clone()),
+            Extension::BackingFormat(_) => BACKING_FORMAT,
+            Extension::FeatureNames(_) => FEATURE_NAMES,
+            Extension::Bitmaps(_) => BITMAPS,
+            Extension::Crypto(_) => CRYPTO,
+            Extension::DataFile(_) => DATA_FILE,
+            Extension::Unknown { kind, .. } => *kind,
+        }
+    }
+
+    fn data(&self) -> Vec<u8> {
+        match self {
             Extension::Bitmaps(b) => {
                 let mut data = Vec::with_capacity(BitmapsExtension::LEN);
                 data.extend(b.count.to_be_bytes());
                 data.extend(b.reserved.to_be_bytes());
                 data.extend(b.directory_size.to_be_bytes());
                 data.extend(b.directory_offset.to_be_bytes());
-                (BITMAPS, data)
+                data
             }
             Extension::Crypto(c) => {
                 let numbers = [c.offset, c.len];
-                (
-                    CRYPTO,
-                    numbers.iter().flat_map(|n| n.to_be_bytes()).collect(),
-                )
+                numbers.iter().flat_map(|n| n.to_be_bytes()).collect()
             }
-            Extension::DataFile(name) => (DATA_FILE, name.clone()),
-            Extension::Unknown { kind, data } => (*kind, data.clone()),
+            Extension::BackingFormat(data)
+            | Extension::FeatureNames(data)
+            | Extension::DataFile(data)
+            | Extension::Unknown { data, .. } => data.clone(),
         }
     }
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
-        let (kind, data) = self.kind_and_data();
-        out.extend(kind.to_be_bytes());
+        let data = self.data();
+        out.extend(self.kind().to_be_bytes());
         out.extend((data.len() as u32).to_be_bytes());
         out.extend(&data);
         out.resize(out.len().next_multiple_of(8), 0);
@@ -170,11 +178,9 @@ pub(super) fn parse_all(area: &[u8]) -> Result<Vec<Extension>> {
             )));
         };
         let extension = Extension::parse(kind, data)?;
-        let same = |e: &Extension| e.kind_and_data().0 == kind;
-        if !matches!(extension, Extension::Unknown { .. }) && extensions.iter().any(same) {
-            return Err(Error::invalid(format!(
-                "header extension {kind:#x} appears twice"
-            )));
+        // Of two that are known, the last counts, as with QEMU.
+        if !matches!(extension, Extension::Unknown { .. }) {
+            extensions.retain(|e| e.kind() != kind);
         }
         extensions.push(extension);
         rest = rest.get(len.next_multiple_of(8)..).unwrap_or_default();

@@ -5,6 +5,7 @@ mod human;
 mod json;
 mod size;
 mod snapshots;
+mod sound;
 pub(crate) use snapshots::{read_bitmaps, read_snapshots, snapshot_table_bytes};
 
 pub use size::Units;
@@ -65,6 +66,9 @@ impl Info {
             Image::Qcow2(header) => (read_snapshots(file, header)?, read_bitmaps(file, header)?),
             _ => Default::default(),
         };
+        if let Image::Qcow2(header) = &image {
+            sound::check(file, header, &bitmaps)?;
+        }
         let full_backing = image.backing_file().and_then(|b| resolve(path, b).ok());
         Ok(Info {
             path: path.to_owned(),
