@@ -4,12 +4,15 @@ mod support;
 
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use fathom_run::{
     Clock, Clocks, Disk, Environment, Event, Kind, Pair, Round, Run, RunKind, StreamInfo,
     StreamWriter, VERSION,
 };
-use support::{refused, run, stdout_of};
+use support::{PATIENCE, fathom, refused, run, stdout_of};
 
 /// Requests of the run.
 const REQUESTS: u64 = 40;
@@ -163,6 +166,37 @@ fn what_cannot_be_reported_is_told_in_one_line() {
     );
     fs::write(run.join("run.json"), "{\"version\": 1, \"kind\":").unwrap();
     refused(1, &["report", path], &["run.json", "damaged"]);
+}
+
+/// What is in the place of a file is not waited for.
+#[test]
+fn only_files_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, succeeds) in [("requests-1/fathom.events", true), ("run.json", false)] {
+        make_run(dir.path());
+        let path = dir.path().join(name);
+        fs::remove_file(&path).unwrap();
+        let made = Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        let mut child = fathom()
+            .args(["report", text(dir.path())])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let start = Instant::now();
+        while child.try_wait().unwrap().is_none() && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(5));
+        }
+        // It has ended, unless it waits for ever.
+        let _ = child.kill();
+        let output = child.wait_with_output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains("not a regular file"), "{name}: {said}");
+        assert_eq!(output.status.success(), succeeds, "{name}: {said}");
+        fs::remove_file(&path).unwrap();
+    }
 }
 
 #[test]

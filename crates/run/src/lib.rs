@@ -16,6 +16,7 @@ mod clocks;
 mod error;
 mod event;
 mod io_calls;
+mod open;
 pub mod qemu_names;
 mod run;
 mod stream;
@@ -24,6 +25,7 @@ pub use clocks::{Clock, Clocks, GuestOffset, Pair};
 pub use error::{Error, Result};
 pub use event::{Event, Kind, MAX_ARGS, flags};
 pub use io_calls::{IO_CALLS, IoCall, io_call};
+pub use open::open_file;
 pub use run::{
     Benchmark, BlockDevice, Disk, Environment, Extent, Machine, Role, Round, Run, RunKind,
     Scenario, StreamInfo, Thread, VERSION,

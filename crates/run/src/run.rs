@@ -1,12 +1,14 @@
 //! `run.json`: everything about a run but its events.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::clocks::{Clock, Clocks};
 use crate::error::{Error, Result};
+use crate::open::open_file;
 use crate::stream::Stream;
 
 /// The format of run directories that this program writes, and the newest that it reads.
@@ -230,8 +232,9 @@ impl Run {
     /// When there is none, or it is damaged or of a newer version.
     pub fn load(dir: &Path) -> Result<Run> {
         let path = dir.join(FILE);
-        let text = fs::read_to_string(&path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => {
+        let text = open_file(&path).and_then(io::read_to_string);
+        let text = text.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => {
                 Error::unusable(dir, "this is no run directory: it has no run.json")
             }
             _ => Error::io(&path)(source),

@@ -1,6 +1,7 @@
 //! One run directory from a host's and a guest's, recorded at the same time.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::Path;
 
 use fathom_run::{Clocks, Environment, Round, Run, RunKind, VERSION};
@@ -100,7 +101,9 @@ fn copy(from: &Path, to: &Path, round: &Round) -> Result<()> {
     for stream in &round.streams {
         let name = format!("{}.events", stream.name);
         let (from, to) = (from.join(&name), to.join(&name));
-        fs::copy(&from, &to)
+        let copied = fathom_run::open_file(&from)
+            .and_then(|mut from| io::copy(&mut from, &mut File::create(&to)?));
+        copied
             .context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     }
     Ok(())
