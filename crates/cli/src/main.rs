@@ -119,5 +119,7 @@ fn one_line(error: &anyhow::Error) -> String {
             text = format!("{text}: {cause}");
         }
     }
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    // Names in it may be a stranger's.
+    fathom_img::shown(&line)
 }

@@ -32,7 +32,7 @@ pub use compare::{CompareOptions, Comparison, compare};
 pub use convert::{Broken, ConvertOptions, convert};
 pub use create::{Backing, CreateOptions, create};
 pub use error::Error;
-pub use fathom_formats::img::{Format, SnapshotName};
+pub use fathom_formats::img::{Format, SnapshotName, shown};
 pub use info::{Info, InfoOptions, info};
 pub use map::{MapExtent, MapOptions, map};
 pub use measure::{Measure, measure, measure_empty};

@@ -59,7 +59,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     };
     let mut say = |line: &str| {
         if !args.quiet {
-            eprintln!("{line}");
+            eprintln!("{}", img::shown(line));
         }
     };
     let checked = img::check(
@@ -71,7 +71,8 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     );
     let (format, report) = match checked {
         Err(img::Error::Raw { path }) => {
-            eprintln!("fathom: {}", img::Error::Raw { path });
+            let error = img::Error::Raw { path }.to_string();
+            eprintln!("fathom: {}", img::shown(&error));
             std::process::exit(UNSUPPORTED);
         }
         other => other.map_err(|e| anyhow!(e))?,

@@ -59,7 +59,7 @@ pub(super) fn run(args: CompareArgs) -> anyhow::Result<()> {
     match compared {
         Ok(found) => tell(&args, found),
         Err(error) => {
-            eprintln!("fathom: {error}");
+            eprintln!("fathom: {}", img::shown(&error.to_string()));
             std::process::exit(match error {
                 Error::Interrupted => INTERRUPTED,
                 Error::Data { .. } => NOT_READ,

@@ -103,7 +103,7 @@ fn row(out: &mut impl Write, extent: &MapExtent, path: Option<&Path>) -> anyhow:
         (true, Some(host)) => host,
     };
     if !extent.zero {
-        let file = path.unwrap_or(Path::new("")).display();
+        let file = img::shown(&path.unwrap_or(Path::new("")).to_string_lossy());
         let [start, len, at] = [extent.start, extent.len, host.offset].map(hex);
         writeln!(out, "{start:<16}{len:<16}{at:<16}{file}")?;
     }

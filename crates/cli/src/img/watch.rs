@@ -78,7 +78,7 @@ impl Watch {
             Event::Warning(line) => {
                 self.leave_bar();
                 if !self.quiet {
-                    eprintln!("fathom: {line}");
+                    eprintln!("fathom: {}", fathom_img::shown(&line));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Images of strangers, which name files of others.
 
 use crate::place::Place;
-use crate::support::{as_arg, refused, stdout_of};
+use crate::support::{as_arg, refused, run, stdout_of};
 use crate::{qemu_img, qemu_json};
 use std::fs;
 
@@ -131,4 +131,43 @@ fn a_chain_is_described_as_by_qemu_img() {
         qemu_img(&["create", "-q", "-u", "-f", "qcow2", "-b", below, "-F", "qcow2", image, "1M"]);
     }
     refused(1, &["img", "info", "--backing-chain", &one], &["one: ", "comes back to"]);
+}
+
+/// Names in images are shown as what they are.
+#[test]
+fn names_cannot_play_with_the_terminal() {
+    let place = Place::new();
+    let odd = "a\x1b]0;b\x07c\nd";
+    let base = place.image(odd, "qcow2", &[], &["write -P 1 0 64k"]);
+    let option = format!("data_file={}", place.path("data\x1b[2J"));
+    place.image("data", "qcow2", &["-o", &option], &[]);
+    let on = ["-b", &base, "-F", "qcow2"];
+    let image = place.image("image", "qcow2", &on, &["write -P 1 1M 64k"]);
+    qemu_img(&["snapshot", "-c", odd, &image]);
+    qemu_img(&["bitmap", "--add", &image, odd]);
+    let lost = place.path("lost");
+    let on = ["-u", "-b", "c\x1b[31md", "-F", "qcow2", &lost, "1M"];
+    qemu_img(&[&["create", "-q", "-f", "qcow2"], &on[..]].concat());
+    let data = place.path("data");
+    let none = place.path("none");
+    let commands: [&[&str]; 10] = [
+        &["info", "--backing-chain", &image],
+        &["info", &lost],
+        &["info", &data],
+        &["snapshot", "-l", &image],
+        &["bitmap", "--list", &image],
+        &["map", &image],
+        &["info", "--backing-chain", &lost],
+        &["compare", &lost, &image],
+        &["convert", "-l", "nothing", &lost, &none],
+        &["resize", &data, "30M"],
+    ];
+    for command in commands {
+        let output = run(&[&["img"], command].concat());
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        let plays = said.chars().any(|c| c.is_control() && c != '\n');
+        assert!(!plays, "{command:?}: {said:?}");
+        assert!(said.contains("\\u{1b}"), "{command:?}: {said:?}");
+    }
 }

@@ -15,7 +15,7 @@ pub mod resize;
 pub mod snapshot;
 mod snapshot_name;
 
-pub use names::{file_name_of, resolve};
+pub use names::{file_name_of, resolve, shown};
 pub use read::{Image, open_read_only};
 pub use snapshot_name::SnapshotName;
 

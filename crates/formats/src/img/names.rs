@@ -28,6 +28,18 @@ pub fn file_name_of(name: &[u8]) -> Result<&Path> {
     Ok(Path::new(OsStr::from_bytes(path)))
 }
 
+/// Text from an image, such as a name, for people: nothing in it plays with the terminal.
+pub fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
+}
+
 /// `name` as seen from the directory that `image` is in.
 pub fn resolve(image: &Path, name: &[u8]) -> Result<PathBuf> {
     let path = file_name_of(name)?;
@@ -38,6 +50,12 @@ pub fn resolve(image: &Path, name: &[u8]) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_cannot_play_with_the_terminal() {
+        assert_eq!(shown("a b\\c \u{e4}"), "a b\\c \u{e4}");
+        assert_eq!(shown("\x1b[2J\n\u{9b}1m"), "\\u{1b}[2J\\n\\u{9b}1m");
+    }
 
     #[test]
     fn names_are_seen_from_the_image() {

@@ -5,18 +5,20 @@ use crate::img::Image;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{COMPATIBLE_LAZY_REFCOUNTS, Header};
 use std::fmt::{self, Display, Formatter};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
-/// Text from an image, without what would play with the terminal.
 fn shown(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
+    crate::img::shown(&String::from_utf8_lossy(bytes))
+}
+
+fn shown_path(path: &Path) -> String {
+    shown(path.as_os_str().as_bytes())
 }
 
 impl Display for Info {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let (name, size) = (self.path.display(), self.image.size());
+        let (name, size) = (shown_path(&self.path), self.image.size());
         writeln!(f, "image: {name}")?;
         writeln!(f, "file format: {}", self.image.format())?;
         writeln!(f, "virtual size: {} ({size} bytes)", Units(size))?;
@@ -59,8 +61,8 @@ impl Info {
         write!(f, "backing file: {name}")?;
         match &self.full_backing {
             None => write!(f, " (cannot determine actual path)")?,
-            Some(full) if full.display().to_string() != name => {
-                write!(f, " (actual path: {})", full.display())?;
+            Some(full) if shown_path(full) != name => {
+                write!(f, " (actual path: {})", shown_path(full))?;
             }
             Some(_) => {}
         }
