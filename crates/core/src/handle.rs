@@ -3,6 +3,7 @@
 use crate::cx::Cx;
 use crate::disk::{Disk, DiskError};
 use crate::engine::Engine;
+use crate::peer_event;
 use crate::polling::{Poller, Polling};
 use crate::source::{Source, SourceId};
 use crate::worker::Worker;
@@ -133,8 +134,10 @@ impl WorkerHandle {
             let path = PathBuf::from(options.name.clone());
             move |source: io::Error| DiskError::Io { path, what, source }
         };
+        peer_event::watch().map_err(failed("cannot start the thread that watches eventfds"))?;
         let bell = Arc::new(Bell {
             rung: AtomicBool::new(false),
+            unheard: AtomicBool::new(false),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|e| failed("cannot create an eventfd")(e.into()))?,
         });

@@ -11,6 +11,7 @@ pub mod engine;
 pub mod extents;
 pub mod handle;
 pub mod keepsake;
+pub mod peer_event;
 pub mod polling;
 pub mod request;
 pub mod size;

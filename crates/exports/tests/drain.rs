@@ -12,7 +12,7 @@ use support::served::Served;
 use vhost::VhostBackend;
 use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserInflight};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 #[test]
 fn get_vring_base_waits_for_everything_in_flight() {
@@ -148,6 +148,39 @@ fn a_full_interrupt_does_not_hold_up_a_drain() {
     queue.start(&mut frontend, 1);
     drop(frontend);
     served.wait_for_disconnect();
+}
+
+/// An eventfd that makes its writer wait, for good.
+fn clogged() -> EventFd {
+    let event = EventFd::new(0).unwrap();
+    event.write(u64::MAX - 1).unwrap();
+    event
+}
+
+#[test]
+fn a_full_interrupt_holds_up_nobody_else_at_its_worker() {
+    let served = Served::new();
+    let (_memory, mut frontend, mut other) = served.guest();
+    let memory = other.memory.clone();
+    // Of two workers the same one.
+    let mut queue = Queue::new(&memory, 2);
+    let broken = EventFd::new(EFD_NONBLOCK).unwrap();
+    queue.call = clogged();
+    queue.describe(&frontend, 0);
+    frontend.set_vring_err(2, &broken).unwrap();
+    queue.start(&mut frontend, 0);
+    for slot in 0..8 {
+        queue.offer(slot, IN, 0, DATA + 0x1_0000, 512);
+        queue.kick();
+        other.check_read(slot, 1);
+    }
+    // It is told so, and may try again.
+    eventually("the queue is broken", || broken.read().is_ok());
+    assert!(frontend.get_vring_base(2).unwrap() >= 1);
+    queue.call = EventFd::new(EFD_NONBLOCK).unwrap();
+    queue.start(&mut frontend, queue.used());
+    queue.wait();
+    other.check_read(8, 1);
 }
 
 fn inflight_area(frontend: &mut Frontend) -> (VhostUserInflight, std::fs::File) {

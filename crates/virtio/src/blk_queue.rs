@@ -9,6 +9,7 @@ use crate::memory::{GuestMemory, GuestRegion, RegionCache};
 use crate::queue::layout::{IDX, RING, USED_ELEMENT, used_len};
 use crate::queue::{RingAddresses, RingError, SplitQueue, prefetch};
 use crate::request::{Limits, Parser, Status, Verdict};
+use fathom_core::peer_event::{self, Full};
 use fathom_core::{Broken, Buffer, Cx, Op, Request, RequestId, Segments, Source};
 use std::any::Any;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -66,6 +67,8 @@ pub struct BlkQueue {
     /// What `pop` has taken and not yet parsed: heads with their first
     /// descriptors. Of no meaning between its calls.
     staged: Vec<(u16, Descriptor)>,
+    /// Nothing can be told to the driver any more.
+    deaf: bool,
     log: Option<Arc<DirtyLog>>,
     setup: QueueSetup,
     device: Arc<BlkDevice>,
@@ -117,6 +120,7 @@ impl BlkQueue {
             inflight,
             resubmit,
             staged: Vec::with_capacity(usize::from(setup.size)),
+            deaf: false,
             log,
             setup,
             device,
@@ -323,7 +327,8 @@ impl BlkQueue {
 
     #[cold]
     fn broken(&self, why: String) -> Broken {
-        signal(self.setup.err.as_ref());
+        // There is no other way to tell the front-end.
+        let _ = signal(self.setup.err.as_ref());
         Broken(format!("queue {}: {why}", self.setup.index))
     }
 }
@@ -358,6 +363,9 @@ impl Source for BlkQueue {
         if self.memory.is_poisoned() {
             return Err(self.broken("the front-end has truncated its memory".to_owned()));
         }
+        if self.deaf {
+            return Err(self.broken(format!("its call eventfd: {Full}")));
+        }
         self.pop_batch(cx, room, batch)
             .map_err(|error| self.broken(error.to_string()))
     }
@@ -390,7 +398,7 @@ impl Source for BlkQueue {
     }
 
     fn notify(&mut self) {
-        signal(self.setup.call.as_ref());
+        self.deaf |= signal(self.setup.call.as_ref()).is_err();
     }
 
     fn arm(&mut self) -> bool {
@@ -432,10 +440,7 @@ fn check_log(setup: &QueueSetup, log: Option<&DirtyLog>) -> Result<(), QueueErro
     }
 }
 
-/// Signal an eventfd. Fails only when its counter is full, and then its
-/// reader has enough to wake up to.
-pub fn signal(event: Option<&OwnedFd>) {
-    if let Some(event) = event {
-        let _ = rustix::io::write(event.as_fd(), &1u64.to_ne_bytes());
-    }
+/// Signal an eventfd, if there is one.
+pub fn signal(event: Option<&OwnedFd>) -> Result<(), Full> {
+    event.map_or(Ok(()), |event| peer_event::signal(event.as_fd()))
 }

@@ -12,7 +12,6 @@ mod inflight;
 mod log;
 mod memory;
 mod status;
-mod unclog;
 mod vrings;
 
 use super::Shared;

@@ -5,7 +5,6 @@
 //! started, enabled, and fully described. A worker looks at a source as soon
 //! as it is attached, so kicks from before are not lost.
 
-use super::unclog::unclogging;
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
 use fathom_core::{Detaching, Source, SourceId};
@@ -36,11 +35,6 @@ struct Running {
 }
 
 impl Vring {
-    /// The eventfds that are written to on this side.
-    fn signals(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.call.iter().chain(&self.err)
-    }
-
     /// As at first. Not to be called while it runs.
     pub fn reset(&mut self) {
         debug_assert!(self.running.is_none());
@@ -108,7 +102,7 @@ impl Session<'_> {
         // As QEMU's libvhost-user does: what was answered before may not have
         // been told, and there are drivers that wait for it.
         let vring = &self.vrings[self.vring(index)?];
-        unclogging(vring.signals(), || signal(vring.call.as_ref()));
+        let _ = signal(vring.call.as_ref());
         Ok(Reply::Ack)
     }
 
@@ -196,7 +190,7 @@ impl Session<'_> {
     /// Detach those that run, after all that they have in flight.
     fn pause(&mut self, which: std::ops::Range<usize>) {
         let mut detaching: Vec<(usize, Detaching)> = Vec::new();
-        for i in which.clone() {
+        for i in which {
             if let Some(Running { worker, id }) = self.vrings[i].running.take() {
                 detaching.push((i, self.shared.workers[worker].begin_detach(id)));
             }
@@ -205,14 +199,8 @@ impl Session<'_> {
         if count == 0 {
             return;
         }
-        let detached = unclogging(self.vrings[which].iter().flat_map(Vring::signals), || {
-            detaching
-                .into_iter()
-                .map(|(i, detaching)| (i, detaching.wait()))
-                .collect::<Vec<_>>()
-        });
-        for (i, source) in detached {
-            let queue = source.into_any().downcast::<BlkQueue>();
+        for (i, detaching) in detaching {
+            let queue = detaching.wait().into_any().downcast::<BlkQueue>();
             let queue = queue.expect("only queues are attached");
             self.vrings[i].base = queue.into_parts().0.base;
             tracing::debug!("vhost-user: vring {i} stopped at {}", self.vrings[i].base);
@@ -275,12 +263,8 @@ impl Session<'_> {
         };
         let device = self.shared.device.clone();
         let memory = memory.clone();
-        // It may signal.
-        unclogging(vring.signals(), || {
-            BlkQueue::new(setup, memory, log, inflight, device)
-        })
-        .map(Some)
-        .map_err(Fault::refused)
+        let queue = BlkQueue::new(setup, memory, log, inflight, device);
+        queue.map(Some).map_err(Fault::refused)
     }
 
     fn activate(&mut self) -> Result<(), Fault> {
