@@ -10,19 +10,27 @@ use crate::worker::Worker;
 use fathom_trace::{Clock, Recorder, RingWriter, StageHistograms};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
+use std::convert::Infallible;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a worker may take to look into its mailbox. One that works does so
+/// after each turn; one that does not is stuck in guest memory whose pages do
+/// not come, say, and might never look again.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What other threads ask of a worker.
 pub(crate) enum Command {
     Attach {
         source: Box<dyn Source>,
+        wanted: Arc<Wanted>,
         reply: SyncSender<io::Result<SourceId>>,
     },
     Detach {
@@ -32,9 +40,22 @@ pub(crate) enum Command {
     Trace(Option<RingWriter>),
     /// Something that the channel goes by has changed.
     Look {
+        wanted: Arc<Wanted>,
         reply: SyncSender<()>,
     },
     Stop,
+}
+
+/// Whether a command is waited for: decided once, by the worker that takes it
+/// or by the one who has waited for too long.
+#[derive(Default)]
+pub(crate) struct Wanted(AtomicBool);
+
+impl Wanted {
+    /// False: the other side has decided before.
+    fn decide(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
 }
 
 /// The flag and the eventfd by which a worker learns of commands, spinning
@@ -42,6 +63,22 @@ pub(crate) enum Command {
 struct Bell {
     rung: AtomicBool,
     event: OwnedFd,
+    /// Somebody has waited in vain, and no command was taken since.
+    unheard: AtomicBool,
+}
+
+impl Bell {
+    /// Wait no longer. False: the worker has just taken the command. (The
+    /// order matters: the worker decides first and lowers the flag then, so
+    /// that it is not raised for good.)
+    fn give_up(&self, wanted: &Wanted) -> bool {
+        self.unheard.store(true, Ordering::SeqCst);
+        let given_up = wanted.decide();
+        if !given_up {
+            self.unheard.store(false, Ordering::SeqCst);
+        }
+        given_up
+    }
 }
 
 /// The worker's end of its mailbox.
@@ -58,6 +95,13 @@ impl Inbox {
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
         self.bell.rung.load(Ordering::Acquire)
+    }
+
+    /// A command has been taken. False: nobody waits for it any more.
+    pub(crate) fn hear(&self, wanted: &Wanted) -> bool {
+        let in_time = wanted.decide();
+        self.bell.unheard.store(false, Ordering::SeqCst);
+        in_time
     }
 
     /// The next command. Senders ring after they have sent, so the bell is
@@ -120,7 +164,15 @@ pub struct WorkerHandle {
     histograms: Arc<StageHistograms>,
     counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
+    /// Its other end is the thread's, and goes with it.
+    running: Mutex<Receiver<Infallible>>,
 }
+
+/// The worker has not looked into its mailbox for so long that it seems to be
+/// stuck.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its worker does not answer")]
+pub struct Unheard;
 
 impl WorkerHandle {
     /// Start a worker for `disk`. `engine` is called on the new thread,
@@ -150,9 +202,11 @@ impl WorkerHandle {
         let recorder = Recorder::new(histograms.clone());
         let counters = Arc::new(Counters::default());
         let (ready, started) = sync_channel(1);
+        let (alive, running) = sync_channel(1);
         let body = {
             let (counters, options) = (counters.clone(), options.clone());
             move || {
+                let _alive: SyncSender<Infallible> = alive;
                 let worker = start(&*disk, engine, inbox, recorder, counters, &options);
                 match worker {
                     Ok(worker) => {
@@ -174,23 +228,40 @@ impl WorkerHandle {
             histograms,
             counters,
             thread: Some(thread),
+            running: Mutex::new(running),
         })
     }
 
+    /// What is sent to a worker that has ended already is dropped, and with it
+    /// the means to answer.
     fn send(&self, command: Command) {
-        self.commands
-            .send(command)
-            .expect("a worker lives as long as its handle");
+        let _ = self.commands.send(command);
         self.bell.rung.store(true, Ordering::SeqCst);
         // An eventfd's counter cannot overflow by ones.
         let _ = rustix::io::write(&self.bell.event, &1u64.to_ne_bytes());
     }
 
-    /// Let the worker serve `source`; returns when it does.
+    /// Let the worker serve `source`; returns when it does. If it does not
+    /// take it in time, the source is dropped, sooner or later.
     pub fn attach(&self, source: Box<dyn Source>) -> io::Result<SourceId> {
+        let failed = || io::Error::new(io::ErrorKind::TimedOut, Unheard);
+        if self.bell.unheard.load(Ordering::SeqCst) {
+            return Err(failed());
+        }
         let (reply, answer) = sync_channel(1);
-        self.send(Command::Attach { source, reply });
-        answer.recv().expect("a worker answers")
+        let wanted = Arc::new(Wanted::default());
+        self.send(Command::Attach {
+            source,
+            wanted: wanted.clone(),
+            reply,
+        });
+        match answer.recv_timeout(PATIENCE) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) if self.bell.give_up(&wanted) => Err(failed()),
+            // It is at it.
+            Err(RecvTimeoutError::Timeout) => answer.recv().unwrap_or_else(|_| Err(failed())),
+            Err(RecvTimeoutError::Disconnected) => Err(failed()),
+        }
     }
 
     /// Stop popping from a source, wait for everything in flight, and give
@@ -214,13 +285,43 @@ impl WorkerHandle {
     }
 
     /// Let the channel look at what has changed ([`Channel::timer`]); returns
-    /// when it has. Requests popped later go by it.
+    /// when it has, unless the worker is stuck. Requests popped later go by it.
     ///
     /// [`Channel::timer`]: crate::Channel::timer
-    pub fn look(&self) {
+    pub fn look(&self) -> Result<(), Unheard> {
+        self.begin_look().wait()
+    }
+
+    /// Like [`WorkerHandle::look`], without waiting: for several at once.
+    pub fn begin_look(&self) -> Looking<'_> {
         let (reply, answer) = sync_channel(1);
-        self.send(Command::Look { reply });
-        answer.recv().expect("a worker answers")
+        let wanted = Arc::new(Wanted::default());
+        let patience = match self.bell.unheard.load(Ordering::SeqCst) {
+            true => Duration::ZERO,
+            false => PATIENCE,
+        };
+        self.send(Command::Look {
+            wanted: wanted.clone(),
+            reply,
+        });
+        Looking {
+            answer,
+            wanted,
+            deadline: Instant::now() + patience,
+            bell: &self.bell,
+        }
+    }
+
+    /// Let the worker end, which has no sources any more; does not wait.
+    pub fn stop(&self) {
+        self.send(Command::Stop);
+    }
+
+    /// Wait for its end until `deadline`. False: it is not over.
+    pub fn wait_until_stopped(&self, deadline: Instant) -> bool {
+        let running = self.running.lock().unwrap_or_else(|e| e.into_inner());
+        let left = deadline.saturating_duration_since(Instant::now());
+        running.recv_timeout(left) == Err(RecvTimeoutError::Disconnected)
     }
 
     pub fn histograms(&self) -> &StageHistograms {
@@ -229,6 +330,28 @@ impl WorkerHandle {
 
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+}
+
+/// A worker that was told to look.
+pub struct Looking<'a> {
+    answer: Receiver<()>,
+    wanted: Arc<Wanted>,
+    deadline: Instant,
+    bell: &'a Bell,
+}
+
+impl Looking<'_> {
+    pub fn wait(self) -> Result<(), Unheard> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match self.answer.recv_timeout(left) {
+            Ok(()) => Ok(()),
+            // It is at it.
+            Err(RecvTimeoutError::Timeout) if !self.bell.give_up(&self.wanted) => {
+                self.answer.recv_timeout(PATIENCE).map_err(|_| Unheard)
+            }
+            Err(_) => Err(Unheard),
+        }
     }
 }
 
@@ -243,7 +366,7 @@ impl Detaching {
 
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
-        self.send(Command::Stop);
+        self.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

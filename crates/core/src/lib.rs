@@ -26,7 +26,7 @@ pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, SocketIoKind, Wait};
 pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
-pub use handle::{Counters, Detaching, WorkerHandle, WorkerOptions};
+pub use handle::{Counters, Detaching, Looking, Unheard, WorkerHandle, WorkerOptions};
 pub use keepsake::Keepsake;
 pub use polling::{Polling, parse_duration};
 pub use request::{Owner, Request, RequestId, Segments, Slab};

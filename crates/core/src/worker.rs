@@ -407,10 +407,16 @@ impl Worker {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Attach { source, reply } => {
-                // The control thread waits for the reply; should it have
-                // died, there is nobody to tell.
-                let _ = reply.send(self.attach(source));
+            Command::Attach {
+                source,
+                wanted,
+                reply,
+            } => {
+                if self.inbox.hear(&wanted) {
+                    // The control thread waits for the reply; should it have
+                    // died, there is nobody to tell.
+                    let _ = reply.send(self.attach(source));
+                }
             }
             Command::Detach { id, reply } => {
                 let slot = occupied(&mut self.slots, id.slot);
@@ -429,7 +435,9 @@ impl Worker {
                 self.release();
             }
             Command::Trace(writer) => self.trace = writer,
-            Command::Look { reply } => {
+            Command::Look { wanted, reply } => {
+                // Even if nobody waits: it may be the last to be told.
+                self.inbox.hear(&wanted);
                 self.look();
                 let _ = reply.send(());
             }

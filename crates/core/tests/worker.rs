@@ -5,7 +5,7 @@ mod holding;
 mod support;
 
 use fathom_core::testing::{PollEngine, TestDisk};
-use fathom_core::{Polling, Stage, WorkerHandle, WorkerOptions};
+use fathom_core::{Polling, Stage, Unheard, WorkerHandle, WorkerOptions};
 use fathom_trace::{RingFile, RingReader};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,7 +103,7 @@ fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
     peer.offer(3);
     until("all are with the disk", || held(&disk) == 3);
     let detaching = worker.begin_detach(id);
-    worker.look(); // Returns when it has heard of the detach, too.
+    worker.look().unwrap(); // Returns when it has heard of the detach, too.
     peer.offer(1);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!((peer.popped(), peer.answered()), (3, 0));
@@ -262,7 +262,7 @@ fn what_was_answered_before_a_trace_ends_is_in_it() {
     let peer = Peer::new();
     let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
     worker.trace(Some(file.writer(0)));
-    worker.look();
+    worker.look().unwrap();
     peer.be_slow(true);
     peer.offer(1);
     until("the peer has its answer", || peer.answered() == 1);
@@ -272,10 +272,60 @@ fn what_was_answered_before_a_trace_ends_is_in_it() {
             peer.be_slow(false);
         });
         worker.trace(None);
-        worker.look();
+        worker.look().unwrap();
     });
     let mut entries = Vec::new();
     RingReader::open(&path).unwrap().poll(&mut entries).unwrap();
     assert_eq!(entries.len(), 1);
     worker.detach(id);
+}
+
+#[test]
+fn who_asks_a_worker_that_is_stuck_gets_an_answer() {
+    let worker = worker(&holding(), Polling::Off);
+    let (stuck, refused) = (Peer::new(), Peer::new());
+    let id = worker.attach(TestSource::boxed(&stuck, 4)).unwrap();
+    stuck.be_slow(true);
+    stuck.break_protocol(); // which is answered, slowly
+    stuck.offer(1);
+    until("it is stuck", || stuck.published() > 0);
+    let ask = || {
+        let start = Instant::now();
+        assert_eq!(worker.look(), Err(Unheard));
+        start.elapsed()
+    };
+    let patience = ask();
+    let error = worker.attach(TestSource::boxed(&refused, 4)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+    // Once it is known, nobody waits any more.
+    assert!(ask() < patience / 2);
+    assert!(!worker.wait_until_stopped(Instant::now()));
+    stuck.be_slow(false);
+    until("it looks again", || worker.look() == Ok(()));
+    refused.offer(1);
+    worker.detach(id);
+    let id = worker.attach(TestSource::boxed(&Peer::new(), 4)).unwrap();
+    worker.detach(id);
+    assert_eq!(refused.popped(), 0);
+    worker.stop();
+    assert!(worker.wait_until_stopped(Instant::now() + DEADLINE));
+}
+
+/// Whoever has waited too long does not leave a source behind that is attached after all.
+#[test]
+fn a_source_that_was_given_up_is_dropped() {
+    let worker = worker(&holding(), Polling::Off);
+    let (stuck, refused) = (Peer::new(), Peer::new());
+    worker.attach(TestSource::boxed(&stuck, 4)).unwrap();
+    stuck.be_slow(true);
+    stuck.break_protocol();
+    stuck.offer(1);
+    until("it is stuck", || stuck.published() > 0);
+    refused.offer(1);
+    worker.attach(TestSource::boxed(&refused, 4)).unwrap_err();
+    stuck.be_slow(false);
+    until("it looks again", || worker.look() == Ok(()));
+    worker.look().unwrap();
+    assert_eq!(refused.popped(), 0);
+    assert_eq!(Arc::strong_count(&refused), 1);
 }

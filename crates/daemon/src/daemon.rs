@@ -247,11 +247,26 @@ impl Daemon {
             Request::Resize => disk.resize(),
             Request::Set { filter, options } => {
                 let info = disk.set_filter(&filter, options)?;
-                self.disks.iter().for_each(Served::look);
+                self.look(index)?;
                 json(&info)
             }
             Request::Disks | Request::Quit => unreachable!("they are for the daemon"),
         }
+    }
+
+    /// Let all workers see what was changed for one disk: some filters share
+    /// with those of other disks. A worker that is stuck holds up nobody for
+    /// long, and matters to its own disk's user only.
+    fn look(&self, index: usize) -> Result<(), String> {
+        let looking: Vec<_> = self.disks.iter().map(Served::begin_look).collect();
+        let mut outcome = Ok(());
+        for (i, (disk, looking)) in self.disks.iter().zip(looking).enumerate() {
+            let seen = disk.wait_for_looks(looking);
+            if i == index {
+                outcome = seen;
+            }
+        }
+        outcome
     }
 
     fn info(&self, index: usize) -> Info {

@@ -9,7 +9,7 @@ use crate::serving::Serving;
 use crate::shared_disk::SharedDisk;
 use crate::size::Size;
 use crate::tracer::Tracer;
-use fathom_core::{DiskInfo, WorkerHandle};
+use fathom_core::{DiskInfo, Looking, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser};
@@ -201,8 +201,28 @@ impl Served {
     }
 
     /// Let the workers see what filters go by.
-    pub fn look(&self) {
-        self.stack.workers.iter().for_each(WorkerHandle::look);
+    pub fn begin_look(&self) -> Vec<Looking<'_>> {
+        let workers = self.stack.workers.iter();
+        workers.map(WorkerHandle::begin_look).collect()
+    }
+
+    /// Wait until all that were told to look have. The error is for the user.
+    pub fn wait_for_looks(&self, looking: Vec<Looking<'_>>) -> Result<(), String> {
+        let unheard = looking.into_iter().filter_map(|look| look.wait().err());
+        match unheard.count() {
+            0 => Ok(()),
+            _ => Err(format!(
+                "disk '{}' has a worker that does not answer: for it, this holds from when it does",
+                self.name()
+            )),
+        }
+    }
+
+    /// Let the workers see what has changed, but do not depend on it.
+    fn look(&self) {
+        if let Err(problem) = self.wait_for_looks(self.begin_look()) {
+            tracing::warn!("{problem}");
+        }
     }
 
     /// The image has another size now: tell the guest. NBD clients see it
@@ -274,7 +294,9 @@ impl Served {
     }
 
     fn start_trace(&self, path: &std::path::Path) -> Result<Tracer, fathom_trace::TraceError> {
-        Tracer::start(path, &self.options.disk.to_string(), &self.stack.workers)
+        let tracer = Tracer::start(path, &self.options.disk.to_string(), &self.stack.workers)?;
+        self.look();
+        Ok(tracer)
     }
 
     fn stop_trace(&mut self) -> Option<Tracer> {

@@ -19,13 +19,12 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Trace what `workers` do from now on.
+    /// Trace what `workers` do from when they have looked next.
     pub fn start(path: &Path, disk: &str, workers: &[WorkerHandle]) -> Result<Tracer, TraceError> {
         let mut file = RingFile::create(path, disk, workers.len(), TRACE_RECORDS)?;
         for (ring, worker) in workers.iter().enumerate() {
             worker.trace(Some(file.writer(ring)));
         }
-        workers.iter().for_each(WorkerHandle::look);
         Ok(Tracer {
             path: path.to_owned(),
             file,

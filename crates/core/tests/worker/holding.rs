@@ -131,7 +131,7 @@ fn a_drain_waits_for_nothing_that_is_held_back() {
     assert_eq!(leaving.answered(), 3);
     staying.offer(1);
     until("it is popped", || staying.popped() == 1);
-    worker.look();
+    worker.look().unwrap();
     assert_eq!(staying.answered(), 0, "nobody drains this one");
 }
 
@@ -144,17 +144,17 @@ fn a_closed_channel_gets_nothing_and_loses_nothing() {
         peer.offer(1);
         until("it is answered", || peer.answered() == 2 * round + 1);
         gate.shut.store(true, SeqCst);
-        worker.look();
+        worker.look().unwrap();
         peer.offer(1);
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(peer.popped(), 2 * round + 1);
         until_it_sleeps_for(Duration::from_millis(2), &worker);
         gate.shut.store(false, SeqCst);
-        worker.look();
+        worker.look().unwrap();
         until("that one, too", || peer.answered() == 2 * round + 2);
     }
     gate.shut.store(true, SeqCst);
-    worker.look();
+    worker.look().unwrap();
     drop(worker.detach(id));
 }
 
@@ -163,13 +163,13 @@ fn a_closed_channel_gets_nothing_and_loses_nothing() {
 fn a_closed_channel_gets_what_was_inherited_before_it_is_left() {
     let (gate, worker) = gate(Duration::from_secs(3600), Polling::Off);
     gate.shut.store(true, SeqCst);
-    worker.look();
+    worker.look().unwrap();
     let peer = Peer::new();
     peer.offer(5);
     let id = worker
         .attach(TestSource::with_inherited(&peer, 8, 3))
         .unwrap();
-    worker.look();
+    worker.look().unwrap();
     assert_eq!(peer.popped(), 0);
     drop(worker.detach(id));
     assert_eq!((peer.popped(), peer.answered()), (3, 3));

@@ -106,7 +106,7 @@ fn sources_that_stay_keep_waiting() {
     stays.popped();
     drop(bed.workers[0].detach(leaves.id.take().unwrap()));
     assert_eq!(leaves.answer().error, 0);
-    bed.workers[0].look(); // It has been through a turn since.
+    bed.workers[0].look().unwrap(); // It has been through a turn since.
     assert!(stays.answer_now().is_none());
     drop(bed.workers[0].detach(stays.id.take().unwrap()));
     assert_eq!(stays.answer().error, 0);

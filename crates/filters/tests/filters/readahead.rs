@@ -93,7 +93,7 @@ fn a_write_under_way_hides_what_was_read_before() {
     peer.ask(Ask::write(8192, vec![7; 4096]));
     peer.ask(read());
     peer.popped();
-    bed.workers[0].look(); // It has been through a turn since.
+    bed.workers[0].look().unwrap(); // It has been through a turn since.
     assert!(peer.answer_now().is_none(), "it is for the disk to say");
     bed.disk.release();
     assert!(peer.answers(2).iter().all(|answer| answer.error == 0));

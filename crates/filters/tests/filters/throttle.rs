@@ -140,7 +140,7 @@ fn disks_of_a_group_share_its_limits() {
     let alone = bed("throttle:iops-total=2000");
     // The last one wins, and everybody is told so.
     assert_eq!(one.filters[0].values(), other.filters[0].values());
-    one.workers[0].look();
+    one.workers[0].look().unwrap();
     let mut peers = [(one.peer(), 16), (other.peer(), 16), (alone.peer(), 16)];
     let is_shared = |rates: Vec<f64>| {
         assert_not_above(rates[0] + rates[1], 1000.0, "both");
