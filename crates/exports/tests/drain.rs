@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -181,6 +181,34 @@ fn a_full_interrupt_holds_up_nobody_else_at_its_worker() {
     queue.start(&mut frontend, queue.used());
     queue.wait();
     other.check_read(8, 1);
+}
+
+#[test]
+fn who_says_nothing_gives_way_and_half_a_message_is_not_waited_for() {
+    let patience = Duration::from_millis(300);
+    let served = Served::with_patience(patience);
+    // Alone, it may take its time.
+    let mut silent = Raw::connect(&served.path);
+    eventually("it is let in", || served.export.status().peer_pid.is_some());
+    std::thread::sleep(2 * patience);
+    silent.0.set_nonblocking(true).unwrap();
+    let nothing = silent.0.read(&mut [0]).unwrap_err();
+    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+    silent.0.set_nonblocking(false).unwrap();
+    // Each of them waits for its turn and gets it.
+    let crowd: Vec<_> = (0..3).map(|_| Raw::connect(&served.path)).collect();
+    let mut talks = Raw::connect(&served.path);
+    assert_eq!(talks.request(1, &[]).len(), 8);
+    for mut silent in std::iter::once(silent).chain(crowd) {
+        assert!(silent.is_closed());
+    }
+    // Who has said something stays; who stops half-way does not.
+    assert!(Raw::connect(&served.path).is_closed());
+    talks.0.write_all(&Raw::header(1, 1, 0)[..5]).unwrap();
+    assert!(talks.is_closed());
+    served.wait_for_disconnect();
+    let (_, _frontend, mut queue) = served.guest();
+    queue.check_read(0, 1);
 }
 
 fn inflight_area(frontend: &mut Frontend) -> (VhostUserInflight, std::fs::File) {

@@ -29,6 +29,7 @@ use share::Share;
 use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Puts something around a queue before a worker gets it. What it returns
 /// gives the queue itself back by `Source::into_any`.
@@ -45,6 +46,9 @@ pub struct Options {
     pub serial: String,
     /// For what watches or disturbs queues from outside.
     pub wrap: Option<WrapSource>,
+    /// How long a front-end may take for the rest of a message; and for its
+    /// first one, when another waits to be served.
+    pub patience: Duration,
 }
 
 impl Default for Options {
@@ -53,6 +57,7 @@ impl Default for Options {
             max_queues: 64,
             serial: "fathom".to_owned(),
             wrap: None,
+            patience: Duration::from_secs(10),
         }
     }
 }
@@ -79,6 +84,7 @@ struct Shared {
     workers: Arc<[WorkerHandle]>,
     max_queues: u16,
     wrap: Option<WrapSource>,
+    patience: Duration,
     stop: Signal,
     config_change: Signal,
     status: Mutex<Status>,
@@ -115,6 +121,7 @@ impl VhostUser {
                 workers,
                 max_queues: options.max_queues,
                 wrap: options.wrap,
+                patience: options.patience,
                 stop: Signal::new()?,
                 config_change: Signal::new()?,
                 status: Mutex::default(),

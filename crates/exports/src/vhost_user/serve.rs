@@ -10,6 +10,7 @@ use rustix::net::sockopt::socket_peercred;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 /// Messages handled in one go before looking at anything else.
 const BATCH: usize = 64;
@@ -72,10 +73,12 @@ fn wait(
     pause_accept: bool,
 ) -> io::Result<Ready> {
     let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-    let accept = if pause_accept {
-        PollFlags::empty()
-    } else {
-        PollFlags::IN
+    // Who comes while it is not known whether the present front-end will ever
+    // say something waits in the listener's queue.
+    let on_trial = connection.is_some_and(Connection::is_on_trial);
+    let accept = match pause_accept || on_trial {
+        true => PollFlags::empty(),
+        false => PollFlags::IN,
     };
     let mut fds = vec![
         input(shared.stop.as_fd()),
@@ -87,8 +90,11 @@ fn wait(
         fds.push(input(open.session.alarm().event()));
         fds.extend(open.session.back_channel().map(input));
     }
-    let timeout = pause_accept.then_some(&ACCEPT_PAUSE);
-    match poll(&mut fds, timeout) {
+    let patience = connection.and_then(Connection::patience);
+    let patience = patience.and_then(|time| Timespec::try_from(time).ok());
+    let pause = pause_accept.then_some(ACCEPT_PAUSE);
+    let timeout = patience.into_iter().chain(pause).min();
+    match poll(&mut fds, timeout.as_ref()) {
         Ok(_) => {}
         Err(Errno::INTR) => return Ok(Ready::default()),
         Err(e) => return Err(e.into()),
@@ -121,6 +127,10 @@ fn accept<'a>(
         Err(e) => return Err(e.into()),
     };
     let pid = peer_pid(&socket);
+    if connection.as_ref().is_some_and(Connection::is_silent) {
+        tracing::warn!("vhost-user: a front-end that says nothing gives way to another");
+        *connection = None;
+    }
     if connection.is_some() {
         tracing::warn!(
             "vhost-user: refused a second front-end (process {pid}): \
@@ -161,6 +171,18 @@ pub struct Connection<'a> {
     receiver: Receiver,
     session: Session<'a>,
     shared: &'a Shared,
+    owes: Owes,
+}
+
+/// What a front-end has not sent, and since when.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owes {
+    Nothing,
+    /// Its first message. It may need time: QEMU connects before the guest's
+    /// device is plugged in. But it may as well be none that ever speaks.
+    First(Instant),
+    /// The rest of a message.
+    Rest(Instant),
 }
 
 pub enum Progress {
@@ -176,6 +198,8 @@ pub enum CloseError {
     Codec(#[from] CodecError),
     #[error("{0}")]
     Message(String),
+    #[error("the rest of a message has not come for {0:?}")]
+    Unfinished(Duration),
     #[error(
         "memory that the front-end shares cannot be accessed: it was truncated, \
          or the machine has run out of huge pages"
@@ -193,7 +217,29 @@ impl<'a> Connection<'a> {
             receiver: Receiver::default(),
             session,
             shared,
+            owes: Owes::First(Instant::now()),
         })
+    }
+
+    /// Nothing was heard of it for longer than others should wait.
+    fn is_silent(&self) -> bool {
+        matches!(self.owes, Owes::First(since) if since.elapsed() >= self.shared.patience)
+    }
+
+    /// Nothing was heard of it yet.
+    fn is_on_trial(&self) -> bool {
+        matches!(self.owes, Owes::First(_)) && !self.is_silent()
+    }
+
+    /// How long to wait for what it owes.
+    fn patience(&self) -> Option<Duration> {
+        match self.owes {
+            Owes::Nothing => None,
+            Owes::First(_) if self.is_silent() => None,
+            Owes::First(since) | Owes::Rest(since) => {
+                Some(self.shared.patience.saturating_sub(since.elapsed()))
+            }
+        }
     }
 
     fn turn(&mut self, ready: &Ready) -> Result<Progress, CloseError> {
@@ -207,7 +253,7 @@ impl<'a> Connection<'a> {
         if ready.back_channel {
             self.session.read_back_channel();
         }
-        if !ready.socket && !ready.listener {
+        if !ready.socket && !ready.listener && self.owes == Owes::Nothing {
             return Ok(Progress::Idle);
         }
         self.handle_messages()
@@ -217,8 +263,11 @@ impl<'a> Connection<'a> {
     pub fn handle_messages(&mut self) -> Result<Progress, CloseError> {
         for _ in 0..BATCH {
             match self.receiver.receive(&self.socket)? {
-                Received::Frame(frame) => self.handle(frame)?,
-                Received::Incomplete => return Ok(Progress::Idle),
+                Received::Frame(frame) => {
+                    self.owes = Owes::Nothing;
+                    self.handle(frame)?;
+                }
+                Received::Incomplete => return self.wait_for_more(),
                 Received::Closed => {
                     tracing::info!("vhost-user: front-end disconnected");
                     return Ok(Progress::Closed);
@@ -226,6 +275,19 @@ impl<'a> Connection<'a> {
             }
         }
         Ok(Progress::More)
+    }
+
+    /// All that has arrived is handled.
+    fn wait_for_more(&mut self) -> Result<Progress, CloseError> {
+        match self.owes {
+            _ if self.receiver.is_idle() => {}
+            Owes::Rest(since) if since.elapsed() >= self.shared.patience => {
+                return Err(CloseError::Unfinished(self.shared.patience));
+            }
+            Owes::Rest(_) => {}
+            _ => self.owes = Owes::Rest(Instant::now()),
+        }
+        Ok(Progress::Idle)
     }
 
     /// Handle one message and answer it as it asks to be.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread::JoinHandle;
+use std::time::Duration;
 use vhost::vhost_user::Frontend;
 
 pub struct Served {
@@ -25,7 +26,20 @@ impl Served {
     }
 
     pub fn with_queues(max_queues: u16) -> Served {
-        Served::at(tempfile::tempdir().unwrap(), max_queues)
+        let options = Options {
+            max_queues,
+            ..Options::default()
+        };
+        Served::at(tempfile::tempdir().unwrap(), options)
+    }
+
+    pub fn with_patience(patience: Duration) -> Served {
+        let options = Options {
+            max_queues: 4,
+            patience,
+            ..Options::default()
+        };
+        Served::at(tempfile::tempdir().unwrap(), options)
     }
 
     /// Stop, and serve a new disk at the same path.
@@ -33,17 +47,20 @@ impl Served {
         let place = std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap());
         self.export.stop();
         self.join();
-        *self = Served::at(place, 4);
+        let options = Options {
+            max_queues: 4,
+            ..Options::default()
+        };
+        *self = Served::at(place, options);
     }
 
-    fn at(dir: tempfile::TempDir, max_queues: u16) -> Served {
+    fn at(dir: tempfile::TempDir, options: Options) -> Served {
         let path = dir.path().join("vhost.sock");
         let listener = Listener::bind(&path, None).unwrap();
         let disk = TestDisk::new();
         let options = Options {
-            max_queues,
             serial: "test".into(),
-            ..Options::default()
+            ..options
         };
         let workers = disk.workers(2);
         let export = Arc::new(VhostUser::new(disk.clone(), workers, options).unwrap());

@@ -55,7 +55,8 @@ impl Receiver {
         }
     }
 
-    fn is_idle(&self) -> bool {
+    /// Whether it waits for a message's first byte.
+    pub fn is_idle(&self) -> bool {
         self.header.is_none() && self.bytes.is_empty()
     }
 
