@@ -2,8 +2,9 @@
 
 mod support;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::sync::atomic::Ordering::SeqCst;
+use support::fuse::Fuse;
 use support::guest::{DATA, GPA, IN, MEMORY_SIZE, Memory, Queue, USER};
 use support::guest::{negotiate, negotiate_features};
 use support::raw::Raw;
@@ -11,6 +12,7 @@ use support::served::Served;
 use vhost::vhost_user::message::VhostUserHeaderFlag;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vmm_sys_util::eventfd::EventFd;
 
 const PART: u64 = MEMORY_SIZE / 4;
 
@@ -257,4 +259,42 @@ fn memory_that_cannot_be_truncated_is_welcome() {
     let mut queue = Queue::new(&memory, 0);
     queue.start(&mut frontend, 0);
     queue.check_read(0, 0);
+}
+
+/// A page fault would wait for whoever is behind the file system, and a worker
+/// with it, for good.
+#[test]
+fn memory_whose_pages_may_never_come_is_refused() {
+    let served = Served::new();
+    let fuse = Fuse::mount();
+    drop(fuse.open()); // which says that it has no use for FLUSH
+    let file = fuse.open();
+    fuse.fall_silent();
+    let mut frontend = served.connect();
+    negotiate_features(&mut frontend);
+    let region = VhostUserMemoryRegionInfo {
+        mmap_handle: file.as_raw_fd(),
+        ..Memory::new().region()
+    };
+    frontend.add_mem_region(&region).unwrap_err();
+    // Nor is it taken for anything else.
+    let event = || {
+        // SAFETY: a new descriptor of an open file.
+        unsafe { EventFd::from_raw_fd(file.try_clone().unwrap().into_raw_fd()) }
+    };
+    frontend.set_vring_call(0, &event()).unwrap_err();
+    frontend.set_vring_kick(0, &event()).unwrap_err();
+    frontend.set_vring_err(0, &event()).unwrap_err();
+    let memory = Memory::new();
+    frontend.set_mem_table(&[memory.region()]).unwrap();
+    let mut queue = Queue::new(&memory, 0);
+    queue.start(&mut frontend, 0);
+    queue.check_read(0, 0);
+    assert!(!fuse.was_asked());
+    // A file on a disk is as good as memory.
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.set_len(MEMORY_SIZE).unwrap();
+    let memory = Memory(file);
+    let region = memory.part(0, PART);
+    frontend.set_mem_table(&[region]).unwrap();
 }

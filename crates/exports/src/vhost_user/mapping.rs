@@ -3,6 +3,7 @@
 
 use super::alarm::Alarm;
 use super::share::{Share, ShareError, Taken};
+use super::backing;
 use fathom_sigbus::Guarded;
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -28,6 +29,11 @@ pub enum MapError {
     NotMemory(FileType),
     #[error(transparent)]
     Share(#[from] ShareError),
+    #[error(
+        "its file system ({0}) could keep pages back for good: guest memory belongs into a memfd, \
+         /dev/shm, huge pages, or a file on a disk of this machine"
+    )]
+    MayWait(String),
     #[error("{0}: {1}")]
     Io(&'static str, io::Error),
 }
@@ -61,6 +67,7 @@ impl Mapping {
         share: &Arc<Share>,
     ) -> Result<Mapping, MapError> {
         let fd = fd.as_fd();
+        backing::check(fd)?;
         let page_size = check_file(fd, offset, len)?;
         let delta = offset % page_size;
         let overflow = MapError::Overflow { offset, len };

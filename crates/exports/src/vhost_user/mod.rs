@@ -8,11 +8,12 @@
 //! - `codec` turns bytes and file descriptors into typed requests,
 //! - `session` is what one connection has set up, by concern,
 //! - `serve` accepts, waits and dispatches,
-//! - `mapping` and `alarm` hold the front-end's memory, `share` bounds it.
+//! - `mapping`, `backing` and `alarm` hold the front-end's memory, `share` bounds it.
 //!
 //! "vhost-user" in comments is QEMU's docs/interop/vhost-user.rst.
 
 mod alarm;
+mod backing;
 mod codec;
 #[cfg(feature = "testing")]
 pub mod fuzz;

@@ -3,6 +3,7 @@
 
 #![allow(dead_code)] // Each test file uses a part of it.
 
+pub mod fuse;
 pub mod guest;
 pub mod raw;
 pub mod served;

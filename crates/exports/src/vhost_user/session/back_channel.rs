@@ -2,6 +2,7 @@
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::{CodecError, Header, Received, Receiver, send};
+use rustix::net::sockopt::socket_type;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const CONFIG_CHANGE: u32 = 2;
@@ -51,6 +52,8 @@ impl BackChannel {
 
 impl Session<'_> {
     pub(super) fn set_backend_req_fd(&mut self, socket: OwnedFd) -> Result<Reply, Fault> {
+        // Polling another kind of file may wait for its file system.
+        socket_type(&socket).map_err(|e| Fault::Refused(format!("not a socket: {e}")))?;
         self.back_channel = Some(BackChannel {
             socket,
             receiver: Receiver::default(),

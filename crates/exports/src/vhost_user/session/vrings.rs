@@ -9,7 +9,7 @@ use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
 use fathom_core::{Detaching, Source, SourceId};
 use fathom_virtio::{BlkQueue, QueueSetup, signal};
-use rustix::fs::{FileType, fstat};
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// One virtqueue as described so far.
@@ -49,10 +49,14 @@ fn duplicate(fd: &Option<OwnedFd>) -> Result<Option<OwnedFd>, Fault> {
 }
 
 /// Refuse what cannot be an eventfd: other files are always readable, and
-/// the worker would never sleep. (Anonymous inodes have no file type.)
+/// the worker would never sleep. (Anonymous inodes have no file type. What is
+/// known of a file will do: its file system may be the front-end's own, and
+/// take its time.)
 fn check_eventfd(fd: &OwnedFd) -> Result<(), Fault> {
-    let stat = fstat(fd).map_err(|e| Fault::Refused(format!("not an eventfd: {e}")))?;
-    match FileType::from_raw_mode(stat.st_mode) {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = statx(fd, "", flags, StatxFlags::TYPE)
+        .map_err(|e| Fault::Refused(format!("not an eventfd: {e}")))?;
+    match FileType::from_raw_mode(stat.stx_mode.into()) {
         FileType::Unknown => Ok(()),
         other => Err(Fault::Refused(format!("not an eventfd but a {other:?}"))),
     }

@@ -1,0 +1,74 @@
+//! Which files of a front-end may be mapped.
+//!
+//! A worker that touches a page whose file system waits for somebody waits,
+//! too, for as long as that takes, and so does the kernel when this process
+//! is to end. Memory files have nobody to wait for (a userfaultfd of the
+//! front-end's watches over its own mappings, not over ours). FUSE has, and
+//! whoever may start a virtual machine may usually mount that, or an overlay
+//! on it: so nothing is asked of a file system before it is known.
+
+use super::mapping::MapError;
+use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, statx};
+use std::os::fd::BorrowedFd;
+
+/// Those that fetch pages from devices of this machine.
+const LOCAL: [&str; 11] = [
+    "bcachefs",
+    "btrfs",
+    "ext2",
+    "ext3",
+    "ext4",
+    "f2fs",
+    "hugetlbfs",
+    "ramfs",
+    "tmpfs",
+    "xfs",
+    "zfs",
+];
+
+/// Refuse a file whose pages may never come.
+pub fn check(fd: BorrowedFd<'_>) -> Result<(), MapError> {
+    // Only tmpfs and hugetlbfs know seals, and memory files are of these.
+    if fcntl_get_seals(fd).is_ok() {
+        return Ok(());
+    }
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = statx(fd, "", flags, StatxFlags::TYPE | StatxFlags::MNT_ID)
+        .map_err(|e| MapError::Io("statx failed", e.into()))?;
+    match FileType::from_raw_mode(stat.stx_mode.into()) {
+        FileType::RegularFile => {}
+        // A device (DAX).
+        FileType::CharacterDevice => return Ok(()),
+        other => return Err(MapError::NotMemory(other)),
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|e| MapError::Io("its file system cannot be told", e))?;
+    match file_system(&mounts, stat.stx_mnt_id) {
+        Some(name) if LOCAL.contains(&name) => Ok(()),
+        name => Err(MapError::MayWait(name.unwrap_or("unknown here").to_owned())),
+    }
+}
+
+/// The type of a mounted file system: proc_pid_mountinfo(5).
+fn file_system(mounts: &str, id: u64) -> Option<&str> {
+    let id = id.to_string();
+    let line = mounts
+        .lines()
+        .find(|line| line.split(' ').next() == Some(&*id))?;
+    line.split_once(" - ")?.1.split(' ').next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mounts_type_is_found() {
+        let mounts = "\
+22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
+220 22 0:44 / /mnt/a\\040b rw,nosuid - fuse.sshfs host:/ rw,user_id=0\n";
+        assert_eq!(file_system(mounts, 22), Some("ext4"));
+        assert_eq!(file_system(mounts, 220), Some("fuse.sshfs"));
+        assert_eq!(file_system(mounts, 2), None);
+    }
+}
