@@ -209,9 +209,7 @@ fn more_directories_can_be_allowed() {
 fn names_in_a_chain_are_seen_from_their_own_image() {
     let place = Place::new();
     let dirs = place.dirs("in/image", &["out"]);
-    let (path, _) = dirs
-        .open(&place.path("in/image"), b"sub/deep")
-        .unwrap();
+    let (path, _) = dirs.open(&place.path("in/image"), b"sub/deep").unwrap();
     let next = |path: &Path, name: &str| read_of(dirs.open(path, name.as_bytes()));
     assert_eq!(next(&path, "../base").as_deref(), Ok("in/base"));
     assert_eq!(next(&path, "../../out/secret").as_deref(), Ok("out/secret"));
@@ -275,7 +273,13 @@ fn a_data_file_is_written_to_only_if_the_user_names_it() {
     let given = Path::new("mine");
     assert_eq!(data_file(image, b"victim", Some(given)).unwrap(), given);
     let refused = |name: &[u8]| data_file(image, name, None).unwrap_err().to_string();
-    let advice = |name| refused(name).split_once("--data-file ").unwrap().1.to_owned();
+    let advice = |name| {
+        refused(name)
+            .split_once("--data-file ")
+            .unwrap()
+            .1
+            .to_owned()
+    };
     assert_eq!(advice(b"victim"), "/in/victim");
     assert_eq!(advice(b"file:/etc/passwd"), "/etc/passwd");
     assert_eq!(advice(b"a\x1b\n"), "/in/a\\u{1b}\\n");

@@ -72,8 +72,8 @@ pub fn open(
         size: None,
         ..ImageOptions::new(Format::Qcow2)
     };
-    let opener = ImageOpener::new(dirs, file_options)
-        .with_data_file(&backing, options.data_file.as_deref());
+    let opener =
+        ImageOpener::new(dirs, file_options).with_data_file(&backing, options.data_file.as_deref());
     let disk = opener.open_disk(stored, image_options)?;
     Ok((Arc::new(Passing(disk)), storage))
 }

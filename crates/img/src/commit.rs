@@ -58,7 +58,9 @@ pub fn commit(
     let layers = 1 + find_base(path, &top, &below, options)?;
     below.truncate(layers);
     let base = below.pop().map(Base::new).expect("it is one of them");
-    below.iter().try_for_each(|link| lock_image(&link.path, &link.file, false))?;
+    below
+        .iter()
+        .try_for_each(|link| lock_image(&link.path, &link.file, false))?;
     let mut job = Job::default();
     let open = OpenOptions {
         cache: options.cache,

@@ -353,7 +353,9 @@ fn open_image(
     let file = file.map_err(io_error(path, "cannot be opened again"))?;
     // What it names is what the user has named.
     let resolved = |name: &str| resolve(path, name.as_bytes()).map_err(of(path));
-    open.data_file = { create.qcow2.data_file.as_deref() }.map(resolved).transpose()?;
+    open.data_file = { create.qcow2.data_file.as_deref() }
+        .map(resolved)
+        .transpose()?;
     if let Some(backing) = &create.backing {
         let dir = parent(&resolved(&backing.name)?).to_owned();
         let is_root = dir.canonicalize().is_ok_and(|dir| dir == Path::new("/"));

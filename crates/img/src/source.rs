@@ -183,7 +183,10 @@ impl Opened {
         &self,
         job: &Job,
         range: Range<u64>,
-        look: impl FnOnce(&mut dyn Iterator<Item = Result<MapExtent, Error>>, &[PathBuf]) -> Result<T, E>,
+        look: impl FnOnce(
+            &mut dyn Iterator<Item = Result<MapExtent, Error>>,
+            &[PathBuf],
+        ) -> Result<T, E>,
     ) -> Result<T, E> {
         match &self.kind {
             Kind::Image(chain) => {
@@ -200,7 +203,8 @@ impl Opened {
                     };
                     let mut extent = extent_of(&first);
                     while let Some(more) = parts.next_if(|next| {
-                        next.as_ref().is_ok_and(|next| extent.merge(&extent_of(next)))
+                        next.as_ref()
+                            .is_ok_and(|next| extent.merge(&extent_of(next)))
                     }) {
                         more?;
                     }

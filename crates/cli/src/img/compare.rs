@@ -104,7 +104,13 @@ fn tell(args: &CompareArgs, found: Comparison) -> anyhow::Result<()> {
         }));
     } else if !args.read.watch.quiet() {
         // A difference that both disks have is all that there is to say.
-        let is_in_both = matches!(found, Comparison::Content { is_behind: false, .. });
+        let is_in_both = matches!(
+            found,
+            Comparison::Content {
+                is_behind: false,
+                ..
+            }
+        );
         if sizes_differ && !args.strict && !is_in_both {
             super::print("Warning: Image size mismatch!\n")?;
         }

@@ -9,8 +9,7 @@ use clap::Args;
 use fathom_daemon::Cache;
 use fathom_daemon::size::parse_size;
 use fathom_img::{
-    self as img, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName,
-    Source,
+    self as img, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName, Source,
 };
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;

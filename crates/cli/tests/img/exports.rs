@@ -53,7 +53,11 @@ fn an_export_is_looked_at_as_by_qemu_img() {
         let args = ["img", command, "-f", "qcow2", &uri];
         refused(1, &args, &["a raw disk"]);
     }
-    refused(1, &["img", "measure", "-l", "s", &uri], &["no internal snapshots"]);
+    refused(
+        1,
+        &["img", "measure", "-l", "s", &uri],
+        &["no internal snapshots"],
+    );
 }
 
 /// A server that says nothing of its holes is asked for all of its disk, which is one part.
@@ -62,7 +66,10 @@ fn an_export_is_one_part_if_nobody_says_more() {
     let place = Place::new();
     let socket = place.path("s");
     let args = ["-f", "-U", &socket, "--no-sr", "memory", "3G"];
-    let server = Command::new("nbdkit").args(args).stderr(Stdio::null()).spawn();
+    let server = Command::new("nbdkit")
+        .args(args)
+        .stderr(Stdio::null())
+        .spawn();
     let _server = Server(server.expect("nbdkit is installed by `make setup`"));
     eventually("a server", || listens(Path::new(&socket)).then_some(()));
     let uri = format!("nbd+unix:///?socket={socket}");

@@ -55,11 +55,32 @@ fn options_are_taken_as_qemu_img_takes_them() {
     let top = place.image("top", "qcow2", &on, &["write -P 2 0 64k"]);
     let converted = ["convert", "-O", "qcow2"];
     let all: [&[&str]; 7] = [
-        &[&converted[..], &["-B", &base, "-o", "backing_fmt=qcow2", &top]].concat(),
-        &[&converted[..], &["-B", &base, "-F", "raw", "-F", "qcow2", &top]].concat(),
-        &[&converted[..], &["-m", "2", "-m", "4", "-S", "0", "-S", "4k", &top]].concat(),
-        &["create", "-q", "-f", "raw", "-f", "qcow2", "-b", &base, "-F", "raw", "-F", "qcow2"],
-        &["create", "-q", "-f", "qcow2", "-o", "cluster_size=4096.0,size=1024.0"],
+        &[
+            &converted[..],
+            &["-B", &base, "-o", "backing_fmt=qcow2", &top],
+        ]
+        .concat(),
+        &[
+            &converted[..],
+            &["-B", &base, "-F", "raw", "-F", "qcow2", &top],
+        ]
+        .concat(),
+        &[
+            &converted[..],
+            &["-m", "2", "-m", "4", "-S", "0", "-S", "4k", &top],
+        ]
+        .concat(),
+        &[
+            "create", "-q", "-f", "raw", "-f", "qcow2", "-b", &base, "-F", "raw", "-F", "qcow2",
+        ],
+        &[
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            "cluster_size=4096.0,size=1024.0",
+        ],
         &["create", "-q", "-f", "qcow2", "-o", "size=1.50k"],
         &["create", "-q", "-f", "qcow2", "-o", "size=512b"],
     ];
@@ -115,7 +136,10 @@ fn of_two_extensions_of_a_kind_the_last_counts() {
     bytes[end + 4..end + 8].copy_from_slice(&5_u32.to_be_bytes());
     bytes[end + 8..end + 13].copy_from_slice(b"qcow2");
     fs::write(&image, bytes).unwrap();
-    assert_eq!(stdout_of(&["img", "info", &image]), qemu_img(&["info", &image]));
+    assert_eq!(
+        stdout_of(&["img", "info", &image]),
+        qemu_img(&["info", &image])
+    );
     let (mine, theirs) = (place.path("mine"), place.path("theirs"));
     stdout_of(&["img", "convert", &image, &mine]);
     qemu_img(&["convert", "-O", "raw", &image, &theirs]);
@@ -131,7 +155,14 @@ fn what_contradicts_itself_is_not_described() {
     let at = extensions(&bitmaps, BITMAPS).0.unwrap() + 16;
     let directory = u64::from_be_bytes(bitmaps[at..at + 8].try_into().unwrap()) as usize;
     let table = u64::from_be_bytes(bitmaps[directory..directory + 8].try_into().unwrap()) as usize;
-    let secret = ["--object", "secret,id=s,data=abc", "-q", "-f", "qcow2", "-o"];
+    let secret = [
+        "--object",
+        "secret,id=s,data=abc",
+        "-q",
+        "-f",
+        "qcow2",
+        "-o",
+    ];
     let luks = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
     let encrypted = place.path("encrypted");
     qemu_img(&[&["create"], &secret[..], &[luks, &encrypted, "1M"]].concat());

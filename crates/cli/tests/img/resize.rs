@@ -260,7 +260,11 @@ fn data_files_are_resized_with_their_images() {
             let read = std::fs::read(&data).expect("the data file");
             assert_eq!(read.len(), bytes);
             let end = bytes.min(1_000_448);
-            let kept = if raw == "on" { read.len().min(end + 100_000) } else { end };
+            let kept = if raw == "on" {
+                read.len().min(end + 100_000)
+            } else {
+                end
+            };
             assert!(read[..end].iter().all(|b| *b == 1));
             assert!(read[end..kept].iter().all(|b| *b == 0xee));
             assert!(read[kept..].iter().all(|b| *b == 0));
@@ -288,7 +292,9 @@ fn a_raw_data_file_that_is_larger_already_keeps_what_it_has() {
             let (mine, theirs) = ([path("a"), path("b")], [path("c"), path("d")]);
             for [image, data] in [&mine, &theirs] {
                 let option = format!("data_file={data},data_file_raw=on");
-                qemu_img(&["create", "-q", "-f", "qcow2", "-o", &option, image, "1000448"]);
+                qemu_img(&[
+                    "create", "-q", "-f", "qcow2", "-o", &option, image, "1000448",
+                ]);
                 std::fs::write(data, vec![0x77; 3 << 20]).expect("more");
             }
             let how = format!("--preallocation={mode}");

@@ -66,7 +66,9 @@ fn a_new_image_has_the_data_file_that_it_is_given() {
     let source = place.image("source", "qcow2", &[], &["write -P 1 0 1M"]);
     let (target, data) = (place.path("target"), place.path("data"));
     let option = format!("data_file={data}");
-    let args = ["img", "convert", "-O", "qcow2", "-o", &option, &source, &target];
+    let args = [
+        "img", "convert", "-O", "qcow2", "-o", &option, &source, &target,
+    ];
     stdout_of(&args);
     qemu_img(&["compare", &source, &target]);
     let stored = fs::read(&data).unwrap();
@@ -79,7 +81,12 @@ fn backing_files_elsewhere_are_not_even_looked_at() {
     let (place, elsewhere) = (Place::new(), Place::new());
     let far = elsewhere.image("far", "qcow2", &[], &["write -P 1 0 1M"]);
     let mid = place.image("mid", "qcow2", &["-b", &far, "-F", "qcow2"], &[]);
-    let top = place.image("top", "qcow2", &["-b", "mid", "-F", "qcow2"], &["write -P 2 0 64k"]);
+    let top = place.image(
+        "top",
+        "qcow2",
+        &["-b", "mid", "-F", "qcow2"],
+        &["write -P 2 0 64k"],
+    );
     let alone = place.image("alone", "qcow2", &[], &["write -P 2 0 64k"]);
     let target = place.path("target");
     let before = fs::read(&mid).unwrap();
@@ -87,7 +94,9 @@ fn backing_files_elsewhere_are_not_even_looked_at() {
     let commands: [&[&str]; 5] = [
         &["info", "--backing-chain", &top],
         &["commit", &top],
-        &["convert", "-O", "qcow2", "-B", &mid, "-F", "qcow2", &alone, &target],
+        &[
+            "convert", "-O", "qcow2", "-B", &mid, "-F", "qcow2", &alone, &target,
+        ],
         &["rebase", "-b", &mid, "-F", "qcow2", &alone],
         &["map", &top],
     ];
@@ -97,7 +106,9 @@ fn backing_files_elsewhere_are_not_even_looked_at() {
         assert!(fs::read(&mid).unwrap() == before, "{command:?}");
         let allowed = [&["img", command[0], "--allow-dir", &dir], &command[1..]].concat();
         stdout_of(&allowed);
-        qemu_img(&["create", "-q", "-f", "qcow2", "-b", &far, "-F", "qcow2", &mid, "20M"]);
+        qemu_img(&[
+            "create", "-q", "-f", "qcow2", "-b", &far, "-F", "qcow2", &mid, "20M",
+        ]);
         let _ = fs::remove_file(&target);
     }
     // The image alone names nothing that is opened.
@@ -128,9 +139,15 @@ fn a_chain_is_described_as_by_qemu_img() {
     assert_eq!(told(&mine).len(), 4);
     let (one, two) = (place.path("one"), place.path("two"));
     for (image, below) in [(&one, "two"), (&two, "one")] {
-        qemu_img(&["create", "-q", "-u", "-f", "qcow2", "-b", below, "-F", "qcow2", image, "1M"]);
+        qemu_img(&[
+            "create", "-q", "-u", "-f", "qcow2", "-b", below, "-F", "qcow2", image, "1M",
+        ]);
     }
-    refused(1, &["img", "info", "--backing-chain", &one], &["one: ", "comes back to"]);
+    refused(
+        1,
+        &["img", "info", "--backing-chain", &one],
+        &["one: ", "comes back to"],
+    );
 }
 
 /// Names in images are shown as what they are.

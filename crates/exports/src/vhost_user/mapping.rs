@@ -2,8 +2,8 @@
 //! requests in flight.
 
 use super::alarm::Alarm;
-use super::share::{Share, ShareError, Taken};
 use super::backing;
+use super::share::{Share, ShareError, Taken};
 use fathom_sigbus::Guarded;
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};

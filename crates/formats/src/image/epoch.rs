@@ -172,7 +172,9 @@ mod tests {
             });
             for number in 1..300 {
                 // Epochs end at other times, too.
-                (0..number % 3).for_each(|_| drop(epochs.reusable()));
+                for _ in 0..number % 3 {
+                    epochs.reusable();
+                }
                 std::thread::yield_now();
                 let [old, new] = [number - 1, number].map(|n: u64| &clusters[n as usize % 2]);
                 new.store(number, Ordering::Release);

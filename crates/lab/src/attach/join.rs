@@ -103,8 +103,7 @@ fn copy(from: &Path, to: &Path, round: &Round) -> Result<()> {
         let (from, to) = (from.join(&name), to.join(&name));
         let copied = fathom_run::open_file(&from)
             .and_then(|mut from| io::copy(&mut from, &mut File::create(&to)?));
-        copied
-            .context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+        copied.context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     }
     Ok(())
 }

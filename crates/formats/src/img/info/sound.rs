@@ -26,7 +26,9 @@ fn table(file: &dyn ImageFile, header: &Header, bitmap: &Bitmap) -> Result<()> {
         Err(Error::invalid(format!("bitmap '{name}': {problem}")))
     };
     let entries = bitmap.table_entries;
-    let needed = bitmap.bytes_for(header.size & !511).div_ceil(g.cluster_size());
+    let needed = bitmap
+        .bytes_for(header.size & !511)
+        .div_ceil(g.cluster_size());
     if u64::from(entries) != needed {
         return invalid(format!(
             "its table has {entries} entries, where its disk needs {needed}"
