@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_daemon::{
     Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, ExportOptions, Format, Injection,
-    NbdOptions, Outcome, Polling, ServeOptions, ServerTimeout, SocketSpec, Spec, TlsMode,
-    TlsOptions, find_filter, parse_format, read_config,
+    NbdOptions, Outcome, Polling, ServeOptions, ServerTimeout, SocketSpec, Spec, StopTimeout,
+    TlsMode, TlsOptions, find_filter, parse_format, read_config,
 };
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -45,14 +45,15 @@ const ONE_DISK: [&str; 31] = [
     "inject",
     "filters",
     "control",
+    "stop_timeout",
     "force_share",
     "no_discard",
 ];
 
 /// Serve a disk to a virtual machine by vhost-user-blk, to others by NBD
 ///
-/// Runs until SIGTERM or SIGINT; then it finishes what is in flight and prints
-/// where the requests spent their time.
+/// Runs until SIGTERM or SIGINT; then it finishes what is in flight, if that
+/// takes no longer than --stop-timeout, and prints where the requests spent their time.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
     /// An image file or block device, memory:SIZE, null:SIZE, or an export of
@@ -202,6 +203,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
 
+    /// Once asked to end, wait this long for what is in flight; then abandon it
+    /// and exit with status 1
+    #[arg(long, value_name = "DURATION", default_value_t)]
+    stop_timeout: StopTimeout,
+
     /// Read an image that others may be writing
     #[arg(long, requires = "readonly")]
     force_share: bool,
@@ -307,6 +313,7 @@ impl ServeArgs {
             disks: vec![disk],
             nbd: (!nbd.listen.is_empty()).then_some(nbd),
             control: self.control,
+            stop_timeout: self.stop_timeout,
         })
     }
 
@@ -332,9 +339,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         Some(file) => read_config(file)?,
         None => args.into_options().map_err(anyhow::Error::msg)?,
     };
-    let outcomes = Daemon::start(options)?.run()?;
+    let ended = Daemon::start(options)?.run()?;
     let mut out = std::io::stdout().lock();
-    match &outcomes[..] {
+    match &ended.outcomes[..] {
         [(_, outcome)] if json => writeln!(out, "{}", serde_json::to_string(outcome)?)?,
         [(_, outcome)] => print(&mut out, outcome)?,
         several if json => {
@@ -348,7 +355,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
             }
         }
     }
-    Ok(())
+    Ok(ended.stopped?)
 }
 
 fn print(out: &mut impl Write, outcome: &Outcome) -> std::io::Result<()> {

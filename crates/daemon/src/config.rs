@@ -4,7 +4,7 @@
 use crate::daemon::Error;
 use crate::options::{
     CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, ServerTimeout,
-    SocketSpec, TlsOptions, parse_format,
+    SocketSpec, StopTimeout, TlsOptions, parse_format,
 };
 use crate::size::parse_size;
 use fathom_exports::nbd::{Address, TlsMode};
@@ -63,6 +63,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         disks,
         nbd,
         control: file.control,
+        stop_timeout: file.stop_timeout.unwrap_or_default(),
     })
 }
 
@@ -73,9 +74,11 @@ fn line_of(text: &str, span: Range<usize>) -> String {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     control: Option<PathBuf>,
+    #[serde(default, deserialize_with = "word")]
+    stop_timeout: Option<StopTimeout>,
     nbd: Option<Spanned<Nbd>>,
     #[serde(rename = "disk", default)]
     disks: Vec<Spanned<Disk>>,
@@ -340,6 +343,7 @@ mod tests {
     fn everything_can_be_said() {
         let text = r#"
             control = "/run/control"
+            stop-timeout = "90s"
             [nbd]
             listen = ["unix:/run/nbd", "tcp:[::1]:10809"]
             tls = "on"
@@ -377,6 +381,7 @@ mod tests {
         "#;
         let options = parse(text).unwrap();
         assert_eq!(options.control, Some("/run/control".into()));
+        assert_eq!(options.stop_timeout, "90s".parse().unwrap());
         let nbd = options.nbd.unwrap();
         let listen: Vec<_> = nbd.listen.iter().map(ToString::to_string).collect();
         assert_eq!(listen, ["unix:/run/nbd", "tcp:[::1]:10809"]);

@@ -4,7 +4,7 @@ use crate::control::{self, Ask, Info, Request, Server};
 use crate::inject::Injected;
 use crate::limits;
 use crate::nbd::Nbd;
-use crate::options::ServeOptions;
+use crate::options::{ServeOptions, StopTimeout};
 use crate::served::Served;
 use crate::signals::{LeftToThisThread, Termination};
 use crate::socket;
@@ -45,6 +45,11 @@ pub enum Error {
     Control { path: PathBuf, source: io::Error },
     #[error("--trace: {0}")]
     Trace(#[from] TraceError),
+    #[error(
+        "stopping took longer than {timeout} (--stop-timeout): what was in flight of {whose} is \
+         abandoned"
+    )]
+    Abandoned { timeout: StopTimeout, whose: String },
     #[error("{what}: {source}")]
     Io {
         what: &'static str,
@@ -67,12 +72,23 @@ pub struct Outcome {
     pub injected: Option<Injected>,
 }
 
+/// How a daemon has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Where the requests spent their time, by disk.
+    pub outcomes: Vec<(String, Outcome)>,
+    /// Whether all that was in flight is finished. If it was abandoned, there
+    /// are threads that still have to do with it: the process is to end.
+    pub stopped: Result<(), Error>,
+}
+
 /// Some disks being served.
 pub struct Daemon {
     disks: Vec<Served>,
     nbd: Option<Nbd>,
     control: Option<Server>,
     termination: Termination,
+    stop_timeout: StopTimeout,
     started: Instant,
     quitting: bool,
 }
@@ -108,6 +124,7 @@ impl Daemon {
             nbd,
             control,
             termination,
+            stop_timeout: options.stop_timeout,
             started: Instant::now(),
             quitting: false,
         };
@@ -126,21 +143,53 @@ impl Daemon {
     }
 
     /// Watch over it until SIGTERM, SIGINT or a client of the control socket
-    /// ends it. Then what is in flight is finished and the sockets are
-    /// removed. Returns where the requests spent their time, by disk.
-    pub fn run(mut self) -> Result<Vec<(String, Outcome)>, Error> {
+    /// ends it. Then what is in flight is finished, unless that takes too
+    /// long, and the sockets are removed.
+    pub fn run(mut self) -> Result<Ended, Error> {
         while !self.quitting {
             self.wait()?;
         }
         notify_manager(sd_notify::NotifyState::Stopping);
         tracing::info!("stopping");
-        let mut stopped = self.nbd.map_or(Ok(()), Nbd::stop);
-        for disk in &mut self.disks {
-            stopped = stopped.and(disk.stop());
-        }
-        stopped?;
+        let stopped = self.stop(Instant::now() + self.stop_timeout.0);
         let outcome = |disk: &Served| (disk.name().to_owned(), disk.outcome());
-        Ok(self.disks.iter().map(outcome).collect())
+        let outcomes = self.disks.iter().map(outcome).collect();
+        if matches!(stopped, Err(Error::Abandoned { .. })) {
+            // Dropped, it would be waited for.
+            drop(self.control.take());
+            std::mem::forget(self);
+        }
+        Ok(Ended { outcomes, stopped })
+    }
+
+    fn stop(&mut self, deadline: Instant) -> Result<(), Error> {
+        self.nbd.iter().for_each(Nbd::begin_stop);
+        self.disks.iter().for_each(Served::begin_stop);
+        let (mut ended, mut late) = (Ok(()), Vec::new());
+        for disk in &mut self.disks {
+            match disk.end(deadline) {
+                Some(end) => ended = ended.and(end),
+                None => late.push(format!("disk '{}'", disk.name())),
+            }
+        }
+        if let Some(nbd) = &mut self.nbd {
+            match nbd.end(deadline) {
+                Some(end) => ended = end.and(ended),
+                None => late.push(nbd.clients()),
+            }
+        }
+        if late.is_empty() {
+            let busy = |disk: &&Served| !disk.end_workers(deadline);
+            let busy = self.disks.iter().filter(busy);
+            late.extend(busy.map(|disk| format!("disk '{}'", disk.name())));
+        }
+        match late.is_empty() {
+            true => ended,
+            false => Err(Error::Abandoned {
+                timeout: self.stop_timeout,
+                whose: late.join(" and "),
+            }),
+        }
     }
 
     /// Sleep until there is something to do, and do it.

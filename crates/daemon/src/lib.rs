@@ -23,7 +23,7 @@ mod tracer;
 
 pub use config::read_config;
 pub use confined::{AllowedDirs, data_file, no_data_file};
-pub use daemon::{Daemon, Error, Outcome};
+pub use daemon::{Daemon, Ended, Error, Outcome};
 pub use fathom_core::{Polling, size};
 pub use fathom_exports::nbd::{Address, TlsMode};
 pub use fathom_filters::{About, FILTERS, Spec, find as find_filter};
@@ -35,5 +35,5 @@ pub use image_files::{ImageOpener, StoredImage};
 pub use inject::{Injected, Injection};
 pub use options::{
     CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, ServerTimeout,
-    SocketSpec, TlsOptions, parse_format,
+    SocketSpec, StopTimeout, TlsOptions, parse_format,
 };

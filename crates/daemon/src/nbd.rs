@@ -7,8 +7,10 @@ use crate::served::Served;
 use crate::serving::Serving;
 use fathom_exports::nbd::{Exports, Options, Tls, TlsError, local_name};
 use fathom_exports::{Listener, NbdServer};
+use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The server, and where it can be found.
 pub struct Nbd {
@@ -68,9 +70,25 @@ impl Nbd {
         self.serving.ended()
     }
 
-    pub fn stop(self) -> Result<(), Error> {
-        let stopped = self.serving.stop();
-        stopped.map_err(Error::io("serving NBD clients failed"))
+    pub fn begin_stop(&self) {
+        self.serving.begin_stop();
+    }
+
+    /// Wait until `deadline`. None: it is not over.
+    pub fn end(&mut self, deadline: Instant) -> Option<Result<(), Error>> {
+        let ended = self.serving.end(deadline)?;
+        Some(ended.map_err(Error::io("serving NBD clients failed")))
+    }
+
+    /// For people: who is being served now.
+    pub fn clients(&self) -> String {
+        let connections = self.serving.export().connections().into_iter();
+        let exports: BTreeSet<_> = connections.map(|connection| connection.export).collect();
+        let exports: Vec<_> = exports.iter().map(|name| format!("'{name}'")).collect();
+        match exports.is_empty() {
+            true => "NBD clients".to_owned(),
+            false => format!("NBD clients of {}", exports.join(", ")),
+        }
     }
 
     /// What concerns the export of that name.

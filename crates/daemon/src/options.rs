@@ -24,6 +24,35 @@ pub struct ServeOptions {
     pub nbd: Option<NbdOptions>,
     /// None: where [`crate::control::default_path`] says.
     pub control: Option<PathBuf>,
+    /// How long stopping may take.
+    pub stop_timeout: StopTimeout,
+}
+
+/// When what is still in flight after a request to stop is abandoned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopTimeout(pub Duration);
+
+impl Default for StopTimeout {
+    fn default() -> StopTimeout {
+        StopTimeout(Duration::from_secs(10))
+    }
+}
+
+impl FromStr for StopTimeout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<StopTimeout, String> {
+        // Added to a point in time later.
+        let time = parse_duration(text).filter(|time| *time <= Duration::from_secs(24 * 60 * 60));
+        let bad = || format!("'{text}' is not a time such as 10s, a day at most");
+        time.map(StopTimeout).ok_or_else(bad)
+    }
+}
+
+impl fmt::Display for StopTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
 }
 
 impl ServeOptions {
@@ -40,6 +69,7 @@ impl ServeOptions {
             disks: vec![disk],
             nbd: None,
             control: None,
+            stop_timeout: StopTimeout::default(),
         }
     }
 

@@ -22,6 +22,7 @@ use std::fmt::Write;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A disk with all that is its own.
 pub struct Served {
@@ -130,10 +131,27 @@ impl Served {
         self.vhost_user.as_ref().map(Serving::ended)
     }
 
-    /// Finish what front-ends have in flight and let them go.
-    pub fn stop(&mut self) -> Result<(), Error> {
-        let stopped = self.vhost_user.take().map_or(Ok(()), Serving::stop);
-        stopped.map_err(Error::io("serving front-ends failed"))
+    /// Finish what front-ends have in flight and let them go; does not wait
+    /// for it.
+    pub fn begin_stop(&self) {
+        self.vhost_user.iter().for_each(Serving::begin_stop);
+    }
+
+    /// Wait until `deadline`. None: it is not over.
+    pub fn end(&mut self, deadline: Instant) -> Option<Result<(), Error>> {
+        let ended = match &mut self.vhost_user {
+            Some(serving) => serving.end(deadline)?,
+            None => Ok(()),
+        };
+        Some(ended.map_err(Error::io("serving front-ends failed")))
+    }
+
+    /// Let the workers end, which have no clients any more. False: they have
+    /// not until `deadline`.
+    pub fn end_workers(&self, deadline: Instant) -> bool {
+        let workers = &self.stack.workers;
+        workers.iter().for_each(WorkerHandle::stop);
+        workers.iter().all(|w| w.wait_until_stopped(deadline))
     }
 
     /// Where the requests spent their time.

@@ -1,16 +1,20 @@
 //! Threads that serve clients.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// An export being served on a thread of its own.
 pub struct Serving<E> {
     export: Arc<E>,
     stop: fn(&E),
-    thread: JoinHandle<io::Result<()>>,
+    /// Until its end.
+    thread: Option<JoinHandle<io::Result<()>>>,
     /// Its other end is the thread's, so it hangs up when that ends.
     alive: UnixStream,
 }
@@ -35,7 +39,7 @@ impl<E: Send + Sync + 'static> Serving<E> {
         Ok(Serving {
             export,
             stop,
-            thread,
+            thread: Some(thread),
             alive,
         })
     }
@@ -50,12 +54,32 @@ impl<E: Send + Sync + 'static> Serving<E> {
     }
 
     /// Disconnect clients with their requests drained, and remove the
-    /// sockets.
-    pub fn stop(self) -> io::Result<()> {
+    /// sockets; does not wait for it.
+    pub fn begin_stop(&self) {
         (self.stop)(&self.export);
-        match self.thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
+    }
+
+    /// Wait for the end of that until `deadline`. None: it is not over.
+    pub fn end(&mut self, deadline: Instant) -> Option<io::Result<()>> {
+        if !hangs_up(&self.alive, deadline) {
+            return None;
+        }
+        Some(match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(result)) => result,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(()),
+        })
+    }
+}
+
+/// Whether the other end is gone before `deadline`.
+fn hangs_up(end: &UnixStream, deadline: Instant) -> bool {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(end, PollFlags::IN)], left.as_ref()) {
+            Err(Errno::INTR) => {}
+            result => return result == Ok(1),
         }
     }
 }

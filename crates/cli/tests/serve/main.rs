@@ -17,4 +17,5 @@ mod memory;
 mod nbd;
 #[path = "../support/mod.rs"]
 mod support;
+mod surroundings;
 mod trace;

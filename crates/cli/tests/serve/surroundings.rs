@@ -1,0 +1,169 @@
+//! When what a server depends on does not do its part: a storage that says nothing, a log that
+//! nobody reads, threads that cannot be made.
+
+use crate::support::nbd::{make_image, prints};
+use crate::support::{Served, as_arg, disk_dir, eventually, fathom, listens, short_dir, stdout_of};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+/// Killed when dropped.
+struct Kept(Child);
+
+impl Kept {
+    fn spawn(command: &mut Command) -> Kept {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+        Kept(command.stderr(Stdio::null()).spawn().expect("it starts"))
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = self.0.id().to_string();
+        prints("/".as_ref(), "kill", &["-s", signal, &pid]);
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// QEMU's server has one of two disks, and stops in the middle of a request.
+#[test]
+fn a_storage_that_says_nothing_ends_neither_the_others_nor_the_end() {
+    let (images, dir) = (disk_dir(), short_dir());
+    let image = make_image(images.path(), "raw", 64 << 20);
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let backend = Kept::spawn(
+        Command::new("qemu-nbd")
+            .args(["-t", "-f", "raw", "-k", &path("q")])
+            .arg(&image),
+    );
+    eventually("qemu-nbd listens", || {
+        listens(&dir.path().join("q")).then_some(())
+    });
+    let config = format!(
+        "control = '{0}'\nstop-timeout = '500ms'\n\
+         [nbd]\nlisten = ['unix:{1}']\n\
+         [[disk]]\nname = 'silent'\nimage = 'nbd+unix:///?socket={2}'\nserver-timeout = 'off'\n\
+         filters = ['delay:read=1us']\n\
+         [[disk]]\nname = 'other'\nimage = 'null:1G'\nfilters = ['delay:read=1us']\n",
+        path("c"),
+        path("n"),
+        path("q")
+    );
+    fs::write(dir.path().join("conf"), config).unwrap();
+    let (conf, uri) = (path("conf"), path("n"));
+    let uri = |export: &str| format!("nbd+unix:///{export}?socket={uri}");
+    let mut command = fathom();
+    command.args(["serve", "--config", &conf]);
+    let mut served = Served::spawn(command, dir);
+    served.wait_for("NBD clients connect to");
+    let load = |uri: &str, n: &str| stdout_of(&["bench", "--nbd", uri, "--number-ios", n]);
+    load(&uri("silent"), "10");
+    backend.signal("STOP");
+    let script = "import nbd, os, sys, time\n\
+                  h = nbd.NBD()\n\
+                  h.connect_uri(os.environ['URI'])\n\
+                  h.aio_pread(nbd.Buffer(4096), 0)\n\
+                  print('sent', flush=True)\n\
+                  time.sleep(1000)\n";
+    let mut client = Command::new("/usr/bin/python3");
+    client.args(["-c", script]).env("URI", uri("silent"));
+    let client = client.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut waits = Kept(client.expect("python3 is installed by `make setup`"));
+    let mut sent = [0; 4];
+    let said = waits.0.stdout.as_mut().unwrap().read_exact(&mut sent);
+    said.expect("it has sent a request");
+    let control = served.control();
+    load(&uri("other"), "100");
+    for disk in ["silent", "other"] {
+        let set = ["set", &control, "--disk", disk, "delay", "read=2us"];
+        stdout_of(&set);
+        stdout_of(&["stats", &control, "--disk", disk]);
+    }
+    let (status, said) = served.terminate();
+    let log = served.log();
+    assert_eq!(status, Some(1), "{log}");
+    assert!(said.contains("other:"), "{said}");
+    let lines: Vec<_> = log.lines().filter(|l| l.contains("abandoned")).collect();
+    let [line] = lines[..] else {
+        panic!("not one line: {log}");
+    };
+    for word in ["500ms", "--stop-timeout", "'silent'"] {
+        assert!(line.contains(word), "{line}");
+    }
+    assert!(!line.contains("'other'"), "{line}");
+    assert!(!log.contains("panicked"), "{log}");
+    backend.signal("CONT");
+}
+
+#[test]
+fn a_log_that_nobody_reads_any_more_ends_nothing() {
+    let dir = short_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let mut command = fathom();
+    command.args(["serve", "null:1G", "--vhost-user", &path("s")]);
+    command.args(["--control", &path("c")]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut served = Kept(child.expect("it starts"));
+    let mut log = BufReader::new(served.0.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("serving") {
+        line.clear();
+        assert!(log.read_line(&mut line).unwrap() > 0);
+    }
+    drop(log);
+    for _ in 0..3 {
+        let mut stranger = UnixStream::connect(path("s")).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        // It is thrown out, about which there would be something to say.
+        assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)));
+        let (socket, n) = (path("s"), "100");
+        stdout_of(&["bench", "--vhost-user", &socket, "--number-ios", n]);
+    }
+    stdout_of(&["quit", &path("c")]);
+    assert!(served.0.wait().unwrap().success());
+}
+
+/// A user of its own, whom nobody exempts from limits.
+const NOBODY: u32 = 64_321;
+
+#[test]
+fn threads_that_cannot_be_made_end_nothing() {
+    let dir = short_dir();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let socket = as_arg(&dir.path().join("n"));
+    let mut command = fathom();
+    command.uid(NOBODY).gid(NOBODY);
+    command.args(["serve", "null:1G", "--nbd", &format!("unix:{socket}")]);
+    command.arg("--vhost-user").arg(dir.path().join("s"));
+    command.arg("--control").arg(dir.path().join("c"));
+    command.args(["--filter", "delay:read=1us"]);
+    let mut served = Served::spawn(command, dir);
+    served.wait_for("NBD clients connect to");
+    // By that user itself: root may lack the right.
+    let pid = served.child.id().to_string();
+    let mut limit = Command::new("prlimit");
+    limit.uid(NOBODY).gid(NOBODY);
+    let limited = limit.args(["--nproc=0:0", "--pid", &pid]).status();
+    assert!(limited.expect("prlimit is installed").success());
+    for _ in 0..3 {
+        // Their interrupts may block, and they leave while requests are in flight.
+        served.load(1000, &["--iodepth", "8"]);
+        let uri = format!("nbd+unix:///?socket={socket}");
+        let refused = ["bench", "--nbd", &uri, "--number-ios", "1"];
+        let client = fathom().args(refused).output().unwrap();
+        assert!(!client.status.success());
+        stdout_of(&["set", &served.control(), "delay", "read=2us"]);
+    }
+    let log = served.log();
+    assert!(log.contains("cannot start a connection's thread"), "{log}");
+    stdout_of(&["quit", &served.control()]);
+    assert_eq!(served.end().0, Some(0), "{}", served.log());
+    assert!(!served.log().contains("panicked"), "{}", served.log());
+}
