@@ -98,6 +98,9 @@ fn start_logging(command: &Command) -> anyhow::Result<()> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // It would tell of a log that nobody reads any more by eprintln, which
+        // panics then: on the thread of whoever had something to say.
+        .log_internal_errors(false)
         .init();
     Ok(())
 }
