@@ -334,3 +334,35 @@ fn a_bitmap_that_misses_writes_is_only_removed() {
     assert_eq!(left[0]["name"], "other");
     qemu_img(&["check", &image]);
 }
+
+/// 512 MiB of bits, and not one more.
+#[test]
+fn the_largest_bitmap_is_qemus() {
+    let dir = disk_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let (image, copy, larger) = (path("i"), path("copy"), path("larger"));
+    let size = 2_u64 << 40;
+    create(
+        &image,
+        &["-q", "-f", "qcow2", "-o", &format!("size={size}")],
+    );
+    stdout_of(&["img", "bitmap", "--add", "-g", "512", &image, "own"]);
+    qemu_img(&["bitmap", "--add", "-g", "512", &image, "theirs"]);
+    io(
+        &image,
+        "qcow2",
+        &["write 1M 64k", &format!("write {} 512", size - 512)],
+    );
+    let args = ["img", "convert", "-f", "qcow2", "-O", "qcow2", "--bitmaps"];
+    stdout_of(&[&args[..], &[&image, &copy]].concat());
+    for name in ["own", "theirs"] {
+        assert_eq!(dirty(&copy, name), [(1 << 20, 64 << 10), (size - 512, 512)]);
+    }
+    qemu_img(&["check", &copy]);
+    let size = format!("size={}", size + 512);
+    create(&larger, &["-q", "-f", "qcow2", "-o", &size]);
+    let add = ["bitmap", "--add", "-g", "512", &larger, "b"];
+    refused(1, &[&["img"], &add[..]].concat(), &["granularity"]);
+    let theirs = Command::new("qemu-img").args(add).output();
+    assert!(!theirs.expect("qemu-img").status.success());
+}

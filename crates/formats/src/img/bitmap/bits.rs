@@ -5,9 +5,6 @@ use crate::qcow2::{Geometry, Header};
 use crate::{Error, ImageFile, Result, read_up_to};
 use std::ops::Range;
 
-/// Bytes of bits that QEMU takes.
-const MAX_BYTES: u64 = 512 << 20;
-
 /// The bits of one bitmap, read as they are looked at. Bit n, counted from the least significant
 /// one of the first byte, stands for the n-th piece of the disk.
 pub struct Bits<'a> {
@@ -34,7 +31,7 @@ impl<'a> Bits<'a> {
         let bits = Bits::new(file, header, bitmap, table);
         let bytes = bitmap.bytes_for(bits.size);
         let there = bits.table.len() as u64 * bits.g.cluster_size();
-        if there < bytes || there > MAX_BYTES.max(bits.g.cluster_size()) {
+        if there < bytes || there > super::MAX_BYTES.max(bits.g.cluster_size()) {
             let name = printable(&bitmap.name);
             return Err(Error::invalid(format!(
                 "bitmap '{name}' has {there} bytes of bits, where its disk needs {bytes}"

@@ -24,8 +24,10 @@ use crate::qcow2::{AUTOCLEAR_BITMAPS, BitmapsExtension, Extension};
 use crate::{Error, ImageFile, Result};
 use bits::printable;
 
-/// Bits of one bitmap that QEMU takes.
-const MAX_BITS: u64 = 1 << 29;
+/// Bytes of the bits of one bitmap that QEMU takes.
+const MAX_BYTES: u64 = 512 << 20;
+/// Likewise in bits.
+const MAX_BITS: u64 = MAX_BYTES * 8;
 /// Bytes of a name.
 const MAX_NAME: usize = 1023;
 
