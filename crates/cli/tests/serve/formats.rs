@@ -370,3 +370,54 @@ fn a_killed_server_loses_space_at_most() {
         qemu_io(dir.path(), "i", format, &["read -P 9 0 4k"]);
     }
 }
+
+/// A server records nothing: what misses writes says so, and nothing is lost.
+#[test]
+fn enabled_bitmaps_are_in_use_afterwards() {
+    let dir = disk_dir();
+    let dir = dir.path();
+    qemu_img(dir, &["create", "-q", "-f", "qcow2", "i", "8M"]);
+    for name in ["first", "off", "second"] {
+        qemu_img(dir, &["bitmap", "--add", "i", name]);
+        qemu_io(dir, "i", "qcow2", &["write -P 1 0 1M"]);
+    }
+    qemu_img(dir, &["bitmap", "--disable", "i", "off"]);
+    let flags = || {
+        let info = qemu_img(dir, &["info", "--output=json", "i"]);
+        let info: Value = serde_json::from_str(&info).unwrap();
+        info["format-specific"]["data"]["bitmaps"].clone()
+    };
+    let off = flags()[1].clone();
+    for told in [1, 0] {
+        let mut server = served(dir, &["--format", "qcow2"]);
+        let write = Request::Write {
+            offset: 4 << 20,
+            data: vec![3; 4096],
+        };
+        with_disk(&server.arg("s"), 1, |disk| {
+            assert!(disk.all(&[write]).iter().all(Result::is_ok));
+        });
+        assert_eq!(server.terminate().0, Some(0));
+        // Once: afterwards nobody believes them.
+        assert_eq!(server.log().matches("2 enabled bitmaps").count(), told);
+        let in_use = serde_json::json!(["in-use", "auto"]);
+        let now = flags();
+        assert_eq!((&now[0]["flags"], &now[2]["flags"]), (&in_use, &in_use));
+        assert_eq!(now[1], off);
+        let checked = tool(dir, "qemu-img", &["check", "i"]);
+        assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+        stdout_of(&["img", "check", &as_arg(&dir.join("i"))]);
+    }
+    let listed = stdout_of(&["img", "bitmap", "--list", &as_arg(&dir.join("i"))]);
+    assert_eq!(listed.matches("in-use").count(), 2, "{listed}");
+    qemu_img(dir, &["bitmap", "--remove", "i", "first"]);
+    stdout_of(&[
+        "img",
+        "bitmap",
+        "--remove",
+        &as_arg(&dir.join("i")),
+        "second",
+    ]);
+    qemu_img(dir, &["check", "i"]);
+    assert_eq!(flags(), serde_json::json!([off]));
+}

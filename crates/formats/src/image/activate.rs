@@ -13,6 +13,7 @@ use super::metadata::{Filter, Metadata};
 use super::open::{Chain, Link, check, told, unusable};
 use super::storage::Storage;
 use super::tables::{Parts, Tables};
+use crate::img::bitmap::mark_unrecorded;
 use crate::img::check::{self as checking, Repair};
 use crate::img::info::read_snapshots;
 use crate::img::{Format, Image};
@@ -309,21 +310,27 @@ fn same(before: &Image, now: &Image) -> Result<()> {
 
 /// What the first write may not happen without.
 fn prepare_qcow2(file: &dyn Storage, header: &mut qcow2::Header, keep_bitmaps: bool) -> Result<()> {
-    let bitmaps = header.bitmaps().filter(|_| !keep_bitmaps);
-    let bitmaps = bitmaps.map_or(0, |b| b.count);
-    let changed = header.prepare_for_writing();
-    if bitmaps > 0 {
+    let before = header.autoclear;
+    header.prepare_for_writing();
+    if !keep_bitmaps {
         // They would have to record every write from now on.
-        header.autoclear &= !qcow2::AUTOCLEAR_BITMAPS;
         let path = file.path().display();
-        tracing::warn!(
-            "{path}: its {bitmaps} bitmaps will not know of what is written now: dropped"
-        );
+        match mark_unrecorded(file, header) {
+            Ok(0) => {}
+            Ok(marked) => tracing::warn!(
+                "{path}: {marked} enabled bitmaps will not know of what is written now, and can \
+                 only be removed (fathom img bitmap --remove)"
+            ),
+            Err(problem) => {
+                header.autoclear &= !qcow2::AUTOCLEAR_BITMAPS;
+                tracing::warn!("{path}: its bitmaps are dropped: {problem}");
+            }
+        }
     }
-    if changed || bitmaps > 0 {
-        write(file, 88, &header.autoclear.to_be_bytes())?;
+    match header.autoclear == before {
+        true => Ok(()),
+        false => write(file, 88, &header.autoclear.to_be_bytes()),
     }
-    Ok(())
 }
 
 fn write(file: &dyn Storage, at: u64, bytes: &[u8]) -> Result<()> {

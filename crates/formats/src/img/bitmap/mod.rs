@@ -10,10 +10,12 @@ mod copy;
 mod list;
 mod merge;
 mod resize;
+mod unrecorded;
 
 pub use bits::Bits;
 pub use copy::{Broken, copy};
 pub use list::{Listed, list};
+pub(crate) use unrecorded::mark_unrecorded;
 
 use crate::img::edit::Editor;
 use crate::qcow2::bitmap::{
