@@ -27,8 +27,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where written data may rest, by the names that QEMU users know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -116,6 +116,11 @@ impl FileOptions {
     }
 }
 
+/// Asked about a growable file that was found to end at this byte or before it:
+/// whether it may, and the rest is zeroes. False: reads there fail, and it was
+/// said why.
+pub type EndGuard = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+
 /// What kind of thing is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -154,6 +159,10 @@ struct Shared {
     bounced: AtomicU64,
     /// A write of a whole block has made the file longer than the disk.
     padded: AtomicBool,
+    /// The path led to the file when it was opened.
+    named: bool,
+    /// None: a growable file may end anywhere.
+    end_guard: Mutex<Option<EndGuard>>,
 }
 
 impl FileDisk {
@@ -185,6 +194,12 @@ impl FileDisk {
     /// buffer, or for a part of a block.
     pub fn bounced(&self) -> u64 {
         self.shared.bounced.load(Ordering::Relaxed)
+    }
+
+    /// Who knows, from now on, where a growable file may end.
+    pub fn guard_end(&self, guard: EndGuard) {
+        let mut place = self.shared.end_guard();
+        *place = Some(guard);
     }
 
     /// Read the file's size again, in bytes, after it was resized. Requests
@@ -221,7 +236,9 @@ impl Disk for FileDisk {
 
     fn activate(&self) -> Result<(), DiskError> {
         let shared = &*self.shared;
-        lock::take(&shared.path, &shared.file, shared.options.lock_use())
+        lock::take(&shared.path, &shared.file, shared.options.lock_use())?;
+        shared.look_at_name();
+        Ok(())
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
@@ -243,6 +260,35 @@ impl Disk for FileDisk {
 }
 
 impl Shared {
+    fn end_guard(&self) -> MutexGuard<'_, Option<EndGuard>> {
+        let guard = self.end_guard.lock();
+        guard.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says if the file that is served is not the one that is found by its name
+    /// any more. It is served on: nobody else has the guest's data.
+    fn look_at_name(&self) {
+        if !self.named || open::is_named(&self.path, &self.file) {
+            return;
+        }
+        let path = self.path.display();
+        let what = match self.path.exists() {
+            true => "was replaced by another file",
+            false => "was deleted or renamed",
+        };
+        tracing::warn!(
+            "{path}: {what} since it was opened; the one that was opened is served on: start the \
+             server anew to serve what is there now"
+        );
+    }
+
+    /// Whether what a read finds missing from `at` on is zeroes.
+    #[cold]
+    fn may_end(&self, at: u64) -> bool {
+        let guard = self.end_guard().clone();
+        self.options.growable && guard.is_none_or(|guard| guard(at))
+    }
+
     /// Everything written is durable, and the file as long as it was.
     fn write_back(&self) -> Result<(), DiskError> {
         if self.options.read_only {

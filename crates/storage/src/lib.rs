@@ -34,7 +34,7 @@ pub mod nbd;
 pub mod null;
 
 pub use engine::{EngineKind, engine};
-pub use file::{Cache, FileDisk, FileOptions, lock_image, lock_image_too};
+pub use file::{Cache, EndGuard, FileDisk, FileOptions, lock_image, lock_image_too};
 pub use memory::MemoryDisk;
 pub use nbd::{NbdDisk, NbdOptions, NbdUri};
 pub use null::NullDisk;

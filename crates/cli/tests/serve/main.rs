@@ -18,4 +18,5 @@ mod nbd;
 #[path = "../support/mod.rs"]
 mod support;
 mod surroundings;
+mod surprises;
 mod trace;

@@ -22,6 +22,7 @@ use crate::qcow2::{self, CompressionType, L1Entry, Region, Regions};
 use crate::{Error, Result, qed};
 use fathom_core::DiskError;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Slices of one image in memory, at least.
 const MIN_SLICES: u64 = 16;
@@ -54,8 +55,15 @@ pub(super) fn activate(
     };
     let layers: std::result::Result<Vec<_>, _> =
         chain.links.iter().map(|link| fresh.layer(link)).collect();
+    let lengths = chain.storages.iter().map(|storage| {
+        let len = storage.len().map_err(Error::io("its size cannot be read"));
+        len.map_err(told(storage.path()))
+    });
+    let lengths: std::result::Result<Vec<_>, _> = lengths.collect();
     Ok(Active {
         layers: layers?,
+        lengths: lengths?,
+        complained: AtomicBool::new(false),
         storages: chain.storages.clone(),
         epochs: fresh.epochs,
         filter: fresh.filter,
@@ -162,6 +170,10 @@ impl Fresh<'_> {
         }
         let entries = header.refcount_table_bytes() / TableEntry::SIZE;
         let table = words(&**file, header.refcount_table_offset, entries, layout)?;
+        if let Some(at) = table.iter().find(|at| **at >= parts.file_len) {
+            let problem = format!("the refcount block at {at:#x} is beyond the end of the file");
+            return Ok(Err(format!("is corrupt: {problem}")));
+        }
         let regions = match regions(&**file, header, &table)? {
             Ok(regions) => regions,
             Err(problem) => return Ok(Err(problem)),

@@ -8,6 +8,7 @@ use super::storage::Storage;
 use super::tables::{Extent, Tables};
 use crate::qcow2::Compressed;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// One image of the chain; the first is the one that the guest writes to.
 pub(super) enum Layer {
@@ -51,6 +52,10 @@ pub(super) enum Place {
 pub(super) struct Active {
     pub(super) layers: Vec<Layer>,
     pub(super) storages: Vec<Arc<dyn Storage>>,
+    /// Their bytes when they were taken into use.
+    pub(super) lengths: Vec<u64>,
+    /// It was said that one was cut.
+    pub(super) complained: AtomicBool,
     pub(super) epochs: Arc<Epochs>,
     /// Of the first layer's file.
     pub(super) filter: Arc<Filter>,
@@ -65,6 +70,17 @@ impl Active {
         match &self.layers[0] {
             Layer::Tables(tables) => Some(tables),
             Layer::Raw { .. } => None,
+        }
+    }
+
+    /// From now on nobody takes what was cut off a file for zeroes.
+    pub(super) fn guard_ends(self: &Arc<Active>) {
+        for (id, storage) in (0..).zip(&self.storages) {
+            let active = Arc::downgrade(self);
+            storage.guard_end(Arc::new(move |at| {
+                let active = active.upgrade();
+                active.is_none_or(|active| active.may_end(id, at))
+            }));
         }
     }
 

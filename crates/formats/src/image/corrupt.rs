@@ -1,13 +1,80 @@
 //! What contradicts the format is found before it does harm, and said once.
 
-use super::io::Errno;
+use super::active::{Active, Layer};
+use super::io::{Errno, StorageId};
 use super::layout::Layout;
 use super::metadata::Filter;
+use super::storage::Storage;
 use super::tables::Tables;
-use crate::qcow2::INCOMPATIBLE_CORRUPT;
+use crate::qcow2::{INCOMPATIBLE_CORRUPT, MAGIC};
 use std::sync::atomic::Ordering;
 
+impl Active {
+    /// A file was found to end at `at` or before. It may where it always did:
+    /// an image's last cluster need not be there in full, and QEMU reads
+    /// zeroes beyond that, too (it writes entries before their data after a
+    /// power cut). But it has not been cut since it was taken into use.
+    #[cold]
+    pub(super) fn may_end(&self, id: StorageId, at: u64) -> bool {
+        let of_tables = self.layers.iter().find_map(|layer| match layer {
+            Layer::Tables(tables) if tables.storage == id => Some(tables),
+            _ => None,
+        });
+        if let Some(tables) = of_tables {
+            return tables.is_whole() && tables.may_end(at);
+        }
+        let storage = &self.storages[usize::from(id)];
+        let was = self.lengths[usize::from(id)];
+        let Some(problem) = cut(&**storage, was) else {
+            return true;
+        };
+        if !self.complained.swap(true, Ordering::Relaxed) {
+            let path = storage.path().display();
+            tracing::error!("{path}: {problem}; reads of what is gone fail");
+        }
+        false
+    }
+}
+
+/// What to say of a file that is no longer as long as it was.
+fn cut(file: &dyn Storage, was: u64) -> Option<String> {
+    let len = file.len().ok().filter(|len| *len < was)?;
+    Some(format!(
+        "was truncated while it was served, from {was} bytes to {len}"
+    ))
+}
+
 impl Tables {
+    /// False: the file was cut since it was taken into use. It is marked.
+    pub(super) fn is_whole(&self) -> bool {
+        // Before the file is looked at: it can become longer meanwhile.
+        let was = self.file_len.load(Ordering::Acquire);
+        let problem = cut(&*self.file, was);
+        if let Some(problem) = &problem {
+            self.mark_corrupt(problem);
+        }
+        problem.is_none()
+    }
+
+    /// Where the last of its clusters may end.
+    pub(super) fn known_len(&self) -> u64 {
+        let len = self.file_len.load(Ordering::Acquire);
+        // The file could not be made longer in advance.
+        len.max(self.used.load(Ordering::Relaxed))
+    }
+
+    /// The file is as long as it was, which is not beyond `at`.
+    fn may_end(&self, at: u64) -> bool {
+        let len = self.known_len();
+        if at >= len.next_multiple_of(self.layout.cluster_size()) {
+            self.complain(&format!(
+                "has entries for what is beyond its end, at {len} bytes: it reads as zeroes, but \
+                 was data; check it (fathom img check)"
+            ));
+        }
+        true
+    }
+
     /// Whether guest data may be written to `len` bytes at `at` of the data
     /// storage: not where metadata is. With a filter, a lock is taken only if
     /// there may be some.
@@ -71,8 +138,14 @@ impl Tables {
         }
     }
 
-    /// Blocks, once in the image's life.
+    /// Blocks, once in the image's life. A file that is no image any more stays
+    /// as it is.
     fn set_corrupt_bit(&self) -> std::io::Result<()> {
+        let mut magic = [0; 4];
+        self.file.read_at(&mut magic, 0)?;
+        if magic != MAGIC {
+            return Ok(());
+        }
         let mut word = [0; 8];
         self.file.read_at(&mut word, 72)?;
         let features = u64::from_be_bytes(word) | INCOMPATIBLE_CORRUPT;

@@ -333,7 +333,9 @@ impl Disk for ImageDisk {
         let active = active.and_then(|active| self.take_keepsake(&active).map(|()| active));
         match active {
             Ok(active) => {
-                self.shared.set_active(Some(Arc::new(active)));
+                let active = Arc::new(active);
+                active.guard_ends();
+                self.shared.set_active(Some(active));
                 Ok(())
             }
             Err(error) => {

@@ -182,7 +182,12 @@ impl Layout {
         match self {
             Layout::Qcow2(g) => {
                 let table = L1Entry(l1_entry).l2_table(g);
-                table.map_err(|error| error.to_string())
+                match table.map_err(|error| error.to_string())? {
+                    Some(at) if at >= file_len => Err(format!(
+                        "the L2 table at {at:#x} is beyond the end of the file"
+                    )),
+                    table => Ok(table),
+                }
             }
             Layout::Qed(g) => {
                 let table = qed::L2Offset(l1_entry).decode(g, file_len);

@@ -47,4 +47,4 @@ mod zero;
 
 pub use disk::{DEFAULT_METADATA_CACHE, ImageDisk, ImageOptions};
 pub use map::{Extents, Host, MapExtent, Mapper};
-pub use storage::{Opener, Storage};
+pub use storage::{EndGuard, Opener, Storage};

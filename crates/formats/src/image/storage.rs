@@ -5,6 +5,10 @@ use fathom_core::{Disk, DiskError};
 use std::path::Path;
 use std::sync::Arc;
 
+/// Asked when a read finds the file to end at this byte or before it: whether
+/// it may, and the rest is zeroes. False: the read fails.
+pub type EndGuard = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+
 /// A file that holds an image, or a part of one: blocking access for opening
 /// and closing it, and a [`Disk`] for requests. Both see the same bytes once
 /// what was written through one has returned.
@@ -19,6 +23,9 @@ pub trait Storage: ImageFile + Send + Sync {
     fn grows(&self) -> bool;
     /// The same for two storages exactly if they are the same file.
     fn identity(&self) -> (u64, u64);
+    /// From now on requests that read beyond the file's end ask first.
+    /// (Storages that nobody else can cut need not.)
+    fn guard_end(&self, _guard: EndGuard) {}
 }
 
 /// Opens the files that images name: backing files and external data files.

@@ -240,8 +240,7 @@ impl Tables {
     /// table is as the file has it.
     pub(super) fn table_of(&self, slice: u64) -> Result<Option<u64>, Problem> {
         let entry = self.l1[self.l1_index(slice)].load(Ordering::Acquire);
-        self.layout
-            .table(entry, self.file_len.load(Ordering::Relaxed))
+        self.layout.table(entry, self.known_len())
     }
 
     /// What a table's offset means for one of its slices.

@@ -107,6 +107,9 @@ impl Tables {
 
     /// One at a time.
     async fn write_back(&self, io: &impl Io) -> Result<(), Errno> {
+        if !self.is_whole() {
+            return Err(libc::EIO);
+        }
         let mut dirty = self.take_dirty()?;
         let written = self.write(io, &mut dirty).await;
         if let Err(errno) = written {

@@ -300,10 +300,11 @@ impl FileChannel {
     #[cold]
     fn ended(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &cx.slab[id];
-        if !self.shared.options.growable || request.op != Op::Read {
+        let state = &mut self.states[id.0 as usize];
+        let at = state.transfer.offset + state.transfer.done;
+        if request.op != Op::Read || !self.shared.may_end(at) {
             return self.fail(cx, id, libc::EIO);
         }
-        let state = &mut self.states[id.0 as usize];
         rest_of(&request.segments, state.transfer.done, &mut state.iov);
         // SAFETY: the source vouches for the request's segments.
         unsafe { clear(&state.iov) };
@@ -334,6 +335,8 @@ impl FileChannel {
                 let size = shared.size.load(Ordering::Relaxed);
                 shared.errors.report_truncated(&shared.path, end, size);
             }
+            // Whoever guards its end has said so.
+            _ if op == Op::Read && errno == libc::EIO && shared.ends_early(offset + len) => {}
             _ => shared.errors.report(&shared.path, op, offset, len, errno),
         }
         self.finish(cx, id, errno);
@@ -388,6 +391,12 @@ impl Shared {
             true => i64::MAX as u64,
             false => self.size.load(Ordering::Relaxed),
         }
+    }
+
+    /// A growable file that ends before `at`, where it may not.
+    fn ends_early(&self, at: u64) -> bool {
+        let len = self.file.metadata().map_or(at, |m| m.len());
+        self.options.growable && len < at && !self.may_end(len)
     }
 
     /// Where the file ends, in bytes, if that is before the disk's end: someone

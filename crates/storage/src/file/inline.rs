@@ -1,6 +1,7 @@
 //! Serving a request on the worker's own thread, when its data is in memory:
 //! a system call and a copy cost less than handing it to an engine.
 
+use super::Shared;
 use super::channel::FileChannel;
 use super::transfer::{Progress, Transfer, clear, rest_of};
 use fathom_core::{Cx, Op, Request, RequestId, Segments, Stage};
@@ -29,10 +30,7 @@ impl FileChannel {
     pub(super) fn serve(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Device);
         // SAFETY: the source vouches for the request's segments.
-        let outcome = unsafe {
-            let growable = self.shared.options.growable;
-            transfer(self.shared.file.as_raw_fd(), &cx.slab[id], growable)
-        };
+        let outcome = unsafe { transfer(&self.shared, &cx.slab[id]) };
         // The next request of the batch starts at this tick, too.
         cx.tick();
         match outcome {
@@ -58,20 +56,21 @@ impl FileChannel {
     }
 }
 
-/// Read or write the whole request; the error is a positive errno. The end of
-/// a `growable` file reads as zeroes.
+/// Read or write the whole request; the error is a positive errno. What lies
+/// beyond the end of a growable file reads as zeroes.
 ///
 /// # Safety
 /// The request's segments are valid.
 #[inline]
-unsafe fn transfer(fd: c_int, request: &Request, growable: bool) -> Result<(), i32> {
+unsafe fn transfer(shared: &Shared, request: &Request) -> Result<(), i32> {
+    let fd = shared.file.as_raw_fd();
     // SAFETY: as required of the caller.
     let moved = unsafe { call(fd, request.op, &request.segments, request.at) };
     if moved as i64 == request.len as i64 {
         return Ok(());
     }
     // SAFETY: as required of the caller.
-    unsafe { rest(fd, request, growable, moved) }
+    unsafe { rest(shared, request, moved) }
 }
 
 /// Read the whole request if all of it is in the page cache. False: it is not,
@@ -94,7 +93,8 @@ unsafe fn read_cached(fd: c_int, request: &Request) -> bool {
 /// # Safety
 /// The request's segments are valid.
 #[cold]
-unsafe fn rest(fd: c_int, request: &Request, growable: bool, mut result: i32) -> Result<(), i32> {
+unsafe fn rest(shared: &Shared, request: &Request, mut result: i32) -> Result<(), i32> {
+    let fd = shared.file.as_raw_fd();
     let mut transfer = Transfer::new(request.at, request.len);
     let mut segments = Segments::new();
     loop {
@@ -102,7 +102,9 @@ unsafe fn rest(fd: c_int, request: &Request, growable: bool, mut result: i32) ->
         rest_of(&request.segments, transfer.done, &mut segments);
         match progress {
             Progress::Complete => return Ok(()),
-            Progress::Ended if growable && request.op == Op::Read => {
+            Progress::Ended
+                if request.op == Op::Read && shared.may_end(request.at + transfer.done) =>
+            {
                 // SAFETY: as required of the caller.
                 unsafe { clear(&segments) };
                 return Ok(());

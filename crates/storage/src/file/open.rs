@@ -75,6 +75,7 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
         Kind::Regular => 0,
         Kind::BlockDevice => ioctl_u32(&file, ioctl::BLKIOOPT).unwrap_or(0),
     };
+    let named = is_named(path, &file);
     Ok(Shared {
         path: path.to_owned(),
         file,
@@ -97,6 +98,8 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
         ranges: Default::default(),
         bounced: AtomicU64::new(0),
         padded: AtomicBool::new(false),
+        end_guard: Default::default(),
+        named,
         options,
     })
 }
@@ -168,6 +171,15 @@ fn check_writable(path: &Path, file: &File) -> Result<(), DiskError> {
             path,
             "the device is read-only; serve it with --readonly",
         )),
+    }
+}
+
+/// Whether the path leads to the file.
+pub(super) fn is_named(path: &Path, file: &File) -> bool {
+    let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+    match (std::fs::metadata(path), file.metadata()) {
+        (Ok(found), Ok(own)) => identity(found) == identity(own),
+        _ => false,
     }
 }
 

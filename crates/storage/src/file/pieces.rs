@@ -218,10 +218,10 @@ impl FileChannel {
             step,
             Step::BufferedRead | Step::FirstBlock | Step::LastBlock
         );
-        if !reads || !self.shared.options.growable {
+        let transfer = self.state(id).transfer;
+        if !reads || !self.shared.may_end(transfer.offset + transfer.done) {
             return Progress::Ended;
         }
-        let transfer = self.state(id).transfer;
         let rest = self.operand(cx, id, step, transfer.done..transfer.len);
         // SAFETY: this part of the buffer is the request's.
         unsafe { clear(&rest) };
