@@ -56,8 +56,11 @@ const TIME: Duration = Duration::from_millis(500);
 /// How often what a busy machine may be to blame for is tried.
 const TRIES: u32 = 20;
 
-/// A busy machine may take the worker's time away, but never adds to it: what
-/// is too slow is tried again. (How exact it is shows tools/bench/filters.py.)
+/// A rate is a number by the clock on the wall: there is nothing else to hold it
+/// against. That it is not above its limit holds on any machine: a busy one takes the
+/// worker's time away, and never adds to it. What is too slow is therefore tried again, and
+/// the limits are so low that any machine gets there. (How exact a rate is shows
+/// tools/bench/filters.py.)
 fn assert_near(wanted: f64, what: &str, mut measure: impl FnMut() -> f64) {
     let mut got = 0.0;
     for _ in 0..TRIES {
@@ -76,14 +79,15 @@ fn assert_not_above(got: f64, wanted: f64, what: &str) {
 
 #[test]
 fn so_many_operations_a_second() {
-    let bed = Bed::new(&["throttle:iops-read=2000,iops-write=500"], 1);
+    let bed = Bed::new(&["throttle:iops-read=400,iops-write=100"], 1);
     let mut peer = bed.peer();
-    assert_near(2000.0, "reads", || rate(&mut peer, 32, read));
-    assert_near(500.0, "writes", || rate(&mut bed.peer(), 8, write));
-    bed.set(0, &[("iops-read", "4000")]).unwrap();
-    assert_near(4000.0, "reads, changed", || rate(&mut peer, 32, read));
+    assert_near(400.0, "reads", || rate(&mut peer, 8, read));
+    assert_near(100.0, "writes", || rate(&mut bed.peer(), 2, write));
+    bed.set(0, &[("iops-read", "800")]).unwrap();
+    assert_near(800.0, "reads, changed", || rate(&mut peer, 8, read));
     bed.set(0, &[("iops-read", "")]).unwrap();
-    assert!((0..TRIES).any(|_| rate(&mut peer, 32, read) > 5000.0));
+    // More than any limit that there was lets through.
+    assert!((0..TRIES).any(|_| rate(&mut peer, 8, read) > 2.0 * 800.0));
 }
 
 #[test]
@@ -103,9 +107,12 @@ fn a_burst_is_let_through_and_then_no_more() {
     peer.ask_all((0..1100).map(|_| read()));
     let answers = peer.answers(1100);
     let after = |answer: &Answer| Clock::get().duration(answer.at - start).as_secs_f64();
-    // Without a burst it would be ten seconds.
-    assert!(after(&answers[999]) < 5.0, "{}", after(&answers[999]));
-    assert!(after(&answers[1099]) > 0.7, "{}", after(&answers[1099]));
+    // Without a burst, the first thousand would take ten times as long as the hundred after them;
+    // with it, a fraction. Those are not let through before their time on any machine.
+    let burst = after(&answers[999]);
+    let rest = after(&answers[1099]) - burst;
+    assert!(burst < 5.0 * rest, "{burst} s, then {rest} s");
+    assert!(after(&answers[1099]) > 0.7, "{burst} s, then {rest} s");
 }
 
 #[test]

@@ -18,6 +18,14 @@ use std::time::{Duration, Instant};
 /// How long anything may take that is to happen.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+pub fn until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "in vain until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub op: Op,
@@ -118,11 +126,7 @@ impl Peer {
     /// Wait until the worker has popped everything; it submits it before it
     /// looks at anything else.
     pub fn popped(&self) {
-        let start = Instant::now();
-        while !self.asks.lock().unwrap().is_empty() {
-            assert!(start.elapsed() < PATIENCE, "nobody pops");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until("it is popped", || self.asks.lock().unwrap().is_empty());
     }
 
     pub fn answer(&mut self) -> Answer {
