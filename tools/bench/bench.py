@@ -52,7 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--load-cpu", type=int, help="default: the first other one")
     parser.add_argument("--img-size", type=img.parse_size, metavar="SIZE",
                         default=img.DEFAULT_SIZE,
-                        help="of the images that img-* work on, half of it data; default: 4G")
+                        help="of the images that img-* work on, half of it data; default: 1G")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     parser.add_argument("--check", action="store_true", help="fail when a bar is not reached")
     return parser.parse_args()

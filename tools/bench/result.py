@@ -20,6 +20,7 @@ class Result:
     server_cpu_us: float | None = None
     others_percent: float = 0.0
     seconds: float | None = None
+    cpu_seconds: float | None = None
 
     def as_dict(self) -> dict:
         return asdict(self)

@@ -18,6 +18,11 @@ from result import Failed, Result
 
 NULL_SIZE = 1 << 40
 FILE_SIZE = 1 << 30
+# Writes, of 4 KiB each, to a new image of clusters of 64 KiB on a file of that size: most of them
+# copy a cluster.
+COPIES = 8192
+# Of which the best counts.
+COPY_RUNS = 3
 START_LIMIT = 20  # seconds
 
 
@@ -59,6 +64,13 @@ class Bench:
     def measure(self, case: Case, subject: str) -> Result:
         if case.storage == "img":
             return img.measure(case, subject, self.img, self.fathom)
+        if case.copies_in_memory:
+            # As short as a run is, whatever else happens can only make it look dearer.
+            runs = [self._measure(case, subject) for _ in range(COPY_RUNS)]
+            return min(runs, key=lambda result: result.server_cpu_us)
+        return self._measure(case, subject)
+
+    def _measure(self, case: Case, subject: str) -> Result:
         cpus = {self.server_cpu, self.load_cpu}
         if case.storage == "nbd":
             return self._nbd(case, subject, cpus)
@@ -123,14 +135,18 @@ class Bench:
         return images.path(case, self.path(case.storage))
 
     def _load(self, case: Case, target: list[str]) -> Result:
-        # An image that is being filled is another one after a while.
+        # An image that is being filled is another one after a while: nothing is left out. In
+        # memory, who is fast would soon have copied all of it, and then only be writing.
         ramp = "500ms" if case.state == "full" else "0s"
+        end = ["--runtime", f"{self.seconds}s"]
+        if case.copies_in_memory:
+            end = ["--number-ios", str(COPIES)]
         out = run(pinned(
             self.load_cpu, str(self.fathom), "bench", *target, "--json",
             "--rw", case.rw, "--bs", case.bs, "--iodepth", str(case.depth),
             "--queues", str(case.connections),
             "--wait", case.wait, "--cpus", str(self.load_cpu),
-            "--runtime", f"{self.seconds}s", "--ramp-time", ramp), self.seconds)
+            *end, "--ramp-time", ramp), self.seconds)
         report = json.loads(out)
         latency = report["operations"][0]["latency"]
         backend = report["backend"]

@@ -35,7 +35,7 @@ def ratio_text(values: list[float]) -> str:
     return f"{median(values):.2f}" if values else "-"
 
 
-HEADER = ["case", "who", "seconds", "IOPS", "MB/s", "p50 us", "p99 us", "server CPU us",
+HEADER = ["case", "who", "seconds", "CPU s", "IOPS", "MB/s", "p50 us", "p99 us", "server CPU us",
           "load CPU us", "others %", "IOPS/QSD", "IOPS/host"]
 
 
@@ -52,7 +52,8 @@ def rows(case: Case, rounds: dict[str, list]) -> list[list[str]]:
             "p50_us", "p99_us", "server_cpu_us", "load_cpu_us"))
         lines.append([
             case.name if i == 0 else "", subject,
-            number(middle(results, "seconds")) if case.storage == "img" else "",
+            *(number(middle(results, figure)) if case.storage == "img" else ""
+              for figure in ("seconds", "cpu_seconds")),
             iops(middle(results, "iops")),
             number(middle(results, "mb_per_s"), 0), number(p50), number(p99),
             number(server), number(load), number(middle(results, "others_percent"), 0),
