@@ -172,7 +172,11 @@ fn what_cannot_be_reported_is_told_in_one_line() {
 #[test]
 fn only_files_are_read() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, succeeds) in [("requests-1/fathom.events", true), ("run.json", false)] {
+    for (name, succeeds, says) in [
+        // As if it were missing.
+        ("requests-1/fathom.events", true, "What to know"),
+        ("run.json", false, "not a regular file"),
+    ] {
         make_run(dir.path());
         let path = dir.path().join(name);
         fs::remove_file(&path).unwrap();
@@ -193,7 +197,7 @@ fn only_files_are_read() {
         let output = child.wait_with_output().unwrap();
         let said = [output.stdout, output.stderr].concat();
         let said = String::from_utf8(said).unwrap();
-        assert!(said.contains("not a regular file"), "{name}: {said}");
+        assert!(said.contains(says), "{name}: {said}");
         assert_eq!(output.status.success(), succeeds, "{name}: {said}");
         fs::remove_file(&path).unwrap();
     }

@@ -166,7 +166,6 @@ fn names_cannot_play_with_the_terminal() {
     let on = ["-u", "-b", "c\x1b[31md", "-F", "qcow2", &lost, "1M"];
     qemu_img(&[&["create", "-q", "-f", "qcow2"], &on[..]].concat());
     let data = place.path("data");
-    let none = place.path("none");
     let commands: [&[&str]; 10] = [
         &["info", "--backing-chain", &image],
         &["info", &lost],
@@ -176,7 +175,7 @@ fn names_cannot_play_with_the_terminal() {
         &["map", &image],
         &["info", "--backing-chain", &lost],
         &["compare", &lost, &image],
-        &["convert", "-l", "nothing", &lost, &none],
+        &["measure", "-O", "qcow2", &lost],
         &["resize", &data, "30M"],
     ];
     for command in commands {

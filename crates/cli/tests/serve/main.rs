@@ -17,6 +17,6 @@ mod memory;
 mod nbd;
 #[path = "../support/mod.rs"]
 mod support;
-mod surroundings;
 mod surprises;
+mod surroundings;
 mod trace;
