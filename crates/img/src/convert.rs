@@ -3,7 +3,7 @@
 use crate::chain::{Chain, OpenOptions};
 use crate::create::{CreateOptions, create_in, size_of};
 use crate::error::{Error, Moving, io_error, of, usage};
-use crate::job::{Client, Copy, CopyOptions, Job, WriteBehind};
+use crate::job::{Client, Copy, CopyOptions, Job, WriteBehind, compressed_at_once};
 use crate::open::{identity_of, open_writable};
 use crate::progress::Progress;
 use crate::source::{Opened, Source, nbd_uri};
@@ -226,12 +226,11 @@ fn cannot_compress(path: &Path) -> Error {
     usage(path, problem)
 }
 
-/// A unit of compression is a request of its own: more of them keep all cores busy.
+/// A unit of compression is a request of its own.
 fn depth(options: &ConvertOptions, unit: Option<u64>) -> usize {
-    match unit {
-        Some(_) => (options.parallel * 4).clamp(16, 64),
-        None => options.parallel,
-    }
+    unit.map_or(options.parallel, |unit| {
+        compressed_at_once(unit).max(options.parallel)
+    })
 }
 
 /// A cluster that has any data has space anyway. Not all NBD servers know zeroes that are not sent.

@@ -2,6 +2,7 @@
 
 mod bitmap;
 mod compare;
+mod compress;
 mod convert;
 mod exports;
 mod habits;

@@ -4,7 +4,8 @@
 //!
 //! Pieces of one write follow each other without a gap. The next write starts
 //! at the next physical block, although that wastes what is left of the one
-//! before: what was written, and may be durable, is never written again.
+//! before: what was written, and may be durable, is never written again. So
+//! a write is put off until it wastes little, as long as there is more to come.
 
 use super::active::Active;
 use super::io::{Errno, Payload};
@@ -25,6 +26,12 @@ use std::task::{Context, Poll, Waker};
 /// So many bytes are written without waiting for more. One write has no more,
 /// unless they are one cluster's.
 const ENOUGH: usize = 1 << 20;
+
+/// A write that wastes no more than its bytes divided by this is not put off.
+const LITTLE: usize = 32;
+
+/// The largest physical block that counts.
+const BLOCK: usize = 4096;
 
 /// A compressed cluster, as the file gets it.
 struct Piece {
@@ -48,22 +55,34 @@ struct Queue {
 }
 
 impl Queue {
-    /// What is to be written now: when as much is ready as is still being
-    /// compressed, all that is compressed at once reaches the file in two
-    /// writes or so, and nobody waits for long.
+    /// What is to be written now: all that is ready if nothing more is being
+    /// compressed, or else as much of it as fills its last block almost.
     fn next(&mut self) -> Option<Vec<Arc<Piece>>> {
-        let mut bytes = 0;
-        let fits = |piece: &&Arc<Piece>| {
-            bytes += piece.stream.len();
-            bytes <= ENOUGH
-        };
-        let count = self.ready.iter().take_while(fits).count();
-        let is_enough = bytes >= ENOUGH || self.ready.len() >= self.compressing;
-        if self.writing || self.ready.is_empty() || !is_enough {
+        if self.writing || self.ready.is_empty() {
             return None;
         }
+        let is_last = self.compressing == 0;
+        let count = self.worth_writing(is_last)?;
         self.writing = true;
-        Some(self.ready.drain(..count.max(1)).collect())
+        Some(self.ready.drain(..count).collect())
+    }
+
+    /// How many of the pieces that are ready, the first ones, are to be written
+    /// at once.
+    fn worth_writing(&self, all: bool) -> Option<usize> {
+        let (mut bytes, mut count) = (0, 0);
+        for (n, piece) in self.ready.iter().enumerate() {
+            bytes += piece.stream.len();
+            let is_full = bytes > ENOUGH;
+            if is_full && n > 0 {
+                return Some(if count > 0 { count } else { n });
+            }
+            let wasted = bytes.next_multiple_of(BLOCK) - bytes;
+            if all || is_full || wasted * LITTLE <= bytes {
+                count = n + 1;
+            }
+        }
+        (count > 0).then_some(count)
     }
 }
 

@@ -43,8 +43,9 @@ pub fn decompress(
 /// Compresses a cluster into the start of `stream`: how many bytes that are,
 /// or `None` if they are more than it takes.
 ///
-/// Levels are those of QEMU, which are the libraries' defaults. Each thread
-/// keeps one encoder of a kind, of some 200 KiB for deflate and up to 3 MiB for
+/// For deflate that is the level whose streams are as small as QEMU's, which is
+/// zlib's default: at the same level zlib-rs looks less hard for matches. Each
+/// thread keeps one encoder of a kind, of some 200 KiB for deflate and up to 3 MiB for
 /// zstd.
 pub fn compress(kind: CompressionType, cluster: &[u8], stream: &mut [u8]) -> Option<usize> {
     match kind {
@@ -71,7 +72,7 @@ const ZSTD_LEVEL: i32 = zstd_safe::CLEVEL_DEFAULT;
 
 thread_local! {
     static DEFLATE: RefCell<Compress> = RefCell::new(
-        Compress::new_with_window_bits(Compression::default(), false, WINDOW_BITS));
+        Compress::new_with_window_bits(Compression::best(), false, WINDOW_BITS));
     static ZSTD_ENCODER: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
     /// Raw deflate: no header, no checksum.
     static INFLATE: RefCell<Decompress> = RefCell::new(Decompress::new(false));

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Requests of one client in flight, at most; more wait their turn.
-const CAPACITY: usize = 128;
+const CAPACITY: usize = 256;
 
 /// What is asked of a disk. It goes by the rules of a [`Request`].
 #[derive(Debug)]

@@ -16,3 +16,10 @@ pub use copy::{Copy, CopyOptions};
 pub use pages::Pages;
 pub(crate) use pool::Pool;
 pub use segment::{Segment, Segments, State};
+
+/// How many writes of `unit` bytes, each of which is compressed by itself, are to be under way: they
+/// keep all cores busy, and those that become tiny fill a block of the file together.
+pub(crate) fn compressed_at_once(unit: u64) -> usize {
+    const BYTES: u64 = 16 << 20;
+    (BYTES / unit).clamp(16, 256) as usize
+}

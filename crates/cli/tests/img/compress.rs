@@ -1,0 +1,94 @@
+//! How much space compressed images take, next to qemu-img's.
+
+use crate::place::{MIB, Place};
+use crate::qemu_img;
+use crate::support::stdout_of;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+/// Bytes of a disk.
+const LEN: usize = 24 * MIB as usize;
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Disks of several kinds, and how much larger than QEMU's an image of them may be, in percent.
+fn disks() -> Vec<(&'static str, Vec<u8>, u64)> {
+    let mut state = 0x5eed_0bad_cafe_u64;
+    let words: Vec<String> = (0..2000)
+        .map(|_| {
+            let len = 2 + random(&mut state) % 9;
+            let letter = |_| char::from(b'a' + (random(&mut state) % 17) as u8);
+            (0..len).map(letter).collect()
+        })
+        .collect();
+    let mut text = String::new();
+    while text.len() < LEN {
+        // Some are much more frequent than others.
+        let n = random(&mut state) % 2000 * (random(&mut state) % 2000) / 2000;
+        text += &words[n as usize];
+        text.push(if random(&mut state).is_multiple_of(9) {
+            '\n'
+        } else {
+            ' '
+        });
+    }
+    text.truncate(LEN);
+    let mut zeroes = vec![0; LEN];
+    for at in (0..LEN).step_by(9000) {
+        zeroes[at] = random(&mut state) as u8;
+    }
+    let noise: Vec<u8> = { 0..LEN / 4 }.map(|_| random(&mut state) as u8).collect();
+    let mixed = { 0..LEN }.map(|at| match at >> 16 & 1 {
+        0 => b"all alike "[at % 10],
+        _ => noise[at / 4] & 0x3f,
+    });
+    vec![
+        (
+            "repetitive",
+            b"all of it is alike, ".repeat(LEN / 20 + 1)[..LEN].to_vec(),
+            10,
+        ),
+        ("text", text.into_bytes(), 4),
+        ("almost zeroes", zeroes, 10),
+        ("random", noise.repeat(4), 4),
+        ("mixed", mixed.collect(), 4),
+    ]
+}
+
+fn allocated(path: &str) -> u64 {
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[test]
+fn compressed_images_are_about_as_small_as_those_of_qemu_img() {
+    let place = Place::new();
+    let (disk, mine, theirs) = (place.path("disk"), place.path("mine"), place.path("theirs"));
+    for (kind, bytes, percent) in disks() {
+        fs::write(&disk, bytes).unwrap();
+        for options in [
+            "compression_type=zlib",
+            "compression_type=zstd",
+            "compression_type=zlib,cluster_size=2M",
+            "compression_type=zlib,cluster_size=8k",
+        ] {
+            let args = ["convert", "-c", "-O", "qcow2", "-o", options, &disk];
+            stdout_of(&[&["img"], &args[..], &[&mine]].concat());
+            qemu_img(&[&args[..], &[&theirs]].concat());
+            place.same("qcow2", &mine, &disk);
+            place.sound("qcow2", &mine);
+            let (mine, theirs) = (allocated(&mine), allocated(&theirs));
+            eprintln!("{kind} {options}: {mine} of {theirs}");
+            // A few clusters are for tables, whose number does not depend on the data.
+            let most = theirs + theirs * percent / 100 + (64 << 10);
+            assert!(
+                mine <= most,
+                "{kind} {options}: {mine}, and {theirs} by qemu-img"
+            );
+        }
+    }
+}
