@@ -2,7 +2,9 @@
 
 use crate::chain::{Chain, OpenOptions};
 use crate::error::{Error, Moving, of, usage};
-use crate::job::{Answer, Ask, Client, Job, Pages, Pool, State, is_zero};
+use crate::job::{
+    Answer, Ask, Client, Job, Pages, Pool, Segment, Segments, State, compressed_at_once, is_zero,
+};
 use crate::open::open_writable;
 use crate::progress::Progress;
 use crate::source::Opened;
@@ -149,11 +151,13 @@ fn copy(
                 usage(path, "cannot be written compressed: only qcow2 images can")
             })?),
         };
-    let cluster = chain.info().write_zeroes.map_or(512, |l| l.alignment);
+    let allocated = chain.disk().allocation_unit();
     let image = Opened::of(path, chain, &mut job)?;
     let new = new.map(|new| Opened::of(path, new, &mut job)).transpose()?;
     progress.begin(image.size());
-    let run = Run {
+    let piece = unit.unwrap_or(PIECE.max(allocated));
+    let under_way = unit.map_or(0, compressed_at_once);
+    let mut run = Run {
         job: &job,
         image: &image.client,
         new: new.as_ref().map(|new| (&new.client, new.size())),
@@ -161,20 +165,16 @@ fn copy(
             source: path,
             target: path,
         },
-        granule: u64::from(cluster).min(PIECE),
-        piece: unit.unwrap_or(PIECE.max(cluster.into())),
+        granule: unit.unwrap_or(allocated.min(PIECE)),
+        piece,
         compress: unit.is_some(),
+        pool: Pool::new(piece as usize, 2 + under_way),
+        in_flight: 0,
+        failure: None,
     };
-    let mut pool = Pool::new(run.piece as usize, 2);
-    for segment in image.segments(&job, 1)? {
-        let segment = segment?;
-        // What no image of the chain has is a hole, but the new backing file may have something there.
-        if matches!(segment.state, State::Below | State::Hole) {
-            run.segment(segment.range, &mut pool, progress)?;
-        } else {
-            progress.add(segment.range.end - segment.range.start);
-        }
-    }
+    let compared = run.run(image.segments(&job, 1)?, progress);
+    let written = run.finish();
+    compared.and(written)?;
     match job.flush(&image.client) {
         0 => {}
         errno => return Err(Error::flush(path, errno)),
@@ -194,39 +194,86 @@ struct Run<'a> {
     moving: Moving<'a>,
     /// What is copied as a whole.
     granule: u64,
+    /// What is compared at once: if it is compressed, no more than the granule.
     piece: u64,
     compress: bool,
+    pool: Pool,
+    /// Compressed writes: those that are under way together share blocks of the file.
+    in_flight: usize,
+    /// Of a write that nobody waits for.
+    failure: Option<Error>,
 }
 
 impl Run<'_> {
-    fn segment(
-        &self,
-        range: Range<u64>,
-        pool: &mut Pool,
-        progress: &mut Progress<'_>,
-    ) -> Result<(), Error> {
-        let mut at = range.start;
-        while at < range.end {
-            progress.check()?;
-            let end = range.end.min((at + 1).next_multiple_of(self.piece));
-            let mut take = || -> Result<Pages, Error> {
-                let pages = pool.take().map_err(Error::memory)?;
-                Ok(pages.expect("both were put back"))
-            };
-            let pages = [take()?, take()?];
-            let [old, new] = self.piece(at..end, pages)?;
-            pool.put(old);
-            pool.put(new);
-            progress.add(end - at);
-            at = end;
+    fn run(&mut self, segments: Segments<'_>, progress: &mut Progress<'_>) -> Result<(), Error> {
+        for segment in segments {
+            let Segment { range, state } = segment?;
+            // What no image of the chain has is a hole, but the new backing file may have something
+            // there.
+            if !matches!(state, State::Below | State::Hole) {
+                progress.add(range.end - range.start);
+                continue;
+            }
+            let mut at = range.start;
+            while at < range.end {
+                progress.check()?;
+                let end = range.end.min((at + 1).next_multiple_of(self.piece));
+                self.piece(at..end)?;
+                progress.add(end - at);
+                at = end;
+            }
         }
         Ok(())
     }
 
+    /// Waits until nothing is under way any more.
+    fn finish(&mut self) -> Result<(), Error> {
+        while self.in_flight > 0 {
+            let answer = self.job.wait();
+            self.written(answer);
+        }
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn take_pages(&mut self) -> Result<Pages, Error> {
+        loop {
+            if let Some(pages) = self.pool.take().map_err(Error::memory)? {
+                return Ok(pages);
+            }
+            // The others are being written.
+            let answer = self.job.wait();
+            self.written(answer);
+        }
+    }
+
+    fn written(&mut self, answer: Answer) {
+        let Answer { ask, errno, .. } = answer;
+        self.in_flight -= 1;
+        if errno != 0 {
+            let error = self.moving.write_error(ask.offset, ask.len, errno);
+            self.failure.get_or_insert(error);
+        }
+        ask.pages.into_iter().for_each(|pages| self.pool.put(pages));
+    }
+
+    /// The next answer to a read.
+    fn read(&mut self) -> Answer {
+        loop {
+            let answer = self.job.wait();
+            if answer.ask.op == Op::Read {
+                return answer;
+            }
+            self.written(answer);
+        }
+    }
+
     /// Reads both, at once, and writes what differs.
-    fn piece(&self, range: Range<u64>, pages: [Pages; 2]) -> Result<[Pages; 2], Error> {
+    fn piece(&mut self, range: Range<u64>) -> Result<(), Error> {
         let len = (range.end - range.start) as usize;
-        let [old, mut new] = pages;
+        let (old, mut new) = (self.take_pages()?, self.take_pages()?);
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
         let new_end = self
             .new
             .map_or(0, |(_, size)| size)
@@ -246,7 +293,7 @@ impl Run<'_> {
         let mut old = None;
         let mut failure = None;
         for _ in 0..awaited {
-            let Answer { client, ask, errno } = self.job.wait();
+            let Answer { client, ask, errno } = self.read();
             if errno != 0 {
                 failure = Some(self.moving.read_error(ask.offset, ask.len, errno));
             }
@@ -257,48 +304,59 @@ impl Run<'_> {
         }
         let both = old.zip(kept);
         let (old, new) = both.expect("both have come back");
-        match failure {
-            Some(error) => Err(error),
-            None => Ok([self.write(range, len, old, &new)?, new]),
+        if let Some(error) = failure {
+            return Err(error);
         }
+        let mut old = Some(old);
+        let mut at = 0;
+        while at < len
+            && let Some(pages) = old.take()
+        {
+            let (differs, end) = self.run_at(range.start, at, &pages.bytes()[..len], new.bytes());
+            let start = range.start + at as u64;
+            old = match differs {
+                true if self.compress => self.write_later(start, at..end, pages),
+                true => Some(self.write(start, at..end, pages)?),
+                false => Some(pages),
+            };
+            at = end;
+        }
+        old.into_iter()
+            .chain([new])
+            .for_each(|pages| self.pool.put(pages));
+        Ok(())
     }
 
     /// Writes to the image what it would not read as on the new backing file.
-    fn write(
-        &self,
-        range: Range<u64>,
-        len: usize,
-        mut old: Pages,
-        new: &Pages,
-    ) -> Result<Pages, Error> {
-        let mut at = 0;
-        while at < len {
-            let (differs, end) = self.run_at(range.start, at, &old.bytes()[..len], new.bytes());
-            if differs {
-                old = self.write_one(range.start + at as u64, at..end, old)?;
-            }
-            at = end;
+    fn write(&self, offset: u64, part: Range<usize>, old: Pages) -> Result<Pages, Error> {
+        let ask = self.ask_to_write(offset, part, old);
+        let len = ask.len;
+        let answer = self.job.answer_to(self.image, ask);
+        match answer.errno {
+            0 => Ok(answer.ask.pages.expect("what was sent")),
+            errno => Err(self.moving.write_error(offset, len, errno)),
         }
-        Ok(old)
     }
 
-    fn write_one(&self, offset: u64, part: Range<usize>, old: Pages) -> Result<Pages, Error> {
+    /// Likewise, and does not wait: all of a piece that is compressed. The pages come back with the
+    /// answer.
+    fn write_later(&mut self, offset: u64, part: Range<usize>, old: Pages) -> Option<Pages> {
+        let ask = self.ask_to_write(offset, part, old);
+        self.in_flight += 1;
+        self.image.ask(ask);
+        None
+    }
+
+    fn ask_to_write(&self, offset: u64, part: Range<usize>, old: Pages) -> Ask {
         let len = (part.end - part.start) as u64;
         let op = match is_zero(&old.bytes()[part.clone()]) {
             true => Op::WriteZeroes,
             false => Op::Write,
         };
-        let answer = self.job.answer_to(
-            self.image,
-            Ask {
-                skip: part.start,
-                compress: self.compress && op == Op::Write,
-                ..Ask::new(op, offset, len, Some(old))
-            },
-        );
-        match answer.errno {
-            0 => Ok(answer.ask.pages.expect("what was sent")),
-            errno => Err(self.moving.write_error(offset, len, errno)),
+        Ask {
+            skip: part.start,
+            compress: self.compress && op == Op::Write,
+            ..Ask::new(op, offset, len, Some(old))
         }
     }
 

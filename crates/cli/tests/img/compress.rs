@@ -92,3 +92,69 @@ fn compressed_images_are_about_as_small_as_those_of_qemu_img() {
         }
     }
 }
+
+/// Chains whose old base has everything, and new base nothing.
+#[test]
+fn what_rebase_copies_takes_as_little() {
+    let place = Place::new();
+    let base = place.path("base");
+    let new = place.image("new", "qcow2", &[], &[]);
+    for (kind, bytes, percent) in disks() {
+        fs::write(&base, &bytes[..20 << 20]).unwrap();
+        let [mine, theirs] = ["mine", "theirs"].map(|name| {
+            place.image(
+                name,
+                "qcow2",
+                &["-b", &base, "-F", "raw"],
+                &["write -P 7 1M 4k"],
+            )
+        });
+        let before = place.path("before");
+        qemu_img(&["convert", "-O", "raw", &mine, &before]);
+        let args = ["rebase", "-c", "-b", &new, "-F", "qcow2"];
+        stdout_of(&[&["img"], &args[..], &[&mine]].concat());
+        qemu_img(&[&args[..], &[&theirs]].concat());
+        place.same("qcow2", &mine, &before);
+        place.sound("qcow2", &mine);
+        let (mine, theirs) = (allocated(&mine), allocated(&theirs));
+        eprintln!("{kind}: {mine} of {theirs}");
+        let most = theirs + theirs * percent / 100 + (64 << 10);
+        assert!(mine <= most, "{kind}: {mine}, and {theirs} by qemu-img");
+    }
+}
+
+/// Of a cluster with subclusters, only those are copied that differ.
+#[test]
+fn rebase_copies_subclusters() {
+    let place = Place::new();
+    let writes: Vec<String> = (0..16)
+        .map(|n| format!("write -P 5 {}k 2k", n * 1024 + 34))
+        .collect();
+    let writes: Vec<&str> = writes.iter().map(String::as_str).collect();
+    let base = place.image("base", "raw", &[], &writes);
+    let new = place.image("new", "qcow2", &[], &[]);
+    let options = [
+        "-b",
+        &base,
+        "-F",
+        "raw",
+        "-o",
+        "extended_l2=on,cluster_size=1M",
+    ];
+    let [mine, theirs] = ["mine", "theirs"].map(|name| place.image(name, "qcow2", &options, &[]));
+    let before = place.path("before");
+    qemu_img(&["convert", "-O", "raw", &mine, &before]);
+    let args = ["rebase", "-b", &new, "-F", "qcow2"];
+    stdout_of(&[&["img"], &args[..], &[&mine]].concat());
+    qemu_img(&[&args[..], &[&theirs]].concat());
+    place.same("qcow2", &mine, &before);
+    place.sound("qcow2", &mine);
+    let copied = |image: &str| -> u64 {
+        let map = crate::qemu_json(&["map", "--output=json", image]);
+        let all = map.as_array().unwrap().iter();
+        let own = all.filter(|extent| extent["depth"] == 0 && extent["data"] == true);
+        own.map(|extent| extent["length"].as_u64().unwrap()).sum()
+    };
+    assert_eq!(copied(&mine), copied(&theirs));
+    assert_eq!(copied(&mine), 16 * 32 << 10);
+}

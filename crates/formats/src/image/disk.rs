@@ -166,6 +166,16 @@ impl ImageDisk {
         self.chain.paths()
     }
 
+    /// Bytes of what gets its place in the file at once: a cluster, or a
+    /// subcluster where clusters have such.
+    pub fn allocation_unit(&self) -> u64 {
+        match &self.chain.links[0].image {
+            Image::Raw { .. } => 512,
+            Image::Qcow2(header) => header.geometry().subcluster_size(),
+            Image::Qed(header, _) => header.cluster_size.into(),
+        }
+    }
+
     /// Bytes of what is compressed together, a power of two: a write of so many
     /// at a multiple of that, or of what is left up to the disk's end, can be
     /// stored compressed (see `Request::compress`); any other is an ordinary
