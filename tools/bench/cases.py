@@ -30,6 +30,7 @@ class Case:
     state: str = "full"  # of an image: full, empty or backed (by a full raw one)
     by: str = "bench"  # over NBD: bench, fio or nbdcopy
     connections: int = 1
+    delay: str = ""  # of each read, by the filter: a slow disk
 
     @property
     def name(self) -> str:
@@ -41,7 +42,8 @@ class Case:
         connections = "" if self.connections == 1 else f"-x{self.connections}"
         poll = "-poll" if self.wait == "poll" else ""
         image = "" if self.image == "raw" else f"-{self.image}-{self.state}"
-        return f"{self.storage}{by}{image}-{self.rw}-{self.bs}-{self.depth}{connections}{poll}"
+        delay = f"-{self.delay}" if self.delay else ""
+        return f"{self.storage}{delay}{by}{image}-{self.rw}-{self.bs}-{self.depth}{connections}{poll}"
 
     @property
     def copies_in_memory(self) -> bool:
@@ -56,6 +58,8 @@ class Case:
             return [FATHOM, QEMU_IMG]
         if self.storage == "nbd":
             return [FATHOM, FATHOM_SHM, NBDKIT, NBDKIT_SHM, QEMU_NBD]
+        if self.delay:
+            return [FATHOM, FATHOM_NO_POLL]
         subjects = [FATHOM, QSD]
         if self.state == "backed" and self.storage == "disk":
             return [FATHOM, QSD, HOST]
@@ -105,6 +109,11 @@ BARS = [
         QSD, 0.65, 0.5, FATHOM_NO_POLL),
     Bar("disk-randread-4k-32", "disk, depth 32: CPU against QSD", "server_cpu_us", QSD,
         1.0, 0.65),
+    # The delay is longer than ten wake-ups, even in a virtual machine.
+    Bar("null-1ms-randread-4k-1", "slow disk, depth 1: CPU against --poll off", "server_cpu_us",
+        FATHOM_NO_POLL, 1.15, 1.0),
+    Bar("null-1ms-randread-4k-32", "slow disk, depth 32: CPU against --poll off",
+        "server_cpu_us", FATHOM_NO_POLL, 1.15, 1.0),
     Bar("shm-randread-4k-32", "/dev/shm, depth 32: IOPS against QSD", "iops", QSD, 2.5, 3),
     Bar("nbd-randread-4k-32", "NBD, depth 32: IOPS against nbdkit", "iops", NBDKIT, 1.6, 2.5),
     Bar("nbd-randread-4k-32", "NBD, depth 32: IOPS against qemu-nbd", "iops", QEMU_NBD, 2.5, 4),
@@ -142,6 +151,7 @@ def all_cases() -> list[Case]:
     for storage in ("null", "disk", "shm"):
         for rw, bs in (("randread", "4k"), ("randwrite", "4k"), ("read", "256k")):
             cases += [Case(storage, rw, bs, depth) for depth in (1, 32, 128)]
+    cases += [Case("null", "randread", "4k", depth, delay="1ms") for depth in (1, 32)]
     cases += [
         Case("nbd", "randread", "4k", 1),
         Case("nbd", "randread", "4k", 32),

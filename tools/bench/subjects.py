@@ -96,6 +96,8 @@ class Bench:
         options = subject.removeprefix(FATHOM).split()
         if case.image != "raw":
             options += ["--format", case.image]
+        if case.delay:
+            options += ["--filter", f"delay:read={case.delay}"]
         control = ["--control", str(self.run_dir / "control.sock")]
         return pinned(self.server_cpu, str(self.fathom), "serve", disk,
                       "--vhost-user", str(socket), *control, *options)

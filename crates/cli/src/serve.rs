@@ -173,8 +173,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "LIST")]
     cpus: Option<CpuList>,
 
-    /// Spin for requests before sleeping: auto (while it pays), off, or a
-    /// time such as 20us
+    /// Spin for requests before sleeping: auto (while it saves a good part of
+    /// what a request takes, at most 900ms of a second), auto:500ms (at most
+    /// so much of a second), off, or always, for a time such as 20us
     #[arg(long, value_name = "auto|off|DURATION", default_value = "auto")]
     poll: Polling,
 

@@ -9,7 +9,7 @@ use crate::cx::Cx;
 use crate::disk::Channel;
 use crate::engine::{Completion, Engine, Wait};
 use crate::handle::{Command, Counters, Inbox};
-use crate::polling::{Awaited, Poller};
+use crate::polling::{Awaited, Poller, Waited};
 use crate::request::{Owner, Request, RequestId};
 use crate::source::{Source, SourceId};
 use crate::token::{Target, Token};
@@ -326,10 +326,13 @@ impl Worker {
     /// Count and trace the answered requests, and free their slots.
     fn record(&mut self, published: u64, notified: u64) {
         self.answered = self.cx.done.len();
+        // One is enough to tell a slow disk.
+        let mut latency = None;
         for id in self.cx.done.drain(..) {
             let request = &mut self.cx.slab[id];
             request.stamps.enter(Stage::Notify, published);
             request.stamps.end(notified);
+            latency.get_or_insert_with(|| request.stamps.total());
             probe!(fathom, finish, id.0, request.error);
             if self.cx.watched {
                 self.channel.answered(request);
@@ -341,12 +344,16 @@ impl Worker {
             self.cx.slab.put(id);
         }
         self.recorder.flush();
+        if let Some(latency) = latency {
+            self.poller.answered(latency);
+        }
     }
 
     /// Nothing to do: spin for a while, then sleep until something happens.
     fn wait(&mut self) {
         let start = self.cx.clock.now();
-        if !self.spin(start) && !self.arm() {
+        let slept = !self.spin(start) && !self.arm();
+        if slept {
             self.counters.sleeps.increment();
             self.reap(self.cx.until_alarm(start));
         }
@@ -354,27 +361,32 @@ impl Worker {
         self.cx.now = now;
         // The end of a wait that was known beforehand tells nothing.
         if now < self.cx.alarm {
-            self.poller.waited(self.awaited, now - start, self.answered);
+            self.poller.waited(Waited {
+                awaited: self.awaited,
+                ticks: now - start,
+                slept,
+                answered: self.answered,
+            });
         }
     }
 
     /// Watch for work without sleeping, kicks suppressed. True when there is
     /// some.
     fn spin(&mut self, start: u64) -> bool {
-        let window = self.poller.window(self.awaited);
+        let window = self.poller.window(self.awaited, start);
         if window == 0 {
             return false;
         }
         self.slots.iter_mut().flatten().for_each(Slot::disarm);
         let mut now = start;
-        while now - start < window {
-            if self.has_work() || now >= self.cx.alarm {
-                return true;
-            }
+        let mut found = false;
+        while !found && now - start < window {
+            found = self.has_work() || now >= self.cx.alarm;
             std::hint::spin_loop();
             now = self.cx.clock.now();
         }
-        false
+        self.poller.spun(now - start);
+        found
     }
 
     fn has_work(&mut self) -> bool {
