@@ -76,7 +76,11 @@ impl Extents {
         }
         let total = match self.last {
             Some((last, before)) if last == status => before + len,
-            _ if self.room == 0 => return false,
+            _ if self.room == 0 => {
+                // Whatever is told after this is not next to the last one.
+                self.last = None;
+                return false;
+            }
             last => {
                 if last.is_some() {
                     self.next = self.next.wrapping_add(WORD);
@@ -154,5 +158,17 @@ mod tests {
         let pushed = [(data, 1), (hole, 2), (hole, 3), (data, 4)];
         let mut buffer = [7; 16];
         assert_eq!(answer(&mut buffer, 100, &pushed), [(data, 1), (hole, 5)]);
+        // Though it is pushed.
+        let mut one = [7; 8];
+        let segment = libc::iovec {
+            iov_base: one.as_mut_ptr().cast(),
+            iov_len: one.len(),
+        };
+        // SAFETY: the buffer is there.
+        let mut out = unsafe { Extents::of(&[segment], 100) };
+        for (status, len) in [(hole, 10), (data, 10), (hole, 80)] {
+            out.push(status, len);
+        }
+        assert_eq!(extents(&one).collect::<Vec<_>>(), [(hole, 10)]);
     }
 }
