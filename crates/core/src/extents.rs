@@ -103,6 +103,30 @@ impl Extents {
     }
 }
 
+/// Make the answer to a wider request one about the `len` bytes behind the
+/// first `skip`. What it does not tell of these is data.
+///
+/// # Safety
+/// The request that has these segments has been answered, and its source has
+/// not seen it yet.
+pub unsafe fn narrow(segments: &[iovec], skip: u64, len: u64) {
+    let segment = segments[0];
+    // SAFETY: as required of the caller.
+    let answer = unsafe { std::slice::from_raw_parts(segment.iov_base.cast(), segment.iov_len) };
+    let wide: Vec<_> = extents(answer).collect();
+    // SAFETY: as required of the caller.
+    let mut narrow = unsafe { Extents::of(segments, len) };
+    let mut skip = skip;
+    for (status, extent) in wide {
+        let skipped = skip.min(extent);
+        skip -= skipped;
+        narrow.push(status, extent - skipped);
+    }
+    if narrow.left() == len {
+        narrow.push(Status::DATA, len);
+    }
+}
+
 /// The extents in a buffer that a request has been answered in.
 pub fn extents(buffer: &[u8]) -> impl Iterator<Item = (Status, u64)> + '_ {
     let words = buffer.chunks_exact(WORD);
@@ -150,6 +174,27 @@ mod tests {
         let seen = answer(&mut buffer, 1 << 20, &pushed);
         let rest = (1 << 20) - 1024 - 4096;
         assert_eq!(seen, [(data, 1024), (hole, 4096), (data, rest)]);
+    }
+
+    #[test]
+    fn a_wider_answer_is_cut_to_what_was_asked() {
+        let (data, hole) = (Status::DATA, Status::HOLE);
+        let narrowed = |pushed: &[(Status, u64)]| {
+            let mut buffer = [7; 32];
+            answer(&mut buffer, 1536, pushed);
+            let segment = libc::iovec {
+                iov_base: buffer.as_mut_ptr().cast(),
+                iov_len: buffer.len(),
+            };
+            // SAFETY: the buffer is there.
+            unsafe { narrow(&[segment], 100, 1000) };
+            extents(&buffer).collect::<Vec<_>>()
+        };
+        let all = [(hole, 512), (data, 512), (hole, 512)];
+        assert_eq!(narrowed(&all), [(hole, 412), (data, 512), (hole, 76)]);
+        assert_eq!(narrowed(&[(hole, 1536)]), [(hole, 1000)]);
+        assert_eq!(narrowed(&[(data, 100), (hole, 7)]), [(hole, 7)]);
+        assert_eq!(narrowed(&[(hole, 50)]), [(data, 1000)]);
     }
 
     #[test]

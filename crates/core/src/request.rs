@@ -38,8 +38,9 @@ impl Owner {
 }
 
 /// What a source asks of a disk. The source has checked it: `offset + len`
-/// lies within the disk, both are multiples of 512, and for reads and writes
-/// the segments add up to `len`.
+/// lies within the disk, both are multiples of 512 (but for a disk that is
+/// said to take others), and for reads and writes the segments add up to
+/// `len`.
 #[repr(align(64))]
 pub struct Request {
     pub stamps: Stamps,

@@ -12,7 +12,7 @@ use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
 use fathom_filters::Filters;
 use fathom_formats::image::{ImageDisk, ImageOptions};
 use fathom_formats::img::Format;
-use fathom_storage::{Cache, FileDisk, FileOptions, MemoryDisk, NbdDisk, NullDisk, nbd};
+use fathom_storage::{ByteDisk, Cache, FileDisk, FileOptions, MemoryDisk, NbdDisk, NullDisk, nbd};
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -75,7 +75,10 @@ pub fn assemble(options: &DiskOptions, all: &Filters) -> Result<Stack, Error> {
         Some(injector) => injector.wrap_disk(disk),
         None => disk,
     };
-    let disk = filters.wrap(disk);
+    let mut disk = filters.wrap(disk);
+    if options.nbd.is_some() {
+        disk = Arc::new(ByteDisk::new(disk));
+    }
     let name = Arc::default();
     let workers = (0..options.iothreads)
         .map(|index| start_worker(index, &disk, &name, options))

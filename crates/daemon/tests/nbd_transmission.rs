@@ -5,7 +5,7 @@ mod support;
 use fathom_core::Disk;
 use fathom_exports::nbd::connection::Ending;
 use fathom_nbd::protocol::{Replies, RequestHeader, command, command_flag};
-use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, MemoryDisk};
+use fathom_storage::{ByteDisk, Cache, EngineKind, FileDisk, FileOptions, MemoryDisk};
 use proptest::prelude::*;
 use std::io::Write;
 use std::sync::Arc;
@@ -19,7 +19,9 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 128 * MIB;
 
 fn memory() -> Arc<dyn Disk> {
-    Arc::new(MemoryDisk::new(SIZE).expect("a disk"))
+    Arc::new(ByteDisk::new(Arc::new(
+        MemoryDisk::new(SIZE).expect("a disk"),
+    )))
 }
 
 /// With each engine, and each kind of replies.
@@ -46,6 +48,7 @@ fn what_is_written_is_read() {
             65536,
             262144,
             262656,
+            1_000_001,
             3 << 20,
             32 << 20,
         ]
@@ -150,7 +153,6 @@ fn a_block_status_can_be_filtered() {
         (&[CONTEXT, CONTEXT], 4096),
         (&[CONTEXT], SIZE + 512),
         (&[CONTEXT], 0),
-        (&[CONTEXT], 511),
         (&[0; 100], 4096),
     ] {
         assert_eq!(filtered(ids, len).error, 22, "{ids:?} {len}");
@@ -170,8 +172,7 @@ fn what_is_wrong_is_refused_and_the_connection_goes_on() {
             (READ, 0, SIZE, 512, INVALID),
             (READ, 0, u64::MAX - 511, 512, INVALID),
             (READ, 0, u64::MAX - 511, 1024, INVALID),
-            (READ, 0, 1, 512, INVALID),
-            (READ, 0, 0, 511, INVALID),
+            (READ, 0, SIZE - 1, 2, INVALID),
             (READ, command_flag::NO_HOLE, 0, 512, INVALID),
             (READ, DF, 0, 33 * MIB, if structured { 75 } else { INVALID }),
             (READ, 1 << 15, 0, 512, INVALID),
@@ -180,7 +181,6 @@ fn what_is_wrong_is_refused_and_the_connection_goes_on() {
             (CACHE, 0, SIZE, 512, INVALID),
             (CACHE, command_flag::NO_HOLE, 0, 512, INVALID),
             (WRITE_ZEROES, 0, SIZE, 512, NO_SPACE),
-            (WRITE_ZEROES, 0, 0, 513, INVALID),
             (WRITE_ZEROES, DF, 0, 512, INVALID),
             (FLUSH, 0, 0, 512, INVALID),
             (FLUSH, 0, 512, 0, INVALID),
@@ -195,7 +195,6 @@ fn what_is_wrong_is_refused_and_the_connection_goes_on() {
         for (flags, offset, len, error) in [
             (0, SIZE, 512, NO_SPACE),
             (0, SIZE - 512, 70_000, NO_SPACE),
-            (0, 0, 513, INVALID),
             (DF, 0, 512, INVALID),
             (command_flag::NO_HOLE, 0, 200_000, INVALID),
         ] {

@@ -1,14 +1,12 @@
 //! A disk in a file or on a block device.
 
 mod align;
-mod buffers;
 mod channel;
 mod inline;
 mod lock;
 mod open;
 mod pieces;
 mod plan;
-mod ranges;
 pub(crate) mod report;
 mod status;
 mod transfer;
@@ -16,10 +14,10 @@ mod transfer;
 pub use lock::{lock_image, lock_image_too};
 
 use crate::engine::EngineKind;
+use crate::ranges::Ranges;
 use channel::FileChannel;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
 use plan::Planner;
-use ranges::Ranges;
 use report::ErrorLog;
 use std::fmt;
 use std::fs::File;
@@ -154,7 +152,7 @@ struct Shared {
     flush_failed: AtomicBool,
     errors: ErrorLog,
     planner: Planner,
-    ranges: Ranges,
+    ranges: Arc<Ranges>,
     /// Requests whose buffers or ranges direct I/O did not take as they were.
     bounced: AtomicU64,
     /// A write of a whole block has made the file longer than the disk.

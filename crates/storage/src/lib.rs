@@ -27,12 +27,16 @@
 //! Whatever moves less than it should is continued, and whatever fails is
 //! reported to the guest and, once per kind, in the log.
 
+mod buffers;
+mod bytes;
 pub mod engine;
 pub mod file;
 pub mod memory;
 pub mod nbd;
 pub mod null;
+mod ranges;
 
+pub use bytes::ByteDisk;
 pub use engine::{EngineKind, engine};
 pub use file::{Cache, EndGuard, FileDisk, FileOptions, lock_image, lock_image_too};
 pub use memory::MemoryDisk;

@@ -2,9 +2,13 @@
 //! nbdcopy and scripts, QEMU's tools, fio; under clients that mean harm; and as
 //! a client itself.
 
+#[path = "../support/driver.rs"]
+#[allow(dead_code, reason = "the serve tests use all of it")]
+mod driver;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bytes;
 mod client;
 mod commands;
 mod crash;

@@ -50,7 +50,7 @@ fn nbdinfo_tells_what_the_disk_is() {
         r#""can_multi_conn": true"#,
         r#""can_trim": true"#,
         r#""can_zero": true"#,
-        r#""block_size_minimum": 512"#,
+        r#""block_size_minimum": 1"#,
         r#""block_size_maximum": 33554432"#,
         r#""export-size": 67108864"#,
     ] {

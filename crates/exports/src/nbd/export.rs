@@ -17,7 +17,8 @@ pub struct Export {
 }
 
 impl Export {
-    /// Export `disk`, whose workers are `workers`. Name and description have
+    /// Export `disk`, whose workers are `workers` and whose requests may begin
+    /// and end anywhere (the storages' `ByteDisk`). Name and description have
     /// at most 4096 bytes each and no NUL.
     pub fn new(
         name: String,

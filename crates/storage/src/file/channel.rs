@@ -1,18 +1,17 @@
 //! One worker's way to a file: what is served at once, what goes straight to
 //! the engine, and what takes several steps.
 
-use super::buffers::{Buffer, Buffers};
 use super::plan::Method;
-use super::ranges::Owner;
 use super::transfer::{Progress, Transfer, clear, rest_of};
 use super::{Cache, Kind, Shared};
+use crate::buffers::{Buffer, Buffers};
+use crate::ranges::Turns;
 use fathom_core::{
     Channel, Cx, Engine, FileId, Io, IoKind, Op, Request, RequestId, Segments, Stage, Token,
 };
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -63,9 +62,6 @@ impl Step {
     }
 }
 
-/// No request's id: the slab never grows to it.
-const NOBODY: RequestId = RequestId(u32::MAX);
-
 /// What the channel remembers of a request that takes several steps.
 #[derive(Default)]
 pub(super) struct State {
@@ -101,15 +97,7 @@ pub(super) struct FileChannel {
     /// Requests that wait for a buffer.
     pub(super) starved: VecDeque<RequestId>,
     /// Present when parts of blocks may have to be written.
-    locking: Option<Locking>,
-}
-
-/// The channel's part in the range locks.
-struct Locking {
-    owner: Owner,
-    /// Kept open while the engine watches it.
-    _event: Arc<OwnedFd>,
-    granted: Vec<RequestId>,
+    turns: Option<Turns>,
 }
 
 impl FileChannel {
@@ -118,15 +106,10 @@ impl FileChannel {
         file: FileId,
         engine: &mut dyn Engine,
     ) -> io::Result<FileChannel> {
-        let locking = if shared.planner.block > 512 {
-            let (owner, event) = shared.ranges.register()?;
-            let token = Token::request(NOBODY, Step::Granted as u16);
-            engine.watch(event.as_raw_fd(), token)?;
-            Some(Locking {
-                owner,
-                _event: event,
-                granted: Vec::new(),
-            })
+        let turns = if shared.planner.block > 512 {
+            let turns = shared.ranges.turns()?;
+            engine.watch(turns.event(), Token::channel(Step::Granted as u16))?;
+            Some(turns)
         } else {
             None
         };
@@ -139,7 +122,7 @@ impl FileChannel {
             states: Vec::new(),
             buffers: Buffers::new()?,
             starved: VecDeque::new(),
-            locking,
+            turns,
             shared,
         })
     }
@@ -345,41 +328,33 @@ impl FileChannel {
     /// Complete the request and let go of what it held.
     #[inline]
     pub(super) fn finish(&mut self, cx: &mut Cx, id: RequestId, errno: i32) {
-        if let Some(locking) = &mut self.locking
+        if let Some(turns) = &mut self.turns
             && is_locked(cx.slab[id].op)
-            && self.shared.ranges.release(locking.owner, id)
         {
-            self.shared
-                .ranges
-                .take_granted(locking.owner, &mut locking.granted);
+            turns.release(id);
         }
         cx.complete(id, errno);
     }
 
-    /// Ask for the request's range. False: it waits.
-    #[cold]
-    fn lock(&self, locking: &Locking, cx: &Cx, id: RequestId) -> bool {
+    /// Ask for the request's range, if it needs that. False: it waits.
+    #[inline]
+    fn lock(&mut self, cx: &Cx, id: RequestId) -> bool {
         let request = &cx.slab[id];
+        let Some(turns) = self.turns.as_mut().filter(|_| is_locked(request.op)) else {
+            return true;
+        };
         let (start, end) = (request.at, request.at + request.len);
         let parts = (start | end) & self.block_mask != 0;
         let outer = start & !self.block_mask..end.next_multiple_of(self.block_mask + 1);
-        self.shared.ranges.acquire(locking.owner, id, outer, parts)
+        turns.acquire(id, outer, parts)
     }
 
     /// Start what has been granted its range, also by what that completes.
+    #[inline]
     fn start_granted(&mut self, cx: &mut Cx) {
-        while let Some(id) = self.locking.as_mut().and_then(|l| l.granted.pop()) {
+        while let Some(id) = self.turns.as_mut().and_then(Turns::next_granted) {
             self.start(cx, id);
         }
-    }
-
-    fn granted(&mut self, cx: &mut Cx) {
-        if let Some(locking) = &mut self.locking {
-            self.shared
-                .ranges
-                .take_granted(locking.owner, &mut locking.granted);
-        }
-        self.start_granted(cx);
     }
 }
 
@@ -424,13 +399,9 @@ impl Channel for FileChannel {
         if request.op == Op::Flush && self.shared.flush_failed.load(Ordering::Relaxed) {
             return cx.complete(id, libc::EIO);
         }
-        match &self.locking {
-            Some(locking) if is_locked(request.op) && !self.lock(locking, cx, id) => {}
-            None => self.start(cx, id),
-            Some(_) => {
-                self.start(cx, id);
-                self.start_granted(cx);
-            }
+        if self.lock(cx, id) {
+            self.start(cx, id);
+            self.start_granted(cx);
         }
     }
 
@@ -447,12 +418,10 @@ impl Channel for FileChannel {
                 Step::Whole => unreachable!("handled above"),
                 Step::Rest => self.rest_came_back(cx, id, result),
                 step @ (Step::Flush | Step::FinalSync) => self.synced(cx, id, step, result),
-                Step::Granted => self.granted(cx),
+                Step::Granted => self.turns.iter_mut().for_each(Turns::look),
                 step => self.piece_came_back(cx, id, step, result),
             }
         }
-        if self.locking.is_some() {
-            self.start_granted(cx);
-        }
+        self.start_granted(cx);
     }
 }

@@ -2,10 +2,10 @@
 //! goes through a buffer, parts of blocks are read, changed and written back,
 //! and zeroes are written where the storage cannot make them by itself.
 
-use super::buffers::{Direction, copy};
 use super::channel::{FileChannel, Step};
 use super::plan::Action;
 use super::transfer::{Progress, Transfer, clear};
+use crate::buffers::{Direction, copy};
 use fathom_core::{Cx, Op, RequestId, Segments, Stage};
 use libc::iovec;
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! In which pieces a request is done that does not go straight to the engine.
 
-use super::buffers::BUFFER_LEN;
+use crate::buffers::BUFFER_LEN;
 use fathom_core::{IoKind, Op};
 use libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
 use std::ops::Range;

@@ -139,7 +139,7 @@ fn check_payload(agreed: Agreed, header: &RequestHeader, kind: Kind) -> Result<(
     }
 }
 
-/// The range lies within the export, in whole blocks.
+/// The range lies within the export.
 #[inline]
 pub(super) fn check_range(
     export: &ExportView,
@@ -154,12 +154,6 @@ pub(super) fn check_range(
             _ => ErrorCode::Invalid,
         };
         return Err(Refusal(code, "beyond the end of the export"));
-    }
-    if (offset | len) & u64::from(export.minimum_block - 1) != 0 {
-        return Err(Refusal(
-            ErrorCode::Invalid,
-            "offset and length must be multiples of the minimum block size",
-        ));
     }
     if len == 0 && matches!(kind, Kind::BlockStatus { .. }) {
         return Err(Refusal(ErrorCode::Invalid, "the status of nothing"));

@@ -2,7 +2,7 @@
 
 use super::check::{Kind, Refusal, Verdict, check, check_range};
 use super::inbox::IN_PLACE;
-use super::pool::{BLOCK, Span};
+use super::pool::{BLOCK, PAGE, Span};
 use super::reply::To;
 use super::{Ending, Held, Limits, NbdSource};
 use fathom_core::{Cx, Op, Request, RequestId};
@@ -323,7 +323,9 @@ impl NbdSource {
         let piece = match &mut payload.piece {
             Some(piece) => piece,
             none => {
-                let len = min(payload.left, BLOCK as u64) as usize;
+                let command = &self.table[index];
+                let at = command.offset + command.len - payload.left;
+                let len = min(payload.left, up_to_a_block(at, BLOCK as u64)) as usize;
                 let span = self.pool.take(len).ok_or(Stop::NeedsRoom)?;
                 payload.left -= len as u64;
                 none.insert(Piece {
@@ -393,6 +395,12 @@ impl NbdSource {
         }
         let longest = self.longest(self.table[index].kind);
         let command = &mut self.table[index];
+        // The pages of a read in one piece are counted from its start.
+        let longest = match command.kind {
+            Kind::Read { whole: true } => longest,
+            _ if command.split => up_to_a_block(command.offset + command.issued, longest),
+            _ => longest,
+        };
         let len = min(command.len - command.issued, longest);
         let buffer = match command.kind {
             Kind::Flush | Kind::Trim | Kind::WriteZeroes { .. } => 0,
@@ -470,6 +478,13 @@ fn fill(request: &mut Request, kind: Kind) {
         Kind::WriteZeroes { .. } => Op::WriteZeroes,
         Kind::BlockStatus { .. } => Op::BlockStatus,
     };
+}
+
+/// What is left of `longest` from `at` to a block's end: only at its ends does a
+/// command that is carried out piece by piece touch parts of blocks.
+#[inline]
+fn up_to_a_block(at: u64, longest: u64) -> u64 {
+    longest - at % min(longest, PAGE as u64)
 }
 
 /// The longest range of a request, in whole blocks of any size that NBD knows.

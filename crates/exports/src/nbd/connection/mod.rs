@@ -65,8 +65,8 @@ pub struct ExportView {
     pub name: String,
     /// Bytes.
     pub size: u64,
-    /// What offsets and lengths must be multiples of, a power of two of 512
-    /// at least.
+    /// What clients are told that offsets and lengths must be multiples of.
+    /// All are served: clients need not ask, and then may send any.
     pub minimum_block: u32,
     /// What they had better be multiples of.
     pub preferred_block: u32,
@@ -82,7 +82,12 @@ impl ExportView {
         ExportView {
             name: name.to_owned(),
             size: info.size,
-            minimum_block: info.block_size.max(512),
+            // Parts of sectors are cheap to change here; those of larger
+            // blocks are not, and the client may know the rest of them.
+            minimum_block: match info.block_size {
+                0..=512 => 1,
+                large => large,
+            },
             preferred_block: info.physical_block_size.max(4096),
             read_only: info.read_only,
             write_cache: info.write_cache,

@@ -13,15 +13,11 @@ use std::sync::Arc;
 /// The id of base:allocation. Any number would do.
 pub const ALLOCATION_ID: u32 = 1;
 
-/// Sectors: what clients use that were told nothing about blocks.
-const USUAL_BLOCK: u32 = 512;
-
 /// What the data of INFO and GO say.
 struct Choice<'a> {
     name: &'a str,
     wants_name: bool,
     wants_description: bool,
-    wants_block_size: bool,
 }
 
 impl<H: Host> Handshake<'_, H> {
@@ -44,9 +40,6 @@ impl<H: Host> Handshake<'_, H> {
         let in_use = self.host.admit(&export);
         let in_use = in_use.map_err(|denied| refused(denied.to_string()))?;
         let view = export.view();
-        if view.minimum_block > USUAL_BLOCK {
-            return Err(refused("the client does not ask for the size of blocks"));
-        }
         self.out.extend_from_slice(&view.size.to_be_bytes());
         let flags = self.flags(&export, &view);
         self.out.extend_from_slice(&flags.to_be_bytes());
@@ -66,13 +59,6 @@ impl<H: Host> Handshake<'_, H> {
         };
         let view = export.view();
         self.describe(option, &choice, &export, &view);
-        if view.minimum_block > USUAL_BLOCK && !choice.wants_block_size {
-            let size = view.minimum_block;
-            return Err(No(
-                rep::ERR_BLOCK_SIZE_REQD,
-                format!("this disk has blocks of {size} bytes; ask for NBD_INFO_BLOCK_SIZE"),
-            ));
-        }
         self.reply(option, rep::ACK, &[]);
         Ok(match in_use {
             Some(in_use) => self.agree(in_use, view),
@@ -160,13 +146,11 @@ impl Choice<'_> {
             name,
             wants_name: false,
             wants_description: false,
-            wants_block_size: false,
         };
         for _ in 0..count {
             match fields.u16().ok_or(TOO_SHORT)? {
                 info::NAME => choice.wants_name = true,
                 info::DESCRIPTION => choice.wants_description = true,
-                info::BLOCK_SIZE => choice.wants_block_size = true,
                 // proto.md: what is not understood is ignored, and
                 // NBD_INFO_EXPORT is always there.
                 _ => {}

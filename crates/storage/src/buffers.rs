@@ -6,23 +6,29 @@ use std::io;
 
 /// The size of each buffer: longer requests pass through it in pieces. A
 /// multiple of every block size.
-pub(super) const BUFFER_LEN: usize = 256 << 10;
+pub(crate) const BUFFER_LEN: usize = 256 << 10;
 
 /// Buffers per worker; requests wait for one when there is none.
 const BUFFERS: usize = 64;
 
 /// A buffer's number in its pool. Not `Clone`: it goes back to the pool.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Buffer(u16);
+pub(crate) struct Buffer(u16);
+
+impl Buffer {
+    pub(crate) fn number(&self) -> usize {
+        usize::from(self.0)
+    }
+}
 
 /// One worker's buffers. Memory that was never used is never taken.
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     base: *mut u8,
     free: Vec<Buffer>,
 }
 
 impl Buffers {
-    pub(super) fn new() -> io::Result<Buffers> {
+    pub(crate) fn new() -> io::Result<Buffers> {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
             mmap_anonymous(
@@ -38,17 +44,22 @@ impl Buffers {
         })
     }
 
+    /// How many of them are free.
+    pub(crate) fn len(&self) -> usize {
+        self.free.len()
+    }
+
     /// The buffer that was used last, if any is free.
-    pub(super) fn take(&mut self) -> Option<Buffer> {
+    pub(crate) fn take(&mut self) -> Option<Buffer> {
         self.free.pop()
     }
 
-    pub(super) fn put(&mut self, buffer: Buffer) {
+    pub(crate) fn put(&mut self, buffer: Buffer) {
         self.free.push(buffer);
     }
 
     /// `len` bytes of a buffer from `start` on.
-    pub(super) fn part(&self, buffer: &Buffer, start: usize, len: usize) -> iovec {
+    pub(crate) fn part(&self, buffer: &Buffer, start: usize, len: usize) -> iovec {
         assert!(start + len <= BUFFER_LEN);
         // SAFETY: the buffer lies in the mapping and the part in the buffer.
         let base = unsafe { self.base.add(usize::from(buffer.0) * BUFFER_LEN + start) };
@@ -70,7 +81,7 @@ impl Drop for Buffers {
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(crate) enum Direction {
     ToSegments,
     FromSegments,
 }
@@ -79,7 +90,7 @@ pub(super) enum Direction {
 ///
 /// # Safety
 /// The buffer and all segments are valid and do not overlap.
-pub(super) unsafe fn copy(buffer: iovec, segments: &[iovec], skip: u64, direction: Direction) {
+pub(crate) unsafe fn copy(buffer: iovec, segments: &[iovec], skip: u64, direction: Direction) {
     let (mut at, mut left) = (buffer.iov_base.cast::<u8>(), buffer.iov_len);
     let mut skip = skip;
     for segment in segments {

@@ -1,0 +1,187 @@
+//! Requests that are not of whole blocks.
+
+use super::commands::PRELUDE;
+use super::driver::{Driver, Request, with_disk};
+use super::support::nbd::{Nbd, make_image, prints, python, tool};
+use super::support::{as_arg, disk_dir, short_dir};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const BYTES: &str = include_str!("bytes.py");
+const SIZE: u64 = 64 << 20;
+/// Where blocks begin that are written as a whole, too; see the script.
+const SHARED: u64 = 2 << 20;
+
+fn run(uri: &str, environment: &[(&str, &str)]) {
+    let shared = SHARED.to_string();
+    let all = [&[("URI", uri), ("SHARED", &shared)], environment].concat();
+    python(&format!("{PRELUDE}{BYTES}"), &all);
+}
+
+/// Requests take a while, so that many overlap.
+const SLOW: [&str; 2] = ["--filter", "delay:read=0ms..2ms,write=0ms..2ms"];
+
+fn exercise(disk: &str, args: &[&str]) {
+    let mut nbd = Nbd::start(disk, args);
+    run(&nbd.uri(), &[]);
+    assert_eq!(nbd.terminate().0, Some(0), "{}", nbd.log());
+}
+
+#[test]
+fn no_byte_is_lost_in_memory() {
+    exercise("memory:64M", &["--iothreads", "2"]);
+    exercise("memory:64M", &[&["--iothreads", "3"][..], &SLOW].concat());
+}
+
+#[test]
+fn no_byte_is_lost_in_files() {
+    for aio in ["io_uring", "native", "threads"] {
+        for cache in ["none", "writeback"]
+            .iter()
+            .filter(|c| aio != "native" || **c == "none")
+        {
+            let dir = disk_dir();
+            let image = make_image(dir.path(), "raw", SIZE);
+            let args = ["--aio", aio, "--cache", cache, "--iothreads", "2"];
+            exercise(&image, &args);
+            exercise(&image, &[&args, &SLOW[..]].concat());
+        }
+    }
+}
+
+#[test]
+fn no_byte_is_lost_in_images() {
+    for format in ["qcow2", "qed"] {
+        let dir = disk_dir();
+        let image = make_image(dir.path(), format, SIZE);
+        let args = ["--format", format, "--iothreads", "2"];
+        exercise(&image, &[&args, &SLOW[..]].concat());
+        prints(
+            dir.path(),
+            "qemu-img",
+            &["check", "-q", "-f", format, &image],
+        );
+    }
+}
+
+/// One that is ended when dropped.
+struct Other(Child);
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// It refuses what is not of its blocks.
+#[test]
+fn no_byte_is_lost_where_blocks_are_larger() {
+    let dir = short_dir();
+    let socket = dir.path().join("kit");
+    let mut nbdkit = Command::new("nbdkit");
+    nbdkit.args(["--foreground", "--filter=blocksize-policy", "--unix"]);
+    nbdkit.arg(&socket).args(["memory", "64M"]);
+    nbdkit.args(["blocksize-minimum=4096", "blocksize-preferred=4096"]);
+    nbdkit.args(["blocksize-maximum=32M", "blocksize-error-policy=error"]);
+    let nbdkit = nbdkit.stdin(Stdio::null()).spawn();
+    let _nbdkit = Other(nbdkit.expect("nbdkit is installed by `make setup`"));
+    super::support::eventually("nbdkit", || super::support::listens(&socket).then_some(()));
+    let disk = format!("nbd+unix:///?socket={}", as_arg(&socket));
+    let nbd = Nbd::start(&disk, &["--iothreads", "2"]);
+    let info = prints(dir.path(), "nbdinfo", &["--json", &nbd.uri()]);
+    assert!(info.contains(r#""block_size_minimum": 4096"#), "{info}");
+    run(&nbd.uri(), &[]);
+}
+
+/// The guest writes whole blocks, each with one version after the other, and
+/// finds no older one but where clients write.
+#[test]
+fn no_byte_is_lost_beside_a_virtual_machine() {
+    let dir = disk_dir();
+    let image = make_image(dir.path(), "raw", SIZE);
+    for disk in ["memory:64M", &image] {
+        let sockets = short_dir();
+        let guest = as_arg(&sockets.path().join("v"));
+        let args = [&["--vhost-user", &guest, "--iothreads", "2"][..], &SLOW].concat();
+        let nbd = Nbd::start(disk, &args);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| with_disk(&guest, 2, |driver| write_versions(driver, &over)));
+            run(&nbd.uri(), &[("GUEST", "1")]);
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+/// What clients write of each block: as in the script.
+const THEIRS: [(usize, usize); 5] = [(7, 100), (511, 2), (513, 1), (1500, 600), (4095, 1)];
+
+fn write_versions(driver: &mut Driver<'_>, over: &AtomicBool) {
+    const BLOCK: usize = 4096;
+    let offsets = (0..8).map(|n| SHARED + n * BLOCK as u64);
+    let is_theirs = |at: usize| THEIRS.iter().any(|(s, len)| (*s..s + len).contains(&at));
+    let mut version = 0;
+    while !over.load(Ordering::Relaxed) {
+        version = version % 127 + 1;
+        let writes = offsets.clone().map(|offset| Request::Write {
+            offset,
+            data: vec![version; BLOCK],
+        });
+        let written = driver.all(&writes.collect::<Vec<_>>());
+        assert!(written.iter().all(Result::is_ok), "{written:?}");
+        // Whoever read before the writes writes back meanwhile.
+        for _ in 0..3 {
+            let reads = offsets
+                .clone()
+                .map(|offset| Request::Read { offset, len: BLOCK });
+            for block in driver.all(&reads.collect::<Vec<_>>()) {
+                let block = block.expect("read");
+                let stale = (0..BLOCK).find(|at| !is_theirs(*at) && block[*at] != version);
+                assert_eq!(stale, None, "not version {version}");
+            }
+        }
+    }
+}
+
+/// QEMU's client, which asks for nothing but what it was told, and nbdcopy.
+#[test]
+fn others_read_and_write_bytes() {
+    let dir = short_dir();
+    let nbd = Nbd::start("memory:1M", &[]);
+    let raw = format!("driver=raw,file.driver=nbd,file.path={}", nbd.arg("s"));
+    let io = [
+        "--image-opts",
+        &raw,
+        "-c",
+        "write -P 7 4097 513",
+        "-c",
+        "read -P 7 4097 513",
+    ];
+    let args = [
+        &io[..],
+        &["-c", "read -P 0 4096 1", "-c", "read -P 0 4610 1"],
+    ]
+    .concat();
+    prints(dir.path(), "qemu-io", &args);
+    let file = dir.path().join("odd");
+    std::fs::write(&file, vec![9; 70_001]).expect("a file");
+    let copied = tool(dir.path(), "nbdcopy", &[&as_arg(&file), &nbd.uri()]);
+    assert!(copied.status.success(), "{copied:?}");
+    let last = ["-c", "read -P 9 0 70001", "-c", "read -P 0 70001 1"];
+    prints(dir.path(), "qemu-io", &[&io[..2], &last].concat());
+}
+
+#[test]
+fn bytes_of_a_disk_that_is_read_only_are_read() {
+    let dir = disk_dir();
+    let image = dir.path().join("image");
+    std::fs::write(&image, (0..8192u32).map(|n| n as u8).collect::<Vec<_>>()).expect("an image");
+    let nbd = Nbd::start(&as_arg(&image), &["--readonly"]);
+    let read = "
+h = connect()
+assert h.pread(300, 500) == bytes((500 + n) % 256 for n in range(300))
+refused(lambda: h.pwrite(b'x', 1), errno.EPERM)
+";
+    nbd.python(&format!("{PRELUDE}{read}"), &[]);
+}

@@ -1,0 +1,203 @@
+//! A request of parts of blocks.
+
+use super::ByteChannel;
+use crate::buffers::Buffer;
+use fathom_core::{Cx, Op, RequestId, extents};
+use std::ops::Range;
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Reading blocks of which parts change.
+    Reading,
+    /// Writing zeroes to parts of such blocks.
+    Writing,
+    /// The request itself, on whole blocks.
+    Whole,
+}
+
+pub(super) struct Part {
+    id: RequestId,
+    /// As its source wants it.
+    pub(super) range: Range<u64>,
+    /// Its first block, then its last one if that is another.
+    buffer: Buffer,
+    step: Step,
+    /// Edges that are being read or written.
+    pending: usize,
+    /// Of an edge.
+    errno: i32,
+    /// What has been put around its data: a segment before, a segment behind.
+    surrounded: (bool, bool),
+}
+
+impl Part {
+    pub(super) fn new(id: RequestId, range: Range<u64>, buffer: Buffer) -> Part {
+        Part {
+            id,
+            range,
+            buffer,
+            step: Step::Whole,
+            pending: 0,
+            errno: 0,
+            surrounded: (false, false),
+        }
+    }
+}
+
+impl ByteChannel {
+    fn part(&mut self, n: usize) -> &mut Part {
+        self.parts[n].as_mut().expect("it has not ended")
+    }
+
+    /// The blocks of which the request wants parts, and where in the buffer
+    /// they are: at the start, and behind one block.
+    fn edges(&self, range: &Range<u64>) -> [Option<(u64, usize)>; 2] {
+        let (outer, block) = (self.outer(range), self.block);
+        let last = outer.end - block;
+        let first = outer.start < range.start || last == outer.start;
+        let behind = range.end < outer.end && last > outer.start;
+        [
+            first.then_some((outer.start, 0)),
+            behind.then_some((last, block as usize)),
+        ]
+    }
+
+    /// Read the blocks of which only parts change.
+    pub(super) fn read_edges(&mut self, cx: &mut Cx, n: usize) {
+        self.move_edges(cx, n, Op::Read, Step::Reading);
+    }
+
+    fn move_edges(&mut self, cx: &mut Cx, n: usize, op: Op, step: Step) {
+        let edges = self.edges(&self.parts[n].as_ref().expect("active").range);
+        let part = self.part(n);
+        (part.step, part.pending) = (step, edges.iter().flatten().count());
+        let id = part.id;
+        for (at, start) in edges.into_iter().flatten() {
+            let child = cx.slab.take().expect("reserved by `new`");
+            let (source, queue, fua) = (cx.slab[id].source, cx.slab[id].queue, cx.slab[id].fua);
+            let part = self.parts[n].as_ref().expect("active");
+            let segment = self.buffers.part(&part.buffer, start, self.block as usize);
+            let request = &mut cx.slab[child];
+            request.stamps = Default::default();
+            request.op = op;
+            (request.compress, request.unmap, request.error) = (false, false, 0);
+            (request.owner, request.source, request.queue) = (self.owner, source, queue);
+            (request.offset, request.at, request.len) = (at, at, self.block);
+            request.fua = fua && op == Op::Write;
+            request.cookie = n as u64;
+            request.segments.clear();
+            request.segments.push(segment);
+            self.below.submit(cx, child);
+        }
+    }
+
+    /// An edge has been read or written.
+    pub(super) fn edge_done(&mut self, cx: &mut Cx, child: RequestId) {
+        let (n, error) = (cx.slab[child].cookie as usize, cx.slab[child].error);
+        cx.slab.put(child);
+        let part = self.part(n);
+        part.errno = if error == 0 { part.errno } else { error };
+        part.pending -= 1;
+        if part.pending > 0 {
+            return;
+        }
+        let (id, step, range) = (part.id, part.step, part.range.clone());
+        if part.errno != 0 {
+            let errno = part.errno;
+            part.step = Step::Whole;
+            return cx.complete(id, errno);
+        }
+        if cx.slab[id].op == Op::Write {
+            self.surround(cx, n);
+            let outer = self.outer(&range);
+            self.submit_rest(cx, n, outer);
+        } else if step == Step::Reading {
+            self.zero_edges(n);
+            self.move_edges(cx, n, Op::Write, Step::Writing);
+        } else {
+            let inner = self.inner(&range);
+            self.submit_rest(cx, n, inner);
+        }
+    }
+
+    /// Of the blocks in the buffer, zero what the request covers.
+    fn zero_edges(&mut self, n: usize) {
+        let range = self.part(n).range.clone();
+        for (at, start) in self.edges(&range).into_iter().flatten() {
+            let from = range.start.max(at) - at;
+            let to = range.end.min(at + self.block) - at;
+            let (from, len) = (start + from as usize, (to - from) as usize);
+            let part = self.parts[n].as_ref().expect("active");
+            let piece = self.buffers.part(&part.buffer, from, len);
+            // SAFETY: this part of the buffer is the request's, and nothing
+            // of it is in flight.
+            unsafe { piece.iov_base.cast::<u8>().write_bytes(0, len) };
+        }
+    }
+
+    /// Put the rest of the first and of the last block around the data.
+    pub(super) fn surround(&mut self, cx: &mut Cx, n: usize) {
+        let range = self.part(n).range.clone();
+        let outer = self.outer(&range);
+        let before = (range.start - outer.start) as usize;
+        let behind = (outer.end - range.end) as usize;
+        let blocks = ((outer.end - outer.start) / self.block).min(2) as usize;
+        let end = blocks * self.block as usize;
+        let part = self.parts[n].as_mut().expect("active");
+        part.surrounded = (before > 0, behind > 0);
+        let segments = &mut cx.slab[part.id].segments;
+        if before > 0 {
+            segments.insert(0, self.buffers.part(&part.buffer, 0, before));
+        }
+        if behind > 0 {
+            segments.push(self.buffers.part(&part.buffer, end - behind, behind));
+        }
+    }
+
+    /// Do the request on whole blocks, if there are any.
+    pub(super) fn submit_rest(&mut self, cx: &mut Cx, n: usize, blocks: Range<u64>) {
+        let part = self.part(n);
+        part.step = Step::Whole;
+        let id = part.id;
+        if blocks.is_empty() {
+            return cx.complete(id, 0);
+        }
+        let request = &mut cx.slab[id];
+        (request.offset, request.at) = (blocks.start, blocks.start);
+        request.len = blocks.end - blocks.start;
+        self.below.submit(cx, id);
+    }
+
+    /// The request is done: it is again as its source made it, if it is one
+    /// of parts.
+    #[cold]
+    pub(super) fn end(&mut self, cx: &mut Cx, id: RequestId) {
+        let is_it = |part: &Option<Part>| part.as_ref().is_some_and(|part| part.id == id);
+        let Some(n) = self.parts.iter().position(is_it) else {
+            return;
+        };
+        let Some(part) = self.parts[n].take() else {
+            return;
+        };
+        self.active -= 1;
+        let request = &mut cx.slab[id];
+        if part.surrounded.0 {
+            request.segments.remove(0);
+        }
+        if part.surrounded.1 {
+            request.segments.pop();
+        }
+        let len = part.range.end - part.range.start;
+        if request.op == Op::BlockStatus && request.error == 0 {
+            let skipped = part.range.start - request.offset;
+            // SAFETY: the request has not been answered yet.
+            unsafe { extents::narrow(&request.segments, skipped, len) };
+        }
+        (request.offset, request.at, request.len) = (part.range.start, part.range.start, len);
+        self.buffers.put(part.buffer);
+        if let Some(next) = self.starved.pop_front() {
+            self.start(cx, next);
+        }
+    }
+}
