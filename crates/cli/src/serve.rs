@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_daemon::{
     Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, ExportOptions, Format, Injection,
-    NbdOptions, Outcome, Polling, ServeOptions, ServerTimeout, SocketSpec, Spec, StopTimeout,
-    TlsMode, TlsOptions, find_filter, parse_format, read_config,
+    NbdOptions, Outcome, Polling, ServeOptions, SocketSpec, Spec, StopTimeout, Timeout, TlsMode,
+    TlsOptions, find_filter, parse_format, read_config,
 };
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 31] = [
+const ONE_DISK: [&str; 34] = [
     "disk",
     "vhost_user",
     "nbd",
@@ -25,6 +25,8 @@ const ONE_DISK: [&str; 31] = [
     "tls_certificates",
     "tls_verify_peer",
     "nbd_connections",
+    "nbd_connections_per_client",
+    "nbd_idle_timeout",
     "format",
     "offset",
     "size",
@@ -107,6 +109,17 @@ pub struct ServeArgs {
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     nbd_connections: Option<u32>,
 
+    /// Most of these for one client: a user (of a Unix socket), an address or a
+    /// virtual machine [default: half of all, but 16 at least]
+    #[arg(long, value_name = "N", requires = "nbd",
+          value_parser = clap::value_parser!(u32).range(1..=65536))]
+    nbd_connections_per_client: Option<u32>,
+
+    /// End an NBD connection that had no request for so long, such as 30s, or
+    /// off (machines that are gone are noticed in any case)
+    #[arg(long, value_name = "TIME", requires = "nbd", default_value = "off")]
+    nbd_idle_timeout: Timeout,
+
     /// Format of the image: raw, qcow2 or qed [default: raw, but refuse what
     /// looks like another]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
@@ -157,7 +170,7 @@ pub struct ServeArgs {
     /// Give up on an NBD server that has the disk when it says nothing of a
     /// request for this long, or off [default: 60s]
     #[arg(long, value_name = "DURATION")]
-    server_timeout: Option<ServerTimeout>,
+    server_timeout: Option<Timeout>,
 
     /// Most virtqueues that the guest may use
     #[arg(long, value_name = "N", default_value_t = 64,
@@ -309,6 +322,8 @@ impl ServeArgs {
             listen: self.nbd,
             tls,
             max_connections: self.nbd_connections.map(|n| n as usize),
+            max_per_peer: self.nbd_connections_per_client.map(|n| n as usize),
+            idle_timeout: self.nbd_idle_timeout.0,
         };
         Ok(ServeOptions {
             disks: vec![disk],

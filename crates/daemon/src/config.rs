@@ -3,8 +3,8 @@
 
 use crate::daemon::Error;
 use crate::options::{
-    CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, ServerTimeout,
-    SocketSpec, StopTimeout, TlsOptions, parse_format,
+    CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
+    StopTimeout, Timeout, TlsOptions, parse_format,
 };
 use crate::size::parse_size;
 use fathom_exports::nbd::{Address, TlsMode};
@@ -94,6 +94,9 @@ struct Nbd {
     #[serde(default)]
     tls_verify_peer: bool,
     connections: Option<u16>,
+    connections_per_client: Option<u16>,
+    #[serde(default, deserialize_with = "word")]
+    idle_timeout: Option<Timeout>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -111,6 +114,9 @@ impl Nbd {
         }
         if self.connections == Some(0) {
             return Err("connections needs 1 at least".into());
+        }
+        if self.connections_per_client == Some(0) {
+            return Err("connections-per-client needs 1 at least".into());
         }
         let mode = match (self.tls, &self.tls_certificates) {
             (Some(Tls::Off), _) | (None, None) => None,
@@ -133,6 +139,8 @@ impl Nbd {
             listen: self.listen,
             tls,
             max_connections: self.connections.map(usize::from),
+            max_per_peer: self.connections_per_client.map(usize::from),
+            idle_timeout: self.idle_timeout.and_then(|timeout| timeout.0),
         })
     }
 }
@@ -173,7 +181,7 @@ struct Disk {
     #[serde(default, deserialize_with = "word")]
     cache: Option<fathom_storage::Cache>,
     #[serde(default, deserialize_with = "word")]
-    server_timeout: Option<ServerTimeout>,
+    server_timeout: Option<Timeout>,
     #[serde(default)]
     force_share: bool,
     discard: Option<bool>,
@@ -350,6 +358,8 @@ mod tests {
             tls-certificates = "/etc/pki"
             tls-verify-peer = true
             connections = 7
+            connections-per-client = 3
+            idle-timeout = "90s"
             [[disk]]
             name = "root"
             image = "/srv/root.qcow2"
@@ -387,7 +397,8 @@ mod tests {
         assert_eq!(listen, ["unix:/run/nbd", "tcp:[::1]:10809"]);
         let tls = nbd.tls.unwrap();
         assert_eq!((tls.mode, tls.verify_peer), (TlsMode::On, true));
-        assert_eq!(nbd.max_connections, Some(7));
+        assert_eq!((nbd.max_connections, nbd.max_per_peer), (Some(7), Some(3)));
+        assert_eq!(nbd.idle_timeout, Some(std::time::Duration::from_secs(90)));
         let [root, part] = &options.disks[..] else {
             panic!("two disks");
         };

@@ -34,6 +34,6 @@ pub use fathom_trace::ring;
 pub use image_files::{ImageOpener, StoredImage};
 pub use inject::{Injected, Injection};
 pub use options::{
-    CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, ServerTimeout,
-    SocketSpec, StopTimeout, TlsOptions, parse_format,
+    CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
+    StopTimeout, Timeout, TlsOptions, parse_format,
 };

@@ -33,13 +33,14 @@ impl Nbd {
         let exports = Exports::new(list).map_err(|error| Error::Options(error.to_string()))?;
         let tls = options.tls.as_ref().map(load_tls).transpose()?;
         let has_tls = tls.is_some();
-        let mut server_options = Options {
+        let default = Options::default();
+        let server_options = Options {
             tls,
-            ..Options::default()
+            max_connections: options.max_connections.unwrap_or(default.max_connections),
+            max_per_peer: options.max_per_peer,
+            idle_timeout: options.idle_timeout,
+            ..default
         };
-        if let Some(most) = options.max_connections {
-            server_options.max_connections = most;
-        }
         let failed = Error::io("cannot serve NBD clients");
         let server = Arc::new(NbdServer::new(exports, server_options).map_err(&failed)?);
         for disk in disks {

@@ -99,6 +99,10 @@ pub struct NbdOptions {
     /// Connections at once, at least 1; None: as many as
     /// [`fathom_exports::nbd::Options`] has.
     pub max_connections: Option<usize>,
+    /// Of these, of one user, address or virtual machine, at least 1.
+    pub max_per_peer: Option<usize>,
+    /// A connection without a request for so long is ended; None: never.
+    pub idle_timeout: Option<Duration>,
 }
 
 /// TLS, with files as nbdkit and QEMU have them in one directory:
@@ -159,8 +163,9 @@ pub struct DiskOptions {
     /// Pin guest memory, so that io_uring need not map it for each request.
     pub register_memory: bool,
     pub cache: Cache,
-    /// Of the NBD server that has the disk; None: the default.
-    pub server_timeout: Option<ServerTimeout>,
+    /// How long the NBD server that has the disk may say nothing of a request
+    /// before it is taken for dead; None: the default.
+    pub server_timeout: Option<Timeout>,
     /// Read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
     /// The guest may discard.
@@ -319,20 +324,19 @@ impl fmt::Display for DiskSpec {
     }
 }
 
-/// How long an NBD server may say nothing of a request before it is taken for
-/// dead; None: for ever.
+/// A time to wait for something at most; None: for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServerTimeout(pub Option<Duration>);
+pub struct Timeout(pub Option<Duration>);
 
-impl FromStr for ServerTimeout {
+impl FromStr for Timeout {
     type Err = String;
 
     /// A time such as `30s`, or `off`.
-    fn from_str(text: &str) -> Result<ServerTimeout, String> {
+    fn from_str(text: &str) -> Result<Timeout, String> {
         match text {
-            "off" => Ok(ServerTimeout(None)),
+            "off" => Ok(Timeout(None)),
             _ => match parse_duration(text).filter(|time| !time.is_zero()) {
-                Some(time) => Ok(ServerTimeout(Some(time))),
+                Some(time) => Ok(Timeout(Some(time))),
                 None => Err(format!("'{text}' is not off, or a time such as 30s")),
             },
         }
@@ -444,7 +448,7 @@ mod tests {
 
     #[test]
     fn servers_are_given_time() {
-        let parse = |text: &str| text.parse().map(|ServerTimeout(time)| time);
+        let parse = |text: &str| text.parse().map(|Timeout(time)| time);
         assert_eq!(parse("off"), Ok(None));
         assert_eq!(parse("1500ms"), Ok(Some(Duration::from_millis(1500))));
         for bad in ["", "0s", "5", "on", "-1s"] {

@@ -20,6 +20,10 @@ impl VsockAddr {
         VsockAddr(addr)
     }
 
+    pub fn cid(&self) -> u32 {
+        self.0.svm_cid
+    }
+
     /// `any` has the family AF_VSOCK.
     pub fn from_any(any: &SocketAddrAny) -> VsockAddr {
         let mut addr = VsockAddr::new(0, 0);

@@ -461,6 +461,89 @@ fn connections_have_a_bound() {
     });
 }
 
+/// All clients of a Unix socket whose user is the same are one.
+#[test]
+fn one_client_does_not_take_all_connections() {
+    let served = serve(&[
+        "memory:1M",
+        "--nbd",
+        "unix:{dir}/n",
+        "--nbd",
+        "tcp:127.0.0.1:0",
+        "--nbd-connections",
+        "40",
+    ]);
+    // Half of them.
+    let mut holders: Vec<_> = (0..20).map(|_| Holder::new(&uri(&served, ""))).collect();
+    for holder in &mut holders {
+        holder.size();
+    }
+    let said = client_fails("qemu-img", &["info", &uri(&served, "")]);
+    assert!(said.contains("has 20 connections"), "{said}");
+    let log = served.log();
+    let refusals = log
+        .lines()
+        .filter(|line| line.contains("is denied"))
+        .count();
+    assert_eq!(refusals, 1, "{log}");
+    // Another one finds room.
+    let info = info(&served, "memory:1048576");
+    let tcp = info["nbd"]["addresses"][1].as_str().unwrap();
+    let tcp = format!("nbd://{}", tcp.strip_prefix("tcp:").unwrap());
+    assert_eq!(size(&tcp), 1 << 20);
+    drop(holders.pop());
+    eventually("a place", || {
+        let output = output_of("nbdinfo", &["--size", &uri(&served, "")]);
+        output.status.success().then_some(())
+    });
+}
+
+#[test]
+fn a_limit_for_one_client_can_be_given() {
+    let args = "memory:1M --nbd unix:{dir}/n --nbd-connections-per-client 2";
+    let served = serve(&args.split(' ').collect::<Vec<_>>());
+    let mut holders = [(); 2].map(|()| Holder::new(&uri(&served, "")));
+    for holder in &mut holders {
+        holder.size();
+    }
+    let said = client_fails("qemu-img", &["info", &uri(&served, "")]);
+    assert!(said.contains("has 2 connections"), "{said}");
+}
+
+/// One that works, though less often than that is looked at, goes on; one that
+/// owes the rest of a command does not.
+#[test]
+fn idle_connections_end_if_that_is_wanted() {
+    let args = "memory:1M --nbd unix:{dir}/n --nbd-idle-timeout 2s";
+    let served = serve(&args.split(' ').collect::<Vec<_>>());
+    let script = "
+import nbd, os, socket, struct, sys, time
+def raw():
+    s = socket.socket(socket.AF_UNIX)
+    s.settimeout(60)
+    s.connect(os.environ['SOCKET'])
+    s.recv(18, socket.MSG_WAITALL)
+    s.sendall(struct.pack('>I8sII', 3, b'IHAVEOPT', 1, 0))
+    s.recv(10, socket.MSG_WAITALL)
+    return s
+working, idle, owing = nbd.NBD(), raw(), raw()
+working.connect_unix(os.environ['SOCKET'])
+owing.sendall(struct.pack('>IHHQQI', 0x25609513, 0, 1, 1, 0, 512) + bytes(100))
+for s in (idle, owing):
+    s.settimeout(0.1)
+    while True:
+        working.pread(512, 0)
+        try:
+            assert s.recv(1) == b''
+            break
+        except TimeoutError:
+            pass
+working.pread(512, 0)
+";
+    crate::support::nbd::python(script, &[("SOCKET", &served.arg("n"))]);
+    assert!(served.log().contains("no request in --nbd-idle-timeout"));
+}
+
 #[test]
 fn the_end_is_not_kept_waiting_by_clients() {
     let mut served = serve(&["memory:1M", "--nbd", "unix:{dir}/n"]);

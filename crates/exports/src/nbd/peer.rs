@@ -3,7 +3,8 @@
 use fathom_nbd::vsock::VsockAddr;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, sockopt};
-use std::net::SocketAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -28,6 +29,54 @@ pub fn prepare(socket: &OwnedFd) {
         .and_then(|()| sockopt::set_tcp_keepcnt(socket, KEEP_TRIES));
     if let Err(error) = set {
         tracing::debug!("nbd: a socket's options cannot be set: {error}");
+    }
+}
+
+/// Whose a connection is, for a limit on what one may have. Who can make
+/// processes, addresses of a network or ports at will is one and the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Peer {
+    User(u32),
+    V4(Ipv4Addr),
+    /// The upper half of an address.
+    V6(u64),
+    /// A virtual machine's CID.
+    Machine(u32),
+    Unknown,
+}
+
+impl Peer {
+    pub fn of(socket: &OwnedFd) -> Peer {
+        let Ok(Some(any)) = getpeername(socket) else {
+            return Peer::Unknown; // it is gone already
+        };
+        match any.address_family() {
+            AddressFamily::UNIX => {
+                let cred = sockopt::socket_peercred(socket);
+                cred.map_or(Peer::Unknown, |cred| Peer::User(cred.uid.as_raw()))
+            }
+            AddressFamily::VSOCK => Peer::Machine(VsockAddr::from_any(&any).cid()),
+            _ => SocketAddr::try_from(any).map_or(Peer::Unknown, |addr| Peer::at(addr.ip())),
+        }
+    }
+
+    fn at(ip: IpAddr) -> Peer {
+        match ip.to_canonical() {
+            IpAddr::V4(v4) => Peer::V4(v4),
+            IpAddr::V6(v6) => Peer::V6((v6.to_bits() >> 64) as u64),
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::User(uid) => write!(f, "user {uid}"),
+            Peer::V4(ip) => write!(f, "{ip}"),
+            Peer::V6(net) => write!(f, "{}/64", Ipv6Addr::from_bits(u128::from(*net) << 64)),
+            Peer::Machine(cid) => write!(f, "vsock {cid}"),
+            Peer::Unknown => f.write_str("whoever cannot be told from others"),
+        }
     }
 }
 
@@ -69,4 +118,18 @@ pub fn is_network_error(error: Errno) -> bool {
             | Errno::NETUNREACH
             | Errno::PERM
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_several_addresses_is_one() {
+        let at = |text: &str| Peer::at(text.parse().unwrap());
+        assert_eq!(at("192.0.2.1"), at("::ffff:192.0.2.1"));
+        assert_ne!(at("192.0.2.1"), at("192.0.2.2"));
+        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:1"));
+        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
+    }
 }

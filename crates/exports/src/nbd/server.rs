@@ -1,9 +1,9 @@
 //! Accepting clients, and what they are doing.
 
-use super::connection::{Ending, Limits, NbdSource, Stream};
+use super::connection::{Activity, Ending, Limits, NbdSource, Stream};
 use super::export::{Export, Exports, InUse};
 use super::handshake::{Agreement, Denied, Handshake, Host, Outcome, Transport};
-use super::peer;
+use super::peer::{self, Peer};
 use super::tls::Tls;
 use crate::Listener;
 use crate::signal::Signal;
@@ -13,7 +13,7 @@ use rustix::net::{Shutdown, shutdown};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,13 @@ const ACCEPT_PAUSE: Timespec = Timespec {
 /// A connection's thread sleeps most of its life; a handshake needs little.
 const STACK: usize = 256 << 10;
 
+/// A peer may have so many connections in any case, unless it is told.
+pub const FEW: usize = 16;
+
+/// How often it is looked whether a connection is idle, in the time after
+/// which it is ended.
+const IDLE_LOOKS: u32 = 8;
+
 /// How to serve.
 #[derive(Debug)]
 pub struct Options {
@@ -37,8 +44,22 @@ pub struct Options {
     pub limits: Limits,
     /// Connections at once, at least 1.
     pub max_connections: usize,
+    /// Of these those of one peer: of a user, an address, a virtual machine.
+    /// None: half of them, or [`FEW`] if that is more, so that one keeps
+    /// nobody out.
+    pub max_per_peer: Option<usize>,
+    /// A connection without a request for so long is ended; soon after that.
+    /// None: the disk of a virtual machine may be idle for days.
+    pub idle_timeout: Option<Duration>,
     /// All of a handshake must be over by then.
     pub handshake_timeout: Duration,
+}
+
+impl Options {
+    fn max_per_peer(&self) -> usize {
+        let fair = || (self.max_connections / 2).max(FEW);
+        self.max_per_peer.unwrap_or_else(fair)
+    }
 }
 
 impl Default for Options {
@@ -47,6 +68,8 @@ impl Default for Options {
             tls: None,
             limits: Limits::default(),
             max_connections: 256,
+            max_per_peer: None,
+            idle_timeout: None,
             handshake_timeout: Duration::from_secs(10),
         }
     }
@@ -87,7 +110,9 @@ struct Table {
 }
 
 struct Connection {
-    peer: String,
+    /// For people.
+    name: String,
+    peer: Peer,
     since: Instant,
     /// Its thread has it.
     socket: Weak<OwnedFd>,
@@ -130,6 +155,31 @@ impl Connection {
         match &self.phase {
             Phase::Handshake => None,
             Phase::Admitted(export) | Phase::Served { export, .. } => Some(export),
+        }
+    }
+}
+
+impl Table {
+    /// For one more connection in its handshake: if there are too many, the
+    /// oldest of the peer that has the most is ended.
+    fn make_room(&mut self) {
+        let in_handshake = |c: &&mut Connection| !c.ending && matches!(c.phase, Phase::Handshake);
+        let mut peers = BTreeMap::new();
+        for connection in self.connections.values_mut().filter(in_handshake) {
+            *peers.entry(connection.peer).or_insert(0) += 1;
+        }
+        if peers.values().sum::<usize>() < MAX_HANDSHAKES {
+            return;
+        }
+        let most = peers.into_iter().max_by_key(|(_, count)| *count);
+        let all = self.connections.values_mut().filter(in_handshake);
+        let mut theirs = all.filter(|c| most.is_some_and(|(peer, _)| c.peer == peer));
+        if let Some(oldest) = theirs.next() {
+            tracing::warn!(
+                "nbd: {}: gave way to a newer client in its handshake",
+                oldest.name
+            );
+            oldest.end();
         }
     }
 }
@@ -181,7 +231,7 @@ impl NbdServer {
                 encrypted,
                 ..
             } => Some(ConnectionInfo {
-                peer: connection.peer.clone(),
+                peer: connection.name.clone(),
                 export: export.name().to_owned(),
                 worker: *worker,
                 encrypted: *encrypted,
@@ -267,20 +317,12 @@ impl Shared {
 
     fn enter(&self, socket: &Arc<OwnedFd>) -> u64 {
         let mut table = self.table();
-        let in_handshake = |c: &&mut Connection| !c.ending && matches!(c.phase, Phase::Handshake);
-        if table.connections.values_mut().filter(in_handshake).count() >= MAX_HANDSHAKES
-            && let Some(oldest) = table.connections.values_mut().find(in_handshake)
-        {
-            tracing::warn!(
-                "nbd: {}: gave way to a newer client in its handshake",
-                oldest.peer
-            );
-            oldest.end();
-        }
+        table.make_room();
         let number = table.next;
         table.next += 1;
         let connection = Connection {
-            peer: peer::name(socket),
+            name: peer::name(socket),
+            peer: Peer::of(socket),
             since: Instant::now(),
             socket: Arc::downgrade(socket),
             phase: Phase::Handshake,
@@ -338,7 +380,7 @@ impl Host for Entered {
                 connection.end();
             }
             drop(table);
-            tracing::warn!("nbd: {}: {:?} is denied: {why}", self.peer(), export.name());
+            tracing::warn!("nbd: {}: {:?} is denied: {why}", self.name(), export.name());
         })
     }
 }
@@ -355,10 +397,19 @@ impl Entered {
         if table.stopping {
             return Err(Denied::Stopping);
         }
-        let most = self.shared.options.max_connections;
+        let options = &self.shared.options;
+        let peer = self.connection(&mut table).peer;
         let others = table.connections.iter().filter(|(n, _)| **n != self.number);
-        if others.filter(|(_, c)| c.export().is_some()).count() >= most {
+        let admitted = others.filter(|(_, c)| c.export().is_some());
+        let peers: Vec<_> = admitted.map(|(_, c)| c.peer).collect();
+        if peers.len() >= options.max_connections {
+            let most = options.max_connections;
             let why = format!("the server has {most} connections, and no more at once");
+            return Err(Denied::NotNow(why));
+        }
+        let most = options.max_per_peer();
+        if peers.iter().filter(|other| **other == peer).count() >= most {
+            let why = format!("{peer} has {most} connections, and may have no more at once");
             return Err(Denied::NotNow(why));
         }
         self.connection(&mut table).phase = Phase::Admitted(export.clone());
@@ -370,8 +421,8 @@ impl Entered {
         self.connection(&mut self.shared.table()).ending
     }
 
-    fn peer(&self) -> String {
-        self.connection(&mut self.shared.table()).peer.clone()
+    fn name(&self) -> String {
+        self.connection(&mut self.shared.table()).name.clone()
     }
 
     /// The connection's life.
@@ -379,7 +430,7 @@ impl Entered {
         let deadline = Instant::now() + self.shared.options.handshake_timeout;
         let transport = Transport::new(socket.clone(), deadline);
         let (outcome, transport) = Handshake::new(&self, transport).run();
-        let peer = self.peer();
+        let peer = self.name();
         match outcome {
             Ok(Outcome::Agreed(agreement)) => {
                 let name = agreement.view.name.clone();
@@ -421,6 +472,7 @@ impl Entered {
                 let _ = on_end.try_send(());
             }),
         )?;
+        let activity = source.activity();
         self.delay(export.connect_delay());
         let attached = export.attach(Box::new(source))?;
         let worker = attached.worker;
@@ -430,12 +482,35 @@ impl Entered {
             encrypted,
             wake,
         });
-        // The sender is in the table.
-        let _ = woken.recv();
+        if !self.sleep(&woken, &activity) {
+            tracing::info!("nbd: {}: no request in --nbd-idle-timeout", self.name());
+        }
         let source = attached.detach().into_any().downcast::<NbdSource>();
         let source = source.expect("only connections are attached");
         self.tell_end(&agreement.view.name, &source);
         Ok(())
+    }
+
+    /// Until the connection has ended, or is to end. False: it is idle.
+    fn sleep(&self, woken: &Receiver<()>, activity: &Activity) -> bool {
+        let Some(timeout) = self.shared.options.idle_timeout else {
+            // The sender is in the table.
+            let _ = woken.recv();
+            return true;
+        };
+        let mut last = (activity.idle_after(), Instant::now());
+        loop {
+            match woken.recv_timeout(timeout / IDLE_LOOKS) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return true,
+            }
+            let now = activity.idle_after();
+            if now.is_none() || now != last.0 {
+                last = (now, Instant::now());
+            } else if last.1.elapsed() >= timeout {
+                return false;
+            }
+        }
     }
 
     /// Let the client wait.
@@ -451,14 +526,14 @@ impl Entered {
         let mut table = self.shared.table();
         let connection = self.connection(&mut table);
         connection.phase = phase;
-        tracing::debug!("nbd: {}: connected", connection.peer);
+        tracing::debug!("nbd: {}: connected", connection.name);
         if connection.ending {
             connection.end();
         }
     }
 
     fn tell_end(&self, export: &str, source: &NbdSource) {
-        let (peer, answered) = (self.peer(), source.answered());
+        let (peer, answered) = (self.name(), source.answered());
         let ending = source.ending();
         let line = format!("nbd: {peer}: {export:?}: {ending}; {answered} requests answered");
         match ending {

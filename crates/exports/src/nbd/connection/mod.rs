@@ -36,6 +36,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use table::Table;
 use tls::Tls;
 
@@ -175,6 +177,25 @@ impl fmt::Display for Ending {
     }
 }
 
+/// What a connection is doing, for other threads to see.
+#[derive(Debug, Default)]
+pub struct Activity(AtomicU64);
+
+impl Activity {
+    #[inline]
+    fn set(&self, answered: u64, busy: bool) {
+        let word = answered << 1 | u64::from(busy);
+        self.0.store(word, Ordering::Relaxed);
+    }
+
+    /// None: commands are being carried out. Otherwise how many have been: if
+    /// that is the same later, there was none meanwhile.
+    pub fn idle_after(&self) -> Option<u64> {
+        let word = self.0.load(Ordering::Relaxed);
+        (word & 1 == 0).then_some(word >> 1)
+    }
+}
+
 /// The tags of a connection's own operations.
 const RECEIVE: u8 = 0;
 const SEND: u8 = 1;
@@ -243,6 +264,7 @@ pub struct NbdSource {
     ending: Ending,
     on_end: Option<OnEnd>,
     answered: u64,
+    activity: Arc<Activity>,
     /// Last: others point into it.
     pool: Pool,
 }
@@ -290,6 +312,7 @@ impl NbdSource {
             ending: Ending::Detached,
             on_end: Some(on_end),
             answered: 0,
+            activity: Arc::default(),
             pool,
         })
     }
@@ -302,6 +325,18 @@ impl NbdSource {
     /// Commands answered so far.
     pub fn answered(&self) -> u64 {
         self.answered
+    }
+
+    /// What it is doing while it is attached.
+    pub fn activity(&self) -> Arc<Activity> {
+        self.activity.clone()
+    }
+
+    /// A write whose data the client still owes is not being carried out.
+    #[inline]
+    fn note_activity(&self) {
+        let owed = usize::from(self.payload.is_some());
+        self.activity.set(self.answered, self.table.used() > owed);
     }
 }
 
@@ -349,6 +384,7 @@ impl Source for NbdSource {
             self.send(cx);
             self.settle(cx);
         }
+        self.note_activity();
         Ok(answered)
     }
 
@@ -358,6 +394,7 @@ impl Source for NbdSource {
     }
 
     fn publish(&mut self, cx: &mut Cx) -> bool {
+        self.note_activity();
         self.send(cx);
         self.settle(cx);
         false
