@@ -15,9 +15,12 @@ mod trace;
 mod usage;
 
 use clap::{Parser, Subcommand};
+use fathom_daemon::Repeats;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Disks for virtual machines, and where their requests' time goes
 #[derive(Debug, Parser)]
@@ -50,7 +53,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage::report(&error),
     };
-    if let Err(error) = start_logging(&cli.command) {
+    let repeats = Repeats::default();
+    if let Err(error) = start_logging(&cli.command, &repeats) {
         eprintln!("fathom: --log: {error}");
         return ExitCode::from(usage::EXIT);
     }
@@ -70,6 +74,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),
     };
+    repeats.tell();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -81,7 +86,7 @@ fn main() -> ExitCode {
 }
 
 /// Log to standard error, which may be a terminal or a journal.
-fn start_logging(command: &Command) -> anyhow::Result<()> {
+fn start_logging(command: &Command, repeats: &Repeats) -> anyhow::Result<()> {
     let filter = match command {
         Command::Serve(args) => args.log.clone(),
         _ => None,
@@ -101,6 +106,8 @@ fn start_logging(command: &Command) -> anyhow::Result<()> {
         // It would tell of a log that nobody reads any more by eprintln, which
         // panics then: on the thread of whoever had something to say.
         .log_internal_errors(false)
+        .finish()
+        .with(repeats.clone())
         .init();
     Ok(())
 }

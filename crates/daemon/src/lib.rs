@@ -14,6 +14,7 @@ mod limits;
 mod magic;
 mod nbd;
 mod options;
+mod repeats;
 mod served;
 mod serving;
 mod shared_disk;
@@ -37,3 +38,4 @@ pub use options::{
     CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
     StopTimeout, Timeout, TlsOptions, parse_format,
 };
+pub use repeats::Repeats;

@@ -18,7 +18,7 @@ use crate::ranges::Ranges;
 use channel::FileChannel;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
 use plan::Planner;
-use report::ErrorLog;
+use report::ToldEnd;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -150,7 +150,7 @@ struct Shared {
     /// The kernel has reported that it lost cached writes. It says so once
     /// and then forgets, so later flushes prove nothing.
     flush_failed: AtomicBool,
-    errors: ErrorLog,
+    told_end: ToldEnd,
     planner: Planner,
     ranges: Arc<Ranges>,
     /// Requests whose buffers or ranges direct I/O did not take as they were.

@@ -25,7 +25,7 @@
 //!    a write of whole blocks, by fallocate(2), or by writing zeroes.
 //!
 //! Whatever moves less than it should is continued, and whatever fails is
-//! reported to the guest and, once per kind, in the log.
+//! reported to the guest and in the log.
 
 mod buffers;
 mod bytes;

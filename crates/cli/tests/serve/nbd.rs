@@ -544,6 +544,31 @@ working.pread(512, 0)
     assert!(served.log().contains("no request in --nbd-idle-timeout"));
 }
 
+/// The rest is counted, and every line is in the count.
+#[test]
+fn refused_clients_do_not_fill_the_log() {
+    const CLIENTS: u64 = 1500;
+    let mut served = serve(&["memory:1M", "--nbd", "unix:{dir}/n"]);
+    for _ in 0..CLIENTS {
+        let mut client = std::os::unix::net::UnixStream::connect(served.path("n")).unwrap();
+        // No flags that a client can have: the handshake fails. (It may hear so already.)
+        let _ = std::io::Write::write_all(&mut client, &[0xff; 4]);
+        let _ = std::io::Read::read_to_end(&mut client, &mut Vec::new());
+    }
+    assert_eq!(served.terminate().0, Some(0));
+    let log = served.log();
+    let about = log.lines().filter(|line| line.contains("nbd: process"));
+    let lines: Vec<_> = about.collect();
+    let more = |line: &&str| -> Option<u64> {
+        let (_, rest) = line.split_once("(and ")?;
+        assert!(rest.contains(" more like this in the last "), "{line}");
+        rest.split(' ').next()?.parse().ok()
+    };
+    let left_out: u64 = lines.iter().filter_map(more).sum();
+    assert_eq!(lines.len() as u64 + left_out, CLIENTS, "{log}");
+    assert!(left_out > CLIENTS / 2, "{left_out}");
+}
+
 #[test]
 fn the_end_is_not_kept_waiting_by_clients() {
     let mut served = serve(&["memory:1M", "--nbd", "unix:{dir}/n"]);

@@ -2,6 +2,7 @@
 //! the engine, and what takes several steps.
 
 use super::plan::Method;
+use super::report::report;
 use super::transfer::{Progress, Transfer, clear, rest_of};
 use super::{Cache, Kind, Shared};
 use crate::buffers::{Buffer, Buffers};
@@ -316,11 +317,11 @@ impl FileChannel {
         match shared.early_end() {
             Some(end) if op == Op::Read && errno == libc::EIO && offset + len > end => {
                 let size = shared.size.load(Ordering::Relaxed);
-                shared.errors.report_truncated(&shared.path, end, size);
+                shared.told_end.report(&shared.path, end, size);
             }
             // Whoever guards its end has said so.
             _ if op == Op::Read && errno == libc::EIO && shared.ends_early(offset + len) => {}
-            _ => shared.errors.report(&shared.path, op, offset, len, errno),
+            _ => report(&shared.path, op, offset, len, errno),
         }
         self.finish(cx, id, errno);
     }

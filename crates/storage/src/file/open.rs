@@ -87,7 +87,7 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
         size: AtomicU64::new(size),
         flush_failed: AtomicBool::new(false),
         file_len: AtomicU64::new(file_len),
-        errors: Default::default(),
+        told_end: Default::default(),
         planner: Planner {
             block: u64::from(block),
             allocation_unit: logical_block.map_or(1, u64::from),

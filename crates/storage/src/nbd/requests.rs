@@ -2,6 +2,7 @@
 
 use super::channel::NbdChannel;
 use super::table::Ask;
+use crate::file::report::report;
 use fathom_core::{Cx, Op, RequestId, Stage};
 use fathom_nbd::protocol::{command, command_flag, export_flag};
 
@@ -207,8 +208,7 @@ impl NbdChannel {
         if errno != 0 {
             let request = &cx.slab[id];
             let (op, at, len) = (request.op, request.at, request.len);
-            let errors = &self.shared.errors;
-            errors.report(&self.shared.name(), op, at, len, errno);
+            report(&self.shared.name(), op, at, len, errno);
         }
         cx.complete(id, errno);
     }

@@ -2,7 +2,6 @@
 
 use super::NbdOptions;
 use super::connect::Dialled;
-use crate::file::report::ErrorLog;
 use fathom_core::DiskError;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::{Export, Wishes, handshake};
@@ -61,7 +60,6 @@ pub(super) struct Shared {
     pub(super) uri: NbdUri,
     pub(super) options: NbdOptions,
     pub(super) export: Export,
-    pub(super) errors: ErrorLog,
     /// The disk's first connection, until a channel takes it.
     first: Mutex<Option<Connected>>,
     /// One channel's each.
@@ -87,7 +85,6 @@ impl Shared {
             uri: uri.clone(),
             options,
             export,
-            errors: ErrorLog::default(),
             first: Mutex::new(Some(connected)),
             marks: Mutex::default(),
             flush: AtomicU64::new(0),
