@@ -11,11 +11,12 @@ use std::process::Command;
 const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-sigbus", &[]),
     ("fathom-nbd", &[]),
+    ("fathom-files", &[]),
     ("fathom-trace", &["fathom-sigbus"]),
     ("fathom-core", &["fathom-trace"]),
     (
         "fathom-storage",
-        &["fathom-core", "fathom-trace", "fathom-nbd"],
+        &["fathom-core", "fathom-trace", "fathom-nbd", "fathom-files"],
     ),
     ("fathom-formats", &["fathom-core", "fathom-trace"]),
     ("fathom-filters", &["fathom-core", "fathom-trace"]),
@@ -41,6 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-core",
             "fathom-trace",
             "fathom-nbd",
+            "fathom-files",
         ],
     ),
     (
@@ -54,7 +56,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-nbd",
         ],
     ),
-    ("fathom-bench", &["fathom-nbd"]),
+    ("fathom-bench", &["fathom-nbd", "fathom-files"]),
     ("fathom-run", &[]),
     ("fathom-lab", &["fathom-run", "fathom-trace"]),
     ("fathom-report", &["fathom-run", "fathom-trace"]),

@@ -126,6 +126,7 @@ fn file_options(options: &DiskOptions) -> FileOptions {
         read_only: options.read_only,
         force_share: options.force_share,
         engine: options.engine,
+        patient: true,
         discard: options.discard,
         ..FileOptions::default()
     }
@@ -160,7 +161,7 @@ fn refuse_other_formats(path: &Path) -> Result<(), DiskError> {
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path);
     let Some(format) = opened
-        .and_then(|image| magic::detect(&image))
+        .and_then(|image| fathom_files::magic::detect(&image))
         .ok()
         .flatten()
     else {

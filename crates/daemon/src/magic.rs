@@ -1,65 +1,6 @@
-//! Image formats by their first bytes.
-//!
-//! A guest can write any of these into its raw disk, so they never decide how
-//! an image is read: they only keep a user from serving by mistake an image's
-//! container as the disk itself.
+//! What is said of image formats by name.
 
 use fathom_formats::img::Format;
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
-
-/// Formats that images of virtual machines come in, other than raw.
-pub const FORMATS: [&str; 9] = [
-    "qcow2",
-    "qcow",
-    "qed",
-    "vmdk",
-    "vhdx",
-    "vpc",
-    "vdi",
-    "parallels",
-    "luks",
-];
-
-/// Where a format's magic is. (A LUKS header is no container's: guests that
-/// encrypt their whole disk write one.)
-const MAGIC: [(&str, usize, &[u8]); 12] = [
-    ("qcow2", 0, b"QFI\xfb\0\0\0\x02"),
-    ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
-    ("qcow", 0, b"QFI\xfb"),
-    ("qed", 0, b"QED\0"),
-    ("vmdk", 0, b"KDMV"),
-    ("vmdk", 0, b"COWD"),
-    ("vmdk", 0, b"# Disk DescriptorFile"),
-    ("vhdx", 0, b"vhdxfile"),
-    // A dynamic VHD; a fixed one is a raw disk with a footer.
-    ("vpc", 0, b"conectix"),
-    ("vdi", 64, b"\x7f\x10\xda\xbe"),
-    ("parallels", 0, b"WithoutFreeSpace"),
-    ("parallels", 0, b"WithouFreSpacExt"),
-];
-
-/// The format that the image seems to have.
-pub fn detect(image: &File) -> io::Result<Option<&'static str>> {
-    // Whole blocks, for block devices and whatever else there is.
-    let mut start = [0; 4096];
-    let mut len = 0;
-    while len < start.len() {
-        match image.read_at(&mut start[len..], len as u64) {
-            Ok(0) => break,
-            Ok(n) => len += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let found = |(_, at, magic): &&(&str, usize, &[u8])| {
-        start[..len]
-            .get(*at..)
-            .is_some_and(|s| s.starts_with(magic))
-    };
-    Ok(MAGIC.iter().find(found).map(|(format, _, _)| *format))
-}
 
 /// Why an image with this magic is not served without a `--format`.
 pub fn refusal(format: &str) -> String {
@@ -73,50 +14,4 @@ pub fn refusal(format: &str) -> String {
 /// Why a format that was asked for is not there.
 pub fn unsupported(format: &str) -> String {
     format!("{format} images are not supported; convert it (qemu-img convert -O qcow2)")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::process::Command;
-
-    fn detect_in(start: &[u8]) -> Option<&'static str> {
-        let file = tempfile::tempfile().unwrap();
-        file.write_all_at(start, 0).unwrap();
-        detect(&file).unwrap()
-    }
-
-    #[test]
-    fn raw_images_have_no_magic() {
-        assert_eq!(detect_in(b""), None);
-        assert_eq!(detect_in(b"QE"), None);
-        assert_eq!(detect_in(&[0; 8192]), None);
-        assert_eq!(detect_in(b"LUKS\xba\xbe"), None);
-    }
-
-    #[test]
-    fn what_qemu_img_makes_is_known() {
-        let dir = tempfile::tempdir().unwrap();
-        for format in [
-            "qcow2",
-            "qcow",
-            "qed",
-            "vmdk",
-            "vhdx",
-            "vpc",
-            "vdi",
-            "parallels",
-        ] {
-            let path = dir.path().join(format);
-            let made = Command::new("qemu-img")
-                .args(["create", "-q", "-f", format])
-                .arg(&path)
-                .arg("64M")
-                .status()
-                .expect("qemu-img is installed by `make setup`");
-            assert!(made.success(), "{format}");
-            let found = detect(&File::open(&path).unwrap()).unwrap();
-            assert_eq!(found, Some(format));
-        }
-    }
 }

@@ -379,7 +379,7 @@ impl fmt::Display for SocketSpec {
 /// The format of that name.
 pub fn parse_format(text: &str) -> Result<Format, String> {
     match Format::from_name(text) {
-        Err(_) if magic::FORMATS.contains(&text) => Err(magic::unsupported(text)),
+        Err(_) if fathom_files::magic::FORMATS.contains(&text) => Err(magic::unsupported(text)),
         other => other.map_err(|error| error.to_string()),
     }
 }

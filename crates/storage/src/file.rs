@@ -3,7 +3,6 @@
 mod align;
 mod channel;
 mod inline;
-mod lock;
 mod open;
 mod pieces;
 mod plan;
@@ -11,12 +10,11 @@ pub(crate) mod report;
 mod status;
 mod transfer;
 
-pub use lock::{lock_image, lock_image_too};
-
 use crate::engine::EngineKind;
 use crate::ranges::Ranges;
 use channel::FileChannel;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
+use fathom_files::lock::{self, LockError};
 use plan::Planner;
 use report::ToldEnd;
 use std::fmt;
@@ -79,6 +77,10 @@ pub struct FileOptions {
     pub read_only: bool,
     /// Read an image that others have locked for writing. Needs `read_only`.
     pub force_share: bool,
+    /// While another process has the image, it can be opened, but not used:
+    /// for servers, to which others hand it over. Who is not patient is
+    /// refused at once.
+    pub patient: bool,
     /// The engine that the disk's workers will use.
     pub engine: EngineKind,
     /// Whether the guest may discard.
@@ -97,6 +99,7 @@ impl Default for FileOptions {
             cache: Cache::default(),
             read_only: false,
             force_share: false,
+            patient: false,
             engine: EngineKind::default(),
             discard: true,
             growable: false,
@@ -234,7 +237,12 @@ impl Disk for FileDisk {
 
     fn activate(&self) -> Result<(), DiskError> {
         let shared = &*self.shared;
-        lock::take(&shared.path, &shared.file, shared.options.lock_use())?;
+        let take = match shared.options.patient {
+            true => lock::take_over,
+            false => lock::take,
+        };
+        take(&shared.path, &shared.file, shared.options.lock_use())
+            .map_err(|error| lock_error(&shared.path, error, !shared.options.read_only))?;
         shared.look_at_name();
         Ok(())
     }
@@ -319,6 +327,31 @@ impl Shared {
             what,
             source,
         }
+    }
+}
+
+/// Lock an image that a tool has opened, until `file` is closed. Unlike a
+/// daemon, which takes over from a predecessor, a tool does not wait.
+pub fn lock_image(path: &Path, file: &File, writes: bool) -> Result<(), DiskError> {
+    let share = false;
+    lock::take(path, file, lock::Use { writes, share })
+        .map_err(|error| lock_error(path, error, writes))
+}
+
+/// Likewise, when the caller has it locked for writing through another open
+/// file: so it stays locked when that one is closed, and nobody comes between.
+pub fn lock_image_too(path: &Path, file: &File) -> Result<(), DiskError> {
+    lock::take_too(path, file).map_err(|error| lock_error(path, error, true))
+}
+
+fn lock_error(path: &Path, error: LockError, writes: bool) -> DiskError {
+    let mut problem = error.to_string();
+    if !writes && matches!(error, LockError::InUse(_)) {
+        problem += "; --force-share reads it nevertheless";
+    }
+    DiskError::Unusable {
+        path: path.to_owned(),
+        problem,
     }
 }
 

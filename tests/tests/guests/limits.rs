@@ -225,13 +225,12 @@ fn qemu_and_fathom_never_write_one_image_at_once() {
     let place = Place::new();
     let image = place.image("shared.img", 16 * MIB);
 
+    // Who has it is told at the start; the server waits for it, as a migration's target does.
     let holder = Holder::of(&image);
-    serve(&place, &text(&image), &[]).refused_with(&["shared.img", "in use"]);
-    drop(holder);
-
-    // The locks are taken when a front-end starts its rings, and not before: a migration's target
-    // waits with the image open.
     let mut server = place.serve("locked", &image, &[]);
+    wait_log(&mut server, "shared.img", "in use");
+    drop(holder);
+    // The locks are taken when a front-end starts its rings, and not before.
     let holder = Holder::of(&image);
     let refused = bench(&server, READ);
     assert!(

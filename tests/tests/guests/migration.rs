@@ -30,7 +30,6 @@ fn a_guest_migrates_under_verified_load() {
         images.iter().map(serve).collect()
     };
     let source_servers = serve("source");
-    let target_servers = serve("target");
     let machine = |servers: &[Server]| Machine {
         cpus: 2,
         memory_mib: 256,
@@ -42,6 +41,8 @@ fn a_guest_migrates_under_verified_load() {
         ..Machine::default()
     };
     let mut source = Guest::boot(&machine(&source_servers)).unwrap();
+    // They start while the source has the images.
+    let target_servers = serve("target");
     let target = Machine {
         incoming: true,
         ..machine(&target_servers)

@@ -244,17 +244,9 @@ fn the_daemon_knows_what_it_serves() {
     qemu_io(dir.path(), "i", "qcow2", &["write -P 7 0 64k"]);
     with_disk(&server.arg("s"), 1, |disk| {
         assert_eq!(differ(&disk.contents()[..65536], &[7; 65536]), None);
-        let socket = as_arg(&dir.path().join("other"));
         let image = as_arg(&dir.path().join("i"));
-        let args = [
-            "serve",
-            &image,
-            "--format",
-            "qcow2",
-            "--vhost-user",
-            &socket,
-        ];
-        refused(1, &args, &["i: ", "in use"]);
+        let args = ["img", "resize", "-f", "qcow2", &image, "+1M"];
+        refused(1, &args, &["i: ", "in use by fathom"]);
     });
 }
 

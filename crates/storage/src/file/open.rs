@@ -1,9 +1,10 @@
 //! Opening an image: what it is, how large, and what it can do.
 
 use super::plan::Planner;
-use super::{Cache, FileOptions, Kind, Shared, align, lock};
+use super::{Cache, FileOptions, Kind, Shared, align, lock_error};
 use crate::engine::EngineKind;
 use fathom_core::DiskError;
+use fathom_files::lock::{self, LockError};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
@@ -46,7 +47,7 @@ pub(super) fn examine(path: &Path, file: File, options: FileOptions) -> Result<S
     if kind == Kind::BlockDevice && !options.read_only {
         check_writable(path, &file)?;
     }
-    lock::check(path, &file, options.lock_use())?;
+    check_locks(path, &file, &options)?;
     if options.engine == EngineKind::Native && options.cache != Cache::None && !in_memory {
         return Err(unusable(
             path,
@@ -161,6 +162,22 @@ fn open_error(path: &Path, options: &FileOptions, error: io::Error) -> DiskError
         );
     }
     failed(path, "cannot be opened", error)
+}
+
+/// A patient user hears of who is in the way, and goes on: he may be the
+/// target of a live migration, whose source has the image until the end.
+fn check_locks(path: &Path, file: &File, options: &FileOptions) -> Result<(), DiskError> {
+    match lock::check(path, file, options.lock_use()) {
+        Err(error @ LockError::InUse(_)) if options.patient => {
+            tracing::warn!(
+                "{} {error}: nobody can use the disk here until that lets go of it, \
+                 as the source of a live migration does",
+                path.display()
+            );
+            Ok(())
+        }
+        other => other.map_err(|error| lock_error(path, error, !options.read_only)),
+    }
 }
 
 /// A read-only block device opens for writing nevertheless.

@@ -97,7 +97,10 @@ fn an_image_that_qemu_writes_is_refused() {
     let qemu = QemuIo::open(image.path(), &[]);
     for options in [writer(), reader()] {
         let error = open(image.path(), options).err().expect("refused");
-        assert!(error.contains("in use by another process, for example QEMU"));
+        assert!(
+            error.contains(&format!("in use by qemu-io (process {})", qemu.0.id())),
+            "{error}"
+        );
         assert!(error.contains(&*image.path().to_string_lossy()));
     }
     let disk = open(image.path(), sharing_reader()).expect("shared");
@@ -114,7 +117,7 @@ fn an_image_that_qemu_took_since_it_was_opened_is_refused() {
     let disk = open(image.path(), writer()).expect("free");
     let qemu = QemuIo::open(image.path(), &[]);
     let error = disk.activate().expect_err("refused").to_string();
-    assert!(error.contains("in use by another process"));
+    assert!(error.contains("in use by qemu-io (process"), "{error}");
     // The refused one has left no lock behind: QEMU's equal can still come.
     drop(qemu);
     assert!(qemu_io(image.path(), &[], "write 0 4k").status.success());
@@ -179,13 +182,18 @@ fn writers_cannot_force_sharing() {
 #[test]
 fn an_image_that_is_about_to_be_released_is_waited_for() {
     let image = image();
-    let before = open(image.path(), writer()).expect("opened");
+    let patient = || FileOptions {
+        patient: true,
+        ..writer()
+    };
+    let before = open(image.path(), patient()).expect("opened");
     before.activate().expect("locked");
     let release = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(300));
         drop(before);
     });
-    let after = open(image.path(), writer()).expect("opened after the other's end");
+    assert!(open(image.path(), writer()).is_err());
+    let after = open(image.path(), patient()).expect("opened before the other's end");
     after.activate().expect("locked");
     release.join().expect("released");
 }

@@ -6,7 +6,7 @@
 //! 200 + n says "I do not let others use permission n". Before it starts,
 //! a process tests the opposite bytes for locks of others.
 
-use fathom_core::DiskError;
+use crate::holder;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -26,10 +26,10 @@ const PERMISSIONS: i64 = 5;
 
 /// What a process does with an image and what others may not do.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Use {
-    pub(super) writes: bool,
+pub struct Use {
+    pub writes: bool,
     /// Others may write meanwhile.
-    pub(super) share: bool,
+    pub share: bool,
 }
 
 impl Use {
@@ -44,91 +44,108 @@ impl Use {
     }
 }
 
+/// Why an image is not locked.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// By whom, if that can be known.
+    #[error("is in use by {0}")]
+    InUse(String),
+    #[error("cannot be locked: {0}")]
+    Os(io::Error),
+}
+
 /// How long to wait for an image that is in use. A process that was killed
 /// keeps its locks until the kernel has done what it had in flight, and until
 /// then its writes may still overtake those of its successor.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Between two attempts.
+const AGAIN: Duration = Duration::from_millis(10);
 
-fn patiently(attempt: impl Fn() -> Result<(), DiskError>) -> Result<(), DiskError> {
+/// Take the locks, or fail and leave none. They last until [`release`], or
+/// until all that was duplicated from `file` is closed. `path` is its name in
+/// messages.
+pub fn take(path: &Path, file: &File, how: Use) -> Result<(), LockError> {
+    told(file, lock(path, file, how)?)
+}
+
+/// Likewise, but wait a few seconds for a predecessor to end.
+pub fn take_over(path: &Path, file: &File, how: Use) -> Result<(), LockError> {
     let start = Instant::now();
     loop {
-        match attempt() {
-            Err(DiskError::Unusable { .. }) if start.elapsed() < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            outcome => return outcome,
+        match lock(path, file, how)? {
+            Some(_) if start.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
+            outcome => return told(file, outcome),
         }
     }
 }
 
-/// Take the locks, or fail and leave none. May wait a few seconds for a
-/// predecessor to end.
-pub(super) fn take(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
-    patiently(|| try_to_take(path, file, how))
-}
-
-/// Lock an image that a tool has opened, until `file` is closed. Unlike a
-/// daemon, which takes over from a predecessor, a tool does not wait.
-pub fn lock_image(path: &Path, file: &File, writes: bool) -> Result<(), DiskError> {
-    let share = false;
-    try_to_take(path, file, Use { writes, share })
-}
-
 /// Likewise, when the caller has it locked for writing through another open
 /// file: so it stays locked when that one is closed, and nobody comes between.
-pub fn lock_image_too(path: &Path, file: &File) -> Result<(), DiskError> {
+pub fn take_too(path: &Path, file: &File) -> Result<(), LockError> {
     let (writes, share) = (true, false);
-    lock(path, file, Use { writes, share }, || Ok(()))
+    told(file, set_all(path, file, Use { writes, share })?)
 }
 
-fn try_to_take(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
-    lock(path, file, how, || try_to_check(path, file, how))
+/// Fail when others' locks forbid this use; take none.
+pub fn check(path: &Path, file: &File, how: Use) -> Result<(), LockError> {
+    told(file, conflict(path, file, how)?)
 }
 
-/// Lock the bytes, and give them up again if `check` fails.
-fn lock(
-    path: &Path,
-    file: &File,
-    how: Use,
-    check: impl FnOnce() -> Result<(), DiskError>,
-) -> Result<(), DiskError> {
-    let used = how.used().map(|n| USED + n);
-    let unshared = how.unshared().map(|n| UNSHARED + n);
-    let locked = used
-        .chain(unshared)
-        .try_for_each(|byte| set(file, libc::F_RDLCK, byte, 1));
-    let taken = match locked {
-        Ok(()) => check(),
-        // Locks are shared: only something that is not QEMU can conflict.
-        Err(error) if is_conflict(&error) => Err(in_use(path, how)),
-        Err(error) => return without_locks(path, error),
+/// An attempt's outcome for the caller: none, or the byte that is in the way.
+fn told(file: &File, outcome: Option<i64>) -> Result<(), LockError> {
+    let Some(byte) = outcome else {
+        return Ok(());
     };
-    if taken.is_err() {
+    let holder = holder::find(file, byte).map(|holder| holder.to_string());
+    let unknown = || "another process, for example QEMU".into();
+    Err(LockError::InUse(holder.unwrap_or_else(unknown)))
+}
+
+/// Take the locks, or none and tell which byte is in the way.
+fn lock(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError> {
+    if let Some(byte) = set_all(path, file, how)? {
+        return Ok(Some(byte));
+    }
+    let others = conflict(path, file, how);
+    if !matches!(others, Ok(None)) {
         release(path, file);
     }
-    taken
+    others
 }
 
-/// Fail when others' locks forbid this use; take none. May wait likewise.
-pub(super) fn check(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
-    patiently(|| try_to_check(path, file, how))
+/// Lock the bytes, all or none, whatever others have.
+fn set_all(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError> {
+    let used = how.used().map(|n| USED + n);
+    let unshared = how.unshared().map(|n| UNSHARED + n);
+    for byte in used.chain(unshared) {
+        let failed = match set(file, libc::F_RDLCK, byte, 1) {
+            Ok(()) => continue,
+            // Locks are shared: only something that is not QEMU can conflict.
+            Err(error) if is_conflict(&error) => Ok(Some(byte)),
+            Err(error) => without_locks(path, error).map(|()| None),
+        };
+        release(path, file);
+        return failed;
+    }
+    Ok(None)
 }
 
-fn try_to_check(path: &Path, file: &File, how: Use) -> Result<(), DiskError> {
+/// The byte of somebody's lock that forbids this use.
+fn conflict(path: &Path, file: &File, how: Use) -> Result<Option<i64>, LockError> {
     let denied_to_us = how.used().map(|n| UNSHARED + n);
     let denied_by_us = how.unshared().map(|n| USED + n);
     for byte in denied_to_us.chain(denied_by_us) {
         match is_locked_by_others(file, byte) {
             Ok(false) => {}
-            Ok(true) => return Err(in_use(path, how)),
-            Err(error) => return without_locks(path, error),
+            Ok(true) => return Ok(Some(byte)),
+            Err(error) => return without_locks(path, error).map(|()| None),
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Give all locks up.
-pub(super) fn release(path: &Path, file: &File) {
+pub fn release(path: &Path, file: &File) {
     for base in [USED, UNSHARED] {
         if let Err(error) = set(file, libc::F_UNLCK, base, PERMISSIONS) {
             tracing::warn!("{}: cannot be unlocked: {error}", path.display());
@@ -136,19 +153,8 @@ pub(super) fn release(path: &Path, file: &File) {
     }
 }
 
-fn in_use(path: &Path, how: Use) -> DiskError {
-    let mut problem = "is in use by another process, for example QEMU".to_owned();
-    if !how.writes {
-        problem += "; --force-share reads it nevertheless";
-    }
-    DiskError::Unusable {
-        path: path.to_owned(),
-        problem,
-    }
-}
-
 /// Some file systems have no locks; QEMU does without them, too.
-fn without_locks(path: &Path, error: io::Error) -> Result<(), DiskError> {
+fn without_locks(path: &Path, error: io::Error) -> Result<(), LockError> {
     match error.raw_os_error() {
         Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
             tracing::warn!(
@@ -157,11 +163,7 @@ fn without_locks(path: &Path, error: io::Error) -> Result<(), DiskError> {
             );
             Ok(())
         }
-        _ => Err(DiskError::Io {
-            path: path.to_owned(),
-            what: "cannot be locked",
-            source: error,
-        }),
+        _ => Err(LockError::Os(error)),
     }
 }
 
