@@ -1,9 +1,10 @@
 //! Load on a file or block device of this host.
 
-use std::fs::{File, OpenOptions};
+mod open;
+
+use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ pub fn run(
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Report> {
     let load = &options.load;
-    let file = Arc::new(open(target, load)?);
+    let file = Arc::new(open::open(target, load)?);
     let mut end = &*file;
     let size = end.seek(SeekFrom::End(0)).map_err(|e| {
         Error::os(
@@ -37,6 +38,7 @@ pub fn run(
         )
     })?;
     let geometry = Geometry::new(load, size, SECTOR)?;
+    open::refuse_data(&file, target, load, geometry)?;
     let workers = 0..load.queues;
     let outcome = match target.engine {
         Engine::IoUring => {
@@ -67,22 +69,6 @@ pub fn run(
         }
     }?;
     Ok(Report::new(options, &outcome, None))
-}
-
-fn open(target: &FileOptions, load: &Load) -> Result<File> {
-    let direct = if target.buffered { 0 } else { libc::O_DIRECT };
-    OpenOptions::new()
-        .read(true)
-        .write(load.writes())
-        .custom_flags(direct)
-        .open(&target.path)
-        .map_err(|e| match e.raw_os_error() {
-            Some(libc::EINVAL) if !target.buffered => Error::Options(format!(
-                "{} cannot be opened with O_DIRECT; use --buffered",
-                target.path.display()
-            )),
-            _ => Error::os(format!("cannot open {}", target.path.display()), e),
-        })
 }
 
 /// On a file there is nobody to supervise: the kernel answers.

@@ -43,7 +43,7 @@ pub use control::Phase;
 pub use cpu::parse_list as parse_cpu_list;
 pub use error::{Error, Result};
 pub use hist::Summary;
-pub use nbd::{ExportInfo, NbdUri, Replies, info as nbd_info};
+pub use nbd::{ExportInfo, NbdUri, Replies, info as nbd_info, server_pid};
 pub use options::{Engine, File, Load, Nbd, Options, Rw, Target, VhostUser, Wait};
 pub use port::Op;
 pub use report::Report;

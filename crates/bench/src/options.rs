@@ -1,6 +1,8 @@
 //! What to run. Names follow fio where fio has the same notion.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -60,6 +62,10 @@ pub struct Nbd {
 #[derive(Clone, Debug)]
 pub struct File {
     pub path: PathBuf,
+    /// The bytes of an image's file are loaded as they are.
+    pub raw: bool,
+    /// What the file holds may be overwritten.
+    pub overwrite: bool,
     pub engine: Engine,
     /// Through the page cache instead of O_DIRECT.
     pub buffered: bool,
@@ -138,6 +144,8 @@ pub struct Load {
     pub readonly: bool,
     /// Give up when requests are in flight and none completes for this long.
     pub timeout: Duration,
+    /// Set by anybody: ends the run early, with what was measured until then.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// fio's `rw`.
@@ -211,6 +219,7 @@ impl Default for Load {
             continue_on_error: false,
             readonly: false,
             timeout: Duration::from_secs(30),
+            stop: Arc::default(),
         }
     }
 }
@@ -250,6 +259,8 @@ impl File {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         File {
             path: path.into(),
+            raw: false,
+            overwrite: false,
             engine: Engine::IoUring,
             buffered: false,
             fixedbufs: false,

@@ -1,6 +1,7 @@
 //! Starts the workers, watches over them and gathers what they measured.
 
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -249,7 +250,9 @@ impl<'a> Watch<'a> {
     fn advance(&mut self, boss: &dyn Supervisor) -> Duration {
         let elapsed = self.start.elapsed();
         let end = self.load.runtime.map(|t| self.load.ramp + t);
+        let stop = self.load.stop.load(Ordering::Relaxed);
         match self.control.phase() {
+            Phase::Ramp | Phase::Measure if stop => self.enter(Phase::Stop, boss),
             Phase::Ramp if elapsed >= self.load.ramp => self.enter(Phase::Measure, boss),
             Phase::Ramp => return self.load.ramp - elapsed,
             Phase::Measure => match end {

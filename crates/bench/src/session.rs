@@ -13,7 +13,7 @@ use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
     VhostUserProtocolFeatures as Protocol,
 };
-use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::vhost_user::{Error as Broken, Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -117,7 +117,18 @@ impl Session {
         })?;
         let _limit = Deadline::start(&stream, ANSWER)?;
         let mut frontend = Frontend::from_stream(other, 256);
-        let offer = learn(&mut frontend)?;
+        let offer = learn(&mut frontend).map_err(|error| match error {
+            Error::Message {
+                cause:
+                    vhost::Error::VhostUserProtocol(Broken::SocketBroken(_) | Broken::Disconnected),
+                ..
+            } => Error::Gone(
+                "the server hung up at once: another front-end, a virtual machine perhaps, may \
+                 have its disk"
+                    .into(),
+            ),
+            other => other,
+        })?;
         Ok(Session {
             frontend,
             stream,

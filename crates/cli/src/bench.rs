@@ -5,6 +5,8 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::bench_users;
+use crate::breakdown::stop_on_signal;
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args, ValueEnum};
 use fathom_bench::{
@@ -15,6 +17,8 @@ use fathom_daemon::size::parse_size;
 use serde::Serialize;
 
 /// Measure a vhost-user-blk or NBD server, or a file for comparison
+///
+/// Ctrl-C ends it early, and prints what was measured until then.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("target").required(true).args(["path", "vhost_user", "nbd"]))]
 pub struct BenchArgs {
@@ -185,6 +189,16 @@ pub struct BenchArgs {
     )]
     replies: Option<RepliesArg>,
 
+    /// raw: load the bytes of an image's file as they are. The disk in an
+    /// image is loaded through a server
+    #[arg(long, value_name = "FORMAT", value_parser = ["raw"], help_heading = "File")]
+    format: Option<String>,
+
+    /// Write although a file holds data, to a device, or to an NBD export that
+    /// has other users
+    #[arg(long)]
+    overwrite: bool,
+
     /// How to reach the file
     #[arg(
         long,
@@ -296,6 +310,7 @@ impl BenchArgs {
             continue_on_error: self.continue_on_error,
             readonly: self.readonly,
             timeout: self.timeout,
+            ..Load::default()
         })
     }
 
@@ -339,6 +354,8 @@ impl BenchArgs {
                 fixedbufs: self.fixedbufs,
                 registerfiles: self.registerfiles,
                 wait,
+                raw: self.format.is_some(),
+                overwrite: self.overwrite,
                 ..File::new(path)
             })),
             (None, None, None) => bail!("give a PATH, --vhost-user SOCKET or --nbd URI"),
@@ -346,9 +363,10 @@ impl BenchArgs {
     }
 }
 
-/// Runs the load and prints the result on stdout.
+/// Runs the load and prints the result on stdout; when a signal ends it early,
+/// that of what was measured until then.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let options = Options {
+    let mut options = Options {
         target: args.target()?,
         load: args.load()?,
     };
@@ -359,6 +377,13 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             Target::File(_) => bail!("--info needs --vhost-user or --nbd"),
         };
     }
+    if let Target::Nbd(server) = &options.target
+        && options.load.writes()
+        && !args.overwrite
+    {
+        bench_users::refuse(server)?;
+    }
+    options.load.stop = stop_on_signal()?;
     let mut line = ProgressLine::new();
     let result = fathom_bench::run(&options, &mut |p| line.show(p));
     line.clear();

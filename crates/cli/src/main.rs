@@ -2,6 +2,7 @@
 
 mod aio;
 mod bench;
+mod bench_users;
 mod breakdown;
 mod filters;
 mod guest;

@@ -126,6 +126,11 @@ fn peer_pid(socket: &OwnedFd, server: &Nbd) -> Option<u32> {
     Some(peer.pid.as_raw_nonzero().get() as u32)
 }
 
+/// The process that listens at a Unix socket.
+pub fn server_pid(server: &Nbd) -> Option<u32> {
+    peer_pid(&dial(&server.uri).ok()?, server)
+}
+
 /// Refuses a load that the export cannot have.
 fn check(load: &Load, export: &Export) -> Result<()> {
     let refused = |feature, hint| Err(Error::Refused { feature, hint });

@@ -15,6 +15,7 @@ mod formats;
 mod kinds;
 mod memory;
 mod nbd;
+mod sharing;
 #[path = "../support/mod.rs"]
 mod support;
 mod surprises;
