@@ -5,9 +5,9 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_daemon::{
-    Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, ExportOptions, Format, Injection,
-    NbdOptions, Outcome, Polling, ServeOptions, SocketSpec, Spec, StopTimeout, Timeout, TlsMode,
-    TlsOptions, find_filter, parse_format, read_config,
+    Access, Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, ExportOptions, Format,
+    Injection, NbdOptions, Outcome, Polling, ServeOptions, SocketSpec, Spec, StopTimeout, Timeout,
+    TlsMode, TlsOptions, find_filter, parse_format, parse_group, parse_mode, read_config,
 };
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,9 +15,11 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 34] = [
+const ONE_DISK: [&str; 36] = [
     "disk",
     "vhost_user",
+    "socket_mode",
+    "socket_group",
     "nbd",
     "export_name",
     "export_description",
@@ -79,6 +81,15 @@ pub struct ServeArgs {
     /// fd:N for a listening socket that is inherited, or systemd; repeatable
     #[arg(long, value_name = "ADDRESS", value_parser = address_parser())]
     nbd: Vec<Address>,
+
+    /// Permissions of the Unix sockets that are made, such as 660: who may
+    /// write may connect [default: 660 less the umask; with --socket-group 660]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    socket_mode: Option<u32>,
+
+    /// Group of the Unix sockets that are made
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    socket_group: Option<u32>,
 
     /// The disk's name for NBD clients, who get it without a name, too
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true,
@@ -213,7 +224,8 @@ pub struct ServeArgs {
     inject: Option<Injection>,
 
     /// Socket for `fathom stats` and the like [default:
-    /// $XDG_RUNTIME_DIR/fathom/PID.sock, for root /run/fathom/PID.sock]
+    /// $XDG_RUNTIME_DIR/fathom/control/PID.sock, for root
+    /// /run/fathom/control/PID.sock]
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
 
@@ -288,11 +300,23 @@ impl ServeArgs {
             None if self.nbd.is_empty() => Some(SocketSpec::Activated),
             socket => socket,
         };
+        let access = Access {
+            mode: self.socket_mode,
+            group: self.socket_group,
+        };
+        let is_path = matches!(vhost_user, Some(SocketSpec::Path(_)));
+        let is_unix = |address: &Address| matches!(address, Address::Unix(_));
+        let has_unix = self.nbd.iter().any(is_unix);
+        let where_made = |made: bool| match made || !is_path && !has_unix {
+            true => access,
+            false => Access::default(),
+        };
         let export = ExportOptions {
             name: self.export_name,
             description: self.export_description,
         };
         let disk = DiskOptions {
+            access: where_made(is_path),
             vhost_user,
             nbd: (!self.nbd.is_empty()).then_some(export),
             format: self.format,
@@ -319,6 +343,7 @@ impl ServeArgs {
             ..DiskOptions::new(disk)
         };
         let nbd = NbdOptions {
+            access: where_made(has_unix),
             listen: self.nbd,
             tls,
             max_connections: self.nbd_connections.map(|n| n as usize),

@@ -1,12 +1,14 @@
 //! The file that `fathom serve --config` reads: TOML, with the names of the
 //! command line's options.
 
+use crate::access::{parse_group, parse_mode};
 use crate::daemon::Error;
 use crate::options::{
     CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
     StopTimeout, Timeout, TlsOptions, parse_format,
 };
 use crate::size::parse_size;
+use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_filters::{Spec, find};
 use serde::{Deserialize, Deserializer, de};
@@ -39,6 +41,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
     if let Some(table) = file.nbd {
         let line = line_of(text, table.span());
         let options = table.into_inner().into_options();
+        let options = options.and_then(|nbd| nbd.validate().map(|()| nbd));
         nbd = Some(options.map_err(|problem| format!("{line}: [nbd]: {problem}"))?);
     }
     if file.disks.is_empty() {
@@ -89,6 +92,10 @@ struct File {
 struct Nbd {
     #[serde(deserialize_with = "addresses")]
     listen: Vec<Address>,
+    #[serde(default, deserialize_with = "mode")]
+    socket_mode: Option<u32>,
+    #[serde(default, deserialize_with = "group")]
+    socket_group: Option<u32>,
     tls: Option<Tls>,
     tls_certificates: Option<PathBuf>,
     #[serde(default)]
@@ -137,6 +144,10 @@ impl Nbd {
         };
         Ok(NbdOptions {
             listen: self.listen,
+            access: Access {
+                mode: self.socket_mode,
+                group: self.socket_group,
+            },
             tls,
             max_connections: self.connections.map(usize::from),
             max_per_peer: self.connections_per_client.map(usize::from),
@@ -155,6 +166,10 @@ struct Disk {
     image: DiskSpec,
     #[serde(default, deserialize_with = "socket")]
     vhost_user: Option<SocketSpec>,
+    #[serde(default, deserialize_with = "mode")]
+    socket_mode: Option<u32>,
+    #[serde(default, deserialize_with = "group")]
+    socket_group: Option<u32>,
     /// Absent: yes, if there is `[nbd]`.
     nbd: Option<bool>,
     /// Absent: the disk's name.
@@ -218,6 +233,10 @@ impl Disk {
         Ok(DiskOptions {
             name: self.name,
             vhost_user: self.vhost_user,
+            access: Access {
+                mode: self.socket_mode,
+                group: self.socket_group,
+            },
             nbd: export.filter(|_| has_nbd),
             format: self.format,
             offset: self.offset,
@@ -296,6 +315,14 @@ fn socket<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketSpec>, D::E
     string(from, |text| SocketSpec::parse(OsStr::new(text)).map(Some))
 }
 
+fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    string(from, |text| parse_mode(text).map(Some))
+}
+
+fn group<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    string(from, |text| parse_group(text).map(Some))
+}
+
 fn format<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<fathom_formats::img::Format>, D::Error> {
@@ -354,6 +381,7 @@ mod tests {
             stop-timeout = "90s"
             [nbd]
             listen = ["unix:/run/nbd", "tcp:[::1]:10809"]
+            socket-group = "root"
             tls = "on"
             tls-certificates = "/etc/pki"
             tls-verify-peer = true
@@ -364,6 +392,7 @@ mod tests {
             name = "root"
             image = "/srv/root.qcow2"
             vhost-user = "/run/root"
+            socket-mode = "666"
             export-name = ""
             export-description = "of the first machine"
             format = "qcow2"
@@ -402,6 +431,8 @@ mod tests {
         let [root, part] = &options.disks[..] else {
             panic!("two disks");
         };
+        assert_eq!((root.access.mode, root.access.group), (Some(0o666), None));
+        assert_eq!((nbd.access.mode, nbd.access.group), (None, Some(0)));
         let export = root.nbd.as_ref().unwrap();
         assert_eq!(
             (&*export.name, &*export.description),
@@ -465,6 +496,9 @@ mod tests {
             ("x = \n".into(), ":1: "),
             ("[[disk]]\nname = 'a'\nimage = 'x'\n".into(), "--vhost-user"),
             (nbd(""), ":1: missing field `listen`"),
+            (with("socket-mode = '8'"), ":5: '8' is not a mode"),
+            (with("socket-group = 'no such'"), ":5: there is no group"),
+            (nbd("listen = ['fd:3']\nsocket-mode = '660'"), ": [nbd]: "),
             (nbd("listen = []"), ":1: [nbd]: listen"),
             (nbd("listen = ['/run/x']"), ":2: '/run/x' is not unix:PATH"),
             (nbd("listen = ['fd:3']\ntls = 'maybe'"), ":3: "),

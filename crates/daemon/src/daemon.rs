@@ -104,11 +104,17 @@ impl Daemon {
         limits::raise();
         let front_ends = options.disks.iter().map(|disk| {
             let socket = disk.vhost_user.as_ref();
-            socket.map(socket::listen_for_front_ends).transpose()
+            let listen = |spec| socket::listen_for_front_ends(spec, disk.access);
+            socket.map(listen).transpose()
         });
         let front_ends = front_ends.collect::<Result<Vec<_>, _>>()?;
         let addresses = options.nbd.iter().flat_map(|nbd| &nbd.listen);
-        let clients = socket::listen_for_nbd(addresses)?;
+        let access = options
+            .nbd
+            .as_ref()
+            .map(|nbd| nbd.access)
+            .unwrap_or_default();
+        let clients = socket::listen_for_nbd(addresses, access)?;
         let signals = LeftToThisThread::new();
         let disks = options.disks.into_iter().zip(front_ends);
         let filters = Filters::default();

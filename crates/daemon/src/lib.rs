@@ -1,6 +1,7 @@
 //! From options to a running stack: the disks of one daemon with their workers,
 //! exports and traces, its NBD server and its control socket.
 
+mod access;
 mod assemble;
 mod config;
 mod confined;
@@ -15,6 +16,7 @@ mod magic;
 mod nbd;
 mod options;
 mod repeats;
+mod runtime;
 mod served;
 mod serving;
 mod shared_disk;
@@ -22,10 +24,12 @@ mod signals;
 mod socket;
 mod tracer;
 
+pub use access::{parse_group, parse_mode};
 pub use config::read_config;
 pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use daemon::{Daemon, Ended, Error, Outcome};
 pub use fathom_core::{Polling, size};
+pub use fathom_exports::Access;
 pub use fathom_exports::nbd::{Address, TlsMode};
 pub use fathom_filters::{About, FILTERS, Spec, find as find_filter};
 pub use fathom_formats::img::Format;

@@ -4,6 +4,7 @@ use crate::inject::Injection;
 use crate::magic;
 use crate::size::parse_size;
 use fathom_core::{Polling, parse_duration};
+use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_filters::Spec;
 use fathom_formats::image::DEFAULT_METADATA_CACHE;
@@ -76,6 +77,9 @@ impl ServeOptions {
     /// Refuses what does not go together.
     pub(crate) fn validate(&self) -> Result<(), String> {
         let several = self.disks.len() > 1;
+        if let Some(nbd) = &self.nbd {
+            nbd.validate()?;
+        }
         for (i, disk) in self.disks.iter().enumerate() {
             if self.disks[..i].iter().any(|other| other.name == disk.name) {
                 return Err(format!("two disks have the name '{}'", disk.name));
@@ -95,6 +99,8 @@ impl ServeOptions {
 pub struct NbdOptions {
     /// At least one.
     pub listen: Vec<Address>,
+    /// Of Unix sockets that are made here.
+    pub access: Access,
     pub tls: Option<TlsOptions>,
     /// Connections at once, at least 1; None: as many as
     /// [`fathom_exports::nbd::Options`] has.
@@ -103,6 +109,14 @@ pub struct NbdOptions {
     pub max_per_peer: Option<usize>,
     /// A connection without a request for so long is ended; None: never.
     pub idle_timeout: Option<Duration>,
+}
+
+impl NbdOptions {
+    /// Refuses what does not go together.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let is_unix = |address: &Address| matches!(address, Address::Unix(_));
+        check_access(self.access, self.listen.iter().any(is_unix))
+    }
 }
 
 /// TLS, with files as nbdkit and QEMU have them in one directory:
@@ -143,6 +157,8 @@ pub struct DiskOptions {
     pub disk: DiskSpec,
     /// None: no virtual machine.
     pub vhost_user: Option<SocketSpec>,
+    /// Of that socket, if it is made here.
+    pub access: Access,
     /// None: not by NBD.
     pub nbd: Option<ExportOptions>,
     /// None: raw, unless the image looks like something else.
@@ -194,6 +210,7 @@ impl DiskOptions {
             name: disk.to_string(),
             disk,
             vhost_user: None,
+            access: Access::default(),
             nbd: None,
             format: None,
             offset: None,
@@ -224,6 +241,8 @@ impl DiskOptions {
         if self.vhost_user.is_none() && !(has_nbd && self.nbd.is_some()) {
             return Err("nobody could connect to it: it needs --vhost-user or --nbd".into());
         }
+        let is_path = matches!(self.vhost_user, Some(SocketSpec::Path(_)));
+        check_access(self.access, is_path)?;
         if self.server_timeout.is_some() && !matches!(self.disk, DiskSpec::Nbd(_)) {
             return Err("--server-timeout is for disks of NBD servers (nbd://...)".into());
         }
@@ -272,6 +291,16 @@ impl DiskOptions {
     /// See [`DiskOptions::metadata_cache`].
     pub(crate) fn metadata_cache(&self) -> u64 {
         self.metadata_cache.unwrap_or(DEFAULT_METADATA_CACHE)
+    }
+}
+
+/// Inherited sockets are who made them's, and others have no permissions.
+fn check_access(access: Access, is_made_here: bool) -> Result<(), String> {
+    match access == Access::default() || is_made_here {
+        true => Ok(()),
+        false => {
+            Err("--socket-mode and --socket-group are for Unix sockets given by a path".into())
+        }
     }
 }
 

@@ -2,20 +2,25 @@
 
 use crate::daemon::Error;
 use crate::options::SocketSpec;
-use fathom_exports::Listener;
+use crate::runtime;
 use fathom_exports::nbd::{Address, listen_at};
+use fathom_exports::{Access, Listener};
 use listenfd::ListenFd;
 use rustix::fs::FileType;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
 
 /// Listen where `spec` says. Call it before there are threads: sockets from
 /// a service manager are found by environment variables, which are then
 /// removed.
-pub fn listen_for_front_ends(spec: &SocketSpec) -> Result<Listener, Error> {
+pub fn listen_for_front_ends(spec: &SocketSpec, access: Access) -> Result<Listener, Error> {
     match spec {
-        SocketSpec::Path(path) => Ok(Listener::bind(path, None)?),
+        SocketSpec::Path(path) => {
+            make_parent_of(path)?;
+            Ok(Listener::bind(path, access)?)
+        }
         SocketSpec::Fd(fd) => inherited(*fd, VHOST_USER),
         SocketSpec::Activated => {
             let mut sockets = activated(VHOST_USER)?;
@@ -33,16 +38,26 @@ pub fn listen_for_front_ends(spec: &SocketSpec) -> Result<Listener, Error> {
 /// Listen at all of `addresses`; the same holds.
 pub fn listen_for_nbd<'a>(
     addresses: impl Iterator<Item = &'a Address>,
+    access: Access,
 ) -> Result<Vec<Listener>, Error> {
     let mut listeners = Vec::new();
     for address in addresses {
         match address {
             Address::Fd(fd) => listeners.push(inherited(*fd, NBD)?),
             Address::Activated => listeners.extend(activated(NBD)?),
-            address => listeners.extend(listen_at(address)?),
+            address => {
+                if let Address::Unix(path) = address {
+                    make_parent_of(path)?;
+                }
+                listeners.extend(listen_at(address, access)?);
+            }
         }
     }
     Ok(listeners)
+}
+
+fn make_parent_of(socket: &Path) -> Result<(), Error> {
+    runtime::make_parent_of(socket).map_err(Error::io("the sockets' directory cannot be made"))
 }
 
 /// What an inherited socket is for.
@@ -136,8 +151,8 @@ mod tests {
 
     #[test]
     fn an_inherited_socket_is_checked() {
-        let listen = |fd: i32| listen_for_front_ends(&SocketSpec::Fd(fd));
-        let nbd = |fd: i32| listen_for_nbd([Address::Fd(fd)].iter());
+        let listen = |fd: i32| listen_for_front_ends(&SocketSpec::Fd(fd), Access::default());
+        let nbd = |fd: i32| listen_for_nbd([Address::Fd(fd)].iter(), Access::default());
         let dir = tempfile::tempdir().unwrap();
         let good = UnixListener::bind(dir.path().join("s")).unwrap();
         assert!(listen(good.as_raw_fd()).is_ok());

@@ -5,6 +5,6 @@ pub mod nbd;
 mod signal;
 pub mod vhost_user;
 
-pub use listen::{ListenError, Listener};
+pub use listen::{Access, ListenError, Listener};
 pub use nbd::NbdServer;
 pub use vhost_user::VhostUser;

@@ -9,7 +9,7 @@ use rustix::net::{
 use std::fs::{Permissions, symlink_metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
 /// Connections that may wait to be accepted (or refused): as many as the
@@ -22,6 +22,30 @@ pub(crate) const BACKLOG: i32 = i32::MAX;
 /// the owner has it, with 002 the group does.
 const DEFAULT_MODE: u32 = 0o660;
 
+/// With a group and no mode, the group may connect whatever the umask.
+const GROUP_MODE: u32 = 0o660;
+
+/// Who may connect to a socket in the file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Permissions, whatever the umask.
+    pub mode: Option<u32>,
+    /// The group that it belongs to, by number.
+    pub group: Option<u32>,
+}
+
+impl Access {
+    /// Nobody but the owner.
+    pub const PRIVATE: Access = Access {
+        mode: Some(0o600),
+        group: None,
+    };
+
+    fn mode(self) -> Option<u32> {
+        self.mode.or(self.group.map(|_| GROUP_MODE))
+    }
+}
+
 /// Why there is no listening socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -29,6 +53,8 @@ pub enum ListenError {
     InUse(PathBuf),
     #[error("{}: exists and is not a socket; remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
+    #[error("{}: its directory does not exist: make it, or choose another path", .0.display())]
+    NoDirectory(PathBuf),
     #[error("{}: longer than a socket's path can be (107 bytes)", .0.display())]
     TooLong(PathBuf),
     #[error("{}: {what}: {source}", path.display())]
@@ -57,9 +83,9 @@ pub struct Listener {
 
 impl Listener {
     /// Listen at `path`. A socket that nobody listens at any more is
-    /// replaced. `mode` sets the permissions whatever the umask; without it
-    /// they are 0660 less the umask.
-    pub fn bind(path: &Path, mode: Option<u32>) -> Result<Listener, ListenError> {
+    /// replaced. Without a mode and a group its permissions are 0660 less the
+    /// umask.
+    pub fn bind(path: &Path, access: Access) -> Result<Listener, ListenError> {
         let failed = |what| {
             let path = path.to_owned();
             move |source: Errno| ListenError::Io {
@@ -71,11 +97,15 @@ impl Listener {
         let addr = SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong(path.to_owned()))?;
         remove_stale(path, &addr)?;
         let socket = stream_socket().map_err(failed("cannot create a socket"))?;
+        let mode = access.mode();
         // bind(2) takes the new file's permissions from the socket, so that
         // at no time others can connect.
         fchmod(&socket, Mode::from_raw_mode(mode.unwrap_or(DEFAULT_MODE)))
             .map_err(failed("cannot set the socket's permissions"))?;
-        bind(&socket, &addr).map_err(failed("cannot bind a socket"))?;
+        bind(&socket, &addr).map_err(|error| match error {
+            Errno::NOENT => ListenError::NoDirectory(path.to_owned()),
+            other => failed("cannot bind a socket")(other),
+        })?;
         let io_failed = |what| {
             let path = path.to_owned();
             move |source| ListenError::Io { path, what, source }
@@ -85,6 +115,11 @@ impl Listener {
             socket,
             bound: Some((path.to_owned(), meta.dev(), meta.ino())),
         };
+        // Nobody can connect before it listens.
+        if let Some(group) = access.group {
+            lchown(path, None, Some(group))
+                .map_err(io_failed("cannot give the socket to its group"))?;
+        }
         if let Some(mode) = mode {
             std::fs::set_permissions(path, Permissions::from_mode(mode))
                 .map_err(io_failed("cannot set the socket's permissions"))?;
@@ -174,12 +209,16 @@ mod tests {
     fn a_socket_is_made_with_its_mode_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let listener = Listener::bind(&path, Some(0o666)).unwrap();
+        let open_to_all = Access {
+            mode: Some(0o666),
+            group: None,
+        };
+        let listener = Listener::bind(&path, open_to_all).unwrap();
         assert_eq!(symlink_metadata(&path).unwrap().mode() & 0o777, 0o666);
         UnixStream::connect(&path).unwrap();
         drop(listener);
         assert!(symlink_metadata(&path).is_err());
-        let _default = Listener::bind(&path, None).unwrap();
+        let _default = Listener::bind(&path, Access::default()).unwrap();
         assert_eq!(symlink_metadata(&path).unwrap().mode() & 0o117, 0);
     }
 
@@ -188,12 +227,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
-        let live = Listener::bind(&path, None).unwrap();
-        let error = Listener::bind(&path, None).unwrap_err();
+        let live = Listener::bind(&path, Access::default()).unwrap();
+        let error = Listener::bind(&path, Access::default()).unwrap_err();
         assert!(matches!(error, ListenError::InUse(_)), "{error}");
         drop(live);
         std::fs::write(&path, "precious").unwrap();
-        let error = Listener::bind(&path, None).unwrap_err();
+        let error = Listener::bind(&path, Access::default()).unwrap_err();
         assert!(matches!(error, ListenError::NotASocket(_)), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     }
@@ -202,10 +241,10 @@ mod tests {
     fn what_another_listener_has_bound_meanwhile_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let old = Listener::bind(&path, None).unwrap();
+        let old = Listener::bind(&path, Access::default()).unwrap();
         // Keep the inode's number from being reused.
         std::fs::rename(&path, dir.path().join("old")).unwrap();
-        let _new = Listener::bind(&path, None).unwrap();
+        let _new = Listener::bind(&path, Access::default()).unwrap();
         drop(old);
         UnixStream::connect(&path).unwrap();
     }
@@ -213,7 +252,7 @@ mod tests {
     #[test]
     fn a_path_that_is_too_long_is_an_error() {
         let long = PathBuf::from("x".repeat(109));
-        let error = Listener::bind(&long, None).unwrap_err();
+        let error = Listener::bind(&long, Access::default()).unwrap_err();
         assert!(matches!(error, ListenError::TooLong(_)), "{error}");
     }
 }

@@ -28,7 +28,7 @@ const THIS_TEST: &str = "nothing_is_lost_or_done_twice_by_kill_9";
 /// The process that is killed: a disk whose requests take a while and end in
 /// another order than they began in (else the used index would tell all).
 fn serve(socket: PathBuf) {
-    let listener = Listener::bind(&socket, None).unwrap();
+    let listener = Listener::bind(&socket, Default::default()).unwrap();
     let disk = TestDisk::new();
     disk.out_of_order.store(true, SeqCst);
     let options = Options {

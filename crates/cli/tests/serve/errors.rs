@@ -366,13 +366,13 @@ fn sockets_and_traces_that_cannot_be_made_are_told_in_one_line() {
         "/nonexistent/s",
         &path("c"),
         &[],
-        &["/nonexistent/s", "No such file"],
+        &["/nonexistent/s", "its directory does not exist"],
     );
     serve(
         &path("s"),
         "/nonexistent/c",
         &[],
-        &["/nonexistent/c", "No such file"],
+        &["/nonexistent/c", "its directory does not exist"],
     );
     serve(&path(&long), &path("c"), &[], &["longer than"]);
     serve("fd:77", &path("c"), &[], &["file descriptor 77"]);

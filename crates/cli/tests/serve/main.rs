@@ -16,6 +16,7 @@ mod kinds;
 mod memory;
 mod nbd;
 mod sharing;
+mod sockets;
 #[path = "../support/mod.rs"]
 mod support;
 mod surprises;

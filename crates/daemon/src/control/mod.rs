@@ -9,6 +9,7 @@ pub use client::{Client, ClientError};
 pub use protocol::{Ask, ConnectionInfo, FilterInfo, FrontEnd, Info, NbdInfo, Request, WorkerInfo};
 pub(crate) use server::Server;
 
+use crate::runtime;
 use rustix::process::geteuid;
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, symlink_metadata};
@@ -18,15 +19,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// Where the daemon with this process id listens unless it was told
-/// otherwise: /run/fathom/PID.sock for root, else
-/// $XDG_RUNTIME_DIR/fathom/PID.sock. None where there is no such directory.
+/// otherwise: /run/fathom/control/PID.sock for root, else
+/// $XDG_RUNTIME_DIR/fathom/control/PID.sock. None where there is no such
+/// directory.
 pub fn default_path(pid: u32) -> Option<PathBuf> {
-    let run = if geteuid().is_root() {
-        PathBuf::from("/run")
-    } else {
-        PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty())?)
-    };
-    Some(run.join("fathom").join(format!("{pid}.sock")))
+    Some(runtime::dir()?.join("control").join(format!("{pid}.sock")))
 }
 
 /// The control socket that a user means by a process id or a path.

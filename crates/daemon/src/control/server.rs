@@ -3,7 +3,8 @@
 
 use super::{Ask, make_private_dir, remove_stale};
 use crate::daemon::Error;
-use fathom_exports::Listener;
+use crate::runtime;
+use fathom_exports::{Access, Listener};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -36,7 +37,7 @@ impl Server {
     /// Listen at `path`, for the same user only.
     pub fn bind(path: &Path) -> Result<Server, Error> {
         Ok(Server {
-            listener: Listener::bind(path, Some(0o600))?,
+            listener: Listener::bind(path, Access::PRIVATE)?,
             clients: Vec::new(),
             accept_again: None,
         })
@@ -45,10 +46,12 @@ impl Server {
     /// Listen at a default path, whose directory is made if need be.
     pub fn bind_default(path: &Path) -> Result<Server, Error> {
         if let Some(dir) = path.parent() {
-            make_private_dir(dir).map_err(|source| Error::Control {
+            let failed = |source| Error::Control {
                 path: dir.to_owned(),
                 source,
-            })?;
+            };
+            runtime::make_parent_of(dir).map_err(failed)?;
+            make_private_dir(dir).map_err(failed)?;
             remove_stale(dir);
         }
         Server::bind(path)

@@ -1,6 +1,6 @@
 //! Where NBD clients connect: addresses, and listening at them.
 
-use crate::listen::{BACKLOG, ListenError, Listener};
+use crate::listen::{Access, BACKLOG, ListenError, Listener};
 use fathom_nbd::uri::PORT;
 use fathom_nbd::vsock::{ANY_CID, VsockAddr};
 use rustix::io::Errno;
@@ -154,10 +154,11 @@ impl fmt::Display for Address {
 }
 
 /// Listen at an address that is made here; a host's name may stand for
-/// several. Inherited sockets are the caller's to find.
-pub fn listen_at(address: &Address) -> Result<Vec<Listener>, ListenError> {
+/// several. Inherited sockets are the caller's to find. `access` is for Unix
+/// sockets.
+pub fn listen_at(address: &Address, access: Access) -> Result<Vec<Listener>, ListenError> {
     match address {
-        Address::Unix(path) => Ok(vec![Listener::bind(path, None)?]),
+        Address::Unix(path) => Ok(vec![Listener::bind(path, access)?]),
         Address::Tcp { host, port } => listen_tcp(address, host, *port),
         Address::Vsock { cid, port } => {
             let addr = VsockAddr::new(*cid, *port);
@@ -338,14 +339,16 @@ mod tests {
     #[test]
     fn a_tcp_port_is_listened_at() {
         for host in ["127.0.0.1", "localhost", ""] {
-            let listeners = listen_at(&tcp(host, 0).unwrap()).unwrap();
+            let listeners = listen_at(&tcp(host, 0).unwrap(), Access::default()).unwrap();
             assert!(!listeners.is_empty());
             for listener in &listeners {
                 let name = local_name(listener).unwrap();
                 let addr = name.strip_prefix("tcp:").unwrap();
                 TcpStream::connect(addr).unwrap();
                 let again = parse(&name).unwrap();
-                let error = listen_at(&again).unwrap_err().to_string();
+                let error = listen_at(&again, Access::default())
+                    .unwrap_err()
+                    .to_string();
                 assert!(error.contains("in use"), "{error}");
             }
         }
@@ -353,7 +356,7 @@ mod tests {
 
     #[test]
     fn all_addresses_of_the_machine_means_both_kinds() {
-        let listener = &listen_at(&tcp("", 0).unwrap()).unwrap()[0];
+        let listener = &listen_at(&tcp("", 0).unwrap(), Access::default()).unwrap()[0];
         let name = local_name(listener).unwrap();
         let port: u16 = name.rsplit_once(':').unwrap().1.parse().unwrap();
         TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -361,7 +364,8 @@ mod tests {
 
     #[test]
     fn a_host_that_does_not_exist_is_an_error() {
-        let error = listen_at(&tcp("no-such-host.invalid", 7).unwrap()).unwrap_err();
+        let error =
+            listen_at(&tcp("no-such-host.invalid", 7).unwrap(), Access::default()).unwrap_err();
         assert!(
             error.to_string().contains("no-such-host.invalid"),
             "{error}"

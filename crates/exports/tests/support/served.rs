@@ -56,7 +56,7 @@ impl Served {
 
     fn at(dir: tempfile::TempDir, options: Options) -> Served {
         let path = dir.path().join("vhost.sock");
-        let listener = Listener::bind(&path, None).unwrap();
+        let listener = Listener::bind(&path, Default::default()).unwrap();
         let disk = TestDisk::new();
         let options = Options {
             serial: "test".into(),

@@ -1,0 +1,144 @@
+//! Sockets that others may use: whose directory is made, and whose mode and group are said.
+
+use crate::support::{as_arg, refused, short_dir};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+/// What a server and its clients do in a fresh /run of their own.
+const SCRIPT: &str = r#"
+set -e
+mount -t tmpfs none /run
+umask 077
+"$FATHOM" serve "$@" >/run/log 2>&1 &
+server=$!
+trap 'kill $server; cat /run/log >&2' EXIT
+for i in $(seq 600); do
+    grep -q ' serving ' /run/log && break
+    kill -0 $server
+    sleep 0.1
+done
+stat -c '%n %a %g' /run/fathom /run/fathom/*.sock /run/fathom/control
+connect() {
+    for socket in /run/fathom/disk.sock /run/fathom/nbd.sock /run/fathom/control/$server.sock; do
+        setpriv --reuid 64001 --regid $1 --clear-groups /usr/bin/python3 -c '
+import socket, sys
+try:
+    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+    print(sys.argv[2], "connects")
+except PermissionError:
+    print(sys.argv[2], "is denied")
+' $socket $1
+    done
+}
+connect 64002
+connect 64003
+"#;
+
+/// Needs root, as the tests of full file systems do.
+fn in_a_fresh_run(args: &[&str]) -> Vec<String> {
+    let output = Command::new("unshare")
+        .args(["-m", "bash", "-c", SCRIPT, "bash"])
+        .args(args)
+        .env("FATHOM", env!("CARGO_BIN_EXE_fathom"))
+        .env_remove("FATHOM_LOG")
+        .stdin(Stdio::null())
+        .output()
+        .expect("unshare is part of util-linux");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    said.lines().map(str::to_owned).collect()
+}
+
+const SOCKETS: [&str; 5] = [
+    "memory:1M",
+    "--vhost-user",
+    "/run/fathom/disk.sock",
+    "--nbd",
+    "unix:/run/fathom/nbd.sock",
+];
+
+#[test]
+fn a_virtual_machine_of_another_user_gets_in_by_its_group() {
+    let group = ["--socket-group", "64002"];
+    assert_eq!(
+        in_a_fresh_run(&[&SOCKETS[..], &group].concat()),
+        [
+            "/run/fathom 755 0",
+            "/run/fathom/disk.sock 660 64002",
+            "/run/fathom/nbd.sock 660 64002",
+            "/run/fathom/control 700 0",
+            "64002 connects",
+            "64002 connects",
+            "64002 is denied",
+            "64003 is denied",
+            "64003 is denied",
+            "64003 is denied",
+        ]
+    );
+}
+
+#[test]
+fn a_configuration_says_it_for_each_socket() {
+    let dir = short_dir();
+    let file = dir.path().join("disks.toml");
+    let text = r#"
+        [nbd]
+        listen = ["unix:/run/fathom/nbd.sock"]
+        socket-mode = "600"
+        [[disk]]
+        name = "disk"
+        image = "memory:1M"
+        vhost-user = "/run/fathom/disk.sock"
+        socket-mode = "606"
+    "#;
+    std::fs::write(&file, text).unwrap();
+    let said = in_a_fresh_run(&["--config", &as_arg(&file)]);
+    assert_eq!(said[1], "/run/fathom/disk.sock 606 0");
+    assert_eq!(said[2], "/run/fathom/nbd.sock 600 0");
+    assert_eq!(said[4..6], ["64002 connects", "64002 is denied"]);
+}
+
+/// Another directory that is not there is more likely misspelt.
+#[test]
+fn other_directories_are_not_made() {
+    let dir = short_dir();
+    let socket = dir.path().join("not-made/s");
+    let words = ["not-made/s", "directory", "make it"];
+    refused(
+        1,
+        &["serve", "null:1M", "--vhost-user", &as_arg(&socket)],
+        &words,
+    );
+    let nbd = format!("unix:{}", as_arg(&socket));
+    refused(1, &["serve", "null:1M", "--nbd", &nbd], &words);
+    assert!(!dir.path().join("not-made").exists());
+}
+
+#[test]
+fn modes_and_groups_are_checked() {
+    let dir = short_dir();
+    let socket = as_arg(&dir.path().join("s"));
+    let serve = |args: &[&str], status, words: &[&str]| {
+        refused(status, &[&["serve", "null:1M"], args].concat(), words);
+    };
+    for (option, value, word) in [
+        ("--socket-mode", "rw", "660"),
+        ("--socket-mode", "1777", "660"),
+        ("--socket-group", "no-such-group", "no group"),
+    ] {
+        serve(
+            &["--vhost-user", &socket, option, value],
+            2,
+            &[option, word],
+        );
+    }
+    let of_none = ["--nbd", "tcp:127.0.0.1:0", "--socket-mode", "660"];
+    serve(&of_none, 1, &["--socket-mode", "Unix sockets"]);
+    // A group may be named.
+    let mode = ["--socket-mode", "640", "--socket-group", "daemon"];
+    let mut served = crate::support::Served::start("null:1M", &mode);
+    let metadata = std::fs::metadata(served.path("s")).unwrap();
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o640);
+    assert_eq!(served.terminate().0, Some(0));
+}
