@@ -23,6 +23,8 @@ pub struct Cx {
     pub(crate) alarm: u64,
     /// Whether new requests are popped.
     pub(crate) admits: bool,
+    /// Requests that sources have answered with an error by themselves.
+    pub refused: u64,
     /// The channel wants to see requests once more when they are answered.
     pub(crate) watched: bool,
     /// Sources that are leaving.
@@ -43,6 +45,7 @@ impl Cx {
             children: 0,
             alarm: u64::MAX,
             admits: true,
+            refused: 0,
             watched: false,
             leaving: Vec::new(),
         }

@@ -129,8 +129,13 @@ pub struct Counter(AtomicU64);
 impl Counter {
     #[inline]
     pub(crate) fn increment(&self) {
+        self.add(1);
+    }
+
+    #[inline]
+    pub(crate) fn add(&self, n: u64) {
         let count = self.0.load(Ordering::Relaxed);
-        self.0.store(count + 1, Ordering::Relaxed);
+        self.0.store(count + n, Ordering::Relaxed);
     }
 
     pub fn get(&self) -> u64 {
@@ -145,6 +150,8 @@ pub struct Counters {
     pub notifications: Counter,
     /// Times that it went to sleep.
     pub sleeps: Counter,
+    /// Requests that sources have answered with an error by themselves.
+    pub refused: Counter,
 }
 
 /// How to run a worker.

@@ -183,6 +183,10 @@ impl Worker {
                 slot.dirty = true; // by what it answered before
             }
         }
+        if self.cx.refused > 0 {
+            let refused = std::mem::take(&mut self.cx.refused);
+            self.counters.refused.add(refused);
+        }
         slot.in_flight += self.batch.len() - first;
         for &id in &self.batch[first..] {
             let request = &mut self.cx.slab[id];
@@ -336,6 +340,9 @@ impl Worker {
             probe!(fathom, finish, id.0, request.error);
             if self.cx.watched {
                 self.channel.answered(request);
+            }
+            if request.error != 0 {
+                self.recorder.failed(request.op);
             }
             self.recorder.record(request.op, &request.stamps);
             if let Some(trace) = &mut self.trace {

@@ -164,8 +164,12 @@ impl Served {
     }
 
     pub fn summary(&self) -> Summary {
-        let workers = self.stack.workers.iter();
-        Summary::of(workers.map(WorkerHandle::histograms), Clock::get())
+        let workers = || self.stack.workers.iter();
+        let refused = workers().map(|worker| worker.counters().refused.get());
+        Summary {
+            refused: refused.sum(),
+            ..Summary::of(workers().map(WorkerHandle::histograms), Clock::get())
+        }
     }
 
     fn cache(&self) -> Option<&'static str> {

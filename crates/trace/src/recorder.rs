@@ -3,16 +3,20 @@
 use crate::histogram::{Histogram, Snapshot};
 use crate::stage::{Op, Stage, Stamps};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Per operation: a histogram of each stage, then one of the total.
 pub struct StageHistograms {
     ops: [[Histogram; Stage::COUNT + 1]; Op::COUNT],
+    /// Of these requests, how many were answered with an error.
+    errors: [AtomicU64; Op::COUNT],
 }
 
 impl Default for StageHistograms {
     fn default() -> StageHistograms {
         StageHistograms {
             ops: std::array::from_fn(|_| std::array::from_fn(|_| Histogram::default())),
+            errors: Default::default(),
         }
     }
 }
@@ -22,6 +26,11 @@ impl StageHistograms {
     pub fn snapshot(&self, op: Op) -> Vec<Snapshot> {
         let stages = &self.ops[op as usize];
         stages.iter().map(Histogram::snapshot).collect()
+    }
+
+    /// How many requests were answered with an error.
+    pub fn errors(&self, op: Op) -> u64 {
+        self.errors[op as usize].load(Ordering::Relaxed)
     }
 }
 
@@ -61,6 +70,13 @@ impl Recorder {
         self.op = op;
         self.spent = *stamps.spent();
         self.run = 1;
+    }
+
+    /// Count one that was answered with an error; it is recorded, too.
+    #[cold]
+    pub fn failed(&mut self, op: Op) {
+        let errors = &self.histograms.errors[op as usize];
+        errors.store(errors.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     /// Make everything recorded so far visible; called once per batch.

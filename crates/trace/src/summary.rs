@@ -12,11 +12,18 @@ use std::fmt;
 pub struct Summary {
     /// Only operations that occurred.
     pub operations: Vec<OpSummary>,
+    /// Requests, none of these, that were refused at once: they break a rule
+    /// of their protocol, or the disk cannot do what they ask for.
+    #[serde(default)]
+    pub refused: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct OpSummary {
     pub op: String,
+    /// How many of the requests were answered with an error.
+    #[serde(default)]
+    pub errors: u64,
     /// In the order of [`Stage::ALL`], then the total.
     pub stages: Vec<StageSummary>,
 }
@@ -49,8 +56,10 @@ impl Summary {
         clock: &Clock,
     ) -> Summary {
         let mut merged = vec![vec![Snapshot::default(); Stage::COUNT + 1]; Op::COUNT];
+        let mut errors = [0; Op::COUNT];
         for worker in workers {
             for op in Op::ALL {
+                errors[op as usize] += worker.errors(op);
                 for (into, from) in merged[op as usize].iter_mut().zip(worker.snapshot(op)) {
                     into.merge(&from);
                 }
@@ -62,13 +71,17 @@ impl Summary {
             .filter(|op| merged[*op as usize][Stage::COUNT].count() > 0)
             .map(|op| OpSummary {
                 op: op.name().to_owned(),
+                errors: errors[op as usize],
                 stages: stage_names()
                     .zip(&merged[op as usize])
                     .map(|(name, snapshot)| StageSummary::of(name, snapshot, ns_per_tick))
                     .collect(),
             })
             .collect();
-        Summary { operations }
+        Summary {
+            operations,
+            refused: 0,
+        }
     }
 }
 
@@ -102,10 +115,28 @@ impl StageSummary {
     }
 }
 
+impl Summary {
+    /// What went wrong, if anything did.
+    fn fmt_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let failed = self.operations.iter().filter(|op| op.errors > 0);
+        let failed: Vec<_> = failed
+            .map(|op| format!("{} {}", op.errors, op.op))
+            .collect();
+        if !failed.is_empty() {
+            writeln!(f, "answered with an error: {}", failed.join(", "))?;
+        }
+        match self.refused {
+            0 => Ok(()),
+            n => writeln!(f, "refused, and not counted above: {n}"),
+        }
+    }
+}
+
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.operations.is_empty() {
-            return writeln!(f, "no requests yet");
+            writeln!(f, "no requests yet")?;
+            return self.fmt_errors(f);
         }
         writeln!(
             f,
@@ -132,7 +163,7 @@ impl fmt::Display for Summary {
                 writeln!(f)?;
             }
         }
-        Ok(())
+        self.fmt_errors(f)
     }
 }
 

@@ -186,6 +186,7 @@ impl BlkQueue {
                 request.cookie = status.as_ptr() as u64;
                 batch.push(id);
             } else {
+                cx.refused += u64::from(!matches!(verdict, Ok(Verdict::Identify(_))));
                 self.answer_now(head, verdict, &request.segments);
                 cx.slab.put(id);
                 answered += 1;

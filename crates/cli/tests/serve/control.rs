@@ -48,7 +48,10 @@ fn requests_are_answered_line_by_line() {
           garbage\n\xff\xfe\n{\"command\":\"trace\"}\n{\"command\":\"info\"}",
     );
     assert_eq!(got.len(), 7, "{got:?}");
-    assert_eq!(got[0], serde_json::json!({ "operations": [] }));
+    assert_eq!(
+        got[0],
+        serde_json::json!({ "operations": [], "refused": 0 })
+    );
     assert!(got[1]["error"].as_str().unwrap().contains("nonsense"));
     assert!(got[2]["error"].as_str().unwrap().contains("files"));
     for answer in &got[3..6] {

@@ -311,3 +311,38 @@ fn what_is_written_goes_to_the_overlay() {
         refused(1, &[&serve[..], args].concat(), &[word]);
     }
 }
+
+/// Those that a filter makes, by operation, and what is refused at once.
+#[test]
+fn errors_are_counted() {
+    let filter = "fault:op=read,error=EIO,probability=0.3";
+    let mut served = Served::start("memory:1M", &["--filter", filter]);
+    let wrong = |stats: &Value, op: &str| {
+        let ops = stats["operations"].as_array().unwrap();
+        let op = ops.iter().find(|entry| entry["op"] == op).unwrap();
+        op["errors"].as_u64().unwrap()
+    };
+    let load = [
+        "--rw",
+        "randrw",
+        "--number-ios",
+        "600",
+        "--continue-on-error",
+    ];
+    let socket = served.arg("s");
+    let seen =
+        crate::support::run(&[&["bench", "--vhost-user", &socket, "--json"], &load[..]].concat());
+    let seen: Value = serde_json::from_slice(&seen.stdout).unwrap();
+    let errors = seen["errors"].as_u64().unwrap();
+    assert!(errors > 0);
+    // The load has its last answers before they are counted.
+    crate::support::eventually("the count", || {
+        let stats = json(&["stats", &served.control(), "--json"]);
+        (wrong(&stats, "read") == errors && wrong(&stats, "write") == 0).then_some(())
+    });
+    let line = format!("answered with an error: {errors} read\n");
+    let text = stdout_of(&["stats", &served.control()]);
+    assert!(text.ends_with(&line), "{text}");
+    let (_, last) = served.terminate();
+    assert!(last.contains(&line), "{last}");
+}

@@ -175,6 +175,7 @@ impl NbdSource {
         }
         let Refusal(code, text) = refusal;
         self.reply().error(to(header), code, text);
+        intake.cx.refused += 1;
         self.answered_early(intake);
     }
 
