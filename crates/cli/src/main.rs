@@ -15,6 +15,7 @@ mod stats;
 mod trace;
 mod usage;
 
+use anyhow::bail;
 use clap::{Parser, Subcommand};
 use fathom_daemon::Repeats;
 use std::io::IsTerminal;
@@ -22,6 +23,7 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Disks for virtual machines, and where their requests' time goes
 #[derive(Debug, Parser)]
@@ -98,11 +100,13 @@ fn start_logging(command: &Command, repeats: &Repeats) -> anyhow::Result<()> {
         Command::Img(_) => "warn,fathom_storage=off",
         _ => "info",
     };
-    let filter: EnvFilter = filter.as_deref().unwrap_or(usual).parse()?;
+    let filter = filter.as_deref().unwrap_or(usual);
+    check_levels(filter)?;
+    let filter: EnvFilter = filter.parse()?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(wants_colour(&std::io::stderr()))
         .with_target(false)
         // It would tell of a log that nobody reads any more by eprintln, which
         // panics then: on the thread of whoever had something to say.
@@ -111,6 +115,28 @@ fn start_logging(command: &Command, repeats: &Repeats) -> anyhow::Result<()> {
         .with(repeats.clone())
         .init();
     Ok(())
+}
+
+/// A word alone would be taken for a module's name, and nothing else be logged.
+fn check_levels(filter: &str) -> anyhow::Result<()> {
+    let mut words = filter
+        .split(',')
+        .map(str::trim)
+        .filter(|word| !word.is_empty());
+    match words.find(|word| !word.contains('=') && word.parse::<LevelFilter>().is_err()) {
+        None => Ok(()),
+        Some(word) => bail!(
+            "'{word}' is not a level: write error, warn, info, debug, trace or off, \
+             or MODULE=LEVEL"
+        ),
+    }
+}
+
+/// A terminal that shows colours, to somebody who wants them
+/// (<https://no-color.org>).
+pub fn wants_colour(stream: &impl IsTerminal) -> bool {
+    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    stream.is_terminal() && !no_colour
 }
 
 /// The reader of our output has seen enough (`fathom trace FILE | head`).

@@ -1,7 +1,7 @@
 //! `fathom report`: what runs have to say.
 
 use std::fs;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -118,7 +118,7 @@ fn analyses(runs: &[(String, Analysis)]) -> Vec<&Analysis> {
 
 fn print_text(runs: &[(String, Analysis)]) -> anyhow::Result<()> {
     let style = Style {
-        colour: std::io::stdout().is_terminal(),
+        colour: crate::wants_colour(&std::io::stdout()),
     };
     match runs {
         [(_, one)] => print(&terminal::report(one, style)),

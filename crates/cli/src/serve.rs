@@ -260,10 +260,9 @@ fn socket_parser() -> impl TypedValueParser<Value = SocketSpec> {
     OsStringValueParser::new().try_map(|text: OsString| SocketSpec::parse(&text))
 }
 
-/// Its options are looked at when it is made.
 fn parse_filter(text: &str) -> Result<Spec, String> {
     let spec: Spec = text.parse()?;
-    find_filter(&spec.name)?;
+    find_filter(&spec.name)?.check(&spec.options)?;
     Ok(spec)
 }
 
@@ -297,7 +296,10 @@ impl ServeArgs {
         let tls = self.tls_options()?;
         let disk = self.disk.expect("clap demands a disk");
         let vhost_user = match self.vhost_user {
-            None if self.nbd.is_empty() => Some(SocketSpec::Activated),
+            // Else nobody could connect, of which the user is told.
+            None if self.nbd.is_empty() && std::env::var_os("LISTEN_FDS").is_some() => {
+                Some(SocketSpec::Activated)
+            }
             socket => socket,
         };
         let access = Access {

@@ -303,3 +303,20 @@ fn what_cannot_be_recorded_is_said_in_one_line() {
     let nothere = ["guest", "record", "--device", "nothere", "--output", here];
     one_line(&nothere, "disk named nothere not found");
 }
+
+/// A kernel that traces the block layer only gives half a recording, and none of what a breakdown
+/// is to be joined with. (One that traces all of it, or none, is right, too.)
+#[test]
+fn a_recording_without_the_guests_layers_is_a_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let recorded = Command::new(FATHOM)
+        .args(["guest", "record", "--seconds", "10ms", "--output"])
+        .arg(dir.path().join("run"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&recorded.stderr);
+    let complete = !["cannot", "has no", "not found"]
+        .iter()
+        .any(|word| said.contains(word));
+    assert_eq!(recorded.status.success(), complete, "{said}");
+}

@@ -213,3 +213,24 @@ fn a_file_of_events_that_is_missing_is_a_problem_and_no_end() {
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.contains("What to know"), "{table}");
 }
+
+/// script(1) makes a terminal of its output.
+#[test]
+fn colours_are_for_terminals_and_for_those_who_want_them() {
+    let dir = tempfile::tempdir().unwrap();
+    make_run(&dir.path().join("run"));
+    let shown = |no_colour: &str| {
+        let command = format!("'{}' report run", env!("CARGO_BIN_EXE_fathom"));
+        let output = std::process::Command::new("script")
+            .args(["-qec", &command, "/dev/null"])
+            .current_dir(dir.path())
+            .env("NO_COLOR", no_colour)
+            .stdin(std::process::Stdio::null())
+            .output()
+            .expect("script is part of bsdutils");
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(shown("").contains("\u{1b}["));
+    assert!(!shown("1").contains("\u{1b}["));
+}

@@ -7,7 +7,7 @@ use crate::filters::DiskFilters;
 use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
 use crate::magic;
-use crate::options::{DiskOptions, DiskSpec};
+use crate::options::{CpuList, DiskOptions, DiskSpec};
 use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
 use fathom_filters::Filters;
 use fathom_formats::image::{ImageDisk, ImageOptions};
@@ -35,6 +35,7 @@ pub struct Stack {
 
 /// Open the disk and start its workers.
 pub fn assemble(options: &DiskOptions, all: &Filters) -> Result<Stack, Error> {
+    check_cpus(&options.cpus).map_err(Error::Options)?;
     let filters = options.filters.iter().map(|spec| all.make(spec));
     let filters = filters.collect::<Result<_, _>>().and_then(DiskFilters::new);
     let filters = filters.map_err(|error| Error::Options(format!("--filter: {error}")))?;
@@ -125,8 +126,8 @@ fn file_options(options: &DiskOptions) -> FileOptions {
         cache: options.cache,
         read_only: options.read_only,
         force_share: options.force_share,
-        engine: options.engine,
         patient: true,
+        engine: options.engine,
         discard: options.discard,
         ..FileOptions::default()
     }
@@ -141,6 +142,20 @@ fn client_options(options: &DiskOptions) -> nbd::NbdOptions {
         writethrough: options.cache == Cache::Writethrough,
         timeout: timeout.map_or(default.timeout, |timeout| timeout.0),
         ..default
+    }
+}
+
+/// Refuses CPUs that this machine does not have. (What it has is not told
+/// everywhere; then the kernel refuses.)
+fn check_cpus(wanted: &CpuList) -> Result<(), String> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let text = text.trim_end();
+    let Ok(online) = text.parse::<CpuList>() else {
+        return Ok(());
+    };
+    match wanted.first_not_in(&online) {
+        None => Ok(()),
+        Some(cpu) => Err(format!("--cpus: there is no CPU {cpu} here, but {text}")),
     }
 }
 

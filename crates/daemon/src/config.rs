@@ -300,7 +300,7 @@ fn filters<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Spec>, D::Error> {
     let texts = Vec::<String>::deserialize(from)?;
     let specs = texts.iter().map(|text| {
         let spec: Spec = text.parse()?;
-        find(&spec.name)?;
+        find(&spec.name)?.check(&spec.options)?;
         Ok(spec)
     });
     let specs: Result<_, String> = specs.collect();

@@ -332,6 +332,12 @@ impl DiskSpec {
         let make = match kind {
             "memory" => DiskSpec::Memory,
             "null" => DiskSpec::Null,
+            scheme if size.starts_with("//") => {
+                return Err(format!(
+                    "disks are not served from {scheme}://, but from nbd://, nbd+unix:// and \
+                     nbd+vsock:// (a file of that name is written ./{scheme}:...)"
+                ));
+            }
             _ => return Ok(DiskSpec::File(text.into())),
         };
         match parse_size(size)? {
@@ -428,6 +434,12 @@ impl CpuList {
         }
         cpus.iter().skip(worker).step_by(workers).copied().collect()
     }
+
+    /// One that the other list does not have.
+    pub(crate) fn first_not_in(&self, other: &CpuList) -> Option<usize> {
+        let mut cpus = self.0.iter().copied();
+        cpus.find(|cpu| !other.0.contains(cpu))
+    }
 }
 
 impl FromStr for CpuList {
@@ -470,7 +482,16 @@ mod tests {
         for bad in ["nbd://[", "nbd+unix:///", "nbds://x"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
-        for bad in ["memory:", "null:x", "null:0", "null:511", "null:15E"] {
+        for bad in [
+            "http://host/disk",
+            "https://h/",
+            "ftp://x",
+            "memory:",
+            "null:x",
+            "null:0",
+            "null:511",
+            "null:15E",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -87,11 +87,8 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
     ) -> io::Result<Box<dyn Layer>>;
 }
 
-/// A filter of that kind, with its options.
-pub(crate) fn make<K: Kind>(
-    written: &[(String, String)],
-    filters: &Filters,
-) -> Result<Arc<dyn Filter>, String> {
+/// Options as they are written, understood.
+pub(crate) fn parse<K: Kind>(written: &[(String, String)]) -> Result<(Raw, K::Settings), String> {
     let mut raw = Raw::new();
     for (name, value) in written {
         if K::ABOUT.option(name)?.default.is_none() {
@@ -102,6 +99,15 @@ pub(crate) fn make<K: Kind>(
         apply(K::ABOUT, &mut raw, name, value)?;
     }
     let settings = K::parse(&Values::new(K::ABOUT, &raw))?;
+    Ok((raw, settings))
+}
+
+/// A filter of that kind, with its options.
+pub(crate) fn make<K: Kind>(
+    written: &[(String, String)],
+    filters: &Filters,
+) -> Result<Arc<dyn Filter>, String> {
+    let (raw, settings) = parse::<K>(written)?;
     let kind = Arc::new(K::new(&settings, filters)?);
     let options = match kind.shared_options() {
         Some(options) => {
@@ -115,7 +121,7 @@ pub(crate) fn make<K: Kind>(
 }
 
 /// The options that are not at their defaults, as the user wrote them.
-type Raw = Vec<(&'static str, String)>;
+pub(crate) type Raw = Vec<(&'static str, String)>;
 
 /// What a filter has been told.
 pub(crate) struct Options<S> {

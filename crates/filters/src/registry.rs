@@ -4,7 +4,7 @@ use crate::about::About;
 use crate::cow::Cow;
 use crate::delay::Delay;
 use crate::fault::Fault;
-use crate::filter::{Filter, Kind, make};
+use crate::filter::{Filter, Kind, make, parse};
 use crate::log::Log;
 use crate::pause::Pause;
 use crate::readahead::Readahead;
@@ -28,14 +28,25 @@ pub static FILTERS: &[Registered] = &[
 pub struct Registered {
     pub about: &'static About,
     make: Make,
+    check: Check,
 }
 
+impl Registered {
+    /// Whether one could be made with these options; it touches nothing that
+    /// others see. The error is one line for the user.
+    pub fn check(&self, options: &[(String, String)]) -> Result<(), String> {
+        (self.check)(options)
+    }
+}
+
+type Check = fn(&[(String, String)]) -> Result<(), String>;
 type Make = fn(&[(String, String)], &Filters) -> Result<Arc<dyn Filter>, String>;
 
 const fn of<K: Kind>() -> Registered {
     Registered {
         about: K::ABOUT,
         make: make::<K>,
+        check: |options| parse::<K>(options).map(drop),
     }
 }
 

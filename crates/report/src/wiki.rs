@@ -101,8 +101,10 @@ impl Table {
         let on_host = run.rounds.iter().filter(|round| round.on_host);
         let host = average(on_host.filter_map(|round| Some(round.benchmark.as_ref()?.mean_ns)));
         shown.push(Shown::new("Host benchmark", host, None));
-        for row in shown.iter().filter(|row| row.mean.is_none()) {
-            notes.push(format!("{}: no round measured it", row.name));
+        let missing = shown.iter().filter(|row| row.mean.is_none());
+        let missing: Vec<_> = missing.map(|row| row.name.as_str()).collect();
+        if !missing.is_empty() {
+            notes.push(format!("{}: not measured in any round", missing.join(", ")));
         }
         notes.extend(caveats(run));
         notes.extend(why_negative(&deltas, &best, &names));
@@ -386,6 +388,19 @@ mod tests {
         let wiki = table.finish(&run()).unwrap();
         assert_eq!(wiki.delta[2], ("Host/QEMU switching".into(), 10.0, 10.0));
         assert!(said(&wiki, "it took 150 ns"), "{:?}", wiki.notes);
+    }
+
+    #[test]
+    fn what_is_missing_is_told_in_one_note() {
+        let table = Table {
+            rounds: vec![measured(100.0, [0.0, 0.0, 85.0, 40.0])],
+            qemu: None,
+        };
+        let notes = table.finish(&run()).unwrap().notes;
+        let notes = notes.iter().filter(|note| note.contains("not measured"));
+        let notes: Vec<_> = notes.map(String::as_str).collect();
+        let all = "Guest virtio-pci, Host kvm.ko, Host benchmark";
+        assert_eq!(notes, [format!("{all}: not measured in any round")]);
     }
 
     #[test]

@@ -66,6 +66,12 @@ fn wrong_arguments_are_told_in_one_line() {
         (serve(&["--force-share"]), "--readonly"),
         (serve(&["--frobnicate"]), "--frobnicate"),
         (serve(&["--log", "=,="]), "--log"),
+        (serve(&["--log", "loud"]), "'loud' is not a level"),
+        (serve(&["--log", "info,fathom_core"]), "MODULE=LEVEL"),
+        (
+            vec!["serve", "http://host/disk.img", "--vhost-user", "s"],
+            "http://",
+        ),
         (vec!["bench"], "--nbd <URI>"),
         (vec!["bench", "--nbd", "/run/s"], "nbd+unix:///?socket=PATH"),
         (vec!["bench", "--nbd", "nbd://h", "file"], "cannot be used"),
@@ -80,6 +86,41 @@ fn wrong_arguments_are_told_in_one_line() {
         refused(2, &args, &[words]);
     }
     assert_eq!(run(&[]).status.code(), Some(2));
+    let dir = short_dir();
+    let socket = as_arg(&dir.path().join("s"));
+    let cpu = [
+        "serve",
+        "null:1G",
+        "--vhost-user",
+        &socket,
+        "--cpus",
+        "1023",
+    ];
+    refused(1, &cpu, &["--cpus", "no CPU 1023 here", "0"]);
+}
+
+#[test]
+fn what_the_log_says_is_chosen() {
+    for (filter, is_told) in [
+        ("info", true),
+        ("warn,fathom_daemon=info", true),
+        ("off", false),
+    ] {
+        let dir = short_dir();
+        let mut command = crate::support::fathom();
+        command.args(["serve", "null:1M", "--log", filter, "--vhost-user"]);
+        command
+            .arg(dir.path().join("s"))
+            .arg("--control")
+            .arg(dir.path().join("c"));
+        let mut served = crate::support::Served::spawn(command, dir);
+        let control = served.control();
+        crate::support::eventually("it serves", || {
+            run(&["info", &control]).status.success().then_some(())
+        });
+        served.terminate();
+        assert_eq!(served.log().contains("serving null"), is_told, "{filter}");
+    }
 }
 
 #[test]
@@ -386,7 +427,7 @@ fn sockets_and_traces_that_cannot_be_made_are_told_in_one_line() {
         &["not a trace"],
     );
     serve(&path("s"), &path("c"), &["--cpus", "1023"], &["CPU"]);
-    refused(1, &["serve", "null:1G"], &["no socket", "--vhost-user"]);
+    refused(1, &["serve", "null:1G"], &["--vhost-user or --nbd"]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"precious");
 }

@@ -76,9 +76,9 @@ fn what_is_no_filter_is_refused_in_one_line() {
     };
     serve("nonsense", 2, &["nonsense", "throttle"]);
     serve("delay:read", 2, &["KEY=VALUE"]);
-    serve("delay:reed=1ms", 1, &["reed", "read"]);
-    serve("delay:read=soon", 1, &["delay: read", "soon"]);
-    serve("fault:power-cut=yes", 1, &["fathom set"]);
+    serve("delay:reed=1ms", 2, &["reed", "read"]);
+    serve("delay:read=soon", 2, &["delay: read", "soon"]);
+    serve("fault:power-cut=yes", 2, &["fathom set"]);
     serve("cow", 1, &["cow", "files"]);
     serve("log:file=/no/such/dir/log", 1, &["/no/such/dir/log"]);
 }

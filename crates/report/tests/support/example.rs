@@ -258,7 +258,7 @@ pub fn analysis() -> Analysis {
                 ("Guest".into(), 25_699.0, 13.08),
                 ("Host I/O".into(), 130_235.0, 66.27),
             ],
-            notes: vec!["QEMU paio: no round measured it".into()],
+            notes: vec!["QEMU paio: not measured in any round".into()],
         }),
         calls: calls(),
         locks: vec![LockRow {

@@ -102,6 +102,8 @@ pub struct Options<'a> {
 pub struct Guest {
     recorder: Recorder,
     disks: Vec<GuestDisk>,
+    /// Why a function is not traced that the guest's layers need.
+    untraced: Option<String>,
 }
 
 /// Starts to record.
@@ -140,28 +142,37 @@ pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Guest> {
         let event = "irq/irq_handler_entry";
         recorder.event(event, Some(&irqs), Kind::IrqHandlerEntry, &args);
     }
-    watch_functions(&mut recorder);
+    let untraced = watch_functions(&mut recorder);
     if disks.len() > 1 {
         let names: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
         let names = names.join(", ");
         recorder.problem(format!("several disks ({names}): name one with --device"));
     }
     recorder.start()?;
-    Ok(Guest { recorder, disks })
+    Ok(Guest {
+        recorder,
+        disks,
+        untraced,
+    })
 }
 
-/// Probes with arguments where they can be had, the function tracer for the rest.
-fn watch_functions(recorder: &mut Recorder) {
+/// Probes with arguments where they can be had, the function tracer for the rest. Returns why a
+/// required function has neither.
+fn watch_functions(recorder: &mut Recorder) -> Option<String> {
     let kallsyms = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
     let wanted: Vec<&str> = FUNCTIONS.iter().map(|function| function.name).collect();
     let known = functions(&kallsyms, &wanted);
     let mut rest: Vec<(&str, Kind)> = Vec::new();
+    let mut untraced = None;
+    let mut rest_required = false;
     let mut why = "this kernel has no kprobes".to_owned();
     let has_kprobes = recorder.instance().tracefs().has_kprobes();
     for function in FUNCTIONS {
         if !known.contains(function.name) {
             if function.required {
-                recorder.problem(format!("the guest's kernel has no {}", function.name));
+                let problem = format!("the guest's kernel has no {}", function.name);
+                recorder.problem(problem.clone());
+                untraced = Some(problem);
             }
             continue;
         }
@@ -173,9 +184,10 @@ fn watch_functions(recorder: &mut Recorder) {
             }
         }
         rest.push((function.name, function.kind));
+        rest_required |= function.required;
     }
     if rest.is_empty() {
-        return;
+        return untraced;
     }
     let names: Vec<&str> = rest.iter().map(|&(name, _)| name).collect();
     let names = names.join(", ");
@@ -183,14 +195,24 @@ fn watch_functions(recorder: &mut Recorder) {
         Ok(()) => recorder.problem(format!(
             "{names}: calls only, without their queue, by the function tracer ({why})"
         )),
-        Err(error) => recorder.problem(format!("{names} cannot be traced: {why}; {error}")),
+        Err(error) => {
+            let problem = format!("{names} cannot be traced: {why}; {error}");
+            recorder.problem(problem.clone());
+            untraced = rest_required.then_some(problem).or(untraced);
+        }
     }
+    untraced
 }
 
 impl Guest {
     /// The disks that are recorded, as known before any of their requests.
     pub fn disks(&self) -> &[GuestDisk] {
         &self.disks
+    }
+
+    /// Why the recording will lack the guest's layers, if it will.
+    pub fn untraced(&self) -> Option<&str> {
+        self.untraced.as_deref()
     }
 
     /// The clock in use, by its name.

@@ -36,7 +36,8 @@ const MOST_KIB: u32 = 256 << 10;
 /// the window has ended. Calls `started` when the kernel traces.
 ///
 /// # Errors
-/// When there is no such disk, the kernel cannot trace, or the directory cannot be written.
+/// When there is no such disk, the kernel cannot trace, or the directory cannot be written. Of what
+/// the kernel does trace, the run is written nevertheless.
 pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run> {
     if options.output.join("run.json").exists() {
         return Err(Error::Unusable {
@@ -62,6 +63,7 @@ pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run>
     wait(options);
     guest.halt()?;
     let pairs = vec![before, pair()];
+    let untraced = guest.untraced().map(str::to_owned);
     let (collected, disks) = guest.stop(&folder)?;
     let is_the_one = disks.len() == 1;
     let run = Run {
@@ -92,7 +94,13 @@ pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run>
         problems: collected.problems,
     };
     run.save(options.output)?;
-    Ok(run)
+    match untraced {
+        None => Ok(run),
+        Some(why) => Err(Error::Unusable {
+            path: options.output.to_owned(),
+            reason: format!("it lacks the guest's layers: {why}"),
+        }),
+    }
 }
 
 /// KiB a CPU.
