@@ -21,9 +21,9 @@ use fathom_daemon::Repeats;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::filter::LevelFilter;
 
 /// Disks for virtual machines, and where their requests' time goes
 #[derive(Debug, Parser)]

@@ -2,8 +2,8 @@
 
 mod support;
 
+use fathom_formats::img::Format;
 use fathom_formats::img::check::Repair;
-use fathom_formats::img::{Format, info};
 use serde_json::Value;
 use std::path::Path;
 use support::*;

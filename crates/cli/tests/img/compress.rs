@@ -156,5 +156,5 @@ fn rebase_copies_subclusters() {
         own.map(|extent| extent["length"].as_u64().unwrap()).sum()
     };
     assert_eq!(copied(&mine), copied(&theirs));
-    assert_eq!(copied(&mine), 16 * 32 << 10);
+    assert_eq!(copied(&mine), (16 * 32) << 10);
 }

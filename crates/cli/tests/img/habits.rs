@@ -170,7 +170,9 @@ fn what_contradicts_itself_is_not_described() {
     let crypto = extensions(&encrypted, CRYPTO).0.unwrap();
     let header = u64::from_be_bytes(encrypted[crypto..crypto + 8].try_into().unwrap()) as usize;
     let broken = place.path("broken");
-    let cases: [(&str, &[u8], usize, &[u8], i32); 12] = [
+    // What it is, the image, what is written where, and how `info` ends.
+    type Broken<'a> = (&'a str, &'a [u8], usize, &'a [u8], i32);
+    let cases: [Broken; 12] = [
         ("bitmaps", &bitmaps, 0, b"", 0),
         ("directory's place", &bitmaps, at, &[0, 0, 0, 1], 1),
         ("table's size", &bitmaps, directory + 8, &[0, 0, 0, 5], 1),

@@ -46,7 +46,7 @@ fn thousands_wait_and_the_worker_sleeps() {
     peer.popped();
     for _ in 0..3 {
         let before = sleeps();
-        bed.workers[0].look();
+        bed.workers[0].look().unwrap();
         until("it sleeps", || sleeps() > before);
     }
     until("it stays asleep", || {

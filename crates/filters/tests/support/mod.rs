@@ -277,8 +277,8 @@ impl Bed {
         let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
         let changes: Vec<_> = changes.iter().map(own).collect();
         self.filters[filter].set(&changes)?;
-        self.workers.iter().for_each(WorkerHandle::look);
-        Ok(())
+        let mut heard = self.workers.iter().map(WorkerHandle::look);
+        heard.try_for_each(|heard| heard.map_err(|e| e.to_string()))
     }
 
     pub fn bytes(&self) -> Vec<u8> {
