@@ -35,7 +35,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     Stats(stats::StatsArgs),
     Info(stats::InfoArgs),
     Set(filters::SetArgs),
@@ -43,7 +43,7 @@ enum Command {
     Quit(stats::QuitArgs),
     Trace(trace::TraceArgs),
     Filters(filters::FiltersArgs),
-    Bench(bench::BenchArgs),
+    Bench(Box<bench::BenchArgs>),
     Breakdown(breakdown::BreakdownArgs),
     Img(img::ImgArgs),
     Lab(lab::LabArgs),
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         return ExitCode::from(usage::EXIT);
     }
     let result = match cli.command {
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Stats(args) => stats::run(args),
         Command::Info(args) => stats::info(args),
         Command::Set(args) => filters::set(args),
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         Command::Quit(args) => stats::quit(args),
         Command::Trace(args) => trace::run(args),
         Command::Filters(args) => filters::list(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(*args),
         Command::Breakdown(args) => breakdown::run(args),
         Command::Img(args) => img::run(args),
         Command::Lab(args) => lab::run(args),
