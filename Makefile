@@ -48,15 +48,11 @@ $(FUZZ): fuzz-%: fuzz-build
 
 # Served images under random requests, power cuts and errors of their storage, for longer than
 # in `make test` and with other seeds each time; images that are changed offline likewise, and all
-# combinations of options next to qemu-img.
+# combinations of options next to qemu-img. Says at the end how to see each failure again.
 TORTURE_SEED ?= $(shell date +%s)
 TORTURE_ROUNDS ?= 30
 torture: setup
-	FATHOM_SEED=$(TORTURE_SEED) FATHOM_ROUNDS=$(TORTURE_ROUNDS) $(CARGO) test --package fathom-formats \
-		--test model --test power_cut --test io_errors --test kill \
-		--test lying_keepsake --test edit --test bitmap --test compressed_writes \
-		--no-fail-fast
-	FATHOM_ROUNDS=$(TORTURE_ROUNDS) $(CARGO) test --package fathom-cli --test img --no-fail-fast
+	python3 tools/torture.py $(TORTURE_SEED) $(TORTURE_ROUNDS)
 
 # Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself, on this machine.
 bench: build

@@ -124,7 +124,7 @@ fn a_file_may_end_within_its_last_cluster() {
     assert_eq!(log.matches("beyond its end").count(), 1, "{log}");
     // But its tables must be there.
     cut(dir, 4 * CLUSTER as u64);
-    let server = Served::start(&as_arg(&dir.join("i")), &["--format", "qcow2"]);
+    let mut server = Served::start(&as_arg(&dir.join("i")), &["--format", "qcow2"]);
     let bench = [
         "bench",
         "--vhost-user",
@@ -133,8 +133,7 @@ fn a_file_may_end_within_its_last_cluster() {
         "1",
     ];
     assert!(!run(&bench).status.success());
-    let log = server.log();
-    assert!(log.contains("table at 0x"), "{log}");
+    server.wait_for("table at 0x");
 }
 
 #[test]

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Random tests for longer, on all processors: tools/torture.py SEED ROUNDS
+
+Served images under random requests, power cuts, kills and errors of their storage; images that are
+changed offline likewise, and all combinations of options next to qemu-img. A failure ends nothing
+else. At the end stands for each what to run to see it again.
+"""
+
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+
+# Seeds for one process: these tests keep what a killed server had in memory.
+SEEDS = 2
+
+# Each seed is another run.
+SEEDED = ["model", "power_cut", "io_errors", "kill", "lying_keepsake", "compressed_writes"]
+# So many rounds are one run.
+LONG = ["edit", "bitmap"]
+
+
+def programs(package, tests):
+    """The test programs, built, by name."""
+    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics"]
+    command += ["--package", package] + [f"--test={test}" for test in tests]
+    built = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    units = [json.loads(line) for line in built.splitlines() if line.startswith("{")]
+    return {u["target"]["name"]: u["executable"] for u in units if u.get("executable")}
+
+
+def failures(package, test, settings, output):
+    """What to run again, from what a test program has printed."""
+    again, name = [], None
+    for line in output.splitlines():
+        if found := re.match(r"---- (\S+) stdout ----", line):
+            name, case = found[1], ""
+        elif name and (found := re.match(r"with (FATHOM_CASE=\S+) FATHOM_SEED=(\d+)", line)):
+            case = f"{found[1]} "
+            settings = settings | {"FATHOM_SEED": found[2]}
+        elif name and line == "failures:":
+            break
+        else:
+            continue
+        given = " ".join(f"{key}={value}" for key, value in settings.items())
+        command = f"{case}{given} cargo test -p {package} --test {test} {name}"
+        again = [c for c in again if not c.endswith(f" {name}")] + [command]
+    return again or [f"cargo test -p {package} --test {test}  # ended without saying why"]
+
+
+def run(job):
+    """Runs one program; what to run again if it fails."""
+    package, test, program, settings = job
+    command = [program, "--test-threads=1"]
+    done = subprocess.run(
+        command,
+        cwd=f"crates/{package.removeprefix('fathom-')}",
+        env=os.environ | settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    said = " ".join(f"{key}={value}" for key, value in settings.items())
+    if done.returncode == 0:
+        print(f"ok      {test} {said}", flush=True)
+        return []
+    print(f"{done.stdout}\nFAILED  {test} {said}", flush=True)
+    return failures(package, test, settings, done.stdout)
+
+
+def main():
+    seed, rounds = int(sys.argv[1]), int(sys.argv[2])
+    formats = programs("fathom-formats", SEEDED + LONG)
+    # These run the fathom program next to them.
+    subprocess.run(["cargo", "build", "--package", "fathom-cli"], check=True)
+    img = programs("fathom-cli", ["img"])["img"]
+    whole = {"FATHOM_SEED": str(seed), "FATHOM_ROUNDS": str(rounds)}
+    jobs = [("fathom-cli", "img", img, {"FATHOM_ROUNDS": str(rounds)})]
+    jobs += [("fathom-formats", test, formats[test], whole) for test in LONG]
+    for first in range(seed, seed + rounds, SEEDS):
+        settings = {"FATHOM_SEED": str(first), "FATHOM_ROUNDS": str(SEEDS)}
+        jobs += [("fathom-formats", test, formats[test], settings) for test in SEEDED]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        again = [command for commands in pool.map(run, jobs) for command in commands]
+    if again:
+        print("\nFailures, to be seen again by:", *again, sep="\n  ")
+        sys.exit(1)
+    print(f"\nNo failure in {len(jobs)} runs, with seeds from {seed} on.")
+
+
+if __name__ == "__main__":
+    main()
