@@ -52,7 +52,7 @@ $(FUZZ): fuzz-%: fuzz-build
 TORTURE_SEED ?= $(shell date +%s)
 TORTURE_ROUNDS ?= 30
 torture: setup
-	python3 tools/torture.py $(TORTURE_SEED) $(TORTURE_ROUNDS)
+	CARGO='$(CARGO)' python3 tools/torture.py $(TORTURE_SEED) $(TORTURE_ROUNDS)
 
 # Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself, on this machine.
 bench: build

@@ -13,6 +13,8 @@ import re
 import subprocess
 import sys
 
+CARGO = os.environ.get("CARGO", "cargo")
+
 # Seeds for one process: these tests keep what a killed server had in memory.
 SEEDS = 2
 
@@ -24,7 +26,7 @@ LONG = ["edit", "bitmap"]
 
 def programs(package, tests):
     """The test programs, built, by name."""
-    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics"]
+    command = [CARGO, "test", "--no-run", "--message-format=json-render-diagnostics"]
     command += ["--package", package] + [f"--test={test}" for test in tests]
     built = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     units = [json.loads(line) for line in built.splitlines() if line.startswith("{")]
@@ -76,7 +78,7 @@ def main():
     seed, rounds = int(sys.argv[1]), int(sys.argv[2])
     formats = programs("fathom-formats", SEEDED + LONG)
     # These run the fathom program next to them.
-    subprocess.run(["cargo", "build", "--package", "fathom-cli"], check=True)
+    subprocess.run([CARGO, "build", "--package", "fathom-cli"], check=True)
     img = programs("fathom-cli", ["img"])["img"]
     whole = {"FATHOM_SEED": str(seed), "FATHOM_ROUNDS": str(rounds)}
     jobs = [("fathom-cli", "img", img, {"FATHOM_ROUNDS": str(rounds)})]
