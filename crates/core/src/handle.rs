@@ -214,6 +214,7 @@ impl WorkerHandle {
             let (counters, options) = (counters.clone(), options.clone());
             move || {
                 let _alive: SyncSender<Infallible> = alive;
+                peer_event::prepare();
                 let worker = start(&*disk, engine, inbox, recorder, counters, &options);
                 match worker {
                     Ok(worker) => {

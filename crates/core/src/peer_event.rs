@@ -100,6 +100,11 @@ pub fn signal(event: BorrowedFd<'_>) -> Result<(), Full> {
     Ok(())
 }
 
+/// Do now what the first [`signal`] of this thread would do, which allocates.
+pub fn prepare() {
+    REGISTERED.with(|_| ());
+}
+
 /// Start the watcher, unless there is one. Without it, [`signal`] may wait.
 pub fn watch() -> io::Result<()> {
     let mut watcher = WATCHER.lock().unwrap_or_else(|e| e.into_inner());
