@@ -16,8 +16,11 @@ const READ: u64 = 0;
 const WRITE: u64 = 1;
 const FUTEX: u64 = 202;
 
+/// A test by its name.
+type Test = (&'static str, fn(&Tracefs));
+
 /// What there is to test, one after the other: some look at all that is being traced.
-const TESTS: [(&str, fn(&Tracefs)); 5] = [
+const TESTS: [Test; 5] = [
     (
         "every system call of a process is there once",
         every_system_call_of_a_process_is_there_once,
