@@ -259,12 +259,25 @@ fn write_words(
     let mut cluster = vec![0; g.cluster_size() as usize];
     for i in 0..clusters {
         cluster.fill(0);
-        for slot in cluster.chunks_exact_mut(8) {
-            let Some(word) = words.next() else { break };
+        let mut used = 0;
+        for (slot, word) in cluster.chunks_exact_mut(8).zip(&mut words) {
             slot.copy_from_slice(&word.to_be_bytes());
+            used += 8;
         }
         let at = offset + (i << g.cluster_bits);
-        file.write_at(&cluster, at).map_err(failed())?;
+        write_padded(file, &cluster, used, at)?;
     }
     Ok(())
+}
+
+/// Writes a cluster that is zeroes from `used` on. A hole reads as zeroes without being written,
+/// which saves nearly all of a large cluster; a device has there what it had before.
+fn write_padded(file: &dyn ImageFile, cluster: &[u8], used: usize, at: u64) -> Result<()> {
+    let used = used.next_multiple_of(4096).min(cluster.len());
+    let rest = cluster.len() - used;
+    let written = match file.is_hole(at + used as u64, rest as u64) {
+        true => used,
+        false => cluster.len(),
+    };
+    file.write_at(&cluster[..written], at).map_err(failed())
 }
