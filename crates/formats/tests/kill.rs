@@ -354,7 +354,7 @@ fn the_memory_is_full() {
         let flushed = server.world.state().flushes;
         assert!(flushed > 0, "there was room for everything");
         server.run.flushes = 0;
-        server.run.requests(30 + seed as usize);
+        server.run.requests(30 + seed as usize % 32);
         let (left, model) = server.kill();
         let found = inspect(made, &left, model, &mut rng);
         finish(made, &left, from_now_on(made, found), &mut rng);
