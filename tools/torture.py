@@ -15,8 +15,10 @@ import sys
 
 CARGO = os.environ.get("CARGO", "cargo")
 
-# Seeds for one process: these tests keep what a killed server had in memory.
-SEEDS = 2
+# Rounds of one process: these tests keep what a killed server had in memory.
+AT_ONCE = 2
+# More than a test takes in one round: no two runs are the same.
+SEEDS_A_ROUND = 10
 
 # Each seed is another run.
 SEEDED = ["model", "power_cut", "io_errors", "kill", "lying_keepsake", "compressed_writes"]
@@ -83,8 +85,9 @@ def main():
     whole = {"FATHOM_SEED": str(seed), "FATHOM_ROUNDS": str(rounds)}
     jobs = [("fathom-cli", "img", img, {"FATHOM_ROUNDS": str(rounds)})]
     jobs += [("fathom-formats", test, formats[test], whole) for test in LONG]
-    for first in range(seed, seed + rounds, SEEDS):
-        settings = {"FATHOM_SEED": str(first), "FATHOM_ROUNDS": str(SEEDS)}
+    for done in range(0, rounds, AT_ONCE):
+        first = seed + done * SEEDS_A_ROUND
+        settings = {"FATHOM_SEED": str(first), "FATHOM_ROUNDS": str(AT_ONCE)}
         jobs += [("fathom-formats", test, formats[test], settings) for test in SEEDED]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         again = [command for commands in pool.map(run, jobs) for command in commands]
