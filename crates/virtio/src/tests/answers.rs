@@ -361,6 +361,19 @@ fn ranges_are_checked_flag_by_flag() {
         assert_eq!(case.run(&[H, r(DATA, 16), w(DATA, 1), S]), refused(IOERR));
         let pieces = [H, r(DATA, 5), r(DATA + 5, 3), r(DATA + 8, 8), S];
         assert!(matches!(case.run(&pieces), Fate::Disk(_, 1024, 4096, ..)));
+        // As long as announced, on a disk that has room for more.
+        let mut case = Case::range(kind, range(2, 8, 0));
+        for limits in [&mut case.disk.discard, &mut case.disk.write_zeroes] {
+            limits.as_mut().unwrap().max_len = 4096;
+        }
+        let longest = case.run(&[H, r(DATA, 16), S]);
+        assert!(matches!(longest, Fate::Disk(_, 1024, 4096, ..)));
+        case.payload = range(2, 9, 0);
+        assert_eq!(
+            case.run(&[H, r(DATA, 16), S]),
+            refused(IOERR),
+            "longer than announced"
+        );
     }
 }
 
