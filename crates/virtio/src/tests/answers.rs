@@ -402,20 +402,37 @@ fn disks_refuse_what_they_did_not_offer() {
 
 #[test]
 fn writes_are_durable_when_the_driver_cannot_flush_or_does_not_cache() {
-    let fua = |features, writeback| {
-        let mut case = Case::new(T_OUT, 0);
-        case.features = features;
-        case.disk.write_cache = writeback;
-        match case.run_as(&[H, r(DATA, 512), S], features & RING_F_INDIRECT_DESC != 0) {
-            Fate::Disk(Op::Write, _, _, fua, _) => fua,
-            other => panic!("{other:?}"),
-        }
-    };
-    assert!(!fua(FEATURES, true));
-    assert!(fua(FEATURES, false));
-    assert!(fua(0, true), "neither FLUSH nor CONFIG_WCE");
-    assert!(fua(BLK_F_CONFIG_WCE, true), "no FLUSH");
-    assert!(!fua(BLK_F_FLUSH, false), "FLUSH alone means write-back");
+    for (kind, len) in [(T_OUT, 512), (T_DISCARD, 16), (T_WRITE_ZEROES, 16)] {
+        let fua = |features, writeback| {
+            let mut case = Case::range(kind, range(0, 1, 0));
+            case.features = features;
+            case.disk.write_cache = writeback;
+            match case.run_as(&[H, r(DATA, len), S], features & RING_F_INDIRECT_DESC != 0) {
+                Fate::Disk(op, _, _, fua, _) if op != Op::Read => fua,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(!fua(FEATURES, true));
+        assert!(fua(FEATURES, false));
+        assert!(fua(0, true), "neither FLUSH nor CONFIG_WCE");
+        assert!(fua(BLK_F_CONFIG_WCE, true), "no FLUSH");
+        assert!(!fua(BLK_F_FLUSH, false), "FLUSH alone means write-back");
+    }
+}
+
+/// The driver may do so under way, and believes from then on that what was
+/// written is durable.
+#[test]
+fn switching_the_cache_off_counts_for_the_next_write() {
+    let mut f = Fixture::new(disk(), FEATURES);
+    f.header(T_OUT, 0);
+    for writeback in [true, false, true] {
+        f.device.set_writeback(writeback);
+        f.offer(true, &[H, r(DATA, 512), S]);
+        let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
+        assert_eq!(f.cx.slab[popped[0]].fua, !writeback);
+        finish(&mut f.queue, &mut f.cx, &popped, 0);
+    }
 }
 
 #[test]
