@@ -435,6 +435,24 @@ fn switching_the_cache_off_counts_for_the_next_write() {
     }
 }
 
+/// More does not fit one system call, nor four times as much a used length.
+#[test]
+fn a_gigabyte_is_moved_at_once_and_no_more() {
+    for (kind, buffer) in [(T_IN, w(LARGE, LARGE_LEN)), (T_OUT, r(LARGE, LARGE_LEN))] {
+        let mut case = Case::new(kind, 0);
+        case.disk.size = 1 << 40;
+        let mut chain = vec![buffer; 66];
+        (chain[0], chain[65]) = (H, S);
+        let moved = case.run(&chain);
+        assert!(
+            matches!(moved, Fate::Disk(_, 0, 0x4000_0000, ..)),
+            "{moved:?}"
+        );
+        chain.insert(1, Buffer { len: 512, ..buffer });
+        assert_eq!(case.run(&chain), refused(IOERR));
+    }
+}
+
 #[test]
 fn errors_of_the_disk_become_a_status() {
     let cases = [

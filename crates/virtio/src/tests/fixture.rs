@@ -14,9 +14,17 @@ pub const DATA: u64 = 0x2_0000;
 pub const STATUS: u64 = 0x3_0000;
 /// Where one region ends and the next begins.
 pub const SEAM: u64 = 0x8_0000;
-/// The end of all memory but one page far up.
+/// The end of all memory but what is far up.
 pub const END: u64 = 0xa_0000;
-pub const REGIONS: [(u64, u64); 3] = [(0, SEAM), (SEAM, END - SEAM), (0x100_0000, 0x1000)];
+/// A region of which 64 make a gigabyte.
+pub const LARGE: u64 = 0x200_0000;
+pub const LARGE_LEN: u32 = 0x100_0000;
+pub const REGIONS: [(u64, u64); 4] = [
+    (0, SEAM),
+    (SEAM, END - SEAM),
+    (0x100_0000, 0x1000),
+    (LARGE, LARGE_LEN as u64),
+];
 
 /// What `STATUS` and the data hold before a request.
 pub const FILL: u8 = 0xa5;
