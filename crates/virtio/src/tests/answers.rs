@@ -209,8 +209,16 @@ fn malformed_requests_get_an_error_in_their_status_byte() {
     };
     let full = Fate::Disk(Op::Read, 0, 512 * SEG_MAX as u64, false, false);
     assert_eq!(Case::new(T_IN, 0).run(&many(SEG_MAX)), full);
-    let cases: [(&str, u32, u64, Vec<Buffer>); 22] = [
+    let with_status = |mut chain: Vec<Buffer>| {
+        chain.truncate(chain.len() - 2);
+        chain.push(w(STATUS - 512, 513));
+        chain
+    };
+    let last_with_status = with_status(many(SEG_MAX));
+    assert_eq!(Case::new(T_IN, 0).run(&last_with_status), full);
+    let cases: [(&str, u32, u64, Vec<Buffer>); 25] = [
         ("too many segments", T_IN, 0, many(SEG_MAX + 1)),
+        ("too many segments", T_IN, 0, with_status(many(SEG_MAX + 1))),
         ("no data to read", T_IN, 0, vec![H, S]),
         ("no data to write", T_OUT, 0, vec![H, S]),
         ("not whole sectors", T_IN, 0, vec![H, w(DATA, 511), S]),
@@ -238,6 +246,12 @@ fn malformed_requests_get_an_error_in_their_status_byte() {
         ),
         ("both", T_OUT, 0, vec![H, r(DATA, 512), w(DATA, 512), S]),
         ("readable after writable", T_IN, 0, vec![w(DATA, 512), H, S]),
+        (
+            "readable between writable",
+            T_IN,
+            0,
+            vec![H, w(DATA, 512), r(DATA, 512), S],
+        ),
         ("outside memory", T_IN, 0, vec![H, w(END, 512), S]),
         (
             "partly outside memory",
@@ -261,6 +275,12 @@ fn malformed_requests_get_an_error_in_their_status_byte() {
             vec![r(HEADER, 8), r(END, 8), w(DATA, 512), S],
         ),
         ("short header", T_FLUSH, 0, vec![r(HEADER, 15), S]),
+        (
+            "empty part of a header",
+            T_FLUSH,
+            0,
+            vec![r(HEADER, 0), H, S],
+        ),
         ("flush with data", T_FLUSH, 0, vec![H, r(DATA, 512), S]),
     ];
     for (name, kind, sector, buffers) in cases {
