@@ -210,7 +210,12 @@ fn a_peer_that_breaks_the_protocol_is_left_alone_and_can_be_detached() {
     until("what it had answered before is published", || {
         bad.answered() == 1
     });
+    // Whatever it does from now on.
+    bad.offer(1);
+    good.offer(1);
+    until("the other is answered again", || good.answered() == 6);
     worker.detach(id);
+    assert_eq!((bad.answered(), worker.counters().refused.get()), (1, 1));
 }
 
 #[test]

@@ -132,6 +132,7 @@ impl Source for TestSource {
         if self.peer.broken.load(SeqCst) {
             // A malformed request before the one that breaks the rules.
             self.finished += 1;
+            cx.refused += 1;
             return Err(Broken("the test broke it".into()));
         }
         let available = self.peer.offered.load(SeqCst) - self.peer.popped.load(SeqCst);

@@ -114,6 +114,7 @@ impl Case {
         match fate {
             Some(fate) => {
                 assert_eq!((changed.len(), status), (1, Some(OK)), "{changed:x?}");
+                assert_eq!(f.cx.refused, 0);
                 let data = match fate {
                     Fate::Disk(Op::Read, _, len, ..) => len as u32,
                     _ => 0,
@@ -123,6 +124,7 @@ impl Case {
             }
             None => {
                 assert_eq!(changed.len(), written as usize, "{changed:x?}");
+                assert_eq!(f.cx.refused, u64::from(status != Some(OK)), "counted");
                 Fate::Answer(status, written)
             }
         }
