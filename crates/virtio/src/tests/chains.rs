@@ -55,7 +55,7 @@ fn check(cases: &[(&str, Build)], expected: (usize, u32)) {
 
 #[test]
 fn chains_that_lead_nowhere_come_back_untouched() {
-    let cases: [(&str, Build); 5] = [
+    let cases: [(&str, Build); 6] = [
         ("a loop of one", |f| f.driver.put(RINGS, 0, h(), NEXT, 0)),
         ("a loop of two", |f| {
             f.driver.put(RINGS, 0, h(), NEXT, 1);
@@ -73,13 +73,19 @@ fn chains_that_lead_nowhere_come_back_untouched() {
             f.driver.put_chain(TABLE, 0, &[h(), d(), s()]);
             f.driver.put(RINGS, 0, table(32), INDIRECT, 0);
         }),
+        ("next outside a table, with an entry to spare", |f| {
+            f.driver.put(TABLE, 0, h(), NEXT, 2);
+            f.driver
+                .put(TABLE, 2, Buffer::writable(DATA, 513), WRITE, 0);
+            f.driver.put(RINGS, 0, table(32), INDIRECT, 0);
+        }),
     ];
     check(&cases, REFUSED);
 }
 
 #[test]
 fn tables_that_cannot_be_come_back_untouched() {
-    let cases: [(&str, Build); 9] = [
+    let cases: [(&str, Build); 10] = [
         ("an empty table", |f| {
             f.driver.put(RINGS, 0, table(0), INDIRECT, 0)
         }),
@@ -88,7 +94,8 @@ fn tables_that_cannot_be_come_back_untouched() {
             f.driver.put(RINGS, 0, table(49), INDIRECT, 0);
         }),
         ("a huge table", |f| {
-            f.driver.put(RINGS, 0, table(1025 * 16), INDIRECT, 0)
+            f.driver.put_chain(TABLE, 0, &[h(), d(), s()]);
+            f.driver.put(RINGS, 0, table(1025 * 16), INDIRECT, 0);
         }),
         ("a table outside memory", |f| {
             f.driver
@@ -112,6 +119,11 @@ fn tables_that_cannot_be_come_back_untouched() {
                 .put(TABLE, 0, Buffer::readable(TABLE + 64, 48), INDIRECT, 0);
             f.driver.put(RINGS, 0, table(16), INDIRECT, 0);
         }),
+        ("a table in a table that would do for a header", |f| {
+            f.driver.put_chain(TABLE, 0, &[h(), d(), s()]);
+            f.driver.put(TABLE, 0, h(), INDIRECT | NEXT, 1);
+            f.driver.put(RINGS, 0, table(48), INDIRECT, 0);
+        }),
         ("a table later in a table", |f| {
             f.driver.put_chain(TABLE + 64, 0, &[d(), s()]);
             f.driver.put(TABLE, 0, h(), NEXT, 1);
@@ -133,6 +145,15 @@ fn a_table_may_follow_direct_descriptors() {
             f.driver.put(RINGS, 5, table(32), INDIRECT | WRITE, 0);
         },
     )];
+    check(&cases, ACCEPTED);
+}
+
+#[test]
+fn a_table_may_have_as_many_entries_as_the_largest_queue() {
+    let cases: [(&str, Build); 1] = [("1024 entries", |f| {
+        f.driver.put_chain(TABLE, 0, &[h(), d(), s()]);
+        f.driver.put(RINGS, 0, table(1024 * 16), INDIRECT, 0);
+    })];
     check(&cases, ACCEPTED);
 }
 
