@@ -237,13 +237,13 @@ fn what_finds_no_slot_is_popped_later_in_order() {
     let slots: Vec<_> = std::iter::from_fn(|| f.cx.slab.take()).collect();
     f.cx.slab.put(slots[0]);
     for head in [4, 2, 6] {
-        assert!(f.queue.pending());
+        assert!(f.queue.pending() && f.queue.arm());
         let (popped, _) = pop(&mut f.queue, &mut f.cx).unwrap();
         let heads: Vec<u16> = popped.iter().map(|id| f.cx.slab[*id].tag).collect();
         assert_eq!(heads, [head]);
         finish(&mut f.queue, &mut f.cx, &popped, 0);
     }
-    assert!(!f.queue.pending());
+    assert!(!f.queue.pending() && !f.queue.arm());
 }
 
 #[test]
