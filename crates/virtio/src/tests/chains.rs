@@ -252,7 +252,7 @@ fn a_head_made_available_many_times_harms_nobody() {
     f.header(T_IN, 0);
     f.driver.put_direct(0, &[h(), d(), s()]);
     f.driver.put(RINGS, 5, h(), NEXT, 5);
-    for _ in 0..3 {
+    for round in 0..3 {
         // A queue full of malformed chains, and one head many times on top.
         let mut all = Vec::new();
         f.driver.set_used_event(f.driver.used_idx());
@@ -263,6 +263,8 @@ fn a_head_made_available_many_times_harms_nobody() {
         }
         assert_eq!(all.len(), 16);
         finish(&mut f.queue, &mut f.cx, &all, 0);
+        // No answer takes the place of one that the driver has not seen.
+        assert_eq!(f.driver.used_idx(), round * 32 + 16);
         assert!(f.queue.publish(&mut f.cx));
     }
     assert_eq!(f.driver.used_idx(), 3 * 32);
