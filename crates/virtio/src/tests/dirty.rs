@@ -95,6 +95,17 @@ fn the_dirty_log_follows_the_used_ring_across_pages() {
         0b11,
         "the index is on the first"
     );
+    for _ in 513..1022 {
+        serve(&mut f, 1);
+    }
+    bytes[0x100 / 8].store(0, Ordering::Relaxed);
+    // Elements 1022, 1023, 0 and 1.
+    serve(&mut f, 4);
+    assert_eq!(
+        bytes[0x100 / 8].load(Ordering::Relaxed),
+        0b111,
+        "all of a batch, around the end"
+    );
     f.queue.arm();
     assert!(page(2), "avail_event is at the end");
 }
