@@ -108,6 +108,8 @@ fn the_dirty_log_follows_the_used_ring_across_pages() {
     );
     f.queue.arm();
     assert!(page(2), "avail_event is at the end");
+    f.queue.disarm();
+    assert!(page(2), "where kicks are suppressed, too");
 }
 
 #[test]
