@@ -339,8 +339,24 @@ mod tests {
         (0..4).for_each(|head| queue.mark(head));
         [2, 0, 3].into_iter().for_each(|head| queue.link(head));
         // Killed after the used ring's index went from 65535 to 2.
-        assert_eq!(on(&region).recover(8, 2).unwrap().heads, [1]);
-        assert_eq!(on(&region).recover(8, 2).unwrap().heads, [1], "once");
+        let mut successor = on(&region);
+        assert_eq!(successor.recover(8, 2).unwrap().heads, [1]);
+        // Once: what is in flight again is not taken for a part of it.
+        successor.mark(0);
+        assert_eq!(on(&region).recover(8, 2).unwrap().heads, [1, 0]);
+    }
+
+    #[test]
+    fn an_interrupted_batch_may_have_all_of_the_queue_and_no_more() {
+        for (used_idx, in_flight) in [(8, &[][..]), (9, &[0, 1, 2, 3, 4, 5, 6, 7])] {
+            let (region, mut queue) = region();
+            queue.recover(8, 0).unwrap();
+            (0..8).for_each(|head| queue.mark(head));
+            (0..8).for_each(|head| queue.link(head));
+            // An index that is further ahead is of a ring that was set up anew.
+            let recovery = on(&region).recover(8, used_idx).unwrap();
+            assert_eq!(recovery.heads, in_flight);
+        }
     }
 
     #[test]
