@@ -385,6 +385,13 @@ mod tests {
             queue: 4,
         };
         assert_eq!(on(&region).recover(4, 0), Err(in_use));
+        // Version 1, nine entries: more than there is room for.
+        region[1].store(9 << 16 | 1, Ordering::Relaxed);
+        let no_room = InflightError::Size {
+            region: 9,
+            queue: 8,
+        };
+        assert_eq!(on(&region).recover(8, 0), Err(no_room));
         region[1].store(2, Ordering::Relaxed);
         assert_eq!(on(&region).recover(8, 0), Err(InflightError::Version(2)));
     }
