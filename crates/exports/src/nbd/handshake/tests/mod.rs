@@ -339,7 +339,8 @@ fn data_that_is_too_long_is_skipped_or_not_even_that() {
     let option = opt::GO;
     client.say(&client::header(option, MAX_SKIPPED + 1));
     client.is_hung_up();
-    client.failure();
+    let why = client.failure();
+    assert!(why.contains("bytes of data"), "{why}");
 }
 
 #[test]
@@ -419,7 +420,8 @@ fn options_come_to_an_end() {
         client.expect(opt::LIST, rep::ERR_INVALID);
     }
     client.is_hung_up();
-    client.failure();
+    let why = client.failure();
+    assert!(why.contains("options"), "{why}");
 }
 
 #[test]
