@@ -105,22 +105,27 @@ fn everything_goes_by_tls_after_starttls() {
 #[test]
 fn what_was_agreed_upon_before_tls_is_forgotten() {
     let pki = Pki::new();
-    let mut client = Client::new(pki.server(Mode::On, false));
-    client.ask(opt::STRUCTURED_REPLY, b"");
-    client.expect(opt::STRUCTURED_REPLY, rep::ACK);
-    let option = opt::SET_META_CONTEXT;
-    client.ask(option, &contexts("a", &[b"base:allocation"]));
-    client.expect(option, rep::META_CONTEXT);
-    client.expect(option, rep::ACK);
-    let mut client = start_tls(client, pki.client(None, &[&TLS13]));
-    client.ask(option, &contexts("a", &[b"base:allocation"]));
-    client.expect(option, rep::ERR_INVALID);
-    client.ask(opt::GO, &choice("a", &[]));
-    client.infos();
-    client.expect(opt::GO, rep::ACK);
-    let (agreed, _) = client.agreed();
-    assert_eq!(agreed.replies, Replies::Simple);
-    assert_eq!(agreed.allocation_context, None);
+    // What asks again, and is refused, forgets the context by itself.
+    for asks_again in [false, true] {
+        let mut client = Client::new(pki.server(Mode::On, false));
+        client.ask(opt::STRUCTURED_REPLY, b"");
+        client.expect(opt::STRUCTURED_REPLY, rep::ACK);
+        let option = opt::SET_META_CONTEXT;
+        client.ask(option, &contexts("a", &[b"base:allocation"]));
+        client.expect(option, rep::META_CONTEXT);
+        client.expect(option, rep::ACK);
+        let mut client = start_tls(client, pki.client(None, &[&TLS13]));
+        if asks_again {
+            client.ask(option, &contexts("a", &[b"base:allocation"]));
+            client.expect(option, rep::ERR_INVALID);
+        }
+        client.ask(opt::GO, &choice("a", &[]));
+        client.infos();
+        client.expect(opt::GO, rep::ACK);
+        let (agreed, _) = client.agreed();
+        assert_eq!(agreed.replies, Replies::Simple);
+        assert_eq!(agreed.allocation_context, None);
+    }
 }
 
 #[test]
