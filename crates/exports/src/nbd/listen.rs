@@ -360,6 +360,9 @@ mod tests {
         let name = local_name(listener).unwrap();
         let port: u16 = name.rsplit_once(':').unwrap().1.parse().unwrap();
         TcpStream::connect(("127.0.0.1", port)).unwrap();
+        if std::net::TcpListener::bind("[::1]:0").is_ok() {
+            TcpStream::connect(("::1", port)).unwrap();
+        }
     }
 
     #[test]
