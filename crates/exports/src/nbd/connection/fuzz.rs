@@ -355,6 +355,8 @@ impl Host {
         assert_eq!(self.source.table.used(), 0);
         assert_eq!(self.source.split_in_flight, 0);
         assert_eq!(self.source.outbox.waiting(), 0);
+        // All of its memory is back but what it receives into.
+        assert_eq!(self.source.pool.used(), super::pool::BLOCK);
     }
 }
 

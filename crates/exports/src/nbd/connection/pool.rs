@@ -144,7 +144,7 @@ impl Pool {
         unsafe { self.base.add(span.page as usize * PAGE) }
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn used(&self) -> usize {
         (self.blocks() * 64 - self.free_pages) * PAGE
     }
