@@ -542,3 +542,34 @@ impl Entered {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_of_those_with_the_most_handshakes_gives_way() {
+        let mut table = Table::default();
+        for number in 0..MAX_HANDSHAKES as u64 {
+            let connection = Connection {
+                name: number.to_string(),
+                // The very oldest is alone.
+                peer: Peer::User(u32::from(number > 0)),
+                since: Instant::now(),
+                socket: Weak::new(),
+                phase: Phase::Handshake,
+                ending: false,
+            };
+            table.connections.insert(number, connection);
+        }
+        let ending = |table: &Table| -> Vec<u64> {
+            let all = table.connections.iter();
+            all.filter(|(_, c)| c.ending).map(|(n, _)| *n).collect()
+        };
+        table.make_room();
+        assert_eq!(ending(&table), [1]);
+        // It is out of the way already.
+        table.make_room();
+        assert_eq!(ending(&table), [1]);
+    }
+}
