@@ -193,6 +193,16 @@ fn queues_run_side_by_side_and_a_wrong_one_is_refused() {
 }
 
 #[test]
+fn a_ring_that_runs_keeps_its_size_and_its_place() {
+    let served = Served::new();
+    let (_memory, frontend, mut queue) = served.guest();
+    frontend.set_vring_num(0, 32).unwrap_err();
+    frontend.set_vring_base(0, 7).unwrap_err();
+    queue.check_read(0, 0);
+    assert_eq!(frontend.get_vring_base(0).unwrap(), 1);
+}
+
+#[test]
 fn a_reset_stops_everything() {
     let served = Served::new();
     let memory = Memory::new();
