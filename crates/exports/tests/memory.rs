@@ -189,6 +189,26 @@ fn rings_outside_memory_do_not_start() {
     queue.check_read(0, 0);
 }
 
+/// They are aligned by the front-end's addresses, and not where they are mapped.
+#[test]
+fn rings_that_are_mapped_askew_do_not_start() {
+    let served = Served::new();
+    let memory = Memory::new();
+    let mut frontend = served.connect();
+    negotiate_features(&mut frontend);
+    let region = VhostUserMemoryRegionInfo {
+        memory_size: MEMORY_SIZE - 4096,
+        mmap_offset: 1,
+        ..memory.region()
+    };
+    frontend.set_mem_table(&[region]).unwrap();
+    let queue = Queue::new(&memory, 0);
+    queue.describe(&frontend, 0);
+    frontend.set_vring_enable(0, true).unwrap();
+    frontend.set_vring_kick(0, &queue.kick).unwrap_err();
+    assert_eq!(served.export.status().queues_running, 0);
+}
+
 #[test]
 fn kicks_without_work_do_nothing() {
     let served = Served::new();
