@@ -138,6 +138,7 @@ fn requests_in_flight_are_waited_for_when_logging_begins() {
         }
     });
     std::thread::sleep(std::time::Duration::from_millis(30));
+    assert!(!starter.is_finished());
     served.disk.release();
     starter.join().unwrap();
     assert_eq!(queue.used(), 1);
