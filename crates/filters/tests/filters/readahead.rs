@@ -81,6 +81,32 @@ fn what_is_on_its_way_is_waited_for() {
     }
 }
 
+/// An error of what was not asked for is nobody's, neither of those who wait for
+/// it nor of those who come later.
+#[test]
+fn what_could_not_be_read_ahead_is_read_again() {
+    let bed = Bed::new(
+        &[
+            "readahead:size=64k,after=0",
+            "delay:read=50ms",
+            "fault:error=EIO,range=4k+64k,count=1",
+        ],
+        1,
+    );
+    let truth = bed.bytes();
+    let mut peer = bed.peer();
+    // The first has the rest read ahead, for which the second waits.
+    peer.ask_all([Ask::read(0, 4096), Ask::read(4096, 4096)]);
+    for answer in peer.answers(2) {
+        let at = answer.number as usize * 4096;
+        assert_eq!((answer.error, &answer.data[..]), (0, &truth[at..at + 4096]));
+    }
+    for at in [4096, 8192] {
+        let answer = peer.do_it(Ask::read(at as u64, 4096));
+        assert_eq!((answer.error, &answer.data[..]), (0, &truth[at..at + 4096]));
+    }
+}
+
 /// Nothing is known of a range while it is being written.
 #[test]
 fn a_write_under_way_hides_what_was_read_before() {
