@@ -73,7 +73,10 @@ fn what_is_on_its_way_is_waited_for() {
     bed.disk.hold();
     peer.do_it(Ask::read(4096, 4096)); // which is there, and asks for more
     peer.ask_all((16..24).map(|n| Ask::read(n * 4096, 4096)));
-    std::thread::sleep(Duration::from_millis(20));
+    peer.popped();
+    bed.workers[0].look().unwrap(); // It has been through a turn since.
+    // With the disk is what is read ahead, and none of the seven that wait for it.
+    assert!(bed.disk.held.load(SeqCst) < 7);
     bed.disk.release();
     for answer in peer.answers(8) {
         let at = (answer.number as usize - 2 + 16) * 4096;
