@@ -1,6 +1,6 @@
 use crate::support::{Answer, Ask, Bed, Peer};
-use fathom_core::Clock;
 use fathom_core::testing::TestDisk;
+use fathom_core::{Clock, Op};
 use fathom_filters::Filters;
 use std::time::{Duration, Instant};
 
@@ -88,6 +88,36 @@ fn so_many_operations_a_second() {
     bed.set(0, &[("iops-read", "")]).unwrap();
     // More than any limit that there was lets through.
     assert!((0..TRIES).any(|_| rate(&mut peer, 8, read) > 2.0 * 800.0));
+}
+
+/// None of these may go before its time on any machine.
+#[test]
+fn discards_and_zeroes_are_writes_and_flushes_are_free() {
+    for op in [Op::Discard, Op::WriteZeroes] {
+        let bed = Bed::new(&["throttle:iops-write=10"], 1);
+        let mut peer = bed.peer();
+        peer.ask_all((0..4).map(|_| Ask { op, ..write() }));
+        let last = peer.answers(4).pop().unwrap();
+        assert!(last.queued > Duration::from_millis(150), "{op:?} {last:?}");
+    }
+    let bed = Bed::new(&["throttle:bps-total=1"], 1);
+    let mut peer = bed.peer();
+    // The second would have to wait for an hour, and what came behind it, too.
+    peer.ask_all([write(), write(), write(), Ask::flush()]);
+    while peer.answer().number != 3 {}
+    drop(bed.workers[0].detach(peer.id.take().unwrap()));
+}
+
+#[test]
+fn limits_that_are_lifted_hold_nobody_back() {
+    let bed = Bed::new(&["throttle:bps-total=1"], 1);
+    let mut peer = bed.peer();
+    // Of these all but the first are to wait for an hour each.
+    peer.ask_all((0..10).map(|_| read()));
+    peer.popped();
+    bed.workers[0].look().unwrap(); // It has been through a turn since.
+    bed.set(0, &[("bps-total", "")]).unwrap();
+    assert_eq!(peer.answers(10).len(), 10);
 }
 
 #[test]
