@@ -344,12 +344,12 @@ mod tests {
 
         /// Whatever a file holds, reading it ends in events or in one error.
         #[test]
-        fn damage_is_told(at in 0usize..400, value: u8, cut in 0usize..400) {
+        fn damage_is_survived(at: prop::sample::Index, value: u8, cut in 0usize..400) {
             let events = [Event::new(1, Kind::Lost, 0, 0, &[1]), Event::new(2, Kind::KvmPio, 1, 2, &[3])];
             let (_dir, path) = file(&events, 4);
             let mut bytes = std::fs::read(&path).unwrap();
             let end = bytes.len();
-            bytes[at % end] = value;
+            bytes[at.index(end)] = value;
             bytes.truncate(end - cut % end);
             std::fs::write(&path, &bytes).unwrap();
             if let Ok(stream) = Stream::open(&path) {
@@ -357,6 +357,59 @@ mod tests {
                 prop_assert!(read.len() <= 2);
             }
         }
+    }
+
+    #[test]
+    fn damage_is_told() {
+        let events = [
+            Event::new(7, Kind::Lost, 0, 0, &[1]),
+            Event::new(8, Kind::KvmPio, 1, 2, &[3]),
+        ];
+        let (_dir, path) = file(&events, 1);
+        let good = std::fs::read(&path).unwrap();
+        let second = good.len() - (FIXED + 8);
+        let read = || Stream::open(&path)?.collect::<Result<Vec<Event>>>();
+        assert_eq!(read().unwrap(), events);
+        let told = |at: usize, bytes: &[u8]| {
+            let mut bad = good.clone();
+            bad[at..at + bytes.len()].copy_from_slice(bytes);
+            std::fs::write(&path, bad).unwrap();
+            read().unwrap_err().to_string()
+        };
+        assert!(told(0, b"f").contains("not a file of events"));
+        assert!(told(8, &[9]).contains("format 9"));
+        assert!(told(12, &u32::MAX.to_le_bytes()).contains("too long"));
+        assert!(told(16, b"[").contains("its header is damaged"));
+        assert!(told(second + 8, &[0xff, 0xff]).contains("kind 65535"));
+        assert!(told(second, &[6]).contains("an event at 6 after one at 7"));
+        // Records that are wider than an event can be.
+        let header = String::from_utf8_lossy(&good[FIXED..second - (FIXED + 8)]);
+        let header = header.replace("\"width\":1", "\"width\":10");
+        let mut wide = good[..12].to_vec();
+        wide.extend((header.len() as u32).to_le_bytes());
+        wide.extend(header.as_bytes());
+        wide.extend([0; 96]);
+        std::fs::write(&path, wide).unwrap();
+        assert!(read().unwrap_err().to_string().contains("wider"));
+    }
+
+    /// As those of a newer fathom.
+    #[test]
+    fn kinds_that_are_unknown_are_left_out_and_counted() {
+        let events = [
+            Event::new(7, Kind::Lost, 0, 0, &[1]),
+            Event::new(8, Kind::KvmPio, 1, 2, &[3]),
+        ];
+        let (_dir, path) = file(&events, 1);
+        let text = std::fs::read(&path).unwrap();
+        let name = Kind::Lost.name().as_bytes();
+        let at = text.windows(name.len()).position(|w| w == name).unwrap();
+        let mut other = text.clone();
+        other[at] = b'?';
+        std::fs::write(&path, other).unwrap();
+        let mut stream = Stream::open(&path).unwrap();
+        assert_eq!(stream.next_event().unwrap(), Some(events[1]));
+        assert_eq!(stream.unknown(), 1);
     }
 
     #[test]
