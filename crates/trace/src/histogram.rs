@@ -228,5 +228,9 @@ mod tests {
             (merged.count(), merged.max(), merged.sum()),
             (8, 1000, 5030)
         );
+        let together = Histogram::default();
+        together.record_n(10, 3);
+        together.record_n(1000, 5);
+        assert!(merged.occupied().eq(together.snapshot().occupied()));
     }
 }
