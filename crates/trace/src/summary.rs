@@ -179,9 +179,11 @@ mod tests {
         let mut recorder = Recorder::new(histograms.clone());
         let clock = Clock::get();
         for _ in 0..n {
+            let at = |micros| clock.ticks(std::time::Duration::from_micros(micros));
             let mut stamps = Stamps::start(0);
-            stamps.enter(Stage::Device, 0);
-            stamps.end(clock.ticks(std::time::Duration::from_micros(50)));
+            stamps.enter(Stage::Queue, at(2));
+            stamps.enter(Stage::Device, at(5));
+            stamps.end(at(50));
             recorder.record(Op::Read, &stamps);
         }
         recorder.flush();
@@ -195,6 +197,14 @@ mod tests {
         let (total, parts) = stages.split_last().unwrap();
         let sum: f64 = parts.iter().map(|s| s.mean_ns).sum();
         assert!((sum - total.mean_ns).abs() < 1.0, "{sum} {total:?}");
+        for (stage, share) in [
+            (Stage::Wake, 0.04),
+            (Stage::Queue, 0.06),
+            (Stage::Device, 0.9),
+        ] {
+            let is = parts[stage as usize].mean_ns / total.mean_ns;
+            assert!((is - share).abs() < 0.001, "{parts:?}");
+        }
         assert!((total.p999_ns.unwrap() / 50_000.0 - 1.0).abs() < 0.05);
     }
 
