@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 
 /// Each on a thread of its own: a ring that is being torn down interrupts
@@ -289,18 +289,28 @@ fn waits_end_when_they_should() {
 
 #[test]
 fn dropping_an_engine_waits_for_its_operations() {
+    const LEN: usize = 32 << 20;
     each(|mut engine| {
-        let file = file(64 << 20);
-        let id = engine.add_file(file.as_fd()).expect("added");
-        let mut bytes = vec![1u8; 32 << 20];
-        let one = [iov(&mut bytes)];
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
+        file.as_file().set_len(64 << 20).expect("sized");
+        // Linux AIO has done buffered I/O when it was submitted.
+        let direct = File::options()
+            .write(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(file.path())
+            .expect("opened");
+        let id = engine.add_file(direct.as_fd()).expect("added");
+        let mut bytes = vec![1u8; LEN + 4096];
+        let start = bytes.as_ptr().align_offset(4096);
+        let one = [iov(&mut bytes[start..start + LEN])];
         let mut out = Vec::new();
         // SAFETY: the engine is dropped before the buffer.
         unsafe { engine.push(io(IoKind::Write { dsync: true }, id, 0, &one), token(1)) };
         engine.submit(Wait::No, &mut out).expect("submitted");
         drop(engine);
         let mut last = [0];
-        file.read_exact_at(&mut last, (32 << 20) - 1).expect("read");
+        let read = file.as_file().read_exact_at(&mut last, LEN as u64 - 1);
+        read.expect("read");
         assert_eq!(last, [1]);
     });
 }
