@@ -265,6 +265,7 @@ mod tests {
     #[test]
     fn names_do_not_steer_the_terminal() {
         assert_eq!(clean("a\x1b[2J\u{202e}b"), "a\u{fffd}[2J\u{fffd}b");
+        assert_eq!(clean("\u{9b}2J\u{2066}"), "\u{fffd}2J\u{fffd}");
     }
 
     #[test]
