@@ -117,11 +117,13 @@ fn tables_say_what_the_analysis_says() {
 
     let wiki = run.wiki.as_ref().unwrap();
     let rows = page.table("wiki-cumulative");
+    assert_eq!(rows.len(), wiki.cumulative.len());
     for (cells, (name, ns, control)) in rows.iter().zip(&wiki.cumulative) {
         let control = control.map_or(String::new(), |ns| ns.to_string());
         assert_eq!(cells, &[name.clone(), ns.to_string(), control]);
     }
     let rows = page.table("wiki-delta");
+    assert_eq!(rows.len(), wiki.delta.len());
     for (cells, (name, ns, percent)) in rows.iter().zip(&wiki.delta) {
         assert_eq!(
             cells,
@@ -162,6 +164,7 @@ fn the_other_tables(page: &mut Page, run: &Analysis) {
     assert_eq!(steps[1][2..], ["0", "-", "-", "-", "-"]);
 
     let rounds = page.table("rounds-table");
+    assert_eq!(rounds.len(), run.rounds.len());
     for (cells, round) in rounds.iter().zip(&run.rounds) {
         assert_eq!(cells[0], round.name);
         assert_micros(&cells[6], round.benchmark.as_ref().unwrap().mean_ns);
