@@ -79,7 +79,9 @@ fn memory_that_was_only_read_is_a_hole() {
     let data: u64 = data.map(|e| e.1).sum();
     // Linux before 6.7 cannot tell.
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
-    let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|n| n.parse::<u32>().ok());
     let tells = (numbers.next(), numbers.next()) >= (Some(6), Some(7));
     assert_eq!(data, if tells { 0 } else { 8192 }, "Linux {release}");
     guest.detach();
