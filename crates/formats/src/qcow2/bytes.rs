@@ -49,5 +49,6 @@ mod tests {
         assert_eq!(printable(b"base.raw"), "base.raw");
         assert_eq!(printable("Größe".as_bytes()), "Größe");
         assert_eq!(printable(b"a\x1b[2J\n"), "a\\u{1b}[2J\\n");
+        assert_eq!(printable("\u{9b}2J".as_bytes()), "\\u{9b}2J");
     }
 }
