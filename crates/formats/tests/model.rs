@@ -111,6 +111,12 @@ const DATA_FILES: &[Case] = &[
         ..QCOW2
     },
     Case {
+        name: "data-16k-extended-raw",
+        options: "cluster_size=16k,data_file=data.raw,data_file_raw=on,extended_l2=on",
+        cluster: 16384,
+        ..QCOW2
+    },
+    Case {
         name: "data-64k-preallocated-raw",
         options: "data_file=data.raw,data_file_raw=on,preallocation=metadata",
         ..QCOW2
