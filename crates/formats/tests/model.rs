@@ -5,12 +5,14 @@
 mod sim;
 mod support;
 
+use fathom_core::Op;
 use sim::case::{
     Backing, Case, EXTENDED, Filled, LARGE, Made, NARROW, PREALLOCATED, QCOW2, QED, SMALL,
 };
 use sim::cut::check_image;
-use sim::model::Value;
+use sim::model::{SECTOR, Value};
 use sim::run::Run;
+use sim::worker::Ask;
 use sim::world::Log;
 use sim::{each, rounds};
 
@@ -280,6 +282,45 @@ fn reads_that_take_long() {
         assert_eq!(check_image(made, &world), Ok(0), "after a clean end");
     };
     each(FORMATS, rounds(2), serve);
+}
+
+/// What a guest gives up is free, by QEMU's count; what it wants only zeroed keeps its clusters.
+#[test]
+fn what_is_given_up_is_free_and_what_is_not_is_kept() {
+    let cases = [SMALL, NARROW, EXTENDED, QCOW2];
+    let empties = [
+        (Op::Discard, true, false),
+        (Op::WriteZeroes, true, false),
+        (Op::WriteZeroes, false, true),
+    ];
+    each(&cases, 1, |made, seed| {
+        for (op, unmap, keeps) in empties {
+            let world = made.world(seed);
+            let mut run = begin(made, &world, seed);
+            let sectors = run.model.sectors();
+            let ask = |op, first, sectors| Ask {
+                op,
+                first,
+                sectors,
+                fua: false,
+                compress: false,
+                unmap,
+            };
+            run.activate();
+            let firsts = (0..sectors).step_by(256);
+            run.all(firsts.map(|first| ask(Op::Write, first, 256.min(sectors - first))));
+            run.all([ask(op, 0, sectors)].into_iter());
+            run.deactivate();
+            let dir = support::dir();
+            made.store(dir.path(), &world);
+            made.qemu_finds_nothing(dir.path());
+            let (_, json) = support::qemu_check(dir.path(), &made.names[0], "qcow2");
+            let count = json.expect("JSON")["allocated-clusters"].as_u64();
+            let all = (sectors * SECTOR as u64).div_ceil(made.case.cluster);
+            let left = if keeps { all } else { 0 };
+            assert_eq!(count.unwrap_or(0), left, "{op:?}, unmap: {unmap}");
+        }
+    });
 }
 
 /// A seed is worth nothing if it does something else the next time.
