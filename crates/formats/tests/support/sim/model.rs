@@ -250,7 +250,7 @@ impl Model {
             match action.kind {
                 Kind::Write => allowed.push(self.after + number + 1),
                 Kind::Zero => allowed.push(ZERO),
-                Kind::Discard => allowed.extend([ZERO, self.below[sector as usize]]),
+                Kind::Discard => allowed.push(ZERO),
             }
         }
         allowed
