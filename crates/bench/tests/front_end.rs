@@ -224,14 +224,19 @@ fn broken_rings_are_found() {
 
 #[test]
 fn a_lost_interrupt_is_told_from_a_lost_request() {
-    let bed = Bed::faulty(Fault::NoInterrupt, 50);
-    let load = Load {
-        // On a busy machine the device may take a while for the requests before.
-        timeout: Duration::from_secs(5),
-        ..mixed(1000)
-    };
-    let error = bed.error(load);
-    assert!(error.contains("sent no interrupt"), "{error}");
+    for (fault, words) in [
+        (Fault::NoInterrupt, "sent no interrupt"),
+        (Fault::LoseRequest, "the server has not answered"),
+    ] {
+        let bed = Bed::faulty(fault, 50);
+        let load = Load {
+            // On a busy machine the device may take a while for the requests before.
+            timeout: Duration::from_secs(5),
+            ..mixed(1000)
+        };
+        let error = bed.error(load);
+        assert!(error.contains(words), "{fault:?}: {error}");
+    }
 }
 
 #[test]

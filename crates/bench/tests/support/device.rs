@@ -34,6 +34,8 @@ pub enum Fault {
     LongUsed,
     /// No interrupts any more.
     NoInterrupt,
+    /// A request is taken and never answered.
+    LoseRequest,
     /// The pages written are not logged.
     NoLog,
     /// The connection is closed, and requests taken stay unfinished.
@@ -324,7 +326,9 @@ impl Device {
                 if self.strikes(Fault::NoInterrupt, request.kind) {
                     self.silent.store(true, Ordering::Relaxed);
                 }
-                self.finish(ring, queue, &request);
+                if !self.strikes(Fault::LoseRequest, request.kind) {
+                    self.finish(ring, queue, &request);
+                }
             }
             self.notify(ring, queue);
             if !queue.enable_notification(&ring.memory).unwrap() {
