@@ -6,7 +6,7 @@ use crate::support::{as_arg, eventually, fathom, listens, refused, run, stdout_o
 use crate::{create, qemu_img};
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -259,11 +259,10 @@ fn an_unfinished_target_is_not_there() {
             .spawn()
             .unwrap();
         // It has begun when it tells how far it is.
-        let mut line = String::new();
-        let stdout = child.stdout.take().unwrap();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
+        let mut told = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = told.next().expect("it has begun").unwrap();
         assert!(line.contains("progress"), "{line}");
-        child
+        (child, told)
     };
     let signal = |child: &std::process::Child, name: &str| {
         let pid = child.id().to_string();
@@ -276,22 +275,28 @@ fn an_unfinished_target_is_not_there() {
         );
     };
     for (name, status) in [("-INT", Some(130)), ("-TERM", Some(130)), ("-KILL", None)] {
-        let child = begin(&[&disk, &target]);
+        let (child, _told) = begin(&[&disk, &target]);
         signal(&child, name);
         let ended = child.wait_with_output().unwrap();
         assert_eq!(ended.status.code(), status, "{name}: {ended:?}");
         assert_eq!(place.names(), names, "{name}");
     }
     create(&target, &["-q", "-f", "qcow2", "-o", "size=1M"]);
-    let child = begin(&[&disk, &target]);
+    let (child, told) = begin(&[&disk, &target]);
     signal(&child, "-INT");
     let ended = child.wait_with_output().unwrap();
-    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(130), "{told}");
+    assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+    let told: Vec<_> = told.map(Result::unwrap).collect();
+    assert!(
+        told.iter()
+            .any(|line| line.contains("its old disk is lost")),
+        "{told:?}"
+    );
     // Nobody else may have it meanwhile.
-    let child = begin(&[&disk, &target]);
+    let (child, _told) = begin(&[&disk, &target]);
     let other = Command::new("qemu-img").args(["info", &target]).output();
-    assert!(!other.unwrap().status.success(), "the target is locked");
+    let told = String::from_utf8_lossy(&other.unwrap().stderr).into_owned();
+    assert!(told.contains("lock"), "the target is locked: {told}");
     signal(&child, "-INT");
     child.wait_with_output().unwrap();
 }
