@@ -90,7 +90,7 @@ fn backing_files_elsewhere_are_not_even_looked_at() {
     let alone = place.image("alone", "qcow2", &[], &["write -P 2 0 64k"]);
     let target = place.path("target");
     let before = fs::read(&mid).unwrap();
-    let dir = as_arg(elsewhere.0.path());
+    let (dir, hidden) = (as_arg(elsewhere.0.path()), elsewhere.path("hidden"));
     let commands: [&[&str]; 5] = [
         &["info", "--backing-chain", &top],
         &["commit", &top],
@@ -102,7 +102,12 @@ fn backing_files_elsewhere_are_not_even_looked_at() {
     ];
     for command in commands {
         let all = [&["img"], command].concat();
-        refused(1, &all, &["mid: ", &format!("--allow-dir {dir}")]);
+        let words = ["mid: ", &format!("--allow-dir {dir}")];
+        refused(1, &all, &words);
+        // Nor is it told whether they are there.
+        fs::rename(&far, &hidden).unwrap();
+        refused(1, &all, &words);
+        fs::rename(&hidden, &far).unwrap();
         assert!(fs::read(&mid).unwrap() == before, "{command:?}");
         let allowed = [&["img", command[0], "--allow-dir", &dir], &command[1..]].concat();
         stdout_of(&allowed);
