@@ -85,6 +85,14 @@ fn a_null_disk_makes_a_tenth_of_a_system_call_at_most() {
     check("null:1T", &[], 0.1);
 }
 
+/// Each request's record is a few stores to memory.
+#[test]
+fn a_trace_makes_no_system_calls() {
+    let dir = short_dir();
+    let trace = as_arg(&dir.path().join("trace"));
+    check("null:1T", &["--trace", &trace], 0.1);
+}
+
 /// A batch of 32 takes three calls to submit (the head start for the device), two
 /// to reap (being woken brings 20 completions at most) and one to notify: a fifth
 /// of a call for each request. On a busy machine batches are smaller, and a
