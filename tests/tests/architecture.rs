@@ -56,7 +56,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-nbd",
         ],
     ),
-    ("fathom-bench", &["fathom-nbd", "fathom-files"]),
+    ("fathom-load", &["fathom-nbd", "fathom-files"]),
     ("fathom-run", &[]),
     ("fathom-lab", &["fathom-run", "fathom-trace"]),
     ("fathom-report", &["fathom-run", "fathom-trace"]),
@@ -65,7 +65,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "fathom-daemon",
             "fathom-img",
-            "fathom-bench",
+            "fathom-load",
             "fathom-lab",
             "fathom-report",
             "fathom-run",

@@ -9,7 +9,7 @@ use crate::bench_users;
 use crate::breakdown::stop_on_signal;
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args, ValueEnum};
-use fathom_bench::{
+use fathom_load::{
     Engine, File, Load, Nbd, NbdUri, Options, Phase, Progress, Replies, Rw, Target, VhostUser,
     Wait, parse_cpu_list,
 };
@@ -372,8 +372,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     };
     if args.info {
         return match &options.target {
-            Target::VhostUser(server) => show(&fathom_bench::info(&server.socket)?, args.json),
-            Target::Nbd(server) => show(&fathom_bench::nbd_info(server)?, args.json),
+            Target::VhostUser(server) => show(&fathom_load::info(&server.socket)?, args.json),
+            Target::Nbd(server) => show(&fathom_load::nbd_info(server)?, args.json),
             Target::File(_) => bail!("--info needs --vhost-user or --nbd"),
         };
     }
@@ -385,7 +385,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     }
     options.load.stop = stop_on_signal()?;
     let mut line = ProgressLine::new();
-    let result = fathom_bench::run(&options, &mut |p| line.show(p));
+    let result = fathom_load::run(&options, &mut |p| line.show(p));
     line.clear();
     let report = result?;
     show(&report, args.json)?;

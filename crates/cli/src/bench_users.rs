@@ -1,7 +1,7 @@
 //! Who uses the export of a server that a load is about to write to.
 
 use anyhow::bail;
-use fathom_bench::{Nbd, server_pid};
+use fathom_load::{Nbd, server_pid};
 use fathom_daemon::control::{Client, ClientError, Info, Request, default_path};
 use serde::Deserialize;
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use fathom_bench::{
+use fathom_load::{
     Error, File, Load, Nbd, Options, Replies, Report, Rw, Target, Wait, nbd_info, run,
 };
 

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use fathom_bench::{Engine, File, Load, Op, Options, Rw, Target};
+use fathom_load::{Engine, File, Load, Op, Options, Rw, Target};
 
-fn run(file: File, load: Load) -> Result<fathom_bench::Report, fathom_bench::Error> {
+fn run(file: File, load: Load) -> Result<fathom_load::Report, fathom_load::Error> {
     let target = Target::File(file);
-    fathom_bench::run(&Options { target, load }, &mut |_| {})
+    fathom_load::run(&Options { target, load }, &mut |_| {})
 }
 
 fn mixed(depth: u16) -> Load {
@@ -79,7 +79,7 @@ fn a_file_that_is_cut_short_is_one_clear_error() {
     let (sender, reads) = channel();
     let reader = std::thread::spawn(move || {
         let target = Target::File(file);
-        fathom_bench::run(&Options { target, load }, &mut |progress| {
+        fathom_load::run(&Options { target, load }, &mut |progress| {
             if progress.completed > 0 {
                 let _ = sender.send(());
             }
@@ -212,7 +212,7 @@ fn a_file_is_locked_while_it_is_written() {
     });
     let options = Options { target, load };
     let writer = std::thread::spawn(move || {
-        fathom_bench::run(&options, &mut |p| {
+        fathom_load::run(&options, &mut |p| {
             let _ = sender.send(p.completed);
         })
     });

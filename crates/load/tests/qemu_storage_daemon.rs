@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use fathom_bench::{File, Load, Options, Report, Rw, Target, VhostUser, Wait};
+use fathom_load::{File, Load, Options, Report, Rw, Target, VhostUser, Wait};
 
 const LEN: u64 = 32 << 20;
 
@@ -50,7 +50,7 @@ impl Daemon {
             target: Target::VhostUser(server),
             load,
         };
-        fathom_bench::run(&options, &mut |_| {}).unwrap()
+        fathom_load::run(&options, &mut |_| {}).unwrap()
     }
 }
 
@@ -141,7 +141,7 @@ fn what_goes_in_by_the_ring_is_in_the_file() {
             ..load
         },
     };
-    let read = fathom_bench::run(&options, &mut |_| {}).unwrap();
+    let read = fathom_load::run(&options, &mut |_| {}).unwrap();
     assert_eq!(read.verify.unwrap().checked, 8000);
 }
 
@@ -160,7 +160,7 @@ fn a_server_that_is_killed_is_missed() {
             target: Target::VhostUser(VhostUser::new(socket)),
             load,
         };
-        fathom_bench::run(&options, &mut |progress| {
+        fathom_load::run(&options, &mut |progress| {
             if progress.completed > 0 {
                 let _ = sender.send(());
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fathom_bench::{Error, Load, Op, Options, Report, Rw, Target, VhostUser, Wait};
+use fathom_load::{Error, Load, Op, Options, Report, Rw, Target, VhostUser, Wait};
 
 #[path = "support/mod.rs"]
 mod support;
@@ -47,7 +47,7 @@ impl Bed {
             target: Target::VhostUser(server),
             load,
         };
-        fathom_bench::run(&options, &mut |_| {})
+        fathom_load::run(&options, &mut |_| {})
     }
 
     fn error(&self, load: Load) -> String {
