@@ -56,7 +56,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-nbd",
         ],
     ),
-    ("fathom-load", &["fathom-nbd", "fathom-files"]),
+    (
+        "fathom-load",
+        &["fathom-nbd", "fathom-files", "fathom-trace"],
+    ),
     ("fathom-run", &[]),
     ("fathom-lab", &["fathom-run", "fathom-trace"]),
     ("fathom-report", &["fathom-run", "fathom-trace"]),

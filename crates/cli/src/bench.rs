@@ -9,11 +9,11 @@ use crate::bench_users;
 use crate::breakdown::stop_on_signal;
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args, ValueEnum};
+use fathom_daemon::size::parse_size;
 use fathom_load::{
     Engine, File, Load, Nbd, NbdUri, Options, Phase, Progress, Replies, Rw, Target, VhostUser,
     Wait, parse_cpu_list,
 };
-use fathom_daemon::size::parse_size;
 use serde::Serialize;
 
 /// Measure a vhost-user-blk or NBD server, or a file for comparison

@@ -1,8 +1,8 @@
 //! Who uses the export of a server that a load is about to write to.
 
 use anyhow::bail;
-use fathom_load::{Nbd, server_pid};
 use fathom_daemon::control::{Client, ClientError, Info, Request, default_path};
+use fathom_load::{Nbd, server_pid};
 use serde::Deserialize;
 
 /// Fails when the disk has other users. That is known of a Fathom on this host

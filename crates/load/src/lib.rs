@@ -15,12 +15,10 @@ pub mod error;
 pub mod options;
 pub mod report;
 
-mod clock;
 mod control;
 mod cpu;
 mod dirty_log;
 mod features;
-mod hist;
 mod host;
 mod ledger;
 mod load;
@@ -42,11 +40,10 @@ mod workload;
 pub use control::Phase;
 pub use cpu::parse_list as parse_cpu_list;
 pub use error::{Error, Result};
-pub use hist::Summary;
 pub use nbd::{ExportInfo, NbdUri, Replies, info as nbd_info, server_pid};
 pub use options::{Engine, File, Load, Nbd, Options, Rw, Target, VhostUser, Wait};
 pub use port::Op;
-pub use report::Report;
+pub use report::{Report, Summary};
 pub use run::Progress;
 pub use server::{ServerInfo, info};
 

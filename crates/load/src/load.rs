@@ -2,11 +2,12 @@
 //!
 //! It allocates nothing and reads the clock twice per batch.
 
-use crate::clock::{Clock, Ticks};
+use fathom_trace::Clock;
+use fathom_trace::histogram::{Counts, FINE};
+
 use crate::control::{Control, Phase, Seat};
 use crate::cpu;
 use crate::error::{Error, Result};
-use crate::hist::Histogram;
 use crate::options::Load;
 use crate::port::{Counters, Done, Op, Port};
 use crate::verify::{Checker, Verified};
@@ -15,7 +16,8 @@ use crate::workload::{Range, Workload};
 /// A request in flight, or a free slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    sent: Ticks,
+    /// In ticks of [`Clock`].
+    sent: u64,
     offset: u64,
     op: Op,
     busy: bool,
@@ -25,13 +27,13 @@ struct Slot {
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Completed requests by [`Op`].
-    pub latency: [Histogram; 5],
+    pub latency: [Counts<FINE>; 5],
     /// All requests that ended, in the window or not.
     pub completed: u64,
     /// Requests that failed and were tolerated.
     pub errors: u64,
-    /// Length of the measured window.
-    pub window: Ticks,
+    /// Length of the measured window, in ticks.
+    pub window: u64,
     /// This thread's CPU time in the window, in ns.
     pub cpu_ns: u64,
     pub kicks: u64,
@@ -44,7 +46,7 @@ pub struct Measured {
 /// Where the window began.
 #[derive(Clone, Copy, Debug, Default)]
 struct WindowStart {
-    at: Ticks,
+    at: u64,
     cpu_ns: u64,
     counters: Counters,
 }
@@ -65,7 +67,7 @@ pub struct Worker<'a, P> {
     index: u16,
     load: &'a Load,
     control: &'a Control,
-    clock: Clock,
+    clock: &'static Clock,
     source: Source,
     checker: Option<Checker<'a>>,
     slots: Vec<Slot>,
@@ -91,7 +93,7 @@ impl<'a, P: Port> Worker<'a, P> {
         range: Range,
         load: &'a Load,
         control: &'a Control,
-        clock: Clock,
+        clock: &'static Clock,
         checker: Option<Checker<'a>>,
     ) -> Worker<'a, P> {
         let depth = usize::from(load.iodepth);

@@ -2,10 +2,9 @@
 
 use std::fmt;
 
+use fathom_trace::histogram::{Counts, FINE};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Scale;
-use crate::hist::{Histogram, Summary};
 use crate::load::Measured;
 use crate::options::{Load, Options, Target, Wait};
 use crate::port::Op;
@@ -15,7 +14,7 @@ use crate::verify::Verified;
 #[derive(Debug)]
 pub struct Outcome {
     pub measured: Vec<Measured>,
-    pub scale: Scale,
+    pub ns_per_tick: f64,
     pub backend_cpu_ns: Option<u64>,
 }
 
@@ -28,6 +27,31 @@ pub struct Direction {
     /// 10^6 bytes per second; 0 for a flush.
     pub mb_per_s: f64,
     pub latency: Summary,
+}
+
+/// Latencies in nanoseconds; all zero without requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    pub mean_ns: f64,
+    pub p50_ns: f64,
+    pub p90_ns: f64,
+    pub p99_ns: f64,
+    pub p999_ns: f64,
+    pub max_ns: f64,
+}
+
+impl Summary {
+    fn of(ticks: &Counts<FINE>, ns_per_tick: f64) -> Summary {
+        let quantile = |q| ticks.quantile_of_any(q).unwrap_or(0.0) * ns_per_tick;
+        Summary {
+            mean_ns: ticks.mean().unwrap_or(0.0) * ns_per_tick,
+            p50_ns: quantile(0.50),
+            p90_ns: quantile(0.90),
+            p99_ns: quantile(0.99),
+            p999_ns: quantile(0.999),
+            max_ns: ticks.max() as f64 * ns_per_tick,
+        }
+    }
 }
 
 /// The serving process.
@@ -74,8 +98,8 @@ impl Report {
         let load = &options.load;
         let workers = &outcome.measured;
         let longest = workers.iter().map(|m| m.window).max().unwrap_or(0);
-        let seconds = outcome.scale.ns(longest) / 1e9;
-        let operations = directions(load, workers, outcome.scale, seconds);
+        let seconds = outcome.ns_per_tick * longest as f64 / 1e9;
+        let operations = directions(load, workers, outcome.ns_per_tick, seconds);
         let requests: u64 = operations.iter().map(|d| d.ios).sum();
         let per_request = |n: u64| n as f64 / (requests.max(1)) as f64;
         let sum = |f: fn(&Measured) -> u64| workers.iter().map(f).sum::<u64>();
@@ -120,9 +144,9 @@ impl Report {
     }
 }
 
-fn directions(load: &Load, workers: &[Measured], scale: Scale, seconds: f64) -> Vec<Direction> {
+fn directions(load: &Load, workers: &[Measured], ns_per_tick: f64, seconds: f64) -> Vec<Direction> {
     let one = |op: Op| {
-        let mut all = Histogram::default();
+        let mut all = Counts::default();
         workers
             .iter()
             .for_each(|m| all.merge(&m.latency[op as usize]));
@@ -133,7 +157,7 @@ fn directions(load: &Load, workers: &[Measured], scale: Scale, seconds: f64) -> 
             ios: all.count(),
             iops,
             mb_per_s: iops * f64::from(bytes) / 1e6,
-            latency: all.summary(scale),
+            latency: Summary::of(&all, ns_per_tick),
         }
     };
     Op::ALL.map(one).into_iter().filter(|d| d.ios > 0).collect()

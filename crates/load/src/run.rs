@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::clock::Clock;
+use fathom_trace::Clock;
+
 use crate::control::{Control, Phase};
 use crate::cpu::ProcessCpu;
 use crate::error::{Error, Result};
@@ -130,7 +131,7 @@ where
     };
     let control = Control::new(load.queues);
     let cause = OnceLock::new();
-    let clock = Clock::new();
+    let clock = Clock::get();
     let mut watch = Watch::new(load, &control);
     if load.ramp.is_zero() {
         watch.enter(Phase::Measure, boss);
@@ -170,7 +171,7 @@ where
     })
     .map(|measured| Outcome {
         measured,
-        scale: clock.scale(),
+        ns_per_tick: 1e9 / clock.hz(),
         backend_cpu_ns: watch.backend_ns(),
     })
     .ok_or_else(|| cause.into_inner().unwrap_or(Error::Aborted))

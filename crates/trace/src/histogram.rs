@@ -1,16 +1,38 @@
-//! A log-linear histogram with one writer and any number of readers.
+//! A log-linear histogram: one increment a value, and a constant relative error.
+//!
+//! [`Counts`] is one to compute with; [`Histogram`] is filled by one thread while others look.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Each power of two is divided into this many buckets, so a value is known
-/// to 1/32 (3.1%) of itself.
-const SUB_BITS: u32 = 5;
-const SUB: usize = 1 << SUB_BITS;
-/// Values from 2^MAX_BITS (about 25 minutes of a 3 GHz TSC) fall into the
+/// Of a histogram that is always on: a value is known to 1/32 (3.1%) of itself.
+pub const COARSE: u32 = 5;
+/// Of a measurement: to 1/128 (0.8%).
+pub const FINE: u32 = 7;
+/// Values from 2^MAX_BITS (more than an hour of a 3 GHz TSC) fall into the
 /// last bucket; the sum and the maximum stay exact.
-const MAX_BITS: u32 = 42;
-/// Number of buckets.
-pub const BUCKETS: usize = (MAX_BITS - SUB_BITS + 1) as usize * SUB;
+const MAX_BITS: u32 = 44;
+
+/// Each power of two is divided into 2^BITS buckets.
+const fn buckets(bits: u32) -> usize {
+    ((MAX_BITS - bits + 1) as usize) << bits
+}
+
+#[inline(always)]
+fn bucket_of<const BITS: u32>(value: u64) -> usize {
+    let value = value.min((1 << MAX_BITS) - 1);
+    let shift = (63 - BITS).saturating_sub(value.leading_zeros());
+    ((shift as usize) << BITS) + (value >> shift) as usize
+}
+
+/// The smallest value of a bucket and the number of values in it.
+fn bucket_range<const BITS: u32>(index: usize) -> (u64, u64) {
+    let sub = 1 << BITS;
+    if index < 2 * sub {
+        return (index as u64, 1);
+    }
+    let shift = index / sub - 1;
+    (((index % sub + sub) as u64) << shift, 1 << shift)
+}
 
 /// Counts of values, in whatever unit the writer uses.
 ///
@@ -25,31 +47,13 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Histogram {
+        let zeroes = (0..buckets(COARSE)).map(|_| AtomicU64::new(0));
         Histogram {
-            buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
+            buckets: zeroes.collect(),
             sum: AtomicU64::new(0),
             max: AtomicU64::new(0),
         }
     }
-}
-
-#[inline]
-fn bucket_of(value: u64) -> usize {
-    if value < SUB as u64 {
-        return value as usize;
-    }
-    let shift = 63 - value.leading_zeros() - SUB_BITS;
-    let index = (shift as usize) * SUB + (value >> shift) as usize;
-    index.min(BUCKETS - 1)
-}
-
-/// The smallest value of a bucket and the number of values in it.
-fn bucket_range(index: usize) -> (u64, u64) {
-    if index < 2 * SUB {
-        return (index as u64, 1);
-    }
-    let shift = index / SUB - 1;
-    (((index % SUB + SUB) as u64) << shift, 1 << shift)
 }
 
 /// A plain add: there is one writer, so no locked instruction is needed.
@@ -62,7 +66,7 @@ impl Histogram {
     /// Count `value` `n` times. Only the one writer may call this.
     #[inline]
     pub fn record_n(&self, value: u64, n: u64) {
-        add(&self.buckets[bucket_of(value)], n);
+        add(&self.buckets[bucket_of::<COARSE>(value)], n);
         add(&self.sum, value.wrapping_mul(n));
         if value > self.max.load(Relaxed) {
             self.max.store(value, Relaxed);
@@ -70,8 +74,8 @@ impl Histogram {
     }
 
     /// A copy to compute with.
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot {
+    pub fn counts(&self) -> Counts<COARSE> {
+        Counts {
             buckets: self.buckets.iter().map(|b| b.load(Relaxed)).collect(),
             sum: self.sum.load(Relaxed),
             max: self.max.load(Relaxed),
@@ -79,26 +83,34 @@ impl Histogram {
     }
 }
 
-/// A histogram at one instant; several merge into one.
+/// A histogram of one thread's own; several merge into one.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
-    buckets: Vec<u64>,
+pub struct Counts<const BITS: u32> {
+    buckets: Box<[u64]>,
     sum: u64,
     max: u64,
 }
 
-impl Default for Snapshot {
-    fn default() -> Snapshot {
-        Snapshot {
-            buckets: vec![0; BUCKETS],
+impl<const BITS: u32> Default for Counts<BITS> {
+    fn default() -> Self {
+        Counts {
+            buckets: vec![0; buckets(BITS)].into(),
             sum: 0,
             max: 0,
         }
     }
 }
 
-impl Snapshot {
-    pub fn merge(&mut self, other: &Snapshot) {
+impl<const BITS: u32> Counts<BITS> {
+    /// Adds one value.
+    #[inline(always)]
+    pub fn record(&mut self, value: u64) {
+        self.buckets[bucket_of::<BITS>(value)] += 1;
+        self.sum = self.sum.wrapping_add(value);
+        self.max = self.max.max(value);
+    }
+
+    pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine += theirs;
         }
@@ -114,7 +126,7 @@ impl Snapshot {
     pub fn occupied(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         let counts = self.buckets.iter().copied().enumerate();
         counts.filter(|(_, n)| *n > 0).map(|(index, n)| {
-            let (from, width) = bucket_range(index);
+            let (from, width) = bucket_range::<BITS>(index);
             (from, from + width, n)
         })
     }
@@ -138,22 +150,27 @@ impl Snapshot {
     /// anything at all is given.
     pub fn quantile(&self, q: f64) -> Option<f64> {
         const MIN_BEYOND: f64 = 10.0;
-        let count = self.count();
-        if count == 0 || (q > 0.5 && (1.0 - q) * (count as f64) < MIN_BEYOND - 1e-6) {
-            return None;
+        let beyond = (1.0 - q) * self.count() as f64;
+        match q > 0.5 && beyond < MIN_BEYOND - 1e-6 {
+            true => None,
+            false => self.quantile_of_any(q),
         }
-        let rank = q * count as f64;
+    }
+
+    /// Likewise, however few values there are.
+    pub fn quantile_of_any(&self, q: f64) -> Option<f64> {
+        let rank = q * self.count() as f64;
         let mut below = 0.0;
-        for (index, &n) in self.buckets.iter().enumerate().filter(|(_, n)| **n > 0) {
+        for (from, to, n) in self.occupied() {
             if below + n as f64 >= rank {
-                let (low, width) = bucket_range(index);
                 let inside = (rank - below) / n as f64;
-                let value = low as f64 + inside * (width - 1) as f64;
+                let value = from as f64 + inside * (to - from - 1) as f64;
                 return Some(value.min(self.max as f64));
             }
             below += n as f64;
         }
-        Some(self.max as f64)
+        // With any values, by rounding only.
+        (below > 0.0).then_some(self.max as f64)
     }
 }
 
@@ -163,47 +180,61 @@ mod tests {
 
     #[test]
     fn every_value_lies_in_its_bucket() {
-        for bits in 0..MAX_BITS {
-            for value in [1u64 << bits, (1 << bits) + 1, (2u64 << bits) - 1] {
-                let (low, width) = bucket_range(bucket_of(value));
-                assert!(low <= value && value < low + width, "{value}");
-                assert!(width == 1 || width * SUB as u64 <= low, "{value}");
+        fn check<const BITS: u32>() {
+            for bits in 0..MAX_BITS {
+                for value in [1u64 << bits, (1 << bits) + 1, (2u64 << bits) - 1] {
+                    let value = value.min((1 << MAX_BITS) - 1);
+                    let (low, width) = bucket_range::<BITS>(bucket_of::<BITS>(value));
+                    assert!(low <= value && value < low + width, "{value}");
+                    assert!(width == 1 || width << BITS <= low, "{value}");
+                }
             }
+            assert_eq!(bucket_of::<BITS>(u64::MAX), buckets(BITS) - 1);
         }
+        check::<COARSE>();
+        check::<FINE>();
     }
 
     #[test]
     fn buckets_follow_one_another_without_gaps() {
-        let mut next = 0;
-        for index in 0..BUCKETS {
-            let (low, width) = bucket_range(index);
-            assert_eq!(low, next);
-            assert_eq!(bucket_of(low), index);
-            next = low + width;
+        fn check<const BITS: u32>() {
+            let mut next = 0;
+            for index in 0..buckets(BITS) {
+                let (low, width) = bucket_range::<BITS>(index);
+                assert_eq!(low, next);
+                assert_eq!(bucket_of::<BITS>(low), index);
+                next = low + width;
+            }
         }
+        check::<COARSE>();
+        check::<FINE>();
     }
 
     #[test]
     fn huge_values_are_counted_and_kept_exact_in_sum_and_max() {
         let histogram = Histogram::default();
         histogram.record_n(1 << 50, 2);
-        let snapshot = histogram.snapshot();
-        assert_eq!(snapshot.count(), 2);
-        assert_eq!(snapshot.max(), 1 << 50);
-        assert_eq!(snapshot.mean(), Some((1u64 << 50) as f64));
+        let counts = histogram.counts();
+        assert_eq!(counts.count(), 2);
+        assert_eq!(counts.max(), 1 << 50);
+        assert_eq!(counts.mean(), Some((1u64 << 50) as f64));
     }
 
     #[test]
     fn quantiles_agree_with_a_sorted_list() {
         let histogram = Histogram::default();
         let mut values: Vec<u64> = (0..100_000u64).map(|i| (i * i) % 1_000_003).collect();
+        let mut fine = Counts::<FINE>::default();
         values.iter().for_each(|v| histogram.record_n(*v, 1));
+        values.iter().for_each(|v| fine.record(*v));
         values.sort_unstable();
-        let snapshot = histogram.snapshot();
+        let counts = histogram.counts();
         for q in [0.5, 0.9, 0.99, 0.999] {
             let exact = values[(q * values.len() as f64) as usize] as f64;
-            let got = snapshot.quantile(q).unwrap();
+            let got = counts.quantile(q).unwrap();
             assert!((got / exact - 1.0).abs() < 0.035, "{q}: {got} {exact}");
+            let got = fine.quantile(q).unwrap();
+            assert!((got / exact - 1.0).abs() < 0.009, "{q}: {got} {exact}");
         }
     }
 
@@ -211,10 +242,12 @@ mod tests {
     fn no_percentile_without_ten_samples_beyond_it() {
         let histogram = Histogram::default();
         histogram.record_n(7, 999);
-        assert_eq!(histogram.snapshot().quantile(0.99), None);
+        assert_eq!(histogram.counts().quantile(0.99), None);
+        assert_eq!(histogram.counts().quantile_of_any(0.99), Some(7.0));
         histogram.record_n(7, 1);
-        assert_eq!(histogram.snapshot().quantile(0.99), Some(7.0));
-        assert_eq!(Histogram::default().snapshot().quantile(0.5), None);
+        assert_eq!(histogram.counts().quantile(0.99), Some(7.0));
+        assert_eq!(Histogram::default().counts().quantile(0.5), None);
+        assert_eq!(Histogram::default().counts().quantile_of_any(0.5), None);
     }
 
     #[test]
@@ -222,8 +255,8 @@ mod tests {
         let (a, b) = (Histogram::default(), Histogram::default());
         a.record_n(10, 3);
         b.record_n(1000, 5);
-        let mut merged = a.snapshot();
-        merged.merge(&b.snapshot());
+        let mut merged = a.counts();
+        merged.merge(&b.counts());
         assert_eq!(
             (merged.count(), merged.max(), merged.sum()),
             (8, 1000, 5030)

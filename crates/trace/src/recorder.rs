@@ -1,6 +1,6 @@
 //! Turns finished requests into histograms, in batches.
 
-use crate::histogram::{Histogram, Snapshot};
+use crate::histogram::{COARSE, Counts, Histogram};
 use crate::stage::{Op, Stage, Stamps};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,9 +23,9 @@ impl Default for StageHistograms {
 
 impl StageHistograms {
     /// The stages of `op` in the order of [`Stage::ALL`], then the total.
-    pub fn snapshot(&self, op: Op) -> Vec<Snapshot> {
+    pub fn counts(&self, op: Op) -> Vec<Counts<COARSE>> {
         let stages = &self.ops[op as usize];
-        stages.iter().map(Histogram::snapshot).collect()
+        stages.iter().map(Histogram::counts).collect()
     }
 
     /// How many requests were answered with an error.
@@ -117,11 +117,11 @@ mod tests {
             recorder.record(op, &stamps);
         }
         recorder.flush();
-        let reads = histograms.snapshot(Op::Read);
+        let reads = histograms.counts(Op::Read);
         assert_eq!(reads[Stage::Device as usize].count(), 4);
         assert_eq!(reads[Stage::Device as usize].sum(), 24);
         assert_eq!(reads[Stage::Wake as usize].sum(), 4);
         assert_eq!(reads[Stage::COUNT].sum(), 28);
-        assert_eq!(histograms.snapshot(Op::Write)[Stage::COUNT].count(), 1);
+        assert_eq!(histograms.counts(Op::Write)[Stage::COUNT].count(), 1);
     }
 }

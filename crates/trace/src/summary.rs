@@ -1,7 +1,7 @@
 //! Histograms as the figures that people read: a table or JSON.
 
 use crate::clock::Clock;
-use crate::histogram::Snapshot;
+use crate::histogram::{COARSE, Counts};
 use crate::recorder::StageHistograms;
 use crate::stage::{Op, Stage};
 use serde::{Deserialize, Serialize};
@@ -55,12 +55,12 @@ impl Summary {
         workers: impl IntoIterator<Item = &'a StageHistograms>,
         clock: &Clock,
     ) -> Summary {
-        let mut merged = vec![vec![Snapshot::default(); Stage::COUNT + 1]; Op::COUNT];
+        let mut merged = vec![vec![Counts::default(); Stage::COUNT + 1]; Op::COUNT];
         let mut errors = [0; Op::COUNT];
         for worker in workers {
             for op in Op::ALL {
                 errors[op as usize] += worker.errors(op);
-                for (into, from) in merged[op as usize].iter_mut().zip(worker.snapshot(op)) {
+                for (into, from) in merged[op as usize].iter_mut().zip(worker.counts(op)) {
                     into.merge(&from);
                 }
             }
@@ -74,7 +74,7 @@ impl Summary {
                 errors: errors[op as usize],
                 stages: stage_names()
                     .zip(&merged[op as usize])
-                    .map(|(name, snapshot)| StageSummary::of(name, snapshot, ns_per_tick))
+                    .map(|(name, counts)| StageSummary::of(name, counts, ns_per_tick))
                     .collect(),
             })
             .collect();
@@ -91,19 +91,19 @@ fn stage_names() -> impl Iterator<Item = &'static str> {
 }
 
 impl StageSummary {
-    fn of(stage: &str, snapshot: &Snapshot, ns_per_tick: f64) -> StageSummary {
-        let quantile = |q| snapshot.quantile(q).map(|ticks| ticks * ns_per_tick);
+    fn of(stage: &str, counts: &Counts<COARSE>, ns_per_tick: f64) -> StageSummary {
+        let quantile = |q| counts.quantile(q).map(|ticks| ticks * ns_per_tick);
         StageSummary {
             stage: stage.to_owned(),
-            count: snapshot.count(),
-            mean_ns: snapshot.mean().unwrap_or(0.0) * ns_per_tick,
+            count: counts.count(),
+            mean_ns: counts.mean().unwrap_or(0.0) * ns_per_tick,
             p50_ns: quantile(0.5),
             p90_ns: quantile(0.9),
             p99_ns: quantile(0.99),
             p999_ns: quantile(0.999),
-            max_ns: snapshot.max() as f64 * ns_per_tick,
+            max_ns: counts.max() as f64 * ns_per_tick,
             histogram: match stage {
-                "device" | "total" => snapshot
+                "device" | "total" => counts
                     .occupied()
                     .map(|(from, to, n)| {
                         Bucket(from as f64 * ns_per_tick, to as f64 * ns_per_tick, n)
