@@ -61,7 +61,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["fathom-nbd", "fathom-files", "fathom-trace"],
     ),
     ("fathom-run", &[]),
-    ("fathom-lab", &["fathom-run", "fathom-trace"]),
+    ("fathom-lab", &["fathom-load", "fathom-run", "fathom-trace"]),
     ("fathom-report", &["fathom-run", "fathom-trace"]),
     (
         "fathom-cli",

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::bench_users;
 use crate::breakdown::stop_on_signal;
 use anyhow::{Context, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum};
 use fathom_daemon::size::parse_size;
 use fathom_load::{
@@ -39,8 +40,8 @@ pub struct BenchArgs {
     info: bool,
 
     /// Kind of load
-    #[arg(long, value_enum, default_value = "randread")]
-    rw: RwArg,
+    #[arg(long, default_value = "randread", value_parser = rw())]
+    rw: Rw,
 
     /// Percentage of reads in rw and randrw
     #[arg(long, value_name = "PERCENT", default_value_t = 50)]
@@ -222,17 +223,13 @@ pub struct BenchArgs {
     registerfiles: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum RwArg {
-    Read,
-    Write,
-    Trim,
-    Randread,
-    Randwrite,
-    Randtrim,
-    #[value(alias = "readwrite")]
-    Rw,
-    Randrw,
+/// fio's words for a kind of load.
+fn rw() -> impl TypedValueParser<Value = Rw> {
+    let words = Rw::ALL.map(|rw| match rw {
+        Rw::ReadWrite => PossibleValue::new(rw.name()).alias("readwrite"),
+        _ => PossibleValue::new(rw.name()),
+    });
+    PossibleValuesParser::new(words).try_map(|word| word.parse::<Rw>())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -252,6 +249,7 @@ enum RepliesArg {
 enum EngineArg {
     #[value(name = "io_uring")]
     IoUring,
+    Libaio,
     Psync,
 }
 
@@ -277,16 +275,7 @@ impl BenchArgs {
         let by_count = self.number_ios.is_some();
         let default = |seconds| (!by_count).then_some(Duration::from_secs(seconds));
         Ok(Load {
-            rw: match self.rw {
-                RwArg::Read => Rw::Read,
-                RwArg::Write => Rw::Write,
-                RwArg::Trim => Rw::Trim,
-                RwArg::Randread => Rw::RandRead,
-                RwArg::Randwrite => Rw::RandWrite,
-                RwArg::Randtrim => Rw::RandTrim,
-                RwArg::Rw => Rw::ReadWrite,
-                RwArg::Randrw => Rw::RandRw,
-            },
+            rw: self.rw,
             rwmixread: self.rwmixread,
             rwmixtrim: self.rwmixtrim,
             rwmixzero: self.rwmixzero,
@@ -348,6 +337,7 @@ impl BenchArgs {
             (None, None, Some(path)) => Ok(Target::File(File {
                 engine: match self.engine {
                     EngineArg::IoUring => Engine::IoUring,
+                    EngineArg::Libaio => Engine::Aio,
                     EngineArg::Psync => Engine::Psync,
                 },
                 buffered: self.buffered,

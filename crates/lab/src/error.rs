@@ -107,6 +107,9 @@ pub enum Error {
     /// A run directory cannot be written or read.
     #[error(transparent)]
     Run(#[from] fathom_run::Error),
+    /// The benchmark cannot run.
+    #[error(transparent)]
+    Load(#[from] fathom_load::Error),
     /// The file is there but cannot be what it is said to be.
     #[error("{path}: {reason}")]
     Unusable {

@@ -92,11 +92,11 @@ fn single_reads_are_stamped_one_after_another() {
 #[test]
 fn several_in_flight_overlap_and_stay_within_the_depth() {
     let image = image();
-    for engine in [Engine::Auto, Engine::IoUring, Engine::Aio] {
+    for engine in [None, Some(Engine::IoUring), Some(Engine::Aio)] {
         let mut options = options(&image, 2000).with_iodepth(8).with_rw(Rw::RandRead);
         options.engine = engine;
         let outcome = workload::run(&options).unwrap();
-        let expected = if engine == Engine::Aio {
+        let expected = if engine == Some(Engine::Aio) {
             "io_submit"
         } else {
             "io_uring"

@@ -14,6 +14,7 @@
 pub mod error;
 pub mod options;
 pub mod report;
+pub mod stamped;
 
 mod control;
 mod cpu;
@@ -33,7 +34,6 @@ mod run;
 mod server;
 mod session;
 mod slots;
-mod uring;
 mod verify;
 mod workload;
 

@@ -2,6 +2,8 @@
 //!
 //! It allocates nothing and reads the clock twice per batch.
 
+use std::time::Duration;
+
 use fathom_trace::Clock;
 use fathom_trace::histogram::{Counts, FINE};
 
@@ -61,9 +63,49 @@ enum Source {
     },
 }
 
+/// Whoever wants to know of each request by itself, and has it stamped by itself. [`Nobody`]
+/// costs nothing.
+pub trait Observer {
+    /// Whether anybody wants to know.
+    const LOOKS: bool = true;
+
+    /// Whether no more requests are to be sent, `now`.
+    fn is_over(&self, now: u64) -> bool;
+
+    /// The request of a free slot is about to be made. Returns how long to wait first.
+    fn starts(&mut self, slot: u16, offset: u64, clock: &Clock) -> Option<Duration>;
+
+    /// It has waited so many ticks, until `end`.
+    fn waited(&mut self, slot: u16, ticks: u64, end: u64);
+
+    /// A request has ended.
+    fn ended(&mut self, done: Done, now: u64);
+}
+
+/// Looks at nothing.
+#[derive(Debug)]
+pub struct Nobody;
+
+impl Observer for Nobody {
+    const LOOKS: bool = false;
+
+    fn is_over(&self, _now: u64) -> bool {
+        false
+    }
+
+    fn starts(&mut self, _slot: u16, _offset: u64, _clock: &Clock) -> Option<Duration> {
+        None
+    }
+
+    fn waited(&mut self, _slot: u16, _ticks: u64, _end: u64) {}
+
+    fn ended(&mut self, _done: Done, _now: u64) {}
+}
+
 /// One queue's driver.
-pub struct Worker<'a, P> {
+pub struct Worker<'a, P, O> {
     port: P,
+    observer: O,
     index: u16,
     load: &'a Load,
     control: &'a Control,
@@ -86,16 +128,16 @@ pub struct Worker<'a, P> {
     measured: Measured,
 }
 
-impl<'a, P: Port> Worker<'a, P> {
+impl<'a, P: Port, O: Observer> Worker<'a, P, O> {
     pub fn new(
         port: P,
+        observer: O,
         index: u16,
         range: Range,
         load: &'a Load,
         control: &'a Control,
-        clock: &'static Clock,
         checker: Option<Checker<'a>>,
-    ) -> Worker<'a, P> {
+    ) -> Worker<'a, P, O> {
         let depth = usize::from(load.iodepth);
         let idle = Slot {
             sent: 0,
@@ -106,10 +148,11 @@ impl<'a, P: Port> Worker<'a, P> {
         Worker {
             until_rest: rest_period(&port),
             port,
+            observer,
             index,
             load,
             control,
-            clock,
+            clock: Clock::get(),
             source: Source::Load(Workload::new(load, index, range)),
             checker,
             slots: vec![idle; depth],
@@ -142,6 +185,16 @@ impl<'a, P: Port> Worker<'a, P> {
         self.measured.verified = self.checker.as_ref().map(Checker::verified);
         self.measured.log_pages = self.port.log_pages();
         Ok(std::mem::take(&mut self.measured))
+    }
+
+    /// Who looks at each request.
+    pub fn observer(&mut self) -> &mut O {
+        &mut self.observer
+    }
+
+    /// Gives the observer back.
+    pub fn into_observer(self) -> O {
+        self.observer
     }
 
     fn run_load(&mut self) -> Result<()> {
@@ -259,6 +312,9 @@ impl<'a, P: Port> Worker<'a, P> {
             return Ok(());
         }
         let sent = self.clock.now();
+        if O::LOOKS && self.observer.is_over(sent) {
+            self.budget = 0;
+        }
         while let Some(&slot) = self.free.last() {
             if self.budget == 0 || self.until_rest == 0 {
                 break;
@@ -273,6 +329,9 @@ impl<'a, P: Port> Worker<'a, P> {
                 checker.start(slot, op, block, self.port.buffer(slot));
             }
             let offset = self.load.offset + block * u64::from(self.load.bs);
+            if O::LOOKS {
+                self.show_start(slot, offset)?;
+            }
             self.port.queue(slot, op, offset);
             self.slots[usize::from(slot)] = Slot {
                 sent,
@@ -284,6 +343,19 @@ impl<'a, P: Port> Worker<'a, P> {
         }
         self.seat().publish(self.completed, self.in_flight);
         self.port.submit()
+    }
+
+    #[inline]
+    fn show_start(&mut self, slot: u16, offset: u64) -> Result<()> {
+        if let Some(delay) = self.observer.starts(slot, offset, self.clock) {
+            // Those queued before it are not to wait for it.
+            self.port.submit_now()?;
+            let start = self.clock.now();
+            std::thread::sleep(delay);
+            let end = self.clock.now();
+            self.observer.waited(slot, end - start, end);
+        }
+        Ok(())
     }
 
     /// The next request; none when there is none at the moment.
@@ -312,6 +384,9 @@ impl<'a, P: Port> Worker<'a, P> {
         let now = self.clock.now();
         for i in 0..count {
             let done = self.done[i];
+            if O::LOOKS {
+                self.observer.ended(done, self.clock.now());
+            }
             let slot = &mut self.slots[usize::from(done.slot)];
             if !std::mem::replace(&mut slot.busy, false) {
                 return Err(self.completed_twice(done.slot));

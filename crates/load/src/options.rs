@@ -1,6 +1,8 @@
 //! What to run. Names follow fio where fio has the same notion.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -80,6 +82,9 @@ pub struct File {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     IoUring,
+    /// Linux AIO; needs direct I/O to be asynchronous.
+    Aio,
+    /// One call after another.
     Psync,
 }
 
@@ -88,6 +93,7 @@ impl Engine {
     pub fn name(self) -> &'static str {
         match self {
             Engine::IoUring => "io_uring",
+            Engine::Aio => "libaio",
             Engine::Psync => "psync",
         }
     }
@@ -162,6 +168,18 @@ pub enum Rw {
 }
 
 impl Rw {
+    /// All of them.
+    pub const ALL: [Rw; 8] = [
+        Rw::Read,
+        Rw::Write,
+        Rw::Trim,
+        Rw::RandRead,
+        Rw::RandWrite,
+        Rw::RandTrim,
+        Rw::ReadWrite,
+        Rw::RandRw,
+    ];
+
     /// Offsets drawn at random instead of following each other.
     pub fn is_random(self) -> bool {
         matches!(
@@ -187,6 +205,22 @@ impl Rw {
             Rw::ReadWrite => "rw",
             Rw::RandRw => "randrw",
         }
+    }
+}
+
+impl fmt::Display for Rw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Rw {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Rw, String> {
+        let text = if text == "readwrite" { "rw" } else { text };
+        let found = Rw::ALL.into_iter().find(|rw| rw.name() == text);
+        found.ok_or_else(|| format!("'{text}' is none of {}", Rw::ALL.map(Rw::name).join(", ")))
     }
 }
 
@@ -391,12 +425,20 @@ impl VhostUser {
 
 impl File {
     fn validate(&self, load: &Load) -> Result<()> {
-        if self.engine == Engine::Psync {
-            if load.iodepth > 1 {
-                return refuse("--engine psync has one request in flight; use --queues instead");
+        if self.engine == Engine::Psync && load.iodepth > 1 {
+            return refuse("--engine psync has one request in flight; use --queues instead");
+        }
+        let registered = self.fixedbufs || self.registerfiles;
+        if self.engine != Engine::IoUring && (registered || self.wait == Wait::Poll) {
+            return refuse("--fixedbufs, --registerfiles and --wait poll need io_uring");
+        }
+        if self.engine == Engine::Aio {
+            if self.buffered {
+                return refuse("libaio through the page cache waits in each call: use io_uring");
             }
-            if self.fixedbufs || self.registerfiles || self.wait == Wait::Poll {
-                return refuse("--fixedbufs, --registerfiles and --wait poll need io_uring");
+            let trims = matches!(load.rw, Rw::Trim | Rw::RandTrim);
+            if trims || load.rwmixtrim + load.rwmixzero > 0 {
+                return refuse("libaio has no discards and no zeroes: use io_uring or psync");
             }
         }
         Ok(())

@@ -60,6 +60,11 @@ pub trait Port: Send {
     /// Starts all that was queued.
     fn submit(&mut self) -> Result<()>;
 
+    /// Likewise, where [`Port::submit`] leaves it for [`Port::wait`].
+    fn submit_now(&mut self) -> Result<()> {
+        self.submit()
+    }
+
     /// Takes what has ended; at most as many as are in flight.
     fn reap(&mut self, done: &mut Vec<Done>) -> Result<()>;
 

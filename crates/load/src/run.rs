@@ -11,7 +11,7 @@ use crate::control::{Control, Phase};
 use crate::cpu::ProcessCpu;
 use crate::error::{Error, Result};
 use crate::ledger::{Area, Ledger, Part};
-use crate::load::{Measured, Worker};
+use crate::load::{Measured, Nobody, Worker};
 use crate::options::Load;
 use crate::port::Port;
 use crate::report::Outcome;
@@ -152,7 +152,8 @@ where
                     let tell = |e| fail(e, control, cause);
                     let port = port().map_err(tell).ok()?;
                     let index = i as u16;
-                    let mut worker = Worker::new(port, index, range, load, control, clock, checker);
+                    let mut worker =
+                        Worker::new(port, Nobody, index, range, load, control, checker);
                     worker.run().map_err(tell).ok()
                 })
             })

@@ -220,7 +220,7 @@ impl Options {
         if self.queues > 1 && self.transport == Transport::Legacy {
             return bad("a legacy disk has one queue here: --queues 1");
         }
-        self.workload("the guest's disk").check()
+        Ok(self.workload("the guest's disk").check()?)
     }
 
     /// The benchmark on a file or device.

@@ -1,18 +1,26 @@
-//! What a run has measured, and its file of events.
+//! The benchmark that runs in the guest and on the host, and its file of events: `crates/load`'s
+//! requests with their own stamps.
+//!
+//! ```no_run
+//! use fathom_lab::workload::{self, Limit, Options};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let options = Options::new("/dev/vda").with_limit(Limit::Operations(10_000));
+//! let outcome = workload::run(&options)?;
+//! println!("{} ns", outcome.benchmark.mean_ns);
+//! outcome.write("bench.events".as_ref())?;
+//! # Ok(())
+//! # }
+//! ```
 
 use std::path::Path;
 
+use fathom_load::stamped::{self, Injection, Record};
+pub use fathom_load::stamped::{Limit, Options};
+pub use fathom_load::{Engine, Rw};
 use fathom_run::{Benchmark, Clock, Event, Kind, Pair, StreamInfo, StreamWriter, flags};
 
-use super::options::Options;
-use super::records::{Buffer, Injection, Record};
-
-/// The whole run, in ns of CLOCK_MONOTONIC: one stamp before its loop and one after.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub start: u64,
-    pub end: u64,
-}
+use crate::error::Result;
 
 /// What was measured.
 #[derive(Debug)]
@@ -25,8 +33,8 @@ pub struct Outcome {
     pub is_tsc: bool,
     /// The thread that made the calls.
     pub tid: u32,
-    records: Buffer<Record>,
-    injections: Buffer<Injection>,
+    records: Vec<Record>,
+    injections: Vec<Injection>,
     block_size: u64,
     write: bool,
 }
@@ -36,49 +44,42 @@ const PLACE: &str = "guest";
 /// Arguments of [`Kind::BenchOperation`], the widest of the file.
 const WIDTH: usize = 5;
 
+/// Runs the benchmark to its end.
+///
+/// # Errors
+/// As [`stamped::run`]. Single operations that fail are counted in
+/// [`fathom_run::Benchmark::errors`].
+pub fn run(options: &Options) -> Result<Outcome> {
+    let measured = stamped::run(options)?;
+    let operations = measured.records.len() as u64;
+    let wanted = options.block_size.cast_signed();
+    let failed = |record: &&Record| record.result != wanted;
+    Ok(Outcome {
+        benchmark: Benchmark {
+            operations,
+            mean_ns: measured.wall_ns as f64 / operations as f64,
+            wall_ns: measured.wall_ns,
+            errors: measured.records.iter().filter(failed).count() as u64,
+            call: measured.call.to_owned(),
+        },
+        pairs: measured.pairs.map(|pair| Pair {
+            tsc: pair.ticks,
+            monotonic_ns: pair.monotonic_ns,
+        }),
+        is_tsc: fathom_trace::Clock::get().is_tsc(),
+        tid: measured.tid,
+        records: measured.records,
+        injections: measured.injections,
+        block_size: options.block_size,
+        write: !options.rw.is_read_only(),
+    })
+}
+
 impl Outcome {
-    pub(super) fn new(
-        options: &Options,
-        records: Buffer<Record>,
-        injections: Buffer<Injection>,
-        window: Window,
-        pairs: [Pair; 2],
-        call: &str,
-    ) -> Outcome {
-        let operations = records.as_slice().len() as u64;
-        let wanted = options.block_size.cast_signed();
-        let failed = |record: &&Record| record.result != wanted;
-        let wall_ns = window.end - window.start;
-        Outcome {
-            benchmark: Benchmark {
-                operations,
-                mean_ns: wall_ns as f64 / operations as f64,
-                wall_ns,
-                errors: records.as_slice().iter().filter(failed).count() as u64,
-                call: call.to_owned(),
-            },
-            pairs,
-            is_tsc: fathom_trace::Clock::get().is_tsc(),
-            tid: rustix::thread::gettid()
-                .as_raw_nonzero()
-                .get()
-                .cast_unsigned(),
-            records,
-            injections,
-            block_size: options.block_size,
-            write: options.rw.is_write(),
-        }
-    }
-
-    pub(super) fn first_error(&self) -> Option<i64> {
-        let mut results = self.records.as_slice().iter().map(|record| record.result);
-        results.find(|result| *result < 0)
-    }
-
     /// The measured operations as events, in order of time, the injected delays among them.
     pub fn events(&self) -> impl Iterator<Item = Event> {
-        let mut operations = self.records.as_slice().iter().peekable();
-        let mut delays = self.injections.as_slice().iter().peekable();
+        let mut operations = self.records.iter().peekable();
+        let mut delays = self.injections.iter().peekable();
         std::iter::from_fn(move || {
             let delay_first = match (operations.peek(), delays.peek()) {
                 (Some(operation), Some(delay)) => delay.end < operation.start,

@@ -1,6 +1,8 @@
 //! Load on a file or block device of this host.
 
+pub mod aio;
 mod open;
+pub mod uring;
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -14,10 +16,11 @@ use crate::error::{Error, Result};
 use crate::memory::{Buffer, Mapping, PAGE};
 use crate::options::{Engine, File as FileOptions, Load, Options, SECTOR};
 use crate::port::{Counters, Done, Op, Port};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use crate::run::{self, Geometry, Progress, Supervisor};
-use crate::uring::Uring;
 use crate::workload::Rng;
+use aio::Aio;
+use uring::Uring;
 
 /// Added to the bytes done of a request that was cut short, and negated.
 const SHORT: i32 = 1;
@@ -39,36 +42,26 @@ pub fn run(
     })?;
     let geometry = Geometry::new(load, size, SECTOR)?;
     open::refuse_data(&file, target, load, geometry)?;
-    let workers = 0..load.queues;
     let outcome = match target.engine {
         Engine::IoUring => {
-            let make = |_| {
-                let file = file.clone();
-                move || Uring::new(file, target, load)
-            };
-            run::run(
-                load,
-                geometry,
-                workers.map(make).collect(),
-                &mut Nobody,
-                progress,
-            )
+            let make = move || Uring::new(file, target, load);
+            run_each(load, geometry, make, progress)
         }
-        Engine::Psync => {
-            let make = |_| {
-                let file = file.clone();
-                move || Psync::new(file, load)
-            };
-            run::run(
-                load,
-                geometry,
-                workers.map(make).collect(),
-                &mut Nobody,
-                progress,
-            )
-        }
+        Engine::Aio => run_each(load, geometry, move || Aio::new(file, load), progress),
+        Engine::Psync => run_each(load, geometry, move || Psync::new(file, load), progress),
     }?;
     Ok(Report::new(options, &outcome, None))
+}
+
+/// One worker per queue, each with a port of its own.
+fn run_each<P: Port>(
+    load: &Load,
+    geometry: Geometry,
+    make: impl FnOnce() -> Result<P> + Send + Clone,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<Outcome> {
+    let ports = vec![make; load.queues.into()];
+    run::run(load, geometry, ports, &mut Nobody, progress)
 }
 
 /// On a file there is nobody to supervise: the kernel answers.
@@ -169,6 +162,15 @@ pub fn status(op: Op, len: u32, result: i32) -> i32 {
     }
 }
 
+/// What the system call returned, again: bytes, or a negative errno.
+pub fn result(len: u32, status: i32) -> i64 {
+    match status {
+        0 => len.into(),
+        short if short < 0 => i64::from(-short - SHORT),
+        errno => -i64::from(errno),
+    }
+}
+
 /// The status in words.
 pub fn describe_status(status: i32) -> String {
     if status < 0 {
@@ -188,6 +190,9 @@ pub fn fallocate_mode(op: Op) -> i32 {
 /// One request at a time by pread, pwrite, fdatasync and fallocate.
 pub struct Psync {
     file: Arc<File>,
+    /// Where the file's own position is: then `read` and `write` are called, which go on from
+    /// there; else `pread` and `pwrite`.
+    position: Option<u64>,
     buffers: Buffers,
     len: u32,
     queued: Option<(u16, Op, u64)>,
@@ -196,9 +201,10 @@ pub struct Psync {
 }
 
 impl Psync {
-    fn new(file: Arc<File>, load: &Load) -> Result<Psync> {
+    pub fn new(file: Arc<File>, load: &Load) -> Result<Psync> {
         Ok(Psync {
             file,
+            position: None,
             buffers: Buffers::new(load)?,
             len: load.bs,
             queued: None,
@@ -207,7 +213,18 @@ impl Psync {
         })
     }
 
-    fn call(&self, slot: u16, op: Op, offset: u64) -> i32 {
+    /// Calls `read` and `write`, which know no offset.
+    pub fn at_position(self) -> Psync {
+        Psync {
+            position: Some(u64::MAX),
+            ..self
+        }
+    }
+
+    fn call(&mut self, slot: u16, op: Op, offset: u64) -> i32 {
+        if let Err(e) = self.go_to(offset) {
+            return -e.raw_os_error().unwrap_or(libc::EIO);
+        }
         let fd: RawFd = self.file.as_raw_fd();
         let (data, len) = (self.buffers.get(slot).as_ptr(), self.len as usize);
         let at = offset as i64;
@@ -215,6 +232,8 @@ impl Psync {
         // open; the other calls touch no memory.
         let result = unsafe {
             match op {
+                Op::Read if self.position.is_some() => libc::read(fd, data.cast(), len),
+                Op::Write if self.position.is_some() => libc::write(fd, data.cast(), len),
                 Op::Read => libc::pread64(fd, data.cast(), len, at),
                 Op::Write => libc::pwrite64(fd, data.cast(), len, at),
                 Op::Flush => libc::fdatasync(fd) as isize,
@@ -223,11 +242,26 @@ impl Psync {
                 }
             }
         };
+        if let Some(position) = &mut self.position {
+            *position = offset + result.max(0) as u64;
+        }
         match result {
             -1 => -io::Error::last_os_error()
                 .raw_os_error()
                 .unwrap_or(libc::EIO),
             n => n as i32,
+        }
+    }
+
+    /// Back to the start of the range, or on after a short request.
+    #[inline]
+    fn go_to(&mut self, offset: u64) -> io::Result<()> {
+        match self.position {
+            Some(position) if position != offset => {
+                let mut file = &*self.file;
+                file.seek(SeekFrom::Start(offset)).map(drop)
+            }
+            _ => Ok(()),
         }
     }
 }

@@ -1,16 +1,12 @@
 //! What the benchmark is asked to do.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::options::{Engine, Load, MAX_QUEUE_SIZE, Rw, SECTOR};
 
-/// Direct I/O wants offsets and sizes in units of a device's sector; this is the smallest.
-pub(super) const SECTOR: u64 = 512;
-/// More than any disk has tags for.
-const MAX_DEPTH: u32 = 4096;
+const MAX_DEPTH: u32 = MAX_QUEUE_SIZE as u32;
 /// One operation's buffer.
 const MAX_BLOCK: u64 = 64 << 20;
 /// All buffers together.
@@ -18,73 +14,6 @@ const MAX_BUFFERS: u64 = 1 << 30;
 /// Stamps of this many operations fit into 64 MiB: a guest has little memory.
 const DEFAULT_ROOM: u64 = 2 << 20;
 const MAX_ROOM: u64 = 64 << 20;
-
-/// The pattern, in fio's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rw {
-    /// Reads one after another.
-    Read,
-    /// Writes one after another.
-    Write,
-    /// Reads anywhere.
-    RandRead,
-    /// Writes anywhere.
-    RandWrite,
-}
-
-impl Rw {
-    /// All of them.
-    pub const ALL: [Rw; 4] = [Rw::Read, Rw::Write, Rw::RandRead, Rw::RandWrite];
-
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Rw::Read => "read",
-            Rw::Write => "write",
-            Rw::RandRead => "randread",
-            Rw::RandWrite => "randwrite",
-        }
-    }
-
-    /// Whether it changes the file.
-    pub fn is_write(self) -> bool {
-        matches!(self, Rw::Write | Rw::RandWrite)
-    }
-
-    /// Whether it jumps.
-    pub fn is_random(self) -> bool {
-        matches!(self, Rw::RandRead | Rw::RandWrite)
-    }
-}
-
-impl fmt::Display for Rw {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Rw {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Rw, String> {
-        Rw::ALL
-            .into_iter()
-            .find(|rw| rw.name() == text)
-            .ok_or_else(|| format!("'{text}' is none of read, write, randread, randwrite"))
-    }
-}
-
-/// How several operations are kept in flight (at depth 1 plain calls are made instead).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Engine {
-    /// io_uring, or Linux AIO where io_uring is not permitted.
-    #[default]
-    Auto,
-    /// io_uring.
-    IoUring,
-    /// Linux AIO; needs direct I/O to be asynchronous.
-    Aio,
-}
 
 /// When the benchmark ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,8 +36,8 @@ pub struct Options {
     pub block_size: u64,
     /// Operations in flight.
     pub iodepth: u32,
-    /// How, above depth 1.
-    pub engine: Engine,
+    /// How, above depth 1; None: io_uring, or Linux AIO where the kernel refuses that.
+    pub engine: Option<Engine>,
     /// `pread`/`pwrite` instead of `read`/`write` at depth 1. Random access always uses them.
     pub positional: bool,
     /// Past the page cache (O_DIRECT).
@@ -137,7 +66,7 @@ impl Options {
             rw: Rw::Read,
             block_size: 4096,
             iodepth: 1,
-            engine: Engine::Auto,
+            engine: None,
             positional: false,
             direct: true,
             limit: Limit::Operations(10_000),
@@ -183,9 +112,18 @@ impl Options {
         }
     }
 
-    /// What can be said without the file.
-    pub(crate) fn check(&self) -> Result<()> {
-        let sized = |n: u64| n.is_multiple_of(SECTOR);
+    /// Refuses what cannot be done whatever the file is.
+    ///
+    /// # Errors
+    /// What it is, in one line.
+    pub fn check(&self) -> Result<()> {
+        if !matches!(self.rw, Rw::Read | Rw::Write | Rw::RandRead | Rw::RandWrite) {
+            return self.bad(format!(
+                "{} is not one of read, write, randread, randwrite",
+                self.rw
+            ));
+        }
+        let sized = |n: u64| n.is_multiple_of(SECTOR.into());
         if self.block_size == 0 || self.block_size > MAX_BLOCK {
             let size = self.block_size;
             return self.bad(format!("a block size of {size} is not within 1 and 64M"));
@@ -201,7 +139,10 @@ impl Options {
         if u64::from(self.iodepth) * self.block_size > MAX_BUFFERS {
             return self.bad("iodepth times block size is more than 1G of buffers".into());
         }
-        if self.iodepth > 1 && self.engine == Engine::Aio && !self.direct {
+        if self.iodepth > 1 && self.engine == Some(Engine::Psync) {
+            return self.bad("psync has one operation in flight".into());
+        }
+        if self.iodepth > 1 && self.engine == Some(Engine::Aio) && !self.direct {
             return self
                 .bad("Linux AIO without direct I/O waits in each call: use io_uring".into());
         }
@@ -217,15 +158,25 @@ impl Options {
         Ok(())
     }
 
-    pub(super) fn bad<T>(&self, reason: String) -> Result<T> {
-        Err(bad(&self.path, reason))
+    /// The same as a load on `blocks`; whoever runs it watches over time and errors.
+    pub(super) fn load(&self) -> Load {
+        Load {
+            rw: self.rw,
+            // Checked: at most 64 MiB, and 1024 in flight.
+            bs: self.block_size as u32,
+            iodepth: self.iodepth as u16,
+            runtime: None,
+            ramp: Duration::ZERO,
+            offset: self.offset,
+            number_ios: Some(self.room()),
+            seed: self.seed,
+            continue_on_error: true,
+            ..Load::default()
+        }
     }
-}
 
-pub(super) fn bad(path: &Path, reason: String) -> Error {
-    Error::Unusable {
-        path: path.to_owned(),
-        reason,
+    pub(super) fn bad<T>(&self, reason: String) -> Result<T> {
+        Err(Error::Options(format!("{}: {reason}", self.path.display())))
     }
 }
 
@@ -240,25 +191,18 @@ mod tests {
     }
 
     #[test]
-    fn patterns_are_read_as_they_are_named() {
-        for rw in Rw::ALL {
-            assert_eq!(rw.to_string().parse(), Ok(rw));
-        }
-        assert!("trim".parse::<Rw>().unwrap_err().contains("none of read"));
-    }
-
-    #[test]
     fn what_cannot_be_done_is_said() {
         Options::new("/dev/null").check().unwrap();
         assert!(refusal(|o| o.block_size = 0).contains("block size"));
         assert!(refusal(|o| o.block_size = 1000).contains("multiples of 512"));
+        assert!(refusal(|o| o.rw = Rw::Trim).contains("trim is not one of"));
         assert!(refusal(|o| o.offset = 7).contains("multiples of 512"));
-        assert!(refusal(|o| o.iodepth = 0).contains("1 to 4096"));
-        assert!(refusal(|o| (o.iodepth, o.block_size) = (4096, 1 << 20)).contains("1G"));
+        assert!(refusal(|o| o.iodepth = 0).contains("1 to 1024"));
+        assert!(refusal(|o| (o.iodepth, o.block_size) = (1024, 2 << 20)).contains("1G"));
         assert!(refusal(|o| o.limit = Limit::Operations(0)).contains("0 operations"));
         assert!(refusal(|o| o.limit = Limit::Time(Duration::ZERO)).contains("no time"));
         let buffered_aio = |o: &mut Options| {
-            (o.direct, o.engine, o.iodepth) = (false, Engine::Aio, 2);
+            (o.direct, o.engine, o.iodepth) = (false, Some(Engine::Aio), 2);
         };
         assert!(refusal(buffered_aio).contains("use io_uring"));
     }

@@ -2,7 +2,7 @@
 
 /// One operation, in ticks and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub struct Record {
     pub start: u64,
     pub end: u64,
     pub offset: u64,
@@ -12,7 +12,7 @@ pub(super) struct Record {
 
 /// One injected delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Injection {
+pub struct Injection {
     /// When it ended.
     pub end: u64,
     pub ticks: u64,
@@ -60,13 +60,10 @@ impl<T: Copy> Buffer<T> {
         &mut self.items[..self.used][index]
     }
 
-    #[inline]
-    pub fn is_full(&self) -> bool {
-        self.used == self.items.len()
-    }
-
-    pub fn as_slice(&self) -> &[T] {
-        &self.items[..self.used]
+    /// What was put in.
+    pub fn into_vec(mut self) -> Vec<T> {
+        self.items.truncate(self.used);
+        self.items
     }
 }
 
@@ -86,26 +83,4 @@ impl Injection {
         ticks: 0,
         number: u64::MAX,
     };
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_buffer_is_full_when_it_is_full() {
-        let mut buffer = Buffer::new(2, Record::BLANK);
-        let record = Record {
-            start: 1,
-            end: 2,
-            offset: 3,
-            result: 4,
-        };
-        assert_eq!((buffer.push(Record::BLANK), buffer.push(record)), (0, 1));
-        assert!(buffer.is_full());
-        buffer.get_mut(0).result = 9;
-        assert_eq!(buffer.as_slice()[0].result, 9);
-        assert_eq!(buffer.as_slice()[1], record);
-        assert!(Buffer::new(0, Record::BLANK).is_full());
-    }
 }

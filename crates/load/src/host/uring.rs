@@ -8,8 +8,8 @@ use std::sync::Arc;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::{IoUring, opcode, types};
 
+use super::{Buffers, describe_status, fallocate_mode, status};
 use crate::error::{Error, Result};
-use crate::host::{Buffers, describe_status, fallocate_mode, status};
 use crate::memory::Buffer;
 use crate::options::{File as FileOptions, Load, Wait};
 use crate::port::{Counters, Done, Op, Port};
@@ -139,6 +139,11 @@ impl Port for Uring {
     fn submit(&mut self) -> Result<()> {
         // `wait` submits too, so that a batch costs one system call.
         Ok(())
+    }
+
+    fn submit_now(&mut self) -> Result<()> {
+        let submitted = self.ring.submit().map(drop);
+        submitted.map_err(|e| Error::os("io_uring_enter", e))
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {

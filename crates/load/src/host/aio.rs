@@ -1,0 +1,210 @@
+//! A file through Linux AIO: the system calls themselves (libaio wraps no more than these).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use super::{Buffers, describe_status, status};
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+use crate::options::Load;
+use crate::port::{Counters, Done, Op, Port};
+
+const IOCB_CMD_PREAD: u16 = 0;
+const IOCB_CMD_PWRITE: u16 = 1;
+const IOCB_CMD_FDSYNC: u16 = 3;
+
+/// `struct iocb` of linux/aio_abi.h, on little-endian machines.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    eventfd: u32,
+}
+
+/// `struct io_event` of linux/aio_abi.h.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct IoEvent {
+    data: u64,
+    object: u64,
+    result: i64,
+    result2: i64,
+}
+
+/// One worker's context.
+pub struct Aio {
+    /// The kernel's `aio_context_t`. Dropped before what it refers to: see `Drop`.
+    context: u64,
+    file: Arc<File>,
+    buffers: Buffers,
+    len: u32,
+    /// By slot.
+    iocbs: Box<[Iocb]>,
+    /// Operation of each slot in flight.
+    ops: Vec<Op>,
+    /// Those of `iocbs` that are to be submitted.
+    queued: Vec<*mut Iocb>,
+    events: Box<[IoEvent]>,
+    /// Of `events`, how many nobody has reaped yet.
+    ready: usize,
+    calls: u64,
+}
+
+// SAFETY: `queued` points into `iocbs`, which is a heap allocation of this struct's own; nothing
+// else has thread affinity.
+unsafe impl Send for Aio {}
+
+impl Aio {
+    /// Room for as many requests as the load has in flight.
+    pub fn new(file: Arc<File>, load: &Load) -> Result<Aio> {
+        let mut context = 0u64;
+        let depth = usize::from(load.iodepth);
+        let buffers = Buffers::new(load)?;
+        // SAFETY: io_setup writes one word to `context`.
+        check(unsafe { libc::syscall(libc::SYS_io_setup, depth, &raw mut context) }).map_err(
+            |e| {
+                Error::os(
+                    "the kernel refuses Linux AIO (see /proc/sys/fs/aio-max-nr)",
+                    e,
+                )
+            },
+        )?;
+        Ok(Aio {
+            context,
+            file,
+            buffers,
+            len: load.bs,
+            iocbs: vec![Iocb::default(); depth].into(),
+            ops: vec![Op::Read; depth],
+            queued: Vec::with_capacity(depth),
+            events: vec![IoEvent::default(); depth].into(),
+            ready: 0,
+            calls: 0,
+        })
+    }
+
+    fn hand_over(&mut self) -> io::Result<()> {
+        while !self.queued.is_empty() {
+            let count = self.queued.len();
+            self.calls += 1;
+            // SAFETY: each pointer is to an iocb in `self.iocbs`, which is never moved or grown;
+            // the kernel copies them. The memory that they name stays until `self` is dropped,
+            // which waits for everything in flight.
+            let taken = check(unsafe {
+                libc::syscall(
+                    libc::SYS_io_submit,
+                    self.context,
+                    count,
+                    self.queued.as_mut_ptr(),
+                )
+            })?;
+            self.queued.drain(..taken);
+        }
+        Ok(())
+    }
+
+    fn get_events(&mut self) -> io::Result<usize> {
+        self.calls += 1;
+        // SAFETY: the kernel writes at most `events.len()` events; no time-out is given.
+        check(unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.context,
+                1usize,
+                self.events.len(),
+                self.events.as_mut_ptr(),
+                std::ptr::null_mut::<libc::timespec>(),
+            )
+        })
+    }
+}
+
+impl Port for Aio {
+    fn buffer(&self, slot: u16) -> Buffer {
+        self.buffers.get(slot)
+    }
+
+    /// # Panics
+    /// For what Linux AIO does not have: discards and zeroes.
+    fn queue(&mut self, slot: u16, op: Op, offset: u64) {
+        self.ops[usize::from(slot)] = op;
+        let iocb = &mut self.iocbs[usize::from(slot)];
+        *iocb = Iocb {
+            data: slot.into(),
+            opcode: match op {
+                Op::Read => IOCB_CMD_PREAD,
+                Op::Write => IOCB_CMD_PWRITE,
+                Op::Flush => IOCB_CMD_FDSYNC,
+                Op::Discard | Op::WriteZeroes => unreachable!("refused with the options"),
+            },
+            fd: self.file.as_raw_fd().cast_unsigned(),
+            buffer: self.buffers.get(slot).as_ptr().expose_provenance() as u64,
+            bytes: self.len.into(),
+            offset: offset.cast_signed(),
+            ..Iocb::default()
+        };
+        self.queued.push(iocb);
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        self.hand_over().map_err(|e| Error::os("io_submit", e))
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        for event in &self.events[..std::mem::take(&mut self.ready)] {
+            let slot = event.data as u16;
+            let op = self.ops[usize::from(slot)];
+            done.push(Done {
+                slot,
+                // A request is at most 64 MiB.
+                status: status(op, self.len, event.result as i32),
+            });
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        match self.get_events() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(e) => Err(Error::os("io_getevents", e)),
+            Ok(count) => {
+                self.ready = count;
+                Ok(())
+            }
+        }
+    }
+
+    fn counters(&mut self) -> Counters {
+        Counters {
+            kicks: self.calls,
+            calls: 0,
+        }
+    }
+
+    fn describe_status(&self, status: i32) -> String {
+        describe_status(status)
+    }
+}
+
+impl Drop for Aio {
+    fn drop(&mut self) {
+        // SAFETY: io_destroy takes the context that io_setup gave; it waits for what is in flight.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}
+
+fn check(result: libc::c_long) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
