@@ -246,7 +246,7 @@ fn stage_times_add_up_and_the_device_is_charged_with_its_own() {
     until("it is answered", || peer.answered() == 1);
     worker.detach(id);
     let real = start.elapsed().as_nanos() as f64;
-    let stages = worker.histograms().snapshot(fathom_core::Op::Read);
+    let stages = worker.histograms().counts(fathom_core::Op::Read);
     let sum: u64 = stages[..Stage::COUNT].iter().map(|s| s.sum()).sum();
     assert_eq!(stages[Stage::COUNT].sum(), sum);
     assert_eq!(stages[Stage::COUNT].count(), 1);

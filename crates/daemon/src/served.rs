@@ -341,7 +341,7 @@ impl Served {
 }
 
 fn worker_info(worker: &WorkerHandle) -> WorkerInfo {
-    let answered = |op| worker.histograms().snapshot(op)[Stage::COUNT].count();
+    let answered = |op| worker.histograms().counts(op)[Stage::COUNT].count();
     let counters = worker.counters();
     WorkerInfo {
         requests: Op::ALL.into_iter().map(answered).sum(),
