@@ -17,7 +17,7 @@ mod usage;
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
-use fathom_daemon::Repeats;
+use fathom_daemon::{Repeats, survive_size_limit};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage::report(&error),
     };
+    survive_size_limit();
     let repeats = Repeats::default();
     if let Err(error) = start_logging(&cli.command, &repeats) {
         eprintln!("fathom: --log: {error}");

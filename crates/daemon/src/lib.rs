@@ -38,6 +38,7 @@ pub use fathom_trace::Summary;
 pub use fathom_trace::ring;
 pub use image_files::{ImageOpener, StoredImage};
 pub use inject::{Injected, Injection};
+pub use limits::survive_size_limit;
 pub use options::{
     CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
     StopTimeout, Timeout, TlsOptions, parse_format,

@@ -1,8 +1,10 @@
 //! When what a server depends on does not do its part: a storage that says nothing, a log that
-//! nobody reads, threads that cannot be made.
+//! nobody reads, threads that cannot be made, files that may not grow.
 
-use crate::support::nbd::{make_image, prints};
-use crate::support::{Served, as_arg, disk_dir, eventually, fathom, listens, short_dir, stdout_of};
+use crate::support::nbd::{make_image, prints, python};
+use crate::support::{
+    Served, as_arg, check_refusal, disk_dir, eventually, fathom, listens, short_dir, stdout_of,
+};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -166,4 +168,79 @@ fn threads_that_cannot_be_made_end_nothing() {
     stdout_of(&["quit", &served.control()]);
     assert_eq!(served.end().0, Some(0), "{}", served.log());
     assert!(!served.log().contains("panicked"), "{}", served.log());
+}
+
+/// A limit of the process's is as a disk that is full: writes fail, and nothing else.
+#[test]
+fn files_that_may_not_grow_fail_writes_and_nothing_else() {
+    const LIMIT: u64 = 1 << 20;
+    let images = disk_dir();
+    let file = |engine: &str| {
+        let dir = images.path().join(engine);
+        fs::create_dir(&dir).unwrap();
+        make_image(&dir, "qcow2", 64 << 20)
+    };
+    for engine in ["io_uring", "native", "threads"] {
+        let image = file(engine);
+        let dir = short_dir();
+        let path = |name: &str| as_arg(&dir.path().join(name));
+        let config = format!(
+            "control = '{}'\n[nbd]\nlisten = ['unix:{}']\n\
+             [[disk]]\nname = 'grows'\nimage = '{image}'\nformat = 'qcow2'\naio = '{engine}'\n\
+             [[disk]]\nname = 'other'\nimage = 'memory:8M'\n",
+            path("c"),
+            path("n"),
+        );
+        fs::write(dir.path().join("conf"), config).unwrap();
+        let (conf, socket) = (path("conf"), path("n"));
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--fsize={LIMIT}"));
+        command
+            .arg(fathom().get_program())
+            .args(["serve", "--config", &conf]);
+        let mut served = Served::spawn(command, dir);
+        served.wait_for("NBD clients connect to");
+        let script = "
+import nbd, os
+def disk(name):
+    h = nbd.NBD()
+    h.connect_uri('nbd+unix:///%s?socket=%s' % (name, os.environ['SOCKET']))
+    return h
+grows, other = disk('grows'), disk('other')
+size, written = 65536, 0
+try:
+    while True:
+        grows.pwrite(b'x' * size, written)
+        written += size
+except nbd.Error as error:
+    assert error.errno == 'ENOSPC', error
+assert 0 < written <= int(os.environ['LIMIT']), written
+other.pwrite(b'y' * size, 0)
+assert other.pread(size, 0) == b'y' * size
+assert grows.pread(written, 0) == b'x' * written
+grows.flush()
+print(written)
+";
+        let limit = LIMIT.to_string();
+        let written = python(script, &[("SOCKET", &socket), ("LIMIT", &limit)]);
+        let control = served.control();
+        stdout_of(&["stats", &control, "--disk", "grows"]);
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        let pattern = format!("read -P 0x78 0 {}", written.trim());
+        prints(images.path(), "qemu-img", &["check", "-q", &image]);
+        let said = prints(images.path(), "qemu-io", &["-c", &pattern, &image]);
+        assert!(!said.contains("Pattern verification failed"), "{said}");
+    }
+    // Likewise an image that is being made.
+    let raw = images.path().join("raw");
+    fs::write(&raw, vec![1; 2 * LIMIT as usize]).unwrap();
+    let target = as_arg(&images.path().join("target"));
+    let mut command = Command::new("prlimit");
+    command
+        .arg(format!("--fsize={LIMIT}"))
+        .arg(fathom().get_program());
+    command.args(["img", "convert", "-f", "raw", "-O", "qcow2"]);
+    let output = command.arg(&raw).arg(&target).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    check_refusal(output.status, &said, 1, &["File too large"]);
 }
