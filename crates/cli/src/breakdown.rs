@@ -140,7 +140,8 @@ pub fn stop_on_signal() -> anyhow::Result<Arc<AtomicBool>> {
 /// Every disk of the guest, the one under test marked.
 fn list_disks(run: &Run) {
     for disk in &run.disks {
-        eprintln!("breakdown: {}", line_of(disk));
+        // Names in it may be a stranger's.
+        eprintln!("breakdown: {}", fathom_img::shown(&line_of(disk)));
     }
 }
 

@@ -203,6 +203,123 @@ fn only_files_are_read() {
     }
 }
 
+/// Changes what a run's run.json says.
+fn change(dir: &Path, change: impl FnOnce(&mut Run)) {
+    let mut run = Run::load(dir).unwrap();
+    change(&mut run);
+    run.save(dir).unwrap();
+}
+
+/// A run of a stranger's, from a guest, say, does not choose which files are read and written.
+#[test]
+fn a_runs_files_are_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["other", "host", "guest", "joined"].map(|name| dir.path().join(name));
+    let [other, host, guest, joined] = &paths;
+    let join = [
+        "breakdown",
+        "--join",
+        text(host),
+        text(guest),
+        "--output",
+        text(joined),
+    ];
+    let again = || {
+        for path in &paths {
+            let _ = fs::remove_dir_all(path);
+        }
+        [other, host, guest]
+            .into_iter()
+            .for_each(|dir| make_run(dir));
+        for dir in [other, guest] {
+            change(dir, |run| {
+                run.kind = RunKind::Guest;
+                run.rounds[0].streams[0].name = "guest".into();
+            });
+            let folder = dir.join("requests-1");
+            fs::rename(folder.join("fathom.events"), folder.join("guest.events")).unwrap();
+        }
+    };
+    again();
+    stdout_of(&join);
+
+    let elsewhere = other.join("requests-1");
+    for name in ["../other/requests-1", text(&elsewhere), "..", ""] {
+        again();
+        change(guest, |run| run.rounds[0].name = name.into());
+        for args in [&join as &[&str], &["report", text(guest)]] {
+            refused(1, args, &["run.json", "no name"]);
+        }
+        again();
+        let stream = format!("{name}/guest");
+        change(guest, |run| run.rounds[0].streams[0].name = stream);
+        for args in [&join as &[&str], &["report", text(guest)]] {
+            refused(1, args, &["run.json", "no name"]);
+        }
+    }
+
+    let link = |at: &Path, to: &Path| {
+        again();
+        match at.is_dir() {
+            true => fs::remove_dir_all(at).unwrap(),
+            false => fs::remove_file(at).unwrap(),
+        }
+        std::os::unix::fs::symlink(to, at).unwrap();
+        refused(1, &join, &["guest.events", "symbolic link"]);
+        let said = stdout_of(&["report", text(guest)]);
+        assert!(said.contains("symbolic"), "{said}");
+        assert!(!joined.join("joined/guest.events").exists());
+    };
+    let events = elsewhere.join("guest.events");
+    link(&guest.join("requests-1/guest.events"), &events);
+    link(&guest.join("requests-1"), &elsewhere);
+
+    again();
+    let sparse = fs::File::create(guest.join("requests-1/guest.events")).unwrap();
+    sparse.set_len(1 << 40).unwrap();
+    refused(1, &join, &["guest.events", "too large"]);
+    // Two files that would become one.
+    again();
+    change(host, |run| run.rounds[0].streams[0].name = "guest".into());
+    let folder = host.join("requests-1");
+    fs::rename(folder.join("fathom.events"), folder.join("guest.events")).unwrap();
+    refused(1, &join, &["guest.events", "File exists"]);
+    again();
+    let stream = |n| StreamInfo {
+        name: format!("{n}"),
+        clock: Clock::HostMonotonic,
+        events: 0,
+        lost: None,
+    };
+    change(guest, |run| {
+        run.rounds[0].streams = (0..1000).map(stream).collect()
+    });
+    refused(1, &join, &["run.json", "1000 files", "the most"]);
+}
+
+/// Nor does it write to the terminal by its names.
+#[test]
+fn names_of_disks_are_fit_for_a_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["host", "guest", "joined"].map(|name| dir.path().join(name));
+    let [host, guest, joined] = paths.each_ref().map(|path| text(path));
+    [host, guest]
+        .into_iter()
+        .for_each(|dir| make_run(dir.as_ref()));
+    change(host.as_ref(), |run| {
+        run.disks[0].name = "a\x1b[2Jdisk".into()
+    });
+    change(guest.as_ref(), |run| {
+        run.kind = RunKind::Guest;
+        run.rounds[0].streams.clear();
+    });
+    let output = run(&["breakdown", "--join", host, guest, "--output", joined]);
+    assert!(output.status.success());
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("disk") && !said.contains('\x1b'), "{said}");
+}
+
 #[test]
 fn a_file_of_events_that_is_missing_is_a_problem_and_no_end() {
     let dir = tempfile::tempdir().unwrap();

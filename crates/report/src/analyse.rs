@@ -47,6 +47,9 @@ pub fn analyse(dir: &Path, options: &Options) -> fathom_run::Result<Analysis> {
         .collect();
     let best = surveys.iter().map(Survey::depth).max().unwrap_or(0);
     for (round, survey) in run.rounds.iter().zip(&surveys) {
+        for problem in &survey.problems {
+            work.say(format!("{}: {problem}", round.name));
+        }
         if round.on_host || !survey.is_useful() {
             continue;
         }
@@ -93,9 +96,6 @@ impl<'a> Work<'a> {
     }
 
     fn round(&mut self, round: &Round, survey: &Survey, join: bool) {
-        for problem in &survey.problems {
-            self.say(format!("{}: {problem}", round.name));
-        }
         let (time, doubt) = timing::time_base(self.dir, self.run, round, survey);
         if let Some(why) = doubt {
             self.say(format!("{}: {why}", round.name));

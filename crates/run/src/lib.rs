@@ -11,6 +11,9 @@
 //! A report is a pure function of this directory. Times in event files are raw ticks of the clock
 //! that `run.json` names for the file; converting them is the reader's work ([`Clocks`]), so that
 //! a better conversion can be applied to an old run.
+//!
+//! A run may come from anywhere: what `run.json` names is checked when it is loaded, and nothing
+//! outside the directory is read for it.
 
 mod clocks;
 mod error;
@@ -25,7 +28,6 @@ pub use clocks::{Clock, Clocks, GuestOffset, Pair};
 pub use error::{Error, Result};
 pub use event::{Event, Kind, MAX_ARGS, flags};
 pub use io_calls::{IO_CALLS, IoCall, io_call};
-pub use open::open_file;
 pub use run::{
     Benchmark, BlockDevice, Disk, Environment, Extent, Machine, Role, Round, Run, RunKind,
     Scenario, StreamInfo, Thread, VERSION,

@@ -1,6 +1,7 @@
 //! `run.json`: everything about a run but its events.
 
-use std::fs;
+use std::fmt::Display;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,12 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::clocks::{Clock, Clocks};
 use crate::error::{Error, Result};
-use crate::open::open_file;
+use crate::open::{open_file, open_within};
 use crate::stream::Stream;
 
 /// The format of run directories that this program writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 const FILE: &str = "run.json";
+/// Of run.json: a disk's map of a million extents takes a quarter of it.
+const MAX_BYTES: u64 = 512 << 20;
+/// Of a round; the collectors make a dozen.
+const MAX_STREAMS: usize = 64;
 
 /// How a run came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -229,25 +234,28 @@ impl Run {
     /// Reads a run directory's `run.json`.
     ///
     /// # Errors
-    /// When there is none, or it is damaged or of a newer version.
+    /// When there is none, or it is damaged or of a newer version, or names what cannot be its own.
     pub fn load(dir: &Path) -> Result<Run> {
         let path = dir.join(FILE);
-        let text = open_file(&path).and_then(io::read_to_string);
+        let text = open_file(&path, MAX_BYTES).and_then(io::read_to_string);
         let text = text.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => {
                 Error::unusable(dir, "this is no run directory: it has no run.json")
             }
             _ => Error::io(&path)(source),
         })?;
-        let any: serde_json::Value = serde_json::from_str(&text)
-            .map_err(|error| Error::unusable(&path, format!("damaged: {error}")))?;
-        let version = any["version"].as_u64().unwrap_or(0);
+        let damaged = |problem: &dyn Display| Error::unusable(&path, format!("damaged: {problem}"));
+        let Versioned { version } = serde_json::from_str(&text).map_err(|error| damaged(&error))?;
         if version == 0 || version > u64::from(VERSION) {
             let problem = format!("version {version}; this fathom reads 1 to {VERSION}");
             return Err(Error::unusable(&path, problem));
         }
-        serde_json::from_value(any)
-            .map_err(|error| Error::unusable(&path, format!("damaged: {error}")))
+        let run: Run = serde_json::from_str(&text).map_err(|error| damaged(&error))?;
+        run.rounds
+            .iter()
+            .try_for_each(Round::check)
+            .map_err(|problem| damaged(&problem))?;
+        Ok(run)
     }
 
     /// The disk that the run is about.
@@ -260,10 +268,55 @@ impl Round {
     /// Opens one of the round's files of events; `dir` is the run's directory.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When it cannot be read, or is none of that directory's files.
     pub fn open(&self, dir: &Path, stream: &StreamInfo) -> Result<Stream> {
-        Stream::open(&dir.join(&self.name).join(format!("{}.events", stream.name)))
+        let file = self.file(dir, stream)?;
+        Stream::read(file, &dir.join(&self.name).join(stream.file_name()))
     }
+
+    /// The same file as it is.
+    ///
+    /// # Errors
+    /// Like [`open`](Self::open).
+    pub fn file(&self, dir: &Path, stream: &StreamInfo) -> Result<File> {
+        let name = stream.file_name();
+        let file = open_within(dir, &self.name, &name);
+        file.map_err(|error| Error::io(&dir.join(&self.name).join(name))(error))
+    }
+
+    /// Names become paths: they must not lead anywhere else.
+    fn check(&self) -> std::result::Result<(), String> {
+        let names = self.streams.iter().map(|stream| &stream.name);
+        if let Some(name) = names.chain([&self.name]).find(|name| !is_name(name)) {
+            return Err(format!("{name:?} is no name of a round or of its events"));
+        }
+        if self.streams.len() > MAX_STREAMS {
+            let (name, count) = (&self.name, self.streams.len());
+            return Err(format!(
+                "{count} files of events in round {name:?}; {MAX_STREAMS} are the most"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl StreamInfo {
+    /// The name of its file.
+    pub fn file_name(&self) -> String {
+        format!("{}.events", self.name)
+    }
+}
+
+/// Whether it names something within a folder.
+fn is_name(text: &str) -> bool {
+    !matches!(text, "" | "." | "..") && !text.contains(['/', '\0'])
+}
+
+/// What every version's run.json says.
+#[derive(Deserialize)]
+struct Versioned {
+    #[serde(default)]
+    version: u64,
 }
 
 #[cfg(test)]

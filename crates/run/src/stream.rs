@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::event::{Event, Kind, MAX_ARGS};
-use crate::open::open_file;
+use crate::open::{MAX_EVENTS, open_file};
 
 const MAGIC: &[u8; 8] = b"FATHOMEV";
 const FORMAT: u32 = 1;
@@ -157,7 +157,12 @@ impl Stream {
     /// # Errors
     /// When it cannot be read or is no file of events.
     pub fn open(path: &Path) -> Result<Stream> {
-        let file = open_file(path).map_err(Error::io(path))?;
+        let file = open_file(path, MAX_EVENTS).map_err(Error::io(path))?;
+        Stream::read(file, path)
+    }
+
+    /// Reads the header of a file; `path` is for errors.
+    pub(crate) fn read(file: File, path: &Path) -> Result<Stream> {
         let mut file = BufReader::with_capacity(1 << 18, file);
         let mut fixed = [0; 16];
         file.read_exact(&mut fixed)

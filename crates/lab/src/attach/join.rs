@@ -39,19 +39,13 @@ pub fn join(host_dir: &Path, guest_dir: &Path, output: &Path) -> Result<Run> {
     let inside = inside.or(guest.rounds.first());
     for (index, round) in host.rounds.iter().enumerate() {
         let mut round = round.clone();
-        let old = std::mem::take(&mut round.name);
-        round.name = if Some(index) == best {
-            JOINED.into()
-        } else {
-            old.clone()
-        };
-        copy(&host_dir.join(&old), &output.join(&round.name), &round)?;
+        if Some(index) == best {
+            round.name = JOINED.into();
+        }
+        let folder = output.join(&round.name);
+        copy(host_dir, &host.rounds[index], &folder)?;
         if let Some(inside) = inside.filter(|_| Some(index) == best) {
-            copy(
-                &guest_dir.join(&inside.name),
-                &output.join(&round.name),
-                inside,
-            )?;
+            copy(guest_dir, inside, &folder)?;
             add(&mut round, inside);
         }
         rounds.push(round);
@@ -96,14 +90,15 @@ fn best_round(host: &Run) -> Option<usize> {
     watched.or((!host.rounds.is_empty()).then_some(0))
 }
 
-fn copy(from: &Path, to: &Path, round: &Round) -> Result<()> {
-    fs::create_dir_all(to).context(|| format!("cannot create {}", to.display()))?;
+/// Copies the files of a round of the run in `dir`.
+fn copy(dir: &Path, round: &Round, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).context(|| format!("cannot create {}", folder.display()))?;
     for stream in &round.streams {
-        let name = format!("{}.events", stream.name);
-        let (from, to) = (from.join(&name), to.join(&name));
-        let copied = fathom_run::open_file(&from)
-            .and_then(|mut from| io::copy(&mut from, &mut File::create(&to)?));
-        copied.context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+        let mut from = round.file(dir, stream)?;
+        let to = folder.join(stream.file_name());
+        // Two files of one name would become one.
+        let copied = File::create_new(&to).and_then(|mut to| io::copy(&mut from, &mut to));
+        copied.context(|| format!("cannot write {}", to.display()))?;
     }
     Ok(())
 }

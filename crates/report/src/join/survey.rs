@@ -26,7 +26,7 @@ pub(crate) struct Survey {
 }
 
 impl Survey {
-    /// Reads a round's streams. Damage to them is not told here: the join meets it again.
+    /// Reads a round's streams. Damage within them is not told here: the join meets it again.
     pub(crate) fn of(dir: &Path, run: &Run, round: &Round) -> Survey {
         let mut survey = Survey {
             guest: vec![false; Kind::ALL.len()],
@@ -35,8 +35,12 @@ impl Survey {
         };
         let mut devs: HashMap<u64, u64> = HashMap::new();
         for info in &round.streams {
-            let Ok(mut stream) = round.open(dir, info) else {
-                continue;
+            let mut stream = match round.open(dir, info) {
+                Ok(stream) => stream,
+                Err(error) => {
+                    survey.problems.push(error.to_string());
+                    continue;
+                }
             };
             let side = Side::of(info.clock);
             let (mut count, mut lost, mut ends) = (0u64, 0u64, None);
