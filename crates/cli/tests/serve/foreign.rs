@@ -2,6 +2,7 @@
 //! programs use it to reach a disk without a virtual machine.
 
 use crate::driver::{Driver, Request, with_disk};
+use crate::support::nbd::python;
 use crate::support::{Served, as_arg};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -78,4 +79,23 @@ fn a_driver_that_is_not_ours_reads_what_it_wrote() {
             assert!(contents == expected, "{aio}: block {block}");
         }
     }
+}
+
+/// Nobody waits for it: so it never hears of anything, and the log says why.
+#[test]
+fn a_call_eventfd_that_is_full_is_told() {
+    let mut served = Served::start("null:1M", &[]);
+    let script = "
+import os, socket, struct
+s = socket.socket(socket.AF_UNIX)
+s.connect(os.environ['SOCKET'])
+call = os.eventfd(0, 0)
+os.eventfd_write(call, 2 ** 64 - 2)
+# SET_VRING_CALL, and GET_FEATURES for its answer.
+socket.send_fds(s, [struct.pack('<IIIQ', 13, 1, 8, 0)], [call])
+s.sendall(struct.pack('<III', 1, 1, 0))
+assert len(s.recv(20, socket.MSG_WAITALL)) == 20
+";
+    python(script, &[("SOCKET", &served.arg("s"))]);
+    served.wait_for("vring 0: its call eventfd was full");
 }

@@ -106,7 +106,13 @@ impl Session<'_> {
         // As QEMU's libvhost-user does: what was answered before may not have
         // been told, and there are drivers that wait for it.
         let vring = &self.vrings[self.vring(index)?];
-        let _ = signal(vring.call.as_ref());
+        if signal(vring.call.as_ref()).is_err() {
+            // It has another in its place now, which nobody hears.
+            tracing::warn!(
+                "vhost-user: vring {index}: its call eventfd was full when it was set: it gets no \
+                 interrupts"
+            );
+        }
         Ok(Reply::Ack)
     }
 
