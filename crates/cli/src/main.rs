@@ -15,13 +15,14 @@ mod stats;
 mod trace;
 mod usage;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
-use fathom_daemon::{Repeats, survive_size_limit};
-use std::io::IsTerminal;
+use fathom_daemon::{Repeats, Stderr, survive_size_limit};
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -58,10 +59,13 @@ fn main() -> ExitCode {
     };
     survive_size_limit();
     let repeats = Repeats::default();
-    if let Err(error) = start_logging(&cli.command, &repeats) {
-        eprintln!("fathom: --log: {error}");
-        return ExitCode::from(usage::EXIT);
-    }
+    let mut log = match start_logging(&cli.command, &repeats) {
+        Ok(log) => log,
+        Err(error) => {
+            eprintln!("fathom: --log: {error}");
+            return ExitCode::from(usage::EXIT);
+        }
+    };
     let result = match cli.command {
         Command::Serve(args) => serve::run(*args),
         Command::Stats(args) => stats::run(args),
@@ -79,18 +83,27 @@ fn main() -> ExitCode {
         Command::Guest(args) => guest::run(args),
     };
     repeats.tell();
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("fathom: {}", one_line(&error));
-            ExitCode::FAILURE
-        }
+    let error = result.err().filter(|error| !is_broken_pipe(error));
+    if let Some(error) = &error {
+        let line = format!("fathom: {}\n", one_line(error));
+        // Whoever does not read it has the status.
+        let _ = match &mut log {
+            Some(log) => log.write_all(line.as_bytes()),
+            None => std::io::stderr().write_all(line.as_bytes()),
+        };
+    }
+    if let Some(log) = log {
+        log.drain();
+    }
+    match error {
+        None => ExitCode::SUCCESS,
+        Some(_) => ExitCode::FAILURE,
     }
 }
 
-/// Log to standard error, which may be a terminal or a journal.
-fn start_logging(command: &Command, repeats: &Repeats) -> anyhow::Result<()> {
+/// Log to standard error, which may be a terminal or a journal. A server has
+/// work to do that its reader must not hold up.
+fn start_logging(command: &Command, repeats: &Repeats) -> anyhow::Result<Option<Stderr>> {
     let filter = match command {
         Command::Serve(args) => args.log.clone(),
         _ => None,
@@ -104,9 +117,17 @@ fn start_logging(command: &Command, repeats: &Repeats) -> anyhow::Result<()> {
     let filter = filter.as_deref().unwrap_or(usual);
     check_levels(filter)?;
     let filter: EnvFilter = filter.parse()?;
+    let queue = match command {
+        Command::Serve(_) => Some(Stderr::start().context("cannot start its thread")?),
+        _ => None,
+    };
+    let writer = match &queue {
+        Some(queue) => BoxMakeWriter::new(queue.clone()),
+        None => BoxMakeWriter::new(std::io::stderr),
+    };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(writer)
         .with_ansi(wants_colour(&std::io::stderr()))
         .with_target(false)
         // It would tell of a log that nobody reads any more by eprintln, which
@@ -115,7 +136,7 @@ fn start_logging(command: &Command, repeats: &Repeats) -> anyhow::Result<()> {
         .finish()
         .with(repeats.clone())
         .init();
-    Ok(())
+    Ok(queue)
 }
 
 /// A word alone would be taken for a module's name, and nothing else be logged.

@@ -95,9 +95,10 @@ pub struct Daemon {
 
 impl Daemon {
     /// Open the disks, start their workers and listen for clients, who are
-    /// served from then on. Call it before there are other threads:
-    /// sockets of a service manager come by environment variables, and SIGTERM
-    /// and SIGINT are caught from here on, for [`Daemon::run`].
+    /// served from then on. Call it before there are other threads that look at
+    /// the environment, by whose variables sockets of a service manager come, or
+    /// that leave SIGTERM and SIGINT on: these are caught from here on, for
+    /// [`Daemon::run`].
     pub fn start(options: ServeOptions) -> Result<Daemon, Error> {
         options.validate().map_err(Error::Options)?;
         let termination = Termination::new().map_err(Error::io("cannot catch signals"))?;

@@ -22,6 +22,7 @@ mod serving;
 mod shared_disk;
 mod signals;
 mod socket;
+mod stderr;
 mod tracer;
 
 pub use access::{parse_group, parse_mode};
@@ -44,3 +45,4 @@ pub use options::{
     StopTimeout, Timeout, TlsOptions, parse_format,
 };
 pub use repeats::Repeats;
+pub use stderr::Stderr;

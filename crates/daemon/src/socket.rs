@@ -12,9 +12,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-/// Listen where `spec` says. Call it before there are threads: sockets from
-/// a service manager are found by environment variables, which are then
-/// removed.
+/// Listen where `spec` says. Call it before there are threads that look at the
+/// environment: sockets from a service manager are found by its variables,
+/// which are then removed.
 pub fn listen_for_front_ends(spec: &SocketSpec, access: Access) -> Result<Listener, Error> {
     match spec {
         SocketSpec::Path(path) => {

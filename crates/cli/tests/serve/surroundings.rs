@@ -3,10 +3,11 @@
 
 use crate::support::nbd::{make_image, prints, python};
 use crate::support::{
-    Served, as_arg, check_refusal, disk_dir, eventually, fathom, listens, short_dir, stdout_of,
+    PATIENCE, Served, as_arg, check_refusal, disk_dir, eventually, fathom, listens, short_dir,
+    stdout_of,
 };
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -168,6 +169,73 @@ fn threads_that_cannot_be_made_end_nothing() {
     stdout_of(&["quit", &served.control()]);
     assert_eq!(served.end().0, Some(0), "{}", served.log());
     assert!(!served.log().contains("panicked"), "{}", served.log());
+}
+
+/// Nobody waits for the reader, not even the end.
+#[test]
+fn a_log_that_nobody_reads_for_now_holds_up_nothing() {
+    let dir = short_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let uri = format!("nbd+unix:///?socket={}", path("n"));
+    let mut command = fathom();
+    command.args(["serve", "null:1G", "--control", &path("c")]);
+    command.args([
+        "--vhost-user",
+        &path("s"),
+        "--nbd",
+        &format!("unix:{}", path("n")),
+    ]);
+    // All lines, however often they come; and those of requests.
+    command.args(["--log", "debug", "--filter", "log"]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut served = Kept(child.expect("it starts"));
+    let stderr = served.0.stderr.take().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&stderr, 4096).unwrap();
+    let mut log = BufReader::new(stderr);
+    let mut line = String::new();
+    while !line.contains("NBD clients connect to") {
+        line.clear();
+        assert!(log.read_line(&mut line).unwrap() > 0);
+    }
+    // Each is refused, about which there is a line. Twenty fill the pipe.
+    const STRANGERS: usize = 200;
+    for n in 0..STRANGERS {
+        let socket = if n % 2 == 0 { path("n") } else { path("s") };
+        let mut stranger = UnixStream::connect(socket).unwrap();
+        stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+        let _ = stranger.write_all(&[0xff; 64]);
+        let end = stranger.read_to_end(&mut Vec::new());
+        let waited = end.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        assert!(!waited, "stranger {n} is not answered");
+    }
+    let (socket, control) = (path("s"), path("c"));
+    let answers = |args: &[&str]| {
+        let mut child = Kept::spawn(fathom().args(args));
+        let status = eventually("an answer", || child.0.try_wait().unwrap());
+        status.success()
+    };
+    // More than the filter keeps.
+    assert!(answers(&[
+        "bench",
+        "--nbd",
+        &uri,
+        "--iodepth",
+        "64",
+        "--number-ios",
+        "100000"
+    ]));
+    assert!(answers(&[
+        "bench",
+        "--vhost-user",
+        &socket,
+        "--number-ios",
+        "100"
+    ]));
+    assert!(!answers(&["set", &control, "log", "format=json"]));
+    assert!(answers(&["stats", &control]));
+    stdout_of(&["quit", &control]);
+    let ended = eventually("its end", || served.0.try_wait().unwrap());
+    assert!(ended.success());
 }
 
 /// A limit of the process's is as a disk that is full: writes fail, and nothing else.

@@ -72,8 +72,10 @@ impl Kind for Log {
     }
 
     fn changing(&self, to: &Settings) -> Result<(), String> {
-        self.writer.switch(to.open()?);
-        Ok(())
+        match self.writer.switch(to.open()?) {
+            true => Ok(()),
+            false => Err("log: nobody reads what was written before".into()),
+        }
     }
 
     fn layer(

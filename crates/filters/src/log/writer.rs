@@ -6,11 +6,16 @@ use std::io::{self, Write, stderr};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Requests that wait to be written; more are counted and dropped.
 const ROOM: usize = 1 << 16;
+
+/// How long a file that takes nothing is waited for: a pipe that nobody reads.
+const PATIENCE: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_millis(10);
 
 /// Bytes that are written at once.
 const PIECE: usize = 64 << 10;
@@ -39,7 +44,7 @@ enum Message {
 
 pub(super) struct Writer {
     queue: Queue,
-    thread: Option<JoinHandle<()>>,
+    thread: JoinHandle<()>,
 }
 
 /// A worker's way to the writer.
@@ -53,6 +58,18 @@ impl Queue {
     pub(super) fn put(&self, record: Record) {
         if self.messages.try_send(Message::Record(record)).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether there was room before the deadline.
+    fn insist(&self, mut message: Message, deadline: Instant) -> bool {
+        loop {
+            message = match self.messages.try_send(message) {
+                Ok(()) => return true,
+                Err(TrySendError::Full(message)) if Instant::now() < deadline => message,
+                Err(_) => return false,
+            };
+            std::thread::sleep(POLL);
         }
     }
 }
@@ -70,7 +87,7 @@ impl Writer {
         let thread = std::thread::Builder::new().name("log".into());
         Ok(Writer {
             queue: Queue { messages, dropped },
-            thread: Some(thread.spawn(move || body.run())?),
+            thread: thread.spawn(move || body.run())?,
         })
     }
 
@@ -78,18 +95,19 @@ impl Writer {
         self.queue.clone()
     }
 
-    /// Write there from now on.
-    pub(super) fn switch(&self, output: Output) {
-        // The thread ends only after this writer.
-        let _ = self.queue.messages.send(Message::Switch(output));
+    /// Write there from now on. Returns whether that will be done.
+    pub(super) fn switch(&self, output: Output) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        self.queue.insist(Message::Switch(output), deadline)
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        let _ = self.queue.messages.send(Message::End);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let deadline = Instant::now() + PATIENCE;
+        self.queue.insist(Message::End, deadline);
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(POLL);
         }
     }
 }

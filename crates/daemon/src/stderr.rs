@@ -1,0 +1,198 @@
+//! Standard error, which holds nobody up.
+//!
+//! Its reader may have stopped: a journal that hangs, a pager, a suspended
+//! terminal. Once the pipe is full, who writes to it waits, and a worker, or
+//! whoever answers `fathom stats`, must not. So one thread writes, and others
+//! leave it their lines. (O_NONBLOCK would do as well, but it belongs to the
+//! open file: to every other process that has it.)
+//!
+//! As long as lines are read, who has one waits for the instant that writing it
+//! takes: what was said before a crash is then known after it.
+
+use crate::signals::LeftToThisThread;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Lines that wait to be written. More are counted and dropped.
+const ROOM: usize = 1024;
+
+/// How long one line waits for the reader. Those after it do not, until the
+/// reader has caught up.
+const COURTESY: Duration = Duration::from_millis(100);
+
+/// How long the end waits.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Where lines go. What is written at once is a line.
+#[derive(Clone)]
+pub struct Stderr(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// A line was left here, or lines have been written.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    lines: Vec<Vec<u8>>,
+    /// How many were dropped after these.
+    lost: u64,
+    /// How many there ever were, and how many of them are done with.
+    put: u64,
+    written: u64,
+    /// The reader was waited for in vain.
+    is_late: bool,
+}
+
+impl Stderr {
+    /// Start the thread that writes to standard error.
+    pub fn start() -> io::Result<Stderr> {
+        Stderr::to(io::stderr())
+    }
+
+    fn to(mut out: impl Write + Send + 'static) -> io::Result<Stderr> {
+        let shared = Arc::<Shared>::default();
+        let thread = std::thread::Builder::new().name("stderr".into());
+        let _signals = LeftToThisThread::new();
+        let theirs = shared.clone();
+        thread.spawn(move || theirs.write_to(&mut out))?;
+        Ok(Stderr(shared))
+    }
+
+    /// Wait until all has been written, but not for long.
+    pub fn drain(&self) {
+        let state = self.0.lock();
+        self.0.wait(state, PATIENCE);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn put(&self, line: &[u8]) {
+        let mut state = self.lock();
+        state.put += 1;
+        // In their order: none passes those that were lost.
+        if state.lines.len() < ROOM && state.lost == 0 {
+            state.lines.push(line.to_owned());
+        } else {
+            state.lost += 1;
+        }
+        self.changed.notify_all();
+        if !state.is_late {
+            self.wait(state, COURTESY);
+        }
+    }
+
+    /// Wait until all that is there is written.
+    fn wait(&self, state: MutexGuard<'_, State>, most: Duration) {
+        let until = state.put;
+        let unwritten = |state: &mut State| state.written < until;
+        let waited = self.changed.wait_timeout_while(state, most, unwritten);
+        let (mut state, waited) = waited.unwrap_or_else(|e| e.into_inner());
+        state.is_late |= waited.timed_out();
+    }
+
+    fn write_to(&self, out: &mut dyn Write) {
+        let mut state = self.lock();
+        loop {
+            let idle = |state: &mut State| state.written == state.put;
+            let waited = self.changed.wait_while(state, idle);
+            state = waited.unwrap_or_else(|e| e.into_inner());
+            let lines = std::mem::take(&mut state.lines);
+            let lost = std::mem::take(&mut state.lost);
+            let until = state.put;
+            drop(state);
+            // Nobody is left to tell of a log that cannot be written.
+            for line in lines {
+                let _ = out.write_all(&line);
+            }
+            if lost > 0 {
+                let _ = writeln!(
+                    out,
+                    "({lost} lines of log are lost: they were not read in time)"
+                );
+            }
+            state = self.lock();
+            state.written = until;
+            state.is_late &= state.put > until;
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Write for Stderr {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.put(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Stderr {
+    type Writer = Stderr;
+
+    fn make_writer(&'a self) -> Stderr {
+        self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    /// Its reader stops; who writes does not.
+    #[test]
+    fn nobody_waits_for_the_reader_and_what_is_lost_is_counted() {
+        const LINES: usize = 20 * ROOM;
+        let (reader, out) = UnixStream::pair().unwrap();
+        let mut stderr = Stderr::to(out).unwrap();
+        let filler = "x".repeat(1000);
+        for n in 0..LINES {
+            stderr
+                .write_all(format!("{n} {filler}\n").as_bytes())
+                .unwrap();
+        }
+        let start = Instant::now();
+        stderr.drain();
+        assert!(start.elapsed() >= PATIENCE);
+        let reading = std::thread::spawn(move || {
+            let mut reader = BufReader::new(reader);
+            let (mut read, mut lost) = (0, 0);
+            while read + lost < LINES {
+                let mut line = String::new();
+                reader.read_line(&mut line).unwrap();
+                match line.strip_prefix('(') {
+                    Some(rest) => lost += rest.split(' ').next().unwrap().parse::<usize>().unwrap(),
+                    None => {
+                        assert!(line.starts_with(&format!("{} ", read + lost)), "{line}");
+                        read += 1;
+                    }
+                }
+            }
+            (reader, lost)
+        });
+        let (mut reader, lost) = reading.join().unwrap();
+        assert!(lost > 0);
+        // It goes on as before.
+        stderr.write_all(b"the last\n").unwrap();
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        assert_eq!(line, "the last\n");
+        stderr.drain();
+        let state = stderr.0.lock();
+        assert!(state.written == state.put && !state.is_late);
+    }
+}
