@@ -2,7 +2,7 @@
 
 mod support;
 
-use fathom_core::Disk;
+use fathom_core::{Disk, Op};
 use fathom_exports::nbd::connection::Ending;
 use fathom_nbd::protocol::{Replies, RequestHeader, command, command_flag};
 use fathom_storage::{ByteDisk, Cache, EngineKind, FileDisk, FileOptions, MemoryDisk};
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::io::Write;
 use std::sync::Arc;
 use support::client::{Client, Reply};
-use support::disks::FailingDisk;
+use support::disks::{FailingDisk, NotingDisk};
 use support::{CONTEXT, Served, Setup, pattern, worker};
 
 const ALL: [Replies; 3] = [Replies::Simple, Replies::Structured, Replies::Extended];
@@ -102,6 +102,37 @@ fn every_command_does_what_it_says() {
         assert_eq!(client.call(command::READ, 0, 0, 0).bytes(0, 0), []);
         client.disconnect();
     });
+}
+
+#[test]
+fn the_disk_is_told_what_must_be_durable_and_what_must_not_be_a_hole() {
+    use command_flag::{FUA, NO_HOLE};
+    for write_cache in [true, false] {
+        let noting = NotingDisk::new(write_cache);
+        let disk: Arc<dyn Disk> = noting.clone();
+        let worker = worker(&disk, EngineKind::IoUring);
+        for replies in ALL {
+            let (_served, mut client) = Setup::with(replies).serve(&disk, &worker);
+            for flags in [0, FUA] {
+                let durable = flags == FUA || !write_cache;
+                // One that is used where it was received, and one in pieces.
+                for len in [512, 1 << 20] {
+                    let cookie = client.send_write(flags, 0, &vec![1; len]);
+                    assert_eq!(client.reply_to(cookie).error, 0);
+                    let pieces = len.div_ceil(256 << 10);
+                    assert_eq!(noting.take(), vec![(Op::Write, durable, false); pieces]);
+                }
+                for (command, more, op, unmap) in [
+                    (command::TRIM, 0, Op::Discard, true),
+                    (command::WRITE_ZEROES, 0, Op::WriteZeroes, true),
+                    (command::WRITE_ZEROES, NO_HOLE, Op::WriteZeroes, false),
+                ] {
+                    assert_eq!(client.call(command, flags | more, 0, 4096).error, 0);
+                    assert_eq!(noting.take(), [(op, durable, unmap)]);
+                }
+            }
+        }
+    }
 }
 
 #[test]

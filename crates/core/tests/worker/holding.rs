@@ -137,7 +137,13 @@ fn a_drain_waits_for_nothing_that_is_held_back() {
 
 #[test]
 fn a_closed_channel_gets_nothing_and_loses_nothing() {
-    let (gate, worker) = gate(Duration::ZERO, Polling::Off);
+    for polling in [Polling::Off, Polling::Fixed(Duration::from_micros(20))] {
+        closed_and_opened(polling);
+    }
+}
+
+fn closed_and_opened(polling: Polling) {
+    let (gate, worker) = gate(Duration::ZERO, polling);
     let peer = Peer::new();
     let id = worker.attach(TestSource::boxed(&peer, 8)).unwrap();
     for round in 0..20 {

@@ -1,6 +1,70 @@
 //! Disks that no user has.
 
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Op, RangeLimits, RequestId, Stage};
+use std::sync::{Arc, Mutex};
+
+/// What a disk was asked for: an operation, whether it is to be durable, and
+/// whether it may leave a hole.
+pub type Asked = (Op, bool, bool);
+
+/// Does nothing but note what it is asked for.
+pub struct NotingDisk {
+    write_cache: bool,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl NotingDisk {
+    pub fn new(write_cache: bool) -> Arc<NotingDisk> {
+        Arc::new(NotingDisk {
+            write_cache,
+            asked: Arc::default(),
+        })
+    }
+
+    /// What it was asked for since.
+    pub fn take(&self) -> Vec<Asked> {
+        std::mem::take(&mut self.asked.lock().expect("notes"))
+    }
+}
+
+impl Disk for NotingDisk {
+    fn info(&self) -> DiskInfo {
+        DiskInfo {
+            write_cache: self.write_cache,
+            ..FailingDisk { bad: 0 }.info()
+        }
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn channel(&self, _: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        Ok(Box::new(NotingChannel(self.asked.clone())))
+    }
+}
+
+struct NotingChannel(Arc<Mutex<Vec<Asked>>>);
+
+impl Channel for NotingChannel {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Map);
+        cx.enter(id, Stage::Device);
+        let request = &cx.slab[id];
+        let mut asked = self.0.lock().expect("notes");
+        asked.push((request.op, request.fua, request.unmap));
+        drop(asked);
+        cx.complete(id, 0);
+    }
+
+    fn complete(&mut self, _: &mut Cx, _: RequestId, _: u16, _: i32) {
+        unreachable!("it pushes no I/O");
+    }
+}
 
 /// Full of sevens, but for one bad sector.
 pub struct FailingDisk {

@@ -93,7 +93,7 @@ enum Turn {
     Act,
 }
 
-const ROUNDS: u32 = 20_000;
+const ROUNDS: u32 = 40_000;
 
 /// Let two threads act at the same moment, many times. At least one of them
 /// must notice the other each time; returns how often neither did.
@@ -111,6 +111,7 @@ fn race(
             for round in 0..ROUNDS {
                 guest(Turn::Prepare);
                 meet(&rounds, 2 * round + 1);
+                dawdle(round, 0);
                 noticed.store(guest(Turn::Act), Ordering::SeqCst);
                 meet(&rounds, 2 * round + 2);
             }
@@ -120,12 +121,23 @@ fn race(
     for round in 0..ROUNDS {
         device(Turn::Prepare);
         meet(&rounds, 2 * round + 1);
+        dawdle(round, 1);
         let noticed_here = device(Turn::Act);
         meet(&rounds, 2 * round + 2);
         missed += u32::from(!noticed_here && !noticed.load(Ordering::SeqCst));
     }
     thread.join().expect("the guest");
     missed
+}
+
+/// In half of all rounds, let one side come some nanoseconds later: who is first, and by how much,
+/// would otherwise be the same each time, and only some distances are right for a miss.
+fn dawdle(round: u32, side: u32) {
+    if round % 4 == 2 + side {
+        (0..round / 4 % 100).for_each(|step| {
+            std::hint::black_box(step);
+        });
+    }
 }
 
 /// Wait for the other of two threads.
