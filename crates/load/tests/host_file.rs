@@ -63,6 +63,35 @@ fn both_engines_do_every_operation_and_verify() {
     }
 }
 
+/// It has no other operations, and wants a file system with direct I/O, which /tmp's need not have.
+#[test]
+fn linux_aio_reads_writes_flushes_and_verifies() {
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(16 << 20).unwrap();
+    let file = File {
+        engine: Engine::Aio,
+        ..File::new(image.path())
+    };
+    let load = Load {
+        rwmixtrim: 0,
+        rwmixzero: 0,
+        ..mixed(16)
+    };
+    let report = run(file.clone(), load).unwrap();
+    assert_eq!(report.engine, "libaio");
+    for op in [Op::Read, Op::Write, Op::Flush] {
+        assert!(report.operation(op).is_some(), "{op:?}");
+    }
+    assert!(report.verify.unwrap().checked > 1000);
+    let refused = |file, load| run(file, load).unwrap_err().to_string();
+    assert!(refused(file.clone(), mixed(16)).contains("no discards and no zeroes"));
+    let buffered = File {
+        buffered: true,
+        ..file
+    };
+    assert!(refused(buffered, Load::default()).contains("waits in each call"));
+}
+
 #[test]
 fn a_file_that_is_cut_short_is_one_clear_error() {
     let image = image();

@@ -143,18 +143,21 @@ impl Port for Aio {
         let iocb = &mut self.iocbs[usize::from(slot)];
         *iocb = Iocb {
             data: slot.into(),
-            opcode: match op {
-                Op::Read => IOCB_CMD_PREAD,
-                Op::Write => IOCB_CMD_PWRITE,
-                Op::Flush => IOCB_CMD_FDSYNC,
-                Op::Discard | Op::WriteZeroes => unreachable!("refused with the options"),
-            },
             fd: self.file.as_raw_fd().cast_unsigned(),
-            buffer: self.buffers.get(slot).as_ptr().expose_provenance() as u64,
-            bytes: self.len.into(),
-            offset: offset.cast_signed(),
+            // A flush has no data, and must not seem to have any.
+            opcode: IOCB_CMD_FDSYNC,
             ..Iocb::default()
         };
+        if op != Op::Flush {
+            iocb.opcode = match op {
+                Op::Read => IOCB_CMD_PREAD,
+                Op::Write => IOCB_CMD_PWRITE,
+                _ => unreachable!("refused with the options"),
+            };
+            iocb.buffer = self.buffers.get(slot).as_ptr().expose_provenance() as u64;
+            iocb.bytes = self.len.into();
+            iocb.offset = offset.cast_signed();
+        }
         self.queued.push(iocb);
     }
 
