@@ -363,6 +363,37 @@ fn a_killed_server_loses_space_at_most() {
     }
 }
 
+/// QEMU was killed before it wrote what refers to its clusters, or with a note that it might have.
+#[test]
+fn an_image_that_qemu_left_dirty_is_repaired_first() {
+    for (format, options, at, bit) in [
+        ("qcow2", "lazy_refcounts=on", 79, 1),
+        ("qed", "cluster_size=64k", 16, 2),
+    ] {
+        let dir = disk_dir();
+        let create = ["create", "-q", "-f", format, "-o", options, "i", "64M"];
+        qemu_img(dir.path(), &create);
+        let killed = ["write -P 5 0 1M", "sigraise 9"].map(|command| ["-c", command]);
+        let args = [&["-f", format], killed.as_flattened(), &["i"]].concat();
+        tool(dir.path(), "qemu-io", &args);
+        let is_dirty = || fs::read(dir.path().join("i")).unwrap()[at] & bit != 0;
+        assert!(is_dirty(), "{format}");
+        let mut server = served(dir.path(), &["--format", format]);
+        with_disk(&server.arg("s"), 1, |disk| {
+            let (offset, data) = (20 << 20, vec![9; 4096]);
+            let done = disk.all(&[Request::Write { offset, data }, Request::Flush]);
+            assert!(done.iter().all(Result::is_ok));
+        });
+        assert_eq!(server.terminate().0, Some(0), "{}", server.log());
+        assert!(server.log().contains("not closed cleanly"), "{format}");
+        assert!(!is_dirty(), "{format}");
+        let (status, said) = check_of_killed(dir.path(), format);
+        assert_eq!(status, 0, "{format}: {said}");
+        let reads = ["read -P 5 0 1M", "read -P 9 20M 4k"];
+        qemu_io(dir.path(), "i", format, &reads);
+    }
+}
+
 /// A server records nothing: what misses writes says so, and nothing is lost.
 #[test]
 fn enabled_bitmaps_are_in_use_afterwards() {
