@@ -337,7 +337,10 @@ mod tests {
                 ..Disk::default()
             }],
             threads: Vec::new(),
-            rounds: vec![Round::default()],
+            rounds: vec![Round {
+                name: "traced".into(),
+                ..Round::default()
+            }],
             problems: Vec::new(),
         }
     }
