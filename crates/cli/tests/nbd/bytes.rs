@@ -3,7 +3,7 @@
 use super::commands::PRELUDE;
 use super::driver::{Driver, Request, with_disk};
 use super::support::nbd::{Nbd, make_image, prints, python, tool};
-use super::support::{as_arg, disk_dir, short_dir};
+use super::support::{as_arg, disk_dir, short_dir, stdout_of};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -142,6 +142,66 @@ fn write_versions(driver: &mut Driver<'_>, over: &AtomicBool) {
             }
         }
     }
+}
+
+/// The rest of a block is not made up where it cannot be read.
+#[test]
+fn what_cannot_be_read_is_not_written_back() {
+    let fault = "fault:error=EIO,op=read,range=4096+512";
+    let nbd = Nbd::start("memory:1M", &["--filter", fault]);
+    let script = "
+h = connect(strict=False)
+refused(lambda: h.pwrite(b'x' * 10, 4100), errno.EIO)
+refused(lambda: h.pwrite(b'x' * 600, 3800), errno.EIO)
+refused(lambda: h.zero(1000, 4100), errno.EIO)
+h.pwrite(b'x' * 512, 4096)
+h.pwrite(b'x' * 10, 5000)
+assert h.pread(10, 5000) == b'x' * 10
+";
+    nbd.python(&format!("{PRELUDE}{script}"), &[]);
+}
+
+/// Of the blocks at both ends, too.
+#[test]
+fn what_is_to_be_durable_is() {
+    let nbd = Nbd::start("memory:1M", &["--filter", "fault:writes=lost"]);
+    let written = "
+h = connect(strict=False)
+h.pwrite(b'y' * 65536, 0)
+h.flush()
+h.pwrite(b'z' * 10, 100, nbd.CMD_FLAG_FUA)
+h.pwrite(b'z' * 3000, 8000, nbd.CMD_FLAG_FUA)
+h.zero(700, 20100, nbd.CMD_FLAG_FUA)
+h.zero(5000, 30100, nbd.CMD_FLAG_FUA)
+h.pwrite(b'q' * 10, 200)
+";
+    nbd.python(&format!("{PRELUDE}{written}"), &[]);
+    stdout_of(&["set", &nbd.control(), "fault", "power-cut=yes"]);
+    let left = "
+h = connect(strict=False)
+model = bytearray(b'y' * 65536)
+for what, length, at in [(b'z', 10, 100), (b'z', 3000, 8000), (b'\\0', 700, 20100), (b'\\0', 5000, 30100)]:
+    model[at:at + length] = what * length
+assert h.pread(65536, 0) == model
+";
+    nbd.python(&format!("{PRELUDE}{left}"), &[]);
+}
+
+/// More at once than there are buffers for blocks' ends.
+#[test]
+fn any_number_of_bytes_is_written_at_once() {
+    let slow = ["--filter", "delay:read=20ms"];
+    let nbd = Nbd::start("memory:4M", &slow);
+    let script = "
+h = connect(strict=False)
+for n in range(200):
+    h.aio_pwrite(nbd.Buffer.from_bytearray(bytearray([n]) * 7), n * 4096 + 100)
+while h.aio_in_flight() > 0:
+    assert h.poll(60_000) == 1, 'nothing comes any more'
+for n in range(200):
+    assert h.pread(9, n * 4096 + 99) == b'\\0' + bytes([n]) * 7 + b'\\0', n
+";
+    nbd.python(&format!("{PRELUDE}{script}"), &[]);
 }
 
 /// QEMU's client, which asks for nothing but what it was told, and nbdcopy.
