@@ -271,8 +271,10 @@ impl Guest {
             Duration::from_secs(30),
         )?;
         let soon = self.console.wait_for(READY, from, self.patience / 2);
+        // A QEMU that has ended says why.
+        let soon = self.explain(soon);
         if !matches!(soon, Err(Error::Timeout { .. })) {
-            return self.wait_ready(from);
+            return soon.map(drop);
         }
         eprintln!("the guest does not come up again: it is reset");
         let from = self.console.position();
