@@ -150,6 +150,8 @@ pub struct Counters {
     pub notifications: Counter,
     /// Times that it went to sleep.
     pub sleeps: Counter,
+    /// Ticks of the clock in which it looked for work instead of sleeping.
+    pub polled: Counter,
     /// Requests that sources have answered with an error by themselves.
     pub refused: Counter,
 }

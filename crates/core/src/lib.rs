@@ -14,7 +14,6 @@ pub mod keepsake;
 pub mod peer_event;
 pub mod polling;
 pub mod request;
-pub mod size;
 pub mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -28,7 +27,7 @@ pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
 pub use handle::{Counters, Detaching, Looking, Unheard, WorkerHandle, WorkerOptions};
 pub use keepsake::Keepsake;
-pub use polling::{Polling, parse_duration};
+pub use polling::Polling;
 pub use request::{Owner, Request, RequestId, Segments, Slab};
 pub use source::{Broken, Source, SourceId};
 pub use token::Token;

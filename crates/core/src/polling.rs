@@ -1,6 +1,7 @@
 //! Whether to spin for work before sleeping, and for how long.
 
 use fathom_trace::Clock;
+use fathom_units::parse_duration;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -48,9 +49,7 @@ impl FromStr for Polling {
                 Some(limit) => parse_duration(limit).map(Polling::AutoWithin),
                 None => parse_duration(text).map(Polling::Fixed),
             }
-            .ok_or_else(|| {
-                format!("'{text}' is not auto, auto:500ms, off or a duration like 20us")
-            }),
+            .map_err(|_| format!("'{text}' is not auto, auto:500ms, off or a duration like 20us")),
         }
     }
 }
@@ -74,20 +73,6 @@ fn wake_up(clock: &Clock) -> u64 {
         late.sort_unstable();
         late[SAMPLES / 4].min(clock.ticks(AUTO_MAX))
     })
-}
-
-/// A whole number with a unit: `500ms`.
-pub fn parse_duration(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let value: u64 = text[..digits].parse().ok()?;
-    let ns_per_unit = match &text[digits..] {
-        "ns" => 1,
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
-        _ => return None,
-    };
-    Some(Duration::from_nanos(value.checked_mul(ns_per_unit)?))
 }
 
 /// Whom a wait is for. The two are judged apart: a guest that answers an

@@ -393,6 +393,7 @@ impl Worker {
             now = self.cx.clock.now();
         }
         self.poller.spun(now - start);
+        self.counters.polled.add(now - start);
         found
     }
 
@@ -489,6 +490,8 @@ impl Worker {
         let slab = &mut self.cx.slab;
         slab.grow(wanted.saturating_sub(slab.capacity()));
         self.batch.reserve(wanted);
+        // At most one kick comes for each request, and one wake-up.
+        self.completions.reserve(2 * wanted + 1);
         self.cx.done.reserve(wanted);
         self.cx.engine.reserve(wanted)?;
         self.generation += 1;

@@ -6,7 +6,7 @@ mod support;
 
 use fathom_core::testing::{PollEngine, TestDisk};
 use fathom_core::{Polling, Stage, Unheard, WorkerHandle, WorkerOptions};
-use fathom_trace::{RingFile, RingReader};
+use fathom_trace::{Clock, RingFile, RingReader};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -96,6 +96,23 @@ fn an_idle_worker_sleeps() {
         until("the request is answered", || peer.answered() == round + 1);
     }
     until_it_sleeps_for(Duration::from_millis(200), &worker);
+}
+
+#[test]
+fn time_that_is_spent_polling_is_counted() {
+    for (polling, polls) in [
+        (Polling::Off, false),
+        (Polling::Fixed(Duration::from_micros(20)), true),
+    ] {
+        let begin = Clock::get().now();
+        let disk = TestDisk::new();
+        let worker = worker(&disk, polling);
+        let counters = worker.counters();
+        until("it sleeps", || counters.sleeps.get() > 0);
+        let polled = counters.polled.get();
+        assert_eq!(polled > 0, polls, "{polling:?}");
+        assert!(polled < Clock::get().now() - begin, "{polling:?}");
+    }
 }
 
 #[test]

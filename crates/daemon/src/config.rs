@@ -7,10 +7,10 @@ use crate::options::{
     CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
     StopTimeout, Timeout, TlsOptions, parse_format,
 };
-use crate::size::parse_size;
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_filters::{Spec, find};
+use fathom_units::parse_size;
 use serde::{Deserialize, Deserializer, de};
 use std::ffi::OsStr;
 use std::fmt::Display;

@@ -8,9 +8,10 @@
 
 use fathom_core::{
     Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Keepsake, Request, RequestId,
-    Source, SourceId, Stage, parse_duration,
+    Source, SourceId, Stage,
 };
 use fathom_exports::vhost_user::WrapSource;
+use fathom_units::parse_duration;
 use serde::Serialize;
 use std::any::Any;
 use std::fmt;
@@ -53,9 +54,9 @@ impl FromStr for Injection {
             _ => return Err(bad()),
         };
         match parse_duration(delay) {
-            Some(delay) if delay <= Duration::from_secs(10) => Ok(Injection { place, delay }),
-            Some(_) => Err("a delay of more than 10s is not injected".into()),
-            None => Err(bad()),
+            Ok(delay) if delay <= Duration::from_secs(10) => Ok(Injection { place, delay }),
+            Ok(_) => Err("a delay of more than 10s is not injected".into()),
+            Err(_) => Err(bad()),
         }
     }
 }

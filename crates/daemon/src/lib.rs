@@ -29,7 +29,7 @@ pub use access::{parse_group, parse_mode};
 pub use config::read_config;
 pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use daemon::{Daemon, Ended, Error, Outcome};
-pub use fathom_core::{Polling, size};
+pub use fathom_core::Polling;
 pub use fathom_exports::Access;
 pub use fathom_exports::nbd::{Address, TlsMode};
 pub use fathom_filters::{About, FILTERS, Spec, find as find_filter};

@@ -2,14 +2,14 @@
 
 use crate::inject::Injection;
 use crate::magic;
-use crate::size::parse_size;
-use fathom_core::{Polling, parse_duration};
+use fathom_core::Polling;
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_filters::Spec;
 use fathom_formats::image::DEFAULT_METADATA_CACHE;
 use fathom_formats::img::Format;
 use fathom_storage::{Cache, EngineKind, NbdUri};
+use fathom_units::{parse_duration, parse_size};
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
@@ -44,7 +44,8 @@ impl FromStr for StopTimeout {
 
     fn from_str(text: &str) -> Result<StopTimeout, String> {
         // Added to a point in time later.
-        let time = parse_duration(text).filter(|time| *time <= Duration::from_secs(24 * 60 * 60));
+        let is_short = |time: &Duration| *time <= Duration::from_secs(24 * 60 * 60);
+        let time = parse_duration(text).ok().filter(is_short);
         let bad = || format!("'{text}' is not a time such as 10s, a day at most");
         time.map(StopTimeout).ok_or_else(bad)
     }
@@ -370,7 +371,7 @@ impl FromStr for Timeout {
     fn from_str(text: &str) -> Result<Timeout, String> {
         match text {
             "off" => Ok(Timeout(None)),
-            _ => match parse_duration(text).filter(|time| !time.is_zero()) {
+            _ => match parse_duration(text).ok().filter(|time| !time.is_zero()) {
                 Some(time) => Ok(Timeout(Some(time))),
                 None => Err(format!("'{text}' is not off, or a time such as 30s")),
             },

@@ -7,7 +7,6 @@ use crate::inject::Injector;
 use crate::options::DiskOptions;
 use crate::serving::Serving;
 use crate::shared_disk::SharedDisk;
-use crate::size::Size;
 use crate::tracer::Tracer;
 use fathom_core::{DiskInfo, Looking, WorkerHandle};
 use fathom_exports::nbd::Export;
@@ -16,6 +15,7 @@ use fathom_exports::{Listener, VhostUser};
 use fathom_filters::Filters;
 use fathom_formats::img::Format;
 use fathom_trace::{Clock, Op, Stage, Summary};
+use fathom_units::Size;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -347,5 +347,6 @@ fn worker_info(worker: &WorkerHandle) -> WorkerInfo {
         requests: Op::ALL.into_iter().map(answered).sum(),
         notifications: counters.notifications.get(),
         sleeps: counters.sleeps.get(),
+        polled_ns: Clock::get().ns(counters.polled.get()),
     }
 }

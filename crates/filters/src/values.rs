@@ -1,7 +1,8 @@
 //! Options as they were written, to what they mean.
 
 use crate::about::About;
-use fathom_core::{Clock, parse_duration, size::parse_size};
+use fathom_core::Clock;
+use fathom_units::{parse_duration, parse_size};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -54,9 +55,9 @@ impl Values<'_> {
 pub(crate) fn time(text: &str) -> Result<Duration, String> {
     match parse_duration(text) {
         _ if text == "0" => Ok(Duration::ZERO),
-        Some(time) if time <= LONGEST => Ok(time),
-        Some(_) => Err(format!("'{text}' is longer than a day")),
-        None => Err(format!("'{text}' is not a time like 500us, 20ms or 2s")),
+        Ok(time) if time <= LONGEST => Ok(time),
+        Ok(_) => Err(format!("'{text}' is longer than a day")),
+        Err(error) => Err(error),
     }
 }
 

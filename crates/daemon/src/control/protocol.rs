@@ -166,6 +166,9 @@ pub struct WorkerInfo {
     pub notifications: u64,
     /// Times that it went to sleep.
     pub sleeps: u64,
+    /// Ns in which it looked for work instead of sleeping.
+    #[serde(default)]
+    pub polled_ns: u64,
 }
 
 #[cfg(test)]

@@ -360,6 +360,7 @@ impl Engine for IoUring {
             user_data: Token::ENGINE.to_u64() | self.watch_serial,
         };
         self.watches.push(watch);
+        self.ended.reserve(self.watches.len());
         self.poll(watch);
         Ok(())
     }

@@ -47,6 +47,21 @@ fn digits(text: &str) -> (&str, &str) {
     text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
 }
 
+/// The shortest text that [`parse_size`] reads as so many bytes: `4k`, `1536`, `3G`.
+pub fn short_size(bytes: u64) -> String {
+    let units = [
+        (1u64 << 40, "T"),
+        (1 << 30, "G"),
+        (1 << 20, "M"),
+        (1 << 10, "k"),
+    ];
+    let fits = |(unit, _): &&(u64, &str)| bytes >= *unit && bytes.is_multiple_of(*unit);
+    match units.iter().find(fits) {
+        Some((unit, name)) => format!("{}{name}", bytes / unit),
+        None => bytes.to_string(),
+    }
+}
+
 /// Shows a number of bytes as people read it: `4 GiB`, `1.5 TiB`.
 pub struct Size(pub u64);
 
@@ -108,6 +123,14 @@ mod tests {
         ] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn short_sizes_are_read_as_the_same() {
+        for size in [0, 1, 512, 1536, 4096, 1 << 20, 3 << 29, 1 << 40, u64::MAX] {
+            assert_eq!(parse_size(&short_size(size)), Ok(size));
+        }
+        assert_eq!(short_size(65536), "64k");
     }
 
     #[test]

@@ -1,0 +1,68 @@
+//! Dates of the calendar.
+
+/// An instant of the civil calendar, in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Utc {
+    pub year: u64,
+    pub month: u64,
+    pub day: u64,
+    pub hour: u64,
+    pub minute: u64,
+    pub second: u64,
+}
+
+impl Utc {
+    /// From seconds since 1970, after Hinnant's `civil_from_days`: years begin in March, so that
+    /// the leap day comes last.
+    pub fn from_seconds(seconds: u64) -> Utc {
+        let (days, rest) = (seconds / 86_400, seconds % 86_400);
+        let days = days + 719_468; // since 0000-03-01
+        let (era, day) = (days / 146_097, days % 146_097);
+        let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+        let day = day - (365 * year + year / 4 - year / 100);
+        let month = (5 * day + 2) / 153;
+        let day = day - (153 * month + 2) / 5 + 1;
+        let (month, next) = match month {
+            0..10 => (month + 3, 0),
+            _ => (month - 9, 1),
+        };
+        Utc {
+            year: year + era * 400 + next,
+            month,
+            day,
+            hour: rest / 3600,
+            minute: rest / 60 % 60,
+            second: rest % 60,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// The oracle is date(1).
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for seconds in [
+            0,
+            951_782_399,
+            951_782_400,
+            951_868_800,
+            1_790_000_000,
+            4_107_542_399,
+        ] {
+            let at = format!("@{seconds}");
+            let mut date = Command::new("date");
+            date.args(["-u", "-d", &at, "+%Y-%m-%d %H:%M:%S"]);
+            let said = date.output().unwrap().stdout;
+            let utc = Utc::from_seconds(seconds);
+            let text = format!(
+                "{:04}-{:02}-{:02} {:02}:{:02}:{:02}\n",
+                utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second
+            );
+            assert_eq!(text, String::from_utf8(said).unwrap());
+        }
+    }
+}

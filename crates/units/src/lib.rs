@@ -1,0 +1,10 @@
+//! Sizes, durations and dates as people write and read them: one spelling for every option, file
+//! and report.
+
+mod date;
+mod duration;
+mod size;
+
+pub use date::Utc;
+pub use duration::{parse_duration, parse_seconds, short_duration};
+pub use size::{Size, parse_size, short_size};
