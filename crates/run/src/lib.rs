@@ -3,6 +3,7 @@
 //! ```text
 //! RUN/
 //!   run.json             what was run, on what, and what each round holds: [`Run`]
+//!   cells/ID/cell.json   an experiment's cell, as soon as it has ended: [`Cell`]
 //!   ROUND/               one folder a round, named as in run.json
 //!     NAME.events        events by time, one clock a file: [`Stream`]
 //!     NAME.log           text kept for people: consoles, QEMU's log
@@ -15,19 +16,24 @@
 //! A run may come from anywhere: what `run.json` names is checked when it is loaded, and nothing
 //! outside the directory is read for it.
 
+mod cell;
 mod clocks;
 mod error;
 mod event;
+pub mod evidence;
 mod io_calls;
+mod measure;
 mod open;
 pub mod qemu_names;
 mod run;
 mod stream;
 
+pub use cell::{Cell, Experiment, Planned};
 pub use clocks::{Clock, Clocks, GuestOffset, Pair};
 pub use error::{Error, Result};
 pub use event::{Event, Kind, MAX_ARGS, flags};
 pub use io_calls::{IO_CALLS, IoCall, io_call};
+pub use measure::{Better, Measure, Series, Unit};
 pub use run::{
     Benchmark, BlockDevice, Disk, Environment, Extent, Machine, Role, Round, Run, RunKind,
     Scenario, StreamInfo, Thread, VERSION,

@@ -1,22 +1,20 @@
 //! `run.json`: everything about a run but its events.
 
 use std::fmt::Display;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cell::Experiment;
 use crate::clocks::{Clock, Clocks};
 use crate::error::{Error, Result};
-use crate::open::{open_file, open_within};
+use crate::open::{MAX_EVENTS, MAX_RUN, RUN, is_name, open_file, open_within, replace};
 use crate::stream::Stream;
 
 /// The format of run directories that this program writes, and the newest that it reads.
-pub const VERSION: u32 = 1;
-const FILE: &str = "run.json";
-/// Of run.json: a disk's map of a million extents takes a quarter of it.
-const MAX_BYTES: u64 = 512 << 20;
+pub const VERSION: u32 = 2;
 /// Of a round; the collectors make a dozen.
 const MAX_STREAMS: usize = 64;
 
@@ -24,7 +22,9 @@ const MAX_STREAMS: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunKind {
-    /// `fathom lab run wiki`: guest and host, rounds of every sort.
+    /// An experiment: its cells, in [`Run::experiment`].
+    Experiment,
+    /// The wiki's experiment: guest and host, rounds of every sort.
     Lab,
     /// `fathom breakdown`: a running QEMU, from the host alone.
     Host,
@@ -46,6 +46,9 @@ pub struct Run {
     pub title: String,
     /// Seconds since 1970.
     pub created: u64,
+    /// Since version 2.
+    #[serde(default)]
+    pub experiment: Option<Experiment>,
     pub scenario: Option<Scenario>,
     pub environment: Environment,
     /// The guest's disks; `under_test` marks the one that the run is about.
@@ -223,12 +226,7 @@ impl Run {
     /// # Errors
     /// When it cannot be written; an older `run.json` is then still whole.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        let path = dir.join(FILE);
-        let text = serde_json::to_string_pretty(self)
-            .map_err(|error| Error::unusable(&path, error.to_string()))?;
-        let new = dir.join(".run.json.new");
-        fs::write(&new, text).map_err(Error::io(&new))?;
-        fs::rename(&new, &path).map_err(Error::io(&path))
+        replace(&dir.join(RUN), self)
     }
 
     /// Reads a run directory's `run.json`.
@@ -236,8 +234,8 @@ impl Run {
     /// # Errors
     /// When there is none, or it is damaged or of a newer version, or names what cannot be its own.
     pub fn load(dir: &Path) -> Result<Run> {
-        let path = dir.join(FILE);
-        let text = open_file(&path, MAX_BYTES).and_then(io::read_to_string);
+        let path = dir.join(RUN);
+        let text = open_file(&path, MAX_RUN).and_then(io::read_to_string);
         let text = text.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => {
                 Error::unusable(dir, "this is no run directory: it has no run.json")
@@ -254,6 +252,7 @@ impl Run {
         run.rounds
             .iter()
             .try_for_each(Round::check)
+            .and_then(|()| run.experiment.as_ref().map_or(Ok(()), Experiment::check))
             .map_err(|problem| damaged(&problem))?;
         Ok(run)
     }
@@ -280,7 +279,7 @@ impl Round {
     /// Like [`open`](Self::open).
     pub fn file(&self, dir: &Path, stream: &StreamInfo) -> Result<File> {
         let name = stream.file_name();
-        let file = open_within(dir, &self.name, &name);
+        let file = open_within(dir, &[&self.name], &name, MAX_EVENTS);
         file.map_err(|error| Error::io(&dir.join(&self.name).join(name))(error))
     }
 
@@ -307,11 +306,6 @@ impl StreamInfo {
     }
 }
 
-/// Whether it names something within a folder.
-fn is_name(text: &str) -> bool {
-    !matches!(text, "" | "." | "..") && !text.contains(['/', '\0'])
-}
-
 /// What every version's run.json says.
 #[derive(Deserialize)]
 struct Versioned {
@@ -322,6 +316,7 @@ struct Versioned {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn run() -> Run {
         Run {
@@ -329,6 +324,7 @@ mod tests {
             kind: RunKind::Lab,
             title: "a run".into(),
             created: 1_790_000_000,
+            experiment: Some(Experiment::default()),
             scenario: Some(Scenario::default()),
             environment: Environment::default(),
             disks: vec![Disk {
@@ -353,6 +349,19 @@ mod tests {
     }
 
     #[test]
+    fn a_run_of_version_1_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = r#"{"version": 1, "kind": "lab", "title": "old", "created": 1,
+            "scenario": null, "environment": {"host": {"kernel": "6.1", "cpu": "c", "cpus": 1,
+            "clock_source": "tsc", "trace_clock": "x86-tsc"}, "guest": null, "accelerator": "kvm",
+            "qemu": null, "fathom": "0.1", "stretched": false}, "disks": [], "threads": [],
+            "rounds": [], "problems": []}"#;
+        fs::write(dir.path().join(RUN), text).unwrap();
+        let run = Run::load(dir.path()).unwrap();
+        assert_eq!((run.version, run.experiment), (1, None));
+    }
+
+    #[test]
     fn what_is_no_run_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let message = |dir: &Path| Run::load(dir).unwrap_err().to_string();
@@ -362,8 +371,8 @@ mod tests {
             ..run()
         };
         newer.save(dir.path()).unwrap();
-        assert!(message(dir.path()).contains("version 2; this fathom reads 1 to 1"));
-        fs::write(dir.path().join(FILE), "{").unwrap();
+        assert!(message(dir.path()).contains("version 3; this fathom reads 1 to 2"));
+        fs::write(dir.path().join(RUN), "{").unwrap();
         assert!(message(dir.path()).contains("damaged"));
     }
 }
