@@ -1,0 +1,262 @@
+//! Figures that several rules use. Whatever the evidence holds, a share is a finite number from 0
+//! to 1, or is not there.
+
+use fathom_run::evidence::{DeviceTime, Evidence, Load, ThreadRole, ThreadTime};
+
+/// A thread, or a guest's CPU, that does something in less of the window is not busy: what waits
+/// for it waits for about as long as it works (M/M/1 at 80 %: four times that).
+pub const BUSY: f64 = 0.80;
+/// As good as all: the rest is what sampling and the window's edges cost.
+pub const SATURATED: f64 = 0.95;
+/// Waiting for a CPU that lengthens a request noticeably; below it the scheduler's normal work.
+pub const DELAYED: f64 = 0.05;
+/// Where more is stolen, nothing can be said of threads.
+const MOST_STOLEN: f64 = 0.50;
+/// Of a name that comes from outside, characters.
+const NAME: usize = 40;
+
+/// `part / whole`, where that is a number and not negative.
+pub fn ratio(part: f64, whole: f64) -> Option<f64> {
+    let makes_sense = part >= 0.0 && part.is_finite() && whole > 0.0 && whole.is_finite();
+    let ratio = part / whole;
+    (makes_sense && ratio.is_finite()).then_some(ratio)
+}
+
+/// The same, at most 1: counters and windows do not end at quite the same instant.
+pub fn share(part: f64, whole: f64) -> Option<f64> {
+    ratio(part, whole).map(|ratio| ratio.min(1.0))
+}
+
+/// Seconds as a share of the window.
+pub fn of_window(evidence: &Evidence, seconds: f64) -> Option<f64> {
+    share(seconds, evidence.seconds)
+}
+
+/// The window's share in which a thread did something: time on a CPU without looking for work in
+/// vain. `None`: unknown, since it polls and does not tell.
+pub fn working(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
+    let useful = match thread.polls {
+        true => thread.cpu - thread.polled?,
+        false => thread.cpu,
+    };
+    let cpu = share(useful, evidence.seconds * (1.0 - stolen(evidence)))?;
+    if thread.polls {
+        return Some(cpu);
+    }
+    // A vCPU with nothing to do may spin in the guest or in KVM (haltpoll): the guest knows.
+    match guest_cpu(evidence, thread) {
+        Some(busy) if busy < BUSY => Some(busy.min(cpu)),
+        _ => Some(cpu),
+    }
+}
+
+/// Of the time for which the host's CPUs had work, the share in which the host's own hypervisor did
+/// not run them. Kernels differ in whether a thread's time includes it (paravirtual steal time), so
+/// that a thread that never pauses has between the rest and all of the window.
+fn stolen(evidence: &Evidence) -> f64 {
+    let sum = |percents: &[f64]| percents.iter().copied().sum::<f64>();
+    let host = evidence.host.as_ref();
+    let stolen = host.and_then(|host| {
+        let steal = sum(&host.steal);
+        share(steal, steal + sum(&host.busy))
+    });
+    stolen.unwrap_or(0.0).min(MOST_STOLEN)
+}
+
+/// The share in which a vCPU's guest had work for it, whether it could run or not.
+fn guest_cpu(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
+    let guest = evidence.guest.as_ref()?;
+    let number = usize::try_from(thread.vcpu?).ok()?;
+    let busy = *guest.busy.get(number)?;
+    let steal = guest.steal.get(number).copied().unwrap_or(0.0);
+    share(busy + steal, 100.0)
+}
+
+/// Threads through which the load's requests pass, where they are at work.
+pub fn on_path(role: ThreadRole) -> bool {
+    !matches!(role, ThreadRole::Kernel | ThreadRole::Other)
+}
+
+/// The largest share of a thread of these roles, and the thread.
+pub fn largest(
+    evidence: &Evidence,
+    roles: impl Fn(ThreadRole) -> bool,
+    share: impl Fn(&ThreadTime) -> Option<f64>,
+) -> Option<(f64, &ThreadTime)> {
+    let threads = evidence.threads.iter().filter(|one| roles(one.role));
+    let shares = threads.filter_map(|one| Some((share(one)?, one)));
+    shares.max_by(|one, other| one.0.total_cmp(&other.0))
+}
+
+/// Requests that the load keeps in flight, as it was told. `None`: not told.
+pub fn offered(load: &Load) -> Option<f64> {
+    let offered = f64::from(load.threads) * f64::from(load.depth);
+    (offered > 0.0).then_some(offered)
+}
+
+/// Requests that the load had in flight, on the mean (Little's law).
+pub fn load_in_flight(evidence: &Evidence) -> Option<f64> {
+    let load = &evidence.load;
+    let spent = load.requests as f64 * load.mean_ns / 1e9;
+    ratio(spent, evidence.load_seconds()).filter(|_| load.requests > 0)
+}
+
+/// What the device had in flight, counted in the load's requests: those of the device may be parts
+/// of them, or several together.
+pub fn device_in_flight(device: &DeviceTime, load: &Load) -> Option<f64> {
+    let in_flight = ratio(device.in_flight, 1.0)?;
+    let size = |bytes: u64, requests: u64| ratio(bytes as f64, requests as f64);
+    let theirs = size(device.bytes, device.requests).filter(|&size| size > 0.0);
+    let ours = size(load.bytes, load.requests).filter(|&size| size > 0.0);
+    match (theirs, ours) {
+        (Some(theirs), Some(ours)) => ratio(in_flight * theirs, ours),
+        _ => Some(in_flight),
+    }
+}
+
+/// The device's share of the mean time of all of the load's requests: those that caches answered
+/// spent none in it.
+pub fn device_share(evidence: &Evidence) -> Option<f64> {
+    let (device, load) = (evidence.device.as_ref()?, &evidence.load);
+    let of_one = share(device.mean_ns, load.mean_ns)?;
+    let reached = share(device.bytes as f64, load.bytes as f64).unwrap_or(1.0);
+    Some(of_one * reached)
+}
+
+/// `98%`; small ones as `5.3%`.
+pub fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    let digits = usize::from(percent < 9.95);
+    format!("{percent:.digits$}%")
+}
+
+/// `31.8`, `32`: a number of requests.
+pub fn number(value: f64) -> String {
+    if value >= 1e12 {
+        return format!("{value:.1e}");
+    }
+    let text = format!("{value:.1}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+}
+
+/// `212 us`: a time of so many ns.
+pub fn time(ns: f64) -> String {
+    match ns {
+        _ if ns < 1e3 => format!("{ns:.0} ns"),
+        _ if ns < 1e4 => format!("{:.1} us", ns / 1e3),
+        _ if ns < 1e6 => format!("{:.0} us", ns / 1e3),
+        _ if ns < 1e9 => format!("{:.1} ms", ns / 1e6),
+        _ => format!("{} s", number(ns / 1e9)),
+    }
+}
+
+/// A name that comes from outside, as it may be printed.
+pub fn name(text: &str) -> String {
+    let shown = text.chars().filter(|c| !c.is_control());
+    shown.take(NAME).collect()
+}
+
+/// `I/O thread 'io0'`
+pub fn thread(thread: &ThreadTime) -> String {
+    let role = match thread.role {
+        ThreadRole::Vcpu => "vCPU",
+        ThreadRole::Main => "main loop",
+        ThreadRole::Io => "I/O thread",
+        ThreadRole::Pool => "pool thread",
+        ThreadRole::Load => "load thread",
+        ThreadRole::Kernel => "kernel thread",
+        ThreadRole::Other => "thread",
+    };
+    format!("{role} '{}'", name(&thread.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_run::evidence::Processors;
+
+    #[test]
+    fn a_share_is_a_number_or_is_not_there() {
+        assert_eq!(share(1.0, 4.0), Some(0.25));
+        assert_eq!(share(5.0, 4.0), Some(1.0));
+        for (part, whole) in [
+            (f64::NAN, 1.0),
+            (1.0, f64::NAN),
+            (f64::INFINITY, 1.0),
+            (1.0, f64::INFINITY),
+            (1.0, 0.0),
+            (-1.0, 1.0),
+            (1.0, -1.0),
+            (1e300, 1e-300),
+        ] {
+            assert_eq!(share(part, whole), None, "{part} / {whole}");
+        }
+    }
+
+    #[test]
+    fn a_poller_works_only_where_it_finds_something() {
+        let evidence = Evidence {
+            seconds: 10.0,
+            ..Evidence::default()
+        };
+        let mut thread = ThreadTime {
+            cpu: 9.9,
+            ..ThreadTime::default()
+        };
+        assert_eq!(working(&evidence, &thread), Some(0.99));
+        thread.polls = true;
+        assert_eq!(working(&evidence, &thread), None);
+        thread.polled = Some(8.9);
+        assert!((working(&evidence, &thread).unwrap() - 0.1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_stolen_from_the_host_is_no_pause_of_its_threads() {
+        let mut evidence = Evidence {
+            seconds: 10.0,
+            ..Evidence::default()
+        };
+        let thread = ThreadTime {
+            cpu: 8.0,
+            ..ThreadTime::default()
+        };
+        evidence.host = Some(Processors {
+            busy: vec![80.0, 0.0],
+            steal: vec![20.0, 0.0],
+        });
+        assert_eq!(working(&evidence, &thread), Some(1.0));
+        evidence.host.as_mut().unwrap().steal[0] = f64::NAN;
+        assert_eq!(working(&evidence, &thread), Some(0.8));
+    }
+
+    #[test]
+    fn requests_of_the_device_are_counted_as_the_loads() {
+        let load = Load {
+            requests: 100,
+            bytes: 100 << 20,
+            ..Load::default()
+        };
+        // Each of 1 MiB became four of 256 KiB.
+        let device = DeviceTime {
+            requests: 400,
+            bytes: 100 << 20,
+            in_flight: 16.0,
+            ..DeviceTime::default()
+        };
+        assert_eq!(device_in_flight(&device, &load), Some(4.0));
+        assert_eq!(device_in_flight(&device, &Load::default()), Some(16.0));
+    }
+
+    #[test]
+    fn figures_are_short() {
+        assert_eq!(percent(0.984), "98%");
+        assert_eq!(percent(0.0534), "5.3%");
+        assert_eq!(percent(1.0), "100%");
+        assert_eq!((number(31.84), number(32.0)), ("31.8".into(), "32".into()));
+        assert_eq!(number(1e300), "1.0e300");
+        let times = [900.0, 2_120.0, 212_000.0, 3.44e6, 2.5e9].map(time);
+        assert_eq!(times, ["900 ns", "2.1 us", "212 us", "3.4 ms", "2.5 s"]);
+        assert_eq!(name("io\x1b[31m0\n"), "io[31m0");
+        assert_eq!(name(&"x".repeat(1000)).len(), NAME);
+    }
+}

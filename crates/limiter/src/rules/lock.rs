@@ -1,0 +1,73 @@
+//! A lock that requests wait for.
+
+use fathom_run::evidence::Evidence;
+
+use crate::figures::{name, percent, ratio};
+use crate::rule::Finding;
+
+/// Of the requests' time, all together: more than what a lock that is free costs.
+const MUCH: f64 = 0.10;
+
+pub fn waited_for(evidence: &Evidence) -> Option<Finding> {
+    let load = &evidence.load;
+    let spent = load.requests as f64 * load.mean_ns / 1e9;
+    let shares = evidence.locks.iter();
+    let shares = shares.filter_map(|lock| Some((ratio(lock.seconds, spent)?, lock)));
+    let much = shares.filter(|(share, _)| *share >= MUCH);
+    // More than all of the requests' time cannot be theirs: threads that wait for something to do.
+    let key = |share: f64| (share <= 1.0, share);
+    let (share, lock) = much.max_by(|one, other| {
+        let (one, other) = (key(one.0), key(other.0));
+        one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))
+    })?;
+    let whose = format!("lock '{}' ({})", name(&lock.name), name(&lock.side));
+    let finding = match share <= 1.0 {
+        true => Finding::holds(format!(
+            "{whose}: waited for in {} of the requests' time",
+            percent(share)
+        )),
+        false => Finding::weak(format!(
+            "{whose}: waited for in more than all of the requests' time, so not by them alone"
+        )),
+    };
+    Some(finding.about(name(&lock.name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{cell, with};
+    use fathom_run::evidence::LockWait;
+
+    /// 32 in flight for 10 s: 317 s of requests. Locks with so many seconds of waiting.
+    fn locks(seconds: &[f64]) -> Evidence {
+        with(cell(32, 400.0), |evidence| {
+            let lock = |&seconds: &f64| LockWait {
+                name: format!("lock{seconds}"),
+                side: "host".into(),
+                waits: 1000,
+                seconds,
+            };
+            evidence.locks = seconds.iter().map(lock).collect();
+        })
+    }
+
+    #[test]
+    fn a_lock_that_takes_much_of_the_requests_time_is_named() {
+        let finding = waited_for(&locks(&[3.0, 73.0, 40.0])).unwrap();
+        assert!(finding.holds);
+        assert_eq!(
+            finding.text,
+            "lock 'lock73' (host): waited for in 23% of the requests' time"
+        );
+        assert!(waited_for(&locks(&[32.0])).is_some());
+        assert!(waited_for(&locks(&[31.0])).is_none());
+    }
+
+    #[test]
+    fn threads_that_wait_for_work_are_not_requests_that_wait() {
+        assert!(!waited_for(&locks(&[640.0])).unwrap().holds);
+        let both = waited_for(&locks(&[640.0, 73.0])).unwrap();
+        assert_eq!(both.subject.as_deref(), Some("lock73"));
+    }
+}

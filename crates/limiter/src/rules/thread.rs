@@ -1,0 +1,112 @@
+//! A thread that is on a CPU all the time, and has work all that time.
+
+use fathom_run::evidence::{Evidence, ThreadRole, ThreadTime};
+
+use crate::figures::{SATURATED, largest, name, of_window, on_path, percent, thread, working};
+use crate::rule::Finding;
+
+pub fn saturated(evidence: &Evidence) -> Option<Finding> {
+    let works = |one: &ThreadTime| working(evidence, one).filter(|&share| share >= SATURATED);
+    let is_load = |role| role == ThreadRole::Load; // has a rule of its own
+    let serves = |role| on_path(role) && !is_load(role);
+    let found = largest(evidence, serves, works)
+        .or_else(|| largest(evidence, |role| role == ThreadRole::Kernel, works));
+    if let Some((share, busiest)) = found {
+        let others = evidence.threads.iter();
+        let others = others.filter(|one| serves(one.role) && !std::ptr::eq(*one, busiest));
+        let others = match others.filter(|one| works(one).is_some()).count() {
+            0 => String::new(),
+            1 => ", and another".into(),
+            count => format!(", and {count} others"),
+        };
+        let text = format!("{} on CPU {}{others}", thread(busiest), percent(share));
+        return Some(Finding::holds(text).about(name(&busiest.name)));
+    }
+    poller(evidence).or_else(|| {
+        let (share, other) = largest(evidence, |role| role == ThreadRole::Other, works)?;
+        let text = format!("{} on CPU {}", thread(other), percent(share));
+        Some(Finding::weak(text))
+    })
+}
+
+/// Whether a thread may be saturated, of which nobody knows.
+pub fn poller(evidence: &Evidence) -> Option<Finding> {
+    let on_cpu = |one: &ThreadTime| {
+        let is_unknown = one.polls && working(evidence, one).is_none();
+        let share = of_window(evidence, one.cpu).filter(|&share| share >= SATURATED);
+        share.filter(|_| is_unknown)
+    };
+    let (share, poller) = largest(evidence, |role| role != ThreadRole::Load, on_cpu)?;
+    let text = format!(
+        "{} on CPU {}, but it polls: how much of that is work is not known",
+        thread(poller),
+        percent(share)
+    );
+    Some(Finding::weak(text).about(name(&poller.name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{cell, with};
+
+    /// The worker with so many of 10 s on a CPU.
+    fn worker(cpu: f64, change: fn(&mut ThreadTime)) -> Evidence {
+        with(cell(32, 400.0), |evidence| {
+            evidence.threads[1].cpu = cpu;
+            change(&mut evidence.threads[1]);
+        })
+    }
+
+    #[test]
+    fn a_thread_without_a_pause_is_saturated() {
+        let finding = saturated(&worker(9.8, |_| ())).unwrap();
+        assert!(finding.holds);
+        assert_eq!(finding.text, "I/O thread 'worker 0' on CPU 98%");
+        assert!(saturated(&worker(9.51, |_| ())).unwrap().holds);
+        assert!(saturated(&worker(9.49, |_| ())).is_none());
+    }
+
+    #[test]
+    fn a_thread_that_polls_is_only_where_it_finds_work() {
+        let unknown = worker(10.0, |worker| worker.polls = true);
+        assert!(!saturated(&unknown).unwrap().holds);
+        let idle = worker(10.0, |worker| {
+            (worker.polls, worker.polled) = (true, Some(6.0));
+        });
+        assert!(saturated(&idle).is_none());
+        let full = worker(10.0, |worker| {
+            (worker.polls, worker.polled) = (true, Some(0.1));
+        });
+        assert!(saturated(&full).unwrap().holds);
+    }
+
+    #[test]
+    fn a_vcpu_that_spins_while_its_guest_is_idle_is_not() {
+        let spinning = |busy: f64| {
+            with(cell(32, 400.0), |evidence| {
+                evidence.threads[0].cpu = 9.9;
+                evidence.guest.as_mut().unwrap().busy[0] = busy;
+            })
+        };
+        assert!(saturated(&spinning(20.0)).is_none());
+        let busy = saturated(&spinning(93.0)).unwrap();
+        assert_eq!(busy.subject.as_deref(), Some("CPU 0/KVM"));
+    }
+
+    #[test]
+    fn the_kernels_threads_come_after_those_of_the_server() {
+        let kernel = |worker_cpu: f64| {
+            let mut evidence = worker(worker_cpu, |_| ());
+            evidence.threads.push(ThreadTime {
+                name: "kcryptd/253:0".into(),
+                role: ThreadRole::Kernel,
+                cpu: 9.99,
+                ..ThreadTime::default()
+            });
+            saturated(&evidence).unwrap().text
+        };
+        assert_eq!(kernel(5.0), "kernel thread 'kcryptd/253:0' on CPU 100%");
+        assert_eq!(kernel(9.6), "I/O thread 'worker 0' on CPU 96%");
+    }
+}

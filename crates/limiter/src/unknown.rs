@@ -1,0 +1,52 @@
+//! What is said where no rule holds: what was seen.
+
+use fathom_run::evidence::Evidence;
+
+use crate::figures::{
+    device_in_flight, device_share, largest, load_in_flight, number, offered, on_path, percent,
+    share, thread, working,
+};
+
+/// One line that begins with `unknown`.
+pub fn seen(evidence: &Evidence) -> String {
+    let seen = [
+        busiest(evidence),
+        load(evidence),
+        device(evidence),
+        host(evidence),
+    ];
+    let seen: Vec<String> = seen.into_iter().flatten().collect();
+    if seen.is_empty() {
+        return "unknown: nothing was seen that a rule could use".into();
+    }
+    format!("unknown: {}", seen.join("; "))
+}
+
+fn busiest(evidence: &Evidence) -> Option<String> {
+    let (share, busiest) = largest(evidence, on_path, |one| working(evidence, one))?;
+    Some(format!(
+        "busiest {} on CPU {}",
+        thread(busiest),
+        percent(share)
+    ))
+}
+
+fn load(evidence: &Evidence) -> Option<String> {
+    let (had, offered) = (load_in_flight(evidence)?, offered(&evidence.load)?);
+    let (had, offered) = (number(had), number(offered));
+    Some(format!("the load had {had} of {offered} in flight"))
+}
+
+fn device(evidence: &Evidence) -> Option<String> {
+    let in_flight = device_in_flight(evidence.device.as_ref()?, &evidence.load)?;
+    let of_time = device_share(evidence).map_or_else(String::new, |share| {
+        format!(" ({} of the request's time)", percent(share))
+    });
+    Some(format!("the device {}{of_time}", number(in_flight)))
+}
+
+fn host(evidence: &Evidence) -> Option<String> {
+    let busy = &evidence.host.as_ref()?.busy;
+    let busy = share(busy.iter().sum(), busy.len() as f64 * 100.0)?;
+    Some(format!("the host's CPUs {} busy", percent(busy)))
+}
