@@ -56,6 +56,22 @@ pub enum Error {
         expected: String,
         found: String,
     },
+    /// A file system has no room for what is to be written.
+    #[error("{0}")]
+    Full(String),
+    /// Somebody else has changed the files of a load.
+    #[error("{0}")]
+    Changed(String),
+    /// A file does not contain what was written to it.
+    #[error("verify: {} at offset {offset}: found {found}", path.display())]
+    Contents {
+        path: PathBuf,
+        offset: u64,
+        found: String,
+    },
+    /// fio failed, or its report is not what it should be.
+    #[error("fio: {0}")]
+    Fio(String),
     /// A page that the server wrote is not marked in the dirty log.
     #[error("dirty log: page {page:#x} ({what}) of queue {queue} was written but is not marked")]
     DirtyLog {

@@ -10,8 +10,11 @@
 //! With [`options::Load::verify`] every block carries what, where and when it
 //! is, and lost, stale, torn and misplaced data is found, also over the death
 //! of the server and in a later run.
+//!
+//! [`files`] has loads on the files of a mounted file system.
 
 pub mod error;
+pub mod files;
 pub mod options;
 pub mod report;
 pub mod stamped;

@@ -41,7 +41,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    fn of(ticks: &Counts<FINE>, ns_per_tick: f64) -> Summary {
+    /// Of latencies in ticks.
+    pub fn of(ticks: &Counts<FINE>, ns_per_tick: f64) -> Summary {
         let quantile = |q| ticks.quantile_of_any(q).unwrap_or(0.0) * ns_per_tick;
         Summary {
             mean_ns: ticks.mean().unwrap_or(0.0) * ns_per_tick,

@@ -23,6 +23,10 @@ pub fn open(target: &FileOptions, load: &Load) -> Result<File> {
     let path = &target.path;
     let cannot = |e| Error::os(format!("cannot open {}", path.display()), e);
     let kind = std::fs::metadata(path).map_err(cannot)?.file_type();
+    if kind.is_dir() {
+        let problem = "is a directory: --workload mail-server loads the files in one";
+        return Err(refused(path, problem));
+    }
     if !kind.is_file() && !kind.is_block_device() {
         return Err(refused(path, "is not a regular file or a block device"));
     }

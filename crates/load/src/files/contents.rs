@@ -1,0 +1,183 @@
+//! What files contain: random bytes, or what tells where it belongs.
+//!
+//! Each sector of a verified file is a function of three numbers that it carries in its first
+//! words: the run's seed, the file's number and the sector's offset. So a sector that is wrong says
+//! what it is instead.
+
+use super::options::SECTOR;
+use crate::workload::{Rng, mix};
+
+/// Memory for O_DIRECT begins at a multiple of this, whatever the device.
+const ALIGN: usize = 4096;
+const SECTOR_LEN: usize = SECTOR as usize;
+/// Marks a sector of ours; the seed is mixed in.
+const MAGIC: u64 = 0x6661_7468_6f6d_2e32;
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Aligned memory.
+#[derive(Debug)]
+pub struct Memory {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Memory {
+    /// `len` random bytes, which no storage compresses.
+    pub fn new(len: usize, seed: u64) -> Memory {
+        let mut bytes = vec![0; len + ALIGN];
+        let start = bytes.as_ptr().align_offset(ALIGN);
+        let mut rng = Rng::new(seed);
+        for word in bytes[start..].chunks_exact_mut(8) {
+            word.copy_from_slice(&rng.next().to_le_bytes());
+        }
+        Memory { bytes, start, len }
+    }
+
+    /// All of it.
+    pub fn get(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}
+
+/// A place in a file of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub seed: u64,
+    pub file: u64,
+    /// In bytes; a multiple of a sector.
+    pub offset: u64,
+}
+
+impl Place {
+    fn sector(self) -> impl Iterator<Item = u64> {
+        let base = mix(mix(self.seed ^ mix(self.file)) ^ self.offset);
+        let rest = (3..64).map(move |i: u64| base.wrapping_add(i.wrapping_mul(STEP)));
+        [MAGIC ^ self.seed, self.file, self.offset]
+            .into_iter()
+            .chain(rest)
+    }
+
+    fn is_at(self, sector: &[u8]) -> bool {
+        words(sector).eq(self.sector())
+    }
+
+    /// The places of the sectors from here on.
+    fn onwards(self) -> impl Iterator<Item = Place> {
+        (0..).map(move |i| Place {
+            offset: self.offset + i * u64::from(SECTOR),
+            ..self
+        })
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let word = |w: &[u8]| w.try_into().map_or(0, u64::from_le_bytes);
+    bytes.chunks_exact(8).map(word)
+}
+
+/// Fills whole sectors with what belongs to a place.
+pub fn fill(bytes: &mut [u8], place: Place) {
+    for (sector, place) in bytes.chunks_exact_mut(SECTOR_LEN).zip(place.onwards()) {
+        for (to, word) in sector.chunks_exact_mut(8).zip(place.sector()) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+}
+
+/// Where whole sectors are not what belongs to a place, and what is there instead.
+pub fn find_wrong(bytes: &[u8], place: Place) -> Option<(u64, String)> {
+    let sectors = bytes.chunks_exact(SECTOR_LEN).zip(place.onwards());
+    let (sector, place) = { sectors }.find(|(sector, place)| !place.is_at(sector))?;
+    Some((place.offset, describe(sector, place)))
+}
+
+fn describe(sector: &[u8], expected: Place) -> String {
+    let mut head = words(sector);
+    let mut next = || head.next().unwrap_or(0);
+    let found = Place {
+        seed: next() ^ MAGIC,
+        file: next(),
+        offset: next(),
+    };
+    if sector.iter().all(|b| *b == 0) {
+        return "zeroes".into();
+    }
+    if !found.is_at(sector) {
+        return "damaged or foreign data".into();
+    }
+    match found {
+        Place { seed, .. } if seed != expected.seed => "data of another run".into(),
+        Place { file, offset, .. } => format!("data of file {file}, offset {offset}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: Place = Place {
+        seed: 7,
+        file: 3,
+        offset: 4096,
+    };
+
+    fn written(place: Place) -> Vec<u8> {
+        let mut bytes = vec![0xaa; 4 * SECTOR_LEN];
+        fill(&mut bytes, place);
+        bytes
+    }
+
+    #[test]
+    fn what_was_written_is_right_only_where_it_belongs() {
+        let bytes = written(HERE);
+        assert_eq!(find_wrong(&bytes, HERE), None);
+        assert_eq!(
+            find_wrong(
+                &bytes[SECTOR_LEN..],
+                Place {
+                    offset: 4608,
+                    ..HERE
+                }
+            ),
+            None
+        );
+        let says = |place| find_wrong(&bytes, place).unwrap().1;
+        assert_eq!(
+            says(Place {
+                offset: 8192,
+                ..HERE
+            }),
+            "data of file 3, offset 4096"
+        );
+        assert_eq!(
+            says(Place { file: 4, ..HERE }),
+            "data of file 3, offset 4096"
+        );
+        assert_eq!(says(Place { seed: 8, ..HERE }), "data of another run");
+    }
+
+    #[test]
+    fn any_flipped_bit_is_seen() {
+        let mut bytes = written(HERE);
+        for at in 0..bytes.len() {
+            bytes[at] ^= 1 << (at % 8);
+            let sector = (at / SECTOR_LEN * SECTOR_LEN) as u64;
+            let (offset, _) = find_wrong(&bytes, HERE).unwrap();
+            assert_eq!(offset, HERE.offset + sector, "byte {at}");
+            bytes[at] ^= 1 << (at % 8);
+        }
+        bytes[SECTOR_LEN..2 * SECTOR_LEN].fill(0);
+        assert_eq!(find_wrong(&bytes, HERE), Some((4608, "zeroes".into())));
+    }
+
+    #[test]
+    fn memory_is_aligned_and_random() {
+        let mut memory = Memory::new(10_000, 1);
+        assert_eq!(memory.get().len(), 10_000);
+        assert_eq!(memory.get(), Memory::new(10_000, 1).get());
+        assert!(memory.get().as_ptr().align_offset(ALIGN) == 0);
+        let distinct: std::collections::BTreeSet<u64> = words(memory.get()).collect();
+        assert!(distinct.len() > 1_200);
+    }
+}

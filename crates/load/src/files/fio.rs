@@ -1,0 +1,329 @@
+//! The scenarios that fio can say: job files for it, and its results in the form of our own.
+//!
+//! Like the mail server, they are reconstructions of profiles that are not public.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::options::{MAX_BS, MAX_THREADS, SECTOR};
+use super::report::{Operation, Report};
+use crate::error::{Error, Result};
+use crate::report::Summary;
+
+/// Of the file that each thread of large file creates makes, again and again.
+const LARGE_FILE: u64 = 1 << 30;
+/// Of the files of all other scenarios.
+const FILE: u64 = 100 << 20;
+const FILES: u32 = 1024;
+/// What a scale leaves of them at least.
+const SCALED_LARGE_FILE: u64 = 4 << 20;
+const SCALED_FILE: u64 = 1 << 20;
+
+/// One of the talk's scenarios.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// Each thread writes a large file from its start to its end, removes it, and begins again.
+    LargeFileCreates,
+    /// A random file is read from its start to its end, then another.
+    SequentialReads,
+    /// A random block of a random file.
+    RandomReads,
+    /// The same, written.
+    RandomWrites,
+    /// The same, 70% of them reads.
+    Mixed,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Scenario; 5] = [
+        Scenario::LargeFileCreates,
+        Scenario::SequentialReads,
+        Scenario::RandomReads,
+        Scenario::RandomWrites,
+        Scenario::Mixed,
+    ];
+
+    /// Its name in options and results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Scenario::LargeFileCreates => "large-file-creates",
+            Scenario::SequentialReads => "sequential-reads",
+            Scenario::RandomReads => "random-reads",
+            Scenario::RandomWrites => "random-writes",
+            Scenario::Mixed => "mixed",
+        }
+    }
+}
+
+/// A run of one of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    pub scenario: Scenario,
+    /// An existing directory; fio leaves its files there, and uses those that it finds.
+    pub dir: &'a Path,
+    pub threads: u16,
+    /// Shrinks the number of files and their sizes: at 1, there are 1,024 files of 100 MiB, and
+    /// the large files have 1 GiB.
+    pub scale: f64,
+    pub runtime: Duration,
+    pub bs: u32,
+    /// O_DIRECT.
+    pub direct: bool,
+}
+
+impl Job<'_> {
+    /// Number and size of the files.
+    fn files(&self) -> (u32, u64) {
+        let shrink = |size: u64, least: u64| {
+            let size = ((size as f64 * self.scale) as u64).max(least);
+            size / u64::from(self.bs) * u64::from(self.bs)
+        };
+        match self.scenario {
+            Scenario::LargeFileCreates => (1, shrink(LARGE_FILE, SCALED_LARGE_FILE)),
+            _ => {
+                let count = (f64::from(FILES) * self.scale) as u32;
+                (count.max(1), shrink(FILE, SCALED_FILE))
+            }
+        }
+    }
+
+    fn validate(&self) -> Result<()> {
+        let refuse = |text: String| Err(Error::Options(text));
+        if !(self.scale > 0.0 && self.scale <= 1.0) {
+            return refuse("the scale must be above 0, and at most 1".into());
+        }
+        if !(SECTOR..=MAX_BS).contains(&self.bs) || !self.bs.is_multiple_of(SECTOR) {
+            return refuse(format!(
+                "the block size must be a multiple of {SECTOR} up to {MAX_BS}"
+            ));
+        }
+        if !(1..=MAX_THREADS).contains(&self.threads) || self.runtime.as_millis() == 0 {
+            return refuse(format!(
+                "threads must be from 1 to {MAX_THREADS}, and the time not 0"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The job as a file for fio.
+///
+/// # Errors
+/// When the numbers cannot work, or fio could not understand the directory's name.
+pub fn job_file(job: &Job<'_>) -> Result<String> {
+    job.validate()?;
+    let dir = directory(job.dir)?;
+    let (files, size) = job.files();
+    let mut text = format!(
+        "[global]\ndirectory={dir}\ndirect={}\nioengine=psync\niodepth=1\nnumjobs={}\n\
+         group_reporting=1\nruntime={}ms\nbs={}\nnrfiles={files}\nfilesize={size}\nsize={}\n",
+        u8::from(job.direct),
+        job.threads,
+        job.runtime.as_millis(),
+        job.bs,
+        size * u64::from(files),
+    );
+    let per_file = size / u64::from(job.bs);
+    // To a string it cannot fail.
+    let _ = write!(text, "\n[{}]\n", job.scenario.name());
+    let _ = match job.scenario {
+        // Made anew each time, as FFSB makes them. A job by time alone (`time_based`) opens its file
+        // once, and overwrites it from the second pass on.
+        Scenario::LargeFileCreates => write!(
+            text,
+            "rw=write\nloops={LOOPS}\nunlink_each_loop=1\nunlink=1\ncreate_on_open=1\n\
+             fallocate=none\nend_fsync=1\n"
+        ),
+        Scenario::SequentialReads => write!(
+            text,
+            "rw=read\nfile_service_type=random:{per_file}\n{SHARED}"
+        ),
+        Scenario::RandomReads => write!(text, "rw=randread\n{RANDOM}{SHARED}"),
+        Scenario::RandomWrites => write!(text, "rw=randwrite\n{RANDOM}{SHARED}end_fsync=1\n"),
+        Scenario::Mixed => write!(
+            text,
+            "rw=randrw\nrwmixread=70\n{RANDOM}{SHARED}end_fsync=1\n"
+        ),
+    };
+    Ok(text)
+}
+
+/// More passes than any time has room for.
+const LOOPS: u32 = 1_000_000;
+/// All threads use the same files, for all of the time.
+const SHARED: &str = "time_based=1\nfilename_format=fathom-fio.$filenum\n";
+const RANDOM: &str = "norandommap=1\nfile_service_type=random\n";
+
+/// In fio's words: it takes `:` between directories, and `${}` for a variable.
+fn directory(dir: &Path) -> Result<String> {
+    let refuse = |why| Error::Options(format!("{} {why}", dir.display()));
+    let text = dir.to_str().ok_or_else(|| refuse("is not UTF-8"))?;
+    if text.contains(['\\', '$']) || text.contains(char::is_control) || text.trim() != text {
+        return Err(refuse("has a name that fio cannot take"));
+    }
+    Ok(text.replace(':', "\\:"))
+}
+
+/// fio's JSON of the job that [`job_file`] made of `job`. fio may print warnings before it.
+///
+/// # Errors
+/// When it is not fio's, not of one group of jobs, or of a job that failed.
+pub fn parse(text: &str, job: &Job<'_>) -> Result<Report> {
+    job.validate()?;
+    let start = text.find('{').unwrap_or(text.len());
+    let value: Value = serde_json::from_str(&text[start..])
+        .map_err(|e| Error::Fio(format!("its report is not JSON: {e}")))?;
+    let group = match value["jobs"].as_array().map(Vec::as_slice) {
+        Some([group]) => group,
+        _ => return Err(Error::Fio("its report is not of one group of jobs".into())),
+    };
+    if let Some(errno) = group["error"].as_i64()
+        && errno != 0
+    {
+        let cause = std::io::Error::from_raw_os_error(i32::try_from(errno).unwrap_or(0));
+        return Err(Error::Fio(format!("its job failed: {cause}")));
+    }
+    let operations = ["read", "write"]
+        .into_iter()
+        .filter(|op| group[op]["total_ios"].as_u64().unwrap_or(0) > 0)
+        .map(|op| operation(op, &group[op]))
+        .collect::<Option<Vec<Operation>>>()
+        .ok_or_else(|| Error::Fio("its report lacks figures".into()))?;
+    let runtime = |op: &str| group[op]["runtime"].as_f64().unwrap_or(0.0) / 1e3;
+    let ios: u64 = operations
+        .iter()
+        .map(|o| o.ios)
+        .fold(0, u64::saturating_add);
+    let figure = |name: &str| group[name].as_f64().unwrap_or(0.0);
+    let cpu_us = (figure("usr_cpu") + figure("sys_cpu")) / 100.0 * figure("job_runtime") * 1e3;
+    let files = u64::from(job.files().0);
+    Ok(Report {
+        directory: job.dir.to_owned(),
+        workload: job.scenario.name().into(),
+        bs: job.bs,
+        threads: job.threads,
+        direct: job.direct,
+        files: match job.scenario {
+            Scenario::LargeFileCreates => 0,
+            _ => files,
+        },
+        dirs: 1,
+        prepare: None,
+        runtime: runtime("read").max(runtime("write")),
+        sync: None,
+        iops: operations.iter().map(|o| o.iops).sum(),
+        mb_per_s: operations.iter().map(|o| o.mb_per_s).sum(),
+        operations,
+        client_cpu_us_per_request: cpu_us / ios.max(1) as f64,
+        verify: None,
+        kept: None,
+    })
+}
+
+fn operation(op: &str, side: &Value) -> Option<Operation> {
+    let latency = &side["clat_ns"];
+    let percentile = |name: &str| latency["percentile"][name].as_f64();
+    let (ios, iops) = (side["total_ios"].as_u64()?, side["iops"].as_f64()?);
+    Some(Operation {
+        op: op.into(),
+        ops: ios,
+        ios,
+        bytes: side["io_bytes"].as_u64()?,
+        ops_per_s: iops,
+        iops,
+        mb_per_s: side["bw_bytes"].as_f64()? / 1e6,
+        latency: Summary {
+            mean_ns: latency["mean"].as_f64()?,
+            p50_ns: percentile("50.000000")?,
+            p90_ns: percentile("90.000000")?,
+            p99_ns: percentile("99.000000")?,
+            p999_ns: percentile("99.900000")?,
+            max_ns: latency["max"].as_f64()?,
+        },
+        histogram: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(scenario: Scenario) -> Job<'static> {
+        Job {
+            scenario,
+            dir: Path::new("/mnt/a:b"),
+            threads: 8,
+            scale: 1.0,
+            runtime: Duration::from_millis(1500),
+            bs: 8 << 10,
+            direct: true,
+        }
+    }
+
+    #[test]
+    fn a_job_says_what_the_scenario_is() {
+        let text = job_file(&job(Scenario::SequentialReads)).unwrap();
+        for line in [
+            "directory=/mnt/a\\:b",
+            "direct=1",
+            "numjobs=8",
+            "runtime=1500ms",
+            "bs=8192",
+            "nrfiles=1024",
+            "filesize=104857600",
+            "[sequential-reads]",
+            "file_service_type=random:12800",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        let small = Job {
+            scale: 0.001,
+            bs: 256 << 10,
+            ..job(Scenario::LargeFileCreates)
+        };
+        let text = job_file(&small).unwrap();
+        assert!(text.contains("\nfilesize=4194304\n"), "{text}");
+        assert!(text.contains("\nunlink_each_loop=1\n"), "{text}");
+        assert!(!text.contains("time_based"), "{text}");
+    }
+
+    #[test]
+    fn what_fio_would_misread_is_refused() {
+        for dir in ["/mnt/${HOME}", "/mnt/a\nrw=write", "/mnt/ "] {
+            let job = Job {
+                dir: Path::new(dir),
+                ..job(Scenario::Mixed)
+            };
+            assert!(job_file(&job).is_err(), "{dir:?}");
+        }
+        for scale in [0.0, 2.0, f64::NAN] {
+            let job = Job {
+                scale,
+                ..job(Scenario::Mixed)
+            };
+            assert!(job_file(&job).is_err(), "{scale}");
+        }
+    }
+
+    #[test]
+    fn a_report_of_another_form_is_an_error() {
+        let cases = [
+            ("", "not JSON"),
+            ("fio: no such option", "not JSON"),
+            ("{}", "not of one group"),
+            (r#"{"jobs": [{}, {}]}"#, "not of one group"),
+            (r#"{"jobs": [{"error": 28}]}"#, "No space left"),
+            (r#"{"jobs": [{"read": {"total_ios": 1}}]}"#, "lacks figures"),
+        ];
+        for (text, problem) in cases {
+            let error = parse(text, &job(Scenario::RandomReads))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What a load on files found, for people and as JSON.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::mail::Kind;
+use super::options::Options;
+use super::worker::{Measured, Tally};
+use crate::report::Summary;
+use crate::verify::Verified;
+
+/// One kind of operation's figures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Operation {
+    /// Its name: [`Kind::name`], or fio's.
+    pub op: String,
+    /// Whole operations, from the open to the close.
+    pub ops: u64,
+    /// Transfers of at most a block, as FFSB counts; an operation without any counts as one.
+    pub ios: u64,
+    pub bytes: u64,
+    pub ops_per_s: f64,
+    /// Of `ios`.
+    pub iops: f64,
+    /// 10^6 bytes per second.
+    pub mb_per_s: f64,
+    /// Of whole operations.
+    pub latency: Summary,
+    /// Of whole operations: from, to (exclusive) in ns, and how many; from fio empty.
+    pub histogram: Vec<[u64; 3]>,
+}
+
+/// A whole run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub directory: PathBuf,
+    pub workload: String,
+    pub bs: u32,
+    pub threads: u16,
+    /// O_DIRECT.
+    pub direct: bool,
+    /// Before the load.
+    pub files: u64,
+    pub dirs: u64,
+    /// Seconds that it took to make the files; none if they were there.
+    pub prepare: Option<f64>,
+    /// Seconds measured, with those of the last sync.
+    pub runtime: f64,
+    /// Seconds of the last sync; none where that is not told apart.
+    pub sync: Option<f64>,
+    /// Sums over all operations.
+    pub iops: f64,
+    pub mb_per_s: f64,
+    pub operations: Vec<Operation>,
+    /// CPU time of the threads per transfer, in us.
+    pub client_cpu_us_per_request: f64,
+    pub verify: Option<Verified>,
+    /// Where the files still are.
+    pub kept: Option<PathBuf>,
+}
+
+/// How long the measured part took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Taken {
+    /// From the first operation to the end of the last sync.
+    pub run: Duration,
+    /// The last sync's share of it.
+    pub sync: Duration,
+}
+
+impl Report {
+    /// Adds the threads up.
+    pub fn new(
+        options: &Options,
+        prepared: Duration,
+        taken: Taken,
+        measured: &[Measured],
+        ns_per_tick: f64,
+    ) -> Report {
+        let seconds = taken.run.as_secs_f64();
+        let operations: Vec<Operation> = Kind::ALL
+            .map(|kind| operation(kind, &total(kind, measured), seconds, ns_per_tick))
+            .into_iter()
+            .filter(|o| o.ops > 0)
+            .collect();
+        let ios: u64 = operations.iter().map(|o| o.ios).sum();
+        let cpu_ns: u64 = measured.iter().map(|m| m.cpu_ns).sum();
+        let verified = measured.iter().map(|m| m.verified);
+        Report {
+            directory: options.dir.clone(),
+            workload: "mail-server".into(),
+            bs: options.bs,
+            threads: options.threads,
+            direct: options.direct,
+            files: options.files.into(),
+            dirs: options.dirs.into(),
+            prepare: Some(prepared.as_secs_f64()),
+            runtime: seconds,
+            sync: Some(taken.sync.as_secs_f64()),
+            iops: operations.iter().map(|o| o.iops).sum(),
+            mb_per_s: operations.iter().map(|o| o.mb_per_s).sum(),
+            client_cpu_us_per_request: cpu_ns as f64 / ios.max(1) as f64 / 1e3,
+            operations,
+            verify: options.verify.then(|| Verified {
+                written: verified.clone().map(|v| v.written).sum(),
+                checked: verified.map(|v| v.checked).sum(),
+            }),
+            kept: None,
+        }
+    }
+
+    /// One operation's figures by its name, if there was any.
+    pub fn operation(&self, op: &str) -> Option<&Operation> {
+        self.operations.iter().find(|o| o.op == op)
+    }
+}
+
+fn total(kind: Kind, measured: &[Measured]) -> Tally {
+    let mut total = Tally::default();
+    for tally in measured.iter().map(|m| &m.kinds[kind as usize]) {
+        total.latency.merge(&tally.latency);
+        total.moved.ios += tally.moved.ios;
+        total.moved.bytes += tally.moved.bytes;
+    }
+    total
+}
+
+fn operation(kind: Kind, total: &Tally, seconds: f64, ns_per_tick: f64) -> Operation {
+    let per_second = |n: u64| n as f64 / seconds.max(1e-9);
+    let (ops, moved) = (total.latency.count(), total.moved);
+    let ns = |ticks: u64| (ticks as f64 * ns_per_tick).round() as u64;
+    let occupied = total.latency.occupied();
+    Operation {
+        op: kind.name().into(),
+        ops,
+        ios: moved.ios,
+        bytes: moved.bytes,
+        ops_per_s: per_second(ops),
+        iops: per_second(moved.ios),
+        mb_per_s: per_second(moved.bytes) / 1e6,
+        latency: Summary::of(&total.latency, ns_per_tick),
+        histogram: { occupied }
+            .map(|(from, to, n)| [ns(from), ns(to), n])
+            .collect(),
+    }
+}
+
+impl Report {
+    fn fmt_head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.direct { "O_DIRECT" } else { "buffered" };
+        let (threads, plural) = (self.threads, if self.threads == 1 { "" } else { "s" });
+        write!(
+            f,
+            "{}: {} {} bytes, {threads} thread{plural}, {} files in {} directories ({how}), {:.1} s",
+            self.directory.display(),
+            self.workload,
+            self.bs,
+            self.files,
+            self.dirs,
+            self.runtime
+        )?;
+        match self.sync {
+            Some(seconds) => writeln!(f, ", {seconds:.2} s of them the last sync"),
+            None => writeln!(f),
+        }
+    }
+
+    fn fmt_measured(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:<13}{:>10} {:>10} {:>9}",
+            "latency in us", "op/s", "IOPS", "MB/s"
+        )?;
+        for name in ["mean", "p50", "p90", "p99", "p99.9", "max"] {
+            write!(f, " {name:>10}")?;
+        }
+        writeln!(f)?;
+        for o in &self.operations {
+            write!(
+                f,
+                "{:<13}{:>10.0} {:>10.0} {:>9.1}",
+                o.op, o.ops_per_s, o.iops, o.mb_per_s
+            )?;
+            let l = &o.latency;
+            for ns in [l.mean_ns, l.p50_ns, l.p90_ns, l.p99_ns, l.p999_ns, l.max_ns] {
+                write!(f, " {:>10.2}", ns / 1e3)?;
+            }
+            writeln!(f)?;
+        }
+        let ops: f64 = self.operations.iter().map(|o| o.ops_per_s).sum();
+        writeln!(
+            f,
+            "{:<13}{ops:>10.0} {:>10.0} {:>9.1}",
+            "all", self.iops, self.mb_per_s
+        )?;
+        writeln!(
+            f,
+            "per I/O: client CPU {:.3} us",
+            self.client_cpu_us_per_request
+        )
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt_head(f)?;
+        if !self.operations.is_empty() {
+            self.fmt_measured(f)?;
+        }
+        if let Some(v) = &self.verify {
+            writeln!(
+                f,
+                "verify: {} blocks written, {} read and right",
+                v.written, v.checked
+            )?;
+        }
+        match &self.kept {
+            Some(path) => writeln!(f, "the files are in {}", path.display()),
+            None => Ok(()),
+        }
+    }
+}

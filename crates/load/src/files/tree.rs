@@ -1,0 +1,277 @@
+//! The directory that a run makes for itself, and takes away again.
+//!
+//! All of it is reached from open directories by names without a slash, and no symbolic link is
+//! followed: whatever somebody puts there meanwhile, nothing outside is touched.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fstatvfs, mkdirat, openat, syncfs, unlinkat};
+use rustix::io::{Errno, pwrite};
+
+use super::contents::Memory;
+use super::model::{self, File};
+use super::options::{Options, SECTOR};
+use crate::error::{Error, Result};
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+/// Names that are tried for a new directory.
+const NAMES: u32 = 100;
+/// A file that shows what O_DIRECT needs.
+const PROBE: &str = "probe";
+/// The largest unit of direct I/O that is tried.
+const LARGEST_ALIGN: u32 = 64 << 10;
+
+/// The directory and those in it, open.
+#[derive(Debug)]
+pub struct Tree {
+    /// The one that the caller named.
+    parent: OwnedFd,
+    name: String,
+    path: PathBuf,
+    root: OwnedFd,
+    dirs: Vec<OwnedFd>,
+    align: u32,
+    /// To be removed when dropped.
+    armed: bool,
+}
+
+impl Tree {
+    /// A new directory below that of the options, with its directories, without files.
+    pub fn create(options: &Options) -> Result<Tree> {
+        let open = DIRECTORY.difference(OFlags::NOFOLLOW);
+        let parent = openat(CWD, &options.dir, open, Mode::empty())
+            .map_err(|e| Error::os(format!("cannot open {}", options.dir.display()), e))?;
+        let (name, root) = make_root(&parent, &options.dir)?;
+        let mut tree = Tree {
+            path: options.dir.join(&name),
+            armed: !options.keep,
+            dirs: Vec::new(),
+            align: SECTOR,
+            parent,
+            name,
+            root,
+        };
+        if options.direct {
+            tree.align = tree.probe(options)?;
+        }
+        tree.check_room(options)?;
+        for dir in 0..options.dirs {
+            let fd = make_dir(&tree.root, &dir_name(dir)).map_err(|e| {
+                let path = tree.path_of_dir(dir);
+                tree.failed(format_args!("making {}", path.display()), e)
+            })?;
+            tree.dirs.push(fd);
+        }
+        Ok(tree)
+    }
+
+    /// What offsets and lengths must be multiples of.
+    pub fn align(&self) -> u32 {
+        self.align
+    }
+
+    /// An open directory.
+    pub fn dir(&self, dir: u16) -> BorrowedFd<'_> {
+        self.dirs[usize::from(dir)].as_fd()
+    }
+
+    /// A file's path, for people.
+    pub fn path_of(&self, file: File) -> PathBuf {
+        self.path_of_dir(file.dir).join(file_name(file.id))
+    }
+
+    /// A directory's path, for people.
+    pub fn path_of_dir(&self, dir: u16) -> PathBuf {
+        self.path.join(dir_name(dir))
+    }
+
+    /// What a system call's failure means here.
+    pub fn failed(&self, doing: impl std::fmt::Display, cause: Errno) -> Error {
+        match cause {
+            Errno::NOSPC | Errno::DQUOT => Error::Full(format!(
+                "{doing}: {cause}: there is no room for these files; --files and --scale make \
+                 them fewer"
+            )),
+            _ => Error::os(doing.to_string(), cause),
+        }
+    }
+
+    /// Waits until the whole file system is on its disk.
+    pub fn sync(&self) -> Result<()> {
+        syncfs(&self.root).map_err(|e| {
+            let doing = format!("syncing the file system of {}", self.path.display());
+            self.failed(doing, e)
+        })
+    }
+
+    /// The names of the files in a directory.
+    pub fn list(&self, dir: u16) -> Result<Vec<String>> {
+        self.names(self.dir(dir))
+            .map_err(|e| Error::os(format!("listing {}", self.path_of_dir(dir).display()), e))
+    }
+
+    fn names(&self, dir: BorrowedFd<'_>) -> rustix::io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(dir)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Leaves everything where it is, and says where.
+    pub fn keep(&mut self) -> PathBuf {
+        self.armed = false;
+        self.path.clone()
+    }
+
+    /// Removes everything that the run has made; what somebody else has put there stays.
+    pub fn remove(&mut self) -> Result<()> {
+        self.armed = false;
+        self.remove_all().map_err(|e| match e {
+            Errno::NOTEMPTY | Errno::EXIST => Error::Changed(format!(
+                "{} cannot be removed: somebody else has put files there",
+                self.path.display()
+            )),
+            e => Error::os(format!("removing {}", self.path.display()), e),
+        })
+    }
+
+    fn remove_all(&self) -> rustix::io::Result<()> {
+        let mut removed = Ok(());
+        for (dir, fd) in (0..).zip(&self.dirs) {
+            // All that can go, goes, whatever stays.
+            removed = removed.and(self.remove_dir(dir, fd.as_fd()));
+        }
+        removed?;
+        gone(unlinkat(&self.root, PROBE, AtFlags::empty()))?;
+        gone(unlinkat(&self.parent, &self.name, AtFlags::REMOVEDIR))
+    }
+
+    fn remove_dir(&self, dir: u16, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        // A directory that changes while it is read may not show all of itself at once.
+        while self.remove_files(fd)? > 0 {}
+        gone(unlinkat(&self.root, dir_name(dir), AtFlags::REMOVEDIR))
+    }
+
+    fn remove_files(&self, dir: BorrowedFd<'_>) -> rustix::io::Result<usize> {
+        let mut names = self.names(dir)?;
+        names.retain(|name| is_file_name(name));
+        for name in &names {
+            gone(unlinkat(dir, name.as_str(), AtFlags::empty()))?;
+        }
+        Ok(names.len())
+    }
+
+    /// What direct I/O must be a multiple of: the smallest write that works.
+    fn probe(&self, options: &Options) -> Result<u32> {
+        let path = options.dir.display();
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW;
+        let flags = flags | OFlags::CLOEXEC | OFlags::DIRECT;
+        let file = openat(&self.root, PROBE, flags, Mode::RUSR | Mode::WUSR);
+        let no_direct = || Error::Options(format!("{path} has no direct I/O: use --buffered"));
+        let file = file.map_err(|e| match e {
+            Errno::INVAL => no_direct(),
+            e => self.failed(format_args!("making a file in {path}"), e),
+        })?;
+        let mut memory = Memory::new(LARGEST_ALIGN as usize, 0);
+        let mut align = SECTOR;
+        while let Err(e) = pwrite(&file, &memory.get()[..align as usize], 0) {
+            match e {
+                Errno::INVAL if align < LARGEST_ALIGN => align *= 2,
+                Errno::INVAL => return Err(no_direct()),
+                e => return Err(self.failed(format_args!("writing to a file in {path}"), e)),
+            }
+        }
+        let _ = unlinkat(&self.root, PROBE, AtFlags::empty());
+        if !options.bs.is_multiple_of(align) {
+            return Err(Error::Options(format!(
+                "--bs must be a multiple of {align}: {path} has no smaller direct I/O"
+            )));
+        }
+        Ok(align)
+    }
+
+    /// Refuses what cannot fit before time is spent on it, where the file system can tell.
+    fn check_room(&self, options: &Options) -> Result<()> {
+        let room = fstatvfs(&self.root).map_err(|e| {
+            let doing = format!("asking for the room in {}", options.dir.display());
+            Error::os(doing, e)
+        })?;
+        let block = room.f_frsize.clamp(u64::from(SECTOR), 1 << 20);
+        let sizes = model::first_files(options, self.align).map(|f| u64::from(f.size));
+        let needed: u64 = sizes.map(|size| size.next_multiple_of(block)).sum();
+        let free = room.f_bavail.saturating_mul(block);
+        let files = u64::from(options.files) + u64::from(options.dirs);
+        let too_few = room.f_files > 0 && room.f_favail < files;
+        if (room.f_blocks == 0 || needed <= free) && !too_few {
+            return Ok(());
+        }
+        Err(Error::Full(format!(
+            "{} has room for {} files and {} MiB; {files} files of {} MiB are asked for: --files \
+             and --scale make them fewer",
+            options.dir.display(),
+            room.f_favail,
+            free >> 20,
+            needed.div_ceil(1 << 20),
+        )))
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        if self.armed {
+            let _ = self.remove_all();
+        }
+    }
+}
+
+/// Somebody else may have removed it first.
+fn gone(result: rustix::io::Result<()>) -> rustix::io::Result<()> {
+    match result {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// A directory with a name that nobody has.
+fn make_root(parent: &OwnedFd, path: &Path) -> Result<(String, OwnedFd)> {
+    let mut number = 0;
+    loop {
+        let name = format!("fathom-bench.{}.{number}", std::process::id());
+        match make_dir(parent, &name) {
+            Ok(root) => return Ok((name, root)),
+            Err(Errno::EXIST) if number < NAMES => number += 1,
+            Err(e) => {
+                let doing = format!("cannot make a directory in {}", path.display());
+                return Err(Error::os(doing, e));
+            }
+        }
+    }
+}
+
+fn make_dir(parent: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
+    mkdirat(parent, name, Mode::RWXU)?;
+    openat(parent, name, DIRECTORY, Mode::empty())
+}
+
+fn dir_name(dir: u16) -> String {
+    format!("d{dir:03}")
+}
+
+/// The name of a file in its directory.
+pub fn file_name(id: u64) -> String {
+    format!("f{id:08}")
+}
+
+/// Whether a run may have made a file of that name.
+fn is_file_name(name: &str) -> bool {
+    let digits = name.strip_prefix('f').unwrap_or_default();
+    digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit())
+}

@@ -1,0 +1,144 @@
+//! One thread: makes its files, does its operations, and looks at its files again.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use fathom_trace::Clock;
+use fathom_trace::histogram::{Counts, FINE};
+
+use super::calls::{Calls, Moved};
+use super::crew::Watched;
+use super::model::Model;
+use super::options::{Options, SECTOR};
+use super::tree::{Tree, file_name};
+use crate::cpu;
+use crate::error::{Error, Result};
+use crate::verify::Verified;
+
+/// What operations of one kind came to.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub moved: Moved,
+    /// Of each operation, in ticks.
+    pub latency: Counts<FINE>,
+}
+
+/// What one thread measured.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// By [`super::mail::Kind`].
+    pub kinds: [Tally; 5],
+    /// This thread's CPU time under load, in ns.
+    pub cpu_ns: u64,
+    /// In blocks.
+    pub verified: Verified,
+}
+
+/// A thread's state from one phase to the next.
+#[derive(Debug)]
+pub struct Worker<'a> {
+    options: &'a Options,
+    thread: u16,
+    model: Model,
+    calls: Calls<'a>,
+    measured: Measured,
+    ended: Option<Instant>,
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(options: &'a Options, tree: &'a Tree, thread: u16) -> Worker<'a> {
+        Worker {
+            options,
+            thread,
+            model: Model::new(options, thread, tree.align()),
+            calls: Calls::new(options, tree, thread),
+            measured: Measured::default(),
+            ended: None,
+        }
+    }
+
+    /// Makes the files that are there before the load.
+    pub fn prepare(&mut self, watched: Watched<'_>) -> Result<()> {
+        for (done, file) in self.model.files().iter().enumerate() {
+            if !watched.goes_on(done as u64)? {
+                break;
+            }
+            self.calls.prepare(*file)?;
+        }
+        Ok(())
+    }
+
+    /// The load.
+    pub fn run(&mut self, watched: Watched<'_>) -> Result<()> {
+        let cpus = &self.options.cpus;
+        if !cpus.is_empty() {
+            cpu::pin(cpus[usize::from(self.thread) % cpus.len()])?;
+        }
+        let (clock, cpu_ns) = (Clock::get(), cpu::thread_ns());
+        let mut completed = 0;
+        while completed < self.options.number_ios.unwrap_or(u64::MAX) {
+            if !watched.goes_on(completed)? {
+                break;
+            }
+            let step = self.model.next();
+            let start = clock.now();
+            let moved = self.calls.perform(&step)?;
+            let taken = clock.now().saturating_sub(start);
+            let tally = &mut self.measured.kinds[step.kind as usize];
+            tally.latency.record(taken);
+            tally.moved.ios += moved.ios;
+            tally.moved.bytes += moved.bytes;
+            completed += 1;
+        }
+        self.ended = Some(Instant::now());
+        self.measured.cpu_ns = cpu::thread_ns() - cpu_ns;
+        Ok(())
+    }
+
+    /// When the load ended, if it did.
+    pub fn ended(&self) -> Option<Instant> {
+        self.ended
+    }
+
+    /// Reads all files of this thread.
+    pub fn verify(&mut self, watched: Watched<'_>) -> Result<()> {
+        for (done, file) in self.model.files().iter().enumerate() {
+            if !watched.goes_on(done as u64)? {
+                break;
+            }
+            self.calls.check(*file)?;
+        }
+        Ok(())
+    }
+
+    /// Fails when there is another file than those that the threads know of.
+    pub fn verify_names(tree: &Tree, workers: &[Worker<'_>]) -> Result<()> {
+        for worker in workers {
+            let known: BTreeSet<String> = { worker.model.files() }
+                .iter()
+                .map(|f| file_name(f.id))
+                .collect();
+            for dir in worker.model.dirs() {
+                if let Some(name) = tree.list(*dir)?.into_iter().find(|n| !known.contains(n)) {
+                    return Err(Error::Changed(format!(
+                        "{} is there, and should not be",
+                        tree.path_of_dir(*dir).join(name).display()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What it has measured.
+    pub fn into_measured(self) -> Measured {
+        let per_block = u64::from(self.options.bs / SECTOR);
+        Measured {
+            verified: Verified {
+                written: self.calls.written / per_block,
+                checked: self.calls.checked / per_block,
+            },
+            ..self.measured
+        }
+    }
+}

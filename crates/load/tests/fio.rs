@@ -1,0 +1,85 @@
+//! fio takes the jobs that we write, and we take its reports.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use fathom_load::files::fio::{Job, Scenario, job_file, parse};
+
+/// What fio says of a job in `dir`; none if there is no fio.
+fn fio(dir: &Path, text: &str) -> Option<String> {
+    let file = dir.join("job.fio");
+    std::fs::write(&file, text).unwrap();
+    let mut fio = Command::new("fio");
+    fio.arg("--output-format=json").arg(&file).current_dir(dir);
+    let output = match fio.output() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("skipped: fio is not installed");
+            return None;
+        }
+        other => other.unwrap(),
+    };
+    let (out, err) = (output.stdout, String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{err}\n{text}");
+    Some(String::from_utf8(out).unwrap())
+}
+
+#[test]
+fn fio_runs_every_scenario_and_its_report_is_understood() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    // A name that it would take for two.
+    let files = dir.path().join("a:b");
+    std::fs::create_dir(&files).unwrap();
+    for (scenario, bs) in [
+        (Scenario::LargeFileCreates, 256 << 10),
+        (Scenario::LargeFileCreates, 8 << 10),
+        (Scenario::SequentialReads, 256 << 10),
+        (Scenario::SequentialReads, 8 << 10),
+        (Scenario::RandomReads, 8 << 10),
+        (Scenario::RandomWrites, 8 << 10),
+        (Scenario::Mixed, 8 << 10),
+    ] {
+        let job = Job {
+            scenario,
+            dir: &files,
+            threads: 2,
+            scale: 0.005,
+            runtime: Duration::from_millis(300),
+            bs,
+            direct: false,
+        };
+        let Some(text) = fio(dir.path(), &job_file(&job).unwrap()) else {
+            return;
+        };
+        let report = parse(&text, &job).unwrap();
+        let found: Vec<&str> = report.operations.iter().map(|o| o.op.as_str()).collect();
+        let expected: &[&str] = match scenario {
+            Scenario::LargeFileCreates | Scenario::RandomWrites => &["write"],
+            Scenario::SequentialReads | Scenario::RandomReads => &["read"],
+            Scenario::Mixed => &["read", "write"],
+        };
+        assert_eq!(found, expected, "{scenario:?}");
+        for o in &report.operations {
+            assert_eq!(o.bytes, o.ios * u64::from(bs), "{scenario:?}");
+            assert!(o.latency.max_ns >= o.latency.p50_ns && o.latency.mean_ns > 0.0);
+        }
+        assert!(report.iops > 0.0 && report.runtime > 0.0 && report.mb_per_s > 0.0);
+        assert!(report.client_cpu_us_per_request > 0.0);
+        if scenario == Scenario::Mixed {
+            let share = report.operations[0].ios as f64 / (report.iops * report.runtime);
+            assert!((0.6..0.8).contains(&share), "{share}");
+        }
+        // More than one pass, and the files are gone.
+        if scenario == Scenario::LargeFileCreates {
+            assert!(report.operations[0].bytes > 2 * (5 << 20), "{report}");
+            assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0);
+        }
+        // All threads use the same files.
+        if scenario == Scenario::SequentialReads {
+            let names = std::fs::read_dir(&files).unwrap().flatten();
+            let names = names.map(|e| e.file_name().into_string().unwrap());
+            let shared = names.filter(|n| n.starts_with("fathom-fio."));
+            assert_eq!(shared.count(), 5);
+        }
+    }
+}
