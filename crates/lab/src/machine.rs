@@ -7,7 +7,7 @@ use std::time::Duration;
 
 mod disk;
 
-pub use disk::{Aio, Attach, Disk, QemuDisk};
+pub use disk::{Aio, Attach, Disk, QemuDisk, Serving};
 
 use crate::error::Result;
 use crate::host::{self, Accelerator};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fathom_lab::tracers::qemu::Collector;
-use fathom_lab::{Aio, Disk, Guest, Machine, QemuDisk, qemu_version};
+use fathom_lab::{Aio, Disk, Guest, Machine, QemuDisk, Serving, qemu_version};
 use fathom_run::{Clock, Kind, Stream};
 
 const READS: u64 = 50;
@@ -18,7 +18,8 @@ fn traced(aio: Aio) -> HashMap<String, u64> {
     let version = qemu_version().unwrap();
     let collector = Collector::new(&log, version, aio, false).unwrap();
     let mut disk = QemuDisk::read_only(&image);
-    (disk.aio, disk.cache, disk.iothread) = (aio, "none".into(), Some(None));
+    (disk.aio, disk.cache) = (aio, "none".into());
+    disk.serving = Serving::Thread { polling: None };
     let machine = Machine {
         disks: vec![Disk::qemu("d0", disk)],
         tools: false,

@@ -55,6 +55,7 @@ pub fn join(host_dir: &Path, guest_dir: &Path, output: &Path) -> Result<Run> {
         kind: RunKind::Joined,
         title: host.title.clone(),
         created: host.created,
+        experiment: None,
         scenario: guest.scenario.clone().or(host.scenario.clone()),
         environment: Environment {
             guest: guest.environment.guest.clone(),
@@ -179,6 +180,7 @@ mod tests {
             kind,
             title: "t".into(),
             created: 1,
+            experiment: None,
             scenario: None,
             environment: Environment::default(),
             disks: vec![disk],

@@ -311,6 +311,7 @@ fn run_of(qemu: Qemu, chosen: usize, rounds: Vec<Round>, problems: Vec<String>) 
         kind: RunKind::Host,
         title,
         created: now(),
+        experiment: None,
         scenario: None,
         environment: Environment {
             host: environment::machine(clock),

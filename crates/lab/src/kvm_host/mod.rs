@@ -21,7 +21,7 @@ use crate::host::Accelerator;
 use crate::initramfs;
 use crate::kernel::Kernel;
 use crate::libraries;
-use crate::machine::{Aio, Disk, Machine, QemuDisk};
+use crate::machine::{Aio, Disk, Machine, QemuDisk, Serving};
 use crate::scratch::Scratch;
 
 /// KVM for SVM, which QEMU emulates (and VMX not); and what tells whose a Unix socket is.
@@ -69,7 +69,7 @@ impl KvmHost {
             // It lives as long as the host: nothing has to survive.
             cache: "unsafe".into(),
             read_only: false,
-            iothread: None,
+            serving: Serving::Main,
             queues: Some(1),
         };
         let mut machine = Machine {

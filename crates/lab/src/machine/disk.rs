@@ -1,7 +1,10 @@
 //! Disks of a machine, as QEMU's command line says them.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde_json::{Map, Value, json};
 
 use super::{Arguments, Boot, comma_safe};
 use crate::error::Result;
@@ -46,6 +49,22 @@ impl Aio {
     }
 }
 
+impl fmt::Display for Aio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Aio {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Aio, String> {
+        let all = [Aio::IoUring, Aio::Native, Aio::Threads];
+        let found = all.into_iter().find(|aio| aio.name() == text);
+        found.ok_or_else(|| format!("'{text}' is none of {}", all.map(Aio::name).join(", ")))
+    }
+}
+
 /// A disk that QEMU itself serves.
 #[derive(Debug, Clone)]
 pub struct QemuDisk {
@@ -57,11 +76,28 @@ pub struct QemuDisk {
     pub cache: String,
     /// The guest cannot write.
     pub read_only: bool,
-    /// Serve the disk in an I/O thread of its own, which polls for that many nanoseconds before
-    /// it sleeps (QEMU's default with `None`); without, the main loop serves it.
-    pub iothread: Option<Option<u32>>,
+    /// Which of QEMU's threads serve it.
+    pub serving: Serving,
     /// Request queues; QEMU chooses one per CPU when not given.
     pub queues: Option<u16>,
+}
+
+/// Which of QEMU's threads serve a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serving {
+    /// The main loop.
+    Main,
+    /// An I/O thread of its own.
+    Thread {
+        /// How many nanoseconds it polls before it sleeps; QEMU's default with `None`.
+        polling: Option<u32>,
+    },
+    /// Several I/O threads, over which the queues are spread.
+    Mapped {
+        threads: u16,
+        /// Likewise.
+        polling: Option<u32>,
+    },
 }
 
 impl QemuDisk {
@@ -72,7 +108,7 @@ impl QemuDisk {
             aio: Aio::Threads,
             cache: "writeback".into(),
             read_only: true,
-            iothread: None,
+            serving: Serving::Main,
             queues: None,
         }
     }
@@ -207,15 +243,51 @@ fn push_qemu(args: &mut Arguments, disk: &QemuDisk, id: &str, place: &str) {
         format!("if=none,id={id}-file,format=raw,file={path},aio={aio},cache={cache}{read_only}"),
     );
     let mut device = format!("virtio-blk-pci,drive={id}-file,{place}");
-    if let Some(polling) = disk.iothread {
-        let polling = polling.map_or(String::new(), |ns| format!(",poll-max-ns={ns}"));
-        args.option("-object", format!("iothread,id={id}-io{polling}"));
-        let _ = write!(device, ",iothread={id}-io");
-    }
     if let Some(queues) = disk.queues {
         let _ = write!(device, ",num-queues={queues}");
     }
+    match disk.serving {
+        Serving::Main => {}
+        Serving::Thread { polling } => {
+            push_thread(args, &format!("{id}-io"), polling);
+            let _ = write!(device, ",iothread={id}-io");
+        }
+        Serving::Mapped { threads, polling } => {
+            let names: Vec<String> = (0..threads).map(|n| format!("{id}-io{n}")).collect();
+            names
+                .iter()
+                .for_each(|name| push_thread(args, name, polling));
+            device = mapped(&device, &names);
+        }
+    }
     args.option("-device", device);
+}
+
+fn push_thread(args: &mut Arguments, name: &str, polling: Option<u32>) {
+    let polling = polling.map_or(String::new(), |ns| format!(",poll-max-ns={ns}"));
+    args.option("-object", format!("iothread,id={name}{polling}"));
+}
+
+/// The same device with its queues spread over threads, which only JSON can say. There, switches
+/// and numbers have types of their own; but for those of three values, which are words.
+fn mapped(device: &str, threads: &[String]) -> String {
+    const WORDS: &[&str] = &["disable-legacy", "addr", "id", "drive"];
+    let property = |text: &str| {
+        let (name, value) = text.split_once('=').unwrap_or(("driver", text));
+        let typed = match value {
+            _ if WORDS.contains(&name) => json!(value),
+            "on" => json!(true),
+            "off" => json!(false),
+            _ => value
+                .parse::<u64>()
+                .map_or(json!(value), |number| json!(number)),
+        };
+        (name.to_owned(), typed)
+    };
+    let mut object: Map<String, Value> = device.split(',').map(property).collect();
+    let mapping = threads.iter().map(|name| json!({ "iothread": name }));
+    object.insert("iothread-vq-mapping".into(), mapping.collect());
+    Value::Object(object).to_string()
 }
 
 /// QEMU 9.2 brought milliseconds; later ones dropped the seconds.
@@ -255,7 +327,7 @@ mod tests {
     #[test]
     fn a_disk_of_qemu_is_served_as_asked() {
         let disk = QemuDisk {
-            iothread: Some(Some(0)),
+            serving: Serving::Thread { polling: Some(0) },
             queues: Some(1),
             aio: Aio::Native,
             cache: "none".into(),
@@ -273,8 +345,22 @@ mod tests {
             args,
             "-drive if=none,id=d-file,format=raw,file=/i,aio=native,cache=none,readonly=on \
              -object iothread,id=d-io,poll-max-ns=0 \
-             -device virtio-blk-pci,drive=d-file,id=d,addr=4,ioeventfd=off,iothread=d-io,num-queues=1"
+             -device virtio-blk-pci,drive=d-file,id=d,addr=4,ioeventfd=off,num-queues=1,iothread=d-io"
         );
+    }
+
+    #[test]
+    fn queues_are_spread_over_threads_by_json() {
+        let threads = ["a".to_owned(), "b".to_owned()];
+        let device =
+            "virtio-blk-pci,drive=d-file,id=7,addr=4,disable-legacy=on,ioeventfd=on,num-queues=2";
+        let said: Value = serde_json::from_str(&mapped(device, &threads)).unwrap();
+        let wanted = json!({
+            "driver": "virtio-blk-pci", "drive": "d-file", "id": "7", "addr": "4",
+            "disable-legacy": "on", "ioeventfd": true, "num-queues": 2,
+            "iothread-vq-mapping": [{"iothread": "a"}, {"iothread": "b"}],
+        });
+        assert_eq!(said, wanted);
     }
 
     #[test]

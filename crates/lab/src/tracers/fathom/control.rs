@@ -66,6 +66,37 @@ impl Control {
         })
     }
 
+    /// Its times by operation and stage, as `fathom stats --json` prints them.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn stats(&mut self) -> Result<Value> {
+        self.ask(&json!({"command": "stats"}))
+    }
+
+    /// Ns for which all workers together have looked for work instead of sleeping, so far.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn polled_ns(&mut self) -> Result<u64> {
+        let answer = self.ask(&json!({"command": "info"}))?;
+        let workers = answer["workers"].as_array().into_iter().flatten();
+        Ok(workers
+            .filter_map(|worker| worker["polled_ns"].as_u64())
+            .sum())
+    }
+
+    /// The names of the disk's filters, in the order in which requests meet them.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn filters(&mut self) -> Result<Vec<String>> {
+        let answer = self.ask(&json!({"command": "info"}))?;
+        let filters = answer["filters"].as_array().into_iter().flatten();
+        let names = filters.filter_map(|filter| filter["name"].as_str());
+        Ok(names.map(str::to_owned).collect())
+    }
+
     /// Switches tracing on, to a new file, or off.
     ///
     /// # Errors

@@ -73,6 +73,7 @@ pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run>
         created: SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0, |since| since.as_secs()),
+        experiment: None,
         scenario: None,
         environment: Environment {
             guest: Some(machine),

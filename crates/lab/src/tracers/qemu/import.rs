@@ -134,6 +134,7 @@ fn describe(trace: &Path, backend: &str, clock: Clock, converted: Converted) -> 
         kind: RunKind::Qemu,
         title: format!("QEMU's own trace {} ({backend})", name.to_string_lossy()),
         created: written(trace)?,
+        experiment: None,
         scenario: None,
         environment: Environment {
             fathom: env!("CARGO_PKG_VERSION").into(),

@@ -1,38 +1,20 @@
-//! What a run of the scenario is asked to do.
+//! What a cell is asked to do.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use fathom_units::{parse_duration, short_duration, short_size};
+
+use super::PARAMETERS;
+use crate::environment::is_stretched;
 use crate::error::{Error, Result};
+use crate::experiment::{Context, Settings};
+use crate::host::Accelerator;
 use crate::machine::Aio;
+use crate::server::Kind;
 use crate::workload::{self, Limit, Rw};
-
-/// What serves the guest's disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Server {
-    /// `fathom serve`, over vhost-user.
-    Fathom,
-    /// QEMU's own virtio-blk, in an I/O thread.
-    Qemu,
-    /// qemu-storage-daemon, over vhost-user.
-    Qsd,
-}
-
-impl Server {
-    /// All of them.
-    pub const ALL: [Server; 3] = [Server::Fathom, Server::Qemu, Server::Qsd];
-
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Server::Fathom => "fathom",
-            Server::Qemu => "qemu",
-            Server::Qsd => "qsd",
-        }
-    }
-}
 
 /// Which way the guest reaches the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,16 +116,40 @@ macro_rules! words {
         }
     )+};
 }
-words!(Server, Transport, Place);
+words!(Transport, Place);
 
-/// A run. [`Options::new`] is the wiki's.
+impl fmt::Display for Injection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.place, short_duration(self.delay))
+    }
+}
+
+impl FromStr for Injection {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Injection, String> {
+        let (place, delay) = text
+            .split_once('=')
+            .ok_or_else(|| format!("'{text}' is no place with a time, such as storage=100ms"))?;
+        let (place, delay) = (place.parse()?, parse_duration(delay)?);
+        if delay > LONGEST {
+            return Err("a delay of more than 10s is not injected".into());
+        }
+        Ok(Injection { place, delay })
+    }
+}
+
+/// Of injected delays.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// A cell. [`Options::new`] is the wiki's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The program itself: it serves disks, and runs in the guest.
     pub fathom: PathBuf,
     /// The run directory to make.
     pub output: PathBuf,
-    pub server: Server,
+    pub server: Kind,
     /// How the server reads and writes the image.
     pub aio: Aio,
     pub transport: Transport,
@@ -175,7 +181,7 @@ impl Options {
         Options {
             fathom: fathom.into(),
             output: output.into(),
-            server: Server::Fathom,
+            server: Kind::Fathom,
             aio: Aio::IoUring,
             transport: Transport::Modern,
             rw: Rw::Read,
@@ -199,22 +205,20 @@ impl Options {
     /// One line that says what does not go together.
     pub(super) fn check(&self) -> Result<()> {
         let bad = |reason: &str| Err(Error::Protocol(reason.to_owned()));
-        if self.output.exists() {
-            let path = self.output.clone();
-            let reason = "it is there already; name another --output".into();
-            return Err(Error::Unusable { path, reason });
-        }
         if self.rounds == 0 || self.queues == 0 {
             return bad("--rounds and --queues are at least 1");
         }
         let place = self.inject.map(|injection| injection.place);
-        if self.server != Server::Fathom && place.is_some_and(|place| place != Place::Guest) {
+        if self.server != Kind::Fathom && place.is_some_and(|place| place != Place::Guest) {
             return bad("only fathom delays in storage, queue and notify: --disk fathom");
         }
-        if self.server != Server::Fathom && !self.filters.is_empty() {
+        if self.server != Kind::Fathom && !self.filters.is_empty() {
             return bad("only fathom has filters: --disk fathom");
         }
-        if self.server != Server::Qemu && self.transport == Transport::NoIoeventfd {
+        if matches!(self.server, Kind::Socket(_)) {
+            return bad("the server's image has to be known: not with --disk socket:PATH");
+        }
+        if !self.server.is_in_qemu() && self.transport == Transport::NoIoeventfd {
             return bad("vhost-user disks always have an ioeventfd: --disk qemu");
         }
         if self.queues > 1 && self.transport == Transport::Legacy {
@@ -235,63 +239,93 @@ impl Options {
 
     /// How long a round is. Where everything is emulated a thousand operations take seconds.
     pub(super) fn limit(&self) -> Limit {
-        let operations = if crate::environment::is_stretched() {
-            1500
-        } else {
-            10_000
-        };
+        let operations = if is_stretched() { 1500 } else { 10_000 };
         self.limit.unwrap_or(Limit::Operations(operations))
+    }
+
+    /// How long a cell takes, roughly.
+    pub(super) fn estimate(&self) -> Duration {
+        let (around, request) = match is_stretched() || Accelerator::detect() == Accelerator::Tcg {
+            true => (Duration::from_secs(90), Duration::from_millis(4)),
+            false => (Duration::from_secs(20), Duration::from_micros(200)),
+        };
+        let rounds = if self.pairs_only { 2 } else { 4 } * self.rounds + 1;
+        let round = match self.limit() {
+            Limit::Operations(count) => request * u32::try_from(count).unwrap_or(u32::MAX),
+            Limit::Time(time) => time,
+        };
+        around + round * rounds
     }
 
     /// Bytes of the image.
     pub(super) fn size(&self) -> u64 {
-        let mib = if crate::environment::is_stretched() {
-            48
-        } else {
-            256
-        };
+        let mib = if is_stretched() { 48 } else { 256 };
         self.size.unwrap_or(mib << 20)
     }
 
-    /// The arguments after `fathom lab run wiki` for the same run elsewhere.
-    pub fn to_args(&self) -> Vec<String> {
-        let mut args = Vec::new();
-        let mut option = |name: &str, value: &dyn fmt::Display| {
-            args.push(format!("--{name}={value}"));
+    /// What a cell's settings say; `output` is where its breakdown goes.
+    ///
+    /// # Errors
+    /// When they are none of this experiment's.
+    pub fn from_settings(settings: &Settings, context: &Context, output: &Path) -> Result<Options> {
+        let count = settings.count("count")?.map(Limit::Operations);
+        let seconds = settings.count("seconds")?.map(Duration::from_secs);
+        if count.is_some() && seconds.is_some() {
+            let what = "a round ends by --count or by --seconds, not by both";
+            return Err(Error::Protocol(what.into()));
+        }
+        let inject = match settings.text("inject") {
+            "" => None,
+            _ => Some(settings.word("inject")?),
         };
-        option("output", &self.output.display());
-        option("disk", &self.server);
-        option("aio", &self.aio.name());
-        option("transport", &self.transport);
-        option("rw", &self.rw);
-        option("bs", &self.block_size);
-        option("iodepth", &self.iodepth);
-        option("queues", &self.queues);
-        option("rounds", &self.rounds);
-        match self.limit {
-            Some(Limit::Operations(count)) => option("count", &count),
-            Some(Limit::Time(time)) => option("seconds", &time.as_secs()),
-            None => {}
-        }
-        if let Some(Injection { place, delay }) = self.inject {
-            option("inject", &format!("{place}={}us", delay.as_micros()));
-        }
-        for filter in &self.filters {
-            option("filter", filter);
-        }
-        if let Some(size) = self.size {
-            option("size", &size);
-        }
-        for (name, is_set) in [
-            ("--poll", self.poll),
-            ("--pairs-only", self.pairs_only),
-            ("--nested", self.is_nested),
-        ] {
-            if is_set {
-                args.push(name.to_owned());
-            }
-        }
-        args
+        Ok(Options {
+            fathom: context.fathom.clone(),
+            output: output.to_owned(),
+            server: settings.word("disk")?,
+            aio: settings.word("aio")?,
+            transport: settings.word("transport")?,
+            rw: settings.word("rw")?,
+            block_size: Settings::needed("bs", settings.size("bs")?)?,
+            iodepth: Settings::needed("iodepth", settings.count("iodepth")?)?,
+            queues: Settings::needed("queues", settings.count("queues")?)?,
+            rounds: Settings::needed("rounds", settings.count("rounds")?)?,
+            limit: count.or(seconds.map(Limit::Time)),
+            poll: settings.is_on("poll"),
+            inject,
+            filters: settings.list("filter"),
+            size: settings.size("size")?,
+            pairs_only: settings.is_on("pairs-only"),
+            is_nested: context.is_nested,
+        })
+    }
+
+    /// The settings that say the same.
+    pub fn to_settings(&self) -> Settings {
+        let switch = |is_on| if is_on { "on" } else { "off" };
+        let (count, seconds) = match self.limit {
+            Some(Limit::Operations(count)) => (count.to_string(), String::new()),
+            Some(Limit::Time(time)) => (String::new(), time.as_secs().to_string()),
+            None => (String::new(), String::new()),
+        };
+        Settings::defaults(PARAMETERS)
+            .with("disk", &self.server)
+            .with("aio", self.aio)
+            .with("transport", self.transport)
+            .with("rw", self.rw)
+            .with("bs", short_size(self.block_size))
+            .with("iodepth", self.iodepth)
+            .with("queues", self.queues)
+            .with("rounds", self.rounds)
+            .with("count", count)
+            .with("seconds", seconds)
+            .with("poll", switch(self.poll))
+            .with(
+                "inject",
+                self.inject.map_or(String::new(), |one| one.to_string()),
+            )
+            .with("filter", self.filters.join("\n"))
+            .with("size", self.size.map_or(String::new(), short_size))
+            .with("pairs-only", switch(self.pairs_only))
     }
 }
 
@@ -304,8 +338,8 @@ mod tests {
         for place in Place::ALL {
             assert_eq!(place.to_string().parse(), Ok(place));
         }
-        let error = "disk".parse::<Server>().unwrap_err();
-        assert_eq!(error, "'disk' is none of fathom, qemu, qsd");
+        let error = "disk".parse::<Place>().unwrap_err();
+        assert_eq!(error, "'disk' is none of guest, storage, queue, notify");
     }
 
     #[test]
@@ -316,7 +350,7 @@ mod tests {
             change(&mut options);
             options.check().unwrap_err().to_string()
         };
-        assert!(refusal(|o| o.output = "/".into()).contains("--output"));
+        assert!(refusal(|o| o.server = Kind::Socket("/s".into())).contains("socket:PATH"));
         assert!(refusal(|o| o.rounds = 0).contains("at least 1"));
         assert!(refusal(|o| o.block_size = 100).contains("multiples of 512"));
         assert!(refusal(|o| o.transport = Transport::NoIoeventfd).contains("--disk qemu"));
@@ -326,13 +360,61 @@ mod tests {
                 place: Place::Storage,
                 delay,
             });
-            o.server = Server::Qsd;
+            o.server = Kind::Qsd;
         };
         assert!(refusal(storage).contains("--disk fathom"));
         let filtered = |o: &mut Options| {
             o.filters.push("delay".into());
-            o.server = Server::Qemu;
+            o.server = Kind::Qemu;
         };
         assert!(refusal(filtered).contains("--disk fathom"));
+    }
+    /// The KVM host's cell is the one that was asked for outside.
+    #[test]
+    fn options_survive_the_way_through_settings() {
+        let context = Context {
+            fathom: "/f".into(),
+            is_nested: true,
+        };
+        let there_and_back = |options: &Options| {
+            let settings = options.to_settings();
+            for parameter in PARAMETERS {
+                let text = settings.text(parameter.name);
+                assert_eq!(parameter.value(text).unwrap(), text, "{}", parameter.name);
+            }
+            Options::from_settings(&settings, &context, &options.output).unwrap()
+        };
+        let plain = Options {
+            is_nested: true,
+            ..Options::new("/f", "/var/tmp/run")
+        };
+        assert_eq!(there_and_back(&plain), plain);
+        assert_eq!(plain.to_settings(), Settings::defaults(PARAMETERS));
+        let odd = Options {
+            server: Kind::Qsd,
+            aio: Aio::Native,
+            transport: Transport::Legacy,
+            rw: Rw::RandWrite,
+            block_size: 8192,
+            iodepth: 32,
+            queues: 2,
+            rounds: 7,
+            limit: Some(Limit::Time(Duration::from_secs(9))),
+            poll: true,
+            inject: Some(Injection {
+                place: Place::Notify,
+                delay: Duration::from_micros(100_500),
+            }),
+            filters: vec!["delay:read=1ms,write=2ms".into(), "pause".into()],
+            size: Some(1 << 30),
+            pairs_only: true,
+            ..plain
+        };
+        assert_eq!(there_and_back(&odd), odd);
+        let counted = Options {
+            limit: Some(Limit::Operations(77)),
+            ..odd
+        };
+        assert_eq!(there_and_back(&counted), counted);
     }
 }

@@ -5,20 +5,18 @@ use std::time::Duration;
 
 use fathom_run::{Benchmark, Role};
 
-use super::options::{Options, Place, Server as Kind, Transport};
+use super::options::{Options, Place, Transport};
 use crate::attach;
+use crate::bed::{DISK, GuestBed, image};
 use crate::error::Result;
 use crate::guest::Guest;
 use crate::host;
 use crate::kvm_host::huge_pages;
-use crate::machine::{Disk, Machine, QemuDisk};
-use crate::scenario::image;
+use crate::machine::Machine;
 use crate::scratch::Scratch;
-use crate::server::{Server, StorageDaemon};
+use crate::server::{Kind, Server, Spec};
 use crate::workload;
 
-/// QEMU's id for the disk, and Fathom's name for it.
-pub(super) const DISK: &str = "disk";
 const SETTLE: Duration = Duration::from_secs(120);
 
 /// A guest that is ready for rounds. It is killed on drop.
@@ -44,11 +42,14 @@ impl Bed {
         let size = options.size();
         progress(&format!("writing an image of {} MiB", size >> 20));
         image::fill(&path, size)?;
-        let server = start_server(options, dir.path(), &path)?;
+        // QEMU's I/O threads need an ioeventfd; without, the main loop serves.
+        let kind = match options.transport {
+            Transport::NoIoeventfd => &Kind::QemuMain,
+            _ => &options.server,
+        };
         let mut machine = Machine {
             // The driver has no more queues than the guest has CPUs.
             cpus: options.queues.into(),
-            disks: vec![disk(options, &path, server.as_ref())],
             tools: false,
             programs: vec![options.fathom.clone()],
             // One vCPU's TSC is its clock and that of its trace: nothing has to be converted.
@@ -61,13 +62,12 @@ impl Bed {
             ..Machine::default()
         };
         machine.huge_pages = options.is_nested && huge_pages::reserve(machine.memory_mib);
-        progress(&format!(
-            "booting a guest ({}), its disk served by {}",
-            machine.accelerator().name(),
-            options.server
-        ));
-        let mut guest = Guest::boot(&machine)?;
-        let device = guest.device(DISK)?;
+        let spec = spec(options, dir.path(), &path);
+        let GuestBed {
+            mut guest,
+            server,
+            device,
+        } = GuestBed::boot(machine, kind, &spec, progress)?;
         let name = device.trim_start_matches("/dev/");
         // mq-deadline, the default, hands requests to a kernel thread.
         guest.check(
@@ -132,64 +132,32 @@ impl Bed {
     }
 }
 
-fn start_server(options: &Options, dir: &Path, image: &Path) -> Result<Option<Server>> {
-    let polling = (!options.poll).then_some(0);
-    match options.server {
-        Kind::Qemu => Ok(None),
-        Kind::Qsd => {
-            let export = StorageDaemon {
-                image,
-                aio: options.aio,
-                direct: true,
-                queues: options.queues,
-                // In an I/O thread in both cases: this is QEMU's own default.
-                poll_max_ns: polling.or(Some(32_768)),
-            };
-            Server::storage_daemon(dir, DISK, &export).map(Some)
-        }
-        Kind::Fathom => {
-            let mut args = vec![
-                format!("--aio={}", options.aio.name()),
-                format!("--poll={}", if options.poll { "auto" } else { "off" }),
-                format!("--queues={}", options.queues),
-                "--json".to_owned(),
-            ];
-            if let Some(injection) = options.inject
-                && injection.place != Place::Guest
-            {
-                let micros = injection.delay.as_micros();
-                args.push(format!("--inject={}={micros}us", injection.place));
-            }
-            let filters = options.filters.iter();
-            args.extend(filters.map(|filter| format!("--filter={filter}")));
-            let args: Vec<&str> = args.iter().map(String::as_str).collect();
-            let disk = image.to_string_lossy();
-            Server::fathom(&options.fathom, dir, DISK, &disk, &args).map(Some)
-        }
+/// The disk, and what is asked of its server.
+fn spec<'a>(options: &'a Options, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+    let mut more = Vec::new();
+    if options.server == Kind::Fathom {
+        more.push("--json".to_owned());
     }
-}
-
-fn disk(options: &Options, image: &Path, server: Option<&Server>) -> Disk {
-    let mut disk = match server {
-        Some(server) => Disk::vhost_user(DISK, server.socket()).with_queues(options.queues),
-        None => Disk::qemu(
-            DISK,
-            QemuDisk {
-                image: image.to_owned(),
-                aio: options.aio,
-                cache: "none".into(),
-                read_only: false,
-                // QEMU's I/O threads need an ioeventfd; without, the main loop serves.
-                iothread: (options.transport != Transport::NoIoeventfd)
-                    .then_some((!options.poll).then_some(0)),
-                queues: Some(options.queues),
-            },
-        ),
-    };
-    for property in options.transport.properties() {
-        disk = disk.with_property(property);
+    if let Some(injection) = options.inject
+        && injection.place != Place::Guest
+    {
+        more.push(format!("--inject={injection}"));
     }
-    disk
+    let filters = options.filters.iter();
+    more.extend(filters.map(|filter| format!("--filter={filter}")));
+    let properties = options.transport.properties().iter();
+    Spec {
+        fathom: &options.fathom,
+        dir,
+        name: DISK,
+        image,
+        aio: options.aio,
+        cache: "none",
+        queues: options.queues,
+        poll: options.poll,
+        options: more,
+        properties: properties.map(|&one| one.to_owned()).collect(),
+    }
 }
 
 /// One line of a round's figures.

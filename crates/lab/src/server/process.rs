@@ -1,4 +1,4 @@
-//! Disk servers as processes: `fathom serve`, and qemu-storage-daemon as its peer.
+//! A disk server that is a process of its own.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,8 +6,6 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error, Result};
-use crate::host;
-use crate::machine::{Aio, comma_safe};
 use crate::process::Process;
 
 const START: Duration = Duration::from_secs(30);
@@ -22,86 +20,13 @@ pub struct Server {
     control: Option<PathBuf>,
 }
 
-/// What qemu-storage-daemon serves.
-#[derive(Debug, Clone, Copy)]
-pub struct StorageDaemon<'a> {
-    /// A raw image.
-    pub image: &'a Path,
-    pub aio: Aio,
-    /// O_DIRECT.
-    pub direct: bool,
-    pub queues: u16,
-    /// How long the export's I/O thread polls before it sleeps; with `None` the main loop serves.
-    pub poll_max_ns: Option<u32>,
-}
-
 impl Server {
-    /// Starts `fathom serve DISK --vhost-user DIR/NAME.sock --control DIR/NAME.control ARGS` and
-    /// waits until its socket listens. `disk` is a path, or `memory:SIZE` or `null:SIZE`.
+    /// Starts a program that will listen on `DIR/NAME.sock`, and waits until it does. Its log and
+    /// what it prints are `DIR/NAME.log` and `DIR/NAME.out`.
     ///
     /// # Errors
     /// When it does not start; the error has the end of what it said.
-    pub fn fathom(
-        binary: &Path,
-        dir: &Path,
-        name: &str,
-        disk: &str,
-        args: &[&str],
-    ) -> Result<Self> {
-        let socket = dir.join(format!("{name}.sock"));
-        let control = dir.join(format!("{name}.control"));
-        let mut command = Command::new(binary);
-        command.args(["serve", disk, "--vhost-user"]).arg(&socket);
-        command.arg("--control").arg(&control).args(args);
-        Self::start("fathom serve", command, dir, name, socket, Some(control))
-    }
-
-    /// Starts qemu-storage-daemon with a vhost-user-blk export of a raw file, opened with O_DIRECT
-    /// and io_uring.
-    ///
-    /// # Errors
-    /// When it is missing or does not start.
-    pub fn qemu_storage_daemon(dir: &Path, name: &str, image: &Path, queues: u16) -> Result<Self> {
-        let export = StorageDaemon {
-            image,
-            aio: Aio::IoUring,
-            direct: true,
-            queues,
-            poll_max_ns: None,
-        };
-        Self::storage_daemon(dir, name, &export)
-    }
-
-    /// Starts qemu-storage-daemon with a vhost-user-blk export, served by an I/O thread of its own
-    /// where polling is set.
-    ///
-    /// # Errors
-    /// When it is missing or does not start.
-    pub fn storage_daemon(dir: &Path, name: &str, export: &StorageDaemon) -> Result<Self> {
-        let socket = dir.join(format!("{name}.sock"));
-        let file = comma_safe(export.image);
-        let path = comma_safe(&socket);
-        let (aio, queues) = (export.aio.name(), export.queues);
-        let direct = if export.direct { "on" } else { "off" };
-        let mut command = Command::new(host::program("qemu-storage-daemon")?);
-        let mut iothread = "";
-        if let Some(ns) = export.poll_max_ns {
-            command.arg("--object");
-            command.arg(format!("iothread,id=io,poll-max-ns={ns}"));
-            iothread = ",iothread=io";
-        }
-        command.arg("--blockdev").arg(format!(
-            "driver=file,node-name=disk,filename={file},aio={aio},cache.direct={direct},\
-             discard=unmap"
-        ));
-        command.arg("--export").arg(format!(
-            "type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},\
-             addr.type=unix,addr.path={path}{iothread}"
-        ));
-        Self::start("qemu-storage-daemon", command, dir, name, socket, None)
-    }
-
-    fn start(
+    pub(super) fn start(
         program: &str,
         mut command: Command,
         dir: &Path,
@@ -203,13 +128,5 @@ mod tests {
             assert!(Instant::now() < deadline, "nobody listens there any more");
             std::thread::sleep(Duration::from_millis(5));
         }
-    }
-
-    #[test]
-    fn a_server_that_cannot_start_says_why() {
-        let dir = tempfile::tempdir().unwrap();
-        let missing = dir.path().join("missing.img");
-        let error = Server::qemu_storage_daemon(dir.path(), "d", &missing, 1).unwrap_err();
-        assert!(error.to_string().contains("missing.img"), "{error}");
     }
 }

@@ -85,7 +85,8 @@ pub fn run(options: &GuestRun, input: &mut dyn BufRead, output: &mut dyn Write) 
         version: VERSION,
         kind: RunKind::Guest,
         title: "guest".into(),
-        created: super::now(),
+        created: crate::experiment::now(),
+        experiment: None,
         scenario: None,
         environment: Environment {
             guest: Some(environment::machine(trace_clock)),

@@ -3,34 +3,28 @@
 use std::path::Path;
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::options::Options;
 use crate::error::{Error, Result, Tail};
 use crate::kvm_host::KvmHost;
 
 /// In the KVM host, on its scratch disk.
 const OUTPUT: &str = "/var/tmp/run";
-const FATHOM: &str = "/opt/fathom";
 const LIMIT: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(120);
 /// Lines of the inner run that an error shows, the end of a console among them.
 const SHOWN: usize = 110;
 
-/// Runs the scenario in a running KVM host; the run directory is copied to `options.output`, also
+/// Runs a cell in a running KVM host; its breakdown is copied to `options.output`, also
 /// when only a part of it was made.
 ///
 /// # Errors
 /// The inner run's failure, with the end of what it said, or that of the KVM host.
 pub fn run_in(host: &mut KvmHost, options: &Options, progress: &mut dyn FnMut(&str)) -> Result<()> {
-    let inner = Options {
-        fathom: FATHOM.into(),
-        output: OUTPUT.into(),
-        is_nested: true,
-        ..options.clone()
-    };
-    let quoted = |arg: &String| format!("'{}'", arg.replace('\'', r"'\''"));
-    let args: Vec<String> = inner.to_args().iter().map(quoted).collect();
-    let args = args.join(" ");
-    let script = format!("rm -rf {OUTPUT}; cd /var/tmp && exec fathom lab run wiki {args}");
+    let settings = json!(options.to_settings().0).to_string();
+    let quoted = format!("'{}'", settings.replace('\'', r"'\''"));
+    let script = format!("rm -rf {OUTPUT}; exec fathom lab cell wiki --settings={quoted} {OUTPUT}");
     let mut said: Vec<String> = Vec::new();
     let status = host.run(&script, LIMIT, &mut |line| {
         if let Some(step) = line.strip_prefix("lab: ") {

@@ -1,71 +1,36 @@
-//! The KVM wiki's experiment of 2010: one vCPU reads 4 KiB at a time past the page cache, in the
-//! guest and on the host, with every layer between them traced.
-
-mod bed;
-mod in_guest;
-mod nested;
-mod options;
-mod round;
+//! A cell: rounds in one guest, traced and untraced, and on the host.
 
 use std::fs;
-use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use fathom_run::{Clocks, Disk, Environment, Round, Run, RunKind, Scenario, VERSION};
 
+use super::bed::{self, Bed};
+use super::in_guest::BENCHMARK;
+use super::options::Options;
+use super::round::{self, Plan, Watch};
 use crate::environment;
-use crate::error::{Context, Error, Result};
-use crate::host::{self, Accelerator};
-use crate::kvm_host::KvmHost;
-use crate::scratch::{self, Scratch};
+use crate::error::{Context, Result};
+use crate::experiment::now;
+use crate::host::Accelerator;
+use crate::scratch::Scratch;
 use crate::tracers;
 use crate::workload::{self, Limit};
 
-pub use in_guest::{GuestRun, run as run_guest};
-pub use nested::run_in;
-pub use options::{Injection, Options, Place, Server, Transport};
-
-use bed::Bed;
-use round::{Plan, Watch};
-
-/// In the run directory: what the server printed at its end (Fathom's times, in JSON), and the
+/// In the breakdown: what the server printed at its end (Fathom's times, in JSON), and the
 /// guest's serial console.
 const SERVER_LOG: &str = "server.log";
 const CONSOLE_LOG: &str = "console.log";
-/// The first that emulates SVM well enough for KVM.
-const OLDEST_QEMU: (u32, u32) = (6, 0);
 /// Operations before the first round, which may be no longer itself.
 const WARM_UP: u64 = 100;
 
-/// Runs the scenario and leaves its run directory at `options.output`. `progress` is told of
-/// every step. On a machine without hardware virtualisation a KVM host is emulated and the run
-/// happens there.
+/// Runs a cell on this machine, which has KVM, and leaves its breakdown at `options.output`.
+/// `progress` is told of every step.
 ///
 /// # Errors
 /// Everything that can go wrong with images, servers and guests, with their last words. Rounds
-/// that were complete are in the run directory then, if there were any.
-pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<()> {
+/// that were complete are there then, if there were any.
+pub(super) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<()> {
     options.check()?;
-    host::need_qemu(OLDEST_QEMU)?;
-    scratch::sweep();
-    if Accelerator::detect() == Accelerator::Kvm {
-        return here(options, progress);
-    }
-    if options.is_nested {
-        return Err(Error::Protocol(
-            "the emulated CPU has no SVM, so there is no KVM in the KVM host".into(),
-        ));
-    }
-    progress(
-        "no hardware virtualisation here (no vmx or svm): booting a KVM host in an emulated \
-         machine; its times are stretched and tell nothing about speed",
-    );
-    let mut host = KvmHost::boot(&options.fathom)?;
-    run_in(&mut host, options, progress)
-}
-
-/// Runs on this machine, which has KVM.
-fn here(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<()> {
     fs::create_dir_all(&options.output)
         .context(|| format!("cannot create {}", options.output.display()))?;
     let mut run = new_run(options);
@@ -182,7 +147,7 @@ fn steps(options: &Options) -> Vec<Step> {
     }
     if !options.pairs_only {
         steps.push(guest("syscalls".into(), Watch::Syscalls));
-        if options.server == Server::Qemu {
+        if options.server.is_in_qemu() {
             steps.push(guest("qemu".into(), Watch::Qemu));
             steps.push(guest("qemu-locks".into(), Watch::QemuLocks));
         }
@@ -194,7 +159,7 @@ fn on_host(bed: &Bed, options: &Options, name: &str, positional: bool) -> Result
     let folder = options.output.join(name);
     fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
     let outcome = workload::run(&bed.host_workload(options, positional))?;
-    let stream = outcome.save(&folder, in_guest::BENCHMARK, true)?;
+    let stream = outcome.save(&folder, BENCHMARK, true)?;
     Ok(Round {
         name: name.to_owned(),
         traced: Vec::new(),
@@ -274,6 +239,7 @@ fn new_run(options: &Options) -> Run {
             "wiki: {rw} of {block_size} bytes, depth {iodepth}, disk served by {server}{through}"
         ),
         created: now(),
+        experiment: None,
         scenario: Some(Scenario {
             rw: rw.to_string(),
             block_size: *block_size,
@@ -299,57 +265,10 @@ fn new_run(options: &Options) -> Run {
     }
 }
 
-/// Seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |time| time.as_secs())
-}
-
-/// The name of a run directory that is made now: `fathom-wiki-20261121-044538.run` (UTC).
-pub fn default_output() -> PathBuf {
-    PathBuf::from(format!("fathom-wiki-{}.run", utc(now())))
-}
-
-/// The civil date of seconds since 1970, after Hinnant's `civil_from_days`: years begin in March,
-/// so that the leap day comes last.
-fn utc(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    let days = days + 719_468; // since 0000-03-01
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 {
-        (month + 3, 0)
-    } else {
-        (month - 9, 1)
-    };
-    let year = year + era * 400 + next;
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The oracle is date(1).
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for seconds in [
-            0,
-            951_782_399,
-            951_782_400,
-            951_868_800,
-            1_790_000_000,
-            4_107_542_399,
-        ] {
-            let at = format!("@{seconds}");
-            let wanted = crate::host::run("date", &["-u", "-d", &at, "+%Y%m%d-%H%M%S"]).unwrap();
-            assert_eq!(utc(seconds), wanted.trim());
-        }
-    }
+    use crate::server::Kind;
 
     #[test]
     fn pairs_alternate_and_other_rounds_stand_alone() {
@@ -367,7 +286,7 @@ mod tests {
         let wanted = "control-1 requests-1 host-read-1 host-pread-1 \
                       requests-2 control-2 host-read-2 host-pread-2 syscalls";
         assert_eq!(names(&options).join(" "), wanted);
-        options.server = Server::Qemu;
+        options.server = Kind::Qemu;
         assert!(names(&options).ends_with(&["qemu".into(), "qemu-locks".into()]));
         options.pairs_only = true;
         assert_eq!(

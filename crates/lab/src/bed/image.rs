@@ -1,4 +1,4 @@
-//! The image that a scenario reads.
+//! The image that a cell reads.
 
 use std::fs::File;
 use std::io::{self, Write};

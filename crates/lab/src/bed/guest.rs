@@ -1,0 +1,80 @@
+//! A guest with one disk under test, and the disk's server.
+
+use std::path::Path;
+
+use crate::error::Result;
+use crate::evidence::{self, Watch, Watched};
+use crate::guest::Guest;
+use crate::machine::Machine;
+use crate::server::{Kind, Served, Server, Spec};
+
+/// QEMU's id for the disk under test.
+pub const DISK: &str = "disk";
+
+/// A guest that has booted. It is killed on drop.
+#[derive(Debug)]
+pub struct GuestBed {
+    // Fields are dropped in order: QEMU goes before its server.
+    pub guest: Guest,
+    /// None where QEMU itself serves the disk.
+    pub server: Option<Server>,
+    /// The device in the guest, such as /dev/vda.
+    pub device: String,
+}
+
+impl GuestBed {
+    /// Starts the disk's server and boots the machine with the disk added to it.
+    ///
+    /// # Errors
+    /// When a server or the guest does not start, with their last words.
+    pub fn boot(
+        mut machine: Machine,
+        kind: &Kind,
+        spec: &Spec,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<GuestBed> {
+        let Served { disk, server } = kind.serve(spec)?;
+        machine.disks.push(disk);
+        progress(&format!(
+            "booting a guest ({}), its disk served by {kind}",
+            machine.accelerator().name()
+        ));
+        let mut guest = Guest::boot(&machine)?;
+        let device = guest.device(spec.name)?;
+        Ok(GuestBed {
+            guest,
+            server,
+            device,
+        })
+    }
+
+    /// What to look at from outside while the guest works: QEMU, the disk's server and the block
+    /// device below its image. `polls` says whether the server's threads do so before they sleep.
+    pub fn watch(&mut self, image: &Path, polls: bool) -> Watch {
+        let mut processes = vec![Watched::new(self.guest.pid(), evidence::Kind::Qemu)];
+        if let Some(server) = &mut self.server {
+            processes.push(Watched {
+                polls,
+                ..Watched::new(server.process().pid(), evidence::Kind::Server)
+            });
+        }
+        Watch {
+            processes,
+            // None where it is not known: a file of a network's, say.
+            device: evidence::device_below(image).unwrap_or_default(),
+            ..Watch::default()
+        }
+    }
+
+    /// Powers the guest off, ends the server, and returns what it printed.
+    ///
+    /// # Errors
+    /// When one of them does not end, or ends with a failure.
+    pub fn end(mut self) -> Result<String> {
+        self.guest.power_off()?;
+        match self.server.take() {
+            Some(server) => server.stop(),
+            None => Ok(String::new()),
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! CPU limits of control groups, of either version (cgroups(7)): which of them watched processes
+//! are in, and what they did (cpu.stat).
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use fathom_run::evidence::Throttling;
+
+use super::threads::tasks;
+
+/// Groups that are looked at. Processes are in a few; libvirt puts each vCPU into one of its own.
+const MAX_GROUPS: usize = 64;
+
+/// A hierarchy that limits CPU time, where it is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hierarchy {
+    is_v2: bool,
+    /// Its group that the mount shows.
+    root: String,
+    mount: PathBuf,
+}
+
+/// A group that has a limit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Group {
+    /// As the kernel names it.
+    name: String,
+    folder: PathBuf,
+}
+
+/// Since the group's limit was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    periods: u64,
+    throttled: u64,
+    held_ns: u64,
+}
+
+/// The groups with a limit that threads of these processes are in, or are below of.
+pub fn limited(pids: impl Iterator<Item = u32>) -> Vec<Group> {
+    let mounts = super::read("/proc/self/mountinfo").unwrap_or_default();
+    let hierarchies: Vec<Hierarchy> = mounts.lines().filter_map(hierarchy).collect();
+    let tasks = pids.flat_map(|pid| {
+        let path = move |tid| format!("/proc/{pid}/task/{tid}/cgroup");
+        tasks(pid).into_iter().map(path)
+    });
+    let texts: BTreeSet<String> = tasks.filter_map(|path| super::read(path).ok()).collect();
+    let mut groups = BTreeSet::new();
+    for text in texts {
+        for hierarchy in &hierarchies {
+            let name = text.lines().find_map(|line| group(line, hierarchy.is_v2));
+            groups.extend(name.map_or(Vec::new(), |name| hierarchy.upwards(name)));
+        }
+    }
+    let limited = groups.into_iter().filter(|group| is_limited(&group.folder));
+    limited.take(MAX_GROUPS).collect()
+}
+
+/// `31 23 0:28 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct`
+fn hierarchy(line: &str) -> Option<Hierarchy> {
+    let (mount, kind) = line.split_once(" - ")?;
+    let mut kind = kind.split(' ');
+    let is_v2 = match kind.next()? {
+        "cgroup2" => true,
+        "cgroup" if kind.nth(1)?.split(',').any(|one| one == "cpu") => false,
+        _ => return None,
+    };
+    let mut fields = mount.split(' ').skip(3);
+    Some(Hierarchy {
+        is_v2,
+        root: unescaped(fields.next()?),
+        mount: unescaped(fields.next()?).into(),
+    })
+}
+
+/// Blanks are written as `\040` (proc_pid_mountinfo(5)).
+fn unescaped(text: &str) -> String {
+    text.replace("\\040", " ").replace("\\134", "\\")
+}
+
+/// `1:cpu,cpuacct:/vm1`, `0::/machine.slice/vm1`: the group in one of the two kinds.
+fn group(line: &str, is_v2: bool) -> Option<&str> {
+    let mut fields = line.splitn(3, ':');
+    let (id, controllers, name) = (fields.next()?, fields.next()?, fields.next()?);
+    let is_it = match is_v2 {
+        true => id == "0" && controllers.is_empty(),
+        false => controllers.split(',').any(|one| one == "cpu"),
+    };
+    is_it.then_some(name)
+}
+
+impl Hierarchy {
+    /// The group and those above it, as far as the mount shows them.
+    fn upwards(&self, name: &str) -> Vec<Group> {
+        let below = Path::new(name).strip_prefix(&self.root);
+        // What is outside of the mount, or of this process's namespace, has dots in it.
+        let Some(below) = below.ok().filter(|_| !name.contains("/..")) else {
+            return Vec::new();
+        };
+        let group = |below: &Path| Group {
+            name: Path::new(&self.root).join(below).display().to_string(),
+            folder: self.mount.join(below),
+        };
+        below.ancestors().map(group).collect()
+    }
+}
+
+fn is_limited(folder: &Path) -> bool {
+    let word = |file: &str| {
+        let text = super::read(folder.join(file)).ok()?;
+        text.split_ascii_whitespace().next().map(str::to_owned)
+    };
+    let (v2, v1) = (word("cpu.max"), word("cpu.cfs_quota_us"));
+    v2.is_some_and(|quota| quota != "max") || v1.is_some_and(|quota| !quota.starts_with('-'))
+}
+
+/// `None`: it is gone.
+pub fn read(group: &Group) -> Option<Stat> {
+    parse(&super::read(group.folder.join("cpu.stat")).ok()?)
+}
+
+/// Version 2 counts us (`throttled_usec`), version 1 ns (`throttled_time`).
+fn parse(text: &str) -> Option<Stat> {
+    let number = |key: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        let (_, value) = lines.find(|(name, _)| *name == key)?;
+        value.trim().parse::<u64>().ok()
+    };
+    let us = || number("throttled_usec").map(|us| us.saturating_mul(1000));
+    Some(Stat {
+        periods: number("nr_periods")?,
+        throttled: number("nr_throttled")?,
+        held_ns: us().or_else(|| number("throttled_time"))?,
+    })
+}
+
+/// What the limit did that held its threads for the longest.
+pub fn between(
+    groups: &[Group],
+    before: &[Option<Stat>],
+    after: &[Option<Stat>],
+) -> Option<Throttling> {
+    let stats = before.iter().zip(after);
+    let both = groups
+        .iter()
+        .zip(stats)
+        .filter_map(|(group, (before, after))| {
+            let (before, after) = ((*before)?, (*after)?);
+            Some(Throttling {
+                group: group.name.clone(),
+                periods: after.periods.saturating_sub(before.periods),
+                throttled: after.throttled.saturating_sub(before.throttled),
+                seconds: after.held_ns.saturating_sub(before.held_ns) as f64 / 1e9,
+            })
+        });
+    both.max_by(|one, other| one.seconds.total_cmp(&other.seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "9:name=systemd:/\n7:blkio:/\n3:cpuset:/other\n1:cpu,cpuacct:/a/b\n0::/x y\n";
+
+    #[test]
+    fn groups_are_told_in_both_versions() {
+        let named = |is_v2| V1.lines().find_map(|line| group(line, is_v2));
+        assert_eq!(named(false), Some("/a/b"));
+        assert_eq!(named(true), Some("/x y"));
+        assert_eq!(group("0::/a:b", true), Some("/a:b"));
+        assert_eq!(group("1:cpu", false), None);
+    }
+
+    #[test]
+    fn hierarchies_are_found_where_they_are_mounted() {
+        let v1 = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct";
+        let v2 = "41 31 0:38 /pod /sys/fs/my\\040cgroup rw shared:9 - cgroup2 cgroup2 rw";
+        let cpuset = "34 31 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset";
+        let found = hierarchy(v1).unwrap();
+        assert_eq!((found.is_v2, found.root.as_str()), (false, "/"));
+        let pod = hierarchy(v2).unwrap();
+        assert_eq!(pod.mount, Path::new("/sys/fs/my cgroup"));
+        assert_eq!(hierarchy(cpuset), None);
+        assert_eq!(hierarchy("31 23 0:28"), None);
+        let folders = |name| -> Vec<PathBuf> {
+            let groups = pod.upwards(name).into_iter();
+            groups.map(|group| group.folder).collect()
+        };
+        let expected = ["a/b", "a", ""].map(|below| pod.mount.join(below));
+        assert_eq!(folders("/pod/a/b"), expected);
+        assert_eq!(pod.upwards("/pod/a")[0].name, "/pod/a");
+        assert!(folders("/podium").is_empty() && folders("/pod/../other").is_empty());
+    }
+
+    #[test]
+    fn what_a_limit_did_is_counted_in_both_versions() {
+        let v1 = parse("nr_periods 50\nnr_throttled 20\nthrottled_time 1500000000\nnr_bursts 0\n");
+        let v2 =
+            "usage_usec 9\nuser_usec 9\nnr_periods 150\nnr_throttled 63\nthrottled_usec 5600000\n";
+        let group = |name: &str| Group {
+            name: name.into(),
+            folder: PathBuf::new(),
+        };
+        let groups = [group("/idle"), group("/vm1"), group("/gone")];
+        let found = between(&groups, &[v1, v1, v1], &[v1, parse(v2), None]).unwrap();
+        assert_eq!(
+            found,
+            Throttling {
+                group: "/vm1".into(),
+                periods: 100,
+                throttled: 43,
+                seconds: 4.1,
+            }
+        );
+        assert_eq!(parse("usage_usec 9\n"), None);
+        assert_eq!(between(&[], &[], &[]), None);
+    }
+}

@@ -1,0 +1,197 @@
+//! Looking at the host at a window's begin and end, and now and then in between.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fathom_run::Series;
+use fathom_run::evidence::Evidence;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::history::{History, Point};
+use super::kernel::{self, Kernel};
+use super::processors::{self, Cpu};
+use super::threads::Threads;
+use super::{Watch, cgroup, device, pressure};
+use crate::error::{Context, Result};
+
+/// A step takes at least so many times what a sample costs of CPU time: sampling is not to be
+/// what limits.
+const COST: u32 = 100;
+/// The shortest step.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// Looks at the host from [`Sampler::start`] to [`Sampler::stop`].
+///
+/// Both read each file of `Watch` once, and those of the kernel's threads: some ms on a machine
+/// with hundreds of processes, outside the window. In between a thread reads one small file for
+/// each watched thread, /proc/stat and the device's: about 10 us a file, and less than 1 % of one
+/// CPU in all, since its step doubles where it would be more.
+pub struct Sampler {
+    end: Sender<()>,
+    thread: JoinHandle<Window>,
+}
+
+/// One window.
+struct Window {
+    threads: Threads,
+    kernel: Kernel,
+    groups: Vec<cgroup::Group>,
+    device: Option<String>,
+    begin: Snapshot,
+    history: History,
+}
+
+/// What is compared of the window's two ends.
+struct Snapshot {
+    at: Instant,
+    host: Vec<Cpu>,
+    pressure: Option<pressure::Totals>,
+    groups: Vec<Option<cgroup::Stat>>,
+    device: Option<device::Stat>,
+}
+
+impl Sampler {
+    /// Begins a window.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start(watch: Watch) -> Result<Sampler> {
+        let mut window = Window::begin(watch);
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = thread::Builder::new().name("sampler".into());
+        let thread = thread.spawn(move || {
+            loop {
+                let step = window.history.step();
+                let passed = window.begin.at.elapsed();
+                // At multiples of the step, whatever the last sample took.
+                let part = passed.as_nanos() % step.as_nanos().max(1);
+                let wait = step.saturating_sub(Duration::from_nanos(part as u64));
+                match ended.recv_timeout(wait) {
+                    Err(RecvTimeoutError::Timeout) => window.sample(),
+                    Ok(()) | Err(RecvTimeoutError::Disconnected) => return window,
+                }
+            }
+        });
+        let thread = thread.context(|| "cannot start the sampler".into())?;
+        Ok(Sampler { end, thread })
+    }
+
+    /// Ends the window. Of the evidence there is what the host shows: its processors, threads,
+    /// control groups, pressure and the device; the rest is for those who know it.
+    pub fn stop(self) -> (Evidence, Vec<Series>) {
+        drop(self.end);
+        let window = self.thread.join();
+        window
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            .end()
+    }
+}
+
+impl Window {
+    fn begin(watch: Watch) -> Window {
+        let kernel = kernel::look();
+        let groups = cgroup::limited(watch.processes.iter().map(|one| one.pid));
+        let mut threads = Threads::new(watch.processes);
+        let begin = Snapshot::take(&groups, watch.device.as_deref());
+        threads.look();
+        let zero = point(
+            &begin,
+            &begin.host,
+            begin.device.as_ref(),
+            &threads,
+            begin.at,
+        );
+        Window {
+            threads,
+            kernel,
+            groups,
+            device: watch.device,
+            history: History::new(watch.step.max(SHORTEST), zero),
+            begin,
+        }
+    }
+
+    fn sample(&mut self) {
+        let before = clock_gettime(ClockId::ThreadCPUTime);
+        self.threads.look();
+        let host = read_processors();
+        let device = self.device.as_deref().and_then(device::read);
+        let now = Instant::now();
+        let point = point(&self.begin, &host, device.as_ref(), &self.threads, now);
+        self.history.add(point);
+        let after = clock_gettime(ClockId::ThreadCPUTime);
+        let cost = Duration::try_from(after)
+            .ok()
+            .zip(Duration::try_from(before).ok());
+        let cost = cost.map_or(Duration::ZERO, |(after, before)| {
+            after.saturating_sub(before)
+        });
+        if cost * COST > self.history.step() {
+            self.history.thin();
+        }
+    }
+
+    fn end(mut self) -> (Evidence, Vec<Series>) {
+        self.threads.look();
+        let end = Snapshot::take(&self.groups, self.device.as_deref());
+        let (begin, kernel) = (&self.begin, kernel::look());
+        let last = point(begin, &end.host, end.device.as_ref(), &self.threads, end.at);
+        self.history.add(last);
+        let seconds = end.at.duration_since(begin.at).as_secs_f64();
+        let mut threads = self.threads.times();
+        threads.extend(kernel.since(&self.kernel, seconds));
+        let pressure = begin.pressure.zip(end.pressure);
+        let device = self.device.as_deref().and_then(|name| {
+            let (begin, end) = (begin.device.as_ref()?, end.device.as_ref()?);
+            Some(device::between(name, begin, end, seconds))
+        });
+        let evidence = Evidence {
+            seconds,
+            host: processors::between(&begin.host, &end.host),
+            threads,
+            cgroup: cgroup::between(&self.groups, &begin.groups, &end.groups),
+            pressure: pressure.map(|(begin, end)| pressure::between(begin, end, seconds)),
+            device,
+            ..Evidence::default()
+        };
+        (evidence, self.history.series())
+    }
+}
+
+impl Snapshot {
+    fn take(groups: &[cgroup::Group], device: Option<&str>) -> Snapshot {
+        Snapshot {
+            at: Instant::now(),
+            host: read_processors(),
+            pressure: pressure::read(),
+            groups: groups.iter().map(cgroup::read).collect(),
+            device: device.and_then(device::read),
+        }
+    }
+}
+
+fn read_processors() -> Vec<Cpu> {
+    let text = super::read(processors::PATH).unwrap_or_default();
+    processors::parse(&text)
+}
+
+/// The counters at an instant of the window.
+fn point(
+    begin: &Snapshot,
+    host: &[Cpu],
+    device: Option<&device::Stat>,
+    threads: &Threads,
+    now: Instant,
+) -> Point {
+    let (before, after) = (processors::total(&begin.host), processors::total(host));
+    let since = |after: u64, before: u64| after.saturating_sub(before) as f64;
+    let ticks = (since(after.0, before.0), since(after.1, before.1));
+    let device = begin.device.as_ref().zip(device);
+    Point {
+        at: now.duration_since(begin.at).as_secs_f64(),
+        host: (!host.is_empty()).then_some(ticks),
+        device: device.map(|(before, after)| after.queued_since(before)),
+        workers: threads.workers(),
+    }
+}

@@ -1,0 +1,236 @@
+//! The threads of the watched processes. They may come and go: one that comes has its whole life
+//! in the window, one that goes is counted up to the last time it was seen.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use fathom_run::Thread;
+use fathom_run::evidence::{ThreadRole, ThreadTime};
+
+use super::schedstat::{self, Times};
+use super::{Kind, Watched};
+use crate::attach::{server_threads, threads_of};
+
+/// Of all processes together, over the window.
+const MAX_THREADS: usize = 4096;
+/// A thread of io_uring's that looks for submissions without sleeping (IORING_SETUP_SQPOLL).
+const SQPOLL: &str = "iou-sqp-";
+
+/// The threads that were seen so far.
+pub struct Threads {
+    watched: Vec<Watched>,
+    seen: BTreeMap<(u32, u32), Seen>,
+    is_first: bool,
+}
+
+struct Seen {
+    thread: Thread,
+    role: ThreadRole,
+    polls: bool,
+    /// When the window began, or the thread.
+    begin: Times,
+    last: Times,
+    /// Of earlier threads with the same number.
+    before: Times,
+}
+
+impl Threads {
+    pub fn new(watched: Vec<Watched>) -> Threads {
+        Threads {
+            watched,
+            seen: BTreeMap::new(),
+            is_first: true,
+        }
+    }
+
+    /// Looks at all of them; the first time is the window's begin.
+    pub fn look(&mut self) {
+        for index in 0..self.watched.len() {
+            let watched = self.watched[index].clone();
+            let found = tasks(watched.pid);
+            let is_new = |tid: &u32| !self.seen.contains_key(&(watched.pid, *tid));
+            if found.iter().any(is_new) {
+                self.meet(&watched);
+            }
+            for tid in found {
+                let task = format!("/proc/{}/task/{tid}", watched.pid);
+                if let Some(seen) = self.seen.get_mut(&(watched.pid, tid))
+                    && let Some(times) = schedstat::read(&task)
+                {
+                    seen.goes_on(times);
+                }
+            }
+        }
+        self.is_first = false;
+    }
+
+    /// Learns the names and roles of a process's threads that are new.
+    fn meet(&mut self, watched: &Watched) {
+        let threads = match watched.kind {
+            Kind::Qemu => threads_of(watched.pid),
+            Kind::Server | Kind::Load => server_threads(watched.pid),
+        };
+        for thread in threads {
+            let key = (thread.pid, thread.tid);
+            if self.seen.len() >= MAX_THREADS || self.seen.contains_key(&key) {
+                continue;
+            }
+            let role = match watched.kind {
+                Kind::Load => ThreadRole::Load,
+                _ => ThreadRole::from(thread.role),
+            };
+            let task = format!("/proc/{}/task/{}", thread.pid, thread.tid);
+            let now = schedstat::read(&task).unwrap_or_default();
+            let begin = match self.is_first {
+                true => now,
+                false => now.zero(),
+            };
+            let seen = Seen {
+                polls: thread.name.starts_with(SQPOLL) || watched.polls && role == ThreadRole::Io,
+                thread,
+                role,
+                begin,
+                last: now,
+                before: now.zero(),
+            };
+            self.seen.insert(key, seen);
+        }
+    }
+
+    /// Of all I/O threads and workers, since the window's begin: seconds on a CPU. `None`: there
+    /// are none.
+    pub fn workers(&self) -> Option<f64> {
+        let workers = self.seen.values().filter(|one| one.role == ThreadRole::Io);
+        workers
+            .map(|one| one.spent().cpu_ns as f64 / 1e9)
+            .reduce(|sum, one| sum + one)
+    }
+
+    /// Every thread's part of the window, which ended when they were last looked at.
+    pub fn times(&mut self) -> Vec<ThreadTime> {
+        self.rename();
+        let time = |seen: &Seen| {
+            let spent = seen.spent();
+            ThreadTime {
+                pid: seen.thread.pid,
+                tid: seen.thread.tid,
+                name: seen.thread.name.clone(),
+                role: seen.role,
+                vcpu: seen.thread.vcpu,
+                cpu: spent.cpu_ns as f64 / 1e9,
+                waiting: spent.waiting_ns.map(|ns| ns as f64 / 1e9),
+                polls: seen.polls,
+                polled: None,
+            }
+        };
+        self.seen.values().map(time).collect()
+    }
+
+    /// A thread gets its name, and so its role, a moment after it began: those that were young
+    /// when they were met are asked again.
+    fn rename(&mut self) {
+        for watched in std::mem::take(&mut self.watched) {
+            let mut before = std::mem::take(&mut self.seen);
+            self.meet(&watched);
+            for (key, met) in &self.seen {
+                if let Some(seen) = before.get_mut(key) {
+                    (seen.role, seen.polls) = (met.role, met.polls);
+                    seen.thread = met.thread.clone();
+                }
+            }
+            self.seen = before;
+            self.watched.push(watched);
+        }
+    }
+}
+
+impl Seen {
+    fn goes_on(&mut self, now: Times) {
+        if now.cpu_ns < self.last.cpu_ns {
+            // Its number belongs to a new thread.
+            self.before = self.spent();
+            self.begin = now.zero();
+        }
+        self.last = now;
+    }
+
+    fn spent(&self) -> Times {
+        let since =
+            |last: u64, begin: u64, before: u64| last.saturating_sub(begin).saturating_add(before);
+        let (last, begin, before) = (self.last, self.begin, self.before);
+        // Nothing is counted of a thread that has not run yet.
+        let waiting = last.waiting_ns.map(|last| {
+            let (begin, before) = (begin.waiting_ns, before.waiting_ns);
+            since(last, begin.unwrap_or(0), before.unwrap_or(0))
+        });
+        Times {
+            cpu_ns: since(last.cpu_ns, begin.cpu_ns, before.cpu_ns),
+            waiting_ns: waiting,
+        }
+    }
+}
+
+impl Times {
+    /// What such a thread began with.
+    fn zero(self) -> Times {
+        Times {
+            cpu_ns: 0,
+            waiting_ns: self.waiting_ns.map(|_| 0),
+        }
+    }
+}
+
+/// The numbers of a process's threads.
+pub fn tasks(pid: u32) -> Vec<u32> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten();
+    let numbers = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.take(MAX_THREADS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(cpu_ns: u64, waiting_ns: u64) -> Times {
+        Times {
+            cpu_ns,
+            waiting_ns: Some(waiting_ns),
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_used_again_is_another_thread() {
+        let mut seen = Seen {
+            thread: Thread {
+                pid: 1,
+                tid: 2,
+                name: "worker 0".into(),
+                role: fathom_run::Role::Io,
+                vcpu: None,
+            },
+            role: ThreadRole::Io,
+            polls: false,
+            begin: times(1000, 10),
+            last: times(1000, 10),
+            before: times(0, 0),
+        };
+        seen.goes_on(times(1500, 30));
+        assert_eq!(seen.spent(), times(500, 20));
+        seen.goes_on(times(200, 5));
+        assert_eq!(seen.spent(), times(700, 25));
+        seen.goes_on(times(300, 5));
+        assert_eq!(seen.spent(), times(800, 25));
+    }
+
+    #[test]
+    fn processes_that_are_not_there_have_no_threads() {
+        let mut threads = Threads::new(vec![Watched::new(u32::MAX, Kind::Server)]);
+        threads.look();
+        assert_eq!(threads.times(), []);
+        assert_eq!(threads.workers(), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! Experiments: what is asked, of whom, and how it is measured. Each is a folder, with one line in
+//! [`ALL`], from which help, checks and plans come.
+//!
+//! An [`Order`] is an experiment with values of its parameters. It makes a plan of cells, one for
+//! each combination of values and each round, which [`runner`] runs one by one into a run
+//! directory.
+
+mod order;
+mod parameter;
+pub mod runner;
+mod seqread;
+pub mod wiki;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fathom_run::evidence::Evidence;
+use fathom_run::{Environment, Measure, Series};
+
+use crate::error::Result;
+
+pub use order::Order;
+pub use parameter::{Kind, Parameter, Settings};
+
+/// A thing to find out.
+pub trait Experiment: Sync {
+    /// One word.
+    fn name(&self) -> &'static str;
+
+    /// One line, without a full stop.
+    fn about(&self) -> &'static str;
+
+    /// What it asks, how it is measured, how to read what comes out: paragraphs of text.
+    fn description(&self) -> &'static str;
+
+    fn parameters(&self) -> &'static [Parameter];
+
+    /// How many rounds are run if nobody says.
+    fn rounds(&self) -> u32 {
+        1
+    }
+
+    /// What can be said of a cell before anything is run.
+    ///
+    /// # Errors
+    /// One line that says which values do not go together, or do not work on this machine.
+    fn check(&self, settings: &Settings) -> Result<()>;
+
+    /// What must be there for a cell; each is looked for before anything is run.
+    ///
+    /// # Errors
+    /// When the settings are none of this experiment's.
+    fn needs(&self, settings: &Settings) -> Result<Vec<Need>>;
+
+    /// How long a cell will take, roughly.
+    fn estimate(&self, settings: &Settings) -> Duration;
+
+    /// Begins to run cells.
+    fn begin(&self, context: &Context) -> Box<dyn Session>;
+}
+
+/// Cells being run, one after the other; what one needs may stay for the next.
+pub trait Session {
+    /// Runs a cell. Its folder is there; what is put into it beside the yield stays in the run
+    /// directory.
+    ///
+    /// # Errors
+    /// Everything that can go wrong with images, servers and guests, with their last words.
+    fn cell(
+        &mut self,
+        settings: &Settings,
+        folder: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Yield>;
+}
+
+/// What all cells are run with.
+#[derive(Clone, Debug, Default)]
+pub struct Context {
+    /// This program: it serves disks, and runs in guests.
+    pub fathom: PathBuf,
+    /// This is the KVM host that an outer run has booted.
+    pub is_nested: bool,
+}
+
+/// What a cell has yielded.
+#[derive(Clone, Debug, Default)]
+pub struct Yield {
+    pub measures: Vec<Measure>,
+    pub series: Vec<Series>,
+    pub evidence: Option<Evidence>,
+    /// The machines on which it ran, if that is worth telling.
+    pub environment: Option<Environment>,
+    /// What went wrong without ending the cell, a line each.
+    pub problems: Vec<String>,
+}
+
+/// Something that a cell cannot do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A program of this machine.
+    Program(&'static str),
+    /// QEMU, at least that new.
+    Qemu(u32, u32),
+    /// A kernel for guests.
+    Kernel,
+}
+
+/// All experiments.
+pub const ALL: &[&dyn Experiment] = &[&seqread::Seqread, &wiki::Wiki];
+
+/// An experiment by its name.
+pub fn find(name: &str) -> Option<&'static dyn Experiment> {
+    ALL.iter().find(|one| one.name() == name).copied()
+}
+
+impl Need {
+    /// Looks for it.
+    ///
+    /// # Errors
+    /// When it is not there, with the way to get it.
+    pub fn check(self) -> Result<()> {
+        match self {
+            Need::Program(name) => crate::host::program(name).map(drop),
+            Need::Qemu(major, minor) => crate::host::need_qemu((major, minor)),
+            Need::Kernel => crate::kernel::Kernel::find().map(drop),
+        }
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |time| time.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Help, completions and run directories take the names as they are.
+    #[test]
+    fn every_experiment_is_described_and_runs_with_its_defaults() {
+        for one in ALL {
+            let plan = Order::new(*one).plan().unwrap();
+            assert_eq!(plan.cells.len(), 1, "{}", one.name());
+            assert!(find(one.name()).is_some());
+            assert!(!one.about().ends_with('.') && !one.about().is_empty());
+            assert!(one.description().len() > 100);
+            let mut names: Vec<_> = one.parameters().iter().map(|p| p.name).collect();
+            names.sort_unstable();
+            assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+            for parameter in one.parameters() {
+                let value = parameter.value(parameter.default).unwrap();
+                assert_eq!(value, parameter.default, "{}", parameter.name);
+                assert!(!parameter.about.ends_with('.'), "{}", parameter.name);
+            }
+            let settings = Settings::defaults(one.parameters());
+            one.needs(&settings).unwrap();
+            assert!(one.estimate(&settings) > Duration::ZERO);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What is asked of an experiment, and the cells that come of it.
+
+use std::collections::BTreeMap;
+
+use fathom_run as run;
+use run::Planned;
+
+use super::{Experiment, Settings};
+use crate::error::{Error, Result};
+
+/// An experiment with its parameters' values.
+#[derive(Clone)]
+pub struct Order {
+    pub experiment: &'static dyn Experiment,
+    /// Of every parameter, in their one spelling.
+    values: BTreeMap<String, Vec<String>>,
+    /// How often each point is run.
+    pub rounds: u32,
+    /// Of the cells' order.
+    pub seed: u64,
+}
+
+/// More would not end within a lifetime, and fill memory before they begin.
+const MOST_CELLS: usize = 10_000;
+
+impl Order {
+    /// All defaults, one round.
+    pub fn new(experiment: &'static dyn Experiment) -> Order {
+        let parameters = experiment.parameters().iter();
+        let value = |default: &str| vec![default.to_owned()];
+        Order {
+            experiment,
+            values: parameters
+                .map(|one| (one.name.to_owned(), value(one.default)))
+                .collect(),
+            rounds: 1,
+            seed: 0,
+        }
+    }
+
+    /// Sets a parameter; more than one value make it an axis.
+    ///
+    /// # Errors
+    /// When there is no such parameter, or a value is none of its.
+    pub fn set(&mut self, name: &str, texts: &[String]) -> Result<()> {
+        let parameters = self.experiment.parameters();
+        let Some(parameter) = parameters.iter().find(|one| one.name == name) else {
+            let names: Vec<&str> = parameters.iter().map(|one| one.name).collect();
+            return Err(Error::Protocol(format!(
+                "{} has no parameter '{name}', but {}",
+                self.experiment.name(),
+                names.join(", ")
+            )));
+        };
+        let values = parameter.values(texts)?;
+        self.values.insert(name.to_owned(), values);
+        Ok(())
+    }
+
+    /// The cells in the order in which they are to be run: round by round, the points of each in
+    /// an order of its own, so that a drift of the machine is not taken for a difference between
+    /// points.
+    ///
+    /// # Errors
+    /// When values do not go together, or make too many cells.
+    pub fn plan(&self) -> Result<run::Experiment> {
+        let points = self.points()?;
+        for point in &points {
+            self.experiment.check(point)?;
+        }
+        let width = points.len().to_string().len();
+        let mut random = SplitMix(self.seed);
+        let mut cells = Vec::new();
+        for round in 1..=self.rounds {
+            let mut order: Vec<usize> = (0..points.len()).collect();
+            random.shuffle(&mut order);
+            cells.extend(order.into_iter().map(|point| Planned {
+                id: format!("{:0width$}-{round}", point + 1),
+                round,
+                settings: points[point].0.clone(),
+            }));
+        }
+        Ok(run::Experiment {
+            name: self.experiment.name().to_owned(),
+            parameters: self.values.clone(),
+            rounds: self.rounds,
+            seed: self.seed,
+            cells,
+        })
+    }
+
+    /// Every combination of values; the last parameter changes fastest.
+    fn points(&self) -> Result<Vec<Settings>> {
+        let counts = self.values.values().map(Vec::len);
+        let points = counts.fold(1, usize::saturating_mul);
+        let cells = points.saturating_mul(self.rounds as usize);
+        if cells == 0 || cells > MOST_CELLS {
+            return Err(Error::Protocol(format!(
+                "{points} points in {} rounds make {cells} cells; 1 to {MOST_CELLS} can be run",
+                self.rounds
+            )));
+        }
+        let mut points = vec![Settings::default()];
+        for parameter in self.experiment.parameters() {
+            let values = &self.values[parameter.name];
+            let with = |point: &Settings| {
+                let point = point.clone();
+                let each = values.iter();
+                each.map(move |value| point.clone().with(parameter.name, value))
+                    .collect::<Vec<_>>()
+            };
+            points = points.iter().flat_map(with).collect();
+        }
+        Ok(points)
+    }
+}
+
+/// Steele, Lea and Flood's generator: the order of cells is the same on every machine.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    /// Fisher and Yates's.
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            let other = (self.next() % (last as u64 + 1)) as usize;
+            items.swap(last, other);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::find;
+    use super::*;
+
+    fn order(rounds: u32, seed: u64) -> Order {
+        let mut order = Order::new(find("seqread").unwrap());
+        let texts = |texts: &[&str]| texts.iter().map(|&t| t.to_owned()).collect::<Vec<_>>();
+        order.set("disk", &texts(&["fathom", "qsd"])).unwrap();
+        order.set("size", &texts(&["16M", "32M", "64M"])).unwrap();
+        (order.rounds, order.seed) = (rounds, seed);
+        order
+    }
+
+    #[test]
+    fn every_point_is_in_every_round_once() {
+        let plan = order(4, 7).plan().unwrap();
+        assert_eq!(plan.cells.len(), 24);
+        for (round, cells) in (1..).zip(plan.cells.chunks(6)) {
+            let mut points: Vec<_> = cells.iter().map(|cell| &cell.settings).collect();
+            points.sort();
+            points.dedup();
+            assert_eq!(points.len(), 6);
+            assert!(cells.iter().all(|cell| cell.round == round));
+        }
+    }
+
+    #[test]
+    fn the_order_is_the_seeds_and_differs_between_rounds() {
+        let ids = |seed| -> Vec<String> {
+            let cells = order(4, seed).plan().unwrap().cells;
+            cells.into_iter().map(|cell| cell.id).collect()
+        };
+        assert_eq!(ids(7), ids(7));
+        assert_ne!(ids(7), ids(8));
+        let ids = ids(7);
+        let points = |round: &[String]| -> Vec<String> {
+            round.iter().map(|id| id[..1].to_owned()).collect()
+        };
+        let rounds: Vec<_> = ids.chunks(6).map(points).collect();
+        assert!(rounds.iter().any(|round| *round != rounds[0]), "{rounds:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_planned_is_said() {
+        let mut order = order(1, 0);
+        let error = order.set("color", &["red".into()]).unwrap_err().to_string();
+        assert!(error.contains("no parameter 'color', but disk"), "{error}");
+        order.rounds = 5000;
+        let error = order.plan().err().unwrap().to_string();
+        assert!(
+            error.contains("6 points in 5000 rounds make 30000 cells"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,375 @@
+//! Runs the cells of a plan into a run directory, each of which is there for good as soon as it has
+//! ended.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fathom_run as run;
+use fathom_units::{Utc, short_duration};
+use run::{Cell, Environment, Planned, Run, RunKind, VERSION};
+
+use super::{Context, Experiment, Order, Settings, find, now};
+use crate::environment;
+use crate::error::{Context as _, Error, Result};
+use crate::host::{self, Accelerator};
+use crate::scratch;
+
+/// A run that can be begun, or gone on with.
+pub struct Runner {
+    experiment: &'static dyn Experiment,
+    dir: PathBuf,
+    run: Run,
+    /// Not run yet, in order.
+    left: Vec<Planned>,
+}
+
+impl std::fmt::Debug for Runner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runner")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Runner {
+    /// Plans a run into a directory that is not there yet. Nothing is written.
+    ///
+    /// # Errors
+    /// When values do not go together, or something that a cell needs is missing.
+    pub fn new(order: &Order, dir: &Path) -> Result<Runner> {
+        if dir.exists() {
+            return Err(Error::Unusable {
+                path: dir.to_owned(),
+                reason: "it is there already; name another --output, or --continue it".into(),
+            });
+        }
+        let plan = order.plan()?;
+        Ok(Runner {
+            experiment: order.experiment,
+            dir: dir.to_owned(),
+            left: plan.cells.clone(),
+            run: new_run(order.experiment, plan),
+        })
+    }
+
+    /// Goes on with a run that was interrupted.
+    ///
+    /// # Errors
+    /// When it is no such run, or is damaged, or was not planned by this program's experiment.
+    pub fn resume(dir: &Path) -> Result<Runner> {
+        let run = Run::load(dir)?;
+        let not = |reason: String| Error::Unusable {
+            path: dir.to_owned(),
+            reason,
+        };
+        let Some(plan) = &run.experiment else {
+            return Err(not("only runs of `fathom lab run` can be continued".into()));
+        };
+        let experiment = find(&plan.name)
+            .ok_or_else(|| not(format!("this fathom has no experiment '{}'", plan.name)))?;
+        let mut left = Vec::new();
+        for planned in &plan.cells {
+            check(experiment, planned).map_err(|error| not(error.to_string()))?;
+            if Cell::load(dir, planned)?.is_none() {
+                left.push(planned.clone());
+            }
+        }
+        Ok(Runner {
+            experiment,
+            dir: dir.to_owned(),
+            run,
+            left,
+        })
+    }
+
+    /// The experiment's name.
+    pub fn name(&self) -> &'static str {
+        self.experiment.name()
+    }
+
+    /// The cells that are not run yet, with what varies between cells, and how long each will take.
+    pub fn left(&self) -> impl Iterator<Item = (&Planned, String, Duration)> {
+        self.left.iter().map(|planned| {
+            let settings = Settings(planned.settings.clone());
+            let time = self.experiment.estimate(&settings);
+            (planned, self.label(planned), time)
+        })
+    }
+
+    /// Looks for what the cells need.
+    ///
+    /// # Errors
+    /// One that names everything that is missing.
+    pub fn check_needs(&self) -> Result<()> {
+        let mut needs = Vec::new();
+        for planned in &self.left {
+            needs.extend(self.experiment.needs(&Settings(planned.settings.clone()))?);
+        }
+        needs.dedup();
+        let mut missing: Vec<Error> = Vec::new();
+        for need in needs {
+            if let Err(error) = need.check()
+                && missing
+                    .iter()
+                    .all(|known| known.to_string() != error.to_string())
+            {
+                missing.push(error);
+            }
+        }
+        match missing.len() {
+            0 => Ok(()),
+            1 => Err(missing.remove(0)),
+            _ => {
+                let lines: Vec<String> = missing.iter().map(Error::to_string).collect();
+                Err(Error::Protocol(lines.join("; ")))
+            }
+        }
+    }
+
+    /// Runs what is left. `progress` is told of every step.
+    ///
+    /// # Errors
+    /// That of the first cell that cannot be run; those before it are in the run directory.
+    pub fn run(mut self, context: &Context, progress: &mut dyn FnMut(&str)) -> Result<()> {
+        self.check_needs()?;
+        scratch::sweep();
+        let what = || format!("cannot create {}", self.dir.display());
+        fs::create_dir_all(&self.dir).context(what)?;
+        self.run.save(&self.dir)?;
+        let mut session = self.experiment.begin(context);
+        let mut pace = Pace::default();
+        let count = self.left.len();
+        if count > 1 {
+            let seed = self.run.experiment.as_ref().map_or(0, |plan| plan.seed);
+            progress(&format!("{count} cells to run, their order by seed {seed}"));
+        }
+        for (index, planned) in self.left.clone().into_iter().enumerate() {
+            let rest = self.left[index..].iter();
+            let rest = rest.map(|one| self.experiment.estimate(&Settings(one.settings.clone())));
+            let about = pace.left(rest.sum());
+            let mut head = format!("cell {} of {count}", index + 1);
+            for words in [self.label(&planned), self.round(&planned), about] {
+                if !words.is_empty() {
+                    head = format!("{head}, {words}");
+                }
+            }
+            let settings = Settings(planned.settings.clone());
+            let expected = self.experiment.estimate(&settings);
+            let begin = Instant::now();
+            let cell = Begun {
+                planned,
+                started: now(),
+            };
+            self.one(&mut *session, cell, &mut |step: &str| {
+                progress(&match count {
+                    1 => step.to_owned(),
+                    _ => format!("{head}: {step}"),
+                });
+            })?;
+            pace.add(expected, begin.elapsed());
+        }
+        Ok(())
+    }
+
+    fn one(
+        &mut self,
+        session: &mut dyn super::Session,
+        begun: Begun,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<()> {
+        let begin = Instant::now();
+        let Begun { planned, started } = begun;
+        let folder = planned.folder(&self.dir);
+        // What an interrupted cell has left there.
+        if folder.exists() {
+            fs::remove_dir_all(&folder).context(|| format!("cannot empty {}", folder.display()))?;
+        }
+        fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
+        let settings = Settings(planned.settings.clone());
+        let yielded = session.cell(&settings, &folder, progress)?;
+        let cell = Cell {
+            planned,
+            started,
+            seconds: begin.elapsed().as_secs_f64(),
+            measures: yielded.measures,
+            series: yielded.series,
+            evidence: yielded.evidence,
+            problems: yielded.problems,
+        };
+        if let Some(environment) = yielded.environment
+            && self.run.environment != environment
+        {
+            self.run.environment = environment;
+            self.run.save(&self.dir)?;
+        }
+        Ok(cell.save(&self.dir)?)
+    }
+
+    /// What varies: `disk=qemu, iodepth=32`.
+    fn label(&self, planned: &Planned) -> String {
+        let axes = self.run.experiment.iter().flat_map(|plan| &plan.parameters);
+        let axes = axes.filter(|(_, values)| values.len() > 1);
+        let texts = axes.map(|(name, _)| {
+            let value = planned.settings.get(name).map_or("", String::as_str);
+            format!("{name}={value}")
+        });
+        texts.collect::<Vec<_>>().join(", ")
+    }
+
+    fn round(&self, planned: &Planned) -> String {
+        match self.run.experiment.as_ref().map_or(1, |plan| plan.rounds) {
+            0 | 1 => String::new(),
+            rounds => format!("round {} of {rounds}", planned.round),
+        }
+    }
+}
+
+struct Begun {
+    planned: Planned,
+    started: u64,
+}
+
+/// How long cells take next to what was expected.
+#[derive(Default)]
+struct Pace {
+    expected: Duration,
+    taken: Duration,
+}
+
+impl Pace {
+    fn add(&mut self, expected: Duration, taken: Duration) {
+        self.expected += expected;
+        self.taken += taken;
+    }
+
+    /// `about 5m left`.
+    fn left(&self, expected: Duration) -> String {
+        let ratio = match self.expected.is_zero() {
+            true => 1.0,
+            false => self.taken.as_secs_f64() / self.expected.as_secs_f64(),
+        };
+        format!("about {} left", rough(expected.mul_f64(ratio)))
+    }
+}
+
+/// A time without more digits than an estimate has.
+pub fn rough(time: Duration) -> String {
+    let seconds = time.as_secs().max(1);
+    let step = match seconds {
+        0..60 => 5,
+        60..3600 => 60,
+        _ => 600,
+    };
+    short_duration(Duration::from_secs(seconds.div_ceil(step) * step))
+}
+
+/// What a stranger's plan may hold.
+fn check(experiment: &dyn Experiment, planned: &Planned) -> Result<()> {
+    let parameters = experiment.parameters();
+    let names: BTreeMap<_, _> = parameters.iter().map(|one| (one.name, one)).collect();
+    if planned.settings.len() != names.len() {
+        let what = "its plan was made by another version of this experiment";
+        return Err(Error::Protocol(what.into()));
+    }
+    for (name, value) in &planned.settings {
+        let Some(parameter) = names.get(name.as_str()) else {
+            return Err(Error::Protocol(format!("there is no parameter '{name}'")));
+        };
+        parameter.value(value)?;
+    }
+    experiment.check(&Settings(planned.settings.clone()))
+}
+
+fn new_run(experiment: &dyn Experiment, plan: run::Experiment) -> Run {
+    Run {
+        version: VERSION,
+        kind: RunKind::Experiment,
+        title: format!("{}: {}", experiment.name(), experiment.about()),
+        created: now(),
+        experiment: Some(plan),
+        scenario: None,
+        environment: Environment {
+            host: environment::machine(""),
+            guest: None,
+            accelerator: Accelerator::detect().name().into(),
+            qemu: host::qemu_version()
+                .ok()
+                .map(|(major, minor)| format!("{major}.{minor}")),
+            fathom: env!("CARGO_PKG_VERSION").into(),
+            stretched: environment::is_stretched(),
+        },
+        disks: Vec::new(),
+        threads: Vec::new(),
+        rounds: Vec::new(),
+        problems: Vec::new(),
+    }
+}
+
+/// The name of a run directory that is made now: `fathom-wiki-20261121-044538.run` (UTC).
+pub fn default_output(experiment: &dyn Experiment) -> PathBuf {
+    let Utc {
+        year,
+        month,
+        day,
+        hour,
+        minute,
+        second,
+    } = Utc::from_seconds(now());
+    PathBuf::from(format!(
+        "fathom-{}-{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}.run",
+        experiment.name()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_said_roughly() {
+        for (seconds, text) in [
+            (0, "5s"),
+            (7, "10s"),
+            (61, "2m"),
+            (3601, "70m"),
+            (7200, "2h"),
+        ] {
+            assert_eq!(rough(Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn the_pace_is_that_of_the_cells_so_far() {
+        let mut pace = Pace::default();
+        let minute = Duration::from_secs(60);
+        assert_eq!(pace.left(minute * 2), "about 2m left");
+        pace.add(minute, minute * 3);
+        assert_eq!(pace.left(minute * 2), "about 6m left");
+    }
+
+    #[test]
+    fn a_plan_of_somebody_elses_is_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let order = Order::new(find("seqread").unwrap());
+        let resume = |change: &dyn Fn(&mut run::Experiment)| {
+            let mut plan = order.plan().unwrap();
+            change(&mut plan);
+            new_run(order.experiment, plan).save(dir.path()).unwrap();
+            Runner::resume(dir.path())
+                .map(|runner| runner.left.len())
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(resume(&|_| {}), Ok(1));
+        let error = resume(&|plan| plan.name = "other".into()).unwrap_err();
+        assert!(error.contains("no experiment 'other'"), "{error}");
+        let set = |plan: &mut run::Experiment, name: &str, value: &str| {
+            plan.cells[0].settings.insert(name.into(), value.into());
+        };
+        let error = resume(&|plan| set(plan, "size", "lots")).unwrap_err();
+        assert!(error.contains("'lots' is not a size"), "{error}");
+        let error = resume(&|plan| set(plan, "more", "1")).unwrap_err();
+        assert!(error.contains("another version"), "{error}");
+    }
+}

@@ -1,0 +1,268 @@
+//! The KVM wiki's experiment of 2010: one vCPU reads 4 KiB at a time past the page cache, in the
+//! guest and on the host, with every layer between them traced.
+
+mod bed;
+mod cell;
+mod in_guest;
+mod nested;
+mod options;
+mod round;
+
+use std::path::Path;
+use std::time::Duration;
+
+use fathom_run::{Better, Measure, Run, Unit};
+
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use crate::error::{Error, Result};
+use crate::host::Accelerator;
+use crate::kvm_host::KvmHost;
+use crate::machine::Aio;
+use crate::server;
+use crate::workload::Rw;
+
+pub use in_guest::{GuestRun, run as run_guest};
+pub use nested::run_in;
+pub use options::{Injection, Options, Place, Transport};
+
+pub struct Wiki;
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter::new(
+        "disk",
+        "Who serves the disk",
+        Kind::of::<server::Kind>("fathom, qemu, qemu-main, qemu-mapped, qsd"),
+        "fathom",
+    ),
+    Parameter::new(
+        "aio",
+        "How the server reads and writes the image",
+        Kind::of::<Aio>("io_uring, native, threads"),
+        "io_uring",
+    ),
+    Parameter::new(
+        "transport",
+        "How the guest reaches its disk: legacy is an I/O port, intx is without MSI-X",
+        Kind::of::<Transport>("modern, legacy, no-ioeventfd, intx"),
+        "modern",
+    )
+    .rarely(),
+    Parameter::new(
+        "rw",
+        "What the guest does",
+        Kind::of::<Rw>("read, write, randread, randwrite"),
+        "read",
+    ),
+    Parameter::new(
+        "bs",
+        "Bytes of a request",
+        Kind::Size {
+            least: 512,
+            most: 64 << 20,
+        },
+        "4k",
+    ),
+    Parameter::new(
+        "iodepth",
+        "Requests in flight",
+        Kind::Count {
+            least: 1,
+            most: 1024,
+        },
+        "1",
+    ),
+    Parameter::new(
+        "queues",
+        "Request queues of the disk",
+        Kind::Count { least: 1, most: 64 },
+        "1",
+    ),
+    Parameter::new(
+        "rounds",
+        "Pairs of a traced and an untraced round, all in one guest",
+        Kind::Count {
+            least: 1,
+            most: 100,
+        },
+        "3",
+    ),
+    Parameter::new(
+        "count",
+        "Requests in a round; by default 10000, fewer where everything is emulated",
+        Kind::Count {
+            least: 1,
+            most: 1 << 40,
+        },
+        "",
+    ),
+    Parameter::new(
+        "seconds",
+        "Seconds of a round, instead of a number of requests",
+        Kind::Count {
+            least: 1,
+            most: 3600,
+        },
+        "",
+    ),
+    Parameter::new(
+        "poll",
+        "Let the server poll for requests before it sleeps",
+        Kind::Switch,
+        "off",
+    ),
+    Parameter::new(
+        "size",
+        "Size of the image that is made for the run",
+        Kind::Size {
+            least: 1 << 20,
+            most: 1 << 40,
+        },
+        "",
+    ),
+    Parameter::new(
+        "inject",
+        "Delay every other request, to check the instrument",
+        Kind::of::<Injection>("guest, storage, queue or notify, and =TIME"),
+        "",
+    )
+    .rarely(),
+    Parameter::new(
+        "filter",
+        "Put a filter before Fathom's disk, as in `fathom filters`",
+        Kind::List,
+        "",
+    ),
+    Parameter::new(
+        "pairs-only",
+        "Only the pairs: no rounds on the host, of system calls, and of QEMU's events",
+        Kind::Switch,
+        "off",
+    )
+    .rarely(),
+];
+
+impl Experiment for Wiki {
+    fn name(&self) -> &'static str {
+        "wiki"
+    }
+
+    fn about(&self) -> &'static str {
+        "The KVM wiki's breakdown: each request of a guest followed through all layers"
+    }
+
+    fn description(&self) -> &'static str {
+        "In 2010 a page of the KVM wiki told by hand where the time of a guest's 4k reads goes: \
+         the means of each layer's events, subtracted. This experiment boots a guest whose one \
+         vCPU reads past the page cache, traces guest, KVM, the disk's server and the host's block \
+         layer, and does both: the wiki's way, and each request joined through all layers on one \
+         clock, with distributions.\n\nRounds come in pairs, traced and untraced, so that the cost \
+         of tracing is seen; between them the same work runs on the host itself, and at the end \
+         there are rounds of system calls and of QEMU's own events.\n\nWithout hardware \
+         virtualisation it all happens in a KVM host that is itself emulated: every layer is real \
+         there but its times are stretched."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        PARAMETERS
+    }
+
+    fn check(&self, settings: &Settings) -> Result<()> {
+        let context = Context::default();
+        Options::from_settings(settings, &context, Path::new(""))?.check()
+    }
+
+    fn needs(&self, _settings: &Settings) -> Result<Vec<Need>> {
+        // QEMU 6.0 emulates SVM well enough for KVM.
+        Ok(vec![
+            Need::Qemu(6, 0),
+            Need::Kernel,
+            Need::Program("busybox"),
+        ])
+    }
+
+    fn estimate(&self, settings: &Settings) -> Duration {
+        let context = Context::default();
+        let options = Options::from_settings(settings, &context, Path::new(""));
+        options.map_or(Duration::from_secs(60), |options| options.estimate())
+    }
+
+    fn begin(&self, context: &Context) -> Box<dyn Session> {
+        Box::new(Cells {
+            context: context.clone(),
+            host: None,
+        })
+    }
+}
+
+struct Cells {
+    context: Context,
+    /// Stays for the next cell.
+    host: Option<KvmHost>,
+}
+
+impl Session for Cells {
+    fn cell(
+        &mut self,
+        settings: &Settings,
+        folder: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Yield> {
+        let options = Options::from_settings(settings, &self.context, folder)?;
+        if Accelerator::detect() == Accelerator::Kvm {
+            cell::run(&options, progress)?;
+        } else if self.context.is_nested {
+            return Err(Error::Protocol(
+                "the emulated CPU has no SVM, so there is no KVM in the KVM host".into(),
+            ));
+        } else {
+            let host = match &mut self.host {
+                Some(host) => host,
+                None => {
+                    progress(
+                        "no hardware virtualisation here (no vmx or svm): booting a KVM host in \
+                         an emulated machine; its times are stretched and tell nothing about speed",
+                    );
+                    self.host.insert(KvmHost::boot(&self.context.fathom)?)
+                }
+            };
+            run_in(host, &options, progress)?;
+        }
+        let run = Run::load(folder)?;
+        Ok(Yield {
+            measures: measures(&run),
+            environment: Some(run.environment),
+            ..Yield::default()
+        })
+    }
+}
+
+/// The overall figures; the breakdown has all others.
+fn measures(run: &Run) -> Vec<Measure> {
+    let times = |wanted: &dyn Fn(&fathom_run::Round) -> bool| {
+        let rounds = run.rounds.iter().filter(|round| wanted(round));
+        let mut times: Vec<f64> = rounds
+            .filter_map(|round| Some(round.benchmark.as_ref()?.mean_ns))
+            .collect();
+        times.sort_by(f64::total_cmp);
+        times
+    };
+    let mut measures = Vec::new();
+    let mut time = |name: &str, times: &[f64]| {
+        let Some(median) = times.get(times.len() / 2) else {
+            return;
+        };
+        let measure = Measure::new(name, Unit::Nanoseconds, *median, Better::Lower);
+        measures.push(measure.of(times.len() as u64));
+    };
+    let is_control = |round: &fathom_run::Round| round.traced.is_empty() && !round.on_host;
+    let control = times(&is_control);
+    let traced = times(&|round| round.name.starts_with("requests-"));
+    time("time", &control);
+    time("time.traced", &traced);
+    time("time.on-host", &times(&|round| round.on_host));
+    if let Some(median) = control.get(control.len() / 2) {
+        let iops = Measure::new("iops", Unit::PerSecond, 1e9 / median, Better::Higher);
+        measures.insert(0, iops.of(control.len() as u64));
+    }
+    measures
+}

@@ -1,0 +1,42 @@
+//! `fathom serve`.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::{Server, Spec};
+use crate::error::Result;
+
+impl Server {
+    /// Starts `fathom serve DISK --vhost-user DIR/NAME.sock --control DIR/NAME.control ARGS` and
+    /// waits until its socket listens. `disk` is a path, or `memory:SIZE` or `null:SIZE`.
+    ///
+    /// # Errors
+    /// When it does not start; the error has the end of what it said.
+    pub fn fathom(
+        binary: &Path,
+        dir: &Path,
+        name: &str,
+        disk: &str,
+        args: &[&str],
+    ) -> Result<Self> {
+        let socket = dir.join(format!("{name}.sock"));
+        let control = dir.join(format!("{name}.control"));
+        let mut command = Command::new(binary);
+        command.args(["serve", disk, "--vhost-user"]).arg(&socket);
+        command.arg("--control").arg(&control).args(args);
+        Self::start("fathom serve", command, dir, name, socket, Some(control))
+    }
+}
+
+pub(super) fn start(spec: &Spec) -> Result<Server> {
+    let mut args = vec![
+        format!("--aio={}", spec.aio.name()),
+        format!("--cache={}", spec.cache),
+        format!("--poll={}", if spec.poll { "auto" } else { "off" }),
+        format!("--queues={}", spec.queues),
+    ];
+    args.extend(spec.options.iter().cloned());
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let disk = spec.image.to_string_lossy();
+    Server::fathom(spec.fathom, spec.dir, spec.name, &disk, &args)
+}

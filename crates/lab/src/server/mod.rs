@@ -1,0 +1,215 @@
+//! Who serves a guest's disk: one file a kind, one list of them.
+
+mod fathom;
+mod process;
+mod qemu;
+mod qsd;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::machine::{Aio, Disk};
+
+pub use process::Server;
+
+/// A kind of server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `fathom serve`, over vhost-user.
+    Fathom,
+    /// QEMU's own virtio-blk, in an I/O thread.
+    Qemu,
+    /// QEMU's own virtio-blk, in its main loop.
+    QemuMain,
+    /// QEMU's own virtio-blk, its queues spread over I/O threads.
+    QemuMapped,
+    /// qemu-storage-daemon, over vhost-user.
+    Qsd,
+    /// Whoever listens on a vhost-user socket.
+    Socket(PathBuf),
+}
+
+/// A disk to be served, by whomever.
+#[derive(Clone, Debug)]
+pub struct Spec<'a> {
+    /// This program.
+    pub fathom: &'a Path,
+    /// For sockets and logs.
+    pub dir: &'a Path,
+    /// QEMU's id for the disk.
+    pub name: &'a str,
+    /// A raw image.
+    pub image: &'a Path,
+    pub aio: Aio,
+    /// QEMU's cache mode: `none`, `writeback`, `writethrough`, ...
+    pub cache: &'a str,
+    pub queues: u16,
+    /// Poll before sleeping, as the server does by default.
+    pub poll: bool,
+    /// More options of `fathom serve`.
+    pub options: Vec<String>,
+    /// More properties of QEMU's device.
+    pub properties: Vec<String>,
+}
+
+/// A disk with its server.
+#[derive(Debug)]
+pub struct Served {
+    /// For the machine.
+    pub disk: Disk,
+    /// None where QEMU itself serves, or somebody who runs already.
+    pub server: Option<Server>,
+}
+
+const SOCKET: &str = "socket:";
+
+impl Kind {
+    /// All that have a word of their own.
+    pub const ALL: [Kind; 5] = [
+        Kind::Fathom,
+        Kind::Qemu,
+        Kind::QemuMain,
+        Kind::QemuMapped,
+        Kind::Qsd,
+    ];
+
+    fn word(&self) -> &'static str {
+        match self {
+            Kind::Fathom => "fathom",
+            Kind::Qemu => "qemu",
+            Kind::QemuMain => "qemu-main",
+            Kind::QemuMapped => "qemu-mapped",
+            Kind::Qsd => "qsd",
+            Kind::Socket(_) => SOCKET,
+        }
+    }
+
+    /// Whether QEMU itself serves.
+    pub fn is_in_qemu(&self) -> bool {
+        matches!(self, Kind::Qemu | Kind::QemuMain | Kind::QemuMapped)
+    }
+
+    /// What can be said before anything is started.
+    ///
+    /// # Errors
+    /// When the spec asks for what this kind does not have, or this machine lacks it.
+    pub fn check(&self, spec: &Spec) -> Result<()> {
+        let bad = |what: String| Err(Error::Protocol(format!("{what}: not with --disk {self}")));
+        if *self != Kind::Fathom && !spec.options.is_empty() {
+            return bad(format!(
+                "options of `fathom serve` ({})",
+                spec.options.join(" ")
+            ));
+        }
+        match self {
+            Kind::Fathom => Ok(()),
+            Kind::Qemu | Kind::QemuMain => qemu::check(),
+            Kind::QemuMapped => qemu::check_mapped(),
+            Kind::Qsd => qsd::check(),
+            Kind::Socket(path) if path.exists() => Ok(()),
+            Kind::Socket(path) => Err(Error::Unusable {
+                path: path.clone(),
+                reason: "there is no vhost-user socket; start its server first".into(),
+            }),
+        }
+    }
+
+    /// Starts the server, if that is a process of its own.
+    ///
+    /// # Errors
+    /// When it does not start; the error has the end of what it said.
+    pub fn serve(&self, spec: &Spec) -> Result<Served> {
+        let queues = spec.queues;
+        let vhost_user = |socket: &Path| Disk::vhost_user(spec.name, socket).with_queues(queues);
+        let (disk, server) = match self {
+            Kind::Fathom => served(fathom::start(spec)?, &vhost_user),
+            Kind::Qsd => served(qsd::start(spec)?, &vhost_user),
+            Kind::Socket(path) => (vhost_user(path), None),
+            Kind::Qemu | Kind::QemuMain | Kind::QemuMapped => (qemu::disk(self, spec), None),
+        };
+        let with = |disk: Disk, property: &String| disk.with_property(property);
+        let disk = spec.properties.iter().fold(disk, with);
+        Ok(Served { disk, server })
+    }
+}
+
+fn served(server: Server, vhost_user: &dyn Fn(&Path) -> Disk) -> (Disk, Option<Server>) {
+    (vhost_user(server.socket()), Some(server))
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Socket(path) => write!(f, "{SOCKET}{}", path.display()),
+            other => f.write_str(other.word()),
+        }
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Kind, String> {
+        if let Some(path) = text.strip_prefix(SOCKET).filter(|path| !path.is_empty()) {
+            return Ok(Kind::Socket(path.into()));
+        }
+        let found = Kind::ALL.into_iter().find(|kind| kind.word() == text);
+        found.ok_or_else(|| {
+            let words = Kind::ALL.each_ref().map(Kind::word).join(", ");
+            format!("'{text}' is none of {words} and {SOCKET}PATH")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_read_as_they_are_written() {
+        for kind in Kind::ALL.into_iter().chain([Kind::Socket("/s".into())]) {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        let error = "disk".parse::<Kind>().unwrap_err();
+        let words = "fathom, qemu, qemu-main, qemu-mapped, qsd and socket:PATH";
+        assert_eq!(error, format!("'disk' is none of {words}"));
+        assert!("socket:".parse::<Kind>().is_err());
+    }
+
+    #[test]
+    fn a_server_that_cannot_start_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing.img");
+        let spec = Spec {
+            fathom: Path::new("/nonexistent"),
+            dir: dir.path(),
+            name: "d",
+            image: &missing,
+            aio: Aio::IoUring,
+            cache: "none",
+            queues: 1,
+            poll: true,
+            options: Vec::new(),
+            properties: Vec::new(),
+        };
+        let error = Kind::Qsd.serve(&spec).unwrap_err().to_string();
+        assert!(error.contains("missing.img"), "{error}");
+        let nobody = Kind::Socket(dir.path().join("s"));
+        assert!(
+            nobody
+                .check(&spec)
+                .unwrap_err()
+                .to_string()
+                .contains("no vhost-user socket")
+        );
+        let options = vec!["--filter=pause".to_owned()];
+        let filtered = Spec { options, ..spec };
+        let error = Kind::Qsd.check(&filtered).unwrap_err().to_string();
+        assert!(
+            error.contains("--filter=pause") && error.contains("--disk qsd"),
+            "{error}"
+        );
+    }
+}

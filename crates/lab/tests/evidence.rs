@@ -1,0 +1,222 @@
+//! The collectors on this machine, with limits that are built on purpose: what they see must name
+//! the limit. Nothing here depends on how fast or busy the machine is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use fathom_lab::Process;
+use fathom_lab::evidence::{Kind, Sampler, Watch, Watched};
+use fathom_limiter::judge;
+use fathom_run::Series;
+use fathom_run::evidence::{Evidence, ThreadRole};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+const WINDOW: Duration = Duration::from_secs(2);
+
+/// A process that does nothing but run, or nothing.
+fn process(script: &str, dir: &Path) -> Process {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    Process::spawn("sh", command, &dir.join("log")).unwrap()
+}
+
+fn spinner(dir: &Path) -> Process {
+    process("while :; do :; done", dir)
+}
+
+/// What is seen of these processes during a piece of work.
+fn during(pids: &[u32], step: Duration, work: impl FnOnce()) -> (Evidence, Vec<Series>) {
+    let processes = pids.iter().map(|&pid| Watched::new(pid, Kind::Server));
+    let watch = Watch {
+        processes: processes.collect(),
+        step,
+        ..Watch::default()
+    };
+    let sampler = Sampler::start(watch).unwrap();
+    work();
+    sampler.stop()
+}
+
+fn seen(pids: &[u32]) -> Evidence {
+    during(pids, Duration::from_millis(100), || thread::sleep(WINDOW)).0
+}
+
+/// A control group that may use a twentieth of a CPU, of either version.
+struct Cap(PathBuf);
+
+impl Cap {
+    fn around(process: &Process) -> Cap {
+        let cap = Cap::make().and_then(|cap| {
+            fs::write(cap.0.join("cgroup.procs"), process.pid().to_string())?;
+            Ok(cap)
+        });
+        cap.unwrap_or_else(|error| {
+            panic!(
+                "this test caps a process: run it as root where cgroups limit CPU time ({error})"
+            )
+        })
+    }
+
+    fn make() -> std::io::Result<Cap> {
+        let name = format!("fathom-test-{}", std::process::id());
+        let root = Path::new("/sys/fs/cgroup");
+        if root.join("cgroup.controllers").exists() {
+            fs::write(root.join("cgroup.subtree_control"), "+cpu")?;
+            let cap = Cap(root.join(name));
+            fs::create_dir(&cap.0)?;
+            fs::write(cap.0.join("cpu.max"), "5000 100000")?;
+            return Ok(cap);
+        }
+        let cap = Cap(root.join("cpu").join(name));
+        fs::create_dir(&cap.0)?;
+        fs::write(cap.0.join("cpu.cfs_period_us"), "100000")?;
+        fs::write(cap.0.join("cpu.cfs_quota_us"), "5000")?;
+        Ok(cap)
+    }
+}
+
+impl Drop for Cap {
+    /// Its process must be gone.
+    fn drop(&mut self) {
+        let gone = (0..100).any(|_| {
+            thread::sleep(Duration::from_millis(10));
+            fs::remove_dir(&self.0).is_ok()
+        });
+        assert!(gone || thread::panicking(), "{} is left", self.0.display());
+    }
+}
+
+#[test]
+fn a_capped_process_is_judged_as_capped() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spinner(dir.path());
+    let cap = Cap::around(&process);
+    let evidence = seen(&[process.pid()]);
+    let verdict = judge(&evidence);
+    process.kill().unwrap();
+    assert_eq!(
+        verdict.rule(),
+        Some("cpu-cap"),
+        "{verdict:#?}\n{evidence:#?}"
+    );
+    let name = cap.0.file_name().unwrap().to_string_lossy();
+    assert!(verdict.subject().unwrap().ends_with(&*name), "{verdict:#?}");
+    let throttling = evidence.cgroup.unwrap();
+    assert!(
+        throttling.seconds <= evidence.seconds * 1.1,
+        "{throttling:?}"
+    );
+}
+
+#[test]
+fn processes_that_share_a_cpu_are_judged_as_waiting_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let processes = [spinner(dir.path()), spinner(dir.path())];
+    let allowed = sched_getaffinity(None).unwrap();
+    let cpu = (0..CpuSet::MAX_CPU)
+        .find(|&cpu| allowed.is_set(cpu))
+        .unwrap();
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    for process in &processes {
+        let pid = Pid::from_raw(process.pid() as i32);
+        sched_setaffinity(pid, &one).unwrap();
+    }
+    let evidence = seen(&[processes[0].pid(), processes[1].pid()]);
+    let verdict = judge(&evidence);
+    assert_eq!(
+        verdict.rule(),
+        Some("run-queue"),
+        "{verdict:#?}\n{evidence:#?}"
+    );
+    // The two had one CPU together.
+    let spinners = evidence
+        .threads
+        .iter()
+        .filter(|one| one.role == ThreadRole::Main);
+    let (cpu, waiting) = spinners.fold((0.0, 0.0), |sum, one| {
+        (sum.0 + one.cpu, sum.1 + one.waiting.unwrap())
+    });
+    assert!(
+        cpu <= evidence.seconds * 1.05 && waiting > cpu * 0.8,
+        "{evidence:#?}"
+    );
+    // So they kept it busy, as the machine sees it.
+    let host = evidence.host.unwrap();
+    let busy: f64 = host.busy.iter().chain(&host.steal).sum();
+    assert!(
+        busy / 100.0 > cpu / evidence.seconds * 0.9,
+        "{busy}% and {cpu} s"
+    );
+}
+
+#[test]
+fn a_process_that_sleeps_is_not_suspected() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spins, sleeps) = (spinner(dir.path()), process("exec sleep 1000", dir.path()));
+    let evidence = seen(&[sleeps.pid(), spins.pid()]);
+    let cpu = |process: &Process| {
+        let of = evidence
+            .threads
+            .iter()
+            .filter(|one| one.pid == process.pid());
+        of.map(|one| one.cpu).sum::<f64>()
+    };
+    assert!(cpu(&sleeps) < cpu(&spins) / 10.0, "{evidence:#?}");
+    let alone = seen(&[sleeps.pid()]);
+    let verdict = judge(&alone);
+    let subject = verdict.subject().unwrap_or_default();
+    assert!(!["sh", "sleep"].contains(&subject), "{verdict:#?}");
+}
+
+/// Runs until it is told, and returns the seconds of CPU that the kernel gave it.
+fn spin(until: &AtomicBool) -> f64 {
+    while !until.load(Ordering::Relaxed) {
+        std::hint::spin_loop();
+    }
+    let spent = clock_gettime(ClockId::ThreadCPUTime);
+    spent.tv_sec as f64 + spent.tv_nsec as f64 / 1e9
+}
+
+#[test]
+fn a_thread_that_comes_and_goes_is_seen_with_its_name_and_share() {
+    let mut spent = 0.0;
+    let step = Duration::from_millis(20);
+    let (evidence, series) = during(&[std::process::id()], step, || {
+        let until = Arc::new(AtomicBool::new(false));
+        let flag = until.clone();
+        let worker = thread::Builder::new().name("worker 7".into());
+        let worker = worker.spawn(move || spin(&flag)).unwrap();
+        thread::sleep(WINDOW / 2);
+        until.store(true, Ordering::Relaxed);
+        spent = worker.join().unwrap();
+        thread::sleep(WINDOW / 4);
+    });
+    let mut threads = evidence.threads.iter();
+    let worker = threads.find(|one| one.name == "worker 7").unwrap();
+    assert_eq!(worker.role, ThreadRole::Io);
+    let ratio = worker.cpu / spent;
+    assert!((0.7..1.05).contains(&ratio), "{} of {spent}", worker.cpu);
+    let busy = series
+        .iter()
+        .find(|one| one.name == "workers.busy")
+        .unwrap();
+    let sum = busy.values.iter().sum::<f64>() / 100.0 * busy.step;
+    assert!(
+        (0.6..1.05).contains(&(sum / spent)),
+        "{sum} of {spent}: {busy:?}"
+    );
+    assert!(busy.values.last().unwrap() < &1.0, "{busy:?}");
+    let host = series.iter().find(|one| one.name == "host.busy").unwrap();
+    assert!(
+        host.values.iter().all(|busy| (0.0..=100.0).contains(busy)),
+        "{host:?}"
+    );
+}
