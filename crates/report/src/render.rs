@@ -1,12 +1,12 @@
 //! What a report looks like: each renderer turns [`Analysis`](crate::analysis::Analysis) values
 //! into text or bytes. The same analyses give the same bytes.
 
-mod comparison;
+pub(crate) mod comparison;
 pub mod csv;
-mod facts;
+pub(crate) mod facts;
 pub mod html;
 pub mod json;
 mod names;
 pub mod perfetto;
 pub mod terminal;
-mod text;
+pub(crate) mod text;

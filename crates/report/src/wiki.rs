@@ -330,6 +330,7 @@ mod tests {
             kind: fathom_run::RunKind::Lab,
             title: String::new(),
             created: 0,
+            experiment: None,
             scenario: Some(fathom_run::Scenario {
                 server: "qemu".into(),
                 iodepth: 1,

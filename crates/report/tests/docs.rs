@@ -2,15 +2,22 @@
 
 #[path = "support/example.rs"]
 mod example;
+#[path = "support/experiment.rs"]
+mod experiment;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use fathom_report::analysis::Layer;
+use fathom_report::cells::{self, Comparison, Table};
 use fathom_report::render::json;
+use fathom_run::evidence::{
+    Crossings, DeviceTime, Evidence, Held, LockWait, Pressure, Processors, ThreadRole, ThreadTime,
+    Throttling,
+};
 use fathom_run::{
-    BlockDevice, Clocks, Disk, Extent, GuestOffset, Kind, Machine, Pair, Role, Round, Run,
-    Scenario, StreamInfo, Thread, VERSION,
+    Better, BlockDevice, Cell, Clocks, Disk, Extent, GuestOffset, Kind, Machine, Pair, Role, Round,
+    Run, Scenario, StreamInfo, Thread, Unit, VERSION,
 };
 use serde_json::Value;
 
@@ -48,6 +55,114 @@ fn every_field_of_the_json_report_is_documented() {
     let whole = serde_json::from_str(&json::render(&[&example::analysis()])).unwrap();
     let text = document("report.md") + &document("run-directory.md");
     assert_has_keys(&text, &whole);
+}
+
+/// Names of parameters and measures are keys, too: these are documented as something else.
+fn experiment_of_documented_names() -> Run {
+    let mut run = experiment::run(2);
+    let experiment = run.experiment.as_mut().unwrap();
+    experiment.parameters.clear();
+    for (i, planned) in experiment.cells.iter_mut().enumerate() {
+        planned.settings = experiment::settings(&[("name", ["a", "b"][i % 2]), ("unit", "c")]);
+    }
+    experiment
+        .parameters
+        .insert("name".into(), vec!["a".into(), "b".into()]);
+    run
+}
+
+fn cell_of_documented_names(planned: &fathom_run::Planned) -> Cell {
+    let settings = experiment::settings(&[("server", "qemu"), ("threads", "1")]);
+    let stand_in = fathom_run::Planned {
+        settings,
+        ..planned.clone()
+    };
+    let mut cell = experiment::cell(&stand_in);
+    cell.planned = planned.clone();
+    cell.measures.truncate(3);
+    for (measure, name) in cell.measures.iter_mut().zip(["value", "name", "unit"]) {
+        measure.name = name.into();
+    }
+    cell
+}
+
+#[test]
+fn every_field_of_an_experiments_report_is_documented() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = experiment_of_documented_names();
+    let cells = run.experiment.as_ref().unwrap().cells.iter();
+    experiment::write(dir.path(), &run, cells.map(cell_of_documented_names));
+    let table = Table::load(dir.path()).unwrap();
+    assert!(table.points[1].vs_bare.is_some() && table.points[1].measures["name"].ratio.is_some());
+    let text = document("report.md") + &document("run-directory.md");
+    assert_has_keys(&text, &serde_json::from_str(&cells::json(&table)).unwrap());
+    let mut other = table.clone();
+    other.environment.fathom = "another".into();
+    let pair = Comparison::of(("a".into(), table), ("b".into(), other)).unwrap();
+    assert_eq!(pair.differences.len(), 1);
+    assert_has_keys(&text, &serde_json::from_str(&cells::json(&pair)).unwrap());
+}
+
+#[test]
+fn every_field_of_a_cell_is_documented() {
+    let run = experiment_of_documented_names();
+    let mut cell = cell_of_documented_names(&run.experiment.unwrap().cells[0]);
+    let evidence = cell.evidence.take().unwrap();
+    cell.evidence = Some(Evidence {
+        host: Some(Processors::default()),
+        threads: vec![ThreadTime {
+            pid: 1,
+            tid: 1,
+            name: String::new(),
+            role: ThreadRole::Io,
+            ..ThreadTime::default()
+        }],
+        cgroup: Some(Throttling::default()),
+        pressure: Some(Pressure::default()),
+        device: Some(DeviceTime::default()),
+        filters: vec![Held {
+            filter: String::new(),
+            requests: 0,
+            mean_ns: 0.0,
+        }],
+        layers: vec![fathom_run::evidence::Layer {
+            name: String::new(),
+            mean_ns: 0.0,
+        }],
+        locks: vec![LockWait {
+            name: String::new(),
+            side: String::new(),
+            waits: 0,
+            seconds: 0.0,
+        }],
+        crossings: Some(Crossings::default()),
+        ..evidence
+    });
+    let text = document("run-directory.md");
+    assert_has_keys(&text, &serde_json::to_value(cell).unwrap());
+    let name = |value: Value| value.as_str().unwrap().to_owned();
+    let better = [Better::Higher, Better::Lower, Better::Neither].map(serde_json::to_value);
+    let units = [
+        Unit::PerSecond,
+        Unit::MegabytesPerSecond,
+        Unit::Nanoseconds,
+        Unit::Seconds,
+        Unit::CpuMicrosecondsPerRequest,
+        Unit::PerRequest,
+        Unit::Percent,
+        Unit::PercentPerMegabyte,
+        Unit::Ratio,
+        Unit::Count,
+        Unit::Bytes,
+    ];
+    let units = units.map(serde_json::to_value);
+    for value in better.into_iter().chain(units) {
+        let name = name(value.unwrap());
+        assert!(
+            text.contains(&format!("`{name}`")),
+            "`{name}` is not documented"
+        );
+    }
 }
 
 #[test]
@@ -92,6 +207,7 @@ fn every_field_of_a_run_is_documented() {
         kind: example.kind,
         title: example.title,
         created: example.created,
+        experiment: Some(experiment_of_documented_names().experiment.unwrap()),
         scenario: Some(Scenario::default()),
         environment: fathom_run::Environment {
             guest: Some(Machine::default()),

@@ -19,21 +19,28 @@ pub(super) fn letter(run: usize) -> String {
 /// Facts of the environment that are not the same in all runs: a name, and words for each run.
 pub(super) fn differences(runs: &[Named]) -> Vec<(&'static str, Vec<String>)> {
     let facts = runs.iter().map(|(_, run)| facts::environment(run));
-    let facts: Vec<_> = facts.collect();
-    let mut names: Vec<&'static str> = Vec::new();
+    differing(&facts.collect::<Vec<_>>())
+}
+
+/// The same for any facts: of each run, names and words.
+pub(crate) fn differing<N: Clone + PartialEq>(facts: &[Vec<(N, String)>]) -> Vec<(N, Vec<String>)> {
+    let mut names: Vec<N> = Vec::new();
     for (name, _) in facts.iter().flatten() {
         if !names.contains(name) {
-            names.push(name);
+            names.push(name.clone());
         }
     }
-    let of = |name: &str| -> Vec<String> {
+    let of = |name: &N| -> Vec<String> {
         let found = facts.iter().map(|rows| {
-            let row = rows.iter().find(|row| row.0 == name);
+            let row = rows.iter().find(|row| row.0 == *name);
             row.map_or("-".to_owned(), |row| row.1.clone())
         });
         found.collect()
     };
-    let all = names.into_iter().map(|name| (name, of(name)));
+    let all = names.into_iter().map(|name| {
+        let values = of(&name);
+        (name, values)
+    });
     all.filter(|(_, values)| values.windows(2).any(|pair| pair[0] != pair[1]))
         .collect()
 }

@@ -37,20 +37,26 @@ pub fn render(run: &Analysis) -> Vec<CsvFile> {
 }
 
 /// Lines of fields.
-struct Sheet {
-    text: String,
+pub(crate) struct Sheet {
+    pub(crate) text: String,
     rows: usize,
 }
 
 impl Sheet {
     fn new(head: &str) -> Sheet {
-        Sheet {
-            text: format!("{head}\r\n"),
-            rows: 0,
-        }
+        Sheet::with(head.split(',').map(str::to_owned))
     }
 
-    fn row<I: IntoIterator<Item = String>>(&mut self, fields: I) {
+    /// With these headings.
+    pub(crate) fn with(head: impl IntoIterator<Item = String>) -> Sheet {
+        let (text, rows) = (String::new(), 0);
+        let mut sheet = Sheet { text, rows };
+        sheet.row(head);
+        sheet.rows = 0;
+        sheet
+    }
+
+    pub(crate) fn row<I: IntoIterator<Item = String>>(&mut self, fields: I) {
         for (index, field) in fields.into_iter().enumerate() {
             if index > 0 {
                 self.text.push(',');

@@ -1,6 +1,6 @@
 //! What was measured, on what, and how far it can be trusted: in the words of all renderers.
 
-use fathom_run::{Disk, Machine, Role, Scenario, Thread};
+use fathom_run::{Disk, Environment, Machine, Role, Scenario, Thread};
 
 use super::names;
 use super::text::{plural, size};
@@ -96,9 +96,12 @@ fn disk(disk: &Disk) -> String {
     ])
 }
 
-/// The machines and programs of a run, its workload and its disk: a name and words for each.
-pub(super) fn environment(run: &Analysis) -> Vec<(&'static str, String)> {
-    let environment = &run.environment;
+/// What stretched times are good for.
+pub(crate) const STRETCHED: &str = "Times are stretched: the host is itself emulated. They check \
+                                    the method and say nothing about speed.";
+
+/// The machines and programs of a run: a name and words for each.
+pub(crate) fn machines(environment: &Environment) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     if let Some(guest) = &environment.guest {
         rows.push(("guest", machine(guest)));
@@ -110,6 +113,12 @@ pub(super) fn environment(run: &Analysis) -> Vec<(&'static str, String)> {
         ("Fathom", environment.fathom.clone()),
     ];
     rows.extend(programs.into_iter().filter(|(_, text)| !text.is_empty()));
+    rows
+}
+
+/// The same with its workload and its disk.
+pub(super) fn environment(run: &Analysis) -> Vec<(&'static str, String)> {
+    let mut rows = machines(&run.environment);
     if let Some(scenario) = &run.scenario {
         rows.push(("workload", workload(scenario)));
         rows.push(("server", server(scenario)));

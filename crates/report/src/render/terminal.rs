@@ -4,7 +4,7 @@
 mod breakdown;
 mod compare;
 mod environment;
-mod page;
+pub(crate) mod page;
 mod tables;
 mod truth;
 

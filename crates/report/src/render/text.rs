@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use fathom_units::Utc;
+
 /// Width that every table fits.
 pub(crate) const WIDTH: usize = 100;
 
@@ -57,21 +59,14 @@ pub(crate) fn plural(count: u64, one: &str) -> String {
 
 /// Seconds since 1970 as a date and time in UTC.
 pub(crate) fn date(seconds: u64) -> String {
-    // Days to a civil date: years begin in March, so that leap days come last.
-    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 {
-        shifted + 3
-    } else {
-        shifted - 9
-    };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (rest / 3_600, rest / 60 % 60, rest % 60);
+    let Utc {
+        year,
+        month,
+        day,
+        hour,
+        minute,
+        second,
+    } = Utc::from_seconds(seconds);
     format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 

@@ -25,6 +25,7 @@ fn folder() -> Folder {
             kind: RunKind::Lab,
             title: String::new(),
             created: 0,
+            experiment: None,
             scenario: None,
             environment: Environment {
                 qemu: Some("QEMU emulator version 10.0.2 (Debian 1:10.0.2)".into()),

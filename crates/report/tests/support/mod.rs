@@ -192,6 +192,7 @@ pub fn run(plan: &Plan, watches: &Watches, files: &Files, last: u64) -> Run {
         kind: RunKind::Lab,
         title: "simulated".into(),
         created: 1_790_000_000,
+        experiment: None,
         scenario: Some(Scenario {
             server: "fathom".into(),
             iodepth: plan.depth as u32,

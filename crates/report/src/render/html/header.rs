@@ -99,7 +99,7 @@ fn in_sentence(group: Group) -> &'static str {
     }
 }
 
-fn warning(html: &mut Html, class: &'static str, title: &'static str, text: &str) {
+pub(crate) fn warning(html: &mut Html, class: &'static str, title: &'static str, text: &str) {
     html.open("div", &[("class", class), ("role", "note")]);
     html.element("strong", &[], title);
     html.raw(" ");
@@ -146,7 +146,8 @@ fn doubts(html: &mut Html, exact: &Exact) {
     }
 }
 
-fn problems(html: &mut Html, problems: &[String]) {
+/// A list of things to know, folded where it is long.
+pub(crate) fn problems(html: &mut Html, problems: &[String]) {
     let list = |html: &mut Html| {
         html.raw("<ul>");
         for problem in problems {

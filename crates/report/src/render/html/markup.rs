@@ -5,25 +5,25 @@ use crate::render::text::{clean, percent};
 
 /// A piece of a page.
 #[derive(Debug, Default)]
-pub(super) struct Html {
+pub(crate) struct Html {
     out: String,
     /// (id, text) of its headings, for the navigation.
     headings: Vec<(String, String)>,
 }
 
 /// An attribute: its value is escaped.
-pub(super) type Attribute<'a> = (&'static str, &'a str);
+pub(crate) type Attribute<'a> = (&'static str, &'a str);
 
 impl Html {
-    pub(super) fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         self.out
     }
 
-    pub(super) fn raw(&mut self, markup: &'static str) {
+    pub(crate) fn raw(&mut self, markup: &'static str) {
         self.out.push_str(markup);
     }
 
-    pub(super) fn text(&mut self, text: &str) {
+    pub(crate) fn text(&mut self, text: &str) {
         for c in clean(text).chars() {
             match c {
                 '&' => self.out.push_str("&amp;"),
@@ -36,7 +36,7 @@ impl Html {
         }
     }
 
-    pub(super) fn open(&mut self, name: &'static str, attributes: &[Attribute]) {
+    pub(crate) fn open(&mut self, name: &'static str, attributes: &[Attribute]) {
         self.out.push('<');
         self.out.push_str(name);
         for (name, value) in attributes {
@@ -49,28 +49,28 @@ impl Html {
         self.out.push('>');
     }
 
-    pub(super) fn close(&mut self, name: &'static str) {
+    pub(crate) fn close(&mut self, name: &'static str) {
         self.out.push_str("</");
         self.out.push_str(name);
         self.out.push('>');
     }
 
     /// An element that holds nothing but text.
-    pub(super) fn element(&mut self, name: &'static str, attributes: &[Attribute], text: &str) {
+    pub(crate) fn element(&mut self, name: &'static str, attributes: &[Attribute], text: &str) {
         self.open(name, attributes);
         self.text(text);
         self.close(name);
     }
 
     /// The colour of a layer or a group, as a small square; `variable` is a name in palette.css.
-    pub(super) fn swatch(&mut self, variable: &str) {
+    pub(crate) fn swatch(&mut self, variable: &str) {
         let style = format!("--c:var({variable})");
         self.element("i", &[("class", "swatch"), ("style", &style)], "");
     }
 
     /// Where a script draws: `kind` is a chart's name in page/main.js. Without scripts it stays
     /// empty, and the tables say the same in numbers.
-    pub(super) fn chart(&mut self, kind: &'static str, run: usize) {
+    pub(crate) fn chart(&mut self, kind: &'static str, run: usize) {
         let run = run.to_string();
         let attributes = [("class", "chart"), ("data-chart", kind), ("data-run", &run)];
         self.element("div", &attributes, "");
@@ -79,7 +79,7 @@ impl Html {
 
     /// A heading with a place to link to: its id, and what the navigation calls it. With a prefix
     /// it is one of several runs', and not in the navigation.
-    pub(super) fn heading(&mut self, prefix: &str, (id, short): (&str, &str), text: &str) {
+    pub(crate) fn heading(&mut self, prefix: &str, (id, short): (&str, &str), text: &str) {
         let id = format!("{prefix}{id}");
         self.element("h2", &[("id", &id)], text);
         self.raw("\n");
@@ -89,23 +89,23 @@ impl Html {
     }
 
     /// The heading of one of several runs.
-    pub(super) fn run_heading(&mut self, id: &str, letter: &str, name: &str) {
+    pub(crate) fn run_heading(&mut self, id: &str, letter: &str, name: &str) {
         self.element("h1", &[("id", id)], &format!("{letter}: {name}"));
         self.raw("\n");
         self.headings.push((id.to_owned(), letter.to_owned()));
     }
 
-    pub(super) fn headings(&self) -> &[(String, String)] {
+    pub(crate) fn headings(&self) -> &[(String, String)] {
         &self.headings
     }
 
     /// Puts a piece behind this one.
-    pub(super) fn append(&mut self, piece: Html) {
+    pub(crate) fn append(&mut self, piece: Html) {
         self.out.push_str(&piece.out);
         self.headings.extend(piece.headings);
     }
 
-    pub(super) fn note(&mut self, text: &str) {
+    pub(crate) fn note(&mut self, text: &str) {
         self.element("p", &[("class", "note")], text);
         self.raw("\n");
     }
@@ -113,10 +113,12 @@ impl Html {
 
 /// A cell of a table.
 #[derive(Clone, Debug)]
-pub(super) enum Cell {
+pub(crate) enum Cell {
     Text(String),
     /// To the right, figures below each other.
     Number(String),
+    /// A number and smaller lines below it, each with a class for its looks.
+    Figure(String, Vec<(&'static str, String)>),
     /// Words with a colour of palette.css before them.
     Coloured(String, String),
     /// A share of 1, with a bar in the row's colour; the greatest of a column has the longest.
@@ -134,7 +136,7 @@ struct Row {
 
 /// A table: headings and rows. Columns of numbers are those whose first row has numbers.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     id: String,
     headings: Vec<String>,
     rows: Vec<Row>,
@@ -142,7 +144,7 @@ pub(super) struct Table {
 
 impl Table {
     /// `id` names it within the page, for tests and links.
-    pub(super) fn new(id: String, headings: &[&str]) -> Table {
+    pub(crate) fn new(id: String, headings: &[&str]) -> Table {
         Table {
             id,
             headings: headings.iter().map(|&text| text.to_owned()).collect(),
@@ -150,29 +152,32 @@ impl Table {
         }
     }
 
-    pub(super) fn add_column(&mut self, heading: impl Into<String>) {
+    pub(crate) fn add_column(&mut self, heading: impl Into<String>) {
         self.headings.push(heading.into());
     }
 
-    pub(super) fn row(&mut self, cells: Vec<Cell>) {
+    pub(crate) fn row(&mut self, cells: Vec<Cell>) {
         self.classed("", cells);
     }
 
-    pub(super) fn classed(&mut self, class: &'static str, cells: Vec<Cell>) {
+    pub(crate) fn classed(&mut self, class: &'static str, cells: Vec<Cell>) {
         self.rows.push(Row { class, cells });
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    pub(super) fn show(&self, html: &mut Html) {
+    pub(crate) fn show(&self, html: &mut Html) {
         html.raw("<div class=\"scroll\">");
         html.open("table", &[("id", &self.id)]);
         html.raw("<thead><tr>");
         for (i, heading) in self.headings.iter().enumerate() {
             let first = self.rows.first().and_then(|row| row.cells.get(i));
-            let number = matches!(first, Some(Cell::Number(_) | Cell::Share(_)));
+            let number = matches!(
+                first,
+                Some(Cell::Number(_) | Cell::Figure(..) | Cell::Share(_))
+            );
             let class: &[Attribute] = if number { &[("class", "number")] } else { &[] };
             html.element("th", class, heading);
         }
@@ -218,6 +223,14 @@ impl Cell {
         match self {
             Cell::Text(text) => html.element("td", &[], text),
             Cell::Number(text) => html.element("td", &[("class", "number")], text),
+            Cell::Figure(text, notes) => {
+                html.open("td", &[("class", "number")]);
+                html.text(text);
+                for (class, note) in notes {
+                    html.element("small", &[("class", class)], note);
+                }
+                html.close("td");
+            }
             Cell::Coloured(variable, text) => {
                 html.raw("<td class=\"name\">");
                 html.swatch(variable);
@@ -235,12 +248,12 @@ impl Cell {
 }
 
 /// Numbers as cells.
-pub(super) fn numbers(column: Vec<String>) -> Vec<Cell> {
+pub(crate) fn numbers(column: Vec<String>) -> Vec<Cell> {
     column.into_iter().map(Cell::Number).collect()
 }
 
 /// Turns columns of equal height into rows.
-pub(super) fn rows(columns: Vec<Vec<Cell>>) -> Vec<Vec<Cell>> {
+pub(crate) fn rows(columns: Vec<Vec<Cell>>) -> Vec<Vec<Cell>> {
     let height = columns.iter().map(Vec::len).min().unwrap_or(0);
     let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
     let row = |_| columns.iter_mut().filter_map(Iterator::next).collect();
@@ -249,7 +262,7 @@ pub(super) fn rows(columns: Vec<Vec<Cell>>) -> Vec<Vec<Cell>> {
 
 /// JSON that can stand in a `<script>` element: its text can neither end the element nor begin a
 /// comment.
-pub(super) fn json_in_script<T: serde::Serialize>(value: &T) -> String {
+pub(crate) fn json_in_script<T: serde::Serialize>(value: &T) -> String {
     // What is shown has string keys only: nothing in it can fail.
     let text = serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned());
     text.replace('<', "\\u003c").replace('>', "\\u003e")

@@ -7,11 +7,11 @@
 mod compare;
 mod data;
 mod facts;
-mod header;
+pub(crate) mod header;
 mod layers;
-mod markup;
+pub(crate) mod markup;
 mod threads;
-mod words;
+pub(crate) mod words;
 
 use layers::Place;
 use markup::{Html, json_in_script};
@@ -57,10 +57,7 @@ pub fn render(runs: &[(String, Analysis)]) -> String {
         [(_, run)] => run.title.clone(),
         several => format!("{} runs compared", several.len()),
     };
-    let mut html = Html::default();
-    head(&mut html, &title);
-    navigation(&mut html, &body);
-    html.raw("<main>\n");
+    let mut html = start(&title, &body, &[]);
     html.append(body);
     html.raw(
         "<noscript><p class=\"note\">The charts need scripts; the tables do not.</p></noscript>\n",
@@ -71,7 +68,16 @@ pub fn render(runs: &[(String, Analysis)]) -> String {
     page
 }
 
-fn head(html: &mut Html, title: &str) {
+/// A page up to the place of its body, with its head and navigation.
+pub(crate) fn start(title: &str, body: &Html, styles: &[&'static str]) -> Html {
+    let mut html = Html::default();
+    head(&mut html, title, styles);
+    navigation(&mut html, body);
+    html.raw("<main>\n");
+    html
+}
+
+fn head(html: &mut Html, title: &str, styles: &[&'static str]) {
     html.raw("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     html.raw("<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; ");
     html.raw("style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n");
@@ -79,7 +85,7 @@ fn head(html: &mut Html, title: &str) {
     html.raw("<meta name=\"color-scheme\" content=\"light dark\">\n");
     html.element("title", &[], &format!("{title} \u{2013} fathom"));
     html.raw("\n<style>\n");
-    for style in STYLES {
+    for style in STYLES.iter().chain(styles) {
         html.raw(style);
         html.raw("\n");
     }

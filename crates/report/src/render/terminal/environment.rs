@@ -12,9 +12,6 @@ pub(super) fn show(page: &mut Page, analysis: &Analysis) {
         page.fact(name, &words);
     }
     if analysis.environment.stretched {
-        page.warning(
-            "Times are stretched: the host is itself emulated. They check the method and say \
-             nothing about speed.",
-        );
+        page.warning(facts::STRETCHED);
     }
 }

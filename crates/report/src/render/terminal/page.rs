@@ -4,20 +4,20 @@ use super::Style;
 use crate::render::text::{Table, WIDTH, clean, wrapped};
 
 /// Text under way.
-pub(super) struct Page {
+pub(crate) struct Page {
     out: String,
     style: Style,
 }
 
 impl Page {
-    pub(super) fn new(style: Style) -> Page {
+    pub(crate) fn new(style: Style) -> Page {
         Page {
             out: String::new(),
             style,
         }
     }
 
-    pub(super) fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         self.out
     }
 
@@ -35,7 +35,7 @@ impl Page {
     }
 
     /// A section's name.
-    pub(super) fn heading(&mut self, text: &str) {
+    pub(crate) fn heading(&mut self, text: &str) {
         if !self.out.is_empty() {
             self.line("");
         }
@@ -45,23 +45,23 @@ impl Page {
     }
 
     /// A name and what is to be said of it: `  clocks     KVM's TSC offset`.
-    pub(super) fn fact(&mut self, name: &str, text: &str) {
+    pub(crate) fn fact(&mut self, name: &str, text: &str) {
         const NAME: usize = 11;
         for (i, line) in wrapped(&clean(text), WIDTH - NAME - 4).iter().enumerate() {
-            let name = if i == 0 { name } else { "" };
+            let name = if i == 0 { clean(name) } else { String::new() };
             self.line(&format!("  {name:<NAME$}  {line}"));
         }
     }
 
     /// A sentence.
-    pub(super) fn note(&mut self, text: &str) {
+    pub(crate) fn note(&mut self, text: &str) {
         for line in wrapped(&clean(text), WIDTH - 2) {
             self.line(&format!("  {line}"));
         }
     }
 
     /// A sentence that must not be missed.
-    pub(super) fn warning(&mut self, text: &str) {
+    pub(crate) fn warning(&mut self, text: &str) {
         for (i, line) in wrapped(&clean(text), WIDTH - 4).iter().enumerate() {
             let mark = if i == 0 { '!' } else { ' ' };
             self.painted("31", &format!("{mark} {line}"));
@@ -69,7 +69,7 @@ impl Page {
     }
 
     /// A table, its headings dim.
-    pub(super) fn table(&mut self, table: &Table) {
+    pub(crate) fn table(&mut self, table: &Table) {
         for (i, line) in table.lines(2).iter().enumerate() {
             let line = clean(line);
             if i == 0 {
@@ -81,7 +81,7 @@ impl Page {
     }
 
     /// An empty line between two tables of a section.
-    pub(super) fn gap(&mut self) {
+    pub(crate) fn gap(&mut self) {
         self.line("");
     }
 }

@@ -1,0 +1,40 @@
+//! A run of kind `experiment`: a table of its points, from which all renderers work.
+//!
+//! [`Table::load`] is a function of the run directory alone; [`Comparison::of`] sets two of them
+//! side by side.
+
+use std::path::{Path, PathBuf};
+
+use fathom_run::{Run, RunKind};
+
+mod cell;
+mod compare;
+pub mod csv;
+pub mod html;
+mod points;
+mod statistics;
+mod table;
+pub mod terminal;
+mod words;
+
+pub use cell::{Column, Row};
+pub use compare::{Compared, Comparison, Difference, Pair};
+pub use points::Settings;
+pub use statistics::{ENOUGH, Interval, Ratio, Rounds};
+pub use table::{Figure, Point, Table};
+
+/// The run directory of the only cell of an experiment's run, where it holds one: its page says more
+/// than a table of one row.
+pub fn only_breakdown(dir: &Path, run: &Run) -> Option<PathBuf> {
+    let cells = &run.experiment.as_ref()?.cells;
+    match cells.as_slice() {
+        [cell] if run.kind == RunKind::Experiment && cell.holds_run(dir) => Some(cell.folder(dir)),
+        _ => None,
+    }
+}
+
+/// What is said as JSON (docs/report.md): a [`Table`] or a [`Comparison`].
+pub fn json<T: serde::Serialize>(said: &T) -> String {
+    // Keys are strings and figures are finite: nothing in it can fail.
+    serde_json::to_string_pretty(said).unwrap_or_default() + "\n"
+}

@@ -1,0 +1,166 @@
+//! Two runs of one experiment: B against A.
+
+use std::collections::BTreeMap;
+
+use fathom_run::Better;
+use serde::Serialize;
+
+use super::cell::Column;
+use super::points::Settings;
+use super::statistics::Ratio;
+use super::table::{Figure, Point, Table};
+use super::words;
+use crate::render::comparison::differing;
+use crate::render::facts;
+use crate::render::text::plural;
+
+/// Two runs, and their points with equal settings.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// A and B, each with what people call it.
+    pub runs: [(String, Table); 2],
+    /// Of machines, and of parameters that do not vary in either run.
+    pub differences: Vec<Difference>,
+    /// Those of both.
+    pub measures: Vec<Column>,
+    /// In A's order.
+    pub points: Vec<Compared>,
+}
+
+/// What is not the same in A and B.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    pub name: String,
+    pub values: [String; 2],
+}
+
+/// A point that both runs have.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compared {
+    /// Of the parameters that vary in A or B.
+    pub settings: Settings,
+    pub measures: BTreeMap<String, Pair>,
+}
+
+/// A measure of a point in both runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    pub a: Figure,
+    pub b: Figure,
+    /// B/A, where more or less of it is better.
+    pub ratio: Option<Ratio>,
+}
+
+impl Comparison {
+    /// Compares run B with run A, each with what people call it.
+    ///
+    /// # Errors
+    /// In a line, when they are of different experiments.
+    pub fn of(a: (String, Table), b: (String, Table)) -> Result<Comparison, String> {
+        if a.1.experiment != b.1.experiment {
+            return Err(format!(
+                "{} is of the experiment {:?}, {} of {:?}: they cannot be compared",
+                a.0, a.1.experiment, b.0, b.1.experiment
+            ));
+        }
+        let both = |column: &&Column| {
+            let mut others = b.1.measures.iter();
+            others.any(|other| (&other.name, other.unit) == (&column.name, column.unit))
+        };
+        let measures: Vec<Column> = a.1.measures.iter().filter(both).cloned().collect();
+        let axes: Vec<&String> = a.1.axes.iter().chain(&b.1.axes).collect();
+        let mut of_b: BTreeMap<Settings, &Point> = BTreeMap::new();
+        for point in &b.1.points {
+            of_b.entry(place(&b.1, point, &axes)).or_insert(point);
+        }
+        let pair = |point: &Point| {
+            let settings = place(&a.1, point, &axes);
+            let other = of_b.get(&settings)?;
+            Some(Compared {
+                measures: pairs(&measures, point, other),
+                settings,
+            })
+        };
+        let points = a.1.points.iter().filter_map(pair).collect();
+        Ok(Comparison {
+            differences: differences(&a.1, &b.1, &axes),
+            measures,
+            points,
+            runs: [a, b],
+        })
+    }
+
+    /// What its figures are, and which points have no counterpart.
+    pub(super) fn explained(&self) -> Vec<String> {
+        let pairs = || self.points.iter().flat_map(|point| point.measures.values());
+        let most = pairs()
+            .map(|pair| pair.a.rounds.len().min(pair.b.rounds.len()))
+            .max();
+        let mut lines = vec![words::rounds_explained(most.unwrap_or(0))];
+        if pairs().any(|pair| pair.ratio.is_some()) {
+            lines.push(words::noise_explained("B/A is the ratio of the medians"));
+        }
+        for (letter, (_, table)) in ["A", "B"].into_iter().zip(&self.runs) {
+            let alone = table.points.len().saturating_sub(self.points.len());
+            if alone > 0 {
+                let points = plural(alone as u64, "point");
+                lines.push(format!("{points} of {letter} without a counterpart."));
+            }
+        }
+        lines
+    }
+}
+
+/// A point's settings of these parameters, whether they vary in its own run or not.
+fn place(table: &Table, point: &Point, axes: &[&String]) -> Settings {
+    let value = |name: &&String| {
+        let name = name.as_str();
+        let value = point
+            .settings
+            .get(name)
+            .or_else(|| table.parameters.get(name))?;
+        Some((name.to_owned(), value.clone()))
+    };
+    axes.iter().filter_map(value).collect()
+}
+
+fn pairs(measures: &[Column], a: &Point, b: &Point) -> BTreeMap<String, Pair> {
+    let pair = |column: &Column| {
+        let (a, b) = (a.measures.get(&column.name)?, b.measures.get(&column.name)?);
+        let judges = column.better != Better::Neither;
+        let ratio = judges
+            .then(|| Ratio::unpaired(&b.rounds, &a.rounds))
+            .flatten();
+        let without = |figure: &Figure| Figure {
+            ratio: None, // to its own run's base
+            ..figure.clone()
+        };
+        let pair = Pair {
+            a: without(a),
+            b: without(b),
+            ratio,
+        };
+        Some((column.name.clone(), pair))
+    };
+    measures.iter().filter_map(pair).collect()
+}
+
+fn differences(a: &Table, b: &Table, axes: &[&String]) -> Vec<Difference> {
+    let facts = |table: &Table| -> Vec<(String, String)> {
+        let machines = facts::machines(&table.environment).into_iter();
+        let machines = machines.map(|(name, words)| (name.to_owned(), words));
+        let fixed = table
+            .parameters
+            .iter()
+            .filter(|(name, _)| !axes.contains(name));
+        machines
+            .chain(fixed.map(|(name, value)| (name.clone(), value.clone())))
+            .collect()
+    };
+    let all = differing(&[facts(a), facts(b)]).into_iter();
+    all.filter_map(|(name, values)| {
+        let values = values.try_into().ok()?;
+        Some(Difference { name, values })
+    })
+    .collect()
+}

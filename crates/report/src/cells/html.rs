@@ -1,0 +1,80 @@
+//! Experiments as a page: one HTML file that needs no network, and no scripts.
+
+mod bars;
+mod compare;
+mod lines;
+mod points;
+
+use super::compare::Comparison;
+use super::table::Table;
+use super::words;
+use crate::render::facts;
+use crate::render::html::header::{problems, warning};
+use crate::render::html::markup::Html;
+use crate::render::html::start;
+use crate::render::text::date;
+
+const STYLES: &[&str] = &[include_str!("page.css")];
+
+/// The page of a run. The same run gives the same bytes; its text (names, problems) is shown as text
+/// whatever it holds.
+pub fn render(table: &Table) -> String {
+    let mut body = Html::default();
+    body.raw("<header>\n");
+    body.element("p", &[("class", "when")], &date(table.created));
+    body.element("h1", &[], &table.title);
+    head(&mut body, "", table);
+    body.raw("</header>\n");
+    sections(&mut body, "", table);
+    finish(&table.title, body)
+}
+
+/// The page of two runs: their points side by side, then each run.
+pub fn compare(comparison: &Comparison) -> String {
+    let mut body = Html::default();
+    compare::show(&mut body, comparison);
+    for (letter, (name, table)) in ["A", "B"].into_iter().zip(&comparison.runs) {
+        body.raw("<section class=\"run\">\n<header>\n");
+        body.element("p", &[("class", "when")], &date(table.created));
+        body.run_heading(&format!("run-{letter}"), letter, name);
+        body.note(&table.title);
+        let prefix = format!("{letter}-");
+        head(&mut body, &prefix, table);
+        body.raw("</header>\n");
+        sections(&mut body, &prefix, table);
+        body.raw("</section>\n");
+    }
+    finish("Runs of an experiment compared", body)
+}
+
+fn finish(title: &str, body: Html) -> String {
+    let mut html = start(title, &body, STYLES);
+    html.append(body);
+    html.raw("</main>\n<footer>Made by fathom.</footer>\n</body>\n</html>\n");
+    html.finish()
+}
+
+/// What must not be missed, then what was measured, on what.
+fn head(html: &mut Html, prefix: &str, table: &Table) {
+    if let Some(missing) = words::missing(table) {
+        warning(html, "warning", "Not finished.", &missing);
+    }
+    if table.environment.stretched {
+        warning(html, "warning", "Mind:", facts::STRETCHED);
+    }
+    problems(html, &table.problems);
+    let id = format!("{prefix}environment-list");
+    html.open("dl", &[("class", "facts about"), ("id", &id)]);
+    for (name, words) in words::facts(table) {
+        html.element("dt", &[], name);
+        html.element("dd", &[], &words);
+    }
+    html.raw("</dl>\n");
+}
+
+/// `prefix` stands before ids, where there are several runs.
+fn sections(html: &mut Html, prefix: &str, table: &Table) {
+    points::show(html, prefix, table);
+    bars::show(html, prefix, table);
+    lines::show(html, prefix, table);
+}

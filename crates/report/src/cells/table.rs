@@ -1,0 +1,285 @@
+//! What an experiment's run says: its points by its measures.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use fathom_limiter::Verdict;
+use fathom_run::evidence::Bare;
+use fathom_run::{Better, Environment, Error, Experiment, Planned, Run, RunKind, Unit};
+use serde::Serialize;
+
+use super::cell::{self, Column, Columns, Problems, Row, setting};
+use super::points::{Points, Settings};
+use super::statistics::{self, Interval, Ratio, Rounds, ratio, sorted};
+
+/// A run of kind `experiment`, as the renderers show it. Values are in the units of their measures.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Table {
+    pub kind: RunKind,
+    pub title: String,
+    pub created: u64,
+    pub environment: Environment,
+    /// The experiment's name.
+    pub experiment: String,
+    /// Asked for.
+    pub rounds: u32,
+    pub seed: u64,
+    /// Parameters that are the same in all cells.
+    pub parameters: Settings,
+    /// The others.
+    pub axes: Vec<String>,
+    pub measures: Vec<Column>,
+    /// The measure that answers the experiment's question: the first of which more is better, else
+    /// the first that judges.
+    pub main: Option<String>,
+    /// Cells.
+    pub planned: usize,
+    /// The first is the base of all ratios.
+    pub points: Vec<Point>,
+    /// Those that were run, by points.
+    pub cells: Vec<Row>,
+    /// Cells in whose folders are run directories of their own.
+    pub breakdowns: Vec<String>,
+    pub problems: Vec<String>,
+}
+
+/// The cells that differ in their round alone.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Point {
+    /// Of the axes.
+    pub settings: Settings,
+    /// Cells.
+    pub planned: usize,
+    /// Cells.
+    pub done: usize,
+    /// By the measures' names.
+    pub measures: BTreeMap<String, Figure>,
+    /// The main measure of the bare device, and its ratio to that.
+    pub bare: Option<Figure>,
+    pub vs_bare: Option<Figure>,
+    /// What is said of the point beside its figures, in a line: its suspected limiter.
+    pub verdict: Option<String>,
+}
+
+/// A measure of a point.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    pub rounds: Rounds,
+    /// Over rounds.
+    pub median: f64,
+    /// 95% from [`statistics::ENOUGH`] rounds on, else from the least to the greatest; `None` of one.
+    pub interval: Option<Interval>,
+    /// To the base, where more or less of it is better.
+    pub ratio: Option<Ratio>,
+}
+
+impl Table {
+    /// Reads an experiment's run, as far as it has come. Cells that are damaged are told in
+    /// [`Table::problems`].
+    ///
+    /// # Errors
+    /// When `run.json` cannot be read, or is not of an experiment.
+    pub fn load(dir: &Path) -> fathom_run::Result<Table> {
+        let run = Run::load(dir)?;
+        let unusable = |problem| Error::Unusable {
+            path: dir.to_owned(),
+            problem,
+        };
+        match &run.experiment {
+            Some(experiment) if run.kind == RunKind::Experiment => {
+                let plan = Points::of(experiment).map_err(unusable)?;
+                Ok(Table::of(dir, &run, experiment, &plan))
+            }
+            _ => Err(unusable("this is no experiment's run".into())),
+        }
+    }
+
+    fn of(dir: &Path, run: &Run, experiment: &Experiment, plan: &Points) -> Table {
+        let (mut columns, mut problems) = (Columns::default(), Problems::default());
+        run.problems.iter().for_each(|line| problems.say(line));
+        let mut read = |planned: &&Planned| cell::read(dir, planned, &mut columns, &mut problems);
+        let cells = plan.cells.iter();
+        let cells = cells.map(|cells| cells.iter().filter_map(&mut read).collect());
+        let cells: Vec<Vec<Row>> = cells.collect();
+        let main = main(&columns.list);
+        let points = plan.cells.iter().zip(&cells);
+        let points = points.map(|(planned, rows)| Point {
+            settings: place(plan, planned),
+            planned: planned.len(),
+            ..Point::of(rows, main)
+        });
+        let mut points: Vec<Point> = points.collect();
+        compare(&mut points, &columns.list);
+        let holds_run = experiment.cells.iter().filter(|cell| cell.holds_run(dir));
+        Table {
+            kind: run.kind,
+            title: cell::clipped(&run.title, 300),
+            created: run.created,
+            environment: run.environment.clone(),
+            experiment: cell::name(&experiment.name),
+            rounds: experiment.rounds,
+            seed: experiment.seed,
+            parameters: plan.fixed.iter().map(setting).collect(),
+            axes: plan.axes.iter().map(|axis| cell::name(axis)).collect(),
+            main: main.map(|column| column.name.clone()),
+            measures: columns.list,
+            planned: experiment.cells.len(),
+            points,
+            cells: cells.into_iter().flatten().collect(),
+            breakdowns: holds_run.map(|cell| cell::name(&cell.id)).collect(),
+            problems: problems.finish(),
+        }
+    }
+
+    /// The column of the main measure.
+    pub(super) fn main(&self) -> Option<&Column> {
+        let main = self.main.as_ref()?;
+        self.measures.iter().find(|column| column.name == *main)
+    }
+}
+
+fn main(columns: &[Column]) -> Option<&Column> {
+    let first = |is: fn(Better) -> bool| columns.iter().find(|column| is(column.better));
+    first(|better| better == Better::Higher).or_else(|| first(|better| better != Better::Neither))
+}
+
+/// A point's settings of the axes: all of its cells have the same.
+fn place(plan: &Points, cells: &[&Planned]) -> Settings {
+    let settings = cells.first().map(|cell| &cell.settings);
+    let axes = plan.axes.iter();
+    let axes = axes.filter_map(|&name| Some(setting((name, settings?.get(name)?))));
+    axes.collect()
+}
+
+impl Point {
+    /// What its cells measured.
+    fn of(rows: &[Row], main: Option<&Column>) -> Point {
+        let mut measures: BTreeMap<&str, Rounds> = BTreeMap::new();
+        let (mut bare, mut vs_bare) = (Rounds::new(), Rounds::new());
+        for row in rows {
+            for (name, value) in &row.measures {
+                measures.entry(name).or_default().push((row.round, *value));
+            }
+            let Some(main) = main else { continue };
+            let Some(device) = row.bare.as_ref().and_then(|bare| of_bare(main.unit, bare)) else {
+                continue;
+            };
+            bare.push((row.round, device));
+            let value = row.measures.get(&main.name);
+            let ratio = value.and_then(|value| ratio(*value, device));
+            vs_bare.extend(ratio.map(|ratio| (row.round, ratio)));
+        }
+        let figures = measures.into_iter();
+        let figures =
+            figures.filter_map(|(name, rounds)| Some((name.to_owned(), Figure::of(rounds)?)));
+        Point {
+            settings: Settings::new(),
+            planned: 0,
+            done: rows.len(),
+            measures: figures.collect(),
+            bare: Figure::of(bare),
+            vs_bare: Figure::of(vs_bare),
+            verdict: verdict(rows),
+        }
+    }
+}
+
+/// The verdict that most rounds have, the first of them where several are as frequent.
+fn verdict(rows: &[Row]) -> Option<String> {
+    let mut rows: Vec<&Row> = rows.iter().collect();
+    rows.sort_by_key(|row| row.round);
+    let verdicts: Vec<&Verdict> = rows.iter().filter_map(|row| row.verdict.as_ref()).collect();
+    let same = |one: &Verdict| {
+        verdicts
+            .iter()
+            .filter(|other| other.rule() == one.rule())
+            .count()
+    };
+    let first = verdicts.iter().rev().max_by_key(|one| same(one))?;
+    match (same(first), verdicts.len()) {
+        (count, all) if count == all => Some(first.to_string()),
+        (count, all) => Some(format!("{first} (in {count} of {all} rounds)")),
+    }
+}
+
+impl Figure {
+    fn of(mut rounds: Rounds) -> Option<Figure> {
+        rounds.sort_by_key(|(round, _)| *round);
+        rounds.dedup_by_key(|(round, _)| *round);
+        let values = sorted(rounds.iter().map(|(_, value)| *value));
+        Some(Figure {
+            median: statistics::median(&values)?,
+            interval: statistics::interval(&values),
+            rounds,
+            ratio: None,
+        })
+    }
+}
+
+/// The bare device's figure that a measure of this unit is held against.
+fn of_bare(unit: Unit, bare: &Bare) -> Option<f64> {
+    let figure = match unit {
+        Unit::PerSecond => bare.requests_per_second,
+        Unit::MegabytesPerSecond => bare.bytes_per_second / 1e6,
+        Unit::Nanoseconds => bare.mean_ns,
+        _ => return None,
+    };
+    (figure > 0.0 && figure.is_finite()).then_some(figure)
+}
+
+/// Gives every point but the base its ratios to it.
+fn compare(points: &mut [Point], columns: &[Column]) {
+    let Some((base, others)) = points.split_first_mut() else {
+        return;
+    };
+    let judged = |column: &&Column| column.better != Better::Neither;
+    for point in others {
+        for column in columns.iter().filter(judged) {
+            let base = base.measures.get(&column.name);
+            if let (Some(base), Some(figure)) = (base, point.measures.get_mut(&column.name)) {
+                figure.ratio = Ratio::paired(&figure.rounds, &base.rounds);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_limiter::Limiter;
+
+    fn row(round: u32, rule: Option<&'static str>) -> Row {
+        Row {
+            id: String::new(),
+            round,
+            settings: Settings::new(),
+            started: 0,
+            seconds: 0.0,
+            measures: BTreeMap::new(),
+            bare: None,
+            verdict: Some(Verdict {
+                limiter: rule.map(|rule| Limiter {
+                    rule,
+                    subject: None,
+                }),
+                text: format!("round {round}"),
+                also: Vec::new(),
+            }),
+            series: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_points_verdict_is_that_of_most_rounds() {
+        let said = |rules: &[Option<&'static str>]| {
+            let rows = (1..).zip(rules).map(|(round, rule)| row(round, *rule));
+            verdict(&rows.collect::<Vec<_>>()).unwrap()
+        };
+        assert!(said(&[Some("thread"), Some("thread")]).ends_with("round 1"));
+        let most = said(&[None, Some("thread"), Some("thread")]);
+        assert!(most.ends_with("round 2 (in 2 of 3 rounds)"), "{most}");
+        let first = said(&[Some("latency"), None]);
+        assert!(first.ends_with("round 1 (in 1 of 2 rounds)"), "{first}");
+        assert_eq!(verdict(&[]), None);
+    }
+}

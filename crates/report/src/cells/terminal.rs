@@ -1,0 +1,309 @@
+//! Experiments on a terminal: [`report`] for one run, [`compare`] for two. No line is wider than 100
+//! columns.
+
+use std::collections::BTreeMap;
+
+use fathom_run::{Better, Unit};
+
+use super::cell::{Column, clipped};
+use super::compare::{Compared, Comparison};
+use super::points::Settings;
+use super::statistics::Ratio;
+use super::table::{Figure, Point, Table};
+use super::words::{self, MOST_ROWS, Scale};
+use crate::render::facts;
+use crate::render::terminal::Style;
+use crate::render::terminal::page::Page;
+use crate::render::text::{self, WIDTH, plural};
+
+/// Characters of the settings beside each row; wider ones have a list of their own.
+const MOST_SETTINGS: usize = 44;
+/// Characters of a column's heading.
+const MOST_HEADING: usize = 40;
+
+/// Everything about an experiment's run, for people.
+pub fn report(table: &Table, style: Style) -> String {
+    let mut page = Page::new(style);
+    page.heading(&table.title);
+    for (name, words) in words::facts(table) {
+        page.fact(name, &words);
+    }
+    if table.environment.stretched {
+        page.warning(facts::STRETCHED);
+    }
+    if let Some(missing) = words::missing(table) {
+        page.warning(&missing);
+    }
+    page.heading("Points");
+    points(&mut page, table);
+    for line in words::explained(&table.points) {
+        page.note(&line);
+    }
+    verdicts(&mut page, table);
+    if let Some(line) = words::breakdowns(table) {
+        page.heading("Breakdowns");
+        page.note(&line);
+    }
+    problems(&mut page, &table.problems);
+    page.finish()
+}
+
+/// Two runs of an experiment, point by point.
+pub fn compare(comparison: &Comparison, style: Style) -> String {
+    let mut page = Page::new(style);
+    page.heading("Runs of an experiment compared");
+    for (letter, (name, table)) in ["A", "B"].into_iter().zip(&comparison.runs) {
+        page.fact(letter, &format!("{name}: {}", table.title));
+        if table.environment.stretched {
+            page.warning(&format!("{letter}: {}", facts::STRETCHED));
+        }
+        if let Some(missing) = words::missing(table) {
+            page.warning(&format!("{letter}: {missing}"));
+        }
+    }
+    for difference in &comparison.differences {
+        page.fact(
+            &clipped(&difference.name, 30),
+            &format!("A: {}", difference.values[0]),
+        );
+        page.fact("", &format!("B: {}", difference.values[1]));
+    }
+    page.heading("Points of both");
+    let shown = &comparison.points[..comparison.points.len().min(MOST_ROWS)];
+    let rows: Vec<&Settings> = shown.iter().map(|point| &point.settings).collect();
+    let groups = comparison
+        .measures
+        .iter()
+        .flat_map(|column| pairs(column, shown));
+    grid(&mut page, &rows, groups.collect());
+    for line in comparison.explained() {
+        page.note(&line);
+    }
+    let sides = ["A", "B"].into_iter().zip(&comparison.runs);
+    let all = sides.flat_map(|(letter, (_, table))| {
+        let lines = table.problems.iter();
+        lines.map(move |line| format!("{letter}: {line}"))
+    });
+    problems(&mut page, &all.collect::<Vec<String>>());
+    page.finish()
+}
+
+/// Columns that belong together: a heading and a text for each row.
+type Group = Vec<(String, Vec<String>)>;
+
+fn points(page: &mut Page, table: &Table) {
+    let shown = &table.points[..table.points.len().min(MOST_ROWS)];
+    let rows: Vec<&Settings> = shown.iter().map(|point| &point.settings).collect();
+    let mut groups: Vec<Group> = Vec::new();
+    if shown.iter().any(|point| point.done != point.planned) {
+        let done = shown
+            .iter()
+            .map(|point| format!("{} of {}", point.done, point.planned));
+        groups.push(vec![("cells".into(), done.collect())]);
+    }
+    for column in &table.measures {
+        groups.push(figures(column, shown));
+        if Some(&column.name) == table.main.as_ref() {
+            groups.extend(vs_bare(shown));
+        }
+    }
+    grid(page, &rows, groups);
+    if shown.len() < table.points.len() {
+        let more = plural((table.points.len() - shown.len()) as u64, "more point");
+        page.note(&format!("and {more}: --json and --csv have all."));
+    }
+}
+
+/// A measure's columns: its medians, and where it judges, their intervals and ratios.
+fn figures(column: &Column, points: &[Point]) -> Group {
+    let of: Vec<Option<&Figure>> = points
+        .iter()
+        .map(|point| point.measures.get(&column.name))
+        .collect();
+    let scale = scale(column.unit, &of);
+    let mut group = vec![(
+        clipped(&scale.heading(&column.name), MOST_HEADING),
+        each(&of, |figure| scale.write(figure.median)),
+    )];
+    if column.better == Better::Neither {
+        return group;
+    }
+    push_unless_empty(
+        &mut group,
+        "interval",
+        each(&of, |figure| scale.interval(figure.interval)),
+    );
+    let ratios: Vec<Option<&Ratio>> = of.iter().map(|figure| (*figure)?.ratio.as_ref()).collect();
+    push_ratios(&mut group, "ratio", &ratios);
+    group
+}
+
+fn vs_bare(points: &[Point]) -> Option<Group> {
+    let of: Vec<Option<&Figure>> = points.iter().map(|point| point.vs_bare.as_ref()).collect();
+    of.iter().flatten().next()?;
+    let mut group = vec![(
+        "vs bare".into(),
+        each(&of, |figure| words::ratio(figure.median)),
+    )];
+    let intervals = each(&of, |figure| words::ratio_interval(figure.interval));
+    push_unless_empty(&mut group, "interval", intervals);
+    Some(group)
+}
+
+/// A measure's columns in a comparison.
+fn pairs(column: &Column, points: &[Compared]) -> Option<Group> {
+    let of = || points.iter().map(|point| point.measures.get(&column.name));
+    let a: Vec<Option<&Figure>> = of().map(|pair| Some(&pair?.a)).collect();
+    let b: Vec<Option<&Figure>> = of().map(|pair| Some(&pair?.b)).collect();
+    a.iter().flatten().next()?;
+    let both: Vec<Option<&Figure>> = a.iter().chain(&b).copied().collect();
+    let scale = scale(column.unit, &both);
+    let write = |figure: &Figure| scale.write(figure.median);
+    let name = clipped(&scale.heading(&column.name), MOST_HEADING);
+    let mut group = vec![
+        (format!("{name} A"), each(&a, write)),
+        ("B".into(), each(&b, write)),
+    ];
+    let ratios: Vec<Option<&Ratio>> = of().map(|pair| pair?.ratio.as_ref()).collect();
+    push_ratios(&mut group, "B/A", &ratios);
+    Some(group)
+}
+
+fn scale(unit: Unit, figures: &[Option<&Figure>]) -> Scale {
+    Scale::of(unit, figures.iter().flatten().map(|figure| figure.median))
+}
+
+fn each<T>(of: &[Option<&T>], write: impl Fn(&T) -> String) -> Vec<String> {
+    let cell = |value: &Option<&T>| value.map_or("-".to_owned(), &write);
+    of.iter().map(cell).collect()
+}
+
+fn push_unless_empty(group: &mut Group, heading: &str, texts: Vec<String>) {
+    if texts.iter().any(|text| !matches!(text.as_str(), "" | "-")) {
+        group.push((heading.to_owned(), texts));
+    }
+}
+
+fn push_ratios(group: &mut Group, heading: &str, ratios: &[Option<&Ratio>]) {
+    let blank = |texts: Vec<String>| -> Vec<String> {
+        let blank = |text: String| if text == "-" { String::new() } else { text };
+        texts.into_iter().map(blank).collect()
+    };
+    push_unless_empty(group, heading, blank(each(ratios, words::marked)));
+    let intervals = each(ratios, |ratio| words::ratio_interval(ratio.interval));
+    push_unless_empty(group, "interval", blank(intervals));
+}
+
+/// Rows of settings with groups of columns; what is too wide becomes several tables.
+fn grid(page: &mut Page, rows: &[&Settings], groups: Vec<Group>) {
+    match rows {
+        [] => return page.note("There are none."),
+        [_] => return list(page, &groups),
+        _ => {}
+    }
+    let labels = labels(page, rows);
+    let width_of = |(heading, texts): &(String, Vec<String>)| {
+        let texts = texts.iter().chain([heading]);
+        texts.map(|text| text.chars().count()).max().unwrap_or(0) + 2
+    };
+    let labelled: usize = 2 + labels.iter().map(width_of).sum::<usize>();
+    let (mut part, mut width): (Group, usize) = (Vec::new(), labelled);
+    let mut parts = Vec::new();
+    for group in groups {
+        let wide: usize = group.iter().map(width_of).sum();
+        // The last column has no gap behind it.
+        if !part.is_empty() && width + wide > WIDTH + 2 {
+            parts.push(std::mem::take(&mut part));
+            width = labelled;
+        }
+        width += wide;
+        part.extend(group);
+    }
+    parts.push(part);
+    for (i, part) in parts.into_iter().enumerate() {
+        if i > 0 {
+            page.gap();
+        }
+        let mut table = text::Table::new(labels.len(), &[]);
+        let mut columns = Vec::new();
+        for (heading, texts) in labels.iter().cloned().chain(part) {
+            table.add_column(heading);
+            columns.push(texts);
+        }
+        table.columns(&columns);
+        page.table(&table);
+    }
+}
+
+/// The groups of an only row, a line each.
+fn list(page: &mut Page, groups: &[Group]) {
+    let mut table = text::Table::new(1, &["measure", "value"]);
+    let longest = groups.iter().max_by_key(|group| group.len());
+    for (heading, _) in longest.into_iter().flatten().skip(1) {
+        table.add_column(heading);
+    }
+    for group in groups {
+        let name = group.first().map(|(heading, _)| heading.clone());
+        let values = group.iter().filter_map(|(_, texts)| texts.first().cloned());
+        table.row(name.into_iter().chain(values));
+    }
+    page.table(&table);
+}
+
+/// The columns that tell rows apart: a setting each, or a number where these are too wide.
+fn labels(page: &mut Page, rows: &[&Settings]) -> Group {
+    let mut columns: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for name in rows.iter().flat_map(|row| row.keys()) {
+        columns.entry(name).or_default();
+    }
+    for (name, texts) in &mut columns {
+        let value = |row: &&Settings| row.get(*name).map_or("-".to_owned(), Clone::clone);
+        texts.extend(rows.iter().map(value));
+    }
+    let widest = |(name, texts): (&&str, &Vec<String>)| {
+        let widths = texts.iter().map(|text| text.chars().count());
+        widths.max().unwrap_or(0).max(name.chars().count()) + 2
+    };
+    if columns.is_empty() {
+        return vec![(
+            "".into(),
+            rows.iter().map(|row| words::label(row)).collect(),
+        )];
+    }
+    if columns.iter().map(widest).sum::<usize>() <= MOST_SETTINGS {
+        let columns = columns.into_iter();
+        return columns
+            .map(|(name, texts)| (name.to_owned(), texts))
+            .collect();
+    }
+    for (number, row) in rows.iter().enumerate() {
+        page.fact(&format!("#{}", number + 1), &words::label(row));
+    }
+    page.gap();
+    let numbers = (1..=rows.len()).map(|number| format!("#{number}"));
+    vec![("".into(), numbers.collect())]
+}
+
+fn verdicts(page: &mut Page, table: &Table) {
+    let judged = table.points.iter().take(MOST_ROWS);
+    let judged: Vec<_> = judged
+        .filter_map(|point| Some((point, point.verdict.as_ref()?)))
+        .collect();
+    if judged.is_empty() {
+        return;
+    }
+    page.heading("Suspected limiters");
+    for (point, verdict) in judged {
+        page.note(&format!("{}: {verdict}", words::label(&point.settings)));
+    }
+}
+
+fn problems(page: &mut Page, problems: &[String]) {
+    if problems.is_empty() {
+        return;
+    }
+    page.heading("What to know");
+    for problem in problems {
+        page.warning(problem);
+    }
+}

@@ -1,0 +1,263 @@
+//! Figures and sentences about experiments, in the words of all renderers.
+
+use fathom_run::Unit;
+
+use super::points::Settings;
+use super::statistics::{ENOUGH, Interval, Ratio};
+use super::table::{Point, Table};
+use crate::render::facts;
+use crate::render::text::{date, plural};
+
+/// Rows that are shown to people. JSON and CSV have all.
+pub(super) const MOST_ROWS: usize = 1_000;
+
+/// How the figures of a column are written: all in one unit, with as many decimals as make four
+/// digits of the greatest.
+pub(super) struct Scale {
+    by: f64,
+    pub(super) symbol: &'static str,
+    decimals: usize,
+}
+
+impl Scale {
+    pub(super) fn of(unit: Unit, values: impl Iterator<Item = f64>) -> Scale {
+        let (mut most, mut whole) = (0.0, true);
+        for value in values {
+            most = value.abs().max(most);
+            whole &= value.fract() == 0.0;
+        }
+        let steps: &[(f64, &'static str)] = match unit {
+            Unit::PerSecond => &[(1.0, "/s"), (1e3, "k/s"), (1e6, "M/s")],
+            Unit::MegabytesPerSecond => &[(1.0, "MB/s"), (1e3, "GB/s")],
+            Unit::Nanoseconds => &[(1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s")],
+            Unit::Seconds => &[(1e-6, "us"), (1e-3, "ms"), (1.0, "s")],
+            Unit::Count => &[(1.0, ""), (1e3, "k"), (1e6, "M")],
+            Unit::Bytes => &[(1.0, "bytes"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB")],
+            other => &[(1.0, other.symbol())],
+        };
+        // Four digits are read as easily as one with three decimals, but for seconds.
+        let least = if unit == Unit::Seconds { 1.0 } else { 10.0 };
+        let fitting = steps.iter().rev().find(|(by, _)| most >= by * least);
+        let (by, symbol) = *fitting.unwrap_or(&steps[0]);
+        let digits = (most / by).max(1e-6).log10().floor();
+        Scale {
+            by,
+            symbol,
+            decimals: match whole && by == 1.0 {
+                true => 0,
+                false => (3.0 - digits).clamp(0.0, 6.0) as usize,
+            },
+        }
+    }
+
+    /// The same for pages, which have the micro sign.
+    pub(super) fn for_pages(self) -> Scale {
+        let symbol = match self.symbol {
+            "us" => "\u{b5}s",
+            "us CPU/request" => "\u{b5}s CPU/request",
+            other => other,
+        };
+        Scale { symbol, ..self }
+    }
+
+    pub(super) fn write(&self, value: f64) -> String {
+        let scaled = value / self.by;
+        let rounding = 0.5 * 10f64.powi(-(self.decimals as i32));
+        match scaled.abs() {
+            size if size >= 1e9 => format!("{scaled:.2e}"),
+            size if size < rounding && size > 0.0 => format!("{scaled:.1e}"),
+            _ => format!("{scaled:.*}", self.decimals),
+        }
+    }
+
+    pub(super) fn interval(&self, interval: Option<Interval>) -> String {
+        let write = |(low, high)| format!("{}..{}", self.write(low), self.write(high));
+        interval.map_or(String::new(), write)
+    }
+
+    /// `iops (k/s)`.
+    pub(super) fn heading(&self, name: &str) -> String {
+        match self.symbol {
+            "" => name.to_owned(),
+            symbol => format!("{name} ({symbol})"),
+        }
+    }
+}
+
+/// `1.04`; what is far from 1 needs fewer decimals, or more.
+fn times(ratio: f64) -> String {
+    match ratio {
+        _ if ratio >= 1e6 || (ratio > 0.0 && ratio < 5e-4) => format!("{ratio:.1e}"),
+        _ if ratio >= 100.0 => format!("{ratio:.0}"),
+        _ if ratio >= 10.0 => format!("{ratio:.1}"),
+        // What is outside of noise is not to look as if it were nothing.
+        _ if ratio != 1.0 && (ratio - 1.0).abs() < 0.01 => format!("{ratio:.3}"),
+        _ if ratio >= 0.1 || ratio == 0.0 => format!("{ratio:.2}"),
+        _ => format!("{ratio:.4}"),
+    }
+}
+
+/// `1.04x`.
+pub(super) fn ratio(ratio: f64) -> String {
+    format!("{}x", times(ratio))
+}
+
+/// A ratio that has its mark where it is within noise: `~1.04x`.
+pub(super) fn marked(of: &Ratio) -> String {
+    let mark = if of.within_noise == Some(true) {
+        "~"
+    } else {
+        ""
+    };
+    format!("{mark}{}", ratio(of.median))
+}
+
+pub(super) fn ratio_interval(interval: Option<Interval>) -> String {
+    interval.map_or(String::new(), |(low, high)| {
+        format!("{}..{}", times(low), times(high))
+    })
+}
+
+/// `aio=native, disk=fathom`.
+pub(super) fn settings(settings: &Settings) -> String {
+    let pairs = settings
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"));
+    pairs.collect::<Vec<_>>().join(", ")
+}
+
+/// A point's name in a line.
+pub(super) fn label(of: &Settings) -> String {
+    match of.is_empty() {
+        true => "the only point".to_owned(),
+        false => settings(of),
+    }
+}
+
+/// What was measured, and on what: a name and words for each.
+pub(super) fn facts(table: &Table) -> Vec<(&'static str, String)> {
+    let mut rows = vec![("recorded", date(table.created))];
+    rows.extend(facts::machines(&table.environment));
+    if !table.parameters.is_empty() {
+        rows.push(("parameters", settings(&table.parameters)));
+    }
+    let rounds = plural(table.rounds.into(), "round");
+    rows.push((
+        "experiment",
+        format!(
+            "{}, {rounds} of each point, seed {}",
+            table.experiment, table.seed
+        ),
+    ));
+    rows
+}
+
+/// That cells are missing, and how to get them.
+pub(super) fn missing(table: &Table) -> Option<String> {
+    let there = table.cells.len();
+    let line = || {
+        format!(
+            "{there} of {} cells are there; fathom lab run --continue RUN runs the rest",
+            table.planned
+        )
+    };
+    (there < table.planned).then(line)
+}
+
+/// Where to read the rest of cells that hold a run of their own.
+pub(super) fn breakdowns(table: &Table) -> Option<String> {
+    let first = table.breakdowns.first()?;
+    let count = table.breakdowns.len() as u64;
+    let example = format!("fathom report RUN/cells/{first}");
+    Some(match count {
+        1 => format!("The cell {first} holds a breakdown of its requests: {example} prints it"),
+        _ => format!(
+            "{} hold a breakdown of their requests: fathom report RUN/cells/ID prints each, such as \
+             {example}",
+            plural(count, "cell")
+        ),
+    })
+}
+
+/// What figures and intervals are, for those that are there.
+pub(super) fn explained(points: &[Point]) -> Vec<String> {
+    let figures = || points.iter().flat_map(|point| point.measures.values());
+    let most = figures().map(|figure| figure.rounds.len()).max();
+    let mut lines = vec![rounds_explained(most.unwrap_or(0))];
+    if figures().any(|figure| figure.ratio.is_some()) {
+        let base = "Ratios are to the first row, of each round's own pair";
+        lines.push(noise_explained(base));
+    }
+    if points.iter().any(|point| point.vs_bare.is_some()) {
+        lines.push("vs bare: to the same work on the bare device, in the same cell.".into());
+    }
+    lines
+}
+
+pub(super) fn rounds_explained(most: usize) -> String {
+    match most {
+        0 => "Nothing has been measured.".into(),
+        1 => "One round: there are no intervals, and what is noise cannot be told.".into(),
+        2..ENOUGH => format!(
+            "Medians over rounds. Of fewer than {ENOUGH} rounds an interval is from the least to \
+             the greatest."
+        ),
+        _ => format!(
+            "Medians over rounds, with 95% intervals (bootstrap); of fewer than {ENOUGH} rounds, \
+             from the least to the greatest."
+        ),
+    }
+}
+
+pub(super) fn noise_explained(base: &str) -> String {
+    format!("{base}. ~ is within noise: the interval contains 1.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_written_for_people_and_never_wide() {
+        let told = |unit, values: &[f64]| {
+            let scale = Scale::of(unit, values.iter().copied());
+            let texts: Vec<String> = values.iter().map(|value| scale.write(*value)).collect();
+            scale.heading("m") + " " + &texts.join(" ")
+        };
+        let cases = [
+            (
+                Unit::PerSecond,
+                &[123_456.0, 9_000.0][..],
+                "m (k/s) 123.5 9.0",
+            ),
+            (Unit::PerSecond, &[850.0], "m (/s) 850"),
+            (Unit::Nanoseconds, &[85_400.0, 1_000.0], "m (us) 85.40 1.00"),
+            (Unit::Nanoseconds, &[12e6, 250.0], "m (ms) 12.00 2.5e-4"),
+            (Unit::Seconds, &[0.25], "m (ms) 250.0"),
+            (Unit::Count, &[0.0], "m 0"),
+            (
+                Unit::PercentPerMegabyte,
+                &[0.01234],
+                "m (% per MB/s) 0.01234",
+            ),
+            (Unit::Bytes, &[1e308], "m (GB) 1.00e299"),
+            (Unit::Count, &[-12.5], "m -12.50"),
+            (Unit::Seconds, &[5.0, 0.25], "m (s) 5.000 0.250"),
+            (Unit::Count, &[-12.0], "m -12"),
+        ];
+        for (unit, values, expected) in cases {
+            assert_eq!(told(unit, values), expected);
+        }
+    }
+
+    #[test]
+    fn ratios_have_the_decimals_that_matter() {
+        let told = [1.0, 0.995, 0.5, 12.345, 3456.7, 0.0123, 0.0, 1e9, 1e-9].map(times);
+        assert_eq!(
+            told,
+            [
+                "1.00", "0.995", "0.50", "12.3", "3457", "0.0123", "0.00", "1.0e9", "1.0e-9"
+            ]
+        );
+    }
+}

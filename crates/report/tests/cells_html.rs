@@ -1,0 +1,227 @@
+//! Pages of experiments, read in a browser: what they show is what the table says, bars are as long
+//! as their figures, and what a run's names hold stays text. They have no scripts.
+
+#[path = "support/browser.rs"]
+#[allow(
+    dead_code,
+    reason = "pages without charts on canvases need a part of it"
+)]
+mod browser;
+#[path = "support/experiment.rs"]
+mod experiment;
+
+use browser::Browser;
+use experiment::{HOSTILE, cell, run, settings, whole, write};
+use fathom_report::cells::{Comparison, Table, html};
+use fathom_run::Cell;
+
+struct Shown {
+    browser: Browser,
+    _dir: tempfile::TempDir,
+}
+
+fn show(page: &str) -> Shown {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("report.html");
+    std::fs::write(&file, page).unwrap();
+    let mut browser = Browser::start(1400, 1000);
+    browser.dark(false);
+    browser.open(&file);
+    Shown { browser, _dir: dir }
+}
+
+impl Shown {
+    /// The cells of a table, by rows; lines of a cell with a bar between them.
+    fn table(&mut self, id: &str) -> Vec<Vec<String>> {
+        let rows = self.browser.eval(&format!(
+            "[...document.querySelectorAll('#{id} tr')].map((row) => [...row.cells].map((cell) => \
+             [...cell.childNodes].map((node) => node.textContent).join('|')))"
+        ));
+        serde_json::from_value(rows).unwrap()
+    }
+
+    fn assert_is_sound(&mut self) {
+        assert_eq!(self.browser.complaints(), [""; 0]);
+        let wide = "document.documentElement.scrollWidth - innerWidth";
+        let wide = self.browser.number(wide);
+        assert!(wide <= 0.0, "the page is {wide} px wider than the window");
+        assert_eq!(self.browser.number("document.scripts.length"), 0.0);
+    }
+}
+
+fn table(rounds: u32) -> Table {
+    let dir = tempfile::tempdir().unwrap();
+    whole(dir.path(), rounds);
+    Table::load(dir.path()).unwrap()
+}
+
+#[test]
+fn a_page_shows_what_the_table_says() {
+    let mut table = table(5);
+    table.points[0].verdict = Some("device: 31.8 of 32 in flight".into());
+    let mut page = show(&html::render(&table));
+    page.assert_is_sound();
+    let rows = page.table("points-table");
+    let headings = [
+        "server",
+        "threads",
+        "vcpu0.busy (%)",
+        "latency.p99 (\u{b5}s)",
+        "iops (k/s)",
+        "vs bare",
+        "bandwidth (MB/s)",
+        "cpu (\u{b5}s CPU/request)",
+        "suspected limiter",
+    ];
+    assert_eq!(rows[0], headings);
+    assert_eq!(rows.len(), 1 + table.points.len());
+    for (cells, point) in rows[1..].iter().zip(&table.points) {
+        let place = settings(&[("server", &cells[0]), ("threads", &cells[1])]);
+        assert_eq!(place, point.settings);
+        let iops = &point.measures["iops"];
+        let lines: Vec<&str> = cells[4].split('|').collect();
+        let told: f64 = lines[0].parse().unwrap();
+        assert!((told - iops.median / 1e3).abs() < 0.006, "{cells:?}");
+        assert_eq!(lines.len(), if iops.ratio.is_some() { 3 } else { 2 });
+        let is_noise = iops
+            .ratio
+            .as_ref()
+            .is_some_and(|ratio| ratio.within_noise == Some(true));
+        assert_eq!(cells[4].contains("within noise"), is_noise, "{cells:?}");
+        assert!(
+            !cells[2].contains('|'),
+            "what describes is not judged: {cells:?}"
+        );
+    }
+    assert_eq!(rows[1][8], "device: 31.8 of 32 in flight");
+    let words = page
+        .browser
+        .text("document.querySelector('#environment-list').innerText");
+    for word in [
+        "6.12.41",
+        "10.0.2",
+        "scenario=random reads",
+        "seed 42",
+        "5 rounds",
+    ] {
+        assert!(words.contains(word), "{word}: {words}");
+    }
+}
+
+#[test]
+fn bars_are_as_long_as_their_figures_in_light_and_dark() {
+    let table = table(5);
+    let mut page = show(&html::render(&table));
+    let width = |page: &mut Shown, selector: &str| -> Vec<f64> {
+        let widths = page.browser.eval(&format!(
+            "[...document.querySelectorAll('#main-bars {selector}')].map((bar) => \
+             bar.getBoundingClientRect().width)"
+        ));
+        serde_json::from_value(widths).unwrap()
+    };
+    let bars = width(&mut page, "i[class=\"\"]");
+    let bare = width(&mut page, "i.bare");
+    let lines = width(&mut page, "i.interval");
+    assert_eq!([bars.len(), bare.len(), lines.len()], [6; 3]);
+    // Pixels for each request in a second, by the longest.
+    let by = bare[0] / table.points[0].bare.as_ref().unwrap().median;
+    for (i, point) in table.points.iter().enumerate() {
+        let iops = &point.measures["iops"];
+        let (low, high) = iops.interval.unwrap();
+        assert!((bars[i] - iops.median * by).abs() < 1.0, "{i}: {}", bars[i]);
+        assert!(
+            (lines[i] - (high - low) * by).abs() < 1.0,
+            "{i}: {}",
+            lines[i]
+        );
+    }
+    let paint = "getComputedStyle(document.querySelector('#main-bars i')).backgroundColor + \
+                 getComputedStyle(document.body).backgroundColor";
+    let light = page.browser.text(paint);
+    page.browser.dark(true);
+    assert_ne!(light, page.browser.text(paint));
+    page.assert_is_sound();
+}
+
+#[test]
+fn samples_over_time_unfold() {
+    let mut page = show(&html::render(&table(2)));
+    let shown = "document.querySelector('details svg').checkVisibility()";
+    assert_eq!(page.browser.eval(shown), false);
+    page.browser
+        .click("document.querySelector('details summary')");
+    assert_eq!(page.browser.eval(shown), true);
+    let corners = "document.querySelector('details polyline').points.length";
+    assert_eq!(page.browser.number(corners), 30.0);
+    let caption = page
+        .browser
+        .text("document.querySelector('figcaption').innerText");
+    assert!(caption.starts_with("iops (k/s): "), "{caption}");
+    page.assert_is_sound();
+}
+
+#[test]
+fn two_runs_stand_side_by_side() {
+    let (a, mut b) = (table(5), table(6));
+    b.environment.host.kernel = "6.18.0".into();
+    let pair = Comparison::of(("a.run".into(), a), ("b.run".into(), b)).unwrap();
+    let mut page = show(&html::compare(&pair));
+    page.assert_is_sound();
+    let rows = page.table("compare-table");
+    assert_eq!(rows.len(), 7);
+    assert_eq!(
+        rows[0][2..5],
+        ["vcpu0.busy (%) A", "B", "latency.p99 (\u{b5}s) A"]
+    );
+    assert!(rows[1][6].contains("within noise"), "{:?}", rows[1]);
+    let differences = page.table("compare-differences");
+    assert!(differences[1][2].contains("6.18.0"), "{differences:?}");
+    for id in [
+        "A-points-table",
+        "B-points-table",
+        "A-main-bars",
+        "B-main-bars",
+    ] {
+        let found = page
+            .browser
+            .eval(&format!("document.getElementById('{id}') !== null"));
+        assert_eq!(found, true, "{id}");
+    }
+}
+
+#[test]
+fn what_a_run_holds_stays_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = run(2);
+    run.title = HOSTILE.into();
+    run.environment.host.cpu = HOSTILE.into();
+    run.problems.push(HOSTILE.into());
+    let experiment = run.experiment.as_mut().unwrap();
+    experiment.name = HOSTILE.into();
+    for (i, planned) in experiment.cells.iter_mut().enumerate() {
+        planned.id = format!("{i}{}", HOSTILE.replace('/', ""));
+        planned
+            .settings
+            .insert(HOSTILE.into(), [HOSTILE, "b"][i % 2].into());
+    }
+    let cells = experiment.cells.iter().map(|planned| {
+        let mut cell = cell(planned);
+        cell.measures[2].name = HOSTILE.into();
+        cell.series[0].name = HOSTILE.into();
+        cell.problems.push(HOSTILE.into());
+        cell
+    });
+    let cells: Vec<Cell> = cells.collect();
+    write(dir.path(), &run, cells.into_iter().take(9));
+    let table = Table::load(dir.path()).unwrap();
+    let other = table.clone();
+    let pair = Comparison::of((HOSTILE.into(), table.clone()), ("b".into(), other)).unwrap();
+    for text in [html::render(&table), html::compare(&pair)] {
+        let mut page = show(&text);
+        page.assert_is_sound();
+        assert_eq!(page.browser.number("document.images.length"), 0.0);
+        let title = page.browser.text("document.body.innerText");
+        assert!(title.contains("<img src=x onerror=alert(1)>"), "{title}");
+        assert!(title.contains("9 of 12 cells are there"), "{title}");
+    }
+}
