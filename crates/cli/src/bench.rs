@@ -1,29 +1,36 @@
 //! `fathom bench`: fio's option names to the load generator's options.
 
+mod files;
+mod record;
+mod users;
+
+use self::files::FilesArgs;
+use self::record::Record;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::bench_users;
 use crate::breakdown::stop_on_signal;
 use anyhow::{Context, bail};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{ArgPredicate, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum};
-use fathom_daemon::size::parse_size;
+use fathom_load::files::Options as MailServer;
 use fathom_load::{
     Engine, File, Load, Nbd, NbdUri, Options, Phase, Progress, Replies, Rw, Target, VhostUser,
     Wait, parse_cpu_list,
 };
+use fathom_units::{parse_seconds, parse_size};
 use serde::Serialize;
 
-/// Measure a vhost-user-blk or NBD server, or a file for comparison
+/// Measure a vhost-user-blk or NBD server, a file for comparison, or a file system
 ///
 /// Ctrl-C ends it early, and prints what was measured until then.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("target").required(true).args(["path", "vhost_user", "nbd"]))]
 pub struct BenchArgs {
-    /// File or block device of this host to measure
+    /// File or block device of this host to measure, or with --workload a
+    /// directory
     path: Option<PathBuf>,
 
     /// Be the front-end of the vhost-user-blk server on this socket
@@ -55,18 +62,24 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 0)]
     rwmixzero: u8,
 
-    /// Bytes per request
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4k")]
+    /// Bytes per request; with --workload 8k if not given
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = parse_size,
+        default_value = "4k",
+        default_value_if("workload", ArgPredicate::IsPresent, "8k")
+    )]
     bs: u64,
 
     /// Requests in flight per queue
     #[arg(long, value_name = "N", default_value_t = 1)]
     iodepth: u16,
 
-    /// Virtqueues, connections, or workers on a file; each has a thread
+    /// Virtqueues, connections, workers on a file, or threads (--threads)
     #[arg(
         long,
-        aliases = ["numjobs", "connections"],
+        aliases = ["numjobs", "connections", "threads"],
         value_name = "N",
         default_value_t = 1
     )]
@@ -77,11 +90,11 @@ pub struct BenchArgs {
     queue_size: Option<u16>,
 
     /// Time to measure [default: 10s, without limit with --number-ios]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     runtime: Option<Duration>,
 
     /// Load before the measurement [default: 1s, none with --number-ios]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     ramp_time: Option<Duration>,
 
     /// Bytes of the disk to use [default: all from --offset]
@@ -96,7 +109,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N")]
     number_ios: Option<u64>,
 
-    /// Flush after so many writes per queue
+    /// Flush after so many writes per queue, or creates and appends per thread
     #[arg(long, value_name = "N", default_value_t = 0)]
     fsync: u32,
 
@@ -142,12 +155,17 @@ pub struct BenchArgs {
     readonly: bool,
 
     /// Give up when no request completes for so long
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds, default_value = "30s")]
     timeout: Duration,
 
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+
+    /// Add what was measured to a run directory, which is made if need be:
+    /// `fathom report RUN` compares all that it holds
+    #[arg(long, value_name = "RUN", conflicts_with = "info")]
+    output: Option<PathBuf>,
 
     /// Put descriptor chains into the ring itself
     #[arg(long, help_heading = "vhost-user")]
@@ -173,7 +191,7 @@ pub struct BenchArgs {
     #[arg(
         long,
         value_name = "TIME",
-        value_parser = parse_duration,
+        value_parser = parse_seconds,
         num_args = 0..=1,
         default_missing_value = "30s",
         require_equals = true,
@@ -221,6 +239,9 @@ pub struct BenchArgs {
     /// Register the file with io_uring
     #[arg(long, help_heading = "File")]
     registerfiles: bool,
+
+    #[command(flatten)]
+    files: FilesArgs,
 }
 
 /// fio's words for a kind of load.
@@ -253,37 +274,35 @@ enum EngineArg {
     Psync,
 }
 
-/// `10s`, `500ms`, `2m`; a bare number is seconds, as in fio.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "" | "s" => 1.0,
-        "ms" => 1e-3,
-        "us" => 1e-6,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err("not a time; write for example 10s or 500ms".into()),
-    };
-    let number: f64 = digits
-        .parse()
-        .map_err(|_| "not a time; write for example 10s or 500ms".to_owned())?;
-    Duration::try_from_secs_f64(number * unit).map_err(|e| e.to_string())
-}
-
 impl BenchArgs {
-    fn load(&self) -> anyhow::Result<Load> {
+    /// Without a number of requests, load ends after some time.
+    fn time_or(&self, given: Option<Duration>, seconds: u64) -> Option<Duration> {
         let by_count = self.number_ios.is_some();
-        let default = |seconds| (!by_count).then_some(Duration::from_secs(seconds));
+        given.or((!by_count).then_some(Duration::from_secs(seconds)))
+    }
+
+    fn bs(&self) -> anyhow::Result<u32> {
+        u32::try_from(self.bs).context("--bs is too large")
+    }
+
+    fn cpus(&self) -> anyhow::Result<Vec<usize>> {
+        let Some(list) = &self.cpus else {
+            return Ok(Vec::new());
+        };
+        parse_cpu_list(list).context("--cpus: write for example 0,2-3")
+    }
+
+    fn load(&self) -> anyhow::Result<Load> {
         Ok(Load {
             rw: self.rw,
             rwmixread: self.rwmixread,
             rwmixtrim: self.rwmixtrim,
             rwmixzero: self.rwmixzero,
-            bs: u32::try_from(self.bs).context("--bs is too large")?,
+            bs: self.bs()?,
             iodepth: self.iodepth,
             queues: self.queues,
-            runtime: self.runtime.or(default(10)),
-            ramp: self.ramp_time.or(default(1)).unwrap_or_default(),
+            runtime: self.time_or(self.runtime, 10),
+            ramp: self.time_or(self.ramp_time, 1).unwrap_or_default(),
             offset: self.offset,
             size: self.size,
             number_ios: self.number_ios,
@@ -292,15 +311,31 @@ impl BenchArgs {
             verify_state: self.verify_state.clone(),
             verify_only: self.verify_only,
             seed: self.randseed,
-            cpus: match &self.cpus {
-                Some(list) => parse_cpu_list(list).context("--cpus: write for example 0,2-3")?,
-                None => Vec::new(),
-            },
+            cpus: self.cpus()?,
             continue_on_error: self.continue_on_error,
             readonly: self.readonly,
             timeout: self.timeout,
             ..Load::default()
         })
+    }
+
+    /// A load on the files in a directory, if that is what is asked for.
+    fn mail_server(&self) -> anyhow::Result<Option<MailServer>> {
+        let Some(dir) = self.path.as_ref().filter(|_| self.files.is_asked_for()) else {
+            return Ok(None);
+        };
+        Ok(Some(MailServer {
+            threads: self.queues,
+            bs: self.bs()?,
+            runtime: self.time_or(self.runtime, 10),
+            number_ios: self.number_ios,
+            fsync: self.fsync,
+            direct: !self.buffered,
+            verify: self.verify,
+            seed: self.randseed,
+            cpus: self.cpus()?,
+            ..self.files.options(dir)?
+        }))
     }
 
     fn target(&self) -> anyhow::Result<Target> {
@@ -356,6 +391,21 @@ impl BenchArgs {
 /// Runs the load and prints the result on stdout; when a signal ends it early,
 /// that of what was measured until then.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
+    if let Some(dir) = &args.output {
+        record::check(dir)?;
+    }
+    if let Some(mut options) = args.mail_server()? {
+        options.stop = stop_on_signal()?;
+        let mut line = ProgressLine::new();
+        let result = fathom_load::files::run(&options, &mut |p| line.show(p));
+        line.clear();
+        let report = result?;
+        show(&report, args.json)?;
+        return match &args.output {
+            Some(dir) => record::add(dir, Record::of_files(&report)),
+            None => Ok(()),
+        };
+    }
     let mut options = Options {
         target: args.target()?,
         load: args.load()?,
@@ -371,7 +421,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         && options.load.writes()
         && !args.overwrite
     {
-        bench_users::refuse(server)?;
+        users::refuse(server)?;
     }
     options.load.stop = stop_on_signal()?;
     let mut line = ProgressLine::new();
@@ -379,6 +429,9 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     line.clear();
     let report = result?;
     show(&report, args.json)?;
+    if let Some(dir) = &args.output {
+        record::add(dir, Record::of(&report))?;
+    }
     if report.errors > 0 {
         bail!("{} requests failed", report.errors);
     }
@@ -432,31 +485,6 @@ impl ProgressLine {
     fn clear(&self) {
         if self.enabled {
             eprint!("\r\x1b[K");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_written_as_people_write_them() {
-        for (text, ms) in [
-            ("2", 2000),
-            ("10s", 10_000),
-            ("500ms", 500),
-            ("1.5s", 1500),
-            ("1m", 60_000),
-        ] {
-            assert_eq!(
-                parse_duration(text),
-                Ok(Duration::from_millis(ms)),
-                "{text}"
-            );
-        }
-        for bad in ["", "s", "-1s", "1d", "1e30s", "nans"] {
-            assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }
 }

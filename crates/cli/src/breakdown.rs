@@ -11,8 +11,8 @@ use fathom_lab::attach::{self, Options};
 use fathom_lab::tracers::{qemu, remove_all_on_abort};
 use fathom_run::{Disk, Run};
 
-use crate::bench::parse_duration;
 use crate::report;
+use fathom_units::parse_seconds;
 
 /// Show where a running guest's disk requests spend their time
 ///
@@ -41,7 +41,7 @@ pub struct BreakdownArgs {
     qmp: Option<PathBuf>,
 
     /// How long each of the two recordings takes
-    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_seconds, requires = "pid")]
+    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_window, requires = "pid")]
     seconds: Duration,
 
     /// Put a host's run and a guest's (of `fathom guest record`), recorded at
@@ -66,8 +66,8 @@ pub struct BreakdownArgs {
 }
 
 /// `5` or `500ms`, within reason.
-pub fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let duration = parse_duration(text)?;
+pub fn parse_window(text: &str) -> Result<Duration, String> {
+    let duration = parse_seconds(text)?;
     let sane = Duration::from_millis(10)..=Duration::from_secs(3600);
     if !sane.contains(&duration) {
         return Err("it is not between 10 ms and an hour".into());
@@ -172,11 +172,11 @@ mod tests {
 
     #[test]
     fn seconds_are_plain_or_with_a_unit() {
-        assert_eq!(parse_seconds("3"), Ok(Duration::from_secs(3)));
-        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert_eq!(parse_seconds("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_window("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(parse_window("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_window("250ms"), Ok(Duration::from_millis(250)));
         for bad in ["0", "-1", "x", "1e99", "nan", "2h"] {
-            assert!(parse_seconds(bad).is_err(), "{bad}");
+            assert!(parse_window(bad).is_err(), "{bad}");
         }
     }
 

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use fathom_lab::tracers::guest::{self, RecordOptions};
 use fathom_lab::tracers::remove_all_on_abort;
 
-use crate::breakdown::{parse_seconds, stop_on_signal};
+use crate::breakdown::{parse_window, stop_on_signal};
 use crate::guest_run;
 
 /// Record a guest's layers, from inside
@@ -36,7 +36,7 @@ struct RecordArgs {
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// How long to record
-    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5s", value_parser = parse_window)]
     seconds: Duration,
     /// Memory for the trace in MiB, all CPUs together (default: an eighth of
     /// what is free, at most 256)

@@ -4,11 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use fathom_daemon::size::parse_size;
-use fathom_lab::scenario::wiki::{self, GuestRun};
+use fathom_lab::experiment::wiki::{self, GuestRun};
 use fathom_lab::workload::{Limit, Options, Rw};
-
-use crate::bench::parse_duration;
+use fathom_units::{parse_seconds, parse_size};
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -33,7 +31,7 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "count")]
     seconds: Option<u64>,
     /// Delay every other request by this time before its call
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     inject: Option<Duration>,
     /// Record the guest's layers as well
     #[arg(long)]

@@ -1,15 +1,18 @@
 //! `fathom lab`: experiments in real guests.
 
-use std::path::PathBuf;
-use std::time::Duration;
+mod order;
 
-mod wiki;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail};
-use clap::{Args, Subcommand, ValueEnum};
-use fathom_daemon::size::parse_size;
-use fathom_lab::scenario::seqread::{self, Options, Peer};
+use anyhow::{Context as _, anyhow, bail};
+use clap::{Args, Subcommand};
+use fathom_lab::experiment::runner::{Runner, rough};
+use fathom_lab::experiment::{self, Context, Experiment, Settings};
 use fathom_lab::{scratch, tracers};
+
+use crate::report::ReportArgs;
 
 /// Boot guests and measure in them
 #[derive(Debug, Args)]
@@ -20,70 +23,248 @@ pub struct LabArgs {
 
 #[derive(Debug, Subcommand)]
 enum LabCommand {
-    /// Run a scenario: build a guest from this machine's kernel, boot it, measure
+    /// List the experiments
+    List,
+    /// Tell what an experiment asks, its parameters, and how to read what comes out
+    Describe {
+        /// Its name
+        experiment: String,
+    },
+    /// Run an experiment, or go on with one that was interrupted
+    #[command(args_conflicts_with_subcommands = true)]
     Run(RunArgs),
+    /// One cell, in the KVM host that an outer run has booted
+    #[command(hide = true)]
+    Cell(CellArgs),
 }
 
 #[derive(Debug, Args)]
 struct RunArgs {
+    /// Run what an interrupted run has not run yet
+    #[arg(long = "continue", value_name = "RUN")]
+    unfinished: Option<PathBuf>,
+    #[command(flatten)]
+    show: Show,
     #[command(subcommand)]
-    scenario: Scenario,
+    order: Option<order::Ordered>,
 }
 
-#[derive(Debug, Subcommand)]
-enum Scenario {
-    /// 4k sequential reads with O_DIRECT, one at a time: the cost of every layer
-    Seqread(SeqreadArgs),
-    /// The KVM wiki's experiment: guest and host read, every layer between them is traced, and
-    /// each request is followed through all of them
-    Wiki(wiki::WikiArgs),
-}
-
-#[derive(Debug, Args)]
-struct SeqreadArgs {
-    /// Who serves the disk
-    #[arg(long, value_enum, default_value = "fathom")]
-    disk: DiskServer,
-    /// Size of the image that is made for the run
-    #[arg(long, default_value = "1G", value_parser = parse_size, conflicts_with = "image")]
-    size: u64,
-    /// Read this raw image instead of making one
-    #[arg(long, value_name = "PATH")]
-    image: Option<PathBuf>,
-    /// Seconds to read
-    #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
-    runtime: u64,
-    /// More options for `fathom serve`, such as --serve=--aio=native
-    #[arg(long = "serve", value_name = "OPTION", allow_hyphen_values = true)]
-    serve: Vec<String>,
+// What is printed. (A doc comment would become the commands' description.)
+#[derive(Debug, Clone, Copy, Args)]
+struct Show {
+    /// Print the cells and how long they will take, and run nothing
+    #[arg(long)]
+    dry_run: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum DiskServer {
-    /// This program
-    Fathom,
-    /// qemu-storage-daemon
-    Qsd,
+#[derive(Debug, Args)]
+struct CellArgs {
+    experiment: String,
+    /// Every parameter's value, as a JSON object
+    #[arg(long, value_name = "JSON")]
+    settings: String,
+    /// The cell's folder, to be made
+    folder: PathBuf,
 }
 
 /// Runs the command; progress goes to standard error, the result to standard output. Consoles and
 /// logs that explain an error go to standard error before it.
 pub fn run(args: LabArgs) -> anyhow::Result<()> {
-    let LabCommand::Run(RunArgs { mut scenario }) = args.command;
-    let output = match &mut scenario {
-        Scenario::Seqread(_) => None,
-        Scenario::Wiki(args) => Some(args.settle_output()),
+    match args.command {
+        LabCommand::List => {
+            list();
+            Ok(())
+        }
+        LabCommand::Describe { experiment } => describe(find(&experiment)?),
+        LabCommand::Run(args) => {
+            let (runner, output, show) = match (args.unfinished, args.order) {
+                (Some(dir), _) => (
+                    Runner::resume(&dir)?,
+                    Output { dir, ours: false },
+                    args.show,
+                ),
+                (None, Some(ordered)) => {
+                    let dir = ordered.output();
+                    let runner = Runner::new(&ordered.order, &dir)?;
+                    (runner, Output { dir, ours: true }, ordered.show)
+                }
+                (None, None) => bail!("name an experiment (`fathom lab list`), or --continue RUN"),
+            };
+            if show.dry_run {
+                return dry_run(&runner);
+            }
+            under_way(Some(output.clone()), || measure(runner, &output, show.json))
+        }
+        LabCommand::Cell(args) => under_way(None, || cell(&args)),
+    }
+}
+
+fn find(name: &str) -> anyhow::Result<&'static dyn Experiment> {
+    experiment::find(name).with_context(|| {
+        let names: Vec<&str> = experiment::ALL.iter().map(|one| one.name()).collect();
+        format!("there is no experiment '{name}', but {}", names.join(", "))
+    })
+}
+
+fn list() {
+    let width = experiment::ALL.iter().map(|one| one.name().len()).max();
+    let width = width.unwrap_or_default();
+    for one in experiment::ALL {
+        println!("{:<width$}  {}", one.name(), one.about());
+    }
+}
+
+fn describe(one: &dyn Experiment) -> anyhow::Result<()> {
+    println!("{}: {}\n", one.name(), one.about());
+    for paragraph in one
+        .description()
+        .split('\n')
+        .filter(|text| !text.is_empty())
+    {
+        println!("{}\n", order::wrapped(paragraph));
+    }
+    println!("Parameters:");
+    for parameter in one.parameters() {
+        println!("  --{}: {}", parameter.name, parameter.about);
+        let default = match parameter.default {
+            "" => "none, or chosen by the machine",
+            default => default,
+        };
+        println!("      {} [default: {default}]", parameter.kind.range());
+    }
+    Ok(())
+}
+
+fn dry_run(runner: &Runner) -> anyhow::Result<()> {
+    let mut total = std::time::Duration::ZERO;
+    for (planned, label, time) in runner.left() {
+        println!("{}  round {}  {label}", planned.id, planned.round);
+        total += time;
+    }
+    println!("about {} in all", rough(total));
+    Ok(runner.check_needs()?)
+}
+
+/// What all cells are run with.
+fn context(is_nested: bool) -> anyhow::Result<Context> {
+    let fathom = std::env::current_exe().context("cannot find this program's own file")?;
+    Ok(Context { fathom, is_nested })
+}
+
+/// A run directory.
+#[derive(Clone, Debug)]
+struct Output {
+    dir: PathBuf,
+    /// This run makes it; else it goes on in one that was there, in which anything may be.
+    ours: bool,
+}
+
+impl Output {
+    /// Removes what a run without a single cell has left.
+    fn discard(&self) {
+        if self.ours {
+            let _ = fs::remove_dir_all(&self.dir); // it may not be there yet
+        }
+    }
+}
+
+fn measure(runner: Runner, output: &Output, json: bool) -> anyhow::Result<()> {
+    let dir = &output.dir;
+    let shown = dir.display();
+    let ran = runner.run(&context(false)?, &mut |step| eprintln!("lab: {step}"));
+    if let Err(error) = ran {
+        let text = error.to_string();
+        let (line, tail) = text.split_once('\n').unwrap_or((&text, ""));
+        match what_is_there(dir) {
+            There::Nothing => {
+                output.discard();
+                bail!("{text}");
+            }
+            There::Part(part) => {
+                let part = part.display();
+                bail!(
+                    "{line}; what was measured before is in {part}: fathom report {part}\n{tail}"
+                );
+            }
+            There::Cells => bail!(
+                "{line}; the cells before it are in {shown}: fathom lab run --continue {shown} \
+                 runs the rest\n{tail}"
+            ),
+        }
+    }
+    crate::report::run(ReportArgs::of(dir.to_owned(), json))?;
+    if !json {
+        print_server(dir)?;
+    }
+    eprintln!("lab: the run is in {shown}; fathom report {shown} prints it again");
+    Ok(())
+}
+
+/// Prints what the server of the only cell has said at its end: Fathom's times by stage.
+fn print_server(dir: &Path) -> anyhow::Result<()> {
+    let [folder] = &folders(dir)[..] else {
+        return Ok(());
     };
-    // What is there already is not ours.
-    let output = output.filter(|dir| !dir.exists());
+    if let Ok(text) = fs::read_to_string(folder.join("server.txt")) {
+        write!(
+            std::io::stdout(),
+            "\nWhat the server said at its end\n{text}"
+        )?;
+    }
+    Ok(())
+}
+
+/// The cells' folders.
+fn folders(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir.join("cells")).into_iter().flatten();
+    entries.flatten().map(|entry| entry.path()).collect()
+}
+
+/// What a run that did not end has left.
+enum There {
+    Nothing,
+    /// A part of its first cell, which can be reported.
+    Part(PathBuf),
+    Cells,
+}
+
+fn what_is_there(dir: &Path) -> There {
+    let folders = fs::read_dir(dir.join("cells")).into_iter().flatten();
+    let folders: Vec<PathBuf> = folders.flatten().map(|entry| entry.path()).collect();
+    if folders
+        .iter()
+        .any(|folder| folder.join("cell.json").is_file())
+    {
+        return There::Cells;
+    }
+    let part = folders
+        .into_iter()
+        .find(|folder| folder.join("run.json").is_file());
+    part.map_or(There::Nothing, There::Part)
+}
+
+fn cell(args: &CellArgs) -> anyhow::Result<()> {
+    let one = find(&args.experiment)?;
+    let settings = serde_json::from_str(&args.settings).context("--settings")?;
+    let mut session = one.begin(&context(true)?);
+    scratch::sweep();
+    session.cell(&Settings(settings), &args.folder, &mut |step| {
+        eprintln!("lab: {step}")
+    })?;
+    Ok(())
+}
+
+/// Does what may take long. A signal ends it cleanly, with what it has made, but for a directory
+/// of its own in which cells are.
+fn under_way(
+    output: Option<Output>,
+    work: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     clean_up_on_signal(output)?;
-    let result = match scenario {
-        Scenario::Seqread(args) => seqread(args),
-        Scenario::Wiki(args) => wiki::run(args),
-    };
+    let result = work();
     while scratch::is_ending() {
         std::thread::park(); // the signal ends us; what failed meanwhile failed because of it
     }
@@ -99,9 +280,9 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
     })
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP remove what the run has made so far, but for rounds that
-/// are complete, and then end the process as they would have. Its guests and servers end with it.
-fn clean_up_on_signal(output: Option<PathBuf>) -> anyhow::Result<()> {
+/// From now on SIGINT, SIGTERM and SIGHUP remove what the run has made so far, but for what is
+/// complete, and then end the process as they would have. Its guests and servers end with it.
+fn clean_up_on_signal(output: Option<Output>) -> anyhow::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::low_level::{emulate_default_handler, signal_name};
     // nohup(1) and shells have some ignored on purpose.
@@ -114,18 +295,23 @@ fn clean_up_on_signal(output: Option<PathBuf>) -> anyhow::Result<()> {
         for signal in signals.forever() {
             scratch::remove_all();
             tracers::remove_all();
-            let kept = output.as_ref().filter(|dir| dir.join("run.json").is_file());
             let name = signal_name(signal).unwrap_or("a signal");
-            match (kept, &output) {
-                (Some(dir), _) => eprintln!(
-                    "lab: ended by {name}; complete rounds are in {0}: fathom report {0}",
+            let there = output.as_ref().map(|output| what_is_there(&output.dir));
+            match (&output, there) {
+                (Some(Output { dir, .. }), Some(There::Cells)) => eprintln!(
+                    "lab: ended by {name}; the cells that had ended are in {0}: \
+                     fathom lab run --continue {0} runs the rest",
                     dir.display()
                 ),
-                (None, Some(dir)) => {
-                    let _ = std::fs::remove_dir_all(dir); // it may not be there yet
+                (_, Some(There::Part(part))) => eprintln!(
+                    "lab: ended by {name}; complete rounds are in {0}: fathom report {0}",
+                    part.display()
+                ),
+                (Some(output), _) => {
+                    output.discard();
                     eprintln!("lab: ended by {name}");
                 }
-                (None, None) => eprintln!("lab: ended by {name}"),
+                (None, _) => eprintln!("lab: ended by {name}"),
             }
             let _ = emulate_default_handler(signal);
         }
@@ -135,39 +321,8 @@ fn clean_up_on_signal(output: Option<PathBuf>) -> anyhow::Result<()> {
 
 /// The signals that this process was started to ignore, a bit each (proc(5)).
 fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0)
-}
-
-fn seqread(args: SeqreadArgs) -> anyhow::Result<()> {
-    let peer = match args.disk {
-        DiskServer::Qsd => Peer::QemuStorageDaemon,
-        DiskServer::Fathom => {
-            Peer::Fathom(std::env::current_exe().context("cannot find this program's own file")?)
-        }
-    };
-    if peer == Peer::QemuStorageDaemon && !args.serve.is_empty() {
-        bail!("--serve is for `fathom serve`; it has no meaning with --disk qsd");
-    }
-    let mut serve_args = args.serve;
-    if args.json {
-        serve_args.push("--json".into());
-    }
-    let runtime = Duration::from_secs(args.runtime);
-    let options = Options {
-        peer,
-        image: args.image,
-        size: args.size,
-        runtime,
-        serve_args,
-    };
-    let report = seqread::run(&options, &mut |step| eprintln!("lab: {step}"))?;
-    if args.json {
-        println!("{:#}", report.to_json());
-    } else {
-        println!("{report}");
-    }
-    Ok(())
 }

@@ -2,7 +2,6 @@
 
 mod aio;
 mod bench;
-mod bench_users;
 mod breakdown;
 mod filters;
 mod guest;

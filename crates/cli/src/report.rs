@@ -8,11 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use fathom_report::analysis::Analysis;
+use fathom_report::render::csv::CsvFile;
 use fathom_report::render::perfetto::Limits;
 use fathom_report::render::terminal::{self, Style};
-use fathom_report::{Options, analyse, render};
+use fathom_report::{Options, analyse, cells, render};
+use fathom_run::{Run, RunKind};
 
-use crate::bench::parse_duration;
+use fathom_units::parse_seconds;
+
+mod experiment;
 
 /// Print a run, or compare several
 ///
@@ -20,7 +24,8 @@ use crate::bench::parse_duration;
 /// again, and runs of different machines can be compared anywhere.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Run directories, of `fathom lab run`, `breakdown` or `guest record`
+    /// Run directories, of `fathom lab run`, `breakdown` or `guest record`; two of an experiment's
+    /// are compared point by point
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
 
@@ -32,7 +37,8 @@ pub struct ReportArgs {
     #[arg(long)]
     json: bool,
 
-    /// Write the tables as CSV files into this directory, or the layers alone into FILE.csv
+    /// Write the tables as CSV files into this directory, or the first alone (a run's layers, an
+    /// experiment's points) into FILE.csv
     #[arg(long, value_name = "DIR|FILE.csv")]
     csv: Option<PathBuf>,
 
@@ -45,12 +51,35 @@ pub struct ReportArgs {
     perfetto_requests: usize,
 
     /// Of each round, show only requests that began this long after its first
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "perfetto")]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds, requires = "perfetto")]
     perfetto_window: Option<Duration>,
 
-    /// How many of the slowest requests are kept one by one
-    #[arg(long, value_name = "N", default_value_t = Options::default().slowest)]
-    slowest: usize,
+    /// How many of the slowest requests are kept one by one [default: 50]
+    #[arg(long, value_name = "N")]
+    slowest: Option<usize>,
+}
+
+/// A run to report: what people call it, and where its files are.
+struct Source {
+    name: String,
+    dir: PathBuf,
+    is_experiment: bool,
+}
+
+impl ReportArgs {
+    /// What is printed of a run that has just been made.
+    pub fn of(run: PathBuf, json: bool) -> ReportArgs {
+        ReportArgs {
+            runs: vec![run],
+            html: None,
+            json,
+            csv: None,
+            perfetto: None,
+            perfetto_requests: Limits::default().requests,
+            perfetto_window: None,
+            slowest: None,
+        }
+    }
 }
 
 /// Runs the command. What is written to files is told on standard error.
@@ -60,18 +89,51 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
             bail!("{name} is for one run");
         }
     }
-    write_perfetto(&args)?;
+    let sources = args.runs.iter().map(|dir| source(dir));
+    let sources = sources.collect::<anyhow::Result<Vec<Source>>>()?;
+    let experiment = sources.iter().find(|source| source.is_experiment);
+    let other = sources.iter().find(|source| !source.is_experiment);
+    match (experiment, other) {
+        (Some(experiment), Some(other)) => bail!(
+            "{} is an experiment's run and {} is not: they cannot be compared",
+            experiment.name,
+            other.name
+        ),
+        (Some(_), None) => experiment::run(&args, &sources),
+        (None, _) => requests(&args, &sources),
+    }
+}
+
+/// What a run is reported as: an experiment whose only cell is a breakdown of requests is one.
+fn source(dir: &Path) -> anyhow::Result<Source> {
+    let run = Run::load(dir)?;
+    let mut source = Source {
+        name: name_of(dir),
+        dir: dir.to_owned(),
+        is_experiment: run.kind == RunKind::Experiment,
+    };
+    if let Some(cell) = cells::only_breakdown(dir, &run)
+        && Run::load(&cell)?.kind != RunKind::Experiment
+    {
+        source.dir = cell;
+        source.is_experiment = false;
+    }
+    Ok(source)
+}
+
+/// Runs whose requests are followed through layers.
+fn requests(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
+    write_perfetto(args, sources)?;
     let only_perfetto = args.perfetto.is_some() && !args.json;
     if only_perfetto && args.csv.is_none() && args.html.is_none() {
         return Ok(()); // which needs no analysis
     }
     let options = Options {
-        slowest: args.slowest,
+        slowest: args.slowest.unwrap_or(Options::default().slowest),
     };
-    let runs = args
-        .runs
+    let runs = sources
         .iter()
-        .map(|dir| Ok((name_of(dir), analyse(dir, &options)?)))
+        .map(|source| Ok((source.name.clone(), analyse(&source.dir, &options)?)))
         .collect::<anyhow::Result<Vec<(String, Analysis)>>>()?;
     if let Some(path) = &args.html {
         write(path, render::html::render(&runs).as_bytes())?;
@@ -88,8 +150,8 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
     }
 }
 
-fn write_perfetto(args: &ReportArgs) -> anyhow::Result<()> {
-    let (Some(file), [dir]) = (&args.perfetto, args.runs.as_slice()) else {
+fn write_perfetto(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
+    let (Some(file), [source]) = (&args.perfetto, sources) else {
         return Ok(());
     };
     let window = args.perfetto_window;
@@ -97,13 +159,17 @@ fn write_perfetto(args: &ReportArgs) -> anyhow::Result<()> {
         requests: args.perfetto_requests,
         window_ns: window.and_then(|time| i64::try_from(time.as_nanos()).ok()),
     };
-    write(file, &render::perfetto::render(dir, &limits)?)
+    write(file, &render::perfetto::render(&source.dir, &limits)?)
 }
 
 /// Prints a run's tables, for the commands that have just made it.
 pub fn print_run(dir: &Path) -> anyhow::Result<()> {
-    let analysis = analyse(dir, &Options::default())?;
-    print_text(&[(name_of(dir), analysis)])
+    let source = source(dir)?;
+    if source.is_experiment {
+        return experiment::print_run(dir);
+    }
+    let analysis = analyse(&source.dir, &Options::default())?;
+    print_text(&[(source.name, analysis)])
 }
 
 /// What a run is called in a comparison.
@@ -117,23 +183,34 @@ fn analyses(runs: &[(String, Analysis)]) -> Vec<&Analysis> {
 }
 
 fn print_text(runs: &[(String, Analysis)]) -> anyhow::Result<()> {
-    let style = Style {
-        colour: crate::wants_colour(&std::io::stdout()),
-    };
     match runs {
-        [(_, one)] => print(&terminal::report(one, style)),
-        several => print(&terminal::compare(several, style)),
+        [(_, one)] => print(&terminal::report(one, style())),
+        several => print(&terminal::compare(several, style())),
+    }
+}
+
+fn style() -> Style {
+    Style {
+        colour: crate::wants_colour(&std::io::stdout()),
     }
 }
 
 /// All tables as files of a directory, or the layers as the one file that is named.
 fn write_csv(path: &Path, run: &Analysis) -> anyhow::Result<()> {
     let files = render::csv::render(run);
-    if path.extension().is_some_and(|extension| extension == "csv") {
+    if is_csv_file(path) {
         let layers = files.iter().find(|file| file.name == "layers.csv");
         let layers = layers.context("the run has no exact breakdown: no layers to write")?;
         return write(path, layers.text.as_bytes());
     }
+    write_files(path, &files)
+}
+
+fn is_csv_file(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "csv")
+}
+
+fn write_files(path: &Path, files: &[CsvFile]) -> anyhow::Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
     files
         .iter()

@@ -3,12 +3,12 @@
 use crate::aio::AioArg;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use fathom_daemon::size::parse_size;
 use fathom_daemon::{
     Access, Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, ExportOptions, Format,
     Injection, NbdOptions, Outcome, Polling, ServeOptions, SocketSpec, Spec, StopTimeout, Timeout,
     TlsMode, TlsOptions, find_filter, parse_format, parse_group, parse_mode, read_config,
 };
+use fathom_units::parse_size;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;

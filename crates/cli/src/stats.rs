@@ -4,7 +4,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use fathom_daemon::Summary;
 use fathom_daemon::control::{Client, ClientError, Info, Request, path_of};
-use fathom_daemon::size::Size;
+use fathom_units::Size;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -41,10 +41,11 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A run whose guest boots, with its server.
-fn run_under_way() -> Child {
+/// A run whose guest boots, with its server; its run directory is made in a folder.
+fn run_under_way(dir: &Path) -> Child {
     let child = fathom()
         .args(["lab", "run", "seqread", "--size", "16M"])
+        .current_dir(dir)
         .env_remove("TMPDIR")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -74,19 +75,23 @@ fn end(child: Child, signal: i32) -> (u32, String) {
 
 #[test]
 fn a_run_that_a_signal_ends_leaves_nothing_behind() {
-    let killed = run_under_way();
-    let terminated = run_under_way();
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let made = |dir: &tempfile::TempDir| fs::read_dir(dir.path()).unwrap().count();
+    let killed = run_under_way(dirs[0].path());
+    let terminated = run_under_way(dirs[1].path());
+    assert_eq!(made(&dirs[1]), 1);
     let (pid, said) = end(terminated, SIGTERM);
     assert_eq!(folders_of(pid), Vec::<PathBuf>::new());
     assert_eq!(said.lines().last(), Some("lab: ended by SIGTERM"), "{said}");
     assert!(!said.contains("fathom: "), "{said}");
+    assert_eq!(made(&dirs[1]), 0, "no cell had ended");
     // What another run holds is let alone.
     assert!(!folders_of(killed.id()).is_empty());
     assert!(children_of(killed.id()) >= 2);
 
     let (pid, _) = end(killed, SIGKILL);
     assert!(!folders_of(pid).is_empty(), "nobody could remove them");
-    let (_, _) = end(run_under_way(), SIGTERM);
+    let (_, _) = end(run_under_way(dirs[2].path()), SIGTERM);
     assert_eq!(folders_of(pid), Vec::<PathBuf>::new());
 }
 
@@ -123,4 +128,168 @@ fn a_qemu_that_will_not_do_is_named() {
         check_refusal(output.status, last, 1, &words);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "its own file");
     }
+}
+
+fn lab(args: &[&str], dir: &Path) -> (std::process::ExitStatus, String, String) {
+    let output = fathom()
+        .arg("lab")
+        .args(args)
+        .current_dir(dir)
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status, text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn experiments_are_listed_described_and_planned_without_running() {
+    let dir = tempfile::tempdir().unwrap();
+    let (status, list, _) = lab(&["list"], dir.path());
+    assert!(status.success());
+    let names: Vec<&str> = list
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    assert!(
+        names.contains(&"seqread") && names.contains(&"wiki"),
+        "{list}"
+    );
+    for name in names {
+        let (status, said, _) = lab(&["describe", name], dir.path());
+        assert!(status.success() && said.contains("Parameters:"), "{said}");
+        assert!(said.lines().all(|line| line.len() <= 100), "{said}");
+        let (_, help, _) = lab(&["run", name, "--help"], dir.path());
+        for option in said.lines().filter_map(|line| line.strip_prefix("  --")) {
+            let option = option.split(':').next().unwrap();
+            assert!(help.contains(&format!("--{option}")), "{option}: {help}");
+        }
+    }
+    let args = [
+        "run",
+        "seqread",
+        "--disk=qemu,fathom",
+        "--rounds=2",
+        "--seed=3",
+        "--dry-run",
+    ];
+    let (status, plan, error) = lab(&args, dir.path());
+    assert!(status.success(), "{error}");
+    let cells: Vec<&str> = plan.lines().filter(|line| line.contains("disk=")).collect();
+    assert_eq!(cells.len(), 4, "{plan}");
+    assert!(plan.lines().last().unwrap().starts_with("about "), "{plan}");
+    assert_eq!(
+        fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "nothing was run"
+    );
+}
+
+#[test]
+fn what_cannot_be_run_is_said_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("there")).unwrap();
+    for (args, code, words) in [
+        (&["run"][..], 1, ["name an experiment", "--continue"]),
+        (&["run", "moon"], 2, ["'moon'", "--help"]),
+        (
+            &["run", "--continue", "nowhere"],
+            1,
+            ["nowhere", "no run directory"],
+        ),
+        (
+            &["run", "seqread", "--output", "there"],
+            1,
+            ["there already", "--continue"],
+        ),
+        (
+            &["run", "seqread", "--size", "1"],
+            2,
+            ["--size", "1M to 1T"],
+        ),
+        (
+            &["run", "seqread", "--disk", "socket:/none"],
+            1,
+            ["/none", "start its server"],
+        ),
+        (
+            &["run", "seqread", "--disk=qsd", "--serve=--poll=off"],
+            1,
+            ["--poll=off", "qsd"],
+        ),
+        (&["describe", "moon"], 1, ["'moon'", "seqread, wiki"]),
+    ] {
+        let (status, _, said) = lab(args, dir.path());
+        let last = said.lines().last().unwrap_or_default();
+        check_refusal(status, last, code, &words);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{args:?}");
+    }
+}
+
+/// A run of three cells is ended in its second, and goes on.
+#[test]
+fn an_interrupted_run_goes_on_where_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [
+        "lab",
+        "run",
+        "seqread",
+        "--size=16M",
+        "--runtime=1",
+        "--rounds=3",
+        "--output=r",
+    ];
+    let child = fathom()
+        .args(args)
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let cells = || {
+        let folders = fs::read_dir(dir.path().join("r/cells"))
+            .into_iter()
+            .flatten();
+        let files = folders
+            .flatten()
+            .map(|folder| folder.path().join("cell.json"));
+        files.filter(|file| file.is_file()).count()
+    };
+    wait_until("a cell", || cells() == 1);
+    let (_, said) = end(child, SIGTERM);
+    assert!(
+        said.contains("fathom lab run --continue r runs the rest"),
+        "{said}"
+    );
+    assert_eq!(cells(), 1);
+    let (status, _, said) = lab(&["run", "--continue", "r"], dir.path());
+    assert!(status.success(), "{said}");
+    assert!(said.contains("cell 1 of 2, round 2 of 3"), "{said}");
+    assert_eq!(cells(), 3);
+    let (status, plan, _) = lab(&["run", "--continue", "r", "--dry-run"], dir.path());
+    assert!(
+        status.success() && plan.starts_with("about "),
+        "nothing is left: {plan}"
+    );
+}
+
+/// What was there before is not the run's to remove, also when it has not a single cell.
+#[test]
+fn going_on_removes_nothing_that_was_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, _) = end(run_under_way(dir.path()), SIGKILL);
+    let run = fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap();
+    fs::write(run.path().join("mine"), "").unwrap();
+    let none = tempfile::tempdir().unwrap();
+    let output = fathom()
+        .args(["lab", "run", "--continue"])
+        .arg(run.path())
+        .env(
+            "PATH",
+            instead_of("qemu-system-x86_64", "exit 3", none.path()),
+        )
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    assert!(run.path().join("mine").is_file());
 }

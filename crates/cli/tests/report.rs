@@ -40,6 +40,7 @@ fn make_run(dir: &Path) {
         kind: RunKind::Host,
         title: "a run for tests".into(),
         created: 1_790_000_000,
+        experiment: None,
         scenario: None,
         environment: Environment::default(),
         disks: vec![Disk {

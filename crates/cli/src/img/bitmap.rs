@@ -4,8 +4,8 @@ use super::common::FormatArg;
 use super::{Output, parse_format, print, print_json};
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use fathom_daemon::size::{Size, parse_size};
 use fathom_img::{self as img, BitmapChange, BitmapOptions, Format};
+use fathom_units::{Size, parse_size};
 use std::path::PathBuf;
 
 /// Change or list the bitmaps of a qcow2 image, which record what is written to it

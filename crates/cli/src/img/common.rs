@@ -3,9 +3,9 @@
 use super::watch::WatchArgs;
 use super::{Output, parse_format};
 use clap::Args;
-use fathom_daemon::size::parse_size;
 use fathom_daemon::{Cache, EngineKind};
 use fathom_img::{Format, OpenOptions};
+use fathom_units::parse_size;
 use std::path::PathBuf;
 
 /// Of a command on one image.

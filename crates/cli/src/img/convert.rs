@@ -7,10 +7,10 @@ use crate::aio::AioArg;
 use anyhow::bail;
 use clap::Args;
 use fathom_daemon::Cache;
-use fathom_daemon::size::parse_size;
 use fathom_img::{
     self as img, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName, Source,
 };
+use fathom_units::parse_size;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 

@@ -3,8 +3,8 @@
 use super::{format_options, parse_format, print, print_json, set_backing};
 use anyhow::bail;
 use clap::Args;
-use fathom_daemon::size::parse_size;
 use fathom_img::{self as img, Format, InfoOptions};
+use fathom_units::parse_size;
 use std::path::PathBuf;
 
 /// Make an image (what the file had in it is lost)

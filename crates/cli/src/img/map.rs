@@ -3,8 +3,8 @@
 use super::common::{FormatArg, LookDeepArgs};
 use anyhow::bail;
 use clap::Args;
-use fathom_daemon::size::parse_size;
 use fathom_img::{self as img, MapExtent, MapOptions};
+use fathom_units::parse_size;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

@@ -4,8 +4,8 @@ use super::common::LookDeepArgs;
 use super::{format_options, parse_format, print, print_json};
 use anyhow::bail;
 use clap::Args;
-use fathom_daemon::size::parse_size;
 use fathom_img::{self as img, Format, MapOptions, SnapshotName};
+use fathom_units::parse_size;
 use std::path::PathBuf;
 
 /// Say how large the file of a new image would be

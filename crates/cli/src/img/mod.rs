@@ -19,8 +19,8 @@ mod watch;
 use anyhow::bail;
 use clap::{Args, Subcommand, ValueEnum};
 use fathom_daemon::Cache;
-use fathom_daemon::size::parse_size;
 use fathom_img::{Backing, CreateOptions, Format};
+use fathom_units::parse_size;
 use std::io::Write;
 
 /// Make, describe, check, copy, compare and change images

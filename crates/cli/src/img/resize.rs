@@ -3,8 +3,8 @@
 use super::common::{DataFileArg, FormatArg};
 use super::{print, print_json};
 use clap::{Args, ValueEnum};
-use fathom_daemon::size::parse_size;
 use fathom_img::{self as img, NewSize, Preallocation, ResizeOptions};
+use fathom_units::parse_size;
 use serde_json::json;
 use std::path::PathBuf;
 

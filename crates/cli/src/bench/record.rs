@@ -1,0 +1,220 @@
+//! `fathom bench --output RUN`: what was measured as a cell of a run directory, for
+//! `fathom report`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use fathom_lab::environment;
+use fathom_load::report::Direction;
+use fathom_load::{Report, Summary, files};
+use fathom_run::{Better, Cell, Environment, Experiment, Measure, Run, RunKind, Unit, VERSION};
+
+const NAME: &str = "bench";
+/// A percentile is told if so many samples lie beyond it.
+const BEYOND: f64 = 10.0;
+
+/// What is recorded of a load.
+pub struct Record {
+    settings: BTreeMap<String, String>,
+    measures: Vec<Measure>,
+    seconds: f64,
+}
+
+/// Fails if nothing can be added there: said before anything is measured.
+pub fn check(dir: &Path) -> anyhow::Result<()> {
+    load(dir).map(drop)
+}
+
+/// Adds a cell to a run directory, or makes one.
+pub fn add(dir: &Path, record: Record) -> anyhow::Result<()> {
+    let shown = dir.display();
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {shown}"))?;
+    // Whoever else adds to it waits until the directory has both the cell and its plan.
+    let lock = File::open(dir).with_context(|| format!("cannot open {shown}"))?;
+    lock.lock()
+        .with_context(|| format!("cannot lock {shown}"))?;
+    let mut run = load(dir)?.unwrap_or_else(new_run);
+    let Some(experiment) = &mut run.experiment else {
+        bail!("{shown} is not a run of fathom bench");
+    };
+    let planned = experiment.add(record.settings).clone();
+    let cell = Cell {
+        planned,
+        started: now(),
+        seconds: record.seconds,
+        measures: record.measures,
+        ..Cell::default()
+    };
+    // A cell that no plan names would be overwritten by the next; a planned one that is not there
+    // would be missed.
+    cell.save(dir)?;
+    run.save(dir)?;
+    eprintln!("bench: added to {shown}: fathom report {shown}");
+    Ok(())
+}
+
+/// The run that is there; None: nothing is.
+fn load(dir: &Path) -> anyhow::Result<Option<Run>> {
+    let shown = dir.display();
+    let is_empty = match fs::read_dir(dir) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => true,
+        Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
+    };
+    if is_empty {
+        return Ok(None);
+    }
+    let run = Run::load(dir)?;
+    match &run.experiment {
+        Some(experiment) if experiment.name == NAME => Ok(Some(run)),
+        _ => bail!("{shown} is another command's run: name another --output"),
+    }
+}
+
+fn new_run() -> Run {
+    Run {
+        version: VERSION,
+        kind: RunKind::Experiment,
+        title: "bench: what a server, a file or a file system can do".into(),
+        created: now(),
+        experiment: Some(Experiment {
+            name: NAME.into(),
+            ..Experiment::default()
+        }),
+        scenario: None,
+        environment: Environment {
+            host: environment::machine(""),
+            fathom: env!("CARGO_PKG_VERSION").into(),
+            stretched: environment::is_stretched(),
+            ..Environment::default()
+        },
+        disks: Vec::new(),
+        threads: Vec::new(),
+        rounds: Vec::new(),
+        problems: Vec::new(),
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |time| time.as_secs())
+}
+
+impl Record {
+    /// Of a load on a server or a file.
+    pub fn of(report: &Report) -> Record {
+        let settings = [
+            ("target", report.target.clone()),
+            ("engine", report.engine.clone()),
+            ("wait", report.wait.clone()),
+            ("rw", report.rw.clone()),
+            ("bs", fathom_units::short_size(report.bs.into())),
+            ("iodepth", report.iodepth.to_string()),
+            ("queues", report.queues.to_string()),
+        ];
+        let requests: u64 = report.operations.iter().map(|one| one.ios).sum();
+        let mut measures = rates(report.iops, report.mb_per_s, requests);
+        for one in &report.operations {
+            let Direction {
+                op, ios, latency, ..
+            } = one;
+            // Where there is only one kind its name says nothing.
+            let prefix = match report.operations.len() {
+                1 => String::new(),
+                _ => format!("{op}."),
+            };
+            measures.extend(latencies(&prefix, latency, *ios));
+        }
+        let mut cost = |name: &str, value| {
+            let unit = Unit::CpuMicrosecondsPerRequest;
+            measures.push(Measure::new(name, unit, value, Better::Lower).of(requests));
+        };
+        if let Some(backend) = &report.backend {
+            cost("cpu.server", backend.cpu_us_per_request);
+        }
+        cost("cpu.load", report.client_cpu_us_per_request);
+        for (name, value) in [
+            ("kicks", report.kicks_per_request),
+            ("calls", report.calls_per_request),
+        ] {
+            measures.push(Measure::new(name, Unit::PerRequest, value, Better::Lower).of(requests));
+        }
+        if report.errors > 0 {
+            let errors = report.errors as f64;
+            measures.push(Measure::new("errors", Unit::Count, errors, Better::Lower));
+        }
+        Record {
+            settings: settings
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+            measures,
+            seconds: report.runtime,
+        }
+    }
+
+    /// Of a load on a file system.
+    pub fn of_files(report: &files::Report) -> Record {
+        let settings = [
+            ("target", report.directory.display().to_string()),
+            ("workload", report.workload.clone()),
+            ("bs", fathom_units::short_size(report.bs.into())),
+            ("threads", report.threads.to_string()),
+            (
+                "direct",
+                if report.direct { "on" } else { "off" }.to_owned(),
+            ),
+            ("files", report.files.to_string()),
+            ("dirs", report.dirs.to_string()),
+        ];
+        let transfers: u64 = report.operations.iter().map(|one| one.ios).sum();
+        let mut measures = rates(report.iops, report.mb_per_s, transfers);
+        for one in &report.operations {
+            measures.extend(latencies(&format!("{}.", one.op), &one.latency, one.ops));
+        }
+        let unit = Unit::CpuMicrosecondsPerRequest;
+        let cpu = report.client_cpu_us_per_request;
+        measures.push(Measure::new("cpu.load", unit, cpu, Better::Lower).of(transfers));
+        if let Some(sync) = report.sync {
+            measures.push(Measure::new("sync", Unit::Seconds, sync, Better::Lower));
+        }
+        Record {
+            settings: settings
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+            measures,
+            seconds: report.runtime,
+        }
+    }
+}
+
+fn rates(iops: f64, mb_per_s: f64, samples: u64) -> Vec<Measure> {
+    [
+        ("iops", Unit::PerSecond, iops),
+        ("throughput", Unit::MegabytesPerSecond, mb_per_s),
+    ]
+    .map(|(name, unit, value)| Measure::new(name, unit, value, Better::Higher).of(samples))
+    .into()
+}
+
+fn latencies(prefix: &str, latency: &Summary, samples: u64) -> Vec<Measure> {
+    let told = |beyond: f64| samples as f64 * beyond >= BEYOND;
+    [
+        ("mean", latency.mean_ns, samples > 0),
+        ("p50", latency.p50_ns, told(0.5)),
+        ("p90", latency.p90_ns, told(0.1)),
+        ("p99", latency.p99_ns, told(0.01)),
+        ("p99.9", latency.p999_ns, told(0.001)),
+        ("max", latency.max_ns, samples > 0),
+    ]
+    .into_iter()
+    .filter(|(_, _, is_told)| *is_told)
+    .map(|(name, ns, _)| {
+        let name = format!("{prefix}latency.{name}");
+        Measure::new(name, Unit::Nanoseconds, ns, Better::Lower).of(samples)
+    })
+    .collect()
+}
