@@ -9,17 +9,21 @@ use std::process::Command;
 /// The dependency rule: a crate may use the crates below it, and siblings never each other.
 /// `bench`, `lab` and the tests stand outside the data plane and see it only as users do.
 const MAY_USE: &[(&str, &[&str])] = &[
+    ("fathom-units", &[]),
     ("fathom-sigbus", &[]),
     ("fathom-nbd", &[]),
     ("fathom-files", &[]),
     ("fathom-trace", &["fathom-sigbus"]),
-    ("fathom-core", &["fathom-trace"]),
+    ("fathom-core", &["fathom-trace", "fathom-units"]),
     (
         "fathom-storage",
         &["fathom-core", "fathom-trace", "fathom-nbd", "fathom-files"],
     ),
     ("fathom-formats", &["fathom-core", "fathom-trace"]),
-    ("fathom-filters", &["fathom-core", "fathom-trace"]),
+    (
+        "fathom-filters",
+        &["fathom-core", "fathom-trace", "fathom-units"],
+    ),
     ("fathom-virtio", &["fathom-core", "fathom-trace"]),
     (
         "fathom-exports",
@@ -43,6 +47,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-trace",
             "fathom-nbd",
             "fathom-files",
+            "fathom-units",
         ],
     ),
     (
@@ -61,8 +66,26 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["fathom-nbd", "fathom-files", "fathom-trace"],
     ),
     ("fathom-run", &[]),
-    ("fathom-lab", &["fathom-load", "fathom-run", "fathom-trace"]),
-    ("fathom-report", &["fathom-run", "fathom-trace"]),
+    ("fathom-limiter", &["fathom-run"]),
+    (
+        "fathom-lab",
+        &[
+            "fathom-load",
+            "fathom-limiter",
+            "fathom-run",
+            "fathom-trace",
+            "fathom-units",
+        ],
+    ),
+    (
+        "fathom-report",
+        &[
+            "fathom-limiter",
+            "fathom-run",
+            "fathom-trace",
+            "fathom-units",
+        ],
+    ),
     (
         "fathom-cli",
         &[
@@ -74,11 +97,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-run",
             "fathom-core",
             "fathom-trace",
+            "fathom-units",
         ],
     ),
     (
         "fathom-tests",
-        &["fathom-lab", "fathom-report", "fathom-run"],
+        &[
+            "fathom-lab",
+            "fathom-limiter",
+            "fathom-report",
+            "fathom-run",
+        ],
     ),
     (
         "fathom-fuzz",

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fathom_lab::KvmHost;
-use fathom_lab::scenario::wiki::{self, Options, Server, Transport};
+use fathom_lab::experiment::wiki::{self, Options, Transport};
 use fathom_lab::workload::{Limit, Rw};
-use fathom_lab::{Aio, Error};
+use fathom_lab::{Aio, Error, server};
 use fathom_report::analysis::{Analysis, Exact, Layer, Truth};
 use fathom_run::{Kind, Role, Run};
 use fathom_tests::fathom;
@@ -247,7 +247,7 @@ fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
 /// QEMU's thread pool makes one pread64() a request, and its own log says so as well.
 fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
     let done = bench.run(|options| {
-        options.server = Server::Qemu;
+        options.server = server::Kind::Qemu;
         options.aio = Aio::Threads;
     });
     done.is_sound(0);
@@ -283,7 +283,7 @@ fn qemu_is_followed_with_its_own_events(bench: &mut Bench) {
 /// Its threads have no names: what they do tells which of them serves.
 fn storage_daemon_is_followed_by_its_calls(bench: &mut Bench) {
     let done = bench.run(|options| {
-        options.server = Server::Qsd;
+        options.server = server::Kind::Qsd;
         options.pairs_only = true;
     });
     done.is_sound(0);
@@ -324,7 +324,7 @@ fn batches_are_told_from_single_requests(bench: &mut Bench) {
 /// Without an ioeventfd every doorbell goes through QEMU's user space.
 fn a_way_without_ioeventfd_is_seen_as_such(bench: &mut Bench) {
     let done = bench.run(|options| {
-        options.server = Server::Qemu;
+        options.server = server::Kind::Qemu;
         options.transport = Transport::NoIoeventfd;
         options.pairs_only = true;
     });
@@ -334,7 +334,7 @@ fn a_way_without_ioeventfd_is_seen_as_such(bench: &mut Bench) {
 /// Legacy virtio: the doorbell is an I/O port, and the report names it.
 fn a_way_by_an_io_port_is_followed_and_named(bench: &mut Bench) {
     let done = bench.run(|options| {
-        options.server = Server::Qemu;
+        options.server = server::Kind::Qemu;
         options.transport = Transport::Legacy;
         options.pairs_only = true;
     });
@@ -351,7 +351,7 @@ fn a_way_by_an_io_port_is_followed_and_named(bench: &mut Bench) {
 /// Without MSI-X QEMU raises a pin of the IO-APIC, and the report names it.
 fn a_legacy_interrupt_is_followed_and_named(bench: &mut Bench) {
     let done = bench.run(|options| {
-        options.server = Server::Qemu;
+        options.server = server::Kind::Qemu;
         options.transport = Transport::Intx;
         options.pairs_only = true;
     });
@@ -371,7 +371,7 @@ fn failures_are_told(bench: &mut Bench) {
     let full = bench.refused(|options| options.size = Some(64 << 30));
     assert!(full.to_string().contains("No space left"), "{full}");
     let misfit = bench.refused(|options| {
-        options.server = Server::Fathom;
+        options.server = server::Kind::Fathom;
         options.transport = Transport::NoIoeventfd;
     });
     assert!(misfit.to_string().contains("--disk qemu"), "{misfit}");

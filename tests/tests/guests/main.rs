@@ -5,5 +5,6 @@ mod crash;
 mod disks;
 mod docs;
 mod filters;
+mod limiter;
 mod limits;
 mod migration;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use fathom_lab::scenario::wiki::{Injection, Place};
+use fathom_lab::experiment::wiki::{Injection, Place};
 use fathom_lab::workload::Limit;
 use fathom_report::analysis::{Joined, Layer};
 use fathom_run::{Clock, Kind};

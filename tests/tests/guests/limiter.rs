@@ -1,0 +1,49 @@
+//! What limits a guest's disk, built on purpose, is named.
+
+use fathom_lab::experiment::runner::Runner;
+use fathom_lab::experiment::{Context, Order, find};
+use fathom_limiter::{Verdict, judge};
+use fathom_run::Run;
+use fathom_tests::fathom;
+
+/// Reads through a filter of Fathom's; the verdict.
+fn through(filter: &str) -> Verdict {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("run");
+    let mut order = Order::new(find("seqread").unwrap());
+    for (name, text) in [
+        ("size", "16M"),
+        ("runtime", "2s"),
+        ("serve", &format!("--filter={filter}")),
+    ] {
+        order.set(name, &[text.to_owned()]).unwrap();
+    }
+    let context = Context {
+        fathom: fathom(),
+        ..Context::default()
+    };
+    let runner = Runner::new(&order, &dir).unwrap();
+    runner.run(&context, &mut |_| {}).unwrap();
+    let plan = Run::load(&dir).unwrap().experiment.unwrap();
+    let cells = plan.load_cells(&dir).unwrap();
+    judge(cells[0].evidence.as_ref().unwrap())
+}
+
+#[test]
+fn a_filter_that_holds_requests_is_named() {
+    for (filter, name) in [
+        ("throttle:iops-total=50", "throttle"),
+        ("delay:read=20ms", "delay"),
+    ] {
+        let verdict = through(filter);
+        let said = format!("{verdict:?}");
+        assert_eq!(
+            (verdict.rule(), verdict.subject()),
+            (Some("filter"), Some(name)),
+            "{said}"
+        );
+    }
+    // One that holds nothing is not.
+    let verdict = through("throttle:iops-total=1000000");
+    assert_ne!(verdict.rule(), Some("filter"), "{verdict:?}");
+}
