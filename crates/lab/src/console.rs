@@ -85,14 +85,29 @@ impl Console {
     /// # Errors
     /// [`Error::Timeout`] with the end of the console, also when the guest is gone.
     pub fn wait_for(&self, marker: &str, from: usize, timeout: Duration) -> Result<String> {
+        let seen = self.wait_for_either([marker], from, timeout);
+        seen.map(|(_, line)| line)
+    }
+
+    /// Waits for the first of some markers to be there after `from`; returns which, and the rest of
+    /// its line. Of two that are there already it is the one that stands first in `markers`.
+    ///
+    /// # Errors
+    /// Like [`wait_for`](Self::wait_for).
+    pub(crate) fn wait_for_either<const N: usize>(
+        &self,
+        markers: [&str; N],
+        from: usize,
+        timeout: Duration,
+    ) -> Result<(usize, String)> {
         let deadline = Instant::now() + timeout;
         let mut state = lock(&self.shared);
         loop {
             let text = String::from_utf8_lossy(state.text.get(from..).unwrap_or_default());
-            if let Some((_, rest)) = text.split_once(marker)
-                && let Some((line, _)) = rest.split_once('\n')
-            {
-                return Ok(line.trim_end().to_owned());
+            let mut lines = markers.iter().map(|marker| line_after(&text, marker));
+            if let Some(which) = lines.position(|line| line.is_some()) {
+                let line = line_after(&text, markers[which]).unwrap_or_default();
+                return Ok((which, line.to_owned()));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if state.closed || left.is_zero() {
@@ -102,7 +117,10 @@ impl Console {
                     ""
                 };
                 return Err(Error::Timeout {
-                    what: format!("waiting for '{marker}' on the guest's console{gone}"),
+                    what: format!(
+                        "waiting for '{}' on the guest's console{gone}",
+                        markers.join("' or '")
+                    ),
                     after: timeout,
                     tail: tail_of(&String::from_utf8_lossy(&state.text)),
                 });
@@ -115,6 +133,13 @@ impl Console {
                 .0;
         }
     }
+}
+
+/// What follows a marker on its line, once that line is complete.
+fn line_after<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(marker)?;
+    let (line, _) = rest.split_once('\n')?;
+    Some(line.trim_end())
 }
 
 fn lock(shared: &Shared) -> MutexGuard<'_, State> {

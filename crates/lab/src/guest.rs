@@ -23,6 +23,10 @@ use crate::tools;
 
 /// Printed by init on the console when the agent listens.
 const READY: &str = "FATHOM-LAB READY";
+/// What a kernel says whose timer has gone.
+const NO_TIMER: &str = "Possible timer handling issue";
+/// A guest whose timer has gone so often will not find it again.
+const RESETS: usize = 2;
 const CONNECT: Duration = Duration::from_secs(30);
 /// What a guest gets to tell why a script has not ended.
 pub(crate) const LATE: Duration = Duration::from_secs(60);
@@ -129,22 +133,25 @@ impl Guest {
     /// Waits until the agent of a guest that boots (again) is there; `from` is the console's
     /// [position](Console::position) before the boot.
     ///
+    /// A processor that QEMU emulates may come up without its timer beside other load; its kernel
+    /// waits for good, whatever its disks do. Such a guest is reset.
+    ///
     /// # Errors
     /// [`Error::Timeout`] with the end of the console.
-    pub fn wait_ready(&mut self, from: usize) -> Result<()> {
+    pub fn wait_ready(&mut self, mut from: usize) -> Result<()> {
+        for _ in 0..RESETS {
+            let seen = self
+                .console
+                .wait_for_either([READY, NO_TIMER], from, self.patience);
+            match self.explain(seen.map_err(not_booted))? {
+                (0, _) => return Ok(()),
+                _ => eprintln!("the guest's kernel has lost its timer: it is reset"),
+            }
+            from = self.console.position();
+            self.qmp.execute("system_reset", json!({}))?;
+        }
         let ready = self.console.wait_for(READY, from, self.patience);
-        let ready = ready.map_err(|error| match error {
-            Error::Timeout { after, tail, .. } => Error::Timeout {
-                what: match tail.0.is_empty() {
-                    true => "waiting for the guest to boot (its console is empty)".into(),
-                    false => "waiting for the guest to boot".into(),
-                },
-                after,
-                tail,
-            },
-            other => other,
-        });
-        self.explain(ready).map(|_| ())
+        self.explain(ready.map_err(not_booted)).map(drop)
     }
 
     /// Runs a shell script in the guest. One that does not end in time has status 124, and in its
@@ -259,9 +266,6 @@ impl Guest {
 
     /// Restarts the guest from inside and waits until it is up again.
     ///
-    /// A second processor that QEMU emulates may come up without its timer ("Possible timer handling
-    /// issue", says the kernel, and waits for good): then the guest is reset once more.
-    ///
     /// # Errors
     /// When it does not come up.
     pub fn reboot(&mut self) -> Result<()> {
@@ -270,15 +274,6 @@ impl Guest {
             "(sleep 0.2; reboot -f) >/dev/null 2>&1 &",
             Duration::from_secs(30),
         )?;
-        let soon = self.console.wait_for(READY, from, self.patience / 2);
-        // A QEMU that has ended says why.
-        let soon = self.explain(soon);
-        if !matches!(soon, Err(Error::Timeout { .. })) {
-            return soon.map(drop);
-        }
-        eprintln!("the guest does not come up again: it is reset");
-        let from = self.console.position();
-        self.qmp.execute("system_reset", json!({}))?;
         self.wait_ready(from)
     }
 
@@ -325,6 +320,20 @@ impl Guest {
     /// QEMU's process id.
     pub fn pid(&self) -> u32 {
         self.qemu.pid()
+    }
+}
+
+fn not_booted(error: Error) -> Error {
+    match error {
+        Error::Timeout { after, tail, .. } => Error::Timeout {
+            what: match tail.0.is_empty() {
+                true => "waiting for the guest to boot (its console is empty)".into(),
+                false => "waiting for the guest to boot".into(),
+            },
+            after,
+            tail,
+        },
+        other => other,
     }
 }
 

@@ -136,6 +136,31 @@ fn a_guest_that_hangs_is_given_up_with_its_console() {
 }
 
 #[test]
+fn a_guest_whose_timer_has_gone_is_reset() {
+    let words = r#"rdinit=/bin/busybox -- sh -c "echo Possible timer handling issue; sleep 1000""#;
+    let mut guest = Guest::start(&Machine {
+        tools: false,
+        append: vec![words.into()],
+        patience: Duration::from_secs(60),
+        ..Machine::default()
+    })
+    .unwrap();
+    let (console, qemu) = (guest.console().clone(), guest.pid());
+    let waiting = std::thread::spawn(move || guest.wait_ready(0));
+    let mut from = 0;
+    for boot in 1..=3 {
+        let seen = console.wait_for("Possible timer", from, Duration::from_secs(180));
+        seen.unwrap_or_else(|error| panic!("boot {boot}: {error}"));
+        from = console.position();
+    }
+    let kill = std::process::Command::new("kill")
+        .arg(qemu.to_string())
+        .status();
+    assert!(kill.unwrap().success());
+    waiting.join().unwrap().expect_err("it does not come up");
+}
+
+#[test]
 fn a_guest_that_panics_says_why() {
     let machine = machine_with("/bin/busybox -- false", Duration::from_secs(180));
     let error = Guest::boot(&machine).expect_err("it does not come up");
