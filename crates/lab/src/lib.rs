@@ -31,6 +31,7 @@ pub mod scratch;
 pub mod server;
 mod tools;
 pub mod tracers;
+pub mod work;
 pub mod workload;
 
 pub use console::Console;

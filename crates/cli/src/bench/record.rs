@@ -8,13 +8,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use fathom_lab::environment;
+use fathom_lab::work::{Worked, latencies, rates};
 use fathom_load::report::Direction;
-use fathom_load::{Report, Summary, files};
+use fathom_load::{Report, files};
 use fathom_run::{Better, Cell, Environment, Experiment, Measure, Run, RunKind, Unit, VERSION};
 
 const NAME: &str = "bench";
-/// A percentile is told if so many samples lie beyond it.
-const BEYOND: f64 = 10.0;
 
 /// What is recorded of a load.
 pub struct Record {
@@ -170,14 +169,10 @@ impl Record {
             ("files", report.files.to_string()),
             ("dirs", report.dirs.to_string()),
         ];
-        let transfers: u64 = report.operations.iter().map(|one| one.ios).sum();
-        let mut measures = rates(report.iops, report.mb_per_s, transfers);
-        for one in &report.operations {
-            measures.extend(latencies(&format!("{}.", one.op), &one.latency, one.ops));
-        }
+        let Worked { mut measures, load } = Worked::of_files(report);
         let unit = Unit::CpuMicrosecondsPerRequest;
         let cpu = report.client_cpu_us_per_request;
-        measures.push(Measure::new("cpu.load", unit, cpu, Better::Lower).of(transfers));
+        measures.push(Measure::new("cpu.load", unit, cpu, Better::Lower).of(load.requests));
         if let Some(sync) = report.sync {
             measures.push(Measure::new("sync", Unit::Seconds, sync, Better::Lower));
         }
@@ -189,32 +184,4 @@ impl Record {
             seconds: report.runtime,
         }
     }
-}
-
-fn rates(iops: f64, mb_per_s: f64, samples: u64) -> Vec<Measure> {
-    [
-        ("iops", Unit::PerSecond, iops),
-        ("throughput", Unit::MegabytesPerSecond, mb_per_s),
-    ]
-    .map(|(name, unit, value)| Measure::new(name, unit, value, Better::Higher).of(samples))
-    .into()
-}
-
-fn latencies(prefix: &str, latency: &Summary, samples: u64) -> Vec<Measure> {
-    let told = |beyond: f64| samples as f64 * beyond >= BEYOND;
-    [
-        ("mean", latency.mean_ns, samples > 0),
-        ("p50", latency.p50_ns, told(0.5)),
-        ("p90", latency.p90_ns, told(0.1)),
-        ("p99", latency.p99_ns, told(0.01)),
-        ("p99.9", latency.p999_ns, told(0.001)),
-        ("max", latency.max_ns, samples > 0),
-    ]
-    .into_iter()
-    .filter(|(_, _, is_told)| *is_told)
-    .map(|(name, ns, _)| {
-        let name = format!("{prefix}latency.{name}");
-        Measure::new(name, Unit::Nanoseconds, ns, Better::Lower).of(samples)
-    })
-    .collect()
 }

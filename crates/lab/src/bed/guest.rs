@@ -1,11 +1,12 @@
 //! A guest with one disk under test, and the disk's server.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use crate::error::Result;
 use crate::evidence::{self, Watch, Watched};
 use crate::guest::Guest;
 use crate::machine::Machine;
+use crate::scratch::Scratch;
 use crate::server::{Kind, Served, Server, Spec};
 
 /// QEMU's id for the disk under test.
@@ -20,6 +21,11 @@ pub struct GuestBed {
     pub server: Option<Server>,
     /// The device in the guest, such as /dev/vda.
     pub device: String,
+    /// The disk's image on the host; empty where its server has one that is not known.
+    pub image: PathBuf,
+    /// The server's threads look for work before they sleep.
+    polls: bool,
+    _dir: Option<Scratch>,
 }
 
 impl GuestBed {
@@ -45,12 +51,23 @@ impl GuestBed {
             guest,
             server,
             device,
+            image: spec.image.to_owned(),
+            polls: *kind == Kind::Fathom,
+            _dir: None,
         })
     }
 
+    /// Removes a directory, that of the image and the sockets, when all this has ended.
+    #[must_use]
+    pub fn with_dir(mut self, dir: Scratch) -> Self {
+        self._dir = Some(dir);
+        self
+    }
+
     /// What to look at from outside while the guest works: QEMU, the disk's server and the block
-    /// device below its image. `polls` says whether the server's threads do so before they sleep.
-    pub fn watch(&mut self, image: &Path, polls: bool) -> Watch {
+    /// device below its image.
+    pub(super) fn watch(&mut self) -> Watch {
+        let polls = self.polls;
         let mut processes = vec![Watched::new(self.guest.pid(), evidence::Kind::Qemu)];
         if let Some(server) = &mut self.server {
             processes.push(Watched {
@@ -61,7 +78,7 @@ impl GuestBed {
         Watch {
             processes,
             // None where it is not known: a file of a network's, say.
-            device: evidence::device_below(image).unwrap_or_default(),
+            device: evidence::device_below(&self.image).unwrap_or_default(),
             ..Watch::default()
         }
     }

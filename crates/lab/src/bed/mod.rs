@@ -2,5 +2,8 @@
 
 mod guest;
 pub mod image;
+mod stages;
+mod window;
 
 pub use guest::{DISK, GuestBed};
+pub use window::{Job, Seen};

@@ -14,10 +14,12 @@ pub mod wiki;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fathom_run::evidence::Evidence;
+use fathom_run::evidence::{Bare, Evidence};
 use fathom_run::{Environment, Measure, Series};
 
+use crate::bed::Seen;
 use crate::error::Result;
+use crate::evidence;
 
 pub use order::Order;
 pub use parameter::{Kind, Parameter, Settings};
@@ -93,6 +95,28 @@ pub struct Yield {
     pub environment: Option<Environment>,
     /// What went wrong without ending the cell, a line each.
     pub problems: Vec<String>,
+}
+
+impl From<Seen> for Yield {
+    /// What was seen, and the measures that follow from it.
+    fn from(seen: Seen) -> Yield {
+        let mut measures = seen.measures;
+        measures.extend(evidence::measures(&seen.evidence));
+        Yield {
+            measures,
+            series: seen.series,
+            evidence: Some(seen.evidence),
+            ..Yield::default()
+        }
+    }
+}
+
+impl Yield {
+    /// Adds what the same work came to on the bare device.
+    pub fn compare(&mut self, bare: Bare) {
+        let evidence = self.evidence.get_or_insert_default();
+        evidence.bare = Some(bare);
+    }
 }
 
 /// Something that a cell cannot do without.

@@ -168,12 +168,22 @@ fn directory(dir: &Path) -> Result<String> {
     Ok(text.replace(':', "\\:"))
 }
 
-/// fio's JSON of the job that [`job_file`] made of `job`. fio may print warnings before it.
+/// What fio says of a group of jobs.
+#[derive(Clone, Debug)]
+pub struct Results {
+    /// Reads and writes, as far as there were any.
+    pub operations: Vec<Operation>,
+    /// Seconds.
+    pub runtime: f64,
+    /// Seconds on a CPU, of all its threads.
+    pub cpu: f64,
+}
+
+/// fio's JSON of one group of jobs. fio may print warnings before it.
 ///
 /// # Errors
 /// When it is not fio's, not of one group of jobs, or of a job that failed.
-pub fn parse(text: &str, job: &Job<'_>) -> Result<Report> {
-    job.validate()?;
+pub fn results(text: &str) -> Result<Results> {
     let start = text.find('{').unwrap_or(text.len());
     let value: Value = serde_json::from_str(&text[start..])
         .map_err(|e| Error::Fio(format!("its report is not JSON: {e}")))?;
@@ -194,12 +204,31 @@ pub fn parse(text: &str, job: &Job<'_>) -> Result<Report> {
         .collect::<Option<Vec<Operation>>>()
         .ok_or_else(|| Error::Fio("its report lacks figures".into()))?;
     let runtime = |op: &str| group[op]["runtime"].as_f64().unwrap_or(0.0) / 1e3;
+    let figure = |name: &str| group[name].as_f64().unwrap_or(0.0);
+    // The time of all jobs together, in ms.
+    let spent = figure("job_runtime") / 1e3;
+    Ok(Results {
+        operations,
+        runtime: runtime("read").max(runtime("write")),
+        cpu: (figure("usr_cpu") + figure("sys_cpu")) / 100.0 * spent,
+    })
+}
+
+/// fio's JSON of the job that [`job_file`] made of `job`.
+///
+/// # Errors
+/// As [`results`].
+pub fn parse(text: &str, job: &Job<'_>) -> Result<Report> {
+    job.validate()?;
+    let Results {
+        operations,
+        runtime,
+        cpu,
+    } = results(text)?;
     let ios: u64 = operations
         .iter()
         .map(|o| o.ios)
         .fold(0, u64::saturating_add);
-    let figure = |name: &str| group[name].as_f64().unwrap_or(0.0);
-    let cpu_us = (figure("usr_cpu") + figure("sys_cpu")) / 100.0 * figure("job_runtime") * 1e3;
     let files = u64::from(job.files().0);
     Ok(Report {
         directory: job.dir.to_owned(),
@@ -213,12 +242,12 @@ pub fn parse(text: &str, job: &Job<'_>) -> Result<Report> {
         },
         dirs: 1,
         prepare: None,
-        runtime: runtime("read").max(runtime("write")),
+        runtime,
         sync: None,
         iops: operations.iter().map(|o| o.iops).sum(),
         mb_per_s: operations.iter().map(|o| o.mb_per_s).sum(),
         operations,
-        client_cpu_us_per_request: cpu_us / ios.max(1) as f64,
+        client_cpu_us_per_request: cpu * 1e6 / ios.max(1) as f64,
         verify: None,
         kept: None,
     })

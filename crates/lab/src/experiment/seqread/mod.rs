@@ -1,26 +1,18 @@
 //! A sequential O_DIRECT read in the guest, one request at a time: the experiment that shows the
 //! cost of every layer, because nothing overlaps.
 
-mod fio;
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_run::evidence::{Bare, Evidence, Held, Layer, Processors, ThreadRole};
-use fathom_run::{Better, Measure, Series, Unit};
-use serde_json::Value;
-
-use self::fio::Reads;
+use fathom_run::evidence::Bare;
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
-use crate::bed::{DISK, GuestBed, image};
-use crate::error::{Context as _, Error, Result};
-use crate::evidence::{self, Sampler};
-use crate::guest::Guest;
+use crate::bed::{DISK, GuestBed, Job, image};
+use crate::error::{Context as _, Result};
 use crate::machine::{Aio, Machine};
 use crate::scratch::Scratch;
 use crate::server::{self, Spec};
-use crate::tracers::fathom::Control;
+use crate::work::{Shape, Worked};
 use crate::workload::{self, Limit};
 
 /// In a cell's folder: what the server printed at its end (Fathom's times by stage).
@@ -186,13 +178,18 @@ impl Session for Reading {
         };
         let spec = cell.spec(&self.fathom, dir.path(), &image);
         let mut bed = GuestBed::boot(Machine::default(), &cell.disk, &spec, progress)?;
-        let seconds = cell.runtime.as_secs();
+        let seconds = cell.runtime.as_secs().max(1);
         progress(&format!("reading 4k blocks in the guest for {seconds} s"));
-        let mut seen = measure(&mut bed, &cell, &image)?;
+        let seen = bed.measure(&Job {
+            script: &script(&bed.device, seconds),
+            timeout: cell.runtime + AROUND_FIO,
+            parse: &|text| Worked::of_fio(text, ONE),
+        })?;
+        let mut found = Yield::from(seen);
         // Of a disk that somebody else serves, the image is not known.
         if !image.as_os_str().is_empty() {
             progress("reading the image itself, on the host");
-            seen.evidence.bare = Some(bare(&image, cell.runtime)?);
+            found.compare(bare(&image, cell.runtime)?);
         }
         progress("powering the guest off");
         let said = bed.end()?;
@@ -200,72 +197,25 @@ impl Session for Reading {
             let path = folder.join(SERVER_LOG);
             std::fs::write(&path, said).context(|| format!("cannot write {}", path.display()))?;
         }
-        seen.measures.extend(evidence::measures(&seen.evidence));
-        Ok(Yield {
-            measures: seen.measures,
-            series: seen.series,
-            evidence: Some(seen.evidence),
-            ..Yield::default()
-        })
+        Ok(found)
     }
 }
 
-/// What one window has shown.
-struct Seen {
-    measures: Vec<Measure>,
-    series: Vec<Series>,
-    evidence: Evidence,
-}
+/// One thread with one request in flight.
+const ONE: Shape = Shape {
+    threads: 1,
+    depth: 1,
+};
+/// For fio to start and to end.
+const AROUND_FIO: Duration = Duration::from_secs(120);
 
-fn measure(bed: &mut GuestBed, cell: &Cell, image: &Path) -> Result<Seen> {
-    let is_fathom = cell.disk == server::Kind::Fathom;
-    let mut control = match bed.server.as_ref().and_then(|server| server.control()) {
-        Some(path) => Some(Control::connect(path)?),
-        None => None,
-    };
-    let polled = |control: &mut Option<Control>| match control {
-        Some(control) => control.polled_ns().map(Some),
-        None => Ok(None),
-    };
-    let before = polled(&mut control)?;
-    // Fathom polls unless it is told otherwise, and says for how long.
-    let sampler = Sampler::start(bed.watch(image, is_fathom))?;
-    let read = read(&mut bed.guest, &bed.device, cell.runtime);
-    let (mut evidence, series) = sampler.stop();
-    let (Reads { mut measures, load }, guest) = read?;
-    let after = polled(&mut control)?;
-    let workers = evidence.threads.iter_mut().filter(|one| one.polls);
-    let mut workers: Vec<_> = workers.filter(|one| one.role == ThreadRole::Io).collect();
-    if let ([worker], Some(before), Some(after)) = (workers.as_mut_slice(), before, after) {
-        worker.polled = Some(after.saturating_sub(before) as f64 / 1e9);
-    }
-    if let Some(control) = &mut control {
-        let stages = stages(&control.stats()?);
-        evidence.layers = layers(&stages, load.mean_ns);
-        evidence.filters.extend(held(&control.filters()?, &stages));
-        measures.extend(stages);
-    }
-    (evidence.load, evidence.guest) = (load, guest);
-    Ok(Seen {
-        measures,
-        series,
-        evidence,
-    })
-}
-
-fn read(guest: &mut Guest, device: &str, runtime: Duration) -> Result<(Reads, Option<Processors>)> {
-    let seconds = runtime.as_secs().max(1);
-    let script = evidence::guest::around(&format!(
+fn script(device: &str, seconds: u64) -> String {
+    format!(
         "fio --name=seqread --filename={device} --readonly --rw=read --bs=4k --direct=1 \
-         --ioengine=psync --time_based --runtime={seconds} --output-format=json \
-         --output=/tmp/fio.json >/tmp/fio.log 2>&1 || {{ cat /tmp/fio.log; exit 1; }}\n\
-         cat /tmp/fio.json"
-    ));
-    let printed = guest.check(&script, Duration::from_secs(seconds + 120))?;
-    let (text, processors) = evidence::guest::split(&printed);
-    let reads = Reads::parse(&text);
-    let reads = reads.ok_or_else(|| Error::Protocol(format!("not fio's report: {text}")))?;
-    Ok((reads, processors))
+         --ioengine=psync --time_based --runtime={seconds} --group_reporting \
+         --output-format=json --output=/tmp/fio.json >/tmp/fio.log 2>&1 || \
+         {{ cat /tmp/fio.log; exit 1; }}\ncat /tmp/fio.json"
+    )
 }
 
 /// The same on the host: for a part of the time, since nothing of it can be in a cache.
@@ -282,80 +232,9 @@ fn bare(image: &Path, runtime: Duration) -> Result<Bare> {
     })
 }
 
-/// What filters held back, which is the stage `queue`. Of several only the sum is known.
-fn held(filters: &[String], stages: &[Measure]) -> Option<Held> {
-    let queue = stages.iter().find(|one| one.name == "fathom.queue.mean")?;
-    (!filters.is_empty()).then(|| Held {
-        filter: filters.join(" and "),
-        requests: queue.samples,
-        mean_ns: queue.value,
-    })
-}
-
-/// Where a read's time goes: Fathom's stages, and all that is around them.
-fn layers(stages: &[Measure], mean_ns: f64) -> Vec<Layer> {
-    let mean = |name: &str| {
-        let name = format!("fathom.{name}.mean");
-        stages
-            .iter()
-            .find(|one| one.name == name)
-            .map(|one| one.value)
-    };
-    let Some(total) = mean("total") else {
-        return Vec::new();
-    };
-    let layer = |name: &str, mean_ns: f64| Layer {
-        name: name.to_owned(),
-        mean_ns,
-    };
-    let mut layers = vec![layer("guest, KVM and QEMU", (mean_ns - total).max(0.0))];
-    let stages = ["wake", "queue", "map", "device", "finish", "notify"];
-    let told = stages.iter().filter_map(|name| Some((name, mean(name)?)));
-    layers.extend(told.map(|(name, mean)| match *name {
-        "device" => layer("host: device", mean),
-        name => layer(&format!("fathom: {name}"), mean),
-    }));
-    layers
-}
-
-/// Fathom's mean times of reads, stage by stage.
-fn stages(stats: &Value) -> Vec<Measure> {
-    let operations = stats["operations"].as_array().into_iter().flatten();
-    let reads = operations.filter(|operation| operation["op"] == "read");
-    let stages = reads
-        .filter_map(|reads| reads["stages"].as_array())
-        .flatten();
-    let measure = |stage: &Value| {
-        let name = format!("fathom.{}.mean", stage["stage"].as_str()?);
-        let mean = stage["mean_ns"].as_f64()?;
-        let measure = Measure::new(name, Unit::Nanoseconds, mean, Better::Lower);
-        Some(measure.of(stage["count"].as_u64()?))
-    };
-    stages.filter_map(measure).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn stages_of_reads_are_measures() {
-        let stage = |name, mean| json!({"stage": name, "count": 7, "mean_ns": mean});
-        let stats = json!({"operations": [
-            {"op": "write", "stages": [stage("device", 9.0)]},
-            {"op": "read", "stages": [stage("wake", 3.5), stage("device", 8.0)]},
-        ]});
-        let measures = stages(&stats);
-        let said: Vec<_> = measures
-            .iter()
-            .map(|m| (m.name.as_str(), m.value, m.samples))
-            .collect();
-        assert_eq!(
-            said,
-            [("fathom.wake.mean", 3.5, 7), ("fathom.device.mean", 8.0, 7)]
-        );
-    }
 
     #[test]
     fn what_does_not_go_together_is_said() {

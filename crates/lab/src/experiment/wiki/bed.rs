@@ -67,6 +67,7 @@ impl Bed {
             mut guest,
             server,
             device,
+            ..
         } = GuestBed::boot(machine, kind, &spec, progress)?;
         let name = device.trim_start_matches("/dev/");
         // mq-deadline, the default, hands requests to a kernel thread.
