@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use fathom_run::evidence::{Evidence, Processors, ThreadRole};
+use fathom_run::evidence::{Evidence, ThreadRole};
 use fathom_run::{Measure, Series};
 
 use super::GuestBed;
 use super::stages::Stages;
 use crate::error::Result;
-use crate::evidence::{self, Sampler};
+use crate::evidence::Sampler;
+use crate::evidence::guest::{self, Counted};
 use crate::tracers::fathom::Control;
 use crate::work::Worked;
 
@@ -47,7 +48,7 @@ impl GuestBed {
         let sampler = Sampler::start(self.watch())?;
         let worked = self.work(job);
         let (mut evidence, series) = sampler.stop();
-        let (Worked { mut measures, load }, guest) = worked?;
+        let (Worked { mut measures, load }, counted) = worked?;
         if let (Some(fathom), Some(before)) = (&mut fathom, before) {
             let after = Counts::read(fathom)?;
             note_polling(&mut evidence, after.polled.saturating_sub(before.polled));
@@ -59,7 +60,11 @@ impl GuestBed {
                 evidence.layers = stages.layers(load.mean_ns);
             }
         }
-        (evidence.load, evidence.guest) = (load, guest);
+        (evidence.load, evidence.guest) = (load, counted.processors);
+        if let Some(interrupts) = counted.interrupts {
+            let crossings = evidence.crossings.get_or_insert_default();
+            crossings.interrupts = Some(interrupts);
+        }
         Ok(Seen {
             measures,
             series,
@@ -67,11 +72,10 @@ impl GuestBed {
         })
     }
 
-    fn work(&mut self, job: &Job) -> Result<(Worked, Option<Processors>)> {
-        let script = evidence::guest::around(job.script);
-        let printed = self.guest.check(&script, job.timeout)?;
-        let (text, processors) = evidence::guest::split(&printed);
-        Ok(((job.parse)(&text)?, processors))
+    fn work(&mut self, job: &Job) -> Result<(Worked, Counted)> {
+        let printed = self.guest.check(&guest::around(job.script), job.timeout)?;
+        let (text, counted) = guest::split(&printed);
+        Ok(((job.parse)(&text)?, counted))
     }
 }
 

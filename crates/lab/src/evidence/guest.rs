@@ -1,39 +1,53 @@
-//! The guest's half: what its CPUs did during a script, by two prints of its /proc/stat.
+//! The guest's half: what its CPUs did during a script, and how often its devices interrupted it,
+//! by two prints of its /proc/stat and /proc/interrupts.
 
 use fathom_run::evidence::Processors;
 
-use super::processors;
+use super::{interrupts, processors};
 
-const BEFORE: &str = "--- /proc/stat before ---";
-const AFTER: &str = "--- /proc/stat after ---";
+const BEFORE: &str = "--- counters before ---";
+const AFTER: &str = "--- counters after ---";
+const END: &str = "--- counters end ---";
 
-/// A script (busybox sh) that runs `work` and prints the CPUs' counters before and after it. Its
-/// status is that of `work`.
-pub fn around(work: &str) -> String {
-    let print = |marker: &str| format!("echo '{marker}'; grep '^cpu' /proc/stat");
-    let (before, after) = (print(BEFORE), print(AFTER));
-    format!("{before}\n(\n{work}\n)\nfathom_status=$?\necho; {after}; (exit $fathom_status)\n")
+/// What a guest has counted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counted {
+    pub processors: Option<Processors>,
+    /// Of all devices but clocks.
+    pub interrupts: Option<u64>,
 }
 
-/// Takes apart what such a script has printed: what `work` printed, and what the CPUs did
-/// meanwhile. A guest may print anything.
-pub fn split(printed: &str) -> (String, Option<Processors>) {
-    let marker = |marker: &str| format!("{marker}\n");
+/// A script (busybox sh) that runs `work` and prints counters before and after it. Its status is
+/// that of `work`.
+pub fn around(work: &str) -> String {
+    let print = "grep '^cpu' /proc/stat; cat /proc/interrupts";
+    format!(
+        "echo '{BEFORE}'; {print}; echo '{END}'\n(\n{work}\n)\nfathom_status=$?\n\
+         echo; echo '{AFTER}'; {print}; (exit $fathom_status)\n"
+    )
+}
+
+/// Takes apart what such a script has printed: what `work` printed, and what was counted meanwhile.
+/// A guest may print anything.
+pub fn split(printed: &str) -> (String, Counted) {
+    let line = |marker: &str| format!("{marker}\n");
     let parts = printed
-        .split_once(&marker(BEFORE))
-        .and_then(|(_, rest)| rest.rsplit_once(&format!("\n{}", marker(AFTER))));
-    let Some((middle, after)) = parts else {
-        return (printed.to_owned(), None);
+        .split_once(&line(BEFORE))
+        .and_then(|(_, rest)| rest.split_once(&line(END)))
+        .and_then(|(before, rest)| {
+            let (work, after) = rest.rsplit_once(&format!("\n{}", line(AFTER)))?;
+            Some((before, work, after))
+        });
+    let Some((before, work, after)) = parts else {
+        return (printed.to_owned(), Counted::default());
     };
-    let is_counter = |line: &str| line.starts_with("cpu");
-    let counters: usize = middle
-        .split_inclusive('\n')
-        .take_while(|line| is_counter(line))
-        .map(str::len)
-        .sum();
-    let (before, work) = middle.split_at(counters);
-    let (before, after) = (processors::parse(before), processors::parse(after));
-    (work.to_owned(), processors::between(&before, &after))
+    let (began, ended) = (processors::parse(before), processors::parse(after));
+    let interrupts = interrupts::parse(before).zip(interrupts::parse(after));
+    let counted = Counted {
+        processors: processors::between(&began, &ended),
+        interrupts: interrupts.and_then(|(before, after)| after.checked_sub(before)),
+    };
+    (work.to_owned(), counted)
 }
 
 #[cfg(test)]
@@ -55,8 +69,8 @@ mod tests {
     fn the_cpus_are_those_of_the_work() {
         let busy = around("i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done");
         let printed = crate::host::run("busybox", &["sh", "-c", &busy]).unwrap();
-        let (said, processors) = split(&printed);
-        let processors = processors.unwrap();
+        let (said, counted) = split(&printed);
+        let processors = counted.processors.unwrap();
         assert_eq!(said, "");
         assert!(processors.busy.iter().sum::<f64>() > 0.0, "{processors:?}");
     }
@@ -64,15 +78,23 @@ mod tests {
     #[test]
     fn what_is_damaged_has_no_figures() {
         let cpu = |ticks: u32| format!("cpu0 {ticks} 0 0 50 0 0 0 0 0 0\n");
-        let whole = format!("{BEFORE}\n{}x\n{AFTER}\n{}", cpu(10), cpu(20));
-        assert_eq!(split(&whole).1.unwrap().busy, [100.0]);
+        let counters = |n: u32| format!("{} 24: {n} virtio0\n", cpu(n));
+        let whole = format!(
+            "{BEFORE}\n{}{END}\nx\n{AFTER}\n{}",
+            counters(10),
+            counters(20)
+        );
+        let counted = split(&whole).1;
+        assert_eq!(counted.processors.unwrap().busy, [100.0]);
+        assert_eq!(counted.interrupts, Some(10));
         for damaged in [
             whole.replace(AFTER, "---"),
             whole.replace(BEFORE, ""),
-            whole.replace("cpu0 20", "cpu0 x"),
+            whole.replace(END, ""),
+            whole.replace("20", "x"),
             String::new(),
         ] {
-            assert_eq!(split(&damaged).1, None, "{damaged}");
+            assert_eq!(split(&damaged).1, Counted::default(), "{damaged}");
         }
     }
 }

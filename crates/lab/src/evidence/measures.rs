@@ -19,6 +19,7 @@ pub fn measures(evidence: &Evidence) -> Vec<Measure> {
     let mut measures = Vec::new();
     guest(evidence, &mut measures);
     host(evidence, &mut measures);
+    crossings(evidence, &mut measures);
     if let Some(device) = &evidence.device {
         let mut tell = |name: &str, unit, value| {
             measures.push(Measure::new(name, unit, value, Better::Neither));
@@ -80,10 +81,26 @@ fn host(evidence: &Evidence, measures: &mut Vec<Measure>) {
     ));
 }
 
+fn crossings(evidence: &Evidence, measures: &mut Vec<Measure>) {
+    let (Some(seen), requests @ 1..) = (&evidence.crossings, evidence.load.requests) else {
+        return;
+    };
+    let told = [
+        ("kicks", seen.kicks),
+        ("interrupts", seen.interrupts),
+        ("exits", seen.exits),
+        ("calls", seen.calls),
+    ];
+    measures.extend(told.into_iter().filter_map(|(name, count)| {
+        let each = count? as f64 / requests as f64;
+        Some(Measure::new(name, Unit::PerRequest, each, Better::Lower).of(requests))
+    }));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fathom_run::evidence::{DeviceTime, Load, Processors, ThreadTime};
+    use fathom_run::evidence::{Crossings, DeviceTime, Load, Processors, ThreadTime};
 
     fn value(measures: &[Measure], name: &str) -> f64 {
         let found = measures.iter().find(|measure| measure.name == name);
@@ -126,6 +143,10 @@ mod tests {
                 mean_ns: 1400.0,
                 ..DeviceTime::default()
             }),
+            crossings: Some(Crossings {
+                interrupts: Some(500),
+                ..Crossings::default()
+            }),
             ..Evidence::default()
         };
         let measures = measures(&evidence);
@@ -142,11 +163,13 @@ mod tests {
             ("host.busy", 75.0),
             ("device.busy", 70.0),
             ("device.latency", 1400.0),
+            ("interrupts", 0.5),
         ] {
             let found = value(&measures, name);
             assert!((found - wanted).abs() < 1e-9, "{name}: {found}");
         }
-        assert!(measures.iter().all(|measure| measure.name != "cpu.load"));
+        let is_unseen = |measure: &Measure| ["cpu.load", "exits"].contains(&&*measure.name);
+        assert!(!measures.iter().any(is_unseen));
     }
 
     #[test]

@@ -7,8 +7,10 @@
 
 mod cgroup;
 mod device;
+mod exits;
 pub mod guest;
 mod history;
+mod interrupts;
 mod kernel;
 mod measures;
 mod pressure;

@@ -5,14 +5,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fathom_run::Series;
-use fathom_run::evidence::Evidence;
+use fathom_run::evidence::{Crossings, Evidence};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::history::{History, Point};
 use super::kernel::{self, Kernel};
 use super::processors::{self, Cpu};
 use super::threads::Threads;
-use super::{Watch, cgroup, device, pressure};
+use super::{Kind, Watch, cgroup, device, exits, pressure};
 use crate::error::{Context, Result};
 
 /// A step takes at least so many times what a sample costs of CPU time: sampling is not to be
@@ -38,6 +38,8 @@ struct Window {
     kernel: Kernel,
     groups: Vec<cgroup::Group>,
     device: Option<String>,
+    /// QEMU's process, if there is one.
+    vmm: Option<u32>,
     begin: Snapshot,
     history: History,
 }
@@ -49,6 +51,7 @@ struct Snapshot {
     pressure: Option<pressure::Totals>,
     groups: Vec<Option<cgroup::Stat>>,
     device: Option<device::Stat>,
+    exits: Option<u64>,
 }
 
 impl Sampler {
@@ -92,8 +95,10 @@ impl Window {
     fn begin(watch: Watch) -> Window {
         let kernel = kernel::look();
         let groups = cgroup::limited(watch.processes.iter().map(|one| one.pid));
+        let vmm = watch.processes.iter().find(|one| one.kind == Kind::Qemu);
+        let vmm = vmm.map(|one| one.pid);
         let mut threads = Threads::new(watch.processes);
-        let begin = Snapshot::take(&groups, watch.device.as_deref());
+        let begin = Snapshot::take(&groups, watch.device.as_deref(), vmm);
         threads.look();
         let zero = point(
             &begin,
@@ -107,6 +112,7 @@ impl Window {
             kernel,
             groups,
             device: watch.device,
+            vmm,
             history: History::new(watch.step.max(SHORTEST), zero),
             begin,
         }
@@ -134,7 +140,7 @@ impl Window {
 
     fn end(mut self) -> (Evidence, Vec<Series>) {
         self.threads.look();
-        let end = Snapshot::take(&self.groups, self.device.as_deref());
+        let end = Snapshot::take(&self.groups, self.device.as_deref(), self.vmm);
         let (begin, kernel) = (&self.begin, kernel::look());
         let last = point(begin, &end.host, end.device.as_ref(), &self.threads, end.at);
         self.history.add(last);
@@ -146,6 +152,8 @@ impl Window {
             let (begin, end) = (begin.device.as_ref()?, end.device.as_ref()?);
             Some(device::between(name, begin, end, seconds))
         });
+        let exits = begin.exits.zip(end.exits);
+        let exits = exits.and_then(|(before, after)| after.checked_sub(before));
         let evidence = Evidence {
             seconds,
             host: processors::between(&begin.host, &end.host),
@@ -153,6 +161,10 @@ impl Window {
             cgroup: cgroup::between(&self.groups, &begin.groups, &end.groups),
             pressure: pressure.map(|(begin, end)| pressure::between(begin, end, seconds)),
             device,
+            crossings: exits.map(|exits| Crossings {
+                exits: Some(exits),
+                ..Crossings::default()
+            }),
             ..Evidence::default()
         };
         (evidence, self.history.series())
@@ -160,13 +172,14 @@ impl Window {
 }
 
 impl Snapshot {
-    fn take(groups: &[cgroup::Group], device: Option<&str>) -> Snapshot {
+    fn take(groups: &[cgroup::Group], device: Option<&str>, vmm: Option<u32>) -> Snapshot {
         Snapshot {
             at: Instant::now(),
             host: read_processors(),
             pressure: pressure::read(),
             groups: groups.iter().map(cgroup::read).collect(),
             device: device.and_then(device::read),
+            exits: vmm.and_then(exits::of),
         }
     }
 }
