@@ -3,9 +3,19 @@
 use std::fs;
 use std::path::Path;
 
-use fathom_run::Machine;
+use fathom_run::{Environment, Machine};
 
 const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+
+/// What a run says of where it happens: this machine and this program.
+pub fn here(trace_clock: &str) -> Environment {
+    Environment {
+        host: machine(trace_clock),
+        fathom: env!("CARGO_PKG_VERSION").into(),
+        stretched: is_stretched(),
+        ..Environment::default()
+    }
+}
 
 /// The machine that this runs on; `trace_clock` is the clock of its trace events.
 pub fn machine(trace_clock: &str) -> Machine {

@@ -36,6 +36,6 @@ pub use io_calls::{IO_CALLS, IoCall, io_call};
 pub use measure::{Better, Measure, Series, Unit};
 pub use run::{
     Benchmark, BlockDevice, Disk, Environment, Extent, Machine, Role, Round, Run, RunKind,
-    Scenario, StreamInfo, Thread, VERSION,
+    Scenario, StreamInfo, Thread, VERSION, now,
 };
 pub use stream::{Stream, StreamHeader, StreamWriter};

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,12 @@ use crate::stream::Stream;
 pub const VERSION: u32 = 2;
 /// Of a round; the collectors make a dozen.
 const MAX_STREAMS: usize = 64;
+
+/// Seconds since 1970, as runs and cells tell when they began.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |time| time.as_secs())
+}
 
 /// How a run came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -221,6 +228,23 @@ pub struct StreamInfo {
 }
 
 impl Run {
+    /// A run that begins now, of which nothing else is known yet.
+    pub fn new(kind: RunKind, title: impl Into<String>) -> Run {
+        Run {
+            version: VERSION,
+            kind,
+            title: title.into(),
+            created: now(),
+            experiment: None,
+            scenario: None,
+            environment: Environment::default(),
+            disks: Vec::new(),
+            threads: Vec::new(),
+            rounds: Vec::new(),
+            problems: Vec::new(),
+        }
+    }
+
     /// Writes `run.json` into an existing directory.
     ///
     /// # Errors

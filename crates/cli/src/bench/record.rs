@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use fathom_lab::environment;
 use fathom_lab::work::{Worked, latencies, rates};
 use fathom_load::report::Direction;
 use fathom_load::{Report, files};
-use fathom_run::{Better, Cell, Environment, Experiment, Measure, Run, RunKind, Unit, VERSION};
+use fathom_run::{Better, Cell, Experiment, Measure, Run, RunKind, Unit, now};
 
 const NAME: &str = "bench";
 
@@ -75,32 +74,16 @@ fn load(dir: &Path) -> anyhow::Result<Option<Run>> {
 
 fn new_run() -> Run {
     Run {
-        version: VERSION,
-        kind: RunKind::Experiment,
-        title: "bench: what a server, a file or a file system can do".into(),
-        created: now(),
         experiment: Some(Experiment {
             name: NAME.into(),
             ..Experiment::default()
         }),
-        scenario: None,
-        environment: Environment {
-            host: environment::machine(""),
-            fathom: env!("CARGO_PKG_VERSION").into(),
-            stretched: environment::is_stretched(),
-            ..Environment::default()
-        },
-        disks: Vec::new(),
-        threads: Vec::new(),
-        rounds: Vec::new(),
-        problems: Vec::new(),
+        environment: environment::here(""),
+        ..Run::new(
+            RunKind::Experiment,
+            "bench: what a server, a file or a file system can do",
+        )
     }
-}
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |time| time.as_secs())
 }
 
 impl Record {

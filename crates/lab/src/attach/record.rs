@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use fathom_run::{Clocks, Environment, Kind, Round, Run, RunKind, Stream, VERSION};
+use fathom_run::{Clocks, Environment, Kind, Round, Run, RunKind, Stream};
 
 use super::{Qemu, TscOffset, guest_offset, tsc_offset};
 use crate::environment;
@@ -307,28 +307,15 @@ fn run_of(qemu: Qemu, chosen: usize, rounds: Vec<Round>, problems: Vec<String>) 
         "mono"
     };
     Run {
-        version: VERSION,
-        kind: RunKind::Host,
-        title,
-        created: now(),
-        experiment: None,
-        scenario: None,
         environment: Environment {
-            host: environment::machine(clock),
-            guest: None,
             accelerator: qemu.accelerator.clone(),
             qemu: qemu.version.clone(),
-            fathom: env!("CARGO_PKG_VERSION").into(),
-            stretched: environment::is_stretched(),
+            ..environment::here(clock)
         },
         disks: qemu.disks.into_iter().map(|one| one.disk).collect(),
         threads: qemu.threads,
         rounds,
         problems,
+        ..Run::new(RunKind::Host, title)
     }
-}
-
-fn now() -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map_or(0, |since| since.as_secs())
 }

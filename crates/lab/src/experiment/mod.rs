@@ -12,7 +12,7 @@ mod seqread;
 pub mod wiki;
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use fathom_run::evidence::{Bare, Evidence};
 use fathom_run::{Environment, Measure, Series};
@@ -150,12 +150,6 @@ impl Need {
             Need::Kernel => crate::kernel::Kernel::find().map(drop),
         }
     }
-}
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |time| time.as_secs())
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use fathom_run as run;
 use fathom_units::{Utc, short_duration};
-use run::{Cell, Environment, Planned, Run, RunKind, VERSION};
+use run::{Cell, Environment, Planned, Run, RunKind, now};
 
-use super::{Context, Experiment, Order, Settings, find, now};
+use super::{Context, Experiment, Order, Settings, find};
 use crate::environment;
 use crate::error::{Context as _, Error, Result};
 use crate::host::{self, Accelerator};
@@ -283,27 +283,16 @@ fn check(experiment: &dyn Experiment, planned: &Planned) -> Result<()> {
 }
 
 fn new_run(experiment: &dyn Experiment, plan: run::Experiment) -> Run {
+    let title = format!("{}: {}", experiment.name(), experiment.about());
+    let version = host::qemu_version().ok();
     Run {
-        version: VERSION,
-        kind: RunKind::Experiment,
-        title: format!("{}: {}", experiment.name(), experiment.about()),
-        created: now(),
         experiment: Some(plan),
-        scenario: None,
         environment: Environment {
-            host: environment::machine(""),
-            guest: None,
             accelerator: Accelerator::detect().name().into(),
-            qemu: host::qemu_version()
-                .ok()
-                .map(|(major, minor)| format!("{major}.{minor}")),
-            fathom: env!("CARGO_PKG_VERSION").into(),
-            stretched: environment::is_stretched(),
+            qemu: version.map(|(major, minor)| format!("{major}.{minor}")),
+            ..environment::here("")
         },
-        disks: Vec::new(),
-        threads: Vec::new(),
-        rounds: Vec::new(),
-        problems: Vec::new(),
+        ..Run::new(RunKind::Experiment, title)
     }
 }
 

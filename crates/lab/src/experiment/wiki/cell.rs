@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use fathom_run::{Clocks, Disk, Environment, Round, Run, RunKind, Scenario, VERSION};
+use fathom_run::{Clocks, Disk, Environment, Round, Run, RunKind, Scenario};
 
 use super::bed::{self, Bed};
 use super::in_guest::BENCHMARK;
@@ -10,7 +10,6 @@ use super::options::Options;
 use super::round::{self, Plan, Watch};
 use crate::environment;
 use crate::error::{Context, Result};
-use crate::experiment::now;
 use crate::host::Accelerator;
 use crate::scratch::Scratch;
 use crate::tracers;
@@ -232,14 +231,10 @@ fn new_run(options: &Options) -> Run {
         [] => String::new(),
         filters => format!(" through {}", filters.join(" and ")),
     };
+    let title = format!(
+        "wiki: {rw} of {block_size} bytes, depth {iodepth}, disk served by {server}{through}"
+    );
     Run {
-        version: VERSION,
-        kind: RunKind::Lab,
-        title: format!(
-            "wiki: {rw} of {block_size} bytes, depth {iodepth}, disk served by {server}{through}"
-        ),
-        created: now(),
-        experiment: None,
         scenario: Some(Scenario {
             rw: rw.to_string(),
             block_size: *block_size,
@@ -251,17 +246,10 @@ fn new_run(options: &Options) -> Run {
             polling: options.poll,
         }),
         environment: Environment {
-            host: environment::machine("x86-tsc"),
-            guest: None,
             accelerator: Accelerator::Kvm.name().into(),
-            qemu: None,
-            fathom: env!("CARGO_PKG_VERSION").into(),
-            stretched: environment::is_stretched(),
+            ..environment::here("x86-tsc")
         },
-        disks: Vec::new(),
-        threads: Vec::new(),
-        rounds: Vec::new(),
-        problems: Vec::new(),
+        ..Run::new(RunKind::Lab, title)
     }
 }
 

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use fathom_run::{Clocks, Environment, Round, Run, RunKind, VERSION};
+use fathom_run::{Clocks, Environment, Round, Run, RunKind};
 
 use super::{NAME, Options, start};
 use crate::environment;
@@ -67,21 +67,12 @@ pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run>
     let (collected, disks) = guest.stop(&folder)?;
     let is_the_one = disks.len() == 1;
     let run = Run {
-        version: VERSION,
-        kind: RunKind::Guest,
-        title: "guest".into(),
-        created: SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs()),
-        experiment: None,
-        scenario: None,
         environment: Environment {
             guest: Some(machine),
             fathom: env!("CARGO_PKG_VERSION").into(),
             ..Environment::default()
         },
         disks: disks.iter().map(|disk| disk.to_disk(is_the_one)).collect(),
-        threads: Vec::new(),
         rounds: vec![Round {
             name: ROUND.into(),
             traced: vec![NAME.into()],
@@ -93,6 +84,7 @@ pub fn record(options: &RecordOptions, started: &mut dyn FnMut()) -> Result<Run>
             ..Round::default()
         }],
         problems: collected.problems,
+        ..Run::new(RunKind::Guest, "guest")
     };
     run.save(options.output)?;
     match untraced {

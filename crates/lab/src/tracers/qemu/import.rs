@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use fathom_run::{Clock, Environment, Round, Run, RunKind, StreamInfo, VERSION};
+use fathom_run::{Clock, Environment, Round, Run, RunKind, StreamInfo};
 
 use super::collector::NAME;
 use super::schema::Schema;
@@ -129,19 +129,13 @@ fn describe(trace: &Path, backend: &str, clock: Clock, converted: Converted) -> 
         events,
         lost: Some(lost),
     };
+    let title = format!("QEMU's own trace {} ({backend})", name.to_string_lossy());
     Ok(Run {
-        version: VERSION,
-        kind: RunKind::Qemu,
-        title: format!("QEMU's own trace {} ({backend})", name.to_string_lossy()),
         created: written(trace)?,
-        experiment: None,
-        scenario: None,
         environment: Environment {
             fathom: env!("CARGO_PKG_VERSION").into(),
             ..Environment::default()
         },
-        disks: Vec::new(),
-        threads: Vec::new(),
         rounds: vec![Round {
             name: NAME.into(),
             traced: vec![NAME.into()],
@@ -149,6 +143,7 @@ fn describe(trace: &Path, backend: &str, clock: Clock, converted: Converted) -> 
             ..Round::default()
         }],
         problems,
+        ..Run::new(RunKind::Qemu, title)
     })
 }
 
