@@ -1,10 +1,13 @@
 //! What limits a guest's disk, built on purpose, is named.
 
+use std::process::Command;
+
 use fathom_lab::experiment::runner::Runner;
 use fathom_lab::experiment::{Context, Order, find};
 use fathom_limiter::{Verdict, judge};
 use fathom_run::Run;
 use fathom_tests::fathom;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Reads through a filter of Fathom's; the verdict.
 fn through(filter: &str) -> Verdict {
@@ -46,4 +49,24 @@ fn a_filter_that_holds_requests_is_named() {
     // One that holds nothing is not.
     let verdict = through("throttle:iops-total=1000000");
     assert_ne!(verdict.rule(), Some("filter"), "{verdict:?}");
+}
+
+/// The guest, its QEMU and its server have one CPU, and share it.
+#[test]
+fn a_vcpu_of_an_overcommitted_host_is_named() {
+    let allowed = sched_getaffinity(None).unwrap();
+    let cpu = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
+    let mut one = CpuSet::new();
+    one.set(cpu.unwrap());
+    // Of this thread, and so of all that it starts.
+    sched_setaffinity(None, &one).unwrap();
+    let spinner = Command::new("sh")
+        .args(["-c", "while :; do :; done"])
+        .spawn();
+    let mut spinner = spinner.unwrap();
+    let verdict = std::panic::catch_unwind(|| through("throttle:iops-total=1000000"));
+    spinner.kill().unwrap();
+    spinner.wait().unwrap();
+    let verdict = verdict.unwrap();
+    assert_eq!(verdict.rule(), Some("run-queue"), "{verdict:?}");
 }
