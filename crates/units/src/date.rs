@@ -1,5 +1,7 @@
 //! Dates of the calendar.
 
+use std::fmt;
+
 /// An instant of the civil calendar, in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Utc {
@@ -37,6 +39,24 @@ impl Utc {
     }
 }
 
+/// `2026-11-23 05:40:11`
+impl fmt::Display for Utc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Utc {
+            year,
+            month,
+            day,
+            hour,
+            minute,
+            second,
+        } = self;
+        write!(
+            f,
+            "{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}"
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,11 +77,7 @@ mod tests {
             let mut date = Command::new("date");
             date.args(["-u", "-d", &at, "+%Y-%m-%d %H:%M:%S"]);
             let said = date.output().unwrap().stdout;
-            let utc = Utc::from_seconds(seconds);
-            let text = format!(
-                "{:04}-{:02}-{:02} {:02}:{:02}:{:02}\n",
-                utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second
-            );
+            let text = format!("{}\n", Utc::from_seconds(seconds));
             assert_eq!(text, String::from_utf8(said).unwrap());
         }
     }

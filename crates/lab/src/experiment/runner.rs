@@ -298,18 +298,9 @@ fn new_run(experiment: &dyn Experiment, plan: run::Experiment) -> Run {
 
 /// The name of a run directory that is made now: `fathom-wiki-20261121-044538.run` (UTC).
 pub fn default_output(experiment: &dyn Experiment) -> PathBuf {
-    let Utc {
-        year,
-        month,
-        day,
-        hour,
-        minute,
-        second,
-    } = Utc::from_seconds(now());
-    PathBuf::from(format!(
-        "fathom-{}-{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}.run",
-        experiment.name()
-    ))
+    let begun = Utc::from_seconds(now()).to_string();
+    let begun = begun.replace(['-', ':'], "").replace(' ', "-");
+    PathBuf::from(format!("fathom-{}-{begun}.run", experiment.name()))
 }
 
 #[cfg(test)]

@@ -59,15 +59,7 @@ pub(crate) fn plural(count: u64, one: &str) -> String {
 
 /// Seconds since 1970 as a date and time in UTC.
 pub(crate) fn date(seconds: u64) -> String {
-    let Utc {
-        year,
-        month,
-        day,
-        hour,
-        minute,
-        second,
-    } = Utc::from_seconds(seconds);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    format!("{} UTC", Utc::from_seconds(seconds))
 }
 
 /// A column of times in us, all with as many decimals as the greatest allows; `-` for none.
