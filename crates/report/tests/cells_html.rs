@@ -144,6 +144,51 @@ fn bars_are_as_long_as_their_figures_in_light_and_dark() {
 }
 
 #[test]
+fn curves_go_through_their_points_with_the_limiter_at_each() {
+    let mut table = table(5);
+    let mut page = show(&html::render(&table));
+    let count = |page: &mut Shown, selector: &str| {
+        let script = format!("document.querySelectorAll('.curves {selector}').length");
+        page.browser.number(&script)
+    };
+    // Two values are bars.
+    assert_eq!(count(&mut page, "polyline"), 0.0);
+    let more = table.points.iter().rev().take(3).cloned();
+    let more: Vec<_> = more
+        .map(|mut point| {
+            point.settings.insert("threads".into(), "64".into());
+            point.limiter = Some(HOSTILE.into());
+            point
+        })
+        .collect();
+    table.points.extend(more);
+    let mut page = show(&html::render(&table));
+    page.assert_is_sound();
+    assert_eq!(count(&mut page, "polyline"), 3.0);
+    assert_eq!(count(&mut page, "circle"), 9.0);
+    let places = page.browser.eval(
+        "[...document.querySelectorAll('.curves circle')].map((dot) => \
+         [dot.cx.baseVal.value, dot.cy.baseVal.value])",
+    );
+    let places: Vec<(f64, f64)> = serde_json::from_value(places).unwrap();
+    for line in places.chunks(3) {
+        // 1, 8 and 64 threads stand evenly; the last two points have the same figure.
+        assert!(
+            (line[1].0 * 2.0 - line[0].0 - line[2].0).abs() < 0.2,
+            "{line:?}"
+        );
+        assert!((line[1].1 - line[2].1).abs() < 0.1, "{line:?}");
+        assert!(
+            line[1].1 < line[0].1,
+            "more threads, more requests: {line:?}"
+        );
+    }
+    let limiters =
+        "[...document.querySelectorAll('.curves g text')].map((e) => e.textContent).join()";
+    assert!(page.browser.text(limiters).contains("onerror=alert(1)"));
+}
+
+#[test]
 fn samples_over_time_unfold() {
     let mut page = show(&html::render(&table(2)));
     let shown = "document.querySelector('details svg').checkVisibility()";

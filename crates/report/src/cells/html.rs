@@ -2,6 +2,7 @@
 
 mod bars;
 mod compare;
+mod curves;
 mod lines;
 mod points;
 
@@ -76,5 +77,6 @@ fn head(html: &mut Html, prefix: &str, table: &Table) {
 fn sections(html: &mut Html, prefix: &str, table: &Table) {
     points::show(html, prefix, table);
     bars::show(html, prefix, table);
+    curves::show(html, prefix, table);
     lines::show(html, prefix, table);
 }

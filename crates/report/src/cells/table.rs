@@ -59,6 +59,8 @@ pub struct Point {
     pub vs_bare: Option<Figure>,
     /// What is said of the point beside its figures, in a line: its suspected limiter.
     pub verdict: Option<String>,
+    /// The rule that holds there, in a word.
+    pub limiter: Option<String>,
 }
 
 /// A measure of a point.
@@ -169,6 +171,7 @@ impl Point {
             let ratio = value.and_then(|value| ratio(*value, device));
             vs_bare.extend(ratio.map(|ratio| (row.round, ratio)));
         }
+        let (verdict, limiter) = verdict(rows).unzip();
         let figures = measures.into_iter();
         let figures =
             figures.filter_map(|(name, rounds)| Some((name.to_owned(), Figure::of(rounds)?)));
@@ -179,13 +182,15 @@ impl Point {
             measures: figures.collect(),
             bare: Figure::of(bare),
             vs_bare: Figure::of(vs_bare),
-            verdict: verdict(rows),
+            verdict,
+            limiter,
         }
     }
 }
 
-/// The verdict that most rounds have, the first of them where several are as frequent.
-fn verdict(rows: &[Row]) -> Option<String> {
+/// The verdict that most rounds have, the first of them where several are as frequent: in a line,
+/// and in a word.
+fn verdict(rows: &[Row]) -> Option<(String, String)> {
     let mut rows: Vec<&Row> = rows.iter().collect();
     rows.sort_by_key(|row| row.round);
     let verdicts: Vec<&Verdict> = rows.iter().filter_map(|row| row.verdict.as_ref()).collect();
@@ -196,10 +201,11 @@ fn verdict(rows: &[Row]) -> Option<String> {
             .count()
     };
     let first = verdicts.iter().rev().max_by_key(|one| same(one))?;
-    match (same(first), verdicts.len()) {
-        (count, all) if count == all => Some(first.to_string()),
-        (count, all) => Some(format!("{first} (in {count} of {all} rounds)")),
-    }
+    let line = match (same(first), verdicts.len()) {
+        (count, all) if count == all => first.to_string(),
+        (count, all) => format!("{first} (in {count} of {all} rounds)"),
+    };
+    Some((line, first.rule().unwrap_or("unknown").to_owned()))
 }
 
 impl Figure {
@@ -273,7 +279,7 @@ mod tests {
     fn a_points_verdict_is_that_of_most_rounds() {
         let said = |rules: &[Option<&'static str>]| {
             let rows = (1..).zip(rules).map(|(round, rule)| row(round, *rule));
-            verdict(&rows.collect::<Vec<_>>()).unwrap()
+            verdict(&rows.collect::<Vec<_>>()).unwrap().0
         };
         assert!(said(&[Some("thread"), Some("thread")]).ends_with("round 1"));
         let most = said(&[None, Some("thread"), Some("thread")]);

@@ -1,0 +1,249 @@
+//! How the main measure grows along an axis of numbers, such as threads: a line for each combination
+//! of the other settings, and at each point what is suspected to limit it.
+
+use std::fmt::Write;
+
+use fathom_units::parse_size;
+
+use crate::cells::points::Settings;
+use crate::cells::table::{Column, Figure, Point, Table};
+use crate::cells::words::{self, Scale};
+use crate::render::html::markup::Html;
+
+/// With fewer values bars say the same.
+const LEAST_VALUES: usize = 3;
+/// Of palette.css: as many lines are drawn.
+const COLOURS: [&str; 6] = [
+    "--g-guest",
+    "--g-switching",
+    "--g-server",
+    "--g-host_io",
+    "--g-server_switching",
+    "--g-device",
+];
+const WIDTH: f64 = 860.0;
+const HEIGHT: f64 = 320.0;
+/// Around the lines: figures to the left and below, the last limiters to the right.
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 90.0;
+const TOP: f64 = 18.0;
+const BOTTOM: f64 = 30.0;
+
+/// A point on a line: its place on the axis, its figure.
+struct Dot<'a> {
+    x: u64,
+    point: &'a Point,
+    figure: &'a Figure,
+}
+
+struct Line<'a> {
+    /// But for the axis.
+    settings: Settings,
+    dots: Vec<Dot<'a>>,
+}
+
+/// Where values are on the picture.
+struct Frame {
+    /// The axis's values, without repetitions.
+    values: Vec<u64>,
+    most: f64,
+}
+
+pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
+    let (Some(main), Some((axis, values))) = (table.main(), axis(table)) else {
+        return;
+    };
+    let lines = lines(table, main, axis);
+    let figures = || {
+        lines
+            .iter()
+            .flat_map(|line| &line.dots)
+            .map(|dot| dot.figure)
+    };
+    let ends = |figure: &Figure| figure.interval.map_or(figure.median, |(_, high)| high);
+    let most = figures().map(ends).fold(0.0, f64::max);
+    if most <= 0.0 || !most.is_finite() {
+        return;
+    }
+    let scale = Scale::of(main.unit, figures().map(|figure| figure.median)).for_pages();
+    let heading = format!("{} by {axis}", scale.heading(&main.name));
+    html.heading(prefix, ("curves", "Scaling"), &heading);
+    html.raw("<div class=\"chart\">\n<div class=\"key\">");
+    for (line, colour) in lines.iter().zip(COLOURS) {
+        html.raw("<span>");
+        html.swatch(colour);
+        html.text(&words::label(&line.settings));
+        html.raw("</span>");
+    }
+    html.raw("</div>\n");
+    let view = format!("0 0 {WIDTH} {HEIGHT}");
+    html.open(
+        "svg",
+        &[("viewBox", &view), ("class", "curves"), ("role", "img")],
+    );
+    let frame = Frame { values, most };
+    frame.draw(html, &scale);
+    for (line, colour) in lines.iter().zip(COLOURS) {
+        draw(html, &frame, line, colour, &scale);
+    }
+    html.raw("</svg>\n");
+    if lines.len() > COLOURS.len() {
+        let (shown, all) = (COLOURS.len(), lines.len());
+        html.note(&format!(
+            "The first {shown} of {all} lines; the table has all."
+        ));
+    }
+    html.raw("</div>\n");
+}
+
+/// The axis of numbers with the most values, if it has enough.
+fn axis(table: &Table) -> Option<(&str, Vec<u64>)> {
+    let numbers = |axis: &String| {
+        let values = table.points.iter().map(|point| number(point, axis));
+        let mut values = values.collect::<Option<Vec<u64>>>()?;
+        values.sort_unstable();
+        values.dedup();
+        (values.len() >= LEAST_VALUES).then_some((axis.as_str(), values))
+    };
+    let axes = table.axes.iter().filter_map(numbers);
+    // The first of several.
+    axes.rev().max_by_key(|(_, values)| values.len())
+}
+
+fn number(point: &Point, axis: &str) -> Option<u64> {
+    parse_size(point.settings.get(axis)?).ok()
+}
+
+/// In the order of the points.
+fn lines<'a>(table: &'a Table, main: &Column, axis: &str) -> Vec<Line<'a>> {
+    let mut lines: Vec<Line> = Vec::new();
+    for point in &table.points {
+        let (Some(x), Some(figure)) = (number(point, axis), point.measures.get(&main.name)) else {
+            continue;
+        };
+        let mut settings = point.settings.clone();
+        settings.remove(axis);
+        let dot = Dot { x, point, figure };
+        match lines.iter_mut().find(|line| line.settings == settings) {
+            Some(line) => line.dots.push(dot),
+            None => lines.push(Line {
+                settings,
+                dots: vec![dot],
+            }),
+        }
+    }
+    for line in &mut lines {
+        line.dots.sort_by_key(|dot| dot.x);
+    }
+    lines
+}
+
+impl Frame {
+    /// By factors where all values are above zero: 1, 8 and 64 stand evenly.
+    fn x(&self, value: u64) -> f64 {
+        let (first, last) = match self.values.as_slice() {
+            [first, .., last] => (*first, *last),
+            _ => return LEFT,
+        };
+        let place = |value: u64| match first {
+            0 => value as f64,
+            _ => (value as f64).ln(),
+        };
+        let share = (place(value) - place(first)) / (place(last) - place(first));
+        LEFT + share.clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        let share = (value / self.most).clamp(0.0, 1.0);
+        HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+    }
+
+    /// Lines and figures behind the curves.
+    fn draw(&self, html: &mut Html, scale: &Scale) {
+        for share in [0.0, 0.5, 1.0] {
+            let value = self.most * share;
+            let (y, right) = (self.y(value), WIDTH - RIGHT);
+            let path = format!("M{LEFT:.1},{y:.1}H{right:.1}");
+            html.element("path", &[("class", "grid"), ("d", &path)], "");
+            label(html, "end", (LEFT - 6.0, y + 4.0), &scale.write(value));
+        }
+        for value in &self.values {
+            let words = fathom_units::short_size(*value);
+            label(html, "middle", (self.x(*value), HEIGHT - 8.0), &words);
+        }
+    }
+}
+
+fn draw(html: &mut Html, frame: &Frame, line: &Line, colour: &str, scale: &Scale) {
+    let style = format!("--c:var({colour})");
+    html.open("g", &[("style", &style)]);
+    let mut path = String::new();
+    for dot in &line.dots {
+        let (x, y) = (frame.x(dot.x), frame.y(dot.figure.median));
+        // To a string it cannot fail.
+        let _ = write!(path, "{x:.1},{y:.1} ");
+    }
+    html.element("polyline", &[("points", path.trim_end())], "");
+    for dot in &line.dots {
+        let (x, y) = (frame.x(dot.x), frame.y(dot.figure.median));
+        if let Some((low, high)) = dot.figure.interval {
+            let path = format!("M{x:.1},{:.1}V{:.1}", frame.y(low), frame.y(high));
+            html.element("path", &[("class", "interval"), ("d", &path)], "");
+        }
+        let (cx, cy) = (format!("{x:.1}"), format!("{y:.1}"));
+        html.open("circle", &[("cx", &cx), ("cy", &cy), ("r", "4")]);
+        html.element("title", &[], &words_of(dot, scale));
+        html.close("circle");
+        if let Some(limiter) = &dot.point.limiter {
+            label(html, "start", (x + 7.0, y - 6.0), limiter);
+        }
+    }
+    html.close("g");
+}
+
+/// What is shown where the pointer rests.
+fn words_of(dot: &Dot, scale: &Scale) -> String {
+    let mut words = words::label(&dot.point.settings);
+    let _ = write!(
+        words,
+        ": {} {}",
+        scale.write(dot.figure.median),
+        scale.symbol
+    );
+    if let Some(verdict) = &dot.point.verdict {
+        let _ = write!(words, "\n{verdict}");
+    }
+    words
+}
+
+fn label(html: &mut Html, anchor: &str, (x, y): (f64, f64), words: &str) {
+    let (x, y) = (format!("{x:.1}"), format!("{y:.1}"));
+    html.element(
+        "text",
+        &[("x", &x), ("y", &y), ("text-anchor", anchor)],
+        words,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_by_factors_and_from_zero_by_steps() {
+        let frame = |values: &[u64]| Frame {
+            values: values.to_vec(),
+            most: 100.0,
+        };
+        let (left, right) = (LEFT, WIDTH - RIGHT);
+        let factors = frame(&[1, 8, 64]);
+        assert!((factors.x(8) - (left + right) / 2.0).abs() < 1e-9);
+        let steps = frame(&[0, 10, 40]);
+        assert!((steps.x(10) - (left + (right - left) / 4.0)).abs() < 1e-9);
+        assert_eq!(frame(&[7]).x(7), left);
+        assert_eq!(
+            (factors.y(100.0), factors.y(f64::NAN).is_nan()),
+            (TOP, true)
+        );
+    }
+}
