@@ -3,7 +3,7 @@
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 
-use fathom_run::{Clocks, Environment, Round, Run, RunKind, VERSION};
+use fathom_run::{Clocks, Environment, Round, Run, RunKind};
 
 use crate::environment;
 use crate::error::{Context, Error, Result};
@@ -82,12 +82,6 @@ pub fn run(options: &GuestRun, input: &mut dyn BufRead, output: &mut dyn Write) 
         streams,
     };
     let run = Run {
-        version: VERSION,
-        kind: RunKind::Guest,
-        title: "guest".into(),
-        created: crate::experiment::now(),
-        experiment: None,
-        scenario: None,
         environment: Environment {
             guest: Some(environment::machine(trace_clock)),
             fathom: env!("CARGO_PKG_VERSION").into(),
@@ -97,9 +91,9 @@ pub fn run(options: &GuestRun, input: &mut dyn BufRead, output: &mut dyn Write) 
             .iter()
             .map(|disk| disk.to_disk(is_device(disk, &options.workload.path)))
             .collect(),
-        threads: Vec::new(),
         rounds: vec![round],
         problems,
+        ..Run::new(RunKind::Guest, "guest")
     };
     Ok(run.save(&options.record)?)
 }

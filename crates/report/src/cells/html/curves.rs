@@ -5,8 +5,9 @@ use std::fmt::Write;
 
 use fathom_units::parse_size;
 
+use crate::cells::cell::Column;
 use crate::cells::points::Settings;
-use crate::cells::table::{Column, Figure, Point, Table};
+use crate::cells::table::{Figure, Point, Table};
 use crate::cells::words::{self, Scale};
 use crate::render::html::markup::Html;
 
@@ -98,16 +99,19 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
 
 /// The axis of numbers with the most values, if it has enough.
 fn axis(table: &Table) -> Option<(&str, Vec<u64>)> {
-    let numbers = |axis: &String| {
-        let values = table.points.iter().map(|point| number(point, axis));
-        let mut values = values.collect::<Option<Vec<u64>>>()?;
-        values.sort_unstable();
-        values.dedup();
-        (values.len() >= LEAST_VALUES).then_some((axis.as_str(), values))
-    };
-    let axes = table.axes.iter().filter_map(numbers);
+    let axes = table.axes.iter();
+    let axes = axes.filter_map(|axis| Some((axis.as_str(), values(table, axis)?)));
     // The first of several.
     axes.rev().max_by_key(|(_, values)| values.len())
+}
+
+/// In their order, without repetitions; `None` where one is no number, or there are too few.
+fn values(table: &Table, axis: &str) -> Option<Vec<u64>> {
+    let values = table.points.iter().map(|point| number(point, axis));
+    let mut values = values.collect::<Option<Vec<u64>>>()?;
+    values.sort_unstable();
+    values.dedup();
+    (values.len() >= LEAST_VALUES).then_some(values)
 }
 
 fn number(point: &Point, axis: &str) -> Option<u64> {
