@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fathom_load::Error;
-use fathom_load::files::{Options, Report, Weights, run};
+use fathom_load::files::{Options, Part, Report, Weights, run};
 use tempfile::TempDir;
 
 /// A small one, of a number of operations, on a file system that has direct I/O or not.
@@ -87,6 +87,61 @@ fn a_seed_leaves_the_same_files_again_and_another_others() {
         assert!(first == tree(1), "verify {verify}");
         assert!(first != tree(2), "verify {verify}");
     }
+}
+
+#[test]
+fn a_run_in_two_parts_is_the_same_run() {
+    let leaves = |kept: &Path| -> Vec<Vec<u8>> { contents(kept).into_values().collect() };
+    let whole = tmpfs();
+    let keep = Options {
+        keep: true,
+        ..small(whole.path())
+    };
+    let expected = leaves(&start(&keep).unwrap().kept.unwrap());
+
+    let dir = tmpfs();
+    let files = Options {
+        part: Part::Files,
+        ..small(dir.path())
+    };
+    let made = start(&files).unwrap();
+    assert!(
+        made.operations.is_empty() && made.prepare.is_some(),
+        "{made:?}"
+    );
+    let root = made.kept.unwrap();
+    assert_eq!(contents(&root).len(), 200);
+    let load = |keep| Options {
+        part: Part::Load,
+        keep,
+        ..small(&root)
+    };
+    let loaded = start(&load(true)).unwrap();
+    assert_eq!(loaded.operations.iter().map(|o| o.ops).sum::<u64>(), 600);
+    assert_eq!(loaded.prepare, None);
+    assert!(leaves(&root) == expected);
+    fs::remove_dir_all(&root).unwrap();
+    let root = start(&files).unwrap().kept.unwrap();
+    start(&Options {
+        dir: root,
+        ..load(false)
+    })
+    .unwrap();
+    assert!(is_empty(dir.path()), "it takes away what it was given");
+
+    // What was never made is said, and whatever it is stays there.
+    let other = tmpfs();
+    fs::create_dir(other.path().join("d000")).unwrap();
+    let strange = Options {
+        part: Part::Load,
+        ..small(other.path())
+    };
+    let error = start(&strange).unwrap_err().to_string();
+    assert!(
+        error.contains("d001") && error.contains("--prepare-only"),
+        "{error}"
+    );
+    assert!(other.path().join("d000").exists());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
-use fathom_load::files::{Options, Weights};
+use fathom_load::files::{Options, Part, Weights};
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Files in a directory")]
@@ -41,6 +41,15 @@ pub struct FilesArgs {
     #[arg(long, value_name = "OP=N,...", requires = "workload")]
     weights: Option<Weights>,
 
+    /// Make the files and leave them there, for a run with --prepared
+    #[arg(long, requires = "workload", conflicts_with = "prepared")]
+    prepare_only: bool,
+
+    /// PATH is the directory that a run with --prepare-only and the same other
+    /// options has left
+    #[arg(long, requires = "workload")]
+    prepared: bool,
+
     /// Leave the files there
     #[arg(long, requires = "workload")]
     keep: bool,
@@ -66,6 +75,11 @@ impl FilesArgs {
             dirs: self.dirs.unwrap_or(scaled.dirs),
             weights: self.weights.unwrap_or_default(),
             keep: self.keep,
+            part: match (self.prepare_only, self.prepared) {
+                (true, _) => Part::Files,
+                (_, true) => Part::Load,
+                _ => Part::All,
+            },
             ..scaled
         })
     }

@@ -76,6 +76,16 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// What its files take at most.
+    pub fn bytes(&self) -> u64 {
+        let (count, size) = self.files();
+        let owners = match self.scenario {
+            Scenario::LargeFileCreates => u64::from(self.threads),
+            _ => 1,
+        };
+        size.saturating_mul(count.into()).saturating_mul(owners)
+    }
+
     /// Number and size of the files.
     fn files(&self) -> (u32, u64) {
         let shrink = |size: u64, least: u64| {
@@ -318,6 +328,9 @@ mod tests {
         assert!(text.contains("\nfilesize=4194304\n"), "{text}");
         assert!(text.contains("\nunlink_each_loop=1\n"), "{text}");
         assert!(!text.contains("time_based"), "{text}");
+        // Eight threads with a file each.
+        assert_eq!(small.bytes(), 8 * 4_194_304);
+        assert_eq!(job(Scenario::Mixed).bytes(), 1024 * (100 << 20));
     }
 
     #[test]

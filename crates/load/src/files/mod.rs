@@ -40,7 +40,7 @@ use tree::Tree;
 use worker::Worker;
 
 pub use mail::{Kind, Weights};
-pub use options::Options;
+pub use options::{Options, Part};
 pub use report::{Operation, Report};
 
 /// Makes the files, runs the mail server on them, and removes them again (see [`Options::keep`]).
@@ -51,10 +51,13 @@ pub use report::{Operation, Report};
 /// full, or a file that somebody else has touched. What was made is removed then, too.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&Progress)) -> Result<Report> {
     options.validate()?;
-    let mut tree = Tree::create(options)?;
+    let mut tree = match options.part {
+        Part::Load => Tree::open(options)?,
+        Part::All | Part::Files => Tree::create(options)?,
+    };
     // Dropped on an error, the tree removes itself.
     let mut report = measure(options, &tree, progress)?;
-    match options.keep {
+    match options.keep || options.part == Part::Files {
         true => report.kept = Some(tree.keep()),
         false => tree.remove()?,
     }
@@ -66,13 +69,16 @@ fn measure(options: &Options, tree: &Tree, progress: &mut dyn FnMut(&Progress)) 
         .map(|thread| Worker::new(options, tree, thread))
         .collect();
     let mut crew = Crew::new(&options.stop, progress);
-    let start = Instant::now();
-    crew.work(Phase::Ramp, None, &mut workers, Worker::prepare)?;
-    tree.sync()?;
-    let prepared = start.elapsed();
+    let mut prepared = None;
+    if options.part != Part::Load {
+        let start = Instant::now();
+        crew.work(Phase::Ramp, None, &mut workers, Worker::prepare)?;
+        tree.sync()?;
+        prepared = Some(start.elapsed());
+    }
     let mut taken = Taken::default();
     // Stopped before everything was there: nothing can be measured.
-    if !options.stop.load(Ordering::Relaxed) {
+    if options.part != Part::Files && !options.stop.load(Ordering::Relaxed) {
         let start = Instant::now();
         crew.work(Phase::Measure, options.runtime, &mut workers, Worker::run)?;
         // The supervisor may have noticed later.

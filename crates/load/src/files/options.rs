@@ -22,11 +22,24 @@ pub const MAX_BS: u32 = 1 << 20;
 const SCALED_FILES: u32 = 100;
 const SCALED_SIZE: u32 = 64 << 10;
 
+/// How much of a run is to be done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    #[default]
+    All,
+    /// Making the files. They stay.
+    Files,
+    /// The load, on files that a run of [`Part::Files`] with the same other options has made.
+    Load,
+}
+
 /// A run of the mail server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// An existing directory. Everything happens in a new one below it.
+    /// An existing directory. Everything happens in a new one below it; of [`Part::Load`], it is
+    /// that new one.
     pub dir: PathBuf,
+    pub part: Part,
     /// Each with one operation in flight.
     pub threads: u16,
     /// That are made before the load; under load there are never more than twice as many.
@@ -63,6 +76,7 @@ impl Options {
     pub fn new(dir: impl Into<PathBuf>) -> Options {
         Options {
             dir: dir.into(),
+            part: Part::All,
             threads: 1,
             files: 100_000,
             dirs: 100,

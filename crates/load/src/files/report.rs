@@ -75,7 +75,7 @@ impl Report {
     /// Adds the threads up.
     pub fn new(
         options: &Options,
-        prepared: Duration,
+        prepared: Option<Duration>,
         taken: Taken,
         measured: &[Measured],
         ns_per_tick: f64,
@@ -97,7 +97,7 @@ impl Report {
             direct: options.direct,
             files: options.files.into(),
             dirs: options.dirs.into(),
-            prepare: Some(prepared.as_secs_f64()),
+            prepare: prepared.map(|time| time.as_secs_f64()),
             runtime: seconds,
             sync: Some(taken.sync.as_secs_f64()),
             iops: operations.iter().map(|o| o.iops).sum(),

@@ -69,6 +69,39 @@ impl Tree {
         Ok(tree)
     }
 
+    /// The directory of the options, with its directories, which an earlier run has made.
+    pub fn open(options: &Options) -> Result<Tree> {
+        let path = &options.dir;
+        let failed = |e| Error::os(format!("cannot open {}", path.display()), e);
+        let root = openat(CWD, path, DIRECTORY, Mode::empty()).map_err(failed)?;
+        let parent = openat(&root, "..", DIRECTORY, Mode::empty()).map_err(failed)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut tree = Tree {
+            name: name.into_owned(),
+            path: path.clone(),
+            // Not before it is known to be what a run has made.
+            armed: false,
+            dirs: Vec::new(),
+            align: SECTOR,
+            parent,
+            root,
+        };
+        for dir in 0..options.dirs {
+            let fd = openat(&tree.root, dir_name(dir), DIRECTORY, Mode::empty()).map_err(|e| {
+                let path = tree.path_of_dir(dir);
+                let what =
+                    "it must be a directory that --prepare-only has made, with the same options";
+                Error::Options(format!("cannot open {}: {e}: {what}", path.display()))
+            })?;
+            tree.dirs.push(fd);
+        }
+        if options.direct {
+            tree.align = tree.probe(options)?;
+        }
+        tree.armed = !options.keep;
+        Ok(tree)
+    }
+
     /// What offsets and lengths must be multiples of.
     pub fn align(&self) -> u32 {
         self.align
