@@ -42,6 +42,7 @@ fn make_run(dir: &Path, name: &str, done: usize) -> Run {
         cells: cells
             .map(|(id, round, disk)| planned(id, round, disk))
             .to_vec(),
+        ..Experiment::default()
     };
     fs::create_dir_all(dir).unwrap();
     for (i, planned) in experiment.cells.iter().take(done).enumerate() {

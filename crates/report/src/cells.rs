@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use fathom_run::{Run, RunKind};
 
+mod beside;
 mod cell;
 mod compare;
 pub mod csv;

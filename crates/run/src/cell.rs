@@ -31,8 +31,30 @@ pub struct Experiment {
     pub rounds: u32,
     /// Of the cells' order.
     pub seed: u64,
+    /// How its points are set side by side, if that tells more than a row for each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// In the order in which they are run.
     pub cells: Vec<Planned>,
+}
+
+/// Points that differ in one parameter alone, in one row.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Beside {
+    /// That parameter.
+    pub parameter: String,
+    /// Of each point, in this order.
+    pub shown: Vec<Shown>,
+}
+
+/// A column of such a row.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Shown {
+    /// Its name; one that ends in `*` is all measures that begin so and go on with a number, in one
+    /// column.
+    pub measure: String,
+    /// With the unit that the measure has.
+    pub heading: String,
 }
 
 /// A cell to run: one point of the experiment, in one round.

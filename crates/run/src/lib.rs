@@ -28,7 +28,7 @@ pub mod qemu_names;
 mod run;
 mod stream;
 
-pub use cell::{Cell, Experiment, Planned};
+pub use cell::{Beside, Cell, Experiment, Planned, Shown};
 pub use clocks::{Clock, Clocks, GuestOffset, Pair};
 pub use error::{Error, Result};
 pub use event::{Event, Kind, MAX_ARGS, flags};

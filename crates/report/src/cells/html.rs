@@ -1,6 +1,7 @@
 //! Experiments as a page: one HTML file that needs no network, and no scripts.
 
 mod bars;
+mod beside;
 mod compare;
 mod curves;
 mod lines;
@@ -75,6 +76,7 @@ fn head(html: &mut Html, prefix: &str, table: &Table) {
 
 /// `prefix` stands before ids, where there are several runs.
 fn sections(html: &mut Html, prefix: &str, table: &Table) {
+    beside::show(html, prefix, table);
     points::show(html, prefix, table);
     bars::show(html, prefix, table);
     curves::show(html, prefix, table);

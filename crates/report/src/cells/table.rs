@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fathom_limiter::Verdict;
 use fathom_run::evidence::Bare;
-use fathom_run::{Better, Environment, Error, Experiment, Planned, Run, RunKind, Unit};
+use fathom_run::{Beside, Better, Environment, Error, Experiment, Planned, Run, RunKind, Unit};
 use serde::Serialize;
 
 use super::cell::{self, Column, Columns, Problems, Row, setting};
@@ -32,6 +32,9 @@ pub struct Table {
     /// The measure that answers the experiment's question: the first of which more is better, else
     /// the first that judges.
     pub main: Option<String>,
+    /// How points are to be set side by side, if the experiment says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// Cells.
     pub planned: usize,
     /// The first is the base of all ratios.
@@ -125,6 +128,7 @@ impl Table {
             axes: plan.axes.iter().map(|axis| cell::name(axis)).collect(),
             main: main.map(|column| column.name.clone()),
             measures: columns.list,
+            beside: experiment.beside.clone(),
             planned: experiment.cells.len(),
             points,
             cells: cells.into_iter().flatten().collect(),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use fathom_run::{Better, Unit};
 
+use super::beside::Sides;
 use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
 use super::points::Settings;
@@ -34,10 +35,15 @@ pub fn report(table: &Table, style: Style) -> String {
     if let Some(missing) = words::missing(table) {
         page.warning(&missing);
     }
-    page.heading("Points");
-    points(&mut page, table);
-    for line in words::explained(&table.points) {
-        page.note(&line);
+    match Sides::of(table) {
+        Some(sides) => beside(&mut page, &sides),
+        None => {
+            page.heading("Points");
+            points(&mut page, table);
+            for line in words::explained(&table.points) {
+                page.note(&line);
+            }
+        }
     }
     verdicts(&mut page, table);
     if let Some(line) = words::breakdowns(table) {
@@ -90,6 +96,29 @@ pub fn compare(comparison: &Comparison, style: Style) -> String {
 
 /// Columns that belong together: a heading and a text for each row.
 type Group = Vec<(String, Vec<String>)>;
+
+/// The points in the experiment's own layout.
+fn beside(page: &mut Page, sides: &Sides) {
+    let rows: Vec<&Settings> = sides.rows.iter().collect();
+    for pair in sides.pairs() {
+        page.heading(&clipped(&pair.names.join(", "), WIDTH - 2));
+        let groups = match rows.len() {
+            // A line for each.
+            1 => pair
+                .columns
+                .into_iter()
+                .flatten()
+                .map(|one| vec![one])
+                .collect(),
+            _ => pair.columns,
+        };
+        grid(page, &rows, groups);
+    }
+    for line in sides.explained() {
+        page.note(&line);
+    }
+    page.note("--html, --json and --csv have all that was measured.");
+}
 
 fn points(page: &mut Page, table: &Table) {
     let shown = &table.points[..table.points.len().min(MOST_ROWS)];
@@ -207,6 +236,12 @@ fn grid(page: &mut Page, rows: &[&Settings], groups: Vec<Group>) {
         texts.map(|text| text.chars().count()).max().unwrap_or(0) + 2
     };
     let labelled: usize = 2 + labels.iter().map(width_of).sum::<usize>();
+    // What no line has room for is no group.
+    let fits = |group: &Group| labelled + group.iter().map(width_of).sum::<usize>() <= WIDTH + 2;
+    let groups = groups.into_iter().flat_map(|group| match fits(&group) {
+        true => vec![group],
+        false => group.into_iter().map(|column| vec![column]).collect(),
+    });
     let (mut part, mut width): (Group, usize) = (Vec::new(), labelled);
     let mut parts = Vec::new();
     for group in groups {

@@ -50,6 +50,22 @@ impl Scale {
         }
     }
 
+    /// As they are, with three digits of the greatest: where a heading tells the unit.
+    pub(super) fn plain(unit: Unit, values: impl Iterator<Item = f64>) -> Scale {
+        let most = values.map(f64::abs).fold(1e-6, f64::max);
+        // Large requests cost less than a percent, small ones much more.
+        let least = if unit == Unit::PercentPerMegabyte {
+            2.0
+        } else {
+            0.0
+        };
+        Scale {
+            by: 1.0,
+            symbol: "",
+            decimals: (2.0 - most.log10().floor()).clamp(least, 6.0) as usize,
+        }
+    }
+
     /// The same for pages, which have the micro sign.
     pub(super) fn for_pages(self) -> Scale {
         let symbol = match self.symbol {

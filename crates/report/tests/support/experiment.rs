@@ -49,6 +49,7 @@ pub fn run(rounds: u32) -> Run {
             rounds,
             seed: 42,
             cells,
+            ..Experiment::default()
         }),
         scenario: None,
         environment: Environment {

@@ -1,0 +1,228 @@
+//! Points that differ in one parameter alone, in one row: its values in columns, each held against
+//! the first. The experiment says which parameter that is, and what is shown of each point.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fathom_run::{Better, Shown};
+
+use super::cell::{Column, clipped};
+use super::points::Settings;
+use super::statistics::Ratio;
+use super::table::{Figure, Point, Table};
+use super::words::{self, MOST_ROWS, Scale};
+
+/// Values that stand beside the first.
+const MOST_VALUES: usize = 16;
+/// Columns of each.
+const MOST_COLUMNS: usize = 16;
+/// Characters of a heading.
+const MOST_HEADING: usize = 20;
+/// Figures of one column; of more, only the greatest is told.
+const MOST_FIGURES: usize = 4;
+/// A name that ends so is all measures that begin so.
+const ALL: char = '*';
+
+/// A heading and a text for each row.
+pub(super) type Text = (String, Vec<String>);
+
+/// A table's points by the parameter that the experiment names.
+pub(super) struct Sides<'a> {
+    parameter: &'a str,
+    values: Vec<&'a str>,
+    /// What the points of each row have in common.
+    pub(super) rows: Vec<Settings>,
+    points: BTreeMap<(usize, &'a str), &'a Point>,
+    columns: Vec<Shows<'a>>,
+}
+
+/// A column of each value.
+struct Shows<'a> {
+    heading: String,
+    measures: Vec<&'a Column>,
+    scale: Scale,
+}
+
+/// One value held against the first.
+pub(super) struct Against {
+    /// What A and B are.
+    pub(super) names: Vec<String>,
+    /// Columns of A, of B, and of their ratios: of A alone where there is no other.
+    pub(super) columns: Vec<Vec<Text>>,
+}
+
+impl<'a> Sides<'a> {
+    /// `None`: the experiment has none, or nothing that it names was measured.
+    pub(super) fn of(table: &'a Table) -> Option<Sides<'a>> {
+        let beside = table.beside.as_ref()?;
+        let parameter = beside.parameter.as_str();
+        let only = table.parameters.get(parameter);
+        let (mut values, mut rows) = (Vec::new(), Vec::new());
+        let (mut places, mut points) = (BTreeMap::new(), BTreeMap::new());
+        for point in &table.points {
+            let value = point.settings.get(parameter).or(only)?.as_str();
+            if !values.contains(&value) && values.len() < MOST_VALUES {
+                values.push(value);
+            }
+            let mut row = point.settings.clone();
+            row.remove(parameter);
+            let place = *places.entry(row.clone()).or_insert(rows.len());
+            if place == rows.len() {
+                rows.push(row);
+            }
+            points.entry((place, value)).or_insert(point);
+        }
+        rows.truncate(MOST_ROWS);
+        let columns = beside.shown.iter().take(MOST_COLUMNS);
+        let columns = columns.filter_map(|shown| Shows::of(shown, table));
+        let sides = Sides {
+            columns: columns.collect(),
+            parameter,
+            values,
+            rows,
+            points,
+        };
+        let is_there = !sides.columns.is_empty() && !sides.values.is_empty();
+        is_there.then_some(sides)
+    }
+
+    /// Each value but the first with the first; of an only one nothing but itself.
+    pub(super) fn pairs(&self) -> Vec<Against> {
+        let Some((first, others)) = self.values.split_first() else {
+            return Vec::new();
+        };
+        let name = |letter: &str, value: &str| format!("{letter}: {}={value}", self.parameter);
+        if others.is_empty() {
+            return vec![Against {
+                names: vec![format!("{}={first}", self.parameter)],
+                columns: vec![self.figures("", first)],
+            }];
+        }
+        let pair = |other: &&str| Against {
+            names: vec![name("A", first), name("B", other)],
+            columns: vec![
+                self.figures("A", first),
+                self.figures("B", other),
+                self.ratios(first, other),
+            ],
+        };
+        others.iter().map(pair).collect()
+    }
+
+    /// What its figures are.
+    pub(super) fn explained(&self) -> Vec<String> {
+        let figures = self
+            .points
+            .values()
+            .flat_map(|point| point.measures.values());
+        let most = figures.map(|figure| figure.rounds.len()).max();
+        let mut lines = vec![words::rounds_explained(most.unwrap_or(0))];
+        if self.values.len() > 1 {
+            let base = "B/A is the ratio to the first, of each round's own pair";
+            lines.push(words::noise_explained(base));
+        }
+        lines
+    }
+
+    fn figure(&self, row: usize, value: &str, column: &Column) -> Option<&'a Figure> {
+        let point = self.points.get(&(row, value))?;
+        point.measures.get(&column.name)
+    }
+
+    fn figures(&self, letter: &str, value: &str) -> Vec<Text> {
+        let columns = self.columns.iter().enumerate();
+        let text = |(place, shows): (usize, &Shows)| {
+            let heading = match place {
+                0 => format!("{letter} {}", shows.heading)
+                    .trim_start()
+                    .to_owned(),
+                _ => shows.heading.clone(),
+            };
+            let row = |row| {
+                let measures = shows.measures.iter();
+                let figures = measures.filter_map(|column| self.figure(row, value, column));
+                shows.write(&figures.collect::<Vec<_>>())
+            };
+            (heading, (0..self.rows.len()).map(row).collect())
+        };
+        columns.map(text).collect()
+    }
+
+    /// Of what is one figure, and judges.
+    fn ratios(&self, first: &str, other: &str) -> Vec<Text> {
+        let is_one = |shows: &&Shows| shows.judged().is_some();
+        let columns = self.columns.iter().filter(is_one).enumerate();
+        let text = |(place, shows): (usize, &Shows)| {
+            let ratio = |row| -> Option<String> {
+                let column = shows.judged()?;
+                let (of, to) = (
+                    self.figure(row, other, column)?,
+                    self.figure(row, first, column)?,
+                );
+                let ratio = Ratio::paired(&of.rounds, &to.rounds)?;
+                Some(words::marked(&ratio))
+            };
+            let texts = (0..self.rows.len()).map(|row| ratio(row).unwrap_or("-".into()));
+            let heading = match place {
+                0 => format!("B/A {}", shows.heading),
+                _ => shows.heading.clone(),
+            };
+            (heading, texts.collect())
+        };
+        columns.map(text).collect()
+    }
+}
+
+impl<'a> Shows<'a> {
+    fn of(shown: &Shown, table: &'a Table) -> Option<Shows<'a>> {
+        let measures: Vec<&Column> = match shown.measure.strip_suffix(ALL) {
+            None => {
+                let is_it = |column: &&Column| column.name == shown.measure;
+                table.measures.iter().filter(is_it).collect()
+            }
+            Some(begin) => numbered(begin, &table.measures),
+        };
+        let names: BTreeSet<&String> = measures.iter().map(|column| &column.name).collect();
+        let medians = table.points.iter().flat_map(|point| {
+            let figures = point.measures.iter();
+            let figures = figures.filter(|(name, _)| names.contains(name));
+            figures.map(|(_, figure)| figure.median)
+        });
+        let unit = measures.first()?.unit;
+        Some(Shows {
+            heading: clipped(&shown.heading, MOST_HEADING),
+            scale: Scale::plain(unit, medians),
+            measures,
+        })
+    }
+
+    fn write(&self, figures: &[&Figure]) -> String {
+        let texts = figures.iter().map(|figure| self.scale.write(figure.median));
+        match figures.len() {
+            0 => "-".into(),
+            1..=MOST_FIGURES => texts.collect::<Vec<_>>().join(", "),
+            count => {
+                let most = figures.iter().map(|figure| figure.median);
+                let most = most.fold(f64::MIN, f64::max);
+                format!("max {} of {count}", self.scale.write(most))
+            }
+        }
+    }
+
+    fn judged(&self) -> Option<&'a Column> {
+        match self.measures.as_slice() {
+            [column] if column.better != Better::Neither => Some(column),
+            _ => None,
+        }
+    }
+}
+
+/// Those whose names go on with a number, in its order.
+fn numbered<'a>(begin: &str, columns: &'a [Column]) -> Vec<&'a Column> {
+    let number = |column: &'a Column| {
+        let rest = column.name.strip_prefix(begin)?;
+        Some((rest.parse::<u32>().ok()?, column))
+    };
+    let mut found: Vec<(u32, &Column)> = columns.iter().filter_map(number).collect();
+    found.sort_by_key(|(number, _)| *number);
+    found.into_iter().map(|(_, column)| column).collect()
+}

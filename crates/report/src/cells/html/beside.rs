@@ -1,0 +1,28 @@
+//! The points in the experiment's own layout: a parameter's values side by side.
+
+use super::points::{labels, show_columns};
+use crate::cells::beside::Sides;
+use crate::cells::table::Table;
+use crate::render::html::markup::{Cell, Html};
+
+pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
+    let Some(sides) = Sides::of(table) else {
+        return;
+    };
+    html.heading(prefix, ("beside", "Side by side"), "Side by side");
+    for line in sides.explained() {
+        html.note(&line);
+    }
+    let axes = sides.rows.first();
+    let axes: Vec<String> = axes.map_or(Vec::new(), |row| row.keys().cloned().collect());
+    for (number, pair) in (1..).zip(sides.pairs()) {
+        html.note(&pair.names.join(", "));
+        let mut columns = labels(&axes, sides.rows.iter());
+        let texts = pair.columns.into_iter().flatten();
+        columns.extend(texts.map(|(heading, texts)| {
+            let cells = texts.into_iter().map(Cell::Number);
+            (heading, cells.collect())
+        }));
+        show_columns(html, format!("{prefix}beside-{number}"), columns);
+    }
+}
