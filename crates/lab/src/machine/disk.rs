@@ -237,10 +237,14 @@ pub(super) fn push(args: &mut Arguments, disk: &Disk, index: usize, boot: Boot) 
 fn push_qemu(args: &mut Arguments, disk: &QemuDisk, id: &str, place: &str) {
     let path = comma_safe(&disk.image);
     let (aio, cache) = (disk.aio.name(), &disk.cache);
-    let read_only = if disk.read_only { ",readonly=on" } else { "" };
+    // What a guest discards is given back, as Fathom and qemu-storage-daemon do.
+    let access = match disk.read_only {
+        true => "readonly=on",
+        false => "discard=unmap",
+    };
     args.option(
         "-drive",
-        format!("if=none,id={id}-file,format=raw,file={path},aio={aio},cache={cache}{read_only}"),
+        format!("if=none,id={id}-file,format=raw,file={path},aio={aio},cache={cache},{access}"),
     );
     let mut device = format!("virtio-blk-pci,drive={id}-file,{place}");
     if let Some(queues) = disk.queues {

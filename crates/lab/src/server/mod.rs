@@ -23,6 +23,8 @@ pub enum Kind {
     Qemu,
     /// QEMU's own virtio-blk, in its main loop.
     QemuMain,
+    /// The same without ioeventfd: a vCPU that kicks runs QEMU's code before it goes on.
+    QemuNoIoeventfd,
     /// QEMU's own virtio-blk, its queues spread over I/O threads.
     QemuMapped,
     /// qemu-storage-daemon, over vhost-user.
@@ -64,13 +66,16 @@ pub struct Served {
 }
 
 const SOCKET: &str = "socket:";
+/// How the kinds are said.
+pub const FORM: &str = "fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd, socket:PATH";
 
 impl Kind {
     /// All that have a word of their own.
-    pub const ALL: [Kind; 5] = [
+    pub const ALL: [Kind; 6] = [
         Kind::Fathom,
         Kind::Qemu,
         Kind::QemuMain,
+        Kind::QemuNoIoeventfd,
         Kind::QemuMapped,
         Kind::Qsd,
     ];
@@ -80,6 +85,7 @@ impl Kind {
             Kind::Fathom => "fathom",
             Kind::Qemu => "qemu",
             Kind::QemuMain => "qemu-main",
+            Kind::QemuNoIoeventfd => "qemu-no-ioeventfd",
             Kind::QemuMapped => "qemu-mapped",
             Kind::Qsd => "qsd",
             Kind::Socket(_) => SOCKET,
@@ -88,7 +94,10 @@ impl Kind {
 
     /// Whether QEMU itself serves.
     pub fn is_in_qemu(&self) -> bool {
-        matches!(self, Kind::Qemu | Kind::QemuMain | Kind::QemuMapped)
+        match self {
+            Kind::Qemu | Kind::QemuMain | Kind::QemuNoIoeventfd | Kind::QemuMapped => true,
+            Kind::Fathom | Kind::Qsd | Kind::Socket(_) => false,
+        }
     }
 
     /// What can be said before anything is started.
@@ -105,7 +114,7 @@ impl Kind {
         }
         match self {
             Kind::Fathom => Ok(()),
-            Kind::Qemu | Kind::QemuMain => qemu::check(),
+            Kind::Qemu | Kind::QemuMain | Kind::QemuNoIoeventfd => qemu::check(),
             Kind::QemuMapped => qemu::check_mapped(),
             Kind::Qsd => qsd::check(),
             Kind::Socket(path) if path.exists() => Ok(()),
@@ -127,7 +136,9 @@ impl Kind {
             Kind::Fathom => served(fathom::start(spec)?, &vhost_user),
             Kind::Qsd => served(qsd::start(spec)?, &vhost_user),
             Kind::Socket(path) => (vhost_user(path), None),
-            Kind::Qemu | Kind::QemuMain | Kind::QemuMapped => (qemu::disk(self, spec), None),
+            Kind::Qemu | Kind::QemuMain | Kind::QemuNoIoeventfd | Kind::QemuMapped => {
+                (qemu::disk(self, spec), None)
+            }
         };
         let with = |disk: Disk, property: &String| disk.with_property(property);
         let disk = spec.properties.iter().fold(disk, with);
@@ -173,7 +184,7 @@ mod tests {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         let error = "disk".parse::<Kind>().unwrap_err();
-        let words = "fathom, qemu, qemu-main, qemu-mapped, qsd and socket:PATH";
+        let words = "fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd and socket:PATH";
         assert_eq!(error, format!("'disk' is none of {words}"));
         assert!("socket:".parse::<Kind>().is_err());
     }

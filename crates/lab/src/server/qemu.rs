@@ -19,7 +19,7 @@ pub(super) fn check_mapped() -> Result<()> {
 pub(super) fn disk(kind: &Kind, spec: &Spec) -> Disk {
     let polling = (!spec.poll).then_some(0);
     let serving = match kind {
-        Kind::QemuMain => Serving::Main,
+        Kind::QemuMain | Kind::QemuNoIoeventfd => Serving::Main,
         Kind::QemuMapped => Serving::Mapped {
             threads: spec.queues,
             polling,
@@ -34,5 +34,9 @@ pub(super) fn disk(kind: &Kind, spec: &Spec) -> Disk {
         serving,
         queues: Some(spec.queues),
     };
-    Disk::qemu(spec.name, disk)
+    let disk = Disk::qemu(spec.name, disk);
+    match kind {
+        Kind::QemuNoIoeventfd => disk.with_property("ioeventfd=off"),
+        _ => disk,
+    }
 }

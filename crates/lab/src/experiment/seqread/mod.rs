@@ -24,7 +24,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "disk",
         "Who serves the disk",
-        Kind::of::<server::Kind>("fathom, qemu, qemu-main, qemu-mapped, qsd, socket:PATH"),
+        Kind::of::<server::Kind>(server::FORM),
         "fathom",
     ),
     Parameter::new(

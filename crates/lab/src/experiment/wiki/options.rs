@@ -218,6 +218,9 @@ impl Options {
         if matches!(self.server, Kind::Socket(_)) {
             return bad("the server's image has to be known: not with --disk socket:PATH");
         }
+        if self.server == Kind::QemuNoIoeventfd {
+            return bad("it is --disk qemu-main --transport no-ioeventfd here");
+        }
         if !self.server.is_in_qemu() && self.transport == Transport::NoIoeventfd {
             return bad("vhost-user disks always have an ioeventfd: --disk qemu");
         }
