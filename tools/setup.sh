@@ -14,6 +14,8 @@ ovmf
 seabios
 busybox-static
 e2fsprogs
+xfsprogs
+btrfs-progs
 dosfstools
 mtools
 systemd-boot-efi

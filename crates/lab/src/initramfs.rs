@@ -40,39 +40,60 @@ pub fn build(kernel: &Kernel, machine: &Machine) -> Result<Vec<u8>> {
         .map(|(name, _)| format!("{name}\n"))
         .collect();
     archive.file("modules/order", 0o644, order.as_bytes());
-    if !machine.programs.is_empty() {
-        add_programs(&mut archive, &machine.programs)?;
-    }
+    add_programs(&mut archive, machine)?;
     Ok(archive.finish())
 }
 
+/// Where programs and their libraries are beside the tools, which have /lib and /usr.
+const ASIDE: &str = "programs";
+
 /// Programs go to /bin, their libraries to their own paths: nothing has to be built for guests.
-fn add_programs(archive: &mut Archive, programs: &[PathBuf]) -> Result<()> {
-    let mut needed = BTreeSet::new();
-    let mut dirs = BTreeSet::new();
-    for program in programs {
-        let name = program.file_name().unwrap_or_default().to_string_lossy();
-        archive.file(&format!("bin/{name}"), 0o755, &stripped(program)?);
-        needed.extend(libraries::of(program)?);
+/// Beside the tools all of them go to a place of their own, and to /bin a script that names the
+/// program's loader and libraries.
+fn add_programs(archive: &mut Archive, machine: &Machine) -> Result<()> {
+    let base = Path::new(if machine.tools { ASIDE } else { "" });
+    let (mut needed, mut files) = (BTreeSet::new(), Vec::new());
+    for program in &machine.programs {
+        let name = program.file_name().unwrap_or_default();
+        let libraries = libraries::of(program)?;
+        match libraries::loader(program)?.filter(|_| machine.tools) {
+            None => files.push((Path::new("bin").join(name), stripped(program)?)),
+            Some(loader) => {
+                let place = base.join(name);
+                let script = caller(&place, &below(base, &loader), &libraries);
+                files.push((Path::new("bin").join(name), script.into_bytes()));
+                files.push((place, stripped(program)?));
+            }
+        }
+        needed.extend(libraries);
     }
     for library in &needed {
-        let parents = library.ancestors().skip(1).filter_map(relative);
-        dirs.extend(parents.map(|dir| dir.to_string_lossy().into_owned()));
+        files.push((below(base, library), read(library)?));
     }
-    for dir in &dirs {
-        archive.dir(dir); // in order, so parents come first
+    let parents = files.iter().flat_map(|(path, _)| path.ancestors().skip(1));
+    let dirs: BTreeSet<&Path> = parents.filter(|dir| !dir.as_os_str().is_empty()).collect();
+    // In order, so parents come first.
+    for dir in dirs.into_iter().filter(|dir| *dir != Path::new("bin")) {
+        archive.dir(&dir.to_string_lossy());
     }
-    for library in &needed {
-        let path = relative(library).unwrap_or(library).to_string_lossy();
-        archive.file(&path, 0o755, &read(library)?);
+    for (path, data) in &files {
+        archive.file(&path.to_string_lossy(), 0o755, data);
     }
     Ok(())
 }
 
-/// A path below the root, `None` for the root itself.
-fn relative(path: &Path) -> Option<&Path> {
-    let path = path.strip_prefix("/").unwrap_or(path);
-    (!path.as_os_str().is_empty()).then_some(path)
+fn below(base: &Path, path: &Path) -> PathBuf {
+    base.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// A script that runs a program that is aside.
+fn caller(program: &Path, loader: &Path, libraries: &[PathBuf]) -> String {
+    let dirs: BTreeSet<String> = { libraries.iter().filter_map(|library| library.parent()) }
+        .map(|dir| format!("/{ASIDE}{}", dir.display()))
+        .collect();
+    let dirs = dirs.into_iter().collect::<Vec<_>>().join(":");
+    let (loader, program) = (loader.display(), program.display());
+    format!("#!/bin/sh\nexec /{loader} --library-path {dirs} /{program} \"$@\"\n")
 }
 
 /// The program without its debug information, which is most of it: the initramfs is unpacked into

@@ -52,8 +52,7 @@ pub struct Machine {
     pub root: Option<String>,
     /// Modules to load beyond the lab's own.
     pub modules: Vec<String>,
-    /// Programs of this machine to put into the guest's /bin, with their libraries. Not together
-    /// with `tools`, which brings libraries of its own.
+    /// Programs of this machine to put into the guest's /bin, with their libraries.
     pub programs: Vec<PathBuf>,
     /// How to run the guest's instructions; the best that this machine can when not given.
     pub accelerator: Option<Accelerator>,

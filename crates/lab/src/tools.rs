@@ -14,6 +14,8 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("e2fsck", "fsck.ext4"),
     ("blkdiscard", "blkdiscard"),
 ];
+/// Likewise, where this machine has them.
+const OPTIONAL: &[(&str, &str)] = &[("mkfs.xfs", "mkfs.xfs"), ("mkfs.btrfs", "mkfs.btrfs")];
 const CONFIGURATION: &[&str] = &["/etc/mke2fs.conf"];
 /// The guest links these directories into its root, also where nothing is in them.
 const DIRECTORIES: &[&str] = &["lib", "lib64", "usr/lib", "usr/sbin", "etc"];
@@ -30,6 +32,11 @@ pub fn image() -> Result<PathBuf> {
     for (name, guest_name) in PROGRAMS {
         let program = host::program(name)?;
         contents.program(&program, &Path::new("usr/bin").join(guest_name))?;
+    }
+    for (name, guest_name) in OPTIONAL {
+        if let Ok(program) = host::program(name) {
+            contents.program(&program, &Path::new("usr/bin").join(guest_name))?;
+        }
     }
     for path in CONFIGURATION {
         contents.file(Path::new(path));
