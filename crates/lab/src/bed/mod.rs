@@ -1,9 +1,13 @@
 //! Where work runs: what a cell needs around it.
 
 mod guest;
+mod host;
 pub mod image;
+mod pool;
 mod stages;
 mod window;
 
 pub use guest::{DISK, GuestBed};
+pub use host::HostBed;
+pub use pool::Pool;
 pub use window::{Job, Seen};

@@ -1,0 +1,60 @@
+//! Beds that stay from one cell to the next: a boot costs more than most cells.
+
+/// Beds by name, which says all that they were made of. The one that was used last is the last.
+#[derive(Debug)]
+pub struct Pool<B> {
+    beds: Vec<(String, B)>,
+    most: usize,
+}
+
+impl<B> Pool<B> {
+    /// For so many at once, at least one.
+    pub fn new(most: usize) -> Pool<B> {
+        Pool {
+            beds: Vec::new(),
+            most: most.max(1),
+        }
+    }
+
+    /// The bed of that name, to work in it. It is no longer here: one in which work fails is not
+    /// used again. If there is none, there is room for a new one: the bed that was not used for the
+    /// longest time gives way.
+    pub fn take(&mut self, name: &str) -> Option<B> {
+        if let Some(at) = self.beds.iter().position(|(other, _)| other == name) {
+            return Some(self.beds.remove(at).1);
+        }
+        let over = (self.beds.len() + 1).saturating_sub(self.most);
+        self.beds.drain(..over);
+        None
+    }
+
+    /// Keeps a bed whose work is done.
+    pub fn keep(&mut self, name: String, bed: B) {
+        self.beds.push((name, bed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beds_stay_until_others_need_the_room_or_work_fails() {
+        let (mut pool, mut made) = (Pool::new(2), 0);
+        let mut work = |name: &str| {
+            let bed = pool.take(name).unwrap_or_else(|| {
+                made += 1;
+                made
+            });
+            if name != "fails" {
+                pool.keep(name.to_owned(), bed);
+            }
+            assert!(pool.beds.len() <= 2);
+            bed
+        };
+        let uses = ["a", "b", "a", "c", "a", "b"].map(&mut work);
+        // `b` was not used for the longest time when `c` came, and `c` when `b` came again.
+        assert_eq!(uses, [1, 2, 1, 3, 1, 4]);
+        assert_eq!(["fails", "fails", "b"].map(&mut work), [5, 6, 4]);
+    }
+}
