@@ -130,10 +130,13 @@ fn describe(one: &dyn Experiment) -> anyhow::Result<()> {
     for parameter in one.parameters() {
         println!("  --{}: {}", parameter.name, parameter.about);
         let default = match parameter.default {
-            "" => "none, or chosen by the machine",
-            default => default,
+            "" => "none, or chosen by the machine".to_owned(),
+            _ => parameter.defaults().join(", "),
         };
-        println!("      {} [default: {default}]", parameter.kind.range());
+        let values = format!("{} [default: {default}]", parameter.kind.range());
+        for line in order::wrapped(&values).lines() {
+            println!("      {line}");
+        }
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use crate::error::{Context, Error, Result, Tail};
 
@@ -131,6 +132,15 @@ pub fn need_qemu(least: (u32, u32)) -> Result<()> {
 /// # Errors
 /// When QEMU is missing or prints no version.
 pub fn qemu_version() -> Result<(u32, u32)> {
+    // Each cell of a plan asks.
+    static KNOWN: OnceLock<(u32, u32)> = OnceLock::new();
+    match KNOWN.get() {
+        Some(version) => Ok(*version),
+        None => ask_qemu().map(|version| *KNOWN.get_or_init(|| version)),
+    }
+}
+
+fn ask_qemu() -> Result<(u32, u32)> {
     let text = run("qemu-system-x86_64", &["--version"])?;
     let first = text.lines().next().unwrap_or_default();
     let unknown = || format!("qemu-system-x86_64 --version tells no version: '{first}'");

@@ -5,6 +5,7 @@
 //! each combination of values and each round, which [`runner`] runs one by one into a run
 //! directory.
 
+mod ffsb;
 mod order;
 mod parameter;
 pub mod runner;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fathom_run::evidence::{Bare, Evidence};
-use fathom_run::{Environment, Measure, Series};
+use fathom_run::{Beside, Environment, Measure, Series};
 
 use crate::bed::Seen;
 use crate::error::Result;
@@ -40,6 +41,11 @@ pub trait Experiment: Sync {
     /// How many rounds are run if nobody says.
     fn rounds(&self) -> u32 {
         1
+    }
+
+    /// How its points are set side by side, if that tells more than a row for each.
+    fn beside(&self) -> Option<Beside> {
+        None
     }
 
     /// What can be said of a cell before anything is run.
@@ -131,7 +137,7 @@ pub enum Need {
 }
 
 /// All experiments.
-pub const ALL: &[&dyn Experiment] = &[&seqread::Seqread, &wiki::Wiki];
+pub const ALL: &[&dyn Experiment] = &[&ffsb::Ffsb, &seqread::Seqread, &wiki::Wiki];
 
 /// An experiment by its name.
 pub fn find(name: &str) -> Option<&'static dyn Experiment> {
@@ -161,7 +167,13 @@ mod tests {
     fn every_experiment_is_described_and_runs_with_its_defaults() {
         for one in ALL {
             let plan = Order::new(*one).plan().unwrap();
-            assert_eq!(plan.cells.len(), 1, "{}", one.name());
+            let defaults = one.parameters().iter().map(|one| one.defaults().len());
+            assert_eq!(
+                plan.cells.len(),
+                defaults.product::<usize>(),
+                "{}",
+                one.name()
+            );
             assert!(find(one.name()).is_some());
             assert!(!one.about().ends_with('.') && !one.about().is_empty());
             assert!(one.description().len() > 100);
@@ -169,8 +181,8 @@ mod tests {
             names.sort_unstable();
             assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
             for parameter in one.parameters() {
-                let value = parameter.value(parameter.default).unwrap();
-                assert_eq!(value, parameter.default, "{}", parameter.name);
+                let values = parameter.values(&[parameter.default.to_owned()]).unwrap();
+                assert_eq!(values, parameter.defaults(), "{}", parameter.name);
                 assert!(!parameter.about.ends_with('.'), "{}", parameter.name);
             }
             let settings = Settings::defaults(one.parameters());

@@ -27,11 +27,10 @@ impl Order {
     /// All defaults, one round.
     pub fn new(experiment: &'static dyn Experiment) -> Order {
         let parameters = experiment.parameters().iter();
-        let value = |default: &str| vec![default.to_owned()];
         Order {
             experiment,
             values: parameters
-                .map(|one| (one.name.to_owned(), value(one.default)))
+                .map(|one| (one.name.to_owned(), one.defaults()))
                 .collect(),
             rounds: 1,
             seed: 0,
@@ -85,6 +84,7 @@ impl Order {
             parameters: self.values.clone(),
             rounds: self.rounds,
             seed: self.seed,
+            beside: self.experiment.beside(),
             cells,
         })
     }

@@ -17,7 +17,8 @@ pub struct Parameter {
     /// One line, without a full stop.
     pub about: &'static str,
     pub kind: Kind,
-    /// Empty: the experiment chooses, by the machine that it finds.
+    /// Several values, parted by commas, make it an axis. Empty: the experiment chooses, by the
+    /// machine that it finds.
     pub default: &'static str,
     /// Of interest to few.
     pub rare: bool,
@@ -140,6 +141,12 @@ impl Parameter {
         self
     }
 
+    /// The values that it has if nobody says.
+    pub fn defaults(&self) -> Vec<String> {
+        let texts = self.split(self.default).into_iter();
+        texts.map(str::to_owned).collect()
+    }
+
     /// The values that a user's words stand for: one or, parted by commas, several for each; or all
     /// together where they make a list.
     ///
@@ -187,10 +194,10 @@ impl Parameter {
 pub struct Settings(pub BTreeMap<String, String>);
 
 impl Settings {
-    /// All defaults.
+    /// All defaults, of several the first.
     pub fn defaults(parameters: &[Parameter]) -> Settings {
         let pairs = parameters.iter();
-        let pairs = pairs.map(|one| (one.name.to_owned(), one.default.to_owned()));
+        let pairs = pairs.map(|one| (one.name.to_owned(), one.defaults().swap_remove(0)));
         Settings(pairs.collect())
     }
 

@@ -105,9 +105,12 @@ impl Runner {
     pub fn check_needs(&self) -> Result<()> {
         let mut needs = Vec::new();
         for planned in &self.left {
-            needs.extend(self.experiment.needs(&Settings(planned.settings.clone()))?);
+            for need in self.experiment.needs(&Settings(planned.settings.clone()))? {
+                if !needs.contains(&need) {
+                    needs.push(need);
+                }
+            }
         }
-        needs.dedup();
         let mut missing: Vec<Error> = Vec::new();
         for need in needs {
             if let Err(error) = need.check()

@@ -1,0 +1,132 @@
+//! What a cell is asked to do, and whether that can work.
+
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use fathom_units::short_size;
+
+use super::file_system::FileSystem;
+use super::load::{Load, Scale, Scenario};
+use crate::bed::DISK;
+use crate::error::{Error, Result};
+use crate::experiment::Settings;
+use crate::machine::Aio;
+use crate::server::{self, Spec};
+
+/// Where the load runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// On this machine itself.
+    Bare,
+    /// In a guest whose disk is served by this.
+    Guest(server::Kind),
+}
+
+const BARE: &str = "bare";
+
+impl FromStr for Side {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Side, String> {
+        match text {
+            BARE => Ok(Side::Bare),
+            other => match other.parse() {
+                Ok(server::Kind::Socket(_)) => Err(format!(
+                    "'{other}': a disk is trimmed and made anew for each cell, which others' are not"
+                )),
+                Ok(kind) => Ok(Side::Guest(kind)),
+                Err(error) => Err(format!("{error}, nor {BARE}")),
+            },
+        }
+    }
+}
+
+/// A guest's disk and what is around it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bench {
+    pub fs: FileSystem,
+    pub size: u64,
+    pub vcpus: u32,
+    pub aio: Aio,
+}
+
+/// A cell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell {
+    pub side: Side,
+    pub load: Load,
+    pub bench: Bench,
+}
+
+/// Of a load at the talk's sizes.
+const RUNTIME: Duration = Duration::from_secs(300);
+/// Too short for a median to mean anything, but enough to see that it works.
+const SHORTEST: Duration = Duration::from_secs(2);
+/// Of an image, for the file system's own.
+const OVERHEAD: u64 = 128 << 20;
+
+impl Cell {
+    pub fn new(settings: &Settings) -> Result<Cell> {
+        let scale: Scale = settings.word("scale")?;
+        let scaled = RUNTIME.mul_f64(scale.0).max(SHORTEST);
+        let load = Load {
+            scenario: settings.word::<Scenario>("scenario")?,
+            threads: Settings::needed("threads", settings.count("threads")?)?,
+            runtime: settings.time("runtime")?.unwrap_or(scaled),
+            seed: Settings::needed("randseed", settings.count("randseed")?)?,
+            scale,
+        };
+        Ok(Cell {
+            side: settings.word("disk")?,
+            load,
+            bench: Bench {
+                fs: settings.word("fs")?,
+                size: Settings::needed("size", settings.size("size")?)?,
+                vcpus: Settings::needed("vcpus", settings.count("vcpus")?)?,
+                aio: settings.word("aio")?,
+            },
+        })
+    }
+
+    /// What can be said before anything is run.
+    ///
+    /// # Errors
+    /// One line that says which values do not go together.
+    pub fn check(&self) -> Result<()> {
+        self.load.check()?;
+        let Side::Guest(kind) = &self.side else {
+            return Ok(());
+        };
+        let none = Path::new("");
+        kind.check(&self.bench.spec(none, none, none))?;
+        let (needed, size) = (self.load.bytes()?, self.bench.size);
+        if needed + needed / 8 + OVERHEAD <= size {
+            return Ok(());
+        }
+        Err(Error::Protocol(format!(
+            "the files of {} need {} MiB: give --size more than {}, or less --scale",
+            self.load.scenario,
+            needed.div_ceil(1 << 20),
+            short_size(size)
+        )))
+    }
+}
+
+impl Bench {
+    /// The disk to be served. One queue, as guests had in 2010.
+    pub fn spec<'a>(&self, fathom: &'a Path, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+        Spec {
+            fathom,
+            dir,
+            name: DISK,
+            image,
+            aio: self.aio,
+            cache: "none",
+            queues: 1,
+            poll: true,
+            options: Vec::new(),
+            properties: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The talk's scenarios, and the scripts that make their files and run them: the same in a guest
+//! and on the host.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use fathom_load::files::fio::{self, job_file};
+use fathom_load::files::{Options as MailServer, Report};
+use fathom_units::short_duration;
+
+use crate::error::{Error, Result};
+use crate::work::{Shape, Worked};
+
+/// A row of the talk's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// What fio can say, and its block size.
+    Fio(fio::Scenario, u32),
+    MailServer,
+}
+
+const SMALL: u32 = 8 << 10;
+const LARGE: u32 = 256 << 10;
+
+impl Scenario {
+    /// In the talk's order.
+    pub const ALL: [Scenario; 8] = [
+        Scenario::Fio(fio::Scenario::LargeFileCreates, LARGE),
+        Scenario::Fio(fio::Scenario::SequentialReads, LARGE),
+        Scenario::Fio(fio::Scenario::LargeFileCreates, SMALL),
+        Scenario::Fio(fio::Scenario::SequentialReads, SMALL),
+        Scenario::Fio(fio::Scenario::RandomReads, SMALL),
+        Scenario::Fio(fio::Scenario::RandomWrites, SMALL),
+        Scenario::Fio(fio::Scenario::Mixed, SMALL),
+        Scenario::MailServer,
+    ];
+    /// How they are said.
+    pub const FORM: &str = "large-file-creates-256k, sequential-reads-256k, \
+                            large-file-creates-8k, sequential-reads-8k, random-reads, \
+                            random-writes, mixed, mail-server";
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fio::Scenario::{LargeFileCreates, SequentialReads};
+        match self {
+            Scenario::Fio(one @ (LargeFileCreates | SequentialReads), size) => {
+                write!(f, "{}-{}k", one.name(), size >> 10)
+            }
+            Scenario::Fio(one, _) => f.write_str(one.name()),
+            Scenario::MailServer => f.write_str("mail-server"),
+        }
+    }
+}
+
+impl FromStr for Scenario {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Scenario, String> {
+        let found = Scenario::ALL
+            .into_iter()
+            .find(|one| one.to_string() == text);
+        found.ok_or_else(|| format!("'{text}' is none of {}", Scenario::FORM))
+    }
+}
+
+/// A share of the talk's sizes and times.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale(pub f64);
+
+impl FromStr for Scale {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Scale, String> {
+        match text.parse() {
+            Ok(share) if share > 0.0 && share <= 1.0 => Ok(Scale(share)),
+            _ => Err(format!("'{text}' is not a number above 0, and at most 1")),
+        }
+    }
+}
+
+/// What one cell does, wherever.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    pub scenario: Scenario,
+    pub threads: u16,
+    pub scale: Scale,
+    pub runtime: Duration,
+    pub seed: u64,
+}
+
+/// Where scripts find things, in the shell's spelling.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// A directory that is empty, for the load's files.
+    pub files: String,
+    /// A directory for all else.
+    pub notes: String,
+    /// How to call this program.
+    pub fathom: String,
+}
+
+impl Place {
+    /// In a guest.
+    pub fn in_guest() -> Place {
+        Place {
+            files: "/mnt".into(),
+            notes: "/tmp".into(),
+            fathom: "fathom".into(),
+        }
+    }
+
+    /// On this machine, in the directory where the script runs.
+    pub fn on_host(fathom: &Path) -> Place {
+        Place {
+            files: "./files".into(),
+            notes: ".".into(),
+            fathom: quoted(&fathom.to_string_lossy()),
+        }
+    }
+}
+
+/// For a shell, whatever is in it.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// Files are as many as fio has at the talk's size, for each of its processes.
+const LIMITS: &str = "ulimit -n \"$(ulimit -H -n)\"";
+/// Nothing of the files is in memory afterwards, as far as one may have it so.
+const FORGET: &str = "sync\n{ echo 3 >/proc/sys/vm/drop_caches; } 2>/dev/null || true";
+
+impl Load {
+    /// What can be said before anything is run.
+    ///
+    /// # Errors
+    /// When the numbers do not go together.
+    pub fn check(&self) -> Result<()> {
+        match self.scenario {
+            Scenario::Fio(..) => self.job("/mnt", self.scenario).map(drop),
+            Scenario::MailServer => Ok(self.mail_server()?.validate()?),
+        }
+    }
+
+    /// What its files take at most, roughly.
+    pub fn bytes(&self) -> Result<u64> {
+        Ok(match self.scenario {
+            Scenario::Fio(one, size) => self.fio_job(Path::new("/mnt"), one, size).bytes(),
+            // There may be twice as many files later on.
+            Scenario::MailServer => {
+                let options = self.mail_server()?;
+                let mean = u64::from(options.max_size.min(MEAN_MAIL));
+                2 * mean * u64::from(options.files)
+            }
+        })
+    }
+
+    /// Makes the files.
+    pub fn prepare(&self, place: &Place) -> Result<String> {
+        let Place {
+            files,
+            notes,
+            fathom,
+        } = place;
+        let make = match self.scenario {
+            // It makes its files itself.
+            Scenario::Fio(fio::Scenario::LargeFileCreates, _) => String::new(),
+            // Random writes find files that are written; made by a job that only reads, they are.
+            Scenario::Fio(_, size) => {
+                let read = Scenario::Fio(fio::Scenario::RandomReads, size);
+                let one = Load {
+                    threads: 1,
+                    ..*self
+                };
+                let job = one.job(files, read)? + "create_only=1\n";
+                run_fio(notes, "files", &job)
+            }
+            Scenario::MailServer => format!(
+                "{fathom} bench {files} {} --prepare-only >{notes}/files.json",
+                self.mail_server_words()
+            ),
+        };
+        Ok(format!("{LIMITS}\n{make}\n{FORGET}\n"))
+    }
+
+    /// The load, on the files that are there; prints what [`parse`](Self::parse) takes.
+    pub fn run(&self, place: &Place) -> Result<String> {
+        let Place {
+            files,
+            notes,
+            fathom,
+        } = place;
+        let load = match self.scenario {
+            Scenario::Fio(..) => {
+                let job = self.job(files, self.scenario)?;
+                format!("{}\ncat {notes}/load.json", run_fio(notes, "load", &job))
+            }
+            Scenario::MailServer => format!(
+                "{fathom} bench {files}/fathom-bench.* {} --prepared --keep",
+                self.mail_server_words()
+            ),
+        };
+        Ok(format!("{LIMITS}\n{load}\n"))
+    }
+
+    /// The figures of what [`run`](Self::run) has printed.
+    pub fn parse(&self, text: &str) -> Result<Worked> {
+        match self.scenario {
+            Scenario::Fio(..) => {
+                let threads = self.threads.into();
+                Worked::of_fio(text, Shape { threads, depth: 1 })
+            }
+            Scenario::MailServer => {
+                let from = text.find('{').unwrap_or(text.len());
+                let report: Report = serde_json::from_str(&text[from..]).map_err(|error| {
+                    Error::Protocol(format!("`fathom bench` printed no report: {error}"))
+                })?;
+                Ok(Worked::of_files(&report))
+            }
+        }
+    }
+
+    fn fio_job<'a>(&self, dir: &'a Path, scenario: fio::Scenario, bs: u32) -> fio::Job<'a> {
+        fio::Job {
+            scenario,
+            dir,
+            threads: self.threads,
+            scale: self.scale.0,
+            runtime: self.runtime,
+            bs,
+            direct: true,
+        }
+    }
+
+    /// The text of a job of fio's.
+    fn job(&self, dir: &str, scenario: Scenario) -> Result<String> {
+        let Scenario::Fio(one, size) = scenario else {
+            return Err(Error::Protocol(format!("{scenario} is no job for fio")));
+        };
+        let text = job_file(&self.fio_job(Path::new(dir), one, size))?;
+        Ok(format!("{text}randseed={}\n", self.seed))
+    }
+
+    fn mail_server(&self) -> Result<MailServer> {
+        let options = MailServer {
+            threads: self.threads,
+            dirs: self.dirs(),
+            bs: SMALL,
+            runtime: Some(self.runtime),
+            seed: self.seed,
+            ..MailServer::new("/mnt")
+        };
+        Ok(options.scaled(self.scale.0)?)
+    }
+
+    /// The same for `fathom bench`.
+    fn mail_server_words(&self) -> String {
+        let Load { threads, scale, .. } = self;
+        format!(
+            "--workload mail-server --threads {threads} --dirs {} --scale {} --bs 8k --runtime {} \
+             --randseed {} --json",
+            self.dirs(),
+            scale.0,
+            short_duration(self.runtime),
+            self.seed
+        )
+    }
+
+    /// The talk's 100, or one for each thread.
+    fn dirs(&self) -> u16 {
+        self.threads.max(100)
+    }
+}
+
+/// Of the mail server's files.
+const MEAN_MAIL: u32 = 48 << 10;
+
+/// fio with a job; its report is in NOTES/NAME.json.
+fn run_fio(notes: &str, name: &str, job: &str) -> String {
+    format!(
+        "cat >{notes}/{name}.fio <<'END OF JOB'\n{job}END OF JOB\n\
+         fio --output-format=json --output={notes}/{name}.json {notes}/{name}.fio \
+         >{notes}/fio.log 2>&1 || {{ cat {notes}/fio.log {notes}/{name}.json; exit 1; }}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(scenario: &str) -> Load {
+        Load {
+            scenario: scenario.parse().unwrap(),
+            threads: 8,
+            scale: Scale(0.01),
+            runtime: Duration::from_millis(1500),
+            seed: 7,
+        }
+    }
+
+    #[test]
+    fn scenarios_are_read_as_they_are_written() {
+        let words: Vec<String> = Scenario::ALL.iter().map(Scenario::to_string).collect();
+        assert_eq!(words.join(", "), Scenario::FORM);
+        for one in Scenario::ALL {
+            assert_eq!(one.to_string().parse(), Ok(one));
+        }
+        assert!("reads".parse::<Scenario>().is_err());
+        assert_eq!("0.25".parse(), Ok(Scale(0.25)));
+        for bad in ["0", "1.1", "-1", "NaN", "inf", "x", ""] {
+            assert!(bad.parse::<Scale>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn files_are_made_before_the_load_and_by_it_only_where_that_is_the_load() {
+        let place = Place::in_guest();
+        let scripts = |scenario: &str| {
+            let load = load(scenario);
+            load.check().unwrap();
+            (load.prepare(&place).unwrap(), load.run(&place).unwrap())
+        };
+        let (prepare, run) = scripts("random-writes");
+        assert!(prepare.contains("\nrw=randread\n") && prepare.contains("\ncreate_only=1\n"));
+        assert!(prepare.contains("\nnumjobs=1\n") && run.contains("\nnumjobs=8\n"));
+        assert!(
+            run.contains("\nrw=randwrite\n") && run.contains("\nrandseed=7\n"),
+            "{run}"
+        );
+        assert!(!run.contains("create_only") && prepare.ends_with("|| true\n"));
+        // The same files.
+        let files = |script: &str| {
+            let lines = script.lines().filter(|line| line.contains("file"));
+            let lines = lines.filter(|line| !line.contains(' ') && !line.contains("type"));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(files(&prepare), files(&run));
+        assert!(files(&run).len() > 2, "{run}");
+        let (prepare, run) = scripts("large-file-creates-256k");
+        assert!(!prepare.contains("fio"), "{prepare}");
+        assert!(run.contains("\nbs=262144\n"), "{run}");
+        let (prepare, run) = scripts("mail-server");
+        assert!(prepare.contains("--prepare-only") && run.contains("--prepared --keep"));
+        assert!(
+            run.contains("--runtime 1500ms") && run.contains("--threads 8"),
+            "{run}"
+        );
+    }
+
+    #[test]
+    fn a_shell_takes_any_path_as_it_is() {
+        for path in ["/a b/it's $HOME", "/`x`"] {
+            let script = format!("printf %s {}", quoted(path));
+            assert_eq!(
+                crate::host::run("busybox", &["sh", "-c", &script]).unwrap(),
+                path
+            );
+        }
+    }
+
+    #[test]
+    fn a_report_of_another_form_is_an_error() {
+        for scenario in ["mail-server", "mixed"] {
+            for text in ["", "{}", "fathom: no room", "{\"jobs\": 1}"] {
+                assert!(load(scenario).parse(text).is_err(), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_work_is_said() {
+        let many = Load {
+            threads: 200,
+            ..load("mail-server")
+        };
+        let few = Load {
+            scale: Scale(1e-6),
+            ..many
+        };
+        many.check().unwrap();
+        assert!(few.check().unwrap_err().to_string().contains("a file each"));
+    }
+}

@@ -1,0 +1,245 @@
+//! The tables of the KVM storage talk at the Linux Plumbers Conference of 2010: FFSB's scenarios on
+//! a file system in a guest, by who serves its disk, and on the host itself.
+
+mod cell;
+mod file_system;
+mod load;
+mod session;
+
+use std::time::Duration;
+
+use fathom_run::{Beside, Shown};
+
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings};
+use crate::error::Result;
+use crate::machine::Aio;
+use cell::{Cell, Side};
+use file_system::FileSystem;
+use load::{Scale, Scenario};
+use session::Running;
+
+pub struct Ffsb;
+
+const DISK: &str = "disk";
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter::new(
+        DISK,
+        "Who serves the guest's disk; bare: no guest, a directory of this machine",
+        Kind::of::<Side>("bare, fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd"),
+        "qemu-no-ioeventfd,qemu,fathom,bare",
+    ),
+    Parameter::new(
+        "scenario",
+        "What is done to files",
+        Kind::of::<Scenario>(Scenario::FORM),
+        "large-file-creates-256k,sequential-reads-256k,large-file-creates-8k,\
+         sequential-reads-8k,random-reads,random-writes,mixed,mail-server",
+    ),
+    Parameter::new(
+        "threads",
+        "How many do it at once, each with one request in flight",
+        Kind::Count {
+            least: 1,
+            most: 256,
+        },
+        "1,8,16",
+    ),
+    Parameter::new(
+        "scale",
+        "Share of the talk's number and sizes of files, and of 300 s for each load",
+        Kind::of::<Scale>("a number above 0, and at most 1"),
+        "0.1",
+    ),
+    Parameter::new(
+        "runtime",
+        "How long each load runs, whatever the scale says",
+        Kind::Time {
+            least: Duration::from_millis(100),
+            most: Duration::from_secs(24 * 3600),
+        },
+        "",
+    ),
+    Parameter::new(
+        "fs",
+        "The guest's file system",
+        Kind::of::<FileSystem>(FileSystem::FORM),
+        "ext4",
+    ),
+    Parameter::new(
+        "vcpus",
+        "The guest's processors",
+        Kind::Count { least: 1, most: 64 },
+        "2",
+    ),
+    Parameter::new(
+        "size",
+        "Size of the image, which takes on the host what the files take",
+        Kind::Size {
+            least: 256 << 20,
+            most: 1 << 44,
+        },
+        "8G",
+    ),
+    Parameter::new(
+        "aio",
+        "How the server reads and writes the image",
+        Kind::of::<Aio>("io_uring, native, threads"),
+        "native",
+    ),
+    Parameter::new(
+        "randseed",
+        "Of what is drawn: which file, which block",
+        Kind::Count {
+            least: 1,
+            most: 1 << 32,
+        },
+        "1",
+    )
+    .rarely(),
+];
+
+/// The talk's columns.
+const SHOWN: &[(&str, &str)] = &[
+    ("iops", "IOPS"),
+    ("throughput", "MB/s"),
+    ("guest.vcpu*", "vCPU %"),
+    ("guest.busy", "total %"),
+    ("guest.busy-per-mb", "% per MB/s"),
+    ("host.busy", "host %"),
+];
+
+impl Experiment for Ffsb {
+    fn name(&self) -> &'static str {
+        "ffsb"
+    }
+
+    fn about(&self) -> &'static str {
+        "The six scenarios of the 2010 KVM storage talk, on files in a guest and on the host"
+    }
+
+    fn description(&self) -> &'static str {
+        "Threads work on the files of a file system in a guest, past the page cache (O_DIRECT), each \
+         with one request in flight: they create large files, read files from their start to their \
+         end, read and write random blocks, or run a mail server. It is what FFSB did for a talk at \
+         the Linux Plumbers Conference of 2010, whose profiles are not public: these are \
+         reconstructions. fio runs all but the mail server, which is `fathom bench`'s.\n\nEach \
+         server of the guest's disk stands beside the first: without ioeventfd and I/O thread, as \
+         QEMU was then; with both, as the talk proposed; Fathom; and the same work in a directory \
+         of the host, in its own columns (there, vCPUs are the host's CPUs). The disk has one queue, \
+         as it had then.\n\nvCPU % is what the guest itself sees, total % their sum, and `% per \
+         MB/s` what throughput costs it; host % is the mean of all of the host's CPUs. Every cell \
+         begins with a disk that has been trimmed, a new file system and new files, and nothing of \
+         them in memory.\n\nAt --scale 1 there are 1,024 files of 100 MiB, 1 GiB for each large \
+         file, and 100,000 mails: give --size 130G.\n\nWithout hardware virtualisation the guest is \
+         emulated: its figures compare nothing but emulations."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        PARAMETERS
+    }
+
+    fn beside(&self) -> Option<Beside> {
+        let shown = SHOWN.iter().map(|(measure, heading)| Shown {
+            measure: (*measure).to_owned(),
+            heading: (*heading).to_owned(),
+        });
+        Some(Beside {
+            parameter: DISK.to_owned(),
+            shown: shown.collect(),
+        })
+    }
+
+    fn check(&self, settings: &Settings) -> Result<()> {
+        Cell::new(settings)?.check()
+    }
+
+    fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
+        let cell = Cell::new(settings)?;
+        let mut needs = vec![Need::Program("busybox"), Need::Program("fio")];
+        if let Side::Guest(_) = cell.side {
+            let maker = Need::Program(cell.bench.fs.maker());
+            needs.extend([Need::Qemu(6, 0), Need::Kernel, maker]);
+        }
+        Ok(needs)
+    }
+
+    fn estimate(&self, settings: &Settings) -> Duration {
+        /// Of the host's disk, in bytes a second.
+        const SPEED: u64 = 200 << 20;
+        const AROUND: Duration = Duration::from_secs(5);
+        let cell = Cell::new(settings);
+        let time = cell.and_then(|cell| {
+            let making = Duration::from_secs(cell.load.bytes()? / SPEED);
+            Ok(cell.load.runtime + making)
+        });
+        AROUND + time.unwrap_or_default()
+    }
+
+    fn begin(&self, context: &Context) -> Box<dyn Session> {
+        Box::new(Running::new(context.fathom.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Order;
+    use super::*;
+
+    #[test]
+    fn the_plan_is_the_talks_tables() {
+        let plan = Order::new(&Ffsb).plan().unwrap();
+        // Eight rows with three numbers of threads, by four.
+        assert_eq!(plan.cells.len(), 8 * 3 * 4);
+        assert_eq!(plan.parameters["threads"], ["1", "8", "16"]);
+        let beside = plan.beside.unwrap();
+        assert_eq!(plan.parameters[&beside.parameter][0], "qemu-no-ioeventfd");
+    }
+
+    fn refused(changes: &[(&str, &str)]) -> String {
+        let settings = Settings::defaults(PARAMETERS);
+        Ffsb.check(&settings).unwrap();
+        let set = |settings: Settings, (name, value): &(&str, &str)| settings.with(name, value);
+        let settings = changes.iter().fold(settings, set);
+        Ffsb.check(&settings).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_said() {
+        let small = refused(&[("size", "512M"), ("scenario", "random-reads")]);
+        assert!(small.contains("random-reads need"), "{small}");
+        assert!(small.contains("--size more than 512M"), "{small}");
+        let talk = refused(&[("scale", "1"), ("scenario", "mixed")]);
+        assert!(talk.contains("give --size"), "{talk}");
+        let many = refused(&[
+            ("scenario", "mail-server"),
+            ("threads", "200"),
+            ("scale", "0.0001"),
+        ]);
+        assert!(many.contains("a file each"), "{many}");
+        let text = "socket:/s".parse::<Side>().unwrap_err();
+        assert!(text.contains("trimmed"), "{text}");
+        let text = "cloud".parse::<Side>().unwrap_err();
+        assert!(text.contains("qsd") && text.ends_with("nor bare"), "{text}");
+    }
+
+    #[test]
+    fn the_talks_own_sizes_fit_where_the_description_says() {
+        let settings = Settings::defaults(PARAMETERS);
+        let settings = settings.with("scale", 1).with("size", "130G");
+        for scenario in Scenario::ALL {
+            let settings = settings.clone().with("scenario", scenario);
+            Ffsb.check(&settings.with("threads", 16)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_scale_shrinks_times_unless_one_is_given() {
+        let settings = Settings::defaults(PARAMETERS);
+        let time = |settings: &Settings| Cell::new(settings).unwrap().load.runtime.as_millis();
+        assert_eq!(time(&settings), 30_000);
+        let small = settings.with("scale", "0.001");
+        assert_eq!(time(&small), 2_000);
+        assert_eq!(time(&small.with("runtime", "500ms")), 500);
+    }
+}
