@@ -25,6 +25,11 @@ pub enum Side {
 
 const BARE: &str = "bare";
 
+impl Side {
+    /// How they are said.
+    pub const FORM: &str = "bare, fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd";
+}
+
 impl FromStr for Side {
     type Err = String;
 
@@ -36,7 +41,7 @@ impl FromStr for Side {
                     "'{other}': a disk is trimmed and made anew for each cell, which others' are not"
                 )),
                 Ok(kind) => Ok(Side::Guest(kind)),
-                Err(error) => Err(format!("{error}, nor {BARE}")),
+                Err(_) => Err(format!("'{other}' is none of {}", Side::FORM)),
             },
         }
     }

@@ -26,7 +26,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         DISK,
         "Who serves the guest's disk; bare: no guest, a directory of this machine",
-        Kind::of::<Side>("bare, fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd"),
+        Kind::of::<Side>(Side::FORM),
         "qemu-no-ioeventfd,qemu,fathom,bare",
     ),
     Parameter::new(
@@ -220,7 +220,10 @@ mod tests {
         let text = "socket:/s".parse::<Side>().unwrap_err();
         assert!(text.contains("trimmed"), "{text}");
         let text = "cloud".parse::<Side>().unwrap_err();
-        assert!(text.contains("qsd") && text.ends_with("nor bare"), "{text}");
+        assert_eq!(text, format!("'cloud' is none of {}", Side::FORM));
+        for word in Side::FORM.split(", ") {
+            word.parse::<Side>().unwrap();
+        }
     }
 
     #[test]
