@@ -17,8 +17,8 @@ pub struct Parameter {
     /// One line, without a full stop.
     pub about: &'static str,
     pub kind: Kind,
-    /// Several values, parted by commas, make it an axis. Empty: the experiment chooses, by the
-    /// machine that it finds.
+    /// One, or several with commas between them. Empty: the experiment chooses, by the machine that
+    /// it finds.
     pub default: &'static str,
     /// Of interest to few.
     pub rare: bool,
@@ -141,12 +141,6 @@ impl Parameter {
         self
     }
 
-    /// The values that it has if nobody says.
-    pub fn defaults(&self) -> Vec<String> {
-        let texts = self.split(self.default).into_iter();
-        texts.map(str::to_owned).collect()
-    }
-
     /// The values that a user's words stand for: one or, parted by commas, several for each; or all
     /// together where they make a list.
     ///
@@ -157,7 +151,7 @@ impl Parameter {
             return Ok(vec![texts.join(&LIST.to_string())]);
         }
         let values = texts.iter().flat_map(|text| self.split(text));
-        let values = values.map(|text| self.value(text));
+        let values = values.map(|text| self.value(&text));
         let values = values.collect::<Result<Vec<String>>>()?;
         match (1..values.len()).find(|&i| values[..i].contains(&values[i])) {
             Some(i) => Err(Error::Protocol(format!(
@@ -168,11 +162,22 @@ impl Parameter {
         }
     }
 
-    /// `a,b` are two values, but for free text, where commas have no meaning.
-    fn split<'a>(&self, text: &'a str) -> Vec<&'a str> {
+    /// The values that hold where nobody says any: several make an axis.
+    pub fn defaults(&self) -> Vec<String> {
+        self.split(self.default)
+    }
+
+    /// `a,b` are two values and `a\,b` is one, but for free text, where commas have no meaning.
+    fn split(&self, text: &str) -> Vec<String> {
+        // No argument has a NUL.
+        const COMMA: &str = "\0";
         match self.kind {
-            Kind::Text | Kind::List => vec![text],
-            _ => text.split(',').collect(),
+            Kind::Text | Kind::List => vec![text.to_owned()],
+            _ => {
+                let text = text.replace("\\,", COMMA);
+                let values = text.split(',');
+                values.map(|value| value.replace(COMMA, ",")).collect()
+            }
         }
     }
 
@@ -194,10 +199,11 @@ impl Parameter {
 pub struct Settings(pub BTreeMap<String, String>);
 
 impl Settings {
-    /// All defaults, of several the first.
+    /// All defaults, and of several the first.
     pub fn defaults(parameters: &[Parameter]) -> Settings {
+        let first = |one: &Parameter| one.defaults().into_iter().next();
         let pairs = parameters.iter();
-        let pairs = pairs.map(|one| (one.name.to_owned(), one.defaults().swap_remove(0)));
+        let pairs = pairs.map(|one| (one.name.to_owned(), first(one).unwrap_or_default()));
         Settings(pairs.collect())
     }
 
@@ -314,6 +320,15 @@ mod tests {
         assert_eq!(values(count, "1", &["07"]).unwrap(), ["7"]);
         assert_eq!(values(Kind::List, "", &["a,b", "c"]).unwrap(), ["a,b\nc"]);
         assert_eq!(values(SIZE, "", &[""]).unwrap(), [""]);
+        let rw = Kind::of::<Rw>("read, write");
+        let parameter = Parameter::new("rw", "what is done", rw, "read,write");
+        assert_eq!(parameter.defaults(), ["read", "write"]);
+        assert_eq!(Settings::defaults(&[parameter]).text("rw"), "read");
+        let any = Kind::Word {
+            form: "PATH",
+            check: |_| Ok(()),
+        };
+        assert_eq!(values(any, "/", &["/a\\,b,/c"]).unwrap(), ["/a,b", "/c"]);
     }
 
     #[test]
