@@ -11,6 +11,7 @@ mod beside;
 mod cell;
 mod compare;
 pub mod csv;
+mod effects;
 pub mod html;
 mod points;
 mod statistics;

@@ -77,6 +77,10 @@ pub struct Cell {
     pub started: u64,
     /// That it took, with everything around the measured window.
     pub seconds: f64,
+    /// By parameters: what the cell's value is called in a sentence of what it makes of a figure,
+    /// such as `NFS (/mnt)`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub words: BTreeMap<String, String>,
     #[serde(default)]
     pub measures: Vec<Measure>,
     #[serde(default)]

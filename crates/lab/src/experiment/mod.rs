@@ -12,6 +12,7 @@ pub mod runner;
 mod seqread;
 pub mod wiki;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -97,6 +98,8 @@ pub struct Yield {
     pub measures: Vec<Measure>,
     pub series: Vec<Series>,
     pub evidence: Option<Evidence>,
+    /// By parameters: what the cell's value is called in a sentence.
+    pub words: BTreeMap<String, String>,
     /// The machines on which it ran, if that is worth telling.
     pub environment: Option<Environment>,
     /// What went wrong without ending the cell, a line each.

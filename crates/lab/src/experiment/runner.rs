@@ -196,6 +196,7 @@ impl Runner {
             planned,
             started,
             seconds: begin.elapsed().as_secs_f64(),
+            words: yielded.words,
             measures: yielded.measures,
             series: yielded.series,
             evidence: yielded.evidence,

@@ -30,6 +30,9 @@ pub struct Row {
     pub round: u32,
     /// Of all parameters.
     pub settings: Settings,
+    /// What its values of parameters are called in sentences.
+    #[serde(skip_serializing_if = "Settings::is_empty")]
+    pub words: Settings,
     /// Seconds since 1970.
     pub started: u64,
     pub seconds: f64,
@@ -91,6 +94,7 @@ pub(super) fn read(
         id,
         round: planned.round,
         settings: planned.settings.iter().map(setting).collect(),
+        words: cell.words.iter().map(setting).collect(),
         started: cell.started,
         seconds: cell.seconds,
         measures,

@@ -8,6 +8,7 @@ mod lines;
 mod points;
 
 use super::compare::Comparison;
+use super::effects;
 use super::table::Table;
 use super::words;
 use crate::render::facts;
@@ -78,7 +79,23 @@ fn head(html: &mut Html, prefix: &str, table: &Table) {
 fn sections(html: &mut Html, prefix: &str, table: &Table) {
     beside::show(html, prefix, table);
     points::show(html, prefix, table);
+    show_effects(html, prefix, table);
     bars::show(html, prefix, table);
     curves::show(html, prefix, table);
     lines::show(html, prefix, table);
+}
+
+fn show_effects(html: &mut Html, prefix: &str, table: &Table) {
+    let sentences = effects::sentences(table);
+    let Some((of, sentences)) = sentences.split_first() else {
+        return;
+    };
+    html.heading(prefix, ("effects", "Effects"), "Effects");
+    html.note(of);
+    html.open("ul", &[("id", &format!("{prefix}effects-list"))]);
+    for sentence in sentences {
+        html.element("li", &[], sentence);
+        html.raw("\n");
+    }
+    html.raw("</ul>\n");
 }

@@ -51,6 +51,9 @@ pub struct Table {
 pub struct Point {
     /// Of the axes.
     pub settings: Settings,
+    /// What these are called in sentences, where its cells say it.
+    #[serde(skip_serializing_if = "Settings::is_empty")]
+    pub words: Settings,
     /// Cells.
     pub planned: usize,
     /// Cells.
@@ -181,6 +184,9 @@ impl Point {
             figures.filter_map(|(name, rounds)| Some((name.to_owned(), Figure::of(rounds)?)));
         Point {
             settings: Settings::new(),
+            words: rows
+                .first()
+                .map_or_else(Settings::new, |row| row.words.clone()),
             planned: 0,
             done: rows.len(),
             measures: figures.collect(),
@@ -263,6 +269,7 @@ mod tests {
             id: String::new(),
             round,
             settings: Settings::new(),
+            words: Settings::new(),
             started: 0,
             seconds: 0.0,
             measures: BTreeMap::new(),

@@ -8,6 +8,7 @@ use fathom_run::{Better, Unit};
 use super::beside::Sides;
 use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
+use super::effects;
 use super::points::Settings;
 use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
@@ -45,6 +46,11 @@ pub fn report(table: &Table, style: Style) -> String {
             }
         }
     }
+    let sentences = effects::sentences(table);
+    if !sentences.is_empty() {
+        page.heading("Effects");
+    }
+    sentences.iter().for_each(|line| page.note(line));
     verdicts(&mut page, table);
     if let Some(line) = words::breakdowns(table) {
         page.heading("Breakdowns");

@@ -107,6 +107,7 @@ pub fn cell(planned: &Planned) -> Cell {
         planned: planned.clone(),
         started: 1_790_000_000 + u64::from(planned.round) * 100,
         seconds: 12.5,
+        words: BTreeMap::new(),
         measures: vec![
             measure("vcpu0.busy", Unit::Percent, 40.0 * speed, Better::Neither),
             measure("latency.p99", Unit::Nanoseconds, ns * 4.0, Better::Lower).of(100_000),
