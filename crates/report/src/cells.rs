@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use fathom_run::{Run, RunKind};
 
 mod beside;
+mod bonnie;
 mod cell;
 mod compare;
 pub mod csv;

@@ -2,6 +2,7 @@
 
 mod bars;
 mod beside;
+mod bonnie;
 mod compare;
 mod curves;
 mod lines;
@@ -78,6 +79,7 @@ fn head(html: &mut Html, prefix: &str, table: &Table) {
 /// `prefix` stands before ids, where there are several runs.
 fn sections(html: &mut Html, prefix: &str, table: &Table) {
     beside::show(html, prefix, table);
+    bonnie::show(html, prefix, table);
     points::show(html, prefix, table);
     show_effects(html, prefix, table);
     bars::show(html, prefix, table);

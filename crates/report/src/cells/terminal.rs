@@ -1,6 +1,8 @@
 //! Experiments on a terminal: [`report`] for one run, [`compare`] for two. No line is wider than 100
 //! columns.
 
+mod bonnie;
+
 use std::collections::BTreeMap;
 
 use fathom_run::{Better, Unit};
@@ -8,11 +10,11 @@ use fathom_run::{Better, Unit};
 use super::beside::Sides;
 use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
-use super::effects;
 use super::points::Settings;
 use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
 use super::words::{self, MOST_ROWS, Scale};
+use super::{bonnie as layout, effects};
 use crate::render::facts;
 use crate::render::terminal::Style;
 use crate::render::terminal::page::Page;
@@ -36,6 +38,7 @@ pub fn report(table: &Table, style: Style) -> String {
     if let Some(missing) = words::missing(table) {
         page.warning(&missing);
     }
+    bonnie::show(&mut page, table);
     match Sides::of(table) {
         Some(sides) => beside(&mut page, &sides),
         None => {
@@ -136,7 +139,7 @@ fn points(page: &mut Page, table: &Table) {
             .map(|point| format!("{} of {}", point.done, point.planned));
         groups.push(vec![("cells".into(), done.collect())]);
     }
-    for column in &table.measures {
+    for column in { table.measures.iter() }.filter(|column| !layout::has(&column.name)) {
         groups.push(figures(column, shown));
         if Some(&column.name) == table.main.as_ref() {
             groups.extend(vs_bare(shown));

@@ -2,6 +2,7 @@
 
 use fathom_run::Better;
 
+use crate::cells::bonnie;
 use crate::cells::cell::Column;
 use crate::cells::points::Settings;
 use crate::cells::statistics::Ratio;
@@ -22,7 +23,7 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
         let done = |point: &Point| Cell::Number(format!("{} of {}", point.done, point.planned));
         columns.push(("cells".into(), shown.iter().map(done).collect()));
     }
-    for column in &table.measures {
+    for column in { table.measures.iter() }.filter(|column| !bonnie::has(&column.name)) {
         columns.push(figures(column, shown));
         if Some(&column.name) == table.main.as_ref() {
             columns.extend(vs_bare(shown));

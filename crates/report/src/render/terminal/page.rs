@@ -80,6 +80,15 @@ impl Page {
         }
     }
 
+    /// A line of a table with a layout of its own; headings are dim.
+    pub(crate) fn fixed(&mut self, text: &str, is_heading: bool) {
+        let line = format!("  {}", clean(text).trim_end());
+        match is_heading {
+            true => self.painted("2", &line),
+            false => self.line(&line),
+        }
+    }
+
     /// An empty line between two tables of a section.
     pub(crate) fn gap(&mut self) {
         self.line("");
