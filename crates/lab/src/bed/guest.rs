@@ -1,8 +1,9 @@
 //! A guest with one disk under test, and the disk's server.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use crate::error::Result;
+use crate::error::{Context, Result};
 use crate::evidence::{self, Watch, Watched};
 use crate::guest::Guest;
 use crate::machine::Machine;
@@ -11,6 +12,8 @@ use crate::server::{Kind, Served, Server, Spec};
 
 /// QEMU's id for the disk under test.
 pub const DISK: &str = "disk";
+/// In a cell's folder: what the server printed at its end (Fathom's times by stage).
+const SERVER_LOG: &str = "server.txt";
 
 /// A guest that has booted. It is killed on drop.
 #[derive(Debug)]
@@ -93,5 +96,18 @@ impl GuestBed {
             Some(server) => server.stop(),
             None => Ok(String::new()),
         }
+    }
+
+    /// The same; what the server printed is left in the cell's folder.
+    ///
+    /// # Errors
+    /// Likewise, and when it cannot be written.
+    pub fn end_into(self, folder: &Path) -> Result<()> {
+        let said = self.end()?;
+        if said.trim().is_empty() {
+            return Ok(());
+        }
+        let path = folder.join(SERVER_LOG);
+        fs::write(&path, said).context(|| format!("cannot write {}", path.display()))
     }
 }

@@ -4,10 +4,12 @@ mod guest;
 mod host;
 pub mod image;
 mod pool;
+mod program;
 mod stages;
 mod window;
 
 pub use guest::{DISK, GuestBed};
 pub use host::HostBed;
 pub use pool::Pool;
+pub use program::Program;
 pub use window::{Job, Seen};

@@ -10,6 +10,7 @@ mod order;
 mod parameter;
 pub mod runner;
 mod seqread;
+mod storages;
 pub mod wiki;
 
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ use fathom_run::evidence::{Bare, Evidence};
 use fathom_run::{Beside, Environment, Measure, Series};
 
 use crate::bed::Seen;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evidence;
 
 pub use order::Order;
@@ -137,10 +138,17 @@ pub enum Need {
     Qemu(u32, u32),
     /// A kernel for guests.
     Kernel,
+    /// An I/O engine of fio's that not every build has.
+    FioEngine(&'static str),
 }
 
 /// All experiments.
-pub const ALL: &[&dyn Experiment] = &[&ffsb::Ffsb, &seqread::Seqread, &wiki::Wiki];
+pub const ALL: &[&dyn Experiment] = &[
+    &seqread::Seqread,
+    &wiki::Wiki,
+    &ffsb::Ffsb,
+    &storages::Storages,
+];
 
 /// An experiment by its name.
 pub fn find(name: &str) -> Option<&'static dyn Experiment> {
@@ -157,7 +165,19 @@ impl Need {
             Need::Program(name) => crate::host::program(name).map(drop),
             Need::Qemu(major, minor) => crate::host::need_qemu((major, minor)),
             Need::Kernel => crate::kernel::Kernel::find().map(drop),
+            Need::FioEngine(name) => fio_engine(name),
         }
+    }
+}
+
+fn fio_engine(name: &str) -> Result<()> {
+    let engines = crate::host::run("fio", &["--enghelp"])?;
+    match engines.lines().any(|line| line.trim() == name) {
+        true => Ok(()),
+        false => Err(Error::Missing {
+            what: format!("fio's engine {name}"),
+            hint: "install a fio that was built with it, such as Debian's",
+        }),
     }
 }
 

@@ -8,15 +8,12 @@ use fathom_run::evidence::Bare;
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
 use crate::bed::{DISK, GuestBed, Job, image};
-use crate::error::{Context as _, Result};
+use crate::error::Result;
 use crate::machine::{Aio, Machine};
 use crate::scratch::Scratch;
 use crate::server::{self, Spec};
 use crate::work::{Shape, Worked};
 use crate::workload::{self, Limit};
-
-/// In a cell's folder: what the server printed at its end (Fathom's times by stage).
-const SERVER_LOG: &str = "server.txt";
 
 pub struct Seqread;
 
@@ -192,11 +189,7 @@ impl Session for Reading {
             found.compare(bare(&image, cell.runtime)?);
         }
         progress("powering the guest off");
-        let said = bed.end()?;
-        if !said.trim().is_empty() {
-            let path = folder.join(SERVER_LOG);
-            std::fs::write(&path, said).context(|| format!("cannot write {}", path.display()))?;
-        }
+        bed.end_into(folder)?;
         Ok(found)
     }
 }
