@@ -16,6 +16,7 @@ busybox-static
 e2fsprogs
 xfsprogs
 btrfs-progs
+bonnie++
 dosfstools
 mtools
 systemd-boot-efi
@@ -281,7 +282,7 @@ check_rust() {
 
 absent_programs() {
 	for program in qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
-		e2fsck mkfs.fat mcopy fio nbdkit nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl \
+		e2fsck bonnie++ mkfs.fat mcopy fio nbdkit nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl \
 		strace setpriv cc python3 chromium; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done

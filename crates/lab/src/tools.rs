@@ -14,8 +14,12 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("e2fsck", "fsck.ext4"),
     ("blkdiscard", "blkdiscard"),
 ];
-/// Likewise, where this machine has them.
-const OPTIONAL: &[(&str, &str)] = &[("mkfs.xfs", "mkfs.xfs"), ("mkfs.btrfs", "mkfs.btrfs")];
+/// Likewise, where this machine has them: an experiment that needs one says so.
+const OPTIONAL: &[(&str, &str)] = &[
+    ("mkfs.xfs", "mkfs.xfs"),
+    ("mkfs.btrfs", "mkfs.btrfs"),
+    ("bonnie++", "bonnie++"),
+];
 const CONFIGURATION: &[&str] = &["/etc/mke2fs.conf"];
 /// The guest links these directories into its root, also where nothing is in them.
 const DIRECTORIES: &[&str] = &["lib", "lib64", "usr/lib", "usr/sbin", "etc"];

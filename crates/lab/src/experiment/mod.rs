@@ -5,6 +5,7 @@
 //! each combination of values and each round, which [`runner`] runs one by one into a run
 //! directory.
 
+mod bonnie;
 mod ffsb;
 mod order;
 mod parameter;
@@ -148,6 +149,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &wiki::Wiki,
     &ffsb::Ffsb,
     &storages::Storages,
+    &bonnie::Bonnie,
 ];
 
 /// An experiment by its name.

@@ -1,0 +1,385 @@
+//! bonnie++ in a guest, its disk served in several ways: how QEMU's first data plane was tried out
+//! (Eiichi Tsukata, "qemu virtio-blk data plane").
+
+mod csv;
+mod image;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fathom_run::evidence::Load;
+
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use crate::bed::{DISK, GuestBed, Job};
+use crate::error::{Error, Result};
+use crate::machine::{Aio, Machine};
+use crate::scratch::Scratch;
+use crate::server::{self, Spec};
+use crate::work::Worked;
+use image::{Fs, Image};
+
+pub struct Bonnie;
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter::new(
+        "disk",
+        "Who serves the disk; the first is what the others are held against",
+        Kind::of::<server::Kind>("fathom, qemu, qemu-main, qemu-mapped, qsd"),
+        "qemu-main,qemu,fathom",
+    ),
+    Parameter::new(
+        "aio",
+        "How the server reads and writes the image",
+        Kind::of::<Aio>("io_uring, native, threads"),
+        "native",
+    ),
+    Parameter::new(
+        "fs",
+        "The guest's file system",
+        Kind::of::<Fs>("ext4, ext3, ext2, xfs, btrfs"),
+        "ext4",
+    ),
+    Parameter::new(
+        "size",
+        "Of the data that is written and read (-s); more than the guest's memory, or all of it is \
+         in its page cache",
+        Kind::Size {
+            least: 1 << 20,
+            most: 1 << 40,
+        },
+        "2G",
+    ),
+    Parameter::new(
+        "memory",
+        "The guest's",
+        Kind::Size {
+            least: 128 << 20,
+            most: 1 << 40,
+        },
+        "1G",
+    ),
+    Parameter::new(
+        "vcpus",
+        "Of the guest",
+        Kind::Count {
+            least: 1,
+            most: 256,
+        },
+        "2",
+    ),
+    Parameter::new(
+        "files",
+        "Files that are created, read and deleted, in units of 1024 (-n); 0 for none",
+        Kind::Count {
+            least: 0,
+            most: 1024,
+        },
+        "16",
+    ),
+    Parameter::new(
+        "concurrency",
+        "Copies of each test at the same time (-c)",
+        Kind::Count { least: 1, most: 64 },
+        "1",
+    ),
+    Parameter::new("direct", "O_DIRECT for blocks (-D)", Kind::Switch, "off"),
+    Parameter::new(
+        "chars",
+        "Write and read single bytes, too; not with --direct",
+        Kind::Switch,
+        "on",
+    ),
+];
+
+impl Experiment for Bonnie {
+    fn name(&self) -> &'static str {
+        "bonnie"
+    }
+
+    fn about(&self) -> &'static str {
+        "bonnie++ in the guest, with QEMU's data plane off and on, and with Fathom's"
+    }
+
+    fn description(&self) -> &'static str {
+        "bonnie++ writes, rewrites and reads a large file, seeks in it, and creates, reads and \
+         deletes many small ones, on a fresh file system of the guest's disk. `qemu-main` is QEMU \
+         with the data plane off, `qemu` with it on (an I/O thread).\n\nThe report has bonnie++'s own \
+         table, for each configuration: K/sec and operations per second, the CPU time of the \
+         guest's process (%CP), the longest operation (latency), and the ratio to the first \
+         configuration. What was too fast to be measured is left out. `put-block.throughput` and \
+         the like are the same in MB/s.\n\nUnless --direct is on, the guest's page cache is a part \
+         of it, which is why --size has to exceed --memory."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        PARAMETERS
+    }
+
+    fn check(&self, settings: &Settings) -> Result<()> {
+        let cell = Cell::new(settings)?;
+        let refuse = |why: String| Err(Error::Protocol(why));
+        if !cell.direct && cell.size <= cell.memory {
+            return refuse(format!(
+                "--size {} is within the guest's memory ({}): choose more, or --direct",
+                settings.text("size"),
+                settings.text("memory")
+            ));
+        }
+        if !cell.size.is_multiple_of(MIB) || !cell.memory.is_multiple_of(MIB) {
+            return refuse("--size and --memory must be of whole MiB".into());
+        }
+        if let server::Kind::Socket(_) = cell.disk {
+            return refuse(format!(
+                "--disk {}: its image would be overwritten",
+                cell.disk
+            ));
+        }
+        let nowhere = Path::new("");
+        cell.disk.check(&cell.spec(nowhere, nowhere, nowhere))
+    }
+
+    fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
+        let cell = Cell::new(settings)?;
+        Ok(vec![
+            Need::Qemu(6, 0),
+            Need::Kernel,
+            Need::Program("busybox"),
+            Need::Program("bonnie++"),
+            Need::Program(cell.fs.maker().0),
+        ])
+    }
+
+    fn estimate(&self, settings: &Settings) -> Duration {
+        const AROUND: Duration = Duration::from_secs(40);
+        /// Of five passes over the data, with the one that makes the image.
+        const BYTES_PER_SECOND: u64 = 100_000_000;
+        /// Of six tests.
+        const FILES_PER_SECOND: u64 = 5_000;
+        let Ok(cell) = Cell::new(settings) else {
+            return AROUND;
+        };
+        let data = cell.size.saturating_mul(u64::from(cell.concurrency)) / BYTES_PER_SECOND * 5;
+        let files = cell.file_count() * 6 / FILES_PER_SECOND;
+        AROUND + Duration::from_secs(data + files)
+    }
+
+    fn begin(&self, context: &Context) -> Box<dyn Session> {
+        Box::new(Trying {
+            fathom: context.fathom.clone(),
+            image: None,
+        })
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+struct Cell {
+    disk: server::Kind,
+    aio: Aio,
+    fs: Fs,
+    size: u64,
+    memory: u64,
+    vcpus: u16,
+    files: u64,
+    concurrency: u32,
+    direct: bool,
+    chars: bool,
+}
+
+impl Cell {
+    fn new(settings: &Settings) -> Result<Cell> {
+        Ok(Cell {
+            disk: settings.word("disk")?,
+            aio: settings.word("aio")?,
+            fs: settings.word("fs")?,
+            size: Settings::needed("size", settings.size("size")?)?,
+            memory: Settings::needed("memory", settings.size("memory")?)?,
+            vcpus: Settings::needed("vcpus", settings.count("vcpus")?)?,
+            files: Settings::needed("files", settings.count("files")?)?,
+            concurrency: Settings::needed("concurrency", settings.count("concurrency")?)?,
+            direct: settings.is_on("direct"),
+            // bonnie++ would write them with O_DIRECT, too, which fails.
+            chars: settings.is_on("chars") && !settings.is_on("direct"),
+        })
+    }
+
+    fn spec<'a>(&self, fathom: &'a Path, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+        Spec {
+            fathom,
+            dir,
+            name: DISK,
+            image,
+            aio: self.aio,
+            cache: "none",
+            queues: self.vcpus.min(MOST_QUEUES),
+            poll: true,
+            options: Vec::new(),
+            properties: Vec::new(),
+        }
+    }
+
+    /// Of all copies.
+    fn file_count(&self) -> u64 {
+        self.files * 1024 * u64::from(self.concurrency)
+    }
+
+    /// Room for the data and the files of all copies. A file takes an inode, of which mke2fs makes
+    /// one for each 16 KiB.
+    fn image_bytes(&self) -> u64 {
+        const INODE: u64 = 16 << 10;
+        let data = self.size.saturating_mul(self.concurrency.into());
+        let net = data.saturating_add(self.file_count() * INODE);
+        let gross = net
+            .saturating_add(net / 8)
+            .saturating_add(self.fs.overhead());
+        gross.next_multiple_of(MIB)
+    }
+
+    fn machine(&self) -> Machine {
+        Machine {
+            cpus: self.vcpus.into(),
+            memory_mib: u32::try_from(self.memory / MIB).unwrap_or(u32::MAX),
+            modules: self.fs.module().map(String::from).into_iter().collect(),
+            ..Machine::default()
+        }
+    }
+
+    /// For the guest's shell: prints bonnie++'s line of figures.
+    fn script(&self, device: &str) -> String {
+        let mib = self.size / MIB;
+        let direct = if self.direct { " -D" } else { "" };
+        let fast = if self.chars { "" } else { " -f" };
+        // -r 0: its own check of the size knows nothing of O_DIRECT. Users are numbers: the guest
+        // has no list of them.
+        format!(
+            "mount -t {} {device} /mnt\n\
+             bonnie++ -q -u 0:0 -m guest -d /mnt -r 0 -s {mib} -n {} -c {}{direct}{fast} \
+             >/tmp/bonnie.csv 2>/tmp/bonnie.log || {{ cat /tmp/bonnie.log; exit 1; }}\n\
+             umount /mnt\n\
+             cat /tmp/bonnie.csv",
+            self.fs, self.files, self.concurrency
+        )
+    }
+
+    fn timeout(&self) -> Duration {
+        /// Of the tests that write and read byte by byte.
+        const AROUND: Duration = Duration::from_secs(3600);
+        const SLOWEST: u64 = 512 << 10;
+        const FILES_PER_SECOND: u64 = 50;
+        let data = self.size.saturating_mul(self.concurrency.into()) * 4 / SLOWEST;
+        AROUND + Duration::from_secs(data + self.file_count() * 6 / FILES_PER_SECOND)
+    }
+}
+
+/// Of a disk.
+const MOST_QUEUES: u16 = 64;
+
+struct Trying {
+    fathom: PathBuf,
+    /// Of the cell before.
+    image: Option<Image>,
+}
+
+impl Session for Trying {
+    fn cell(
+        &mut self,
+        settings: &Settings,
+        folder: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Yield> {
+        let cell = Cell::new(settings)?;
+        let image = self.image(&cell, progress)?;
+        let sockets = Scratch::small()?;
+        let spec = cell.spec(&self.fathom, sockets.path(), &image);
+        let bed = GuestBed::boot(cell.machine(), &cell.disk, &spec, progress)?;
+        let mut bed = bed.with_dir(sockets);
+        progress("running bonnie++ in the guest");
+        let seen = bed.measure(&Job {
+            script: &cell.script(&bed.device),
+            timeout: cell.timeout(),
+            parse: &|text| {
+                Ok(Worked {
+                    measures: csv::measures(text)?,
+                    // How many requests it made is not known.
+                    load: Load {
+                        threads: cell.concurrency,
+                        depth: 1,
+                        ..Load::default()
+                    },
+                })
+            },
+        })?;
+        progress("powering the guest off");
+        bed.end_into(folder)?;
+        Ok(Yield::from(seen))
+    }
+}
+
+impl Trying {
+    /// An image with a fresh file system.
+    fn image(&mut self, cell: &Cell, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
+        let bytes = cell.image_bytes();
+        let image = match self.image.take().filter(|image| image.bytes() == bytes) {
+            Some(image) => image,
+            None => {
+                progress(&format!("writing an image of {} MiB", bytes / MIB));
+                Image::make(bytes)?
+            }
+        };
+        let image = self.image.insert(image);
+        progress(&format!("making a file system ({})", cell.fs));
+        image.format(cell.fs)?;
+        Ok(image.path())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(settings: &Settings) -> String {
+        Bonnie.check(settings).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_would_measure_the_page_cache_is_refused() {
+        let settings = Settings::defaults(PARAMETERS);
+        Bonnie.check(&settings).unwrap();
+        let small = settings.clone().with("size", "1G");
+        assert!(refused(&small).contains("within the guest's memory (1G)"));
+        Bonnie.check(&small.with("direct", "on")).unwrap();
+        let odd = settings.clone().with("size", (2u64 << 30) + 512);
+        assert!(refused(&odd).contains("whole MiB"));
+        let socket = settings.with("disk", "socket:/s");
+        assert!(refused(&socket).contains("overwritten"));
+    }
+
+    #[test]
+    fn bonnie_is_called_as_asked() {
+        let settings = Settings::defaults(PARAMETERS);
+        let script = Cell::new(&settings).unwrap().script("/dev/vdb");
+        assert!(
+            script.starts_with("mount -t ext4 /dev/vdb /mnt\n"),
+            "{script}"
+        );
+        assert!(script.contains(" -s 2048 -n 16 -c 1 >"), "{script}");
+        let settings = settings
+            .with("direct", "on")
+            .with("concurrency", 3)
+            .with("fs", "xfs");
+        let cell = Cell::new(&settings).unwrap();
+        let script = cell.script("/dev/vdb");
+        assert!(script.contains(" -c 3 -D -f >"), "{script}");
+        assert_eq!(cell.machine().modules, ["xfs"]);
+    }
+
+    #[test]
+    fn the_image_has_room_for_all_copies() {
+        let settings = Settings::defaults(PARAMETERS);
+        let bytes = |settings: &Settings| Cell::new(settings).unwrap().image_bytes();
+        let one = bytes(&settings);
+        assert!(one > (2 << 30) + (16 << 24), "{one}");
+        assert!(bytes(&settings.clone().with("concurrency", 4)) > 3 * one);
+        assert!(bytes(&settings.with("size", "1T").with("concurrency", 64)) > 1 << 45);
+    }
+}
