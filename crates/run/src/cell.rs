@@ -14,7 +14,7 @@ use crate::measure::{Measure, Series};
 use crate::open::{MAX_RUN, RUN, is_name, open_within};
 
 /// Of run directories.
-const CELLS: &str = "cells";
+pub(crate) const CELLS: &str = "cells";
 const FILE: &str = "cell.json";
 /// Of a cell.json.
 const MAX_BYTES: u64 = 64 << 20;

@@ -4,6 +4,7 @@
 //! RUN/
 //!   run.json             what was run, on what, and what each round holds: [`Run`]
 //!   cells/ID/cell.json   an experiment's cell, as soon as it has ended: [`Cell`]
+//!   cells/ID/SIDE.folded what a guest's or the host's CPUs ran, by stack: [`Folded`]
 //!   ROUND/               one folder a round, named as in run.json
 //!     NAME.events        events by time, one clock a file: [`Stream`]
 //!     NAME.log           text kept for people: consoles, QEMU's log
@@ -21,6 +22,7 @@ mod clocks;
 mod error;
 mod event;
 pub mod evidence;
+pub mod folded;
 mod io_calls;
 mod measure;
 mod open;
@@ -32,6 +34,7 @@ pub use cell::{Beside, Cell, Experiment, Planned, Shown};
 pub use clocks::{Clock, Clocks, GuestOffset, Pair};
 pub use error::{Error, Result};
 pub use event::{Event, Kind, MAX_ARGS, flags};
+pub use folded::{Folded, Side};
 pub use io_calls::{IO_CALLS, IoCall, io_call};
 pub use measure::{Better, Measure, Series, Unit};
 pub use run::{
