@@ -15,6 +15,7 @@ pub mod csv;
 mod effects;
 pub mod html;
 mod points;
+mod profile;
 mod statistics;
 mod table;
 pub mod terminal;
@@ -23,6 +24,7 @@ mod words;
 pub use cell::{Column, Row};
 pub use compare::{Compared, Comparison, Difference, Pair};
 pub use points::Settings;
+pub use profile::{Sampled, Symbol};
 pub use statistics::{ENOUGH, Interval, Ratio, Rounds};
 pub use table::{Figure, Point, Table};
 

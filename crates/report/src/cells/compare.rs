@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::cell::Column;
 use super::points::Settings;
+use super::profile::Sampled;
 use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
 use super::words;
@@ -40,6 +41,9 @@ pub struct Compared {
     /// Of the parameters that vary in A or B.
     pub settings: Settings,
     pub measures: BTreeMap<String, Pair>,
+    /// What the CPUs ran in A and in B.
+    #[serde(skip)]
+    pub(super) profiles: [Vec<Sampled>; 2],
 }
 
 /// A measure of a point in both runs.
@@ -78,6 +82,7 @@ impl Comparison {
             let other = of_b.get(&settings)?;
             Some(Compared {
                 measures: pairs(&measures, point, other),
+                profiles: [point, other].map(|point| point.profile.clone()),
                 settings,
             })
         };

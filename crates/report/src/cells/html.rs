@@ -1,4 +1,5 @@
-//! Experiments as a page: one HTML file that needs no network, and no scripts.
+//! Experiments as a page: one HTML file that needs no network, and no scripts but those within the
+//! frames of flame graphs.
 
 mod bars;
 mod beside;
@@ -10,6 +11,7 @@ mod points;
 
 use super::compare::Comparison;
 use super::effects;
+use super::profile::html as profile;
 use super::table::Table;
 use super::words;
 use crate::render::facts;
@@ -37,6 +39,7 @@ pub fn render(table: &Table) -> String {
 pub fn compare(comparison: &Comparison) -> String {
     let mut body = Html::default();
     compare::show(&mut body, comparison);
+    profile::compare(&mut body, comparison);
     for (letter, (name, table)) in ["A", "B"].into_iter().zip(&comparison.runs) {
         body.raw("<section class=\"run\">\n<header>\n");
         body.element("p", &[("class", "when")], &date(table.created));
@@ -84,6 +87,7 @@ fn sections(html: &mut Html, prefix: &str, table: &Table) {
     show_effects(html, prefix, table);
     bars::show(html, prefix, table);
     curves::show(html, prefix, table);
+    profile::show(html, prefix, table);
     lines::show(html, prefix, table);
 }
 

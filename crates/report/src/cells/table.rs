@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::cell::{self, Column, Columns, Problems, Row, setting};
 use super::points::{Points, Settings};
+use super::profile::{self, Sampled};
 use super::statistics::{self, Interval, Ratio, Rounds, ratio, sorted};
 
 /// A run of kind `experiment`, as the renderers show it. Values are in the units of their measures.
@@ -67,6 +68,9 @@ pub struct Point {
     pub verdict: Option<String>,
     /// The rule that holds there, in a word.
     pub limiter: Option<String>,
+    /// What its sides' CPUs ran, where they were sampled.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub profile: Vec<Sampled>,
 }
 
 /// A measure of a point.
@@ -114,6 +118,7 @@ impl Table {
         let points = points.map(|(planned, rows)| Point {
             settings: place(plan, planned),
             planned: planned.len(),
+            profile: profile::load(dir, planned, rows, &mut problems),
             ..Point::of(rows, main)
         });
         let mut points: Vec<Point> = points.collect();
@@ -194,6 +199,7 @@ impl Point {
             vs_bare: Figure::of(vs_bare),
             verdict,
             limiter,
+            profile: Vec::new(),
         }
     }
 }

@@ -11,6 +11,7 @@ use super::beside::Sides;
 use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
 use super::points::Settings;
+use super::profile;
 use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
 use super::words::{self, MOST_ROWS, Scale};
@@ -55,6 +56,7 @@ pub fn report(table: &Table, style: Style) -> String {
     }
     sentences.iter().for_each(|line| page.note(line));
     verdicts(&mut page, table);
+    profile::terminal::show(&mut page, table);
     if let Some(line) = words::breakdowns(table) {
         page.heading("Breakdowns");
         page.note(&line);

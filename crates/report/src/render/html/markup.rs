@@ -105,6 +105,18 @@ impl Html {
         self.headings.extend(piece.headings);
     }
 
+    /// A document within the page, as wide as it: its names, styles and scripts are its own. It was
+    /// made by this program, and what is text in it is escaped there.
+    pub(crate) fn document(&mut self, title: &str, height: u32, document: &str) {
+        let height = height.to_string();
+        self.open("iframe", &[("title", title), ("height", &height)]);
+        self.out.pop();
+        self.out.push_str(" srcdoc=\"");
+        let document = document.replace('&', "&amp;").replace('"', "&quot;");
+        self.out.push_str(&document);
+        self.out.push_str("\"></iframe>");
+    }
+
     pub(crate) fn note(&mut self, text: &str) {
         self.element("p", &[("class", "note")], text);
         self.raw("\n");

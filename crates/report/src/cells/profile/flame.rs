@@ -1,0 +1,151 @@
+//! Flame graphs: documents of their own, which are shown in frames so that the names and scripts of
+//! several do not meet.
+
+use fathom_run::Folded;
+use inferno::differential;
+use inferno::flamegraph::{self, Options};
+
+use crate::render::text::clean;
+
+/// Percent of the width; what is narrower is left out.
+const NARROWEST: f64 = 0.1;
+
+/// A document with a flame graph.
+pub(super) struct Graph {
+    pub document: String,
+    /// In pixels.
+    pub height: u32,
+}
+
+/// `None` of no stacks.
+pub(super) fn graph(title: &str, folded: &Folded) -> Option<Graph> {
+    draw(title, &lines(folded))
+}
+
+/// Widths are B's; red is what has a greater share of B than of A, blue a smaller one.
+pub(super) fn difference(title: &str, a: &Folded, b: &Folded) -> Option<Graph> {
+    let [a, b] = [a, b].map(|folded| lines(folded).join("\n"));
+    let options = differential::Options {
+        normalize: true,
+        ..differential::Options::default()
+    };
+    let mut both = Vec::new();
+    differential::from_readers(options, a.as_bytes(), b.as_bytes(), &mut both).ok()?;
+    let both = String::from_utf8_lossy(&both);
+    let mut both: Vec<String> = both.lines().map(str::to_owned).collect();
+    both.sort_unstable();
+    draw(title, &both)
+}
+
+fn draw(title: &str, lines: &[String]) -> Option<Graph> {
+    let mut options = Options::default();
+    options.title = title.to_owned();
+    options.deterministic = true;
+    options.min_width = NARROWEST;
+    let mut svg = Vec::new();
+    let lines = lines.iter().map(String::as_str);
+    flamegraph::from_lines(&mut options, lines, &mut svg).ok()?;
+    let svg = String::from_utf8(svg).ok()?;
+    // Without the prologue of an XML document, which this is not.
+    let (_, svg) = svg.split_once("<svg ")?;
+    let (_, height) = svg.split_once(" height=\"")?;
+    let height = height.split('"').next()?.parse().ok()?;
+    Some(Graph {
+        document: format!("{BEFORE}<svg {svg}"),
+        height,
+    })
+}
+
+/// The graph's script keeps its state in the document's address, and a frame has none.
+const BEFORE: &str = "<!doctype html><meta charset=\"utf-8\">\
+    <meta name=\"color-scheme\" content=\"light dark\">\
+    <style>body { margin: 0 } svg { display: block; width: 100% }
+    svg > rect { fill: #fff }
+    @media (prefers-color-scheme: dark) {
+        svg > rect { fill: #16191d }
+        svg > text { fill: #d5d9de }
+    }</style>\
+    <script>history.replaceState = function () {};</script>";
+
+/// What is read as stacks and counts, whatever names hold.
+fn lines(folded: &Folded) -> Vec<String> {
+    let line = |(mut stack, count): (Vec<&str>, u64)| {
+        let innermost = stack.pop().unwrap_or_default();
+        // A number at the end would be taken for a count.
+        let innermost = match innermost.ends_with(|c: char| c.is_ascii_digit()) {
+            true => innermost.replace(' ', "\u{a0}"),
+            false => innermost.to_owned(),
+        };
+        stack.push(&innermost);
+        format!("{} {count}", clean(&stack.join(";")))
+    };
+    let mut lines: Vec<String> = folded.stacks().map(line).collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn folded(stacks: &[(&[&str], u64)]) -> Folded {
+        let mut folded = Folded::default();
+        for (stack, count) in stacks {
+            folded.add(stack.iter().copied(), *count);
+        }
+        folded
+    }
+
+    #[test]
+    fn a_frame_is_as_wide_as_its_samples() {
+        let stacks: [(&[&str], u64); 3] = [
+            (&["fio", "main [fio]", "read [libc.so.6]"], 75),
+            (&["fio", "main [fio]"], 5),
+            (&["worker 0"], 20),
+        ];
+        let graph = graph("Guest", &folded(&stacks)).unwrap();
+        for title in [
+            "read [libc.so.6] (75 samples, 75.00%)",
+            "main [fio] (80 samples, 80.00%)",
+            "worker\u{a0}0 (20 samples, 20.00%)",
+        ] {
+            assert!(graph.document.contains(title), "{title}");
+        }
+        assert!(graph.height > 50 && graph.height < 300, "{}", graph.height);
+        assert!(super::graph("Guest", &Folded::default()).is_none());
+    }
+
+    #[test]
+    fn a_difference_is_of_shares() {
+        let a = folded(&[(&["a", "f [x]"], 10), (&["a", "g [x]"], 10)]);
+        let b = folded(&[(&["a", "f [x]"], 150), (&["a", "g [x]"], 50)]);
+        let graph = difference("Guest", &a, &b).unwrap();
+        assert!(
+            graph
+                .document
+                .contains("f [x] (150 samples, 75.00%; +25.00%)"),
+            "{}",
+            graph.document
+        );
+        assert!(
+            graph
+                .document
+                .contains("g [x] (50 samples, 25.00%; -25.00%)")
+        );
+        assert!(difference("Guest", &Folded::default(), &b).is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn any_names_are_drawn_as_text(names in proptest::collection::vec(".{0,20}|[<>&;0-9 \"]{0,9}", 1..6), count: u64) {
+            let folded = folded(&[(&names.iter().map(String::as_str).collect::<Vec<_>>(), count)]);
+            let twice = difference("x", &folded, &folded);
+            prop_assert_eq!(twice.is_some(), count > 0);
+            if let Some(one) = graph("x", &folded) {
+                let after = one.document.split("</script>").last().unwrap();
+                prop_assert!(!after.contains("<script"));
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Where the CPU went, of cells whose CPUs were sampled: they have folded stacks in their folders,
+//! whichever experiment has put them there.
+
+mod flame;
+pub(super) mod html;
+pub(super) mod terminal;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use fathom_run::folded::{QEMU, SERVER, parts};
+use fathom_run::{Folded, Planned, Side};
+use serde::Serialize;
+
+use super::cell::{Problems, Row, name};
+
+/// Symbols that are listed of each side.
+const MOST_SYMBOLS: usize = 20;
+
+/// What one side's CPUs ran, in all of a point's cells.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sampled {
+    /// `guest` or `host`.
+    pub side: &'static str,
+    /// Of CPUs that were not idle.
+    pub samples: u64,
+    /// The symbols that took most.
+    pub top: Vec<Symbol>,
+    #[serde(skip)]
+    pub(super) folded: Folded,
+}
+
+/// A line of the table that perf and the talks of its users have.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Symbol {
+    /// Percent of the side's samples in which it was what ran, not what had called it.
+    pub overhead: f64,
+    /// The thread's name.
+    pub command: String,
+    pub object: String,
+    pub symbol: String,
+}
+
+/// Reads what a point's cells have; none of cells that were not run to their end.
+pub(super) fn load(
+    run: &Path,
+    planned: &[&Planned],
+    rows: &[Row],
+    problems: &mut Problems,
+) -> Vec<Sampled> {
+    let done = |planned: &&&Planned| rows.iter().any(|row| row.round == planned.round);
+    let mut sampled = Vec::new();
+    for side in Side::ALL {
+        let mut folded = Folded::default();
+        for planned in planned.iter().filter(done) {
+            match Folded::load(run, planned, side) {
+                Ok(Some(one)) => folded.merge(&one),
+                Ok(None) => {}
+                Err(_) => {
+                    let id = name(&planned.id);
+                    problems.say(format!("cell {id}: {} cannot be read", side.file()));
+                }
+            }
+        }
+        if !folded.is_empty() {
+            sampled.push(Sampled {
+                side: side.name(),
+                samples: folded.total(),
+                top: top(&folded),
+                folded,
+            });
+        }
+    }
+    sampled
+}
+
+fn top(folded: &Folded) -> Vec<Symbol> {
+    let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for (stack, count) in folded.stacks() {
+        let (command, innermost) = match stack.as_slice() {
+            [command] => (*command, ""),
+            [command, .., innermost] => (*command, *innermost),
+            [] => continue,
+        };
+        let sum = counts.entry((command, innermost)).or_default();
+        *sum = sum.saturating_add(count);
+    }
+    let total = folded.total().max(1) as f64;
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    // By name where they are as frequent.
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let symbol = |((command, innermost), count): ((&str, &str), u64)| {
+        let (symbol, object) = parts(innermost);
+        Symbol {
+            overhead: count as f64 / total * 100.0,
+            command: name(command),
+            object: name(object),
+            symbol: name(symbol),
+        }
+    };
+    counts.into_iter().take(MOST_SYMBOLS).map(symbol).collect()
+}
+
+/// What has a flame graph of its own: its heading, and its part of the stacks.
+fn parts_of(sampled: &Sampled) -> Vec<(&'static str, Folded)> {
+    if sampled.side == Side::Guest.name() {
+        return vec![("Guest", sampled.folded.clone())];
+    }
+    let part = |title, is_wanted: &dyn Fn(&str) -> bool| (title, sampled.folded.filter(is_wanted));
+    let is_qemu = |command: &str| command.starts_with(QEMU);
+    let is_server = |command: &str| command.starts_with(SERVER);
+    let mut parts = vec![
+        part("QEMU, on the host", &is_qemu),
+        part("The disk's server, on the host", &is_server),
+        part("The rest of the host", &|command| {
+            !is_qemu(command) && !is_server(command)
+        }),
+    ];
+    parts.retain(|(_, folded)| !folded.is_empty());
+    parts
+}
