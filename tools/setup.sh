@@ -99,8 +99,19 @@ kernel_package() {
 	echo linux-image-cloud-amd64
 }
 
+# perf: Debian's package; others call theirs by their kernel's tools.
+perf_package() {
+	for candidate in linux-perf linux-tools-generic; do
+		if installed "$candidate" || apt-cache show "$candidate" >/dev/null 2>&1; then
+			echo "$candidate"
+			return
+		fi
+	done
+	echo linux-perf
+}
+
 missing_packages() {
-	for package in $packages "$(kernel_package)"; do
+	for package in $packages "$(kernel_package)" "$(perf_package)"; do
 		installed "$package" || echo "$package"
 	done
 }
@@ -283,7 +294,7 @@ check_rust() {
 absent_programs() {
 	for program in qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
 		e2fsck bonnie++ mkfs.fat mcopy fio nbdkit nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl \
-		strace setpriv cc python3 chromium; do
+		strace perf setpriv cc python3 chromium; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done
 }
@@ -294,7 +305,7 @@ check_programs() {
 	if ! is_debian_like; then
 		say 'this is no Debian: install what these packages have, under their Debian names:'
 		# shellcheck disable=SC2086,SC2116
-		say "linux-image-cloud-amd64 (any kernel with virtio modules) $(echo $packages)"
+		say "linux-image-cloud-amd64 (any kernel with virtio modules) linux-perf $(echo $packages)"
 	fi
 	fail "programs missing: $absent"
 }

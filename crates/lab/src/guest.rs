@@ -90,7 +90,7 @@ impl Guest {
             write(&initramfs, &initramfs::build(&kernel, machine)?)?;
         }
         let tools = if machine.tools {
-            Some(tools::image()?)
+            Some(tools::image(machine.profiler)?)
         } else {
             None
         };

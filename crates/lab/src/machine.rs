@@ -45,6 +45,8 @@ pub struct Machine {
     pub boot: Boot,
     /// Attach the disk with fio and mkfs.
     pub tools: bool,
+    /// Put perf on that disk, too.
+    pub profiler: bool,
     /// Start as the destination of a migration, waiting for `migrate-incoming`.
     pub incoming: bool,
     /// The disk, by its id, whose file system becomes the guest's root; its /sbin/init goes on
@@ -73,6 +75,7 @@ impl Default for Machine {
             disks: Vec::new(),
             boot: Boot::default(),
             tools: true,
+            profiler: false,
             incoming: false,
             root: None,
             modules: Vec::new(),

@@ -8,3 +8,4 @@ mod filters;
 mod limiter;
 mod limits;
 mod migration;
+mod profile;

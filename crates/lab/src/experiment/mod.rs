@@ -9,6 +9,7 @@ mod bonnie;
 mod ffsb;
 mod order;
 mod parameter;
+mod profile;
 pub mod runner;
 mod seqread;
 mod storages;
@@ -150,6 +151,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &ffsb::Ffsb,
     &storages::Storages,
     &bonnie::Bonnie,
+    &profile::Profiling,
 ];
 
 /// An experiment by its name.

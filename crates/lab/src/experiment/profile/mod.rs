@@ -1,0 +1,322 @@
+//! Where the CPU goes: perf samples the CPUs of the guest and of the host while fio works in the
+//! guest, and the samples are folded by stack, for tables and flame graphs.
+
+mod components;
+mod fold;
+mod perf;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fathom_run::folded::{QEMU, SERVER};
+use fathom_run::{Folded, Side};
+
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use crate::bed::{DISK, GuestBed, Job, image};
+use crate::error::{Error, Result};
+use crate::machine::{Aio, Machine};
+use crate::scratch::Scratch;
+use crate::server::{self, Spec};
+use crate::work::{Shape, Worked};
+use crate::workload::Rw;
+use perf::{CallGraph, OnHost, Profile, Sampling};
+
+pub struct Profiling;
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter::new(
+        "disk",
+        "Who serves the disk",
+        Kind::of::<server::Kind>("fathom, qemu, qemu-main, qemu-mapped, qsd, socket:PATH"),
+        "fathom",
+    ),
+    Parameter::new(
+        "aio",
+        "How the server reads and writes the image",
+        Kind::of::<Aio>("io_uring, native, threads"),
+        "io_uring",
+    ),
+    Parameter::new(
+        "size",
+        "Size of the image that is made for the run",
+        Kind::Size {
+            least: 1 << 20,
+            most: 1 << 40,
+        },
+        "1G",
+    ),
+    Parameter::new(
+        "rw",
+        "What the guest does",
+        Kind::of::<Rw>("read, write, randread, randwrite, readwrite, randrw"),
+        "randread",
+    ),
+    Parameter::new(
+        "bs",
+        "Size of a request",
+        Kind::Size {
+            least: 512,
+            most: 64 << 20,
+        },
+        "4k",
+    ),
+    Parameter::new(
+        "iodepth",
+        "Requests that each thread keeps in flight",
+        Kind::Count {
+            least: 1,
+            most: 1024,
+        },
+        "1",
+    ),
+    Parameter::new(
+        "threads",
+        "Threads that make requests",
+        Kind::Count {
+            least: 1,
+            most: 256,
+        },
+        "1",
+    ),
+    Parameter::new(
+        "vcpus",
+        "Virtual CPUs of the guest, each with a queue of the disk",
+        Kind::Count { least: 1, most: 64 },
+        "1",
+    ),
+    Parameter::new(
+        "runtime",
+        "How long to work, and to sample",
+        Kind::Time {
+            least: Duration::from_secs(1),
+            most: Duration::from_secs(3600),
+        },
+        "10s",
+    ),
+    Parameter::new(
+        "frequency",
+        "Samples of each CPU in a second",
+        Kind::Count {
+            least: 1,
+            most: 10_000,
+        },
+        "499",
+    ),
+    Parameter::new(
+        "call-graph",
+        "Whether samples have their callers, by frame pointers",
+        Kind::of::<CallGraph>("fp, none"),
+        "fp",
+    )
+    .rarely(),
+];
+
+impl Experiment for Profiling {
+    fn name(&self) -> &'static str {
+        "profile"
+    }
+
+    fn about(&self) -> &'static str {
+        "Where the CPU goes, in guest and host: by component, by symbol, as flame graphs"
+    }
+
+    fn description(&self) -> &'static str {
+        "fio works in a guest while perf samples the CPUs, in the guest and on the host at once: each \
+         by its own symbols. The report has a flame graph for the guest, QEMU and the disk's \
+         server, a table of the symbols that took most, and shares by component.\n\n\
+         `profile.guest.*` are percent of the guest's samples, `profile.host.*` of the host's; CPUs \
+         that were idle are left out. On the host the innermost frame that belongs to KVM, the block \
+         layer or a file system decides; where none does, the process. `host.guest` is a virtual \
+         CPU's time in the guest, which the guest's own samples explain. Callers are found by frame \
+         pointers: what is built without them (most packaged programs) has chains that end early. \
+         `host.folded` and `guest.folded` in the cell's folder are for other tools.\n\n\
+         perf costs time itself: the figures of such a cell are not for comparisons with others. \
+         Without hardware virtualisation the guest's code is QEMU's."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        PARAMETERS
+    }
+
+    fn check(&self, settings: &Settings) -> Result<()> {
+        let cell = Cell::new(settings)?;
+        if matches!(cell.rw, Rw::Trim | Rw::RandTrim) {
+            let refused = "--rw: this experiment reads and writes, and trims nothing";
+            return Err(Error::Protocol(refused.into()));
+        }
+        cell.disk
+            .check(&cell.spec(Path::new(""), Path::new(""), Path::new("")))
+    }
+
+    fn needs(&self, _settings: &Settings) -> Result<Vec<Need>> {
+        Ok(vec![
+            Need::Qemu(6, 0),
+            Need::Kernel,
+            Need::Program("busybox"),
+            Need::Program("fio"),
+            Need::Program("perf"),
+        ])
+    }
+
+    fn estimate(&self, settings: &Settings) -> Duration {
+        const AROUND: Duration = Duration::from_secs(40);
+        let runtime = settings.time("runtime").ok().flatten();
+        AROUND + runtime.unwrap_or_default()
+    }
+
+    fn begin(&self, context: &Context) -> Box<dyn Session> {
+        Box::new(Cells {
+            fathom: context.fathom.clone(),
+        })
+    }
+}
+
+struct Cell {
+    disk: server::Kind,
+    aio: Aio,
+    size: u64,
+    rw: Rw,
+    bs: u64,
+    shape: Shape,
+    vcpus: u16,
+    runtime: Duration,
+    sampling: Sampling,
+}
+
+impl Cell {
+    fn new(settings: &Settings) -> Result<Cell> {
+        fn count<T: std::str::FromStr>(settings: &Settings, name: &str) -> Result<T> {
+            Settings::needed(name, settings.count(name)?)
+        }
+        Ok(Cell {
+            disk: settings.word("disk")?,
+            aio: settings.word("aio")?,
+            size: Settings::needed("size", settings.size("size")?)?,
+            rw: settings.word("rw")?,
+            bs: Settings::needed("bs", settings.size("bs")?)?,
+            shape: Shape {
+                threads: count(settings, "threads")?,
+                depth: count(settings, "iodepth")?,
+            },
+            vcpus: count(settings, "vcpus")?,
+            runtime: Settings::needed("runtime", settings.time("runtime")?)?,
+            sampling: Sampling {
+                frequency: count(settings, "frequency")?,
+                graph: settings.word("call-graph")?,
+            },
+        })
+    }
+
+    fn spec<'a>(&self, fathom: &'a Path, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+        Spec {
+            fathom,
+            dir,
+            name: DISK,
+            image,
+            aio: self.aio,
+            cache: "none",
+            queues: self.vcpus,
+            poll: true,
+            options: Vec::new(),
+            properties: Vec::new(),
+        }
+    }
+
+    fn machine(&self) -> Machine {
+        Machine {
+            cpus: self.vcpus.into(),
+            profiler: true,
+            ..Machine::default()
+        }
+    }
+
+    fn script(&self, device: &str) -> String {
+        let Shape { threads, depth } = self.shape;
+        let engine = if depth > 1 { "libaio" } else { "psync" };
+        let (rw, bs, seconds) = (self.rw, self.bs, self.runtime.as_secs().max(1));
+        format!(
+            "fio --name=profile --filename={device} --rw={rw} --bs={bs} --iodepth={depth} \
+             --numjobs={threads} --thread --direct=1 --ioengine={engine} --norandommap --time_based \
+             --runtime={seconds} --group_reporting --output-format=json --output=/tmp/fio.json \
+             >/tmp/fio.log 2>&1 || {{ cat /tmp/fio.log; exit 1; }}\ncat /tmp/fio.json"
+        )
+    }
+}
+
+struct Cells {
+    fathom: PathBuf,
+}
+
+/// For fio to start and to end.
+const AROUND_FIO: Duration = Duration::from_secs(120);
+
+impl Session for Cells {
+    fn cell(
+        &mut self,
+        settings: &Settings,
+        folder: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Yield> {
+        let cell = Cell::new(settings)?;
+        let dir = Scratch::on_disk()?;
+        let mut image = PathBuf::new();
+        if !matches!(cell.disk, server::Kind::Socket(_)) {
+            progress(&format!("writing an image of {} MiB", cell.size >> 20));
+            image = dir.path().join("disk.img");
+            image::fill(&image, cell.size)?;
+        }
+        let spec = cell.spec(&self.fathom, dir.path(), &image);
+        let bed = GuestBed::boot(cell.machine(), &cell.disk, &spec, progress)?;
+        let files = dir.path().to_owned();
+        let mut bed = bed.with_dir(dir);
+        progress(&format!(
+            "working in the guest for {} s",
+            cell.runtime.as_secs()
+        ));
+        let guest = perf::start_in_guest(&mut bed.guest, cell.sampling);
+        let host = OnHost::start(&files, cell.sampling);
+        let seen = bed.measure(&Job {
+            script: &cell.script(&bed.device),
+            timeout: cell.runtime + AROUND_FIO,
+            parse: &|text| Worked::of_fio(text, cell.shape),
+        });
+        let host = host.and_then(OnHost::stop);
+        let guest = guest.and_then(|()| perf::stop_in_guest(&mut bed.guest));
+        let mut found = Yield::from(seen?);
+        progress("reading what perf has recorded");
+        let mut known = vec![(bed.guest.pid(), QEMU)];
+        if let Some(server) = &mut bed.server {
+            known.push((server.process().pid(), SERVER));
+        }
+        let host = host.and_then(|recorded| recorded.fold(known));
+        let guest = guest.and_then(|log| perf::fold_in_guest(&mut bed.guest, &log));
+        keep(&mut found, folder, Side::Guest, guest)?;
+        keep(&mut found, folder, Side::Host, host)?;
+        progress("powering the guest off");
+        bed.end()?;
+        Ok(found)
+    }
+}
+
+/// What one side has yielded; or why it has not, since the other's samples are worth something
+/// without them.
+fn keep(found: &mut Yield, folder: &Path, side: Side, profile: Result<Profile>) -> Result<()> {
+    let mut problem = |words: &str| {
+        found.problems.push(format!("{}: {words}", side.name()));
+    };
+    let folded = match profile {
+        Ok((folded, missing)) => {
+            missing.iter().for_each(|words| problem(words));
+            folded
+        }
+        Err(error) => {
+            problem(error.to_string().lines().next().unwrap_or_default());
+            Folded::default()
+        }
+    };
+    if !folded.is_empty() {
+        folded.save(&folder.join(side.file()))?;
+    }
+    found.measures.extend(components::measures(&folded, side));
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! The CPUs of a guest and of its host are sampled, and each names its own symbols.
+
+use fathom_lab::experiment::runner::Runner;
+use fathom_lab::experiment::{Context, Order, find};
+use fathom_run::folded::is_kernel;
+use fathom_run::{Cell, Folded, Run, Side};
+use fathom_tests::fathom;
+
+/// Whether a stack of a command that begins like that has a frame for which this holds.
+fn has(folded: &Folded, command: &str, is_wanted: impl Fn(&str, &str) -> bool) -> bool {
+    let mut stacks = folded.stacks();
+    stacks.any(|(stack, _)| {
+        let mut frames = stack[1..]
+            .iter()
+            .map(|frame| fathom_run::folded::parts(frame));
+        stack[0].starts_with(command) && frames.any(|(symbol, object)| is_wanted(symbol, object))
+    })
+}
+
+#[test]
+fn samples_name_the_guests_kernel_qemu_and_the_server() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("run");
+    let mut order = Order::new(find("profile").unwrap());
+    for (name, text) in [("size", "16M"), ("runtime", "3s"), ("iodepth", "4")] {
+        order.set(name, &[text.to_owned()]).unwrap();
+    }
+    let context = Context {
+        fathom: fathom(),
+        ..Context::default()
+    };
+    let runner = Runner::new(&order, &dir).unwrap();
+    runner.run(&context, &mut |_| {}).unwrap();
+    let plan = Run::load(&dir).unwrap().experiment.unwrap();
+    let planned = &plan.cells[0];
+    let cell = Cell::load(&dir, planned).unwrap().unwrap();
+    assert_eq!(
+        cell.problems, [""; 0],
+        "this test samples the CPUs of the host and of a guest"
+    );
+    let load = |side| Folded::load(&dir, planned, side).unwrap().unwrap();
+
+    let guest = load(Side::Guest);
+    let is_block = |symbol: &str, object: &str| {
+        is_kernel(object)
+            && ["blk_mq_", "virtio", "virtblk", "submit_bio"]
+                .iter()
+                .any(|name| symbol.starts_with(name))
+    };
+    assert!(has(&guest, "fio", is_block), "{:#?}", guest.lines());
+    let host = load(Side::Host);
+    assert!(
+        has(&host, "qemu: CPU 0/", |_, _| true),
+        "{:#?}",
+        host.lines()
+    );
+    assert!(
+        has(&host, "server: ", |symbol, _| symbol.contains("Worker")),
+        "{:#?}",
+        host.lines()
+    );
+
+    let percent = |name: &str| cell.measure(&format!("profile.{name}")).unwrap().value;
+    let guest: f64 = percent("guest.kernel") + percent("guest.user");
+    assert!((guest - 100.0).abs() < 1e-6, "{guest}");
+    assert!(
+        percent("host.qemu") + percent("host.kvm") + percent("host.guest") > 0.0,
+        "{cell:?}"
+    );
+    assert!(percent("host.server") > 0.0, "{cell:?}");
+}
