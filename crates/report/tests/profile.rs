@@ -12,6 +12,7 @@ use std::path::Path;
 use browser::Browser;
 use fathom_report::cells::{self, Comparison, Table, html, terminal};
 use fathom_report::render::terminal::Style;
+use fathom_run::evidence::LockWait;
 use serde_json::{Value, json};
 
 /// The disk's server works more, the more threads there are; names that want to be markup.
@@ -31,6 +32,20 @@ fn run(dir: &Path, served: u64) {
              kworker/0:1;blk_mq_run_hw_queue [kernel] 5\n"
         );
         fs::write(folder.join("host.folded"), host).unwrap();
+        let mut cell = experiment::cell(planned);
+        let lock = |name: &str, seconds| LockWait {
+            name: name.into(),
+            side: "guest".into(),
+            waits: 3,
+            seconds,
+        };
+        let evidence = cell.evidence.as_mut().unwrap();
+        evidence.locks = vec![
+            lock("SPIN virtio_queue_rq [virtio_blk.ko]", 0.002),
+            lock("</td>", 0.1),
+        ];
+        let text = serde_json::to_string(&cell).unwrap();
+        fs::write(folder.join("cell.json"), text).unwrap();
     }
 }
 
@@ -78,6 +93,10 @@ fn the_talks_table_is_there_for_each_side_of_each_point() {
     assert_eq!(
         line("kvm_intel.ko"),
         "20.00% qemu: CPU 0/KVM kvm_intel.ko vmx_vcpu_run"
+    );
+    assert_eq!(
+        line("SPIN"),
+        "guest SPIN virtio_queue_rq [virtio_blk.ko] 6 4.000"
     );
     assert!(
         text.lines().all(|line| line.chars().count() <= 100),

@@ -48,6 +48,9 @@ fn samples_name_the_guests_kernel_qemu_and_the_server() {
                 .any(|name| symbol.starts_with(name))
     };
     assert!(has(&guest, "fio", is_block), "{:#?}", guest.lines());
+    // Modules are told from the kernel proper.
+    let in_module = |_: &str, object: &str| object.starts_with("virtio") && object.ends_with(".ko");
+    assert!(has(&guest, "", in_module), "{:#?}", guest.lines());
     let host = load(Side::Host);
     assert!(
         has(&host, "qemu: CPU 0/", |_, _| true),

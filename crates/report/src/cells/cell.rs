@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fathom_limiter::Verdict;
-use fathom_run::evidence::Bare;
+use fathom_run::evidence::{Bare, LockWait};
 use fathom_run::{Better, Cell, Error, Measure, Planned, Series, Unit};
 use serde::Serialize;
 
@@ -42,6 +42,9 @@ pub struct Row {
     /// What is suspected to have limited it; None without evidence.
     pub verdict: Option<Verdict>,
     pub series: Vec<Series>,
+    /// Waiting for locks.
+    #[serde(skip)]
+    pub(super) locks: Vec<LockWait>,
 }
 
 /// A measure of a run.
@@ -99,7 +102,14 @@ pub(super) fn read(
         seconds: cell.seconds,
         measures,
         verdict: cell.evidence.as_ref().map(fathom_limiter::judge),
-        bare: cell.evidence.and_then(|evidence| evidence.bare),
+        bare: cell
+            .evidence
+            .as_ref()
+            .and_then(|evidence| evidence.bare.clone()),
+        locks: cell
+            .evidence
+            .map(|evidence| evidence.locks)
+            .unwrap_or_default(),
         series: cell.series.iter().take(MOST_SERIES).map(thinned).collect(),
     })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fathom_limiter::Verdict;
-use fathom_run::evidence::Bare;
+use fathom_run::evidence::{Bare, LockWait};
 use fathom_run::{Beside, Better, Environment, Error, Experiment, Planned, Run, RunKind, Unit};
 use serde::Serialize;
 
@@ -71,6 +71,9 @@ pub struct Point {
     /// What its sides' CPUs ran, where they were sampled.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub profile: Vec<Sampled>,
+    /// The locks that its sides' kernels waited for most, of all rounds together.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub locks: Vec<LockWait>,
 }
 
 /// A measure of a point.
@@ -200,6 +203,7 @@ impl Point {
             verdict,
             limiter,
             profile: Vec::new(),
+            locks: profile::locks(rows),
         }
     }
 }
@@ -289,6 +293,7 @@ mod tests {
                 also: Vec::new(),
             }),
             series: Vec::new(),
+            locks: Vec::new(),
         }
     }
 

@@ -3,13 +3,13 @@
 
 mod components;
 mod fold;
+mod frame;
+mod locks;
 mod perf;
+mod record;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-use fathom_run::folded::{QEMU, SERVER};
-use fathom_run::{Folded, Side};
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
 use crate::bed::{DISK, GuestBed, Job, image};
@@ -19,7 +19,8 @@ use crate::scratch::Scratch;
 use crate::server::{self, Spec};
 use crate::work::{Shape, Worked};
 use crate::workload::Rw;
-use perf::{CallGraph, OnHost, Profile, Sampling};
+use perf::{CallGraph, Sampling};
+use record::Recorder;
 
 pub struct Profiling;
 
@@ -273,50 +274,18 @@ impl Session for Cells {
             "working in the guest for {} s",
             cell.runtime.as_secs()
         ));
-        let guest = perf::start_in_guest(&mut bed.guest, cell.sampling);
-        let host = OnHost::start(&files, cell.sampling);
+        let recorder = Recorder::start(&mut bed, &files, cell.sampling);
         let seen = bed.measure(&Job {
             script: &cell.script(&bed.device),
             timeout: cell.runtime + AROUND_FIO,
             parse: &|text| Worked::of_fio(text, cell.shape),
         });
-        let host = host.and_then(OnHost::stop);
-        let guest = guest.and_then(|()| perf::stop_in_guest(&mut bed.guest));
+        let recorder = recorder.stop(&mut bed);
         let mut found = Yield::from(seen?);
         progress("reading what perf has recorded");
-        let mut known = vec![(bed.guest.pid(), QEMU)];
-        if let Some(server) = &mut bed.server {
-            known.push((server.process().pid(), SERVER));
-        }
-        let host = host.and_then(|recorded| recorded.fold(known));
-        let guest = guest.and_then(|log| perf::fold_in_guest(&mut bed.guest, &log));
-        keep(&mut found, folder, Side::Guest, guest)?;
-        keep(&mut found, folder, Side::Host, host)?;
+        recorder.tell(&mut bed, folder, &mut found)?;
         progress("powering the guest off");
         bed.end()?;
         Ok(found)
     }
-}
-
-/// What one side has yielded; or why it has not, since the other's samples are worth something
-/// without them.
-fn keep(found: &mut Yield, folder: &Path, side: Side, profile: Result<Profile>) -> Result<()> {
-    let mut problem = |words: &str| {
-        found.problems.push(format!("{}: {words}", side.name()));
-    };
-    let folded = match profile {
-        Ok((folded, missing)) => {
-            missing.iter().for_each(|words| problem(words));
-            folded
-        }
-        Err(error) => {
-            problem(error.to_string().lines().next().unwrap_or_default());
-            Folded::default()
-        }
-    };
-    if !folded.is_empty() {
-        folded.save(&folder.join(side.file()))?;
-    }
-    found.measures.extend(components::measures(&folded, side));
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! perf on the host and in a guest: CPUs are sampled from a start to a stop, and the samples folded.
+//! perf on the host and in a guest: it records from a start to a stop, and prints what it has recorded.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -6,18 +6,14 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use fathom_run::Folded;
 use rustix::process::Signal;
 
-use super::fold::{FIELDS, Folder, Known};
+use super::fold;
 use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::host;
 use crate::process::Process;
 
-/// Of what perf records, in the host's files and in the guest's memory.
-const MOST_ON_HOST: &str = "1G";
-const MOST_IN_GUEST: &str = "96M";
 /// What perf says when it had more.
 const FULL: &str = "size limit reached";
 /// For perf to begin and to end.
@@ -53,184 +49,218 @@ pub struct Sampling {
     pub graph: CallGraph,
 }
 
+/// What perf is to record, of all CPUs.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// Of its files.
+    pub name: &'static str,
+    /// Of perf's command line: the events, and what is recorded with each.
+    pub words: Vec<String>,
+    /// What is printed of them.
+    pub fields: &'static str,
+    /// Of perf's data, in the host's files and in the guest's memory.
+    pub most: [&'static str; 2],
+}
+
 impl Sampling {
-    /// perf's arguments. A clock is the event that every machine has, also one without counters;
-    /// `GH` is: a CPU that runs a guest's instructions, too.
-    fn record(self, data: &str, most: &str) -> Vec<String> {
-        let frequency = self.frequency.to_string();
+    /// A clock is the event that every machine has, also one without counters; `GH` is: a CPU that
+    /// runs a guest's instructions, too.
+    pub fn recording(self) -> Recording {
         let mut words = vec![
-            "record",
-            "--all-cpus",
-            "--event=cpu-clock:GH",
-            "-F",
-            &frequency,
+            "--event=cpu-clock:GH".to_owned(),
+            format!("-F{}", self.frequency),
         ];
         if self.graph == CallGraph::Fp {
-            words.push("--call-graph=fp");
+            words.push("--call-graph=fp".into());
         }
-        let size = format!("--max-size={most}");
-        words.extend(["--no-buildid", &size, "-o", data]);
-        words.into_iter().map(str::to_owned).collect()
+        Recording {
+            name: "samples",
+            words,
+            fields: fold::FIELDS,
+            most: ["1G", "96M"],
+        }
     }
 }
 
-/// perf's arguments to print what was recorded. Samples of guests are left out without a file that
-/// could say what their kernels are.
-fn script(data: &str) -> [String; 8] {
-    [
-        "script",
-        "--force",
-        "--no-inline",
-        "--guestkallsyms=/dev/null",
-        "-F",
-        FIELDS,
-        "-i",
-        data,
-    ]
-    .map(str::to_owned)
+impl Recording {
+    fn record(&self, data: &str, most: &str) -> Vec<String> {
+        let size = format!("--max-size={most}");
+        let words = ["record", "--all-cpus", "--no-buildid", &size, "-o", data].map(str::to_owned);
+        words
+            .into_iter()
+            .chain(self.words.iter().cloned())
+            .collect()
+    }
+
+    /// perf's arguments to print what was recorded. Samples of guests are left out without a file
+    /// that could say what their kernels are.
+    fn print(&self, data: &str) -> [String; 8] {
+        let guests = "--guestkallsyms=/dev/null";
+        [
+            "script",
+            "--force",
+            "--no-inline",
+            guests,
+            "-F",
+            self.fields,
+            "-i",
+            data,
+        ]
+        .map(str::to_owned)
+    }
+
+    /// That perf has given up before the end.
+    fn cut(&self, log: &str) -> Option<String> {
+        log.contains(FULL).then(|| {
+            let name = self.name;
+            format!("there were too many {name}: of a shorter --runtime they would be complete")
+        })
+    }
 }
 
-/// Stacks, and a line about what is missing of them.
-pub type Profile = (Folded, Option<String>);
+/// Takes text in pieces.
+pub type Sink<'a> = &'a mut dyn FnMut(&[u8]);
 
-/// The host's perf while it records.
+/// The host's perf while it records, or has.
 #[derive(Debug)]
 pub struct OnHost {
+    recording: Recording,
     perf: Process,
     data: PathBuf,
 }
 
 impl OnHost {
-    /// Begins to sample all CPUs.
+    /// Begins to record.
     ///
     /// # Errors
-    /// In a line with what to do, when this machine or user must not sample.
-    pub fn start(dir: &Path, sampling: Sampling) -> Result<OnHost> {
-        let data = dir.join("host.perf");
+    /// In a line with what to do, when this machine or user must not.
+    pub fn start(dir: &Path, recording: &Recording) -> Result<OnHost> {
+        let data = dir.join(recording.name);
         let mut command = Command::new(host::program("perf")?);
         command
-            .args(sampling.record(&data.to_string_lossy(), MOST_ON_HOST))
+            .args(recording.record(&data.to_string_lossy(), recording.most[0]))
             .stdout(Stdio::null());
-        let perf = Process::spawn("perf record", command, &dir.join("perf.log"))?;
-        let mut recording = OnHost { perf, data };
+        let perf = Process::spawn("perf record", command, &data.with_extension("log"))?;
+        let recording = recording.clone();
+        let mut this = OnHost {
+            recording,
+            perf,
+            data,
+        };
         let deadline = Instant::now() + PATIENCE;
-        while std::fs::metadata(&recording.data).map_or(0, |data| data.len()) == 0 {
-            if recording.perf.try_wait()?.is_some() || Instant::now() > deadline {
-                return Err(refused(&recording.perf.log()));
+        while std::fs::metadata(&this.data).map_or(0, |data| data.len()) == 0 {
+            if this.perf.try_wait()?.is_some() || Instant::now() > deadline {
+                return Err(refused(&this.perf.log()));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(recording)
+        Ok(this)
     }
 
     /// Ends.
     ///
     /// # Errors
     /// When it does not end in time.
-    pub fn stop(mut self) -> Result<Recorded> {
+    pub fn stop(mut self) -> Result<OnHost> {
         // It may have ended by itself: when it has recorded all that it may.
         if self.perf.try_wait()?.is_none() {
             self.perf.signal(Signal::INT)?;
         }
         self.perf.wait(PATIENCE)?;
-        Ok(Recorded {
-            data: self.data,
-            log: self.perf.log(),
-        })
+        Ok(self)
     }
-}
 
-/// What the host's perf has recorded.
-#[derive(Debug)]
-pub struct Recorded {
-    data: PathBuf,
-    log: String,
-}
-
-impl Recorded {
-    /// Folds it; some processes' threads have a word before their names.
+    /// Prints what was recorded; returns a line about what is missing.
     ///
     /// # Errors
     /// When perf has recorded nothing, or cannot read it again.
-    pub fn fold(self, known: Vec<Known>) -> Result<Profile> {
+    pub fn print(self, sink: Sink) -> Result<Option<String>> {
         let mut command = Command::new(host::program("perf")?);
         command
-            .args(script(&self.data.to_string_lossy()))
+            .args(self.recording.print(&self.data.to_string_lossy()))
             .env("DEBUGINFOD_URLS", "")
             .stdout(Stdio::piped());
-        let mut perf = Process::spawn("perf script", command, &self.data.with_extension("log"))?;
-        let mut folder = Folder::new(known);
+        let log = self.data.with_extension("print.log");
+        let mut perf = Process::spawn("perf script", command, &log)?;
         if let Some(mut text) = perf.take_stdout() {
             let mut chunk = vec![0; 64 << 10];
             while let n @ 1.. = text
                 .read(&mut chunk)
                 .context(|| "cannot read perf".into())?
             {
-                folder.push(&chunk[..n]);
+                sink(&chunk[..n]);
             }
         }
         if !perf.wait(PATIENCE)?.success() {
             return Err(refused(&perf.log()));
         }
-        Ok((folder.finish(), cut(&self.log, "host")))
+        Ok(self.recording.cut(&self.perf.log()))
     }
 }
 
-/// Begins to sample a guest's CPUs. perf runs for as long as a program that it has started: one that
-/// reads from a pipe into which nobody writes.
-///
-/// # Errors
-/// When the guest has no perf, or its kernel does not let it sample.
-pub fn start_in_guest(guest: &mut Guest, sampling: Sampling) -> Result<()> {
-    let record = sampling.record("/tmp/guest.perf", MOST_IN_GUEST).join(" ");
-    let script = format!(
-        "mkfifo /tmp/perf.hold\n\
-         {{ perf {record} -- sh -c 'echo >/tmp/perf.began; exec cat /tmp/perf.hold' || :
-            echo >/tmp/perf.ended; }} >/tmp/perf.log 2>&1 </dev/null &\n\
-         until [ -e /tmp/perf.began ]; do\n\
-         \t[ ! -e /tmp/perf.ended ] || {{ cat /tmp/perf.log; exit 1; }}\n\tsleep 0.1\ndone"
-    );
-    let output = guest.run(&format!("set -e\n{script}"), PATIENCE)?;
-    match output.status {
-        0 => Ok(()),
-        _ => Err(refused(&output.text)),
+/// A guest's perf while it records, or has.
+#[derive(Debug)]
+pub struct InGuest {
+    recording: Recording,
+    log: String,
+}
+
+impl InGuest {
+    /// Begins to record. perf runs for as long as a program that it has started: one that reads from
+    /// a pipe into which nobody writes.
+    ///
+    /// # Errors
+    /// When the guest has no perf, or its kernel does not let it record.
+    pub fn start(guest: &mut Guest, recording: &Recording) -> Result<InGuest> {
+        let file = format!("/tmp/{}", recording.name);
+        let record = recording.record(&file, recording.most[1]).join(" ");
+        let script = format!(
+            "set -e\nmkfifo {file}.hold\n\
+             {{ perf {record} -- sh -c 'echo >{file}.began; exec cat {file}.hold' || :
+                echo >{file}.ended; }} >{file}.log 2>&1 </dev/null &\n\
+             until [ -e {file}.began ]; do\n\
+             \t[ ! -e {file}.ended ] || {{ cat {file}.log; exit 1; }}\n\tsleep 0.1\ndone"
+        );
+        let output = guest.run(&script, PATIENCE)?;
+        match output.status {
+            0 => Ok(InGuest {
+                recording: recording.clone(),
+                log: String::new(),
+            }),
+            _ => Err(refused(&output.text)),
+        }
     }
-}
 
-/// Ends; returns what perf said.
-///
-/// # Errors
-/// When the guest does not answer.
-pub fn stop_in_guest(guest: &mut Guest) -> Result<String> {
-    let end = "[ -e /tmp/perf.ended ] || : >/tmp/perf.hold\n\
-               until [ -e /tmp/perf.ended ]; do sleep 0.1; done\ncat /tmp/perf.log";
-    guest.check(end, PATIENCE)
-}
-
-/// Folds what the guest's perf has recorded.
-///
-/// # Errors
-/// When the guest does not answer, or perf there cannot read what it has recorded.
-pub fn fold_in_guest(guest: &mut Guest, log: &str) -> Result<Profile> {
-    let mut folder = Folder::default();
-    let text = format!("perf {}", script("/tmp/guest.perf").join(" "));
-    let output = guest.stream(&text, PRINTING, &mut |chunk| {
-        folder.push(chunk);
-        Ok(())
-    })?;
-    if output.status != 0 {
-        return Err(guest.failed(&text, &output));
+    /// Ends.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub fn stop(mut self, guest: &mut Guest) -> Result<InGuest> {
+        let file = format!("/tmp/{}", self.recording.name);
+        let end = format!(
+            "[ -e {file}.ended ] || : >{file}.hold\n\
+             until [ -e {file}.ended ]; do sleep 0.1; done\ncat {file}.log"
+        );
+        self.log = guest.check(&end, PATIENCE)?;
+        Ok(self)
     }
-    Ok((folder.finish(), cut(log, "guest")))
-}
 
-/// That perf has given up before the end.
-fn cut(log: &str, side: &str) -> Option<String> {
-    log.contains(FULL).then(|| {
-        format!(
-            "the {side}'s samples were too many: a lower --frequency or --runtime has all of them"
-        )
-    })
+    /// Prints what was recorded; returns a line about what is missing.
+    ///
+    /// # Errors
+    /// When the guest does not answer, or perf there cannot read what it has recorded.
+    pub fn print(self, guest: &mut Guest, sink: Sink) -> Result<Option<String>> {
+        let data = format!("/tmp/{}", self.recording.name);
+        let text = format!("perf {}", self.recording.print(&data).join(" "));
+        let output = guest.stream(&text, PRINTING, &mut |chunk| {
+            sink(chunk);
+            Ok(())
+        })?;
+        match output.status {
+            0 => Ok(self.recording.cut(&self.log)),
+            _ => Err(guest.failed(&text, &output)),
+        }
+    }
 }
 
 /// Why perf does not run, in its own words, and what to do.
@@ -254,6 +284,8 @@ fn refused(log: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fold::Folder;
+    use super::super::frame::Modules;
     use super::*;
 
     #[test]
@@ -287,17 +319,17 @@ mod tests {
             frequency: 499,
             graph: CallGraph::Fp,
         };
-        let recording = OnHost::start(dir.path(), sampling)
+        let perf = OnHost::start(dir.path(), &sampling.recording())
             .unwrap_or_else(|error| panic!("this test samples the CPUs: {error}"));
         let until = Instant::now() + Duration::from_secs(1);
         let spin = move || spin_in_a_function_of_its_own(until);
         let thread = std::thread::Builder::new().name("busy one".into());
         thread.spawn(spin).unwrap().join().unwrap();
-        let (folded, _) = recording
-            .stop()
-            .unwrap()
-            .fold(vec![(std::process::id(), "server: ")])
-            .unwrap();
+        let known = vec![(std::process::id(), "server: ")];
+        let mut folder = Folder::new(known, Modules::of_host());
+        let missing = perf.stop().unwrap().print(&mut |chunk| folder.push(chunk));
+        assert_eq!(missing.unwrap(), None);
+        let folded = folder.finish();
         let lines = folded.lines();
         let seen = lines.iter().filter(|line| {
             line.starts_with("server: busy one;") && line.contains("spin_in_a_function_of_its_own")

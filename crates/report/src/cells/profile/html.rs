@@ -1,5 +1,7 @@
 //! Tables and flame graphs on a page.
 
+use fathom_run::evidence::LockWait;
+
 use super::flame::{self, Graph};
 use super::{Sampled, parts_of};
 use crate::cells::compare::Comparison;
@@ -37,6 +39,11 @@ pub(in crate::cells) fn show(html: &mut Html, prefix: &str, table: &Table) {
                 show_graph(html, title, flame::graph(title, &folded));
             }
         }
+        locks(
+            html,
+            &format!("{prefix}profile-{number}-locks"),
+            &point.locks,
+        );
     }
     more(html, sampled.count());
 }
@@ -85,6 +92,24 @@ fn symbols(html: &mut Html, id: &str, sampled: &Sampled) {
             Cell::Text(one.command.clone()),
             Cell::Text(one.object.clone()),
             Cell::Code(one.symbol.clone()),
+        ]);
+    }
+    table.show(html);
+}
+
+fn locks(html: &mut Html, id: &str, locks: &[LockWait]) {
+    if locks.is_empty() {
+        return;
+    }
+    html.note("Waiting for the kernel's locks, of all threads together:");
+    let headings = ["side", "lock, and who wanted it", "waits", "ms"];
+    let mut table = markup::Table::new(id.to_owned(), &headings);
+    for one in locks {
+        table.row(vec![
+            Cell::Text(one.side.clone()),
+            Cell::Code(one.name.clone()),
+            Cell::Number(one.waits.to_string()),
+            Cell::Number(format!("{:.3}", one.seconds * 1e3)),
         ]);
     }
     table.show(html);

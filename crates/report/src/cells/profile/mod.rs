@@ -8,6 +8,7 @@ pub(super) mod terminal;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use fathom_run::evidence::LockWait;
 use fathom_run::folded::{QEMU, SERVER, parts};
 use fathom_run::{Folded, Planned, Side};
 use serde::Serialize;
@@ -16,6 +17,8 @@ use super::cell::{Problems, Row, name};
 
 /// Symbols that are listed of each side.
 const MOST_SYMBOLS: usize = 20;
+/// Locks that are listed of a point.
+const MOST_LOCKS: usize = 20;
 
 /// What one side's CPUs ran, in all of a point's cells.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -99,6 +102,28 @@ fn top(folded: &Folded) -> Vec<Symbol> {
         }
     };
     counts.into_iter().take(MOST_SYMBOLS).map(symbol).collect()
+}
+
+/// The locks of all of a point's rounds, those first that were waited for longest.
+pub(super) fn locks(rows: &[Row]) -> Vec<LockWait> {
+    let mut locks: BTreeMap<(String, String), (u64, f64)> = BTreeMap::new();
+    for one in rows.iter().flat_map(|row| &row.locks) {
+        if one.seconds.is_finite() {
+            let (waits, seconds) = locks.entry((name(&one.side), name(&one.name))).or_default();
+            *waits = waits.saturating_add(one.waits);
+            *seconds += one.seconds;
+        }
+    }
+    let lock = |((side, name), (waits, seconds))| LockWait {
+        name,
+        side,
+        waits,
+        seconds,
+    };
+    let mut locks: Vec<LockWait> = locks.into_iter().map(lock).collect();
+    locks.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    locks.truncate(MOST_LOCKS);
+    locks
 }
 
 /// What has a flame graph of its own: its heading, and its part of the stacks.

@@ -1,5 +1,7 @@
 //! Tables of symbols on a terminal.
 
+use fathom_run::evidence::LockWait;
+
 use crate::cells::cell::clipped;
 use crate::cells::table::Table;
 use crate::cells::words;
@@ -30,6 +32,7 @@ pub(in crate::cells) fn show(page: &mut Page, table: &Table) {
             }
             page.table(&rows);
         }
+        locks(page, &point.locks);
     }
     let left = sampled.count().saturating_sub(MOST_POINTS);
     if left > 0 {
@@ -38,4 +41,21 @@ pub(in crate::cells) fn show(page: &mut Page, table: &Table) {
             plural(left as u64, "more point")
         ));
     }
+}
+
+fn locks(page: &mut Page, locks: &[LockWait]) {
+    if locks.is_empty() {
+        return;
+    }
+    page.heading("Waiting for the kernel's locks");
+    let mut rows = text::Table::new(2, &["side", "lock, and who wanted it", "waits", "ms"]);
+    for one in locks {
+        rows.row([
+            one.side.clone(),
+            clipped(&one.name, 60),
+            one.waits.to_string(),
+            format!("{:.3}", one.seconds * 1e3),
+        ]);
+    }
+    page.table(&rows);
 }

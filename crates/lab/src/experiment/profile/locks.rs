@@ -1,0 +1,285 @@
+//! Waiting for the kernel's locks, from the text of `perf script`: how often, how long, and who
+//! asked for the lock.
+//!
+//! ```text
+//! fio  250/251  [000]     12.345678: lock:contention_begin: 0xffff8881 (flags=SPIN)
+//!         ffffffff81a0b0c0 _raw_spin_lock_irqsave ([kernel.kallsyms])
+//!         ffffffff81a0b1c0 virtio_queue_rq ([virtio_blk])
+//!
+//! fio  250/251  [000]     12.345699: lock:contention_end: 0xffff8881 (ret=0)
+//! ```
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use fathom_run::Side;
+use fathom_run::evidence::LockWait;
+use fathom_run::folded::parts;
+
+use super::frame::{Head, Modules, Text};
+use super::perf::Recording;
+
+/// What `perf script` is to print, and in which form.
+const FIELDS: &str = "comm,pid,tid,cpu,time,event,trace,ip,sym,dso";
+/// There where the kernel tells of its locks (since 5.19).
+const EVENT: &str = "/sys/kernel/tracing/events/lock/contention_begin";
+
+/// Threads that wait.
+const MOST_OPEN: usize = 10_000;
+/// Locks by caller.
+const MOST_LOCKS: usize = 10_000;
+/// That are told.
+const MOST_TOLD: usize = 20;
+/// The kernel's own functions around a wait: who called them is of interest.
+const HELPERS: [&str; 18] = [
+    "trace",
+    "perf_",
+    "bpf_",
+    "native_queued_",
+    "pv_queued_",
+    "queued_",
+    "raw_spin_",
+    "raw_read_",
+    "raw_write_",
+    "mutex_",
+    "ww_mutex_",
+    "rwsem_",
+    "down_",
+    "rt_mutex_",
+    "rtlock_",
+    "percpu_",
+    "lock_",
+    "do_raw_",
+];
+
+/// What perf is to record of them.
+pub fn recording() -> Recording {
+    let events = "--event=lock:contention_begin,lock:contention_end";
+    Recording {
+        name: "locks",
+        words: vec![events.into(), "--call-graph=fp".into()],
+        fields: FIELDS,
+        most: ["512M", "32M"],
+    }
+}
+
+/// Whether this machine's kernel tells of its locks, to this user.
+pub fn are_told() -> bool {
+    Path::new(EVENT).exists()
+}
+
+/// The same in a guest, whose answer is a status.
+pub fn told_in_guest() -> String {
+    format!("[ -e {EVENT} ] || mount -t tracefs tracefs /sys/kernel/tracing\n[ -e {EVENT} ]")
+}
+
+/// Text on its way to waits.
+#[derive(Debug, Default)]
+pub struct Waits {
+    text: Text,
+    state: State,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    modules: Modules,
+    /// Its frames are being read.
+    begun: Option<(Key, Begun)>,
+    open: HashMap<Key, Begun>,
+    locks: HashMap<String, (u64, f64)>,
+}
+
+/// A wait: the thread (of an idle task, which there is one of for each CPU, the CPU), and the lock.
+type Key = (u32, String, String);
+
+#[derive(Debug)]
+struct Begun {
+    at: f64,
+    flags: String,
+    caller: Option<String>,
+}
+
+impl Waits {
+    pub fn new(modules: Modules) -> Waits {
+        let state = State {
+            modules,
+            ..State::default()
+        };
+        Waits {
+            text: Text::default(),
+            state,
+        }
+    }
+
+    /// Takes the next piece of the text.
+    pub fn push(&mut self, chunk: &[u8]) {
+        self.text.push(chunk, &mut |line| self.state.line(line));
+    }
+
+    /// Those that were waited for most.
+    pub fn finish(mut self, side: Side) -> Vec<LockWait> {
+        self.text.end(&mut |line| self.state.line(line));
+        let lock = |(name, (waits, seconds))| LockWait {
+            name,
+            side: side.name().to_owned(),
+            waits,
+            seconds,
+        };
+        let mut locks: Vec<LockWait> = self.state.locks.into_iter().map(lock).collect();
+        locks.sort_by(|a, b| {
+            b.seconds
+                .total_cmp(&a.seconds)
+                .then_with(|| a.name.cmp(&b.name))
+        });
+        locks.truncate(MOST_TOLD);
+        locks
+    }
+}
+
+impl State {
+    fn line(&mut self, line: &str) {
+        if let Some(event) = Event::parse(line) {
+            self.close();
+            let key = (event.tid, event.cpu.to_owned(), event.lock.to_owned());
+            match event.flags {
+                Some(flags) => {
+                    let begun = Begun {
+                        at: event.at,
+                        flags: flags.to_owned(),
+                        caller: None,
+                    };
+                    self.begun = Some((key, begun));
+                }
+                None => self.end(&key, event.at),
+            }
+        } else if line.trim().is_empty() {
+            self.close();
+        } else if let Some((_, begun)) = &mut self.begun
+            && begun.caller.is_none()
+        {
+            let is_helper = |frame: &String| {
+                let symbol = parts(frame).0.trim_start_matches('_');
+                HELPERS.iter().any(|helper| symbol.starts_with(helper))
+            };
+            begun.caller = self.modules.frame(line).filter(|frame| !is_helper(frame));
+        }
+    }
+
+    /// The wait has begun. One that goes on in another way (spinning, then sleeping) begins twice.
+    fn close(&mut self) {
+        if let Some((key, begun)) = self.begun.take()
+            && self.open.len() < MOST_OPEN
+        {
+            self.open.entry(key).or_insert(begun);
+        }
+    }
+
+    fn end(&mut self, key: &Key, at: f64) {
+        let Some(begun) = self.open.remove(key) else {
+            return; // it had begun before the window
+        };
+        let caller = begun.caller.unwrap_or_else(|| "[unknown]".into());
+        let name = format!("{} {caller}", begun.flags);
+        if self.locks.len() < MOST_LOCKS || self.locks.contains_key(&name) {
+            let (waits, seconds) = self.locks.entry(name).or_default();
+            *waits += 1;
+            *seconds += (at - begun.at).max(0.0);
+        }
+    }
+}
+
+struct Event<'a> {
+    tid: u32,
+    /// Empty but of idle tasks: others may go to another CPU while they wait.
+    cpu: &'a str,
+    /// Seconds.
+    at: f64,
+    lock: &'a str,
+    /// None at a wait's end.
+    flags: Option<&'a str>,
+}
+
+impl Event<'_> {
+    fn parse(line: &str) -> Option<Event<'_>> {
+        let (head, event) = line.split_once(" lock:contention_")?;
+        let head = Head::parse(head)?;
+        let mut words = head.rest.split_whitespace();
+        let cpu = words.next()?;
+        let at: f64 = words.next()?.trim_end_matches(':').parse().ok()?;
+        let (is_begin, rest) = match event.strip_prefix("begin: ") {
+            Some(rest) => (true, rest),
+            None => (false, event.strip_prefix("end: ")?),
+        };
+        let mut words = rest.split_whitespace();
+        let lock = words.next()?;
+        let flags = words.next().unwrap_or_default();
+        let flags = flags.trim_start_matches("(flags=").trim_end_matches(')');
+        Some(Event {
+            tid: head.tid,
+            cpu: if head.tid == 0 { cpu } else { "" },
+            at: Some(at).filter(|at| (0.0..1e12).contains(at))?,
+            lock,
+            flags: is_begin.then_some(flags),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TEXT: &str = "\
+fio 250/251 [000] 10.000100: lock:contention_begin: 0xffff8881 (flags=SPIN)
+\tffffffff81a0b0c0 __traceiter_contention_begin ([kernel.kallsyms])
+\tffffffff81a0b0c0 _raw_spin_lock_irqsave ([kernel.kallsyms])
+\tffffffffc0120010 virtio_queue_rq ([kernel.kallsyms])
+\tffffffff81a0b1c0 blk_mq_dispatch_rq_list ([kernel.kallsyms])
+
+swapper 0/0 [001] 10.000150: lock:contention_begin: 0xffff8881 (flags=SPIN)
+\tffffffff81a0b1c0 other ([kernel.kallsyms])
+
+fio 250/251 [003] 10.000200: lock:contention_begin: 0xffff8881 (flags=MUTEX)
+
+fio 250/251 [003] 10.000300:   lock:contention_end: 0xffff8881 (ret=0)
+
+swapper 0/0 [001] 10.000400: lock:contention_end: 0xffff8881 (ret=0)
+
+fio 250/251 [003] 10.000500: lock:contention_end: 0xffff8882 (ret=0)
+
+";
+
+    fn waits(text: &[u8]) -> Vec<LockWait> {
+        let modules = "virtio_blk 28672 1 - Live 0xffffffffc0120000";
+        let mut waits = Waits::new(Modules::parse(modules));
+        text.chunks(5).for_each(|chunk| waits.push(chunk));
+        waits.finish(Side::Guest)
+    }
+
+    #[test]
+    fn a_wait_is_from_its_begin_to_its_end_by_who_wanted_the_lock() {
+        let told = waits(TEXT.as_bytes());
+        let told: Vec<_> = { told.iter() }
+            .map(|one| (one.name.as_str(), one.waits, (one.seconds * 1e6).round()))
+            .collect();
+        let expected = [
+            ("SPIN other [kernel]", 1, 250.0),
+            ("SPIN virtio_queue_rq [virtio_blk.ko]", 1, 200.0),
+        ];
+        assert_eq!(told, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_has_waits_of_finite_time(cuts in proptest::collection::vec((0..TEXT.len(), any::<u8>()), 0..20)) {
+            let mut text = TEXT.as_bytes().to_vec();
+            for (at, byte) in cuts {
+                text[at] = byte;
+            }
+            for wait in waits(&text) {
+                prop_assert!(wait.seconds >= 0.0 && wait.seconds.is_finite());
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What is recorded around a cell's work, on both sides at once: samples of the CPUs, and where the
+//! kernels tell of it, waiting for their locks.
+
+use std::path::Path;
+use std::time::Duration;
+
+use fathom_run::evidence::LockWait;
+use fathom_run::folded::{QEMU, SERVER};
+use fathom_run::{Folded, Side};
+
+use super::components;
+use super::fold::Folder;
+use super::frame::Modules;
+use super::locks::{self, Waits};
+use super::perf::{InGuest, OnHost, Sampling};
+use crate::bed::GuestBed;
+use crate::error::Result;
+use crate::experiment::Yield;
+use crate::guest::Guest;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// perf on both sides. What one side cannot record leaves the other's worth having.
+pub struct Recorder {
+    guest: Result<InGuest>,
+    host: Result<OnHost>,
+    /// None where the kernel, or the user's rights, have none.
+    guest_locks: Option<InGuest>,
+    host_locks: Option<OnHost>,
+}
+
+impl Recorder {
+    /// Begins to record; files go to a directory.
+    pub fn start(bed: &mut GuestBed, files: &Path, sampling: Sampling) -> Recorder {
+        let (samples, locks) = (sampling.recording(), locks::recording());
+        let guest = &mut bed.guest;
+        let told = guest.run(&locks::told_in_guest(), SOON);
+        let told = told.is_ok_and(|output| output.status == 0);
+        Recorder {
+            guest_locks: told.then(|| InGuest::start(guest, &locks).ok()).flatten(),
+            guest: InGuest::start(guest, &samples),
+            host_locks: match locks::are_told() {
+                true => OnHost::start(files, &locks).ok(),
+                false => None,
+            },
+            host: OnHost::start(files, &samples),
+        }
+    }
+
+    /// Ends, on both sides before anything is printed: that is work, too.
+    pub fn stop(self, bed: &mut GuestBed) -> Recorder {
+        let guest = &mut bed.guest;
+        Recorder {
+            host: self.host.and_then(OnHost::stop),
+            host_locks: self.host_locks.and_then(|perf| perf.stop().ok()),
+            guest: self.guest.and_then(|perf| perf.stop(guest)),
+            guest_locks: self.guest_locks.and_then(|perf| perf.stop(guest).ok()),
+        }
+    }
+
+    /// Adds what was recorded to a cell, and to its folder.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn tell(self, bed: &mut GuestBed, folder: &Path, found: &mut Yield) -> Result<()> {
+        let mut known = vec![(bed.guest.pid(), QEMU)];
+        if let Some(server) = &mut bed.server {
+            known.push((server.process().pid(), SERVER));
+        }
+        let guest = &mut bed.guest;
+        let modules = modules(guest);
+        let mut stacks = Folder::new(Vec::new(), modules.clone());
+        let told = self
+            .guest
+            .and_then(|perf| perf.print(guest, &mut |chunk| stacks.push(chunk)));
+        keep(found, folder, Side::Guest, told, stacks.finish())?;
+        let mut stacks = Folder::new(known, Modules::of_host());
+        let told = self
+            .host
+            .and_then(|perf| perf.print(&mut |chunk| stacks.push(chunk)));
+        keep(found, folder, Side::Host, told, stacks.finish())?;
+
+        if let Some(perf) = self.guest_locks {
+            let mut waits = Waits::new(modules);
+            let told = perf.print(guest, &mut |chunk| waits.push(chunk));
+            keep_locks(found, Side::Guest, told, waits.finish(Side::Guest));
+        }
+        if let Some(perf) = self.host_locks {
+            let mut waits = Waits::new(Modules::of_host());
+            let told = perf.print(&mut |chunk| waits.push(chunk));
+            keep_locks(found, Side::Host, told, waits.finish(Side::Host));
+        }
+        Ok(())
+    }
+}
+
+fn modules(guest: &mut Guest) -> Modules {
+    let text = guest.run("cat /proc/modules", SOON);
+    Modules::parse(&text.map(|output| output.text).unwrap_or_default())
+}
+
+/// What perf has told, or why it has not.
+type Told = Result<Option<String>>;
+
+fn problem(found: &mut Yield, side: Side, told: Told) {
+    let words = told.unwrap_or_else(|error| error.to_string().lines().next().map(str::to_owned));
+    let lines = words.map(|words| format!("{}: {words}", side.name()));
+    found.problems.extend(lines);
+}
+
+fn keep(found: &mut Yield, folder: &Path, side: Side, told: Told, folded: Folded) -> Result<()> {
+    problem(found, side, told);
+    if !folded.is_empty() {
+        folded.save(&folder.join(side.file()))?;
+    }
+    found.measures.extend(components::measures(&folded, side));
+    Ok(())
+}
+
+fn keep_locks(found: &mut Yield, side: Side, told: Told, locks: Vec<LockWait>) {
+    problem(found, side, told);
+    let evidence = found.evidence.get_or_insert_default();
+    evidence.locks.extend(locks);
+}
