@@ -7,7 +7,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test test-built fuzz fuzz-build $(FUZZ) torture bench lint
+.PHONY: setup build demo test test-built test-kvm fuzz fuzz-build $(FUZZ) torture bench lint
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -30,6 +30,11 @@ test: setup
 	$(CARGO) build --workspace --all-targets
 	$(MAKE) --jobs=2 test-built fuzz-build
 	$(MAKE) --jobs=2 --output-sync=target fuzz FUZZ_SECONDS=4
+
+# The wiki's experiment on KVM hosts, which are emulated: two processors for eight minutes.
+test-kvm: setup
+	$(ALONE) $(CARGO) build --workspace --bin fathom
+	$(ALONE) $(CARGO) test --workspace --test wiki
 
 test-built:
 	$(ALONE) $(CARGO) test --workspace --no-fail-fast

@@ -27,12 +27,14 @@ LONG = ["edit", "bitmap"]
 
 
 def programs(package, tests):
-    """The test programs, built, by name."""
-    command = [CARGO, "test", "--no-run", "--message-format=json-render-diagnostics"]
-    command += ["--package", package] + [f"--test={test}" for test in tests]
+    """The test programs of a package, built, by name."""
+    # A package alone would be built with other features, and all that it needs once more.
+    command = [CARGO, "test", "--no-run", "--message-format=json-render-diagnostics", "--workspace"]
+    command += [f"--test={test}" for test in tests]
     built = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     units = [json.loads(line) for line in built.splitlines() if line.startswith("{")]
-    return {u["target"]["name"]: u["executable"] for u in units if u.get("executable")}
+    ours = [u for u in units if u.get("executable") and f"#{package}@" in u["package_id"]]
+    return {u["target"]["name"]: u["executable"] for u in ours}
 
 
 def failures(package, test, settings, output):
@@ -80,7 +82,7 @@ def main():
     seed, rounds = int(sys.argv[1]), int(sys.argv[2])
     formats = programs("fathom-formats", SEEDED + LONG)
     # These run the fathom program next to them.
-    subprocess.run([CARGO, "build", "--package", "fathom-cli"], check=True)
+    subprocess.run([CARGO, "build", "--workspace", "--bin", "fathom"], check=True)
     img = programs("fathom-cli", ["img"])["img"]
     whole = {"FATHOM_SEED": str(seed), "FATHOM_ROUNDS": str(rounds)}
     jobs = [("fathom-cli", "img", img, {"FATHOM_ROUNDS": str(rounds)})]
