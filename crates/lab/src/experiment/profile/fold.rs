@@ -12,7 +12,7 @@
 
 use fathom_run::Folded;
 
-use super::frame::{Head, Modules, Text, UNKNOWN};
+use super::frame::{Head, Modules, Text};
 
 /// What `perf script` is to print, and in which form.
 pub const FIELDS: &str = "comm,pid,tid,misc,ip,sym,dso";
@@ -101,9 +101,9 @@ impl Stacks {
             && sample.frames.first().is_none_or(|one| one != IN_GUEST)
             && let Some(frame) = self.modules.frame(line)
         {
-            // A chain that goes through code without frame pointers is noise.
-            let is_noise = frame.starts_with(UNKNOWN) && sample.frames.last() == Some(&frame);
-            if !is_noise {
+            // One that calls itself is one, since a chain that goes through code without frame
+            // pointers looks like that.
+            if sample.frames.last() != Some(&frame) {
                 sample.frames.push(frame);
             }
         }

@@ -8,7 +8,7 @@ const MAX_LINE: usize = 4096;
 const MOST_MODULES: usize = 10_000;
 /// Where the kernel lies on x86-64.
 const KERNEL: u64 = 1 << 63;
-pub const UNKNOWN: &str = "[unknown]";
+const UNKNOWN: &str = "[unknown]";
 
 /// Cuts what comes in pieces into lines.
 #[derive(Debug, Default)]

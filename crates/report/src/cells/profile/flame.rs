@@ -3,7 +3,7 @@
 
 use fathom_run::Folded;
 use inferno::differential;
-use inferno::flamegraph::{self, Options};
+use inferno::flamegraph::{self, Options, TextTruncateDirection};
 
 use crate::render::text::clean;
 
@@ -42,6 +42,8 @@ fn draw(title: &str, lines: &[String]) -> Option<Graph> {
     options.title = title.to_owned();
     options.deterministic = true;
     options.min_width = NARROWEST;
+    // Names begin with what matters.
+    options.text_truncate_direction = TextTruncateDirection::Right;
     let mut svg = Vec::new();
     let lines = lines.iter().map(String::as_str);
     flamegraph::from_lines(&mut options, lines, &mut svg).ok()?;
@@ -61,6 +63,7 @@ const BEFORE: &str = "<!doctype html><meta charset=\"utf-8\">\
     <meta name=\"color-scheme\" content=\"light dark\">\
     <style>body { margin: 0 } svg { display: block; width: 100% }
     svg > rect { fill: #fff }
+    #frames rect { stroke: #8888; stroke-width: 0.5px }
     @media (prefers-color-scheme: dark) {
         svg > rect { fill: #16191d }
         svg > text { fill: #d5d9de }

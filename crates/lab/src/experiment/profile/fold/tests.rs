@@ -19,6 +19,7 @@ swapper     0/0     K
 
 worker 0 25743/25746 K     
 \tffffffff82203a31 _raw_spin_unlock_irq ([kernel.kallsyms])
+\tffffffff82203a35 _raw_spin_unlock_irq ([kernel.kallsyms])
 \tffffffff81e11c7d entry_SYSCALL_64_after_hwframe ([kernel.kallsyms])
 \t          848683 <fathom_virtio::blk_queue::BlkQueue as fathom_core::source::Source>::notify (/work/target/fathom)
 \t          ad22c9 std::sys::{closure#0} (/work/target/fathom (deleted))
