@@ -15,7 +15,7 @@ use crate::host;
 use crate::initramfs;
 use crate::kernel::Kernel;
 use crate::lines::LineStream;
-use crate::machine::{Boot, Disk, Files, MAX_DISKS, Machine};
+use crate::machine::{Boot, Files, MAX_DISKS, Machine};
 use crate::process::{Process, tail_of};
 use crate::qmp::Qmp;
 use crate::scratch::Scratch;
@@ -52,7 +52,8 @@ pub struct Guest {
     agent: LineStream,
     data: DataPort,
     monitor: PathBuf,
-    disks: Vec<String>,
+    /// Ids, and PCI addresses.
+    disks: Vec<(String, String)>,
     requests: u64,
     patience: Duration,
     _dir: Scratch,
@@ -115,7 +116,8 @@ impl Guest {
             DataPort::connect(&files.data(), &files.signal(), CONNECT),
             &mut qemu,
         )?;
-        let disks = machine.disks.iter().map(|disk| disk.id.clone()).collect();
+        let disks = machine.disks.iter().enumerate();
+        let disks = disks.map(|(index, disk)| (disk.id.clone(), disk.address(index)));
         Ok(Self {
             qemu,
             console,
@@ -123,7 +125,7 @@ impl Guest {
             agent,
             data,
             monitor: files.monitor(),
-            disks,
+            disks: disks.collect(),
             requests: 0,
             patience: machine.patience,
             _dir: dir,
@@ -236,10 +238,10 @@ impl Guest {
     /// # Errors
     /// When there is no such disk, or the guest does not see it.
     pub fn device(&mut self, id: &str) -> Result<String> {
-        let Some(index) = self.disks.iter().position(|disk| disk == id) else {
+        let Some((_, address)) = self.disks.iter().find(|(disk, _)| disk == id) else {
             return Err(Error::Protocol(format!("the machine has no disk '{id}'")));
         };
-        let script = format!("disk {:02x}", Disk::slot(index));
+        let script = format!("disk {address}");
         Ok(self
             .check(&script, Duration::from_secs(60))?
             .trim()

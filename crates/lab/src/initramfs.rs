@@ -14,7 +14,7 @@ use crate::{host, libraries};
 const INIT: &str = include_str!("guest/init.sh");
 /// Listens to the host; also the first process of a guest that has a root disk.
 pub const AGENT: &str = include_str!("guest/agent.sh");
-/// Finds a disk by its PCI slot.
+/// Finds a disk by its PCI address.
 pub const DISK: &str = include_str!("guest/disk.sh");
 
 /// Packs an initramfs for `kernel` with what `machine` wants in it.
@@ -31,7 +31,7 @@ pub fn build(kernel: &Kernel, machine: &Machine) -> Result<Vec<u8>> {
     archive.file("bin/disk", 0o755, DISK.as_bytes());
     archive.file("bin/agent", 0o755, AGENT.as_bytes());
     archive.file("init", 0o755, INIT.as_bytes());
-    let modules = kernel.load_modules(&machine.modules)?;
+    let modules = kernel.load_modules(&machine.wanted_modules())?;
     for (name, data) in &modules {
         archive.file(&format!("modules/{name}"), 0o644, data);
     }

@@ -31,6 +31,7 @@ pub mod scratch;
 pub mod server;
 mod tools;
 pub mod tracers;
+mod words;
 pub mod work;
 pub mod workload;
 
@@ -40,7 +41,7 @@ pub use guest::{Guest, Output};
 pub use host::{Accelerator, program, qemu_version, run};
 pub use kernel::Kernel;
 pub use kvm_host::KvmHost;
-pub use machine::{Aio, Attach, Boot, Disk, MAX_DISKS, Machine, QemuDisk, Serving};
+pub use machine::{Aio, Attach, Boot, Bus, Disk, Format, MAX_DISKS, Machine, QemuDisk, Serving};
 pub use process::Process;
 pub use qmp::Qmp;
 pub use server::Server;

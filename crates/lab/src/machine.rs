@@ -5,11 +5,13 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+mod bus;
 mod disk;
 
-pub use disk::{Aio, Attach, Disk, QemuDisk, Serving};
+pub use bus::Bus;
+pub use disk::{Aio, Attach, Disk, Format, QemuDisk, Serving};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::{self, Accelerator};
 
 /// PCI slots of the machine: 0 is the host bridge, 1 the ISA bridge.
@@ -56,6 +58,8 @@ pub struct Machine {
     pub modules: Vec<String>,
     /// Programs of this machine to put into the guest's /bin, with their libraries.
     pub programs: Vec<PathBuf>,
+    /// More of the CPU's model, such as `x2apic=off`.
+    pub cpu: Vec<String>,
     /// How to run the guest's instructions; the best that this machine can when not given.
     pub accelerator: Option<Accelerator>,
     /// More words for the guest's kernel; `lab_...=` reach its first process as variables.
@@ -80,6 +84,7 @@ impl Default for Machine {
             root: None,
             modules: Vec::new(),
             programs: Vec::new(),
+            cpu: Vec::new(),
             accelerator: None,
             append: Vec::new(),
             extra: Vec::new(),
@@ -138,6 +143,10 @@ impl Arguments {
 impl Machine {
     /// QEMU's arguments. Firmware variables are copied into the machine's directory.
     pub(crate) fn arguments(&self, files: &Files) -> Result<Vec<OsString>> {
+        let ide = self.disks.iter().filter(|disk| disk.bus() == Bus::Ide);
+        if ide.count() > 1 {
+            return Err(Error::Protocol("a machine has at most one IDE disk".into()));
+        }
         let mut args = Arguments::default();
         self.push_base(&mut args);
         push_channels(&mut args, files);
@@ -174,7 +183,9 @@ impl Machine {
             .extend(["-nodefaults", "-no-user-config"].map(OsString::from));
         args.option("-display", "none");
         args.option("-accel", accel.name());
-        args.option("-cpu", accel.cpu_model());
+        let more = self.cpu.iter().map(|more| format!(",{more}"));
+        let cpu = format!("{}{}", accel.cpu_model(), more.collect::<String>());
+        args.option("-cpu", cpu);
         args.option(
             "-machine",
             "pc,memory-backend=memory,usb=off,vmport=off,graphics=off",
@@ -233,10 +244,18 @@ impl Machine {
         if let Some(slot) = self.root.as_ref().and_then(|id| self.slot_of(id)) {
             let _ = write!(words, " lab_root={slot:02x}");
         }
-        for word in &self.append {
+        let buses = { self.disks.iter() }.filter_map(|disk| disk.bus().kernel_word());
+        for word in buses.chain(self.append.iter().map(String::as_str)) {
             let _ = write!(words, " {word}");
         }
         words
+    }
+
+    /// The modules to load: those that were asked for, and those of its disks' buses.
+    pub(crate) fn wanted_modules(&self) -> Vec<String> {
+        let buses = self.disks.iter().flat_map(|disk| disk.bus().modules());
+        let buses = buses.map(|&name| name.to_owned());
+        self.modules.iter().cloned().chain(buses).collect()
     }
 
     /// The PCI slot of a disk, by its id.

@@ -12,7 +12,7 @@ echo '<0>FATHOM-LAB READY' >/dev/kmsg
 # What a stuck guest can say about itself: its requests, its blocked tasks, its interrupts.
 state() {
 	echo "-- the script did not end in time --"
-	grep -H . /sys/block/vd*/inflight
+	grep -H . /sys/block/*/inflight
 	cat /proc/interrupts
 	echo w >/proc/sysrq-trigger
 	dmesg | tail -n 60

@@ -1,13 +1,22 @@
 #!/bin/busybox sh
-# disk SLOT: the block device at that PCI slot (hexadecimal), waiting for it to appear.
+# disk SLOT[.FUNCTION]: the block device below that PCI address (hexadecimal), on whatever bus,
+# waiting for it to appear.
+case "$1" in
+*.*) address=$1 ;;
+*) address=$1.0 ;;
+esac
 for attempt in $(seq 200); do
-	for block in /sys/bus/pci/devices/0000:00:$1.0/virtio*/block/*; do
-		if [ -e "$block" ] && [ -b "/dev/${block##*/}" ]; then
-			echo "/dev/${block##*/}"
-			exit 0
-		fi
+	for block in /sys/block/*; do
+		case "$(cd -P "$block" 2>/dev/null && pwd)" in
+		*/0000:00:"$address"/*)
+			if [ -b "/dev/${block##*/}" ]; then
+				echo "/dev/${block##*/}"
+				exit 0
+			fi
+			;;
+		esac
 	done
 	sleep 0.25
 done
-echo "no disk at PCI slot $1" >&2
+echo "no disk at PCI address $address" >&2
 exit 1

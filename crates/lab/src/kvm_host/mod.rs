@@ -21,7 +21,7 @@ use crate::host::Accelerator;
 use crate::initramfs;
 use crate::kernel::Kernel;
 use crate::libraries;
-use crate::machine::{Aio, Disk, Machine, QemuDisk, Serving};
+use crate::machine::{Disk, Machine, QemuDisk};
 use crate::scratch::Scratch;
 
 /// KVM for SVM, which QEMU emulates (and VMX not); and what tells whose a Unix socket is.
@@ -64,13 +64,11 @@ impl KvmHost {
         disk_image::make_ext4(&scratch, None, SCRATCH_BYTES >> 10)?;
         let disk = |id, image: &Path| Disk::qemu(id, QemuDisk::read_only(image));
         let scratch = QemuDisk {
-            image: scratch,
-            aio: Aio::Threads,
             // It lives as long as the host: nothing has to survive.
             cache: "unsafe".into(),
             read_only: false,
-            serving: Serving::Main,
             queues: Some(1),
+            ..QemuDisk::read_only(&scratch)
         };
         let mut machine = Machine {
             // One CPU: with two its TSC is marked unstable, and guests in it die.

@@ -1,14 +1,14 @@
 //! Disks of a machine, as QEMU's command line says them.
 
-use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use serde_json::{Map, Value, json};
 
+use super::bus::{Bus, Place};
 use super::{Arguments, Boot, comma_safe};
 use crate::error::Result;
 use crate::host;
+use crate::words::words;
 
 const FIRST_DISK_SLOT: u8 = 4;
 
@@ -26,50 +26,36 @@ pub enum Attach {
     },
     /// A raw file opened by QEMU itself.
     Raw(PathBuf),
-    /// A raw file served by QEMU, in the way that is to be measured.
+    /// An image served by QEMU, in the way that is to be measured.
     Qemu(QemuDisk),
 }
 
-/// How QEMU reads and writes an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Aio {
-    Threads,
-    Native,
-    IoUring,
-}
-
-impl Aio {
-    /// The name in QEMU's options and in Fathom's.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Threads => "threads",
-            Self::Native => "native",
-            Self::IoUring => "io_uring",
-        }
+words! {
+    /// How QEMU reads and writes an image.
+    pub enum Aio {
+        IoUring = "io_uring",
+        Native = "native",
+        Threads = "threads",
     }
 }
 
-impl fmt::Display for Aio {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Aio {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Aio, String> {
-        let all = [Aio::IoUring, Aio::Native, Aio::Threads];
-        let found = all.into_iter().find(|aio| aio.name() == text);
-        found.ok_or_else(|| format!("'{text}' is none of {}", all.map(Aio::name).join(", ")))
+words! {
+    /// What an image's file is.
+    pub enum Format {
+        Raw = "raw",
+        Qcow2 = "qcow2",
+        Qed = "qed",
     }
 }
 
 /// A disk that QEMU itself serves.
 #[derive(Debug, Clone)]
 pub struct QemuDisk {
-    /// The raw image.
+    /// A file, a block device, or the URI of an NBD server's export.
     pub image: PathBuf,
+    pub format: Format,
+    /// What the guest sees the disk on.
+    pub bus: Bus,
     /// How QEMU reads and writes it.
     pub aio: Aio,
     /// QEMU's cache mode: `none`, `writeback`, ...
@@ -78,7 +64,7 @@ pub struct QemuDisk {
     pub read_only: bool,
     /// Which of QEMU's threads serve it.
     pub serving: Serving,
-    /// Request queues; QEMU chooses one per CPU when not given.
+    /// Request queues, of buses that have several; QEMU chooses one per CPU when not given.
     pub queues: Option<u16>,
 }
 
@@ -105,6 +91,8 @@ impl QemuDisk {
     pub fn read_only(image: &Path) -> Self {
         Self {
             image: image.to_owned(),
+            format: Format::Raw,
+            bus: Bus::VirtioBlk,
             aio: Aio::Threads,
             cache: "writeback".into(),
             read_only: true,
@@ -175,6 +163,22 @@ impl Disk {
         self
     }
 
+    /// What the guest sees it on.
+    pub(crate) fn bus(&self) -> Bus {
+        match &self.attach {
+            Attach::Qemu(disk) => disk.bus,
+            Attach::VhostUser { .. } | Attach::Raw(_) => Bus::VirtioBlk,
+        }
+    }
+
+    /// Where the guest finds the `index`th disk: PCI slot and function.
+    pub(crate) fn address(&self, index: usize) -> String {
+        match self.bus() {
+            Bus::Ide => super::bus::IDE_ADDRESS.to_owned(),
+            _ => format!("{:02x}.0", Disk::slot(index)),
+        }
+    }
+
     /// The PCI slot of the `index`th disk.
     pub(crate) fn slot(index: usize) -> u8 {
         let index = u8::try_from(index).expect("the number of disks is checked");
@@ -191,9 +195,7 @@ pub(super) fn push(args: &mut Arguments, disk: &Disk, index: usize, boot: Boot) 
     } else {
         format!(",bootindex={index}")
     };
-    let more: String = disk
-        .properties
-        .iter()
+    let more: String = { disk.properties.iter() }
         .map(|property| format!(",{property}"))
         .collect();
     let place = format!("id={id},addr={slot:x}{order}{more}");
@@ -229,13 +231,22 @@ pub(super) fn push(args: &mut Arguments, disk: &Disk, index: usize, boot: Boot) 
             );
             args.option("-device", format!("virtio-blk-pci,drive={id}-file,{place}"));
         }
-        Attach::Qemu(disk) => push_qemu(args, disk, id, &place),
+        Attach::Qemu(disk) => {
+            let place = Place {
+                id,
+                slot,
+                order: &order,
+                more: &more,
+            };
+            push_qemu(args, disk, &place);
+        }
     }
     Ok(())
 }
 
-fn push_qemu(args: &mut Arguments, disk: &QemuDisk, id: &str, place: &str) {
+fn push_qemu(args: &mut Arguments, disk: &QemuDisk, place: &Place) {
     let path = comma_safe(&disk.image);
+    let (id, format) = (place.id, disk.format);
     let (aio, cache) = (disk.aio.name(), &disk.cache);
     // What a guest discards is given back, as Fathom and qemu-storage-daemon do.
     let access = match disk.read_only {
@@ -244,17 +255,16 @@ fn push_qemu(args: &mut Arguments, disk: &QemuDisk, id: &str, place: &str) {
     };
     args.option(
         "-drive",
-        format!("if=none,id={id}-file,format=raw,file={path},aio={aio},cache={cache},{access}"),
+        format!(
+            "if=none,id={id}-file,format={format},file={path},aio={aio},cache={cache},{access}"
+        ),
     );
-    let mut device = format!("virtio-blk-pci,drive={id}-file,{place}");
-    if let Some(queues) = disk.queues {
-        let _ = write!(device, ",num-queues={queues}");
-    }
+    let (mut device, on_it) = disk.bus.devices(place, disk.queues);
     match disk.serving {
         Serving::Main => {}
         Serving::Thread { polling } => {
             push_thread(args, &format!("{id}-io"), polling);
-            let _ = write!(device, ",iothread={id}-io");
+            device.push_str(&format!(",iothread={id}-io"));
         }
         Serving::Mapped { threads, polling } => {
             let names: Vec<String> = (0..threads).map(|n| format!("{id}-io{n}")).collect();
@@ -264,7 +274,9 @@ fn push_qemu(args: &mut Arguments, disk: &QemuDisk, id: &str, place: &str) {
             device = mapped(&device, &names);
         }
     }
-    args.option("-device", device);
+    for device in [Some(device), on_it].into_iter().flatten() {
+        args.option("-device", device);
+    }
 }
 
 fn push_thread(args: &mut Arguments, name: &str, polling: Option<u32>) {
@@ -351,6 +363,44 @@ mod tests {
              -object iothread,id=d-io,poll-max-ns=0 \
              -device virtio-blk-pci,drive=d-file,id=d,addr=4,ioeventfd=off,num-queues=1,iothread=d-io"
         );
+    }
+
+    #[test]
+    fn every_bus_has_its_devices() {
+        let said = |bus| {
+            let disk = QemuDisk {
+                bus,
+                format: Format::Qcow2,
+                queues: Some(2),
+                ..QemuDisk::read_only(Path::new("/i"))
+            };
+            let mut args = Arguments::default();
+            let disk = Disk::qemu("d", disk);
+            push(&mut args, &disk, 1, Boot::Kernel).unwrap();
+            let mut args = args.0.into_iter().map(|arg| arg.into_string().unwrap());
+            let drive =
+                "if=none,id=d-file,format=qcow2,file=/i,aio=threads,cache=writeback,readonly=on";
+            assert_eq!(args.nth(1).unwrap(), drive);
+            (disk.address(1), args.collect::<Vec<_>>().join(" "))
+        };
+        let own = |devices: &str| ("05.0".to_owned(), devices.to_owned());
+        assert_eq!(
+            said(Bus::VirtioScsi),
+            own("-device virtio-scsi-pci,id=d-bus,addr=5,num_queues=2 \
+                 -device scsi-hd,drive=d-file,id=d,bus=d-bus.0")
+        );
+        assert_eq!(
+            said(Bus::Ahci),
+            own("-device ich9-ahci,id=d-bus,addr=5 -device ide-hd,drive=d-file,id=d,bus=d-bus.0")
+        );
+        assert_eq!(
+            said(Bus::Nvme),
+            own("-device nvme,drive=d-file,id=d,addr=5,serial=d,max_ioqpairs=2")
+        );
+        // The machine has its IDE controller itself.
+        let (address, devices) = said(Bus::Ide);
+        assert_eq!(address, "01.1");
+        assert_eq!(devices, "-device ide-hd,drive=d-file,id=d,bus=ide.0");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use super::{Server, Spec};
 use crate::error::Result;
+use crate::machine::Format;
 
 impl Server {
     /// Starts `fathom serve DISK --vhost-user DIR/NAME.sock --control DIR/NAME.control ARGS` and
@@ -35,6 +36,12 @@ pub(super) fn start(spec: &Spec) -> Result<Server> {
         format!("--poll={}", if spec.poll { "auto" } else { "off" }),
         format!("--queues={}", spec.queues),
     ];
+    if spec.format != Format::Raw {
+        args.push(format!("--format={}", spec.format));
+    }
+    if let Some(threads) = spec.threads {
+        args.push(format!("--iothreads={threads}"));
+    }
     args.extend(spec.options.iter().cloned());
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let disk = spec.image.to_string_lossy();

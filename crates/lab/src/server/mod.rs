@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
-use crate::machine::{Aio, Disk};
+use crate::machine::{Aio, Bus, Disk, Format};
 
 pub use process::Server;
 
@@ -19,13 +19,13 @@ pub use process::Server;
 pub enum Kind {
     /// `fathom serve`, over vhost-user.
     Fathom,
-    /// QEMU's own virtio-blk, in an I/O thread.
+    /// QEMU's own virtio-blk or virtio-scsi, in an I/O thread.
     Qemu,
-    /// QEMU's own virtio-blk, in its main loop.
+    /// QEMU itself, in its main loop.
     QemuMain,
     /// The same without ioeventfd: a vCPU that kicks runs QEMU's code before it goes on.
     QemuNoIoeventfd,
-    /// QEMU's own virtio-blk, its queues spread over I/O threads.
+    /// QEMU's own virtio-blk or virtio-scsi, its queues spread over I/O threads.
     QemuMapped,
     /// qemu-storage-daemon, over vhost-user.
     Qsd,
@@ -42,18 +42,44 @@ pub struct Spec<'a> {
     pub dir: &'a Path,
     /// QEMU's id for the disk.
     pub name: &'a str,
-    /// A raw image.
+    /// A file, a block device, or the URI of an NBD server's export.
     pub image: &'a Path,
+    pub format: Format,
+    /// What the guest sees it on.
+    pub bus: Bus,
     pub aio: Aio,
     /// QEMU's cache mode: `none`, `writeback`, `writethrough`, ...
     pub cache: &'a str,
     pub queues: u16,
+    /// I/O threads of a server that can have several; as many as it has by itself when not given.
+    pub threads: Option<u16>,
     /// Poll before sleeping, as the server does by default.
     pub poll: bool,
     /// More options of `fathom serve`.
     pub options: Vec<String>,
     /// More properties of QEMU's device.
     pub properties: Vec<String>,
+}
+
+/// A raw image on virtio-blk with one queue, past the page cache; it has no name and no place.
+impl Default for Spec<'_> {
+    fn default() -> Self {
+        Spec {
+            fathom: Path::new(""),
+            dir: Path::new(""),
+            name: "",
+            image: Path::new(""),
+            format: Format::Raw,
+            bus: Bus::VirtioBlk,
+            aio: Aio::IoUring,
+            cache: "none",
+            queues: 1,
+            threads: None,
+            poll: true,
+            options: Vec::new(),
+            properties: Vec::new(),
+        }
+    }
 }
 
 /// A disk with its server.
@@ -112,11 +138,15 @@ impl Kind {
                 spec.options.join(" ")
             ));
         }
+        if !self.is_in_qemu() && spec.bus != Bus::VirtioBlk {
+            return bad(format!("vhost-user disks are virtio-blk, not {}", spec.bus));
+        }
         match self {
             Kind::Fathom => Ok(()),
-            Kind::Qemu | Kind::QemuMain | Kind::QemuNoIoeventfd => qemu::check(),
-            Kind::QemuMapped => qemu::check_mapped(),
-            Kind::Qsd => qsd::check(),
+            Kind::Qemu | Kind::QemuMain | Kind::QemuNoIoeventfd | Kind::QemuMapped => {
+                qemu::check(self, spec)
+            }
+            Kind::Qsd => qsd::check(spec),
             Kind::Socket(path) if path.exists() => Ok(()),
             Kind::Socket(path) => Err(Error::Unusable {
                 path: path.clone(),
@@ -198,12 +228,7 @@ mod tests {
             dir: dir.path(),
             name: "d",
             image: &missing,
-            aio: Aio::IoUring,
-            cache: "none",
-            queues: 1,
-            poll: true,
-            options: Vec::new(),
-            properties: Vec::new(),
+            ..Spec::default()
         };
         let error = Kind::Qsd.serve(&spec).unwrap_err().to_string();
         assert!(error.contains("missing.img"), "{error}");
@@ -215,6 +240,18 @@ mod tests {
                 .to_string()
                 .contains("no vhost-user socket")
         );
+        let on_ide = Spec {
+            bus: Bus::Ide,
+            ..spec.clone()
+        };
+        for (kind, words) in [
+            (Kind::Fathom, "vhost-user disks are virtio-blk"),
+            (Kind::Qemu, "only with --disk qemu-main"),
+        ] {
+            let error = kind.check(&on_ide).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        Kind::QemuMain.check(&on_ide).unwrap();
         let options = vec!["--filter=pause".to_owned()];
         let filtered = Spec { options, ..spec };
         let error = Kind::Qsd.check(&filtered).unwrap_err().to_string();

@@ -1,19 +1,24 @@
-//! QEMU's own virtio-blk.
+//! QEMU's own disks.
 
 use super::{Kind, Spec};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host;
-use crate::machine::{Disk, QemuDisk, Serving};
+use crate::machine::{Bus, Disk, QemuDisk, Serving};
 
-/// The first with `iothread-vq-mapping`.
+/// The first with `iothread-vq-mapping`, and the first that has it for virtio-scsi.
 const MAPPED: (u32, u32) = (9, 0);
+const MAPPED_SCSI: (u32, u32) = (10, 0);
 
-pub(super) fn check() -> Result<()> {
-    host::qemu_version().map(drop)
-}
-
-pub(super) fn check_mapped() -> Result<()> {
-    host::need_qemu(MAPPED)
+pub(super) fn check(kind: &Kind, spec: &Spec) -> Result<()> {
+    if *kind != Kind::QemuMain && !spec.bus.is_virtio() {
+        let what = "QEMU serves a disk on it in its main loop: only with --disk qemu-main";
+        return Err(Error::Protocol(format!("--bus {}: {what}", spec.bus)));
+    }
+    match (kind, spec.bus) {
+        (Kind::QemuMapped, Bus::VirtioScsi) => host::need_qemu(MAPPED_SCSI),
+        (Kind::QemuMapped, _) => host::need_qemu(MAPPED),
+        _ => host::qemu_version().map(drop),
+    }
 }
 
 pub(super) fn disk(kind: &Kind, spec: &Spec) -> Disk {
@@ -21,18 +26,20 @@ pub(super) fn disk(kind: &Kind, spec: &Spec) -> Disk {
     let serving = match kind {
         Kind::QemuMain | Kind::QemuNoIoeventfd => Serving::Main,
         Kind::QemuMapped => Serving::Mapped {
-            threads: spec.queues,
+            threads: spec.threads.unwrap_or(spec.queues),
             polling,
         },
         _ => Serving::Thread { polling },
     };
     let disk = QemuDisk {
         image: spec.image.to_owned(),
+        format: spec.format,
+        bus: spec.bus,
         aio: spec.aio,
         cache: spec.cache.to_owned(),
         read_only: false,
         serving,
-        queues: Some(spec.queues),
+        queues: spec.bus.has_queues().then_some(spec.queues),
     };
     let disk = Disk::qemu(spec.name, disk);
     match kind {

@@ -1,21 +1,27 @@
 //! qemu-storage-daemon.
 
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::process::Command;
 
 use super::{Server, Spec};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host;
-use crate::machine::comma_safe;
+use crate::machine::{Format, comma_safe};
 
 const PROGRAM: &str = "qemu-storage-daemon";
 /// QEMU's own default for an I/O thread.
 const POLL_MAX_NS: u32 = 32_768;
 
-pub(super) fn check() -> Result<()> {
+pub(super) fn check(spec: &Spec) -> Result<()> {
+    if !matches!(spec.cache, "none" | "writeback") {
+        let what = "qemu-storage-daemon has none and writeback for its exports";
+        return Err(Error::Protocol(format!("--cache {}: {what}", spec.cache)));
+    }
     host::program(PROGRAM).map(drop)
 }
 
-/// With a vhost-user-blk export of a raw file, served by an I/O thread of its own.
+/// With a vhost-user-blk export of an image, served by an I/O thread of its own.
 pub(super) fn start(spec: &Spec) -> Result<Server> {
     let socket = spec.dir.join(format!("{}.sock", spec.name));
     let file = comma_safe(spec.image);
@@ -29,12 +35,31 @@ pub(super) fn start(spec: &Spec) -> Result<Server> {
     let mut command = Command::new(host::program(PROGRAM)?);
     command.arg("--object");
     command.arg(format!("iothread,id=io,poll-max-ns={polling}"));
-    command.arg("--blockdev").arg(format!(
-        "driver=file,node-name=disk,filename={file},aio={aio},cache.direct={direct},discard=unmap"
-    ));
+    let driver = if is_block_device(spec.image) {
+        "host_device"
+    } else {
+        "file"
+    };
+    let (node, format) = match spec.format {
+        Format::Raw => ("disk", None),
+        other => (
+            "file",
+            Some(format!("driver={other},node-name=disk,file=file")),
+        ),
+    };
+    let file = format!(
+        "driver={driver},node-name={node},filename={file},aio={aio},cache.direct={direct},discard=unmap"
+    );
+    for node in [Some(file), format].into_iter().flatten() {
+        command.arg("--blockdev").arg(node);
+    }
     command.arg("--export").arg(format!(
         "type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},\
          addr.type=unix,addr.path={path},iothread=io"
     ));
     Server::start(PROGRAM, command, spec.dir, spec.name, socket, None)
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|data| data.file_type().is_block_device())
 }

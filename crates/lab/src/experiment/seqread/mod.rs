@@ -141,11 +141,8 @@ impl Cell {
             name: DISK,
             image,
             aio: self.aio,
-            cache: "none",
-            queues: 1,
-            poll: true,
             options: self.options.clone(),
-            properties: Vec::new(),
+            ..Spec::default()
         }
     }
 }

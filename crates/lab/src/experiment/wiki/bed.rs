@@ -158,6 +158,7 @@ fn spec<'a>(options: &'a Options, dir: &'a Path, image: &'a Path) -> Spec<'a> {
         poll: options.poll,
         options: more,
         properties: properties.map(|&one| one.to_owned()).collect(),
+        ..Spec::default()
     }
 }
 
