@@ -16,6 +16,7 @@ mod effects;
 pub mod html;
 mod points;
 mod profile;
+mod ranking;
 mod statistics;
 mod table;
 pub mod terminal;
@@ -25,6 +26,7 @@ pub use cell::{Column, Row};
 pub use compare::{Compared, Comparison, Difference, Pair};
 pub use points::Settings;
 pub use profile::{Sampled, Symbol};
+pub use ranking::{Effect, Ranking};
 pub use statistics::{ENOUGH, Interval, Ratio, Rounds};
 pub use table::{Figure, Point, Table};
 

@@ -11,7 +11,7 @@ mod browser;
 mod experiment;
 
 use browser::Browser;
-use experiment::{HOSTILE, cell, run, settings, whole, write};
+use experiment::{HOSTILE, cell, one_factor, run, settings, whole, write};
 use fathom_report::cells::{Comparison, Table, html};
 use fathom_run::Cell;
 
@@ -190,6 +190,42 @@ fn curves_go_through_their_points_with_the_limiter_at_each() {
     let limiters =
         "[...document.querySelectorAll('.curves g text')].map((e) => e.textContent).join()";
     assert!(page.browser.text(limiters).contains("onerror=alert(1)"));
+}
+
+#[test]
+fn effects_lie_on_both_sides_of_one_as_far_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    one_factor(dir.path(), 5);
+    let table = Table::load(dir.path()).unwrap();
+    let mut page = show(&html::render(&table));
+    page.assert_is_sound();
+    let places = |page: &mut Shown, selector: &str| -> Vec<f64> {
+        let places = page.browser.eval(&format!(
+            "[...document.querySelectorAll('#forest-2 {selector}')].map((mark) => {{\
+             const box = mark.getBoundingClientRect(); return box.left + box.width / 2; }})"
+        ));
+        serde_json::from_value(places).unwrap()
+    };
+    let marks = places(&mut page, "circle");
+    let ones = places(&mut page, "line.one");
+    let ranking = &table.rankings[1];
+    assert_eq!((ranking.measure.as_str(), marks.len()), ("latency.p99", 3));
+    // Pixels for each e-fold, by the greatest effect.
+    let by = (marks[0] - ones[0]) / ranking.effects[0].ratio.median.ln();
+    assert!(by > 10.0, "{by}");
+    for (i, effect) in ranking.effects.iter().enumerate() {
+        let wanted = effect.ratio.median.ln() * by;
+        assert!((marks[i] - ones[i] - wanted).abs() < 1.5, "{i}: {marks:?}");
+    }
+    let classes = "[...document.querySelectorAll('#forest-2 svg.effect')].map((row) => \
+                   row.getAttribute('class')).join()";
+    let said = page.browser.text(classes);
+    assert_eq!(said, "effect worse,effect better,effect noise");
+    let paint = "getComputedStyle(document.querySelector('#forest-2 svg.better circle')).fill";
+    let light = page.browser.text(paint);
+    page.browser.dark(true);
+    assert_ne!(light, page.browser.text(paint));
+    page.assert_is_sound();
 }
 
 #[test]

@@ -1,5 +1,8 @@
-//! Experiments as comma-separated values (RFC 4180): `points.csv` and `cells.csv`. Values are in the
+//! Experiments as comma-separated values (RFC 4180): `points.csv`, `cells.csv`
+//! and, where settings are ranked, `ranking.csv`. Values are in the
 //! units of run.json's measures.
+
+use fathom_run::Better;
 
 use super::cell::Row;
 use super::table::{Figure, Point, Table};
@@ -8,7 +11,8 @@ use crate::render::csv::{CsvFile, Sheet};
 /// A run as files. The points come first.
 pub fn render(table: &Table) -> Vec<CsvFile> {
     let files = [("points.csv", points(table)), ("cells.csv", cells(table))];
-    let files = files.into_iter();
+    let ranking = (!table.rankings.is_empty()).then(|| ("ranking.csv", ranking(table)));
+    let files = files.into_iter().chain(ranking);
     files
         .map(|(name, sheet)| CsvFile {
             name,
@@ -96,6 +100,48 @@ fn cell_row(table: &Table, cell: &Row) -> Vec<String> {
         None => fields.extend([const { String::new() }; 3]),
     }
     fields
+}
+
+/// A row for each effect of a setting on a measure, in their order.
+fn ranking(table: &Table) -> Sheet {
+    let head = [
+        "measure",
+        "better",
+        "setting",
+        "value",
+        "base",
+        "ratio",
+        "ratio.low",
+        "ratio.high",
+        "within_noise",
+    ];
+    let mut sheet = Sheet::with(head.map(str::to_owned));
+    for ranking in &table.rankings {
+        for effect in &ranking.effects {
+            let ratio = &effect.ratio;
+            let better = match ranking.better {
+                Better::Higher => "higher",
+                _ => "lower",
+            };
+            let texts = [
+                &ranking.measure,
+                better,
+                &effect.setting,
+                &effect.value,
+                &effect.base,
+            ];
+            let mut fields: Vec<String> = texts.map(str::to_owned).into();
+            let (low, high) = ratio.interval.unzip();
+            fields.extend([Some(ratio.median), low, high].map(number));
+            fields.push(
+                ratio
+                    .within_noise
+                    .map_or(String::new(), |is| is.to_string()),
+            );
+            sheet.row(fields);
+        }
+    }
+    sheet
 }
 
 /// Axes, then those that do not vary.

@@ -6,6 +6,7 @@ mod beside;
 mod bonnie;
 mod compare;
 mod curves;
+mod forest;
 mod lines;
 mod points;
 
@@ -85,6 +86,7 @@ fn sections(html: &mut Html, prefix: &str, table: &Table) {
     bonnie::show(html, prefix, table);
     points::show(html, prefix, table);
     show_effects(html, prefix, table);
+    forest::show(html, prefix, table);
     bars::show(html, prefix, table);
     curves::show(html, prefix, table);
     profile::show(html, prefix, table);

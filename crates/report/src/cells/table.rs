@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::cell::{self, Column, Columns, Problems, Row, setting};
 use super::points::{Points, Settings};
 use super::profile::{self, Sampled};
+use super::ranking::Ranking;
 use super::statistics::{self, Interval, Ratio, Rounds, ratio, sorted};
 
 /// A run of kind `experiment`, as the renderers show it. Values are in the units of their measures.
@@ -40,6 +41,9 @@ pub struct Table {
     pub planned: usize,
     /// The first is the base of all ratios.
     pub points: Vec<Point>,
+    /// What settings do to the main measure, to the 99th percentile of latency and to the CPU time
+    /// of a request, where each point differs from the base in one setting.
+    pub rankings: Vec<Ranking>,
     /// Those that were run, by points.
     pub cells: Vec<Row>,
     /// Cells in whose folders are run directories of their own.
@@ -137,6 +141,7 @@ impl Table {
             seed: experiment.seed,
             parameters: plan.fixed.iter().map(setting).collect(),
             axes: plan.axes.iter().map(|axis| cell::name(axis)).collect(),
+            rankings: Ranking::all(&points, &columns.list, main),
             main: main.map(|column| column.name.clone()),
             measures: columns.list,
             beside: experiment.beside.clone(),

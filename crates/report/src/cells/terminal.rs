@@ -23,6 +23,8 @@ use crate::render::text::{self, WIDTH, plural};
 
 /// Characters of the settings beside each row; wider ones have a list of their own.
 const MOST_SETTINGS: usize = 44;
+/// Characters of a setting that is ranked.
+const MOST_EFFECT: usize = 56;
 /// Characters of a column's heading.
 const MOST_HEADING: usize = 40;
 
@@ -55,6 +57,7 @@ pub fn report(table: &Table, style: Style) -> String {
         page.heading("Effects");
     }
     sentences.iter().for_each(|line| page.note(line));
+    rankings(&mut page, table);
     verdicts(&mut page, table);
     profile::terminal::show(&mut page, table);
     if let Some(line) = words::breakdowns(table) {
@@ -328,6 +331,32 @@ fn labels(page: &mut Page, rows: &[&Settings]) -> Group {
     page.gap();
     let numbers = (1..=rows.len()).map(|number| format!("#{number}"));
     vec![("".into(), numbers.collect())]
+}
+
+fn rankings(page: &mut Page, table: &Table) {
+    if table.rankings.is_empty() {
+        return;
+    }
+    page.heading("Which settings matter");
+    for (i, ranking) in table.rankings.iter().enumerate() {
+        if i > 0 {
+            page.gap();
+        }
+        let measure = clipped(&ranking.measure, MOST_HEADING);
+        let mut rows = text::Table::new(2, &[&measure, "", "ratio", "interval"]);
+        for effect in ranking.effects.iter().take(MOST_ROWS) {
+            rows.row([
+                clipped(&effect.label(), MOST_EFFECT),
+                words::meaning(&effect.ratio, ranking.better).to_owned(),
+                words::marked(&effect.ratio),
+                words::ratio_interval(effect.ratio.interval),
+            ]);
+        }
+        page.table(&rows);
+    }
+    if let Some(line) = words::rankings_explained(table) {
+        page.note(&line);
+    }
 }
 
 fn verdicts(page: &mut Page, table: &Table) {

@@ -1,6 +1,6 @@
 //! Figures and sentences about experiments, in the words of all renderers.
 
-use fathom_run::Unit;
+use fathom_run::{Better, Unit};
 
 use super::points::Settings;
 use super::statistics::{ENOUGH, Interval, Ratio};
@@ -134,6 +134,16 @@ pub(super) fn ratio_interval(interval: Option<Interval>) -> String {
     })
 }
 
+/// What a ratio means: `better`, `worse` or `within noise`; nothing where that cannot be told.
+pub(super) fn meaning(of: &Ratio, better: Better) -> &'static str {
+    match of.within_noise {
+        None => "",
+        Some(true) => "within noise",
+        Some(false) if (of.median > 1.0) == (better == Better::Higher) => "better",
+        Some(false) => "worse",
+    }
+}
+
 /// `aio=native, disk=fathom`.
 pub(super) fn settings(settings: &Settings) -> String {
     let pairs = settings
@@ -208,6 +218,15 @@ pub(super) fn explained(points: &[Point]) -> Vec<String> {
         lines.push("vs bare: to the same work on the bare device, in the same cell.".into());
     }
     lines
+}
+
+/// What stands above rankings: what the figures are and what the base is.
+pub(super) fn rankings_explained(table: &Table) -> Option<String> {
+    let base = label(&table.points.first()?.settings);
+    Some(format!(
+        "Each setting alone against the base ({base}), whose value is in brackets: the greatest \
+         effect first, what is within noise last."
+    ))
 }
 
 pub(super) fn rounds_explained(most: usize) -> String {

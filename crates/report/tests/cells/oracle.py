@@ -116,6 +116,25 @@ def check_table(table):
                 pairs = [values[round] / to[round] for round in values if round in to]
                 check_ratio(figure["ratio"], statistics.median(pairs), interval(pairs), what)
             checked += 1
+    return checked + check_rankings(table, base)
+
+
+def check_rankings(table, base):
+    checked = 0
+    for ranking in table["rankings"]:
+        to = by_round(table, base, ranking["measure"])
+        places = []
+        for effect in ranking["effects"]:
+            what = f"effect of {effect['setting']}={effect['value']} on {ranking['measure']}"
+            assert base["settings"][effect["setting"]] == effect["base"], what
+            settings = base["settings"] | {effect["setting"]: effect["value"]}
+            values = by_round(table, {"settings": settings}, ranking["measure"])
+            pairs = [values[round] / to[round] for round in values if round in to]
+            check_ratio(effect["ratio"], statistics.median(pairs), interval(pairs), what)
+            noise = effect["ratio"]["within_noise"]
+            places.append((noise is True, -abs(math.log(effect["ratio"]["median"]))))
+            checked += 1
+        assert places == sorted(places), f"{ranking['measure']}: {places}"
     return checked
 
 

@@ -168,6 +168,19 @@ pub fn whole(dir: &Path, rounds: u32) -> Run {
     run
 }
 
+/// A run of one factor at a time: QEMU with one thread is the base, and each point differs from it in
+/// the server or in the threads.
+pub fn one_factor(dir: &Path, rounds: u32) -> Run {
+    let mut run = run(rounds);
+    let experiment = run.experiment.as_mut().unwrap();
+    experiment
+        .cells
+        .retain(|cell| cell.settings["server"] == "qemu" || cell.settings["threads"] == "1");
+    let cells: Vec<Cell> = experiment.cells.iter().map(cell).collect();
+    write(dir, &run, cells);
+    run
+}
+
 /// Settings in the way of a table.
 pub fn settings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     let pairs = pairs.iter();

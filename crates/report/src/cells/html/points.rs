@@ -102,14 +102,12 @@ pub(super) fn told(ratio: &Ratio, better: Better) -> (&'static str, String) {
     if ratio.interval.is_some() {
         text = format!("{text} ({})", words::ratio_interval(ratio.interval));
     }
-    let class = match ratio.within_noise {
-        None => "",
-        Some(true) => {
+    let class = match words::meaning(ratio, better) {
+        "within noise" => {
             text.push_str(" within noise");
             ""
         }
-        Some(false) if (ratio.median > 1.0) == (better == Better::Higher) => "better",
-        Some(false) => "worse",
+        other => other,
     };
     (class, text)
 }

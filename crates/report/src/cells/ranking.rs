@@ -1,0 +1,250 @@
+//! What matters most: the settings of an experiment in the order of their effects, where each of its
+//! points differs from the base in one setting alone.
+
+use std::cmp::Ordering;
+
+use fathom_run::{Better, Unit};
+use serde::Serialize;
+
+use super::cell::Column;
+use super::statistics::Ratio;
+use super::table::Point;
+
+/// What a setting does to a measure is told for these: the main one, the 99th percentile of
+/// latency, and the CPU time of a request.
+const P99: &str = "latency.p99";
+/// All of the host's, if it was measured, else whatever comes first in that unit.
+const CPU: &str = "cpu.host";
+
+/// The effects of settings on a measure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ranking {
+    pub measure: String,
+    pub better: Better,
+    /// The greatest first; what is within noise comes last.
+    pub effects: Vec<Effect>,
+}
+
+/// What one setting does.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Effect {
+    /// The parameter.
+    pub setting: String,
+    pub value: String,
+    /// Its value in the base.
+    pub base: String,
+    /// To the base.
+    pub ratio: Ratio,
+}
+
+impl Ranking {
+    /// Of the points of a run, the first of which is the base; none where others differ from it in
+    /// more than one setting, or where nothing can be compared.
+    pub(super) fn all(points: &[Point], columns: &[Column], main: Option<&Column>) -> Vec<Ranking> {
+        let Some((base, others)) = points.split_first() else {
+            return Vec::new();
+        };
+        let differences = others.iter().map(|point| difference(base, point));
+        let Some(differences) = differences.collect::<Option<Vec<_>>>() else {
+            return Vec::new();
+        };
+        let measures = measures(columns, main).into_iter();
+        let rankings = measures.map(|column| {
+            let effects = others.iter().zip(&differences);
+            let effects = effects.filter_map(|(point, (setting, base, value))| {
+                let figure = point.measures.get(&column.name)?;
+                Some(Effect {
+                    setting: (*setting).to_owned(),
+                    value: (*value).to_owned(),
+                    base: (*base).to_owned(),
+                    ratio: figure.ratio.clone()?,
+                })
+            });
+            let mut effects: Vec<Effect> = effects.collect();
+            effects.sort_by(by_effect);
+            Ranking {
+                measure: column.name.clone(),
+                better: column.better,
+                effects,
+            }
+        });
+        rankings.filter(|one| !one.effects.is_empty()).collect()
+    }
+}
+
+impl Effect {
+    /// `bus=ide (virtio-blk)`.
+    pub(super) fn label(&self) -> String {
+        format!("{}={} ({})", self.setting, self.value, self.base)
+    }
+
+    /// How far from no effect: half is as far as twice.
+    fn size(&self) -> f64 {
+        self.ratio.median.ln().abs()
+    }
+}
+
+/// The setting in which a point differs from the base, its value there and here; `None` where there
+/// is not exactly one.
+fn difference<'a>(base: &'a Point, point: &'a Point) -> Option<(&'a str, &'a str, &'a str)> {
+    if base.settings.len() != point.settings.len() {
+        return None;
+    }
+    let mut pairs = base.settings.iter().filter_map(|(name, value)| {
+        let other = point.settings.get(name);
+        (other != Some(value)).then_some((name, value, other))
+    });
+    match (pairs.next(), pairs.next()) {
+        (Some((name, value, Some(other))), None) => Some((name, value, other)),
+        _ => None,
+    }
+}
+
+fn measures<'a>(columns: &'a [Column], main: Option<&'a Column>) -> Vec<&'a Column> {
+    let is_p99 = |name: &str| {
+        name.strip_suffix(P99)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
+    let p99 = columns.iter().filter(|column| is_p99(&column.name));
+    let mut costs = columns
+        .iter()
+        .filter(|column| column.unit == Unit::CpuMicrosecondsPerRequest);
+    let whole = columns.iter().find(|column| column.name == CPU);
+    let all = main
+        .into_iter()
+        .chain(p99)
+        .chain(whole.or_else(|| costs.next()));
+    let mut measures: Vec<&Column> = Vec::new();
+    for column in all {
+        if measures.iter().all(|known| known.name != column.name) {
+            measures.push(column);
+        }
+    }
+    measures
+}
+
+fn by_effect(a: &Effect, b: &Effect) -> Ordering {
+    let is_noise = |effect: &Effect| effect.ratio.within_noise == Some(true);
+    let by_noise = is_noise(a).cmp(&is_noise(b));
+    by_noise.then_with(|| b.size().total_cmp(&a.size()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Figure;
+    use super::super::words;
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn point(settings: &[(&str, &str)], ratio: Option<(f64, bool)>) -> Point {
+        let owned = settings.iter();
+        let settings = owned.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let ratio = ratio.map(|(median, is_noise)| Ratio {
+            median,
+            interval: Some((median * 0.9, median * 1.1)),
+            within_noise: Some(is_noise),
+        });
+        let figure = Figure {
+            rounds: vec![(1, 1.0)],
+            median: 1.0,
+            interval: None,
+            ratio,
+        };
+        Point {
+            settings: settings.collect(),
+            planned: 1,
+            done: 1,
+            measures: ["iops", "read.latency.p99", "cpu.host", "cpu.vcpu", "x.p99"]
+                .map(|name| (name.to_owned(), figure.clone()))
+                .into(),
+            bare: None,
+            vs_bare: None,
+            verdict: None,
+        }
+    }
+
+    fn columns() -> Vec<Column> {
+        let column = |name: &str, unit, better| Column {
+            name: name.to_owned(),
+            unit,
+            better,
+        };
+        let cpu = Unit::CpuMicrosecondsPerRequest;
+        vec![
+            column("iops", Unit::PerSecond, Better::Higher),
+            column("read.latency.p99", Unit::Nanoseconds, Better::Lower),
+            column("x.p99", Unit::Nanoseconds, Better::Lower),
+            column("cpu.vcpu", cpu, Better::Lower),
+            column("cpu.host", cpu, Better::Lower),
+        ]
+    }
+
+    fn ranked(points: &[Point]) -> Vec<Ranking> {
+        let columns = columns();
+        Ranking::all(points, &columns, columns.first())
+    }
+
+    const BASE: [(&str, &str); 2] = [("bus", "virtio"), ("cache", "none")];
+
+    #[test]
+    fn the_greatest_effect_is_first_and_noise_last() {
+        let other = |bus, cache, ratio| point(&[("bus", bus), ("cache", cache)], Some(ratio));
+        let rankings = ranked(&[
+            point(&BASE, None),
+            other("virtio", "unsafe", (9.0, true)),
+            other("virtio", "directsync", (1.5, false)),
+            other("ide", "none", (0.25, false)),
+            other("nvme", "none", (1.01, true)),
+        ]);
+        let measures: Vec<_> = rankings.iter().map(|one| one.measure.as_str()).collect();
+        assert_eq!(measures, ["iops", "read.latency.p99", "cpu.host"]);
+        let told = |ranking: &Ranking| -> Vec<String> {
+            let effects = ranking.effects.iter();
+            effects
+                .map(|one| {
+                    format!(
+                        "{} {}",
+                        one.label(),
+                        words::meaning(&one.ratio, ranking.better)
+                    )
+                })
+                .collect()
+        };
+        assert_eq!(
+            told(&rankings[0]),
+            [
+                "bus=ide (virtio) worse",
+                "cache=directsync (none) better",
+                "cache=unsafe (none) within noise",
+                "bus=nvme (virtio) within noise",
+            ]
+        );
+        // Of a latency less is better.
+        assert_eq!(told(&rankings[1])[0], "bus=ide (virtio) better");
+    }
+
+    #[test]
+    fn points_that_differ_in_more_than_one_setting_are_not_ranked() {
+        let both = point(&[("bus", "ide"), ("cache", "unsafe")], Some((0.5, false)));
+        let one = point(&[("bus", "ide"), ("cache", "none")], Some((0.5, false)));
+        assert_eq!(ranked(&[point(&BASE, None), one.clone(), both]), []);
+        let other = point(&[("bus", "ide")], Some((0.5, false)));
+        assert_eq!(ranked(&[point(&BASE, None), one, other]), []);
+        // Nor is what was not run.
+        let not_run = Point {
+            measures: BTreeMap::new(),
+            ..point(&[("bus", "ide"), ("cache", "none")], None)
+        };
+        assert_eq!(ranked(&[point(&BASE, None), not_run]), []);
+        assert_eq!(ranked(&[]), []);
+    }
+
+    #[test]
+    fn half_is_as_far_as_twice_and_nothing_is_farthest() {
+        let effect = |median| point(&[("bus", "ide"), ("cache", "none")], Some((median, false)));
+        let sizes: Vec<f64> = [0.5, 2.0, 0.0]
+            .map(|median| ranked(&[point(&BASE, None), effect(median)])[0].effects[0].size())
+            .to_vec();
+        assert!((sizes[0] - sizes[1]).abs() < 1e-12 && sizes[2].is_infinite());
+    }
+}
