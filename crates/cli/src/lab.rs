@@ -298,6 +298,7 @@ fn clean_up_on_signal(output: Option<Output>) -> anyhow::Result<()> {
         for signal in signals.forever() {
             scratch::remove_all();
             tracers::remove_all();
+            experiment::put_schedulers_back();
             let name = signal_name(signal).unwrap_or("a signal");
             let there = output.as_ref().map(|output| what_is_there(&output.dir));
             match (&output, there) {

@@ -6,16 +6,18 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::error::{Context, Error, Result, Tail};
+use crate::words::words;
 
 const SETUP: &str = "run `make setup`";
 
-/// How QEMU runs the guest's instructions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accelerator {
-    /// Hardware virtualisation.
-    Kvm,
-    /// QEMU's own translator: works everywhere, tens of times slower.
-    Tcg,
+words! {
+    /// How QEMU runs the guest's instructions.
+    pub enum Accelerator {
+        /// Hardware virtualisation.
+        Kvm = "kvm",
+        /// QEMU's own translator: works everywhere, tens of times slower.
+        Tcg = "tcg",
+    }
 }
 
 impl Accelerator {
@@ -32,14 +34,6 @@ impl Accelerator {
             Self::Kvm
         } else {
             Self::Tcg
-        }
-    }
-
-    /// The name after `-accel`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Kvm => "kvm",
-            Self::Tcg => "tcg",
         }
     }
 
@@ -125,6 +119,23 @@ pub fn need_qemu(least: (u32, u32)) -> Result<()> {
         least: format!("{}.{}", least.0, least.1),
         hint: SETUP,
     })
+}
+
+/// Fails unless so many huge pages of 2 MiB are free.
+///
+/// # Errors
+/// When there are fewer, with the way to get them.
+pub fn need_huge_pages(count: u64) -> Result<()> {
+    const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    let free = fs::read_to_string(POOL).unwrap_or_default();
+    match free.trim().parse::<u64>() {
+        Ok(free) if free >= count => Ok(()),
+        free => Err(Error::Protocol(format!(
+            "{count} huge pages of 2 MiB are needed, {} are free: echo {count} \
+             >/proc/sys/vm/nr_hugepages",
+            free.unwrap_or(0)
+        ))),
+    }
 }
 
 /// QEMU's version as (major, minor).

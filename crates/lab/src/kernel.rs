@@ -12,6 +12,9 @@ use crate::host;
 const HINT: &str =
     "install linux-image-cloud-amd64 (`make setup`) or name a kernel in FATHOM_KERNEL";
 
+const MODULE_HINT: &str = "install a kernel that has it (linux-image-amd64) and name its /boot/vmlinuz-RELEASE in \
+     FATHOM_KERNEL";
+
 /// Loaded in every guest, with what they depend on.
 const WANTED: &[&str] = &["virtio_pci", "virtio_blk", "virtio_console", "ext4"];
 /// Wanted where the kernel has them: ext4 asks for its checksum by name, and kernels differ in
@@ -102,6 +105,14 @@ impl Kernel {
         Ok(files)
     }
 
+    /// Fails unless the kernel has a module, as a file or built in.
+    ///
+    /// # Errors
+    /// When it does not, with the way to get one that has.
+    pub fn need_module(&self, name: &'static str) -> Result<()> {
+        self.order(&[name.to_owned()]).map(drop)
+    }
+
     /// Paths of modules below the kernel's directory, in loading order.
     fn order(&self, more: &[String]) -> Result<Vec<String>> {
         let read = |name: &str| {
@@ -110,8 +121,11 @@ impl Kernel {
         };
         load_order(&read("modules.dep")?, &read("modules.builtin")?, more).map_err(|what| {
             Error::Missing {
+                hint: match more.iter().any(|name| what.ends_with(name)) {
+                    true => MODULE_HINT,
+                    false => HINT,
+                },
                 what: format!("{what} of {}", self.release),
-                hint: HINT,
             }
         })
     }

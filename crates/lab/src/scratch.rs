@@ -86,7 +86,8 @@ fn living() -> MutexGuard<'static, Living> {
     LIVING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn disk() -> &'static Path {
+/// Where folders for images are made.
+pub(crate) fn disk() -> &'static Path {
     let disk = Path::new(ON_DISK);
     if disk.is_dir() { disk } else { Path::new(".") }
 }

@@ -2,7 +2,7 @@
 //! [`ALL`], from which help, checks and plans come.
 //!
 //! An [`Order`] is an experiment with values of its parameters. It makes a plan of cells, one for
-//! each combination of values and each round, which [`runner`] runs one by one into a run
+//! each point of the experiment's [`Design`] and each round, which [`runner`] runs one by one into a run
 //! directory.
 
 mod bonnie;
@@ -12,6 +12,7 @@ mod parameter;
 mod profile;
 pub mod runner;
 mod seqread;
+mod settings;
 mod storages;
 pub mod wiki;
 
@@ -26,8 +27,9 @@ use crate::bed::Seen;
 use crate::error::{Error, Result};
 use crate::evidence;
 
-pub use order::Order;
+pub use order::{Order, Values};
 pub use parameter::{Kind, Parameter, Settings};
+pub use settings::put_schedulers_back;
 
 /// A thing to find out.
 pub trait Experiment: Sync {
@@ -52,6 +54,14 @@ pub trait Experiment: Sync {
         None
     }
 
+    /// Which combinations of values are run.
+    ///
+    /// # Errors
+    /// One line, when the values ask for no one design.
+    fn design(&self, _values: &Values) -> Result<Design> {
+        Ok(Design::Full)
+    }
+
     /// What can be said of a cell before anything is run.
     ///
     /// # Errors
@@ -69,6 +79,15 @@ pub trait Experiment: Sync {
 
     /// Begins to run cells.
     fn begin(&self, context: &Context) -> Box<dyn Session>;
+}
+
+/// Which combinations of values become points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Design {
+    /// All of them.
+    Full,
+    /// The base, which has the first value of every parameter, and what differs from it in one.
+    OneFactor,
 }
 
 /// Cells being run, one after the other; what one needs may stay for the next.
@@ -142,6 +161,12 @@ pub enum Need {
     Kernel,
     /// An I/O engine of fio's that not every build has.
     FioEngine(&'static str),
+    /// A module of that kernel, which need not be a file.
+    Module(&'static str),
+    /// Root's rights, for what is named.
+    Root(&'static str),
+    /// Memory in huge pages of 2 MiB that nobody uses: so many of them.
+    HugePages(u64),
 }
 
 /// All experiments.
@@ -149,6 +174,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &seqread::Seqread,
     &wiki::Wiki,
     &ffsb::Ffsb,
+    &settings::Factors,
     &storages::Storages,
     &bonnie::Bonnie,
     &profile::Profiling,
@@ -170,6 +196,10 @@ impl Need {
             Need::Qemu(major, minor) => crate::host::need_qemu((major, minor)),
             Need::Kernel => crate::kernel::Kernel::find().map(drop),
             Need::FioEngine(name) => fio_engine(name),
+            Need::Module(name) => crate::kernel::Kernel::find()?.need_module(name),
+            Need::Root(_) if rustix::process::geteuid().is_root() => Ok(()),
+            Need::Root(what) => Err(Error::Protocol(format!("{what} needs root's rights"))),
+            Need::HugePages(count) => crate::host::need_huge_pages(count),
         }
     }
 }

@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 use fathom_run as run;
 use run::Planned;
 
-use super::{Experiment, Settings};
+use super::{Design, Experiment, Settings};
 use crate::error::{Error, Result};
+
+/// The values of every parameter, in their one spelling.
+pub type Values = BTreeMap<String, Vec<String>>;
 
 /// An experiment with its parameters' values.
 #[derive(Clone)]
 pub struct Order {
     pub experiment: &'static dyn Experiment,
-    /// Of every parameter, in their one spelling.
-    values: BTreeMap<String, Vec<String>>,
+    values: Values,
     /// How often each point is run.
     pub rounds: u32,
     /// Of the cells' order.
@@ -89,10 +91,14 @@ impl Order {
         })
     }
 
-    /// Every combination of values; the last parameter changes fastest.
+    /// The points of the experiment's design.
     fn points(&self) -> Result<Vec<Settings>> {
+        let design = self.experiment.design(&self.values)?;
         let counts = self.values.values().map(Vec::len);
-        let points = counts.fold(1, usize::saturating_mul);
+        let points = match design {
+            Design::Full => counts.fold(1, usize::saturating_mul),
+            Design::OneFactor => 1 + counts.map(|count| count.saturating_sub(1)).sum::<usize>(),
+        };
         let cells = points.saturating_mul(self.rounds as usize);
         if cells == 0 || cells > MOST_CELLS {
             return Err(Error::Protocol(format!(
@@ -100,6 +106,14 @@ impl Order {
                 self.rounds
             )));
         }
+        Ok(match design {
+            Design::Full => self.combinations(),
+            Design::OneFactor => self.one_by_one(),
+        })
+    }
+
+    /// Every combination of values; the last parameter changes fastest.
+    fn combinations(&self) -> Vec<Settings> {
         let mut points = vec![Settings::default()];
         for parameter in self.experiment.parameters() {
             let values = &self.values[parameter.name];
@@ -111,7 +125,21 @@ impl Order {
             };
             points = points.iter().flat_map(with).collect();
         }
-        Ok(points)
+        points
+    }
+
+    /// The first value of every parameter, and with each other value of one parameter the first ones
+    /// of the others.
+    fn one_by_one(&self) -> Vec<Settings> {
+        let base = self.values.iter();
+        let base = base.filter_map(|(name, values)| Some((name.clone(), values.first()?.clone())));
+        let base = Settings(base.collect());
+        let mut points = vec![base.clone()];
+        for parameter in self.experiment.parameters() {
+            let others = self.values[parameter.name].iter().skip(1);
+            points.extend(others.map(|value| base.clone().with(parameter.name, value)));
+        }
+        points
     }
 }
 
@@ -177,6 +205,57 @@ mod tests {
         };
         let rounds: Vec<_> = ids.chunks(6).map(points).collect();
         assert!(rounds.iter().any(|round| *round != rounds[0]), "{rounds:?}");
+    }
+
+    #[test]
+    fn one_factor_at_a_time_is_the_base_and_each_other_value_alone() {
+        let mut order = Order::new(find("settings").unwrap());
+        let texts = |texts: &[&str]| texts.iter().map(|&t| t.to_owned()).collect::<Vec<_>>();
+        order
+            .set("cache", &texts(&["none", "writethrough"]))
+            .unwrap();
+        order
+            .set("bus", &texts(&["virtio-blk", "ide", "nvme", "virtio-scsi"]))
+            .unwrap();
+        (order.rounds, order.seed) = (2, 7);
+        let plan = order.plan().unwrap();
+        assert_eq!(plan.cells.len(), 2 * (1 + 1 + 3));
+        let of = |round: usize| {
+            let cells = plan.cells[round * 5..][..5].iter();
+            let mut pairs: Vec<_> = cells
+                .map(|cell| {
+                    (
+                        cell.settings["cache"].as_str(),
+                        cell.settings["bus"].as_str(),
+                    )
+                })
+                .collect();
+            pairs.sort_unstable();
+            pairs
+        };
+        let wanted = [
+            ("none", "ide"),
+            ("none", "nvme"),
+            ("none", "virtio-blk"),
+            ("none", "virtio-scsi"),
+            ("writethrough", "virtio-blk"),
+        ];
+        assert_eq!((of(0), of(1)), (wanted.to_vec(), wanted.to_vec()));
+        // A cell's id names its point in every round.
+        let ids = |round: usize| {
+            let cells = plan.cells[round * 5..][..5].iter();
+            let mut ids: Vec<_> = cells
+                .map(|cell| (cell.id[..1].to_owned(), cell.settings.clone()))
+                .collect();
+            ids.sort();
+            ids
+        };
+        assert_eq!(ids(0), ids(1));
+        order.set("full", &texts(&["on"])).unwrap();
+        assert_eq!(order.plan().unwrap().cells.len(), 2 * 2 * 4);
+        order.set("full", &texts(&["on", "off"])).unwrap();
+        let error = order.plan().err().unwrap().to_string();
+        assert!(error.contains("--full is on or off"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,167 @@
+//! `fathom lab run settings` with real guests: it finds what is known of IDE and of write-through
+//! caches. The disk is nbdkit's, which delays reads and logs what it is asked for.
+
+mod support;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use support::{check_refusal, eventually, fathom, listens, short_dir, stdout_of};
+
+/// Of a read: so long that nothing else matters, however slow the guest is.
+const DELAY_MS: f64 = 40.0;
+/// Of a cell, in seconds.
+const RUNTIME: f64 = 4.0;
+
+/// A disk of 64 MiB. It has no FUA: who wants a write to be durable has to flush.
+struct SlowDisk(Child);
+
+impl SlowDisk {
+    fn start(dir: &Path) -> SlowDisk {
+        let socket = dir.join("nbd.sock");
+        let child = Command::new("nbdkit")
+            .args(["--foreground", "--exit-with-parent", "--unix"])
+            .arg(&socket)
+            .args([
+                "--filter=fua",
+                "--filter=log",
+                "--filter=delay",
+                "memory",
+                "64M",
+            ])
+            .args([&format!("rdelay={DELAY_MS}ms")])
+            .arg(format!("logfile={}", dir.join("log").display()))
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("nbdkit (`make setup`)");
+        eventually("nbdkit", || listens(&socket).then_some(()));
+        SlowDisk(child)
+    }
+}
+
+impl Drop for SlowDisk {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How many requests the cell with these settings has made, by the name of their mean latency.
+fn requests(run: &Path, report: &Value, settings: [&str; 3], name: &str) -> u64 {
+    let names = ["bus", "cache", "threads"];
+    let is = |cell: &&Value| {
+        let mut pairs = names.iter().zip(settings);
+        pairs.all(|(name, value)| cell["settings"][name] == value)
+    };
+    let cell = report["cells"].as_array().unwrap().iter().find(is);
+    let id = cell.expect("a cell of these settings")["id"].as_str();
+    let file = run.join("cells").join(id.unwrap()).join("cell.json");
+    let cell: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let mut measures = cell["measures"].as_array().unwrap().iter();
+    let mean = measures.find(|one| one["name"] == name).expect(name);
+    mean["samples"].as_u64().unwrap()
+}
+
+#[test]
+fn ide_does_not_scale_and_write_through_flushes_every_write() {
+    let dir = short_dir();
+    let disk = SlowDisk::start(dir.path());
+    let image = format!(
+        "--image=nbd+unix:///?socket={}/nbd.sock",
+        dir.path().display()
+    );
+    let run = dir.path().join("r");
+    let output = fathom()
+        .args(["lab", "run", "settings", "--overwrite=on", "--rw=randrw"])
+        .args([
+            "--bus=virtio-blk,ide",
+            "--threads=8,1",
+            "--cache=none,writethrough",
+        ])
+        .args([
+            &format!("--runtime={RUNTIME}s"),
+            "--seed=1",
+            &image,
+            "--output",
+        ])
+        .arg(&run)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    drop(disk);
+
+    let report: Value = {
+        let text = stdout_of(&["report", "--json", run.to_str().unwrap()]);
+        serde_json::from_str(&text).unwrap()
+    };
+    assert_eq!(report["cells"].as_array().unwrap().len(), 4, "{said}");
+    // Reads at once, on average: those that were made, each of which took so long.
+    let at_once = |settings| {
+        let reads = requests(&run, &report, settings, "read.latency.mean");
+        reads as f64 * DELAY_MS / 1e3 / RUNTIME
+    };
+    let many = at_once(["virtio-blk", "none", "8"]);
+    let (alone, ide) = (
+        at_once(["virtio-blk", "none", "1"]),
+        at_once(["ide", "none", "8"]),
+    );
+    assert!(
+        alone < 1.25 && many > 2.5,
+        "{alone} by one thread, {many} by eight"
+    );
+    assert!(ide < 1.25, "{ide} by eight threads on IDE");
+    let worst = &report["rankings"][0];
+    assert_eq!(worst["measure"], "iops");
+    let settings: Vec<_> = { worst["effects"].as_array().unwrap().iter() }
+        .map(|one| one["setting"].as_str().unwrap())
+        .collect();
+    assert_eq!(settings.len(), 3);
+    assert_ne!(settings[2], "bus", "{worst}");
+
+    let through = ["virtio-blk", "writethrough", "8"];
+    let writes = requests(&run, &report, through, "write.latency.mean");
+    assert!(writes > 20, "{writes}");
+    let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+    let flushes = log
+        .lines()
+        .filter(|line| line.contains(" Flush id="))
+        .count() as u64;
+    // A few more when guests find the disk and when QEMU lets go of it; none of any other write.
+    assert!(
+        (writes..writes + 40).contains(&flushes),
+        "{flushes} of {writes}"
+    );
+}
+
+#[test]
+fn a_run_is_planned_one_factor_at_a_time_or_in_full() {
+    let dir = short_dir();
+    let lab = |args: &[&str]| {
+        let output = fathom()
+            .args(["lab", "run", "settings", "--dry-run", "--rounds=2"])
+            .args(args)
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        (
+            output.status,
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()),
+        )
+    };
+    let cells = |args: &[&str]| {
+        let (status, [plan, error]) = lab(args);
+        assert!(status.success(), "{error}");
+        plan.lines().filter(|line| line.contains("round ")).count()
+    };
+    let axes = [
+        "--bus=virtio-blk,virtio-scsi,ide,nvme",
+        "--cache=none,writethrough",
+    ];
+    assert_eq!(cells(&axes), 2 * 5);
+    assert_eq!(cells(&[&axes[..], &["--full"]].concat()), 2 * 8);
+    let (status, [_, error]) = lab(&[&axes[..], &["--disk=fathom"]].concat());
+    let words = ["vhost-user disks are virtio-blk", "--disk fathom"];
+    check_refusal(status, &error, 1, &words);
+}

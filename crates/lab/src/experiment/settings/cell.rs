@@ -1,0 +1,441 @@
+//! A cell's settings: what goes together, and the machine and disk that come of them.
+
+use std::path::{Path, PathBuf};
+
+use super::load::Load;
+use super::parameters::{Cache, FileSystem, Scheduler, Storage};
+use super::storage::{self, check_image, is_uri};
+use crate::bed::DISK;
+use crate::error::{Error, Result};
+use crate::experiment::Settings;
+use crate::host::Accelerator;
+use crate::machine::{Aio, Bus, Format, Machine};
+use crate::server::{Kind, Spec};
+
+pub(super) struct Cell {
+    pub bus: Bus,
+    pub disk: Kind,
+    pub format: Format,
+    pub storage: Storage,
+    pub host_scheduler: Option<Scheduler>,
+    pub fs: FileSystem,
+    pub image: Option<PathBuf>,
+    pub size: u64,
+    pub load: Load,
+    aio: Aio,
+    cache: Cache,
+    guest_scheduler: Scheduler,
+    has_barriers: bool,
+    has_x2apic: bool,
+    has_ioeventfd: bool,
+    has_event_idx: bool,
+    is_packed: bool,
+    has_huge_pages: bool,
+    iothreads: Option<u16>,
+    queues: u16,
+    accelerator: Option<Accelerator>,
+    cpus: u32,
+    may_overwrite: bool,
+}
+
+/// Where the guest's file system is.
+const MOUNTED: &str = "/mnt/disk";
+/// The load's file in it.
+const FILE: &str = "/mnt/disk/file";
+
+impl Cell {
+    pub fn new(settings: &Settings) -> Result<Cell> {
+        let image = Some(settings.text("image")).filter(|path| !path.is_empty());
+        Ok(Cell {
+            bus: settings.word("bus")?,
+            disk: settings.word("disk")?,
+            format: settings.word("format")?,
+            storage: settings.word("storage")?,
+            host_scheduler: chosen(settings, "host-scheduler")?,
+            fs: settings.word("fs")?,
+            image: image.map(PathBuf::from),
+            size: Settings::needed("size", settings.size("size")?)?,
+            load: Load::new(settings)?,
+            aio: settings.word("aio")?,
+            cache: settings.word("cache")?,
+            guest_scheduler: settings.word("guest-scheduler")?,
+            has_barriers: settings.is_on("barriers"),
+            has_x2apic: settings.is_on("x2apic"),
+            has_ioeventfd: settings.is_on("ioeventfd"),
+            has_event_idx: settings.is_on("event-idx"),
+            is_packed: settings.is_on("packed"),
+            has_huge_pages: settings.is_on("huge-pages"),
+            iothreads: settings.count("iothreads")?,
+            queues: Settings::needed("queues", settings.count("queues")?)?,
+            accelerator: chosen(settings, "accelerator")?,
+            cpus: Settings::needed("cpus", settings.count("cpus")?)?,
+            may_overwrite: settings.is_on("overwrite"),
+        })
+    }
+
+    /// What can be said before anything runs.
+    pub fn check(&self) -> Result<()> {
+        if let Some(reason) = self.contradiction() {
+            return Err(Error::Protocol(reason));
+        }
+        let nowhere = Path::new("");
+        self.disk.check(&self.spec(nowhere, nowhere, nowhere))?;
+        self.load.check()?;
+        if let Some(path) = &self.image {
+            check_image(path)?;
+        }
+        match self.host_scheduler {
+            Some(wanted) => storage::check_scheduler(self, wanted),
+            None => Ok(()),
+        }
+    }
+
+    /// What does not go together, if anything does not.
+    fn contradiction(&self) -> Option<String> {
+        self.of_the_server()
+            .or_else(|| self.of_the_device())
+            .or_else(|| self.of_the_image())
+            .or_else(|| self.of_the_guest())
+    }
+
+    fn of_the_server(&self) -> Option<String> {
+        let (disk, cache) = (&self.disk, self.cache);
+        let is_fathom = *disk == Kind::Fathom;
+        match self.iothreads {
+            _ if matches!(disk, Kind::Socket(_)) => {
+                Some("--disk socket:PATH: the server's settings have to be known".into())
+            }
+            Some(_) if !is_fathom && *disk != Kind::QemuMapped => Some(format!(
+                "--iothreads is for --disk fathom and qemu-mapped, not for {disk}"
+            )),
+            Some(threads) if *disk == Kind::QemuMapped && threads > self.queues => Some(format!(
+                "--iothreads {threads}: no more than --queues {} have work",
+                self.queues
+            )),
+            _ if is_fathom && matches!(cache, Cache::Directsync | Cache::Unsafe) => Some(format!(
+                "--cache {cache}: fathom has none, writeback and writethrough"
+            )),
+            _ if self.aio == Aio::Native && !cache.is_direct() => Some(format!(
+                "--aio native goes past the page cache: not with --cache {cache}"
+            )),
+            _ => None,
+        }
+    }
+
+    fn of_the_device(&self) -> Option<String> {
+        let (bus, disk, queues) = (self.bus, &self.disk, self.queues);
+        let virtio = [
+            ("ioeventfd off", !self.has_ioeventfd),
+            ("event-idx off", !self.has_event_idx),
+            ("packed on", self.is_packed),
+        ];
+        let changed = virtio.iter().find(|(_, is_changed)| *is_changed);
+        match changed {
+            Some((name, _)) if !bus.is_virtio() => {
+                Some(format!("--{name}: only virtio has that, not --bus {bus}"))
+            }
+            _ if !self.has_ioeventfd && *disk != Kind::QemuMain => Some(format!(
+                "--ioeventfd off: I/O threads and vhost-user servers need it; --disk qemu-main \
+                 does not, {disk} does"
+            )),
+            _ if self.is_packed && !disk.is_in_qemu() => Some(format!(
+                "--packed on: {disk} has split rings only; QEMU's own disks have both"
+            )),
+            _ if queues > 1 && !bus.has_queues() => Some(format!("--bus {bus} has one queue")),
+            _ if u32::from(queues) > self.cpus => Some(format!(
+                "--queues {queues}: a guest uses no more than it has CPUs (--cpus {})",
+                self.cpus
+            )),
+            _ => None,
+        }
+    }
+
+    fn of_the_image(&self) -> Option<String> {
+        let is_remote = self.image.as_deref().is_some_and(is_uri);
+        let writes = !self.load.rw.is_read_only() || self.fs != FileSystem::Raw;
+        match &self.image {
+            Some(_) if writes && !self.may_overwrite => Some(
+                "--image: this would destroy what is in it (--rw, --fs); --overwrite=on allows it"
+                    .into(),
+            ),
+            _ if is_remote && (self.format != Format::Raw || self.storage != Storage::File) => {
+                Some("--image: an NBD server's export is raw and no file".into())
+            }
+            _ if is_remote && self.disk == Kind::Qsd => {
+                Some("--image: an NBD server's export is for QEMU and fathom, not for qsd".into())
+            }
+            _ if is_remote && self.host_scheduler.is_some() => {
+                Some("--host-scheduler: below an NBD server's export there is no device".into())
+            }
+            _ if self.storage == Storage::Loop && self.format != Format::Raw => Some(format!(
+                "--storage loop: with --format raw, not {}",
+                self.format
+            )),
+            _ => None,
+        }
+    }
+
+    fn of_the_guest(&self) -> Option<String> {
+        const LEAST: [(FileSystem, u64); 3] = [
+            (FileSystem::Ext4, 16 << 20),
+            (FileSystem::Btrfs, 256 << 20),
+            (FileSystem::Xfs, 320 << 20),
+        ];
+        let fs = self.fs;
+        let least = LEAST.iter().find(|(one, _)| *one == fs);
+        match least {
+            Some((_, least)) if self.size < *least => {
+                return Some(format!("--fs {fs} needs a --size of {} MiB", least >> 20));
+            }
+            _ => {}
+        }
+        let can_do_without = matches!(fs, FileSystem::Ext4 | FileSystem::Btrfs);
+        match self.accelerator {
+            _ if !self.has_barriers && !can_do_without => Some(format!(
+                "--barriers off: ext4 and btrfs can do without, --fs {fs} cannot"
+            )),
+            Some(Accelerator::Kvm) if Accelerator::detect() != Accelerator::Kvm => {
+                Some("--accelerator kvm: this machine has no hardware virtualisation".into())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the host can do the same as the guest: on a raw image that it can reach.
+    pub fn has_bare(&self) -> bool {
+        self.format == Format::Raw && !self.image.as_deref().is_some_and(is_uri)
+    }
+
+    pub fn spec<'a>(&self, fathom: &'a Path, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+        let properties = [
+            ("ioeventfd=off", !self.has_ioeventfd),
+            ("event_idx=off", !self.has_event_idx),
+            ("packed=on", self.is_packed),
+        ];
+        let properties = properties.iter().filter(|(_, is_set)| *is_set);
+        Spec {
+            fathom,
+            dir,
+            name: DISK,
+            image,
+            format: self.format,
+            bus: self.bus,
+            aio: self.aio,
+            cache: self.cache.name(),
+            queues: self.queues,
+            threads: self.iothreads,
+            properties: properties.map(|(text, _)| (*text).to_owned()).collect(),
+            ..Spec::default()
+        }
+    }
+
+    /// The guest, but for the disk.
+    pub fn machine(&self) -> Machine {
+        let x2apic = (!self.has_x2apic).then(|| "x2apic=off".to_owned());
+        Machine {
+            cpus: self.cpus,
+            huge_pages: self.has_huge_pages,
+            modules: self.modules().map(str::to_owned).collect(),
+            cpu: x2apic.into_iter().collect(),
+            accelerator: self.accelerator,
+            ..Machine::default()
+        }
+    }
+
+    /// Modules of the guest's kernel beyond its disk's drivers.
+    pub fn modules(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let fs = match self.fs {
+            FileSystem::Raw | FileSystem::Ext4 => None,
+            FileSystem::Xfs => Some("xfs"),
+            FileSystem::Btrfs => Some("btrfs"),
+        };
+        let scheduler = match self.guest_scheduler {
+            Scheduler::None => None,
+            Scheduler::MqDeadline => Some("mq_deadline"),
+            Scheduler::Kyber => Some("kyber_iosched"),
+            Scheduler::Bfq => Some("bfq"),
+        };
+        fs.into_iter().chain(scheduler)
+    }
+
+    /// Sets the disk's scheduler in the guest, and makes a file system with a file of half its size.
+    pub fn preparation(&self, device: &str) -> String {
+        let name = device.trim_start_matches("/dev/");
+        let scheduler = self.guest_scheduler;
+        let set = format!("echo {scheduler} >/sys/block/{name}/queue/scheduler\n");
+        let barriers = match (self.has_barriers, self.fs) {
+            (true, _) => "",
+            (false, FileSystem::Ext4) => "-o barrier=0",
+            (false, _) => "-o nobarrier",
+        };
+        let make = match self.fs {
+            FileSystem::Raw => return set,
+            // What it leaves for later would come into the window.
+            FileSystem::Ext4 => "mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0",
+            FileSystem::Xfs => "mkfs.xfs -q -f",
+            FileSystem::Btrfs => "mkfs.btrfs -q -f",
+        };
+        let (fs, size) = (self.fs, self.size / 2);
+        format!(
+            "{set}/usr/bin/{make} {device}\nmkdir -p {MOUNTED}\n\
+             mount -t {fs} {barriers} {device} {MOUNTED}\n\
+             fio --name=fill --filename={FILE} --rw=write --bs=1M --size={size} --ioengine=psync \
+             --direct=1 --output=/tmp/fill.log || {{ cat /tmp/fill.log; exit 1; }}\nsync"
+        )
+    }
+
+    /// What the load is on.
+    pub fn target<'a>(&self, device: &'a str) -> &'a str {
+        match self.fs {
+            FileSystem::Raw => device,
+            _ => FILE,
+        }
+    }
+}
+
+/// A word, unless it is left to the machine.
+fn chosen<T: std::str::FromStr<Err = String>>(
+    settings: &Settings,
+    name: &str,
+) -> Result<Option<T>> {
+    match settings.text(name) {
+        "" => Ok(None),
+        _ => settings.word(name).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parameters::PARAMETERS;
+    use super::*;
+
+    fn cell(settings: &[(&str, &str)]) -> Cell {
+        let defaults = Settings::defaults(PARAMETERS);
+        let all = settings.iter();
+        let all = all.fold(defaults, |all, (name, value)| all.with(name, value));
+        Cell::new(&all).unwrap()
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_said_in_one_line() {
+        for (settings, words) in [
+            (
+                &[("bus", "ide"), ("disk", "fathom")][..],
+                "vhost-user disks are virtio-blk",
+            ),
+            (
+                &[("bus", "nvme"), ("disk", "qemu")],
+                "only with --disk qemu-main",
+            ),
+            (
+                &[("bus", "ide"), ("queues", "2"), ("cpus", "2")],
+                "--bus ide has one queue",
+            ),
+            (&[("queues", "2")], "--cpus 1"),
+            (
+                &[("bus", "ahci"), ("packed", "on")],
+                "--packed on: only virtio",
+            ),
+            (&[("disk", "fathom"), ("packed", "on")], "split rings only"),
+            (
+                &[("disk", "qemu"), ("ioeventfd", "off")],
+                "--disk qemu-main",
+            ),
+            (
+                &[("aio", "native"), ("cache", "writeback")],
+                "not with --cache writeback",
+            ),
+            (
+                &[("disk", "fathom"), ("cache", "unsafe")],
+                "fathom has none",
+            ),
+            (
+                &[("disk", "qsd"), ("cache", "writethrough")],
+                "none and writeback",
+            ),
+            (&[("iothreads", "2")], "not for qemu-main"),
+            (
+                &[("disk", "qemu-mapped"), ("iothreads", "2")],
+                "no more than --queues 1",
+            ),
+            (&[("disk", "socket:/s")], "have to be known"),
+            (&[("storage", "loop"), ("format", "qed")], "not qed"),
+            (&[("barriers", "off")], "--fs raw cannot"),
+            (&[("fs", "xfs"), ("barriers", "off")], "--fs xfs cannot"),
+            (&[("fs", "xfs"), ("size", "64M")], "320 MiB"),
+            (&[("image", "/i"), ("rw", "write")], "--overwrite=on allows"),
+            (&[("image", "/i"), ("fs", "ext4")], "--overwrite=on allows"),
+            (&[("image", "/nowhere")], "--image /nowhere"),
+            (&[("image", "nbd://h"), ("disk", "qsd")], "not for qsd"),
+            (&[("image", "nbd://h"), ("storage", "loop")], "no file"),
+            (&[("rw", "read"), ("fsync", "1")], "--fsync"),
+        ] {
+            let error = cell(settings).check().unwrap_err().to_string();
+            assert!(
+                error.contains(words) && !error.contains('\n'),
+                "{settings:?}: {error}"
+            );
+        }
+        for settings in [
+            &[][..],
+            &[("bus", "ide")],
+            &[("bus", "virtio-scsi"), ("disk", "qemu"), ("packed", "on")],
+            &[("disk", "fathom"), ("format", "qcow2"), ("iothreads", "4")],
+            &[("aio", "native"), ("cache", "directsync")],
+            &[("image", "nbd+unix:///?socket=/s"), ("bus", "nvme")],
+            &[
+                ("fs", "btrfs"),
+                ("barriers", "off"),
+                ("guest-scheduler", "bfq"),
+            ],
+        ] {
+            let checked = cell(settings).check();
+            assert!(checked.is_ok(), "{settings:?}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_system_is_made_with_its_file_and_without_barriers() {
+        let script = cell(&[("fs", "ext4"), ("size", "64M"), ("barriers", "off")]);
+        let script = script.preparation("/dev/sda");
+        for words in [
+            "echo none >/sys/block/sda/queue/scheduler",
+            "/usr/bin/mkfs.ext4 -q -F",
+            "mount -t ext4 -o barrier=0 /dev/sda /mnt/disk",
+            "--filename=/mnt/disk/file --rw=write --bs=1M --size=33554432",
+        ] {
+            assert!(script.contains(words), "{words}: {script}");
+        }
+        let raw = cell(&[("guest-scheduler", "kyber")]);
+        assert_eq!(
+            raw.preparation("/dev/nvme0n1"),
+            "echo kyber >/sys/block/nvme0n1/queue/scheduler\n"
+        );
+        assert_eq!(raw.target("/dev/nvme0n1"), "/dev/nvme0n1");
+        assert_eq!(raw.modules().collect::<Vec<_>>(), ["kyber_iosched"]);
+    }
+
+    #[test]
+    fn settings_reach_the_machine_and_the_disk() {
+        let cell = cell(&[
+            ("x2apic", "off"),
+            ("ioeventfd", "off"),
+            ("event-idx", "off"),
+            ("packed", "on"),
+            ("accelerator", "tcg"),
+            ("cpus", "2"),
+        ]);
+        let machine = cell.machine();
+        assert_eq!(
+            (machine.cpus, &machine.cpu[..]),
+            (2, &["x2apic=off".to_owned()][..])
+        );
+        assert_eq!(machine.accelerator, Some(Accelerator::Tcg));
+        let nowhere = Path::new("");
+        let spec = cell.spec(nowhere, nowhere, nowhere);
+        assert_eq!(
+            spec.properties,
+            ["ioeventfd=off", "event_idx=off", "packed=on"]
+        );
+    }
+}

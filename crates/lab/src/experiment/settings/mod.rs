@@ -1,0 +1,159 @@
+//! Which settings matter: one factor at a time around a base, or all combinations.
+//!
+//! Every cell has a guest of its own, since most settings are those of its boot.
+
+mod cell;
+mod load;
+mod parameters;
+mod scheduler;
+mod storage;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use self::cell::Cell;
+use self::parameters::{FileSystem, PARAMETERS, Storage};
+use self::storage::Stored;
+use super::{Context, Design, Experiment, Need, Parameter, Session, Settings, Values, Yield};
+use crate::bed::{GuestBed, Job};
+use crate::error::{Error, Result};
+use crate::machine::Format;
+use crate::work::Worked;
+
+pub use self::scheduler::put_back as put_schedulers_back;
+
+pub struct Factors;
+
+/// Of the guest's memory.
+const HUGE_PAGE_MIB: u32 = 2;
+
+impl Experiment for Factors {
+    fn name(&self) -> &'static str {
+        "settings"
+    }
+
+    fn about(&self) -> &'static str {
+        "Which settings matter: bus, cache, aio, format, file system and more, one at a time"
+    }
+
+    fn description(&self) -> &'static str {
+        "The first value of every parameter makes the base. Each other value is run with all else \
+         at the base: --cache none,writethrough --bus virtio-blk,ide,nvme are four points, not six. \
+         --full runs all combinations.\n\nThe load is fio's in the guest, on the disk or in a file \
+         of the guest's file system, and the same job runs on the image on the host. The report \
+         ranks the settings by what they do to IOPS, to the 99th percentile of latency and to the \
+         CPU time of a request, and says what is within noise: of one round nothing can be told, \
+         and five make intervals.\n\nAn effect is the one around this base and under this load: \
+         with one request at a time nothing shows that IDE serves one at a time, and with no writes \
+         no cache mode costs anything. Values that do not go with the base are refused before \
+         anything runs: choose another base, whose values stand first. Without hardware \
+         virtualisation the guest is emulated, and compares nothing but emulations."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        PARAMETERS
+    }
+
+    fn design(&self, values: &Values) -> Result<Design> {
+        let full: Vec<&str> = { values.get("full").into_iter().flatten() }
+            .map(String::as_str)
+            .collect();
+        match full[..] {
+            ["on"] => Ok(Design::Full),
+            ["off"] => Ok(Design::OneFactor),
+            _ => Err(Error::Protocol(
+                "--full is on or off for a whole run".into(),
+            )),
+        }
+    }
+
+    fn check(&self, settings: &Settings) -> Result<()> {
+        Cell::new(settings)?.check()
+    }
+
+    fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
+        let cell = Cell::new(settings)?;
+        let mut needs = vec![
+            Need::Qemu(6, 0),
+            Need::Kernel,
+            Need::Program("busybox"),
+            Need::Program("fio"),
+        ];
+        let machine = cell.machine();
+        needs.extend(cell.modules().map(Need::Module));
+        needs.extend(cell.bus.modules().iter().copied().map(Need::Module));
+        match cell.fs {
+            FileSystem::Raw | FileSystem::Ext4 => {}
+            FileSystem::Xfs => needs.push(Need::Program("mkfs.xfs")),
+            FileSystem::Btrfs => needs.push(Need::Program("mkfs.btrfs")),
+        }
+        if cell.format != Format::Raw && cell.image.is_none() {
+            needs.push(Need::Program("qemu-img"));
+        }
+        if cell.storage == Storage::Loop {
+            needs.extend([Need::Program("losetup"), Need::Root("a loop device")]);
+        }
+        if cell.host_scheduler.is_some() {
+            needs.push(Need::Root("a scheduler of the host's"));
+        }
+        if machine.huge_pages {
+            let pages = machine.memory_mib.div_ceil(HUGE_PAGE_MIB);
+            needs.push(Need::HugePages(pages.into()));
+        }
+        Ok(needs)
+    }
+
+    fn estimate(&self, settings: &Settings) -> Duration {
+        const AROUND: Duration = Duration::from_secs(25);
+        let runtime = settings.time("runtime").ok().flatten();
+        AROUND + runtime.unwrap_or_default().mul_f64(1.2)
+    }
+
+    fn begin(&self, context: &Context) -> Box<dyn Session> {
+        Box::new(Running {
+            fathom: context.fathom.clone(),
+        })
+    }
+}
+
+struct Running {
+    fathom: PathBuf,
+}
+
+impl Session for Running {
+    fn cell(
+        &mut self,
+        settings: &Settings,
+        _folder: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Yield> {
+        let cell = Cell::new(settings)?;
+        let load = &cell.load;
+        let stored = Stored::make(&cell, progress)?;
+        let spec = cell.spec(&self.fathom, stored.dir(), &stored.path);
+        let mut bed = GuestBed::boot(cell.machine(), &cell.disk, &spec, progress)?;
+        progress("preparing the disk in the guest");
+        let script = cell.preparation(&bed.device);
+        bed.guest.check(&script, PREPARATION)?;
+        let seconds = load.runtime.as_secs_f32();
+        progress(&format!("{} in the guest for {seconds} s", load.label()));
+        let seen = bed.measure(&Job {
+            script: &load.script(cell.target(&bed.device)),
+            timeout: load.runtime + AROUND_FIO,
+            parse: &|text| Worked::of_fio(text, load.shape()),
+        })?;
+        let mut found = Yield::from(seen);
+        progress("powering the guest off");
+        bed.end()?;
+        if let Some(path) = &stored.bare {
+            progress("the same on the host");
+            found.compare(load.on_host(path)?);
+        }
+        Ok(found)
+    }
+}
+
+/// For a file system, and a file that fills half of it.
+const PREPARATION: Duration = Duration::from_secs(1800);
+/// For fio to start and to end.
+const AROUND_FIO: Duration = Duration::from_secs(120);

@@ -1,0 +1,106 @@
+//! Schedulers of the host's block devices: set for a cell, and put back.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::parameters::Scheduler;
+use crate::error::{Context, Error, Result};
+
+/// What is to be put back: a device's file, and what was in it.
+static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
+
+fn changed() -> MutexGuard<'static, Vec<(PathBuf, String)>> {
+    CHANGED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A scheduler that a device has for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Set {
+    file: PathBuf,
+}
+
+/// Where a device's scheduler is told and set, by the device's name in /sys/block.
+pub(super) fn file_of(device: &str) -> PathBuf {
+    Path::new("/sys/block").join(device).join("queue/scheduler")
+}
+
+/// Fails unless the device whose file this is can have the scheduler.
+///
+/// # Errors
+/// One line that says what it can have.
+pub(super) fn check(file: &Path, scheduler: Scheduler) -> Result<()> {
+    let text = fs::read_to_string(file).context(|| format!("cannot read {}", file.display()))?;
+    let mut all = text
+        .split_whitespace()
+        .map(|word| word.trim_matches(['[', ']']));
+    if all.any(|name| name == scheduler.name()) {
+        return Ok(());
+    }
+    Err(Error::Unusable {
+        path: file.to_owned(),
+        reason: format!(
+            "there is no {scheduler} for this device, but {}",
+            text.trim()
+        ),
+    })
+}
+
+impl Set {
+    /// Gives the device whose file this is another scheduler.
+    ///
+    /// # Errors
+    /// When it has none of that name, or without the rights.
+    pub fn new(file: &Path, scheduler: Scheduler) -> Result<Set> {
+        check(file, scheduler)?;
+        let what = || format!("cannot set {}", file.display());
+        let text = fs::read_to_string(file).context(what)?;
+        let before = text.split(['[', ']']).nth(1).unwrap_or("none").to_owned();
+        let set = Set {
+            file: file.to_owned(),
+        };
+        changed().push((file.to_owned(), before));
+        fs::write(file, scheduler.name()).context(what)?;
+        Ok(set)
+    }
+}
+
+impl Drop for Set {
+    fn drop(&mut self) {
+        let mut changed = changed();
+        if let Some(at) = changed.iter().rposition(|(file, _)| *file == self.file) {
+            restore(&changed.remove(at));
+        }
+    }
+}
+
+/// Puts all of them back, for a signal that ends the process.
+pub fn put_back() {
+    changed().drain(..).rev().for_each(|one| restore(&one));
+}
+
+fn restore((file, before): &(PathBuf, String)) {
+    let _ = fs::write(file, before); // the device may be gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scheduler_is_set_and_put_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("scheduler");
+        fs::write(&file, "none [mq-deadline] kyber\n").unwrap();
+        let set = Set::new(&file, Scheduler::Kyber).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "kyber");
+        drop(set);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "mq-deadline");
+        let error = Set::new(&file, Scheduler::Bfq).unwrap_err().to_string();
+        assert!(
+            error.contains("no bfq for this device, but mq-deadline"),
+            "{error}"
+        );
+        assert!(check(Path::new("/none"), Scheduler::None).is_err());
+    }
+}
