@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use experiment::{HOSTILE, cell, run, settings, whole, write};
 use fathom_report::cells::{Comparison, Table, csv, html, json, terminal};
 use fathom_report::render::terminal::Style;
-use fathom_run::{Beside, Better, Cell, Experiment, Measure, Planned, Run, Series, Shown, Unit};
+use fathom_run::{Better, Cell, Experiment, Measure, Planned, Run, Series, Unit};
 use tempfile::TempDir;
 
 fn golden(name: &str) -> PathBuf {
@@ -138,73 +138,6 @@ fn a_comparison_is_as_it_was_found_good() {
     assert_fits(&text);
     assert_golden("cells-compared.txt", &text);
     assert!(oracle(&json(&comparison)) > 0);
-}
-
-/// A run whose experiment asks for its servers side by side, on machines of so many processors.
-fn side_by_side(parameter: &str, vcpus: usize) -> (TempDir, Table) {
-    let dir = tempfile::tempdir().unwrap();
-    let mut run = run(5);
-    let experiment = run.experiment.as_mut().unwrap();
-    let shown = [
-        ("iops", "IOPS"),
-        ("guest.vcpu*", "vCPU %"),
-        ("no-such-measure", "nothing"),
-        ("cpu", "us CPU"),
-    ];
-    experiment.beside = Some(Beside {
-        parameter: parameter.into(),
-        shown: shown
-            .map(|(measure, heading)| Shown {
-                measure: measure.into(),
-                heading: heading.into(),
-            })
-            .into(),
-    });
-    let cells = experiment.cells.iter().map(|planned| {
-        let mut cell = cell(planned);
-        // Their names' order is not that of their numbers.
-        for vcpu in (0..vcpus).rev() {
-            let (name, busy) = (format!("guest.vcpu{vcpu}"), 50.0 - vcpu as f64);
-            let measure = Measure::new(name, Unit::Percent, busy, Better::Lower);
-            cell.measures.push(measure);
-        }
-        cell
-    });
-    let cells: Vec<Cell> = cells.collect();
-    write(dir.path(), &run, cells);
-    let table = load(&dir);
-    (dir, table)
-}
-
-#[test]
-fn points_side_by_side_are_as_they_were_found_good() {
-    let (_dir, table) = side_by_side("server", 2);
-    let text = plain(&table);
-    assert_fits(&text);
-    assert_golden("cells-beside.txt", &text);
-    let page = html::render(&table);
-    assert!(page.contains("id=\"beside-2\"") && !page.contains("id=\"beside-3\""));
-    assert!(page.contains("B: server=fathom") && page.contains("50.0, 49.0"));
-    // All that was measured is there, too.
-    assert!(page.contains("id=\"points-table\"") && page.contains("latency.p99"));
-    assert!(oracle(&json(&table)) > 0);
-}
-
-#[test]
-fn what_cannot_stand_side_by_side_stands_alone_or_in_the_ordinary_table() {
-    // It does not vary.
-    let (_dir, table) = side_by_side("scenario", 100);
-    let text = plain(&table);
-    assert_fits(&text);
-    assert!(
-        text.contains("scenario=random reads") && !text.contains("B/A"),
-        "{text}"
-    );
-    assert!(text.contains("max 50.0 of 100"), "{text}");
-    // There is none.
-    let (_dir, table) = side_by_side("moon", 1);
-    let text = plain(&table);
-    assert!(text.contains("latency.p99") && !html::render(&table).contains("beside-1"));
 }
 
 #[test]

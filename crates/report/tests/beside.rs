@@ -1,0 +1,98 @@
+//! Reports of experiments whose points stand side by side.
+
+#[path = "support/experiment.rs"]
+mod experiment;
+
+use std::fs;
+use std::path::Path;
+
+use experiment::{cell, run, write};
+use fathom_report::cells::{Table, html, json, terminal};
+use fathom_report::render::terminal::Style;
+use fathom_run::{Beside, Better, Cell, Measure, Shown, Unit};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn assert_fits(text: &str) {
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
+    );
+}
+
+fn plain(table: &Table) -> String {
+    terminal::report(table, Style::default())
+}
+
+/// A run whose experiment asks for its servers side by side, on machines of so many processors.
+fn side_by_side(parameter: &str, vcpus: usize) -> (TempDir, Table) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = run(5);
+    let experiment = run.experiment.as_mut().unwrap();
+    let shown = [
+        ("iops", "IOPS"),
+        ("guest.vcpu*", "vCPU %"),
+        ("no-such-measure", "nothing"),
+        ("cpu", "us CPU"),
+    ];
+    experiment.beside = Some(Beside {
+        parameter: parameter.into(),
+        shown: shown
+            .map(|(measure, heading)| Shown {
+                measure: measure.into(),
+                heading: heading.into(),
+            })
+            .into(),
+    });
+    let cells = experiment.cells.iter().map(|planned| {
+        let mut cell = cell(planned);
+        // Their names' order is not that of their numbers.
+        for vcpu in (0..vcpus).rev() {
+            let (name, busy) = (format!("guest.vcpu{vcpu}"), 50.0 - vcpu as f64);
+            let measure = Measure::new(name, Unit::Percent, busy, Better::Lower);
+            cell.measures.push(measure);
+        }
+        cell
+    });
+    let cells: Vec<Cell> = cells.collect();
+    write(dir.path(), &run, cells);
+    let table = Table::load(dir.path()).unwrap();
+    (dir, table)
+}
+
+#[test]
+fn points_side_by_side_are_as_they_were_found_good() {
+    let (_dir, table) = side_by_side("server", 2);
+    let text = plain(&table);
+    assert_fits(&text);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cells-beside.txt");
+    // With FATHOM_BLESS set, what is written now becomes what is expected: read the difference.
+    if std::env::var_os("FATHOM_BLESS").is_some() {
+        fs::write(&path, &text).unwrap();
+    }
+    assert_eq!(text, fs::read_to_string(path).unwrap());
+    let page = html::render(&table);
+    assert!(page.contains("id=\"beside-2\"") && !page.contains("id=\"beside-3\""));
+    assert!(page.contains("B: server=fathom") && page.contains("50.0, 49.0"));
+    // All that was measured is there, too.
+    assert!(page.contains("id=\"points-table\"") && page.contains("latency.p99"));
+    let json: Value = serde_json::from_str(&json(&table)).unwrap();
+    assert_eq!(json["beside"]["shown"][1]["measure"], "guest.vcpu*");
+}
+
+#[test]
+fn what_cannot_stand_side_by_side_stands_alone_or_in_the_ordinary_table() {
+    // It does not vary.
+    let (_dir, table) = side_by_side("scenario", 100);
+    let text = plain(&table);
+    assert_fits(&text);
+    assert!(
+        text.contains("scenario=random reads") && !text.contains("B/A"),
+        "{text}"
+    );
+    assert!(text.contains("max 50.0 of 100"), "{text}");
+    // There is none.
+    let (_dir, table) = side_by_side("moon", 1);
+    let text = plain(&table);
+    assert!(text.contains("latency.p99") && !html::render(&table).contains("beside-1"));
+}
