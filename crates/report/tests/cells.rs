@@ -3,42 +3,18 @@
 
 #[path = "support/experiment.rs"]
 mod experiment;
+#[path = "support/judges.rs"]
+mod judges;
 
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 
 use experiment::{HOSTILE, cell, run, settings, whole, write};
 use fathom_report::cells::{Comparison, Table, csv, html, json, terminal};
 use fathom_report::render::terminal::Style;
 use fathom_run::{Better, Cell, Experiment, Measure, Planned, Run, Series, Unit};
+use judges::{assert_fits, assert_golden, oracle};
 use tempfile::TempDir;
-
-fn golden(name: &str) -> PathBuf {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    tests.join("data").join(name)
-}
-
-/// With FATHOM_BLESS set, what is written now becomes what is expected: read the difference.
-fn assert_golden(name: &str, text: &str) {
-    let path = golden(name);
-    if std::env::var_os("FATHOM_BLESS").is_some() {
-        fs::write(&path, text).unwrap();
-    }
-    let expected = fs::read_to_string(&path).unwrap();
-    for (number, (is, wanted)) in text.lines().zip(expected.lines()).enumerate() {
-        assert_eq!(is, wanted, "{name}:{}", number + 1);
-    }
-    assert_eq!(text.len(), expected.len(), "{name} is longer or shorter");
-}
-
-fn assert_fits(text: &str) {
-    for line in text.lines() {
-        assert!(line.chars().count() <= 100, "{line}");
-        assert!(!line.chars().any(char::is_control), "{line:?}");
-    }
-}
 
 fn plain(table: &Table) -> String {
     terminal::report(table, Style::default())
@@ -176,33 +152,6 @@ fn points_have_their_measures_ratios_and_base() {
     let vs_bare = table.points[0].vs_bare.as_ref().unwrap();
     assert!((vs_bare.median - 0.2).abs() < 1e-9, "{vs_bare:?}");
     assert_eq!(table.points[0].bare.as_ref().unwrap().median, 70_000.0);
-}
-
-/// How many figures the oracle has found to be right.
-fn oracle(report: &str) -> u32 {
-    let script = golden("").join("../cells/oracle.py");
-    let mut child = Command::new("python3")
-        .arg(script)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("python3");
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(report.as_bytes())
-        .unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert!(
-        output.status.success(),
-        "the oracle disagrees: see its words above"
-    );
-    String::from_utf8(output.stdout)
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap()
 }
 
 #[test]
