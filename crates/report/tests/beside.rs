@@ -2,23 +2,16 @@
 
 #[path = "support/experiment.rs"]
 mod experiment;
-
-use std::fs;
-use std::path::Path;
+#[path = "support/judges.rs"]
+mod judges;
 
 use experiment::{cell, run, write};
 use fathom_report::cells::{Table, html, json, terminal};
 use fathom_report::render::terminal::Style;
 use fathom_run::{Beside, Better, Cell, Measure, Shown, Unit};
+use judges::{assert_fits, assert_golden, oracle};
 use serde_json::Value;
 use tempfile::TempDir;
-
-fn assert_fits(text: &str) {
-    assert!(
-        text.lines().all(|line| line.chars().count() <= 100),
-        "{text}"
-    );
-}
 
 fn plain(table: &Table) -> String {
     terminal::report(table, Style::default())
@@ -65,17 +58,13 @@ fn points_side_by_side_are_as_they_were_found_good() {
     let (_dir, table) = side_by_side("server", 2);
     let text = plain(&table);
     assert_fits(&text);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cells-beside.txt");
-    // With FATHOM_BLESS set, what is written now becomes what is expected: read the difference.
-    if std::env::var_os("FATHOM_BLESS").is_some() {
-        fs::write(&path, &text).unwrap();
-    }
-    assert_eq!(text, fs::read_to_string(path).unwrap());
+    assert_golden("cells-beside.txt", &text);
     let page = html::render(&table);
     assert!(page.contains("id=\"beside-2\"") && !page.contains("id=\"beside-3\""));
     assert!(page.contains("B: server=fathom") && page.contains("50.0, 49.0"));
     // All that was measured is there, too.
     assert!(page.contains("id=\"points-table\"") && page.contains("latency.p99"));
+    assert!(oracle(&json(&table)) > 0);
     let json: Value = serde_json::from_str(&json(&table)).unwrap();
     assert_eq!(json["beside"]["shown"][1]["measure"], "guest.vcpu*");
 }

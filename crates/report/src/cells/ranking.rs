@@ -157,9 +157,7 @@ mod tests {
             measures: ["iops", "read.latency.p99", "cpu.host", "cpu.vcpu", "x.p99"]
                 .map(|name| (name.to_owned(), figure.clone()))
                 .into(),
-            bare: None,
-            vs_bare: None,
-            verdict: None,
+            ..Point::default()
         }
     }
 

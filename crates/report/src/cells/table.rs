@@ -52,7 +52,7 @@ pub struct Table {
 }
 
 /// The cells that differ in their round alone.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Point {
     /// Of the axes.
     pub settings: Settings,
@@ -196,19 +196,17 @@ impl Point {
         let figures =
             figures.filter_map(|(name, rounds)| Some((name.to_owned(), Figure::of(rounds)?)));
         Point {
-            settings: Settings::new(),
             words: rows
                 .first()
                 .map_or_else(Settings::new, |row| row.words.clone()),
-            planned: 0,
             done: rows.len(),
             measures: figures.collect(),
             bare: Figure::of(bare),
             vs_bare: Figure::of(vs_bare),
             verdict,
             limiter,
-            profile: Vec::new(),
             locks: profile::locks(rows),
+            ..Point::default()
         }
     }
 }

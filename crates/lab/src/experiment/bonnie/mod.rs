@@ -210,11 +210,8 @@ impl Cell {
             name: DISK,
             image,
             aio: self.aio,
-            cache: "none",
             queues: self.vcpus.min(MOST_QUEUES),
-            poll: true,
-            options: Vec::new(),
-            properties: Vec::new(),
+            ..Spec::default()
         }
     }
 

@@ -127,11 +127,8 @@ impl Bench {
             name: DISK,
             image,
             aio: self.aio,
-            cache: "none",
             queues: 1,
-            poll: true,
-            options: Vec::new(),
-            properties: Vec::new(),
+            ..Spec::default()
         }
     }
 }

@@ -225,11 +225,8 @@ impl Cell {
             name: DISK,
             image,
             aio: self.aio,
-            cache: "none",
             queues: self.vcpus,
-            poll: true,
-            options: Vec::new(),
-            properties: Vec::new(),
+            ..Spec::default()
         }
     }
 }
