@@ -14,6 +14,7 @@ use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield
 use crate::bed::{DISK, GuestBed, Job, Seen, image};
 use crate::error::{Error, Result};
 use crate::evidence;
+use crate::host::Accelerator;
 use crate::machine::{Aio, Machine};
 use crate::scratch::Scratch;
 use crate::server::{self, Spec};
@@ -103,13 +104,13 @@ impl Experiment for Storages {
         "fio's job `virt`, which looks a bit like four QEMU processes with a disk each: four jobs, \
          each with four requests of 64 KiB in flight (libaio, O_DIRECT), reads and writes at random \
          offsets of 1 GiB, once over all of it.\n\nA place is a directory (on any file system: \
-         mount NFS to see what NFS makes of it), a block device, or an NBD export. On the host the \
-         job has four files in a directory, and a quarter each of a part of a device or export. In \
-         the guest it has a quarter each of a disk, whose image is a file in that directory, or \
-         the device, or the export. All of it is written before it is read.\n\nBelow the table \
-         stands what each place makes of the job next to the first one, and what virtualisation \
-         does next to the host, by their IOPS.\n\nWhat is on a device or an export is lost; \
-         without --overwrite they are refused. A comma in a path is written as \\,."
+         mount NFS to see what NFS makes of it), a block device, or an NBD export. On the host each \
+         job has a file in the directory, or a part of the device or export. In the guest it has a \
+         part of a disk, whose image is a file in that directory, or the device, or the export. All \
+         of it is written before it is read.\n\nBelow the table stands what each place makes of \
+         the job next to the first one, and what virtualisation (emulation, where there is no \
+         hardware for it) makes of it next to the host, by IOPS.\n\nWhat is on a device or an \
+         export is lost; without --overwrite they are refused. A comma in a path is written as \\,."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
@@ -359,7 +360,12 @@ fn on(found: &Found) -> On<'_> {
 fn words(cell: &Cell, found: &Found) -> BTreeMap<String, String> {
     let mut words = BTreeMap::from([("place".to_owned(), found.to_string())]);
     if cell.side == Where::Guest {
-        words.insert("where".into(), "virtualisation".into());
+        // What an emulated guest takes is no price of virtualisation.
+        let word = match Accelerator::detect() {
+            Accelerator::Kvm => "virtualisation",
+            Accelerator::Tcg => "emulation",
+        };
+        words.insert("where".into(), word.into());
     }
     words
 }
@@ -398,7 +404,8 @@ mod tests {
         let found = Found::Export("nbd://h".into());
         let words = words(&cell, &found);
         assert_eq!(words["place"], "NBD (nbd://h)");
-        assert_eq!(words["where"], "virtualisation");
+        let is_emulated = Accelerator::detect() == Accelerator::Tcg;
+        assert_eq!(words["where"] == "emulation", is_emulated);
     }
 
     #[test]
