@@ -41,8 +41,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "size",
-        "Of the data that is written and read (-s); more than the guest's memory, or all of it is \
-         in its page cache",
+        "Of the data that is written and read (-s); has to exceed the guest's memory",
         Kind::Size {
             least: 1 << 20,
             most: 1 << 40,
