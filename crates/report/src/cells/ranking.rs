@@ -38,12 +38,15 @@ pub struct Effect {
 }
 
 impl Ranking {
-    /// Of the points of a run, the first of which is the base; none where others differ from it in
-    /// more than one setting, or where nothing can be compared.
+    /// Of the points of a run, the first of which is the base; none where there are not two others,
+    /// where one of them differs from it in more than one setting, or where nothing can be compared.
     pub(super) fn all(points: &[Point], columns: &[Column], main: Option<&Column>) -> Vec<Ranking> {
-        let Some((base, others)) = points.split_first() else {
+        let [base, others @ ..] = points else {
             return Vec::new();
         };
+        if others.len() < 2 {
+            return Vec::new();
+        }
         let differences = others.iter().map(|point| difference(base, point));
         let Some(differences) = differences.collect::<Option<Vec<_>>>() else {
             return Vec::new();
@@ -228,21 +231,27 @@ mod tests {
         assert_eq!(ranked(&[point(&BASE, None), one.clone(), both]), []);
         let other = point(&[("bus", "ide")], Some((0.5, false)));
         assert_eq!(ranked(&[point(&BASE, None), one, other]), []);
-        // Nor is what was not run.
+        // One effect has no rank.
+        let alone = point(&[("bus", "ide"), ("cache", "none")], Some((0.5, false)));
+        assert_eq!(ranked(&[point(&BASE, None), alone]), []);
+        // Nor has what was not run.
         let not_run = Point {
             measures: BTreeMap::new(),
             ..point(&[("bus", "ide"), ("cache", "none")], None)
         };
-        assert_eq!(ranked(&[point(&BASE, None), not_run]), []);
+        assert_eq!(ranked(&[point(&BASE, None), not_run.clone(), not_run]), []);
         assert_eq!(ranked(&[]), []);
     }
 
     #[test]
     fn half_is_as_far_as_twice_and_nothing_is_farthest() {
         let effect = |median| point(&[("bus", "ide"), ("cache", "none")], Some((median, false)));
-        let sizes: Vec<f64> = [0.5, 2.0, 0.0]
-            .map(|median| ranked(&[point(&BASE, None), effect(median)])[0].effects[0].size())
-            .to_vec();
+        let noise = point(&[("bus", "virtio"), ("cache", "unsafe")], Some((1.0, true)));
+        let size = |median| {
+            let points = [point(&BASE, None), effect(median), noise.clone()];
+            ranked(&points)[0].effects[0].size()
+        };
+        let sizes: Vec<f64> = [0.5, 2.0, 0.0].map(size).to_vec();
         assert!((sizes[0] - sizes[1]).abs() < 1e-12 && sizes[2].is_infinite());
     }
 }
