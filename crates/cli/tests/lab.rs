@@ -216,11 +216,7 @@ fn what_cannot_be_run_is_said_in_one_line() {
             1,
             ["--poll=off", "qsd"],
         ),
-        (
-            &["describe", "moon"],
-            1,
-            ["'moon'", "seqread, settings, wiki"],
-        ),
+        (&["describe", "moon"], 1, ["'moon'", "seqread, wiki, ffsb"]),
     ] {
         let (status, _, said) = lab(args, dir.path());
         let last = said.lines().last().unwrap_or_default();
