@@ -1,17 +1,14 @@
 //! This machine itself, without a guest: what the same work comes to there.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Job, Seen};
-use crate::error::{Context, Error, Result};
-use crate::evidence::{self, Sampler, Watch};
+use super::{Job, Program, Seen};
+use crate::error::Result;
+use crate::evidence;
 use crate::host;
-use crate::process::{Process, tail_of};
 use crate::scratch::Scratch;
-use crate::work::Worked;
 
 /// A directory of this machine's own, on the file system that has the images.
 #[derive(Debug)]
@@ -40,25 +37,7 @@ impl HostBed {
     /// # Errors
     /// When it fails, or does not end in time.
     pub fn check(&self, script: &str, timeout: Duration) -> Result<String> {
-        const NAME: &str = "a script on this machine";
-        let output = self.file("script.out");
-        let what = || format!("cannot create {}", output.display());
-        let mut command = Command::new(host::program("busybox")?);
-        command.args(["sh", "-c", &format!("set -e\n{script}")]);
-        command.current_dir(self.dir());
-        command.stdout(File::create(&output).context(what)?);
-        let mut shell = Process::spawn(NAME, command, &self.file("script.log"))?;
-        let status = shell.wait(timeout)?;
-        let bytes = fs::read(&output).context(|| format!("cannot read {}", output.display()))?;
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        if status.success() {
-            return Ok(text);
-        }
-        Err(Error::Program {
-            program: NAME.into(),
-            status: status.to_string(),
-            tail: tail_of(&format!("{text}\n{}", shell.log())),
-        })
+        self.shell(script, timeout)?.run()
     }
 
     /// Runs a load here and looks at this machine and at the device below the directory meanwhile.
@@ -66,30 +45,30 @@ impl HostBed {
     /// # Errors
     /// When the script fails, or prints what cannot be parsed.
     pub fn measure(&self, job: &Job) -> Result<Seen> {
-        let sampler = Sampler::start(Watch {
-            // None where it is not known: a file of a network's, say.
-            device: evidence::device_below(&self.file("script.out")).unwrap_or_default(),
-            ..Watch::default()
-        })?;
-        let printed = self.check(job.script, job.timeout);
-        let (mut evidence, series) = sampler.stop();
-        let Worked { measures, load } = (job.parse)(&printed?)?;
-        evidence.load = load;
-        Ok(Seen {
-            measures,
-            series,
-            evidence,
-        })
+        // None where it is not known: a file of a network's, say.
+        let probe = tempfile::NamedTempFile::new_in(self.dir()).ok();
+        let device = probe.and_then(|file| evidence::device_below(file.path()).ok()?);
+        self.shell(job.script, job.timeout)?
+            .measure(device, job.parse)
     }
 
-    fn file(&self, name: &str) -> PathBuf {
-        self.dir().join(name)
+    fn shell(&self, script: &str, timeout: Duration) -> Result<Program<'_>> {
+        let mut command = Command::new(host::program("busybox")?);
+        command.args(["sh", "-c", &format!("set -e\n{script}")]);
+        command.current_dir(self.dir());
+        Ok(Program {
+            name: "a script on this machine",
+            command,
+            dir: self.dir(),
+            timeout,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::work::Worked;
 
     #[test]
     fn scripts_run_in_its_directory_and_their_failures_are_told() {
