@@ -226,7 +226,12 @@ fn clients_that_vanish_with_requests_in_flight() {
             drop(raw);
         }
     });
-    assert_eq!(lines(&nbd, "requests in flight"), 30, "{}", nbd.log());
+    // One may be gone when nothing of its has been read or all of that answered.
+    let (closed, in_flight) = (
+        lines(&nbd, "closed by the client"),
+        lines(&nbd, "requests in flight"),
+    );
+    assert!(closed >= 30 && in_flight >= 20, "{}", nbd.log());
 }
 
 #[test]
