@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use fathom_load::files::fio::{Job, Scenario, job_file, parse};
+use fathom_load::files::fio::{Job, Scenario, job_file, make_file, parse};
 
 /// What fio says of a job in `dir`; none if there is no fio.
 fn fio(dir: &Path, text: &str) -> Option<String> {
@@ -48,9 +48,23 @@ fn fio_runs_every_scenario_and_its_report_is_understood() {
             bs,
             direct: false,
         };
+        for entry in std::fs::read_dir(&files).unwrap() {
+            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        let make = make_file(&job).unwrap();
+        if !make.is_empty() && fio(dir.path(), &make).is_none() {
+            return;
+        }
         let Some(text) = fio(dir.path(), &job_file(&job).unwrap()) else {
             return;
         };
+        // All threads work for all of the time: its jobs' times are added up.
+        if scenario != Scenario::LargeFileCreates {
+            let json = &text[text.find('{').unwrap()..];
+            let json: serde_json::Value = serde_json::from_str(json).unwrap();
+            let spent = json["jobs"][0]["job_runtime"].as_u64().unwrap();
+            assert!(spent >= 550, "{spent} ms of {} threads", job.threads);
+        }
         let report = parse(&text, &job).unwrap();
         let found: Vec<&str> = report.operations.iter().map(|o| o.op.as_str()).collect();
         let expected: &[&str] = match scenario {

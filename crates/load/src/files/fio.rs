@@ -63,7 +63,7 @@ impl Scenario {
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     pub scenario: Scenario,
-    /// An existing directory; fio leaves its files there, and uses those that it finds.
+    /// An existing directory that has the files of the load, and no others.
     pub dir: &'a Path,
     pub threads: u16,
     /// Shrinks the number of files and their sizes: at 1, there are 1,024 files of 100 MiB, and
@@ -120,7 +120,29 @@ impl Job<'_> {
     }
 }
 
-/// The job as a file for fio.
+/// A job for fio that makes the files of `job`, and no more; empty where that makes its own.
+///
+/// # Errors
+/// As [`job_file`].
+pub fn make_file(job: &Job<'_>) -> Result<String> {
+    job.validate()?;
+    let dir = directory(job.dir)?.replace(':', "\\:");
+    let (files, size) = job.files();
+    Ok(match job.scenario {
+        Scenario::LargeFileCreates => String::new(),
+        // Those that are to be written are written, too, if they are made by a job that reads.
+        _ => format!(
+            "[files]\ndirectory={dir}\nrw=read\nioengine=psync\nbs={}\nnrfiles={files}\n\
+             filesize={size}\nsize={}\nfilename_format=fathom-fio.$filenum\ncreate_only=1\n",
+            job.bs,
+            size * u64::from(files),
+        ),
+    })
+}
+
+/// The job as a file for fio, on files that [`make_file`]'s job has made. All threads use all files
+/// of the directory: with names (`filename_format`) fio gives them to the first thread alone, and the
+/// others do nothing.
 ///
 /// # Errors
 /// When the numbers cannot work, or fio could not understand the directory's name.
@@ -128,14 +150,20 @@ pub fn job_file(job: &Job<'_>) -> Result<String> {
     job.validate()?;
     let dir = directory(job.dir)?;
     let (files, size) = job.files();
+    let place = match job.scenario {
+        Scenario::LargeFileCreates => format!(
+            "directory={}\nnrfiles={files}\nfilesize={size}\nsize={size}",
+            dir.replace(':', "\\:")
+        ),
+        _ => format!("opendir={dir}"),
+    };
     let mut text = format!(
-        "[global]\ndirectory={dir}\ndirect={}\nioengine=psync\niodepth=1\nnumjobs={}\n\
-         group_reporting=1\nruntime={}ms\nbs={}\nnrfiles={files}\nfilesize={size}\nsize={}\n",
+        "[global]\n{place}\ndirect={}\nioengine=psync\niodepth=1\nnumjobs={}\n\
+         group_reporting=1\nruntime={}ms\nbs={}\n",
         u8::from(job.direct),
         job.threads,
         job.runtime.as_millis(),
         job.bs,
-        size * u64::from(files),
     );
     let per_file = size / u64::from(job.bs);
     // To a string it cannot fail.
@@ -164,18 +192,18 @@ pub fn job_file(job: &Job<'_>) -> Result<String> {
 
 /// More passes than any time has room for.
 const LOOPS: u32 = 1_000_000;
-/// All threads use the same files, for all of the time.
-const SHARED: &str = "time_based=1\nfilename_format=fathom-fio.$filenum\n";
+/// For all of the time.
+const SHARED: &str = "time_based=1\n";
 const RANDOM: &str = "norandommap=1\nfile_service_type=random\n";
 
-/// In fio's words: it takes `:` between directories, and `${}` for a variable.
-fn directory(dir: &Path) -> Result<String> {
+/// A name that fio's files can hold: `${}` is a variable there.
+fn directory(dir: &Path) -> Result<&str> {
     let refuse = |why| Error::Options(format!("{} {why}", dir.display()));
     let text = dir.to_str().ok_or_else(|| refuse("is not UTF-8"))?;
     if text.contains(['\\', '$']) || text.contains(char::is_control) || text.trim() != text {
         return Err(refuse("has a name that fio cannot take"));
     }
-    Ok(text.replace(':', "\\:"))
+    Ok(text)
 }
 
 /// What fio says of a group of jobs.
@@ -307,13 +335,11 @@ mod tests {
     fn a_job_says_what_the_scenario_is() {
         let text = job_file(&job(Scenario::SequentialReads)).unwrap();
         for line in [
-            "directory=/mnt/a\\:b",
+            "opendir=/mnt/a:b",
             "direct=1",
             "numjobs=8",
             "runtime=1500ms",
             "bs=8192",
-            "nrfiles=1024",
-            "filesize=104857600",
             "[sequential-reads]",
             "file_service_type=random:12800",
         ] {
@@ -326,8 +352,12 @@ mod tests {
         };
         let text = job_file(&small).unwrap();
         assert!(text.contains("\nfilesize=4194304\n"), "{text}");
+        assert!(text.contains("\ndirectory=/mnt/a\\:b\n"), "{text}");
         assert!(text.contains("\nunlink_each_loop=1\n"), "{text}");
         assert!(!text.contains("time_based"), "{text}");
+        let text = make_file(&job(Scenario::Mixed)).unwrap();
+        assert!(text.contains("\nnrfiles=1024\n"), "{text}");
+        assert!(text.contains("\nfilesize=104857600\n"), "{text}");
         // Eight threads with a file each.
         assert_eq!(small.bytes(), 8 * 4_194_304);
         assert_eq!(job(Scenario::Mixed).bytes(), 1024 * (100 << 20));

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use fathom_load::files::fio::{self, job_file};
+use fathom_load::files::fio::{self, job_file, make_file};
 use fathom_load::files::{Options as MailServer, Report};
 use fathom_units::short_duration;
 
@@ -139,7 +139,7 @@ impl Load {
     /// When the numbers do not go together.
     pub fn check(&self) -> Result<()> {
         match self.scenario {
-            Scenario::Fio(..) => self.job("/mnt", self.scenario).map(drop),
+            Scenario::Fio(one, size) => self.job("/mnt", one, size).map(drop),
             Scenario::MailServer => Ok(self.mail_server()?.validate()?),
         }
     }
@@ -167,14 +167,8 @@ impl Load {
         let make = match self.scenario {
             // It makes its files itself.
             Scenario::Fio(fio::Scenario::LargeFileCreates, _) => String::new(),
-            // Random writes find files that are written; made by a job that only reads, they are.
-            Scenario::Fio(_, size) => {
-                let read = Scenario::Fio(fio::Scenario::RandomReads, size);
-                let one = Load {
-                    threads: 1,
-                    ..*self
-                };
-                let job = one.job(files, read)? + "create_only=1\n";
+            Scenario::Fio(one, size) => {
+                let job = make_file(&self.fio_job(Path::new(files), one, size))?;
                 run_fio(notes, "files", &job)
             }
             Scenario::MailServer => format!(
@@ -193,8 +187,8 @@ impl Load {
             fathom,
         } = place;
         let load = match self.scenario {
-            Scenario::Fio(..) => {
-                let job = self.job(files, self.scenario)?;
+            Scenario::Fio(one, size) => {
+                let job = self.job(files, one, size)?;
                 format!("{}\ncat {notes}/load.json", run_fio(notes, "load", &job))
             }
             Scenario::MailServer => format!(
@@ -235,10 +229,7 @@ impl Load {
     }
 
     /// The text of a job of fio's.
-    fn job(&self, dir: &str, scenario: Scenario) -> Result<String> {
-        let Scenario::Fio(one, size) = scenario else {
-            return Err(Error::Protocol(format!("{scenario} is no job for fio")));
-        };
+    fn job(&self, dir: &str, one: fio::Scenario, size: u32) -> Result<String> {
         let text = job_file(&self.fio_job(Path::new(dir), one, size))?;
         Ok(format!("{text}randseed={}\n", self.seed))
     }
@@ -323,21 +314,20 @@ mod tests {
             (load.prepare(&place).unwrap(), load.run(&place).unwrap())
         };
         let (prepare, run) = scripts("random-writes");
-        assert!(prepare.contains("\nrw=randread\n") && prepare.contains("\ncreate_only=1\n"));
-        assert!(prepare.contains("\nnumjobs=1\n") && run.contains("\nnumjobs=8\n"));
+        assert!(prepare.contains("\ncreate_only=1\n") && !prepare.contains("numjobs"));
+        assert!(run.contains("\nnumjobs=8\n"));
         assert!(
             run.contains("\nrw=randwrite\n") && run.contains("\nrandseed=7\n"),
             "{run}"
         );
         assert!(!run.contains("create_only") && prepare.ends_with("|| true\n"));
         // The same files.
-        let files = |script: &str| {
-            let lines = script.lines().filter(|line| line.contains("file"));
-            let lines = lines.filter(|line| !line.contains(' ') && !line.contains("type"));
-            lines.map(str::to_owned).collect::<Vec<_>>()
-        };
-        assert_eq!(files(&prepare), files(&run));
-        assert!(files(&run).len() > 2, "{run}");
+        let files = &place.files;
+        assert!(
+            prepare.contains(&format!("directory={files}\n")),
+            "{prepare}"
+        );
+        assert!(run.contains(&format!("opendir={files}\n")), "{run}");
         let (prepare, run) = scripts("large-file-creates-256k");
         assert!(!prepare.contains("fio"), "{prepare}");
         assert!(run.contains("\nbs=262144\n"), "{run}");
