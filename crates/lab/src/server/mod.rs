@@ -92,7 +92,9 @@ pub struct Served {
 }
 
 const SOCKET: &str = "socket:";
-/// How the kinds are said.
+/// How the kinds are said that the lab starts itself.
+pub const OWN_FORM: &str = "fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd";
+/// How all kinds are said.
 pub const FORM: &str = "fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd, socket:PATH";
 
 impl Kind {

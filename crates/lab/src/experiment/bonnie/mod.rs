@@ -24,13 +24,13 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "disk",
         "Who serves the disk; the first is what the others are held against",
-        Kind::of::<server::Kind>("fathom, qemu, qemu-main, qemu-mapped, qsd"),
+        Kind::of::<server::Kind>(server::OWN_FORM),
         "qemu-main,qemu,fathom",
     ),
     Parameter::new(
         "aio",
         "How the server reads and writes the image",
-        Kind::of::<Aio>("io_uring, native, threads"),
+        Kind::of::<Aio>(Aio::FORM),
         "native",
     ),
     Parameter::new(

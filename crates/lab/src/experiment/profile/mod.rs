@@ -28,13 +28,13 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "disk",
         "Who serves the disk",
-        Kind::of::<server::Kind>("fathom, qemu, qemu-main, qemu-mapped, qsd, socket:PATH"),
+        Kind::of::<server::Kind>(server::FORM),
         "fathom",
     ),
     Parameter::new(
         "aio",
         "How the server reads and writes the image",
-        Kind::of::<Aio>("io_uring, native, threads"),
+        Kind::of::<Aio>(Aio::FORM),
         "io_uring",
     ),
     Parameter::new(

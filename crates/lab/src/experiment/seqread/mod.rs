@@ -27,7 +27,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "aio",
         "How the server reads and writes the image",
-        Kind::of::<Aio>("io_uring, native, threads"),
+        Kind::of::<Aio>(Aio::FORM),
         "io_uring",
     ),
     Parameter::new(

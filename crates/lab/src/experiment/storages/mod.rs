@@ -40,13 +40,13 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "disk",
         "Who serves the guest's disk",
-        Kind::of::<server::Kind>("fathom, qemu, qemu-main, qemu-mapped, qsd"),
+        Kind::of::<server::Kind>(server::OWN_FORM),
         "fathom",
     ),
     Parameter::new(
         "aio",
         "How the server reads and writes the image",
-        Kind::of::<Aio>("io_uring, native, threads"),
+        Kind::of::<Aio>(Aio::FORM),
         "io_uring",
     ),
     Parameter::new(
