@@ -83,9 +83,9 @@ fn compressed_images_are_about_as_small_as_those_of_qemu_img() {
             place.sound("qcow2", &mine);
             let (mine, theirs) = (allocated(&mine), allocated(&theirs));
             eprintln!("{kind} {options}: {mine} of {theirs}");
-            // Streams of one write share its last block, and so many clusters are under way at a
-            // time.
-            let writes = LEN as u64 / cluster / 128;
+            // Streams of one write share its last block. More than a hundred clusters are under
+            // way at a time, of which a busy machine may have only some ready together.
+            let writes = LEN as u64 / cluster / 32;
             let most = theirs + theirs * percent / 100 + (64 << 10) + writes * 4096;
             assert!(
                 mine <= most,
