@@ -61,6 +61,7 @@ torture: setup
 
 # Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself, on this machine.
 bench: build
+	$(CARGO) build --release --package fathom-nbd --example floor
 	python3 tools/bench/bench.py
 
 lint:

@@ -90,6 +90,9 @@ def check_programs(fathom: Path) -> None:
             sys.exit(f"error: {program} is not installed; `make setup` installs it")
     if not fathom.is_file():
         sys.exit(f"error: {fathom} is not built; run cargo build --release")
+    if not (fathom.with_name("examples") / "floor").is_file():
+        sys.exit(f"error: no examples/floor beside {fathom}; "
+                 "run cargo build --release --package fathom-nbd --example floor")
 
 
 def first_line(*command: str) -> str:

@@ -13,6 +13,8 @@ NBDKIT = "nbdkit"
 FATHOM_SHM = "fathom on /dev/shm"
 NBDKIT_SHM = "nbdkit on /dev/shm"
 QEMU_NBD = "qemu-nbd on /dev/shm"
+# The least that a server can do: crates/nbd/examples/floor.rs.
+NBD_FLOOR = "floor"
 # On whole images.
 QEMU_IMG = "qemu-img"
 
@@ -57,7 +59,8 @@ class Case:
         if self.storage == "img":
             return [FATHOM, QEMU_IMG]
         if self.storage == "nbd":
-            return [FATHOM, FATHOM_SHM, NBDKIT, NBDKIT_SHM, QEMU_NBD]
+            floor = [NBD_FLOOR] if self.by == "fio" else []
+            return [FATHOM, FATHOM_SHM, NBDKIT, NBDKIT_SHM, QEMU_NBD] + floor
         if self.delay:
             return [FATHOM, FATHOM_NO_POLL]
         subjects = [FATHOM, QSD]
@@ -120,6 +123,8 @@ BARS = [
     Bar("nbd-randread-4k-1", "NBD, depth 1: p50 against nbdkit", "p50_us", NBDKIT, 1.0, 0.7),
     Bar("nbd-fio-randread-4k-32", "NBD, fio at depth 32: CPU against nbdkit", "server_cpu_us",
         NBDKIT, 0.5, 0.35),
+    Bar("nbd-fio-randread-4k-32", "NBD, fio at depth 32: CPU against the least possible",
+        "server_cpu_us", NBD_FLOOR, 1.6, 1.3),
     Bar("img-convert", "img convert, raw to qcow2: time against qemu-img", "seconds", QEMU_IMG,
         0.8, 0.5),
     Bar("img-convert-compressed", "img convert -c, raw to qcow2: time against qemu-img",

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cases import FATHOM, FATHOM_SHM, NBDKIT, NBDKIT_SHM, Case
+from cases import FATHOM, FATHOM_SHM, NBD_FLOOR, NBDKIT, NBDKIT_SHM, Case
 from result import Result
 
 MEMORY_SIZE = 1 << 30
@@ -28,6 +28,8 @@ def server(case: Case, subject: str, socket: Path, fathom: Path, file: Path) -> 
         disk = f"memory:{size(case)}" if subject == FATHOM else str(file)
         control = socket.with_name("control.sock")
         return [str(fathom), "serve", disk, "--nbd", f"unix:{socket}", "--control", str(control)]
+    if subject == NBD_FLOOR:
+        return [str(fathom.with_name("examples") / "floor"), str(socket), str(size(case))]
     if subject == NBDKIT:
         return ["nbdkit", "-f", "-U", str(socket), "memory", str(size(case))]
     if subject == NBDKIT_SHM:
