@@ -50,6 +50,17 @@ pub fn working(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
     }
 }
 
+/// The same, and the little for which it waited for a CPU: it had work then, too. (A thread that
+/// waits for much of the window has a rule of its own.)
+pub fn wanting(evidence: &Evidence, thread: &ThreadTime) -> Option<f64> {
+    let working = working(evidence, thread)?;
+    let waiting = thread.waiting.and_then(|waits| of_window(evidence, waits));
+    match waiting {
+        Some(waiting) if working >= BUSY => Some((working + waiting).min(1.0)),
+        _ => Some(working),
+    }
+}
+
 /// Of the time for which the host's CPUs had work, the share in which the host's own hypervisor did
 /// not run them. Kernels differ in whether a thread's time includes it (paravirtual steal time), so
 /// that a thread that never pauses has between the rest and all of the window.

@@ -3,7 +3,7 @@
 use fathom_run::evidence::{Evidence, ThreadRole};
 
 use crate::figures::{
-    SATURATED, largest, load_in_flight, number, offered, percent, ratio, share, working,
+    SATURATED, largest, load_in_flight, number, offered, percent, ratio, share, wanting, working,
 };
 use crate::rule::Finding;
 
@@ -66,7 +66,7 @@ fn shares(evidence: &Evidence) -> Vec<f64> {
     }
     let threads = evidence.threads.iter();
     let own = threads.filter(|one| one.role == ThreadRole::Load);
-    own.filter_map(|one| working(evidence, one)).collect()
+    own.filter_map(|one| wanting(evidence, one)).collect()
 }
 
 fn serves(role: ThreadRole) -> bool {

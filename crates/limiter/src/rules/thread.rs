@@ -1,17 +1,20 @@
-//! A thread that is on a CPU all the time, and has work all that time.
+//! A thread that has work all the time, and is on a CPU for nearly as long.
 
 use fathom_run::evidence::{Evidence, ThreadRole, ThreadTime};
 
-use crate::figures::{SATURATED, largest, name, of_window, on_path, percent, thread, working};
+use crate::figures::{
+    SATURATED, largest, name, of_window, on_path, percent, thread, wanting, working,
+};
 use crate::rule::Finding;
 
 pub fn saturated(evidence: &Evidence) -> Option<Finding> {
-    let works = |one: &ThreadTime| working(evidence, one).filter(|&share| share >= SATURATED);
+    let works = |one: &ThreadTime| wanting(evidence, one).filter(|&share| share >= SATURATED);
+    let on_cpu = |one: &ThreadTime| on_cpu(evidence, one);
     let is_load = |role| role == ThreadRole::Load; // has a rule of its own
     let serves = |role| on_path(role) && !is_load(role);
     let found = largest(evidence, serves, works)
         .or_else(|| largest(evidence, |role| role == ThreadRole::Kernel, works));
-    if let Some((share, busiest)) = found {
+    if let Some((_, busiest)) = found {
         let others = evidence.threads.iter();
         let others = others.filter(|one| serves(one.role) && !std::ptr::eq(*one, busiest));
         let others = match others.filter(|one| works(one).is_some()).count() {
@@ -19,14 +22,26 @@ pub fn saturated(evidence: &Evidence) -> Option<Finding> {
             1 => ", and another".into(),
             count => format!(", and {count} others"),
         };
-        let text = format!("{} on CPU {}{others}", thread(busiest), percent(share));
+        let text = format!("{} {}{others}", thread(busiest), on_cpu(busiest));
         return Some(Finding::holds(text).about(name(&busiest.name)));
     }
     poller(evidence).or_else(|| {
-        let (share, other) = largest(evidence, |role| role == ThreadRole::Other, works)?;
-        let text = format!("{} on CPU {}", thread(other), percent(share));
+        let (_, other) = largest(evidence, |role| role == ThreadRole::Other, works)?;
+        let text = format!("{} {}", thread(other), on_cpu(other));
         Some(Finding::weak(text))
     })
+}
+
+/// `on CPU 98%`, or `on CPU 92%, waiting for one 4%`.
+fn on_cpu(evidence: &Evidence, thread: &ThreadTime) -> String {
+    let working = working(evidence, thread).unwrap_or(0.0);
+    let text = format!("on CPU {}", percent(working));
+    match wanting(evidence, thread) {
+        Some(wanting) if working < SATURATED => {
+            format!("{text}, waiting for one {}", percent(wanting - working))
+        }
+        _ => text,
+    }
 }
 
 /// Whether a thread may be saturated, of which nobody knows.
@@ -64,7 +79,21 @@ mod tests {
         assert!(finding.holds);
         assert_eq!(finding.text, "I/O thread 'worker 0' on CPU 98%");
         assert!(saturated(&worker(9.51, |_| ())).unwrap().holds);
-        assert!(saturated(&worker(9.49, |_| ())).is_none());
+        assert!(saturated(&worker(9.49, |worker| worker.waiting = None)).is_none());
+    }
+
+    #[test]
+    fn a_thread_that_only_waits_for_a_cpu_has_work() {
+        let waits = |cpu, waiting: fn(&mut ThreadTime)| saturated(&worker(cpu, waiting));
+        let finding = waits(9.2, |worker| worker.waiting = Some(0.4)).unwrap();
+        assert!(finding.holds);
+        assert_eq!(
+            finding.text,
+            "I/O thread 'worker 0' on CPU 92%, waiting for one 4.0%"
+        );
+        assert!(waits(9.0, |worker| worker.waiting = Some(0.4)).is_none());
+        // One that works a little waits because others are there.
+        assert!(waits(7.0, |worker| worker.waiting = Some(3.0)).is_none());
     }
 
     #[test]
