@@ -95,7 +95,7 @@ fn checksums(sockets: &Sockets) -> Command {
     fio.args(["--name=load", "--ioengine=nbd", "--output-format=json"])
         .arg(format!("--uri={uri}"))
         .args(["--rw=randwrite", "--bs=64k", "--iodepth=32", "--size=64M"])
-        .args(["--verify=sha512", "--do_verify=0", "--randrepeat=0"])
+        .args(["--verify=sha512", "--do_verify=0", "--verify_state_save=0"])
         .args(["--time_based", "--ramp_time=1s", "--runtime=4s"])
         .args(["--thread", "--cpus_allowed=1"]);
     fio
@@ -126,7 +126,16 @@ fn expect(evidence: &Evidence, rule: &str, thread: &str) {
 fn what_limits_a_served_disk_is_named() {
     // The worker copies each byte, and the load looks at none. It has one queue while the load's
     // threads refill the others.
-    let copies = ["--rw", "randread", "--bs", "256k", "--iodepth", "16", "--queues", "4"];
+    let copies = [
+        "--rw",
+        "randread",
+        "--bs",
+        "256k",
+        "--iodepth",
+        "16",
+        "--queues",
+        "4",
+    ];
     let evidence = seen(|sockets| bench(sockets, &copies), told_by_bench);
     expect(&evidence, "thread", "I/O thread 'worker 0'");
 

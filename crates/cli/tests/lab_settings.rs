@@ -47,8 +47,8 @@ impl Drop for SlowDisk {
     }
 }
 
-/// How many requests the cell with these settings has made, by the name of their mean latency.
-fn requests(run: &Path, report: &Value, settings: [&str; 3], name: &str) -> u64 {
+/// A measure of the cell with these settings.
+fn measure(run: &Path, report: &Value, settings: [&str; 3], name: &str) -> Value {
     let names = ["bus", "cache", "threads"];
     let is = |cell: &&Value| {
         let mut pairs = names.iter().zip(settings);
@@ -59,7 +59,15 @@ fn requests(run: &Path, report: &Value, settings: [&str; 3], name: &str) -> u64 
     let file = run.join("cells").join(id.unwrap()).join("cell.json");
     let cell: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let mut measures = cell["measures"].as_array().unwrap().iter();
-    let mean = measures.find(|one| one["name"] == name).expect(name);
+    measures
+        .find(|one| one["name"] == name)
+        .expect(name)
+        .clone()
+}
+
+/// How many requests it has made, by the name of their mean latency.
+fn requests(run: &Path, report: &Value, settings: [&str; 3], name: &str) -> u64 {
+    let mean = measure(run, report, settings, name);
     mean["samples"].as_u64().unwrap()
 }
 
@@ -112,6 +120,15 @@ fn ide_does_not_scale_and_write_through_flushes_every_write() {
         "{alone} by one thread, {many} by eight"
     );
     assert!(ide < 1.25, "{ide} by eight threads on IDE");
+    // About one kick a request, and none on IDE: there it is those of other devices.
+    let kicks = |settings| {
+        let kicks = measure(&run, &report, settings, "kicks");
+        kicks["value"].as_f64().unwrap() * kicks["samples"].as_f64().unwrap()
+    };
+    let virtio = ["virtio-blk", "none", "8"];
+    let made = measure(&run, &report, virtio, "kicks")["samples"].as_f64();
+    let each = (kicks(virtio) - kicks(["ide", "none", "8"])) / made.unwrap();
+    assert!((0.4..1.3).contains(&each), "{each} kicks by virtio-blk");
     let worst = &report["rankings"][0];
     assert_eq!(worst["measure"], "iops");
     let settings: Vec<_> = { worst["effects"].as_array().unwrap().iter() }

@@ -61,9 +61,9 @@ impl GuestBed {
             }
         }
         (evidence.load, evidence.guest) = (load, counted.processors);
-        if let Some(interrupts) = counted.interrupts {
+        if counted.interrupts.is_some() || counted.kicks.is_some() {
             let crossings = evidence.crossings.get_or_insert_default();
-            crossings.interrupts = Some(interrupts);
+            (crossings.interrupts, crossings.kicks) = (counted.interrupts, counted.kicks);
         }
         Ok(Seen {
             measures,

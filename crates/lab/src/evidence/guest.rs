@@ -1,9 +1,10 @@
-//! The guest's half: what its CPUs did during a script, and how often its devices interrupted it,
-//! by two prints of its /proc/stat and /proc/interrupts.
+//! The guest's half: what its CPUs did during a script, how often its devices interrupted it, and
+//! how often its drivers kicked, by two prints of its /proc/stat, /proc/interrupts and the hits of a
+//! probe.
 
 use fathom_run::evidence::Processors;
 
-use super::{interrupts, processors};
+use super::{interrupts, kicks, processors};
 
 const BEFORE: &str = "--- counters before ---";
 const AFTER: &str = "--- counters after ---";
@@ -15,14 +16,20 @@ pub struct Counted {
     pub processors: Option<Processors>,
     /// Of all devices but clocks.
     pub interrupts: Option<u64>,
+    /// Of all virtio devices.
+    pub kicks: Option<u64>,
 }
 
 /// A script (busybox sh) that runs `work` and prints counters before and after it. Its status is
 /// that of `work`.
 pub fn around(work: &str) -> String {
-    let print = "grep '^cpu' /proc/stat; cat /proc/interrupts";
+    let print = format!(
+        "grep '^cpu' /proc/stat; cat /proc/interrupts; {}",
+        kicks::PRINT
+    );
+    let probe = kicks::PROBE;
     format!(
-        "echo '{BEFORE}'; {print}; echo '{END}'\n(\n{work}\n)\nfathom_status=$?\n\
+        "{probe}\necho '{BEFORE}'; {print}; echo '{END}'\n(\n{work}\n)\nfathom_status=$?\n\
          echo; echo '{AFTER}'; {print}; (exit $fathom_status)\n"
     )
 }
@@ -43,9 +50,12 @@ pub fn split(printed: &str) -> (String, Counted) {
     };
     let (began, ended) = (processors::parse(before), processors::parse(after));
     let interrupts = interrupts::parse(before).zip(interrupts::parse(after));
+    let kicks = kicks::parse(before).zip(kicks::parse(after));
+    let since = |(before, after): (u64, u64)| after.checked_sub(before);
     let counted = Counted {
         processors: processors::between(&began, &ended),
-        interrupts: interrupts.and_then(|(before, after)| after.checked_sub(before)),
+        interrupts: interrupts.and_then(since),
+        kicks: kicks.and_then(since),
     };
     (work.to_owned(), counted)
 }

@@ -5,6 +5,7 @@
 //! and a few of them in between for figures over time. What is not there (no PSI, no schedstat, a
 //! device without a queue) is left out and never zero.
 
+mod calls;
 mod cgroup;
 mod device;
 mod exits;
@@ -12,6 +13,7 @@ pub mod guest;
 mod history;
 mod interrupts;
 mod kernel;
+mod kicks;
 mod measures;
 mod pressure;
 mod processors;

@@ -8,6 +8,7 @@ use fathom_run::Series;
 use fathom_run::evidence::{Crossings, Evidence};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::calls::Calls;
 use super::history::{History, Point};
 use super::kernel::{self, Kernel};
 use super::processors::{self, Cpu};
@@ -26,7 +27,7 @@ const SHORTEST: Duration = Duration::from_millis(1);
 /// Both read each file of `Watch` once, and those of the kernel's threads: some ms on a machine
 /// with hundreds of processes, outside the window. In between a thread reads one small file for
 /// each watched thread, /proc/stat and the device's: about 10 us a file, and less than 1 % of one
-/// CPU in all, since its step doubles where it would be more.
+/// CPU in all, since its step doubles where it would be more. ([`Calls`] says what it costs.)
 pub struct Sampler {
     end: Sender<()>,
     thread: JoinHandle<Window>,
@@ -40,6 +41,7 @@ struct Window {
     device: Option<String>,
     /// QEMU's process, if there is one.
     vmm: Option<u32>,
+    calls: Calls,
     begin: Snapshot,
     history: History,
 }
@@ -113,6 +115,7 @@ impl Window {
             groups,
             device: watch.device,
             vmm,
+            calls: Calls::new(),
             history: History::new(watch.step.max(SHORTEST), zero),
             begin,
         }
@@ -126,6 +129,7 @@ impl Window {
         let now = Instant::now();
         let point = point(&self.begin, &host, device.as_ref(), &self.threads, now);
         self.history.add(point);
+        self.calls.sampled(self.threads.serving());
         let after = clock_gettime(ClockId::ThreadCPUTime);
         let cost = Duration::try_from(after)
             .ok()
@@ -153,7 +157,11 @@ impl Window {
             Some(device::between(name, begin, end, seconds))
         });
         let exits = begin.exits.zip(end.exits);
-        let exits = exits.and_then(|(before, after)| after.checked_sub(before));
+        let crossings = Crossings {
+            exits: exits.and_then(|(before, after)| after.checked_sub(before)),
+            calls: self.calls.end(seconds),
+            ..Crossings::default()
+        };
         let evidence = Evidence {
             seconds,
             host: processors::between(&begin.host, &end.host),
@@ -161,10 +169,7 @@ impl Window {
             cgroup: cgroup::between(&self.groups, &begin.groups, &end.groups),
             pressure: pressure.map(|(begin, end)| pressure::between(begin, end, seconds)),
             device,
-            crossings: exits.map(|exits| Crossings {
-                exits: Some(exits),
-                ..Crossings::default()
-            }),
+            crossings: (crossings != Crossings::default()).then_some(crossings),
             ..Evidence::default()
         };
         (evidence, self.history.series())

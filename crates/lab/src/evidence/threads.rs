@@ -97,6 +97,20 @@ impl Threads {
         }
     }
 
+    /// Those that serve the disk: the server's, or QEMU's where it has none.
+    pub fn serving(&self) -> impl Iterator<Item = u32> {
+        let server = self.watched.iter().find(|one| one.kind == Kind::Server);
+        let server = server.map(|one| one.pid);
+        let serves = move |one: &&Seen| match (server, one.role) {
+            (_, ThreadRole::Load | ThreadRole::Vcpu) => false,
+            (Some(pid), _) => one.thread.pid == pid,
+            (None, _) => true,
+        };
+        { self.seen.values() }
+            .filter(serves)
+            .map(|one| one.thread.tid)
+    }
+
     /// Of all I/O threads and workers, since the window's begin: seconds on a CPU. `None`: there
     /// are none.
     pub fn workers(&self) -> Option<f64> {
