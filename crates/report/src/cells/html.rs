@@ -67,8 +67,8 @@ fn head(html: &mut Html, prefix: &str, table: &Table) {
     if let Some(missing) = words::missing(table) {
         warning(html, "warning", "Not finished.", &missing);
     }
-    if table.environment.stretched {
-        warning(html, "warning", "Mind:", facts::STRETCHED);
+    if let Some(doubt) = facts::doubt(&table.environment) {
+        warning(html, "warning", "Mind:", doubt);
     }
     problems(html, &table.problems);
     let id = format!("{prefix}environment-list");

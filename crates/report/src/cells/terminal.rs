@@ -35,8 +35,8 @@ pub fn report(table: &Table, style: Style) -> String {
     for (name, words) in words::facts(table) {
         page.fact(name, &words);
     }
-    if table.environment.stretched {
-        page.warning(facts::STRETCHED);
+    if let Some(doubt) = facts::doubt(&table.environment) {
+        page.warning(doubt);
     }
     if let Some(missing) = words::missing(table) {
         page.warning(&missing);
@@ -74,8 +74,8 @@ pub fn compare(comparison: &Comparison, style: Style) -> String {
     page.heading("Runs of an experiment compared");
     for (letter, (name, table)) in ["A", "B"].into_iter().zip(&comparison.runs) {
         page.fact(letter, &format!("{name}: {}", table.title));
-        if table.environment.stretched {
-            page.warning(&format!("{letter}: {}", facts::STRETCHED));
+        if let Some(doubt) = facts::doubt(&table.environment) {
+            page.warning(&format!("{letter}: {doubt}"));
         }
         if let Some(missing) = words::missing(table) {
             page.warning(&format!("{letter}: {missing}"));

@@ -100,6 +100,18 @@ fn disk(disk: &Disk) -> String {
 pub(crate) const STRETCHED: &str = "Times are stretched: the host is itself emulated. They check \
                                     the method and say nothing about speed.";
 
+const EMULATED: &str = "Guests were emulated (TCG): what they do compares with other emulated guests, \
+                        and says nothing about guests on hardware.";
+
+/// What is to be kept in mind of all figures of such machines.
+pub(crate) fn doubt(environment: &Environment) -> Option<&'static str> {
+    match environment.accelerator.eq_ignore_ascii_case("tcg") {
+        _ if environment.stretched => Some(STRETCHED),
+        true => Some(EMULATED),
+        false => None,
+    }
+}
+
 /// The machines and programs of a run: a name and words for each.
 pub(crate) fn machines(environment: &Environment) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
