@@ -45,6 +45,8 @@ struct RunArgs {
     unfinished: Option<PathBuf>,
     #[command(flatten)]
     show: Show,
+    #[command(flatten)]
+    how: How,
     #[command(subcommand)]
     order: Option<order::Ordered>,
 }
@@ -58,6 +60,15 @@ struct Show {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+// How cells are run. (A doc comment would become the commands' description.)
+#[derive(Debug, Clone, Copy, Args)]
+struct How {
+    /// Try each suspected limiter: run the cell once more with more of it, such as one more thread or
+    /// twice the depth
+    #[arg(long)]
+    confirm: bool,
 }
 
 #[derive(Debug, Args)]
@@ -80,21 +91,30 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
         }
         LabCommand::Describe { experiment } => describe(find(&experiment)?),
         LabCommand::Run(args) => {
-            let (runner, output, show) = match (args.unfinished, args.order) {
+            let (mut runner, output, show, how) = match (args.unfinished, args.order) {
                 (Some(dir), _) => (
                     Runner::resume(&dir)?,
                     Output { dir, ours: false },
                     args.show,
+                    args.how,
                 ),
                 (None, Some(ordered)) => {
                     let dir = ordered.output();
                     let runner = Runner::new(&ordered.order, &dir)?;
-                    (runner, Output { dir, ours: true }, ordered.show)
+                    (
+                        runner,
+                        Output { dir, ours: true },
+                        ordered.show,
+                        ordered.how,
+                    )
                 }
                 (None, None) => bail!("name an experiment (`fathom lab list`), or --continue RUN"),
             };
+            if how.confirm {
+                runner.confirm();
+            }
             if show.dry_run {
-                return dry_run(&runner);
+                return dry_run(&runner, how);
             }
             under_way(Some(output.clone()), || measure(runner, &output, show.json))
         }
@@ -141,13 +161,17 @@ fn describe(one: &dyn Experiment) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn dry_run(runner: &Runner) -> anyhow::Result<()> {
+fn dry_run(runner: &Runner, how: How) -> anyhow::Result<()> {
     let mut total = std::time::Duration::ZERO;
     for (planned, label, time) in runner.left() {
         println!("{}  round {}  {label}", planned.id, planned.round);
         total += time;
     }
-    println!("about {} in all", rough(total));
+    let trials = match how.confirm {
+        true => ", and up to as much for the trials of what limits them",
+        false => "",
+    };
+    println!("about {} in all{trials}", rough(total));
     Ok(runner.check_needs()?)
 }
 

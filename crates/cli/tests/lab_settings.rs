@@ -152,6 +152,54 @@ fn ide_does_not_scale_and_write_through_flushes_every_write() {
     );
 }
 
+/// A disk on which every read takes 40 ms: it does twice as much at once.
+#[test]
+fn a_suspected_limiter_is_tried() {
+    let dir = short_dir();
+    let _disk = SlowDisk::start(dir.path());
+    let image = format!(
+        "--image=nbd+unix:///?socket={}/nbd.sock",
+        dir.path().display()
+    );
+    let run = dir.path().join("r");
+    let shown = run.to_str().unwrap();
+    let lab = |args: &[&str]| {
+        let output = fathom().args(["lab", "run"]).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        said
+    };
+    let point = || -> Value {
+        let report: Value = serde_json::from_str(&stdout_of(&["report", "--json", shown])).unwrap();
+        assert_eq!(report["points"].as_array().unwrap().len(), 1);
+        report["points"][0].clone()
+    };
+    let job = ["--runtime=2s", "--rw=randread", &image, "--output", shown];
+    lab(&[&["settings", "--overwrite=on"], &job[..]].concat());
+    // Tests beside it may have kept its threads waiting: it is judged as on a machine of its own.
+    let file = run.join("cells/1-1/cell.json");
+    let mut cell: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let evidence = cell["evidence"].as_object_mut().unwrap();
+    evidence.insert("threads".into(), Value::Array(Vec::new()));
+    evidence["host"]["busy"] = serde_json::json!([10.0, 10.0]);
+    evidence["host"]["steal"] = serde_json::json!([0.0, 0.0]);
+    evidence.insert("pressure".into(), Value::Null);
+    std::fs::write(&file, cell.to_string()).unwrap();
+    assert_eq!(point()["limiter"], "latency");
+    assert!(point()["confirmed"].is_null());
+
+    let said = lab(&["--continue", shown, "--confirm"]);
+    assert!(said.contains("is it latency? iodepth=2"), "{said}");
+    assert!(!said.contains("cell 1 of"), "{said}");
+    let tried = point();
+    assert_eq!(tried["confirmed"], true, "{tried}");
+    let verdict = tried["verdict"].as_str().unwrap();
+    assert!(verdict.contains("confirmed: iodepth=2 makes "), "{verdict}");
+    // It was tried.
+    let said = lab(&["--continue", shown]);
+    assert!(!said.contains("is it"), "{said}");
+}
+
 #[test]
 fn a_run_is_planned_one_factor_at_a_time_or_in_full() {
     let dir = short_dir();

@@ -11,6 +11,7 @@ mod beside;
 mod bonnie;
 mod cell;
 mod compare;
+mod confirm;
 pub mod csv;
 mod effects;
 pub mod html;

@@ -36,6 +36,35 @@ pub struct Experiment {
     pub beside: Option<Beside>,
     /// In the order in which they are run.
     pub cells: Vec<Planned>,
+    /// Suspected limiters are to be tried.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub confirm: bool,
+    /// The trials so far; no points of the experiment.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trials: Vec<Trial>,
+}
+
+/// A cell that was planned when another had ended: the same, with one thing changed of which the
+/// other's limiter says what that does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    #[serde(flatten)]
+    pub planned: Planned,
+    /// The other cell's id.
+    pub of: String,
+    /// Its suspected limiter: the rule's name.
+    pub limiter: String,
+    pub expects: Expects,
+}
+
+/// What a trial shows if the suspicion is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Expects {
+    /// More work is done.
+    More,
+    /// No more work is done, although more is asked for.
+    NoMore,
 }
 
 /// Points that differ in one parameter alone, in one row.
@@ -184,11 +213,13 @@ impl Experiment {
 
     /// Names become paths: they must not lead anywhere else.
     pub(crate) fn check(&self) -> std::result::Result<(), String> {
-        if self.cells.len() > MAX_CELLS {
-            let count = self.cells.len();
+        let count = self.cells.len().saturating_add(self.trials.len());
+        if count > MAX_CELLS {
             return Err(format!("{count} cells; {MAX_CELLS} are the most"));
         }
-        let mut ids: Vec<&str> = self.cells.iter().map(|cell| cell.id.as_str()).collect();
+        let trials = self.trials.iter().map(|trial| &trial.planned);
+        let cells = self.cells.iter().chain(trials);
+        let mut ids: Vec<&str> = cells.map(|cell| cell.id.as_str()).collect();
         if let Some(id) = ids.iter().find(|id| !is_name(id)) {
             return Err(format!("{id:?} is no name of a cell"));
         }

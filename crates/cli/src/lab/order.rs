@@ -7,13 +7,14 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches, Sub
 use fathom_lab::experiment::runner::default_output;
 use fathom_lab::experiment::{self, Experiment, Kind, Order, Parameter};
 
-use super::Show;
+use super::{How, Show};
 
 /// An experiment that was asked for.
 pub struct Ordered {
     pub order: Order,
     output: Option<PathBuf>,
     pub show: Show,
+    pub how: How,
 }
 
 // What all experiments take. (A doc comment would become the command's description.)
@@ -30,6 +31,8 @@ struct Common {
     output: Option<PathBuf>,
     #[command(flatten)]
     show: Show,
+    #[command(flatten)]
+    how: How,
 }
 
 const ROUNDS: &str = "rounds";
@@ -81,6 +84,7 @@ impl Ordered {
             order,
             output: common.output,
             show: common.show,
+            how: common.how,
         })
     }
 }

@@ -6,6 +6,7 @@
 //! directory.
 
 mod bonnie;
+mod confirm;
 mod ffsb;
 mod order;
 mod parameter;

@@ -88,6 +88,7 @@ impl Order {
             seed: self.seed,
             beside: self.experiment.beside(),
             cells,
+            ..run::Experiment::default()
         })
     }
 

@@ -10,7 +10,7 @@ use fathom_run as run;
 use fathom_units::{Utc, short_duration};
 use run::{Cell, Environment, Planned, Run, RunKind, now};
 
-use super::{Context, Experiment, Order, Settings, find};
+use super::{Context, Experiment, Order, Session, Settings, confirm, find};
 use crate::environment;
 use crate::error::{Context as _, Error, Result};
 use crate::host::{self, Accelerator};
@@ -84,6 +84,21 @@ impl Runner {
         })
     }
 
+    /// Tries what each cell's evidence makes suspect, too: right after the cell, and for cells that
+    /// were run already.
+    pub fn confirm(&mut self) {
+        if let Some(plan) = &mut self.run.experiment {
+            plan.confirm = true;
+        }
+    }
+
+    fn confirms(&self) -> bool {
+        self.run
+            .experiment
+            .as_ref()
+            .is_some_and(|plan| plan.confirm)
+    }
+
     /// The experiment's name.
     pub fn name(&self) -> &'static str {
         self.experiment.name()
@@ -142,6 +157,7 @@ impl Runner {
         fs::create_dir_all(&self.dir).context(what)?;
         self.run.save(&self.dir)?;
         let mut session = self.experiment.begin(context);
+        self.try_ended(&mut *session, progress)?;
         let mut pace = Pace::default();
         let count = self.left.len();
         if count > 1 {
@@ -165,23 +181,83 @@ impl Runner {
                 planned,
                 started: now(),
             };
-            self.one(&mut *session, cell, &mut |step: &str| {
+            let progress = &mut |step: &str| {
                 progress(&match count {
                     1 => step.to_owned(),
                     _ => format!("{head}: {step}"),
                 });
-            })?;
+            };
+            let cell = self.one(&mut *session, cell, progress)?;
+            self.try_limiter(&mut *session, &cell, progress)?;
             pace.add(expected, begin.elapsed());
         }
         Ok(())
     }
 
-    fn one(
+    /// Of cells that were run already, the trials that are missing.
+    fn try_ended(
         &mut self,
-        session: &mut dyn super::Session,
-        begun: Begun,
+        session: &mut dyn Session,
         progress: &mut dyn FnMut(&str),
     ) -> Result<()> {
+        let plan = self.run.experiment.iter();
+        let ended = plan.flat_map(|plan| plan.cells.clone());
+        let ended: Vec<Planned> = ended
+            .filter(|planned| !self.left.contains(planned))
+            .collect();
+        for planned in ended {
+            if self.confirms()
+                && let Some(cell) = Cell::load(&self.dir, &planned)?
+            {
+                self.try_limiter(session, &cell, progress)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the trial of what the cell's evidence makes suspect, unless it was run.
+    fn try_limiter(
+        &mut self,
+        session: &mut dyn Session,
+        cell: &Cell,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<()> {
+        let trial = confirm::trial(self.experiment, cell).filter(|_| self.confirms());
+        let (Some(trial), Some(plan)) = (trial, &mut self.run.experiment) else {
+            return Ok(());
+        };
+        match plan
+            .trials
+            .iter()
+            .find(|one| one.planned.id == trial.planned.id)
+        {
+            // Rules may have changed since: the trial is that of its time.
+            Some(known) if Cell::load(&self.dir, &known.planned)?.is_some() => return Ok(()),
+            Some(_) => plan.trials.retain(|one| one.planned.id != trial.planned.id),
+            None => {}
+        }
+        plan.trials.push(trial.clone());
+        self.run.save(&self.dir)?;
+        let what = format!(
+            "is it {}? {}",
+            trial.limiter,
+            confirm::changed(&trial, cell)
+        );
+        let planned = trial.planned;
+        let begun = Begun {
+            planned,
+            started: now(),
+        };
+        let mut progress = |step: &str| progress(&format!("{what}: {step}"));
+        self.one(session, begun, &mut progress).map(drop)
+    }
+
+    fn one(
+        &mut self,
+        session: &mut dyn Session,
+        begun: Begun,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Cell> {
         let begin = Instant::now();
         let Begun { planned, started } = begun;
         let folder = planned.folder(&self.dir);
@@ -208,7 +284,8 @@ impl Runner {
             self.run.environment = environment;
             self.run.save(&self.dir)?;
         }
-        Ok(cell.save(&self.dir)?)
+        cell.save(&self.dir)?;
+        Ok(cell)
     }
 
     /// What varies: `disk=qemu, iodepth=32`.

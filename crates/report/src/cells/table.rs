@@ -9,6 +9,7 @@ use fathom_run::{Beside, Better, Environment, Error, Experiment, Planned, Run, R
 use serde::Serialize;
 
 use super::cell::{self, Column, Columns, Problems, Row, setting};
+use super::confirm;
 use super::points::{Points, Settings};
 use super::profile::{self, Sampled};
 use super::ranking::Ranking;
@@ -72,6 +73,9 @@ pub struct Point {
     pub verdict: Option<String>,
     /// The rule that holds there, in a word.
     pub limiter: Option<String>,
+    /// Whether trials have confirmed it; `verdict` says how. `None`: it was not tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confirmed: Option<bool>,
     /// What its sides' CPUs ran, where they were sampled.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub profile: Vec<Sampled>,
@@ -130,6 +134,16 @@ impl Table {
         });
         let mut points: Vec<Point> = points.collect();
         compare(&mut points, &columns.list);
+        for (point, rows) in points.iter_mut().zip(&cells) {
+            if let (Some(limiter), Some(main)) = (&point.limiter, main)
+                && let Some(tried) =
+                    confirm::tried(dir, experiment, rows, limiter, main, &mut problems)
+            {
+                point.confirmed = Some(tried.confirmed);
+                let verdict = point.verdict.get_or_insert_default();
+                *verdict += &format!("; {}", tried.words);
+            }
+        }
         let holds_run = experiment.cells.iter().filter(|cell| cell.holds_run(dir));
         Table {
             kind: run.kind,

@@ -1,0 +1,214 @@
+//! Whether a suspected limiter was one: what is suspected is changed, and the same cell run again.
+//!
+//! What is in front of a limit does more when there is more of what limits; what has only latency
+//! to wait for does more at once; and a device at its limit does no more, however much is asked of
+//! it. Other suspicions (other programs' load, steal, a filter) are about what no parameter changes.
+
+use fathom_limiter::judge;
+use fathom_run::evidence::{Evidence, ThreadRole};
+use fathom_run::{Cell, Expects, Planned, Trial};
+
+use super::{Experiment, Settings};
+
+/// Of trials' ids, which begin with that of the cell.
+const SUFFIX: &str = "-confirm";
+
+/// The names that parameters of one meaning have.
+const DEPTH: &[&str] = &["iodepth"];
+const LOAD_THREADS: &[&str] = &["threads"];
+const VCPUS: &[&str] = &["cpus", "vcpus"];
+const IO_THREADS: &[&str] = &["iothreads"];
+
+/// The trial of a cell's suspected limiter; `None` where nothing is suspected, or the experiment
+/// has no parameter that changes it.
+pub fn trial(experiment: &dyn Experiment, cell: &Cell) -> Option<Trial> {
+    let evidence = cell.evidence.as_ref()?;
+    let limiter = judge(evidence).limiter?;
+    let before = Settings(cell.planned.settings.clone());
+    let twice = |names| twice(experiment, &before, names);
+    let more_work = || twice(DEPTH).or_else(|| twice(LOAD_THREADS));
+    let (settings, expects) = match limiter.rule {
+        "latency" => (more_work()?, Expects::More),
+        "device" => (more_work()?, Expects::NoMore),
+        "load-thread" => (twice(LOAD_THREADS)?, Expects::More),
+        "thread" => {
+            let settings = match role(evidence, limiter.subject.as_deref()?)? {
+                ThreadRole::Vcpu => twice(VCPUS)?,
+                ThreadRole::Io => more_io_threads(experiment, &before)?,
+                _ => return None,
+            };
+            (settings, Expects::More)
+        }
+        _ => return None,
+    };
+    experiment.check(&settings).ok()?;
+    Some(Trial {
+        planned: Planned {
+            id: format!("{}{SUFFIX}", cell.planned.id),
+            round: cell.planned.round,
+            settings: settings.0,
+        },
+        of: cell.planned.id.clone(),
+        limiter: limiter.rule.to_owned(),
+        expects,
+    })
+}
+
+/// What a trial changes of a cell: `iodepth=2`.
+pub fn changed(trial: &Trial, cell: &Cell) -> String {
+    let settings = trial.planned.settings.iter();
+    let changed = settings.filter(|(name, value)| cell.planned.settings.get(*name) != Some(*value));
+    let texts = changed.map(|(name, value)| format!("{name}={value}"));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn role(evidence: &Evidence, name: &str) -> Option<ThreadRole> {
+    let thread = evidence.threads.iter().find(|one| one.name == name)?;
+    Some(thread.role)
+}
+
+/// With twice as much of the first of these parameters that the experiment has; what it leaves to
+/// the machine is one.
+fn twice(experiment: &dyn Experiment, before: &Settings, names: &[&str]) -> Option<Settings> {
+    let mut parameters = experiment.parameters().iter();
+    let parameter = parameters.find(|one| names.contains(&one.name))?;
+    let count: u64 = before.count(parameter.name).ok()?.unwrap_or(1);
+    let value = parameter.value(&count.checked_mul(2)?.to_string()).ok()?;
+    Some(before.clone().with(parameter.name, value))
+}
+
+/// Each thread of these serves a queue, which a CPU of the guest's uses.
+fn more_io_threads(experiment: &dyn Experiment, before: &Settings) -> Option<Settings> {
+    let mut settings = twice(experiment, before, IO_THREADS)?;
+    let threads: u64 = settings.count(IO_THREADS[0]).ok()??;
+    for name in ["queues", "cpus"] {
+        let is_less = |count: Option<u64>| count.is_some_and(|count| count < threads);
+        if settings.count(name).is_ok_and(is_less) {
+            settings = settings.with(name, threads);
+        }
+    }
+    Some(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::find;
+    use super::*;
+    use fathom_run::evidence::{DeviceTime, Load, Processors, ThreadTime};
+
+    /// A cell of `settings` with some of its values changed, of 10 s with one request of 100 us
+    /// after the other.
+    fn cell(changed: &[(&str, &str)], change: fn(&mut Evidence)) -> Cell {
+        let mut settings = Settings::defaults(find("settings").unwrap().parameters());
+        for (name, value) in changed {
+            settings = settings.with(name, value);
+        }
+        let mut evidence = Evidence {
+            seconds: 10.0,
+            load: Load {
+                threads: 1,
+                depth: 1,
+                requests: 98_000,
+                bytes: 98_000 * 4096,
+                mean_ns: 1e5,
+                thread_cpu: vec![1.0],
+                ..Load::default()
+            },
+            host: Some(Processors {
+                busy: vec![20.0; 4],
+                steal: vec![0.0; 4],
+            }),
+            threads: vec![ThreadTime {
+                name: "worker 0".into(),
+                role: ThreadRole::Io,
+                cpu: 2.0,
+                ..ThreadTime::default()
+            }],
+            ..Evidence::default()
+        };
+        change(&mut evidence);
+        Cell {
+            planned: Planned {
+                id: "3-2".into(),
+                round: 2,
+                settings: settings.0,
+            },
+            evidence: Some(evidence),
+            ..Cell::default()
+        }
+    }
+
+    fn tried(changes: &[(&str, &str)], change: fn(&mut Evidence)) -> Option<(Trial, String)> {
+        let cell = cell(changes, change);
+        let trial = trial(find("settings").unwrap(), &cell)?;
+        let changed = changed(&trial, &cell);
+        Some((trial, changed))
+    }
+
+    #[test]
+    fn latency_is_tried_by_twice_the_depth() {
+        let (trial, changed) = tried(&[], |_| ()).unwrap();
+        assert_eq!((&*trial.limiter, &*changed), ("latency", "iodepth=2"));
+        assert_eq!(trial.expects, Expects::More);
+        assert_eq!((&*trial.planned.id, &*trial.of), ("3-2-confirm", "3-2"));
+        assert_eq!(trial.planned.round, 2);
+        // No parameter takes twice the greatest.
+        let most = [("iodepth", "1024"), ("ioengine", "libaio")];
+        let trial = tried(&most, |evidence| evidence.load.depth = 1);
+        assert_eq!(trial.map(|(_, changed)| changed), Some("threads=2".into()));
+    }
+
+    #[test]
+    fn a_device_at_its_limit_does_no_more() {
+        let (trial, changed) = tried(&[("iodepth", "32")], |evidence| {
+            evidence.load.depth = 32;
+            evidence.load.requests *= 32;
+            evidence.load.bytes *= 32;
+            evidence.device = Some(DeviceTime {
+                name: "sdb".into(),
+                requests: evidence.load.requests,
+                bytes: evidence.load.bytes,
+                utilisation: 100.0,
+                in_flight: 31.0,
+                mean_ns: 0.98e5,
+                queue: None,
+            });
+            evidence.bare = Some(fathom_run::evidence::Bare {
+                requests_per_second: evidence.load.requests as f64 / 10.0,
+                bytes_per_second: evidence.load.bytes as f64 / 10.0,
+                mean_ns: 1e5,
+            });
+        })
+        .unwrap();
+        assert_eq!((&*trial.limiter, &*changed), ("device", "iodepth=64"));
+        assert_eq!(trial.expects, Expects::NoMore);
+    }
+
+    #[test]
+    fn a_busy_thread_gets_another() {
+        let busy = |evidence: &mut Evidence| evidence.threads[0].cpu = 9.9;
+        let fathom = [("disk", "fathom")];
+        let (trial, changed) = tried(&fathom, busy).unwrap();
+        assert_eq!(
+            (&*trial.limiter, &*changed),
+            ("thread", "cpus=2, iothreads=2, queues=2")
+        );
+        // QEMU's main loop is one.
+        assert_eq!(tried(&[], busy), None);
+        let vcpu = tried(&[("cpus", "4")], |evidence| {
+            evidence.threads[0].cpu = 9.9;
+            evidence.threads[0].role = ThreadRole::Vcpu;
+        });
+        assert_eq!(vcpu.unwrap().1, "cpus=8");
+    }
+
+    #[test]
+    fn where_nothing_is_suspected_or_can_be_changed_nothing_is_tried() {
+        assert_eq!(tried(&[], |evidence| evidence.load.requests /= 10), None);
+        let mut without = cell(&[], |_| ());
+        without.evidence = None;
+        assert_eq!(trial(find("settings").unwrap(), &without), None);
+        let latency = cell(&[], |_| ());
+        assert_eq!(trial(find("bonnie").unwrap(), &latency), None);
+    }
+}

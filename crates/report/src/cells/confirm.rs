@@ -1,0 +1,91 @@
+//! What the trials of a point's suspected limiter have shown (`fathom lab run --confirm`).
+
+use std::path::Path;
+
+use fathom_run::{Better, Expects, Experiment, Trial};
+
+use super::cell::{self, Column, Columns, Problems, Row};
+use super::statistics::{Rounds, median, ratio, sorted};
+use super::words;
+
+/// Of what limits there was twice as much: so much more is done at least.
+const MORE: f64 = 1.15;
+/// Of work that is asked for there was twice as much: no more than that is done.
+const NO_MORE: f64 = 1.10;
+
+/// A suspicion that was tried.
+pub(super) struct Tried {
+    pub(super) confirmed: bool,
+    /// What was changed, and what came of it.
+    pub(super) words: String,
+}
+
+/// The trials of a point's cells, of the limiter that the point is said to have. `None`: there are
+/// none that say anything of the measure.
+pub(super) fn tried(
+    dir: &Path,
+    experiment: &Experiment,
+    rows: &[Row],
+    limiter: &str,
+    main: &Column,
+    problems: &mut Problems,
+) -> Option<Tried> {
+    let of = |trial: &Trial| {
+        let id = cell::name(&trial.of);
+        rows.iter().find(|row| row.id == id)
+    };
+    let mut gains = Rounds::new();
+    let mut first = None;
+    for trial in experiment
+        .trials
+        .iter()
+        .filter(|one| one.limiter == limiter)
+    {
+        let Some(base) = of(trial) else { continue };
+        let columns = &mut Columns::default();
+        let row = cell::read(dir, &trial.planned, columns, problems);
+        let Some((row, gain)) = row.and_then(|row| gain(&row, base, main).map(|gain| (row, gain)))
+        else {
+            continue;
+        };
+        gains.push((base.round, gain));
+        first.get_or_insert_with(|| (trial.expects, changed(&row, base)));
+    }
+    let gain = median(&sorted(gains.iter().map(|(_, gain)| *gain)))?;
+    let (expects, changed) = first?;
+    let confirmed = match expects {
+        Expects::More => gain >= MORE,
+        Expects::NoMore => gain <= NO_MORE,
+    };
+    let times = words::ratio(gain);
+    let words = match (confirmed, expects) {
+        (true, Expects::More) => format!("confirmed: {changed} makes {times} of it"),
+        (true, Expects::NoMore) => format!("confirmed: {changed} makes no more of it ({times})"),
+        (false, Expects::More) => {
+            format!("not confirmed: {changed} makes only {times} of it")
+        }
+        (false, Expects::NoMore) => {
+            format!("not confirmed: {changed} makes more of it ({times})")
+        }
+    };
+    Some(Tried { confirmed, words })
+}
+
+fn gain(row: &Row, base: &Row, main: &Column) -> Option<f64> {
+    let (after, before) = (
+        row.measures.get(&main.name)?,
+        base.measures.get(&main.name)?,
+    );
+    match main.better {
+        Better::Lower => ratio(*before, *after),
+        Better::Higher | Better::Neither => ratio(*after, *before),
+    }
+}
+
+/// `iodepth=2`.
+fn changed(row: &Row, base: &Row) -> String {
+    let changed =
+        { row.settings.iter() }.filter(|(name, value)| base.settings.get(*name) != Some(*value));
+    let texts = changed.map(|(name, value)| format!("{name}={value}"));
+    texts.collect::<Vec<_>>().join(", ")
+}
