@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from experiment import FIGURES
+
 FATHOM = "fathom"
 FATHOM_NO_POLL = "fathom --poll off"
 FATHOM_REGISTERED = "fathom --register-memory"
 FATHOM_RAW = "fathom on raw"
-QSD = "qemu-storage-daemon"
+QSD = "qsd"
 HOST = "host"
 # Over NBD; without more words, on a memory disk.
 NBDKIT = "nbdkit"
@@ -84,54 +86,51 @@ class Bar:
 
     case: str
     text: str
-    figure: str  # iops, mb_per_s, p50_us, server_cpu_us, seconds or cpu_seconds
+    figure: str  # of experiment.FIGURES
     against: str
     need: float
     aim: float
     subject: str = FATHOM
 
-    @property
-    def more_is_better(self) -> bool:
-        return self.figure in ("iops", "mb_per_s")
-
     def met(self, ratio: float, wanted: float) -> bool:
-        return ratio >= wanted if self.more_is_better else ratio <= wanted
+        more_is_better = FIGURES[self.figure][1] == "higher"
+        return ratio >= wanted if more_is_better else ratio <= wanted
 
 
 BARS = [
     Bar("null-randread-4k-128", "null, depth 128: IOPS against QSD", "iops", QSD, 4.5, 6),
-    Bar("null-randread-4k-1-poll", "null, depth 1, polling: p50 against QSD", "p50_us", QSD,
+    Bar("null-randread-4k-1-poll", "null, depth 1, polling: p50 against QSD", "latency.p50", QSD,
         1 / 5, 1 / 8),
-    Bar("null-randread-4k-1", "null, depth 1: p50 against QSD", "p50_us", QSD, 0.55, 0.47),
+    Bar("null-randread-4k-1", "null, depth 1: p50 against QSD", "latency.p50", QSD, 0.55, 0.47),
     Bar("disk-randread-4k-32", "disk, depth 32: IOPS against the host", "iops", HOST, 0.90, 0.95),
     Bar("disk-randread-4k-128", "disk, depth 128: IOPS against the host", "iops", HOST,
         0.94, 0.97),
     Bar("disk-randread-4k-1", "disk, depth 1: IOPS against the host's psync", "iops", HOST,
         0.72, 0.80),
-    Bar("disk-randread-4k-32", "disk, depth 32, --poll off: CPU against QSD", "server_cpu_us",
+    Bar("disk-randread-4k-32", "disk, depth 32, --poll off: CPU against QSD", "cpu.server",
         QSD, 0.65, 0.5, FATHOM_NO_POLL),
-    Bar("disk-randread-4k-32", "disk, depth 32: CPU against QSD", "server_cpu_us", QSD,
+    Bar("disk-randread-4k-32", "disk, depth 32: CPU against QSD", "cpu.server", QSD,
         1.0, 0.65),
     # The delay is longer than ten wake-ups, even in a virtual machine.
-    Bar("null-1ms-randread-4k-1", "slow disk, depth 1: CPU against --poll off", "server_cpu_us",
+    Bar("null-1ms-randread-4k-1", "slow disk, depth 1: CPU against --poll off", "cpu.server",
         FATHOM_NO_POLL, 1.15, 1.0),
     Bar("null-1ms-randread-4k-32", "slow disk, depth 32: CPU against --poll off",
-        "server_cpu_us", FATHOM_NO_POLL, 1.15, 1.0),
+        "cpu.server", FATHOM_NO_POLL, 1.15, 1.0),
     Bar("shm-randread-4k-32", "/dev/shm, depth 32: IOPS against QSD", "iops", QSD, 2.5, 3),
     Bar("nbd-randread-4k-32", "NBD, depth 32: IOPS against nbdkit", "iops", NBDKIT, 1.6, 2.5),
     Bar("nbd-randread-4k-32", "NBD, depth 32: IOPS against qemu-nbd", "iops", QEMU_NBD, 2.5, 4),
-    Bar("nbd-randread-4k-1", "NBD, depth 1: p50 against nbdkit", "p50_us", NBDKIT, 1.0, 0.7),
-    Bar("nbd-fio-randread-4k-32", "NBD, fio at depth 32: CPU against nbdkit", "server_cpu_us",
+    Bar("nbd-randread-4k-1", "NBD, depth 1: p50 against nbdkit", "latency.p50", NBDKIT, 1.0, 0.7),
+    Bar("nbd-fio-randread-4k-32", "NBD, fio at depth 32: CPU against nbdkit", "cpu.server",
         NBDKIT, 0.5, 0.35),
     Bar("nbd-fio-randread-4k-32", "NBD, fio at depth 32: CPU against the least possible",
-        "server_cpu_us", NBD_FLOOR, 1.6, 1.3),
-    Bar("img-convert", "img convert, raw to qcow2: time against qemu-img", "seconds", QEMU_IMG,
+        "cpu.server", NBD_FLOOR, 1.6, 1.3),
+    Bar("img-convert", "img convert, raw to qcow2: time against qemu-img", "time", QEMU_IMG,
         0.8, 0.5),
     Bar("img-convert-compressed", "img convert -c, raw to qcow2: time against qemu-img",
-        "seconds", QEMU_IMG, 0.9, 0.6),
-    Bar("img-compare", "img compare, raw and qcow2: time against qemu-img", "seconds", QEMU_IMG,
+        "time", QEMU_IMG, 0.9, 0.6),
+    Bar("img-compare", "img compare, raw and qcow2: time against qemu-img", "time", QEMU_IMG,
         0.8, 0.5),
-    Bar("nbd-nbdcopy", "NBD, nbdcopy: MB/s against nbdkit", "mb_per_s", NBDKIT, 1.1, 1.5),
+    Bar("nbd-nbdcopy", "NBD, nbdcopy: MB/s against nbdkit", "throughput", NBDKIT, 1.1, 1.5),
 ] + [bar for image in ("qcow2", "qed") for bar in (
     Bar(f"disk-{image}-full-randread-4k-32", f"disk, {image}, depth 32: IOPS against raw", "iops",
         FATHOM_RAW, 0.95, 0.99),
@@ -143,7 +142,7 @@ BARS = [
         "iops", QSD, 1.5, 3),
     # The server's CPU is the limit; IOPS tell as well whom else its CPU had to serve.
     Bar(f"shm-{image}-backed-randwrite-4k-8",
-        f"/dev/shm, {image}, copy on write: CPU against QSD", "server_cpu_us", QSD, 0.77, 0.5),
+        f"/dev/shm, {image}, copy on write: CPU against QSD", "cpu.server", QSD, 0.77, 0.5),
     # Each request reads and writes a cluster, so that a disk's bandwidth is the limit.
     Bar(f"disk-{image}-backed-randwrite-4k-8",
         f"disk, {image}, copy on write: IOPS against the host's pairs of 64k", "iops", HOST,

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 
-from subjects import is_listening
+from process import is_listening
 
 # Requests in flight on each queue, and queues.
 DEPTHS = [(1, 1), (128, 1), (1024, 1), (1024, 4)]

@@ -1,15 +1,17 @@
 """Images for the cases that are not about raw disks."""
 
-import subprocess
 from pathlib import Path
 
 from cases import Case
+from process import run
 
 # What copying of a whole raw disk (subjects.FILE_SIZE) may take, in bytes: its clusters and tables.
 COPIED = 1152 << 20
 
 # A disk that random writes do not fill within a measurement, in clusters of 64 KiB.
 EMPTY_SIZE = "64G"
+
+LIMIT = 900  # seconds
 
 
 def path(case: Case, raw: Path) -> Path:
@@ -24,14 +26,18 @@ def make(case: Case, raw: Path) -> None:
         return
     image.unlink(missing_ok=True)
     if case.state == "full":
-        run("convert", "-f", "raw", "-O", case.image, str(raw), str(image))
+        qemu_img("convert", "-f", "raw", "-O", case.image, raw, image)
     elif case.state == "backed":
-        run("create", "-f", case.image, "-b", raw.name, "-F", "raw", str(image))
+        qemu_img("create", "-f", case.image, "-b", raw.name, "-F", "raw", image)
         if case.copies_in_memory:
             allocate(image)
     else:
-        run("create", "-f", case.image, str(image), EMPTY_SIZE)
-    run_sync(image)
+        qemu_img("create", "-f", case.image, image, EMPTY_SIZE)
+    run(["sync", "-d", image], LIMIT)
+
+
+def qemu_img(command: str, *arguments) -> None:
+    run(["qemu-img", command, "-q", *arguments], LIMIT)
 
 
 def remove(raw: Path) -> None:
@@ -52,13 +58,4 @@ def blockdevs(case: Case, image: Path, direct: str) -> list[str]:
 def allocate(image: Path) -> None:
     """Memory for what will be written: finding it takes ten times as long as copying to it, or
     as long, as the machine pleases."""
-    command = ["fallocate", "--keep-size", "--length", str(COPIED), str(image)]
-    subprocess.run(command, check=True)
-
-
-def run(*arguments: str) -> None:
-    subprocess.run(["qemu-img", arguments[0], "-q", *arguments[1:]], check=True)
-
-
-def run_sync(image: Path) -> None:
-    subprocess.run(["sync", "-d", str(image)], check=True)
+    run(["fallocate", "--keep-size", "--length", COPIED, image], LIMIT)

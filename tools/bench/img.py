@@ -8,13 +8,12 @@ ten times as long as it is of one that takes a second.
 import os
 import random
 import resource
-import subprocess
 import time
 from pathlib import Path
 
 from cases import FATHOM, Case
-from noise import Noise
-from result import Failed, Result
+from experiment import Measures, measures
+from process import run
 
 BLOCK = 1 << 20
 LIMIT = 900  # seconds
@@ -42,7 +41,8 @@ class Images:
 
     def make(self) -> None:
         fill(self.raw, self.size)
-        qemu_img("convert", *CACHE, "-f", "raw", "-O", "qcow2", str(self.raw), str(self.equal))
+        run(["qemu-img", "convert", *CACHE, "-f", "raw", "-O", "qcow2", self.raw, self.equal],
+            LIMIT)
 
     def remove(self) -> None:
         for image in (self.raw, self.equal, self.target):
@@ -89,18 +89,15 @@ def noise(rng: random.Random) -> bytes:
     return rng.randbytes(BLOCK)
 
 
-def measure(case: Case, subject: str, images: Images, fathom: Path) -> Result:
-    program = [str(fathom), "img"] if subject == FATHOM else ["qemu-img"]
+def measure(case: Case, subject: str, images: Images, fathom: Path) -> Measures:
+    program = [fathom, "img"] if subject == FATHOM else ["qemu-img"]
     command = [*program, *arguments(case, subject, images)]
-    noise_of_others = Noise(os.sched_getaffinity(0), None)
-    runs = [timed(command, images) for _ in range(RUNS)]
-    seconds, cpu_seconds = (min(figures) for figures in zip(*runs))
-    return Result(iops=None, mb_per_s=images.size / seconds / 1e6, p50_us=None, p99_us=None,
-                  load_cpu_us=None, others_percent=noise_of_others.percent(), seconds=seconds,
-                  cpu_seconds=cpu_seconds)
+    seconds, cpu_seconds = map(min, zip(*(timed(command, images) for _ in range(RUNS))))
+    return measures({"throughput": images.size / seconds / 1e6, "time": seconds,
+                     "cpu.time": cpu_seconds}, RUNS)
 
 
-def timed(command: list[str], images: Images) -> tuple[float, float]:
+def timed(command: list, images: Images) -> tuple[float, float]:
     """Seconds, and seconds of CPU time, that the command takes."""
     images.target.unlink(missing_ok=True)
     # What others have left to be written is not this command's.
@@ -108,7 +105,7 @@ def timed(command: list[str], images: Images) -> tuple[float, float]:
     for source in (images.raw, images.equal):
         read(source)
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    run(command)
+    run(command, LIMIT)
     seconds, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
     return seconds, user + system
@@ -122,29 +119,14 @@ def read(path: Path) -> None:
             pass
 
 
-def arguments(case: Case, subject: str, images: Images) -> list[str]:
+def arguments(case: Case, subject: str, images: Images) -> list:
     if case.rw == "compare":
-        return ["compare", "-f", "raw", "-F", "qcow2", str(images.raw), str(images.equal)]
+        return ["compare", "-f", "raw", "-F", "qcow2", images.raw, images.equal]
     options = ["-c"] if case.rw == "convert-compressed" else []
     if subject != FATHOM:
         # Out of order and with as many requests as it takes: its fastest.
         options += ["-W", "-m", "16"]
-    return ["convert", *options, *CACHE, "-f", "raw", "-O", "qcow2",
-            str(images.raw), str(images.target)]
-
-
-def qemu_img(*command: str) -> None:
-    run(["qemu-img", *command])
-
-
-def run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
-    except subprocess.TimeoutExpired as e:
-        raise Failed(f"{command[0]} did not end") from e
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        raise Failed(lines[-1] if lines else f"{command[0]} failed")
+    return ["convert", *options, *CACHE, "-f", "raw", "-O", "qcow2", images.raw, images.target]
 
 
 def parse_size(text: str) -> int:

@@ -1,8 +1,11 @@
-"""How much of the two CPUs went to programs that are not being measured."""
+"""What is seen around a load: how much of the CPUs went to programs that are not measured."""
 
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
+
+from experiment import Measures, measures
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -27,28 +30,24 @@ def process_seconds(pid: int) -> float:
     return (user + system) / TICKS
 
 
-def children_seconds() -> float:
+def own_seconds() -> float:
     """CPU time of this process and of its children that have ended."""
-    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(
-        resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-class Noise:
-    """Measures from its creation to `percent`; the load has ended by then."""
-
-    def __init__(self, cpus: set[int], server: int | None):
-        self.cpus, self.server = cpus, server
-        self.start = self._sample()
-
-    def _sample(self) -> tuple[float, float, float]:
-        ours = children_seconds()
-        if self.server is not None:
-            ours += process_seconds(self.server)
-        return os.times().elapsed, busy_seconds(self.cpus), ours
-
-    def percent(self) -> float:
-        """Share of the two CPUs' time that others took. The interrupts of a
-        disk and the kernel's own threads are among them."""
-        elapsed, busy, ours = (b - a for a, b in zip(self.start, self._sample()))
-        return max(0.0, busy - ours) / (elapsed * len(self.cpus)) * 100
+def observed(load: Callable[[], Measures], cpus: set[int], server: int | None = None) -> Measures:
+    """What a load measures, which has ended by then; the share of the CPUs' time that others took,
+    the interrupts of a disk and the kernel's own threads among them; and the server's CPU time
+    where the load does not tell it."""
+    def sample() -> tuple[float, float, float, float]:
+        served = process_seconds(server) if server else 0
+        return os.times().elapsed, busy_seconds(cpus), own_seconds(), served
+    before = sample()
+    measured = load()
+    elapsed, busy, ours, served = (b - a for a, b in zip(before, sample()))
+    others = max(0.0, busy - ours - served) / (elapsed * len(cpus)) * 100
+    if server and "cpu.server" not in measured:
+        requests = max(measured["iops"]["samples"], 1)
+        measured |= measures({"cpu.server": served / requests * 1e6}, requests)
+    return measured | measures({"others": others})

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from subjects import is_listening
+from process import is_listening
 
 
 def build(target_dir, flags):

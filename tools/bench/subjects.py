@@ -1,20 +1,22 @@
-"""Starts servers, sends them load, and asks fio for the host's own figure."""
+"""Starts servers, has them loaded, and asks fio for the host's own figure."""
 
-import json
 import os
-import signal
-import subprocess
-import time
+import re
+import sys
+import tempfile
+from argparse import Namespace
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import images
 import img
+import loads
 import nbd
 from cases import FATHOM, FATHOM_RAW, HOST, QSD, Case
-from noise import Noise, process_seconds
-from result import Failed, Result
+from experiment import Measures
+from noise import observed
+from process import running
 
 NULL_SIZE = 1 << 40
 FILE_SIZE = 1 << 30
@@ -23,14 +25,14 @@ FILE_SIZE = 1 << 30
 COPIES = 8192
 # Of which the best counts.
 COPY_RUNS = 3
-START_LIMIT = 20  # seconds
 
 
 @dataclass
 class Bench:
     """Where things are and how long a measurement lasts."""
 
-    fathom: Path
+    fathom: Path  # that is measured
+    client: Path  # that loads it
     disk_dir: Path
     run_dir: Path
     server_cpu: int
@@ -39,9 +41,18 @@ class Bench:
     img: img.Images
 
     def path(self, storage: str) -> Path:
-        if storage == "shm":
-            return Path(f"/dev/shm/fathom-bench-{os.getpid()}.img")
-        return self.disk_dir / f"fathom-bench-{os.getpid()}.img"
+        directory = Path("/dev/shm") if storage == "shm" else self.disk_dir
+        return directory / f"fathom-bench-{os.getpid()}.img"
+
+    def machine(self) -> dict:
+        """A run.json that describes this one: it has read a block of its own program."""
+        return loads.bench(self.load_cpu, self.client, 0, self.client, "--buffered",
+                           "--rw", "read", "--number-ios", "1")[0]
+
+    def settings(self) -> dict[str, str]:
+        """Those that are the same in all cells."""
+        return {"runtime": f"{self.seconds:g}s", "server-cpu": str(self.server_cpu),
+                "load-cpu": str(self.load_cpu)}
 
     def prepare(self, storages: set[str]) -> None:
         """Writes the files in full: holes would be served without the disk."""
@@ -61,48 +72,49 @@ class Bench:
         for storage in ("disk", "shm"):
             images.remove(self.path(storage))
 
-    def measure(self, case: Case, subject: str) -> Result:
+    def measure(self, case: Case, subject: str) -> Measures:
         if case.storage == "img":
-            return img.measure(case, subject, self.img, self.fathom)
+            return observed(lambda: img.measure(case, subject, self.img, self.fathom),
+                            os.sched_getaffinity(0))
         if case.copies_in_memory:
             # As short as a run is, whatever else happens can only make it look dearer.
             runs = [self._measure(case, subject) for _ in range(COPY_RUNS)]
-            return min(runs, key=lambda result: result.server_cpu_us)
+            return min(runs, key=lambda measures: measures["cpu.server"]["value"])
         return self._measure(case, subject)
 
-    def _measure(self, case: Case, subject: str) -> Result:
+    def _measure(self, case: Case, subject: str) -> Measures:
         cpus = {self.server_cpu, self.load_cpu}
-        if case.storage == "nbd":
-            return self._nbd(case, subject, cpus)
         if subject == HOST:
-            noise = Noise(cpus, None)
-            result = self._fio(case)
-            result.others_percent = noise.percent()
-            return result
+            return observed(lambda: self._fio(case), cpus)
         if subject == FATHOM_RAW:
             case, subject = replace(case, image="raw"), FATHOM
-        if case.storage != "null":
-            images.make(case, self.path(case.storage))
         socket = self.run_dir / "disk.sock"
-        command = self._qsd(case, socket) if subject == QSD else self._fathom(case, socket, subject)
-        with running(command, socket, self.run_dir / "server.log") as server:
-            noise = Noise(cpus, server)
-            result = self._load(case, ["--vhost-user", str(socket)])
-            result.others_percent = noise.percent()
-            return result
+        uri = f"nbd+unix:///?socket={socket}"
+        if case.storage == "nbd":
+            command = nbd.server(case, subject, socket, self.fathom, self.path("shm"))
+            target = ["--nbd", uri]
+        else:
+            images.make(case, self.path(case.storage))
+            command = (self._qsd if subject == QSD else self._fathom)(case, socket, subject)
+            target = ["--vhost-user", socket]
+        with running(command, socket, self.server_cpu) as server:
+            if case.storage == "nbd" and not nbd.is_full(subject):
+                nbd.fill(case, uri, self.client, self.load_cpu)
+            if case.by == "bench":
+                return observed(lambda: self._load(case, target), cpus, server)
+            return observed(lambda: nbd.load(case, uri, self.seconds, self.load_cpu), cpus, server)
 
-    def _fathom(self, case: Case, socket: Path, subject: str) -> list[str]:
-        disk = f"null:{NULL_SIZE}" if case.storage == "null" else str(self.image(case))
+    def _fathom(self, case: Case, socket: Path, subject: str) -> list:
+        disk = f"null:{NULL_SIZE}" if case.storage == "null" else self.image(case)
         options = subject.removeprefix(FATHOM).split()
         if case.image != "raw":
             options += ["--format", case.image]
         if case.delay:
             options += ["--filter", f"delay:read={case.delay}"]
-        control = ["--control", str(self.run_dir / "control.sock")]
-        return pinned(self.server_cpu, str(self.fathom), "serve", disk,
-                      "--vhost-user", str(socket), *control, *options)
+        return [self.fathom, "serve", disk, "--vhost-user", socket,
+                "--control", self.run_dir / "control.sock", *options]
 
-    def _qsd(self, case: Case, socket: Path) -> list[str]:
+    def _qsd(self, case: Case, socket: Path, _subject: str) -> list:
         if case.storage == "null":
             blockdev = f"driver=null-co,size={NULL_SIZE},read-zeroes=off"
             blockdevs = ["--blockdev", f"{blockdev},node-name=n"]
@@ -111,57 +123,26 @@ class Bench:
             blockdevs = images.blockdevs(case, self.image(case), direct)
         export = ("type=vhost-user-blk,id=e,node-name=n,num-queues=1,writable=on,"
                   f"addr.type=unix,addr.path={socket}")
-        return pinned(self.server_cpu, "qemu-storage-daemon",
-                      *blockdevs, "--export", export)
-
-    def _nbd(self, case: Case, subject: str, cpus: set[int]) -> Result:
-        socket = self.run_dir / "disk.sock"
-        uri = f"nbd+unix:///?socket={socket}"
-        command = nbd.server(case, subject, socket, self.fathom, self.path("shm"))
-        command = pinned(self.server_cpu, *command)
-        with running(command, socket, self.run_dir / "server.log") as server:
-            if not nbd.is_full(subject):
-                run(pinned(self.load_cpu, str(self.fathom), *nbd.fill(case, uri)), 60)
-            noise = Noise(cpus, server)
-            if case.by == "bench":
-                result = self._load(case, ["--nbd", uri])
-            else:
-                before, start = process_seconds(server), time.monotonic()
-                out = run(pinned(self.load_cpu, *nbd.load(case, uri, self.seconds)), self.seconds)
-                seconds = time.monotonic() - start
-                result = nbd.result(case, out, seconds, process_seconds(server) - before)
-            result.others_percent = noise.percent()
-            return result
+        return ["qemu-storage-daemon", *blockdevs, "--export", export]
 
     def image(self, case: Case) -> Path:
         return images.path(case, self.path(case.storage))
 
-    def _load(self, case: Case, target: list[str]) -> Result:
+    def _load(self, case: Case, target: list) -> Measures:
         # An image that is being filled is another one after a while: nothing is left out. In
         # memory, who is fast would soon have copied all of it, and then only be writing.
         ramp = "500ms" if case.state == "full" else "0s"
         end = ["--runtime", f"{self.seconds}s"]
         if case.copies_in_memory:
-            end = ["--number-ios", str(COPIES)]
-        out = run(pinned(
-            self.load_cpu, str(self.fathom), "bench", *target, "--json",
-            "--rw", case.rw, "--bs", case.bs, "--iodepth", str(case.depth),
-            "--queues", str(case.connections),
-            "--wait", case.wait, "--cpus", str(self.load_cpu),
-            *end, "--ramp-time", ramp), self.seconds)
-        report = json.loads(out)
-        latency = report["operations"][0]["latency"]
-        backend = report["backend"]
-        return Result(
-            iops=report["iops"], mb_per_s=report["mb_per_s"],
-            p50_us=latency["p50_ns"] / 1e3, p99_us=latency["p99_ns"] / 1e3,
-            load_cpu_us=report["client_cpu_us_per_request"],
-            server_cpu_us=backend and backend["cpu_us_per_request"])
+            end = ["--number-ios", COPIES]
+        return loads.bench(
+            self.load_cpu, self.client, self.seconds, *target, "--rw", case.rw, "--bs", case.bs,
+            "--iodepth", case.depth, "--queues", case.connections, "--wait", case.wait,
+            "--cpus", self.load_cpu, *end, "--ramp-time", ramp)[1]
 
-    def _fio(self, case: Case) -> Result:
+    def _fio(self, case: Case) -> Measures:
         """fio at its best: at depth 1 a plain pread or pwrite, else io_uring
         with everything registered. The page cache is /dev/shm's own storage."""
-        direct = int(case.storage == "disk")
         engine = ["--ioengine=psync"]
         if case.depth > 1:
             engine = ["--ioengine=io_uring", "--fixedbufs", "--registerfiles",
@@ -170,70 +151,48 @@ class Bench:
         if case.state == "backed":
             # What a copy on write asks of the disk: a cluster read for each one written.
             rw, bs = "randrw", "64k"
-        out = run(pinned(
-            self.load_cpu, "fio", "--name=host", f"--filename={self.path(case.storage)}",
-            f"--rw={rw}", f"--bs={bs}", f"--direct={direct}", "--norandommap",
-            "--time_based", f"--runtime={self.seconds}s", "--ramp_time=500ms", "--thread",
-            "--output-format=json", *engine), self.seconds)
-        job = json.loads(out[out.index("{"):])["jobs"][0]
-        side = job["write" if "write" in case.rw else "read"]
-        percentile = side["clat_ns"]["percentile"]
-        busy = (job["usr_cpu"] + job["sys_cpu"]) / 100
-        return Result(
-            iops=side["iops"], mb_per_s=side["bw_bytes"] / 1e6,
-            p50_us=percentile["50.000000"] / 1e3, p99_us=percentile["99.000000"] / 1e3,
-            load_cpu_us=busy / max(side["iops"], 1) * 1e6)
-
-
-def pinned(cpu: int, *command: str) -> list[str]:
-    return ["taskset", "-c", str(cpu), *command]
-
-
-def run(command: list[str], seconds: float) -> str:
-    """The command's output; a command that hangs is a failure."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60)
-    except subprocess.TimeoutExpired as e:
-        raise Failed(f"{command[3]} did not end") from e
-    if done.returncode != 0:
-        raise Failed(last_line(done.stderr) or f"{command[3]} failed")
-    return done.stdout
-
-
-def last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
-
-
-def is_listening(socket: Path | str) -> bool:
-    """By the kernel's table: connecting would be a front-end of its own."""
-    accepting = 0x10000  # __SO_ACCEPTCON
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
-        next(table)
-        for line in table:
-            fields = line.split()
-            if fields[-1] == str(socket) and int(fields[3], 16) & accepting:
-                return True
-    return False
+        return loads.fio(self.load_cpu, self.seconds, rw, bs,
+                         f"--filename={self.path(case.storage)}", "--ramp_time=500ms",
+                         f"--direct={int(case.storage == 'disk')}", *engine)
 
 
 @contextmanager
-def running(command: list[str], socket: Path, log: Path):
-    """A server for as long as the block lasts; gives its process id."""
-    socket.unlink(missing_ok=True)
-    with open(log, "w", encoding="utf-8") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        end = time.monotonic() + START_LIMIT
-        while not is_listening(socket):
-            if server.poll() is not None or time.monotonic() > end:
-                raise Failed(f"{command[3]}: {last_line(log.read_text(encoding='utf-8'))}")
-            time.sleep(0.01)
-        yield server.pid
-    finally:
-        server.send_signal(signal.SIGTERM)
+def prepared(args: Namespace, storages: set[str], size: int = img.DEFAULT_SIZE):
+    """A bench whose files are there as long as the block lasts. Whatever ends that, it says where
+    the run is."""
+    server, load = choose_cpus(args)
+    with tempfile.TemporaryDirectory(prefix="fathom-bench-") as run_dir:
+        bench = Bench(args.fathom, args.fathom, args.dir, Path(run_dir), server, load, args.seconds,
+                      img.Images(args.dir, size))
         try:
-            server.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+            bench.prepare(storages)
+            yield bench
+        finally:
+            bench.clean_up()
+            if args.output.exists():
+                print(f"\nTo see it again: {args.fathom} report {args.output}", flush=True)
+
+
+def choose_cpus(args: Namespace) -> tuple[int, int]:
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        sys.exit("error: two CPUs are needed, one for the server and one for the load")
+    server = disk_interrupt_cpu(allowed) if args.server_cpu is None else args.server_cpu
+    others = [cpu for cpu in allowed if cpu != server]
+    load = others[0] if args.load_cpu is None else args.load_cpu
+    if server == load:
+        sys.exit("error: --server-cpu and --load-cpu must differ")
+    return server, load
+
+
+def disk_interrupt_cpu(allowed: list[int]) -> int:
+    """The CPU that has taken most of the disks' interrupts: where an operator
+    would put a disk's server. Every server is measured there."""
+    with open("/proc/interrupts", encoding="utf-8") as table:
+        cpus = [int(name.removeprefix("CPU")) for name in table.readline().split()]
+        taken = dict.fromkeys(cpus, 0)
+        for line in table:
+            if re.search(r"-req\.|nvme\d+q|ahci|scsi|blkif", line):
+                for cpu, count in zip(cpus, line.split()[1:]):
+                    taken[cpu] += int(count)
+    return max(allowed, key=lambda cpu: (taken.get(cpu, 0), -cpu))
