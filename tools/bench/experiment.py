@@ -32,6 +32,11 @@ FIGURES = {
     "cpu.time": ("seconds", "lower"),
     # Of the CPUs, what programs took that are not measured.
     "others": ("percent", "neither"),
+    # What a filter did beyond what it was asked for.
+    "rate.error": ("percent", "neither"),
+    "late.p50": ("nanoseconds", "lower"),
+    "late.p99": ("nanoseconds", "lower"),
+    "late.max": ("nanoseconds", "lower"),
 }
 
 
