@@ -246,6 +246,44 @@ fn external_data_files() {
     each(DATA_FILES, rounds(2), serve);
 }
 
+/// A write and zeroes that overlap, in clusters that have some data: the raw data file has what the
+/// guest sees. If the guest saw zeroes and the file had not, later zeroes would leave it so.
+#[test]
+fn what_overlaps_is_the_same_in_a_raw_data_file() {
+    let is_raw = |case: &&Case| case.options.contains("data_file_raw");
+    let cases: Vec<_> = DATA_FILES.iter().filter(is_raw).copied().collect();
+    assert!(
+        cases
+            .iter()
+            .any(|case| case.options.contains("extended_l2"))
+    );
+    each(&cases, rounds(3), |made, seed| {
+        let world = made.world(seed);
+        let mut run = begin(made, &world, seed);
+        run.activate();
+        let cluster = made.case.cluster / SECTOR as u64;
+        let clusters: Vec<u64> = (0..run.model.sectors() / cluster).collect();
+        for some in clusters.chunks(8) {
+            let firsts = some.iter().map(|n| n * cluster);
+            let data = |first| Ask::plain(Op::Write, first, 1);
+            run.all(firsts.clone().map(data));
+            let zeroes = |first| Ask::plain(Op::WriteZeroes, first, cluster);
+            run.all(
+                firsts
+                    .clone()
+                    .flat_map(|first| [data(first), zeroes(first)]),
+            );
+            run.all(firsts.map(zeroes));
+        }
+        run.compare_all();
+        run.deactivate();
+        let dir = support::dir();
+        made.store(dir.path(), &world);
+        let holds = made.raw_holds(dir.path(), "data.raw");
+        compare(&run, &holds, world.tick(), "the data file holds");
+    });
+}
+
 #[test]
 fn backing_files() {
     let mut cases = Vec::new();

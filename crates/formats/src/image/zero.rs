@@ -184,6 +184,13 @@ impl Tables {
             Cluster::Zero { host: None } => Change::Nothing,
             Cluster::Zero { .. } if keeps => Change::Nothing,
             Cluster::Data { host } if stays => Change::InPlace(*host),
+            // Those that have data keep it, and it becomes zeroes: a write that is under way in place
+            // may come later, and whoever reads the data file by itself has to see what the guest
+            // sees.
+            Cluster::Subclusters { allocated, .. } if has_data_file && *allocated != 0 => {
+                let zero = all & !allocated;
+                Change::Entry(self.layout.entry(own, *allocated, zero), None)
+            }
             _ if self.layout.has_zero_clusters() => {
                 let kept = own.filter(|_| keeps);
                 let zero = if below || kept.is_some() || how != Empty::Discard {
