@@ -8,7 +8,7 @@ mod judges;
 use experiment::{cell, run, write};
 use fathom_report::cells::{Table, html, json, terminal};
 use fathom_report::render::terminal::Style;
-use fathom_run::{Beside, Better, Cell, Measure, Shown, Unit};
+use fathom_run::{Beside, Better, Cell, Measure, Planned, Shown, Unit};
 use judges::{assert_fits, assert_golden, oracle};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -84,4 +84,48 @@ fn what_cannot_stand_side_by_side_stands_alone_or_in_the_ordinary_table() {
     let (_dir, table) = side_by_side("moon", 1);
     let text = plain(&table);
     assert!(text.contains("latency.p99") && !html::render(&table).contains("beside-1"));
+}
+
+#[test]
+fn rows_and_columns_that_a_pair_has_nothing_of_are_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = run(2);
+    let experiment = run.experiment.as_mut().unwrap();
+    let shown = ["iops", "cpu"].map(|name| Shown {
+        measure: name.into(),
+        heading: name.into(),
+    });
+    experiment.beside = Some(Beside {
+        parameter: "server".into(),
+        shown: shown.into(),
+    });
+    let is = |cell: &Planned, name: &str, value: &str| cell.settings[name] == value;
+    experiment
+        .cells
+        .retain(|cell| !(is(cell, "server", "qsd") && is(cell, "threads", "1")));
+    let cells = experiment.cells.iter().map(|planned| {
+        let mut cell = cell(planned);
+        // Of one thread, which qsd has no point of.
+        cell.measures
+            .retain(|measure| measure.name != "cpu" || is(planned, "threads", "1"));
+        cell
+    });
+    let cells: Vec<Cell> = cells.collect();
+    write(dir.path(), &run, cells);
+    let table = Table::load(dir.path()).unwrap();
+    let text = plain(&table);
+    let (_, pairs) = text.split_once("B: server=qsd\n").unwrap();
+    let (qsd, fathom) = pairs.split_once("B: server=fathom\n").unwrap();
+    let begins = |text: &str| -> Vec<String> {
+        let lines = text.lines().take_while(|line| !line.is_empty());
+        lines
+            .map(|line| line.split_whitespace().next().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(begins(qsd), ["threads", "8"]);
+    assert!(!qsd.contains("cpu"), "{qsd}");
+    assert_eq!(begins(fathom)[..3], ["threads", "1", "8"]);
+    assert!(fathom.contains("cpu"), "{fathom}");
+    let page = html::render(&table);
+    assert!(page.contains("id=\"beside-1\"") && page.contains("id=\"beside-2\""));
 }

@@ -29,8 +29,7 @@ pub(super) type Text = (String, Vec<String>);
 pub(super) struct Sides<'a> {
     parameter: &'a str,
     values: Vec<&'a str>,
-    /// What the points of each row have in common.
-    pub(super) rows: Vec<Settings>,
+    rows: Vec<Settings>,
     points: BTreeMap<(usize, &'a str), &'a Point>,
     columns: Vec<Shows<'a>>,
 }
@@ -42,10 +41,18 @@ struct Shows<'a> {
     scale: Scale,
 }
 
+/// What is shown of two values.
+struct Part<'a> {
+    columns: Vec<&'a Shows<'a>>,
+    rows: &'a [usize],
+}
+
 /// One value held against the first.
-pub(super) struct Against {
+pub(super) struct Against<'a> {
     /// What A and B are.
     pub(super) names: Vec<String>,
+    /// What the points of each row have in common: of those rows that have both.
+    pub(super) rows: Vec<&'a Settings>,
     /// Columns of A, of B, and of their ratios: of A alone where there is no other.
     pub(super) columns: Vec<Vec<Text>>,
 }
@@ -86,26 +93,53 @@ impl<'a> Sides<'a> {
     }
 
     /// Each value but the first with the first; of an only one nothing but itself.
-    pub(super) fn pairs(&self) -> Vec<Against> {
+    pub(super) fn pairs(&self) -> Vec<Against<'_>> {
         let Some((first, others)) = self.values.split_first() else {
             return Vec::new();
         };
         let name = |letter: &str, value: &str| format!("{letter}: {}={value}", self.parameter);
         if others.is_empty() {
-            return vec![Against {
-                names: vec![format!("{}={first}", self.parameter)],
-                columns: vec![self.figures("", first)],
-            }];
+            let names = vec![format!("{}={first}", self.parameter)];
+            let columns = |part: &Part| vec![self.figures("", first, part)];
+            return vec![self.against(names, [first; 2], columns)];
         }
-        let pair = |other: &&str| Against {
-            names: vec![name("A", first), name("B", other)],
-            columns: vec![
-                self.figures("A", first),
-                self.figures("B", other),
-                self.ratios(first, other),
-            ],
+        let pair = |other: &&str| {
+            let names = vec![name("A", first), name("B", other)];
+            self.against(names, [first, other], |part| {
+                vec![
+                    self.figures("A", first, part),
+                    self.figures("B", other, part),
+                    self.ratios(first, other, part),
+                ]
+            })
         };
         others.iter().map(pair).collect()
+    }
+
+    /// Rows of which one has no point compare nothing, and columns without a figure tell nothing.
+    fn against(
+        &self,
+        names: Vec<String>,
+        [first, other]: [&str; 2],
+        columns: impl Fn(&Part) -> Vec<Vec<Text>>,
+    ) -> Against<'_> {
+        let has = |row: usize, value| self.points.contains_key(&(row, value));
+        let rows = (0..self.rows.len()).filter(|&row| has(row, first) && has(row, other));
+        let rows: Vec<usize> = rows.collect();
+        let is_told = |shows: &&Shows| {
+            let is_in = |row: usize, value| !self.told(row, value, shows).is_empty();
+            rows.iter()
+                .any(|&row| is_in(row, first) || is_in(row, other))
+        };
+        let part = Part {
+            columns: self.columns.iter().filter(is_told).collect(),
+            rows: &rows,
+        };
+        Against {
+            columns: columns(&part),
+            rows: rows.iter().map(|&row| &self.rows[row]).collect(),
+            names,
+        }
     }
 
     /// What its figures are.
@@ -128,30 +162,32 @@ impl<'a> Sides<'a> {
         point.measures.get(&column.name)
     }
 
-    fn figures(&self, letter: &str, value: &str) -> Vec<Text> {
-        let columns = self.columns.iter().enumerate();
-        let text = |(place, shows): (usize, &Shows)| {
+    fn told(&self, row: usize, value: &str, shows: &Shows) -> Vec<&'a Figure> {
+        let measures = shows.measures.iter();
+        let figures = measures.filter_map(|column| self.figure(row, value, column));
+        figures.collect()
+    }
+
+    fn figures(&self, letter: &str, value: &str, part: &Part) -> Vec<Text> {
+        let columns = part.columns.iter().enumerate();
+        let text = |(place, shows): (usize, &&Shows)| {
             let heading = match place {
                 0 => format!("{letter} {}", shows.heading)
                     .trim_start()
                     .to_owned(),
                 _ => shows.heading.clone(),
             };
-            let row = |row| {
-                let measures = shows.measures.iter();
-                let figures = measures.filter_map(|column| self.figure(row, value, column));
-                shows.write(&figures.collect::<Vec<_>>())
-            };
-            (heading, (0..self.rows.len()).map(row).collect())
+            let row = |&row| shows.write(&self.told(row, value, shows));
+            (heading, part.rows.iter().map(row).collect())
         };
         columns.map(text).collect()
     }
 
     /// Of what is one figure, and judges.
-    fn ratios(&self, first: &str, other: &str) -> Vec<Text> {
-        let is_one = |shows: &&Shows| shows.judged().is_some();
-        let columns = self.columns.iter().filter(is_one).enumerate();
-        let text = |(place, shows): (usize, &Shows)| {
+    fn ratios(&self, first: &str, other: &str, part: &Part) -> Vec<Text> {
+        let is_one = |shows: &&&Shows| shows.judged().is_some();
+        let columns = part.columns.iter().filter(is_one).enumerate();
+        let text = |(place, shows): (usize, &&Shows)| {
             let ratio = |row| -> Option<String> {
                 let column = shows.judged()?;
                 let (of, to) = (
@@ -161,7 +197,10 @@ impl<'a> Sides<'a> {
                 let ratio = Ratio::paired(&of.rounds, &to.rounds)?;
                 Some(words::marked(&ratio))
             };
-            let texts = (0..self.rows.len()).map(|row| ratio(row).unwrap_or("-".into()));
+            let texts = part
+                .rows
+                .iter()
+                .map(|&row| ratio(row).unwrap_or("-".into()));
             let heading = match place {
                 0 => format!("B/A {}", shows.heading),
                 _ => shows.heading.clone(),

@@ -113,12 +113,11 @@ type Group = Vec<(String, Vec<String>)>;
 
 /// The points in the experiment's own layout.
 fn beside(page: &mut Page, sides: &Sides) {
-    let rows: Vec<&Settings> = sides.rows.iter().collect();
     for pair in sides.pairs() {
         page.heading(&clipped(&pair.names.join(", "), WIDTH - 2));
-        let groups = match rows.len() {
+        let groups = match pair.rows.as_slice() {
             // A line for each.
-            1 => pair
+            [only] if only.is_empty() => pair
                 .columns
                 .into_iter()
                 .flatten()
@@ -126,7 +125,7 @@ fn beside(page: &mut Page, sides: &Sides) {
                 .collect(),
             _ => pair.columns,
         };
-        grid(page, &rows, groups);
+        grid(page, &pair.rows, groups);
     }
     for line in sides.explained() {
         page.note(&line);
@@ -241,7 +240,7 @@ fn push_ratios(group: &mut Group, heading: &str, ratios: &[Option<&Ratio>]) {
 fn grid(page: &mut Page, rows: &[&Settings], groups: Vec<Group>) {
     match rows {
         [] => return page.note("There are none."),
-        [_] => return list(page, &groups),
+        [only] if only.is_empty() => return list(page, &groups),
         _ => {}
     }
     let labels = labels(page, rows);

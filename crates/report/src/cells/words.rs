@@ -54,10 +54,9 @@ impl Scale {
     pub(super) fn plain(unit: Unit, values: impl Iterator<Item = f64>) -> Scale {
         let most = values.map(f64::abs).fold(1e-6, f64::max);
         // Large requests cost less than a percent, small ones much more.
-        let least = if unit == Unit::PercentPerMegabyte {
-            2.0
-        } else {
-            0.0
+        let least = match unit {
+            Unit::PercentPerMegabyte | Unit::CpuMicrosecondsPerRequest => 2.0,
+            _ => 0.0,
         };
         Scale {
             by: 1.0,

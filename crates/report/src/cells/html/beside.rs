@@ -13,11 +13,11 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
     for line in sides.explained() {
         html.note(&line);
     }
-    let axes = sides.rows.first();
-    let axes: Vec<String> = axes.map_or(Vec::new(), |row| row.keys().cloned().collect());
     for (number, pair) in (1..).zip(sides.pairs()) {
         html.note(&pair.names.join(", "));
-        let mut columns = labels(&axes, sides.rows.iter());
+        let axes = pair.rows.first();
+        let axes: Vec<String> = axes.map_or(Vec::new(), |row| row.keys().cloned().collect());
+        let mut columns = labels(&axes, pair.rows.iter().copied());
         let texts = pair.columns.into_iter().flatten();
         columns.extend(texts.map(|(heading, texts)| {
             let cells = texts.into_iter().map(Cell::Number);
