@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use fathom_units::Utc;
+use fathom_units::{Utc, short_size};
 
 /// Width that every table fits.
 pub(crate) const WIDTH: usize = 100;
@@ -32,13 +32,10 @@ pub(crate) fn duration(ns: f64) -> String {
 
 /// A size as people write them: `4k`, `1M`; bytes where it is no round number.
 pub(crate) fn size(bytes: u64) -> String {
-    let units = [(1u64 << 30, "G"), (1 << 20, "M"), (1 << 10, "k")];
-    let unit = units
-        .iter()
-        .find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));
-    match unit {
-        Some((unit, name)) => format!("{}{name}", bytes / unit),
-        None => format!("{bytes} B"),
+    let short = short_size(bytes);
+    match short.ends_with(|last: char| last.is_ascii_digit()) {
+        true => format!("{short} B"),
+        false => short,
     }
 }
 
@@ -229,6 +226,12 @@ mod tests {
         for (seconds, expected) in cases {
             assert_eq!(date(seconds), expected);
         }
+    }
+
+    #[test]
+    fn sizes_say_their_unit() {
+        let sizes = [0, 512, 1536, 4096, 3 << 20, 1 << 40].map(size);
+        assert_eq!(sizes, ["0 B", "512 B", "1536 B", "4k", "3M", "1T"]);
     }
 
     #[test]
