@@ -11,6 +11,7 @@ use fathom_lab::work::{Worked, latencies, rates};
 use fathom_load::report::Direction;
 use fathom_load::{Report, files};
 use fathom_run::{Better, Cell, Experiment, Measure, Run, RunKind, Unit, now};
+use fathom_units::short_size;
 
 const NAME: &str = "bench";
 
@@ -87,6 +88,19 @@ fn new_run() -> Run {
 }
 
 impl Record {
+    fn new<const N: usize>(
+        settings: [(&str, String); N],
+        measures: Vec<Measure>,
+        seconds: f64,
+    ) -> Record {
+        let settings = settings.map(|(name, value)| (name.to_owned(), value));
+        Record {
+            settings: settings.into(),
+            measures,
+            seconds,
+        }
+    }
+
     /// Of a load on a server or a file.
     pub fn of(report: &Report) -> Record {
         let settings = [
@@ -94,7 +108,7 @@ impl Record {
             ("engine", report.engine.clone()),
             ("wait", report.wait.clone()),
             ("rw", report.rw.clone()),
-            ("bs", fathom_units::short_size(report.bs.into())),
+            ("bs", short_size(report.bs.into())),
             ("iodepth", report.iodepth.to_string()),
             ("queues", report.queues.to_string()),
         ];
@@ -111,14 +125,9 @@ impl Record {
             };
             measures.extend(latencies(&prefix, latency, *ios));
         }
-        let mut cost = |name: &str, value| {
-            let unit = Unit::CpuMicrosecondsPerRequest;
-            measures.push(Measure::new(name, unit, value, Better::Lower).of(requests));
-        };
-        if let Some(backend) = &report.backend {
-            cost("cpu.server", backend.cpu_us_per_request);
-        }
-        cost("cpu.load", report.client_cpu_us_per_request);
+        let server = report.backend.as_ref();
+        measures.extend(server.map(|one| cpu("server", one.cpu_us_per_request, requests)));
+        measures.push(cpu("load", report.client_cpu_us_per_request, requests));
         for (name, value) in [
             ("kicks", report.kicks_per_request),
             ("calls", report.calls_per_request),
@@ -129,42 +138,32 @@ impl Record {
             let errors = report.errors as f64;
             measures.push(Measure::new("errors", Unit::Count, errors, Better::Lower));
         }
-        Record {
-            settings: settings
-                .map(|(name, value)| (name.to_owned(), value))
-                .into(),
-            measures,
-            seconds: report.runtime,
-        }
+        Record::new(settings, measures, report.runtime)
     }
 
     /// Of a load on a file system.
     pub fn of_files(report: &files::Report) -> Record {
+        let direct = if report.direct { "on" } else { "off" };
         let settings = [
             ("target", report.directory.display().to_string()),
             ("workload", report.workload.clone()),
-            ("bs", fathom_units::short_size(report.bs.into())),
+            ("bs", short_size(report.bs.into())),
             ("threads", report.threads.to_string()),
-            (
-                "direct",
-                if report.direct { "on" } else { "off" }.to_owned(),
-            ),
+            ("direct", direct.to_owned()),
             ("files", report.files.to_string()),
             ("dirs", report.dirs.to_string()),
         ];
         let Worked { mut measures, load } = Worked::of_files(report);
-        let unit = Unit::CpuMicrosecondsPerRequest;
-        let cpu = report.client_cpu_us_per_request;
-        measures.push(Measure::new("cpu.load", unit, cpu, Better::Lower).of(load.requests));
+        measures.push(cpu("load", report.client_cpu_us_per_request, load.requests));
         if let Some(sync) = report.sync {
             measures.push(Measure::new("sync", Unit::Seconds, sync, Better::Lower));
         }
-        Record {
-            settings: settings
-                .map(|(name, value)| (name.to_owned(), value))
-                .into(),
-            measures,
-            seconds: report.runtime,
-        }
+        Record::new(settings, measures, report.runtime)
     }
+}
+
+/// What a request costs the server or the load.
+fn cpu(whose: &str, microseconds: f64, requests: u64) -> Measure {
+    let (name, unit) = (format!("cpu.{whose}"), Unit::CpuMicrosecondsPerRequest);
+    Measure::new(name, unit, microseconds, Better::Lower).of(requests)
 }
