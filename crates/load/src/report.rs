@@ -26,12 +26,12 @@ pub struct Direction {
     pub iops: f64,
     /// 10^6 bytes per second; 0 for a flush.
     pub mb_per_s: f64,
-    pub latency: Summary,
+    pub latency: Latency,
 }
 
 /// Latencies in nanoseconds; all zero without requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct Latency {
     pub mean_ns: f64,
     pub p50_ns: f64,
     pub p90_ns: f64,
@@ -40,11 +40,11 @@ pub struct Summary {
     pub max_ns: f64,
 }
 
-impl Summary {
+impl Latency {
     /// Of latencies in ticks.
-    pub fn of(ticks: &Counts<FINE>, ns_per_tick: f64) -> Summary {
+    pub fn of(ticks: &Counts<FINE>, ns_per_tick: f64) -> Latency {
         let quantile = |q| ticks.quantile_of_any(q).unwrap_or(0.0) * ns_per_tick;
-        Summary {
+        Latency {
             mean_ns: ticks.mean().unwrap_or(0.0) * ns_per_tick,
             p50_ns: quantile(0.50),
             p90_ns: quantile(0.90),
@@ -158,7 +158,7 @@ fn directions(load: &Load, workers: &[Measured], ns_per_tick: f64, seconds: f64)
             ios: all.count(),
             iops,
             mb_per_s: iops * f64::from(bytes) / 1e6,
-            latency: Summary::of(&all, ns_per_tick),
+            latency: Latency::of(&all, ns_per_tick),
         }
     };
     Op::ALL.map(one).into_iter().filter(|d| d.ios > 0).collect()

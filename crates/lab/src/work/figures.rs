@@ -1,6 +1,6 @@
 //! Rates and latencies as measures: one name and one order for all loads.
 
-use fathom_load::Summary;
+use fathom_load::Latency;
 use fathom_run::{Better, Measure, Unit};
 
 /// A percentile is told if so many samples lie beyond it.
@@ -17,7 +17,7 @@ pub fn rates(iops: f64, mb_per_s: f64, requests: u64) -> Vec<Measure> {
 }
 
 /// `latency.mean`, `latency.p50` and so on, each after the prefix.
-pub fn latencies(prefix: &str, latency: &Summary, samples: u64) -> Vec<Measure> {
+pub fn latencies(prefix: &str, latency: &Latency, samples: u64) -> Vec<Measure> {
     let told = |beyond: f64| samples as f64 * beyond >= BEYOND;
     [
         ("mean", latency.mean_ns, samples > 0),

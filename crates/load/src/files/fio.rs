@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::options::{MAX_BS, MAX_THREADS, SECTOR};
 use super::report::{Operation, Report};
 use crate::error::{Error, Result};
-use crate::report::Summary;
+use crate::report::Latency;
 
 /// Of the file that each thread of large file creates makes, again and again.
 const LARGE_FILE: u64 = 1 << 30;
@@ -303,7 +303,7 @@ fn operation(op: &str, side: &Value) -> Option<Operation> {
         ops_per_s: iops,
         iops,
         mb_per_s: side["bw_bytes"].as_f64()? / 1e6,
-        latency: Summary {
+        latency: Latency {
             mean_ns: latency["mean"].as_f64()?,
             p50_ns: percentile("50.000000")?,
             p90_ns: percentile("90.000000")?,

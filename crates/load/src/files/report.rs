@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::mail::Kind;
 use super::options::Options;
 use super::worker::{Measured, Tally};
-use crate::report::Summary;
+use crate::report::Latency;
 use crate::verify::Verified;
 
 /// One kind of operation's figures.
@@ -28,7 +28,7 @@ pub struct Operation {
     /// 10^6 bytes per second.
     pub mb_per_s: f64,
     /// Of whole operations.
-    pub latency: Summary,
+    pub latency: Latency,
     /// Of whole operations: from, to (exclusive) in ns, and how many; from fio empty.
     pub histogram: Vec<[u64; 3]>,
 }
@@ -141,7 +141,7 @@ fn operation(kind: Kind, total: &Tally, seconds: f64, ns_per_tick: f64) -> Opera
         ops_per_s: per_second(ops),
         iops: per_second(moved.ios),
         mb_per_s: per_second(moved.bytes) / 1e6,
-        latency: Summary::of(&total.latency, ns_per_tick),
+        latency: Latency::of(&total.latency, ns_per_tick),
         histogram: { occupied }
             .map(|(from, to, n)| [ns(from), ns(to), n])
             .collect(),
