@@ -7,9 +7,11 @@ use std::time::Duration;
 
 mod bus;
 mod disk;
+mod file_system;
 
 pub use bus::Bus;
 pub use disk::{Aio, Attach, Disk, Format, QemuDisk, Serving};
+pub use file_system::FileSystem;
 
 use crate::error::{Error, Result};
 use crate::host::{self, Accelerator};

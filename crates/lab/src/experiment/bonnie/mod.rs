@@ -12,11 +12,11 @@ use fathom_run::evidence::Load;
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
 use crate::bed::{DISK, GuestBed, Job};
 use crate::error::{Error, Result};
-use crate::machine::{Aio, Machine};
+use crate::machine::{Aio, FileSystem, Machine};
 use crate::scratch::Scratch;
 use crate::server::{self, Spec};
 use crate::work::Worked;
-use image::{Fs, Image};
+use image::Image;
 
 pub struct Bonnie;
 
@@ -36,7 +36,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "fs",
         "The guest's file system",
-        Kind::of::<Fs>("ext4, ext3, ext2, xfs, btrfs"),
+        Kind::of::<FileSystem>(FileSystem::FORM),
         "ext4",
     ),
     Parameter::new(
@@ -144,7 +144,7 @@ impl Experiment for Bonnie {
             Need::Kernel,
             Need::Program("busybox"),
             Need::Program("bonnie++"),
-            Need::Program(cell.fs.maker().0),
+            Need::Program(cell.fs.maker()),
         ])
     }
 
@@ -175,7 +175,7 @@ const MIB: u64 = 1 << 20;
 struct Cell {
     disk: server::Kind,
     aio: Aio,
-    fs: Fs,
+    fs: FileSystem,
     size: u64,
     memory: u64,
     vcpus: u16,
@@ -225,9 +225,12 @@ impl Cell {
         const INODE: u64 = 16 << 10;
         let data = self.size.saturating_mul(self.concurrency.into());
         let net = data.saturating_add(self.file_count() * INODE);
-        let gross = net
-            .saturating_add(net / 8)
-            .saturating_add(self.fs.overhead());
+        // What the file system takes for itself at least.
+        let own = match self.fs {
+            FileSystem::Ext4 | FileSystem::Ext3 | FileSystem::Ext2 => 64 * MIB,
+            FileSystem::Xfs | FileSystem::Btrfs => 512 * MIB,
+        };
+        let gross = net.saturating_add(net / 8).saturating_add(own);
         gross.next_multiple_of(MIB)
     }
 

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use fathom_units::short_size;
 
-use super::file_system::FileSystem;
 use super::load::{Load, Scale, Scenario};
 use crate::bed::DISK;
 use crate::error::{Error, Result};
 use crate::experiment::Settings;
-use crate::machine::Aio;
+use crate::machine::{Aio, FileSystem};
 use crate::server::{self, Spec};
 
 /// Where the load runs.
@@ -130,5 +129,20 @@ impl Bench {
             queues: 1,
             ..Spec::default()
         }
+    }
+
+    /// A script that trims the guest's device, makes the file system anew, and mounts it. Nothing of
+    /// it goes on in the background afterwards.
+    pub fn mount(&self, device: &str, place: &str) -> String {
+        let fs = self.fs;
+        let options = match fs {
+            FileSystem::Ext4 | FileSystem::Ext3 | FileSystem::Ext2 => "noinit_itable",
+            FileSystem::Xfs | FileSystem::Btrfs => "rw",
+        };
+        let make = fs.make(device, true);
+        format!(
+            "/usr/bin/blkdiscard {device} || true\n{make}\n\
+             mount -t {fs} -o {options} {device} {place}\n"
+        )
     }
 }

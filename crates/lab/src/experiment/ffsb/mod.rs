@@ -2,7 +2,6 @@
 //! a file system in a guest, by who serves its disk, and on the host itself.
 
 mod cell;
-mod file_system;
 mod load;
 mod session;
 
@@ -12,9 +11,8 @@ use fathom_run::{Beside, Shown};
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings};
 use crate::error::Result;
-use crate::machine::Aio;
+use crate::machine::{Aio, FileSystem};
 use cell::{Cell, Side};
-use file_system::FileSystem;
 use load::{Scale, Scenario};
 use session::Running;
 

@@ -151,7 +151,7 @@ fn boot(
     disk_image::sparse(&image, bench.size)?;
     let machine = Machine {
         cpus: bench.vcpus,
-        modules: vec![bench.fs.name().to_owned()],
+        modules: bench.fs.module().map(String::from).into_iter().collect(),
         programs: vec![fathom.to_owned()],
         ..Machine::default()
     };
@@ -173,7 +173,7 @@ fn work(
 ) -> Result<Seen> {
     let place = Place::in_guest();
     progress("making files in the guest");
-    let mount = bench.fs.mount(&bed.device, &place.files);
+    let mount = bench.mount(&bed.device, &place.files);
     let make = format!("{mount}{}", load.prepare(&place)?);
     bed.guest.check(&make, patience(load)?)?;
     progress(&format!("{} in the guest", said(load)));

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use super::load::Load;
-use super::parameters::{Cache, FileSystem, Scheduler, Storage};
+use super::parameters::{Cache, RAW, Scheduler, Storage};
 use super::storage::{self, check_image, is_uri};
 use crate::bed::DISK;
 use crate::error::{Error, Result};
 use crate::experiment::Settings;
 use crate::host::Accelerator;
-use crate::machine::{Aio, Bus, Format, Machine};
+use crate::machine::{Aio, Bus, FileSystem, Format, Machine};
 use crate::server::{Kind, Spec};
 
 pub(super) struct Cell {
@@ -18,7 +18,8 @@ pub(super) struct Cell {
     pub format: Format,
     pub storage: Storage,
     pub host_scheduler: Option<Scheduler>,
-    pub fs: FileSystem,
+    /// In the guest; None: the load is on the device itself.
+    pub fs: Option<FileSystem>,
     pub image: Option<PathBuf>,
     pub size: u64,
     pub load: Load,
@@ -52,7 +53,10 @@ impl Cell {
             format: settings.word("format")?,
             storage: settings.word("storage")?,
             host_scheduler: chosen(settings, "host-scheduler")?,
-            fs: settings.word("fs")?,
+            fs: match settings.text("fs") {
+                RAW => None,
+                _ => settings.word("fs").map(Some)?,
+            },
             image: image.map(PathBuf::from),
             size: Settings::needed("size", settings.size("size")?)?,
             load: Load::new(settings)?,
@@ -152,7 +156,7 @@ impl Cell {
 
     fn of_the_image(&self) -> Option<String> {
         let is_remote = self.image.as_deref().is_some_and(is_uri);
-        let writes = !self.load.rw.is_read_only() || self.fs != FileSystem::Raw;
+        let writes = !self.load.rw.is_read_only() || self.fs.is_some();
         match &self.image {
             Some(_) if writes && !self.may_overwrite => Some(
                 "--image: this would destroy what is in it (--rw, --fs); --overwrite=on allows it"
@@ -176,23 +180,19 @@ impl Cell {
     }
 
     fn of_the_guest(&self) -> Option<String> {
-        const LEAST: [(FileSystem, u64); 3] = [
-            (FileSystem::Ext4, 16 << 20),
-            (FileSystem::Btrfs, 256 << 20),
-            (FileSystem::Xfs, 320 << 20),
-        ];
-        let fs = self.fs;
-        let least = LEAST.iter().find(|(one, _)| *one == fs);
-        match least {
-            Some((_, least)) if self.size < *least => {
-                return Some(format!("--fs {fs} needs a --size of {} MiB", least >> 20));
-            }
-            _ => {}
-        }
-        let can_do_without = matches!(fs, FileSystem::Ext4 | FileSystem::Btrfs);
+        let (least, can_do_without) = match self.fs {
+            None => (0, false),
+            Some(FileSystem::Ext4 | FileSystem::Ext3 | FileSystem::Ext2) => (16, true),
+            Some(FileSystem::Btrfs) => (256, true),
+            Some(FileSystem::Xfs) => (320, false),
+        };
+        let fs = self.fs.map_or(RAW, FileSystem::name);
         match self.accelerator {
+            _ if self.size >> 20 < least => {
+                Some(format!("--fs {fs} needs a --size of {least} MiB"))
+            }
             _ if !self.has_barriers && !can_do_without => Some(format!(
-                "--barriers off: ext4 and btrfs can do without, --fs {fs} cannot"
+                "--barriers off: ext2 to ext4 and btrfs can do without, --fs {fs} cannot"
             )),
             Some(Accelerator::Kvm) if Accelerator::detect() != Accelerator::Kvm => {
                 Some("--accelerator kvm: this machine has no hardware virtualisation".into())
@@ -244,11 +244,7 @@ impl Cell {
 
     /// Modules of the guest's kernel beyond its disk's drivers.
     pub fn modules(&self) -> impl Iterator<Item = &'static str> + use<> {
-        let fs = match self.fs {
-            FileSystem::Raw | FileSystem::Ext4 => None,
-            FileSystem::Xfs => Some("xfs"),
-            FileSystem::Btrfs => Some("btrfs"),
-        };
+        let fs = self.fs.and_then(FileSystem::module);
         let scheduler = match self.guest_scheduler {
             Scheduler::None => None,
             Scheduler::MqDeadline => Some("mq_deadline"),
@@ -263,21 +259,18 @@ impl Cell {
         let name = device.trim_start_matches("/dev/");
         let scheduler = self.guest_scheduler;
         let set = format!("echo {scheduler} >/sys/block/{name}/queue/scheduler\n");
-        let barriers = match (self.has_barriers, self.fs) {
+        let Some(fs) = self.fs else {
+            return set;
+        };
+        let barriers = match (self.has_barriers, fs) {
             (true, _) => "",
-            (false, FileSystem::Ext4) => "-o barrier=0",
-            (false, _) => "-o nobarrier",
+            (false, FileSystem::Btrfs) => "-o nobarrier",
+            (false, _) => "-o barrier=0",
         };
-        let make = match self.fs {
-            FileSystem::Raw => return set,
-            // What it leaves for later would come into the window.
-            FileSystem::Ext4 => "mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0",
-            FileSystem::Xfs => "mkfs.xfs -q -f",
-            FileSystem::Btrfs => "mkfs.btrfs -q -f",
-        };
-        let (fs, size) = (self.fs, self.size / 2);
+        // What it leaves for later would come into the window.
+        let (make, size) = (fs.make(device, false), self.size / 2);
         format!(
-            "{set}/usr/bin/{make} {device}\nmkdir -p {MOUNTED}\n\
+            "{set}{make}\nmkdir -p {MOUNTED}\n\
              mount -t {fs} {barriers} {device} {MOUNTED}\n\
              fio --name=fill --filename={FILE} --rw=write --bs=1M --size={size} --ioengine=psync \
              --direct=1 --output=/tmp/fill.log || {{ cat /tmp/fill.log; exit 1; }}\nsync"
@@ -287,8 +280,8 @@ impl Cell {
     /// What the load is on.
     pub fn target<'a>(&self, device: &'a str) -> &'a str {
         match self.fs {
-            FileSystem::Raw => device,
-            _ => FILE,
+            None => device,
+            Some(_) => FILE,
         }
     }
 }
@@ -400,7 +393,7 @@ mod tests {
         let script = script.preparation("/dev/sda");
         for words in [
             "echo none >/sys/block/sda/queue/scheduler",
-            "/usr/bin/mkfs.ext4 -q -F",
+            "/usr/bin/mkfs.ext4 -q -F -t ext4 -E nodiscard,lazy_itable_init=0",
             "mount -t ext4 -o barrier=0 /dev/sda /mnt/disk",
             "--filename=/mnt/disk/file --rw=write --bs=1M --size=33554432",
         ] {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use self::cell::Cell;
-use self::parameters::{FileSystem, PARAMETERS, Storage};
+use self::parameters::{PARAMETERS, Storage};
 use self::storage::Stored;
 use super::{Context, Design, Experiment, Need, Parameter, Session, Settings, Values, Yield};
 use crate::bed::{GuestBed, Job};
@@ -82,11 +82,7 @@ impl Experiment for Factors {
         let machine = cell.machine();
         needs.extend(cell.modules().map(Need::Module));
         needs.extend(cell.bus.modules().iter().copied().map(Need::Module));
-        match cell.fs {
-            FileSystem::Raw | FileSystem::Ext4 => {}
-            FileSystem::Xfs => needs.push(Need::Program("mkfs.xfs")),
-            FileSystem::Btrfs => needs.push(Need::Program("mkfs.btrfs")),
-        }
+        needs.extend(cell.fs.map(|fs| Need::Program(fs.maker())));
         if cell.format != Format::Raw && cell.image.is_none() {
             needs.push(Need::Program("qemu-img"));
         }

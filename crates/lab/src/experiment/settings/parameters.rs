@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::experiment::{Kind, Parameter};
 use crate::host::Accelerator;
-use crate::machine::{Aio, Bus, Format};
+use crate::machine::{Aio, Bus, FileSystem, Format};
 use crate::server;
 use crate::words::words;
 use crate::workload::Rw;
@@ -37,17 +37,6 @@ words! {
 }
 
 words! {
-    /// What the guest has on the disk.
-    pub enum FileSystem {
-        /// Nothing: the load is on the device itself.
-        Raw = "raw",
-        Ext4 = "ext4",
-        Xfs = "xfs",
-        Btrfs = "btrfs",
-    }
-}
-
-words! {
     /// Who orders a block device's requests.
     pub enum Scheduler {
         None = "none",
@@ -68,6 +57,17 @@ words! {
 const fn count(most: u64) -> Kind {
     Kind::Count { least: 1, most }
 }
+
+/// Nothing on the disk: the load is on the device itself.
+pub(super) const RAW: &str = "raw";
+
+const FILE_SYSTEM: Kind = Kind::Word {
+    form: "raw, ext4, ext3, ext2, xfs, btrfs",
+    check: |text| match text {
+        RAW => Ok(()),
+        _ => { text.parse::<FileSystem>().map(drop) }.map_err(|error| format!("{error}, {RAW}")),
+    },
+};
 
 const SERVERS: &str = "qemu-main, qemu, qemu-mapped, fathom, qsd";
 
@@ -123,8 +123,8 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "fs",
         "File system in the guest; raw: the load is on the device",
-        Kind::of::<FileSystem>(FileSystem::FORM),
-        "raw",
+        FILE_SYSTEM,
+        RAW,
     ),
     Parameter::new(
         "barriers",
