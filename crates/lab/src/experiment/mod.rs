@@ -14,6 +14,7 @@ mod profile;
 pub mod runner;
 mod seqread;
 mod settings;
+mod shared;
 mod storages;
 pub mod wiki;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fathom_run::evidence::Load;
 
-use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::bed::{DISK, GuestBed, Job};
 use crate::error::{Error, Result};
 use crate::machine::{Aio, FileSystem, Machine};
@@ -27,18 +27,8 @@ const PARAMETERS: &[Parameter] = &[
         Kind::of::<server::Kind>(server::OWN_FORM),
         "qemu-main,qemu,fathom",
     ),
-    Parameter::new(
-        "aio",
-        "How the server reads and writes the image",
-        Kind::of::<Aio>(Aio::FORM),
-        "native",
-    ),
-    Parameter::new(
-        "fs",
-        "The guest's file system",
-        Kind::of::<FileSystem>(FileSystem::FORM),
-        "ext4",
-    ),
+    shared::aio("native"),
+    shared::FILE_SYSTEM,
     Parameter::new(
         "size",
         "Of the data that is written and read (-s); has to exceed the guest's memory",

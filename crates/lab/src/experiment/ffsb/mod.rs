@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use fathom_run::{Beside, Shown};
 
-use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings};
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, shared};
 use crate::error::Result;
-use crate::machine::{Aio, FileSystem};
 use cell::{Cell, Side};
 use load::{Scale, Scenario};
 use session::Running;
@@ -58,18 +57,8 @@ const PARAMETERS: &[Parameter] = &[
         },
         "",
     ),
-    Parameter::new(
-        "fs",
-        "The guest's file system",
-        Kind::of::<FileSystem>(FileSystem::FORM),
-        "ext4",
-    ),
-    Parameter::new(
-        "vcpus",
-        "The guest's processors",
-        Kind::Count { least: 1, most: 64 },
-        "2",
-    ),
+    shared::FILE_SYSTEM,
+    shared::vcpus("2"),
     Parameter::new(
         "size",
         "Size of the image, which takes on the host what the files take",
@@ -79,12 +68,7 @@ const PARAMETERS: &[Parameter] = &[
         },
         "8G",
     ),
-    Parameter::new(
-        "aio",
-        "How the server reads and writes the image",
-        Kind::of::<Aio>(Aio::FORM),
-        "native",
-    ),
+    shared::aio("native"),
     Parameter::new(
         "randseed",
         "Of what is drawn: which file, which block",

@@ -11,9 +11,9 @@ mod record;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::bed::{DISK, GuestBed, Job, image};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::machine::{Aio, Machine};
 use crate::scratch::Scratch;
 use crate::server::{self, Spec};
@@ -25,75 +25,15 @@ use record::Recorder;
 pub struct Profiling;
 
 const PARAMETERS: &[Parameter] = &[
-    Parameter::new(
-        "disk",
-        "Who serves the disk",
-        Kind::of::<server::Kind>(server::FORM),
-        "fathom",
-    ),
-    Parameter::new(
-        "aio",
-        "How the server reads and writes the image",
-        Kind::of::<Aio>(Aio::FORM),
-        "io_uring",
-    ),
-    Parameter::new(
-        "size",
-        "Size of the image that is made for the run",
-        Kind::Size {
-            least: 1 << 20,
-            most: 1 << 40,
-        },
-        "1G",
-    ),
-    Parameter::new(
-        "rw",
-        "What the guest does",
-        Kind::of::<Rw>("read, write, randread, randwrite, readwrite, randrw"),
-        "randread",
-    ),
-    Parameter::new(
-        "bs",
-        "Size of a request",
-        Kind::Size {
-            least: 512,
-            most: 64 << 20,
-        },
-        "4k",
-    ),
-    Parameter::new(
-        "iodepth",
-        "Requests that each thread keeps in flight",
-        Kind::Count {
-            least: 1,
-            most: 1024,
-        },
-        "1",
-    ),
-    Parameter::new(
-        "threads",
-        "Threads that make requests",
-        Kind::Count {
-            least: 1,
-            most: 256,
-        },
-        "1",
-    ),
-    Parameter::new(
-        "vcpus",
-        "Virtual CPUs of the guest, each with a queue of the disk",
-        Kind::Count { least: 1, most: 64 },
-        "1",
-    ),
-    Parameter::new(
-        "runtime",
-        "How long to work, and to sample",
-        Kind::Time {
-            least: Duration::from_secs(1),
-            most: Duration::from_secs(3600),
-        },
-        "10s",
-    ),
+    shared::DISK,
+    shared::aio("io_uring"),
+    shared::image_size("1G"),
+    shared::RW,
+    shared::block_size("4k"),
+    shared::DEPTH,
+    shared::THREADS,
+    shared::vcpus("1"),
+    shared::RUNTIME,
     Parameter::new(
         "frequency",
         "Samples of each CPU in a second",
@@ -122,9 +62,10 @@ impl Experiment for Profiling {
     }
 
     fn description(&self) -> &'static str {
-        "fio works in a guest while perf samples the CPUs, in the guest and on the host at once: each \
-         by its own symbols. The report has a flame graph for the guest, QEMU and the disk's \
-         server, a table of the symbols that took most, and shares by component.\n\n\
+        "fio works in a guest, each of whose CPUs has a queue of the disk, while perf samples the \
+         CPUs, in the guest and on the host at once: each by its own symbols. The report has a \
+         flame graph for the guest, QEMU and the disk's server, a table of the symbols that took \
+         most, and shares by component.\n\n\
          `profile.guest.*` are percent of the guest's samples, `profile.host.*` of the host's; CPUs \
          that were idle are left out. On the host the innermost frame that belongs to KVM, the block \
          layer or a file system decides; where none does, the process. `host.guest` is a virtual \
@@ -141,10 +82,6 @@ impl Experiment for Profiling {
 
     fn check(&self, settings: &Settings) -> Result<()> {
         let cell = Cell::new(settings)?;
-        if matches!(cell.rw, Rw::Trim | Rw::RandTrim) {
-            let refused = "--rw: this experiment reads and writes, and trims nothing";
-            return Err(Error::Protocol(refused.into()));
-        }
         cell.disk
             .check(&cell.spec(Path::new(""), Path::new(""), Path::new("")))
     }

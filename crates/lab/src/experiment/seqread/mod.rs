@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fathom_run::evidence::Bare;
 
-use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::bed::{DISK, GuestBed, Job, image};
 use crate::error::Result;
 use crate::machine::{Aio, Machine};
@@ -18,42 +18,16 @@ use crate::workload::{self, Limit};
 pub struct Seqread;
 
 const PARAMETERS: &[Parameter] = &[
-    Parameter::new(
-        "disk",
-        "Who serves the disk",
-        Kind::of::<server::Kind>(server::FORM),
-        "fathom",
-    ),
-    Parameter::new(
-        "aio",
-        "How the server reads and writes the image",
-        Kind::of::<Aio>(Aio::FORM),
-        "io_uring",
-    ),
-    Parameter::new(
-        "size",
-        "Size of the image that is made for the run",
-        Kind::Size {
-            least: 1 << 20,
-            most: 1 << 40,
-        },
-        "1G",
-    ),
+    shared::DISK,
+    shared::aio("io_uring"),
+    shared::image_size("1G"),
     Parameter::new(
         "image",
         "Read this raw image instead of making one",
         Kind::Text,
         "",
     ),
-    Parameter::new(
-        "runtime",
-        "How long to read",
-        Kind::Time {
-            least: Duration::from_secs(1),
-            most: Duration::from_secs(3600),
-        },
-        "10s",
-    ),
+    shared::RUNTIME,
     Parameter::new(
         "serve",
         "More options for `fathom serve`, such as --serve=--poll=off",

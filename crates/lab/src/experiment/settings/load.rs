@@ -40,9 +40,6 @@ impl Load {
 
     pub fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::Protocol(what));
-        if matches!(self.rw, Rw::Trim | Rw::RandTrim) {
-            return bad(format!("--rw {}: reads and writes are compared", self.rw));
-        }
         if !self.bs.is_multiple_of(SECTOR) {
             return bad(format!("--bs: {} is not a multiple of {SECTOR}", self.bs));
         }
@@ -165,7 +162,6 @@ mod tests {
     fn what_is_no_load_is_said() {
         for (settings, words) in [
             (&[("fsync", "1")][..], "--fsync is for writes"),
-            (&[("rw", "randtrim")], "--rw randtrim"),
             (&[("bs", "1000")], "multiple of 512"),
         ] {
             let error = load(settings).check().unwrap_err().to_string();

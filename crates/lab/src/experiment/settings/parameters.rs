@@ -1,13 +1,11 @@
 //! The parameters of the experiment: the factors, then the load.
 
-use std::time::Duration;
-
+use crate::experiment::shared::{self, count};
 use crate::experiment::{Kind, Parameter};
 use crate::host::Accelerator;
-use crate::machine::{Aio, Bus, FileSystem, Format};
+use crate::machine::{Bus, FileSystem, Format};
 use crate::server;
 use crate::words::words;
-use crate::workload::Rw;
 
 words! {
     /// QEMU's cache modes.
@@ -54,10 +52,6 @@ words! {
     }
 }
 
-const fn count(most: u64) -> Kind {
-    Kind::Count { least: 1, most }
-}
-
 /// Nothing on the disk: the load is on the device itself.
 pub(super) const RAW: &str = "raw";
 
@@ -84,12 +78,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         Kind::of::<server::Kind>(SERVERS),
         "qemu-main",
     ),
-    Parameter::new(
-        "aio",
-        "How the server reads and writes the image",
-        Kind::of::<Aio>(Aio::FORM),
-        "io_uring",
-    ),
+    shared::aio("io_uring"),
     Parameter::new(
         "cache",
         "The server's cache mode",
@@ -181,28 +170,10 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         "",
     ),
     Parameter::new("cpus", "The guest's CPUs", count(255), "1"),
-    Parameter::new(
-        "rw",
-        "fio's pattern in the guest",
-        Kind::of::<Rw>("read, write, randread, randwrite, rw, randrw"),
-        "randread",
-    ),
-    Parameter::new(
-        "bs",
-        "Size of a request",
-        Kind::Size {
-            least: 512,
-            most: 16 << 20,
-        },
-        "4k",
-    ),
-    Parameter::new("threads", "Threads that make load", count(1024), "1"),
-    Parameter::new(
-        "iodepth",
-        "Requests that each keeps in flight",
-        count(1024),
-        "1",
-    ),
+    shared::RW,
+    shared::block_size("4k"),
+    shared::THREADS,
+    shared::DEPTH,
     Parameter::new(
         "ioengine",
         "How several are kept in flight; with --iodepth 1 it is by calls",
@@ -219,15 +190,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         },
         "0",
     ),
-    Parameter::new(
-        "runtime",
-        "How long the load runs",
-        Kind::Time {
-            least: Duration::from_secs(1),
-            most: Duration::from_secs(3600),
-        },
-        "10s",
-    ),
+    shared::RUNTIME,
     Parameter::new(
         "size",
         "Size of the image that is made for each cell; a file in the guest has half of it",

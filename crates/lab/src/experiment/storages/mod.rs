@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::bed::{DISK, GuestBed, Job, Seen, image};
 use crate::error::{Error, Result};
 use crate::evidence;
@@ -43,12 +43,7 @@ const PARAMETERS: &[Parameter] = &[
         Kind::of::<server::Kind>(server::OWN_FORM),
         "fathom",
     ),
-    Parameter::new(
-        "aio",
-        "How the server reads and writes the image",
-        Kind::of::<Aio>(Aio::FORM),
-        "io_uring",
-    ),
+    shared::aio("io_uring"),
     Parameter::new(
         "size",
         "Of each of the four files that are read and written",
@@ -73,12 +68,7 @@ const PARAMETERS: &[Parameter] = &[
         Kind::Switch,
         "off",
     ),
-    Parameter::new(
-        "vcpus",
-        "Of the guest",
-        Kind::Count { least: 1, most: 64 },
-        "4",
-    ),
+    shared::vcpus("4"),
     Parameter::new(
         "randseed",
         "Of fio's random offsets: all cells have the same",

@@ -13,11 +13,10 @@ use std::time::Duration;
 
 use fathom_run::{Better, Measure, Run, Unit};
 
-use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::error::{Error, Result};
 use crate::host::Accelerator;
 use crate::kvm_host::KvmHost;
-use crate::machine::Aio;
 use crate::server;
 use crate::workload::Rw;
 
@@ -34,12 +33,7 @@ const PARAMETERS: &[Parameter] = &[
         Kind::of::<server::Kind>("fathom, qemu, qemu-main, qemu-mapped, qsd"),
         "fathom",
     ),
-    Parameter::new(
-        "aio",
-        "How the server reads and writes the image",
-        Kind::of::<Aio>(Aio::FORM),
-        "io_uring",
-    ),
+    shared::aio("io_uring"),
     Parameter::new(
         "transport",
         "How the guest reaches its disk: legacy is an I/O port, intx is without MSI-X",
@@ -53,15 +47,7 @@ const PARAMETERS: &[Parameter] = &[
         Kind::of::<Rw>("read, write, randread, randwrite"),
         "read",
     ),
-    Parameter::new(
-        "bs",
-        "Bytes of a request",
-        Kind::Size {
-            least: 512,
-            most: 64 << 20,
-        },
-        "4k",
-    ),
+    shared::block_size("4k"),
     Parameter::new(
         "iodepth",
         "Requests in flight",
@@ -110,15 +96,7 @@ const PARAMETERS: &[Parameter] = &[
         Kind::Switch,
         "off",
     ),
-    Parameter::new(
-        "size",
-        "Size of the image that is made for the run",
-        Kind::Size {
-            least: 1 << 20,
-            most: 1 << 40,
-        },
-        "",
-    ),
+    shared::image_size(""),
     Parameter::new(
         "inject",
         "Delay every other request, to check the instrument",

@@ -1,0 +1,114 @@
+//! What several experiments have in common.
+
+use std::time::Duration;
+
+use super::{Kind, Parameter};
+use crate::machine::{Aio, FileSystem};
+use crate::server;
+use crate::workload::Rw;
+
+/// Any server, also one that runs already.
+pub const DISK: Parameter = Parameter::new(
+    "disk",
+    "Who serves the disk",
+    Kind::of::<server::Kind>(server::FORM),
+    "fathom",
+);
+
+pub const fn aio(default: &'static str) -> Parameter {
+    Parameter::new(
+        "aio",
+        "How the server reads and writes the image",
+        Kind::of::<Aio>(Aio::FORM),
+        default,
+    )
+}
+
+/// Without a default it is for the experiment to say.
+pub const fn image_size(default: &'static str) -> Parameter {
+    Parameter::new(
+        "size",
+        "Size of the image that is made for the run",
+        Kind::Size {
+            least: 1 << 20,
+            most: 1 << 40,
+        },
+        default,
+    )
+}
+
+pub const FILE_SYSTEM: Parameter = Parameter::new(
+    "fs",
+    "The guest's file system",
+    Kind::of::<FileSystem>(FileSystem::FORM),
+    "ext4",
+);
+
+/// As many as a disk may have queues.
+pub const fn vcpus(default: &'static str) -> Parameter {
+    Parameter::new("vcpus", "The guest's CPUs", count(64), default)
+}
+
+/// fio's patterns, but for trims: a load of nothing else is measured nowhere.
+pub const RW: Parameter = Parameter::new(
+    "rw",
+    "fio's pattern in the guest",
+    Kind::Word {
+        form: "read, write, randread, randwrite, rw, randrw",
+        check: |text| match text.parse()? {
+            Rw::Trim | Rw::RandTrim => Err(format!("'{text}' neither reads nor writes")),
+            _ => Ok(()),
+        },
+    },
+    "randread",
+);
+
+pub const fn block_size(default: &'static str) -> Parameter {
+    Parameter::new(
+        "bs",
+        "Size of a request",
+        Kind::Size {
+            least: 512,
+            most: 64 << 20,
+        },
+        default,
+    )
+}
+
+pub const THREADS: Parameter =
+    Parameter::new("threads", "Threads that make load", count(1024), "1");
+
+pub const DEPTH: Parameter = Parameter::new(
+    "iodepth",
+    "Requests that each thread keeps in flight",
+    count(1024),
+    "1",
+);
+
+pub const RUNTIME: Parameter = Parameter::new(
+    "runtime",
+    "How long the load runs",
+    Kind::Time {
+        least: Duration::from_secs(1),
+        most: Duration::from_secs(3600),
+    },
+    "10s",
+);
+
+pub const fn count(most: u64) -> Kind {
+    Kind::Count { least: 1, most }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_read_or_write() {
+        assert_eq!(RW.value("readwrite").unwrap(), "readwrite");
+        for bad in ["randtrim", "reed"] {
+            let error = RW.value(bad).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("--rw: '{bad}' ")), "{error}");
+        }
+    }
+}
