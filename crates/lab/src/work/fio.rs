@@ -1,5 +1,7 @@
 //! fio's figures.
 
+use std::time::Duration;
+
 use fathom_load::files::fio;
 use fathom_run::evidence::Load;
 
@@ -12,6 +14,18 @@ pub struct Shape {
     pub threads: u32,
     /// Requests that each keeps in flight.
     pub depth: u32,
+}
+
+/// For fio to start and to end.
+pub const AROUND_FIO: Duration = Duration::from_secs(120);
+
+/// Runs a job in a guest's shell and prints its report, which [`Worked::of_fio`] reads if it is JSON
+/// of one group; of a job that fails, what fio said.
+pub fn fio_script(job: &str) -> String {
+    format!(
+        "fio {job} --output=/tmp/fio.json >/tmp/fio.log 2>&1 || \
+         {{ cat /tmp/fio.log; exit 1; }}\ncat /tmp/fio.json"
+    )
 }
 
 impl Worked {

@@ -9,7 +9,7 @@ use fathom_run::Measure;
 use fathom_run::evidence::{Bare, Load};
 
 pub use figures::{latencies, rates};
-pub use fio::Shape;
+pub use fio::{AROUND_FIO, Shape, fio_script};
 
 /// A load that has run.
 #[derive(Clone, Debug, Default)]

@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::machine::{Aio, Machine};
 use crate::scratch::Scratch;
 use crate::server::{self, Spec};
-use crate::work::{Shape, Worked};
+use crate::work::{AROUND_FIO, Shape, Worked, fio_script};
 use crate::workload::Rw;
 use perf::{CallGraph, Sampling};
 use record::Recorder;
@@ -169,21 +169,17 @@ impl Cell {
         let Shape { threads, depth } = self.shape;
         let engine = if depth > 1 { "libaio" } else { "psync" };
         let (rw, bs, seconds) = (self.rw, self.bs, self.runtime.as_secs().max(1));
-        format!(
-            "fio --name=profile --filename={device} --rw={rw} --bs={bs} --iodepth={depth} \
+        fio_script(&format!(
+            "--name=profile --filename={device} --rw={rw} --bs={bs} --iodepth={depth} \
              --numjobs={threads} --thread --direct=1 --ioengine={engine} --norandommap --time_based \
-             --runtime={seconds} --group_reporting --output-format=json --output=/tmp/fio.json \
-             >/tmp/fio.log 2>&1 || {{ cat /tmp/fio.log; exit 1; }}\ncat /tmp/fio.json"
-        )
+             --runtime={seconds} --group_reporting --output-format=json"
+        ))
     }
 }
 
 struct Cells {
     fathom: PathBuf,
 }
-
-/// For fio to start and to end.
-const AROUND_FIO: Duration = Duration::from_secs(120);
 
 impl Session for Cells {
     fn cell(

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::machine::{Aio, Machine};
 use crate::scratch::Scratch;
 use crate::server::{self, Spec};
-use crate::work::{Shape, Worked};
+use crate::work::{AROUND_FIO, Shape, Worked, fio_script};
 use crate::workload::{self, Limit};
 
 pub struct Seqread;
@@ -170,16 +170,13 @@ const ONE: Shape = Shape {
     threads: 1,
     depth: 1,
 };
-/// For fio to start and to end.
-const AROUND_FIO: Duration = Duration::from_secs(120);
 
 fn script(device: &str, seconds: u64) -> String {
-    format!(
-        "fio --name=seqread --filename={device} --readonly --rw=read --bs=4k --direct=1 \
+    fio_script(&format!(
+        "--name=seqread --filename={device} --readonly --rw=read --bs=4k --direct=1 \
          --ioengine=psync --time_based --runtime={seconds} --group_reporting \
-         --output-format=json --output=/tmp/fio.json >/tmp/fio.log 2>&1 || \
-         {{ cat /tmp/fio.log; exit 1; }}\ncat /tmp/fio.json"
-    )
+         --output-format=json"
+    ))
 }
 
 /// The same on the host: for a part of the time, since nothing of it can be in a cache.

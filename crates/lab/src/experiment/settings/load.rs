@@ -9,7 +9,7 @@ use super::parameters::Engine;
 use crate::error::{Error, Result};
 use crate::experiment::Settings;
 use crate::host;
-use crate::work::{Shape, Worked};
+use crate::work::{Shape, Worked, fio_script};
 use crate::workload::Rw;
 
 pub(super) struct Load {
@@ -66,11 +66,7 @@ impl Load {
 
     /// The job on a device or file in the guest.
     pub fn script(&self, file: &str) -> String {
-        let job = self.job(file, self.direct, self.runtime).join(" ");
-        format!(
-            "fio {job} --output=/tmp/fio.json >/tmp/fio.log 2>&1 || {{ cat /tmp/fio.log; exit 1; }}\n\
-             cat /tmp/fio.json"
-        )
+        fio_script(&self.job(file, self.direct, self.runtime).join(" "))
     }
 
     /// The job on the host, past the page cache in any case: for a part of the time, since nothing

@@ -18,7 +18,7 @@ use super::{Context, Design, Experiment, Need, Parameter, Session, Settings, Val
 use crate::bed::{GuestBed, Job};
 use crate::error::{Error, Result};
 use crate::machine::Format;
-use crate::work::Worked;
+use crate::work::{AROUND_FIO, Worked};
 
 pub use self::scheduler::put_back as put_schedulers_back;
 
@@ -151,5 +151,3 @@ impl Session for Running {
 
 /// For a file system, and a file that fills half of it.
 const PREPARATION: Duration = Duration::from_secs(1800);
-/// For fio to start and to end.
-const AROUND_FIO: Duration = Duration::from_secs(120);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::bed::Program;
 use crate::error::Result;
 use crate::host;
-use crate::work::Shape;
+use crate::work::{AROUND_FIO, Shape, fio_script};
 
 /// Processes of VMs, each with a disk of its own.
 pub const JOBS: u32 = 4;
@@ -19,8 +19,6 @@ pub const SHAPE: Shape = Shape {
 };
 /// What a place is expected to do at least, of reads or writes.
 const SLOWEST: u64 = 256 << 10;
-/// For fio to start and to end.
-const AROUND: Duration = Duration::from_secs(120);
 
 /// The job `virt` of the post.
 #[derive(Clone, Debug)]
@@ -56,8 +54,8 @@ impl Virt {
 
     pub fn timeout(&self) -> Duration {
         match self.runtime {
-            Some(runtime) => runtime + AROUND,
-            None => AROUND + Duration::from_secs(self.bytes() / SLOWEST),
+            Some(runtime) => runtime + AROUND_FIO,
+            None => AROUND_FIO + Duration::from_secs(self.bytes() / SLOWEST),
         }
     }
 
@@ -81,11 +79,7 @@ impl Virt {
 
     /// For a guest's shell: the same on a disk of its own.
     pub fn script(&self, device: &str) -> String {
-        let args = self.arguments(On::Device(Path::new(device))).join(" ");
-        format!(
-            "fio {args} --output=/tmp/fio.json >/tmp/fio.log 2>&1 || \
-             {{ cat /tmp/fio.log /tmp/fio.json; exit 1; }}\ncat /tmp/fio.json"
-        )
+        fio_script(&self.arguments(On::Device(Path::new(device))).join(" "))
     }
 
     /// fio on this machine, in the directory.
@@ -104,7 +98,7 @@ impl Virt {
         let mut args = common(on);
         args.extend(["--rw=write", "--bs=1M", "--iodepth=2", "--end_fsync=1"].map(Into::into));
         args.push(format!("--size={}", self.bytes()));
-        let timeout = AROUND + Duration::from_secs(self.bytes() / SLOWEST);
+        let timeout = AROUND_FIO + Duration::from_secs(self.bytes() / SLOWEST);
         fio(&args, dir, timeout)?.run().map(drop)
     }
 }
