@@ -188,6 +188,9 @@ pub fn find(name: &str) -> Option<&'static dyn Experiment> {
 }
 
 impl Need {
+    /// What every guest takes. QEMU 6.0 emulates SVM well enough for KVM.
+    pub const GUEST: [Need; 3] = [Need::Qemu(6, 0), Need::Kernel, Need::Program("busybox")];
+
     /// Looks for it.
     ///
     /// # Errors

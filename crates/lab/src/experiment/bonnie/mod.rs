@@ -123,19 +123,13 @@ impl Experiment for Bonnie {
                 cell.disk
             ));
         }
-        let nowhere = Path::new("");
-        cell.disk.check(&cell.spec(nowhere, nowhere, nowhere))
+        cell.disk.check(&cell.spec())
     }
 
     fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
         let cell = Cell::new(settings)?;
-        Ok(vec![
-            Need::Qemu(6, 0),
-            Need::Kernel,
-            Need::Program("busybox"),
-            Need::Program("bonnie++"),
-            Need::Program(cell.fs.maker()),
-        ])
+        let programs = [Need::Program("bonnie++"), Need::Program(cell.fs.maker())];
+        Ok([&Need::GUEST[..], &programs].concat())
     }
 
     fn estimate(&self, settings: &Settings) -> Duration {
@@ -192,12 +186,10 @@ impl Cell {
         })
     }
 
-    fn spec<'a>(&self, fathom: &'a Path, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+    /// The disk, wherever its image is.
+    fn spec(&self) -> Spec<'static> {
         Spec {
-            fathom,
-            dir,
             name: DISK,
-            image,
             aio: self.aio,
             queues: self.vcpus.min(MOST_QUEUES),
             ..Spec::default()
@@ -279,7 +271,12 @@ impl Session for Trying {
         let cell = Cell::new(settings)?;
         let image = self.image(&cell, progress)?;
         let sockets = Scratch::small()?;
-        let spec = cell.spec(&self.fathom, sockets.path(), &image);
+        let spec = Spec {
+            fathom: &self.fathom,
+            dir: sockets.path(),
+            image: &image,
+            ..cell.spec()
+        };
         let bed = GuestBed::boot(cell.machine(), &cell.disk, &spec, progress)?;
         let mut bed = bed.with_dir(sockets);
         progress("running bonnie++ in the guest");

@@ -138,10 +138,11 @@ impl Experiment for Ffsb {
 
     fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
         let cell = Cell::new(settings)?;
+        // This machine runs the same scripts, by the same shell.
         let mut needs = vec![Need::Program("busybox"), Need::Program("fio")];
         if let Side::Guest(_) = cell.side {
-            let maker = Need::Program(cell.bench.fs.maker());
-            needs.extend([Need::Qemu(6, 0), Need::Kernel, maker]);
+            needs.extend(Need::GUEST);
+            needs.push(Need::Program(cell.bench.fs.maker()));
         }
         Ok(needs)
     }

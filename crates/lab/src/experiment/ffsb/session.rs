@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::experiment::{Session, Settings, Yield};
 use crate::machine::Machine;
 use crate::scratch::Scratch;
-use crate::server;
+use crate::server::{self, Spec};
 use crate::work::Worked;
 
 /// Guests at once: their memory and their images' files are this machine's.
@@ -155,12 +155,13 @@ fn boot(
         programs: vec![fathom.to_owned()],
         ..Machine::default()
     };
-    let bed = GuestBed::boot(
-        machine,
-        kind,
-        &bench.spec(fathom, dir.path(), &image),
-        progress,
-    )?;
+    let spec = Spec {
+        fathom,
+        dir: dir.path(),
+        image: &image,
+        ..bench.spec()
+    };
+    let bed = GuestBed::boot(machine, kind, &spec, progress)?;
     Ok(bed.with_dir(dir))
 }
 

@@ -82,24 +82,17 @@ impl Experiment for Profiling {
 
     fn check(&self, settings: &Settings) -> Result<()> {
         let cell = Cell::new(settings)?;
-        cell.disk
-            .check(&cell.spec(Path::new(""), Path::new(""), Path::new("")))
+        cell.disk.check(&cell.spec())
     }
 
     fn needs(&self, _settings: &Settings) -> Result<Vec<Need>> {
-        Ok(vec![
-            Need::Qemu(6, 0),
-            Need::Kernel,
-            Need::Program("busybox"),
-            Need::Program("fio"),
-            Need::Program("perf"),
-        ])
+        let programs = [Need::Program("fio"), Need::Program("perf")];
+        Ok([&Need::GUEST[..], &programs].concat())
     }
 
     fn estimate(&self, settings: &Settings) -> Duration {
         const AROUND: Duration = Duration::from_secs(40);
-        let runtime = settings.time("runtime").ok().flatten();
-        AROUND + runtime.unwrap_or_default()
+        Cell::new(settings).map_or(AROUND, |cell| AROUND + cell.runtime)
     }
 
     fn begin(&self, context: &Context) -> Box<dyn Session> {
@@ -145,12 +138,10 @@ impl Cell {
         })
     }
 
-    fn spec<'a>(&self, fathom: &'a Path, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+    /// The disk, wherever its image is.
+    fn spec(&self) -> Spec<'static> {
         Spec {
-            fathom,
-            dir,
             name: DISK,
-            image,
             aio: self.aio,
             queues: self.vcpus,
             ..Spec::default()
@@ -196,7 +187,12 @@ impl Session for Cells {
             image = dir.path().join("disk.img");
             image::fill(&image, cell.size)?;
         }
-        let spec = cell.spec(&self.fathom, dir.path(), &image);
+        let spec = Spec {
+            fathom: &self.fathom,
+            dir: dir.path(),
+            image: &image,
+            ..cell.spec()
+        };
         let bed = GuestBed::boot(cell.machine(), &cell.disk, &spec, progress)?;
         let files = dir.path().to_owned();
         let mut bed = bed.with_dir(dir);

@@ -60,23 +60,16 @@ impl Experiment for Seqread {
 
     fn check(&self, settings: &Settings) -> Result<()> {
         let cell = Cell::new(settings)?;
-        cell.disk
-            .check(&cell.spec(Path::new(""), Path::new(""), Path::new("")))
+        cell.disk.check(&cell.spec())
     }
 
     fn needs(&self, _settings: &Settings) -> Result<Vec<Need>> {
-        Ok(vec![
-            Need::Qemu(6, 0),
-            Need::Kernel,
-            Need::Program("busybox"),
-            Need::Program("fio"),
-        ])
+        Ok([&Need::GUEST[..], &[Need::Program("fio")]].concat())
     }
 
     fn estimate(&self, settings: &Settings) -> Duration {
         const AROUND: Duration = Duration::from_secs(20);
-        let runtime = settings.time("runtime").ok().flatten();
-        AROUND + runtime.unwrap_or_default()
+        Cell::new(settings).map_or(AROUND, |cell| AROUND + cell.runtime)
     }
 
     fn begin(&self, context: &Context) -> Box<dyn Session> {
@@ -108,12 +101,10 @@ impl Cell {
         })
     }
 
-    fn spec<'a>(&self, fathom: &'a Path, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+    /// The disk, wherever its image is.
+    fn spec(&self) -> Spec<'static> {
         Spec {
-            fathom,
-            dir,
             name: DISK,
-            image,
             aio: self.aio,
             options: self.options.clone(),
             ..Spec::default()
@@ -144,7 +135,12 @@ impl Session for Reading {
                 path
             }
         };
-        let spec = cell.spec(&self.fathom, dir.path(), &image);
+        let spec = Spec {
+            fathom: &self.fathom,
+            dir: dir.path(),
+            image: &image,
+            ..cell.spec()
+        };
         let mut bed = GuestBed::boot(Machine::default(), &cell.disk, &spec, progress)?;
         let seconds = cell.runtime.as_secs().max(1);
         progress(&format!("reading 4k blocks in the guest for {seconds} s"));

@@ -1,6 +1,6 @@
 //! A cell's settings: what goes together, and the machine and disk that come of them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::load::Load;
 use super::parameters::{Cache, RAW, Scheduler, Storage};
@@ -82,8 +82,7 @@ impl Cell {
         if let Some(reason) = self.contradiction() {
             return Err(Error::Protocol(reason));
         }
-        let nowhere = Path::new("");
-        self.disk.check(&self.spec(nowhere, nowhere, nowhere))?;
+        self.disk.check(&self.spec())?;
         self.load.check()?;
         if let Some(path) = &self.image {
             check_image(path)?;
@@ -206,7 +205,8 @@ impl Cell {
         self.format == Format::Raw && !self.image.as_deref().is_some_and(is_uri)
     }
 
-    pub fn spec<'a>(&self, fathom: &'a Path, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+    /// The disk, wherever its image is.
+    pub fn spec(&self) -> Spec<'static> {
         let properties = [
             ("ioeventfd=off", !self.has_ioeventfd),
             ("event_idx=off", !self.has_event_idx),
@@ -214,10 +214,7 @@ impl Cell {
         ];
         let properties = properties.iter().filter(|(_, is_set)| *is_set);
         Spec {
-            fathom,
-            dir,
             name: DISK,
-            image,
             format: self.format,
             bus: self.bus,
             aio: self.aio,
@@ -424,8 +421,7 @@ mod tests {
             (2, &["x2apic=off".to_owned()][..])
         );
         assert_eq!(machine.accelerator, Some(Accelerator::Tcg));
-        let nowhere = Path::new("");
-        let spec = cell.spec(nowhere, nowhere, nowhere);
+        let spec = cell.spec();
         assert_eq!(
             spec.properties,
             ["ioeventfd=off", "event_idx=off", "packed=on"]

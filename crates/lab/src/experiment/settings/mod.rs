@@ -18,6 +18,7 @@ use super::{Context, Design, Experiment, Need, Parameter, Session, Settings, Val
 use crate::bed::{GuestBed, Job};
 use crate::error::{Error, Result};
 use crate::machine::Format;
+use crate::server::Spec;
 use crate::work::{AROUND_FIO, Worked};
 
 pub use self::scheduler::put_back as put_schedulers_back;
@@ -73,12 +74,7 @@ impl Experiment for Factors {
 
     fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
         let cell = Cell::new(settings)?;
-        let mut needs = vec![
-            Need::Qemu(6, 0),
-            Need::Kernel,
-            Need::Program("busybox"),
-            Need::Program("fio"),
-        ];
+        let mut needs = [&Need::GUEST[..], &[Need::Program("fio")]].concat();
         let machine = cell.machine();
         needs.extend(cell.modules().map(Need::Module));
         needs.extend(cell.bus.modules().iter().copied().map(Need::Module));
@@ -101,8 +97,8 @@ impl Experiment for Factors {
 
     fn estimate(&self, settings: &Settings) -> Duration {
         const AROUND: Duration = Duration::from_secs(25);
-        let runtime = settings.time("runtime").ok().flatten();
-        AROUND + runtime.unwrap_or_default().mul_f64(1.2)
+        let time = |cell: Cell| AROUND + cell.load.runtime.mul_f64(1.2);
+        Cell::new(settings).map_or(AROUND, time)
     }
 
     fn begin(&self, context: &Context) -> Box<dyn Session> {
@@ -126,7 +122,12 @@ impl Session for Running {
         let cell = Cell::new(settings)?;
         let load = &cell.load;
         let stored = Stored::make(&cell, progress)?;
-        let spec = cell.spec(&self.fathom, stored.dir(), &stored.path);
+        let spec = Spec {
+            fathom: &self.fathom,
+            dir: stored.dir(),
+            image: &stored.path,
+            ..cell.spec()
+        };
         let mut bed = GuestBed::boot(cell.machine(), &cell.disk, &spec, progress)?;
         progress("preparing the disk in the guest");
         let script = cell.preparation(&bed.device);

@@ -124,9 +124,7 @@ impl Experiment for Storages {
             (server::Kind::Qsd, Found::Device(_)) => {
                 refuse("no devices are served by it here; use fathom or qemu")
             }
-            _ => cell
-                .disk
-                .check(&cell.spec(Path::new(""), Path::new(""), Path::new(""))),
+            _ => cell.disk.check(&cell.spec()),
         }
     }
 
@@ -137,7 +135,7 @@ impl Experiment for Storages {
             needs.push(Need::FioEngine("nbd"));
         }
         if cell.side == Where::Guest {
-            needs.extend([Need::Qemu(6, 0), Need::Kernel, Need::Program("busybox")]);
+            needs.extend(Need::GUEST);
         }
         Ok(needs)
     }
@@ -209,12 +207,10 @@ impl Cell {
         })
     }
 
-    fn spec<'a>(&self, fathom: &'a Path, dir: &'a Path, image: &'a Path) -> Spec<'a> {
+    /// The disk, wherever its image is.
+    fn spec(&self) -> Spec<'static> {
         Spec {
-            fathom,
-            dir,
             name: DISK,
-            image,
             aio: self.aio,
             queues: self.vcpus,
             ..Spec::default()
@@ -298,7 +294,12 @@ impl Measuring {
             cpus: cell.vcpus.into(),
             ..Machine::default()
         };
-        let spec = cell.spec(&self.fathom, sockets.path(), &image);
+        let spec = Spec {
+            fathom: &self.fathom,
+            dir: sockets.path(),
+            image: &image,
+            ..cell.spec()
+        };
         let bed = GuestBed::boot(machine, &cell.disk, &spec, progress)?;
         let mut bed = bed.with_dir(sockets);
         progress("running fio in the guest");

@@ -150,12 +150,7 @@ impl Experiment for Wiki {
     }
 
     fn needs(&self, _settings: &Settings) -> Result<Vec<Need>> {
-        // QEMU 6.0 emulates SVM well enough for KVM.
-        Ok(vec![
-            Need::Qemu(6, 0),
-            Need::Kernel,
-            Need::Program("busybox"),
-        ])
+        Ok(Need::GUEST.to_vec())
     }
 
     fn estimate(&self, settings: &Settings) -> Duration {
