@@ -46,7 +46,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "call-graph",
         "Whether samples have their callers, by frame pointers",
-        Kind::of::<CallGraph>("fp, none"),
+        Kind::of::<CallGraph>(CallGraph::FORM),
         "fp",
     )
     .rarely(),

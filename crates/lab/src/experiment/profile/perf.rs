@@ -3,7 +3,6 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -13,6 +12,7 @@ use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::host;
 use crate::process::Process;
+use crate::words::words;
 
 /// What perf says when it had more.
 const FULL: &str = "size limit reached";
@@ -21,23 +21,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// For a guest to print what it recorded.
 const PRINTING: Duration = Duration::from_secs(300);
 
-/// Whether a sample has its callers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallGraph {
-    /// By frame pointers.
-    Fp,
-    None,
-}
-
-impl FromStr for CallGraph {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<CallGraph, String> {
-        match text {
-            "fp" => Ok(CallGraph::Fp),
-            "none" => Ok(CallGraph::None),
-            _ => Err(format!("'{text}' is neither fp nor none")),
-        }
+words! {
+    /// Whether a sample has its callers.
+    pub enum CallGraph {
+        /// By frame pointers.
+        Fp = "fp",
+        None = "none",
     }
 }
 

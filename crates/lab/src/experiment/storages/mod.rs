@@ -7,7 +7,6 @@ mod place;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
@@ -18,6 +17,7 @@ use crate::host::Accelerator;
 use crate::machine::{Aio, Machine};
 use crate::scratch::Scratch;
 use crate::server::{self, Spec};
+use crate::words::words;
 use crate::work::Worked;
 use fio::{JOBS, On, SHAPE, Virt};
 use place::{Found, Place};
@@ -34,7 +34,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "where",
         "Where the job runs",
-        Kind::of::<Where>("host, guest"),
+        Kind::of::<Where>(Where::FORM),
         "host,guest",
     ),
     Parameter::new(
@@ -163,22 +163,11 @@ impl Experiment for Storages {
     }
 }
 
-/// On which side of virtualisation the job runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Where {
-    Host,
-    Guest,
-}
-
-impl FromStr for Where {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Where, String> {
-        match text {
-            "host" => Ok(Where::Host),
-            "guest" => Ok(Where::Guest),
-            _ => Err(format!("'{text}' is neither host nor guest")),
-        }
+words! {
+    /// On which side of virtualisation the job runs.
+    pub enum Where {
+        Host = "host",
+        Guest = "guest",
     }
 }
 

@@ -37,7 +37,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "transport",
         "How the guest reaches its disk: legacy is an I/O port, intx is without MSI-X",
-        Kind::of::<Transport>("modern, legacy, no-ioeventfd, intx"),
+        Kind::of::<Transport>(Transport::FORM),
         "modern",
     )
     .rarely(),

@@ -14,41 +14,26 @@ use crate::experiment::{Context, Settings};
 use crate::host::Accelerator;
 use crate::machine::Aio;
 use crate::server::Kind;
+use crate::words::words;
 use crate::workload::{self, Limit, Rw};
 
-/// Which way the guest reaches the server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Transport {
-    /// virtio 1: doorbells in memory, taken by ioeventfd.
-    #[default]
-    Modern,
-    /// virtio 0.9: one doorbell, an I/O port.
-    Legacy,
-    /// virtio 1, with every doorbell going through QEMU's user space.
-    NoIoeventfd,
-    /// virtio 1 without MSI-X: QEMU raises a pin of the IO-APIC for the disk.
-    Intx,
+words! {
+    /// Which way the guest reaches the server.
+    #[derive(Default)]
+    pub enum Transport {
+        /// virtio 1: doorbells in memory, taken by ioeventfd.
+        #[default]
+        Modern = "modern",
+        /// virtio 0.9: one doorbell, an I/O port.
+        Legacy = "legacy",
+        /// virtio 1, with every doorbell going through QEMU's user space.
+        NoIoeventfd = "no-ioeventfd",
+        /// virtio 1 without MSI-X: QEMU raises a pin of the IO-APIC for the disk.
+        Intx = "intx",
+    }
 }
 
 impl Transport {
-    /// All of them.
-    pub const ALL: [Transport; 4] = [
-        Transport::Modern,
-        Transport::Legacy,
-        Transport::NoIoeventfd,
-        Transport::Intx,
-    ];
-
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Transport::Modern => "modern",
-            Transport::Legacy => "legacy",
-            Transport::NoIoeventfd => "no-ioeventfd",
-            Transport::Intx => "intx",
-        }
-    }
-
     /// Properties of QEMU's device.
     pub(super) fn properties(self) -> &'static [&'static str] {
         match self {
@@ -60,31 +45,17 @@ impl Transport {
     }
 }
 
-/// Where a known delay is put into every other request, to check the instrument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// The guest's benchmark, before its call.
-    Guest,
-    /// Fathom's storage.
-    Storage,
-    /// Fathom's queue.
-    Queue,
-    /// Fathom's notification.
-    Notify,
-}
-
-impl Place {
-    /// All of them.
-    pub const ALL: [Place; 4] = [Place::Guest, Place::Storage, Place::Queue, Place::Notify];
-
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Place::Guest => "guest",
-            Place::Storage => "storage",
-            Place::Queue => "queue",
-            Place::Notify => "notify",
-        }
+words! {
+    /// Where a known delay is put into every other request, to check the instrument.
+    pub enum Place {
+        /// The guest's benchmark, before its call.
+        Guest = "guest",
+        /// Fathom's storage.
+        Storage = "storage",
+        /// Fathom's queue.
+        Queue = "queue",
+        /// Fathom's notification.
+        Notify = "notify",
     }
 }
 
@@ -94,29 +65,6 @@ pub struct Injection {
     pub place: Place,
     pub delay: Duration,
 }
-
-macro_rules! words {
-    ($($name:ident),+) => {$(
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-
-            fn from_str(text: &str) -> std::result::Result<$name, String> {
-                let words = $name::ALL.map($name::name).join(", ");
-                $name::ALL
-                    .into_iter()
-                    .find(|one| one.name() == text)
-                    .ok_or_else(|| format!("'{text}' is none of {words}"))
-            }
-        }
-    )+};
-}
-words!(Transport, Place);
 
 impl fmt::Display for Injection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -335,15 +283,6 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn words_are_read_as_they_are_written() {
-        for place in Place::ALL {
-            assert_eq!(place.to_string().parse(), Ok(place));
-        }
-        let error = "disk".parse::<Place>().unwrap_err();
-        assert_eq!(error, "'disk' is none of guest, storage, queue, notify");
-    }
 
     #[test]
     fn what_does_not_go_together_is_said() {
