@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use fathom_run::evidence::Throttling;
 
 use super::threads::tasks;
+use crate::error::{Context, Error, Result};
+use crate::put_back::Changed;
 
 /// Groups that are looked at. Processes are in a few; libvirt puts each vCPU into one of its own.
 const MAX_GROUPS: usize = 64;
@@ -114,6 +116,24 @@ fn is_limited(folder: &Path) -> bool {
     v2.is_some_and(|quota| quota != "max") || v1.is_some_and(|quota| !quota.starts_with('-'))
 }
 
+/// Takes the limit off a group that this process is in, for as long as what is returned lives. Others
+/// are left alone, whatever a run directory names.
+///
+/// # Errors
+/// When it is in no such group, or has not the rights.
+pub fn lift(name: &str) -> Result<Changed> {
+    let groups = limited(std::iter::once(std::process::id()));
+    let Some(group) = groups.into_iter().find(|group| group.name == name) else {
+        let text = format!("this process is in no control group {name} with a CPU limit");
+        return Err(Error::Protocol(text));
+    };
+    let folder = group.folder;
+    let (v2, v1) = (folder.join("cpu.max"), folder.join("cpu.cfs_quota_us"));
+    let (file, none) = if v2.exists() { (v2, "max") } else { (v1, "-1") };
+    let before = super::read(&file).context(|| format!("cannot read {}", file.display()))?;
+    Changed::new(&file, none, before.trim())
+}
+
 /// `None`: it is gone.
 pub fn read(group: &Group) -> Option<Stat> {
     parse(&super::read(group.folder.join("cpu.stat")).ok()?)
@@ -159,6 +179,67 @@ pub fn between(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+
+    /// A group with a limit that nothing reaches, and this process in it.
+    struct Own(PathBuf);
+
+    impl Own {
+        fn make() -> std::io::Result<Own> {
+            let name = format!("fathom-test-lift-{}", std::process::id());
+            let root = Path::new("/sys/fs/cgroup");
+            let is_v2 = root.join("cgroup.controllers").exists();
+            let own = match is_v2 {
+                true => {
+                    fs::write(root.join("cgroup.subtree_control"), "+cpu")?;
+                    Own(root.join(name))
+                }
+                false => Own(root.join("cpu").join(name)),
+            };
+            fs::create_dir(&own.0)?;
+            match is_v2 {
+                true => fs::write(own.0.join("cpu.max"), "99000000 1000000")?,
+                false => fs::write(own.0.join("cpu.cfs_quota_us"), "9900000")?,
+            }
+            fs::write(own.0.join("cgroup.procs"), std::process::id().to_string())?;
+            Ok(own)
+        }
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            let parent = self.0.parent().unwrap().join("cgroup.procs");
+            let _ = fs::write(parent, std::process::id().to_string());
+            let gone = (0..100).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                fs::remove_dir(&self.0).is_ok()
+            });
+            assert!(
+                gone || std::thread::panicking(),
+                "{} is left",
+                self.0.display()
+            );
+        }
+    }
+
+    #[test]
+    fn the_limit_of_a_group_is_lifted_for_a_while() {
+        let own = Own::make()
+            .expect("this test makes a control group: run it as root where cgroups limit CPU time");
+        let is_own = |group: &Group| group.folder == own.0;
+        let limited = || {
+            limited(std::iter::once(std::process::id()))
+                .into_iter()
+                .find(is_own)
+        };
+        let group = limited().expect("it has a limit");
+        let lifted = lift(&group.name).unwrap();
+        assert_eq!(limited(), None);
+        drop(lifted);
+        assert_eq!(limited(), Some(group));
+        let error = lift("/fathom-test-of-others").unwrap_err().to_string();
+        assert!(error.contains("in no control group"), "{error}");
+    }
 
     const V1: &str = "9:name=systemd:/\n7:blkio:/\n3:cpuset:/other\n1:cpu,cpuacct:/a/b\n0::/x y\n";
 

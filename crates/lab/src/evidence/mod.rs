@@ -26,6 +26,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
+pub(crate) use cgroup::lift;
 pub use measures::measures;
 pub use sampler::Sampler;
 

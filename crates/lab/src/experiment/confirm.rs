@@ -2,13 +2,17 @@
 //!
 //! What is in front of a limit does more when there is more of what limits; what has only latency
 //! to wait for does more at once; and a device at its limit does no more, however much is asked of
-//! it. Other suspicions (other programs' load, steal, a filter) are about what no parameter changes.
+//! it. A control group's CPU limit is lifted. Other suspicions (other programs' load, steal, a
+//! filter) are about what cannot be changed from here.
 
 use fathom_limiter::judge;
 use fathom_run::evidence::{Evidence, ThreadRole};
 use fathom_run::{Cell, Expects, Planned, Trial};
 
 use super::{Experiment, Settings};
+use crate::error::Result;
+use crate::evidence;
+use crate::put_back::Changed;
 
 /// Of trials' ids, which begin with that of the cell.
 const SUFFIX: &str = "-confirm";
@@ -31,6 +35,7 @@ pub fn trial(experiment: &dyn Experiment, cell: &Cell) -> Option<Trial> {
         "latency" => (more_work()?, Expects::More),
         "device" => (more_work()?, Expects::NoMore),
         "load-thread" => (twice(LOAD_THREADS)?, Expects::More),
+        "cpu-cap" => (before.clone(), Expects::More),
         "thread" => {
             let settings = match role(evidence, limiter.subject.as_deref()?)? {
                 ThreadRole::Vcpu => twice(VCPUS)?,
@@ -54,8 +59,26 @@ pub fn trial(experiment: &dyn Experiment, cell: &Cell) -> Option<Trial> {
     })
 }
 
+/// What a trial changes of the machine for as long as what is returned lives: a limit is lifted.
+///
+/// # Errors
+/// When it cannot be.
+pub fn lift(trial: &Trial, cell: &Cell) -> Result<Option<Changed>> {
+    let group = cell
+        .evidence
+        .as_ref()
+        .and_then(|evidence| evidence.cgroup.as_ref());
+    match group {
+        Some(group) if trial.limiter == "cpu-cap" => evidence::lift(&group.group).map(Some),
+        _ => Ok(None),
+    }
+}
+
 /// What a trial changes of a cell: `iodepth=2`.
 pub fn changed(trial: &Trial, cell: &Cell) -> String {
+    if trial.limiter == "cpu-cap" {
+        return "without the CPU limit".into();
+    }
     let settings = trial.planned.settings.iter();
     let changed = settings.filter(|(name, value)| cell.planned.settings.get(*name) != Some(*value));
     let texts = changed.map(|(name, value)| format!("{name}={value}"));
@@ -200,6 +223,27 @@ mod tests {
             evidence.threads[0].role = ThreadRole::Vcpu;
         });
         assert_eq!(vcpu.unwrap().1, "cpus=8");
+    }
+
+    #[test]
+    fn a_limit_is_lifted_and_nothing_else_changed() {
+        let capped = |evidence: &mut Evidence| {
+            evidence.cgroup = Some(fathom_run::evidence::Throttling {
+                group: "/of-somebody-else".into(),
+                periods: 100,
+                throttled: 90,
+                seconds: 7.0,
+            });
+        };
+        let (trial, words) = tried(&[], capped).unwrap();
+        assert_eq!(
+            (&*trial.limiter, &*words),
+            ("cpu-cap", "without the CPU limit")
+        );
+        let cell = cell(&[], capped);
+        assert_eq!(trial.planned.settings, cell.planned.settings);
+        // A run directory may be a stranger's.
+        assert!(lift(&trial, &cell).is_err());
     }
 
     #[test]

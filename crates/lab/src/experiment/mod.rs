@@ -31,7 +31,6 @@ use crate::evidence;
 
 pub use order::{Order, Values};
 pub use parameter::{Kind, Parameter, Settings};
-pub use settings::put_schedulers_back;
 
 /// A thing to find out.
 pub trait Experiment: Sync {

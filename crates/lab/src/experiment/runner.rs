@@ -236,13 +236,17 @@ impl Runner {
             Some(_) => plan.trials.retain(|one| one.planned.id != trial.planned.id),
             None => {}
         }
+        let what = confirm::changed(&trial, cell);
+        let what = format!("is it {}? {what}", trial.limiter);
+        let _lifted = match confirm::lift(&trial, cell) {
+            Ok(lifted) => lifted,
+            Err(error) => {
+                progress(&format!("{what}: not tried: {error}"));
+                return Ok(());
+            }
+        };
         plan.trials.push(trial.clone());
         self.run.save(&self.dir)?;
-        let what = format!(
-            "is it {}? {}",
-            trial.limiter,
-            confirm::changed(&trial, cell)
-        );
         let planned = trial.planned;
         let begun = Begun {
             planned,

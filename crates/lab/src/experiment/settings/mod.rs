@@ -21,8 +21,6 @@ use crate::machine::Format;
 use crate::server::Spec;
 use crate::work::{AROUND_FIO, Worked};
 
-pub use self::scheduler::put_back as put_schedulers_back;
-
 pub struct Factors;
 
 /// Of the guest's memory.

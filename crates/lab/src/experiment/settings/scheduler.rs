@@ -2,22 +2,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::parameters::Scheduler;
 use crate::error::{Context, Error, Result};
-
-/// What is to be put back: a device's file, and what was in it.
-static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
-
-fn changed() -> MutexGuard<'static, Vec<(PathBuf, String)>> {
-    CHANGED.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::put_back::Changed;
 
 /// A scheduler that a device has for as long as this lives.
 #[derive(Debug)]
 pub(super) struct Set {
-    file: PathBuf,
+    _changed: Changed,
 }
 
 /// Where a device's scheduler is told and set, by the device's name in /sys/block.
@@ -55,32 +48,11 @@ impl Set {
         check(file, scheduler)?;
         let what = || format!("cannot set {}", file.display());
         let text = fs::read_to_string(file).context(what)?;
-        let before = text.split(['[', ']']).nth(1).unwrap_or("none").to_owned();
-        let set = Set {
-            file: file.to_owned(),
-        };
-        changed().push((file.to_owned(), before));
-        fs::write(file, scheduler.name()).context(what)?;
-        Ok(set)
+        let before = text.split(['[', ']']).nth(1).unwrap_or("none");
+        Ok(Set {
+            _changed: Changed::new(file, scheduler.name(), before)?,
+        })
     }
-}
-
-impl Drop for Set {
-    fn drop(&mut self) {
-        let mut changed = changed();
-        if let Some(at) = changed.iter().rposition(|(file, _)| *file == self.file) {
-            restore(&changed.remove(at));
-        }
-    }
-}
-
-/// Puts all of them back, for a signal that ends the process.
-pub fn put_back() {
-    changed().drain(..).rev().for_each(|one| restore(&one));
-}
-
-fn restore((file, before): &(PathBuf, String)) {
-    let _ = fs::write(file, before); // the device may be gone
 }
 
 #[cfg(test)]

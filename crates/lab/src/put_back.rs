@@ -1,0 +1,72 @@
+//! Files of the kernel that are written for a while, and then have what was there before: also when
+//! a signal ends the process.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Context, Result};
+
+/// What is to be put back: a file, and what was in it.
+static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
+
+fn changed() -> MutexGuard<'static, Vec<(PathBuf, String)>> {
+    CHANGED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file that holds another value for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Changed {
+    file: PathBuf,
+}
+
+impl Changed {
+    /// Writes it; `before` is put back.
+    ///
+    /// # Errors
+    /// When the value cannot be written: without the rights, say.
+    pub fn new(file: &Path, value: &str, before: &str) -> Result<Changed> {
+        changed().push((file.to_owned(), before.to_owned()));
+        let changed = Changed {
+            file: file.to_owned(),
+        };
+        fs::write(file, value).context(|| format!("cannot set {}", file.display()))?;
+        Ok(changed)
+    }
+}
+
+impl Drop for Changed {
+    fn drop(&mut self) {
+        let mut changed = changed();
+        if let Some(at) = changed.iter().rposition(|(file, _)| *file == self.file) {
+            restore(&changed.remove(at));
+        }
+    }
+}
+
+/// Puts all of them back, for a signal that ends the process.
+pub fn put_all_back() {
+    changed().drain(..).rev().for_each(|one| restore(&one));
+}
+
+fn restore((file, before): &(PathBuf, String)) {
+    let _ = fs::write(file, before); // it may be gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_its_value_again_in_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("cpu.max");
+        fs::write(&file, "5000 100000").unwrap();
+        let text = || fs::read_to_string(&file).unwrap();
+        let changed = Changed::new(&file, "max", "5000 100000").unwrap();
+        assert_eq!(text(), "max");
+        drop(changed);
+        assert_eq!(text(), "5000 100000");
+        assert!(Changed::new(Path::new("/none/x"), "1", "0").is_err());
+    }
+}
