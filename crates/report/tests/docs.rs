@@ -16,8 +16,8 @@ use fathom_run::evidence::{
     Throttling,
 };
 use fathom_run::{
-    Better, BlockDevice, Cell, Clocks, Disk, Extent, GuestOffset, Kind, Machine, Pair, Role, Round,
-    Run, Scenario, StreamInfo, Thread, Unit, VERSION,
+    Better, BlockDevice, Cell, Clocks, Disk, Expects, Extent, GuestOffset, Kind, Machine, Pair,
+    Role, Round, Run, Scenario, StreamInfo, Thread, Trial, Unit, VERSION,
 };
 use serde_json::Value;
 
@@ -92,7 +92,8 @@ fn every_field_of_an_experiments_report_is_documented() {
     let run = experiment_of_documented_names();
     let cells = run.experiment.as_ref().unwrap().cells.iter();
     experiment::write(dir.path(), &run, cells.map(cell_of_documented_names));
-    let table = Table::load(dir.path()).unwrap();
+    let mut table = Table::load(dir.path()).unwrap();
+    table.points[1].confirmed = Some(true);
     assert!(table.points[1].vs_bare.is_some() && table.points[1].measures["name"].ratio.is_some());
     let text = document("report.md") + &document("run-directory.md");
     assert_has_keys(&text, &serde_json::from_str(&cells::json(&table)).unwrap());
@@ -106,7 +107,17 @@ fn every_field_of_an_experiments_report_is_documented() {
 #[test]
 fn every_field_of_a_cell_is_documented() {
     let run = experiment_of_documented_names();
-    let mut cell = cell_of_documented_names(&run.experiment.unwrap().cells[0]);
+    let mut experiment = run.experiment.unwrap();
+    experiment.confirm = true;
+    experiment.trials.push(Trial {
+        planned: experiment.cells[0].clone(),
+        of: String::new(),
+        limiter: String::new(),
+        expects: Expects::NoMore,
+    });
+    let text = document("run-directory.md");
+    assert_has_keys(&text, &serde_json::to_value(&experiment).unwrap());
+    let mut cell = cell_of_documented_names(&experiment.cells[0]);
     let evidence = cell.evidence.take().unwrap();
     cell.evidence = Some(Evidence {
         host: Some(Processors::default()),
@@ -138,7 +149,6 @@ fn every_field_of_a_cell_is_documented() {
         crossings: Some(Crossings::default()),
         ..evidence
     });
-    let text = document("run-directory.md");
     assert_has_keys(&text, &serde_json::to_value(cell).unwrap());
     let name = |value: Value| value.as_str().unwrap().to_owned();
     let better = [Better::Higher, Better::Lower, Better::Neither].map(serde_json::to_value);
