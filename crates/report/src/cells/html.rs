@@ -85,12 +85,28 @@ fn sections(html: &mut Html, prefix: &str, table: &Table) {
     beside::show(html, prefix, table);
     bonnie::show(html, prefix, table);
     points::show(html, prefix, table);
+    show_limiters(html, prefix, table);
     show_effects(html, prefix, table);
     forest::show(html, prefix, table);
     bars::show(html, prefix, table);
     curves::show(html, prefix, table);
     profile::show(html, prefix, table);
     lines::show(html, prefix, table);
+}
+
+/// Sentences: a column of them behind all figures would be out of sight.
+fn show_limiters(html: &mut Html, prefix: &str, table: &Table) {
+    let judged: Vec<_> = words::judged(table).collect();
+    if judged.is_empty() {
+        return;
+    }
+    html.heading(prefix, ("limiters", "Limiters"), "Suspected limiters");
+    html.open("ul", &[("id", &format!("{prefix}limiters-list"))]);
+    for line in judged {
+        html.element("li", &[], &line);
+        html.raw("\n");
+    }
+    html.raw("</ul>\n");
 }
 
 fn show_effects(html: &mut Html, prefix: &str, table: &Table) {

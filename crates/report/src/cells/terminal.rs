@@ -359,17 +359,11 @@ fn rankings(page: &mut Page, table: &Table) {
 }
 
 fn verdicts(page: &mut Page, table: &Table) {
-    let judged = table.points.iter().take(MOST_ROWS);
-    let judged: Vec<_> = judged
-        .filter_map(|point| Some((point, point.verdict.as_ref()?)))
-        .collect();
-    if judged.is_empty() {
-        return;
+    let judged: Vec<_> = words::judged(table).collect();
+    if !judged.is_empty() {
+        page.heading("Suspected limiters");
     }
-    page.heading("Suspected limiters");
-    for (point, verdict) in judged {
-        page.note(&format!("{}: {verdict}", words::label(&point.settings)));
-    }
+    judged.iter().for_each(|line| page.note(line));
 }
 
 fn problems(page: &mut Page, problems: &[String]) {

@@ -151,6 +151,15 @@ pub(super) fn settings(settings: &Settings) -> String {
     pairs.collect::<Vec<_>>().join(", ")
 }
 
+/// The suspected limiters of points, a line each.
+pub(super) fn judged(table: &Table) -> impl Iterator<Item = String> {
+    let shown = table.points.iter().take(MOST_ROWS);
+    shown.filter_map(|point| {
+        let verdict = point.verdict.as_ref()?;
+        Some(format!("{}: {verdict}", label(&point.settings)))
+    })
+}
+
 /// A point's name in a line.
 pub(super) fn label(of: &Settings) -> String {
     match of.is_empty() {

@@ -29,13 +29,6 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
             columns.extend(vs_bare(shown));
         }
     }
-    if shown.iter().any(|point| point.verdict.is_some()) {
-        let verdict = |point: &Point| Cell::Text(point.verdict.clone().unwrap_or_default());
-        columns.push((
-            "suspected limiter".into(),
-            shown.iter().map(verdict).collect(),
-        ));
-    }
     show_columns(html, format!("{prefix}points-table"), columns);
     if shown.len() < table.points.len() {
         let more = plural((table.points.len() - shown.len()) as u64, "more point");
