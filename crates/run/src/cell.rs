@@ -120,6 +120,14 @@ pub struct Cell {
     pub problems: Vec<String>,
 }
 
+/// What differs from other settings: `iodepth=2`, with commas between.
+pub fn changed(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> String {
+    let changed = after.iter();
+    let changed = changed.filter(|(name, value)| before.get(*name) != Some(*value));
+    let texts = changed.map(|(name, value)| format!("{name}={value}"));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
 impl Planned {
     /// The cell's folder; an experiment may leave files of its own there.
     pub fn folder(&self, run: &Path) -> PathBuf {

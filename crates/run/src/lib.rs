@@ -30,7 +30,7 @@ pub mod qemu_names;
 mod run;
 mod stream;
 
-pub use cell::{Beside, Cell, Expects, Experiment, Planned, Shown, Trial};
+pub use cell::{Beside, Cell, Expects, Experiment, Planned, Shown, Trial, changed};
 pub use clocks::{Clock, Clocks, GuestOffset, Pair};
 pub use error::{Error, Result};
 pub use event::{Event, Kind, MAX_ARGS, flags};

@@ -1,6 +1,6 @@
 //! System calls of threads, counted by the kernel's tracepoint for now and then a part of the
-//! window. While it is on, every system call of the machine takes some 50 ns longer: so it is for a
-//! fifth of the time only, and the rest is taken to be like that.
+//! window. While it is on, every system call of the machine takes longer: so it is for a fifth of the
+//! time only, and the rest is taken to be like that.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
 //! How often a guest's virtio drivers kicked: the hits of a probe at the kernel's function that
-//! does. A hit takes some 0.1 us, of the microseconds that a kick takes.
+//! does. A hit costs the guest a little, the same whoever serves the disk.
 
 /// For the guest's shell: the probe is there from the first window on. It records nothing: its own
 /// instance of the tracer is off, and hits are counted all the same. Without kprobes nothing

@@ -79,10 +79,7 @@ pub fn changed(trial: &Trial, cell: &Cell) -> String {
     if trial.limiter == "cpu-cap" {
         return "without the CPU limit".into();
     }
-    let settings = trial.planned.settings.iter();
-    let changed = settings.filter(|(name, value)| cell.planned.settings.get(*name) != Some(*value));
-    let texts = changed.map(|(name, value)| format!("{name}={value}"));
-    texts.collect::<Vec<_>>().join(", ")
+    fathom_run::changed(&cell.planned.settings, &trial.planned.settings)
 }
 
 fn role(evidence: &Evidence, name: &str) -> Option<ThreadRole> {

@@ -1,7 +1,7 @@
 //! Runs the cells of a plan into a run directory, each of which is there for good as soon as it has
 //! ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -200,15 +200,13 @@ impl Runner {
         session: &mut dyn Session,
         progress: &mut dyn FnMut(&str),
     ) -> Result<()> {
-        let plan = self.run.experiment.iter();
-        let ended = plan.flat_map(|plan| plan.cells.clone());
-        let ended: Vec<Planned> = ended
-            .filter(|planned| !self.left.contains(planned))
-            .collect();
-        for planned in ended {
-            if self.confirms()
-                && let Some(cell) = Cell::load(&self.dir, &planned)?
-            {
+        let cells = match &self.run.experiment {
+            Some(plan) if plan.confirm => plan.cells.clone(),
+            _ => return Ok(()),
+        };
+        let left: BTreeSet<String> = self.left.iter().map(|one| one.id.clone()).collect();
+        for planned in cells.iter().filter(|one| !left.contains(&one.id)) {
+            if let Some(cell) = Cell::load(&self.dir, planned)? {
                 self.try_limiter(session, &cell, progress)?;
             }
         }

@@ -87,8 +87,5 @@ fn changed(trial: &Trial, row: &Row, base: &Row) -> String {
     if trial.limiter == "cpu-cap" {
         return "lifting it".into();
     }
-    let changed =
-        { row.settings.iter() }.filter(|(name, value)| base.settings.get(*name) != Some(*value));
-    let texts = changed.map(|(name, value)| format!("{name}={value}"));
-    texts.collect::<Vec<_>>().join(", ")
+    fathom_run::changed(&base.settings, &row.settings)
 }
