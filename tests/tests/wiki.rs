@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fathom_lab::KvmHost;
-use fathom_lab::experiment::wiki::{self, Options, Transport};
+use fathom_lab::experiment::wiki::{Options, Transport};
+use fathom_lab::experiment::{Yield, nested};
 use fathom_lab::workload::{Limit, Rw};
 use fathom_lab::{Aio, Error, server};
 use fathom_report::analysis::{Analysis, Exact, Layer, Truth};
@@ -61,14 +62,20 @@ impl Bench {
     fn run(&mut self, change: impl FnOnce(&mut Options)) -> Done {
         let mut options = self.options();
         change(&mut options);
-        wiki::run_in(&mut self.host, &options, &mut |step| eprintln!("{step}")).unwrap();
+        self.cell(&options, &mut |step| eprintln!("{step}"))
+            .unwrap();
         Done::load(&options.output)
     }
 
     fn refused(&mut self, change: impl FnOnce(&mut Options)) -> Error {
         let mut options = self.options();
         change(&mut options);
-        wiki::run_in(&mut self.host, &options, &mut |_| {}).unwrap_err()
+        self.cell(&options, &mut |_| {}).unwrap_err()
+    }
+
+    fn cell(&mut self, options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Yield, Error> {
+        let (settings, folder) = (options.to_settings(), &options.output);
+        nested::run_in(&mut self.host, "wiki", &settings, folder, progress)
     }
 }
 

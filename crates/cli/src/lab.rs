@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Subcommand};
 use fathom_lab::experiment::runner::{Runner, rough};
-use fathom_lab::experiment::{self, Context, Experiment, Settings};
+use fathom_lab::experiment::{self, Context, Experiment, Settings, nested};
 use fathom_lab::{put_all_back, scratch, tracers};
 
 use crate::report::ReportArgs;
@@ -69,6 +69,10 @@ struct How {
     /// twice the depth
     #[arg(long)]
     confirm: bool,
+    /// Run all of it in an emulated machine that has KVM: every layer is real there, times are
+    /// stretched
+    #[arg(long)]
+    kvm_host: bool,
 }
 
 #[derive(Debug, Args)]
@@ -112,6 +116,9 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
             };
             if how.confirm {
                 runner.confirm();
+            }
+            if how.kvm_host {
+                runner.use_kvm_host();
             }
             if show.dry_run {
                 return dry_run(&runner, how);
@@ -176,9 +183,9 @@ fn dry_run(runner: &Runner, how: How) -> anyhow::Result<()> {
 }
 
 /// What all cells are run with.
-fn context(is_nested: bool) -> anyhow::Result<Context> {
+fn context() -> anyhow::Result<Context> {
     let fathom = std::env::current_exe().context("cannot find this program's own file")?;
-    Ok(Context { fathom, is_nested })
+    Ok(Context { fathom })
 }
 
 /// A run directory.
@@ -201,7 +208,7 @@ impl Output {
 fn measure(runner: Runner, output: &Output, json: bool) -> anyhow::Result<()> {
     let dir = &output.dir;
     let shown = dir.display();
-    let ran = runner.run(&context(false)?, &mut |step| eprintln!("lab: {step}"));
+    let ran = runner.run(&context()?, &mut |step| eprintln!("lab: {step}"));
     if let Err(error) = ran {
         let text = error.to_string();
         let (line, tail) = text.split_once('\n').unwrap_or((&text, ""));
@@ -276,11 +283,14 @@ fn what_is_there(dir: &Path) -> There {
 fn cell(args: &CellArgs) -> anyhow::Result<()> {
     let one = find(&args.experiment)?;
     let settings = serde_json::from_str(&args.settings).context("--settings")?;
-    let mut session = one.begin(&context(true)?);
     scratch::sweep();
-    session.cell(&Settings(settings), &args.folder, &mut |step| {
-        eprintln!("lab: {step}")
-    })?;
+    nested::run_here(
+        one,
+        &Settings(settings),
+        &context()?,
+        &args.folder,
+        &mut |step| eprintln!("lab: {step}"),
+    )?;
     Ok(())
 }
 

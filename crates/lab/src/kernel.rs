@@ -89,20 +89,21 @@ impl Kernel {
         order.iter().map(|path| self.read_module(path)).collect()
     }
 
-    /// Every file that a lab needs to find this kernel and make a guest of it: (here, where
-    /// [`find`](Self::find) looks for it).
+    /// The image, and the path at which [`find`](Self::find) looks for it.
+    pub fn image_file(&self) -> (PathBuf, PathBuf) {
+        let boot = Path::new("/boot").join(format!("vmlinuz-{}", self.release));
+        (self.image.clone(), boot)
+    }
+
+    /// The files that a lab needs below /lib/modules to make guests that load the lab's modules and
+    /// `more`.
     ///
     /// # Errors
-    /// When the kernel lacks one of the lab's modules.
-    pub fn files(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
-        let boot = Path::new("/boot").join(format!("vmlinuz-{}", self.release));
-        let mut files = vec![(self.image.clone(), boot)];
-        let modules = ["modules.dep", "modules.builtin"].map(String::from);
-        for name in modules.into_iter().chain(self.order(&[])?) {
-            let path = self.modules.join(name);
-            files.push((path.clone(), path));
-        }
-        Ok(files)
+    /// When the kernel lacks one of these.
+    pub fn module_files(&self, more: &[String]) -> Result<Vec<PathBuf>> {
+        let lists = ["modules.dep", "modules.builtin"].map(String::from);
+        let names = lists.into_iter().chain(self.order(more)?);
+        Ok(names.map(|name| self.modules.join(name)).collect())
     }
 
     /// Fails unless the kernel has a module, as a file or built in.

@@ -41,8 +41,9 @@ pub struct Machine {
     pub cpus: u32,
     /// Guest memory in MiB, shared with vhost-user servers.
     pub memory_mib: u32,
-    /// Take the memory from this machine's huge pages, of which there must be enough.
-    pub huge_pages: bool,
+    /// Take the memory from this machine's huge pages, of which there must be enough; as suits the
+    /// bed when not given.
+    pub huge_pages: Option<bool>,
     /// Disks in PCI order.
     pub disks: Vec<Disk>,
     /// What starts first.
@@ -77,7 +78,7 @@ impl Default for Machine {
         Self {
             cpus: 1,
             memory_mib: 512,
-            huge_pages: false,
+            huge_pages: None,
             disks: Vec::new(),
             boot: Boot::default(),
             tools: true,
@@ -193,7 +194,7 @@ impl Machine {
             "pc,memory-backend=memory,usb=off,vmport=off,graphics=off",
         );
         let size = self.memory_mib;
-        let huge = if self.huge_pages {
+        let huge = if self.huge_pages == Some(true) {
             ",hugetlb=on,hugetlbsize=2M"
         } else {
             ""

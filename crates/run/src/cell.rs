@@ -36,6 +36,9 @@ pub struct Experiment {
     pub beside: Option<Beside>,
     /// In the order in which they are run.
     pub cells: Vec<Planned>,
+    /// All cells run in a KVM host that is emulated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub kvm_host: bool,
     /// Suspected limiters are to be tried.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirm: bool,

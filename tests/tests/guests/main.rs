@@ -5,6 +5,7 @@ mod crash;
 mod disks;
 mod docs;
 mod filters;
+mod kvm_host;
 mod limiter;
 mod limits;
 mod migration;

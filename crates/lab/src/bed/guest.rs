@@ -3,9 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::kvm_host::huge_pages;
+use crate::environment;
 use crate::error::{Context, Result};
 use crate::evidence::{self, Watch, Watched};
 use crate::guest::Guest;
+use crate::host::Accelerator;
 use crate::machine::Machine;
 use crate::scratch::Scratch;
 use crate::server::{Kind, Served, Server, Spec};
@@ -44,6 +47,12 @@ impl GuestBed {
     ) -> Result<GuestBed> {
         let Served { disk, server } = kind.serve(spec)?;
         machine.disks.push(disk);
+        if machine.huge_pages.is_none()
+            && environment::is_stretched()
+            && machine.accelerator() == Accelerator::Kvm
+        {
+            machine.huge_pages = Some(huge_pages::reserve(machine.memory_mib));
+        }
         progress(&format!(
             "booting a guest ({}), its disk served by {kind}",
             machine.accelerator().name()

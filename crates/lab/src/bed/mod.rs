@@ -3,6 +3,7 @@
 mod guest;
 mod host;
 pub mod image;
+mod kvm_host;
 mod pool;
 mod program;
 mod stages;
@@ -10,6 +11,7 @@ mod window;
 
 pub use guest::{DISK, GuestBed};
 pub use host::HostBed;
+pub use kvm_host::KvmHost;
 pub use pool::Pool;
 pub use program::Program;
 pub use window::{Job, Seen};

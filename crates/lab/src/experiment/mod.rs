@@ -8,6 +8,7 @@
 mod bonnie;
 mod confirm;
 mod ffsb;
+pub mod nested;
 mod order;
 mod parameter;
 mod profile;
@@ -24,10 +25,12 @@ use std::time::Duration;
 
 use fathom_run::evidence::{Bare, Evidence};
 use fathom_run::{Beside, Environment, Measure, Series};
+use serde::{Deserialize, Serialize};
 
 use crate::bed::Seen;
 use crate::error::{Error, Result};
 use crate::evidence;
+use crate::host::Accelerator;
 
 pub use order::{Order, Values};
 pub use parameter::{Kind, Parameter, Settings};
@@ -75,6 +78,12 @@ pub trait Experiment: Sync {
     /// When the settings are none of this experiment's.
     fn needs(&self, settings: &Settings) -> Result<Vec<Need>>;
 
+    /// Whether its cells go to an emulated KVM host where this machine has no KVM, because without
+    /// they have nothing to measure.
+    fn goes_to_kvm_host(&self) -> bool {
+        false
+    }
+
     /// How long a cell will take, roughly.
     fn estimate(&self, settings: &Settings) -> Duration;
 
@@ -111,12 +120,10 @@ pub trait Session {
 pub struct Context {
     /// This program: it serves disks, and runs in guests.
     pub fathom: PathBuf,
-    /// This is the KVM host that an outer run has booted.
-    pub is_nested: bool,
 }
 
 /// What a cell has yielded.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Yield {
     pub measures: Vec<Measure>,
     pub series: Vec<Series>,
@@ -164,6 +171,8 @@ pub enum Need {
     FioEngine(&'static str),
     /// A module of that kernel, which need not be a file.
     Module(&'static str),
+    /// Hardware virtualisation.
+    Kvm,
     /// Root's rights, for what is named.
     Root(&'static str),
     /// Memory in huge pages of 2 MiB that nobody uses: so many of them.
@@ -190,6 +199,11 @@ impl Need {
     /// What every guest takes. QEMU 6.0 emulates SVM well enough for KVM.
     pub const GUEST: [Need; 3] = [Need::Qemu(6, 0), Need::Kernel, Need::Program("busybox")];
 
+    /// Whether a machine has it or not, whatever is installed there.
+    fn is_of_machine(self) -> bool {
+        matches!(self, Need::Kvm | Need::Root(_) | Need::HugePages(_))
+    }
+
     /// Looks for it.
     ///
     /// # Errors
@@ -201,6 +215,12 @@ impl Need {
             Need::Kernel => crate::kernel::Kernel::find().map(drop),
             Need::FioEngine(name) => fio_engine(name),
             Need::Module(name) => crate::kernel::Kernel::find()?.need_module(name),
+            Need::Kvm if Accelerator::detect() == Accelerator::Kvm => Ok(()),
+            Need::Kvm => Err(Error::Protocol(
+                "this machine has no hardware virtualisation (no /dev/kvm, or no vmx or svm); \
+                 --kvm-host runs all of it in an emulated machine that has"
+                    .into(),
+            )),
             Need::Root(_) if rustix::process::geteuid().is_root() => Ok(()),
             Need::Root(what) => Err(Error::Protocol(format!("{what} needs root's rights"))),
             Need::HugePages(count) => crate::host::need_huge_pages(count),

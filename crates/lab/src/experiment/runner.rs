@@ -10,7 +10,8 @@ use fathom_run as run;
 use fathom_units::{Utc, short_duration};
 use run::{Cell, Environment, Planned, Run, RunKind, now};
 
-use super::{Context, Experiment, Order, Session, Settings, confirm, find};
+use super::nested::Nested;
+use super::{Context, Experiment, Need, Order, Session, Settings, confirm, find};
 use crate::environment;
 use crate::error::{Context as _, Error, Result};
 use crate::host::{self, Accelerator};
@@ -93,10 +94,24 @@ impl Runner {
     }
 
     fn confirms(&self) -> bool {
-        self.run
-            .experiment
-            .as_ref()
-            .is_some_and(|plan| plan.confirm)
+        self.plan().is_some_and(|plan| plan.confirm)
+    }
+
+    /// Runs all cells in a KVM host that is emulated.
+    pub fn use_kvm_host(&mut self) {
+        if let Some(plan) = &mut self.run.experiment {
+            plan.kvm_host = true;
+        }
+    }
+
+    fn runs_in_kvm_host(&self) -> bool {
+        let has_to =
+            || self.experiment.goes_to_kvm_host() && Accelerator::detect() != Accelerator::Kvm;
+        self.plan().is_some_and(|plan| plan.kvm_host) || has_to()
+    }
+
+    fn plan(&self) -> Option<&run::Experiment> {
+        self.run.experiment.as_ref()
     }
 
     /// The experiment's name.
@@ -113,11 +128,8 @@ impl Runner {
         })
     }
 
-    /// Looks for what the cells need.
-    ///
-    /// # Errors
-    /// One that names everything that is missing.
-    pub fn check_needs(&self) -> Result<()> {
+    /// What the cells need, each once.
+    fn needs(&self) -> Result<Vec<Need>> {
         let mut needs = Vec::new();
         for planned in &self.left {
             for need in self.experiment.needs(&Settings(planned.settings.clone()))? {
@@ -126,8 +138,20 @@ impl Runner {
                 }
             }
         }
+        Ok(needs)
+    }
+
+    /// Looks for what the cells need.
+    ///
+    /// # Errors
+    /// One that names everything that is missing.
+    pub fn check_needs(&self) -> Result<()> {
+        let in_kvm_host = self.runs_in_kvm_host();
         let mut missing: Vec<Error> = Vec::new();
-        for need in needs {
+        for need in self.needs()? {
+            if in_kvm_host && need.is_of_machine() {
+                continue; // the KVM host has it
+            }
             if let Err(error) = need.check()
                 && missing
                     .iter()
@@ -156,7 +180,7 @@ impl Runner {
         let what = || format!("cannot create {}", self.dir.display());
         fs::create_dir_all(&self.dir).context(what)?;
         self.run.save(&self.dir)?;
-        let mut session = self.experiment.begin(context);
+        let mut session = self.begin(context)?;
         self.try_ended(&mut *session, progress)?;
         let mut pace = Pace::default();
         let count = self.left.len();
@@ -192,6 +216,13 @@ impl Runner {
             pace.add(expected, begin.elapsed());
         }
         Ok(())
+    }
+
+    fn begin(&self, context: &Context) -> Result<Box<dyn Session>> {
+        Ok(match self.runs_in_kvm_host() {
+            true => Box::new(Nested::new(self.experiment, context, self.needs()?)),
+            false => self.experiment.begin(context),
+        })
     }
 
     /// Of cells that were run already, the trials that are missing.
@@ -367,15 +398,20 @@ fn check(experiment: &dyn Experiment, planned: &Planned) -> Result<()> {
 
 fn new_run(experiment: &dyn Experiment, plan: run::Experiment) -> Run {
     let title = format!("{}: {}", experiment.name(), experiment.about());
-    let version = host::qemu_version().ok();
     Run {
         experiment: Some(plan),
-        environment: Environment {
-            accelerator: Accelerator::detect().name().into(),
-            qemu: version.map(|(major, minor)| format!("{major}.{minor}")),
-            ..environment::here("")
-        },
+        environment: environment(),
         ..Run::new(RunKind::Experiment, title)
+    }
+}
+
+/// What a run says of this machine.
+pub(super) fn environment() -> Environment {
+    let version = host::qemu_version().ok();
+    Environment {
+        accelerator: Accelerator::detect().name().into(),
+        qemu: version.map(|(major, minor)| format!("{major}.{minor}")),
+        ..environment::here("")
     }
 }
 

@@ -21,6 +21,8 @@ pub const FIELDS: &str = "comm,pid,tid,misc,ip,sym,dso";
 const MAX_FRAMES: usize = 256;
 /// The time of a virtual CPU in its guest, which has frames of its own there.
 pub const IN_GUEST: &str = "[guest]";
+/// Threads of QEMU, when it is not known which.
+const VCPUS: &str = "vCPUs";
 
 /// A process whose threads are told from those of others by a word before their names.
 pub type Known = (u32, &'static str);
@@ -111,7 +113,12 @@ impl Stacks {
 
     fn command(&self, head: &Head) -> String {
         let known = self.known.iter().find(|(pid, _)| *pid == head.pid);
-        format!("{}{}", known.map_or("", |(_, prefix)| prefix), head.comm)
+        // Of samples in a guest perf knows no thread, and says `:` and the process.
+        let comm = match head.comm.starts_with(':') {
+            true => VCPUS,
+            false => head.comm,
+        };
+        format!("{}{comm}", known.map_or("", |(_, prefix)| prefix))
     }
 
     fn close(&mut self) {

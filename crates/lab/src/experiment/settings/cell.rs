@@ -186,18 +186,12 @@ impl Cell {
             Some(FileSystem::Xfs) => (320, false),
         };
         let fs = self.fs.map_or(RAW, FileSystem::name);
-        match self.accelerator {
-            _ if self.size >> 20 < least => {
-                Some(format!("--fs {fs} needs a --size of {least} MiB"))
-            }
-            _ if !self.has_barriers && !can_do_without => Some(format!(
-                "--barriers off: ext2 to ext4 and btrfs can do without, --fs {fs} cannot"
-            )),
-            Some(Accelerator::Kvm) if Accelerator::detect() != Accelerator::Kvm => {
-                Some("--accelerator kvm: this machine has no hardware virtualisation".into())
-            }
-            _ => None,
+        if self.size >> 20 < least {
+            return Some(format!("--fs {fs} needs a --size of {least} MiB"));
         }
+        (!self.has_barriers && !can_do_without).then(|| {
+            format!("--barriers off: ext2 to ext4 and btrfs can do without, --fs {fs} cannot")
+        })
     }
 
     /// Whether the host can do the same as the guest: on a raw image that it can reach.
@@ -231,7 +225,7 @@ impl Cell {
         let x2apic = (!self.has_x2apic).then(|| "x2apic=off".to_owned());
         Machine {
             cpus: self.cpus,
-            huge_pages: self.has_huge_pages,
+            huge_pages: Some(self.has_huge_pages),
             modules: self.modules().map(str::to_owned).collect(),
             cpu: x2apic.into_iter().collect(),
             accelerator: self.accelerator,

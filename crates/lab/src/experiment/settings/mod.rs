@@ -17,6 +17,7 @@ use self::storage::Stored;
 use super::{Context, Design, Experiment, Need, Parameter, Session, Settings, Values, Yield};
 use crate::bed::{GuestBed, Job};
 use crate::error::{Error, Result};
+use crate::host::Accelerator;
 use crate::machine::Format;
 use crate::server::Spec;
 use crate::work::{AROUND_FIO, Worked};
@@ -86,7 +87,10 @@ impl Experiment for Factors {
         if cell.host_scheduler.is_some() {
             needs.push(Need::Root("a scheduler of the host's"));
         }
-        if machine.huge_pages {
+        if machine.accelerator == Some(Accelerator::Kvm) {
+            needs.push(Need::Kvm);
+        }
+        if machine.huge_pages == Some(true) {
             let pages = machine.memory_mib.div_ceil(HUGE_PAGE_MIB);
             needs.push(Need::HugePages(pages.into()));
         }

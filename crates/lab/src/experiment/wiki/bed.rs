@@ -11,7 +11,6 @@ use crate::bed::{DISK, GuestBed, image};
 use crate::error::Result;
 use crate::guest::Guest;
 use crate::host;
-use crate::kvm_host::huge_pages;
 use crate::machine::Machine;
 use crate::scratch::Scratch;
 use crate::server::{Kind, Server, Spec};
@@ -47,7 +46,7 @@ impl Bed {
             Transport::NoIoeventfd => &Kind::QemuMain,
             _ => &options.server,
         };
-        let mut machine = Machine {
+        let machine = Machine {
             // The driver has no more queues than the guest has CPUs.
             cpus: options.queues.into(),
             tools: false,
@@ -61,7 +60,6 @@ impl Bed {
                 .into(),
             ..Machine::default()
         };
-        machine.huge_pages = options.is_nested && huge_pages::reserve(machine.memory_mib);
         let spec = spec(options, dir.path(), &path);
         let GuestBed {
             mut guest,

@@ -4,7 +4,6 @@
 mod bed;
 mod cell;
 mod in_guest;
-mod nested;
 mod options;
 mod round;
 
@@ -16,12 +15,10 @@ use fathom_run::{Better, Measure, Run, Unit};
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::error::{Error, Result};
 use crate::host::Accelerator;
-use crate::kvm_host::KvmHost;
 use crate::server;
 use crate::workload::Rw;
 
 pub use in_guest::{GuestRun, run as run_guest};
-pub use nested::run_in;
 pub use options::{Injection, Options, Place, Transport};
 
 pub struct Wiki;
@@ -153,6 +150,10 @@ impl Experiment for Wiki {
         Ok(Need::GUEST.to_vec())
     }
 
+    fn goes_to_kvm_host(&self) -> bool {
+        true
+    }
+
     fn estimate(&self, settings: &Settings) -> Duration {
         let context = Context::default();
         let options = Options::from_settings(settings, &context, Path::new(""));
@@ -160,18 +161,11 @@ impl Experiment for Wiki {
     }
 
     fn begin(&self, context: &Context) -> Box<dyn Session> {
-        Box::new(Cells {
-            context: context.clone(),
-            host: None,
-        })
+        Box::new(Cells(context.clone()))
     }
 }
 
-struct Cells {
-    context: Context,
-    /// Stays for the next cell.
-    host: Option<KvmHost>,
-}
+struct Cells(Context);
 
 impl Session for Cells {
     fn cell(
@@ -180,26 +174,10 @@ impl Session for Cells {
         folder: &Path,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Yield> {
-        let options = Options::from_settings(settings, &self.context, folder)?;
-        if Accelerator::detect() == Accelerator::Kvm {
-            cell::run(&options, progress)?;
-        } else if self.context.is_nested {
-            return Err(Error::Protocol(
-                "the emulated CPU has no SVM, so there is no KVM in the KVM host".into(),
-            ));
-        } else {
-            let host = match &mut self.host {
-                Some(host) => host,
-                None => {
-                    progress(
-                        "no hardware virtualisation here (no vmx or svm): booting a KVM host in \
-                         an emulated machine; its times are stretched and tell nothing about speed",
-                    );
-                    self.host.insert(KvmHost::boot(&self.context.fathom)?)
-                }
-            };
-            run_in(host, &options, progress)?;
+        if Accelerator::detect() != Accelerator::Kvm {
+            return Err(Error::Protocol("there is no KVM, whose part is measured".into()));
         }
+        cell::run(&Options::from_settings(settings, &self.0, folder)?, progress)?;
         let run = Run::load(folder)?;
         Ok(Yield {
             measures: measures(&run),

@@ -119,8 +119,6 @@ pub struct Options {
     pub size: Option<u64>,
     /// Only the pairs: no host benchmark, no rounds of system calls and of QEMU's events.
     pub pairs_only: bool,
-    /// This is the KVM host that an outer run has booted.
-    pub is_nested: bool,
 }
 
 impl Options {
@@ -143,7 +141,6 @@ impl Options {
             filters: Vec::new(),
             size: None,
             pairs_only: false,
-            is_nested: false,
         }
     }
 
@@ -246,7 +243,6 @@ impl Options {
             filters: settings.list("filter"),
             size: settings.size("size")?,
             pairs_only: settings.is_on("pairs-only"),
-            is_nested: context.is_nested,
         })
     }
 
@@ -311,12 +307,12 @@ mod tests {
         };
         assert!(refusal(filtered).contains("--disk fathom"));
     }
+
     /// The KVM host's cell is the one that was asked for outside.
     #[test]
     fn options_survive_the_way_through_settings() {
         let context = Context {
             fathom: "/f".into(),
-            is_nested: true,
         };
         let there_and_back = |options: &Options| {
             let settings = options.to_settings();
@@ -326,10 +322,7 @@ mod tests {
             }
             Options::from_settings(&settings, &context, &options.output).unwrap()
         };
-        let plain = Options {
-            is_nested: true,
-            ..Options::new("/f", "/var/tmp/run")
-        };
+        let plain = Options::new("/f", "/var/tmp/run");
         assert_eq!(there_and_back(&plain), plain);
         assert_eq!(plain.to_settings(), Settings::defaults(PARAMETERS));
         let odd = Options {

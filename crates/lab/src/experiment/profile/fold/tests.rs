@@ -30,6 +30,9 @@ worker 0 25743/25746 K
 CPU 0/KVM 120/125 G     
 \tffffffff81000010 [unknown] ([guest.kernel.kallsyms])
 
+:120 120/120 G     
+\tffffffff81000010 [unknown] ([guest.kernel.kallsyms])
+
 CPU 0/KVM 120/125 KGg   
 \t    7f00a1b2c3dc [unknown] ([unknown])
 \t    7f00a1b2c3df [unknown] ([unknown])
@@ -49,6 +52,7 @@ fn samples_become_stacks() {
         "<fathom_virtio::blk_queue::BlkQueue as fathom_core::source::Source>::notify [fathom]";
     let expected = [
         "qemu: CPU 0/KVM;[guest] 2".to_owned(),
+        "qemu: vCPUs;[guest] 1".to_owned(),
         format!(
             "server: worker 0;[unknown] [anon];std::sys::{{closure#0}} [fathom];{notify};\
              entry_SYSCALL_64_after_hwframe [kernel];_raw_spin_unlock_irq [kernel] 1"

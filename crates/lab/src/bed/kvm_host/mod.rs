@@ -4,7 +4,7 @@
 //! Everything in it is real (kernel, KVM, QEMU, tracepoints) but the time: instructions take tens
 //! of times longer, and not all of them equally. It checks methods, not speeds.
 
-pub(crate) mod huge_pages;
+pub(super) mod huge_pages;
 mod image;
 
 use std::fs;
@@ -24,8 +24,11 @@ use crate::libraries;
 use crate::machine::{Disk, Machine, QemuDisk};
 use crate::scratch::Scratch;
 
-/// KVM for SVM, which QEMU emulates (and VMX not); and what tells whose a Unix socket is.
-const MODULES: &[&str] = &["kvm_amd", "unix_diag"];
+/// KVM for SVM, which QEMU emulates (and VMX not); what tells whose a Unix socket is; and what lays
+/// the second disk over the first.
+const MODULES: &[&str] = &["kvm_amd", "unix_diag", "overlay"];
+/// Of the second disk: laid over the root disk's folders.
+const OVER: &str = "root";
 const MEMORY_MIB: u32 = 2048;
 /// Of the disk below /var/tmp, sparse.
 const SCRATCH_BYTES: u64 = 4 << 30;
@@ -49,8 +52,13 @@ impl KvmHost {
         Self::boot_with(fathom, &[], &[])
     }
 
-    /// Boots a host with `fathom` and more programs in its PATH and with more modules of its
-    /// kernel.
+    /// Whether every KVM host has that program.
+    pub fn has(program: &str) -> bool {
+        image::PROGRAMS.contains(&program) || program == "busybox"
+    }
+
+    /// Boots a host with `fathom` and more programs in its PATH. More modules of its kernel are
+    /// loaded, and can be loaded by its own guests.
     ///
     /// # Errors
     /// Like [`boot`](Self::boot).
@@ -58,7 +66,10 @@ impl KvmHost {
         let kernel = Kernel::find()?;
         let root = image::root(&kernel, fathom)?;
         let dir = Scratch::on_disk()?;
-        let opt = make_opt(fathom, more, dir.path())?;
+        let modules: Vec<String> = { MODULES.iter().chain(modules) }
+            .map(|&name| name.to_owned())
+            .collect();
+        let opt = make_opt(fathom, more, kernel.module_files(&modules)?, dir.path())?;
         let scratch = dir.path().join("scratch.img");
         disk_image::sparse(&scratch, SCRATCH_BYTES)?;
         disk_image::make_ext4(&scratch, None, SCRATCH_BYTES >> 10)?;
@@ -81,11 +92,7 @@ impl KvmHost {
             ],
             tools: false,
             root: Some("root".into()),
-            modules: MODULES
-                .iter()
-                .chain(modules)
-                .map(|&name| name.to_owned())
-                .collect(),
+            modules,
             accelerator: Some(Accelerator::Tcg),
             // One that panics ends, and its console tells why.
             extra: vec!["-no-reboot".into()],
@@ -160,8 +167,10 @@ impl KvmHost {
     }
 }
 
-/// The disk with the programs, which is mounted on /opt.
-fn make_opt(fathom: &Path, more: &[&Path], dir: &Path) -> Result<PathBuf> {
+/// The disk with the programs, which is mounted on /opt, their libraries and the kernel's modules:
+/// what is not the same for every host.
+fn make_opt(fathom: &Path, more: &[&Path], modules: Vec<PathBuf>, dir: &Path) -> Result<PathBuf> {
+    let over = |path: &Path| Path::new(OVER).join(path.strip_prefix("/").unwrap_or(path));
     let mut contents = Contents::default();
     for (program, name) in iter::once((fathom, "fathom")).chain(more.iter().map(|p| (*p, ""))) {
         let name = match name {
@@ -177,9 +186,11 @@ fn make_opt(fathom: &Path, more: &[&Path], dir: &Path) -> Result<PathBuf> {
     // Those of fathom are on the root disk.
     for program in more {
         for library in libraries::of(program)? {
-            let name = library.file_name().unwrap_or_default();
-            contents.file_as(&library, &Path::new("lib").join(name));
+            contents.file_as(&library, &over(&library));
         }
+    }
+    for file in modules {
+        contents.file_as(&file, &over(&file));
     }
     let image = dir.join("opt.img");
     contents.make(dir, &image)?;

@@ -11,7 +11,7 @@ use crate::{host, initramfs};
 const INIT: &str = include_str!("init.sh");
 
 /// Beyond busybox.
-const PROGRAMS: &[&str] = &[
+pub const PROGRAMS: &[&str] = &[
     "qemu-system-x86_64",
     "qemu-storage-daemon",
     "mke2fs",
@@ -61,12 +61,13 @@ pub fn root(kernel: &Kernel, fathom: &Path) -> Result<PathBuf> {
 }
 
 fn add_kernel(contents: &mut Contents, kernel: &Kernel) -> Result<()> {
-    for (from, to) in kernel.files()? {
-        if let Some(name) = kernel::unpacker(&from) {
-            let program = host::program(name)?;
-            contents.program(&program, &Path::new("/usr/bin").join(name))?;
-        }
-        contents.file_as(&from, &to);
+    let (from, to) = kernel.image_file();
+    contents.file_as(&from, &to);
+    // Modules are on the other disk, which ones depends on who asks.
+    let files = kernel.module_files(&[])?;
+    if let Some(name) = files.iter().find_map(|file| kernel::unpacker(file)) {
+        let program = host::program(name)?;
+        contents.program(&program, &Path::new("/usr/bin").join(name))?;
     }
     Ok(())
 }

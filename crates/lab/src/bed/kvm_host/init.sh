@@ -7,10 +7,12 @@ mount -t tmpfs shm /dev/shm
 mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t ext4 -o ro "$(disk "$lab_fathom")" /opt || echo "FATHOM-LAB cannot mount fathom's disk"
+for dir in lib lib64 usr; do
+    [ ! -d /opt/root/$dir ] || mount -t overlay -o lowerdir=/opt/root/$dir:/$dir overlay /$dir ||
+        echo "FATHOM-LAB cannot lay fathom's disk over /$dir"
+done
 mount -t ext4 "$(disk "$lab_scratch")" /var/tmp || echo "FATHOM-LAB cannot mount the scratch disk"
 ip link set lo up
-# Libraries of programs that only some hosts have.
-export LD_LIBRARY_PATH=/opt/lib
 export PATH=/opt:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp TMPDIR=/tmp
 cd /tmp
 exec agent

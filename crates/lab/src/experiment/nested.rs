@@ -1,0 +1,186 @@
+//! Cells in a KVM host that is emulated: for machines without hardware virtualisation, and for what
+//! only a machine of one's own may have done to it.
+//!
+//! Inside, `fathom lab cell` runs the cell as it would be run here, and leaves what it yields in the
+//! cell's folder, which is copied out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::runner::environment;
+use super::{Context, Experiment, Need, Session, Settings, Yield};
+use crate::bed::KvmHost;
+use crate::error::{Context as _, Error, Result, Tail};
+use crate::host;
+
+/// In the KVM host, on its scratch disk.
+const FOLDER: &str = "/var/tmp/cell";
+/// In a cell's folder, on the way out.
+const YIELD: &str = "yield.json";
+const LIMIT: Duration = Duration::from_secs(3600);
+const SHORT: Duration = Duration::from_secs(120);
+/// Lines of the inner run that an error shows, the end of a console among them.
+const SHOWN: usize = 110;
+
+/// Cells of an experiment, all in one KVM host.
+pub(super) struct Nested {
+    experiment: &'static dyn Experiment,
+    fathom: PathBuf,
+    needs: Vec<Need>,
+    /// From the first cell on.
+    host: Option<KvmHost>,
+}
+
+impl Nested {
+    /// `needs` are those of all cells.
+    pub fn new(experiment: &'static dyn Experiment, context: &Context, needs: Vec<Need>) -> Nested {
+        Nested {
+            experiment,
+            fathom: context.fathom.clone(),
+            needs,
+            host: None,
+        }
+    }
+
+    fn boot(&self) -> Result<KvmHost> {
+        let (mut programs, mut modules) = (Vec::new(), Vec::new());
+        for need in &self.needs {
+            match need {
+                Need::Program(name) if !KvmHost::has(name) => programs.push(host::program(name)?),
+                Need::Module(name) => modules.push(*name),
+                _ => {}
+            }
+        }
+        let programs: Vec<&Path> = programs.iter().map(PathBuf::as_path).collect();
+        KvmHost::boot_with(&self.fathom, &programs, &modules)
+    }
+}
+
+impl Session for Nested {
+    fn cell(
+        &mut self,
+        settings: &Settings,
+        folder: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Yield> {
+        let host = match &mut self.host {
+            Some(host) => host,
+            None => {
+                progress(
+                    "booting a KVM host in an emulated machine: its times are stretched and tell \
+                     nothing about speed",
+                );
+                let host = self.boot()?;
+                self.host.insert(host)
+            }
+        };
+        run_in(host, self.experiment.name(), settings, folder, progress)
+    }
+}
+
+/// Runs a cell in a running KVM host. What it leaves in its folder is copied to `folder`, also when
+/// only a part of it was made.
+///
+/// # Errors
+/// The inner run's failure, with the end of what it said, or that of the KVM host.
+pub fn run_in(
+    host: &mut KvmHost,
+    experiment: &str,
+    settings: &Settings,
+    folder: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Yield> {
+    let settings = json!(settings.0).to_string();
+    let quoted = format!("'{}'", settings.replace('\'', r"'\''"));
+    let script =
+        format!("rm -rf {FOLDER}; exec fathom lab cell {experiment} --settings={quoted} {FOLDER}");
+    let mut said: Vec<String> = Vec::new();
+    let status = host.run(&script, LIMIT, &mut |line| {
+        if let Some(step) = line.strip_prefix("lab: ") {
+            progress(step);
+        } else if said.len() < 10 * SHOWN {
+            said.push(line.to_owned());
+        }
+    })?;
+    if host.output(&format!("test -d {FOLDER}"), SHORT)?.status == 0 {
+        host.fetch(FOLDER, folder, LIMIT)?;
+    }
+    match status {
+        0 => take(folder),
+        status => Err(inner_error(status, &said)),
+    }
+}
+
+/// Runs a cell on this machine, which is the KVM host, and leaves all of it in `folder`.
+///
+/// # Errors
+/// Those of the cell.
+pub fn run_here(
+    experiment: &dyn Experiment,
+    settings: &Settings,
+    context: &Context,
+    folder: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<()> {
+    fs::create_dir_all(folder).context(|| format!("cannot create {}", folder.display()))?;
+    let mut yielded = experiment.begin(context).cell(settings, folder, progress)?;
+    yielded.environment.get_or_insert_with(environment);
+    let path = folder.join(YIELD);
+    fs::write(&path, json!(yielded).to_string())
+        .context(|| format!("cannot write {}", path.display()))
+}
+
+/// What a cell has yielded, out of its folder.
+fn take(folder: &Path) -> Result<Yield> {
+    let path = folder.join(YIELD);
+    let what = || format!("cannot read {}", path.display());
+    let text = fs::read(&path).context(what)?;
+    fs::remove_file(&path).context(what)?;
+    serde_json::from_slice(&text).map_err(|error| Error::Unusable {
+        path,
+        reason: error.to_string(),
+    })
+}
+
+/// The inner run ends with one line that says what went wrong, after consoles and the like.
+fn inner_error(status: i32, said: &[String]) -> Error {
+    let from = said.len().saturating_sub(SHOWN);
+    let last = said.iter().rposition(|line| line.starts_with("fathom: "));
+    let Some(last) = last else {
+        return Error::Program {
+            program: "the run in the KVM host".into(),
+            status: format!("status {status}"),
+            tail: Tail(said[from..].join("\n")),
+        };
+    };
+    let what = said[last].trim_start_matches("fathom: ").to_owned();
+    let tail = Tail(said[from.min(last)..last].join("\n"));
+    Error::Inner { what, tail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inner_runs_last_words_are_the_error() {
+        let said = |lines: &[&str]| {
+            lines
+                .iter()
+                .map(|&line| line.to_owned())
+                .collect::<Vec<_>>()
+        };
+        let lines = said(&["    | booting", "    | stuck", "fathom: no guest", "more"]);
+        let text = inner_error(1, &lines).to_string();
+        let wanted = "in the KVM host: no guest\n    |     | booting\n    |     | stuck";
+        assert_eq!(text, wanted);
+        let text = inner_error(137, &said(&["Killed"])).to_string();
+        assert!(
+            text.contains("status 137") && text.contains("Killed"),
+            "{text}"
+        );
+    }
+}
