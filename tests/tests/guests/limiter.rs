@@ -21,10 +21,7 @@ fn through(filter: &str) -> Verdict {
     ] {
         order.set(name, &[text.to_owned()]).unwrap();
     }
-    let context = Context {
-        fathom: fathom(),
-        ..Context::default()
-    };
+    let context = Context { fathom: fathom() };
     let runner = Runner::new(&order, &dir).unwrap();
     runner.run(&context, &mut |_| {}).unwrap();
     let plan = Run::load(&dir).unwrap().experiment.unwrap();

@@ -25,10 +25,7 @@ fn samples_name_the_guests_kernel_qemu_and_the_server() {
     for (name, text) in [("size", "16M"), ("runtime", "3s"), ("iodepth", "4")] {
         order.set(name, &[text.to_owned()]).unwrap();
     }
-    let context = Context {
-        fathom: fathom(),
-        ..Context::default()
-    };
+    let context = Context { fathom: fathom() };
     let runner = Runner::new(&order, &dir).unwrap();
     runner.run(&context, &mut |_| {}).unwrap();
     let plan = Run::load(&dir).unwrap().experiment.unwrap();

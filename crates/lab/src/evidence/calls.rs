@@ -9,8 +9,11 @@ use std::time::Instant;
 use perf_event::events::Tracepoint;
 use perf_event::{Builder, Counter};
 
-/// Of so many samples of a window, one begins a part that is counted until the next.
+/// Of so many samples of a window, one begins a part that is counted until the next: the middle one,
+/// since at a window's begin the load is still on its way.
 const EVERY: usize = 5;
+/// A window of fewer parts need not be like them.
+const FEWEST: usize = 2;
 /// Threads that are counted at once: each takes a file descriptor.
 const MAX_THREADS: usize = 256;
 
@@ -25,7 +28,8 @@ pub struct Calls {
     event: Option<Tracepoint>,
     samples: usize,
     part: Option<Part>,
-    /// In all parts so far, and how many seconds these had.
+    /// Parts so far, what was counted in them, and how many seconds they had.
+    parts: usize,
     counted: u64,
     seconds: f64,
 }
@@ -44,6 +48,7 @@ impl Calls {
             event: id.map(Tracepoint::with_id),
             samples: 0,
             part: None,
+            parts: 0,
             counted: 0,
             seconds: 0.0,
         }
@@ -52,7 +57,7 @@ impl Calls {
     /// The window was sampled, and these are the threads to count.
     pub fn sampled(&mut self, threads: impl Iterator<Item = u32>) {
         self.end_part();
-        if self.samples.is_multiple_of(EVERY)
+        if self.samples % EVERY == EVERY / 2
             && let Some(event) = self.event
         {
             match Part::begin(event, threads.take(MAX_THREADS)) {
@@ -63,11 +68,11 @@ impl Calls {
         self.samples += 1;
     }
 
-    /// What a window of so many seconds had; `None`: nothing was counted.
+    /// What a window of so many seconds had; `None`: too little was counted to say.
     pub fn end(mut self, seconds: f64) -> Option<u64> {
         self.end_part();
         let all = self.counted as f64 * seconds / self.seconds;
-        (self.seconds > 0.0).then_some(all.round() as u64)
+        (self.parts >= FEWEST && self.seconds > 0.0).then_some(all.round() as u64)
     }
 
     fn end_part(&mut self) {
@@ -76,6 +81,7 @@ impl Calls {
         };
         let seconds = part.since.elapsed().as_secs_f64();
         if let Ok(counted) = part.counted() {
+            self.parts += 1;
             self.counted += counted;
             self.seconds += seconds;
         }
@@ -156,12 +162,14 @@ mod tests {
 
     #[test]
     fn the_window_is_like_its_parts() {
-        let calls = Calls {
+        let calls = |parts| Calls {
+            parts,
             counted: 10,
             seconds: 0.5,
             ..Calls::new()
         };
-        assert_eq!(calls.end(2.0), Some(40));
+        assert_eq!(calls(FEWEST).end(2.0), Some(40));
+        assert_eq!(calls(FEWEST - 1).end(2.0), None);
     }
 
     #[test]

@@ -8,8 +8,8 @@ mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t ext4 -o ro "$(disk "$lab_fathom")" /opt || echo "FATHOM-LAB cannot mount fathom's disk"
 for dir in lib lib64 usr; do
-    [ ! -d /opt/root/$dir ] || mount -t overlay -o lowerdir=/opt/root/$dir:/$dir overlay /$dir ||
-        echo "FATHOM-LAB cannot lay fathom's disk over /$dir"
+    [ ! -d /opt/over/$dir ] || mount -t overlay -o lowerdir=/opt/over/$dir:/$dir overlay /$dir ||
+        echo "FATHOM-LAB cannot lay the second disk over /$dir"
 done
 mount -t ext4 "$(disk "$lab_scratch")" /var/tmp || echo "FATHOM-LAB cannot mount the scratch disk"
 ip link set lo up

@@ -28,7 +28,7 @@ use crate::scratch::Scratch;
 /// the second disk over the first.
 const MODULES: &[&str] = &["kvm_amd", "unix_diag", "overlay"];
 /// Of the second disk: laid over the root disk's folders.
-const OVER: &str = "root";
+const OVER: &str = "over";
 const MEMORY_MIB: u32 = 2048;
 /// Of the disk below /var/tmp, sparse.
 const SCRATCH_BYTES: u64 = 4 << 30;
