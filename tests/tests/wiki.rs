@@ -32,6 +32,7 @@ struct Done {
     dir: PathBuf,
     run: Run,
     analysis: Analysis,
+    yielded: Yield,
 }
 
 const REQUESTS: u64 = 200;
@@ -62,9 +63,8 @@ impl Bench {
     fn run(&mut self, change: impl FnOnce(&mut Options)) -> Done {
         let mut options = self.options();
         change(&mut options);
-        self.cell(&options, &mut |step| eprintln!("{step}"))
-            .unwrap();
-        Done::load(&options.output)
+        let yielded = self.cell(&options, &mut |step| eprintln!("{step}"));
+        Done::load(&options.output, yielded.unwrap())
     }
 
     fn refused(&mut self, change: impl FnOnce(&mut Options)) -> Error {
@@ -80,11 +80,12 @@ impl Bench {
 }
 
 impl Done {
-    fn load(dir: &Path) -> Done {
+    fn load(dir: &Path, yielded: Yield) -> Done {
         Done {
             dir: dir.to_owned(),
             run: Run::load(dir).unwrap(),
             analysis: fathom_report::analyse(dir, &fathom_report::Options::default()).unwrap(),
+            yielded,
         }
     }
 
@@ -136,7 +137,10 @@ impl Done {
             }
         }
         run.save(&self.dir).unwrap();
-        let truth = Done::load(&self.dir).exact().truth.clone();
+        let truth = Done::load(&self.dir, Yield::default())
+            .exact()
+            .truth
+            .clone();
         self.run.save(&self.dir).unwrap();
         truth
     }
@@ -249,6 +253,21 @@ fn fathom_is_followed_through_every_layer(bench: &mut Bench) {
     let negative = wiki.delta.iter().any(|(_, ns, _)| *ns < 0.0);
     assert_eq!(wiki.notes.is_empty(), !negative, "{:?}", wiki.notes);
     assert_eq!(done.analysis.overhead[0].pairs, 1);
+    what_limits_it_is_seen_in_a_round_of_its_own(&done.yielded);
+}
+
+fn what_limits_it_is_seen_in_a_round_of_its_own(yielded: &Yield) {
+    let evidence = yielded.evidence.as_ref().unwrap();
+    assert_eq!(evidence.load.requests, REQUESTS);
+    let crossings = evidence.crossings.as_ref().unwrap();
+    // On a busy machine a few kicks and interrupts are not needed.
+    let seen = [crossings.kicks, crossings.interrupts, crossings.exits];
+    for count in seen {
+        assert!(count.unwrap() >= REQUESTS / 2, "{crossings:?}");
+    }
+    assert!(evidence.bare.is_some() && evidence.guest.is_some());
+    let mut layers = evidence.layers.iter();
+    assert!(layers.any(|one| one.name == "host: device"), "{evidence:?}");
 }
 
 /// QEMU's thread pool makes one pread64() a request, and its own log says so as well.

@@ -64,6 +64,8 @@ struct Source {
     name: String,
     dir: PathBuf,
     is_experiment: bool,
+    /// The experiment's run whose only cell this is.
+    experiment: Option<PathBuf>,
 }
 
 impl ReportArgs {
@@ -111,12 +113,14 @@ fn source(dir: &Path) -> anyhow::Result<Source> {
         name: name_of(dir),
         dir: dir.to_owned(),
         is_experiment: run.kind == RunKind::Experiment,
+        experiment: None,
     };
     if let Some(cell) = cells::only_breakdown(dir, &run)
         && Run::load(&cell)?.kind != RunKind::Experiment
     {
         source.dir = cell;
         source.is_experiment = false;
+        source.experiment = Some(dir.to_owned());
     }
     Ok(source)
 }
@@ -144,9 +148,28 @@ fn requests(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
     if args.json {
         print(&render::json::render(&analyses(&runs)))
     } else if args.csv.is_none() && args.html.is_none() {
-        print_text(&runs)
+        print_text(&runs)?;
+        print_limiters(sources)
     } else {
         Ok(())
+    }
+}
+
+/// What limits a run of which more is known than where its requests spend their time.
+fn print_limiters(sources: &[Source]) -> anyhow::Result<()> {
+    let [
+        Source {
+            experiment: Some(dir),
+            ..
+        },
+    ] = sources
+    else {
+        return Ok(());
+    };
+    let text = cells::terminal::limiters(&cells::Table::load(dir)?, style());
+    match text.trim().is_empty() {
+        true => Ok(()),
+        false => print(&format!("\n{text}")),
     }
 }
 

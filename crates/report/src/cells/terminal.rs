@@ -68,6 +68,13 @@ pub fn report(table: &Table, style: Style) -> String {
     page.finish()
 }
 
+/// What limits the points, alone: for a run that has a page of another kind.
+pub fn limiters(table: &Table, style: Style) -> String {
+    let mut page = Page::new(style);
+    verdicts(&mut page, table);
+    page.finish()
+}
+
 /// Two runs of an experiment, point by point.
 pub fn compare(comparison: &Comparison, style: Style) -> String {
     let mut page = Page::new(style);

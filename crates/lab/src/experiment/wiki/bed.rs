@@ -1,6 +1,6 @@
 //! What a run needs around the guest: an image, a server, and the guest itself.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use fathom_run::{Benchmark, Role};
@@ -9,28 +9,21 @@ use super::options::{Options, Place, Transport};
 use crate::attach;
 use crate::bed::{DISK, GuestBed, image};
 use crate::error::Result;
-use crate::guest::Guest;
 use crate::host;
 use crate::machine::Machine;
 use crate::scratch::Scratch;
-use crate::server::{Kind, Server, Spec};
+use crate::server::{Kind, Spec};
 use crate::workload;
 
 const SETTLE: Duration = Duration::from_secs(120);
 
 /// A guest that is ready for rounds. It is killed on drop.
 pub(super) struct Bed {
-    // Fields are dropped in order: QEMU goes before its server, and that before its image.
-    pub guest: Guest,
-    pub server: Option<Server>,
+    pub vm: GuestBed,
     /// (major, minor)
     pub qemu_version: (u32, u32),
     /// QEMU, its threads and disks, as found from outside.
     pub attached: attach::Qemu,
-    /// The device in the guest, such as /dev/vda.
-    pub device: String,
-    pub image: PathBuf,
-    _dir: Scratch,
 }
 
 impl Bed {
@@ -61,27 +54,17 @@ impl Bed {
             ..Machine::default()
         };
         let spec = spec(options, dir.path(), &path);
-        let GuestBed {
-            mut guest,
-            server,
-            device,
-            ..
-        } = GuestBed::boot(machine, kind, &spec, progress)?;
-        let name = device.trim_start_matches("/dev/");
+        let mut vm = GuestBed::boot(machine, kind, &spec, progress)?.with_dir(dir);
+        let name = vm.device.trim_start_matches("/dev/");
         // mq-deadline, the default, hands requests to a kernel thread.
-        guest.check(
-            &format!("echo none >/sys/block/{name}/queue/scheduler"),
-            SETTLE,
-        )?;
+        let script = format!("echo none >/sys/block/{name}/queue/scheduler");
+        vm.guest.check(&script, SETTLE)?;
+        let guest = &vm.guest;
         let attached = attach::Qemu::inspect(guest.pid(), Some(guest.monitor()))?;
         Ok(Bed {
-            guest,
+            vm,
             attached,
-            server,
             qemu_version: host::qemu_version()?,
-            device,
-            image: path,
-            _dir: dir,
         })
     }
 
@@ -116,18 +99,9 @@ impl Bed {
 
     /// The same benchmark on the image itself, without a guest.
     pub fn host_workload(&self, options: &Options, positional: bool) -> workload::Options {
-        let mut workload = options.workload(&self.image);
+        let mut workload = options.workload(&self.vm.image);
         workload.positional = positional;
         workload
-    }
-
-    /// Powers the guest off, ends the server, and returns what it printed.
-    pub fn end(mut self) -> Result<String> {
-        self.guest.power_off()?;
-        match self.server.take() {
-            Some(server) => server.stop(),
-            None => Ok(String::new()),
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use super::bed::{self, Bed};
 use super::in_guest::BENCHMARK;
 use super::options::Options;
 use super::round::{self, Plan, Watch};
+use crate::bed::Seen;
 use crate::environment;
 use crate::error::{Context, Result};
 use crate::host::Accelerator;
@@ -23,12 +24,12 @@ const CONSOLE_LOG: &str = "console.log";
 const WARM_UP: u64 = 100;
 
 /// Runs a cell on this machine, which has KVM, and leaves its breakdown at `options.output`.
-/// `progress` is told of every step.
+/// `progress` is told of every step. Returns what was seen of an untraced round, if there was one.
 ///
 /// # Errors
 /// Everything that can go wrong with images, servers and guests, with their last words. Rounds
 /// that were complete are there then, if there were any.
-pub(super) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<()> {
+pub(super) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Option<Seen>> {
     options.check()?;
     fs::create_dir_all(&options.output)
         .context(|| format!("cannot create {}", options.output.display()))?;
@@ -46,7 +47,11 @@ pub(super) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<(
     done
 }
 
-fn rounds(options: &Options, run: &mut Run, progress: &mut dyn FnMut(&str)) -> Result<()> {
+fn rounds(
+    options: &Options,
+    run: &mut Run,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Option<Seen>> {
     let mut bed = Bed::make(options, progress)?;
     describe(&mut bed, run)?;
     run.environment.qemu.clone_from(&bed.attached.version);
@@ -73,18 +78,25 @@ fn rounds(options: &Options, run: &mut Run, progress: &mut dyn FnMut(&str)) -> R
         run.rounds.push(round);
         run.save(&options.output)?;
     }
+    // Last: what it counts with stays in the guest.
+    let seen = match options.pairs_only {
+        true => None,
+        false => {
+            progress("the same once more, untraced, to see what limits it");
+            Some(round::observed(&mut bed, options)?)
+        }
+    };
     progress("powering the guest off");
     let log = |name: &str, text: &str| {
         let path = options.output.join(name);
         fs::write(&path, text).context(|| format!("cannot write {}", path.display()))
     };
-    log(CONSOLE_LOG, &bed.guest.console().text())?;
-    let said = bed.end()?;
-    if said.is_empty() {
-        Ok(())
-    } else {
-        log(SERVER_LOG, &said)
+    log(CONSOLE_LOG, &bed.vm.guest.console().text())?;
+    let said = bed.vm.end()?;
+    if !said.is_empty() {
+        log(SERVER_LOG, &said)?;
     }
+    Ok(seen)
 }
 
 /// Brings code and data of both sides into caches (and, where the CPU is emulated, through its

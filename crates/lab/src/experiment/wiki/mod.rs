@@ -10,7 +10,8 @@ mod round;
 use std::path::Path;
 use std::time::Duration;
 
-use fathom_run::{Better, Measure, Run, Unit};
+use fathom_run::evidence::Bare;
+use fathom_run::{Better, Measure, Round, Run, Unit};
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::error::{Error, Result};
@@ -132,7 +133,8 @@ impl Experiment for Wiki {
          layer, and does both: the wiki's way, and each request joined through all layers on one \
          clock, with distributions.\n\nRounds come in pairs, traced and untraced, so that the cost \
          of tracing is seen; between them the same work runs on the host itself, and at the end \
-         there are rounds of system calls and of QEMU's own events.\n\nWithout hardware \
+         there are rounds of system calls, of QEMU's own events, and one without tracing for what \
+         other experiments record, by which the limiter is judged.\n\nWithout hardware \
          virtualisation it all happens in a KVM host that is itself emulated: every layer is real \
          there but its times are stretched."
     }
@@ -175,28 +177,50 @@ impl Session for Cells {
         progress: &mut dyn FnMut(&str),
     ) -> Result<Yield> {
         if Accelerator::detect() != Accelerator::Kvm {
-            return Err(Error::Protocol("there is no KVM, whose part is measured".into()));
+            return Err(Error::Protocol(
+                "there is no KVM, whose part is measured".into(),
+            ));
         }
-        cell::run(&Options::from_settings(settings, &self.0, folder)?, progress)?;
+        let options = Options::from_settings(settings, &self.0, folder)?;
+        let seen = cell::run(&options, progress)?;
         let run = Run::load(folder)?;
-        Ok(Yield {
-            measures: measures(&run),
-            environment: Some(run.environment),
-            ..Yield::default()
-        })
+        let mut yielded = seen.map(Yield::from).unwrap_or_default();
+        yielded.measures.splice(0..0, measures(&run));
+        if let Some(bare) = bare(&run, &options) {
+            yielded.compare(bare);
+        }
+        yielded.environment = Some(run.environment);
+        Ok(yielded)
     }
+}
+
+/// Of each round, the mean time of a request, the smallest first.
+fn times(run: &Run, wanted: impl Fn(&Round) -> bool) -> Vec<f64> {
+    let rounds = run.rounds.iter().filter(|round| wanted(round));
+    let mut times: Vec<f64> = rounds
+        .filter_map(|round| Some(round.benchmark.as_ref()?.mean_ns))
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+/// The same requests on the host itself, as the disk's server could make them.
+fn bare(run: &Run, options: &Options) -> Option<Bare> {
+    let is_positional = |round: &Round| {
+        let benchmark = round.benchmark.as_ref();
+        round.on_host && benchmark.is_some_and(|one| !["read", "write"].contains(&&*one.call))
+    };
+    let times = times(run, is_positional);
+    let median = *times.get(times.len() / 2)?;
+    Some(Bare {
+        requests_per_second: 1e9 / median,
+        bytes_per_second: options.block_size as f64 * 1e9 / median,
+        mean_ns: median * f64::from(options.iodepth),
+    })
 }
 
 /// The overall figures; the breakdown has all others.
 fn measures(run: &Run) -> Vec<Measure> {
-    let times = |wanted: &dyn Fn(&fathom_run::Round) -> bool| {
-        let rounds = run.rounds.iter().filter(|round| wanted(round));
-        let mut times: Vec<f64> = rounds
-            .filter_map(|round| Some(round.benchmark.as_ref()?.mean_ns))
-            .collect();
-        times.sort_by(f64::total_cmp);
-        times
-    };
     let mut measures = Vec::new();
     let mut time = |name: &str, times: &[f64]| {
         let Some(median) = times.get(times.len() / 2) else {
@@ -205,12 +229,11 @@ fn measures(run: &Run) -> Vec<Measure> {
         let measure = Measure::new(name, Unit::Nanoseconds, *median, Better::Lower);
         measures.push(measure.of(times.len() as u64));
     };
-    let is_control = |round: &fathom_run::Round| round.traced.is_empty() && !round.on_host;
-    let control = times(&is_control);
-    let traced = times(&|round| round.name.starts_with("requests-"));
+    let control = times(run, |round| round.traced.is_empty() && !round.on_host);
+    let traced = times(run, |round| round.name.starts_with("requests-"));
     time("time", &control);
     time("time.traced", &traced);
-    time("time.on-host", &times(&|round| round.on_host));
+    time("time.on-host", &times(run, |round| round.on_host));
     if let Some(median) = control.get(control.len() / 2) {
         let iops = Measure::new("iops", Unit::PerSecond, 1e9 / median, Better::Higher);
         measures.insert(0, iops.of(control.len() as u64));

@@ -197,7 +197,7 @@ impl Options {
             true => (Duration::from_secs(90), Duration::from_millis(4)),
             false => (Duration::from_secs(20), Duration::from_micros(200)),
         };
-        let rounds = if self.pairs_only { 2 } else { 4 } * self.rounds + 1;
+        let rounds = if self.pairs_only { 2 } else { 4 } * self.rounds + 2;
         let round = match self.limit() {
             Limit::Operations(count) => request * u32::try_from(count).unwrap_or(u32::MAX),
             Limit::Time(time) => time,

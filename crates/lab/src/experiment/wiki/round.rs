@@ -4,12 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use fathom_run::evidence::Load;
 use fathom_run::{Clocks, Kind, Pair, Round, Run, StreamInfo};
 
 use super::bed::Bed;
 use super::in_guest::{DONE, GO, READY, ROUND};
 use super::options::{Options, Place};
 use crate::attach::{self, Located, TscOffset};
+use crate::bed::{Job, Seen};
 use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::tracers::ftrace::Mode;
@@ -17,6 +19,7 @@ use crate::tracers::qemu::{self, collector};
 use crate::tracers::{
     self, Collected, Collector, Tracefs, block, fathom, io_calls, kvm, symbols, syscalls,
 };
+use crate::work::Worked;
 use crate::workload::Limit;
 
 /// What is watched.
@@ -73,13 +76,14 @@ pub(super) fn in_guest(
     bed.look_at_threads();
     let mut window = Window::new(bed, options, plan.watch)?;
     let qemu = qemu(bed, options, plan.watch, &folder)?;
-    let guest = &mut bed.guest;
+    let guest = &mut bed.vm.guest;
     if let Some(qemu) = &qemu {
         qemu.switch_log(&mut |command, arguments| guest.qmp(command, arguments))?;
         let missing = qemu.start(&mut |command, arguments| guest.qmp(command, arguments))?;
         window.problems.extend(missing);
     }
-    let script = guest_command(options, &bed.device, plan.watch == Watch::Requests);
+    let script = guest_command(options, &bed.vm.device, plan.watch == Watch::Requests);
+    let script = format!("rm -rf {RECORD}; {script}");
     let output = guest.converse(&script, timeout(options), &mut |line| match line {
         READY => window.open().map(|()| Some(GO.to_owned())),
         DONE => {
@@ -111,6 +115,42 @@ pub(super) fn in_guest(
     }
     tell_roles(bed, &outcome.round, dir)?;
     Ok(outcome)
+}
+
+/// The same work once more, with nothing traced, and seen as a cell of any other experiment is.
+pub(super) fn observed(bed: &mut Bed, options: &Options) -> Result<Seen> {
+    let command = guest_command(options, &bed.vm.device, false);
+    let script =
+        format!("rm -rf {RECORD}; echo {GO} | {command} >/dev/null && cat {RECORD}/run.json");
+    bed.vm.measure(&Job {
+        script: &script,
+        timeout: timeout(options),
+        parse: &|text| worked(text, options),
+    })
+}
+
+/// Of what the guest has recorded. Its figures are told of other rounds.
+fn worked(text: &str, options: &Options) -> Result<Worked> {
+    let bad = |what: &str| Error::Protocol(format!("the guest's record {what}: {text}"));
+    let run: Run = serde_json::from_str(text).map_err(|error| bad(&error.to_string()))?;
+    let benchmark = run
+        .rounds
+        .first()
+        .and_then(|round| round.benchmark.as_ref());
+    let benchmark = benchmark.ok_or_else(|| bad("has no round"))?;
+    let load = Load {
+        threads: 1,
+        depth: options.iodepth,
+        requests: benchmark.operations,
+        bytes: benchmark.operations * options.block_size,
+        seconds: benchmark.wall_ns as f64 / 1e9,
+        mean_ns: benchmark.mean_ns * f64::from(options.iodepth),
+        ..Load::default()
+    };
+    Ok(Worked {
+        load,
+        ..Worked::default()
+    })
 }
 
 /// Who records QEMU's own events, into a log in the round's folder.
@@ -169,7 +209,7 @@ fn tell_roles(bed: &mut Bed, round: &Round, dir: &Path) -> Result<()> {
 /// The arguments are numbers and a device's name: nothing needs quoting.
 fn guest_command(options: &Options, device: &str, traced: bool) -> String {
     let mut command = format!(
-        "rm -rf {RECORD}; fathom guest run --record={RECORD} --rw={} --bs={} --iodepth={}",
+        "fathom guest run --record={RECORD} --rw={} --bs={} --iodepth={}",
         options.rw, options.block_size, options.iodepth
     );
     match options.limit() {
@@ -232,7 +272,7 @@ impl<'a> Window<'a> {
     fn new(bed: &mut Bed, options: &'a Options, watch: Watch) -> Result<Window<'a>> {
         let server = bed.server_pid()?;
         let threads = bed.attached.threads.iter().map(|thread| thread.tid);
-        let control = bed.server.as_ref().and_then(|server| server.control());
+        let control = bed.vm.server.as_ref().and_then(|server| server.control());
         Ok(Window {
             watch,
             options,
