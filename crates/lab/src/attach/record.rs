@@ -11,7 +11,9 @@ use super::{Qemu, TscOffset, guest_offset, tsc_offset};
 use crate::environment;
 use crate::error::{Context, Error, Result};
 use crate::tracers::ftrace::Mode;
-use crate::tracers::{self, Collector, Tracefs, block, fathom, io_calls, kvm, symbols, syscalls};
+use crate::tracers::host::{self, Start};
+use crate::tracers::scene::Scene;
+use crate::tracers::{self, Collector, Tracefs, io_calls, kvm, symbols, syscalls};
 
 /// What to record.
 #[derive(Clone, Debug)]
@@ -54,13 +56,10 @@ pub fn record(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Run> {
     }
     let mut problems = std::mem::take(&mut qemu.problems);
     let mut rounds = Vec::new();
-    for name in [LAYERS, SYSCALLS] {
+    for (name, which) in [(LAYERS, host::LAYERS), (SYSCALLS, host::CALLS)] {
         say(&format!("{name}: {} s", options.window.as_secs_f32()));
         let mut window = Window::new(&qemu, chosen, name);
-        match name {
-            LAYERS => window.watch_layers(&tracefs),
-            _ => window.watch_syscalls(&tracefs),
-        }
+        window.watch(&tracefs, which);
         problems.append(&mut window.problems);
         if let Some(round) = window.run(options, &mut problems)? {
             rounds.push(round);
@@ -112,61 +111,22 @@ impl<'a> Window<'a> {
             .collect()
     }
 
-    fn add<C: Collector + 'static>(&mut self, name: &str, started: Result<C>) {
-        match started {
-            Ok(collector) => self.collectors.push(Box::new(collector)),
-            Err(error) => self.problems.push(format!("{name}: {error}")),
-        }
-    }
-
-    fn watch_layers(&mut self, tracefs: &Tracefs) {
+    fn watch(&mut self, tracefs: &Tracefs, which: &[(&str, Start)]) {
         let found = &self.qemu.disks[self.chosen];
-        let mode = Mode::Live {
-            kib_per_cpu: KIB_PER_CPU,
-        };
-        if let Some(device) = &found.located.device {
-            let options = block::Options {
-                dev: device.dev,
-                partitions: &found.located.partitions,
-                mode,
-            };
-            self.add(block::NAME, block::start(tracefs, &options));
-        }
-        if let Some(control) = &found.control {
-            self.add(fathom::NAME, fathom::start(control));
-        } else {
-            let server = found.disk.server_pid.unwrap_or(self.qemu.pid);
-            let threads = io_calls::threads_of(&self.qemu.threads, server);
-            let options = io_calls::Options {
-                threads: &threads,
-                mode,
-            };
-            self.add(io_calls::NAME, io_calls::start(tracefs, &options));
-        }
-        if self.qemu.accelerator != "kvm" {
-            let line = format!(
-                "kvm: this QEMU runs with accel={}: kicks and interrupts are its own and not traced",
-                self.qemu.accelerator
-            );
-            return self.problems.push(line);
-        }
-        let threads = self.threads();
-        let options = kvm::Options {
-            threads: &threads,
-            mode,
-        };
-        self.add(kvm::NAME, kvm::start(tracefs, &options));
-    }
-
-    fn watch_syscalls(&mut self, tracefs: &Tracefs) {
-        let threads = self.threads();
-        let options = syscalls::Options {
-            threads: &threads,
+        let device = found.located.device.as_ref();
+        let server = found.disk.server_pid.unwrap_or(self.qemu.pid);
+        let scene = Scene {
+            tracefs,
             mode: Mode::Live {
                 kib_per_cpu: KIB_PER_CPU,
             },
+            threads: &self.threads(),
+            serving: &io_calls::threads_of(&self.qemu.threads, server),
+            device: device.map(|device| (device.dev, &*found.located.partitions)),
+            control: found.control.as_deref(),
+            accelerator: &self.qemu.accelerator,
         };
-        self.add(syscalls::NAME, syscalls::start(tracefs, &options));
+        self.collectors = host::start(which, &scene, &mut self.problems);
     }
 
     /// None when nothing watches.

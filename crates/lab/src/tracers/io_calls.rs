@@ -6,8 +6,9 @@ use std::collections::HashMap;
 
 use fathom_run::{Event, IO_CALLS, Kind, Role, Thread, io_call};
 
-use super::Tracefs;
+use super::scene::Scene;
 use super::syscalls::{self, Syscalls};
+use super::{Collector, Tracefs, boxed};
 use crate::error::Result;
 
 pub use super::syscalls::Options;
@@ -22,6 +23,16 @@ pub const NAME: &str = "io-calls";
 pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Syscalls> {
     let numbers: Vec<u64> = IO_CALLS.iter().map(|(number, _)| *number).collect();
     syscalls::start_some(tracefs, NAME, options, &numbers)
+}
+
+/// Of a server that has no stamps of its own.
+pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
+    let options = Options {
+        threads: scene.serving,
+        mode: scene.mode,
+    };
+    let is_told = scene.control.is_some();
+    (!is_told).then(|| boxed(start(scene.tracefs, &options)))
 }
 
 /// The threads of a server that are worth watching: all but vCPUs.

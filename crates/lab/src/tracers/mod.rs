@@ -1,7 +1,8 @@
 //! Collectors: each records one layer of the stack into a file of events of a round's folder.
 //!
 //! All are used alike: [`Collector`]s are started one by one, run during the window, are halted
-//! together, and then write what they have ([`stop_all`]). Those over the kernel's tracing are
+//! together, and then write what they have ([`stop_all`]). Which of them follow a disk's requests on
+//! a host is one list ([`host`]). Those over the kernel's tracing are
 //! built on [`ftrace::Recorder`], each with an instance of its own.
 
 pub mod block;
@@ -11,9 +12,11 @@ pub mod fathom;
 pub mod ftrace;
 pub mod futex;
 pub mod guest;
+pub mod host;
 pub mod io_calls;
 pub mod kvm;
 pub mod qemu;
+pub mod scene;
 pub mod symbols;
 pub mod syscalls;
 pub mod tracefs;
@@ -83,4 +86,9 @@ pub fn stop_all(mut collectors: Vec<Box<dyn Collector>>, round: &Path) -> Collec
         }
     }
     all
+}
+
+/// A collector as one of many.
+fn boxed<C: Collector + 'static>(started: Result<C>) -> Result<Box<dyn Collector>> {
+    started.map(|collector| Box::new(collector) as Box<dyn Collector>)
 }

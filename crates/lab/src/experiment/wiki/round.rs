@@ -14,11 +14,12 @@ use crate::attach::{self, Located, TscOffset};
 use crate::bed::{Job, Seen};
 use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
+use crate::host::Accelerator;
 use crate::tracers::ftrace::Mode;
+use crate::tracers::host::{self, Start};
 use crate::tracers::qemu::{self, collector};
-use crate::tracers::{
-    self, Collected, Collector, Tracefs, block, fathom, io_calls, kvm, symbols, syscalls,
-};
+use crate::tracers::scene::Scene;
+use crate::tracers::{self, Collected, Collector, Tracefs, io_calls, kvm, symbols, syscalls};
 use crate::work::Worked;
 use crate::workload::Limit;
 
@@ -289,49 +290,34 @@ impl<'a> Window<'a> {
     }
 
     fn open(&mut self) -> Result<()> {
-        let mode = Mode::Buffered {
-            kib_per_cpu: self.buffer(),
-        };
         match self.watch {
             Watch::Nothing | Watch::Qemu | Watch::QemuLocks => {}
-            Watch::Requests => self.watch_requests(mode)?,
-            Watch::Syscalls => {
-                let threads = &self.threads;
-                let options = syscalls::Options { threads, mode };
-                let syscalls = syscalls::start(&Tracefs::open()?, &options)?;
-                self.collectors.push(Box::new(syscalls));
-            }
+            Watch::Requests => self.start(host::LAYERS)?,
+            Watch::Syscalls => self.start(host::CALLS)?,
         }
         self.look_at_clocks();
         Ok(())
     }
 
-    /// One that cannot be had leaves its layers to those around it.
-    fn watch_requests(&mut self, mode: Mode) -> Result<()> {
-        let tracefs = Tracefs::open()?;
-        if let Some(device) = &self.located.device {
-            let options = block::Options {
-                dev: device.dev,
-                partitions: &self.located.partitions,
-                mode,
-            };
-            self.collectors
-                .push(Box::new(block::start(&tracefs, &options)?));
+    fn start(&mut self, which: &[(&str, Start)]) -> Result<()> {
+        let device = self.located.device.as_ref();
+        let scene = Scene {
+            tracefs: &Tracefs::open()?,
+            mode: Mode::Buffered {
+                kib_per_cpu: self.buffer(),
+            },
+            threads: &self.threads,
+            serving: &self.serving,
+            device: device.map(|device| (device.dev, &*self.located.partitions)),
+            control: self.control.as_deref(),
+            accelerator: Accelerator::Kvm.name(),
+        };
+        let collectors = host::start(which, &scene, &mut self.problems);
+        // A round that nothing watches would be taken for a control.
+        if collectors.is_empty() {
+            return Err(Error::Protocol(self.problems.join("; ")));
         }
-        match &self.control {
-            Some(control) => self.collectors.push(Box::new(fathom::start(control)?)),
-            None => {
-                let threads = &self.serving;
-                let options = io_calls::Options { threads, mode };
-                self.collectors
-                    .push(Box::new(io_calls::start(&tracefs, &options)?));
-            }
-        }
-        let threads = &self.threads;
-        match kvm::start(&tracefs, &kvm::Options { threads, mode }) {
-            Ok(kvm) => self.collectors.push(Box::new(kvm)),
-            Err(error) => self.problems.push(format!("kvm: {error}")),
-        }
+        self.collectors = collectors;
         Ok(())
     }
 

@@ -5,7 +5,8 @@ use std::path::Path;
 use fathom_run::{Kind, Pair};
 
 use super::ftrace::{Mode, Recorder, Side, Source};
-use super::{Collected, Collector, Tracefs};
+use super::scene::Scene;
+use super::{Collected, Collector, Tracefs, boxed};
 use crate::error::Result;
 
 /// The name of the file, and in a round's list.
@@ -85,6 +86,17 @@ pub fn start(tracefs: &Tracefs, options: &Options) -> Result<Block> {
     }
     recorder.start()?;
     Ok(Block { recorder })
+}
+
+/// Of the device below the disk's image.
+pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
+    let (dev, partitions) = scene.device?;
+    let options = Options {
+        dev,
+        partitions,
+        mode: scene.mode,
+    };
+    Some(boxed(start(scene.tracefs, &options)))
 }
 
 impl Collector for Block {

@@ -13,7 +13,8 @@ use fathom_run::{Clock, Event, Kind, Pair, StreamInfo, StreamWriter};
 use fathom_trace::RingReader;
 
 use super::ftrace::unwritten;
-use super::{Collected, Collector, pair};
+use super::scene::Scene;
+use super::{Collected, Collector, boxed, pair};
 use crate::error::{Context, Error, Result};
 use crate::scratch::Scratch;
 
@@ -48,6 +49,11 @@ struct Drained {
     events: Vec<Event>,
     lost: u64,
     clock: Clock,
+}
+
+/// Of a server that has stamps of its own.
+pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
+    Some(boxed(start(scene.control?)))
 }
 
 /// Starts to drain the trace of the daemon at this control socket. Where tracing was off, it is

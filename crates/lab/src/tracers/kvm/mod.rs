@@ -7,8 +7,10 @@ use std::path::Path;
 use fathom_run::{Kind, Pair};
 
 use super::ftrace::{Mode, Recorder, Side, Source};
-use super::{Collected, Collector, Tracefs, btf};
+use super::scene::Scene;
+use super::{Collected, Collector, Tracefs, boxed, btf};
 use crate::error::{Error, Result};
+use crate::host::Accelerator;
 
 /// The name of the file, and in a round's list.
 pub const NAME: &str = "kvm";
@@ -102,6 +104,22 @@ pub struct Options<'a> {
 #[derive(Debug)]
 pub struct Kvm {
     recorder: Recorder,
+}
+
+/// Of the guest's QEMU and the disk's server.
+pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
+    if scene.accelerator != Accelerator::Kvm.name() {
+        let what = format!(
+            "this QEMU runs with accel={}: kicks and interrupts are its own and not traced",
+            scene.accelerator
+        );
+        return Some(Err(Error::Protocol(what)));
+    }
+    let options = Options {
+        threads: scene.threads,
+        mode: scene.mode,
+    };
+    Some(boxed(start(scene.tracefs, &options)))
 }
 
 /// Starts to record.

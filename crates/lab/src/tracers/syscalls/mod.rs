@@ -5,7 +5,8 @@ use std::path::Path;
 use fathom_run::{Kind, Pair};
 
 use super::ftrace::{Mode, Recorder, Side, Source};
-use super::{Collected, Collector, Tracefs};
+use super::scene::Scene;
+use super::{Collected, Collector, Tracefs, boxed};
 use crate::error::{Error, Result};
 
 /// The name of the file, and in a round's list.
@@ -40,6 +41,15 @@ pub struct Options<'a> {
 pub struct Syscalls {
     recorder: Recorder,
     name: &'static str,
+}
+
+/// Of QEMU and the disk's server.
+pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
+    let options = Options {
+        threads: scene.threads,
+        mode: scene.mode,
+    };
+    Some(boxed(start(scene.tracefs, &options)))
 }
 
 /// Starts to record all system calls of the threads, and their scheduling.
