@@ -23,6 +23,8 @@ use std::fmt;
 use fathom_run::evidence::Evidence;
 use serde::Serialize;
 
+pub use rules::CPU_CAP;
+
 /// What is suspected to have limited a cell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {

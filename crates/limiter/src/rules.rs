@@ -23,11 +23,14 @@ mod thread;
 
 use crate::rule::Rule;
 
+/// The rule of a control group's CPU limit, which can be lifted.
+pub const CPU_CAP: &str = "cpu-cap";
+
 /// One line a rule.
 pub static RULES: &[Rule] = &[
     rule("device", device::at_its_limit),
     rule("filter", filter::holds_requests),
-    rule("cpu-cap", cpu_cap::throttled),
+    rule(CPU_CAP, cpu_cap::throttled),
     rule("run-queue", run_queue::starved),
     rule("steal", steal::starved),
     rule("load-thread", load::saturated),

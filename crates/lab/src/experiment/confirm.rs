@@ -5,7 +5,7 @@
 //! it. A control group's CPU limit is lifted. Other suspicions (other programs' load, steal, a
 //! filter) are about what cannot be changed from here.
 
-use fathom_limiter::judge;
+use fathom_limiter::{CPU_CAP, judge};
 use fathom_run::evidence::{Evidence, ThreadRole};
 use fathom_run::{Cell, Expects, Planned, Trial};
 
@@ -35,7 +35,7 @@ pub fn trial(experiment: &dyn Experiment, cell: &Cell) -> Option<Trial> {
         "latency" => (more_work()?, Expects::More),
         "device" => (more_work()?, Expects::NoMore),
         "load-thread" => (twice(LOAD_THREADS)?, Expects::More),
-        "cpu-cap" => (before.clone(), Expects::More),
+        CPU_CAP => (before.clone(), Expects::More),
         "thread" => {
             let settings = match role(evidence, limiter.subject.as_deref()?)? {
                 ThreadRole::Vcpu => twice(VCPUS)?,
@@ -69,14 +69,14 @@ pub fn lift(trial: &Trial, cell: &Cell) -> Result<Option<Changed>> {
         .as_ref()
         .and_then(|evidence| evidence.cgroup.as_ref());
     match group {
-        Some(group) if trial.limiter == "cpu-cap" => evidence::lift(&group.group).map(Some),
+        Some(group) if trial.limiter == CPU_CAP => evidence::lift(&group.group).map(Some),
         _ => Ok(None),
     }
 }
 
 /// What a trial changes of a cell: `iodepth=2`.
 pub fn changed(trial: &Trial, cell: &Cell) -> String {
-    if trial.limiter == "cpu-cap" {
+    if trial.limiter == CPU_CAP {
         return "without the CPU limit".into();
     }
     fathom_run::changed(&cell.planned.settings, &trial.planned.settings)
@@ -235,7 +235,7 @@ mod tests {
         let (trial, words) = tried(&[], capped).unwrap();
         assert_eq!(
             (&*trial.limiter, &*words),
-            ("cpu-cap", "without the CPU limit")
+            (CPU_CAP, "without the CPU limit")
         );
         let cell = cell(&[], capped);
         assert_eq!(trial.planned.settings, cell.planned.settings);

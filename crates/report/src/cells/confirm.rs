@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use fathom_limiter::CPU_CAP;
 use fathom_run::{Better, Expects, Experiment, Trial};
 
 use super::cell::{self, Column, Columns, Problems, Row};
@@ -84,7 +85,7 @@ fn gain(row: &Row, base: &Row, main: &Column) -> Option<f64> {
 
 /// `iodepth=2`.
 fn changed(trial: &Trial, row: &Row, base: &Row) -> String {
-    if trial.limiter == "cpu-cap" {
+    if trial.limiter == CPU_CAP {
         return "lifting it".into();
     }
     fathom_run::changed(&base.settings, &row.settings)
