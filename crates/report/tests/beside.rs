@@ -6,7 +6,7 @@ mod experiment;
 mod judges;
 
 use experiment::{cell, run, write};
-use fathom_report::cells::{Table, html, json, terminal};
+use fathom_report::cells::{Point, Table, html, json, terminal};
 use fathom_report::render::terminal::Style;
 use fathom_run::{Beside, Better, Cell, Measure, Planned, Shown, Unit};
 use judges::{assert_fits, assert_golden, oracle};
@@ -67,6 +67,37 @@ fn points_side_by_side_are_as_they_were_found_good() {
     assert!(oracle(&json(&table)) > 0);
     let json: Value = serde_json::from_str(&json(&table)).unwrap();
     assert_eq!(json["beside"]["shown"][1]["measure"], "guest.vcpu*");
+}
+
+/// What one server makes of a depth is held against the first server at that depth.
+#[test]
+fn ratios_are_to_the_first_of_those_side_by_side() {
+    let (_dir, table) = side_by_side("server", 1);
+    let others = |point: &Point| {
+        let mut settings = point.settings.clone();
+        settings.remove("server");
+        settings
+    };
+    let (mut bases, mut ratios) = (0, 0);
+    for point in &table.points {
+        let mut alike = table.points.iter();
+        let base = alike.find(|one| others(one) == others(point)).unwrap();
+        let (figure, base) = (&point.measures["iops"], &base.measures["iops"]);
+        match &figure.ratio {
+            None => {
+                assert_eq!(figure, base);
+                bases += 1;
+            }
+            Some(ratio) => {
+                let close = ratio.median * base.median / figure.median;
+                assert!((0.9..1.1).contains(&close), "{close}: {point:?}");
+                ratios += 1;
+            }
+        }
+    }
+    assert!(bases > 1 && ratios > 1, "{bases} and {ratios}");
+    let page = html::render(&table);
+    assert!(page.contains("the first row that differs in server alone"));
 }
 
 #[test]

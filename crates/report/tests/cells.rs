@@ -76,7 +76,7 @@ fn an_interrupted_run_is_as_it_was_found_good() {
     write(dir.path(), &run, cells);
     let text = plain(&load(&dir));
     assert_fits(&text);
-    assert!(text.contains("3 of 12 cells are there; fathom lab run --continue RUN runs the rest"));
+    assert!(text.contains("3 of 12 cells are there (fathom lab run --continue RUN goes on"));
     assert_golden("cells-interrupted.txt", &text);
 }
 

@@ -40,7 +40,7 @@ pub struct Table {
     pub beside: Option<Beside>,
     /// Cells.
     pub planned: usize,
-    /// The first is the base of all ratios.
+    /// The first is the base of all ratios; of points that are set side by side, the first of a row.
     pub points: Vec<Point>,
     /// What settings do to the main measure, to the 99th percentile of latency and to the CPU time
     /// of a request, where each point differs from the base in one setting.
@@ -133,7 +133,9 @@ impl Table {
             ..Point::of(rows, main)
         });
         let mut points: Vec<Point> = points.collect();
-        compare(&mut points, &columns.list);
+        let beside = experiment.beside.as_ref().map(|beside| &*beside.parameter);
+        let beside = beside.filter(|name| plan.axes.contains(name));
+        compare(&mut points, &columns.list, beside);
         for (point, rows) in points.iter_mut().zip(&cells) {
             if let (Some(limiter), Some(main)) = (&point.limiter, main)
                 && let Some(tried) =
@@ -270,13 +272,22 @@ fn of_bare(unit: Unit, bare: &Bare) -> Option<f64> {
     (figure > 0.0 && figure.is_finite()).then_some(figure)
 }
 
-/// Gives every point but the base its ratios to it.
-fn compare(points: &mut [Point], columns: &[Column]) {
-    let Some((base, others)) = points.split_first_mut() else {
-        return;
-    };
+/// Gives every point its ratios to its base: the first point, or where values of a parameter are set
+/// side by side, the first that differs from it in that alone.
+fn compare(points: &mut [Point], columns: &[Column], beside: Option<&str>) {
     let judged = |column: &&Column| column.better != Better::Neither;
-    for point in others {
+    let mut bases = BTreeMap::new();
+    for at in 0..points.len() {
+        let (before, rest) = points.split_at_mut(at);
+        let point = &mut rest[0];
+        let alike = beside.map(|parameter| {
+            let mut others = point.settings.clone();
+            others.remove(parameter);
+            others
+        });
+        let Some(base) = before.get(*bases.entry(alike).or_insert(at)) else {
+            continue; // it is one itself
+        };
         for column in columns.iter().filter(judged) {
             let base = base.measures.get(&column.name);
             if let (Some(base), Some(figure)) = (base, point.measures.get_mut(&column.name)) {

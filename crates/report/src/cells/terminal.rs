@@ -47,7 +47,7 @@ pub fn report(table: &Table, style: Style) -> String {
         None => {
             page.heading("Points");
             points(&mut page, table);
-            for line in words::explained(&table.points) {
+            for line in words::explained(table) {
                 page.note(&line);
             }
         }

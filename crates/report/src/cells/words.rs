@@ -1,10 +1,10 @@
 //! Figures and sentences about experiments, in the words of all renderers.
 
-use fathom_run::{Better, Unit};
+use fathom_run::{Beside, Better, Unit};
 
 use super::points::Settings;
 use super::statistics::{ENOUGH, Interval, Ratio};
-use super::table::{Point, Table};
+use super::table::Table;
 use crate::render::facts;
 use crate::render::text::{date, plural};
 
@@ -191,7 +191,7 @@ pub(super) fn missing(table: &Table) -> Option<String> {
     let there = table.cells.len();
     let line = || {
         format!(
-            "{there} of {} cells are there; fathom lab run --continue RUN runs the rest",
+            "{there} of {} cells are there (fathom lab run --continue RUN goes on with what it has begun)",
             table.planned
         )
     };
@@ -214,13 +214,19 @@ pub(super) fn breakdowns(table: &Table) -> Option<String> {
 }
 
 /// What figures and intervals are, for those that are there.
-pub(super) fn explained(points: &[Point]) -> Vec<String> {
+pub(super) fn explained(table: &Table) -> Vec<String> {
+    let points = &table.points;
     let figures = || points.iter().flat_map(|point| point.measures.values());
     let most = figures().map(|figure| figure.rounds.len()).max();
     let mut lines = vec![rounds_explained(most.unwrap_or(0))];
     if figures().any(|figure| figure.ratio.is_some()) {
-        let base = "Ratios are to the first row, of each round's own pair";
-        lines.push(noise_explained(base));
+        let is_axis = |beside: &&Beside| table.axes.contains(&beside.parameter);
+        let row = match table.beside.as_ref().filter(is_axis) {
+            Some(beside) => format!("first row that differs in {} alone", beside.parameter),
+            None => "first row".to_owned(),
+        };
+        let base = format!("Ratios are to the {row}, of each round's own pair");
+        lines.push(noise_explained(&base));
     }
     if points.iter().any(|point| point.vs_bare.is_some()) {
         lines.push("vs bare: to the same work on the bare device, in the same cell.".into());

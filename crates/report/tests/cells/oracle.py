@@ -104,8 +104,9 @@ def by_round(table, point, name):
 
 def check_table(table):
     checked = 0
-    base = table["points"][0]
+    beside = (table.get("beside") or {}).get("parameter")
     for point in table["points"]:
+        base = base_of(table, point, beside)
         for name, figure in point["measures"].items():
             values = by_round(table, point, name)
             what = f"{point['settings']} {name}"
@@ -116,7 +117,14 @@ def check_table(table):
                 pairs = [values[round] / to[round] for round in values if round in to]
                 check_ratio(figure["ratio"], statistics.median(pairs), interval(pairs), what)
             checked += 1
-    return checked + check_rankings(table, base)
+    return checked + check_rankings(table, table["points"][0])
+
+
+def base_of(table, point, beside):
+    if beside not in point["settings"]:
+        return table["points"][0]
+    alike = lambda one: one["settings"] | {beside: ""} == point["settings"] | {beside: ""}
+    return next(one for one in table["points"] if alike(one))
 
 
 def check_rankings(table, base):

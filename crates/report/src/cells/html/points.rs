@@ -13,7 +13,7 @@ use crate::render::text::plural;
 
 pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
     html.heading(prefix, ("points", "Points"), "Points");
-    for line in words::explained(&table.points) {
+    for line in words::explained(table) {
         html.note(&line);
     }
     let shown = &table.points[..table.points.len().min(MOST_ROWS)];
