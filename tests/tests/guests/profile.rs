@@ -68,4 +68,8 @@ fn samples_name_the_guests_kernel_qemu_and_the_server() {
         "{cell:?}"
     );
     assert!(percent("host.server") > 0.0, "{cell:?}");
+    // fio on the image itself, too.
+    let bare = cell.evidence.as_ref().and_then(|one| one.bare.as_ref());
+    let iops = cell.measure("iops").unwrap().value;
+    assert!(bare.unwrap().requests_per_second > iops, "{cell:?}");
 }

@@ -1,12 +1,14 @@
 //! fio's figures.
 
+use std::path::Path;
 use std::time::Duration;
 
 use fathom_load::files::fio;
-use fathom_run::evidence::Load;
+use fathom_run::evidence::{Bare, Load};
 
 use super::{Worked, latencies, rates};
 use crate::error::Result;
+use crate::host;
 
 /// What fio's report does not say of its jobs.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +28,25 @@ pub fn fio_script(job: &str) -> String {
         "fio {job} --output=/tmp/fio.json >/tmp/fio.log 2>&1 || \
          {{ cat /tmp/fio.log; exit 1; }}\ncat /tmp/fio.json"
     )
+}
+
+/// Does the same job on this machine, of which these are fio's arguments.
+///
+/// # Errors
+/// When fio fails.
+pub fn fio_on_host(job: &[String], shape: Shape) -> Result<Bare> {
+    let job: Vec<&str> = job.iter().map(String::as_str).collect();
+    Ok(Worked::of_fio(&host::run("fio", &job)?, shape)?.bare())
+}
+
+/// For how long the host does what a guest does for `runtime`: nothing of it can be in a cache.
+pub fn host_time(runtime: Duration) -> Duration {
+    (runtime / 5).clamp(Duration::from_millis(500), Duration::from_secs(10))
+}
+
+/// A file, as fio's list of files has it: there a colon parts one from the next.
+pub fn fio_file(path: &Path) -> String {
+    path.to_string_lossy().replace(':', "\\:")
 }
 
 impl Worked {

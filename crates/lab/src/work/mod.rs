@@ -9,7 +9,7 @@ use fathom_run::Measure;
 use fathom_run::evidence::{Bare, Load};
 
 pub use figures::{latencies, rates};
-pub use fio::{AROUND_FIO, Shape, fio_script};
+pub use fio::{AROUND_FIO, Shape, fio_file, fio_on_host, fio_script, host_time};
 
 /// A load that has run.
 #[derive(Clone, Debug, Default)]

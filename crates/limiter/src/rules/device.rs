@@ -69,7 +69,11 @@ fn queue_full(device: &DeviceTime, offered: f64) -> Option<Finding> {
 /// The load's rate as a part of the bare device's.
 fn of_bare(evidence: &Evidence) -> Option<f64> {
     let (bare, load) = (evidence.bare.as_ref()?, &evidence.load);
-    let rate = |count: u64, of: f64| ratio(ratio(count as f64, evidence.load_seconds())?, of);
+    // None: it is not known how many it made.
+    let rate = |count: u64, of: f64| {
+        let count = (count > 0).then_some(count as f64)?;
+        ratio(ratio(count, evidence.load_seconds())?, of)
+    };
     rate(load.requests, bare.requests_per_second)
         .or_else(|| rate(load.bytes, bare.bytes_per_second))
 }
@@ -96,6 +100,11 @@ mod tests {
         );
         let alone = with(at_limit(), |evidence| evidence.bare = None);
         assert!(at_its_limit(&alone).unwrap().text.ends_with("not measured"));
+        // A load that does not count its requests is not slower than the device.
+        let uncounted = with(at_limit(), |evidence| {
+            (evidence.load.requests, evidence.load.bytes) = (0, 0);
+        });
+        assert_eq!(of_bare(&uncounted), None);
     }
 
     #[test]

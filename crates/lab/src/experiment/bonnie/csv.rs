@@ -55,6 +55,9 @@ fn first(version: &str) -> Option<usize> {
     }
 }
 
+/// What a data plane is judged by first: blocks, written one after the other.
+pub const WRITTEN: &str = "put-block.throughput";
+
 /// The measures of each phase: `NAME.throughput` or `NAME.rate`, `NAME.cpu`, `NAME.latency` (the
 /// longest operation).
 ///

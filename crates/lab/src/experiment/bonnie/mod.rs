@@ -4,13 +4,14 @@
 mod csv;
 mod image;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_run::evidence::Load;
+use fathom_run::evidence::{Bare, Load};
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
-use crate::bed::{DISK, GuestBed, Job};
+use crate::bed::{DISK, GuestBed, HostBed, Job};
 use crate::error::{Error, Result};
 use crate::machine::{Aio, FileSystem, Machine};
 use crate::scratch::Scratch;
@@ -150,6 +151,7 @@ impl Experiment for Bonnie {
         Box::new(Trying {
             fathom: context.fathom.clone(),
             image: None,
+            bare: BTreeMap::new(),
         })
     }
 }
@@ -227,18 +229,25 @@ impl Cell {
 
     /// For the guest's shell: prints bonnie++'s line of figures.
     fn script(&self, device: &str) -> String {
+        format!(
+            "mount -t {} {device} /mnt\n\
+             {} >/tmp/bonnie.csv 2>/tmp/bonnie.log || {{ cat /tmp/bonnie.log; exit 1; }}\n\
+             umount /mnt\n\
+             cat /tmp/bonnie.csv",
+            self.fs,
+            self.command("/mnt")
+        )
+    }
+
+    fn command(&self, dir: &str) -> String {
         let mib = self.size / MIB;
         let direct = if self.direct { " -D" } else { "" };
         let fast = if self.chars { "" } else { " -f" };
         // -r 0: its own check of the size knows nothing of O_DIRECT. Users are numbers: the guest
         // has no list of them.
         format!(
-            "mount -t {} {device} /mnt\n\
-             bonnie++ -q -u 0:0 -m guest -d /mnt -r 0 -s {mib} -n {} -c {}{direct}{fast} \
-             >/tmp/bonnie.csv 2>/tmp/bonnie.log || {{ cat /tmp/bonnie.log; exit 1; }}\n\
-             umount /mnt\n\
-             cat /tmp/bonnie.csv",
-            self.fs, self.files, self.concurrency
+            "bonnie++ -q -u 0:0 -m guest -d {dir} -r 0 -s {mib} -n {} -c {}{direct}{fast}",
+            self.files, self.concurrency
         )
     }
 
@@ -259,6 +268,8 @@ struct Trying {
     fathom: PathBuf,
     /// Of the cell before.
     image: Option<Image>,
+    /// What the host itself does, by what it was asked for.
+    bare: BTreeMap<String, Bare>,
 }
 
 impl Session for Trying {
@@ -297,11 +308,38 @@ impl Session for Trying {
         })?;
         progress("powering the guest off");
         bed.end_into(folder)?;
-        Ok(Yield::from(seen))
+        let mut found = Yield::from(seen);
+        if let Some(bare) = self.bare(&cell, progress)? {
+            found.compare(bare);
+        }
+        Ok(found)
     }
 }
 
 impl Trying {
+    /// What the same comes to in a directory of this machine, once for all servers of the disk.
+    /// `None` through the page cache, which is not as large as the guest's, or where bonnie++ will not
+    /// run as who this is.
+    fn bare(&mut self, cell: &Cell, progress: &mut dyn FnMut(&str)) -> Result<Option<Bare>> {
+        if !cell.direct || !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        let command = cell.command(".");
+        if let Some(known) = self.bare.get(&command) {
+            return Ok(Some(known.clone()));
+        }
+        progress("running bonnie++ on the host itself");
+        let text = HostBed::new()?.check(&command, cell.timeout())?;
+        let measures = csv::measures(&text)?;
+        let written = measures.iter().find(|one| one.name == csv::WRITTEN);
+        let bare = written.map(|one| Bare {
+            bytes_per_second: one.value * 1e6,
+            ..Bare::default()
+        });
+        self.bare.extend(bare.clone().map(|bare| (command, bare)));
+        Ok(bare)
+    }
+
     /// An image with a fresh file system.
     fn image(&mut self, cell: &Cell, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
         let bytes = cell.image_bytes();

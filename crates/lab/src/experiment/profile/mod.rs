@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::machine::{Aio, Machine};
 use crate::scratch::Scratch;
 use crate::server::{self, Spec};
-use crate::work::{AROUND_FIO, Shape, Worked, fio_script};
+use crate::work::{AROUND_FIO, Shape, Worked, fio_file, fio_on_host, fio_script, host_time};
 use crate::workload::Rw;
 use perf::{CallGraph, Sampling};
 use record::Recorder;
@@ -156,15 +156,23 @@ impl Cell {
         }
     }
 
-    fn script(&self, device: &str) -> String {
+    /// fio's, on a file or device.
+    fn job(&self, file: &str, runtime: Duration) -> Vec<String> {
         let Shape { threads, depth } = self.shape;
         let engine = if depth > 1 { "libaio" } else { "psync" };
-        let (rw, bs, seconds) = (self.rw, self.bs, self.runtime.as_secs().max(1));
-        fio_script(&format!(
-            "--name=profile --filename={device} --rw={rw} --bs={bs} --iodepth={depth} \
-             --numjobs={threads} --thread --direct=1 --ioengine={engine} --norandommap --time_based \
-             --runtime={seconds} --group_reporting --output-format=json"
-        ))
+        let mut job = vec![
+            format!("--filename={file}"),
+            format!("--rw={}", self.rw),
+            format!("--bs={}", self.bs),
+            format!("--iodepth={depth}"),
+            format!("--numjobs={threads}"),
+            format!("--ioengine={engine}"),
+            format!("--runtime={}ms", runtime.as_millis()),
+        ];
+        let same = "--name=profile --thread --direct=1 --norandommap --time_based \
+                    --group_reporting --output-format=json";
+        job.extend(same.split(' ').map(str::to_owned));
+        job
     }
 }
 
@@ -193,16 +201,14 @@ impl Session for Cells {
             image: &image,
             ..cell.spec()
         };
-        let bed = GuestBed::boot(cell.machine(), &cell.disk, &spec, progress)?;
-        let files = dir.path().to_owned();
-        let mut bed = bed.with_dir(dir);
+        let mut bed = GuestBed::boot(cell.machine(), &cell.disk, &spec, progress)?;
         progress(&format!(
             "working in the guest for {} s",
             cell.runtime.as_secs()
         ));
-        let recorder = Recorder::start(&mut bed, &files, cell.sampling);
+        let recorder = Recorder::start(&mut bed, dir.path(), cell.sampling);
         let seen = bed.measure(&Job {
-            script: &cell.script(&bed.device),
+            script: &fio_script(&cell.job(&bed.device, cell.runtime).join(" ")),
             timeout: cell.runtime + AROUND_FIO,
             parse: &|text| Worked::of_fio(text, cell.shape),
         });
@@ -212,6 +218,11 @@ impl Session for Cells {
         recorder.tell(&mut bed, folder, &mut found)?;
         progress("powering the guest off");
         bed.end()?;
+        if !image.as_os_str().is_empty() {
+            progress("the same on the host");
+            let job = cell.job(&fio_file(&image), host_time(cell.runtime));
+            found.compare(fio_on_host(&job, cell.shape)?);
+        }
         Ok(found)
     }
 }

@@ -8,8 +8,7 @@ use fathom_run::evidence::Bare;
 use super::parameters::Engine;
 use crate::error::{Error, Result};
 use crate::experiment::Settings;
-use crate::host;
-use crate::work::{Shape, Worked, fio_script};
+use crate::work::{Shape, fio_file, fio_on_host, fio_script, host_time};
 use crate::workload::Rw;
 
 pub(super) struct Load {
@@ -72,13 +71,8 @@ impl Load {
     /// The job on the host, past the page cache in any case: for a part of the time, since nothing
     /// of it can be in a cache.
     pub fn on_host(&self, file: &Path) -> Result<Bare> {
-        let time = (self.runtime / 5).clamp(Duration::from_millis(500), Duration::from_secs(10));
-        // In fio's list of files a colon parts one from the next.
-        let file = file.to_string_lossy().replace(':', "\\:");
-        let job = self.job(&file, true, time);
-        let job: Vec<&str> = job.iter().map(String::as_str).collect();
-        let text = host::run("fio", &job)?;
-        Ok(Worked::of_fio(&text, self.shape())?.bare())
+        let job = self.job(&fio_file(file), true, host_time(self.runtime));
+        fio_on_host(&job, self.shape())
     }
 
     fn job(&self, file: &str, direct: bool, runtime: Duration) -> Vec<String> {
