@@ -383,7 +383,8 @@ fn a_seed_does_the_same_again() {
             (end, world.state().log.take().expect("it was put there"))
         };
         let ((end, first), (end_again, second)) = (log(), log());
-        assert!(first.events.len() > 50, "little was done");
+        // Of 200 requests some 50 to 300 change the image.
+        assert!(first.events.len() > 20, "little was done");
         for (event, again) in first.events.iter().zip(&second.events) {
             assert!(event == again, "{event:x?}, the next time {again:x?}");
         }

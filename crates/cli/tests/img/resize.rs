@@ -161,7 +161,9 @@ fn what_is_new_is_allocated_as_the_user_wants_it() {
             assert_eq!(all, mode != "off", "{options} {mode}: {report}");
             let taken = space(&pair.path(0)).saturating_sub(before);
             let takes = ["falloc", "full"].contains(&mode);
-            assert_eq!(taken >= 8 << 20, takes, "{options} {mode}: {taken}");
+            // The file system's own blocks of the file may become fewer.
+            let most = (8 << 20) - (64 << 10);
+            assert_eq!(taken >= most, takes, "{options} {mode}: {taken}");
         }
     }
 }
