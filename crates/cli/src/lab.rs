@@ -118,7 +118,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
                 runner.confirm();
             }
             if how.kvm_host {
-                runner.use_kvm_host();
+                runner.use_kvm_host()?;
             }
             if show.dry_run {
                 return dry_run(&runner, how);

@@ -45,7 +45,7 @@ impl GuestBed {
         spec: &Spec,
         progress: &mut dyn FnMut(&str),
     ) -> Result<GuestBed> {
-        let Served { disk, server } = kind.serve(spec)?;
+        let Served { disk, mut server } = kind.serve(spec)?;
         machine.disks.push(disk);
         if machine.huge_pages.is_none()
             && environment::is_stretched()
@@ -57,7 +57,13 @@ impl GuestBed {
             "booting a guest ({}), its disk served by {kind}",
             machine.accelerator().name()
         ));
-        let mut guest = Guest::boot(&machine)?;
+        // A server may listen and then find no image: it says more than QEMU does.
+        let mut guest = Guest::boot(&machine).map_err(|error| {
+            let ended = server
+                .as_mut()
+                .map(|server| server.process().expect_running());
+            ended.and_then(Result::err).unwrap_or(error)
+        })?;
         let device = guest.device(spec.name)?;
         Ok(GuestBed {
             guest,

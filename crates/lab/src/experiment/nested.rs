@@ -105,11 +105,13 @@ pub fn run_in(
             said.push(line.to_owned());
         }
     })?;
-    if host.output(&format!("test -d {FOLDER}"), SHORT)?.status == 0 {
-        host.fetch(FOLDER, folder, LIMIT)?;
-    }
+    let is_there = host.output(&format!("test -d {FOLDER}"), SHORT)?.status == 0;
+    let fetched = match is_there {
+        true => host.fetch(FOLDER, folder, LIMIT),
+        false => Ok(()),
+    };
     match status {
-        0 => take(folder),
+        0 => fetched.and_then(|()| take(folder)),
         status => Err(inner_error(status, &said)),
     }
 }

@@ -98,10 +98,19 @@ impl Runner {
     }
 
     /// Runs all cells in a KVM host that is emulated.
-    pub fn use_kvm_host(&mut self) {
-        if let Some(plan) = &mut self.run.experiment {
-            plan.kvm_host = true;
+    ///
+    /// # Errors
+    /// When some of them were run elsewhere: they would not compare.
+    pub fn use_kvm_host(&mut self) -> Result<()> {
+        let Some(plan) = &mut self.run.experiment else {
+            return Ok(());
+        };
+        if !plan.kvm_host && self.left.len() < plan.cells.len() {
+            let what = "its cells so far were run without --kvm-host, and so are the others";
+            return Err(Error::Protocol(what.into()));
         }
+        plan.kvm_host = true;
+        Ok(())
     }
 
     fn runs_in_kvm_host(&self) -> bool {
