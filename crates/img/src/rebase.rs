@@ -3,7 +3,8 @@
 use crate::chain::{Chain, OpenOptions};
 use crate::error::{Error, Moving, of, usage};
 use crate::job::{
-    Answer, Ask, Client, Job, Pages, Pool, Segment, Segments, State, compressed_at_once, is_zero,
+    Answer, Ask, Burst, Client, Job, Pages, Pool, Segment, Segments, State, compressed_at_once,
+    is_zero,
 };
 use crate::open::open_writable;
 use crate::progress::Progress;
@@ -170,6 +171,7 @@ fn copy(
         compress: unit.is_some(),
         pool: Pool::new(piece as usize, 2 + under_way),
         in_flight: 0,
+        burst: Burst::new(under_way.div_ceil(2)),
         failure: None,
     };
     let compared = run.run(image.segments(&job, 1)?, progress);
@@ -198,8 +200,10 @@ struct Run<'a> {
     piece: u64,
     compress: bool,
     pool: Pool,
-    /// Compressed writes: those that are under way together share blocks of the file.
+    /// Compressed writes.
     in_flight: usize,
+    /// Of these, some that the image has not been given yet.
+    burst: Burst,
     /// Of a write that nobody waits for.
     failure: Option<Error>,
 }
@@ -228,6 +232,7 @@ impl Run<'_> {
 
     /// Waits until nothing is under way any more.
     fn finish(&mut self) -> Result<(), Error> {
+        self.burst.release(self.image);
         while self.in_flight > 0 {
             let answer = self.job.wait();
             self.written(answer);
@@ -241,6 +246,7 @@ impl Run<'_> {
                 return Ok(pages);
             }
             // The others are being written.
+            self.burst.release(self.image);
             let answer = self.job.wait();
             self.written(answer);
         }
@@ -343,7 +349,7 @@ impl Run<'_> {
     fn write_later(&mut self, offset: u64, part: Range<usize>, old: Pages) -> Option<Pages> {
         let ask = self.ask_to_write(offset, part, old);
         self.in_flight += 1;
-        self.image.ask(ask);
+        self.burst.push(self.image, ask);
         None
     }
 

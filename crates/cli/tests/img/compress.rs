@@ -2,9 +2,10 @@
 
 use crate::place::{MIB, Place};
 use crate::qemu_img;
-use crate::support::stdout_of;
+use crate::support::{eventually, listens, stdout_of};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
 /// Bytes of a disk.
 const LEN: usize = 24 * MIB as usize;
@@ -93,6 +94,44 @@ fn compressed_images_are_about_as_small_as_those_of_qemu_img() {
             );
         }
     }
+}
+
+/// What comes cluster by cluster shares blocks as well: of a disk across a network, or at a rate.
+#[test]
+fn a_slow_source_makes_no_larger_image() {
+    let place = Place::new();
+    let (disk, mine, theirs) = (place.path("disk"), place.path("mine"), place.path("theirs"));
+    let (_, bytes, _) = disks().swap_remove(0);
+    fs::write(&disk, &bytes[..8 << 20]).unwrap();
+    let options = "compression_type=zlib,cluster_size=8k";
+    let args = ["convert", "-c", "-O", "qcow2", "-o", options];
+    qemu_img(&[&args[..], &[&disk, &theirs]].concat());
+    let most = 2 * allocated(&theirs) + (64 << 10);
+
+    let socket = place.path("s");
+    let uri = format!("nbd+unix:///?socket={socket}");
+    let mut nbdkit = Command::new("nbdkit")
+        .args([
+            "-f",
+            "-U",
+            &socket,
+            "-t4",
+            "--filter=delay",
+            "file",
+            &disk,
+            "rdelay=1ms",
+        ])
+        .spawn()
+        .expect("nbdkit is installed by `make setup`");
+    eventually("nbdkit listens", || listens(socket.as_ref()).then_some(()));
+    for (source, more) in [(&uri, &[][..]), (&disk, &["--rate=10M"])] {
+        stdout_of(&[&["img"], &args[..], more, &[source, &mine]].concat());
+        place.same("qcow2", &mine, &disk);
+        let mine = allocated(&mine);
+        assert!(mine <= most, "of {source}: {mine}, and at most {most}");
+    }
+    nbdkit.kill().unwrap();
+    nbdkit.wait().unwrap();
 }
 
 /// Chains whose old base has everything, and new base nothing.

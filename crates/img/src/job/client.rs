@@ -177,7 +177,12 @@ impl Client {
 
     /// Starts it; its answer comes to the job.
     pub fn ask(&self, ask: Ask) {
-        self.asked.push(ask);
+        self.ask_all([ask]);
+    }
+
+    /// Starts all of them at once.
+    pub fn ask_all(&self, asks: impl IntoIterator<Item = Ask>) {
+        self.asked.push(asks);
     }
 }
 
@@ -211,9 +216,9 @@ impl Asked {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, ask: Ask) {
+    fn push(&self, asks: impl IntoIterator<Item = Ask>) {
         let mut queue = self.queue();
-        queue.push_back(ask);
+        queue.extend(asks);
         // Whoever arms looks at the count afterwards.
         self.count.store(queue.len(), Ordering::SeqCst);
         drop(queue);

@@ -1,6 +1,6 @@
 //! Copying one disk to another.
 
-use super::{Answer, Ask, Client, Job, Pages, Pool, Segment, State, WriteBehind};
+use super::{Answer, Ask, Burst, Client, Job, Pages, Pool, Segment, State, WriteBehind};
 use crate::error::{Error, Moving};
 use crate::progress::Progress;
 use fathom_trace::Op;
@@ -56,6 +56,8 @@ struct Run<'b, 'p> {
     /// By tag.
     pieces: Vec<Option<Piece>>,
     in_flight: usize,
+    /// Of these, writes that are to be compressed.
+    burst: Burst,
     /// Bytes that were begun.
     begun: u64,
     started: Instant,
@@ -84,6 +86,8 @@ impl Copy<'_> {
             pool: Pool::new(options.piece as usize, options.depth),
             pieces: vec![None; options.depth],
             in_flight: 0,
+            // The other half is being read meanwhile.
+            burst: Burst::new(options.depth.div_ceil(2)),
             begun: 0,
             started: Instant::now(),
             failure: None,
@@ -135,6 +139,10 @@ impl Run<'_, '_> {
                     None => Ok(()),
                     Some(error) => Err(error.needing(|| self.begun - self.done + data_in(left))),
                 };
+            }
+            let is_last = is_done || self.failure.is_some();
+            if is_last && self.in_flight == self.burst.len() {
+                self.burst.release(self.copy.target);
             }
             if let Some(answer) = self.copy.job.wait_for(self.patience()) {
                 self.take(answer);
@@ -287,13 +295,17 @@ impl Run<'_, '_> {
                 true => return self.zero(at..at + len, Some(pages), tag),
                 false => {
                     self.in_flight += 1;
-                    self.copy.target.ask(Ask {
-                        compress: self.copy.options.compress,
+                    let (target, compress) = (self.copy.target, self.copy.options.compress);
+                    let ask = Ask {
+                        compress,
                         skip: piece.written as usize,
                         tag,
                         ..Ask::new(Op::Write, at + self.copy.options.shift, len, Some(pages))
-                    });
-                    return;
+                    };
+                    return match compress {
+                        true => self.burst.push(target, ask),
+                        false => target.ask(ask),
+                    };
                 }
             }
         }

@@ -3,6 +3,7 @@
 //! so that nobody else can use it meanwhile.
 
 mod behind;
+mod burst;
 mod client;
 mod copy;
 mod pages;
@@ -10,6 +11,7 @@ mod pool;
 mod segment;
 
 pub(crate) use behind::WriteBehind;
+pub(crate) use burst::Burst;
 pub use client::{Answer, Ask, Client, Job};
 pub(crate) use copy::is_zero;
 pub use copy::{Copy, CopyOptions};
