@@ -131,7 +131,7 @@ fn a_run_that_was_interrupted_is_reported_as_far_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     make_run(dir.path(), "disks", 3);
     let table = stdout_of(&["report", text(dir.path())]);
-    let told = "3 of 4 cells are there; fathom lab run --continue RUN runs the rest";
+    let told = "3 of 4 cells are there (fathom lab run --continue RUN goes on";
     assert!(table.contains(told), "{table}");
 }
 
