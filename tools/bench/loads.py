@@ -23,8 +23,8 @@ def bench(cpu: int, fathom: Path, seconds: float, *arguments) -> tuple[dict, Mea
 
 def fio(cpu: int, seconds: float, rw: str, bs: str, *arguments) -> Measures:
     out = run(["fio", "--name=bench", f"--rw={rw}", f"--bs={bs}", "--norandommap", "--time_based",
-               f"--runtime={round(seconds * 1000)}ms", "--thread", "--output-format=json", *arguments],
-              seconds + PATIENCE, cpu)
+               f"--runtime={round(seconds * 1000)}ms", "--thread", "--output-format=json",
+               *arguments], seconds + PATIENCE, cpu)
     job = json.loads(out[out.index("{"):])["jobs"][0]
     side = job["read" if "read" in rw else "write"]
     percentile = side["clat_ns"]["percentile"]

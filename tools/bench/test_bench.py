@@ -106,8 +106,9 @@ class RunDirectory(unittest.TestCase):
         run, text = self.read("run.json"), DOCS.read_text(encoding="utf-8")
         self.assertEqual((run["version"], run["title"]), (2, "name: about"))
         plan = run["experiment"]
-        # The others are those of `fathom lab run --confirm`.
-        self.assertEqual(set(plan) | {"confirm", "kvm_host", "trials"}, self.documented("field of `experiment`"))
+        # The others are those of `fathom lab run --confirm` and `--kvm-host`.
+        self.assertEqual(set(plan) | {"confirm", "kvm_host", "trials"},
+                         self.documented("field of `experiment`"))
         self.assertEqual(plan["parameters"],
                          {"case": ["z", "b"], "who": [FATHOM, QSD], "runtime": ["1s"]})
         for planned, cell in zip(plan["cells"], done):

@@ -157,13 +157,8 @@ fn requests(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
 
 /// What limits a run of which more is known than where its requests spend their time.
 fn print_limiters(sources: &[Source]) -> anyhow::Result<()> {
-    let [
-        Source {
-            experiment: Some(dir),
-            ..
-        },
-    ] = sources
-    else {
+    let [one] = sources else { return Ok(()) };
+    let Some(dir) = &one.experiment else {
         return Ok(());
     };
     let text = cells::terminal::limiters(&cells::Table::load(dir)?, style());

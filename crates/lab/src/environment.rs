@@ -5,6 +5,8 @@ use std::path::Path;
 
 use fathom_run::{Environment, Machine};
 
+use crate::host::{self, Accelerator};
+
 const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
 /// What a run says of where it happens: this machine and this program.
@@ -14,6 +16,16 @@ pub fn here(trace_clock: &str) -> Environment {
         fathom: env!("CARGO_PKG_VERSION").into(),
         stretched: is_stretched(),
         ..Environment::default()
+    }
+}
+
+/// The same, with what would run its guests.
+pub fn with_guests() -> Environment {
+    let version = host::qemu_version().ok();
+    Environment {
+        accelerator: Accelerator::detect().name().into(),
+        qemu: version.map(|(major, minor)| format!("{major}.{minor}")),
+        ..here("")
     }
 }
 

@@ -53,7 +53,7 @@ fn kvm_counts_the_exits_of_ide_and_of_virtio() {
             .unwrap_or_else(|| panic!("no {name}: {cell:?}"))
             .value
     };
-    // A read by IDE writes some ten registers, each of which QEMU emulates; virtio has one doorbell.
+    // A read by IDE writes many registers, each of which QEMU emulates; virtio has one doorbell.
     let (virtio, ide) = (measure("virtio-blk", "exits"), measure("ide", "exits"));
     assert!(virtio >= 1.0 && ide > 2.0 * virtio, "{virtio} and {ide}");
     // What goes on goes on there.

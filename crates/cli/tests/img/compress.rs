@@ -113,6 +113,7 @@ fn a_slow_source_makes_no_larger_image() {
     let mut nbdkit = Command::new("nbdkit")
         .args([
             "-f",
+            "--exit-with-parent",
             "-U",
             &socket,
             "-t4",

@@ -11,7 +11,7 @@ use super::{Qemu, TscOffset, guest_offset, tsc_offset};
 use crate::environment;
 use crate::error::{Context, Error, Result};
 use crate::tracers::ftrace::Mode;
-use crate::tracers::host::{self, Start};
+use crate::tracers::on_host::{self, Start};
 use crate::tracers::scene::Scene;
 use crate::tracers::{self, Collector, Tracefs, io_calls, kvm, symbols, syscalls};
 
@@ -56,7 +56,7 @@ pub fn record(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Run> {
     }
     let mut problems = std::mem::take(&mut qemu.problems);
     let mut rounds = Vec::new();
-    for (name, which) in [(LAYERS, host::LAYERS), (SYSCALLS, host::CALLS)] {
+    for (name, which) in [(LAYERS, on_host::LAYERS), (SYSCALLS, on_host::CALLS)] {
         say(&format!("{name}: {} s", options.window.as_secs_f32()));
         let mut window = Window::new(&qemu, chosen, name);
         window.watch(&tracefs, which);
@@ -126,7 +126,7 @@ impl<'a> Window<'a> {
             control: found.control.as_deref(),
             accelerator: &self.qemu.accelerator,
         };
-        self.collectors = host::start(which, &scene, &mut self.problems);
+        self.collectors = on_host::start(which, &scene, &mut self.problems);
     }
 
     /// None when nothing watches.

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::runner::environment;
 use super::{Context, Experiment, Need, Session, Settings, Yield};
 use crate::bed::KvmHost;
+use crate::environment;
 use crate::error::{Context as _, Error, Result, Tail};
 use crate::host;
 
@@ -129,7 +129,9 @@ pub fn run_here(
 ) -> Result<()> {
     fs::create_dir_all(folder).context(|| format!("cannot create {}", folder.display()))?;
     let mut yielded = experiment.begin(context).cell(settings, folder, progress)?;
-    yielded.environment.get_or_insert_with(environment);
+    yielded
+        .environment
+        .get_or_insert_with(environment::with_guests);
     let path = folder.join(YIELD);
     fs::write(&path, json!(yielded).to_string())
         .context(|| format!("cannot write {}", path.display()))

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use fathom_run as run;
 use fathom_units::{Utc, short_duration};
-use run::{Cell, Environment, Planned, Run, RunKind, now};
+use run::{Cell, Planned, Run, RunKind, now};
 
 use super::nested::Nested;
 use super::{Context, Experiment, Need, Order, Session, Settings, confirm, find};
 use crate::environment;
 use crate::error::{Context as _, Error, Result};
-use crate::host::{self, Accelerator};
+use crate::host::Accelerator;
 use crate::scratch;
 
 /// A run that can be begun, or gone on with.
@@ -102,10 +102,11 @@ impl Runner {
     /// # Errors
     /// When some of them were run elsewhere: they would not compare.
     pub fn use_kvm_host(&mut self) -> Result<()> {
+        let is_there = self.runs_in_kvm_host();
         let Some(plan) = &mut self.run.experiment else {
             return Ok(());
         };
-        if !plan.kvm_host && self.left.len() < plan.cells.len() {
+        if !is_there && self.left.len() < plan.cells.len() {
             let what = "its cells so far were run without --kvm-host, and so are the others";
             return Err(Error::Protocol(what.into()));
         }
@@ -137,10 +138,10 @@ impl Runner {
         })
     }
 
-    /// What the cells need, each once.
-    fn needs(&self) -> Result<Vec<Need>> {
+    /// What these cells need, each once.
+    fn needs(&self, cells: &[Planned]) -> Result<Vec<Need>> {
         let mut needs = Vec::new();
-        for planned in &self.left {
+        for planned in cells {
             for need in self.experiment.needs(&Settings(planned.settings.clone()))? {
                 if !needs.contains(&need) {
                     needs.push(need);
@@ -157,7 +158,7 @@ impl Runner {
     pub fn check_needs(&self) -> Result<()> {
         let in_kvm_host = self.runs_in_kvm_host();
         let mut missing: Vec<Error> = Vec::new();
-        for need in self.needs()? {
+        for need in self.needs(&self.left)? {
             if in_kvm_host && need.is_of_machine() {
                 continue; // the KVM host has it
             }
@@ -228,10 +229,13 @@ impl Runner {
     }
 
     fn begin(&self, context: &Context) -> Result<Box<dyn Session>> {
-        Ok(match self.runs_in_kvm_host() {
-            true => Box::new(Nested::new(self.experiment, context, self.needs()?)),
-            false => self.experiment.begin(context),
-        })
+        if !self.runs_in_kvm_host() {
+            return Ok(self.experiment.begin(context));
+        }
+        // Cells that were run already may still be tried.
+        let cells = self.plan().map_or(&[][..], |plan| &plan.cells);
+        let needs = self.needs(cells)?;
+        Ok(Box::new(Nested::new(self.experiment, context, needs)))
     }
 
     /// Of cells that were run already, the trials that are missing.
@@ -409,18 +413,8 @@ fn new_run(experiment: &dyn Experiment, plan: run::Experiment) -> Run {
     let title = format!("{}: {}", experiment.name(), experiment.about());
     Run {
         experiment: Some(plan),
-        environment: environment(),
+        environment: environment::with_guests(),
         ..Run::new(RunKind::Experiment, title)
-    }
-}
-
-/// What a run says of this machine.
-pub(super) fn environment() -> Environment {
-    let version = host::qemu_version().ok();
-    Environment {
-        accelerator: Accelerator::detect().name().into(),
-        qemu: version.map(|(major, minor)| format!("{major}.{minor}")),
-        ..environment::here("")
     }
 }
 

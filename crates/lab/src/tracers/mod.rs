@@ -2,7 +2,7 @@
 //!
 //! All are used alike: [`Collector`]s are started one by one, run during the window, are halted
 //! together, and then write what they have ([`stop_all`]). Which of them follow a disk's requests on
-//! a host is one list ([`host`]). Those over the kernel's tracing are
+//! a host is one list ([`on_host`]). Those over the kernel's tracing are
 //! built on [`ftrace::Recorder`], each with an instance of its own.
 
 pub mod block;
@@ -12,9 +12,9 @@ pub mod fathom;
 pub mod ftrace;
 pub mod futex;
 pub mod guest;
-pub mod host;
 pub mod io_calls;
 pub mod kvm;
+pub mod on_host;
 pub mod qemu;
 pub mod scene;
 pub mod symbols;

@@ -16,7 +16,7 @@ use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::host::Accelerator;
 use crate::tracers::ftrace::Mode;
-use crate::tracers::host::{self, Start};
+use crate::tracers::on_host::{self, Start};
 use crate::tracers::qemu::{self, collector};
 use crate::tracers::scene::Scene;
 use crate::tracers::{self, Collected, Collector, Tracefs, io_calls, kvm, symbols, syscalls};
@@ -292,8 +292,8 @@ impl<'a> Window<'a> {
     fn open(&mut self) -> Result<()> {
         match self.watch {
             Watch::Nothing | Watch::Qemu | Watch::QemuLocks => {}
-            Watch::Requests => self.start(host::LAYERS)?,
-            Watch::Syscalls => self.start(host::CALLS)?,
+            Watch::Requests => self.start(on_host::LAYERS)?,
+            Watch::Syscalls => self.start(on_host::CALLS)?,
         }
         self.look_at_clocks();
         Ok(())
@@ -312,7 +312,7 @@ impl<'a> Window<'a> {
             control: self.control.as_deref(),
             accelerator: Accelerator::Kvm.name(),
         };
-        let collectors = host::start(which, &scene, &mut self.problems);
+        let collectors = on_host::start(which, &scene, &mut self.problems);
         // A round that nothing watches would be taken for a control.
         if collectors.is_empty() {
             return Err(Error::Protocol(self.problems.join("; ")));
