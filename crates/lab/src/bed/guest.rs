@@ -47,11 +47,12 @@ impl GuestBed {
     ) -> Result<GuestBed> {
         let Served { disk, mut server } = kind.serve(spec)?;
         machine.disks.push(disk);
-        if machine.huge_pages.is_none()
+        if machine.huge_pages != Some(false)
             && environment::is_stretched()
             && machine.accelerator() == Accelerator::Kvm
         {
-            machine.huge_pages = Some(huge_pages::reserve(machine.memory_mib));
+            let are_there = huge_pages::reserve(machine.memory_mib);
+            machine.huge_pages.get_or_insert(are_there);
         }
         progress(&format!(
             "booting a guest ({}), its disk served by {kind}",
