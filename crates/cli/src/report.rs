@@ -139,8 +139,13 @@ fn requests(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
         .iter()
         .map(|source| Ok((source.name.clone(), analyse(&source.dir, &options)?)))
         .collect::<anyhow::Result<Vec<(String, Analysis)>>>()?;
+    let judged = judged(sources)?;
     if let Some(path) = &args.html {
-        write(path, render::html::render(&runs).as_bytes())?;
+        let page = match &judged {
+            Some(table) => cells::html::breakdown(&runs, table),
+            None => render::html::render(&runs),
+        };
+        write(path, page.as_bytes())?;
     }
     if let (Some(path), [(_, run)]) = (&args.csv, runs.as_slice()) {
         write_csv(path, run)?;
@@ -149,23 +154,22 @@ fn requests(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
         print(&render::json::render(&analyses(&runs)))
     } else if args.csv.is_none() && args.html.is_none() {
         print_text(&runs)?;
-        print_limiters(sources)
+        let limiters = judged.map(|table| cells::terminal::limiters(&table, style()));
+        match limiters.filter(|text| !text.trim().is_empty()) {
+            Some(text) => print(&format!("\n{text}")),
+            None => Ok(()),
+        }
     } else {
         Ok(())
     }
 }
 
-/// What limits a run of which more is known than where its requests spend their time.
-fn print_limiters(sources: &[Source]) -> anyhow::Result<()> {
-    let [one] = sources else { return Ok(()) };
-    let Some(dir) = &one.experiment else {
-        return Ok(());
-    };
-    let text = cells::terminal::limiters(&cells::Table::load(dir)?, style());
-    match text.trim().is_empty() {
-        true => Ok(()),
-        false => print(&format!("\n{text}")),
-    }
+/// The experiment of the only run, where there is more to say of it than where its requests spend
+/// their time.
+fn judged(sources: &[Source]) -> anyhow::Result<Option<cells::Table>> {
+    let [one] = sources else { return Ok(None) };
+    let table = one.experiment.as_deref().map(cells::Table::load);
+    Ok(table.transpose()?)
 }
 
 fn write_perfetto(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {

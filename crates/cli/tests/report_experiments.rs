@@ -5,6 +5,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
+use fathom_run::evidence::{Evidence, Load, Throttling};
 use fathom_run::{
     Better, Cell, Environment, Experiment, Measure, Planned, Run, RunKind, Unit, VERSION,
 };
@@ -225,6 +226,28 @@ fn the_breakdown_of_an_only_cell_is_the_report() {
     let output = run(&["report", text(&path), "--perfetto", text(&trace)]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!said.contains("table of cells"), "{said}");
+    // What limits it is told below, wherever its evidence is there.
+    let page = dir.path().join("page.html");
+    let show = || {
+        stdout_of(&["report", text(&path), "--html", text(&page)]);
+        [
+            stdout_of(&["report", text(&path)]),
+            fs::read_to_string(&page).unwrap(),
+        ]
+    };
+    assert!(
+        !show()
+            .iter()
+            .any(|text| text.contains("Suspected limiters"))
+    );
+    throttled(&run_of.experiment.as_ref().unwrap().cells[0])
+        .save(&path)
+        .unwrap();
+    for text in show() {
+        assert!(text.contains("Suspected limiters"), "{text}");
+        assert!(text.contains("CPU cap"), "{text}");
+        assert!(text.contains("a breakdown within"), "{text}");
+    }
     // A breakdown beside another; and by the name of its run.
     let both = stdout_of(&["report", text(&path), text(&cell("1"))]);
     assert!(
@@ -239,6 +262,30 @@ fn the_breakdown_of_an_only_cell_is_the_report() {
     let table = stdout_of(&["report", text(&path)]);
     assert!(!table.contains("a breakdown within"), "{table}");
     assert!(table.contains("symbolic link"), "{table}");
+}
+
+/// A cell whose control group is its limit.
+fn throttled(planned: &Planned) -> Cell {
+    let evidence = Evidence {
+        seconds: 1.0,
+        load: Load {
+            requests: 1000,
+            bytes: 4_096_000,
+            ..Load::default()
+        },
+        cgroup: Some(Throttling {
+            group: "/small".into(),
+            periods: 10,
+            throttled: 9,
+            seconds: 0.9,
+        }),
+        ..Evidence::default()
+    };
+    Cell {
+        planned: planned.clone(),
+        evidence: Some(evidence),
+        ..Cell::default()
+    }
 }
 
 /// The fio words of a load that takes no time.

@@ -12,8 +12,8 @@ use fathom_report::analysis::Layer;
 use fathom_report::cells::{self, Comparison, Table};
 use fathom_report::render::json;
 use fathom_run::evidence::{
-    Crossings, DeviceTime, Evidence, Held, LockWait, Pressure, Processors, ThreadRole, ThreadTime,
-    Throttling,
+    Crossings, DeviceTime, Evidence, Held, Instructions, LockWait, Pressure, Processors,
+    ThreadRole, ThreadTime, Throttling,
 };
 use fathom_run::{
     Better, BlockDevice, Cell, Clocks, Disk, Expects, Extent, GuestOffset, Kind, Machine, Pair,
@@ -147,6 +147,7 @@ fn every_field_of_a_cell_is_documented() {
             seconds: 0.0,
         }],
         crossings: Some(Crossings::default()),
+        instructions: Some(Instructions::default()),
         ..evidence
     });
     assert_has_keys(&text, &serde_json::to_value(cell).unwrap());

@@ -39,6 +39,8 @@ pub struct Evidence {
     pub locks: Vec<LockWait>,
     /// Crossings between guest and host.
     pub crossings: Option<Crossings>,
+    /// What the CPUs carried out, where they count it.
+    pub instructions: Option<Instructions>,
 }
 
 /// The load and what it saw.
@@ -199,6 +201,16 @@ pub struct Crossings {
     pub exits: Option<u64>,
     /// System calls of the server.
     pub calls: Option<u64>,
+}
+
+/// Instructions in the window, of user space and kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Instructions {
+    /// The guest's own, on its virtual CPUs; `None` for an emulated guest.
+    pub guest: Option<u64>,
+    /// Of who serves the disk.
+    pub server: Option<u64>,
 }
 
 impl Evidence {

@@ -3,19 +3,18 @@
 //! time only, and the rest is taken to be like that.
 
 use std::fs;
-use std::io;
 use std::time::Instant;
 
+use perf_event::Builder;
 use perf_event::events::Tracepoint;
-use perf_event::{Builder, Counter};
+
+use super::counters::Counters;
 
 /// Of so many samples of a window, one begins a part that is counted until the next: the middle one,
 /// since at a window's begin the load is still on its way.
 const EVERY: usize = 5;
 /// A window of fewer parts need not be like them.
 const FEWEST: usize = 2;
-/// Threads that are counted at once: each takes a file descriptor.
-const MAX_THREADS: usize = 256;
 
 const IDS: [&str; 2] = [
     "/sys/kernel/tracing/events/raw_syscalls/sys_enter/id",
@@ -37,7 +36,7 @@ pub struct Calls {
 /// A part of the window in which calls are counted.
 struct Part {
     since: Instant,
-    counters: Vec<Counter>,
+    counters: Counters,
 }
 
 impl Calls {
@@ -60,8 +59,8 @@ impl Calls {
         if self.samples % EVERY == EVERY / 2
             && let Some(event) = self.event
         {
-            match Part::begin(event, threads.take(MAX_THREADS)) {
-                Ok(part) => self.part = part,
+            match Counters::begin(&mut builder(event), threads) {
+                Ok(counters) => self.part = counters.map(Part::begin),
                 Err(_) => self.event = None,
             }
         }
@@ -80,7 +79,7 @@ impl Calls {
             return;
         };
         let seconds = part.since.elapsed().as_secs_f64();
-        if let Ok(counted) = part.counted() {
+        if let Ok(counted) = part.counters.counted() {
             self.parts += 1;
             self.counted += counted;
             self.seconds += seconds;
@@ -89,30 +88,19 @@ impl Calls {
 }
 
 impl Part {
-    /// `None`: there are no threads.
-    fn begin(event: Tracepoint, threads: impl Iterator<Item = u32>) -> io::Result<Option<Part>> {
-        let mut counters = Vec::new();
-        for thread in threads {
-            let mut counter = Builder::new(event);
-            // (Of those that it makes meanwhile, too. The event itself is the kernel's.)
-            counter.observe_pid(thread as i32).inherit(true);
-            match counter.include_kernel().enabled(true).build() {
-                Ok(counter) => counters.push(counter),
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let part = Part {
+    fn begin(counters: Counters) -> Part {
+        Part {
             since: Instant::now(),
             counters,
-        };
-        Ok((!part.counters.is_empty()).then_some(part))
+        }
     }
+}
 
-    fn counted(&mut self) -> io::Result<u64> {
-        let counts = self.counters.iter_mut().map(Counter::read);
-        counts.sum()
-    }
+/// The event itself is the kernel's.
+fn builder(event: Tracepoint) -> Builder<'static> {
+    let mut builder = Builder::new(event);
+    builder.include_kernel();
+    builder
 }
 
 #[cfg(test)]
@@ -138,7 +126,7 @@ mod tests {
             let made = || made.load(Ordering::SeqCst);
             let event = Calls::new().event;
             let before = made();
-            let part = event.map(|event| Part::begin(event, threads.into_iter()));
+            let part = event.map(|event| Counters::begin(&mut builder(event), threads.into_iter()));
             let begun = made();
             while made() < begun + 1000 {
                 std::thread::sleep(Duration::from_millis(1));

@@ -19,7 +19,7 @@ pub fn measures(evidence: &Evidence) -> Vec<Measure> {
     let mut measures = Vec::new();
     guest(evidence, &mut measures);
     host(evidence, &mut measures);
-    crossings(evidence, &mut measures);
+    counts(evidence, &mut measures);
     if let Some(device) = &evidence.device {
         let mut tell = |name: &str, unit, value| {
             measures.push(Measure::new(name, unit, value, Better::Neither));
@@ -81,15 +81,21 @@ fn host(evidence: &Evidence, measures: &mut Vec<Measure>) {
     ));
 }
 
-fn crossings(evidence: &Evidence, measures: &mut Vec<Measure>) {
-    let (Some(seen), requests @ 1..) = (&evidence.crossings, evidence.load.requests) else {
+/// What was counted, of a request.
+fn counts(evidence: &Evidence, measures: &mut Vec<Measure>) {
+    let requests = evidence.load.requests;
+    if requests == 0 {
         return;
-    };
+    }
+    let seen = evidence.crossings.unwrap_or_default();
+    let instructions = evidence.instructions.unwrap_or_default();
     let told = [
         ("kicks", seen.kicks),
         ("interrupts", seen.interrupts),
         ("exits", seen.exits),
         ("calls", seen.calls),
+        ("instructions.guest", instructions.guest),
+        ("instructions.server", instructions.server),
     ];
     measures.extend(told.into_iter().filter_map(|(name, count)| {
         let each = count? as f64 / requests as f64;
@@ -100,7 +106,7 @@ fn crossings(evidence: &Evidence, measures: &mut Vec<Measure>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fathom_run::evidence::{Crossings, DeviceTime, Load, Processors, ThreadTime};
+    use fathom_run::evidence::{Crossings, DeviceTime, Instructions, Load, Processors, ThreadTime};
 
     fn value(measures: &[Measure], name: &str) -> f64 {
         let found = measures.iter().find(|measure| measure.name == name);
@@ -147,6 +153,10 @@ mod tests {
                 interrupts: Some(500),
                 ..Crossings::default()
             }),
+            instructions: Some(Instructions {
+                guest: None,
+                server: Some(4_000_000),
+            }),
             ..Evidence::default()
         };
         let measures = measures(&evidence);
@@ -164,11 +174,14 @@ mod tests {
             ("device.busy", 70.0),
             ("device.latency", 1400.0),
             ("interrupts", 0.5),
+            ("instructions.server", 4000.0),
         ] {
             let found = value(&measures, name);
             assert!((found - wanted).abs() < 1e-9, "{name}: {found}");
         }
-        let is_unseen = |measure: &Measure| ["cpu.load", "exits"].contains(&&*measure.name);
+        let is_unseen = |measure: &Measure| {
+            ["cpu.load", "exits", "instructions.guest"].contains(&&*measure.name)
+        };
         assert!(!measures.iter().any(is_unseen));
     }
 

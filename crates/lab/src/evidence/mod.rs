@@ -7,10 +7,12 @@
 
 mod calls;
 mod cgroup;
+mod counters;
 mod device;
 mod exits;
 pub mod guest;
 mod history;
+mod instructions;
 mod interrupts;
 mod kernel;
 mod kicks;

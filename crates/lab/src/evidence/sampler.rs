@@ -10,6 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::calls::Calls;
 use super::history::{History, Point};
+use super::instructions;
 use super::kernel::{self, Kernel};
 use super::processors::{self, Cpu};
 use super::threads::Threads;
@@ -42,6 +43,7 @@ struct Window {
     /// QEMU's process, if there is one.
     vmm: Option<u32>,
     calls: Calls,
+    instructions: instructions::Count,
     begin: Snapshot,
     history: History,
 }
@@ -109,6 +111,7 @@ impl Window {
             &threads,
             begin.at,
         );
+        let instructions = instructions::Count::begin(&threads);
         Window {
             threads,
             kernel,
@@ -116,6 +119,7 @@ impl Window {
             device: watch.device,
             vmm,
             calls: Calls::new(),
+            instructions,
             history: History::new(watch.step.max(SHORTEST), zero),
             begin,
         }
@@ -143,6 +147,7 @@ impl Window {
     }
 
     fn end(mut self) -> (Evidence, Vec<Series>) {
+        let instructions = self.instructions.end();
         self.threads.look();
         let end = Snapshot::take(&self.groups, self.device.as_deref(), self.vmm);
         let (begin, kernel) = (&self.begin, kernel::look());
@@ -169,6 +174,7 @@ impl Window {
             cgroup: cgroup::between(&self.groups, &begin.groups, &end.groups),
             pressure: pressure.map(|(begin, end)| pressure::between(begin, end, seconds)),
             device,
+            instructions,
             crossings: (crossings != Crossings::default()).then_some(crossings),
             ..Evidence::default()
         };

@@ -111,6 +111,13 @@ impl Threads {
             .map(|one| one.thread.tid)
     }
 
+    /// The guest's virtual CPUs.
+    pub fn vcpus(&self) -> impl Iterator<Item = u32> {
+        let all = self.seen.values();
+        all.filter(|one| one.role == ThreadRole::Vcpu)
+            .map(|one| one.thread.tid)
+    }
+
     /// Of all I/O threads and workers, since the window's begin: seconds on a CPU. `None`: there
     /// are none.
     pub fn workers(&self) -> Option<f64> {

@@ -109,6 +109,7 @@ prop_compose! {
             layers: layers.into_iter().map(layer).collect(),
             locks: locks.into_iter().map(lock).collect(),
             crossings: None,
+            instructions: None,
         }
     }
 }

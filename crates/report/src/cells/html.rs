@@ -15,10 +15,11 @@ use super::effects;
 use super::profile::html as profile;
 use super::table::Table;
 use super::words;
+use crate::analysis::Analysis;
 use crate::render::facts;
 use crate::render::html::header::{problems, warning};
 use crate::render::html::markup::Html;
-use crate::render::html::start;
+use crate::render::html::{self as breakdown, start};
 use crate::render::text::date;
 
 const STYLES: &[&str] = &[include_str!("page.css")];
@@ -34,6 +35,12 @@ pub fn render(table: &Table) -> String {
     body.raw("</header>\n");
     sections(&mut body, "", table);
     finish(&table.title, body)
+}
+
+/// The page of an experiment's only cell, whose requests are followed through layers: with what
+/// limits it.
+pub fn breakdown(cell: &[(String, Analysis)], table: &Table) -> String {
+    breakdown::render_and(cell, |html| show_limiters(html, "", table))
 }
 
 /// The page of two runs: their points side by side, then each run.

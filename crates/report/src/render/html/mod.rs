@@ -48,11 +48,17 @@ const SCRIPTS: &[&str] = &[
 /// The same runs give the same bytes. Text of a run (names, titles, problems) is shown as text
 /// whatever it holds.
 pub fn render(runs: &[(String, Analysis)]) -> String {
+    render_and(runs, |_| ())
+}
+
+/// The page with what another part of the report has to say below it.
+pub(crate) fn render_and(runs: &[(String, Analysis)], more: impl FnOnce(&mut Html)) -> String {
     let mut body = Html::default();
     match runs {
         [(_, run)] => one(&mut body, run),
         several => many(&mut body, several),
     }
+    more(&mut body);
     let title = match runs {
         [(_, run)] => run.title.clone(),
         several => format!("{} runs compared", several.len()),
