@@ -1,17 +1,16 @@
 //! Disk and workers, from options.
 
 use crate::confined::AllowedDirs;
-use crate::cow;
 use crate::daemon::Error;
 use crate::filters::DiskFilters;
 use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
-use crate::magic;
 use crate::options::{CpuList, DiskOptions, DiskSpec};
+use crate::{cow, magic};
 use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
 use fathom_filters::Filters;
-use fathom_formats::image::{ImageDisk, ImageOptions};
-use fathom_formats::img::Format;
+use fathom_formats::Format;
+use fathom_formats::served::{ImageDisk, ImageOptions};
 use fathom_storage::{ByteDisk, Cache, FileDisk, FileOptions, MemoryDisk, NbdDisk, NullDisk, nbd};
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;

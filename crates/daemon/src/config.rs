@@ -177,7 +177,7 @@ struct Disk {
     #[serde(default)]
     export_description: String,
     #[serde(default, deserialize_with = "format")]
-    format: Option<fathom_formats::img::Format>,
+    format: Option<fathom_formats::Format>,
     #[serde(default, deserialize_with = "size")]
     offset: Option<u64>,
     #[serde(default, deserialize_with = "size")]
@@ -323,9 +323,7 @@ fn group<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     string(from, |text| parse_group(text).map(Some))
 }
 
-fn format<'de, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Option<fathom_formats::img::Format>, D::Error> {
+fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<fathom_formats::Format>, D::Error> {
     string(from, |text| parse_format(text).map(Some))
 }
 
@@ -352,7 +350,7 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fathom_formats::img::Format;
+    use fathom_formats::Format;
     use fathom_storage::{Cache, EngineKind};
 
     const ONE: &str = "[[disk]]\nname = 'a'\nimage = 'null:1G'\nvhost-user = '/run/a'\n";

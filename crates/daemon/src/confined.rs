@@ -8,7 +8,7 @@
 //! data file of an image that is written to is one that the user names.
 
 use fathom_core::DiskError;
-use fathom_formats::img::{file_name_of, resolve};
+use fathom_formats::{file_name_of, resolve};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;

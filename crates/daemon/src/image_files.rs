@@ -3,7 +3,7 @@
 use crate::confined::{AllowedDirs, data_file, no_data_file};
 use fathom_core::{Disk, DiskError};
 use fathom_formats::ImageFile;
-use fathom_formats::image::{EndGuard, ImageDisk, ImageOptions, Opener, Storage};
+use fathom_formats::served::{EndGuard, ImageDisk, ImageOptions, Opener, Storage};
 use fathom_storage::{FileDisk, FileOptions};
 use std::fs::File;
 use std::io;

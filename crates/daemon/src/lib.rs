@@ -33,7 +33,7 @@ pub use fathom_core::Polling;
 pub use fathom_exports::Access;
 pub use fathom_exports::nbd::{Address, TlsMode};
 pub use fathom_filters::{About, FILTERS, Spec, find as find_filter};
-pub use fathom_formats::img::Format;
+pub use fathom_formats::Format;
 pub use fathom_storage::{Cache, EngineKind};
 pub use fathom_trace::Summary;
 pub use fathom_trace::ring;

@@ -1,6 +1,6 @@
 //! What is said of image formats by name.
 
-use fathom_formats::img::Format;
+use fathom_formats::Format;
 
 /// Why an image with this magic is not served without a `--format`.
 pub fn refusal(format: &str) -> String {

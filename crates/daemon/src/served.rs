@@ -13,7 +13,7 @@ use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser};
 use fathom_filters::Filters;
-use fathom_formats::img::Format;
+use fathom_formats::Format;
 use fathom_trace::{Clock, Op, Stage, Summary};
 use fathom_units::Size;
 use serde_json::{Value, json};

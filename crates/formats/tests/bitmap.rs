@@ -3,14 +3,13 @@
 
 mod support;
 
-use fathom_formats::img::Format;
-use fathom_formats::img::bitmap::{Bitmaps, Bits, Broken, Change, copy, list};
-use fathom_formats::img::check::{Options, check};
-use fathom_formats::img::info::Info;
+use fathom_formats::offline::bitmap::{Bitmaps, Bits, Broken, Change, copy, list};
+use fathom_formats::offline::check::{Options, check};
+use fathom_formats::offline::info::Info;
 use fathom_formats::qcow2::Header;
 use fathom_formats::qcow2::bitmap::{Bitmap, FLAG_AUTO};
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{ImageFile, Result};
+use fathom_formats::{Format, ImageFile, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use support::steps::{LIMIT, Random, cuts, problem};
@@ -299,7 +298,7 @@ fn bitmaps_that_cannot_be_believed_are_forgotten() {
     assert_eq!(found.get(&b"a"[..]), Some(&expected));
     // Only space is lost, which a check finds.
     let options = Options {
-        repair: fathom_formats::img::check::Repair::Leaks,
+        repair: fathom_formats::offline::check::Repair::Leaks,
         ..Options::default()
     };
     check(&file, Format::Qcow2, &options, &mut |_| {}).unwrap();

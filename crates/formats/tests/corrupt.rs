@@ -3,8 +3,8 @@
 
 mod support;
 
-use fathom_formats::img::Format;
-use fathom_formats::img::check::Repair;
+use fathom_formats::Format;
+use fathom_formats::offline::check::Repair;
 use fathom_formats::qcow2::{Geometry, Header};
 use std::path::Path;
 use support::*;

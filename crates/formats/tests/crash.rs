@@ -3,12 +3,12 @@
 
 mod support;
 
-use fathom_formats::img::check::{Options, Repair, check};
-use fathom_formats::img::create::{self, create};
-use fathom_formats::img::{Format, Image};
+use fathom_formats::offline::Image;
+use fathom_formats::offline::check::{Options, Repair, check};
+use fathom_formats::offline::create::{self, create};
 use fathom_formats::qcow2::{Header, refcount};
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{ImageFile, Result};
+use fathom_formats::{Format, ImageFile, Result};
 use support::steps::{LIMIT, Random, Recorder, cut, disk};
 use support::*;
 

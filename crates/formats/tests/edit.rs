@@ -3,14 +3,14 @@
 
 mod support;
 
-use fathom_formats::img::backing::{NewBacking, make_empty, set_backing};
-use fathom_formats::img::create::Preallocation;
-use fathom_formats::img::edit::Editor;
-use fathom_formats::img::resize::{Resize, resize};
-use fathom_formats::img::{Format, Image, bitmap, snapshot};
+use fathom_formats::offline::backing::{NewBacking, make_empty, set_backing};
+use fathom_formats::offline::create::Preallocation;
+use fathom_formats::offline::edit::Editor;
+use fathom_formats::offline::resize::{Resize, resize};
+use fathom_formats::offline::{Image, bitmap, snapshot};
 use fathom_formats::qcow2::Header;
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{ImageFile, Result};
+use fathom_formats::{Format, ImageFile, Result};
 use support::steps::{LIMIT, Random, Recorder, cut, cuts, disk, problem};
 use support::*;
 

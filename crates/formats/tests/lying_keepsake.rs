@@ -7,7 +7,7 @@ mod sim;
 mod support;
 
 use fathom_core::{Disk, Op};
-use fathom_formats::img::check::{Options, check};
+use fathom_formats::offline::check::{Options, check};
 use sim::case::{Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, Made, QED, SMALL, SNAPSHOT};
 use sim::cut::check_image;
 use sim::pages::Pages;

@@ -2,8 +2,8 @@
 
 mod support;
 
-use fathom_formats::img::Format;
-use fathom_formats::img::check::Repair;
+use fathom_formats::Format;
+use fathom_formats::offline::check::Repair;
 use serde_json::Value;
 use std::path::Path;
 use support::*;
@@ -165,9 +165,9 @@ fn backing_files_are_described_alike() {
         compare(dir, image, format, "with a backing file and data");
     }
     qemu_io(dir, "c", "qcow2", &["read -P 0 3M 3M", "read -P 1 2M 1M"]);
-    let size = fathom_formats::img::create::backing_size(
+    let size = fathom_formats::offline::create::backing_size(
         &dir.join("c"),
-        &fathom_formats::img::create::Backing {
+        &fathom_formats::offline::create::Backing {
             name: "sub/b".into(),
             format: Some(Format::Qed),
         },

@@ -2,14 +2,15 @@
 
 use crate::error::{Error, io_error, of, usage};
 use crate::open::{identity, open_writable};
-use fathom_formats::img::bitmap::{Bitmaps, Bits, Change, list};
-use fathom_formats::img::info::Info;
-use fathom_formats::img::{Format, Image, open_read_only};
+use fathom_formats::Format;
+use fathom_formats::offline::bitmap::{Bitmaps, Bits, Change, list};
+use fathom_formats::offline::info::Info;
+use fathom_formats::offline::{Image, open_read_only};
 use fathom_storage::lock_image;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-pub use fathom_formats::img::bitmap::Listed;
+pub use fathom_formats::offline::bitmap::Listed;
 
 /// What is done to a bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,9 @@
 use crate::error::{Error, io_error, of};
 use crate::open::open_writable;
 use crate::source::{connect, export};
-use fathom_formats::img::check as checks;
-use fathom_formats::img::{Format, open_read_only};
+use fathom_formats::Format;
+use fathom_formats::offline::check as checks;
+use fathom_formats::offline::open_read_only;
 use fathom_storage::lock_image;
 use std::path::Path;
 

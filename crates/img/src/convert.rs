@@ -10,11 +10,12 @@ use crate::source::{Opened, Source, nbd_uri};
 use crate::stream;
 use crate::target::{Target, parent};
 use fathom_core::Disk;
-use fathom_formats::img::bitmap::copy;
-use fathom_formats::img::{Format, open_read_only, resolve};
+use fathom_formats::offline::bitmap::copy;
+use fathom_formats::offline::open_read_only;
+use fathom_formats::{Format, resolve};
 use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri, lock_image};
 
-pub use fathom_formats::img::bitmap::Broken;
+pub use fathom_formats::offline::bitmap::Broken;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

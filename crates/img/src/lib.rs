@@ -1,6 +1,6 @@
 //! The image tool: what `fathom img` does. One module a command; each opens and locks the images
 //! that it works on, as QEMU locks them, and leaves the work on structures to
-//! [`fathom_formats::img`].
+//! [`fathom_formats::offline`].
 
 mod below;
 mod bitmap;
@@ -32,7 +32,8 @@ pub use compare::{CompareOptions, Comparison, compare};
 pub use convert::{Broken, ConvertOptions, convert};
 pub use create::{Backing, CreateOptions, create};
 pub use error::Error;
-pub use fathom_formats::img::{Format, SnapshotName, shown};
+pub use fathom_formats::offline::SnapshotName;
+pub use fathom_formats::{Format, shown};
 pub use info::{Info, InfoOptions, info};
 pub use map::{MapExtent, MapOptions, map};
 pub use measure::{Measure, measure, measure_empty};

@@ -4,11 +4,12 @@ use crate::chain::OpenOptions;
 use crate::error::Error;
 use crate::job::Job;
 use crate::source::Source;
-use fathom_formats::img::{Format, SnapshotName};
+use fathom_formats::Format;
+use fathom_formats::offline::SnapshotName;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-pub use fathom_formats::image::MapExtent;
+pub use fathom_formats::served::MapExtent;
 
 /// What to map.
 #[derive(Clone, Debug, Default)]

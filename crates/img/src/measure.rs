@@ -4,9 +4,9 @@ use crate::create::CreateOptions;
 use crate::error::{Error, io_error, of};
 use crate::map::{MapOptions, with_extents};
 use crate::source::nbd_uri;
-use fathom_formats::img::info::Info;
-use fathom_formats::img::measure as measures;
-use fathom_formats::img::{Image, open_read_only};
+use fathom_formats::offline::info::Info;
+use fathom_formats::offline::measure as measures;
+use fathom_formats::offline::{Image, open_read_only};
 use std::path::Path;
 
 pub use measures::Measure;

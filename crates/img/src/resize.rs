@@ -4,15 +4,15 @@ use crate::below::Backing;
 use crate::error::{Error, of, usage};
 use crate::open::{missing, open_writable};
 use fathom_daemon::{data_file, no_data_file};
-use fathom_formats::ImageFile;
-use fathom_formats::img::edit::room_for_tables;
-use fathom_formats::img::resize::{Below, Resize, resize as work};
-use fathom_formats::img::{Format, Image};
+use fathom_formats::offline::Image;
+use fathom_formats::offline::edit::room_for_tables;
+use fathom_formats::offline::resize::{Below, Resize, resize as work};
+use fathom_formats::{Format, ImageFile};
 use fathom_storage::lock_image;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-pub use fathom_formats::img::create::Preallocation;
+pub use fathom_formats::offline::create::Preallocation;
 
 /// A size, or how much it changes; in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,15 +2,15 @@
 
 use crate::error::{Error, io_error, of, usage};
 use crate::open::{missing, open_writable};
-use fathom_formats::ImageFile;
-use fathom_formats::img::edit::room_for_tables;
-use fathom_formats::img::{Format, Image, open_read_only, snapshot as work};
+use fathom_formats::offline::edit::room_for_tables;
+use fathom_formats::offline::{Image, open_read_only, snapshot as work};
+use fathom_formats::{Format, ImageFile};
 use fathom_storage::lock_image;
 use std::fs::File;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use fathom_formats::img::info::SnapshotList;
+pub use fathom_formats::offline::info::SnapshotList;
 
 /// What is done to an image's snapshots, by a name or (of one that is there) an ID.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,15 +6,15 @@
 
 use super::MemoryFile;
 use super::served::serve;
-use crate::img::check::{Options, Repair, check};
-use crate::img::create::{self, Preallocation, create};
-use crate::img::resize::{Resize, resize};
-use crate::img::snapshot;
-use crate::img::{Format, Image};
+use crate::offline::Image;
+use crate::offline::check::{Options, Repair, check};
+use crate::offline::create::{self, Preallocation, create};
+use crate::offline::resize::{Resize, resize};
+use crate::offline::snapshot;
 use crate::qcow2::{
     CompressionType, Geometry, Header, L2Entry, bitmap::Bitmap, decompress, snapshot::Snapshot,
 };
-use crate::{ImageFile, qed};
+use crate::{Format, ImageFile, qed};
 use flate2::{Compress, Compression, FlushCompress};
 
 /// Bytes of the largest file. (The header of an image of 2 MiB clusters takes

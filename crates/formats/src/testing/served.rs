@@ -1,8 +1,8 @@
 //! Serving an image that lies.
 
 use super::{MemoryFile, MemoryStorage};
-use crate::image::{ImageDisk, ImageOptions, Opener, Storage};
-use crate::img::Format;
+use crate::Format;
+use crate::served::{ImageDisk, ImageOptions, Opener, Storage};
 use fathom_core::testing::PollEngine;
 use fathom_core::{Channel, Cx, Disk, DiskError, Op, Owner, RequestId, Stamps};
 use libc::iovec;

@@ -2,7 +2,7 @@
 
 use super::MemoryFile;
 use crate::ImageFile;
-use crate::image::Storage;
+use crate::served::Storage;
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, Request, RequestId, Stage, Status,
 };

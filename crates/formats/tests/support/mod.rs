@@ -3,10 +3,10 @@
 
 pub mod steps;
 
-use fathom_formats::img::check::{Options, Repair, Report, check};
-use fathom_formats::img::info::Info;
-use fathom_formats::img::{Format, create};
-use fathom_formats::{Error, ImageFile};
+use fathom_formats::offline::check::{Options, Repair, Report, check};
+use fathom_formats::offline::create;
+use fathom_formats::offline::info::Info;
+use fathom_formats::{Error, Format, ImageFile};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};

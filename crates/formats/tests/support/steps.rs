@@ -1,10 +1,9 @@
 //! A file that remembers what was done to it, and what a power cut leaves of that.
 
-use fathom_formats::img::Format;
-use fathom_formats::img::check::{Options, check};
+use fathom_formats::offline::check::{Options, check};
 use fathom_formats::qcow2::{Cluster, Header, L1Entry, L2Entry};
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{ImageFile, Result};
+use fathom_formats::{Format, ImageFile, Result};
 use std::io;
 use std::sync::Mutex;
 

@@ -9,7 +9,7 @@ use super::rng::Rng;
 use super::run::{Run, Start};
 use super::world::{Change, Event, Log, SECTOR, World, apply};
 use fathom_core::Disk;
-use fathom_formats::img::check::{Options, check};
+use fathom_formats::offline::check::{Options, check};
 use std::sync::Arc;
 
 /// What becomes of changes that are not flushed.

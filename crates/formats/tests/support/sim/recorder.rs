@@ -3,7 +3,7 @@
 use super::world::World;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, RequestId, Stage};
 use fathom_formats::ImageFile;
-use fathom_formats::image::{Opener, Storage};
+use fathom_formats::served::{Opener, Storage};
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};

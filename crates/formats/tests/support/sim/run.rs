@@ -7,7 +7,7 @@ use super::worker::{Ask, DEPTH, Flight, Worker};
 use super::world::{World, trace};
 use fathom_core::extents::extents;
 use fathom_core::{Disk, DiskError, Op};
-use fathom_formats::image::{ImageDisk, ImageOptions};
+use fathom_formats::served::{ImageDisk, ImageOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -1,0 +1,101 @@
+//! What `fathom img rebase` and `fathom img commit` change of an image's structures: which backing
+//! file it has, and that it has nothing of its own.
+
+use super::Image;
+use super::edit::{Editor, Mapping};
+use crate::qcow2::Extension;
+use crate::{Error, Format, ImageFile, Result, qed};
+
+/// A backing file, as it is to be written in an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewBacking<'a> {
+    pub name: &'a [u8],
+    pub format: Format,
+}
+
+/// Gives the image in `file` another backing file, or none. One sector that is written last
+/// switches to it: a power cut leaves the old name or the new one.
+pub fn set_backing(
+    file: &dyn ImageFile,
+    format: Format,
+    backing: Option<NewBacking<'_>>,
+) -> Result<()> {
+    let too_long = backing.is_some_and(|b| b.name.len() > qed::MAX_BACKING_NAME as usize);
+    if too_long {
+        return Err(Error::usage(
+            "the backing file's name has more than 1023 bytes",
+        ));
+    }
+    match format {
+        Format::Raw => Err(Error::usage("raw images have no backing file")),
+        Format::Qcow2 => set_qcow2(file, backing),
+        Format::Qed => set_qed(file, backing),
+    }
+}
+
+fn set_qcow2(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> {
+    let mut editor = Editor::open(file)?;
+    let header = editor.header_mut();
+    header.backing_file = backing.map(|b| b.name.to_vec());
+    let other = |e: &Extension| !matches!(e, Extension::BackingFormat(_));
+    header.extensions.retain(other);
+    if let Some(backing) = backing {
+        let name = backing.format.name().as_bytes().to_vec();
+        header.extensions.insert(0, Extension::BackingFormat(name));
+    }
+    editor.commit()
+}
+
+fn set_qed(file: &dyn ImageFile, backing: Option<NewBacking<'_>>) -> Result<()> {
+    let Image::Qed(mut header, _) = Image::read(file, Format::Qed)? else {
+        unreachable!("it was asked for QED");
+    };
+    let failed = |source| Error::Io {
+        what: "its header cannot be written",
+        source,
+    };
+    let old = header.backing_range();
+    header.features &= !(qed::FEATURE_BACKING_FILE | qed::FEATURE_BACKING_FORMAT_NO_PROBE);
+    (header.backing_offset, header.backing_len) = (0, 0);
+    if let Some(backing) = backing {
+        let at = free_place(&header, old, backing.name.len())?;
+        file.write_at(backing.name, at).map_err(failed)?;
+        file.sync().map_err(failed)?;
+        header.features |= qed::FEATURE_BACKING_FILE;
+        if backing.format == Format::Raw {
+            header.features |= qed::FEATURE_BACKING_FORMAT_NO_PROBE;
+        }
+        header.backing_offset = at as u32;
+        header.backing_len = backing.name.len() as u32;
+    }
+    file.write_at(&header.encode(), 0).map_err(failed)?;
+    file.sync().map_err(failed)
+}
+
+/// A place for a name in the header's clusters, of 4 KiB at least, where the old name is not.
+fn free_place(header: &qed::Header, old: Option<(u64, usize)>, len: usize) -> Result<u64> {
+    let is_free = |at: &u64| {
+        let end = at + len as u64;
+        let apart = old.is_none_or(|(start, len)| end <= start || start + len as u64 <= *at);
+        apart && end <= header.header_bytes()
+    };
+    let places = [512, 512 + 1024, 512 + 2048];
+    let place = places.into_iter().find(is_free);
+    place.ok_or_else(|| Error::unsupported("its header has no room for another name"))
+}
+
+/// Forgets all data of the image in `file`, which then reads as its backing file does. A power cut
+/// leaves it as it was, or empty. False: the format knows no way back.
+pub fn make_empty(file: &dyn ImageFile, format: Format) -> Result<bool> {
+    if format != Format::Qcow2 {
+        return Ok(false);
+    }
+    let mut editor = Editor::open(file)?;
+    let mut mapping = Mapping::active(&editor)?;
+    let entries = mapping.l1_entries();
+    mapping.cut(&mut editor, 0)?;
+    mapping.grow(entries);
+    mapping.store_active(&mut editor)?;
+    editor.commit()?;
+    Ok(true)
+}

@@ -1,0 +1,51 @@
+//! Bitmaps that go with a disk into another image.
+
+use super::{Bitmaps, Bits, Change, check_usable, printable};
+use crate::offline::Image;
+use crate::offline::info::read_bitmaps;
+use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
+use crate::{Error, Format, ImageFile, Result};
+
+/// What is done about bitmaps that miss writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// Nothing is copied at all.
+    Refuse,
+    /// They are left out.
+    Skip,
+}
+
+/// Copies all bitmaps of one qcow2 image into another, in one change: names, granularities, flags
+/// and contents. The target has none of those names, and a disk of the same size. Returns the names
+/// of those that were left out. Neither image is in use.
+pub fn copy(from: &dyn ImageFile, to: &dyn ImageFile, broken: Broken) -> Result<Vec<String>> {
+    let Image::Qcow2(header) = Image::read(from, Format::Qcow2)? else {
+        return Err(Error::invalid("not a qcow2 image"));
+    };
+    let mut skipped = Vec::new();
+    let (mut bitmaps, mut is_changed) = (Bitmaps::open(to)?, false);
+    for bitmap in read_bitmaps(from, &header)? {
+        let name = printable(&bitmap.name);
+        if bitmap.flags & FLAG_IN_USE != 0 && broken == Broken::Skip {
+            skipped.push(name);
+            continue;
+        }
+        check_usable(&bitmap)?;
+        let Ok(own) = std::str::from_utf8(&bitmap.name) else {
+            return Err(Error::unsupported(format!(
+                "the name of bitmap '{name}' is not UTF-8"
+            )));
+        };
+        let bits = Bits::read(from, &header, &bitmap)?;
+        bitmaps.change(own, Change::Add(Some(bitmap.granularity())))?;
+        bitmaps.change(own, Change::MergeFrom(&bits))?;
+        if bitmap.flags & FLAG_AUTO == 0 {
+            bitmaps.change(own, Change::Disable)?;
+        }
+        is_changed = true;
+    }
+    if is_changed {
+        bitmaps.commit()?;
+    }
+    Ok(skipped)
+}

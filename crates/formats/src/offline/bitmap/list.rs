@@ -1,0 +1,64 @@
+//! The bitmaps that there are.
+
+use super::Bits;
+use crate::offline::Image;
+use crate::offline::info::{flag_names, read_bitmaps};
+use crate::qcow2::bitmap::Bitmap;
+use crate::{Error, Format, ImageFile, Result};
+use serde_json::{Value, json};
+
+/// A bitmap of an image.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its entry in the directory.
+    pub bitmap: Bitmap,
+    /// Bytes of the disk that are dirty, where that is known.
+    pub dirty: Option<u64>,
+}
+
+/// All bitmaps of a qcow2 image that can be believed.
+pub fn list(file: &dyn ImageFile) -> Result<Vec<Listed>> {
+    let Image::Qcow2(header) = Image::read(file, Format::Qcow2)? else {
+        return Err(Error::invalid("not a qcow2 image"));
+    };
+    let bitmaps = read_bitmaps(file, &header)?.into_iter();
+    let listed = bitmaps.map(|bitmap| {
+        let dirty = match super::check_usable(&bitmap) {
+            Ok(()) => Some(Bits::read(file, &header, &bitmap)?.count()?),
+            Err(_) => None,
+        };
+        Ok(Listed { bitmap, dirty })
+    });
+    listed.collect()
+}
+
+impl Listed {
+    /// Its name, for people.
+    pub fn name(&self) -> String {
+        super::printable(&self.bitmap.name)
+    }
+
+    /// Whether it is to know of what is written, and can.
+    pub fn records(&self) -> bool {
+        super::records(&self.bitmap)
+    }
+
+    /// `in-use` and `auto`, as `qemu-img info` has them.
+    pub fn flags(&self) -> Vec<&'static str> {
+        flag_names(&self.bitmap)
+    }
+
+    /// The fields that `qemu-img info --output=json` has of a bitmap, by its names, and `count`, as
+    /// QEMU names the bytes that are dirty.
+    pub fn to_json(&self) -> Value {
+        let mut value = json!({
+            "name": String::from_utf8_lossy(&self.bitmap.name),
+            "granularity": self.bitmap.granularity(),
+            "flags": self.flags(),
+        });
+        if let Some(dirty) = self.dirty {
+            value["count"] = dirty.into();
+        }
+        value
+    }
+}

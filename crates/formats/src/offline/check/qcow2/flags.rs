@@ -1,0 +1,111 @@
+//! The copied flags, which say that a refcount is exactly one.
+
+use super::Pass;
+use crate::Result;
+use crate::offline::check::Repair;
+use crate::qcow2::{L1Entry, L2Entry};
+
+impl Pass<'_, '_> {
+    /// Checks all flags below the active L1 table against the refcounts.
+    pub(super) fn check_flags(&mut self) -> Result<()> {
+        let clean = self.report.corruptions + self.report.leaks + self.report.check_errors == 0;
+        let repair = match self.repair {
+            Repair::All => true,
+            Repair::Leaks => clean,
+            Repair::Nothing => false,
+        };
+        let (offset, entries) = (self.header.l1_offset, self.header.l1_entries);
+        let bytes = u64::from(entries) * L1Entry::SIZE;
+        let bounds = self.bounds();
+        self.for_each_word(offset, bytes, |pass, at, word| {
+            let entry = L1Entry(word);
+            let Some((table, _)) = bounds.inspect_l1(entry).refers_to else {
+                return Ok(());
+            };
+            let single = pass.single.get(table >> pass.g.cluster_bits);
+            if single == entry.copied() {
+                return Ok(());
+            }
+            let text = format!("copied flag of L1 entry {word:#x}");
+            pass.flag(&text, repair);
+            if repair {
+                let entry = entry.with_copied(single);
+                pass.write(&entry.0.to_be_bytes(), at)?;
+            }
+            Ok(())
+        })?;
+        let active = self.tables.iter().filter(|(_, uses)| uses.active > 0);
+        let active: Vec<_> = active.map(|(at, uses)| (*at, uses.total)).collect();
+        let mut moved = Vec::new();
+        for (table, uses) in active {
+            let Some(right) = self.check_l2_flags(table, repair)? else {
+                continue;
+            };
+            if self.is_alone(table, self.g.cluster_size(), uses) {
+                self.write(&right, table)?;
+            } else {
+                moved.push((table, self.append(&right)?));
+            }
+        }
+        self.switch_l2_tables(&moved)
+    }
+
+    /// Puts a table at the end of the file. Its refcount is the next pass's
+    /// business.
+    fn append(&mut self, table: &[u8]) -> Result<u64> {
+        let at = self.file_len.next_multiple_of(self.g.cluster_size());
+        self.write(table, at)?;
+        self.file_len = at + self.g.cluster_size();
+        Ok(at)
+    }
+
+    /// Tables that something else is, too, were not written to: the active L1
+    /// table refers to their copies from now on. Sorted by the old places.
+    fn switch_l2_tables(&mut self, moved: &[(u64, u64)]) -> Result<()> {
+        if moved.is_empty() {
+            return Ok(());
+        }
+        self.sync()?;
+        let bytes = u64::from(self.header.l1_entries) * L1Entry::SIZE;
+        self.for_each_word(self.header.l1_offset, bytes, |pass, at, word| {
+            let table = L1Entry(word).raw_offset();
+            let Ok(found) = moved.binary_search_by_key(&table, |(old, _)| *old) else {
+                return Ok(());
+            };
+            let entry = L1Entry::new(moved[found].1, true);
+            pass.write(&entry.0.to_be_bytes(), at)
+        })
+    }
+
+    fn flag(&mut self, text: &str, repair: bool) {
+        if repair {
+            self.repairing(text);
+        } else {
+            self.corruption(text);
+        }
+    }
+
+    /// The table with all flags right, if they are not and are to be.
+    fn check_l2_flags(&mut self, offset: u64, repair: bool) -> Result<Option<Vec<u8>>> {
+        let mut table = vec![0; self.g.cluster_size() as usize];
+        self.read(&mut table, offset)?;
+        let size = self.g.l2_entry_size() as usize;
+        let mut changed = false;
+        for at in (0..table.len()).step_by(size) {
+            let entry = L2Entry::parse(&table, at, &self.g);
+            let host = entry.raw_offset();
+            let allocated = host != 0 || self.g.data_file && entry.copied();
+            if entry.is_compressed() || !allocated {
+                continue;
+            }
+            let single = self.g.data_file || self.single.get(host >> self.g.cluster_bits);
+            if single != entry.copied() {
+                let text = format!("copied flag of L2 entry {:#x}", entry.descriptor);
+                self.flag(&text, repair);
+                entry.with_copied(single).encode(&mut table, at, &self.g);
+                changed = true;
+            }
+        }
+        Ok((changed && repair).then_some(table))
+    }
+}

@@ -1,0 +1,85 @@
+//! `fathom img create`: new images, with the options of `qemu-img create`.
+
+mod options;
+mod qcow2;
+mod qed;
+mod raw;
+
+pub use options::{Backing, Options, Preallocation, Qcow2Options};
+pub use qcow2::fully_allocated;
+
+use super::{Image, open_read_only};
+use crate::{Error, Format, ImageFile, Result, resolve};
+use std::path::Path;
+
+/// Makes an image of a disk of `size` bytes (rounded up to whole sectors) in
+/// `file`, whose contents are lost, with its guest data in `data_file` if
+/// that is among the options. The header comes last, after a flush: what a
+/// crash leaves behind is no image.
+pub fn create(
+    file: &dyn ImageFile,
+    data_file: Option<&dyn ImageFile>,
+    options: &Options,
+    size: u64,
+) -> Result<()> {
+    let size = size
+        .checked_next_multiple_of(512)
+        .filter(|size| *size <= i64::MAX as u64)
+        .ok_or_else(|| Error::usage("the size is too large"))?;
+    options.validate()?;
+    match options.format {
+        Format::Raw => raw::create(file, options.preallocation, size),
+        Format::Qcow2 => qcow2::create(file, data_file, options, size),
+        Format::Qed => qed::create(file, options, size),
+    }
+}
+
+/// The size of the disk in the backing file, which must be there and of the
+/// format that the options say: the size of an image that is given none.
+/// `image` is the new image's path, from whose directory names are seen.
+pub fn backing_size(image: &Path, backing: &Backing) -> Result<u64> {
+    let path = resolve(image, backing.name.as_bytes())?;
+    let told = |error: Error| {
+        let path = path.display();
+        Error::Usage(format!("backing file {path}: {error}"))
+    };
+    let file = open_read_only(&path)
+        .map_err(Error::io("cannot be opened"))
+        .map_err(told)?;
+    let Some(format) = backing.format else {
+        let seems = Format::probe(&file).map_err(told)?;
+        return Err(told(Error::usage(format!(
+            "its format is needed, too: -F {seems} (it seems to be {seems})"
+        ))));
+    };
+    let read = Image::read(&file, format).map_err(told)?;
+    Ok(read.size())
+}
+
+/// Zeroes, for writing.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Makes `len` bytes from `offset` on take space as the user wishes; they
+/// read as zeroes already.
+pub(super) fn preallocate(
+    file: &dyn ImageFile,
+    how: Preallocation,
+    offset: u64,
+    len: u64,
+) -> Result<()> {
+    let no_space = Error::io("cannot allocate its space");
+    match how {
+        Preallocation::Off | Preallocation::Metadata => Ok(()),
+        Preallocation::Falloc => file.allocate(offset, len).map_err(no_space),
+        Preallocation::Full => {
+            let mut at = offset;
+            while at < offset + len {
+                let piece = (offset + len - at).min(ZEROES.len() as u64);
+                let written = file.write_at(&ZEROES[..piece as usize], at);
+                written.map_err(Error::io("cannot allocate its space"))?;
+                at += piece;
+            }
+            Ok(())
+        }
+    }
+}

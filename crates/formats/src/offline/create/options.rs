@@ -1,0 +1,357 @@
+//! Options as `qemu-img create -o` has them.
+
+use crate::qcow2::CompressionType;
+use crate::{Error, Format, Result};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What is allocated in advance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preallocation {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Tables; the data is a hole.
+    Metadata,
+    /// Space, by fallocate(2).
+    Falloc,
+    /// Space, by writing zeroes.
+    Full,
+}
+
+impl Preallocation {
+    fn name(self) -> &'static str {
+        match self {
+            Preallocation::Off => "off",
+            Preallocation::Metadata => "metadata",
+            Preallocation::Falloc => "falloc",
+            Preallocation::Full => "full",
+        }
+    }
+}
+
+/// The backing file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// As it is to be written in the image.
+    pub name: String,
+    /// Without it, whoever opens the image must guess, which is refused here.
+    pub format: Option<Format>,
+}
+
+/// Options that only qcow2 has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Qcow2Options {
+    /// 2 or 3: `compat=0.10` or `1.1`.
+    pub version: u32,
+    /// Width of a refcount.
+    pub refcount_bits: u64,
+    /// Refcounts are written late.
+    pub lazy_refcounts: bool,
+    /// Subclusters.
+    pub extended_l2: bool,
+    /// Of compressed clusters.
+    pub compression: CompressionType,
+    /// The name of the external data file, as it is to be written in the image.
+    pub data_file: Option<String>,
+    /// It is to be a raw image by itself.
+    pub data_file_raw: bool,
+}
+
+/// What a new image is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Its format.
+    pub format: Format,
+    /// Its size, if it is among the options.
+    pub size: Option<u64>,
+    /// Bytes of a cluster.
+    pub cluster_size: u64,
+    /// QED only: clusters of a table.
+    pub table_size: u64,
+    /// Below it.
+    pub backing: Option<Backing>,
+    /// What is allocated.
+    pub preallocation: Preallocation,
+    /// qcow2 only.
+    pub qcow2: Qcow2Options,
+    /// Words that were given, as they were: they are shown even where they are defaults.
+    given: BTreeMap<&'static str, String>,
+}
+
+impl Options {
+    /// The defaults, which are QEMU's.
+    pub fn new(format: Format) -> Options {
+        Options {
+            format,
+            size: None,
+            cluster_size: 64 << 10,
+            table_size: crate::qed::DEFAULT_TABLE_SIZE.into(),
+            backing: None,
+            preallocation: Preallocation::Off,
+            qcow2: Qcow2Options {
+                version: 3,
+                refcount_bits: 16,
+                lazy_refcounts: false,
+                extended_l2: false,
+                compression: CompressionType::Deflate,
+                data_file: None,
+                data_file_raw: false,
+            },
+            given: BTreeMap::new(),
+        }
+    }
+
+    /// The names of a format's options.
+    pub fn names(format: Format) -> &'static [&'static str] {
+        match format {
+            Format::Raw => &["preallocation", "size"],
+            Format::Qed => &[
+                "backing_file",
+                "backing_fmt",
+                "cluster_size",
+                "size",
+                "table_size",
+            ],
+            Format::Qcow2 => &[
+                "backing_file",
+                "backing_fmt",
+                "cluster_size",
+                "compat",
+                "compression_type",
+                "data_file",
+                "data_file_raw",
+                "extended_l2",
+                "lazy_refcounts",
+                "preallocation",
+                "refcount_bits",
+                "size",
+            ],
+        }
+    }
+
+    /// Takes one option, as in `-o name=value`. Sizes are read by `parse_size`.
+    pub fn set(
+        &mut self,
+        name: &str,
+        value: &str,
+        parse_size: fn(&str) -> std::result::Result<u64, String>,
+    ) -> Result<()> {
+        let names = Options::names(self.format);
+        let Some(known) = names.iter().find(|known| **known == name) else {
+            let (format, names) = (self.format, names.join(", "));
+            return Err(Error::usage(format!(
+                "{format} has no option '{name}'; it has {names}"
+            )));
+        };
+        let size = || parse_size(value).map_err(|e| Error::usage(format!("{name}: {e}")));
+        let qcow2 = &mut self.qcow2;
+        match name {
+            "size" => self.size = Some(size()?),
+            "cluster_size" => self.cluster_size = size()?,
+            "table_size" => self.table_size = size()?,
+            "refcount_bits" => qcow2.refcount_bits = size()?,
+            "backing_file" => {
+                let format = self.backing.take().and_then(|b| b.format);
+                let name = value.to_owned();
+                self.backing = Some(Backing { name, format });
+            }
+            "backing_fmt" => {
+                let name = self.backing.take().map_or_else(String::new, |b| b.name);
+                let format = Some(Format::from_name(value)?);
+                self.backing = Some(Backing { name, format });
+            }
+            "compat" => {
+                qcow2.version = choose(
+                    name,
+                    value,
+                    &[("0.10", 2), ("v2", 2), ("1.1", 3), ("v3", 3)],
+                )?;
+            }
+            "compression_type" => {
+                let (zlib, zstd) = (CompressionType::Deflate, CompressionType::Zstd);
+                qcow2.compression = choose(name, value, &[("zlib", zlib), ("zstd", zstd)])?;
+            }
+            "data_file" => qcow2.data_file = Some(value.to_owned()),
+            "data_file_raw" => qcow2.data_file_raw = on_or_off(name, value)?,
+            "extended_l2" => qcow2.extended_l2 = on_or_off(name, value)?,
+            "lazy_refcounts" => qcow2.lazy_refcounts = on_or_off(name, value)?,
+            _ => {
+                use Preallocation::{Falloc, Full, Metadata, Off};
+                let all = [Off, Metadata, Falloc, Full].map(|p| (p.name(), p));
+                self.preallocation = choose(name, value, &all)?;
+            }
+        }
+        self.given.insert(known, value.to_owned());
+        Ok(())
+    }
+
+    /// Checks what does not depend on the size.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |problem: &str| Err(Error::usage(problem));
+        if let Some(backing) = &self.backing {
+            let len = backing.name.len();
+            if len == 0 {
+                return refuse("backing_fmt needs backing_file");
+            }
+            if len > 1023 || backing.name.contains('\0') {
+                return refuse("the backing file's name is invalid or longer than 1023 bytes");
+            }
+        }
+        match self.format {
+            Format::Raw if self.preallocation == Preallocation::Metadata => {
+                refuse("preallocation=metadata is for qcow2; raw has no metadata")
+            }
+            Format::Raw => Ok(()),
+            Format::Qed => self.validate_qed(),
+            Format::Qcow2 => self.validate_qcow2(),
+        }
+    }
+
+    fn validate_qed(&self) -> Result<()> {
+        let (cluster, table) = (self.cluster_size, self.table_size);
+        if !cluster.is_power_of_two() || !(4 << 10..=64 << 20).contains(&cluster) {
+            return Err(Error::usage(
+                "cluster_size must be a power of two of 4k to 64M",
+            ));
+        }
+        if !table.is_power_of_two() || table > 16 {
+            return Err(Error::usage("table_size must be 1, 2, 4, 8 or 16 clusters"));
+        }
+        Ok(())
+    }
+
+    fn validate_qcow2(&self) -> Result<()> {
+        let (cluster, q) = (self.cluster_size, &self.qcow2);
+        let refuse = |problem: &str| Err(Error::usage(problem));
+        if !cluster.is_power_of_two() || !(512..=2 << 20).contains(&cluster) {
+            return refuse("cluster_size must be a power of two of 512 to 2M");
+        }
+        if !q.refcount_bits.is_power_of_two() || q.refcount_bits > 64 {
+            return refuse("refcount_bits must be a power of two of 1 to 64");
+        }
+        if q.extended_l2 && cluster < 16 << 10 {
+            return refuse("extended_l2=on needs a cluster_size of 16k at least");
+        }
+        let needs_v3 = [
+            (q.refcount_bits != 16, "refcount_bits other than 16"),
+            (q.lazy_refcounts, "lazy_refcounts=on"),
+            (q.extended_l2, "extended_l2=on"),
+            (
+                q.compression != CompressionType::Deflate,
+                "compression_type other than zlib",
+            ),
+            (q.data_file.is_some(), "data_file"),
+        ];
+        if let Some((_, what)) = needs_v3.iter().find(|(wanted, _)| *wanted && q.version < 3) {
+            return Err(Error::usage(format!("{what} needs compat=1.1")));
+        }
+        if q.data_file_raw && q.data_file.is_none() {
+            return refuse("data_file_raw=on needs data_file");
+        }
+        if q.data_file_raw && self.backing.is_some() {
+            return refuse("data_file_raw=on and a backing file exclude each other");
+        }
+        if q.data_file
+            .as_deref()
+            .is_some_and(|n| n.is_empty() || n.contains('\0'))
+        {
+            return refuse("the data file's name is invalid");
+        }
+        let preallocates = self.preallocation != Preallocation::Off;
+        if preallocates && self.backing.is_some() && !q.extended_l2 {
+            return refuse("preallocation with a backing file needs extended_l2=on");
+        }
+        Ok(())
+    }
+}
+
+fn choose<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T> {
+    let chosen = choices.iter().find(|(text, _)| *text == value);
+    chosen.map(|(_, choice)| *choice).ok_or_else(|| {
+        let all: Vec<_> = choices.iter().map(|(text, _)| *text).collect();
+        let all = all.join(", ");
+        Error::usage(format!("{name}: '{value}' is none of {all}"))
+    })
+}
+
+fn on_or_off(name: &str, value: &str) -> Result<bool> {
+    let words = [
+        ("on", true),
+        ("off", false),
+        ("true", true),
+        ("false", false),
+    ];
+    let words = [&words[..], &[("yes", true), ("no", false)]].concat();
+    choose(name, value, &words)
+}
+
+/// As `qemu-img create` tells what it makes.
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fmt={}", self.format)?;
+        let names: &[&str] = match self.format {
+            Format::Raw => &["size", "preallocation"],
+            Format::Qed => &[
+                "size",
+                "backing_file",
+                "backing_fmt",
+                "cluster_size",
+                "table_size",
+            ],
+            Format::Qcow2 => &[
+                "cluster_size",
+                "extended_l2",
+                "preallocation",
+                "compression_type",
+                "size",
+                "compat",
+                "backing_file",
+                "backing_fmt",
+                "data_file",
+                "data_file_raw",
+                "lazy_refcounts",
+                "refcount_bits",
+            ],
+        };
+        for name in names {
+            if let Some(value) = self.shown(name) {
+                write!(f, " {name}={value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Options {
+    /// An option's value, if it is shown: most are only if they were given or are no defaults.
+    fn shown(&self, name: &str) -> Option<String> {
+        let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
+        let (q, given) = (&self.qcow2, self.given.contains_key(name));
+        let backing = self.backing.as_ref();
+        match name {
+            "size" => self.size.map(|size| size.to_string()),
+            "cluster_size" => Some(self.cluster_size.to_string()),
+            "extended_l2" => Some(on_off(q.extended_l2)),
+            "lazy_refcounts" => Some(on_off(q.lazy_refcounts)),
+            "compression_type" => Some(q.compression.name().to_owned()),
+            "refcount_bits" => Some(q.refcount_bits.to_string()),
+            "backing_file" => backing.map(|b| b.name.clone()),
+            "backing_fmt" => backing.and_then(|b| Some(b.format?.name().to_owned())),
+            "data_file" => q.data_file.clone(),
+            "data_file_raw" => (given || q.data_file_raw).then(|| on_off(q.data_file_raw)),
+            "compat" => match self.given.get(name) {
+                Some(text) => Some(text.clone()),
+                None => (q.version == 2).then(|| "0.10".to_owned()),
+            },
+            "table_size" => {
+                let is_default = self.table_size == u64::from(crate::qed::DEFAULT_TABLE_SIZE);
+                (given || !is_default).then(|| self.table_size.to_string())
+            }
+            _ => {
+                let how = self.preallocation;
+                (given || how != Preallocation::Off).then(|| how.name().to_owned())
+            }
+        }
+    }
+}

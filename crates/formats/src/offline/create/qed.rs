@@ -1,0 +1,49 @@
+//! QED images: the header in the first cluster, then the L1 table.
+
+use super::Options;
+use crate::qed::{FEATURE_BACKING_FILE, FEATURE_BACKING_FORMAT_NO_PROBE, HEADER_LEN, Header};
+use crate::{Error, Format, ImageFile, Result};
+
+pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Result<()> {
+    let mut header = Header {
+        cluster_size: options.cluster_size as u32,
+        table_size: options.table_size as u32,
+        header_size: 1,
+        features: 0,
+        compat_features: 0,
+        autoclear_features: 0,
+        l1_offset: options.cluster_size,
+        image_size: size,
+        backing_offset: 0,
+        backing_len: 0,
+    };
+    let mut name = Vec::new();
+    if let Some(backing) = &options.backing {
+        name = backing.name.clone().into_bytes();
+        header.features |= FEATURE_BACKING_FILE;
+        if backing.format == Some(Format::Raw) {
+            header.features |= FEATURE_BACKING_FORMAT_NO_PROBE;
+        }
+        header.backing_offset = HEADER_LEN as u32;
+        header.backing_len = name.len() as u32;
+    }
+    let mut start = header.encode().to_vec();
+    start.extend(&name);
+    // Too large a size, say.
+    Header::parse(&start).map_err(|e| Error::usage(e.to_string()))?;
+    let failed = || Error::io("cannot be written");
+    let geometry = header.geometry();
+    file.set_len(0).map_err(failed())?;
+    file.set_len(header.l1_offset + geometry.table_bytes())
+        .map_err(failed())?;
+    // A hole in a file; a device needs the zeroes.
+    super::preallocate(
+        file,
+        super::Preallocation::Full,
+        header.l1_offset,
+        geometry.table_bytes(),
+    )?;
+    file.sync().map_err(Error::io("cannot be flushed"))?;
+    file.write_at(&start, 0).map_err(failed())?;
+    file.sync().map_err(Error::io("cannot be flushed"))
+}

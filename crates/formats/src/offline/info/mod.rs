@@ -1,0 +1,161 @@
+//! `fathom img info`: what an image says of itself, in the words and the
+//! layout of `qemu-img info`.
+
+mod human;
+mod json;
+mod size;
+mod snapshots;
+mod sound;
+pub(crate) use snapshots::{read_bitmaps, read_snapshots, snapshot_table_bytes};
+
+pub use size::Units;
+pub use snapshots::SnapshotList;
+
+use super::Image;
+use crate::qcow2::{Header, bitmap::Bitmap, snapshot::Snapshot};
+use crate::{Error, Format, Result, resolve};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What an image is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// A regular file.
+    File,
+    /// A block device.
+    Device,
+    /// An export of an NBD server.
+    Nbd,
+}
+
+/// What is known of one image.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// As the user or the image above names it.
+    pub path: PathBuf,
+    /// Its header.
+    pub image: Image,
+    /// Bytes of the file that it is in.
+    pub file_len: u64,
+    /// Bytes that the file takes on its disk; 0 for a device. `None`: who has it does not say.
+    pub allocated: Option<u64>,
+    /// What it is in.
+    pub protocol: Protocol,
+    /// Internal snapshots.
+    pub snapshots: Vec<Snapshot>,
+    /// Persistent bitmaps.
+    pub bitmaps: Vec<Bitmap>,
+    /// Where the backing file's name leads.
+    pub full_backing: Option<PathBuf>,
+}
+
+impl Info {
+    /// Reads what there is to know. `format` `None` means to look at the first
+    /// bytes.
+    pub fn read(path: &Path, file: &File, format: Option<Format>) -> Result<Info> {
+        let format = match format {
+            Some(format) => format,
+            None => Format::probe(file)?,
+        };
+        let image = Image::read(file, format)?;
+        let metadata = file
+            .metadata()
+            .map_err(Error::io("its size cannot be read"))?;
+        let (snapshots, bitmaps) = match &image {
+            Image::Qcow2(header) => (read_snapshots(file, header)?, read_bitmaps(file, header)?),
+            _ => Default::default(),
+        };
+        if let Image::Qcow2(header) = &image {
+            sound::check(file, header, &bitmaps)?;
+        }
+        let full_backing = image.backing_file().and_then(|b| resolve(path, b).ok());
+        Ok(Info {
+            path: path.to_owned(),
+            file_len: crate::ImageFile::len(file).map_err(Error::io("its size cannot be read"))?,
+            allocated: Some(metadata.blocks() * 512),
+            protocol: match metadata.is_file() {
+                true => Protocol::File,
+                false => Protocol::Device,
+            },
+            image,
+            snapshots,
+            bitmaps,
+            full_backing,
+        })
+    }
+
+    /// Of a disk of so many bytes that an NBD server has.
+    pub fn of_export(uri: &Path, size: u64) -> Info {
+        Info {
+            path: uri.to_owned(),
+            image: Image::Raw { size },
+            file_len: size,
+            allocated: None,
+            protocol: Protocol::Nbd,
+            snapshots: Vec::new(),
+            bitmaps: Vec::new(),
+            full_backing: None,
+        }
+    }
+
+    /// Bytes of a cluster; `None` where there are no clusters.
+    pub fn cluster_size(&self) -> Option<u64> {
+        match &self.image {
+            Image::Raw { .. } => None,
+            Image::Qcow2(header) => Some(header.geometry().cluster_size()),
+            Image::Qed(header, _) => Some(header.cluster_size.into()),
+        }
+    }
+
+    /// The image must be checked before it is used.
+    pub fn is_dirty(&self) -> bool {
+        match &self.image {
+            Image::Raw { .. } => false,
+            Image::Qcow2(header) => header.is_dirty(),
+            Image::Qed(header, _) => header.needs_check(),
+        }
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.encryption().is_some()
+    }
+
+    fn encryption(&self) -> Option<&'static str> {
+        use crate::qcow2::CryptMethod;
+        match &self.image {
+            Image::Qcow2(header) => match header.crypt_method {
+                CryptMethod::None => None,
+                CryptMethod::Aes => Some("aes"),
+                CryptMethod::Luks => Some("luks"),
+            },
+            _ => None,
+        }
+    }
+
+    /// QEMU's name for the kind of file.
+    fn protocol(&self) -> &'static str {
+        match self.protocol {
+            Protocol::File => "file",
+            Protocol::Device => "host_device",
+            Protocol::Nbd => "nbd",
+        }
+    }
+}
+
+/// The names of versions that QEMU's option `compat` has.
+fn compat(header: &Header) -> &'static str {
+    match header.version {
+        2 => "0.10",
+        _ => "1.1",
+    }
+}
+
+pub(crate) fn flag_names(bitmap: &Bitmap) -> Vec<&'static str> {
+    use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
+    let names = [(FLAG_IN_USE, "in-use"), (FLAG_AUTO, "auto")];
+    let set = names
+        .into_iter()
+        .filter(|(flag, _)| bitmap.flags & flag != 0);
+    set.map(|(_, name)| name).collect()
+}

@@ -1,0 +1,126 @@
+//! `fathom img measure`: how large the file of a new image would be.
+
+use super::create::{Options, Preallocation, fully_allocated};
+use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE};
+use crate::served::MapExtent;
+use crate::{Error, Format, Result};
+use serde_json::{Value, json};
+use std::fmt;
+
+/// Bytes that a file needs; QEMU's `BlockMeasureInfo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measure {
+    /// With the data there is now.
+    pub required: u64,
+    /// When all of the disk has been written.
+    pub fully_allocated: u64,
+    /// What its bitmaps need besides; `None` when source or target cannot have any.
+    pub bitmaps: Option<u64>,
+}
+
+/// What is going to be copied into the image.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// See [`data_clusters`], for clusters of the new image.
+    pub data: u64,
+    /// Those of the source; `None` when it is of a format that has none.
+    pub bitmaps: Option<Vec<Bitmap>>,
+}
+
+/// Measures an image with these options for a disk of `size` bytes: an empty one without a source.
+/// With a backing file nothing is known of what it will have in common with the source.
+pub fn measure(options: &Options, size: u64, source: Option<&Source>) -> Result<Measure> {
+    let size = size
+        .checked_next_multiple_of(512)
+        .filter(|size| *size <= i64::MAX as u64)
+        .ok_or_else(|| Error::usage("the size is too large"))?;
+    match options.format {
+        Format::Raw => Ok(Measure {
+            required: size,
+            fully_allocated: size,
+            bitmaps: None,
+        }),
+        Format::Qcow2 => qcow2(options, size, source),
+        Format::Qed => Err(Error::unsupported(
+            "qed images are not measured, only raw and qcow2",
+        )),
+    }
+}
+
+fn qcow2(options: &Options, size: u64, source: Option<&Source>) -> Result<Measure> {
+    let total = fully_allocated(options, size)?;
+    let cluster = options.cluster_size;
+    let whole = size.next_multiple_of(cluster);
+    let is_allocated = matches!(
+        options.preallocation,
+        Preallocation::Falloc | Preallocation::Full
+    );
+    let data = match source {
+        _ if is_allocated => whole,
+        Some(_) if options.backing.is_some() => whole,
+        Some(source) => source.data,
+        None => 0,
+    };
+    let bitmaps = source.and_then(|source| source.bitmaps.as_ref());
+    let bitmaps = bitmaps.filter(|_| options.qcow2.version >= 3);
+    Ok(Measure {
+        required: total - whole + data,
+        fully_allocated: total,
+        bitmaps: bitmaps.map(|bitmaps| bitmap_bytes(bitmaps, size, cluster)),
+    })
+}
+
+/// What all bitmaps need that a copy would have, with all of their bits stored.
+fn bitmap_bytes(bitmaps: &[Bitmap], size: u64, cluster: u64) -> u64 {
+    let mut directory = 0;
+    let mut bytes = 0;
+    for bitmap in bitmaps.iter().filter(|b| b.flags & FLAG_IN_USE == 0) {
+        let clusters = bitmap.bytes_for(size).div_ceil(cluster);
+        bytes += clusters * cluster + (clusters * 8).next_multiple_of(cluster);
+        directory += bitmap.encoded_len();
+    }
+    bytes + directory.next_multiple_of(cluster)
+}
+
+/// Bytes of all clusters of `cluster_size` bytes (a power of two) that have data in them, given all
+/// parts of the disk.
+pub fn data_clusters<E>(
+    extents: impl Iterator<Item = std::result::Result<MapExtent, E>>,
+    cluster_size: u64,
+) -> std::result::Result<u64, E> {
+    let (mut bytes, mut end) = (0, 0);
+    for extent in extents {
+        let extent = extent?;
+        if extent.data && !extent.zero {
+            let start = (extent.start & !(cluster_size - 1)).max(end);
+            end = (extent.start + extent.len).next_multiple_of(cluster_size);
+            bytes += end - start.min(end);
+        }
+    }
+    Ok(bytes)
+}
+
+impl Measure {
+    /// The fields that `qemu-img measure --output=json` has, by its names.
+    pub fn to_json(&self) -> Value {
+        let mut value = json!({
+            "required": self.required,
+            "fully-allocated": self.fully_allocated,
+        });
+        if let Some(bitmaps) = self.bitmaps {
+            value["bitmaps"] = bitmaps.into();
+        }
+        value
+    }
+}
+
+impl fmt::Display for Measure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "required size: {}", self.required)?;
+        writeln!(f, "fully allocated size: {}", self.fully_allocated)?;
+        if let Some(bitmaps) = self.bitmaps {
+            writeln!(f, "bitmaps size: {bitmaps}")?;
+        }
+        Ok(())
+    }
+}

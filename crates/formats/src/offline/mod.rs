@@ -1,0 +1,18 @@
+//! The offline tools: what `fathom img create | info | check` does.
+//!
+//! Each works on an [`ImageFile`] that the caller has opened, and locked.
+
+pub mod backing;
+pub mod bitmap;
+pub mod check;
+pub mod create;
+pub mod edit;
+pub mod info;
+pub mod measure;
+mod read;
+pub mod resize;
+pub mod snapshot;
+mod snapshot_name;
+
+pub use read::{Image, open_read_only};
+pub use snapshot_name::SnapshotName;

@@ -1,0 +1,143 @@
+//! Reading an image's header.
+
+use super::SnapshotName;
+use super::info::read_snapshots;
+use crate::{Error, Format, ImageFile, Result, qcow2, qed, read_up_to};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// An image by its header.
+#[derive(Clone, Debug)]
+pub enum Image {
+    /// No header at all; the disk's size in bytes.
+    Raw { size: u64 },
+    /// Boxed for its size.
+    Qcow2(Box<qcow2::Header>),
+    /// With the backing file's name.
+    Qed(qed::Header, Option<Vec<u8>>),
+}
+
+impl Image {
+    /// Reads the header of an image of this format.
+    pub fn read(file: &dyn ImageFile, format: Format) -> Result<Image> {
+        match format {
+            Format::Raw => Ok(Image::Raw {
+                size: file.len().map_err(Error::io("its size cannot be read"))?,
+            }),
+            Format::Qcow2 => {
+                let header = qcow2::Header::parse(&qcow2_first_cluster(file)?)?;
+                Ok(Image::Qcow2(Box::new(header)))
+            }
+            Format::Qed => read_qed(file),
+        }
+    }
+
+    /// The image as it was when this internal snapshot was taken.
+    pub fn at_snapshot(self, file: &dyn ImageFile, name: &SnapshotName) -> Result<Image> {
+        let Image::Qcow2(mut header) = self else {
+            let format = self.format();
+            return Err(Error::unsupported(format!(
+                "{format} images have no internal snapshots"
+            )));
+        };
+        let snapshots = read_snapshots(file, &header)?;
+        let snapshot = name.find(&snapshots)?;
+        header.size = snapshot.disk_size().unwrap_or(header.size);
+        header.l1_offset = snapshot.l1_offset;
+        header.l1_entries = snapshot.l1_entries;
+        header.validate_tables()?;
+        Ok(Image::Qcow2(header))
+    }
+
+    /// Its format.
+    pub fn format(&self) -> Format {
+        match self {
+            Image::Raw { .. } => Format::Raw,
+            Image::Qcow2(_) => Format::Qcow2,
+            Image::Qed(..) => Format::Qed,
+        }
+    }
+
+    /// The disk's size in bytes: whole sectors, as QEMU counts it.
+    pub fn size(&self) -> u64 {
+        match self {
+            Image::Raw { size } => size.next_multiple_of(512),
+            Image::Qcow2(header) => header.size & !511,
+            Image::Qed(header, _) => header.image_size,
+        }
+    }
+
+    /// The backing file's name as it is written in the image.
+    pub fn backing_file(&self) -> Option<&[u8]> {
+        match self {
+            Image::Raw { .. } => None,
+            Image::Qcow2(header) => header.backing_file.as_deref(),
+            Image::Qed(_, name) => name.as_deref(),
+        }
+    }
+
+    /// The name of the backing file's format, where the image says it.
+    pub fn backing_format(&self) -> Option<String> {
+        self.backing_file()?;
+        match self {
+            Image::Raw { .. } => None,
+            Image::Qcow2(header) => {
+                let name = header.backing_format()?;
+                Some(String::from_utf8_lossy(name).into_owned())
+            }
+            Image::Qed(header, _) => header.backing_is_raw().then(|| "raw".to_owned()),
+        }
+    }
+}
+
+/// A qcow2 image's first cluster, padded with zeroes when the file is
+/// shorter.
+pub(super) fn qcow2_first_cluster(file: &dyn ImageFile) -> Result<Vec<u8>> {
+    let unreadable = Error::io("its header cannot be read");
+    let start = match read_up_to(file, 0, 104) {
+        Ok(start) => start,
+        Err(error) => return Err(unreadable(error)),
+    };
+    let len = qcow2::Header::len_to_read(&start)?;
+    let mut first = vec![0; len];
+    file.read_at(&mut first, 0)
+        .map_err(Error::io("its header cannot be read"))?;
+    Ok(first)
+}
+
+fn read_qed(file: &dyn ImageFile) -> Result<Image> {
+    let read = |at, len| read_up_to(file, at, len).map_err(Error::io("its header cannot be read"));
+    let header = qed::Header::parse(&read(0, qed::HEADER_LEN as u64)?)?;
+    let len = file.len().map_err(Error::io("its size cannot be read"))?;
+    header.validate_l1(len)?;
+    let name = match header.backing_range() {
+        None => None,
+        Some((at, len)) => {
+            let name = read(at, len as u64)?;
+            if name.len() < len || name.contains(&0) {
+                return Err(Error::invalid("the backing file's name is invalid"));
+            }
+            Some(name)
+        }
+    };
+    Ok(Image::Qed(header, name))
+}
+
+/// Opens a regular file or a block device for reading. Anything else (a FIFO,
+/// say, that an image names as its backing file) is refused and not waited for.
+pub fn open_read_only(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
+        .open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(file);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "not a regular file or a block device",
+    ))
+}

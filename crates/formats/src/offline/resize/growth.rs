@@ -1,0 +1,273 @@
+//! qcow2 disks that become larger.
+
+use super::{Resize, sync};
+use crate::offline::create::{Preallocation, preallocate};
+use crate::offline::edit::{Editor, Mapping};
+use crate::qcow2::{Cluster, Compressed, EntryError, Geometry, L2Entry, decompress};
+use crate::{Error, ImageFile, Result};
+
+pub(super) struct Growth<'a, 'e> {
+    pub(super) editor: &'a mut Editor<'e>,
+    pub(super) to: &'a Resize<'a>,
+    /// The disk's size until now.
+    pub(super) old: u64,
+}
+
+/// What a cluster of the disk has in it, and which of its subclusters count: all of them, where
+/// clusters have none.
+struct Contents {
+    bytes: Vec<u8>,
+    allocated: u32,
+    zero: u32,
+}
+
+impl Growth<'_, '_> {
+    /// All but the commit.
+    pub(super) fn grow(mut self) -> Result<()> {
+        let g = self.editor.geometry();
+        let mut mapping = Mapping::active(self.editor)?;
+        // Saved VM state, say.
+        mapping.cut(self.editor, g.clusters_of(self.old))?;
+        mapping.grow(g.l1_entries_for(self.to.size));
+        let new = self.resize_data_file()?;
+        if !self.is_raw() {
+            self.clear_tail(&mut mapping)?;
+        }
+        self.hide_below(&mut mapping)?;
+        self.preallocate(&mut mapping, new)?;
+        mapping.store_active(self.editor)?;
+        self.editor.header_mut().size = self.to.size;
+        Ok(())
+    }
+
+    /// Bytes of the backing file's disk that would come into sight, up to its end.
+    fn below(&self) -> u64 {
+        let size = self.to.below.map_or(0, |below| below.size());
+        size.min(self.to.size)
+    }
+
+    /// What the data file has behind the end of the disk is on the disk then, if the file is the disk
+    /// by itself; else nothing of it is left. Returns where the new bytes of the disk begin.
+    fn resize_data_file(&self) -> Result<u64> {
+        let Some(data) = self.to.data_file.filter(|_| self.to.size > self.old) else {
+            return Ok(self.old);
+        };
+        let failed = || Error::io("its data file cannot be resized");
+        let len = match self.is_raw() {
+            true => data.len().map_err(failed())?.max(self.old),
+            false => self.old,
+        };
+        if len >= self.to.size {
+            return Ok(self.to.size);
+        }
+        let resized = data.set_len(len);
+        let resized = resized.and_then(|()| data.set_len(self.to.size));
+        resized.map_err(failed())?;
+        sync(data)?;
+        Ok(len)
+    }
+
+    /// Makes the rest of the cluster that the disk ends in read as zeroes.
+    fn clear_tail(&mut self, mapping: &mut Mapping) -> Result<()> {
+        let g = self.editor.geometry();
+        let within = g.offset_in_cluster(self.old) as usize;
+        if within == 0 || self.to.size == self.old {
+            return Ok(());
+        }
+        let cluster = self.old >> g.cluster_bits;
+        let entry = mapping.get(self.editor, cluster)?;
+        let Some(mut contents) = self.contents(entry)? else {
+            return Ok(());
+        };
+        self.end_in_zeroes(&mut contents, within)?;
+        let place = match self.to.data_file {
+            Some(data) => {
+                let at = cluster << g.cluster_bits;
+                data.write_at(&contents.bytes, at)
+                    .map_err(Error::io("its data file cannot be written"))?;
+                sync(data)?;
+                at
+            }
+            None => {
+                let at = self.editor.allocate(1)?;
+                self.editor.write(at, &contents.bytes)?;
+                at
+            }
+        };
+        let mut entry = L2Entry::data(&g, place, true);
+        if g.extended_l2 {
+            entry.bitmap = u64::from(contents.zero) << 32 | u64::from(contents.allocated);
+        }
+        mapping.set(self.editor, cluster, entry)
+    }
+
+    /// What the cluster that the disk ends in has in it now; `None` if its tail reads as zeroes.
+    fn contents(&self, entry: L2Entry) -> Result<Option<Contents>> {
+        let g = self.editor.geometry();
+        let within = g.offset_in_cluster(self.old) as usize;
+        let exposed = self.below() > self.old;
+        let (host, allocated, zero) = match entry.decode(&g).map_err(invalid)? {
+            Cluster::Zero { .. } => return Ok(None),
+            Cluster::Unallocated => (None, 0, 0),
+            Cluster::Data { host } => (Some(host), u32::MAX, 0),
+            Cluster::Subclusters {
+                host,
+                allocated,
+                zero,
+            } => (host, allocated, zero),
+            Cluster::Compressed(stream) => {
+                let bytes = self.decompressed(stream)?;
+                let (allocated, zero) = (u32::MAX, 0);
+                return Ok(bytes[within..].iter().any(|b| *b != 0).then_some(Contents {
+                    bytes,
+                    allocated,
+                    zero,
+                }));
+            }
+        };
+        if host.is_none() && !exposed {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; g.cluster_size() as usize];
+        if let Some(host) = host {
+            let file = self.to.data_file.unwrap_or(self.editor.file());
+            file.read_at(&mut bytes, host)
+                .map_err(Error::io("its data cannot be read"))?;
+        }
+        let hidden = bytes[within..].iter().all(|b| *b == 0);
+        let whole = allocated == u32::MAX;
+        Ok((!hidden || exposed && !whole).then_some(Contents {
+            bytes,
+            allocated,
+            zero,
+        }))
+    }
+
+    fn decompressed(&self, stream: Compressed) -> Result<Vec<u8>> {
+        let compressed = self.editor.read(stream.offset, stream.len)?;
+        let mut bytes = vec![0; self.editor.geometry().cluster_size() as usize];
+        let kind = self.editor.header().compression;
+        decompress(kind, &compressed, &mut bytes)
+            .map_err(|e| Error::invalid(format!("the disk's last cluster: {e}")))?;
+        Ok(bytes)
+    }
+
+    /// Zeroes from byte `within` on. Of the subcluster that it is in, what is before it is taken
+    /// from below where that is where it is.
+    fn end_in_zeroes(&self, contents: &mut Contents, within: usize) -> Result<()> {
+        let g = self.editor.geometry();
+        let size = g.subcluster_size() as usize;
+        let (last, start) = (within / size, within / size * size);
+        contents.bytes[within..].fill(0);
+        let bit = if g.extended_l2 { 1 << last } else { u32::MAX };
+        if within > start && (contents.allocated | contents.zero) & bit == 0 {
+            contents.bytes[start..within].fill(0);
+            self.read_below(&mut contents.bytes[start..within], start)?;
+            contents.allocated |= bit;
+        }
+        if g.extended_l2 {
+            let after = (within.div_ceil(size)..32).fold(0, |mask, n| mask | 1 << n);
+            contents.allocated &= !after;
+            contents.zero |= after;
+        }
+        Ok(())
+    }
+
+    /// From byte `start` of the disk's last cluster on.
+    fn read_below(&self, buf: &mut [u8], start: usize) -> Result<()> {
+        let g = self.editor.geometry();
+        let at = (self.old & !(g.cluster_size() - 1)) + start as u64;
+        let Some(below) = self.to.below else {
+            return Ok(());
+        };
+        let there = below.size().saturating_sub(at).min(buf.len() as u64);
+        below.read_at(&mut buf[..there as usize], at)
+    }
+
+    /// Zero clusters where the backing file's disk is.
+    fn hide_below(&mut self, mapping: &mut Mapping) -> Result<()> {
+        let g = self.editor.geometry();
+        let clusters = g.clusters_of(self.old)..g.clusters_of(self.below());
+        if g.version < 3 && !clusters.is_empty() {
+            return Err(Error::unsupported(
+                "its backing file is larger than its disk, and only images of version 3 can hide \
+                 that: convert it with compat=1.1",
+            ));
+        }
+        for cluster in clusters {
+            mapping.set(self.editor, cluster, L2Entry::zero(&g, None))?;
+        }
+        Ok(())
+    }
+
+    /// `new`: what the data file has from there on is new.
+    fn preallocate(&mut self, mapping: &mut Mapping, new: u64) -> Result<()> {
+        let how = self.how();
+        let g = self.editor.geometry();
+        let first = g.clusters_of(self.old);
+        let clusters = g.clusters_of(self.to.size).saturating_sub(first);
+        if how == Preallocation::Off || clusters == 0 {
+            return Ok(());
+        }
+        let place = match self.to.data_file {
+            Some(data) => {
+                preallocate(data, how, new, self.to.size - new)?;
+                sync(data)?;
+                first << g.cluster_bits
+            }
+            None => self.reserve(how, clusters)?,
+        };
+        for n in 0..clusters {
+            let entry = reserved(&g, place + (n << g.cluster_bits), self.is_raw());
+            mapping.set(self.editor, first + n, entry)?;
+        }
+        Ok(())
+    }
+
+    fn is_raw(&self) -> bool {
+        self.editor.header().data_file_is_raw()
+    }
+
+    /// A raw data file has its clusters where the guest has them.
+    fn how(&self) -> Preallocation {
+        match self.to.preallocation {
+            Preallocation::Off if self.is_raw() => Preallocation::Metadata,
+            how => how,
+        }
+    }
+
+    /// Clusters behind all others, that read as zeroes.
+    fn reserve(&mut self, how: Preallocation, clusters: u64) -> Result<u64> {
+        let (file, bits) = (self.editor.file(), self.editor.geometry().cluster_bits);
+        let place = self.editor.allocate_at_end(clusters)?;
+        let (end, len) = (
+            place + (clusters << bits),
+            file.len().map_err(Error::io("its size cannot be read"))?,
+        );
+        // Something was there once, or it is a device.
+        write_zeroes(file, place, len.min(end).saturating_sub(place))?;
+        if len < end {
+            file.set_len(end).map_err(Error::io("cannot be extended"))?;
+        }
+        preallocate(file, how, place, end - place)?;
+        Ok(place)
+    }
+}
+
+/// A cluster that is only reserved, and reads as zeroes. Where subclusters can say so, it need not
+/// be read for that, except by who takes the data file for the disk.
+fn reserved(g: &Geometry, place: u64, is_raw: bool) -> L2Entry {
+    match g.extended_l2 && !is_raw {
+        true => L2Entry::zero(g, Some((place, true))),
+        false => L2Entry::data(g, place, true),
+    }
+}
+
+fn invalid(error: EntryError) -> Error {
+    Error::invalid(format!("the disk's last cluster: {error}"))
+}
+
+/// Writes zeroes, in pieces.
+pub(super) fn write_zeroes(file: &dyn ImageFile, at: u64, len: u64) -> Result<()> {
+    preallocate(file, Preallocation::Full, at, len)
+}

@@ -1,0 +1,77 @@
+//! qcow2 images: the L1 table, and one [`Editor::commit`].
+
+use super::growth::Growth;
+use super::{Resize, sync, whole_sectors};
+use crate::offline::bitmap::Bitmaps;
+use crate::offline::create::Preallocation;
+use crate::offline::edit::{Editor, Mapping};
+use crate::qcow2::{L1Entry, MAX_L1_BYTES};
+use crate::{Error, ImageFile, Result};
+
+pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
+    whole_sectors(to.size)?;
+    let mut editor = Editor::open(file)?;
+    let old = editor.header().size & !511;
+    refuse(&editor, to)?;
+    if to.size < old {
+        shrink(&mut editor, to)?;
+    } else {
+        Growth {
+            editor: &mut editor,
+            to,
+            old,
+        }
+        .grow()?;
+    }
+    commit(editor, old, to.size)?;
+    match to.data_file.filter(|_| to.size < old) {
+        None => Ok(()),
+        Some(data) => {
+            data.set_len(to.size)
+                .map_err(Error::io("its data file cannot be resized"))?;
+            sync(data)
+        }
+    }
+}
+
+/// With the bitmaps that the image has.
+fn commit(mut editor: Editor, old: u64, new: u64) -> Result<()> {
+    if editor.header().bitmaps().is_none() {
+        return editor.commit();
+    }
+    let mut bitmaps = Bitmaps::of(editor)?;
+    bitmaps.resize(old, new)?;
+    bitmaps.commit()
+}
+
+fn refuse(editor: &Editor, to: &Resize) -> Result<()> {
+    let header = editor.header();
+    let l1_bytes = editor.geometry().l1_entries_for(to.size) * L1Entry::SIZE;
+    if l1_bytes > MAX_L1_BYTES || to.size > i64::MAX as u64 {
+        return Err(Error::usage(
+            "the size is too large for its L1 table; convert it with a larger cluster_size",
+        ));
+    }
+    if header.version < 3 && header.snapshots > 0 {
+        return Err(Error::unsupported(
+            "an image of version 2 that has snapshots cannot be resized",
+        ));
+    }
+    if editor.geometry().data_file && to.data_file.is_none() {
+        return Err(Error::invalid("it does not name its external data file"));
+    }
+    Ok(())
+}
+
+fn shrink(editor: &mut Editor, to: &Resize) -> Result<()> {
+    if to.preallocation != Preallocation::Off {
+        let problem = "preallocation is for a disk that becomes larger";
+        return Err(Error::usage(problem));
+    }
+    let clusters = editor.geometry().clusters_of(to.size);
+    let mut mapping = Mapping::active(editor)?;
+    mapping.cut(editor, clusters)?;
+    mapping.store_active(editor)?;
+    editor.header_mut().size = to.size;
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! QED images: a number in the header, as far as the tables reach.
+
+use super::{Resize, sync, whole_sectors};
+use crate::offline::Image;
+use crate::offline::check::{self, Repair};
+use crate::offline::create::Preallocation;
+use crate::qed::{Cluster, Header, L2Offset};
+use crate::{Error, Format, ImageFile, Result};
+
+pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
+    if to.preallocation != Preallocation::Off {
+        return Err(Error::usage("QED images have no preallocation"));
+    }
+    whole_sectors(to.size)?;
+    let mut header = sound_header(file)?;
+    let old = header.image_size;
+    if to.size > header.geometry().max_size() {
+        return Err(Error::usage(format!(
+            "its tables reach {} bytes at most; convert it to qcow2",
+            header.geometry().max_size()
+        )));
+    }
+    if to.size < old {
+        return Err(Error::unsupported(
+            "QED images cannot be made smaller; convert it to qcow2",
+        ));
+    }
+    if to.size > old && to.below.is_some_and(|below| below.size() > old) {
+        return Err(Error::unsupported(
+            "its backing file is larger than its disk and would come into sight; convert it to \
+             qcow2",
+        ));
+    }
+    clear_tail(file, &header)?;
+    header.image_size = to.size;
+    header.prepare_for_writing();
+    file.write_at(&header.encode(), 0)
+        .map_err(Error::io("its header cannot be written"))?;
+    sync(file)
+}
+
+/// The header of an image without corruptions; one that was not closed is repaired, as QEMU does
+/// it.
+fn sound_header(file: &dyn ImageFile) -> Result<Header> {
+    let read = || match Image::read(file, Format::Qed)? {
+        Image::Qed(header, _) => Ok(header),
+        _ => Err(Error::NotThisFormat { format: "qed" }),
+    };
+    let options = check::Options {
+        repair: match read()?.needs_check() {
+            true => Repair::All,
+            false => Repair::Nothing,
+        },
+        ..check::Options::default()
+    };
+    let report = check::check(file, Format::Qed, &options, &mut |_| {})?;
+    let errors = report.corruptions + report.check_errors;
+    match errors {
+        0 => read(),
+        _ => Err(Error::invalid(format!(
+            "its metadata has {errors} errors: repair it with `fathom img check --repair all`"
+        ))),
+    }
+}
+
+/// What the last cluster has behind the end of the disk, nobody sees before the disk is larger.
+fn clear_tail(file: &dyn ImageFile, header: &Header) -> Result<()> {
+    let (g, end) = (header.geometry(), header.image_size);
+    let tail = end.next_multiple_of(g.cluster_size()) - end;
+    let len = file.len().map_err(Error::io("its size cannot be read"))?;
+    let word = |at: u64| {
+        let mut word = [0; 8];
+        let read = file.read_at(&mut word, at);
+        read.map_err(Error::io("its tables cannot be read"))?;
+        Ok(u64::from_le_bytes(word))
+    };
+    let invalid = |e: crate::qed::TableError| Error::invalid(e.to_string());
+    if tail == 0 {
+        return Ok(());
+    }
+    let table = L2Offset(word(header.l1_offset + 8 * g.l1_index(end))?);
+    let Some(table) = table.decode(&g, len).map_err(invalid)? else {
+        return Ok(());
+    };
+    let entry = word(table + 8 * g.l2_index(end))?;
+    let Cluster::Data { host } = Cluster::decode(entry, &g, len).map_err(invalid)? else {
+        return Ok(());
+    };
+    super::growth::write_zeroes(file, host + g.cluster_size() - tail, tail)?;
+    sync(file)
+}

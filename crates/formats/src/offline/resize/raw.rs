@@ -1,0 +1,27 @@
+//! Raw images: the file's length.
+
+use super::{Resize, sync};
+use crate::offline::create::{Preallocation, preallocate};
+use crate::{Error, ImageFile, Result};
+
+pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
+    if to.preallocation == Preallocation::Metadata {
+        return Err(Error::usage(
+            "raw images have no metadata that could be allocated: use falloc or full",
+        ));
+    }
+    let old = file.len().map_err(Error::io("its size cannot be read"))?;
+    let resized = file
+        .set_len(to.size)
+        .map_err(Error::io("cannot be resized"))
+        .and_then(|()| {
+            let more = to.size.saturating_sub(old);
+            preallocate(file, to.preallocation, old, more)
+        })
+        .and_then(|()| sync(file));
+    if resized.is_err() && to.size > old {
+        // The first error says more than one about this would.
+        let _ = file.set_len(old);
+    }
+    resized
+}

@@ -1,0 +1,351 @@
+//! Taking an image into use: everything that is in memory comes from here.
+//!
+//! Headers are read again, since another process may have had the image
+//! between opening and now: the source of a live migration, say.
+
+use super::active::{Active, Layer};
+use super::alloc::{Allocator, Append, Refcounts, Space};
+use super::disk::ImageOptions;
+use super::epoch::Epochs;
+use super::helpers::Helpers;
+use super::layout::Layout;
+use super::metadata::{Filter, Metadata};
+use super::open::{Chain, Link, check, told, unusable};
+use super::storage::Storage;
+use super::tables::{Parts, Tables};
+use crate::offline::Image;
+use crate::offline::bitmap::mark_unrecorded;
+use crate::offline::check::{self as checking, Repair};
+use crate::offline::info::read_snapshots;
+use crate::qcow2::refcount::TableEntry;
+use crate::qcow2::{self, CompressionType, L1Entry, Region, Regions};
+use crate::{Error, Format, Result, qed};
+use fathom_core::DiskError;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Slices of one image in memory, at least.
+const MIN_SLICES: u64 = 16;
+
+/// What is made anew for each activation.
+struct Fresh<'a> {
+    chain: &'a Chain,
+    options: &'a ImageOptions,
+    epochs: Arc<Epochs>,
+    filter: Arc<Filter>,
+    /// Bytes of L2 tables for one image.
+    cache: u64,
+}
+
+pub(super) fn activate(
+    chain: &Chain,
+    options: &ImageOptions,
+    helpers: &Arc<Helpers>,
+) -> std::result::Result<Active, DiskError> {
+    let with_tables = chain
+        .links
+        .iter()
+        .filter(|link| link.image.format() != Format::Raw);
+    let fresh = Fresh {
+        chain,
+        options,
+        epochs: Arc::default(),
+        filter: Filter::new(),
+        cache: options.metadata_cache / with_tables.count().max(1) as u64,
+    };
+    let layers: std::result::Result<Vec<_>, _> =
+        chain.links.iter().map(|link| fresh.layer(link)).collect();
+    let lengths = chain.storages.iter().map(|storage| {
+        let len = storage.len().map_err(Error::io("its size cannot be read"));
+        len.map_err(told(storage.path()))
+    });
+    let lengths: std::result::Result<Vec<_>, _> = lengths.collect();
+    Ok(Active {
+        layers: layers?,
+        lengths: lengths?,
+        complained: AtomicBool::new(false),
+        storages: chain.storages.clone(),
+        epochs: fresh.epochs,
+        filter: fresh.filter,
+        helpers: helpers.clone(),
+        rebasing: options.rebasing,
+    })
+}
+
+impl Fresh<'_> {
+    fn layer(&self, link: &Link) -> std::result::Result<Layer, DiskError> {
+        let file = &self.chain.storages[usize::from(link.storage)];
+        let path = file.path();
+        if let Image::Raw { .. } = link.image {
+            let (offset, size) = link.raw;
+            return Ok(Layer::Raw {
+                storage: link.storage,
+                offset,
+                size,
+            });
+        }
+        let tables = self.tables(link, file);
+        let tables = tables.map_err(told(path))?;
+        tables
+            .map(|t| Layer::Tables(Box::new(t)))
+            .map_err(|problem| {
+                unusable(
+                    path,
+                    format!("{problem}: repair it (fathom img check --repair all)"),
+                )
+            })
+    }
+
+    /// The inner error is of an image that a repair may help.
+    fn tables(
+        &self,
+        link: &Link,
+        file: &Arc<dyn Storage>,
+    ) -> Result<std::result::Result<Tables, String>> {
+        let format = link.image.format();
+        let mut image = Image::read(&**file, format)?;
+        if link.writable && needs_check(&image) {
+            repair(&**file, format)?;
+            image = Image::read(&**file, format)?;
+        }
+        if let (Some(name), true) = (&self.options.snapshot, link.storage == 0) {
+            image = image.at_snapshot(&**file, name)?;
+        }
+        same(&link.image, &image)?;
+        check(file.path(), &image, link.writable)
+            .map_err(|error| Error::Unsupported(error.to_string()))?;
+        match &mut image {
+            Image::Qcow2(header) => {
+                if link.writable {
+                    prepare_qcow2(&**file, header, self.options.keep_bitmaps)?;
+                }
+                self.qcow2(link, file, header)
+            }
+            Image::Qed(header, _) => {
+                if link.writable && header.prepare_for_writing() {
+                    write(&**file, 0, &header.encode())?;
+                }
+                self.qed(link, file, header)
+            }
+            Image::Raw { .. } => unreachable!("raw images have no tables"),
+        }
+    }
+
+    fn parts(&self, link: &Link, file: &Arc<dyn Storage>, layout: Layout) -> Result<Parts> {
+        let slices = (self.cache / layout.slice_bytes()).max(MIN_SLICES);
+        Ok(Parts {
+            layout,
+            file: file.clone(),
+            storage: link.storage,
+            data: link.data,
+            compression: CompressionType::Deflate,
+            size: link.image.size(),
+            file_len: file.len().map_err(Error::io("its size cannot be read"))?,
+            l1_offset: 0,
+            l1: Vec::new(),
+            alloc: Allocator {
+                space: Space::ReadOnly,
+                metadata: Metadata::none(),
+            },
+            max_slices: usize::try_from(slices).unwrap_or(usize::MAX),
+            writable: link.writable,
+            discard: self.options.discard,
+        })
+    }
+
+    fn qcow2(
+        &self,
+        link: &Link,
+        file: &Arc<dyn Storage>,
+        header: &qcow2::Header,
+    ) -> Result<std::result::Result<Tables, String>> {
+        let g = header.geometry();
+        let layout = Layout::Qcow2(g);
+        let mut parts = self.parts(link, file, layout)?;
+        parts.compression = header.compression;
+        parts.l1_offset = header.l1_offset;
+        parts.l1 = words(&**file, header.l1_offset, header.l1_entries.into(), layout)?;
+        if !link.writable {
+            return Ok(Ok(Tables::new(parts)));
+        }
+        let entries = header.refcount_table_bytes() / TableEntry::SIZE;
+        let table = words(&**file, header.refcount_table_offset, entries, layout)?;
+        if let Some(at) = table.iter().find(|at| **at >= parts.file_len) {
+            let problem = format!("the refcount block at {at:#x} is beyond the end of the file");
+            return Ok(Err(format!("is corrupt: {problem}")));
+        }
+        let regions = match regions(&**file, header, &table)? {
+            Ok(regions) => regions,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        let fresh_from = match file.grows() {
+            true => g.clusters_of(parts.file_len),
+            false => u64::MAX,
+        };
+        let at = header.refcount_table_offset;
+        let space = Refcounts::new(g, table, at, fresh_from, self.epochs.clone());
+        let metadata = self.metadata(regions, &parts);
+        Ok(space.and_then(|space| {
+            parts.alloc = Allocator {
+                space: Space::Refcounts(space),
+                metadata: metadata?,
+            };
+            Ok(Tables::new(parts))
+        }))
+    }
+
+    fn qed(
+        &self,
+        link: &Link,
+        file: &Arc<dyn Storage>,
+        header: &qed::Header,
+    ) -> Result<std::result::Result<Tables, String>> {
+        let g = header.geometry();
+        let layout = Layout::Qed(g);
+        let mut parts = self.parts(link, file, layout)?;
+        parts.l1_offset = header.l1_offset;
+        parts.l1 = words(&**file, header.l1_offset, g.table_entries(), layout)?;
+        if !link.writable {
+            return Ok(Ok(Tables::new(parts)));
+        }
+        let mut regions = Regions::new(g.cluster_bits);
+        let overlap = regions
+            .add(Region::Header, 0, header.header_bytes())
+            .and_then(|()| regions.add(Region::ActiveL1, header.l1_offset, g.table_bytes()));
+        if let Err(overlap) = overlap {
+            return Ok(Err(format!("is corrupt: {overlap}")));
+        }
+        let metadata = match self.metadata(regions, &parts) {
+            Ok(metadata) => metadata,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        let whole = parts.file_len.next_multiple_of(g.cluster_size());
+        let space = Append::new(g.cluster_bits, whole, file.grows());
+        parts.alloc = Allocator {
+            space: Space::Append(space),
+            metadata,
+        };
+        Ok(Ok(Tables::new(parts)))
+    }
+
+    /// With the clusters of all L2 tables.
+    fn metadata(&self, regions: Regions, parts: &Parts) -> std::result::Result<Metadata, String> {
+        let layout = &parts.layout;
+        let per_table = layout.table_bytes() >> layout.cluster_bits();
+        let mut clusters = Vec::new();
+        for entry in &parts.l1 {
+            let table = layout.table(*entry, parts.file_len);
+            if let Some(table) = table.map_err(|problem| format!("is corrupt: {problem}"))? {
+                let first = table >> layout.cluster_bits();
+                clusters.extend(first..first + per_table);
+            }
+        }
+        Metadata::new(regions, clusters, self.filter.clone())
+            .map_err(|problem| format!("is corrupt: {problem}"))
+    }
+}
+
+/// Big- or little-endian numbers.
+fn words(file: &dyn Storage, at: u64, count: u64, layout: Layout) -> Result<Vec<u64>> {
+    // The header's checks have bounded it.
+    let mut bytes = vec![0; count as usize * 8];
+    file.read_at(&mut bytes, at)
+        .map_err(Error::io("its tables cannot be read"))?;
+    let (words, _) = bytes.as_chunks::<8>();
+    Ok(words.iter().map(|w| layout.word(*w)).collect())
+}
+
+/// Where an image's metadata is, but for L2 tables.
+fn regions(
+    file: &dyn Storage,
+    header: &qcow2::Header,
+    refcount_table: &[u64],
+) -> Result<std::result::Result<Regions, String>> {
+    let snapshots = read_snapshots(file, header)?;
+    let mut table = Vec::new();
+    snapshots.iter().for_each(|s| s.encode(&mut table));
+    let (mut regions, overlaps) = Regions::of_header(header, table.len() as u64);
+    let blocks = refcount_table.iter().filter(|block| **block != 0);
+    let size = header.geometry().cluster_size();
+    let blocks = blocks.map(|at| regions.add(Region::RefcountBlock, *at, size));
+    let mut overlap = blocks.filter_map(|added| added.err()).next();
+    for snapshot in &snapshots {
+        let len = u64::from(snapshot.l1_entries) * L1Entry::SIZE;
+        let added = regions.add(Region::InactiveL1, snapshot.l1_offset, len);
+        overlap = overlap.or(added.err());
+    }
+    let overlap = overlaps.into_iter().next().or(overlap);
+    Ok(match overlap {
+        None => Ok(regions),
+        Some(overlap) => Err(format!("is corrupt: {overlap}")),
+    })
+}
+
+/// It was not closed cleanly, and says that this matters.
+fn needs_check(image: &Image) -> bool {
+    match image {
+        Image::Raw { .. } => false,
+        Image::Qcow2(header) => header.is_dirty(),
+        Image::Qed(header, _) => header.needs_check(),
+    }
+}
+
+fn repair(file: &dyn Storage, format: Format) -> Result<()> {
+    let options = checking::Options {
+        repair: Repair::All,
+        ..Default::default()
+    };
+    let path = file.path().display();
+    tracing::warn!("{path}: was not closed cleanly; its metadata is checked");
+    let mut say = |line: &str| tracing::debug!("{path}: {line}");
+    let report = checking::check(file, format, &options, &mut say)?;
+    if report.corruptions > 0 || report.check_errors > 0 {
+        return Err(Error::invalid(
+            "was not closed cleanly, and could not be repaired (fathom img check says more)",
+        ));
+    }
+    Ok(())
+}
+
+/// Whoever had the image meanwhile must have left it the same disk.
+fn same(before: &Image, now: &Image) -> Result<()> {
+    let unchanged = before.size() == now.size()
+        && before.backing_file() == now.backing_file()
+        && before.backing_format() == now.backing_format();
+    match unchanged {
+        true => Ok(()),
+        false => Err(Error::invalid(
+            "has another size or backing file than when it was opened: start the daemon anew",
+        )),
+    }
+}
+
+/// What the first write may not happen without.
+fn prepare_qcow2(file: &dyn Storage, header: &mut qcow2::Header, keep_bitmaps: bool) -> Result<()> {
+    let before = header.autoclear;
+    header.prepare_for_writing();
+    if !keep_bitmaps {
+        // They would have to record every write from now on.
+        let path = file.path().display();
+        match mark_unrecorded(file, header) {
+            Ok(0) => {}
+            Ok(marked) => tracing::warn!(
+                "{path}: {marked} enabled bitmaps will not know of what is written now, and can \
+                 only be removed (fathom img bitmap --remove)"
+            ),
+            Err(problem) => {
+                header.autoclear &= !qcow2::AUTOCLEAR_BITMAPS;
+                tracing::warn!("{path}: its bitmaps are dropped: {problem}");
+            }
+        }
+    }
+    match header.autoclear == before {
+        true => Ok(()),
+        false => write(file, 88, &header.autoclear.to_be_bytes()),
+    }
+}
+
+fn write(file: &dyn Storage, at: u64, bytes: &[u8]) -> Result<()> {
+    let written = file.write_at(bytes, at).and_then(|()| file.sync());
+    written.map_err(Error::io("its header cannot be written"))
+}

@@ -1,0 +1,129 @@
+//! Space for compressed clusters, several of which share a host cluster: its
+//! refcount says how many.
+
+use super::{Allocator, Refcounts, Space};
+use crate::served::io::{Errno, Io};
+use crate::served::layout::Problem;
+use crate::served::tables::Tables;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// Where some pieces go, one after the other.
+#[derive(Debug)]
+pub(in crate::served) struct Packed {
+    /// Offset of each piece, in order; of the first pieces if there is no room
+    /// next to each other for all of them.
+    pub(in crate::served) places: Vec<u64>,
+    /// Up to where the file is theirs: a multiple of the unit.
+    pub(in crate::served) end: u64,
+}
+
+impl Refcounts {
+    /// Room for the first of these pieces at least, each smaller than a
+    /// cluster; it starts and ends at multiples of `unit`, so that what others
+    /// have written is not written again. None: search for more.
+    pub(super) fn take_bytes(&mut self, lens: &[u64], unit: u64) -> Option<Packed> {
+        let (bits, size) = (self.g.cluster_bits, self.g.cluster_size());
+        let open = self.open.filter(|at| self.has_room(at >> bits));
+        // The next free byte, and where the last cluster ends that was taken.
+        let mut at = open.unwrap_or(0);
+        let mut end = at.next_multiple_of(size);
+        let mut places = Vec::with_capacity(lens.len());
+        for len in lens {
+            if at < end && !self.has_room(at >> bits) {
+                at = end;
+            }
+            if at + len > end {
+                if at != 0 && self.take_cluster(end >> bits) {
+                    end += size;
+                } else if places.is_empty() {
+                    let run = self.take(1, true)?;
+                    at = run.clusters.start << bits;
+                    end = at + size;
+                    self.set(run.clusters.start, 0);
+                } else {
+                    break;
+                }
+            }
+            for cluster in at >> bits..=(at + len - 1) >> bits {
+                self.set(cluster, self.get(cluster) + 1);
+            }
+            places.push(at);
+            at += len;
+        }
+        let end = at.next_multiple_of(unit);
+        self.open = (!end.is_multiple_of(size)).then_some(end);
+        Some(Packed { places, end })
+    }
+
+    /// Takes this cluster, if it is known to be free and the next in a row of
+    /// such. Its refcount stays 0.
+    fn take_cluster(&mut self, cluster: u64) -> bool {
+        let Some(position) = self.free.iter().position(|run| run.start == cluster) else {
+            return false;
+        };
+        let run = &mut self.free[position];
+        run.start += 1;
+        if run.start == run.end {
+            self.free.remove(position);
+        }
+        true
+    }
+
+    /// One more can use the cluster, as far as is known in memory.
+    fn has_room(&self, cluster: u64) -> bool {
+        let max = u64::MAX >> (64 - (1 << self.g.refcount_order));
+        self.blocks.contains_key(&self.block_of(cluster)) && self.get(cluster) < max
+    }
+
+    /// A piece's bytes are free again. Nothing refers to them, nor did it ever.
+    fn give_back_bytes(&mut self, bytes: Range<u64>) -> Result<(), Problem> {
+        let bits = self.g.cluster_bits;
+        for cluster in bytes.start >> bits..=(bytes.end - 1) >> bits {
+            // Else it is a leak: its block has left memory meanwhile.
+            if self.blocks.contains_key(&self.block_of(cluster)) && self.lower(cluster)? {
+                self.returned.push(cluster);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Allocator {
+    fn take_bytes(&mut self, lens: &[u64], unit: u64) -> Result<Option<Packed>, Problem> {
+        let Space::Refcounts(space) = &mut self.space else {
+            return Ok(None);
+        };
+        let bits = space.g.cluster_bits;
+        let packed = space.take_bytes(lens, unit);
+        if let Some(packed) = &packed {
+            self.check_taken(packed.places[0] >> bits..((packed.end - 1) >> bits) + 1)?;
+        }
+        Ok(packed)
+    }
+}
+
+impl Tables {
+    /// Allocates room for the first of these pieces at least.
+    pub(in crate::served) async fn allocate_bytes(
+        &self,
+        io: &impl Io,
+        lens: &[u64],
+    ) -> Result<Packed, Errno> {
+        let size = self.layout.cluster_size();
+        let block = self.file.disk().info().physical_block_size;
+        let unit = u64::from(block).clamp(512, size.min(4096));
+        let take = |alloc: &mut Allocator| alloc.take_bytes(lens, unit);
+        let end = |packed: &Packed| packed.end.next_multiple_of(size);
+        self.obtain(io, 1, take, end).await
+    }
+
+    /// A piece that was not written.
+    pub(in crate::served) fn give_back_bytes(&self, bytes: Range<u64>) {
+        if let Some(space) = super::refcounts(&mut self.state()) {
+            let given_back = space.give_back_bytes(bytes);
+            debug_assert!(given_back.is_ok());
+        }
+        self.dirty.store(true, Ordering::Release);
+    }
+}

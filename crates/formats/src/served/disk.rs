@@ -1,0 +1,403 @@
+//! A disk that is an image in a format.
+
+use super::activate::activate;
+use super::active::{Active, Layer};
+use super::channel::ImageChannel;
+use super::helpers::Helpers;
+use super::io::BlockingIo;
+use super::journal::{self, Found, Journal};
+use super::open::{Chain, unusable};
+use super::restore::Failure;
+use super::storage::{Opener, Storage};
+use super::tables::Tables;
+use crate::Format;
+use crate::offline::{Image, SnapshotName};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, RangeLimits};
+use std::io;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Enough for all L2 tables of a qcow2 image of 256 GiB in clusters of 64 KiB.
+pub const DEFAULT_METADATA_CACHE: u64 = 32 << 20;
+
+/// The longest discard or zeroing in one request: entries change quickly.
+const MAX_RANGE: u64 = 1 << 30;
+
+/// How to serve an image.
+#[derive(Clone, Debug)]
+pub struct ImageOptions {
+    pub format: Format,
+    pub read_only: bool,
+    /// The guest may discard, and freed clusters are freed in the file, too.
+    pub discard: bool,
+    /// Bytes of L2 tables in memory, for all images of the chain.
+    pub metadata_cache: u64,
+    /// Of a raw image: where in its file the disk starts.
+    pub offset: u64,
+    /// Of a raw image: the disk's bytes; none: up to the file's end.
+    pub size: Option<u64>,
+    /// The disk as an internal snapshot has kept it; needs `read_only`.
+    pub snapshot: Option<SnapshotName>,
+    /// For tools: also sizes that no guest can use. What a raw file has of its
+    /// last sector is padded with zeroes, and a disk may be empty.
+    pub any_size: bool,
+    /// For a tool that changes the backing file: it writes what the disk reads as already, and what
+    /// it zeroes reads as zeroes by the image's own entries, even if it does so on its present
+    /// backing file.
+    pub rebasing: bool,
+    /// For a tool: bitmaps stay true without recording anything, since nothing is changed that they
+    /// do not know of.
+    pub keep_bitmaps: bool,
+    /// The host's page cache is right, since no other host has written to the
+    /// files: it is kept. (A guest may come from another one.)
+    pub keep_page_cache: bool,
+    /// Threads that compress and decompress, for all workers: more than there are processors would
+    /// only take turns. They start when there is something for them to do. 0: what they would do
+    /// waits for [`ImageDisk::help`].
+    pub helpers: usize,
+}
+
+impl ImageOptions {
+    /// The defaults for this format.
+    pub fn new(format: Format) -> ImageOptions {
+        ImageOptions {
+            format,
+            read_only: false,
+            discard: true,
+            metadata_cache: DEFAULT_METADATA_CACHE,
+            offset: 0,
+            size: None,
+            snapshot: None,
+            any_size: false,
+            rebasing: false,
+            keep_bitmaps: false,
+            keep_page_cache: false,
+            helpers: std::thread::available_parallelism().map_or(1, NonZero::get),
+        }
+    }
+}
+
+/// An image with its chain of backing files, shared by its workers. Its
+/// metadata is in memory from `activate` to `deactivate` only.
+pub struct ImageDisk {
+    shared: Arc<Shared>,
+    chain: Chain,
+    options: ImageOptions,
+    helpers: Arc<Helpers>,
+    keepsake: Mutex<Option<Keepsake>>,
+}
+
+/// What the workers' channels know.
+pub(super) struct Shared {
+    /// The disk's bytes.
+    pub(super) size: u64,
+    pub(super) read_only: bool,
+    pub(super) discard: bool,
+    /// Counts activations and deactivations.
+    pub(super) generation: AtomicU64,
+    active: Mutex<Option<Arc<Active>>>,
+}
+
+impl Shared {
+    pub(super) fn active(&self) -> Option<Arc<Active>> {
+        let active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        active.clone()
+    }
+
+    fn set_active(&self, active: Option<Arc<Active>>) -> Option<Arc<Active>> {
+        let mut place = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *place, active);
+        self.generation.fetch_add(1, Ordering::Release);
+        before
+    }
+}
+
+impl ImageDisk {
+    /// Opens an image and the files that it names, by way of `opener`. Reads
+    /// headers only. The error is one line that says what to do.
+    pub fn open(
+        file: Arc<dyn Storage>,
+        opener: Arc<dyn Opener>,
+        options: ImageOptions,
+    ) -> Result<ImageDisk, DiskError> {
+        let chain = Chain::open(file, &*opener, &options)?;
+        let helpers = Arc::new(Helpers::new(options.helpers));
+        Ok(ImageDisk {
+            shared: Arc::new(Shared {
+                size: chain.size(),
+                read_only: options.read_only,
+                discard: options.discard,
+                generation: AtomicU64::new(0),
+                active: Mutex::default(),
+            }),
+            chain,
+            options,
+            helpers,
+            keepsake: Mutex::default(),
+        })
+    }
+
+    /// What is in use, if it is activated.
+    pub(super) fn active(&self) -> Option<Arc<Active>> {
+        self.shared.active()
+    }
+
+    /// The image's own path.
+    pub(super) fn path(&self) -> &Path {
+        self.chain.path()
+    }
+
+    /// The identities of all its files.
+    pub fn files(&self) -> Vec<(u64, u64)> {
+        let storages = self.chain.storages.iter();
+        storages.map(|storage| storage.identity()).collect()
+    }
+
+    /// Whether it uses the file that was opened by this path.
+    pub fn has_file(&self, path: &Path) -> bool {
+        self.chain.storages.iter().any(|file| file.path() == path)
+    }
+
+    /// Of all its files, as the images name them.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.chain.paths()
+    }
+
+    /// Bytes of what gets its place in the file at once: a cluster, or a
+    /// subcluster where clusters have such.
+    pub fn allocation_unit(&self) -> u64 {
+        match &self.chain.links[0].image {
+            Image::Raw { .. } => 512,
+            Image::Qcow2(header) => header.geometry().subcluster_size(),
+            Image::Qed(header, _) => header.cluster_size.into(),
+        }
+    }
+
+    /// Bytes of what is compressed together, a power of two: a write of so many
+    /// at a multiple of that, or of what is left up to the disk's end, can be
+    /// stored compressed (see `Request::compress`); any other is an ordinary
+    /// write. None: this image cannot be written to so, and such requests fail
+    /// with ENOTSUP.
+    pub fn compress_unit(&self) -> Option<u64> {
+        match &self.chain.links[0].image {
+            Image::Qcow2(header) if !header.geometry().data_file => {
+                Some(header.geometry().cluster_size())
+            }
+            _ => None,
+        }
+    }
+
+    /// What waits for a helper: jobs that none has begun.
+    pub fn jobs(&self) -> usize {
+        self.helpers.waiting()
+    }
+
+    /// Does one of them, by its number, on the calling thread; false if there is none of this
+    /// number. For simulations, which decide what happens when.
+    pub fn help(&self, number: usize) -> bool {
+        self.helpers.do_one(number)
+    }
+
+    fn unlock(&self, storages: &[Arc<dyn Storage>]) -> Result<(), DiskError> {
+        let unlocked = storages.iter().map(|storage| storage.disk().deactivate());
+        unlocked.fold(Ok(()), Result::and)
+    }
+
+    /// Whether there can be metadata that is in memory only.
+    fn has_metadata(&self) -> bool {
+        let is_raw = matches!(self.chain.links[0].image, Image::Raw { .. });
+        !is_raw && !self.options.read_only
+    }
+
+    /// Does what a killed predecessor had in memory only, and starts to note
+    /// the same for a successor.
+    fn take_keepsake(&self, active: &Active) -> Result<(), DiskError> {
+        let keepsake = self.keepsake.lock();
+        let keepsake = keepsake.unwrap_or_else(PoisonError::into_inner).clone();
+        let (Some(memory), Layer::Tables(tables)) = (keepsake, &active.layers[0]) else {
+            return Ok(());
+        };
+        if !tables.writable {
+            return Ok(());
+        }
+        let (device, inode) = tables.file.identity();
+        let identity = [device, inode, self.shared.size];
+        let found = Journal::look(&memory, identity);
+        let io = BlockingIo(&self.chain.storages);
+        let path = self.chain.path();
+        let records = match found {
+            Found::Nothing => Vec::new(),
+            Found::Records(records) => records,
+            Found::OfAnother(count) => {
+                let problem = format!(
+                    "is not the image that the guest used before the server was killed: {count} \
+                     changes to that one would be lost; serve that one, or restart the guest"
+                );
+                return Err(unusable(path, problem));
+            }
+            Found::Garbage => {
+                let problem = "the front-end keeps something for this image that was not written \
+                               here; restart the guest";
+                return Err(unusable(path, problem));
+            }
+        };
+        let restored = at_once(tables.restore_records(&io, &records));
+        restored.map_err(|failure| match failure {
+            Failure::Errno(errno) => DiskError::Io {
+                path: path.to_owned(),
+                what: "what a killed server had in memory cannot be restored",
+                source: io::Error::from_raw_os_error(errno),
+            },
+            Failure::Problem(problem) => unusable(
+                path,
+                format!("what a killed server had in memory cannot be restored: {problem}"),
+            ),
+        })?;
+        tables.state().journal = Journal::begin(memory, identity);
+        if !records.is_empty() {
+            let count = records.len();
+            let path = path.display();
+            tracing::info!("{path}: {count} changes of a killed server are restored");
+            let flushed = at_once(tables.flush(&io));
+            flushed.map_err(|errno| DiskError::Io {
+                path: self.chain.path().to_owned(),
+                what: "what a killed server had in memory cannot be written",
+                source: io::Error::from_raw_os_error(errno),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Everything that is dirty goes to the disk, and what was freed is free.
+    fn write_back(&self, tables: &Tables) -> io::Result<()> {
+        let io = BlockingIo(&self.chain.storages);
+        // Each time gives back what the time before has unlinked.
+        while tables.dirty.load(Ordering::Acquire) {
+            let flushed = at_once(tables.flush(&io));
+            flushed.map_err(io::Error::from_raw_os_error)?;
+        }
+        // Nothing is in flight: all that is free is given back to the file.
+        let released = at_once(tables.release(&io, &[]));
+        released.map_err(io::Error::from_raw_os_error)?;
+        let used = tables.used.load(Ordering::Relaxed);
+        if used < tables.file_len.load(Ordering::Relaxed) && tables.file.grows() {
+            tables.file.set_len(used)?;
+            tables.file.sync()?;
+        }
+        Ok(())
+    }
+}
+
+impl Disk for ImageDisk {
+    fn info(&self) -> DiskInfo {
+        let storage = self.chain.storages[0].disk().info();
+        let cluster = match &self.chain.links[0].image {
+            Image::Raw { .. } => storage.physical_block_size,
+            Image::Qcow2(header) => header.geometry().cluster_size() as u32,
+            Image::Qed(header, _) => header.cluster_size,
+        };
+        let writable = !self.options.read_only;
+        let limits = RangeLimits {
+            alignment: cluster,
+            max_len: match &self.chain.links[0].image {
+                Image::Raw { .. } => storage.write_zeroes.map_or(0, |l| l.max_len),
+                _ => MAX_RANGE,
+            },
+        };
+        DiskInfo {
+            size: self.shared.size,
+            block_size: 512,
+            physical_block_size: storage.physical_block_size,
+            optimal_io_size: storage.optimal_io_size,
+            read_only: !writable,
+            write_cache: storage.write_cache,
+            discard: (writable && self.options.discard).then_some(limits),
+            write_zeroes: writable.then_some(limits),
+        }
+    }
+
+    fn keepsake_len(&self) -> u64 {
+        if self.has_metadata() { journal::LEN } else { 0 }
+    }
+
+    fn keep(&self, keepsake: Option<Keepsake>) {
+        let mut place = self.keepsake.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = keepsake;
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        let storages = &self.chain.storages;
+        for (n, storage) in storages.iter().enumerate() {
+            if let Err(error) = storage.disk().activate() {
+                let _ = self.unlock(&storages[..n]);
+                return Err(error);
+            }
+        }
+        if !self.options.keep_page_cache {
+            storages.iter().for_each(|storage| storage.forget_cache());
+        }
+        let active = activate(&self.chain, &self.options, &self.helpers);
+        let active = active.and_then(|active| self.take_keepsake(&active).map(|()| active));
+        match active {
+            Ok(active) => {
+                let active = Arc::new(active);
+                active.guard_ends();
+                self.shared.set_active(Some(active));
+                Ok(())
+            }
+            Err(error) => {
+                let _ = self.unlock(storages);
+                Err(error)
+            }
+        }
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        let Some(active) = self.shared.set_active(None) else {
+            return Ok(());
+        };
+        let written = match &active.layers[0] {
+            Layer::Tables(tables) if tables.writable && !tables.corrupt.load(Ordering::SeqCst) => {
+                self.write_back(tables)
+            }
+            _ => Ok(()),
+        };
+        // Workers let go of the rest when they next look.
+        for layer in &active.layers {
+            if let Layer::Tables(tables) = layer {
+                tables.state().cache.clear();
+            }
+        }
+        let path = self.chain.path();
+        let written = written.map_err(|source| DiskError::Io {
+            path: path.to_owned(),
+            what: "its metadata cannot be written",
+            source,
+        });
+        written.and(self.unlock(&self.chain.storages))
+    }
+
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        let storages = self.chain.storages.iter();
+        let channels: Result<Vec<_>, _> = storages.map(|s| s.disk().channel(cx)).collect();
+        let channel = ImageChannel::new(self.shared.clone(), channels?, cx);
+        let channel = channel.map_err(|error| {
+            let problem = format!("a worker cannot serve it: {error}");
+            unusable(self.chain.path(), problem)
+        })?;
+        Ok(Box::new(channel))
+    }
+}
+
+/// The outcome of what never waits: nobody else uses the image now.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    let mut cx = Context::from_waker(Waker::noop());
+    match pin!(future).poll(&mut cx) {
+        Poll::Ready(outcome) => outcome,
+        Poll::Pending => unreachable!("blocking I/O is ready, and nothing is locked"),
+    }
+}

@@ -1,0 +1,250 @@
+//! Opening a chain: the image, the files that it names, and those that they
+//! name.
+
+use super::disk::ImageOptions;
+use super::io::StorageId;
+use super::storage::{Opener, Storage};
+use crate::offline::Image;
+use crate::{Error, Format, qcow2, resolve};
+use fathom_core::DiskError;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Images of one chain.
+const MAX_CHAIN: usize = 200;
+
+/// One image of a chain, by its header.
+pub(super) struct Link {
+    pub(super) storage: StorageId,
+    /// Where its guest data is.
+    pub(super) data: StorageId,
+    pub(super) image: Image,
+    /// Of a raw image: where in its file the disk starts, and its bytes.
+    pub(super) raw: (u64, u64),
+    pub(super) writable: bool,
+}
+
+/// A file, and what it is said to be.
+struct Named {
+    file: Arc<dyn Storage>,
+    format: Format,
+}
+
+/// All of them, and their files.
+pub(super) struct Chain {
+    pub(super) links: Vec<Link>,
+    pub(super) storages: Vec<Arc<dyn Storage>>,
+}
+
+pub(super) fn unusable(path: &Path, problem: impl Into<String>) -> DiskError {
+    DiskError::Unusable {
+        path: path.to_owned(),
+        problem: problem.into(),
+    }
+}
+
+/// The error of an image, for people.
+pub(super) fn told(path: &Path) -> impl FnOnce(Error) -> DiskError {
+    let path = path.to_owned();
+    move |error| unusable(&path, error.to_string())
+}
+
+impl Chain {
+    pub(super) fn open(
+        file: Arc<dyn Storage>,
+        opener: &dyn Opener,
+        options: &ImageOptions,
+    ) -> Result<Chain, DiskError> {
+        let mut chain = Chain {
+            links: Vec::new(),
+            storages: Vec::new(),
+        };
+        let mut next = Some(Named {
+            file,
+            format: options.format,
+        });
+        while let Some(Named { file, format }) = next {
+            let path = file.path().to_owned();
+            if chain.links.len() == MAX_CHAIN {
+                let problem = format!("its chain of backing files has more than {MAX_CHAIN}");
+                return Err(unusable(chain.path(), problem));
+            }
+            let writable = chain.links.is_empty() && !options.read_only;
+            let mut image = Image::read(&*file, format).map_err(told(&path))?;
+            if let (Some(name), true) = (&options.snapshot, chain.links.is_empty()) {
+                image = image.at_snapshot(&*file, name).map_err(told(&path))?;
+            }
+            check(&path, &image, writable)?;
+            if !options.any_size {
+                refuse_empty(&path, &image)?;
+            }
+            let storage = chain.add(file)?;
+            let data = chain.open_data_file(&path, &image, storage, opener, writable)?;
+            let raw = match chain.links.is_empty() {
+                true => raw_window(&path, &image, options)?,
+                false => (0, image.size()),
+            };
+            next = chain.open_backing_file(&path, &image, opener)?;
+            chain.links.push(Link {
+                storage,
+                data,
+                image,
+                raw,
+                writable,
+            });
+        }
+        Ok(chain)
+    }
+
+    /// The image's own path.
+    pub(super) fn path(&self) -> &Path {
+        self.storages[0].path()
+    }
+
+    /// Of all files, as the images name them; relative names begin where the image's own does.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        let mut paths: Vec<_> = self.storages.iter().map(|s| s.path().to_owned()).collect();
+        let mut set = |image: StorageId, file: StorageId, name: Option<&[u8]>| {
+            let image = &paths[usize::from(image)];
+            if let Some(Ok(path)) = name.map(|name| resolve(image, name)) {
+                paths[usize::from(file)] = path;
+            }
+        };
+        for (n, link) in self.links.iter().enumerate() {
+            if let Image::Qcow2(header) = &link.image
+                && link.data != link.storage
+            {
+                set(link.storage, link.data, header.data_file());
+            }
+            if let Some(below) = self.links.get(n + 1) {
+                set(link.storage, below.storage, link.image.backing_file());
+            }
+        }
+        paths
+    }
+
+    /// The disk's size in bytes.
+    pub(super) fn size(&self) -> u64 {
+        match &self.links[0].image {
+            Image::Raw { .. } => self.links[0].raw.1,
+            image => image.size(),
+        }
+    }
+
+    fn add(&mut self, file: Arc<dyn Storage>) -> Result<StorageId, DiskError> {
+        let same = |other: &Arc<dyn Storage>| other.identity() == file.identity();
+        if self.storages.iter().any(same) {
+            let problem = format!(
+                "the chain of files that it names comes back to {}",
+                file.path().display()
+            );
+            return Err(unusable(self.path(), problem));
+        }
+        self.storages.push(file);
+        // Each image has two at most.
+        u8::try_from(self.storages.len() - 1)
+            .map_err(|_| unusable(self.path(), "it needs more than 256 files"))
+    }
+
+    fn open_data_file(
+        &mut self,
+        path: &Path,
+        image: &Image,
+        own: StorageId,
+        opener: &dyn Opener,
+        writable: bool,
+    ) -> Result<StorageId, DiskError> {
+        let Image::Qcow2(header) = image else {
+            return Ok(own);
+        };
+        if !header.geometry().data_file {
+            return Ok(own);
+        }
+        let Some(name) = header.data_file() else {
+            let problem = "its data is in an external data file, but it does not name one";
+            return Err(unusable(path, problem));
+        };
+        let file = opener.open_data_file(path, name, writable)?;
+        self.add(file)
+    }
+
+    fn open_backing_file(
+        &self,
+        path: &Path,
+        image: &Image,
+        opener: &dyn Opener,
+    ) -> Result<Option<Named>, DiskError> {
+        let Some(name) = image.backing_file() else {
+            return Ok(None);
+        };
+        let format = match image.backing_format() {
+            Some(name) => Some(Format::from_name(&name).map_err(told(path))?),
+            None => None,
+        };
+        let file = opener.open(path, name)?;
+        let format = match (format, image) {
+            (Some(format), _) => format,
+            // QED's header says raw or nothing.
+            (None, Image::Qed(..)) => Format::probe(&*file).map_err(told(file.path()))?,
+            (None, _) => {
+                let below = file.path().display();
+                let problem = format!(
+                    "does not say which format its backing file {below} has, and that is not \
+                     guessed; set it (qemu-img rebase -u -b FILE -F FORMAT)"
+                );
+                return Err(unusable(path, problem));
+            }
+        };
+        Ok(Some(Named { file, format }))
+    }
+}
+
+/// What can be told by the header alone.
+pub(super) fn check(path: &Path, image: &Image, writable: bool) -> Result<(), DiskError> {
+    let Image::Qcow2(header) = image else {
+        return Ok(());
+    };
+    header.refuse_encryption().map_err(told(path))?;
+    if header.is_corrupt() && writable {
+        let problem = "is marked as corrupt: repair it (fathom img check --repair all) or serve \
+                       it with --readonly";
+        return Err(unusable(path, problem));
+    }
+    let l1 = u64::from(header.l1_entries) * qcow2::L1Entry::SIZE;
+    if l1 > 0 && header.l1_offset == 0 {
+        return Err(unusable(path, "has no L1 table"));
+    }
+    Ok(())
+}
+
+fn refuse_empty(path: &Path, image: &Image) -> Result<(), DiskError> {
+    match image {
+        Image::Qcow2(header) if header.size < 512 => {
+            let size = header.size;
+            let problem = format!("is a disk of {size} bytes; a disk needs 512 at least");
+            Err(unusable(path, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Which part of a raw file is the disk.
+fn raw_window(path: &Path, image: &Image, options: &ImageOptions) -> Result<(u64, u64), DiskError> {
+    let Image::Raw { size: len } = image else {
+        return Ok((0, 0));
+    };
+    if options.any_size {
+        return Ok((0, image.size()));
+    }
+    let offset = options.offset;
+    let rest = len.saturating_sub(offset);
+    let size = options.size.unwrap_or(rest & !511);
+    if !offset.is_multiple_of(512) || !size.is_multiple_of(512) || size == 0 || size > rest {
+        let problem = format!(
+            "has {len} bytes: a disk of {size} bytes at offset {offset} is not in it, or not \
+             whole sectors of 512 bytes"
+        );
+        return Err(unusable(path, problem));
+    }
+    Ok((offset, size))
+}
