@@ -17,7 +17,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-core", &["fathom-trace", "fathom-units"]),
     (
         "fathom-storage",
-        &["fathom-core", "fathom-trace", "fathom-nbd", "fathom-files"],
+        &[
+            "fathom-core",
+            "fathom-trace",
+            "fathom-nbd",
+            "fathom-files",
+            "fathom-units",
+        ],
     ),
     ("fathom-formats", &["fathom-core", "fathom-trace"]),
     (
@@ -36,8 +42,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "fathom-stack",
+        &[
+            "fathom-filters",
+            "fathom-formats",
+            "fathom-storage",
+            "fathom-core",
+            "fathom-trace",
+            "fathom-files",
+            "fathom-units",
+        ],
+    ),
+    (
         "fathom-daemon",
         &[
+            "fathom-stack",
             "fathom-exports",
             "fathom-filters",
             "fathom-formats",
@@ -53,7 +72,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-img",
         &[
-            "fathom-daemon",
+            "fathom-stack",
             "fathom-formats",
             "fathom-storage",
             "fathom-core",
@@ -70,6 +89,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-lab",
         &[
+            "fathom-nbd",
             "fathom-load",
             "fathom-limiter",
             "fathom-run",
@@ -91,6 +111,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "fathom-daemon",
             "fathom-img",
+            "fathom-stack",
+            "fathom-exports",
+            "fathom-filters",
+            "fathom-formats",
+            "fathom-storage",
+            "fathom-nbd",
             "fathom-load",
             "fathom-lab",
             "fathom-report",
@@ -103,6 +129,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-tests",
         &[
+            "fathom-nbd",
+            "fathom-load",
             "fathom-lab",
             "fathom-limiter",
             "fathom-report",
@@ -216,6 +244,38 @@ fn dependencies_point_down_only() {
         crates >= 10,
         "only {crates} crates found: is the test looking in the right place?"
     );
+}
+
+/// A crate that shows another's names would let its users get around the rule: so they must be allowed
+/// to use the other one, too.
+#[test]
+fn names_of_other_crates_are_no_way_around() {
+    let mut shown_names = 0;
+    for path in files().iter().filter(|path| shown(path).contains("/src/")) {
+        let name = shown(path);
+        let Some(of) = name
+            .strip_prefix("crates/")
+            .filter(|_| name.ends_with(".rs"))
+        else {
+            continue;
+        };
+        let of = format!("fathom-{}", of.split('/').next().unwrap_or_default());
+        let text = fs::read_to_string(path).unwrap();
+        let shows = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("pub use fathom_"));
+        for other in shows.filter_map(|rest| rest.split("::").next()) {
+            let other = format!("fathom-{other}");
+            shown_names += 1;
+            for (user, may) in MAY_USE.iter().filter(|(_, may)| may.contains(&&*of)) {
+                assert!(
+                    may.contains(&&*other),
+                    "{name}: {user} gets names of {other}, which it must not use"
+                );
+            }
+        }
+    }
+    assert!(shown_names > 0, "is the test looking in the right place?");
 }
 
 #[test]

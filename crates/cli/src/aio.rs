@@ -1,7 +1,7 @@
 //! The option that all who do I/O have.
 
 use clap::Args;
-use fathom_daemon::EngineKind;
+use fathom_storage::EngineKind;
 
 #[derive(Args, Debug)]
 pub struct AioArg {

@@ -3,8 +3,9 @@
 
 use crate::stats::Target;
 use clap::Args;
-use fathom_daemon::control::{FilterInfo, Request};
-use fathom_daemon::{About, FILTERS, find_filter};
+use fathom_daemon::control::Request;
+use fathom_filters::{About, FILTERS, find};
+use fathom_stack::FilterInfo;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -23,7 +24,7 @@ pub struct FiltersArgs {
 
 pub fn list(args: FiltersArgs) -> anyhow::Result<()> {
     let filters: Vec<&About> = match &args.name {
-        Some(name) => vec![find_filter(name).map_err(anyhow::Error::msg)?.about],
+        Some(name) => vec![find(name).map_err(anyhow::Error::msg)?.about],
         None => FILTERS.iter().map(|filter| filter.about).collect(),
     };
     let mut out = std::io::stdout().lock();
@@ -123,7 +124,7 @@ pub fn set(args: SetArgs) -> anyhow::Result<()> {
 /// directory. What cannot be known here is left for it to refuse.
 fn in_this_directory(filter: &str, option: &str, value: String) -> anyhow::Result<String> {
     let name = filter.split('#').next().unwrap_or_default();
-    let options = find_filter(name).map_or(&[][..], |filter| filter.about.options);
+    let options = find(name).map_or(&[][..], |filter| filter.about.options);
     let known = options.iter().find(|known| known.name == option);
     if value.is_empty() || !known.is_some_and(|known| ["FILE", "DIR"].contains(&known.value)) {
         return Ok(value);

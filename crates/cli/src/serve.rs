@@ -3,12 +3,18 @@
 use crate::aio::AioArg;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use fathom_core::Polling;
 use fathom_daemon::{
-    Access, Address, Cache, CpuList, Daemon, DiskOptions, DiskSpec, ExportOptions, Format,
-    Injection, NbdOptions, Outcome, Polling, ServeOptions, SocketSpec, Spec, StopTimeout, Timeout,
-    TlsMode, TlsOptions, find_filter, parse_format, parse_group, parse_mode, read_config,
+    Daemon, DiskOptions, ExportOptions, NbdOptions, Outcome, ServeOptions, SocketSpec, StopTimeout,
+    TlsOptions, parse_group, parse_mode, read_config,
 };
-use fathom_units::parse_size;
+use fathom_exports::Access;
+use fathom_exports::nbd::{Address, TlsMode};
+use fathom_filters::Spec;
+use fathom_formats::Format;
+use fathom_stack::{CpuList, Description, Injection, parse_format};
+use fathom_storage::{Cache, KINDS, Location};
+use fathom_units::{Timeout, parse_size};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
@@ -60,12 +66,9 @@ const ONE_DISK: [&str; 36] = [
 /// takes no longer than --stop-timeout, and prints where the requests spent their time.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// An image file or block device, memory:SIZE, null:SIZE, or an export of
-    /// an NBD server: nbd://HOST[:PORT]/EXPORT,
-    /// nbd+unix:///EXPORT?socket=PATH, nbd+vsock://CID[:PORT]/EXPORT
-    #[arg(value_name = "DISK", value_parser = disk_parser(),
+    #[arg(value_name = "DISK", value_parser = disk_parser(), help = disk_help(),
           required_unless_present = "config")]
-    disk: Option<DiskSpec>,
+    disk: Option<Location>,
 
     /// Serve the disks that this file lists (see the README); of the other
     /// options only --json and --log go with it
@@ -252,8 +255,13 @@ pub struct ServeArgs {
     pub log: Option<String>,
 }
 
-fn disk_parser() -> impl TypedValueParser<Value = DiskSpec> {
-    OsStringValueParser::new().try_map(|text: OsString| DiskSpec::parse(&text))
+fn disk_parser() -> impl TypedValueParser<Value = Location> {
+    OsStringValueParser::new().try_map(|text: OsString| Location::parse(&text))
+}
+
+fn disk_help() -> String {
+    let forms: Vec<_> = KINDS.iter().map(|kind| kind.form).collect();
+    format!("Where the disk is: {}", forms.join(", "))
 }
 
 fn socket_parser() -> impl TypedValueParser<Value = SocketSpec> {
@@ -262,7 +270,7 @@ fn socket_parser() -> impl TypedValueParser<Value = SocketSpec> {
 
 fn parse_filter(text: &str) -> Result<Spec, String> {
     let spec: Spec = text.parse()?;
-    find_filter(&spec.name)?.check(&spec.options)?;
+    fathom_filters::find(&spec.name)?.check(&spec.options)?;
     Ok(spec)
 }
 
@@ -317,10 +325,7 @@ impl ServeArgs {
             name: self.export_name,
             description: self.export_description,
         };
-        let disk = DiskOptions {
-            access: where_made(is_path),
-            vhost_user,
-            nbd: (!self.nbd.is_empty()).then_some(export),
+        let disk = Description {
             format: self.format,
             offset: self.offset,
             size: self.size,
@@ -334,14 +339,20 @@ impl ServeArgs {
             server_timeout: self.server_timeout,
             force_share: self.force_share,
             discard: !self.no_discard,
-            queues: self.queues,
             iothreads: self.iothreads.into(),
             cpus: self.cpus.unwrap_or_default(),
             polling: self.poll,
-            serial: self.serial,
-            trace: self.trace,
             inject: self.inject,
             filters: self.filters,
+            ..Description::new(disk)
+        };
+        let disk = DiskOptions {
+            access: where_made(is_path),
+            vhost_user,
+            nbd: (!self.nbd.is_empty()).then_some(export),
+            queues: self.queues,
+            serial: self.serial,
+            trace: self.trace,
             ..DiskOptions::new(disk)
         };
         let nbd = NbdOptions {

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use fathom_daemon::Summary;
 use fathom_daemon::control::{Client, ClientError, Info, Request, path_of};
+use fathom_trace::Summary;
 use fathom_units::Size;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

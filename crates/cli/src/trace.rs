@@ -3,7 +3,7 @@
 use crate::stats::connect;
 use clap::Args;
 use fathom_daemon::control::Request;
-use fathom_daemon::ring::{Entry, Header, RingReader};
+use fathom_trace::ring::{Entry, Header, RingReader};
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;

@@ -3,8 +3,12 @@
 mod support;
 
 use fathom_daemon::control::{Client, Info, Request};
-use fathom_daemon::{Daemon, DiskSpec, Format, ServeOptions, SocketSpec};
+use fathom_daemon::{Daemon, ServeOptions, SocketSpec};
+use fathom_formats::Format;
+use fathom_stack::Description;
+use fathom_storage::Location;
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -82,13 +86,17 @@ fn wait_for(count: u64, client: &mut Client) {
     });
 }
 
+fn location(text: impl AsRef<OsStr>) -> Location {
+    Location::parse(text.as_ref()).unwrap()
+}
+
 /// Serve in this process, have another make load, and count.
-fn check(disk: DiskSpec, trace: Option<&Path>, load: &[&str]) {
+fn check(disk: Location, trace: Option<&Path>, load: &[&str]) {
     check_image(disk, None, &[], trace, load);
 }
 
 fn check_image(
-    disk: DiskSpec,
+    disk: Location,
     format: Option<Format>,
     filters: &[&str],
     trace: Option<&Path>,
@@ -96,14 +104,17 @@ fn check_image(
 ) {
     let dir = short_dir();
     let (socket, control) = (dir.path().join("s"), dir.path().join("c"));
-    let is_connected = matches!(disk, DiskSpec::Nbd(_));
-    let mut options = ServeOptions::new(disk, SocketSpec::Path(socket.clone()));
-    options.control = Some(control.clone());
-    options.disks[0].format = format;
+    let is_connected = disk.kind().name == "nbd";
+    let what = format!("{disk} {load:?}");
     let specs = filters.iter().map(|filter| filter.parse().unwrap());
-    options.disks[0].filters = specs.collect();
+    let description = Description {
+        format,
+        filters: specs.collect(),
+        ..Description::new(disk)
+    };
+    let mut options = ServeOptions::new(description, SocketSpec::Path(socket.clone()));
+    options.control = Some(control.clone());
     options.disks[0].trace = trace.map(Path::to_owned);
-    let what = format!("{} {load:?}", options.disks[0].disk);
     let daemon = Daemon::start(options).unwrap();
     let worker = thread_named("worker 0");
     let running = std::thread::spawn(move || daemon.run().unwrap());
@@ -155,16 +166,16 @@ fn a_warm_worker_allocates_nothing() {
     let image = dir.path().join("disk.img");
     std::fs::write(&image, vec![0xa5; 16 << 20]).unwrap();
     let trace = dir.path().join("trace");
-    let file = || DiskSpec::File(image.clone());
+    let file = || Location::file(&image);
     let deep = ["--rw", "randread", "--iodepth", "32"];
-    check(DiskSpec::Null(1 << 40), None, &deep);
+    check(location("null:1T"), None, &deep);
     check(
-        DiskSpec::Null(1 << 40),
+        location("null:1T"),
         Some(&trace),
         &["--rw", "randrw", "--iodepth", "1"],
     );
     check(
-        DiskSpec::Memory(64 << 20),
+        location("memory:64M"),
         None,
         &["--rw", "randrw", "--iodepth", "32", "--bs", "64k"],
     );
@@ -183,14 +194,14 @@ fn a_warm_worker_allocates_nothing() {
         .expect("nbdkit is installed by `make setup`");
     eventually("nbdkit", || listens(&server).then_some(()));
     let uri = format!("nbd+unix:///?socket={}", server.display());
-    let of_server = DiskSpec::parse(uri.as_ref()).unwrap();
+    let of_server = location(uri);
     check(of_server, None, &["--rw", "randrw", "--iodepth", "32"]);
     nbdkit.kill().unwrap();
     nbdkit.wait().unwrap();
     for format in [Format::Qcow2, Format::Qed] {
         let allocated = dir.path().join(format.name());
         convert(&image, format, &allocated);
-        let allocated = DiskSpec::File(allocated);
+        let allocated = Location::file(allocated);
         let mixed = ["--rw", "randrw", "--iodepth", "32"];
         check_image(allocated, Some(format), &[], Some(&trace), &mixed);
     }
@@ -202,5 +213,5 @@ fn a_warm_worker_allocates_nothing() {
         "readahead",
         "pause",
     ];
-    check_image(DiskSpec::Null(1 << 40), None, &filters, None, &deep);
+    check_image(location("null:1T"), None, &filters, None, &deep);
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use fathom_daemon::Format;
+use fathom_formats::Format;
 use std::process::Command;
 use support::nbd::Nbd;
 use support::{Served, as_arg, convert, disk_dir, fathom, short_dir, stdout_of};

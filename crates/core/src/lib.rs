@@ -29,5 +29,5 @@ pub use handle::{Counters, Detaching, Looking, Unheard, WorkerHandle, WorkerOpti
 pub use keepsake::Keepsake;
 pub use polling::Polling;
 pub use request::{Owner, Request, RequestId, Segments, Slab};
-pub use source::{Broken, Source, SourceId};
+pub use source::{Broken, Source, SourceId, WrapSource};
 pub use token::Token;

@@ -7,6 +7,11 @@ use crate::token::Token;
 use std::any::Any;
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// Puts something around a source before a worker gets it. What it returns
+/// gives the source itself back by [`Source::into_any`].
+pub type WrapSource = Arc<dyn Fn(Box<dyn Source>) -> Box<dyn Source> + Send + Sync>;
 
 /// A source as its worker knows it; valid until it is detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,13 +4,15 @@
 use crate::access::{parse_group, parse_mode};
 use crate::daemon::Error;
 use crate::options::{
-    CpuList, DiskOptions, DiskSpec, ExportOptions, NbdOptions, ServeOptions, SocketSpec,
-    StopTimeout, Timeout, TlsOptions, parse_format,
+    DiskOptions, ExportOptions, NbdOptions, ServeOptions, SocketSpec, StopTimeout, TlsOptions,
 };
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_filters::{Spec, find};
-use fathom_units::parse_size;
+use fathom_formats::Format;
+use fathom_stack::{CpuList, Description, parse_format};
+use fathom_storage::Location;
+use fathom_units::{Timeout, parse_size};
 use serde::{Deserialize, Deserializer, de};
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -163,7 +165,7 @@ impl Nbd {
 struct Disk {
     name: String,
     #[serde(deserialize_with = "image")]
-    image: DiskSpec,
+    image: Location,
     #[serde(default, deserialize_with = "socket")]
     vhost_user: Option<SocketSpec>,
     #[serde(default, deserialize_with = "mode")]
@@ -177,7 +179,7 @@ struct Disk {
     #[serde(default)]
     export_description: String,
     #[serde(default, deserialize_with = "format")]
-    format: Option<fathom_formats::Format>,
+    format: Option<Format>,
     #[serde(default, deserialize_with = "size")]
     offset: Option<u64>,
     #[serde(default, deserialize_with = "size")]
@@ -229,15 +231,8 @@ impl Disk {
         if self.serial.as_ref().is_some_and(|serial| serial.len() > 20) {
             return Err("serial has more than 20 bytes".into());
         }
-        let new = DiskOptions::new(self.image);
-        Ok(DiskOptions {
-            name: self.name,
-            vhost_user: self.vhost_user,
-            access: Access {
-                mode: self.socket_mode,
-                group: self.socket_group,
-            },
-            nbd: export.filter(|_| has_nbd),
+        let new = Description::new(self.image);
+        let disk = Description {
             format: self.format,
             offset: self.offset,
             size: self.size,
@@ -251,13 +246,24 @@ impl Disk {
             server_timeout: self.server_timeout,
             force_share: self.force_share,
             discard: self.discard.unwrap_or(new.discard),
-            queues: self.queues.unwrap_or(new.queues),
             iothreads: self.iothreads.map_or(new.iothreads, usize::from),
             cpus: self.cpus.unwrap_or_default(),
             polling: self.poll.unwrap_or(new.polling),
+            filters: self.filters,
+            ..new
+        };
+        let new = DiskOptions::new(disk);
+        Ok(DiskOptions {
+            name: self.name,
+            vhost_user: self.vhost_user,
+            access: Access {
+                mode: self.socket_mode,
+                group: self.socket_group,
+            },
+            nbd: export.filter(|_| has_nbd),
+            queues: self.queues.unwrap_or(new.queues),
             serial: self.serial,
             trace: self.trace,
-            filters: self.filters,
             ..new
         })
     }
@@ -307,8 +313,8 @@ fn filters<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Spec>, D::Error> {
     specs.map_err(de::Error::custom)
 }
 
-fn image<'de, D: Deserializer<'de>>(from: D) -> Result<DiskSpec, D::Error> {
-    string(from, |text| DiskSpec::parse(OsStr::new(text)))
+fn image<'de, D: Deserializer<'de>>(from: D) -> Result<Location, D::Error> {
+    string(from, |text| Location::parse(OsStr::new(text)))
 }
 
 fn socket<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketSpec>, D::Error> {
@@ -323,7 +329,7 @@ fn group<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     string(from, |text| parse_group(text).map(Some))
 }
 
-fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<fathom_formats::Format>, D::Error> {
+fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
     string(from, |text| parse_format(text).map(Some))
 }
 
@@ -350,7 +356,6 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fathom_formats::Format;
     use fathom_storage::{Cache, EngineKind};
 
     const ONE: &str = "[[disk]]\nname = 'a'\nimage = 'null:1G'\nvhost-user = '/run/a'\n";
@@ -359,17 +364,16 @@ mod tests {
     fn a_disk_needs_a_name_an_image_and_a_way_to_it() {
         let options = parse(ONE).unwrap();
         let disk = &options.disks[0];
-        assert_eq!((&*disk.name, &disk.disk), ("a", &DiskSpec::Null(1 << 30)));
+        let null = || Location::parse(OsStr::new("null:1G")).unwrap();
+        assert_eq!((&*disk.name, &disk.disk.location), ("a", &null()));
         assert_eq!(disk.vhost_user, Some(SocketSpec::Path("/run/a".into())));
         assert_eq!(disk.nbd, None);
         assert!(options.nbd.is_none());
         // All else is as on the command line.
-        let plain = DiskOptions::new(DiskSpec::Null(1 << 30));
-        assert_eq!(
-            (disk.queues, disk.iothreads),
-            (plain.queues, plain.iothreads)
-        );
-        assert_eq!((disk.discard, disk.cache), (plain.discard, plain.cache));
+        let plain = DiskOptions::new(Description::new(null()));
+        assert_eq!(disk.queues, plain.queues);
+        let told = |disk: &Description| (disk.iothreads, disk.discard, disk.cache);
+        assert_eq!(told(&disk.disk), told(&plain.disk));
     }
 
     #[test]
@@ -436,21 +440,25 @@ mod tests {
             (&*export.name, &*export.description),
             ("", "of the first machine")
         );
-        assert_eq!(root.format, Some(Format::Qcow2));
-        assert_eq!(root.metadata_cache, Some(64 << 20));
-        assert_eq!(root.allow_dirs, [PathBuf::from("/srv/base")]);
-        assert_eq!(root.data_file, Some("/srv/root.raw".into()));
-        assert!(root.read_only && root.force_share && root.register_memory);
+        assert_eq!(root.disk.format, Some(Format::Qcow2));
+        assert_eq!(root.disk.metadata_cache, Some(64 << 20));
+        assert_eq!(root.disk.allow_dirs, [PathBuf::from("/srv/base")]);
+        assert_eq!(root.disk.data_file, Some("/srv/root.raw".into()));
+        assert!(root.disk.read_only && root.disk.force_share && root.disk.register_memory);
         assert_eq!(
-            (root.engine, root.cache),
+            (root.disk.engine, root.disk.cache),
             (EngineKind::Threads, Cache::Writeback)
         );
-        assert!(!root.discard);
-        assert_eq!((root.queues, root.iothreads), (4, 2));
+        assert!(!root.disk.discard);
+        assert_eq!((root.queues, root.disk.iothreads), (4, 2));
         assert_eq!(root.serial.as_deref(), Some("x"));
         assert_eq!(part.nbd.as_ref().unwrap().name, "part");
-        assert_eq!((part.offset, part.size), (Some(1 << 20), Some(1 << 30)));
+        assert_eq!(
+            (part.disk.offset, part.disk.size),
+            (Some(1 << 20), Some(1 << 30))
+        );
         let filters: Vec<_> = options.disks[0]
+            .disk
             .filters
             .iter()
             .map(ToString::to_string)

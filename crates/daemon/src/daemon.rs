@@ -1,7 +1,6 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
 use crate::control::{self, Ask, Info, Request, Server};
-use crate::inject::Injected;
 use crate::limits;
 use crate::nbd::Nbd;
 use crate::options::{ServeOptions, StopTimeout};
@@ -9,10 +8,10 @@ use crate::served::Served;
 use crate::signals::{LeftToThisThread, Termination};
 use crate::socket;
 use crate::tracer::{CALIBRATE_EVERY, Tracer};
-use fathom_core::DiskError;
 use fathom_exports::ListenError;
 use fathom_exports::nbd::TlsError;
 use fathom_filters::Filters;
+use fathom_stack::Injected;
 use fathom_trace::{Summary, TraceError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -30,7 +29,7 @@ pub enum Error {
     #[error("{0}")]
     Options(String),
     #[error(transparent)]
-    Disk(#[from] DiskError),
+    Disk(#[from] fathom_stack::Error),
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// An inherited socket, and the option that wants it.

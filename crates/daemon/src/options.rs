@@ -1,15 +1,9 @@
 //! What `fathom serve` is told.
 
-use crate::inject::Injection;
-use crate::magic;
-use fathom_core::Polling;
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
-use fathom_filters::Spec;
-use fathom_formats::Format;
-use fathom_formats::served::DEFAULT_METADATA_CACHE;
-use fathom_storage::{Cache, EngineKind, NbdUri};
-use fathom_units::{parse_duration, parse_size};
+use fathom_stack::Description;
+use fathom_units::parse_duration;
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
@@ -59,7 +53,7 @@ impl fmt::Display for StopTimeout {
 
 impl ServeOptions {
     /// One disk at one vhost-user socket.
-    pub fn new(disk: DiskSpec, socket: SocketSpec) -> ServeOptions {
+    pub fn new(disk: Description, socket: SocketSpec) -> ServeOptions {
         let mut disk = DiskOptions::new(disk);
         disk.vhost_user = Some(socket);
         ServeOptions::of(disk)
@@ -150,90 +144,38 @@ impl ExportOptions {
     }
 }
 
-/// One disk.
+/// One disk, and who may use it.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
     /// What `fathom stats` and the like call it.
     pub name: String,
-    pub disk: DiskSpec,
+    pub disk: Description,
     /// None: no virtual machine.
     pub vhost_user: Option<SocketSpec>,
     /// Of that socket, if it is made here.
     pub access: Access,
     /// None: not by NBD.
     pub nbd: Option<ExportOptions>,
-    /// None: raw, unless the image looks like something else.
-    pub format: Option<Format>,
-    /// Of a raw image: where the disk starts in it, and the disk's size.
-    pub offset: Option<u64>,
-    pub size: Option<u64>,
-    /// Bytes of a qcow2 or QED image's tables in memory.
-    pub metadata_cache: Option<u64>,
-    /// Where the files that a qcow2 or QED image names may be, beside its own
-    /// directory.
-    pub allow_dirs: Vec<PathBuf>,
-    /// The external data file of a qcow2 image, whatever the image calls it;
-    /// None: what it calls it, to be read only.
-    pub data_file: Option<PathBuf>,
-    pub read_only: bool,
-    pub engine: EngineKind,
-    /// Pin guest memory, so that io_uring need not map it for each request.
-    pub register_memory: bool,
-    pub cache: Cache,
-    /// How long the NBD server that has the disk may say nothing of a request
-    /// before it is taken for dead; None: the default.
-    pub server_timeout: Option<Timeout>,
-    /// Read an image that others may be writing. Needs `read_only`.
-    pub force_share: bool,
-    /// The guest may discard.
-    pub discard: bool,
     /// The most virtqueues, 1 to 256.
     pub queues: u16,
-    /// Number of workers, at least 1.
-    pub iothreads: usize,
-    /// The CPUs that the workers may use, shared out among them; empty: any.
-    pub cpus: CpuList,
-    pub polling: Polling,
     /// What the guest sees as the disk's serial.
     pub serial: Option<String>,
     /// Trace to this file from the start.
     pub trace: Option<PathBuf>,
-    /// Delay requests on purpose.
-    pub inject: Option<Injection>,
-    /// Filters around the disk, the first nearest to whoever uses it.
-    pub filters: Vec<Spec>,
 }
 
 impl DiskOptions {
     /// The defaults for this disk, which nobody can reach.
-    pub fn new(disk: DiskSpec) -> DiskOptions {
+    pub fn new(disk: Description) -> DiskOptions {
         DiskOptions {
-            name: disk.to_string(),
+            name: disk.location.to_string(),
             disk,
             vhost_user: None,
             access: Access::default(),
             nbd: None,
-            format: None,
-            offset: None,
-            size: None,
-            metadata_cache: None,
-            allow_dirs: Vec::new(),
-            data_file: None,
-            read_only: false,
-            engine: EngineKind::default(),
-            register_memory: false,
-            cache: Cache::default(),
-            server_timeout: None,
-            force_share: false,
-            discard: true,
             queues: 64,
-            iothreads: 1,
-            cpus: CpuList::default(),
-            polling: Polling::default(),
             serial: None,
             trace: None,
-            inject: None,
-            filters: Vec::new(),
         }
     }
 
@@ -244,54 +186,7 @@ impl DiskOptions {
         }
         let is_path = matches!(self.vhost_user, Some(SocketSpec::Path(_)));
         check_access(self.access, is_path)?;
-        if self.server_timeout.is_some() && !matches!(self.disk, DiskSpec::Nbd(_)) {
-            return Err("--server-timeout is for disks of NBD servers (nbd://...)".into());
-        }
-        let format = self.format.unwrap_or(Format::Raw);
-        let is_raw = format == Format::Raw;
-        let window = [("--offset", self.offset), ("--size", self.size)];
-        if !matches!(self.disk, DiskSpec::File(_)) {
-            if !is_raw {
-                return Err(format!("--format {format} is for images in files"));
-            }
-            if window.iter().any(|(_, value)| value.is_some()) {
-                return Err("--offset and --size are for images in files".into());
-            }
-        }
-        if !is_raw && window.iter().any(|(_, value)| value.is_some()) {
-            return Err(format!(
-                "--offset and --size are for raw images: a {format} image has a size of its own"
-            ));
-        }
-        for (option, value) in window {
-            if value.is_some_and(|value| !value.is_multiple_of(512)) {
-                return Err(format!("{option} is not a multiple of 512"));
-            }
-        }
-        if self.size == Some(0) {
-            return Err("--size 0: a disk needs 512 bytes at least".into());
-        }
-        if is_raw && self.metadata_cache.is_some() {
-            return Err("--metadata-cache is for qcow2 and qed images (--format)".into());
-        }
-        if self
-            .metadata_cache
-            .is_some_and(|size| size < MIN_METADATA_CACHE)
-        {
-            return Err("--metadata-cache needs 64k at least".into());
-        }
-        if is_raw && !self.allow_dirs.is_empty() {
-            return Err("--allow-dir is for qcow2 and qed images (--format)".into());
-        }
-        if self.data_file.is_some() && format != Format::Qcow2 {
-            return Err("--data-file is for qcow2 images (--format)".into());
-        }
-        Ok(())
-    }
-
-    /// See [`DiskOptions::metadata_cache`].
-    pub(crate) fn metadata_cache(&self) -> u64 {
-        self.metadata_cache.unwrap_or(DEFAULT_METADATA_CACHE)
+        self.disk.check()
     }
 }
 
@@ -301,80 +196,6 @@ fn check_access(access: Access, is_made_here: bool) -> Result<(), String> {
         true => Ok(()),
         false => {
             Err("--socket-mode and --socket-group are for Unix sockets given by a path".into())
-        }
-    }
-}
-
-/// The formats keep this much in any case.
-const MIN_METADATA_CACHE: u64 = 64 << 10;
-
-/// Where the disk's bytes are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DiskSpec {
-    File(PathBuf),
-    /// Bytes.
-    Memory(u64),
-    /// Bytes.
-    Null(u64),
-    /// An NBD server has them.
-    Nbd(NbdUri),
-}
-
-impl DiskSpec {
-    /// A path, `memory:SIZE`, `null:SIZE` or an NBD URI. (A file with such a
-    /// name is written `./memory:4G`.)
-    pub fn parse(text: &OsStr) -> Result<DiskSpec, String> {
-        let Some((kind, size)) = text.to_str().and_then(|text| text.split_once(':')) else {
-            return Ok(DiskSpec::File(text.into()));
-        };
-        if let Some(uri) = text.to_str().filter(|text| NbdUri::is_one(text)) {
-            return uri.parse().map(DiskSpec::Nbd);
-        }
-        let make = match kind {
-            "memory" => DiskSpec::Memory,
-            "null" => DiskSpec::Null,
-            scheme if size.starts_with("//") => {
-                return Err(format!(
-                    "disks are not served from {scheme}://, but from nbd://, nbd+unix:// and \
-                     nbd+vsock:// (a file of that name is written ./{scheme}:...)"
-                ));
-            }
-            _ => return Ok(DiskSpec::File(text.into())),
-        };
-        match parse_size(size)? {
-            0..512 => Err("a disk needs 512 bytes at least".into()),
-            size if size > i64::MAX as u64 => Err(format!("'{size}' is too large for a disk")),
-            size => Ok(make(size)),
-        }
-    }
-}
-
-impl fmt::Display for DiskSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DiskSpec::File(path) => write!(f, "{}", path.display()),
-            DiskSpec::Memory(size) => write!(f, "memory:{size}"),
-            DiskSpec::Null(size) => write!(f, "null:{size}"),
-            DiskSpec::Nbd(uri) => write!(f, "{uri}"),
-        }
-    }
-}
-
-/// A time to wait for something at most; None: for ever.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeout(pub Option<Duration>);
-
-impl FromStr for Timeout {
-    type Err = String;
-
-    /// A time such as `30s`, or `off`.
-    fn from_str(text: &str) -> Result<Timeout, String> {
-        match text {
-            "off" => Ok(Timeout(None)),
-            _ => match parse_duration(text).ok().filter(|time| !time.is_zero()) {
-                Some(time) => Ok(Timeout(Some(time))),
-                None => Err(format!("'{text}' is not off, or a time such as 30s")),
-            },
         }
     }
 }
@@ -409,58 +230,6 @@ impl fmt::Display for SocketSpec {
             SocketSpec::Fd(fd) => write!(f, "fd:{fd}"),
             SocketSpec::Activated => f.write_str("from the service manager"),
         }
-    }
-}
-
-/// The format of that name.
-pub fn parse_format(text: &str) -> Result<Format, String> {
-    match Format::from_name(text) {
-        Err(_) if fathom_files::magic::FORMATS.contains(&text) => Err(magic::unsupported(text)),
-        other => other.map_err(|error| error.to_string()),
-    }
-}
-
-/// CPU numbers as taskset(1) writes them: `0`, `2-5`, `0,4-7`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CpuList(Vec<usize>);
-
-impl CpuList {
-    /// The share of worker `worker` of `workers`: every CPU goes to one
-    /// worker while there are enough of them, else workers share CPUs.
-    pub fn share(&self, worker: usize, workers: usize) -> Vec<usize> {
-        let CpuList(cpus) = self;
-        if cpus.len() < workers {
-            let turn = cpus.iter().cycle().nth(worker);
-            return turn.copied().into_iter().collect();
-        }
-        cpus.iter().skip(worker).step_by(workers).copied().collect()
-    }
-
-    /// One that the other list does not have.
-    pub(crate) fn first_not_in(&self, other: &CpuList) -> Option<usize> {
-        let mut cpus = self.0.iter().copied();
-        cpus.find(|cpu| !other.0.contains(cpu))
-    }
-}
-
-impl FromStr for CpuList {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<CpuList, String> {
-        let bad = || format!("'{text}' is not a list of CPUs like 0,2-3");
-        // What sched_setaffinity(2) takes in a cpu_set_t.
-        let cpu = |number: &str| number.parse().ok().filter(|cpu: &usize| *cpu < 1024);
-        let mut cpus = Vec::new();
-        for part in text.split(',') {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            match (cpu(first), cpu(last)) {
-                (Some(first), Some(last)) if first <= last => cpus.extend(first..=last),
-                _ => return Err(bad()),
-            }
-        }
-        cpus.sort_unstable();
-        cpus.dedup();
-        Ok(CpuList(cpus))
     }
 }
 

@@ -1,9 +1,7 @@
 //! One disk being served.
 
-use crate::assemble::{Stack, assemble};
-use crate::control::{FilterInfo, FrontEnd, Info, WorkerInfo};
+use crate::control::{FrontEnd, Info, WorkerInfo};
 use crate::daemon::{Error, Outcome};
-use crate::inject::Injector;
 use crate::options::DiskOptions;
 use crate::serving::Serving;
 use crate::shared_disk::SharedDisk;
@@ -14,6 +12,7 @@ use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser};
 use fathom_filters::Filters;
 use fathom_formats::Format;
+use fathom_stack::{FilterInfo, Injector, Stack};
 use fathom_trace::{Clock, Op, Stage, Summary};
 use fathom_units::Size;
 use serde_json::{Value, json};
@@ -43,8 +42,8 @@ impl Served {
         listener: Option<Listener>,
         filters: &Filters,
     ) -> Result<Served, Error> {
-        let stack = assemble(&options, filters)?;
-        let name = options.disk.to_string();
+        let stack = Stack::open(&options.disk, options.nbd.is_some(), filters)?;
+        let name = options.disk.location.to_string();
         let goes = listener.is_some() && stack.file.is_some();
         let shared = SharedDisk::new(stack.disk.clone(), name, goes);
         let mut served = Served {
@@ -110,7 +109,7 @@ impl Served {
 
     /// One line: what is served, and where.
     pub fn describe(&self) -> String {
-        let (stack, disk) = (&self.stack, &self.options.disk);
+        let (stack, disk) = (&self.stack, &self.options.disk.location);
         let size = Size(stack.disk.info().size);
         let mut line = format!("serving {disk} ({size}, {}, {}", stack.format, stack.engine);
         if let Some(cache) = self.cache() {
@@ -174,7 +173,7 @@ impl Served {
 
     fn cache(&self) -> Option<&'static str> {
         let is_file = self.stack.file.is_some();
-        is_file.then(|| self.options.cache.name())
+        is_file.then(|| self.options.disk.cache.name())
     }
 
     /// What is told about the disk; about the daemon's rest by others.
@@ -192,7 +191,7 @@ impl Served {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             name: options.name.clone(),
-            disk: options.disk.to_string(),
+            disk: options.disk.location.to_string(),
             format: stack.format.name().into(),
             size,
             block_size,
@@ -257,7 +256,8 @@ impl Served {
         let before = self.stack.disk.info().size;
         let size = file.refresh_size().map_err(|error| error.to_string())?;
         if size != before {
-            tracing::info!("{}: the disk has {} now", self.options.disk, Size(size));
+            let disk = &self.options.disk.location;
+            tracing::info!("{disk}: the disk has {} now", Size(size));
         }
         if let Some(export) = self.vhost_user.as_ref().map(Serving::export)
             && export.device().size() != size
@@ -316,7 +316,11 @@ impl Served {
     }
 
     fn start_trace(&self, path: &std::path::Path) -> Result<Tracer, fathom_trace::TraceError> {
-        let tracer = Tracer::start(path, &self.options.disk.to_string(), &self.stack.workers)?;
+        let tracer = Tracer::start(
+            path,
+            &self.options.disk.location.to_string(),
+            &self.stack.workers,
+        )?;
         self.look();
         Ok(tracer)
     }

@@ -3,11 +3,11 @@
 use crate::error::{Error, of, usage};
 use crate::job::{Ask, Client, Job, Pages};
 use fathom_core::{Disk, Op};
-use fathom_daemon::{AllowedDirs, ImageOpener};
 use fathom_formats::offline::Image;
 use fathom_formats::offline::resize::Below;
 use fathom_formats::served::{ImageDisk, ImageOptions, Opener};
 use fathom_formats::{Error as FormatError, Format, Result as FormatResult};
+use fathom_stack::{AllowedDirs, ImageOpener};
 use fathom_storage::{Cache, EngineKind, FileOptions};
 use std::cell::RefCell;
 use std::io;

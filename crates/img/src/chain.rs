@@ -2,10 +2,10 @@
 
 use crate::error::{Error, of};
 use fathom_core::{Disk, DiskInfo};
-use fathom_daemon::{AllowedDirs, ImageOpener, StoredImage};
 use fathom_formats::Format;
 use fathom_formats::offline::SnapshotName;
 use fathom_formats::served::{ImageDisk, ImageOptions};
+use fathom_stack::{AllowedDirs, ImageOpener, StoredImage};
 use fathom_storage::{Cache, EngineKind, FileOptions};
 use std::fs::File;
 use std::path::{Path, PathBuf};

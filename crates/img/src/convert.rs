@@ -13,7 +13,8 @@ use fathom_core::Disk;
 use fathom_formats::offline::bitmap::copy;
 use fathom_formats::offline::open_read_only;
 use fathom_formats::{Format, resolve};
-use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, NbdUri, lock_image};
+use fathom_nbd::NbdUri;
+use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, lock_image};
 
 pub use fathom_formats::offline::bitmap::Broken;
 use std::ffi::OsStr;

@@ -9,6 +9,9 @@
 //!   own;
 //! - [`NullDisk`]: no data at all, what Fathom costs by itself.
 //!
+//! Each is a [`Kind`] with a folder or file of its own and a line in [`KINDS`], by which a
+//! [`Location`], what users write, is understood and opened.
+//!
 //! A worker reaches a file by an [`Engine`](fathom_core::Engine), which
 //! [`engine`](fn@engine) makes on the worker's thread: [`engine::IoUring`],
 //! [`engine::Native`] (Linux AIO) or [`engine::Threads`]. Memory and nothing
@@ -31,6 +34,7 @@ mod buffers;
 mod bytes;
 pub mod engine;
 pub mod file;
+mod kinds;
 pub mod memory;
 pub mod nbd;
 pub mod null;
@@ -39,6 +43,7 @@ mod ranges;
 pub use bytes::ByteDisk;
 pub use engine::{EngineKind, engine};
 pub use file::{Cache, EndGuard, FileDisk, FileOptions, lock_image, lock_image_too};
+pub use kinds::{KINDS, Kind, Location, OpenOptions, Opened};
 pub use memory::MemoryDisk;
-pub use nbd::{NbdDisk, NbdOptions, NbdUri};
+pub use nbd::{NbdDisk, NbdOptions};
 pub use null::NullDisk;

@@ -1,12 +1,14 @@
 //! A disk in this process's memory.
 
 mod pages;
+mod place;
 
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, RangeLimits, Request, RequestId, Stage,
     Status,
 };
 use pages::{PAGE, Pages};
+pub(crate) use place::KIND;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::path::PathBuf;

@@ -19,6 +19,7 @@ mod coverage;
 #[cfg(feature = "testing")]
 pub mod fuzz;
 mod link;
+mod place;
 mod receiver;
 mod requests;
 mod rules;
@@ -27,12 +28,13 @@ mod sender;
 mod shared;
 mod table;
 
-pub use fathom_nbd::NbdUri;
-pub use fathom_nbd::client::Export;
+use fathom_nbd::NbdUri;
+use fathom_nbd::client::Export;
 
 use channel::NbdChannel;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
 use fathom_nbd::protocol::export_flag;
+pub(crate) use place::KIND;
 use shared::Shared;
 use std::sync::Arc;
 use std::time::Duration;

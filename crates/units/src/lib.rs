@@ -4,7 +4,9 @@
 mod date;
 mod duration;
 mod size;
+mod timeout;
 
 pub use date::Utc;
 pub use duration::{parse_duration, parse_seconds, short_duration};
 pub use size::{Size, parse_size, short_size};
+pub use timeout::Timeout;

@@ -4,8 +4,8 @@ use super::common::{DataFileArg, FormatArg, RateArg};
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, print};
 use clap::Args;
-use fathom_daemon::Cache;
 use fathom_img::{self as img, CommitOptions};
+use fathom_storage::Cache;
 use std::path::PathBuf;
 
 /// Write what an image holds into its backing file

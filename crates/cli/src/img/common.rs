@@ -3,8 +3,8 @@
 use super::watch::WatchArgs;
 use super::{Output, parse_format};
 use clap::Args;
-use fathom_daemon::{Cache, EngineKind};
 use fathom_img::{Format, OpenOptions};
+use fathom_storage::{Cache, EngineKind};
 use fathom_units::parse_size;
 use std::path::PathBuf;
 

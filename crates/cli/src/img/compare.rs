@@ -5,8 +5,8 @@ use super::watch::{json_line, stop_flag};
 use super::{parse_cache, parse_format};
 use crate::aio::AioArg;
 use clap::Args;
-use fathom_daemon::Cache;
 use fathom_img::{self as img, CompareOptions, Comparison, Error, Format, Progress, Source};
+use fathom_storage::Cache;
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
 

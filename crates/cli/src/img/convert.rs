@@ -6,10 +6,10 @@ use super::{format_options, parse_cache, parse_format, set_backing};
 use crate::aio::AioArg;
 use anyhow::bail;
 use clap::Args;
-use fathom_daemon::Cache;
 use fathom_img::{
     self as img, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName, Source,
 };
+use fathom_storage::Cache;
 use fathom_units::parse_size;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;

@@ -18,8 +18,8 @@ mod watch;
 
 use anyhow::bail;
 use clap::{Args, Subcommand, ValueEnum};
-use fathom_daemon::Cache;
 use fathom_img::{Backing, CreateOptions, Format};
+use fathom_storage::Cache;
 use fathom_units::parse_size;
 use std::io::Write;
 

@@ -4,8 +4,8 @@ use super::common::{DataFileArg, FormatArg};
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, parse_format};
 use clap::Args;
-use fathom_daemon::Cache;
 use fathom_img::{self as img, Format, RebaseOptions};
+use fathom_storage::Cache;
 use std::path::PathBuf;
 
 /// Give an image another backing file; its disk stays what it is, unless -u

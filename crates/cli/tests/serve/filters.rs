@@ -289,7 +289,7 @@ fn what_is_written_goes_to_the_overlay() {
         let disk = match format {
             "raw" => path,
             _ => {
-                crate::support::convert(&image, fathom_daemon::Format::Qcow2, &converted);
+                crate::support::convert(&image, fathom_formats::Format::Qcow2, &converted);
                 converted.to_str().unwrap()
             }
         };

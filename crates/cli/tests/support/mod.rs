@@ -3,7 +3,7 @@
 
 pub mod nbd;
 
-use fathom_daemon::Format;
+use fathom_formats::Format;
 use std::fs::{self, File};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};

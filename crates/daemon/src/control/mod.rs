@@ -6,7 +6,7 @@ mod protocol;
 mod server;
 
 pub use client::{Client, ClientError};
-pub use protocol::{Ask, ConnectionInfo, FilterInfo, FrontEnd, Info, NbdInfo, Request, WorkerInfo};
+pub use protocol::{Ask, ConnectionInfo, FrontEnd, Info, NbdInfo, Request, WorkerInfo};
 pub(crate) use server::Server;
 
 use crate::runtime;

@@ -1,11 +1,10 @@
 //! What is said on the control socket: one JSON object a line, each answered
 //! by one line. An answer with a member `error` says why there is no other.
 
-use fathom_filters::Spec;
+use fathom_stack::FilterInfo;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 
 /// A request, and the disk that it is about: `{"command": "stats", "disk":
@@ -137,24 +136,6 @@ pub struct ConnectionInfo {
     pub encrypted: bool,
     /// Since it was accepted.
     pub seconds: u64,
-}
-
-/// A filter, and those of its options that are not at their defaults.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FilterInfo {
-    pub name: String,
-    pub options: BTreeMap<String, String>,
-}
-
-/// As it is written on the command line.
-impl fmt::Display for FilterInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let spec = Spec {
-            name: self.name.clone(),
-            options: self.options.clone().into_iter().collect(),
-        };
-        spec.fmt(f)
-    }
 }
 
 /// Counted since the daemon started.

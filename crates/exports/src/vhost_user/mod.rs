@@ -24,17 +24,13 @@ mod share;
 
 use crate::Listener;
 use crate::signal::Signal;
-use fathom_core::{Disk, Source, WorkerHandle};
+use fathom_core::{Disk, WorkerHandle, WrapSource};
 use fathom_virtio::BlkDevice;
 use share::Share;
 use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-/// Puts something around a queue before a worker gets it. What it returns
-/// gives the queue itself back by `Source::into_any`.
-pub type WrapSource = Arc<dyn Fn(Box<dyn Source>) -> Box<dyn Source> + Send + Sync>;
 
 /// How to present the disk.
 #[derive(Clone)]

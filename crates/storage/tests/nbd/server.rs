@@ -2,7 +2,8 @@
 
 use crate::common::Guest;
 use fathom_core::Disk;
-use fathom_storage::{EngineKind, NbdDisk, NbdOptions, NbdUri, engine};
+use fathom_nbd::NbdUri;
+use fathom_storage::{EngineKind, NbdDisk, NbdOptions, engine};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;

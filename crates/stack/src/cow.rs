@@ -1,8 +1,8 @@
 //! An overlay that takes a disk's changes and goes with the server.
 
 use crate::confined::AllowedDirs;
+use crate::description::Description;
 use crate::image_files::{ImageOpener, StoredImage};
-use crate::options::DiskOptions;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo};
 use fathom_formats::Format;
 use fathom_formats::offline::create::{Backing, Options as CreateOptions, backing_size, create};
@@ -17,16 +17,14 @@ use std::sync::Arc;
 /// only. Its file is in `dir`, without a name once this returns.
 pub fn open(
     path: &Path,
-    format: Format,
     dir: &Path,
-    options: &DiskOptions,
-    file_options: FileOptions,
+    description: &Description,
 ) -> Result<(Arc<dyn Disk>, Arc<FileDisk>), DiskError> {
     let unusable = |problem: String| DiskError::Unusable {
         path: path.to_owned(),
         problem,
     };
-    if options.offset.or(options.size).is_some() {
+    if description.offset.or(description.size).is_some() {
         let problem = "--filter cow is for all of an image, not with --offset and --size";
         return Err(unusable(problem.into()));
     }
@@ -43,7 +41,7 @@ pub fn open(
     let mut create_options = CreateOptions::new(Format::Qcow2);
     let backing_name = Backing {
         name: name.to_owned(),
-        format: Some(format),
+        format: Some(description.format.unwrap_or(Format::Raw)),
     };
     let overlay = file.overlay();
     let made = File::create_new(&overlay)
@@ -54,6 +52,7 @@ pub fn open(
             create(&file, None, &create_options, size).map_err(|e| e.to_string())
         });
     made.map_err(unusable)?;
+    let file_options = FileOptions::from(&description.open_options());
     let stored = Arc::new(StoredImage::open(
         &file.overlay(),
         FileOptions {
@@ -62,18 +61,18 @@ pub fn open(
         },
     )?);
     let storage = stored.file_disk().clone();
-    let dirs = AllowedDirs::new(&backing, &options.allow_dirs)?;
+    let dirs = AllowedDirs::new(&backing, &description.allow_dirs)?;
     let image_options = ImageOptions {
         format: Format::Qcow2,
-        read_only: options.read_only,
-        discard: options.discard,
-        metadata_cache: options.metadata_cache(),
+        read_only: description.read_only,
+        discard: description.discard,
+        metadata_cache: description.metadata_cache(),
         offset: 0,
         size: None,
         ..ImageOptions::new(Format::Qcow2)
     };
-    let opener =
-        ImageOpener::new(dirs, file_options).with_data_file(&backing, options.data_file.as_deref());
+    let opener = ImageOpener::new(dirs, file_options)
+        .with_data_file(&backing, description.data_file.as_deref());
     let disk = opener.open_disk(stored, image_options)?;
     Ok((Arc::new(Passing(disk)), storage))
 }

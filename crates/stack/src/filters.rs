@@ -1,9 +1,10 @@
 //! The filters of a disk: put around it, shown, and changed.
 
-use crate::control::FilterInfo;
 use fathom_core::Disk;
-use fathom_filters::{COW, Filter, wrap};
+use fathom_filters::{COW, Filter, Spec, wrap};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 /// In the order in which requests meet them.
@@ -72,6 +73,24 @@ impl DiskFilters {
                 names => format!("the disk has no filter '{name}', but {}", names.join(", ")),
             }
         })
+    }
+}
+
+/// A filter, and those of its options that are not at their defaults.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FilterInfo {
+    pub name: String,
+    pub options: BTreeMap<String, String>,
+}
+
+/// As it is written on the command line.
+impl fmt::Display for FilterInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spec = Spec {
+            name: self.name.clone(),
+            options: self.options.clone().into_iter().collect(),
+        };
+        spec.fmt(f)
     }
 }
 

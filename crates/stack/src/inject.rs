@@ -8,9 +8,8 @@
 
 use fathom_core::{
     Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Keepsake, Request, RequestId,
-    Source, SourceId, Stage,
+    Source, SourceId, Stage, WrapSource,
 };
-use fathom_exports::vhost_user::WrapSource;
 use fathom_units::parse_duration;
 use serde::Serialize;
 use std::any::Any;

@@ -290,7 +290,7 @@ fn an_image_without_a_directory_part_is_in_the_current_directory() {
     // Which is this crate's.
     let dirs = AllowedDirs::new(Path::new("image"), &[]).unwrap();
     let open = |name: &str| read_of(dirs.open(Path::new("image"), name.as_bytes()));
-    assert!(open("Cargo.toml").unwrap().contains("fathom-daemon"));
+    assert!(open("Cargo.toml").unwrap().contains("fathom-stack"));
     assert!(open("src/confined.rs").is_ok());
     says(
         open("../cli/Cargo.toml"),

@@ -1,0 +1,233 @@
+//! A disk as users describe it.
+
+use crate::cpus::CpuList;
+use crate::inject::Injection;
+use crate::magic;
+use fathom_core::Polling;
+use fathom_filters::Spec;
+use fathom_formats::Format;
+use fathom_formats::served::DEFAULT_METADATA_CACHE;
+use fathom_storage::{Cache, EngineKind, KINDS, Location, OpenOptions};
+use fathom_units::Timeout;
+use std::path::PathBuf;
+
+/// Where a disk's bytes are, what they mean, and how they are reached; not who may use it.
+#[derive(Clone, Debug)]
+pub struct Description {
+    pub location: Location,
+    /// None: raw, unless the image looks like something else.
+    pub format: Option<Format>,
+    /// Of a raw image: where the disk starts in it, and the disk's size.
+    pub offset: Option<u64>,
+    pub size: Option<u64>,
+    /// Bytes of a qcow2 or QED image's tables in memory.
+    pub metadata_cache: Option<u64>,
+    /// Where the files that a qcow2 or QED image names may be, beside its own
+    /// directory.
+    pub allow_dirs: Vec<PathBuf>,
+    /// The external data file of a qcow2 image, whatever the image calls it;
+    /// None: what it calls it, to be read only.
+    pub data_file: Option<PathBuf>,
+    pub read_only: bool,
+    pub engine: EngineKind,
+    /// Pin guest memory, so that io_uring need not map it for each request.
+    pub register_memory: bool,
+    pub cache: Cache,
+    /// How long the NBD server that has the disk may say nothing of a request
+    /// before it is taken for dead; None: the default.
+    pub server_timeout: Option<Timeout>,
+    /// Read an image that others may be writing. Needs `read_only`.
+    pub force_share: bool,
+    /// The guest may discard.
+    pub discard: bool,
+    /// Number of workers, at least 1.
+    pub iothreads: usize,
+    /// The CPUs that the workers may use, shared out among them; empty: any.
+    pub cpus: CpuList,
+    pub polling: Polling,
+    /// Delay requests on purpose.
+    pub inject: Option<Injection>,
+    /// Filters around the disk, the first nearest to whoever uses it.
+    pub filters: Vec<Spec>,
+}
+
+/// The formats keep this much in any case.
+const MIN_METADATA_CACHE: u64 = 64 << 10;
+
+impl Description {
+    /// The defaults for this disk.
+    pub fn new(location: Location) -> Description {
+        Description {
+            location,
+            format: None,
+            offset: None,
+            size: None,
+            metadata_cache: None,
+            allow_dirs: Vec::new(),
+            data_file: None,
+            read_only: false,
+            engine: EngineKind::default(),
+            register_memory: false,
+            cache: Cache::default(),
+            server_timeout: None,
+            force_share: false,
+            discard: true,
+            iothreads: 1,
+            cpus: CpuList::default(),
+            polling: Polling::default(),
+            inject: None,
+            filters: Vec::new(),
+        }
+    }
+
+    /// Refuses what does not go together.
+    pub fn check(&self) -> Result<(), String> {
+        self.check_kind()?;
+        self.check_window()?;
+        let format = self.format.unwrap_or(Format::Raw);
+        let is_raw = format == Format::Raw;
+        if is_raw && self.metadata_cache.is_some() {
+            return Err("--metadata-cache is for qcow2 and qed images (--format)".into());
+        }
+        if self
+            .metadata_cache
+            .is_some_and(|size| size < MIN_METADATA_CACHE)
+        {
+            return Err("--metadata-cache needs 64k at least".into());
+        }
+        if is_raw && !self.allow_dirs.is_empty() {
+            return Err("--allow-dir is for qcow2 and qed images (--format)".into());
+        }
+        if self.data_file.is_some() && format != Format::Qcow2 {
+            return Err("--data-file is for qcow2 images (--format)".into());
+        }
+        Ok(())
+    }
+
+    /// What only some kinds of storage take.
+    fn check_kind(&self) -> Result<(), String> {
+        let given = [("server-timeout", self.server_timeout.is_some())];
+        for (option, _) in given.iter().filter(|(_, is_given)| *is_given) {
+            if !self.location.kind().takes(option) {
+                let forms = KINDS.iter().filter(|kind| kind.takes(option));
+                let forms: Vec<_> = forms.map(|kind| kind.form).collect();
+                return Err(format!("--{option} is for {}", forms.join(", ")));
+            }
+        }
+        if self.location.path().is_some() {
+            return Ok(());
+        }
+        if let Some(format) = self.format.filter(|format| *format != Format::Raw) {
+            return Err(format!("--format {format} is for images in files"));
+        }
+        match self.offset.or(self.size) {
+            Some(_) => Err("--offset and --size are for images in files".into()),
+            None => Ok(()),
+        }
+    }
+
+    /// The part of a raw image.
+    fn check_window(&self) -> Result<(), String> {
+        if let (Some(format), Some(_)) = (self.format, self.offset.or(self.size))
+            && format != Format::Raw
+        {
+            return Err(format!(
+                "--offset and --size are for raw images: a {format} image has a size of its own"
+            ));
+        }
+        for (option, value) in [("--offset", self.offset), ("--size", self.size)] {
+            if value.is_some_and(|value| !value.is_multiple_of(512)) {
+                return Err(format!("{option} is not a multiple of 512"));
+            }
+        }
+        match self.size {
+            Some(0) => Err("--size 0: a disk needs 512 bytes at least".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The disk is all of its file.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.format.unwrap_or(Format::Raw) == Format::Raw && self.offset.or(self.size).is_none()
+    }
+
+    /// See [`Description::metadata_cache`].
+    pub(crate) fn metadata_cache(&self) -> u64 {
+        self.metadata_cache.unwrap_or(DEFAULT_METADATA_CACHE)
+    }
+
+    pub(crate) fn open_options(&self) -> OpenOptions {
+        OpenOptions {
+            cache: self.cache,
+            read_only: self.read_only,
+            discard: self.discard,
+            force_share: self.force_share,
+            engine: self.engine,
+            workers: self.iothreads,
+            server_timeout: self.server_timeout,
+        }
+    }
+}
+
+/// The format of that name.
+pub fn parse_format(text: &str) -> Result<Format, String> {
+    match Format::from_name(text) {
+        Err(_) if fathom_files::magic::FORMATS.contains(&text) => Err(magic::unsupported(text)),
+        other => other.map_err(|error| error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+
+    #[test]
+    fn formats_of_others_are_named_as_such() {
+        assert_eq!(parse_format("raw"), Ok(Format::Raw));
+        assert_eq!(parse_format("qcow2"), Ok(Format::Qcow2));
+        let error = parse_format("vmdk").unwrap_err();
+        assert!(error.contains("qemu-img convert"), "{error}");
+        assert!(parse_format("ntfs").unwrap_err().contains("raw"));
+    }
+
+    #[test]
+    fn options_that_do_not_go_together_are_told() {
+        let refusal = |disk: &str, change: &dyn Fn(&mut Description)| {
+            let location = Location::parse(OsStr::new(disk)).unwrap();
+            let mut options = Description::new(location);
+            change(&mut options);
+            options.check().err().unwrap_or_default()
+        };
+        let qcow2 = |options: &mut Description| options.format = Some(Format::Qcow2);
+        assert_eq!(refusal("image", &|_| ()), "");
+        assert_eq!(refusal("image", &qcow2), "");
+        assert_ne!(refusal("null:1G", &qcow2), "");
+        assert_ne!(refusal("null:1G", &|o| o.offset = Some(0)), "");
+        assert_eq!(refusal("image", &|o| o.offset = Some(512)), "");
+        assert_eq!(refusal("image", &|o| o.size = Some(512)), "");
+        assert_ne!(refusal("image", &|o| o.offset = Some(1)), "");
+        assert_ne!(refusal("image", &|o| o.size = Some(0)), "");
+        let both = |options: &mut Description| {
+            qcow2(options);
+            options.size = Some(512);
+        };
+        assert_ne!(refusal("image", &both), "");
+        let cache = |format, size| {
+            refusal("image", &|o| {
+                o.format = format;
+                o.metadata_cache = Some(size);
+            })
+        };
+        assert_ne!(cache(None, 1 << 20), "");
+        assert_ne!(cache(Some(Format::Raw), 1 << 20), "");
+        assert_ne!(cache(Some(Format::Qed), 0), "");
+        assert_eq!(cache(Some(Format::Qed), 64 << 10), "");
+        assert_ne!(refusal("image", &|o| o.allow_dirs = vec!["x".into()]), "");
+        assert_ne!(refusal("image", &|o| o.data_file = Some("x".into())), "");
+        let patient = |o: &mut Description| o.server_timeout = "5s".parse().ok();
+        assert_ne!(refusal("image", &patient), "");
+        assert_eq!(refusal("nbd://host", &patient), "");
+        assert_ne!(refusal("nbd://host", &qcow2), "");
+    }
+}

@@ -1,0 +1,27 @@
+//! From a disk's description to a running disk: its storage, the format of its image with all that
+//! the image names, its filters, and its workers.
+//!
+//! [`Description`] is what users say; [`Stack::open`] makes the disk. On the way: `confined` opens
+//! what images name, in the directories that they may use; `image_files` are an image's files as the
+//! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
+//! delays on purpose.
+//!
+//! Who uses the disk, and how they come to it, is not known here.
+
+mod confined;
+mod cow;
+mod cpus;
+mod description;
+mod filters;
+mod image_files;
+mod inject;
+mod magic;
+mod stack;
+
+pub use confined::{AllowedDirs, data_file, no_data_file};
+pub use cpus::CpuList;
+pub use description::{Description, parse_format};
+pub use filters::{DiskFilters, FilterInfo};
+pub use image_files::{ImageOpener, StoredImage};
+pub use inject::{Injected, Injection, Injector};
+pub use stack::{Error, Stack};

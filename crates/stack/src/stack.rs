@@ -1,0 +1,178 @@
+//! A running disk: opened, in its filters, with its workers.
+
+use crate::confined::AllowedDirs;
+use crate::cow;
+use crate::description::Description;
+use crate::filters::DiskFilters;
+use crate::image_files::{ImageOpener, StoredImage};
+use crate::inject::Injector;
+use crate::magic;
+use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
+use fathom_filters::Filters;
+use fathom_formats::Format;
+use fathom_formats::served::{ImageDisk, ImageOptions};
+use fathom_storage::{ByteDisk, FileDisk, FileOptions};
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+/// Why there is no such disk; one line for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A description that cannot be followed.
+    #[error("{0}")]
+    Description(String),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// A disk with its workers.
+pub struct Stack {
+    pub disk: Arc<dyn Disk>,
+    pub format: Format,
+    /// The file that the disk is in, if it is in one.
+    pub file: Option<Arc<FileDisk>>,
+    /// The disk is all of that file.
+    pub is_whole_file: bool,
+    pub workers: Arc<[WorkerHandle]>,
+    pub filters: DiskFilters,
+    pub injector: Option<Arc<Injector>>,
+    /// The engine that is used, after a fallback if need be.
+    pub engine: &'static str,
+}
+
+impl Stack {
+    /// Opens the disk and starts its workers. `any_bytes`: it has users whose requests are not of
+    /// whole blocks.
+    pub fn open(description: &Description, any_bytes: bool, all: &Filters) -> Result<Stack, Error> {
+        description.cpus.check().map_err(Error::Description)?;
+        let filters = description.filters.iter().map(|spec| all.make(spec));
+        let filters = filters.collect::<Result<_, _>>().and_then(DiskFilters::new);
+        let filters = filters.map_err(|error| Error::Description(format!("--filter: {error}")))?;
+        let overlay = filters.overlay_dir();
+        let (disk, file) = open_disk(description, overlay.as_deref().map(Path::new))?;
+        let injector = description.inject.map(Injector::new);
+        let disk = match &injector {
+            Some(injector) => injector.wrap_disk(disk),
+            None => disk,
+        };
+        let mut disk = filters.wrap(disk);
+        if any_bytes {
+            disk = Arc::new(ByteDisk::new(disk));
+        }
+        let name = Arc::default();
+        let workers = (0..description.iothreads)
+            .map(|index| start_worker(index, &disk, &name, description))
+            .collect::<Result<_, _>>()?;
+        Ok(Stack {
+            disk,
+            format: description.format.unwrap_or(Format::Raw),
+            is_whole_file: file.is_some() && description.is_whole() && overlay.is_none(),
+            file,
+            workers,
+            filters,
+            injector,
+            engine: name.get().copied().unwrap_or_default(),
+        })
+    }
+}
+
+/// The disk without its filters, and the file that it is in.
+type Bare = (Arc<dyn Disk>, Option<Arc<FileDisk>>);
+
+/// `overlay`: where its changes go, with the server.
+fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, Error> {
+    let path = description.location.path();
+    if let (Some(path), None) = (path, description.format) {
+        refuse_other_formats(path)?;
+    }
+    let (disk, file): (Arc<dyn Disk>, _) = match (path, overlay) {
+        (Some(path), Some(dir)) => cow::open(path, dir, description)?,
+        (None, Some(_)) => {
+            let problem = "--filter cow is for images in files";
+            return Err(Error::Description(problem.into()));
+        }
+        (Some(path), None) if !description.is_whole() => {
+            let (disk, file) = open_image(path, description)?;
+            (Arc::new(disk), file)
+        }
+        (_, None) => {
+            let opened = description.location.open(&description.open_options())?;
+            return Ok((opened.disk, opened.file));
+        }
+    };
+    Ok((disk, Some(file)))
+}
+
+/// Open an image whose disk is not all of its file, with all that it names;
+/// also returns the file.
+fn open_image(
+    path: &Path,
+    description: &Description,
+) -> Result<(ImageDisk, Arc<FileDisk>), DiskError> {
+    let options = FileOptions::from(&description.open_options());
+    let stored = Arc::new(StoredImage::open(path, options.clone())?);
+    let file = stored.file_disk().clone();
+    let dirs = AllowedDirs::new(path, &description.allow_dirs)?;
+    let opener =
+        ImageOpener::new(dirs, options).with_data_file(path, description.data_file.as_deref());
+    let format = description.format.unwrap_or(Format::Raw);
+    let image_options = ImageOptions {
+        format,
+        read_only: description.read_only,
+        discard: description.discard,
+        metadata_cache: description.metadata_cache(),
+        offset: description.offset.unwrap_or(0),
+        size: description.size,
+        ..ImageOptions::new(format)
+    };
+    let disk = opener.open_disk(stored, image_options)?;
+    Ok((disk, file))
+}
+
+/// An image whose bytes are not the disk's is served only when the user says
+/// so. What cannot be read here is told when it is opened in earnest.
+fn refuse_other_formats(path: &Path) -> Result<(), DiskError> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path);
+    let Some(format) = opened
+        .and_then(|image| fathom_files::magic::detect(&image))
+        .ok()
+        .flatten()
+    else {
+        return Ok(());
+    };
+    Err(DiskError::Unusable {
+        path: path.to_owned(),
+        problem: magic::refusal(format),
+    })
+}
+
+fn start_worker(
+    index: usize,
+    disk: &Arc<dyn Disk>,
+    name: &Arc<OnceLock<&'static str>>,
+    description: &Description,
+) -> Result<WorkerHandle, DiskError> {
+    let (engine, register_memory) = (description.engine, description.register_memory);
+    let worker = WorkerOptions {
+        name: format!("worker {index}"),
+        polling: description.polling,
+        cpus: description.cpus.share(index, description.iothreads),
+    };
+    let name = name.clone();
+    let start = move || {
+        let mut engine = fathom_storage::engine(engine)?;
+        if register_memory && !engine.pin_memory() {
+            let name = engine.name();
+            tracing::warn!("--register-memory has no effect: {name} cannot register memory");
+        }
+        // Every worker has the same one.
+        let _ = name.set(engine.name());
+        Ok(engine)
+    };
+    WorkerHandle::spawn(disk.clone(), start, worker)
+}

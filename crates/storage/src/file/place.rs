@@ -1,0 +1,56 @@
+//! Files and block devices as a kind of storage.
+
+use super::{FileDisk, FileOptions};
+use crate::kinds::{Kind, OpenOptions, Opened, Place};
+use fathom_core::DiskError;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub(crate) const KIND: Kind = Kind {
+    name: "file",
+    form: "an image file or block device",
+    what: "A file in any file system, or a block device; images of formats are in one",
+    prefixes: &[],
+    options: &[],
+    parse: |text| Ok(Arc::new(At(text.into()))),
+};
+
+/// The file of that name.
+#[derive(Debug)]
+pub(crate) struct At(pub PathBuf);
+
+impl Place for At {
+    fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
+        let file = Arc::new(FileDisk::open(&self.0, options.into())?);
+        Ok(Opened {
+            disk: file.clone(),
+            file: Some(file),
+        })
+    }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.0)
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
+    }
+}
+
+/// As a server opens it, to which others hand it over.
+impl From<&OpenOptions> for FileOptions {
+    fn from(options: &OpenOptions) -> FileOptions {
+        FileOptions {
+            cache: options.cache,
+            read_only: options.read_only,
+            force_share: options.force_share,
+            patient: true,
+            engine: options.engine,
+            discard: options.discard,
+            ..FileOptions::default()
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The kinds of storage that there are, and where a disk's bytes are as users write it.
+
+use crate::engine::EngineKind;
+use crate::file::{Cache, FileDisk};
+use crate::{file, memory, nbd, null};
+use fathom_core::{Disk, DiskError};
+use fathom_units::{Timeout, parse_size};
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// One line a kind. The first is that of a text that is none of the others'.
+pub static KINDS: &[&Kind] = &[&file::KIND, &memory::KIND, &null::KIND, &nbd::KIND];
+
+/// A kind of storage: what users are told of it, and how its disks are found.
+#[derive(Debug)]
+pub struct Kind {
+    pub name: &'static str,
+    /// How its disks are written; several ways are separated by commas.
+    pub form: &'static str,
+    /// One line.
+    pub what: &'static str,
+    /// What its disks begin with: `memory:`, `nbd://`; none: a path.
+    pub prefixes: &'static [&'static str],
+    /// Which of the options that not every kind takes it does take.
+    pub options: &'static [&'static str],
+    pub(crate) parse: fn(&OsStr) -> Result<Arc<dyn Place>, String>,
+}
+
+impl Kind {
+    /// Whether this option, by its name on the command line, is for it.
+    pub fn takes(&self, option: &str) -> bool {
+        self.options.contains(&option)
+    }
+}
+
+/// Where a disk's bytes are: what a [`Kind`] makes of a text, which [`fmt::Display`] gives back.
+pub(crate) trait Place: fmt::Debug + fmt::Display + Send + Sync {
+    /// Opens it; may block.
+    fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError>;
+
+    /// The file, of those that are in one.
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+}
+
+/// What all kinds are told; each goes by what concerns it.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    pub cache: Cache,
+    pub read_only: bool,
+    /// The guest may discard.
+    pub discard: bool,
+    /// Read an image that others may be writing. Needs `read_only`.
+    pub force_share: bool,
+    /// The engine that the disk's workers will use.
+    pub engine: EngineKind,
+    /// How many they are.
+    pub workers: usize,
+    /// How long an NBD server may say nothing of a request; `None`: the default.
+    pub server_timeout: Option<Timeout>,
+}
+
+/// An open disk.
+pub struct Opened {
+    pub disk: Arc<dyn Disk>,
+    /// The same, if it is a file.
+    pub file: Option<Arc<FileDisk>>,
+}
+
+impl Opened {
+    /// A disk that is in no file.
+    pub(crate) fn new(disk: impl Disk + 'static) -> Opened {
+        Opened {
+            disk: Arc::new(disk),
+            file: None,
+        }
+    }
+}
+
+/// Where a disk's bytes are: a path, `memory:SIZE`, an NBD URI and so on, as [`KINDS`] say.
+#[derive(Clone, Debug)]
+pub struct Location {
+    kind: &'static Kind,
+    place: Arc<dyn Place>,
+}
+
+impl Location {
+    /// A file of that name begins with `./`, if it looks like something else. The error is one line
+    /// for the user.
+    pub fn parse(text: &OsStr) -> Result<Location, String> {
+        let known = text.to_str().unwrap_or_default();
+        let begins =
+            |kind: &&&Kind| { kind.prefixes.iter() }.any(|prefix| known.starts_with(prefix));
+        let kind = match (KINDS.iter().find(begins), known.split_once("://")) {
+            (Some(kind), _) => kind,
+            (None, Some((scheme, _))) if !scheme.contains(['/', ':']) => {
+                return Err(format!(
+                    "disks are not served from {scheme}://, but from {} (a file of that name is \
+                     written ./{scheme}:...)",
+                    uris()
+                ));
+            }
+            (None, _) => &file::KIND,
+        };
+        let place = (kind.parse)(text)?;
+        Ok(Location { kind, place })
+    }
+
+    /// A file or block device, whatever its name looks like.
+    pub fn file(path: impl Into<PathBuf>) -> Location {
+        Location {
+            kind: &file::KIND,
+            place: Arc::new(file::At(path.into())),
+        }
+    }
+
+    pub fn kind(&self) -> &'static Kind {
+        self.kind
+    }
+
+    /// The file, of those that are in one.
+    pub fn path(&self) -> Option<&Path> {
+        self.place.path()
+    }
+
+    /// Opens it; may block. The error is one line for the user.
+    pub fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
+        self.place.open(options)
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.place.fmt(f)
+    }
+}
+
+impl PartialEq for Location {
+    fn eq(&self, other: &Location) -> bool {
+        self.kind.name == other.kind.name && self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for Location {}
+
+/// What URIs of disks begin with, for people.
+fn uris() -> String {
+    let is_uri = |kind: &Kind, prefix: &str| prefix.ends_with("//") && kind.form.contains(prefix);
+    let of = |kind: &'static Kind| kind.prefixes.iter().filter(|prefix| is_uri(kind, prefix));
+    let uris: Vec<&str> = KINDS.iter().flat_map(|kind| of(kind)).copied().collect();
+    uris.join(", ")
+}
+
+/// The size in a text like `memory:4G`, for kinds that are of that form.
+pub(crate) fn size_after(prefix: &str, text: &OsStr) -> Result<u64, String> {
+    let text = text.to_str().and_then(|text| text.strip_prefix(prefix));
+    match parse_size(text.unwrap_or_default())? {
+        0..512 => Err("a disk needs 512 bytes at least".into()),
+        size if size > i64::MAX as u64 => Err(format!("'{size}' is too large for a disk")),
+        size => Ok(size),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<(&'static str, String), String> {
+        let location = Location::parse(OsStr::new(text))?;
+        Ok((location.kind().name, location.to_string()))
+    }
+
+    #[test]
+    fn disks_are_of_the_kind_that_they_begin_like() {
+        let ok = |kind, shown: &str| Ok((kind, shown.to_owned()));
+        assert_eq!(parse("memory:4G"), ok("memory", "memory:4294967296"));
+        assert_eq!(parse("null:1T"), ok("null", "null:1099511627776"));
+        for path in ["disk.img", "./null:1T", "a:b", "memory", "nbd:x", "/a://b"] {
+            assert_eq!(parse(path), ok("file", path));
+        }
+        let uri = "nbd+unix:///disk?socket=/run/s";
+        assert_eq!(parse(uri), ok("nbd", uri));
+        for bad in ["nbd://[", "nbd+unix:///", "nbds://x"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        for bad in ["memory:", "null:x", "null:0", "null:511", "null:15E"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        for bad in ["http://host/disk", "https://h/", "ftp://x"] {
+            let error = parse(bad).unwrap_err();
+            assert!(error.contains("nbd+vsock://"), "{error}");
+            assert!(!error.contains("nbds"), "{error}");
+        }
+    }
+
+    #[test]
+    fn kinds_are_told_apart() {
+        for (index, kind) in KINDS.iter().enumerate() {
+            let prefixes: Vec<_> = KINDS[index + 1..].iter().flat_map(|k| k.prefixes).collect();
+            for own in kind.prefixes {
+                assert!(
+                    prefixes.iter().all(|other| !other.starts_with(own)),
+                    "{own}"
+                );
+            }
+            assert!(!kind.form.is_empty() && !kind.what.contains('\n'));
+        }
+        assert!(file::KIND.prefixes.is_empty());
+    }
+
+    #[test]
+    fn a_location_is_what_it_says() {
+        let location = |text| Location::parse(OsStr::new(text)).unwrap();
+        assert_eq!(location("null:1k"), location("null:1024"));
+        assert_ne!(location("null:1k"), location("memory:1k"));
+        assert_ne!(location("./null:1k"), location("null:1k"));
+        assert_eq!(location("a"), Location::file("a"));
+        assert_eq!(location("a").path(), Some(Path::new("a")));
+        assert_eq!(location("null:1k").path(), None);
+    }
+}

@@ -1,0 +1,50 @@
+//! Exports of NBD servers as a kind of storage.
+
+use super::{NbdDisk, NbdOptions, NbdUri};
+use crate::file::Cache;
+use crate::kinds::{Kind, OpenOptions, Opened, Place};
+use fathom_core::DiskError;
+use std::sync::Arc;
+
+pub(crate) const KIND: Kind = Kind {
+    name: "nbd",
+    form: "nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbd+vsock://CID[:PORT]/EXPORT",
+    what: "An export of an NBD server",
+    // (Those with TLS are refused, by their name.)
+    prefixes: &[
+        "nbd://",
+        "nbd+unix://",
+        "nbd+vsock://",
+        "nbds://",
+        "nbds+unix://",
+        "nbds+vsock://",
+    ],
+    options: &["server-timeout"],
+    parse: |text| {
+        let uri: NbdUri = text.to_string_lossy().parse()?;
+        Ok(Arc::new(uri))
+    },
+};
+
+impl Place for NbdUri {
+    fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
+        let default = NbdOptions::default();
+        let timeout = options.server_timeout;
+        let disk = NbdDisk::connect(
+            self,
+            NbdOptions {
+                read_only: options.read_only,
+                discard: options.discard,
+                writethrough: options.cache == Cache::Writethrough,
+                timeout: timeout.map_or(default.timeout, |timeout| timeout.0),
+                ..default
+            },
+        )?;
+        // Each worker has a connection of its own. (The channel of one too many fails, too, but a
+        // server may wait for the first to go before it answers.)
+        match options.workers > 1 && !disk.export().can_multi_conn() {
+            true => Err(disk.takes_one_only()),
+            false => Ok(Opened::new(disk)),
+        }
+    }
+}
