@@ -2,7 +2,7 @@
 //! command line's options.
 
 use crate::access::{parse_group, parse_mode};
-use crate::daemon::Error;
+use crate::error::Error;
 use crate::options::{
     DiskOptions, ExportOptions, NbdOptions, ServeOptions, SocketSpec, StopTimeout, TlsOptions,
 };

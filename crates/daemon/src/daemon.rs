@@ -1,75 +1,19 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
 use crate::control::{self, Ask, Info, Request, Server};
+use crate::error::Error;
 use crate::limits;
-use crate::nbd::Nbd;
+use crate::objects::{CALIBRATE_EVERY, Nbd, Outcome, Served, Tracer};
 use crate::options::{ServeOptions, StopTimeout};
-use crate::served::Served;
 use crate::signals::{LeftToThisThread, Termination};
 use crate::socket;
-use crate::tracer::{CALIBRATE_EVERY, Tracer};
-use fathom_exports::ListenError;
-use fathom_exports::nbd::TlsError;
 use fathom_filters::Filters;
-use fathom_stack::Injected;
-use fathom_trace::{Summary, TraceError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
-
-/// Why the daemon did not start, or why it ended before it was asked to; one
-/// line for the user.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Options that do not go together.
-    #[error("{0}")]
-    Options(String),
-    #[error(transparent)]
-    Disk(#[from] fathom_stack::Error),
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// An inherited socket, and the option that wants it.
-    #[error("{option}: {problem}")]
-    Socket {
-        option: &'static str,
-        problem: String,
-    },
-    #[error("--tls: {0}")]
-    Tls(#[from] TlsError),
-    #[error("{}: cannot be used for the control socket: {source}", path.display())]
-    Control { path: PathBuf, source: io::Error },
-    #[error("--trace: {0}")]
-    Trace(#[from] TraceError),
-    #[error(
-        "stopping took longer than {timeout} (--stop-timeout): what was in flight of {whose} is \
-         abandoned"
-    )]
-    Abandoned { timeout: StopTimeout, whose: String },
-    #[error("{what}: {source}")]
-    Io {
-        what: &'static str,
-        source: io::Error,
-    },
-}
-
-impl Error {
-    pub(crate) fn io(what: &'static str) -> impl Fn(io::Error) -> Error {
-        move |source| Error::Io { what, source }
-    }
-}
-
-/// What a daemon has to say about a disk at its end.
-#[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
-    #[serde(flatten)]
-    pub summary: Summary,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub injected: Option<Injected>,
-}
 
 /// How a daemon has ended.
 #[derive(Debug)]

@@ -5,23 +5,22 @@ mod access;
 mod config;
 pub mod control;
 mod daemon;
+mod error;
 mod limits;
-mod nbd;
+mod objects;
 mod options;
 mod repeats;
 mod runtime;
-mod served;
-mod serving;
-mod shared_disk;
 mod signals;
 mod socket;
 mod stderr;
-mod tracer;
 
 pub use access::{parse_group, parse_mode};
 pub use config::read_config;
-pub use daemon::{Daemon, Ended, Error, Outcome};
+pub use daemon::{Daemon, Ended};
+pub use error::Error;
 pub use limits::survive_size_limit;
+pub use objects::Outcome;
 pub use options::{
     DiskOptions, ExportOptions, NbdOptions, ServeOptions, SocketSpec, StopTimeout, TlsOptions,
 };

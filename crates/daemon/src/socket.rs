@@ -1,6 +1,6 @@
 //! The sockets for clients: made here or inherited.
 
-use crate::daemon::Error;
+use crate::error::Error;
 use crate::options::SocketSpec;
 use crate::runtime;
 use fathom_exports::nbd::{Address, listen_at};

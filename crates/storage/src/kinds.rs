@@ -1,10 +1,8 @@
 //! The kinds of storage that there are, and where a disk's bytes are as users write it.
 
-use crate::engine::EngineKind;
-use crate::file::{Cache, FileDisk};
+use crate::kind::{Kind, OpenOptions, Opened, Place};
 use crate::{file, memory, nbd, null};
-use fathom_core::{Disk, DiskError};
-use fathom_units::{Timeout, parse_size};
+use fathom_core::DiskError;
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,73 +10,6 @@ use std::sync::Arc;
 
 /// One line a kind. The first is that of a text that is none of the others'.
 pub static KINDS: &[&Kind] = &[&file::KIND, &memory::KIND, &null::KIND, &nbd::KIND];
-
-/// A kind of storage: what users are told of it, and how its disks are found.
-#[derive(Debug)]
-pub struct Kind {
-    pub name: &'static str,
-    /// How its disks are written; several ways are separated by commas.
-    pub form: &'static str,
-    /// One line.
-    pub what: &'static str,
-    /// What its disks begin with: `memory:`, `nbd://`; none: a path.
-    pub prefixes: &'static [&'static str],
-    /// Which of the options that not every kind takes it does take.
-    pub options: &'static [&'static str],
-    pub(crate) parse: fn(&OsStr) -> Result<Arc<dyn Place>, String>,
-}
-
-impl Kind {
-    /// Whether this option, by its name on the command line, is for it.
-    pub fn takes(&self, option: &str) -> bool {
-        self.options.contains(&option)
-    }
-}
-
-/// Where a disk's bytes are: what a [`Kind`] makes of a text, which [`fmt::Display`] gives back.
-pub(crate) trait Place: fmt::Debug + fmt::Display + Send + Sync {
-    /// Opens it; may block.
-    fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError>;
-
-    /// The file, of those that are in one.
-    fn path(&self) -> Option<&Path> {
-        None
-    }
-}
-
-/// What all kinds are told; each goes by what concerns it.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    pub cache: Cache,
-    pub read_only: bool,
-    /// The guest may discard.
-    pub discard: bool,
-    /// Read an image that others may be writing. Needs `read_only`.
-    pub force_share: bool,
-    /// The engine that the disk's workers will use.
-    pub engine: EngineKind,
-    /// How many they are.
-    pub workers: usize,
-    /// How long an NBD server may say nothing of a request; `None`: the default.
-    pub server_timeout: Option<Timeout>,
-}
-
-/// An open disk.
-pub struct Opened {
-    pub disk: Arc<dyn Disk>,
-    /// The same, if it is a file.
-    pub file: Option<Arc<FileDisk>>,
-}
-
-impl Opened {
-    /// A disk that is in no file.
-    pub(crate) fn new(disk: impl Disk + 'static) -> Opened {
-        Opened {
-            disk: Arc::new(disk),
-            file: None,
-        }
-    }
-}
 
 /// Where a disk's bytes are: a path, `memory:SIZE`, an NBD URI and so on, as [`KINDS`] say.
 #[derive(Clone, Debug)]
@@ -152,16 +83,6 @@ fn uris() -> String {
     let of = |kind: &'static Kind| kind.prefixes.iter().filter(|prefix| is_uri(kind, prefix));
     let uris: Vec<&str> = KINDS.iter().flat_map(|kind| of(kind)).copied().collect();
     uris.join(", ")
-}
-
-/// The size in a text like `memory:4G`, for kinds that are of that form.
-pub(crate) fn size_after(prefix: &str, text: &OsStr) -> Result<u64, String> {
-    let text = text.to_str().and_then(|text| text.strip_prefix(prefix));
-    match parse_size(text.unwrap_or_default())? {
-        0..512 => Err("a disk needs 512 bytes at least".into()),
-        size if size > i64::MAX as u64 => Err(format!("'{size}' is too large for a disk")),
-        size => Ok(size),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A disk of nothing: what Fathom costs by itself.
 
-use crate::kinds::{Kind, OpenOptions, Opened, Place, size_after};
+use crate::kind::{Kind, OpenOptions, Opened, Place, size_after};
 use crate::memory::volatile;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, RequestId, Stage, Status};
 use std::fmt;

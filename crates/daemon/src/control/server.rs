@@ -2,7 +2,7 @@
 //! a client has not sent or not read yet is kept until it has, within bounds.
 
 use super::{Ask, make_private_dir, remove_stale};
-use crate::daemon::Error;
+use crate::error::Error;
 use crate::runtime;
 use fathom_exports::{Access, Listener};
 use rustix::event::{PollFd, PollFlags};

@@ -1,7 +1,7 @@
 //! Files and block devices as a kind of storage.
 
 use super::{FileDisk, FileOptions};
-use crate::kinds::{Kind, OpenOptions, Opened, Place};
+use crate::kind::{Kind, OpenOptions, Opened, Place};
 use fathom_core::DiskError;
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Memory as a kind of storage.
 
 use super::MemoryDisk;
-use crate::kinds::{Kind, OpenOptions, Opened, Place, size_after};
+use crate::kind::{Kind, OpenOptions, Opened, Place, size_after};
 use fathom_core::DiskError;
 use std::fmt;
 use std::sync::Arc;

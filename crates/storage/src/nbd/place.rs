@@ -2,7 +2,7 @@
 
 use super::{NbdDisk, NbdOptions, NbdUri};
 use crate::file::Cache;
-use crate::kinds::{Kind, OpenOptions, Opened, Place};
+use crate::kind::{Kind, OpenOptions, Opened, Place};
 use fathom_core::DiskError;
 use std::sync::Arc;
 

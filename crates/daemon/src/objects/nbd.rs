@@ -1,10 +1,10 @@
 //! The NBD clients of all disks.
 
+use super::disk::Served;
+use super::serving::Serving;
 use crate::control::{ConnectionInfo, NbdInfo};
-use crate::daemon::Error;
+use crate::error::Error;
 use crate::options::{NbdOptions, TlsOptions};
-use crate::served::Served;
-use crate::serving::Serving;
 use fathom_exports::nbd::{Exports, Options, Tls, TlsError, local_name};
 use fathom_exports::{Listener, NbdServer};
 use std::collections::BTreeSet;

@@ -1,20 +1,21 @@
 //! One disk being served.
 
+use super::serving::Serving;
+use super::shared_disk::SharedDisk;
+use super::tracer::Tracer;
 use crate::control::{FrontEnd, Info, WorkerInfo};
-use crate::daemon::{Error, Outcome};
+use crate::error::Error;
 use crate::options::DiskOptions;
-use crate::serving::Serving;
-use crate::shared_disk::SharedDisk;
-use crate::tracer::Tracer;
 use fathom_core::{DiskInfo, Looking, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser};
 use fathom_filters::Filters;
 use fathom_formats::Format;
-use fathom_stack::{FilterInfo, Injector, Stack};
+use fathom_stack::{FilterInfo, Injected, Injector, Stack};
 use fathom_trace::{Clock, Op, Stage, Summary};
 use fathom_units::Size;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,6 +23,15 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// What a daemon has to say about a disk at its end.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    #[serde(flatten)]
+    pub summary: Summary,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub injected: Option<Injected>,
+}
 
 /// A disk with all that is its own.
 pub struct Served {

@@ -1,0 +1,49 @@
+//! Why there is no daemon.
+
+use crate::options::StopTimeout;
+use fathom_exports::ListenError;
+use fathom_exports::nbd::TlsError;
+use fathom_trace::TraceError;
+use std::io;
+use std::path::PathBuf;
+
+/// Why the daemon did not start, or why it ended before it was asked to; one
+/// line for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Options that do not go together.
+    #[error("{0}")]
+    Options(String),
+    #[error(transparent)]
+    Disk(#[from] fathom_stack::Error),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// An inherited socket, and the option that wants it.
+    #[error("{option}: {problem}")]
+    Socket {
+        option: &'static str,
+        problem: String,
+    },
+    #[error("--tls: {0}")]
+    Tls(#[from] TlsError),
+    #[error("{}: cannot be used for the control socket: {source}", path.display())]
+    Control { path: PathBuf, source: io::Error },
+    #[error("--trace: {0}")]
+    Trace(#[from] TraceError),
+    #[error(
+        "stopping took longer than {timeout} (--stop-timeout): what was in flight of {whose} is \
+         abandoned"
+    )]
+    Abandoned { timeout: StopTimeout, whose: String },
+    #[error("{what}: {source}")]
+    Io {
+        what: &'static str,
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(what: &'static str) -> impl Fn(io::Error) -> Error {
+        move |source| Error::Io { what, source }
+    }
+}

@@ -1,0 +1,87 @@
+//! What a kind of storage is.
+
+use crate::engine::EngineKind;
+use crate::file::{Cache, FileDisk};
+use fathom_core::{Disk, DiskError};
+use fathom_units::{Timeout, parse_size};
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A kind of storage: what users are told of it, and how its disks are found.
+#[derive(Debug)]
+pub struct Kind {
+    pub name: &'static str,
+    /// How its disks are written; several ways are separated by commas.
+    pub form: &'static str,
+    /// One line.
+    pub what: &'static str,
+    /// What its disks begin with: `memory:`, `nbd://`; none: a path.
+    pub prefixes: &'static [&'static str],
+    /// Which of the options that not every kind takes it does take.
+    pub options: &'static [&'static str],
+    pub(crate) parse: fn(&OsStr) -> Result<Arc<dyn Place>, String>,
+}
+
+impl Kind {
+    /// Whether this option, by its name on the command line, is for it.
+    pub fn takes(&self, option: &str) -> bool {
+        self.options.contains(&option)
+    }
+}
+
+/// Where a disk's bytes are: what a [`Kind`] makes of a text, which [`fmt::Display`] gives back.
+pub(crate) trait Place: fmt::Debug + fmt::Display + Send + Sync {
+    /// Opens it; may block.
+    fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError>;
+
+    /// The file, of those that are in one.
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+}
+
+/// What all kinds are told; each goes by what concerns it.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    pub cache: Cache,
+    pub read_only: bool,
+    /// The guest may discard.
+    pub discard: bool,
+    /// Read an image that others may be writing. Needs `read_only`.
+    pub force_share: bool,
+    /// The engine that the disk's workers will use.
+    pub engine: EngineKind,
+    /// How many they are.
+    pub workers: usize,
+    /// How long an NBD server may say nothing of a request; `None`: the default.
+    pub server_timeout: Option<Timeout>,
+}
+
+/// An open disk.
+pub struct Opened {
+    pub disk: Arc<dyn Disk>,
+    /// The same, if it is a file.
+    pub file: Option<Arc<FileDisk>>,
+}
+
+impl Opened {
+    /// A disk that is in no file.
+    pub(crate) fn new(disk: impl Disk + 'static) -> Opened {
+        Opened {
+            disk: Arc::new(disk),
+            file: None,
+        }
+    }
+}
+
+/// The size in a text like `memory:4G`, for kinds that are of that form.
+pub(crate) fn size_after(prefix: &str, text: &OsStr) -> Result<u64, String> {
+    let text = text.to_str().and_then(|text| text.strip_prefix(prefix));
+    match parse_size(text.unwrap_or_default())? {
+        0..512 => Err("a disk needs 512 bytes at least".into()),
+        size if size > i64::MAX as u64 => Err(format!("'{size}' is too large for a disk")),
+        size => Ok(size),
+    }
+}
