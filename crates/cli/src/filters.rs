@@ -1,6 +1,7 @@
 //! `fathom filters` and `fathom set`: what filters there are, and changing
 //! those of a running daemon.
 
+use crate::servers::absolute;
 use crate::stats::Target;
 use clap::Args;
 use fathom_daemon::control::Request;
@@ -9,6 +10,7 @@ use fathom_stack::FilterInfo;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::Path;
 
 /// List the filters that `fathom serve --filter` takes, with their options
 #[derive(Args, Debug)]
@@ -122,14 +124,13 @@ pub fn set(args: SetArgs) -> anyhow::Result<()> {
 
 /// A file as it is seen from here: the daemon may have another working
 /// directory. What cannot be known here is left for it to refuse.
-fn in_this_directory(filter: &str, option: &str, value: String) -> anyhow::Result<String> {
+pub fn in_this_directory(filter: &str, option: &str, value: String) -> anyhow::Result<String> {
     let name = filter.split('#').next().unwrap_or_default();
     let options = find(name).map_or(&[][..], |filter| filter.about.options);
     let known = options.iter().find(|known| known.name == option);
     if value.is_empty() || !known.is_some_and(|known| ["FILE", "DIR"].contains(&known.value)) {
         return Ok(value);
     }
-    let path = std::path::absolute(&value)?.into_os_string();
-    path.into_string()
-        .map_err(|_| anyhow::anyhow!("{option}: the path is not valid UTF-8"))
+    let path = absolute(Path::new(&value))?;
+    Ok(path.to_string_lossy().into_owned())
 }

@@ -3,6 +3,8 @@
 mod aio;
 mod bench;
 mod breakdown;
+mod disk;
+mod disk_args;
 mod filters;
 mod guest;
 mod guest_run;
@@ -10,6 +12,7 @@ mod img;
 mod lab;
 mod report;
 mod serve;
+mod servers;
 mod stats;
 mod trace;
 mod usage;
@@ -36,6 +39,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(Box<serve::ServeArgs>),
+    Disk(disk::DiskCommand),
+    List(disk::ListArgs),
     Stats(stats::StatsArgs),
     Info(stats::InfoArgs),
     Set(filters::SetArgs),
@@ -67,6 +72,8 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Serve(args) => serve::run(*args),
+        Command::Disk(args) => disk::run(args),
+        Command::List(args) => disk::list(args),
         Command::Stats(args) => stats::run(args),
         Command::Info(args) => stats::info(args),
         Command::Set(args) => filters::set(args),

@@ -1,20 +1,16 @@
 //! `fathom serve`: disks for virtual machines and for NBD clients.
 
-use crate::aio::AioArg;
+use crate::disk_args::{DiskArgs, location_help, location_parser};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use fathom_core::Polling;
 use fathom_daemon::{
-    Daemon, DiskOptions, ExportOptions, NbdOptions, Outcome, ServeOptions, SocketSpec, StopTimeout,
-    TlsOptions, parse_group, parse_mode, read_config,
+    Daemon, NbdOptions, Outcome, ServeOptions, SocketSpec, StopTimeout, TlsOptions, access,
+    read_config,
 };
-use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
-use fathom_filters::Spec;
-use fathom_formats::Format;
-use fathom_stack::{CpuList, Description, Injection, parse_format};
-use fathom_storage::{Cache, KINDS, Location};
-use fathom_units::{Timeout, parse_size};
+use fathom_stack::Injection;
+use fathom_storage::Location;
+use fathom_units::Timeout;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
@@ -65,8 +61,10 @@ const ONE_DISK: [&str; 36] = [
 /// Runs until SIGTERM or SIGINT; then it finishes what is in flight, if that
 /// takes no longer than --stop-timeout, and prints where the requests spent their time.
 #[derive(Args, Debug)]
+#[command(mut_arg("export_name", |arg| arg.requires("nbd")))]
+#[command(mut_arg("export_description", |arg| arg.requires("nbd")))]
 pub struct ServeArgs {
-    #[arg(value_name = "DISK", value_parser = disk_parser(), help = disk_help(),
+    #[arg(value_name = "DISK", value_parser = location_parser(), help = location_help(),
           required_unless_present = "config")]
     disk: Option<Location>,
 
@@ -75,34 +73,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ONE_DISK)]
     config: Option<PathBuf>,
 
-    /// Where the virtual machine connects: a path, or fd:N for a listening
-    /// socket that is inherited [default without --nbd: the one from systemd]
-    #[arg(long, value_name = "SOCKET", value_parser = socket_parser())]
-    vhost_user: Option<SocketSpec>,
+    #[command(flatten)]
+    of_disk: DiskArgs,
 
     /// Where NBD clients connect: unix:PATH, tcp:HOST:PORT, vsock:CID:PORT,
     /// fd:N for a listening socket that is inherited, or systemd; repeatable
     #[arg(long, value_name = "ADDRESS", value_parser = address_parser())]
     nbd: Vec<Address>,
-
-    /// Permissions of the Unix sockets that are made, such as 660: who may
-    /// write may connect [default: 660 less the umask; with --socket-group 660]
-    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
-    socket_mode: Option<u32>,
-
-    /// Group of the Unix sockets that are made
-    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
-    socket_group: Option<u32>,
-
-    /// The disk's name for NBD clients, who get it without a name, too
-    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true,
-          requires = "nbd", value_parser = parse_export_string)]
-    export_name: String,
-
-    /// What NBD clients are told about the disk, for people
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true,
-          requires = "nbd", value_parser = parse_export_string)]
-    export_description: String,
 
     /// TLS for NBD clients: off, on (for those who want it) or require
     /// [default: off, with --tls-certificates require]
@@ -134,93 +111,6 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TIME", requires = "nbd", default_value = "off")]
     nbd_idle_timeout: Timeout,
 
-    /// Format of the image: raw, qcow2 or qed [default: raw, but refuse what
-    /// looks like another]
-    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
-    format: Option<Format>,
-
-    /// Where in a raw image the disk starts, in bytes: a multiple of 512
-    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
-    offset: Option<u64>,
-
-    /// Size of the disk in a raw image [default: up to its end]
-    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
-    size: Option<u64>,
-
-    /// Most memory for the tables of a qcow2 or qed image, at least 64k
-    /// [default: 32M, enough for 256G in clusters of 64k]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    metadata_cache: Option<u64>,
-
-    /// Let the image use files in this directory as its backing file or its
-    /// external data file, to read them; repeatable [default: the image's own
-    /// directory]
-    #[arg(long = "allow-dir", value_name = "DIR")]
-    allow_dirs: Vec<PathBuf>,
-
-    /// The external data file of a qcow2 image: it is written to only if it is
-    /// named here, whatever the image calls it
-    #[arg(long, value_name = "FILE")]
-    data_file: Option<PathBuf>,
-
-    /// Let the guest read only
-    #[arg(long)]
-    readonly: bool,
-
-    #[command(flatten)]
-    aio: AioArg,
-
-    /// Register guest memory with io_uring: cheaper requests, but all of the
-    /// guest's memory is pinned and counts as locked, ballooning gives
-    /// nothing back, and post-copy migration cannot be used
-    #[arg(long)]
-    register_memory: bool,
-
-    /// Host page cache: none (O_DIRECT), writeback, or writethrough (every
-    /// write is durable when it completes)
-    #[arg(long, value_name = "MODE", default_value = "none")]
-    cache: Cache,
-
-    /// Give up on an NBD server that has the disk when it says nothing of a
-    /// request for this long, or off [default: 60s]
-    #[arg(long, value_name = "DURATION")]
-    server_timeout: Option<Timeout>,
-
-    /// Most virtqueues that the guest may use
-    #[arg(long, value_name = "N", default_value_t = 64,
-          value_parser = clap::value_parser!(u16).range(1..=256))]
-    queues: u16,
-
-    /// Threads that serve the queues
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u16).range(1..=256))]
-    iothreads: u16,
-
-    /// CPUs for these threads, such as 2-3,8, shared out among them
-    #[arg(long, value_name = "LIST")]
-    cpus: Option<CpuList>,
-
-    /// Spin for requests before sleeping: auto (while it saves a good part of
-    /// what a request takes, at most 900ms of a second), auto:500ms (at most
-    /// so much of a second), off, or always, for a time such as 20us
-    #[arg(long, value_name = "auto|off|DURATION", default_value = "auto")]
-    poll: Polling,
-
-    /// Serial number that the guest sees (at most 20 bytes)
-    #[arg(long, value_name = "STRING", value_parser = parse_serial)]
-    serial: Option<String>,
-
-    /// Trace every request to this file, best on tmpfs such as /dev/shm (see
-    /// `fathom trace`)
-    #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
-
-    /// A filter between the disk and whoever uses it, such as
-    /// delay:read=10ms,write=20ms; repeatable, the first is nearest to the
-    /// user (see `fathom filters`)
-    #[arg(long = "filter", value_name = "NAME[:OPTION=VALUE,...]", value_parser = parse_filter)]
-    filters: Vec<Spec>,
-
     /// Delay every other request, to check what measures where time goes:
     /// storage=TIME, queue=TIME or notify=TIME
     #[arg(long, value_name = "PLACE=TIME", hide_short_help = true)]
@@ -237,14 +127,6 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DURATION", default_value_t)]
     stop_timeout: StopTimeout,
 
-    /// Read an image that others may be writing
-    #[arg(long, requires = "readonly")]
-    force_share: bool,
-
-    /// Do not let the guest discard
-    #[arg(long)]
-    no_discard: bool,
-
     /// Print the times at the end as JSON
     #[arg(long)]
     json: bool,
@@ -255,40 +137,8 @@ pub struct ServeArgs {
     pub log: Option<String>,
 }
 
-fn disk_parser() -> impl TypedValueParser<Value = Location> {
-    OsStringValueParser::new().try_map(|text: OsString| Location::parse(&text))
-}
-
-fn disk_help() -> String {
-    let forms: Vec<_> = KINDS.iter().map(|kind| kind.form).collect();
-    format!("Where the disk is: {}", forms.join(", "))
-}
-
-fn socket_parser() -> impl TypedValueParser<Value = SocketSpec> {
-    OsStringValueParser::new().try_map(|text: OsString| SocketSpec::parse(&text))
-}
-
-fn parse_filter(text: &str) -> Result<Spec, String> {
-    let spec: Spec = text.parse()?;
-    fathom_filters::find(&spec.name)?.check(&spec.options)?;
-    Ok(spec)
-}
-
-/// virtio-blk's GET_ID has room for 20 bytes.
-fn parse_serial(text: &str) -> Result<String, String> {
-    if text.len() > 20 {
-        return Err(format!("it has {} bytes; 20 are the most", text.len()));
-    }
-    Ok(text.to_owned())
-}
-
 fn address_parser() -> impl TypedValueParser<Value = Address> {
     OsStringValueParser::new().try_map(|text: OsString| Address::parse(&text))
-}
-
-/// NBD's strings.
-fn parse_export_string(text: &str) -> Result<String, String> {
-    ExportOptions::check(text).map(|()| text.to_owned())
 }
 
 /// nbdkit's words.
@@ -303,60 +153,31 @@ impl ServeArgs {
     fn into_options(self) -> Result<ServeOptions, String> {
         let tls = self.tls_options()?;
         let disk = self.disk.expect("clap demands a disk");
-        let vhost_user = match self.vhost_user {
+        let vhost_user = match self.of_disk.vhost_user.clone() {
             // Else nobody could connect, of which the user is told.
             None if self.nbd.is_empty() && std::env::var_os("LISTEN_FDS").is_some() => {
                 Some(SocketSpec::Activated)
             }
             socket => socket,
         };
-        let access = Access {
-            mode: self.socket_mode,
-            group: self.socket_group,
-        };
         let is_path = matches!(vhost_user, Some(SocketSpec::Path(_)));
         let is_unix = |address: &Address| matches!(address, Address::Unix(_));
         let has_unix = self.nbd.iter().any(is_unix);
+        let (mode, group) = (self.of_disk.socket_mode, self.of_disk.socket_group);
         let where_made = |made: bool| match made || !is_path && !has_unix {
-            true => access,
-            false => Access::default(),
+            true => (mode, group),
+            false => (None, None),
         };
-        let export = ExportOptions {
-            name: self.export_name,
-            description: self.export_description,
-        };
-        let disk = Description {
-            format: self.format,
-            offset: self.offset,
-            size: self.size,
-            metadata_cache: self.metadata_cache,
-            allow_dirs: self.allow_dirs,
-            data_file: self.data_file,
-            read_only: self.readonly,
-            engine: self.aio.aio,
-            register_memory: self.register_memory,
-            cache: self.cache,
-            server_timeout: self.server_timeout,
-            force_share: self.force_share,
-            discard: !self.no_discard,
-            iothreads: self.iothreads.into(),
-            cpus: self.cpus.unwrap_or_default(),
-            polling: self.poll,
-            inject: self.inject,
-            filters: self.filters,
-            ..Description::new(disk)
-        };
-        let disk = DiskOptions {
-            access: where_made(is_path),
-            vhost_user,
-            nbd: (!self.nbd.is_empty()).then_some(export),
-            queues: self.queues,
-            serial: self.serial,
-            trace: self.trace,
-            ..DiskOptions::new(disk)
-        };
+        let mut table = self.of_disk.into_table(disk.to_string(), disk);
+        // Clients of the only disk need not know a name.
+        table.export_name.get_or_insert_default();
+        (table.socket_mode, table.socket_group) = where_made(is_path);
+        table.vhost_user = vhost_user;
+        let mut disk = table.into_options(!self.nbd.is_empty())?;
+        disk.disk.inject = self.inject;
+        let (mode, group) = where_made(has_unix);
         let nbd = NbdOptions {
-            access: where_made(has_unix),
+            access: access(mode, group),
             listen: self.nbd,
             tls,
             max_connections: self.nbd_connections.map(|n| n as usize),

@@ -1,8 +1,9 @@
 //! `fathom stats` and its like: asking a running daemon.
 
-use anyhow::{Context, anyhow};
+use crate::servers::find;
+use anyhow::Context;
 use clap::Args;
-use fathom_daemon::control::{Client, ClientError, Info, Request, path_of};
+use fathom_daemon::control::{Client, ClientError, Info, Request};
 use fathom_trace::Summary;
 use fathom_units::Size;
 use serde::de::DeserializeOwned;
@@ -14,41 +15,45 @@ use std::time::Duration;
 /// The daemon that is meant.
 #[derive(Args, Debug)]
 pub struct Target {
-    /// Process id of a daemon, or the path of its control socket
-    #[arg(value_name = "PID|SOCKET")]
-    daemon: String,
+    /// A disk's name, the process id of its server, or the path of the server's control socket
+    #[arg(value_name = "NAME|PID|SOCKET")]
+    server: String,
 
-    /// The disk that is meant, where the daemon serves several: its name in
-    /// the configuration
+    /// The disk that is meant, where the server has several
     #[arg(long, value_name = "NAME")]
     disk: Option<String>,
 }
 
 impl Target {
-    fn connect(&self) -> anyhow::Result<Client> {
-        connect(&self.daemon)
+    /// The server, and the disk, if one was named.
+    fn connect(&self) -> anyhow::Result<(Client, Option<String>)> {
+        let (path, named) = find(&self.server)?;
+        Ok((Client::connect(&path)?, self.disk.clone().or(named)))
     }
 
     /// Ask about the disk that is meant.
     pub fn ask<T: DeserializeOwned>(&self, request: &Request) -> anyhow::Result<T> {
-        Ok(self.connect()?.ask_about(self.disk.as_deref(), request)?)
+        let (mut client, disk) = self.connect()?;
+        Ok(client.ask_about(disk.as_deref(), request)?)
     }
 
-    /// The disks that are meant: all of them, unless one was named. None: the
-    /// only one.
-    fn disks(&self, client: &mut Client) -> Result<Vec<Option<String>>, ClientError> {
+    /// The server and the disks that are meant: all of them, unless one was
+    /// named. None: the only one.
+    fn disks(&self) -> anyhow::Result<(Client, Vec<Option<String>>)> {
         #[derive(Deserialize)]
         struct Names {
             disks: Vec<String>,
         }
-        if self.disk.is_some() {
-            return Ok(vec![self.disk.clone()]);
+        let (mut client, named) = self.connect()?;
+        if named.is_some() {
+            return Ok((client, vec![named]));
         }
         let Names { disks } = client.ask(&Request::Disks)?;
-        Ok(match disks.len() {
+        let disks = match disks.len() {
             1 => vec![None],
             _ => disks.into_iter().map(Some).collect(),
-        })
+        };
+        Ok((client, disks))
     }
 }
 
@@ -64,14 +69,6 @@ fn to_json<T: Serialize>(answers: &[(Option<String>, T)]) -> serde_json::Result<
             serde_json::to_string(&by_name)
         }
     }
-}
-
-/// Connect to a daemon by process id or path.
-pub fn connect(daemon: &str) -> anyhow::Result<Client> {
-    let path = path_of(daemon).ok_or_else(|| {
-        anyhow!("XDG_RUNTIME_DIR is not set; give the path of the daemon's control socket")
-    })?;
-    Ok(Client::connect(&path)?)
 }
 
 /// Show where a running daemon's requests spend their time
@@ -96,8 +93,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub fn run(args: StatsArgs) -> anyhow::Result<()> {
-    let mut client = args.target.connect()?;
-    let disks = args.target.disks(&mut client)?;
+    let (mut client, disks) = args.target.disks()?;
     print(&summaries(&mut client, &disks)?, args.json)?;
     let Some(interval) = args.watch else {
         return Ok(());
@@ -152,9 +148,9 @@ pub struct InfoArgs {
 }
 
 pub fn info(args: InfoArgs) -> anyhow::Result<()> {
-    let mut client = args.target.connect()?;
+    let (mut client, disks) = args.target.disks()?;
     let mut infos = Vec::new();
-    for disk in args.target.disks(&mut client)? {
+    for disk in disks {
         let info: Info = client.ask_about(disk.as_deref(), &Request::Info)?;
         infos.push((disk, info));
     }
@@ -277,12 +273,12 @@ pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
 /// End a running daemon as SIGTERM does
 #[derive(Args, Debug)]
 pub struct QuitArgs {
-    /// Process id of a daemon, or the path of its control socket
-    #[arg(value_name = "PID|SOCKET")]
-    daemon: String,
+    /// Its process id, the path of its control socket, or the name of a disk that it serves
+    #[arg(value_name = "PID|SOCKET|NAME")]
+    server: String,
 }
 
 pub fn quit(args: QuitArgs) -> anyhow::Result<()> {
-    let _: serde_json::Value = connect(&args.daemon)?.ask(&Request::Quit)?;
+    let _: serde_json::Value = Client::connect(&find(&args.server)?.0)?.ask(&Request::Quit)?;
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! `fathom trace`: reading traces, and switching them on and off.
 
-use crate::stats::connect;
+use crate::servers::find;
 use clap::Args;
-use fathom_daemon::control::Request;
+use fathom_daemon::control::{Client, Request};
 use fathom_trace::ring::{Entry, Header, RingReader};
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};
@@ -32,11 +32,12 @@ pub struct TraceArgs {
     #[arg(long, conflicts_with = "pid")]
     follow: bool,
 
-    /// Daemon to switch: its process id, or the path of its control socket
-    #[arg(long, value_name = "PID|SOCKET", requires = "switch")]
+    /// Whose trace to switch: the process id of a server, the path of its control socket, or a
+    /// disk's name
+    #[arg(long, value_name = "PID|SOCKET|NAME", requires = "switch")]
     pid: Option<String>,
 
-    /// The disk that is meant, where the daemon serves several
+    /// The disk that is meant, where the server has several
     #[arg(long, value_name = "NAME", requires = "pid")]
     disk: Option<String>,
 
@@ -55,15 +56,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub fn run(args: TraceArgs) -> anyhow::Result<()> {
     match (&args.file, &args.pid) {
         (Some(file), _) => print(RingReader::open(file)?, args.json, args.follow),
-        (None, Some(daemon)) => switch(daemon, args.disk.as_deref(), args.on),
+        (None, Some(server)) => switch(server, args.disk.as_deref(), args.on),
         (None, None) => unreachable!("clap demands one of them"),
     }
 }
 
-fn switch(daemon: &str, disk: Option<&str>, file: Option<PathBuf>) -> anyhow::Result<()> {
+fn switch(server: &str, disk: Option<&str>, file: Option<PathBuf>) -> anyhow::Result<()> {
     // The daemon may have another working directory.
     let file = file.map(std::path::absolute).transpose()?;
-    let _: Value = connect(daemon)?.ask_about(disk, &Request::Trace { file })?;
+    let (path, named) = find(server)?;
+    let disk = disk.or(named.as_deref());
+    let _: Value = Client::connect(&path)?.ask_about(disk, &Request::Trace { file })?;
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! Whether to spin for work before sleeping, and for how long.
 
 use fathom_trace::Clock;
-use fathom_units::parse_duration;
+use fathom_units::{parse_duration, short_duration};
+use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -50,6 +51,18 @@ impl FromStr for Polling {
                 None => parse_duration(text).map(Polling::Fixed),
             }
             .map_err(|_| format!("'{text}' is not auto, auto:500ms, off or a duration like 20us")),
+        }
+    }
+}
+
+/// As it is read.
+impl fmt::Display for Polling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Polling::Auto => f.write_str("auto"),
+            Polling::AutoWithin(limit) => write!(f, "auto:{}", short_duration(*limit)),
+            Polling::Off => f.write_str("off"),
+            Polling::Fixed(time) => f.write_str(&short_duration(*time)),
         }
     }
 }

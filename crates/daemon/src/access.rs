@@ -1,20 +1,62 @@
 //! Who may connect to a socket, as people write it.
 
+use fathom_exports::Access;
 use std::ffi::CString;
+use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::str::FromStr;
 
 /// Permissions as chmod(1) has them: `660`.
-pub fn parse_mode(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).ok().filter(|m| *m <= 0o777);
-    mode.ok_or_else(|| format!("'{text}' is not a mode such as 660"))
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode(pub u32);
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Mode, String> {
+        let mode = u32::from_str_radix(text, 8).ok().filter(|m| *m <= 0o777);
+        let mode = mode.ok_or_else(|| format!("'{text}' is not a mode such as 660"));
+        mode.map(Mode)
+    }
 }
 
-/// A group's number, from its name or number.
-pub fn parse_group(text: &str) -> Result<u32, String> {
-    if let Ok(number) = text.parse() {
-        return Ok(number);
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:o}", self.0)
     }
+}
+
+/// A group, which has a name or a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group(pub u32);
+
+impl FromStr for Group {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Group, String> {
+        let number = text.parse().map_or_else(|_| number_of(text), Ok);
+        number.map(Group)
+    }
+}
+
+/// Its number.
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The options of a socket, of which each may be left out.
+pub fn access(mode: Option<Mode>, group: Option<Group>) -> Access {
+    Access {
+        mode: mode.map(|mode| mode.0),
+        group: group.map(|group| group.0),
+    }
+}
+
+/// The number of the group of that name.
+fn number_of(text: &str) -> Result<u32, String> {
     let unknown = || format!("there is no group '{text}'");
     let name = CString::new(text).map_err(|_| unknown())?;
     // Large enough for a group with thousands of members.
@@ -37,19 +79,20 @@ mod tests {
 
     #[test]
     fn modes_are_octal() {
-        assert_eq!(parse_mode("660"), Ok(0o660));
-        assert_eq!(parse_mode("0600"), Ok(0o600));
+        assert_eq!("660".parse(), Ok(Mode(0o660)));
+        assert_eq!("0600".parse(), Ok(Mode(0o600)));
+        assert_eq!(Mode(0o640).to_string(), "640");
         for bad in ["", "8", "1777", "rw", "-1"] {
-            assert!(parse_mode(bad).is_err(), "{bad}");
+            assert!(bad.parse::<Mode>().is_err(), "{bad}");
         }
     }
 
     #[test]
     fn groups_have_names_and_numbers() {
-        assert_eq!(parse_group("root"), Ok(0));
-        assert_eq!(parse_group("64002"), Ok(64002));
+        assert_eq!("root".parse(), Ok(Group(0)));
+        assert_eq!("64002".parse(), Ok(Group(64002)));
         for bad in ["", "no such group", "-1", "a\0b"] {
-            assert!(parse_group(bad).is_err(), "{bad}");
+            assert!(bad.parse::<Group>().is_err(), "{bad}");
         }
     }
 }

@@ -1,24 +1,17 @@
 //! The file that `fathom serve --config` reads: TOML, with the names of the
 //! command line's options.
 
-use crate::access::{parse_group, parse_mode};
+use crate::access::{Group, Mode, access};
 use crate::error::Error;
-use crate::options::{
-    DiskOptions, ExportOptions, NbdOptions, ServeOptions, SocketSpec, StopTimeout, TlsOptions,
-};
-use fathom_exports::Access;
+use crate::options::{DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
+use crate::table::DiskTable;
+use crate::text;
 use fathom_exports::nbd::{Address, TlsMode};
-use fathom_filters::{Spec, find};
-use fathom_formats::Format;
-use fathom_stack::{CpuList, Description, parse_format};
-use fathom_storage::Location;
-use fathom_units::{Timeout, parse_size};
+use fathom_units::Timeout;
 use serde::{Deserialize, Deserializer, de};
 use std::ffi::OsStr;
-use std::fmt::Display;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use toml::Spanned;
 
 /// Read a configuration. An error is one line that says where in the file it
@@ -46,22 +39,16 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         let options = options.and_then(|nbd| nbd.validate().map(|()| nbd));
         nbd = Some(options.map_err(|problem| format!("{line}: [nbd]: {problem}"))?);
     }
-    if file.disks.is_empty() {
-        return Err(": it has no [[disk]]".into());
-    }
     let mut disks: Vec<DiskOptions> = Vec::new();
     for table in file.disks {
         let line = line_of(text, table.span());
         let disk = table.into_inner();
         let name = disk.name.clone();
-        let options = disk.into_options(nbd.is_some()).and_then(|disk| {
-            let same = disks.iter().any(|other| other.name == disk.name);
-            disk.validate(nbd.is_some())?;
-            match same {
-                true => Err("another disk has that name".into()),
-                false => Ok(disk),
-            }
-        });
+        let same = disks.iter().any(|other| other.name == name);
+        let options = match same {
+            true => Err("another disk has that name".into()),
+            false => disk.into_options(nbd.is_some()),
+        };
         disks.push(options.map_err(|problem| format!("{line}: disk '{name}': {problem}"))?);
     }
     Ok(ServeOptions {
@@ -82,11 +69,11 @@ fn line_of(text: &str, span: Range<usize>) -> String {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     control: Option<PathBuf>,
-    #[serde(default, deserialize_with = "word")]
+    #[serde(default, with = "text::optional")]
     stop_timeout: Option<StopTimeout>,
     nbd: Option<Spanned<Nbd>>,
     #[serde(rename = "disk", default)]
-    disks: Vec<Spanned<Disk>>,
+    disks: Vec<Spanned<DiskTable>>,
 }
 
 #[derive(Deserialize)]
@@ -94,17 +81,17 @@ struct File {
 struct Nbd {
     #[serde(deserialize_with = "addresses")]
     listen: Vec<Address>,
-    #[serde(default, deserialize_with = "mode")]
-    socket_mode: Option<u32>,
-    #[serde(default, deserialize_with = "group")]
-    socket_group: Option<u32>,
+    #[serde(default, with = "text::optional")]
+    socket_mode: Option<Mode>,
+    #[serde(default, with = "text::optional")]
+    socket_group: Option<Group>,
     tls: Option<Tls>,
     tls_certificates: Option<PathBuf>,
     #[serde(default)]
     tls_verify_peer: bool,
     connections: Option<u16>,
     connections_per_client: Option<u16>,
-    #[serde(default, deserialize_with = "word")]
+    #[serde(default, with = "text::optional")]
     idle_timeout: Option<Timeout>,
 }
 
@@ -146,10 +133,7 @@ impl Nbd {
         };
         Ok(NbdOptions {
             listen: self.listen,
-            access: Access {
-                mode: self.socket_mode,
-                group: self.socket_group,
-            },
+            access: access(self.socket_mode, self.socket_group),
             tls,
             max_connections: self.connections.map(usize::from),
             max_per_peer: self.connections_per_client.map(usize::from),
@@ -158,204 +142,19 @@ impl Nbd {
     }
 }
 
-/// The command line's options for one disk; those that say "no" there are
-/// told by `false` here.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Disk {
-    name: String,
-    #[serde(deserialize_with = "image")]
-    image: Location,
-    #[serde(default, deserialize_with = "socket")]
-    vhost_user: Option<SocketSpec>,
-    #[serde(default, deserialize_with = "mode")]
-    socket_mode: Option<u32>,
-    #[serde(default, deserialize_with = "group")]
-    socket_group: Option<u32>,
-    /// Absent: yes, if there is `[nbd]`.
-    nbd: Option<bool>,
-    /// Absent: the disk's name.
-    export_name: Option<String>,
-    #[serde(default)]
-    export_description: String,
-    #[serde(default, deserialize_with = "format")]
-    format: Option<Format>,
-    #[serde(default, deserialize_with = "size")]
-    offset: Option<u64>,
-    #[serde(default, deserialize_with = "size")]
-    size: Option<u64>,
-    #[serde(default, deserialize_with = "size")]
-    metadata_cache: Option<u64>,
-    #[serde(default)]
-    allow_dirs: Vec<PathBuf>,
-    data_file: Option<PathBuf>,
-    #[serde(default)]
-    readonly: bool,
-    #[serde(default, deserialize_with = "word")]
-    aio: Option<fathom_storage::EngineKind>,
-    #[serde(default)]
-    register_memory: bool,
-    #[serde(default, deserialize_with = "word")]
-    cache: Option<fathom_storage::Cache>,
-    #[serde(default, deserialize_with = "word")]
-    server_timeout: Option<Timeout>,
-    #[serde(default)]
-    force_share: bool,
-    discard: Option<bool>,
-    queues: Option<u16>,
-    iothreads: Option<u16>,
-    #[serde(default, deserialize_with = "word")]
-    cpus: Option<CpuList>,
-    #[serde(default, deserialize_with = "word")]
-    poll: Option<fathom_core::Polling>,
-    serial: Option<String>,
-    trace: Option<PathBuf>,
-    #[serde(default, deserialize_with = "filters")]
-    filters: Vec<Spec>,
-}
-
-impl Disk {
-    fn into_options(self, has_nbd: bool) -> Result<DiskOptions, String> {
-        let export = self.export()?;
-        if self.nbd == Some(true) && !has_nbd {
-            return Err("nbd = true needs a table [nbd]".into());
-        }
-        if self.force_share && !self.readonly {
-            return Err("force-share needs readonly = true".into());
-        }
-        for (option, value) in [("queues", self.queues), ("iothreads", self.iothreads)] {
-            if value.is_some_and(|n| !(1..=256).contains(&n)) {
-                return Err(format!("{option} is not a number from 1 to 256"));
-            }
-        }
-        if self.serial.as_ref().is_some_and(|serial| serial.len() > 20) {
-            return Err("serial has more than 20 bytes".into());
-        }
-        let new = Description::new(self.image);
-        let disk = Description {
-            format: self.format,
-            offset: self.offset,
-            size: self.size,
-            metadata_cache: self.metadata_cache,
-            allow_dirs: self.allow_dirs,
-            data_file: self.data_file,
-            read_only: self.readonly,
-            engine: self.aio.unwrap_or(new.engine),
-            register_memory: self.register_memory,
-            cache: self.cache.unwrap_or(new.cache),
-            server_timeout: self.server_timeout,
-            force_share: self.force_share,
-            discard: self.discard.unwrap_or(new.discard),
-            iothreads: self.iothreads.map_or(new.iothreads, usize::from),
-            cpus: self.cpus.unwrap_or_default(),
-            polling: self.poll.unwrap_or(new.polling),
-            filters: self.filters,
-            ..new
-        };
-        let new = DiskOptions::new(disk);
-        Ok(DiskOptions {
-            name: self.name,
-            vhost_user: self.vhost_user,
-            access: Access {
-                mode: self.socket_mode,
-                group: self.socket_group,
-            },
-            nbd: export.filter(|_| has_nbd),
-            queues: self.queues.unwrap_or(new.queues),
-            serial: self.serial,
-            trace: self.trace,
-            ..new
-        })
-    }
-
-    fn export(&self) -> Result<Option<ExportOptions>, String> {
-        if self.nbd == Some(false) {
-            return Ok(None);
-        }
-        let name = self.export_name.clone();
-        let export = ExportOptions {
-            name: name.unwrap_or_else(|| self.name.clone()),
-            description: self.export_description.clone(),
-        };
-        for (key, text) in [
-            ("export-name", &export.name),
-            ("export-description", &export.description),
-        ] {
-            ExportOptions::check(text).map_err(|problem| format!("{key}: {problem}"))?;
-        }
-        Ok(Some(export))
-    }
-}
-
-/// A string that `parse` takes.
-fn string<'de, D: Deserializer<'de>, T, E: Display>(
-    from: D,
-    parse: impl FnOnce(&str) -> Result<T, E>,
-) -> Result<T, D::Error> {
-    let text = String::deserialize(from)?;
-    parse(&text).map_err(de::Error::custom)
-}
-
-fn word<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
-    from: D,
-) -> Result<Option<T>, D::Error> {
-    string(from, |text| text.parse().map(Some))
-}
-
-fn filters<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Spec>, D::Error> {
-    let texts = Vec::<String>::deserialize(from)?;
-    let specs = texts.iter().map(|text| {
-        let spec: Spec = text.parse()?;
-        find(&spec.name)?.check(&spec.options)?;
-        Ok(spec)
-    });
-    let specs: Result<_, String> = specs.collect();
-    specs.map_err(de::Error::custom)
-}
-
-fn image<'de, D: Deserializer<'de>>(from: D) -> Result<Location, D::Error> {
-    string(from, |text| Location::parse(OsStr::new(text)))
-}
-
-fn socket<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketSpec>, D::Error> {
-    string(from, |text| SocketSpec::parse(OsStr::new(text)).map(Some))
-}
-
-fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    string(from, |text| parse_mode(text).map(Some))
-}
-
-fn group<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    string(from, |text| parse_group(text).map(Some))
-}
-
-fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
-    string(from, |text| parse_format(text).map(Some))
-}
-
 fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Address>, D::Error> {
     let texts: Vec<String> = Deserialize::deserialize(from)?;
     let parsed = texts.iter().map(|text| Address::parse(OsStr::new(text)));
     parsed.collect::<Result<_, _>>().map_err(de::Error::custom)
 }
 
-/// `"4G"`, or a number of bytes.
-fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "it is not a size like \"4G\" or 512")]
-    enum Size {
-        Bytes(u64),
-        Text(String),
-    }
-    match Size::deserialize(from)? {
-        Size::Bytes(bytes) => Ok(Some(bytes)),
-        Size::Text(text) => parse_size(&text).map(Some).map_err(de::Error::custom),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::SocketSpec;
+    use fathom_formats::Format;
+    use fathom_stack::Description;
+    use fathom_storage::Location;
     use fathom_storage::{Cache, EngineKind};
 
     const ONE: &str = "[[disk]]\nname = 'a'\nimage = 'null:1G'\nvhost-user = '/run/a'\n";
@@ -497,7 +296,6 @@ mod tests {
             (with("nbd = true"), "[nbd]"),
             (with("export-name = \"a\\u0000b\""), "export-name: "),
             (format!("{ONE}{ONE}"), ":5: disk 'a': another disk"),
-            ("".into(), "no [[disk]]"),
             ("[[disk]]\nname = 'a'\n".into(), ":1: missing field `image`"),
             ("x = \n".into(), ":1: "),
             ("[[disk]]\nname = 'a'\nimage = 'x'\n".into(), "--vhost-user"),

@@ -7,6 +7,7 @@ pub mod control;
 mod daemon;
 mod error;
 mod limits;
+mod mailbox;
 mod objects;
 mod options;
 mod repeats;
@@ -14,8 +15,10 @@ mod runtime;
 mod signals;
 mod socket;
 mod stderr;
+mod table;
+mod text;
 
-pub use access::{parse_group, parse_mode};
+pub use access::{Group, Mode, access};
 pub use config::read_config;
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
@@ -26,3 +29,4 @@ pub use options::{
 };
 pub use repeats::Repeats;
 pub use stderr::Stderr;
+pub use table::DiskTable;

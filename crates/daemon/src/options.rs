@@ -223,6 +223,14 @@ impl SocketSpec {
     }
 }
 
+impl FromStr for SocketSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SocketSpec, String> {
+        SocketSpec::parse(OsStr::new(text))
+    }
+}
+
 impl fmt::Display for SocketSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

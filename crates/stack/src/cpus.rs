@@ -1,5 +1,6 @@
 //! The CPUs of workers.
 
+use std::fmt;
 use std::fs;
 use std::str::FromStr;
 
@@ -61,6 +62,14 @@ impl FromStr for CpuList {
     }
 }
 
+/// As it is read, without ranges.
+impl fmt::Display for CpuList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<_> = self.0.iter().map(usize::to_string).collect();
+        f.write_str(&numbers.join(","))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,6 +78,7 @@ mod tests {
     fn cpus_are_listed_like_taskset() {
         let parse = |text: &str| text.parse().map(|CpuList(cpus)| cpus);
         assert_eq!(parse("3"), Ok(vec![3]));
+        assert_eq!("4-6,0".parse::<CpuList>().unwrap().to_string(), "0,4,5,6");
         assert_eq!(parse("4-6,0,5"), Ok(vec![0, 4, 5, 6]));
         for bad in ["", ",", "1-", "3-1", "a", "-1", "1024", "0-99999999"] {
             assert!(parse(bad).is_err(), "{bad}");

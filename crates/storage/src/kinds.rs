@@ -6,6 +6,7 @@ use fathom_core::DiskError;
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// One line a kind. The first is that of a text that is none of the others'.
@@ -63,6 +64,15 @@ impl Location {
     }
 }
 
+impl FromStr for Location {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Location, String> {
+        Location::parse(OsStr::new(text))
+    }
+}
+
+/// As it is read (a file of a strange name is not).
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.place.fmt(f)

@@ -1,9 +1,10 @@
 //! Times that may be for ever.
 
+use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::parse_duration;
+use crate::{parse_duration, short_duration};
 
 /// A time to wait for something at most; `None`: for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,15 @@ impl FromStr for Timeout {
     }
 }
 
+impl fmt::Display for Timeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(time) => f.write_str(&short_duration(time)),
+            None => f.write_str("off"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -32,6 +42,10 @@ mod tests {
     fn servers_are_given_time() {
         let parse = |text: &str| text.parse().map(|Timeout(time)| time);
         assert_eq!(parse("off"), Ok(None));
+        for text in ["off", "90s", "1500ms"] {
+            let timeout: Timeout = text.parse().unwrap();
+            assert_eq!(timeout.to_string().parse(), Ok(timeout));
+        }
         assert_eq!(parse("1500ms"), Ok(Some(Duration::from_millis(1500))));
         for bad in ["", "0s", "5", "on", "-1s"] {
             assert!(parse(bad).is_err(), "{bad}");

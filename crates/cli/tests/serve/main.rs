@@ -2,6 +2,7 @@
 
 mod control;
 mod daemon;
+mod disks;
 #[path = "../support/driver.rs"]
 mod driver;
 mod durability;

@@ -54,7 +54,6 @@ impl Client {
             },
         };
         let socket = UnixStream::connect(path).map_err(failed)?;
-        socket.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
         socket.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
         Ok(Client {
             socket: BufReader::new(socket),
@@ -81,7 +80,15 @@ impl Client {
             // A path that is not UTF-8.
             ClientError::Refused(format!("cannot be said in JSON: {error}"))
         })?;
-        let answer = self.exchange(&line).map_err(|e| self.no_answer(e))?;
+        let patience = match request {
+            // Storage takes its time; the daemon answers when it has given up.
+            Request::Add { .. } | Request::Remove { .. } => None,
+            _ => Some(PATIENCE),
+        };
+        let socket = self.socket.get_ref();
+        let answer = socket.set_read_timeout(patience);
+        let answer = answer.and_then(|()| self.exchange(&line));
+        let answer = answer.map_err(|e| self.no_answer(e))?;
         let not_fathom = |_| ClientError::NotFathom(self.path.clone());
         let answer: Value = serde_json::from_str(&answer).map_err(not_fathom)?;
         if let Some(Value::String(error)) = answer.get("error") {

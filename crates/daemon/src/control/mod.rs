@@ -7,7 +7,7 @@ mod server;
 
 pub use client::{Client, ClientError};
 pub use protocol::{Ask, ConnectionInfo, FrontEnd, Info, NbdInfo, Request, WorkerInfo};
-pub(crate) use server::Server;
+pub(crate) use server::{Answer, ClientId, Server};
 
 use crate::runtime;
 use rustix::process::geteuid;
@@ -26,12 +26,23 @@ pub fn default_path(pid: u32) -> Option<PathBuf> {
     Some(runtime::dir()?.join("control").join(format!("{pid}.sock")))
 }
 
-/// The control socket that a user means by a process id or a path.
-pub fn path_of(daemon: &str) -> Option<PathBuf> {
-    match daemon.parse() {
-        Ok(pid) => default_path(pid),
-        Err(_) => Some(daemon.into()),
-    }
+/// The daemons of this user that have a default control socket, with that; some may have been killed.
+pub fn all() -> Vec<(u32, PathBuf)> {
+    let dir = runtime::dir().map(|dir| dir.join("control"));
+    let entries = dir.and_then(|dir| std::fs::read_dir(dir).ok());
+    let paths = entries.into_iter().flatten().flatten();
+    let mut all: Vec<_> = paths
+        .map(|entry| entry.path())
+        .filter_map(|path| Some((pid_of(&path)?, path)))
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+/// Of a default control socket.
+fn pid_of(path: &Path) -> Option<u32> {
+    let name = path.file_name().and_then(OsStr::to_str);
+    name?.strip_suffix(".sock")?.parse().ok()
 }
 
 /// Make the directory of a default control socket, for its owner only.
@@ -57,10 +68,8 @@ fn remove_stale(dir: &Path) {
         return;
     };
     for path in entries.flatten().map(|entry| entry.path()) {
-        let name = path.file_name().and_then(OsStr::to_str);
-        let pid = name.and_then(|name| name.strip_suffix(".sock")?.parse::<u32>().ok());
         let is_dead = |pid| !Path::new("/proc").join(format!("{pid}")).exists();
-        if pid.is_some_and(is_dead)
+        if pid_of(&path).is_some_and(is_dead)
             && UnixStream::connect(&path)
                 .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
         {
@@ -75,12 +84,6 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
-
-    #[test]
-    fn a_number_is_a_process_and_anything_else_a_path() {
-        assert_eq!(path_of("./12"), Some("./12".into()));
-        assert_eq!(path_of("12"), default_path(12));
-    }
 
     #[test]
     fn the_sockets_of_killed_daemons_are_removed() {

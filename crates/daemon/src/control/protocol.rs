@@ -1,6 +1,7 @@
 //! What is said on the control socket: one JSON object a line, each answered
 //! by one line. An answer with a member `error` says why there is no other.
 
+use crate::table::DiskTable;
 use fathom_stack::FilterInfo;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -67,6 +68,15 @@ pub enum Request {
     },
     /// The disks' names: `{"disks": [name, ...]}`.
     Disks,
+    /// Serve one more disk: answered like `info` once it is.
+    Add { options: Box<DiskTable> },
+    /// Serve the disk no more: answered by its last statistics, when nothing
+    /// of it is in flight. Who uses it keeps it, unless `force` disconnects
+    /// them.
+    Remove {
+        #[serde(default)]
+        force: bool,
+    },
     /// End like on SIGTERM: `{"quitting": true}`.
     Quit,
 }
@@ -107,6 +117,24 @@ pub struct Info {
     /// The file being traced to.
     pub trace: Option<PathBuf>,
     pub uptime_seconds: u64,
+}
+
+impl Info {
+    /// Who is connected, for people; None: nobody.
+    pub fn users(&self) -> Option<String> {
+        let front_end = self.front_end.as_ref().map(|one| match one.pid {
+            0 => "a front-end".to_owned(),
+            pid => format!("process {pid}"),
+        });
+        let clients = self.nbd.as_ref().map_or(0, |nbd| nbd.connections.len());
+        let clients = match clients {
+            0 => None,
+            1 => Some("an NBD client".to_owned()),
+            n => Some(format!("{n} NBD clients")),
+        };
+        let users: Vec<_> = front_end.into_iter().chain(clients).collect();
+        (!users.is_empty()).then(|| users.join(" and "))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -199,6 +227,10 @@ mod tests {
             Request::Trace { file: None },
             Request::Resize,
             Request::Disks,
+            Request::Add {
+                options: Box::new(DiskTable::new("a".into(), "null:1G".parse().unwrap())),
+            },
+            Request::Remove { force: true },
             Request::Set {
                 filter: "delay#2".into(),
                 options: [("read".into(), "1ms".into())].into(),

@@ -23,13 +23,21 @@ const MAX_CLIENTS: usize = 32;
 /// How long no client is accepted after that failed.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Does what a client asks; the error is the text for it.
-pub type Handler<'a> = dyn FnMut(Ask) -> Result<Value, String> + 'a;
+/// The error is the text for the client.
+pub type Answer = Result<Value, String>;
+
+/// Does what a client asks. `None`: the answer comes later, by [`Server::answer`].
+pub type Handler<'a> = dyn FnMut(ClientId, Ask) -> Option<Answer> + 'a;
+
+/// A client, by a number that no other gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientId(u64);
 
 /// Listens, and keeps the clients. Its socket is removed when it is dropped.
 pub struct Server {
     listener: Listener,
     clients: Vec<Client>,
+    next: u64,
     accept_again: Option<Instant>,
 }
 
@@ -39,6 +47,7 @@ impl Server {
         Ok(Server {
             listener: Listener::bind(path, Access::PRIVATE)?,
             clients: Vec::new(),
+            next: 0,
             accept_again: None,
         })
     }
@@ -65,10 +74,11 @@ impl Server {
         };
         let listener = PollFd::from_borrowed_fd(self.listener.as_fd(), listening);
         let clients = self.clients.iter().map(|client| {
-            let wanted = if client.output.is_empty() {
-                PollFlags::IN
-            } else {
-                PollFlags::OUT
+            let wanted = match client.output.is_empty() {
+                // (That it is gone is told in any case.)
+                true if client.waits => PollFlags::empty(),
+                true => PollFlags::IN,
+                false => PollFlags::OUT,
             };
             PollFd::new(&client.socket, wanted)
         });
@@ -99,6 +109,15 @@ impl Server {
         }
     }
 
+    /// What the handler has left for later. The client may be gone.
+    pub fn answer(&mut self, to: ClientId, answer: Answer) {
+        let client = self.clients.iter_mut().find(|client| client.id == to);
+        if let Some(client) = client.filter(|client| client.waits) {
+            client.waits = false;
+            client.say_answer(answer);
+        }
+    }
+
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match accept_with(&self.listener, flags) {
@@ -106,7 +125,9 @@ impl Server {
                 if self.clients.len() >= MAX_CLIENTS {
                     self.evict();
                 }
-                self.clients.push(Client::new(socket.into()));
+                self.next += 1;
+                let id = ClientId(self.next);
+                self.clients.push(Client::new(id, socket.into()));
             }
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             Err(error) => {
@@ -117,8 +138,9 @@ impl Server {
     }
 
     fn evict(&mut self) {
+        // Those that wait are not to blame for it, while there are others.
         let clients = self.clients.iter().enumerate();
-        let quietest = clients.min_by_key(|(_, client)| client.active);
+        let quietest = clients.min_by_key(|(_, client)| (client.waits, client.active));
         if let Some((index, _)) = quietest {
             self.clients.swap_remove(index);
         }
@@ -127,6 +149,7 @@ impl Server {
 
 /// One connection.
 struct Client {
+    id: ClientId,
     socket: UnixStream,
     /// Received, but not handled.
     input: Vec<u8>,
@@ -134,6 +157,8 @@ struct Client {
     output: Vec<u8>,
     /// When it last had a request handled, or connected.
     active: Instant,
+    /// For an answer that comes later; until then, nothing is handled.
+    waits: bool,
     /// Nothing more will come from it.
     ended: bool,
     gone: bool,
@@ -141,12 +166,14 @@ struct Client {
 
 impl Client {
     /// `socket` does not block.
-    fn new(socket: UnixStream) -> Client {
+    fn new(id: ClientId, socket: UnixStream) -> Client {
         Client {
+            id,
             socket,
             input: Vec::new(),
             output: Vec::new(),
             active: Instant::now(),
+            waits: false,
             ended: false,
             gone: false,
         }
@@ -154,11 +181,16 @@ impl Client {
 
     /// Whether it can go on without anything new from outside.
     fn has_request(&self) -> bool {
-        self.output.is_empty() && (self.ended || self.input.contains(&b'\n'))
+        let is_free = self.output.is_empty() && !self.waits;
+        is_free && (self.ended || self.input.contains(&b'\n'))
     }
 
     /// One step: send, receive, handle at most one request.
     fn turn(&mut self, ready: bool, handler: &mut Handler<'_>) {
+        if self.waits {
+            self.gone = ready;
+            return;
+        }
         let result = if ready { self.transfer() } else { Ok(()) };
         if result.is_err() {
             self.gone = true;
@@ -224,8 +256,18 @@ impl Client {
 
     fn answer(&mut self, line: &[u8], handler: &mut Handler<'_>) {
         self.active = Instant::now();
-        let ask = Ask::parse(line).map_err(|error| format!("bad request: {error}"));
-        match ask.and_then(handler) {
+        let answer = match Ask::parse(line) {
+            Ok(ask) => handler(self.id, ask),
+            Err(error) => Some(Err(format!("bad request: {error}"))),
+        };
+        match answer {
+            Some(answer) => self.say_answer(answer),
+            None => self.waits = true,
+        }
+    }
+
+    fn say_answer(&mut self, answer: Answer) {
+        match answer {
             Ok(answer) => self.say(&answer),
             Err(error) => self.say(&json!({ "error": error })),
         }

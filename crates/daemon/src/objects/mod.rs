@@ -1,12 +1,14 @@
 //! What a daemon has by name: its disks, each with its exports and its trace, and the server of NBD
-//! clients that they share.
+//! clients that they share. Disks come and go while others are served.
 
+mod all;
+mod changes;
 mod disk;
 mod nbd;
 mod serving;
 mod shared_disk;
 mod tracer;
 
+pub use all::Objects;
 pub use disk::{Outcome, Served};
-pub use nbd::Nbd;
-pub use tracer::{CALIBRATE_EVERY, Tracer};
+pub use tracer::CALIBRATE_EVERY;

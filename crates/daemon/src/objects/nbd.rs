@@ -5,7 +5,7 @@ use super::serving::Serving;
 use crate::control::{ConnectionInfo, NbdInfo};
 use crate::error::Error;
 use crate::options::{NbdOptions, TlsOptions};
-use fathom_exports::nbd::{Exports, Options, Tls, TlsError, local_name};
+use fathom_exports::nbd::{Exports, Leaving, Options, Tls, TlsError, local_name};
 use fathom_exports::{Listener, NbdServer};
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
@@ -27,7 +27,7 @@ impl Nbd {
         disks: &[Served],
     ) -> Result<Nbd, Error> {
         let list: Vec<_> = disks.iter().filter_map(Served::nbd_export).collect();
-        if list.is_empty() {
+        if list.is_empty() && !disks.is_empty() {
             return Err(Error::Options("no disk is to be served by NBD".into()));
         }
         let exports = Exports::new(list).map_err(|error| Error::Options(error.to_string()))?;
@@ -43,15 +43,7 @@ impl Nbd {
         };
         let failed = Error::io("cannot serve NBD clients");
         let server = Arc::new(NbdServer::new(exports, server_options).map_err(&failed)?);
-        for disk in disks {
-            let server = Arc::downgrade(&server);
-            let name = disk.export_name().unwrap_or_default().to_owned();
-            disk.shared().set_disconnect(Box::new(move || {
-                if let Some(server) = server.upgrade() {
-                    server.disconnect(&name);
-                }
-            }));
-        }
+        disks.iter().for_each(|disk| let_disconnect(disk, &server));
         let addresses = listeners.iter().map(local_name).collect::<Result<_, _>>();
         let addresses = addresses.map_err(&failed)?;
         let serve = move |server: &NbdServer| server.serve(&listeners);
@@ -60,6 +52,22 @@ impl Nbd {
             addresses,
             tls: has_tls,
         })
+    }
+
+    /// One more disk, if it is for clients.
+    pub fn add(&self, disk: &Served) -> Result<(), String> {
+        let Some(export) = disk.nbd_export() else {
+            return Ok(());
+        };
+        let server = self.serving.shared();
+        server.add(export).map_err(|error| error.to_string())?;
+        let_disconnect(disk, &server);
+        Ok(())
+    }
+
+    /// Take a disk from its clients; does not wait for it.
+    pub fn remove(&self, disk: &Served) -> Option<Leaving> {
+        self.serving.export().remove(disk.export_name()?)
     }
 
     /// Where clients connect.
@@ -110,6 +118,17 @@ impl Nbd {
                 .collect(),
         }
     }
+}
+
+/// Have the disk's clients leave when its virtual machine does.
+fn let_disconnect(disk: &Served, server: &Arc<NbdServer>) {
+    let server = Arc::downgrade(server);
+    let name = disk.export_name().unwrap_or_default().to_owned();
+    disk.shared().set_disconnect(Box::new(move || {
+        if let Some(server) = server.upgrade() {
+            server.disconnect(&name);
+        }
+    }));
 }
 
 fn load_tls(options: &TlsOptions) -> Result<Tls, TlsError> {

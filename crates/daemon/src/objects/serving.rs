@@ -44,6 +44,10 @@ impl<E: Send + Sync + 'static> Serving<E> {
         })
     }
 
+    pub fn shared(&self) -> Arc<E> {
+        self.export.clone()
+    }
+
     pub fn export(&self) -> &E {
         &self.export
     }

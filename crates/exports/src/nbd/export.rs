@@ -117,12 +117,9 @@ impl Drop for InUse {
     }
 }
 
-/// All exports of a server.
-pub struct Exports {
-    list: Vec<Arc<Export>>,
-    /// Which one the empty name means.
-    default: usize,
-}
+/// All exports of a server; they come and go.
+#[derive(Default)]
+pub struct Exports(Mutex<Vec<Arc<Export>>>);
 
 /// Names must tell exports apart.
 #[derive(Debug, thiserror::Error)]
@@ -130,31 +127,52 @@ pub struct Exports {
 pub struct SameName(pub String);
 
 impl Exports {
-    /// At least one. The first is the default one, unless another has the
-    /// empty name.
     pub fn new(list: Vec<Export>) -> Result<Exports, SameName> {
-        assert!(!list.is_empty(), "a server has an export");
-        for (i, export) in list.iter().enumerate() {
-            if list[..i].iter().any(|other| other.name == export.name) {
-                return Err(SameName(export.name.clone()));
+        let exports = Exports::default();
+        list.into_iter()
+            .try_for_each(|export| exports.add(export))?;
+        Ok(exports)
+    }
+
+    /// One more, for clients that come from now on.
+    pub fn add(&self, export: Export) -> Result<(), SameName> {
+        let mut list = self.list();
+        match list.iter().any(|other| other.name == export.name) {
+            true => Err(SameName(export.name)),
+            false => {
+                list.push(Arc::new(export));
+                Ok(())
             }
         }
-        let default = list.iter().position(|e| e.name.is_empty()).unwrap_or(0);
-        Ok(Exports {
-            list: list.into_iter().map(Arc::new).collect(),
-            default,
-        })
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Export>> {
-        self.list.iter()
+    /// Take the one of that name out. Clients that it has keep it.
+    pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
+        let mut list = self.list();
+        let index = list.iter().position(|export| export.name == name)?;
+        Some(list.remove(index))
     }
 
-    /// The one that a client means.
-    pub fn find(&self, name: &str) -> Option<&Arc<Export>> {
-        match name {
-            "" => self.list.get(self.default),
-            name => self.list.iter().find(|export| export.name == name),
-        }
+    /// In the order in which they came.
+    pub fn all(&self) -> Vec<Arc<Export>> {
+        self.list().clone()
+    }
+
+    /// Whether this very one is still there.
+    pub fn has(&self, export: &Arc<Export>) -> bool {
+        self.list().iter().any(|other| Arc::ptr_eq(other, export))
+    }
+
+    /// The one that a client means. Without a name it is the one that has
+    /// none, or else the first.
+    pub fn find(&self, name: &str) -> Option<Arc<Export>> {
+        let list = self.list();
+        let named = list.iter().find(|export| export.name == name);
+        let first = || list.first().filter(|_| name.is_empty());
+        named.or_else(first).cloned()
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

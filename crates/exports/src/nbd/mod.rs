@@ -28,5 +28,5 @@ mod tls;
 
 pub use export::{Export, Exports, SameName};
 pub use listen::{Address, listen_at, local_name};
-pub use server::{ConnectionInfo, NbdServer, Options};
+pub use server::{ConnectionInfo, Leaving, NbdServer, Options};
 pub use tls::{Mode as TlsMode, Tls, TlsError};

@@ -1,7 +1,7 @@
 //! Accepting clients, and what they are doing.
 
 use super::connection::{Activity, Ending, Limits, NbdSource, Stream};
-use super::export::{Export, Exports, InUse};
+use super::export::{Export, Exports, InUse, SameName};
 use super::handshake::{Agreement, Denied, Handshake, Host, Outcome, Transport};
 use super::peer::{self, Peer};
 use super::tls::Tls;
@@ -211,6 +211,26 @@ impl NbdServer {
         self.shared.stop.raise();
     }
 
+    /// One more disk, for clients that come from now on.
+    pub fn add(&self, export: Export) -> Result<(), SameName> {
+        self.shared.exports.add(export)
+    }
+
+    /// Take the export of that name away, and end the connections to it, each
+    /// when nothing of it is in flight any more; does not wait for it.
+    pub fn remove(&self, export: &str) -> Option<Leaving> {
+        let leaving = Leaving {
+            export: self.shared.exports.remove(export)?,
+            shared: self.shared.clone(),
+        };
+        let mut table = self.shared.table();
+        let all = table.connections.values_mut();
+        all.filter(|c| leaving.has(c)).for_each(Connection::end);
+        self.shared.changed.notify_all();
+        drop(table);
+        Some(leaving)
+    }
+
     /// End the connections to the export of that name; does not wait for it.
     pub fn disconnect(&self, export: &str) {
         let mut table = self.shared.table();
@@ -275,6 +295,28 @@ impl NbdServer {
             Err(Errno::INTR) => Ok(vec![false; fds.len()]),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// An export that is no longer there for new clients.
+pub struct Leaving {
+    export: Arc<Export>,
+    shared: Arc<Shared>,
+}
+
+impl Leaving {
+    fn has(&self, connection: &Connection) -> bool {
+        let export = connection.export();
+        export.is_some_and(|export| Arc::ptr_eq(export, &self.export))
+    }
+
+    /// Wait until its clients are gone. False: not all are at `deadline`.
+    pub fn wait(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let is_used = |table: &mut Table| table.connections.values().any(|c| self.has(c));
+        let (table, changed) = (self.shared.table(), &self.shared.changed);
+        let wait = changed.wait_timeout_while(table, left, is_used);
+        !wait.unwrap_or_else(|e| e.into_inner()).1.timed_out()
     }
 }
 
@@ -394,7 +436,8 @@ impl Entered {
     /// One of the places that there are for connections.
     fn reserve(&self, export: &Arc<Export>) -> Result<(), Denied> {
         let mut table = self.shared.table();
-        if table.stopping {
+        // (Whoever takes an export away looks at the table afterwards.)
+        if table.stopping || !self.shared.exports.has(export) {
             return Err(Denied::Stopping);
         }
         let options = &self.shared.options;

@@ -128,7 +128,7 @@ impl<H: Host> Handshake<'_, H> {
     }
 
     pub(super) fn find(&self, name: &str) -> Result<Arc<Export>, No> {
-        let found = self.host.exports().find(name).cloned();
+        let found = self.host.exports().find(name);
         found.ok_or_else(|| {
             // As much of it as a log line should have.
             let shown: String = name.chars().take(80).collect();

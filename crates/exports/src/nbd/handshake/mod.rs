@@ -46,7 +46,7 @@ pub trait Host {
 /// Why an export that there is cannot be had; a sentence for the client.
 #[derive(Debug, thiserror::Error)]
 pub enum Denied {
-    #[error("the server is stopping")]
+    #[error("the server is stopping, or no longer has the disk")]
     Stopping,
     #[error("{0}")]
     NotNow(String),
@@ -339,7 +339,7 @@ impl<'a, H: Host> Handshake<'a, H> {
 
     fn list(&mut self, data: &[u8]) -> Result<(), No> {
         no_data(data)?;
-        for export in self.host.exports().iter() {
+        for export in self.host.exports().all() {
             let name = export.name().as_bytes();
             let len = (name.len() as u32).to_be_bytes();
             let parts = [&len[..], name, export.description().as_bytes()];

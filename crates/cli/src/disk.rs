@@ -1,0 +1,220 @@
+//! `fathom disk` and `fathom list`: disks that come and go while a server runs.
+
+use crate::disk_args::{DiskArgs, location_help, location_parser};
+use crate::filters::{self, in_this_directory};
+use crate::servers::{absolute, find, only, running};
+use crate::stats::{self, Target};
+use clap::{Args, Subcommand};
+use fathom_daemon::control::{Client, Info, Request};
+use fathom_daemon::{DiskTable, SocketSpec};
+use fathom_storage::Location;
+use fathom_trace::Summary;
+use fathom_units::Size;
+use std::io::Write;
+
+/// Add disks to a running server, show, change and remove them
+#[derive(Args, Debug)]
+pub struct DiskCommand {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Add(Box<AddArgs>),
+    List(ListArgs),
+    Show(stats::InfoArgs),
+    Set(filters::SetArgs),
+    Resize(stats::ResizeArgs),
+    Remove(RemoveArgs),
+}
+
+pub fn run(args: DiskCommand) -> anyhow::Result<()> {
+    match args.command {
+        Command::Add(args) => add(*args),
+        Command::List(args) => list(args),
+        Command::Show(args) => stats::info(args),
+        Command::Set(args) => filters::set(args),
+        Command::Resize(args) => stats::resize(args),
+        Command::Remove(args) => remove(args),
+    }
+}
+
+/// Serve one more disk
+///
+/// Others are served on meanwhile. It is gone when the server ends, or is removed.
+#[derive(Args, Debug)]
+struct AddArgs {
+    /// What to call it: letters, digits, -, _ and ., at most 64
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    #[arg(value_name = "DISK", value_parser = location_parser(), help = location_help())]
+    disk: Location,
+
+    /// The server's process id, or the path of its control socket [default: the only one that runs
+    /// here]
+    #[arg(long, value_name = "PID|SOCKET")]
+    server: Option<String>,
+
+    #[command(flatten)]
+    of_disk: DiskArgs,
+
+    /// Keep it from NBD clients, if the server has any
+    #[arg(long)]
+    no_nbd: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn add(args: AddArgs) -> anyhow::Result<()> {
+    let server = match &args.server {
+        Some(server) => find(server)?.0,
+        None => only()?,
+    };
+    let mut table = args.of_disk.into_table(args.name, args.disk);
+    table.nbd = args.no_nbd.then_some(false);
+    let options = Box::new(as_seen_elsewhere(table)?);
+    let info: Info = Client::connect(&server)?.ask(&Request::Add { options })?;
+    let mut out = std::io::stdout().lock();
+    match args.json {
+        true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
+        false => writeln!(out, "{}: {} ({})", info.name, info.disk, Size(info.size))?,
+    }
+    Ok(())
+}
+
+/// With paths that hold for a server in another working directory.
+fn as_seen_elsewhere(mut table: DiskTable) -> anyhow::Result<DiskTable> {
+    if let Some(path) = table.image.path() {
+        table.image = Location::file(absolute(path)?);
+    }
+    if let Some(SocketSpec::Path(path)) = &mut table.vhost_user {
+        *path = absolute(path)?;
+    }
+    let files = table.data_file.iter_mut().chain(&mut table.trace);
+    for path in files.chain(&mut table.allow_dirs) {
+        *path = absolute(path)?;
+    }
+    for filter in &mut table.filters {
+        for (option, value) in &mut filter.options {
+            *value = in_this_directory(&filter.name, option, std::mem::take(value))?;
+        }
+    }
+    Ok(table)
+}
+
+/// Serve a disk no more
+///
+/// What is in flight is finished first. A disk that is in use stays, unless --force disconnects
+/// whoever uses it.
+#[derive(Args, Debug)]
+struct RemoveArgs {
+    #[command(flatten)]
+    target: Target,
+
+    /// Disconnect its virtual machine and NBD clients
+    #[arg(long)]
+    force: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn remove(args: RemoveArgs) -> anyhow::Result<()> {
+    let force = args.force;
+    let summary: Summary = args.target.ask(&Request::Remove { force })?;
+    let mut out = std::io::stdout().lock();
+    match args.json {
+        true => writeln!(out, "{}", serde_json::to_string(&summary)?)?,
+        false => write!(out, "{summary}")?,
+    }
+    Ok(())
+}
+
+/// List the disks of all servers that run here
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn list(args: ListArgs) -> anyhow::Result<()> {
+    let mut infos = Vec::new();
+    let mut empty = Vec::new();
+    for server in running() {
+        match server.disks.is_empty() {
+            true => empty.push(server.pid),
+            // It may have ended meanwhile.
+            false => infos.extend(server.infos().unwrap_or_default()),
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&infos)?)?;
+        return Ok(());
+    }
+    let rows = infos
+        .iter()
+        .map(row)
+        .chain(empty.into_iter().map(empty_row));
+    let head = [
+        "SERVER",
+        "DISK",
+        "SIZE",
+        "FORMAT",
+        "IN USE BY",
+        "IMAGE",
+        "REACHED BY",
+    ];
+    print(
+        &mut out,
+        &[vec![head.map(str::to_owned)], rows.collect()].concat(),
+    )
+}
+
+type Row = [String; 7];
+
+fn row(info: &Info) -> Row {
+    let vhost_user = info
+        .vhost_user
+        .as_ref()
+        .map(|at| format!("vhost-user {at}"));
+    let nbd = info
+        .nbd
+        .as_ref()
+        .map(|nbd| format!("NBD as {:?}", nbd.export));
+    let ways: Vec<_> = vhost_user.into_iter().chain(nbd).collect();
+    [
+        info.pid.to_string(),
+        info.name.clone(),
+        Size(info.size).to_string(),
+        info.format.clone(),
+        info.users().unwrap_or_else(|| "nobody".into()),
+        info.disk.clone(),
+        ways.join(", "),
+    ]
+}
+
+fn empty_row(pid: u32) -> Row {
+    let mut row = Row::default();
+    (row[0], row[1]) = (pid.to_string(), "(none yet)".into());
+    row
+}
+
+fn print(out: &mut impl Write, rows: &[Row]) -> anyhow::Result<()> {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<_> = (0..7).map(|column| width(column).unwrap_or(0)).collect();
+    for row in rows {
+        let cells = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:<width$}"));
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    Ok(())
+}

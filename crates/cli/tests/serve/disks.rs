@@ -1,0 +1,371 @@
+//! Disks that come and go while a server runs: by `fathom disk` and `fathom list`.
+
+use crate::support::nbd::{make_image, prints};
+use crate::support::{
+    Served, as_arg, check_refusal, disk_dir, eventually, fathom, listens, refused, run, short_dir,
+    stdout_of,
+};
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command, Stdio};
+
+/// A server that has no disk yet, with NBD at `n` and a control socket `c`.
+fn server(more: &str) -> Served {
+    let dir = short_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let config = format!(
+        "control = '{}'\n{more}\n[nbd]\nlisten = ['unix:{}']\n",
+        path("c"),
+        path("n")
+    );
+    fs::write(dir.path().join("conf"), config).unwrap();
+    let mut command = fathom();
+    command.args(["serve", "--config", &path("conf")]);
+    let mut served = Served::spawn(command, dir);
+    served.wait_for("NBD clients connect to");
+    served
+}
+
+fn add<'a>(served: &Served, name: &'a str, disk: &'a str, more: &[&str]) -> String {
+    let control = served.control();
+    let add = ["disk", "add", "--server", &control, name, disk];
+    stdout_of(&[&add, more].concat())
+}
+
+fn remove(served: &Served, name: &str, more: &[&str]) -> String {
+    let remove = ["disk", "remove", &served.control(), "--disk", name].map(str::to_owned);
+    let words: Vec<_> = remove.iter().map(String::as_str).collect();
+    stdout_of(&[&words, more].concat())
+}
+
+fn uri(served: &Served, export: &str) -> String {
+    format!("nbd+unix:///{export}?socket={}", served.arg("n"))
+}
+
+/// A load that goes on until it is told otherwise; killed when dropped.
+struct Load(Child);
+
+impl Load {
+    fn start(target: &[&str], ios: &str) -> Load {
+        let mut command = fathom();
+        command
+            .arg("bench")
+            .args(target)
+            .args(["--number-ios", ios]);
+        command.args(["--ramp-time", "0"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Load(command.stderr(Stdio::piped()).spawn().unwrap())
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn disks_come_and_go_while_another_is_served() {
+    let (images, served) = (disk_dir(), server(""));
+    assert!(stdout_of(&["info", &served.control()]).is_empty());
+    let image = make_image(images.path(), "qcow2", 64 << 20);
+    let first = served.arg("first");
+    add(&served, "first", "memory:64M", &["--vhost-user", &first]);
+    let mut load = Load::start(
+        &["--vhost-user", &first, "--rw", "randrw", "--verify"],
+        "200000",
+    );
+    for round in 0..20 {
+        let socket = served.arg("second");
+        let is_for_clients = round % 2 == 1;
+        let way = ["--vhost-user", &socket];
+        let way = if is_for_clients { &[][..] } else { &way };
+        let said = add(
+            &served,
+            "second",
+            &image,
+            &[&["--format", "qcow2"], way].concat(),
+        );
+        assert_eq!(said, format!("second: {image} (64 MiB)\n"));
+        let verify = ["--rw", "randrw", "--verify", "--number-ios", "50"];
+        let load = |target: [&str; 2]| {
+            stdout_of(&[&["bench"], &target[..], &verify].concat());
+        };
+        match is_for_clients {
+            false => load(["--vhost-user", &socket]),
+            true => load(["--nbd", &uri(&served, "second")]),
+        }
+        let summary = remove(&served, "second", &["--json"]);
+        assert!(summary.contains("\"write\""), "{summary}");
+        assert!(!served.path("second").exists());
+        // Nobody has the image any more, and what is in it is sound.
+        prints(images.path(), "qemu-img", &["check", &image]);
+        prints(
+            images.path(),
+            "qemu-io",
+            &["-f", "qcow2", "-c", "write 0 4k", &image],
+        );
+        let listed = prints(images.path(), "nbdinfo", &["--list", &uri(&served, "")]);
+        assert!(
+            listed.contains("first") && !listed.contains("second"),
+            "{listed}"
+        );
+    }
+    // (`wait` would find it if it had failed meanwhile.)
+    let status = load.0.wait().unwrap();
+    assert!(status.success(), "{}", served.log());
+    let summary = remove(&served, "first", &[]);
+    assert!(summary.contains("total"), "{summary}");
+    assert_eq!(served.log().matches("is removed").count(), 21);
+}
+
+#[test]
+fn a_disk_that_is_in_use_stays_unless_it_is_forced() {
+    let served = server("");
+    let socket = served.arg("s");
+    add(&served, "busy", "null:1G", &["--vhost-user", &socket]);
+    let nbd = uri(&served, "busy");
+    let control = served.control();
+    let remove = ["disk", "remove", &control, "--disk", "busy"];
+    for target in [["--vhost-user", &*socket], ["--nbd", &nbd]] {
+        let load = Load::start(&target, "1000000000");
+        let info = || stdout_of(&["info", &control]);
+        eventually("it is connected", || {
+            let text = info();
+            (text.contains("connection:") || text.contains("front-end:  process")).then_some(())
+        });
+        refused(1, &remove, &["'busy' is in use by", "force"]);
+        drop(load);
+        eventually("it is gone", || {
+            let text = info();
+            (!text.contains("connection:") && text.contains("front-end:  none")).then_some(())
+        });
+    }
+    let mut loads = [["--vhost-user", &*socket], ["--nbd", &nbd]]
+        .map(|target| Load::start(&target, "1000000000"));
+    eventually("both are connected", || {
+        let text = stdout_of(&["info", &control]);
+        (text.contains("connection:") && text.contains("front-end:  process")).then_some(())
+    });
+    refused(1, &remove, &["process", "and an NBD client"]);
+    stdout_of(&[&remove[..], &["--force"]].concat());
+    for load in &mut loads {
+        assert!(!load.0.wait().unwrap().success());
+    }
+    refused(1, &remove, &["there is no disk 'busy'"]);
+}
+
+#[test]
+fn what_cannot_be_added_is_told_and_leaves_nothing() {
+    let (images, served) = (disk_dir(), server(""));
+    let image = make_image(images.path(), "qcow2", 1 << 20);
+    let (control, taken, free) = (served.control(), served.arg("taken"), served.arg("free"));
+    add(&served, "a", "null:1G", &["--vhost-user", &taken]);
+    let long = "x".repeat(65);
+    for (name, disk, more, word) in [
+        ("a", "null:1G", &[][..], "already"),
+        ("", "null:1G", &[], "letters"),
+        ("a/b", "null:1G", &[], "letters"),
+        (&long, "null:1G", &[], "letters"),
+        ("b", "null:1G", &["--vhost-user", &taken], "listening"),
+        (
+            "b",
+            "/nonexistent",
+            &["--vhost-user", &free],
+            "cannot be opened",
+        ),
+        ("b", &image, &["--vhost-user", &free], "--format qcow2"),
+        (
+            "b",
+            &image,
+            &["--vhost-user", &free, "--format", "qed"],
+            "not a qed image",
+        ),
+        ("b", "null:1G", &["--vhost-user", "fd:3"], "inherited"),
+        ("b", "null:1G", &["--export-name", "a"], "two exports"),
+        ("b", "null:1G", &["--no-nbd"], "nobody could connect"),
+        ("b", "null:1G", &["--cpus", "1023"], "CPU"),
+    ] {
+        let add = ["disk", "add", "--server", &control, name, disk];
+        refused(1, &[&add, more].concat(), &[word]);
+        assert!(!served.path("free").exists(), "{word}");
+    }
+    add(
+        &served,
+        "b",
+        &image,
+        &["--vhost-user", &free, "--format", "qcow2"],
+    );
+    let listed = stdout_of(&["info", &control, "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(
+        listed.as_object().unwrap().keys().collect::<Vec<_>>(),
+        ["a", "b"]
+    );
+}
+
+/// A storage that says nothing while its disk is removed holds up only that.
+#[test]
+fn a_disk_that_does_not_drain_is_late_and_goes_in_the_end() {
+    let (images, mut served) = (disk_dir(), server("stop-timeout = '500ms'"));
+    let image = make_image(images.path(), "raw", 1 << 20);
+    let at = served.arg("q");
+    let backend = Command::new("qemu-nbd")
+        .args(["-t", "-f", "raw", "-k", &at, &image])
+        .stdin(Stdio::null())
+        .spawn();
+    let backend = Load(backend.unwrap());
+    eventually("qemu-nbd listens", || {
+        listens(&served.path("q")).then_some(())
+    });
+    let storage = format!("nbd+unix:///?socket={at}");
+    add(&served, "silent", &storage, &["--server-timeout", "off"]);
+    add(&served, "other", "null:1G", &[]);
+    let signal = |signal: &str| {
+        let pid = backend.0.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args(["-s", signal, &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+    };
+    let silent = uri(&served, "silent");
+    let load = Load::start(&["--nbd", &silent], "1000000000");
+    eventually("it has been served", || {
+        let stats = stdout_of(&["stats", &served.control(), "--disk", "silent"]);
+        stats.contains("read").then_some(())
+    });
+    signal("STOP");
+    let control = served.control();
+    let remove_it = ["disk", "remove", &control, "--disk", "silent", "--force"];
+    refused(1, &remove_it, &["still has requests in flight after 500ms"]);
+    refused(1, &remove_it, &["just being removed"]);
+    let again = ["disk", "add", "--server", &control, "silent", "null:1G"];
+    refused(1, &again, &["just being removed"]);
+    stdout_of(&[
+        "bench",
+        "--nbd",
+        &uri(&served, "other"),
+        "--number-ios",
+        "100",
+    ]);
+    signal("CONT");
+    served.wait_for("disk 'silent' is removed");
+    drop(load);
+    add(&served, "silent", "null:1G", &[]);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+}
+
+/// Nor does one that takes long to open.
+#[test]
+fn a_disk_that_does_not_open_holds_up_nobody() {
+    let mut served = server("");
+    let _nobody_accepts = UnixListener::bind(served.path("q")).unwrap();
+    let storage = format!("nbd+unix:///?socket={}", served.arg("q"));
+    let control = served.control();
+    let words = ["disk", "add", "--server", &control, "slow", &storage];
+    let mut command = fathom();
+    command
+        .args(words)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped());
+    let waits = command.spawn().unwrap();
+    eventually("it is begun", || {
+        let said = run(&["info", &control, "--disk", "slow"]).stderr;
+        String::from_utf8_lossy(&said)
+            .contains("just being added")
+            .then_some(())
+    });
+    refused(1, &words, &["just being added"]);
+    add(&served, "other", "null:1G", &[]);
+    stdout_of(&[
+        "bench",
+        "--nbd",
+        &uri(&served, "other"),
+        "--number-ios",
+        "100",
+    ]);
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    let output = waits.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    check_refusal(output.status, &said, 1, &["closed the connection"]);
+}
+
+/// Two servers in a fresh /run; what is said of them by name.
+const BY_NAME: &str = r#"
+set -e
+mount -t tmpfs none /run
+cd /run
+fathom="$FATHOM"
+printf "[nbd]\nlisten = ['unix:/run/n']\n[[disk]]\nname = 'root'\nimage = 'memory:1M'\n" >conf
+"$fathom" serve --config conf >out 2>one & one=$!
+"$fathom" serve null:1G --vhost-user two.sock >out 2>two & two=$!
+trap 'kill $one $two; cat /run/one /run/two >&2' EXIT
+for log in one two; do
+    for i in $(seq 600); do grep -q ' serving ' /run/$log && break; sleep 0.1; done
+done
+name() { sed "s/$one/ONE/g; s/$two/TWO/g" | tr -s ' '; }
+"$fathom" list | name
+"$fathom" info root | name | head -1
+"$fathom" resize root 2>&1 | name || true
+"$fathom" trace --pid root --on /run/trace
+"$fathom" info null:1073741824 | grep disk: | name
+"$fathom" stats nosuch 2>&1 | name || true
+"$fathom" disk add more null:1M --no-nbd 2>&1 | name || true
+"$fathom" disk add root null:1M --server $two --vhost-user three.sock
+"$fathom" stats root 2>&1 | name || true
+"$fathom" disk remove $two --disk root
+"$fathom" quit $two
+wait $two
+"$fathom" disk add more null:1M --filter delay:read=1us
+"$fathom" disk set more delay read=2us
+"$fathom" disk show more | grep filter: | name
+"$fathom" disk remove more
+"$fathom" disk list | name
+trap - EXIT
+kill $one
+wait $one
+"#;
+
+#[test]
+fn servers_and_disks_are_found_by_name() {
+    let output = Command::new("unshare")
+        .args(["-m", "bash", "-c", BY_NAME])
+        .env("FATHOM", env!("CARGO_BIN_EXE_fathom"))
+        .env_remove("FATHOM_LOG")
+        .stdin(Stdio::null())
+        .output()
+        .expect("unshare is part of util-linux");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}{errors}");
+    let head = "SERVER DISK SIZE FORMAT IN USE BY IMAGE REACHED BY";
+    let root = r#"ONE root 1 MiB raw nobody memory:1048576 NBD as "root""#;
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            head,
+            root,
+            "TWO null:1073741824 1 GiB raw nobody null:1073741824 vhost-user two.sock",
+            "disk: memory:1048576 (1 MiB, raw)",
+            "fathom: only disks in files can be resized",
+            "disk: null:1073741824 (1 GiB, raw)",
+            "fathom: 'nosuch' is neither a server's process id or control socket nor a disk that one \
+             serves here (see `fathom list`)",
+            "fathom: several servers run here: name one by --server: ONE, TWO",
+            "root: null:1048576 (1 MiB)",
+            "fathom: several servers have a disk 'root': say which, by process id: ONE, TWO",
+            "no requests yet",
+            "more: null:1048576 (1 MiB)",
+            "delay:read=2us",
+            "filter: delay:read=2us",
+            "no requests yet",
+            head,
+            root,
+        ]
+    );
+}

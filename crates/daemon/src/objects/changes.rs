@@ -1,0 +1,106 @@
+//! Disks that come and go while others are served: each on a thread of its own, since opening and
+//! draining one may take long.
+
+use super::disk::Served;
+use crate::control::ClientId;
+use crate::error::Error;
+use crate::mailbox::Post;
+use crate::options::DiskOptions;
+use crate::signals::LeftToThisThread;
+use fathom_exports::Listener;
+use fathom_exports::nbd::Leaving;
+use fathom_filters::Filters;
+use fathom_trace::Summary;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A disk that is not there yet, or no longer.
+pub struct Changing {
+    pub name: String,
+    pub what: What,
+    /// Who wants to hear of its end.
+    pub waiting: Option<ClientId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    Added,
+    Removed,
+}
+
+/// What the threads have to say, each of the disk of that name.
+pub enum Event {
+    Opened(String, Result<Box<Served>, Error>),
+    /// It is taking longer than it should.
+    Late(String),
+    /// All is over, with what it has done.
+    Closed(String, Box<Summary>),
+}
+
+/// Longer than anybody waits.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// Opens a disk.
+pub fn open(
+    options: DiskOptions,
+    listener: Option<Listener>,
+    filters: Arc<Filters>,
+    post: Post<Event>,
+) -> io::Result<()> {
+    let _signals = LeftToThisThread::new();
+    let builder = thread::Builder::new().name("add a disk".into());
+    builder.spawn(move || {
+        let name = options.name.clone();
+        let opened = Served::open(options, listener, &filters);
+        post.send(Event::Opened(name, opened.map(Box::new)));
+    })?;
+    Ok(())
+}
+
+/// A disk to close, and its NBD clients.
+pub type ToClose = (Served, Option<Leaving>);
+
+/// Makes ready for closing a disk, which it is sent then: it disconnects whoever uses the disk, lets
+/// what is in flight end, and closes it. After `patience` it is late, and goes on nevertheless.
+pub fn close(patience: Duration, post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
+    let (send, receive) = sync_channel(1);
+    let _signals = LeftToThisThread::new();
+    let builder = thread::Builder::new().name("remove a disk".into());
+    builder.spawn(move || {
+        let Ok((disk, clients)) = receive.recv() else {
+            return;
+        };
+        let mut closing = Closing { disk, clients };
+        let name = closing.disk.name().to_owned();
+        if !closing.wait(Instant::now() + patience) {
+            post.send(Event::Late(name.clone()));
+            while !closing.wait(Instant::now() + FOR_EVER) {}
+        }
+        let summary = Box::new(closing.disk.summary());
+        drop(closing);
+        post.send(Event::Closed(name, summary));
+    })?;
+    Ok(send)
+}
+
+struct Closing {
+    disk: Served,
+    clients: Option<Leaving>,
+}
+
+impl Closing {
+    /// False: it is not over at `deadline`.
+    fn wait(&mut self, deadline: Instant) -> bool {
+        self.disk.begin_stop();
+        match self.disk.end(deadline) {
+            None => return false,
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::error!("disk '{}': {error}", self.disk.name()),
+        }
+        let are_gone = |clients: &Leaving| clients.wait(deadline);
+        self.clients.as_ref().is_none_or(are_gone) && self.disk.end_workers(deadline)
+    }
+}

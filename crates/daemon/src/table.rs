@@ -1,0 +1,271 @@
+//! A disk as it is written in files and in messages: the command line's options, by their names.
+
+use crate::access::{Group, Mode, access};
+use crate::options::{DiskOptions, ExportOptions, SocketSpec};
+use crate::text;
+use fathom_core::Polling;
+use fathom_filters::{Spec, find};
+use fathom_formats::Format;
+use fathom_stack::{CpuList, Description, parse_format};
+use fathom_storage::{Cache, EngineKind, Location};
+use fathom_units::Timeout;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::path::PathBuf;
+
+/// Options that say "no" on the command line are told by `false` here. What is left out has the
+/// command line's default.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct DiskTable {
+    pub name: String,
+    #[serde(with = "text")]
+    pub image: Location,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub vhost_user: Option<SocketSpec>,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub socket_mode: Option<Mode>,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub socket_group: Option<Group>,
+    /// None: yes, if there are NBD clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nbd: Option<bool>,
+    /// None: the disk's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export_name: Option<String>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub export_description: String,
+    #[serde(
+        default,
+        deserialize_with = "format",
+        serialize_with = "text::optional::serialize",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub format: Option<Format>,
+    #[serde(
+        default,
+        deserialize_with = "text::size",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub offset: Option<u64>,
+    #[serde(
+        default,
+        deserialize_with = "text::size",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub size: Option<u64>,
+    #[serde(
+        default,
+        deserialize_with = "text::size",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub metadata_cache: Option<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allow_dirs: Vec<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_file: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub readonly: bool,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub aio: Option<EngineKind>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub register_memory: bool,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub cache: Option<Cache>,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub server_timeout: Option<Timeout>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub force_share: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discard: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queues: Option<u16>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iothreads: Option<u16>,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub cpus: Option<CpuList>,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub poll: Option<Polling>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<PathBuf>,
+    #[serde(
+        default,
+        deserialize_with = "filters",
+        serialize_with = "texts",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub filters: Vec<Spec>,
+}
+
+/// virtio-blk's GET_ID has room for so many bytes.
+const MAX_SERIAL: usize = 20;
+
+impl DiskTable {
+    /// With nothing but defaults.
+    pub fn new(name: String, image: Location) -> DiskTable {
+        DiskTable {
+            name,
+            image,
+            vhost_user: None,
+            socket_mode: None,
+            socket_group: None,
+            nbd: None,
+            export_name: None,
+            export_description: String::new(),
+            format: None,
+            offset: None,
+            size: None,
+            metadata_cache: None,
+            allow_dirs: Vec::new(),
+            data_file: None,
+            readonly: false,
+            aio: None,
+            register_memory: false,
+            cache: None,
+            server_timeout: None,
+            force_share: false,
+            discard: None,
+            queues: None,
+            iothreads: None,
+            cpus: None,
+            poll: None,
+            serial: None,
+            trace: None,
+            filters: Vec::new(),
+        }
+    }
+
+    /// The error is one line for the user.
+    pub fn into_options(self, has_nbd: bool) -> Result<DiskOptions, String> {
+        let export = self.export()?;
+        self.check(has_nbd)?;
+        let new = Description::new(self.image);
+        let disk = Description {
+            format: self.format,
+            offset: self.offset,
+            size: self.size,
+            metadata_cache: self.metadata_cache,
+            allow_dirs: self.allow_dirs,
+            data_file: self.data_file,
+            read_only: self.readonly,
+            engine: self.aio.unwrap_or(new.engine),
+            register_memory: self.register_memory,
+            cache: self.cache.unwrap_or(new.cache),
+            server_timeout: self.server_timeout,
+            force_share: self.force_share,
+            discard: self.discard.unwrap_or(new.discard),
+            iothreads: self.iothreads.map_or(new.iothreads, usize::from),
+            cpus: self.cpus.unwrap_or_default(),
+            polling: self.poll.unwrap_or(new.polling),
+            filters: self.filters,
+            ..new
+        };
+        let new = DiskOptions::new(disk);
+        let options = DiskOptions {
+            name: self.name,
+            vhost_user: self.vhost_user,
+            access: access(self.socket_mode, self.socket_group),
+            nbd: export.filter(|_| has_nbd),
+            queues: self.queues.unwrap_or(new.queues),
+            serial: self.serial,
+            trace: self.trace,
+            ..new
+        };
+        options.validate(has_nbd)?;
+        Ok(options)
+    }
+
+    fn check(&self, has_nbd: bool) -> Result<(), String> {
+        if self.nbd == Some(true) && !has_nbd {
+            return Err("nbd = true needs a table [nbd]".into());
+        }
+        if self.force_share && !self.readonly {
+            return Err("force-share needs readonly = true".into());
+        }
+        for (option, value) in [("queues", self.queues), ("iothreads", self.iothreads)] {
+            if value.is_some_and(|n| !(1..=256).contains(&n)) {
+                return Err(format!("{option} is not a number from 1 to 256"));
+            }
+        }
+        match &self.serial {
+            Some(serial) if serial.len() > MAX_SERIAL => {
+                Err(format!("serial has more than {MAX_SERIAL} bytes"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn export(&self) -> Result<Option<ExportOptions>, String> {
+        if self.nbd == Some(false) {
+            return Ok(None);
+        }
+        let name = self.export_name.clone();
+        let export = ExportOptions {
+            name: name.unwrap_or_else(|| self.name.clone()),
+            description: self.export_description.clone(),
+        };
+        for (key, text) in [
+            ("export-name", &export.name),
+            ("export-description", &export.description),
+        ] {
+            ExportOptions::check(text).map_err(|problem| format!("{key}: {problem}"))?;
+        }
+        Ok(Some(export))
+    }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
+    text::parse(from, |text| parse_format(text).map(Some))
+}
+
+fn filters<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Spec>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    let specs = texts.iter().map(|text| {
+        let spec: Spec = text.parse()?;
+        find(&spec.name)?.check(&spec.options)?;
+        Ok(spec)
+    });
+    let specs: Result<_, String> = specs.collect();
+    specs.map_err(de::Error::custom)
+}
+
+fn texts<S: Serializer>(specs: &[Spec], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(specs.iter().map(ToString::to_string))
+}

@@ -1,0 +1,61 @@
+//! Values in files and messages that are written as people write them: a text that is parsed, or a
+//! number of bytes.
+
+use fathom_units::parse_size;
+use serde::{Deserialize, Deserializer, Serializer, de};
+use std::fmt::Display;
+use std::str::FromStr;
+
+pub fn serialize<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
+}
+
+pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    parse(from, str::parse)
+}
+
+/// A string that `parse` takes.
+pub fn parse<'de, D: Deserializer<'de>, T, E: Display>(
+    from: D,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(from)?;
+    parse(&text).map_err(de::Error::custom)
+}
+
+/// For fields that may be left out; they are, if they are `None`.
+pub mod optional {
+    use super::*;
+
+    pub fn serialize<T: Display, S: Serializer>(
+        value: &Option<T>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => to.collect_str(value),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<T>, D::Error> {
+        super::deserialize(from).map(Some)
+    }
+}
+
+/// `"4G"`, or a number of bytes.
+pub fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "it is not a size like \"4G\" or 512")]
+    enum Size {
+        Bytes(u64),
+        Text(String),
+    }
+    match Size::deserialize(from)? {
+        Size::Bytes(bytes) => Ok(Some(bytes)),
+        Size::Text(text) => parse_size(&text).map(Some).map_err(de::Error::custom),
+    }
+}
