@@ -47,9 +47,6 @@ pub struct Request {
     pub op: Op,
     /// Writes, discards and write zeroes: durable before completion.
     pub fua: bool,
-    /// Writes: to be stored compressed, by an image that can (see the
-    /// formats' `ImageDisk::compress_unit`). No other disk gets such a request.
-    pub compress: bool,
     /// Write zeroes: the range may be deallocated.
     pub unmap: bool,
     /// Seen by polling rather than by a kick (for the trace).
@@ -86,7 +83,6 @@ impl Request {
             stamps: Stamps::default(),
             op: Op::Read,
             fua: false,
-            compress: false,
             unmap: false,
             polled: false,
             source: 0,

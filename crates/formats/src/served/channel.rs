@@ -112,7 +112,7 @@ impl ImageChannel {
         }
         let clean = top.is_none_or(|t| t.is_clean() && t.data == t.storage);
         Ok(match request.op {
-            Op::Write if request.compress => match top.and_then(Tables::compress_unit) {
+            Op::Write if self.shared.compress => match top.and_then(Tables::compress_unit) {
                 Some(_) => Found::Else,
                 None => return Err(libc::ENOTSUP),
             },
@@ -146,7 +146,7 @@ impl ImageChannel {
             },
             op: request.op,
             fua: request.fua,
-            compress: request.compress,
+            compress: self.shared.compress,
             unmap: request.unmap && self.shared.discard,
             guest: request.offset,
             len: request.len,

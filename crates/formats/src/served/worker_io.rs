@@ -94,7 +94,7 @@ impl WorkerIo {
             child.owner = self.owner;
             child.epoch = UNCOUNTED;
             child.op = ask.op;
-            (child.fua, child.compress) = (false, false);
+            child.fua = false;
             child.unmap = ask.op == Op::Discard;
             child.error = 0;
             (child.offset, child.at, child.len) = (ask.at, ask.at, ask.len);
