@@ -57,10 +57,9 @@ pub struct Request {
     pub queue: u16,
     /// Who gets it back when it is done.
     pub owner: Owner,
-    /// Which of its storages a channel that has several has given it to.
-    pub storage: u8,
-    /// The channel's own (see the formats' epochs).
-    pub epoch: u8,
+    /// What the disk's channel has to remember of it until it is done. One of
+    /// its layers uses this at most, and nobody else looks at it.
+    pub memo: [u8; 2],
     /// The source's own index of this request (a virtqueue's head).
     pub tag: u16,
     /// 0, or the positive errno it failed with.
@@ -88,8 +87,7 @@ impl Request {
             source: 0,
             queue: 0,
             owner: Owner::SOURCE,
-            storage: 0,
-            epoch: 0,
+            memo: [0; 2],
             tag: 0,
             error: 0,
             offset: 0,

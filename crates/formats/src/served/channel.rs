@@ -6,6 +6,7 @@ use super::disk::Shared;
 use super::epoch::{InEpoch, InFlight};
 use super::io::{Errno, Payload};
 use super::lookup::{Found, Lookup};
+use super::memo::{EPOCH, STORAGE, UNCOUNTED};
 use super::segments::{Source, clear};
 use super::tables::Tables;
 use super::task::Executor;
@@ -22,9 +23,6 @@ use std::sync::atomic::Ordering;
 /// The tag of the token by which other threads wake tasks. Storages have
 /// smaller ones.
 const WOKEN: u16 = u16::MAX;
-
-/// The request is not counted in any epoch.
-pub(super) const UNCOUNTED: u8 = u8::MAX;
 
 /// The image in use, as this worker sees it.
 struct Current {
@@ -130,7 +128,7 @@ impl ImageChannel {
     fn spawn(&mut self, cx: &mut Cx, id: RequestId) {
         let current = self.current.as_ref().expect("`find` has seen it");
         let request = &mut cx.slab[id];
-        let counted = match std::mem::replace(&mut request.epoch, UNCOUNTED) {
+        let counted = match std::mem::replace(&mut request.memo[EPOCH], UNCOUNTED) {
             UNCOUNTED => None,
             parity => {
                 let epochs = current.active.epochs.clone();
@@ -178,7 +176,7 @@ impl ImageChannel {
     #[inline]
     fn count(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &mut cx.slab[id];
-        request.epoch = match &self.current {
+        request.memo[EPOCH] = match &self.current {
             Some(current) if current.frees && request.op != Op::Flush => {
                 current.active.epochs.enter(&current.counts)
             }
@@ -192,7 +190,7 @@ impl ImageChannel {
         let Some(current) = &self.current else { return };
         let mut completed = cx.completed_since(self.mark);
         while let Some(id) = completed.next(cx) {
-            let epoch = std::mem::replace(&mut cx.slab[id].epoch, UNCOUNTED);
+            let epoch = std::mem::replace(&mut cx.slab[id].memo[EPOCH], UNCOUNTED);
             if epoch != UNCOUNTED {
                 current.active.epochs.leave(&current.counts, epoch);
             }
@@ -213,7 +211,7 @@ impl Channel for ImageChannel {
         match self.find(&cx.slab[id]) {
             Ok(Found::Data { storage, at }) => {
                 let request = &mut cx.slab[id];
-                (request.at, request.storage) = (at, storage);
+                (request.at, request.memo[STORAGE]) = (at, storage);
                 self.storages[usize::from(storage)].submit(cx, id);
             }
             Ok(Found::Zero) => {
@@ -235,7 +233,7 @@ impl Channel for ImageChannel {
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
         self.mark = cx.mark();
         if id != RequestId::NOBODY {
-            let storage = usize::from(cx.slab[id].storage);
+            let storage = usize::from(cx.slab[id].memo[STORAGE]);
             self.storages[storage].complete(cx, id, tag, result);
         } else if tag != WOKEN {
             // One of them has asked to be told of something.

@@ -1,7 +1,7 @@
 //! The I/O of a worker's tasks, as children of the requests that they serve.
 
-use super::channel::UNCOUNTED;
 use super::io::{Buf, Errno, Io, Payload, StorageId};
+use super::memo::{EPOCH, STORAGE, UNCOUNTED};
 use super::pool::Pool;
 use fathom_core::extents::extents;
 use fathom_core::{Channel, Cx, Extents, Op, Owner, RequestId, Stage};
@@ -92,13 +92,12 @@ impl WorkerIo {
             let child = &mut cx.slab[id];
             child.stamps = parent;
             child.owner = self.owner;
-            child.epoch = UNCOUNTED;
             child.op = ask.op;
             child.fua = false;
             child.unmap = ask.op == Op::Discard;
             child.error = 0;
             (child.offset, child.at, child.len) = (ask.at, ask.at, ask.len);
-            child.storage = ask.storage;
+            (child.memo[STORAGE], child.memo[EPOCH]) = (ask.storage, UNCOUNTED);
             child.segments.clear();
             if let Some(payload) = ask.payload {
                 child.segments.extend_from_slice(&payload.segments);
