@@ -13,6 +13,7 @@ use super::task::Executor;
 use super::worker_io::{CHILDREN, TaskIo, WorkerIo};
 use super::write::Write;
 use super::zero::Empty;
+use crate::{GuestOffset, HostOffset};
 use fathom_core::{Channel, Cx, Extents, Mark, Op, Request, RequestId, Stage, Token};
 use smallvec::SmallVec;
 use std::io;
@@ -84,9 +85,9 @@ impl ImageChannel {
         let Some(current) = &mut self.current else {
             return Err(libc::EIO);
         };
-        let (guest, len) = (request.offset, request.len);
+        let (guest, len) = (GuestOffset(request.offset), request.len);
         let size = self.shared.size;
-        if guest > size || len > size - guest {
+        if guest.0 > size || len > size - guest.0 {
             return Err(libc::EIO);
         }
         let active = &*current.active;
@@ -117,7 +118,10 @@ impl ImageChannel {
             // Durable with its metadata.
             Op::Write if request.fua && !clean => Found::Else,
             Op::Write => current.lookup.write(active, guest, len),
-            Op::Flush if clean => Found::Data { storage: 0, at: 0 },
+            Op::Flush if clean => Found::Data {
+                storage: 0,
+                at: HostOffset(0),
+            },
             Op::Discard | Op::WriteZeroes if top.is_none() => {
                 current.lookup.write(active, guest, len)
             }
@@ -146,7 +150,7 @@ impl ImageChannel {
             fua: request.fua,
             compress: self.shared.compress,
             unmap: request.unmap && self.shared.discard,
-            guest: request.offset,
+            guest: GuestOffset(request.offset),
             len: request.len,
             payload: Payload {
                 segments: request.segments.clone(),
@@ -211,7 +215,7 @@ impl Channel for ImageChannel {
         match self.find(&cx.slab[id]) {
             Ok(Found::Data { storage, at }) => {
                 let request = &mut cx.slab[id];
-                (request.at, request.memo[STORAGE]) = (at, storage);
+                (request.at, request.memo[STORAGE]) = (at.0, storage);
                 self.storages[usize::from(storage)].submit(cx, id);
             }
             Ok(Found::Zero) => {
@@ -266,7 +270,7 @@ struct Task {
     fua: bool,
     compress: bool,
     unmap: bool,
-    guest: u64,
+    guest: GuestOffset,
     len: u64,
     payload: Payload,
 }
