@@ -47,9 +47,6 @@ pub struct Request {
     pub op: Op,
     /// Writes, discards and write zeroes: durable before completion.
     pub fua: bool,
-    /// Writes: to be stored compressed, by an image that can (see the
-    /// formats' `ImageDisk::compress_unit`). No other disk gets such a request.
-    pub compress: bool,
     /// Write zeroes: the range may be deallocated.
     pub unmap: bool,
     /// Seen by polling rather than by a kick (for the trace).
@@ -60,10 +57,9 @@ pub struct Request {
     pub queue: u16,
     /// Who gets it back when it is done.
     pub owner: Owner,
-    /// Which of its storages a channel that has several has given it to.
-    pub storage: u8,
-    /// The channel's own (see the formats' epochs).
-    pub epoch: u8,
+    /// What the disk's channel has to remember of it until it is done. One of
+    /// its layers uses this at most, and nobody else looks at it.
+    pub memo: [u8; 2],
     /// The source's own index of this request (a virtqueue's head).
     pub tag: u16,
     /// 0, or the positive errno it failed with.
@@ -86,14 +82,12 @@ impl Request {
             stamps: Stamps::default(),
             op: Op::Read,
             fua: false,
-            compress: false,
             unmap: false,
             polled: false,
             source: 0,
             queue: 0,
             owner: Owner::SOURCE,
-            storage: 0,
-            epoch: 0,
+            memo: [0; 2],
             tag: 0,
             error: 0,
             offset: 0,

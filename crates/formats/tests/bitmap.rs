@@ -283,7 +283,7 @@ fn copies_are_what_they_were_copied_from() {
 
 /// Where the directory is.
 fn directory(file: &MemoryFile) -> usize {
-    header_of(file).bitmaps().unwrap().directory_offset as usize
+    header_of(file).bitmaps().unwrap().directory_offset.0 as usize
 }
 
 /// What another program has made of an image by writing to it, not knowing of bitmaps.

@@ -3,6 +3,7 @@
 
 mod support;
 
+use fathom_formats::GuestOffset;
 use fathom_formats::qcow2::{
     Cluster, CompressionType, Header, L1Entry, L2Entry, StreamError, decompress,
 };
@@ -92,22 +93,22 @@ fn compare_clusters(image: &Path, contents: &[u8]) -> usize {
     let header = Header::parse(&read(0, Header::len_to_read(&start).unwrap())).unwrap();
     let geometry = header.geometry();
     let cluster_size = geometry.cluster_size() as usize;
-    let l1 = read(header.l1_offset, header.l1_entries as usize * 8);
+    let l1 = read(header.l1_offset.0, header.l1_entries as usize * 8);
     let mut compressed = 0;
     for (number, expected) in contents.chunks(cluster_size).enumerate() {
-        let guest = (number * cluster_size) as u64;
+        let guest = GuestOffset((number * cluster_size) as u64);
         let at = geometry.l1_index(guest) as usize * 8;
         let entry = u64::from_be_bytes(l1[at..at + 8].try_into().unwrap());
         let Some(table) = L1Entry(entry).l2_table(&geometry).unwrap() else {
             continue;
         };
         let at = table + geometry.l2_index(guest) * geometry.l2_entry_size();
-        let entry = L2Entry::parse(&read(at, geometry.l2_entry_size() as usize), 0, &geometry);
+        let entry = L2Entry::parse(&read(at.0, geometry.l2_entry_size() as usize), 0, &geometry);
         let Cluster::Compressed(place) = entry.decode(&geometry).unwrap() else {
             continue;
         };
-        assert!(place.offset < len);
-        let stream = read(place.offset, place.len as usize);
+        assert!(place.offset.0 < len);
+        let stream = read(place.offset.0, place.len as usize);
         let mut cluster = vec![0xee; cluster_size];
         decompress(header.compression, &stream, &mut cluster).unwrap();
         assert!(cluster[..expected.len()] == *expected, "cluster {number}");

@@ -75,7 +75,9 @@ const CASES: &[Case] = &[
 
 fn begin(made: &Made, seed: u64) -> Run {
     let workers = 1 + seed as usize % 3;
-    let mut run = Run::new(made.start(&made.world(seed), workers, seed)).expect("the image opens");
+    let mut start = made.start(&made.world(seed), workers, seed);
+    start.options.compress = true;
+    let mut run = Run::new(start).expect("the image opens");
     run.compressed = 100;
     run.activate();
     run
@@ -87,7 +89,6 @@ fn write(first: u64, sectors: u64) -> Ask {
         first,
         sectors,
         fua: false,
-        compress: true,
         unmap: false,
     }
 }

@@ -43,7 +43,7 @@ impl Map {
     /// The place of the first L1 entry that is used.
     fn l1_entry(&self) -> u64 {
         let entries = 0..u64::from(self.header.l1_entries);
-        let mut places = entries.map(|i| self.header.l1_offset + 8 * i);
+        let mut places = entries.map(|i| self.header.l1_offset.0 + 8 * i);
         places.find(|at| self.word(*at) != 0).unwrap()
     }
 
@@ -70,7 +70,7 @@ impl Map {
     }
 
     fn refcount_block(&self) -> u64 {
-        self.word(self.header.refcount_table_offset)
+        self.word(self.header.refcount_table_offset.0)
     }
 }
 
@@ -98,31 +98,31 @@ const BREAKS: &[(&str, Break)] = &[
         true
     }),
     ("the refcount block is gone", |m| {
-        m.put(m.header.refcount_table_offset, 0);
+        m.put(m.header.refcount_table_offset.0, 0);
         true
     }),
     ("the refcount block is not aligned", |m| {
-        m.put(m.header.refcount_table_offset, m.refcount_block() + 512);
+        m.put(m.header.refcount_table_offset.0, m.refcount_block() + 512);
         m.g.cluster_bits > 9
     }),
     ("the refcount block has reserved bits", |m| {
-        m.put(m.header.refcount_table_offset, m.refcount_block() + 4);
+        m.put(m.header.refcount_table_offset.0, m.refcount_block() + 4);
         true
     }),
     ("the refcount block is beyond the file", |m| {
-        m.put(m.header.refcount_table_offset, 1 << 40);
+        m.put(m.header.refcount_table_offset.0, 1 << 40);
         true
     }),
     ("the refcount block is an L2 table", |m| {
-        m.put(m.header.refcount_table_offset, m.l2());
+        m.put(m.header.refcount_table_offset.0, m.l2());
         true
     }),
     ("two refcount blocks are one", |m| {
-        m.put(m.header.refcount_table_offset + 8, m.refcount_block());
+        m.put(m.header.refcount_table_offset.0 + 8, m.refcount_block());
         m.header.refcount_table_bytes() > 8
     }),
     ("the refcount table is the L1 table", |m| {
-        m.put(48, m.header.l1_offset);
+        m.put(48, m.header.l1_offset.0);
         true
     }),
     ("the refcount table is data", |m| {
@@ -150,7 +150,7 @@ const BREAKS: &[(&str, Break)] = &[
         true
     }),
     ("an L2 entry points to the L1 table", |m| {
-        m.put(m.l2_entries()[0], 1 << 63 | m.header.l1_offset);
+        m.put(m.l2_entries()[0], 1 << 63 | m.header.l1_offset.0);
         m.header.refcount_order > 0
     }),
     ("an L2 entry points to the refcount block", |m| {
@@ -158,7 +158,10 @@ const BREAKS: &[(&str, Break)] = &[
         m.header.refcount_order > 0
     }),
     ("an L2 entry points to the refcount table", |m| {
-        m.put(m.l2_entries()[0], 1 << 63 | m.header.refcount_table_offset);
+        m.put(
+            m.l2_entries()[0],
+            1 << 63 | m.header.refcount_table_offset.0,
+        );
         m.header.refcount_order > 0
     }),
     ("an L2 entry points to its L2 table", |m| {
@@ -191,7 +194,7 @@ const BREAKS: &[(&str, Break)] = &[
         true
     }),
     ("an L1 entry points to the refcount table", |m| {
-        m.put(m.l1_entry(), 1 << 63 | m.header.refcount_table_offset);
+        m.put(m.l1_entry(), 1 << 63 | m.header.refcount_table_offset.0);
         true
     }),
     ("an L1 entry points to data", |m| {
@@ -231,7 +234,7 @@ const BREAKS: &[(&str, Break)] = &[
     }),
     ("the file ends after its L1 table", |m| {
         m.bytes
-            .truncate((m.header.l1_offset + m.g.cluster_size()) as usize);
+            .truncate((m.header.l1_offset.0 + m.g.cluster_size()) as usize);
         true
     }),
     ("the file has grown", |m| {
@@ -245,7 +248,7 @@ const BREAKS: &[(&str, Break)] = &[
         m.header.snapshots > 0
     }),
     ("a snapshot's L1 table is not aligned", |m| {
-        let at = m.header.snapshots_offset;
+        let at = m.header.snapshots_offset.0;
         m.header.snapshots > 0 && m.g.cluster_bits > 9 && {
             m.put(at, m.word(at) + 512);
             true
@@ -253,22 +256,22 @@ const BREAKS: &[(&str, Break)] = &[
     }),
     ("a snapshot's L1 table is beyond the file", |m| {
         m.header.snapshots > 0 && {
-            m.put(m.header.snapshots_offset, 1 << 40);
+            m.put(m.header.snapshots_offset.0, 1 << 40);
             true
         }
     }),
     ("a snapshot's L1 table is the active one", |m| {
         m.header.snapshots > 0 && {
-            m.put(m.header.snapshots_offset, m.header.l1_offset);
+            m.put(m.header.snapshots_offset.0, m.header.l1_offset.0);
             true
         }
     }),
     ("a bitmap's cluster is beyond the file", |m| {
-        let table = m.header.bitmaps().map(|b| m.word(b.directory_offset));
+        let table = m.header.bitmaps().map(|b| m.word(b.directory_offset.0));
         table.inspect(|at| m.put(*at, 1 << 40)).is_some()
     }),
     ("a bitmap's cluster is not aligned", |m| {
-        let table = m.header.bitmaps().map(|b| m.word(b.directory_offset));
+        let table = m.header.bitmaps().map(|b| m.word(b.directory_offset.0));
         table.inspect(|at| m.put(*at, 0x200 + 2)).is_some()
     }),
 ];
@@ -447,11 +450,11 @@ fn random_changes(map: &mut Map, random: &mut impl FnMut() -> u64) {
     let cluster = map.g.cluster_size();
     let clusters = map.bytes.len() as u64 / cluster;
     let tables = [
-        (map.header.l1_offset, u64::from(map.header.l1_entries) * 8),
+        (map.header.l1_offset.0, u64::from(map.header.l1_entries) * 8),
         (map.l2(), cluster),
-        (map.header.refcount_table_offset, 64),
+        (map.header.refcount_table_offset.0, 64),
         (map.refcount_block(), (clusters * 2).min(cluster)),
-        (map.header.snapshots_offset, 48),
+        (map.header.snapshots_offset.0, 48),
         (40, 32),
     ];
     for _ in 0..1 + random() % 3 {

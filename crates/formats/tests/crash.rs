@@ -32,7 +32,7 @@ fn contents(file: &MemoryFile) -> Vec<u8> {
 fn break_refcounts(bytes: &mut [u8], how: usize) {
     let header = Header::parse(bytes).unwrap();
     let g = header.geometry();
-    let table = header.refcount_table_offset as usize;
+    let table = header.refcount_table_offset.0 as usize;
     let block = u64::from_be_bytes(bytes[table..table + 8].try_into().unwrap()) as usize;
     let entries = g.refcount_block_entries() as usize;
     let len = g.cluster_size() as usize;
@@ -51,7 +51,7 @@ fn break_refcounts(bytes: &mut [u8], how: usize) {
             }
         }
         // The table is the L1 table.
-        _ => bytes[48..56].copy_from_slice(&header.l1_offset.to_be_bytes()),
+        _ => bytes[48..56].copy_from_slice(&header.l1_offset.0.to_be_bytes()),
     }
 }
 

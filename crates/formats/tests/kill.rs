@@ -261,7 +261,6 @@ fn write(first: u64, sectors: u64) -> Ask {
         first,
         sectors,
         fua: false,
-        compress: false,
         unmap: false,
     }
 }
@@ -346,7 +345,6 @@ fn the_memory_is_full() {
                     first,
                     sectors,
                     fua: false,
-                    compress: false,
                     unmap: true,
                 });
             }

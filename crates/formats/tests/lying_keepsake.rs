@@ -229,7 +229,6 @@ fn serve(run: &mut Run) {
             first,
             sectors: 1,
             fua: false,
-            compress: false,
             unmap: false,
         });
     }

@@ -341,7 +341,6 @@ fn what_is_given_up_is_free_and_what_is_not_is_kept() {
                 first,
                 sectors,
                 fua: false,
-                compress: false,
                 unmap,
             };
             run.activate();

@@ -27,6 +27,8 @@ pub struct OpenOptions {
     pub data_file: Option<PathBuf>,
     /// The state that an internal snapshot has kept.
     pub snapshot: Option<SnapshotName>,
+    /// See [`ImageOptions::compress`].
+    pub compress: bool,
     /// See [`ImageOptions::rebasing`].
     pub rebasing: bool,
     /// See [`ImageOptions::keep_bitmaps`].
@@ -45,6 +47,7 @@ impl OpenOptions {
             allow_dirs: Vec::new(),
             data_file: None,
             snapshot: None,
+            compress: false,
             rebasing: false,
             keep_bitmaps: false,
         }
@@ -113,6 +116,7 @@ impl Chain {
         let image = ImageOptions {
             read_only: options.read_only,
             snapshot: options.snapshot.clone(),
+            compress: options.compress,
             any_size: true,
             rebasing: options.rebasing,
             keep_bitmaps: options.keep_bitmaps,

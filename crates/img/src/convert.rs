@@ -328,6 +328,7 @@ fn open_image(
     let mut open = OpenOptions {
         cache: options.cache,
         engine: options.engine,
+        compress: options.compress,
         allow_dirs: options.allow_dirs.clone(),
         data_file: options.data_file.clone(),
         ..OpenOptions::writing(Some(options.create.format))

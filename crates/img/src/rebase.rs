@@ -138,6 +138,7 @@ fn copy(
         force_share: options.force_share,
         allow_dirs: options.allow_dirs.clone(),
         data_file: options.data_file.clone(),
+        compress: options.compress,
         rebasing: true,
         keep_bitmaps: true,
         ..OpenOptions::writing(Some(format))
@@ -361,7 +362,6 @@ impl Run<'_> {
         };
         Ask {
             skip: part.start,
-            compress: self.compress && op == Op::Write,
             ..Ask::new(op, offset, len, Some(old))
         }
     }

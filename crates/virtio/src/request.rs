@@ -344,7 +344,6 @@ fn fill(request: &mut Request, op: Op, offset: u64, len: u64) {
     request.offset = offset;
     request.len = len;
     request.fua = false;
-    request.compress = false;
     request.unmap = false;
 }
 

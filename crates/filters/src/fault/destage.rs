@@ -104,7 +104,6 @@ impl Destage {
         child.stamps = Default::default();
         child.op = op;
         (child.fua, child.unmap, child.error) = (false, false, 0);
-        child.compress = false;
         (child.owner, child.source) = (self.owner, 0);
         (child.offset, child.at) = (range.start, range.start);
         child.len = range.end - range.start;

@@ -102,7 +102,6 @@ impl Windows {
         request.stamps = Default::default();
         request.op = Op::Read;
         (request.fua, request.unmap, request.error) = (false, false, 0);
-        request.compress = false;
         (request.owner, request.source) = (self.owner, source);
         (request.offset, request.at, request.len) = (offset, offset, len);
         request.segments.clear();

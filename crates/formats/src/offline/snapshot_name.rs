@@ -63,7 +63,7 @@ mod tests {
 
     fn snapshot(id: &str, name: &str) -> Snapshot {
         Snapshot {
-            l1_offset: 0,
+            l1_offset: crate::HostOffset(0),
             l1_entries: 0,
             id: id.into(),
             name: name.into(),

@@ -2,7 +2,7 @@
 
 use super::bytes::{printable, u16_at, u32_at, u64_at};
 use super::{EntryError, Geometry};
-use crate::{Error, Result};
+use crate::{Error, HostOffset, Result};
 
 /// Bitmaps of one image.
 pub const MAX_BITMAPS: u32 = 65535;
@@ -27,7 +27,7 @@ const FLAGS_RESERVED: u32 = !0b111;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
     /// Where its table starts.
-    pub table_offset: u64,
+    pub table_offset: HostOffset,
     /// Entries of the table.
     pub table_entries: u32,
     /// `FLAG_*` bits.
@@ -56,7 +56,7 @@ impl Bitmap {
             return Err(cut());
         }
         let bitmap = Bitmap {
-            table_offset: u64_at(fixed, 0),
+            table_offset: HostOffset(u64_at(fixed, 0)),
             table_entries: u32_at(fixed, 8),
             flags: u32_at(fixed, 12),
             granularity_bits: fixed[17],
@@ -80,9 +80,9 @@ impl Bitmap {
             "has a granularity that is not 512 bytes to 2 GiB"
         } else if self.table_entries == 0 || table > MAX_TABLE_BYTES {
             "has no table or too large a table"
-        } else if self.table_offset == 0
+        } else if self.table_offset.0 == 0
             || !geometry.is_aligned(self.table_offset)
-            || end.is_none_or(|end| end > i64::MAX as u64)
+            || end.is_none_or(|end| end.0 > i64::MAX as u64)
         {
             "has a table at an invalid offset"
         } else {
@@ -100,7 +100,7 @@ impl Bitmap {
     /// Appends its entry in the directory.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let end = out.len() + self.encoded_len() as usize;
-        out.extend(self.table_offset.to_be_bytes());
+        out.extend(self.table_offset.0.to_be_bytes());
         out.extend(self.table_entries.to_be_bytes());
         out.extend(self.flags.to_be_bytes());
         out.extend([KIND, self.granularity_bits]);
@@ -134,15 +134,18 @@ impl TableEntry {
     pub const ALL_ONES: TableEntry = TableEntry(1);
 
     /// Where the bits are; `None` when they are all alike.
-    pub fn cluster(self, geometry: &Geometry) -> std::result::Result<Option<u64>, EntryError> {
-        let offset = self.0 & OFFSET;
-        if self.0 & RESERVED != 0 || offset != 0 && self.0 & 1 != 0 {
+    pub fn cluster(
+        self,
+        geometry: &Geometry,
+    ) -> std::result::Result<Option<HostOffset>, EntryError> {
+        let offset = HostOffset(self.0 & OFFSET);
+        if self.0 & RESERVED != 0 || offset.0 != 0 && self.0 & 1 != 0 {
             return Err(EntryError::ReservedBits(self.0));
         }
         if !geometry.is_aligned(offset) {
             return Err(EntryError::Unaligned(offset));
         }
-        Ok((offset != 0).then_some(offset))
+        Ok((offset.0 != 0).then_some(offset))
     }
 }
 
@@ -210,7 +213,10 @@ mod tests {
     fn table_entries_are_offsets_of_clusters_or_constants() {
         assert_eq!(TableEntry(0).cluster(&G), Ok(None));
         assert_eq!(TableEntry::ALL_ONES.cluster(&G), Ok(None));
-        assert_eq!(TableEntry(0x30000).cluster(&G), Ok(Some(0x30000)));
+        assert_eq!(
+            TableEntry(0x30000).cluster(&G),
+            Ok(Some(HostOffset(0x30000)))
+        );
         for bad in [0x30001, 0x30200, 2, 1 << 56] {
             assert!(TableEntry(bad).cluster(&G).is_err());
         }

@@ -1,6 +1,7 @@
 //! Entries of L1 and L2 tables.
 
 use super::{Geometry, MAX_HOST_OFFSET};
+use crate::HostOffset;
 
 /// The cluster's refcount is exactly one: it may be written in place.
 const COPIED: u64 = 1 << 63;
@@ -19,16 +20,16 @@ impl L1Entry {
     pub const SIZE: u64 = 8;
 
     /// An L2 table at `offset`; `copied` as of its refcount.
-    pub fn new(offset: u64, copied: bool) -> L1Entry {
-        debug_assert_eq!(offset & !OFFSET, 0);
-        L1Entry(offset | if copied { COPIED } else { 0 })
+    pub fn new(offset: HostOffset, copied: bool) -> L1Entry {
+        debug_assert_eq!(offset.0 & !OFFSET, 0);
+        L1Entry(offset.0 | if copied { COPIED } else { 0 })
     }
 
     /// Where the L2 table starts, or `None` when there is none. Reserved bits
     /// and offsets within a cluster are errors.
     #[inline]
-    pub fn l2_table(self, geometry: &Geometry) -> Result<Option<u64>, EntryError> {
-        let offset = self.0 & OFFSET;
+    pub fn l2_table(self, geometry: &Geometry) -> Result<Option<HostOffset>, EntryError> {
+        let offset = self.raw_offset();
         if self.0 == 0 {
             return Ok(None);
         }
@@ -38,12 +39,13 @@ impl L1Entry {
         if !geometry.is_aligned(offset) {
             return Err(EntryError::Unaligned(offset));
         }
-        Ok((offset != 0).then_some(offset))
+        Ok((offset.0 != 0).then_some(offset))
     }
 
     /// The offset's bits as they are, for a check that goes on after errors.
-    pub fn raw_offset(self) -> u64 {
-        self.0 & OFFSET
+    #[inline]
+    pub fn raw_offset(self) -> HostOffset {
+        HostOffset(self.0 & OFFSET)
     }
 
     /// The same without what must be 0.
@@ -79,16 +81,16 @@ pub enum Cluster {
     /// Reads go to the backing file.
     Unallocated,
     /// Reads as zeroes. A host cluster may be reserved for it.
-    Zero { host: Option<u64> },
+    Zero { host: Option<HostOffset> },
     /// All of it is at `host`, a multiple of the cluster size, in the image or
     /// in its external data file.
-    Data { host: u64 },
+    Data { host: HostOffset },
     /// All of it is compressed; never written in place.
     Compressed(Compressed),
     /// Each subcluster has its own state, bit n standing for subcluster n. No
     /// bit is in both masks. `allocated` is 0 where there is no host cluster.
     Subclusters {
-        host: Option<u64>,
+        host: Option<HostOffset>,
         allocated: u32,
         zero: u32,
     },
@@ -98,7 +100,7 @@ pub enum Cluster {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compressed {
     /// Of the first byte in the image; not aligned to anything.
-    pub offset: u64,
+    pub offset: HostOffset,
     /// Bytes up to the end of the last sector. The compressed stream may end
     /// before that.
     pub len: u64,
@@ -112,7 +114,7 @@ pub enum EntryError {
     ReservedBits(u64),
     /// A table or cluster that starts within a cluster.
     #[error("offset {0:#x} is not a multiple of the cluster size")]
-    Unaligned(u64),
+    Unaligned(HostOffset),
     /// Compressed data is never in an external data file.
     #[error("entry {0:#x} is compressed, in an image with an external data file")]
     CompressedInDataFile(u64),
@@ -130,7 +132,7 @@ pub enum EntryError {
 
 impl L2Entry {
     /// Zeroes, with or without a reserved host cluster (`copied`: of refcount one).
-    pub fn zero(geometry: &Geometry, host: Option<(u64, bool)>) -> L2Entry {
+    pub fn zero(geometry: &Geometry, host: Option<(HostOffset, bool)>) -> L2Entry {
         let place = host.map_or(0, |(offset, copied)| L1Entry::new(offset, copied).0);
         if geometry.extended_l2 {
             L2Entry {
@@ -146,7 +148,7 @@ impl L2Entry {
     }
 
     /// A wholly allocated cluster at `host`.
-    pub fn data(geometry: &Geometry, host: u64, copied: bool) -> L2Entry {
+    pub fn data(geometry: &Geometry, host: HostOffset, copied: bool) -> L2Entry {
         L2Entry {
             descriptor: L1Entry::new(host, copied).0,
             bitmap: if geometry.extended_l2 {
@@ -159,12 +161,12 @@ impl L2Entry {
 
     /// A compressed cluster of `len` bytes, fewer than a cluster's, at `offset`.
     /// `None`: entries for clusters of this size cannot name that place.
-    pub fn compressed(geometry: &Geometry, offset: u64, len: u64) -> Option<L2Entry> {
+    pub fn compressed(geometry: &Geometry, offset: HostOffset, len: u64) -> Option<L2Entry> {
         debug_assert!(0 < len && len < geometry.cluster_size() && !geometry.data_file);
         let x = compressed_offset_bits(geometry);
-        let further = (offset + len - 1) / 512 - offset / 512;
-        (offset < MAX_HOST_OFFSET.min(1 << x)).then_some(L2Entry {
-            descriptor: COMPRESSED | further << x | offset,
+        let further = (offset.0 + len - 1) / 512 - offset.0 / 512;
+        (offset < MAX_HOST_OFFSET.min(HostOffset(1 << x))).then_some(L2Entry {
+            descriptor: COMPRESSED | further << x | offset.0,
             bitmap: 0,
         })
     }
@@ -212,15 +214,16 @@ impl L2Entry {
 
     /// The host cluster's offset of an entry that is not compressed, bits as
     /// they are: for a check that goes on after errors.
-    pub fn raw_offset(self) -> u64 {
-        self.descriptor & OFFSET
+    #[inline]
+    pub fn raw_offset(self) -> HostOffset {
+        HostOffset(self.descriptor & OFFSET)
     }
 
     /// Whether there is a host cluster. Offset 0 is one in a data file only,
     /// and only with the copied flag.
-    fn host(self, geometry: &Geometry) -> Option<u64> {
+    fn host(self, geometry: &Geometry) -> Option<HostOffset> {
         let offset = self.raw_offset();
-        (offset != 0 || geometry.data_file && self.copied()).then_some(offset)
+        (offset.0 != 0 || geometry.data_file && self.copied()).then_some(offset)
     }
 
     /// Bits that must be 0, of an entry that is not compressed.
@@ -266,7 +269,7 @@ impl L2Entry {
         }
     }
 
-    fn decode_subclusters(self, host: Option<u64>) -> Result<Cluster, EntryError> {
+    fn decode_subclusters(self, host: Option<HostOffset>) -> Result<Cluster, EntryError> {
         let (allocated, zero) = (self.bitmap as u32, (self.bitmap >> 32) as u32);
         if self.descriptor & ZERO != 0 {
             return Err(EntryError::ReservedBits(self.descriptor));
@@ -308,7 +311,7 @@ impl L2Entry {
         let offset = self.descriptor & ((1 << x) - 1);
         let further = (self.descriptor & (COMPRESSED - 1)) >> x;
         Compressed {
-            offset,
+            offset: HostOffset(offset),
             len: (further + 1) * 512 - offset % 512,
         }
     }
@@ -340,6 +343,18 @@ mod tests {
         }
     }
 
+    fn data(host: u64) -> Cluster {
+        Cluster::Data {
+            host: HostOffset(host),
+        }
+    }
+
+    fn reserved(host: u64) -> Cluster {
+        Cluster::Zero {
+            host: Some(HostOffset(host)),
+        }
+    }
+
     #[test]
     fn standard_entries_mean_what_the_specification_says() {
         let g = geometry(16, false, false);
@@ -347,10 +362,13 @@ mod tests {
         assert_eq!(decode(0), Ok(Cluster::Unallocated));
         assert_eq!(decode(COPIED), Ok(Cluster::Unallocated));
         assert_eq!(decode(1), Ok(Cluster::Zero { host: None }));
-        let host = Some(0x50000);
+        let host = Some(HostOffset(0x50000));
         assert_eq!(decode(COPIED | 0x50001), Ok(Cluster::Zero { host }));
-        assert_eq!(decode(0x50000), Ok(Cluster::Data { host: 0x50000 }));
-        assert_eq!(decode(0x50200), Err(EntryError::Unaligned(0x50200)));
+        assert_eq!(decode(0x50000), Ok(data(0x50000)));
+        assert_eq!(
+            decode(0x50200),
+            Err(EntryError::Unaligned(HostOffset(0x50200)))
+        );
         assert_eq!(decode(0x50002), Err(EntryError::ReservedBits(0x50002)));
         let far = COPIED | 1 << 56;
         assert_eq!(decode(far), Err(EntryError::ReservedBits(far)));
@@ -361,9 +379,9 @@ mod tests {
     #[test]
     fn a_data_files_first_cluster_is_told_by_the_copied_flag() {
         let g = geometry(16, false, true);
-        assert_eq!(plain(COPIED).decode(&g), Ok(Cluster::Data { host: 0 }));
+        assert_eq!(plain(COPIED).decode(&g), Ok(data(0)));
         assert_eq!(plain(0).decode(&g), Ok(Cluster::Unallocated));
-        let zero = Cluster::Zero { host: Some(0) };
+        let zero = reserved(0);
         assert_eq!(plain(COPIED | 1).decode(&g), Ok(zero));
         let compressed = plain(COMPRESSED | 512);
         assert!(compressed.decode(&g).is_err());
@@ -375,7 +393,7 @@ mod tests {
         // x is 54: two further sectors.
         let entry = plain(COMPRESSED | 2 << 54 | 0x50123);
         let expected = Compressed {
-            offset: 0x50123,
+            offset: HostOffset(0x50123),
             len: 3 * 512 - 0x123,
         };
         assert_eq!(entry.decode(&g), Ok(Cluster::Compressed(expected)));
@@ -394,9 +412,9 @@ mod tests {
         let zero = Cluster::Zero { host: None };
         assert_eq!(decode(0, 0xffff_ffff << 32), Ok(zero));
         let full = u64::from(u32::MAX);
-        assert_eq!(decode(0x50000, full), Ok(Cluster::Data { host: 0x50000 }));
+        assert_eq!(decode(0x50000, full), Ok(data(0x50000)));
         let some = Cluster::Subclusters {
-            host: Some(0x50000),
+            host: Some(HostOffset(0x50000)),
             allocated: 1,
             zero: 2,
         };
@@ -406,7 +424,7 @@ mod tests {
         assert!(decode(COMPRESSED | 0x50000, 1).is_err());
         assert!(decode(0x50001, full).is_err());
         let reserved = Cluster::Subclusters {
-            host: Some(0x50000),
+            host: Some(HostOffset(0x50000)),
             allocated: 0,
             zero: 0,
         };
@@ -418,19 +436,20 @@ mod tests {
         for bits in 9..=21 {
             let g = geometry(bits, bits >= 14, false);
             let size = g.cluster_size();
-            let end = MAX_HOST_OFFSET.min(1 << compressed_offset_bits(&g));
+            let end = MAX_HOST_OFFSET.0.min(1 << compressed_offset_bits(&g));
             for offset in [size, size + 1, 3 * size - 1, 5 * size + 300, end - 1] {
                 for len in [1, 2, 211, 212, 213, size / 2, size - 1] {
+                    let offset = HostOffset(offset);
                     let entry = L2Entry::compressed(&g, offset, len).unwrap();
                     let Ok(Cluster::Compressed(range)) = entry.decode(&g) else {
                         panic!("{entry:?}");
                     };
                     assert_eq!(range.offset, offset);
-                    let last = (offset + len).next_multiple_of(512);
-                    assert_eq!(range.offset + range.len, last, "{offset} {len}");
+                    let last = (offset + len).up_to(512);
+                    assert_eq!(range.offset + range.len, last, "{offset:?} {len}");
                 }
             }
-            assert_eq!(L2Entry::compressed(&g, end, 1), None);
+            assert_eq!(L2Entry::compressed(&g, HostOffset(end), 1), None);
         }
     }
 
@@ -441,16 +460,11 @@ mod tests {
             let size = g.l2_entry_size() as usize;
             let mut table = vec![0; 3 * size];
             let entries = [
-                (
-                    L2Entry::data(&g, 0x70000, true),
-                    Cluster::Data { host: 0x70000 },
-                ),
+                (L2Entry::data(&g, HostOffset(0x70000), true), data(0x70000)),
                 (L2Entry::zero(&g, None), Cluster::Zero { host: None }),
                 (
-                    L2Entry::zero(&g, Some((0x80000, false))),
-                    Cluster::Zero {
-                        host: Some(0x80000),
-                    },
+                    L2Entry::zero(&g, Some((HostOffset(0x80000), false))),
+                    reserved(0x80000),
                 ),
             ];
             for (i, (entry, _)) in entries.iter().enumerate() {

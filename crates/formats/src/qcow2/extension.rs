@@ -3,7 +3,7 @@
 use super::bytes::{printable, u32_at, u64_at};
 use super::features::{AUTOCLEAR_BITMAPS, FeatureName, parse_table};
 use super::{Geometry, bitmap};
-use crate::{Error, Result};
+use crate::{Error, HostOffset, Result};
 
 const END: u32 = 0;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
@@ -40,14 +40,14 @@ pub struct BitmapsExtension {
     /// Bytes of the directory.
     pub directory_size: u64,
     /// Where it starts.
-    pub directory_offset: u64,
+    pub directory_offset: HostOffset,
 }
 
 /// The full disk encryption header pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CryptoHeader {
     /// Where the encryption header starts.
-    pub offset: u64,
+    pub offset: HostOffset,
     /// Its bytes.
     pub len: u64,
 }
@@ -66,7 +66,7 @@ impl BitmapsExtension {
             count: u32_at(data, 0),
             reserved: u32_at(data, 4),
             directory_size: u64_at(data, 8),
-            directory_offset: u64_at(data, 16),
+            directory_offset: HostOffset(u64_at(data, 16)),
         })
     }
 
@@ -82,8 +82,8 @@ impl BitmapsExtension {
         } else if self.directory_size > bitmap::MAX_DIRECTORY_BYTES {
             invalid("its directory is too large")
         } else if !geometry.is_aligned(self.directory_offset)
-            || self.directory_offset == 0
-            || self.directory_offset > i64::MAX as u64 - bitmap::MAX_DIRECTORY_BYTES
+            || self.directory_offset.0 == 0
+            || self.directory_offset.0 > i64::MAX as u64 - bitmap::MAX_DIRECTORY_BYTES
         {
             invalid("its directory's offset is invalid")
         } else {
@@ -99,7 +99,7 @@ impl Extension {
             FEATURE_NAMES => Extension::FeatureNames(data.to_vec()),
             BITMAPS => Extension::Bitmaps(BitmapsExtension::parse(data)?),
             CRYPTO if data.len() == 16 => Extension::Crypto(CryptoHeader {
-                offset: u64_at(data, 0),
+                offset: HostOffset(u64_at(data, 0)),
                 len: u64_at(data, 8),
             }),
             CRYPTO => return Err(Error::invalid("the encryption header extension is invalid")),
@@ -137,11 +137,11 @@ impl Extension {
                 data.extend(b.count.to_be_bytes());
                 data.extend(b.reserved.to_be_bytes());
                 data.extend(b.directory_size.to_be_bytes());
-                data.extend(b.directory_offset.to_be_bytes());
+                data.extend(b.directory_offset.0.to_be_bytes());
                 data
             }
             Extension::Crypto(c) => {
-                let numbers = [c.offset, c.len];
+                let numbers = [c.offset.0, c.len];
                 numbers.iter().flat_map(|n| n.to_be_bytes()).collect()
             }
             Extension::BackingFormat(data)

@@ -1,5 +1,7 @@
 //! Sizes and indexes.
 
+use crate::{GuestOffset, HostOffset};
+
 /// What follows from a header's few numbers, small enough to be copied around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -48,14 +50,14 @@ impl Geometry {
 
     /// Where in the L1 table the guest's byte is looked up.
     #[inline]
-    pub fn l1_index(&self, guest: u64) -> u64 {
-        guest >> (self.cluster_bits + self.l2_bits())
+    pub fn l1_index(&self, guest: GuestOffset) -> u64 {
+        guest.cluster(self.cluster_bits + self.l2_bits())
     }
 
     /// Where in the L2 table.
     #[inline]
-    pub fn l2_index(&self, guest: u64) -> u64 {
-        (guest >> self.cluster_bits) & (self.l2_entries() - 1)
+    pub fn l2_index(&self, guest: GuestOffset) -> u64 {
+        guest.cluster(self.cluster_bits) & (self.l2_entries() - 1)
     }
 
     /// Entries that the L1 table of a disk of `size` bytes needs.
@@ -63,16 +65,10 @@ impl Geometry {
         size.div_ceil(1 << (self.cluster_bits + self.l2_bits()))
     }
 
-    /// Where in its cluster a byte is, of the guest or of a file.
-    #[inline]
-    pub fn offset_in_cluster(&self, offset: u64) -> u64 {
-        offset & (self.cluster_size() - 1)
-    }
-
     /// Whether a cluster starts there.
     #[inline]
-    pub fn is_aligned(&self, offset: u64) -> bool {
-        self.offset_in_cluster(offset) == 0
+    pub fn is_aligned(&self, offset: HostOffset) -> bool {
+        offset.within(self.cluster_size()) == 0
     }
 
     /// Whole clusters that `bytes` take.
@@ -122,7 +118,8 @@ mod tests {
         assert_eq!(g.refcount_max(), 65535);
         assert_eq!(g.l1_entries_for(512 << 20), 1);
         assert_eq!(g.l1_entries_for((512 << 20) + 1), 2);
-        assert_eq!((g.l1_index(513 << 20), g.l2_index(513 << 20)), (1, 16));
+        let guest = GuestOffset(513 << 20);
+        assert_eq!((g.l1_index(guest), g.l2_index(guest)), (1, 16));
         let extended = Geometry {
             extended_l2: true,
             refcount_order: 6,

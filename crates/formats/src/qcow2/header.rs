@@ -10,7 +10,7 @@ use super::{
     Geometry, L1Entry, MAX_BACKING_NAME, MAX_CLUSTER_BITS, MAX_L1_BYTES, MAX_REFCOUNT_TABLE_BYTES,
     MAX_SNAPSHOT_TABLE_BYTES, MAX_SNAPSHOTS, MIN_CLUSTER_BITS, MIN_EXTENDED_L2_CLUSTER_BITS,
 };
-use crate::{Error, Result};
+use crate::{Error, HostOffset, Result};
 
 /// The first four bytes.
 pub const MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -71,15 +71,15 @@ pub struct Header {
     /// Entries of the active L1 table.
     pub l1_entries: u32,
     /// Where it starts.
-    pub l1_offset: u64,
+    pub l1_offset: HostOffset,
     /// Where the refcount table starts.
-    pub refcount_table_offset: u64,
+    pub refcount_table_offset: HostOffset,
     /// Its clusters.
     pub refcount_table_clusters: u32,
     /// Internal snapshots.
     pub snapshots: u32,
     /// Where the snapshot table starts.
-    pub snapshots_offset: u64,
+    pub snapshots_offset: HostOffset,
     /// `INCOMPATIBLE_*` bits, all of them known.
     pub incompatible: u64,
     /// `COMPATIBLE_*` bits and unknown ones.
@@ -205,11 +205,11 @@ impl Header {
             size: u64_at(bytes, 24),
             crypt_method,
             l1_entries: u32_at(bytes, 36),
-            l1_offset: u64_at(bytes, 40),
-            refcount_table_offset: u64_at(bytes, 48),
+            l1_offset: HostOffset(u64_at(bytes, 40)),
+            refcount_table_offset: HostOffset(u64_at(bytes, 48)),
             refcount_table_clusters: u32_at(bytes, 56),
             snapshots: u32_at(bytes, 60),
-            snapshots_offset: u64_at(bytes, 64),
+            snapshots_offset: HostOffset(u64_at(bytes, 64)),
             incompatible: fixed.u64_if(72),
             compatible: fixed.u64_if(80),
             autoclear: fixed.u64_if(88),
@@ -323,14 +323,15 @@ impl Header {
         self.validate_table("snapshot table", offset, least, most)
     }
 
-    fn validate_table(&self, what: &str, offset: u64, bytes: u64, most: u64) -> Result<()> {
+    fn validate_table(&self, what: &str, offset: HostOffset, bytes: u64, most: u64) -> Result<()> {
         if bytes > most {
             return Err(Error::invalid(format!(
                 "its {what} of {bytes} bytes is too large: {most} at most"
             )));
         }
-        let ends = offset.checked_add(bytes).filter(|e| *e <= i64::MAX as u64);
-        if ends.is_none() || !self.geometry().is_aligned(offset) {
+        let end = offset.checked_add(bytes);
+        let is_possible = end.is_some_and(|end| end.0 <= i64::MAX as u64);
+        if !is_possible || !self.geometry().is_aligned(offset) {
             return Err(Error::invalid(format!(
                 "its {what}'s offset {offset:#x} is invalid"
             )));
@@ -437,11 +438,11 @@ impl Header {
         put_u64(&mut bytes, 24, self.size);
         put_u32(&mut bytes, 32, self.crypt_method as u32);
         put_u32(&mut bytes, 36, self.l1_entries);
-        put_u64(&mut bytes, 40, self.l1_offset);
-        put_u64(&mut bytes, 48, self.refcount_table_offset);
+        put_u64(&mut bytes, 40, self.l1_offset.0);
+        put_u64(&mut bytes, 48, self.refcount_table_offset.0);
         put_u32(&mut bytes, 56, self.refcount_table_clusters);
         put_u32(&mut bytes, 60, self.snapshots);
-        put_u64(&mut bytes, 64, self.snapshots_offset);
+        put_u64(&mut bytes, 64, self.snapshots_offset.0);
         if self.version >= 3 {
             self.encode_v3(&mut bytes);
         }

@@ -9,11 +9,11 @@ fn header() -> Header {
         size: 1 << 30,
         crypt_method: CryptMethod::None,
         l1_entries: 2,
-        l1_offset: 0x30000,
-        refcount_table_offset: 0x10000,
+        l1_offset: HostOffset(0x30000),
+        refcount_table_offset: HostOffset(0x10000),
         refcount_table_clusters: 1,
         snapshots: 1,
-        snapshots_offset: 0x50000,
+        snapshots_offset: HostOffset(0x50000),
         incompatible: INCOMPATIBLE_COMPRESSION,
         compatible: 1 | 1 << 40,
         autoclear: AUTOCLEAR_BITMAPS | 1 << 50,
@@ -27,7 +27,7 @@ fn header() -> Header {
                 count: 1,
                 reserved: 0,
                 directory_size: 32,
-                directory_offset: 0x60000,
+                directory_offset: HostOffset(0x60000),
             }),
             Extension::Unknown {
                 kind: 0x1234_5678,
@@ -125,7 +125,7 @@ fn extensions_contradict_themselves_only_when_they_count() {
         count: 0,
         reserved: 0,
         directory_size: 32,
-        directory_offset: 0x60000,
+        directory_offset: HostOffset(0x60000),
     };
     let mut h = header();
     h.extensions[2] = Extension::Bitmaps(broken);

@@ -14,6 +14,8 @@
 //! - [`snapshot`] and [`bitmap`]: the snapshot table, the bitmap directory;
 //! - [`Regions`]: where metadata is, so that no write hits it by mistake.
 
+use crate::HostOffset;
+
 pub mod bitmap;
 mod bytes;
 mod compressed;
@@ -55,4 +57,4 @@ pub const MAX_SNAPSHOT_TABLE_BYTES: u64 = 64 << 20;
 /// Bytes of a backing file's name.
 pub const MAX_BACKING_NAME: u32 = 1023;
 /// Where offsets in L1, L2 and bitmap tables end: 56 bits.
-pub const MAX_HOST_OFFSET: u64 = 1 << 56;
+pub const MAX_HOST_OFFSET: HostOffset = HostOffset(1 << 56);

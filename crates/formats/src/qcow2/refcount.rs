@@ -2,6 +2,7 @@
 
 use super::bytes::{put_u32, put_u64, u16_at, u32_at, u64_at};
 use super::{EntryError, Geometry};
+use crate::HostOffset;
 
 /// Bits of a table entry that must be 0.
 const RESERVED: u64 = 0x1ff;
@@ -15,14 +16,15 @@ impl TableEntry {
     pub const SIZE: u64 = 8;
 
     /// Where the block starts, or `None`: all its refcounts are 0.
-    pub fn block(self, geometry: &Geometry) -> Result<Option<u64>, EntryError> {
+    pub fn block(self, geometry: &Geometry) -> Result<Option<HostOffset>, EntryError> {
+        let offset = HostOffset(self.0);
         if self.0 & RESERVED != 0 {
             return Err(EntryError::ReservedBits(self.0));
         }
-        if !geometry.is_aligned(self.0) {
-            return Err(EntryError::Unaligned(self.0));
+        if !geometry.is_aligned(offset) {
+            return Err(EntryError::Unaligned(offset));
         }
-        Ok((self.0 != 0).then_some(self.0))
+        Ok((self.0 != 0).then_some(offset))
     }
 }
 
@@ -97,7 +99,7 @@ mod tests {
             version: 3,
         };
         assert_eq!(TableEntry(0).block(&g), Ok(None));
-        assert_eq!(TableEntry(0x20000).block(&g), Ok(Some(0x20000)));
+        assert_eq!(TableEntry(0x20000).block(&g), Ok(Some(HostOffset(0x20000))));
         assert!(TableEntry(0x20001).block(&g).is_err());
         assert!(TableEntry(0x20200).block(&g).is_err());
     }

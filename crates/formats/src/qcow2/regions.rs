@@ -1,6 +1,7 @@
 //! Where metadata is, so that no write hits it by mistake.
 
 use super::{Header, L1Entry};
+use crate::HostOffset;
 use std::fmt;
 use std::ops::Range;
 
@@ -61,7 +62,7 @@ impl Regions {
         let l1 = u64::from(header.l1_entries) * L1Entry::SIZE;
         let bitmaps = header.bitmaps();
         let parts = [
-            (Region::Header, 0, 1),
+            (Region::Header, HostOffset(0), 1),
             (Region::ActiveL1, header.l1_offset, l1),
             (
                 Region::RefcountTable,
@@ -75,7 +76,7 @@ impl Regions {
             ),
             (
                 Region::BitmapDirectory,
-                bitmaps.map_or(0, |b| b.directory_offset),
+                bitmaps.map_or(HostOffset(0), |b| b.directory_offset),
                 bitmaps.map_or(0, |b| b.directory_size),
             ),
         ];
@@ -105,17 +106,17 @@ impl Regions {
     }
 
     /// The whole clusters of `len` bytes from `offset` on; empty for `len` 0.
-    fn clusters(&self, offset: u64, len: u64) -> Range<u64> {
-        let start = offset >> self.cluster_bits;
+    fn clusters(&self, offset: HostOffset, len: u64) -> Range<u64> {
+        let start = offset.cluster(self.cluster_bits);
         if len == 0 {
             return start..start;
         }
-        let last = offset.saturating_add(len - 1) >> self.cluster_bits;
+        let last = offset.0.saturating_add(len - 1) >> self.cluster_bits;
         start..last + 1
     }
 
     /// Adds a region, rounded out to clusters, or says what is there already.
-    pub fn add(&mut self, region: Region, offset: u64, len: u64) -> Result<(), Overlap> {
+    pub fn add(&mut self, region: Region, offset: HostOffset, len: u64) -> Result<(), Overlap> {
         if let Some(at) = self.overlap(offset, len) {
             return Err(Overlap { region, with: at });
         }
@@ -127,13 +128,13 @@ impl Regions {
     }
 
     /// Forgets the region that starts there.
-    pub fn remove(&mut self, offset: u64, len: u64) {
+    pub fn remove(&mut self, offset: HostOffset, len: u64) {
         let end = self.clusters(offset, len).end;
         self.by_end.remove(&end);
     }
 
     /// What a write of `len` bytes at `offset` would hit.
-    pub fn overlap(&self, offset: u64, len: u64) -> Option<Region> {
+    pub fn overlap(&self, offset: HostOffset, len: u64) -> Option<Region> {
         let clusters = self.clusters(offset, len);
         if clusters.is_empty() {
             return None;
@@ -163,20 +164,36 @@ mod tests {
             cluster_bits: 16,
             ..Regions::default()
         };
-        regions.add(Region::Header, 0, 1).unwrap();
-        regions.add(Region::ActiveL1, 0x30000, 0x10008).unwrap();
-        regions.add(Region::ActiveL2, 0x80000, 0x10000).unwrap();
-        assert_eq!(regions.overlap(0x10000, 0x20000), None);
-        assert_eq!(regions.overlap(0x10000, 0x20001), Some(Region::ActiveL1));
-        assert_eq!(regions.overlap(0x4ffff, 1), Some(Region::ActiveL1));
-        assert_eq!(regions.overlap(0x50000, 0x30000), None);
-        assert_eq!(regions.overlap(0x50000, 0x40000), Some(Region::ActiveL2));
-        assert_eq!(regions.overlap(0, u64::MAX), Some(Region::Header));
-        assert_eq!(regions.overlap(0x90000, u64::MAX), None);
-        let overlap = regions.add(Region::RefcountTable, 0x40000, 0x10000);
+        regions.add(Region::Header, HostOffset(0), 1).unwrap();
+        regions
+            .add(Region::ActiveL1, HostOffset(0x30000), 0x10008)
+            .unwrap();
+        regions
+            .add(Region::ActiveL2, HostOffset(0x80000), 0x10000)
+            .unwrap();
+        assert_eq!(regions.overlap(HostOffset(0x10000), 0x20000), None);
+        assert_eq!(
+            regions.overlap(HostOffset(0x10000), 0x20001),
+            Some(Region::ActiveL1)
+        );
+        assert_eq!(
+            regions.overlap(HostOffset(0x4ffff), 1),
+            Some(Region::ActiveL1)
+        );
+        assert_eq!(regions.overlap(HostOffset(0x50000), 0x30000), None);
+        assert_eq!(
+            regions.overlap(HostOffset(0x50000), 0x40000),
+            Some(Region::ActiveL2)
+        );
+        assert_eq!(
+            regions.overlap(HostOffset(0), u64::MAX),
+            Some(Region::Header)
+        );
+        assert_eq!(regions.overlap(HostOffset(0x90000), u64::MAX), None);
+        let overlap = regions.add(Region::RefcountTable, HostOffset(0x40000), 0x10000);
         let text = overlap.unwrap_err().to_string();
         assert_eq!(text, "the refcount table overlaps the active L1 table");
-        regions.remove(0x30000, 0x10008);
-        assert_eq!(regions.overlap(0x40000, 1), None);
+        regions.remove(HostOffset(0x30000), 0x10008);
+        assert_eq!(regions.overlap(HostOffset(0x40000), 1), None);
     }
 }

@@ -1,7 +1,7 @@
 //! The snapshot table.
 
 use super::bytes::{printable, put_u32, put_u64, u16_at, u32_at, u64_at};
-use crate::{Error, Result};
+use crate::{Error, HostOffset, Result};
 
 /// Bytes of an entry before its extra data.
 pub const FIXED_LEN: usize = 40;
@@ -18,7 +18,7 @@ pub const MAX_ENTRY: usize = FIXED_LEN + MAX_EXTRA + 2 * 65535 + 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Where its L1 table starts.
-    pub l1_offset: u64,
+    pub l1_offset: HostOffset,
     /// Entries of that table.
     pub l1_entries: u32,
     /// Unique.
@@ -58,7 +58,7 @@ impl Snapshot {
         let name = take(u16_at(fixed, 14).into())?;
         let len = FIXED_LEN + extra.len() + id.len() + name.len();
         let snapshot = Snapshot {
-            l1_offset: u64_at(fixed, 0),
+            l1_offset: HostOffset(u64_at(fixed, 0)),
             l1_entries: u32_at(fixed, 8),
             id,
             name,
@@ -74,7 +74,7 @@ impl Snapshot {
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         let mut fixed = [0; FIXED_LEN];
-        put_u64(&mut fixed, 0, self.l1_offset);
+        put_u64(&mut fixed, 0, self.l1_offset.0);
         put_u32(&mut fixed, 8, self.l1_entries);
         fixed[12..14].copy_from_slice(&(self.id.len() as u16).to_be_bytes());
         fixed[14..16].copy_from_slice(&(self.name.len() as u16).to_be_bytes());
@@ -129,7 +129,7 @@ mod tests {
         }
         extra.extend([1, 2, 3]);
         let snapshot = Snapshot {
-            l1_offset: 0x50000,
+            l1_offset: HostOffset(0x50000),
             l1_entries: 3,
             id: b"1".to_vec(),
             name: "schnappschuß".into(),

@@ -1,7 +1,7 @@
 //! The header.
 
 use super::{CLUSTER_SIZES, Geometry, TABLE_SIZES};
-use crate::{Error, Result};
+use crate::{Error, HostOffset, Result};
 
 /// The first four bytes.
 pub const MAGIC: [u8; 4] = *b"QED\0";
@@ -35,7 +35,7 @@ pub struct Header {
     /// None are known; to be cleared before the first write.
     pub autoclear_features: u64,
     /// Where the L1 table starts.
-    pub l1_offset: u64,
+    pub l1_offset: HostOffset,
     /// The disk's size in bytes.
     pub image_size: u64,
     /// Of the backing file's name, meaningful with its feature only.
@@ -68,7 +68,7 @@ impl Header {
             features: u64_at(bytes, 16),
             compat_features: u64_at(bytes, 24),
             autoclear_features: u64_at(bytes, 32),
-            l1_offset: u64_at(bytes, 40),
+            l1_offset: HostOffset(u64_at(bytes, 40)),
             image_size: u64_at(bytes, 48),
             backing_offset: u32_at(bytes, 56),
             backing_len: u32_at(bytes, 60),
@@ -202,7 +202,7 @@ impl Header {
             (16, self.features),
             (24, self.compat_features),
             (32, self.autoclear_features),
-            (40, self.l1_offset),
+            (40, self.l1_offset.0),
             (48, self.image_size),
         ];
         for (at, value) in words {
@@ -224,7 +224,7 @@ mod tests {
             features: FEATURE_BACKING_FILE | FEATURE_NEED_CHECK,
             compat_features: 1 << 63,
             autoclear_features: 1 << 62,
-            l1_offset: 65536,
+            l1_offset: HostOffset(65536),
             image_size: 1 << 40,
             backing_offset: 64,
             backing_len: 8,

@@ -1,5 +1,7 @@
 //! Entries of L1 and L2 tables, which are offsets.
 
+use crate::{GuestOffset, HostOffset};
+
 /// What follows from a header, small enough to be copied around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -49,27 +51,29 @@ impl Geometry {
 
     /// Where in the L1 table the guest's byte is looked up.
     #[inline]
-    pub fn l1_index(&self, guest: u64) -> u64 {
-        guest >> (self.cluster_bits + self.table_bits())
+    pub fn l1_index(&self, guest: GuestOffset) -> u64 {
+        guest.cluster(self.cluster_bits + self.table_bits())
     }
 
     /// Where in the L2 table.
     #[inline]
-    pub fn l2_index(&self, guest: u64) -> u64 {
-        (guest >> self.cluster_bits) & (self.table_entries() - 1)
+    pub fn l2_index(&self, guest: GuestOffset) -> u64 {
+        guest.cluster(self.cluster_bits) & (self.table_entries() - 1)
     }
 
     /// Whether a cluster of tables or data can start there, in a file of
     /// `file_len` bytes. The file's last, unfinished cluster does not count.
     #[inline]
-    pub fn is_cluster(&self, offset: u64, file_len: u64) -> bool {
-        let mask = self.cluster_size() - 1;
-        offset & mask == 0 && offset >= self.header_bytes && offset < file_len & !mask
+    pub fn is_cluster(&self, offset: HostOffset, file_len: u64) -> bool {
+        let size = self.cluster_size();
+        offset.within(size) == 0
+            && offset.0 >= self.header_bytes
+            && offset.0 < file_len & !(size - 1)
     }
 
     /// Whether a whole table can start there.
     #[inline]
-    pub fn is_table(&self, offset: u64, file_len: u64) -> bool {
+    pub fn is_table(&self, offset: HostOffset, file_len: u64) -> bool {
         let last = offset.checked_add(self.table_bytes() - self.cluster_size());
         self.is_cluster(offset, file_len) && last.is_some_and(|l| self.is_cluster(l, file_len))
     }
@@ -78,7 +82,7 @@ impl Geometry {
 /// An offset that is not aligned, or not in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("offset {0:#x} is invalid")]
-pub struct TableError(pub u64);
+pub struct TableError(pub HostOffset);
 
 /// An entry of the L1 table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,11 +91,16 @@ pub struct L2Offset(pub u64);
 impl L2Offset {
     /// Where the L2 table starts, if there is one.
     #[inline]
-    pub fn decode(self, geometry: &Geometry, file_len: u64) -> Result<Option<u64>, TableError> {
+    pub fn decode(
+        self,
+        geometry: &Geometry,
+        file_len: u64,
+    ) -> Result<Option<HostOffset>, TableError> {
+        let offset = HostOffset(self.0);
         match self.0 {
             0 => Ok(None),
-            offset if geometry.is_table(offset, file_len) => Ok(Some(offset)),
-            offset => Err(TableError(offset)),
+            _ if geometry.is_table(offset, file_len) => Ok(Some(offset)),
+            _ => Err(TableError(offset)),
         }
     }
 }
@@ -104,18 +113,19 @@ pub enum Cluster {
     /// Reads as zeroes.
     Zero,
     /// At that offset in the file.
-    Data { host: u64 },
+    Data { host: HostOffset },
 }
 
 impl Cluster {
     /// Decodes an entry, in a file of `file_len` bytes.
     #[inline]
     pub fn decode(entry: u64, geometry: &Geometry, file_len: u64) -> Result<Cluster, TableError> {
+        let host = HostOffset(entry);
         match entry {
             0 => Ok(Cluster::Unallocated),
             1 => Ok(Cluster::Zero),
-            host if geometry.is_cluster(host, file_len) => Ok(Cluster::Data { host }),
-            offset => Err(TableError(offset)),
+            _ if geometry.is_cluster(host, file_len) => Ok(Cluster::Data { host }),
+            _ => Err(TableError(host)),
         }
     }
 
@@ -124,7 +134,7 @@ impl Cluster {
         match self {
             Cluster::Unallocated => 0,
             Cluster::Zero => 1,
-            Cluster::Data { host } => host,
+            Cluster::Data { host } => host.0,
         }
     }
 }
@@ -144,7 +154,8 @@ mod tests {
         assert_eq!(G.table_bytes(), 256 << 10);
         assert_eq!(G.table_entries(), 32768);
         assert_eq!(G.max_size(), 64 << 40);
-        assert_eq!((G.l1_index(3 << 30), G.l2_index(3 << 30)), (1, 16384));
+        let guest = GuestOffset(3 << 30);
+        assert_eq!((G.l1_index(guest), G.l2_index(guest)), (1, 16384));
         let largest = Geometry {
             cluster_bits: 26,
             table_clusters_bits: 4,
@@ -156,20 +167,29 @@ mod tests {
     #[test]
     fn entries_are_within_the_file() {
         let file = 10 << 16;
+        let data = |host| {
+            Ok(Cluster::Data {
+                host: HostOffset(host),
+            })
+        };
+        let bad = |offset| Err(TableError(HostOffset(offset)));
         for (entry, cluster) in [
             (0, Ok(Cluster::Unallocated)),
             (1, Ok(Cluster::Zero)),
-            (0x10000, Ok(Cluster::Data { host: 0x10000 })),
-            (0x90000, Ok(Cluster::Data { host: 0x90000 })),
-            (0xa0000, Err(TableError(0xa0000))),
-            (2, Err(TableError(2))),
-            (0x18000, Err(TableError(0x18000))),
-            (!0xffff, Err(TableError(!0xffff))),
+            (0x10000, data(0x10000)),
+            (0x90000, data(0x90000)),
+            (0xa0000, bad(0xa0000)),
+            (2, bad(2)),
+            (0x18000, bad(0x18000)),
+            (!0xffff, bad(!0xffff)),
         ] {
             assert_eq!(Cluster::decode(entry, &G, file), cluster);
         }
         assert_eq!(L2Offset(0).decode(&G, file), Ok(None));
-        assert_eq!(L2Offset(0x60000).decode(&G, file), Ok(Some(0x60000)));
+        assert_eq!(
+            L2Offset(0x60000).decode(&G, file),
+            Ok(Some(HostOffset(0x60000)))
+        );
         assert!(L2Offset(0x70000).decode(&G, file).is_err());
         // The file's last, unfinished cluster does not count.
         assert!(L2Offset(0x60000).decode(&G, file - 1).is_err());

@@ -19,7 +19,7 @@ use crate::offline::check::{self as checking, Repair};
 use crate::offline::info::read_snapshots;
 use crate::qcow2::refcount::TableEntry;
 use crate::qcow2::{self, CompressionType, L1Entry, Region, Regions};
-use crate::{Error, Format, Result, qed};
+use crate::{Error, Format, HostOffset, Result, qed};
 use fathom_core::DiskError;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -141,7 +141,7 @@ impl Fresh<'_> {
             compression: CompressionType::Deflate,
             size: link.image.size(),
             file_len: file.len().map_err(Error::io("its size cannot be read"))?,
-            l1_offset: 0,
+            l1_offset: HostOffset(0),
             l1: Vec::new(),
             alloc: Allocator {
                 space: Space::ReadOnly,
@@ -210,7 +210,7 @@ impl Fresh<'_> {
         }
         let mut regions = Regions::new(g.cluster_bits);
         let overlap = regions
-            .add(Region::Header, 0, header.header_bytes())
+            .add(Region::Header, HostOffset(0), header.header_bytes())
             .and_then(|()| regions.add(Region::ActiveL1, header.l1_offset, g.table_bytes()));
         if let Err(overlap) = overlap {
             return Ok(Err(format!("is corrupt: {overlap}")));
@@ -236,7 +236,7 @@ impl Fresh<'_> {
         for entry in &parts.l1 {
             let table = layout.table(*entry, parts.file_len);
             if let Some(table) = table.map_err(|problem| format!("is corrupt: {problem}"))? {
-                let first = table >> layout.cluster_bits();
+                let first = table.cluster(layout.cluster_bits());
                 clusters.extend(first..first + per_table);
             }
         }
@@ -246,10 +246,10 @@ impl Fresh<'_> {
 }
 
 /// Big- or little-endian numbers.
-fn words(file: &dyn Storage, at: u64, count: u64, layout: Layout) -> Result<Vec<u64>> {
+fn words(file: &dyn Storage, at: HostOffset, count: u64, layout: Layout) -> Result<Vec<u64>> {
     // The header's checks have bounded it.
     let mut bytes = vec![0; count as usize * 8];
-    file.read_at(&mut bytes, at)
+    file.read_at(&mut bytes, at.0)
         .map_err(Error::io("its tables cannot be read"))?;
     let (words, _) = bytes.as_chunks::<8>();
     Ok(words.iter().map(|w| layout.word(*w)).collect())
@@ -267,7 +267,7 @@ fn regions(
     let (mut regions, overlaps) = Regions::of_header(header, table.len() as u64);
     let blocks = refcount_table.iter().filter(|block| **block != 0);
     let size = header.geometry().cluster_size();
-    let blocks = blocks.map(|at| regions.add(Region::RefcountBlock, *at, size));
+    let blocks = blocks.map(|at| regions.add(Region::RefcountBlock, HostOffset(*at), size));
     let mut overlap = blocks.filter_map(|added| added.err()).next();
     for snapshot in &snapshots {
         let len = u64::from(snapshot.l1_entries) * L1Entry::SIZE;

@@ -7,6 +7,7 @@ use super::metadata::Filter;
 use super::storage::Storage;
 use super::tables::{Extent, Tables};
 use crate::qcow2::Compressed;
+use crate::{GuestOffset, HostOffset};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -15,7 +16,7 @@ pub(super) enum Layer {
     /// The guest's byte n is the file's byte `offset` + n.
     Raw {
         storage: StorageId,
-        offset: u64,
+        offset: HostOffset,
         size: u64,
     },
     Tables(Box<Tables>),
@@ -36,14 +37,14 @@ impl Layer {
 pub(super) enum Place {
     Data {
         storage: StorageId,
-        at: u64,
+        at: HostOffset,
     },
     Zero,
     /// In the compressed cluster of that layer that starts at guest offset
     /// `cluster`.
     Compressed {
         layer: usize,
-        cluster: u64,
+        cluster: GuestOffset,
         range: Compressed,
     },
 }
@@ -79,7 +80,7 @@ impl Active {
             let active = Arc::downgrade(self);
             storage.guard_end(Arc::new(move |at| {
                 let active = active.upgrade();
-                active.is_none_or(|active| active.may_end(id, at))
+                active.is_none_or(|active| active.may_end(id, HostOffset(at)))
             }));
         }
     }
@@ -91,11 +92,11 @@ impl Active {
         &self,
         io: &impl Io,
         first: usize,
-        guest: u64,
+        guest: GuestOffset,
         mut max: u64,
     ) -> Result<(Place, u64), Errno> {
         for (number, layer) in self.layers.iter().enumerate().skip(first) {
-            let Some(left) = layer.size().checked_sub(guest).filter(|left| *left > 0) else {
+            let Some(left) = layer.size().checked_sub(guest.0).filter(|left| *left > 0) else {
                 // Beyond the end of a short backing file.
                 return Ok((Place::Zero, max));
             };
@@ -104,7 +105,7 @@ impl Active {
                 Layer::Raw {
                     storage, offset, ..
                 } => {
-                    let (storage, at) = (*storage, offset + guest);
+                    let (storage, at) = (*storage, *offset + guest.0);
                     return Ok((Place::Data { storage, at }, max));
                 }
                 Layer::Tables(tables) => tables,
@@ -131,11 +132,11 @@ impl Active {
 
     /// Whether a raw backing file is sparse there. (Images in a format say so
     /// themselves.) A system call, but no I/O.
-    fn is_hole(&self, storage: StorageId, at: u64, len: u64) -> bool {
+    fn is_hole(&self, storage: StorageId, at: HostOffset, len: u64) -> bool {
         let is_raw =
             |layer: &Layer| matches!(layer, Layer::Raw { storage: of, .. } if *of == storage);
         let below = self.layers.iter().skip(1).any(is_raw);
-        below && self.storages[usize::from(storage)].is_hole(at, len)
+        below && self.storages[usize::from(storage)].is_hole(at.0, len)
     }
 
     /// Whether the layers from `first` on have nothing but zeroes there.
@@ -143,8 +144,8 @@ impl Active {
         &self,
         io: &impl Io,
         first: usize,
-        mut guest: u64,
-        end: u64,
+        mut guest: GuestOffset,
+        end: GuestOffset,
     ) -> Result<bool, Errno> {
         while guest < end {
             let (place, len) = self.place(io, first, guest, end - guest).await?;
@@ -164,7 +165,7 @@ impl Tables {
     pub(super) async fn look_up(
         &self,
         io: &impl Io,
-        guest: u64,
+        guest: GuestOffset,
         max: u64,
     ) -> Result<(Extent, u64), Errno> {
         match self.slice(io, self.slice_of(guest)).await? {

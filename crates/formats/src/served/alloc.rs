@@ -4,6 +4,7 @@ mod append;
 mod bytes;
 mod refcounts;
 
+use crate::HostOffset;
 pub(super) use append::Append;
 pub(super) use refcounts::{Moved, Refcounts};
 
@@ -30,6 +31,11 @@ pub(super) struct Run {
 }
 
 impl Run {
+    /// Where it starts.
+    pub(super) fn start(&self, cluster_bits: u32) -> HostOffset {
+        HostOffset::of_cluster(self.clusters.start, cluster_bits)
+    }
+
     pub(super) fn len(&self) -> u64 {
         self.clusters.end - self.clusters.start
     }
@@ -89,7 +95,8 @@ impl Tables {
     /// Allocates up to `n` clusters, or exactly so many in a row.
     pub(super) async fn allocate(&self, io: &impl Io, n: u64, exact: bool) -> Result<Run, Errno> {
         let take = |alloc: &mut Allocator| alloc.take(n, exact);
-        let end = |run: &Run| run.clusters.end << self.layout.cluster_bits();
+        let bits = self.layout.cluster_bits();
+        let end = |run: &Run| HostOffset::of_cluster(run.clusters.end, bits);
         self.obtain(io, n, take, end).await
     }
 
@@ -100,7 +107,7 @@ impl Tables {
         io: &impl Io,
         n: u64,
         take: impl Fn(&mut Allocator) -> Result<Option<T>, Problem>,
-        end: impl Fn(&T) -> u64,
+        end: impl Fn(&T) -> HostOffset,
     ) -> Result<T, Errno> {
         let taken = loop {
             if let Some(taken) = self.try_take(&take, &end)? {
@@ -113,7 +120,7 @@ impl Tables {
             self.search(io, n).await?;
         };
         let end = end(&taken);
-        if end > self.file_len.load(Ordering::Acquire) {
+        if end.0 > self.file_len.load(Ordering::Acquire) {
             self.extend_ahead(io, end).await;
         }
         Ok(taken)
@@ -122,17 +129,17 @@ impl Tables {
     /// Makes the file longer than it has to be, so that not every write to a
     /// new cluster does: file systems serialise writes that do (ext4, O_DIRECT,
     /// depth 32: half the speed). What was not needed is cut off in the end.
-    async fn extend_ahead(&self, io: &impl Io, end: u64) {
+    async fn extend_ahead(&self, io: &impl Io, end: HostOffset) {
         let _extending = self.extending.lock_all().await;
         let len = self.file_len.load(Ordering::Acquire);
-        if end <= len || !self.file.grows() || self.cannot_extend.load(Ordering::Relaxed) {
+        if end.0 <= len || !self.file.grows() || self.cannot_extend.load(Ordering::Relaxed) {
             return;
         }
         // Nobody writes beyond `len` before this is done.
-        let len = end + (len / 4).clamp(AHEAD.start, AHEAD.end);
+        let len = end.0 + (len / 4).clamp(AHEAD.start, AHEAD.end);
         let len = len.next_multiple_of(EXTENSION as u64);
         let block = Buf::new(EXTENSION);
-        let at = len - EXTENSION as u64;
+        let at = HostOffset(len - EXTENSION as u64);
         match io.write(self.storage, at, block).await {
             Ok(()) => self.file_len.store(len, Ordering::Release),
             // There may be room for what is needed.
@@ -143,12 +150,12 @@ impl Tables {
     fn try_take<T>(
         &self,
         take: impl Fn(&mut Allocator) -> Result<Option<T>, Problem>,
-        end: impl Fn(&T) -> u64,
+        end: impl Fn(&T) -> HostOffset,
     ) -> Result<Option<T>, Errno> {
         let taken = take(&mut self.state().alloc);
         let taken = self.checked(taken)?;
         if let Some(taken) = &taken {
-            self.used.fetch_max(end(taken), Ordering::Relaxed);
+            self.used.fetch_max(end(taken).0, Ordering::Relaxed);
             // Its refcounts are to be written.
             self.dirty.store(true, Ordering::Release);
         }
@@ -183,8 +190,7 @@ impl Tables {
         let mut free = Vec::new();
         let mut outcome = Ok(());
         for gone in gone {
-            let last = (gone.offset + gone.len).div_ceil(1 << bits);
-            for cluster in gone.offset >> bits..last {
+            for cluster in gone.clusters(bits) {
                 match self.lower(io, cluster, gone.is_table).await {
                     Ok(true) => free.push(cluster),
                     Ok(false) => {}
@@ -200,7 +206,7 @@ impl Tables {
             if self.discard {
                 let len = (clusters.end - clusters.start) << bits;
                 // It is advice.
-                let at = clusters.start << bits;
+                let at = HostOffset::of_cluster(clusters.start, bits);
                 let _ = io.plain(self.storage, Op::Discard, at, len).await;
             }
             if let Some(space) = refcounts(&mut self.state()) {

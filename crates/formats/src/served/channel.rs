@@ -6,12 +6,14 @@ use super::disk::Shared;
 use super::epoch::{InEpoch, InFlight};
 use super::io::{Errno, Payload};
 use super::lookup::{Found, Lookup};
+use super::memo::{EPOCH, STORAGE, UNCOUNTED};
 use super::segments::{Source, clear};
 use super::tables::Tables;
 use super::task::Executor;
 use super::worker_io::{CHILDREN, TaskIo, WorkerIo};
 use super::write::Write;
 use super::zero::Empty;
+use crate::{GuestOffset, HostOffset};
 use fathom_core::{Channel, Cx, Extents, Mark, Op, Request, RequestId, Stage, Token};
 use smallvec::SmallVec;
 use std::io;
@@ -22,9 +24,6 @@ use std::sync::atomic::Ordering;
 /// The tag of the token by which other threads wake tasks. Storages have
 /// smaller ones.
 const WOKEN: u16 = u16::MAX;
-
-/// The request is not counted in any epoch.
-pub(super) const UNCOUNTED: u8 = u8::MAX;
 
 /// The image in use, as this worker sees it.
 struct Current {
@@ -86,9 +85,9 @@ impl ImageChannel {
         let Some(current) = &mut self.current else {
             return Err(libc::EIO);
         };
-        let (guest, len) = (request.offset, request.len);
+        let (guest, len) = (GuestOffset(request.offset), request.len);
         let size = self.shared.size;
-        if guest > size || len > size - guest {
+        if guest.0 > size || len > size - guest.0 {
             return Err(libc::EIO);
         }
         let active = &*current.active;
@@ -112,14 +111,17 @@ impl ImageChannel {
         }
         let clean = top.is_none_or(|t| t.is_clean() && t.data == t.storage);
         Ok(match request.op {
-            Op::Write if request.compress => match top.and_then(Tables::compress_unit) {
+            Op::Write if self.shared.compress => match top.and_then(Tables::compress_unit) {
                 Some(_) => Found::Else,
                 None => return Err(libc::ENOTSUP),
             },
             // Durable with its metadata.
             Op::Write if request.fua && !clean => Found::Else,
             Op::Write => current.lookup.write(active, guest, len),
-            Op::Flush if clean => Found::Data { storage: 0, at: 0 },
+            Op::Flush if clean => Found::Data {
+                storage: 0,
+                at: HostOffset(0),
+            },
             Op::Discard | Op::WriteZeroes if top.is_none() => {
                 current.lookup.write(active, guest, len)
             }
@@ -130,7 +132,7 @@ impl ImageChannel {
     fn spawn(&mut self, cx: &mut Cx, id: RequestId) {
         let current = self.current.as_ref().expect("`find` has seen it");
         let request = &mut cx.slab[id];
-        let counted = match std::mem::replace(&mut request.epoch, UNCOUNTED) {
+        let counted = match std::mem::replace(&mut request.memo[EPOCH], UNCOUNTED) {
             UNCOUNTED => None,
             parity => {
                 let epochs = current.active.epochs.clone();
@@ -146,9 +148,9 @@ impl ImageChannel {
             },
             op: request.op,
             fua: request.fua,
-            compress: request.compress,
+            compress: self.shared.compress,
             unmap: request.unmap && self.shared.discard,
-            guest: request.offset,
+            guest: GuestOffset(request.offset),
             len: request.len,
             payload: Payload {
                 segments: request.segments.clone(),
@@ -178,7 +180,7 @@ impl ImageChannel {
     #[inline]
     fn count(&mut self, cx: &mut Cx, id: RequestId) {
         let request = &mut cx.slab[id];
-        request.epoch = match &self.current {
+        request.memo[EPOCH] = match &self.current {
             Some(current) if current.frees && request.op != Op::Flush => {
                 current.active.epochs.enter(&current.counts)
             }
@@ -192,7 +194,7 @@ impl ImageChannel {
         let Some(current) = &self.current else { return };
         let mut completed = cx.completed_since(self.mark);
         while let Some(id) = completed.next(cx) {
-            let epoch = std::mem::replace(&mut cx.slab[id].epoch, UNCOUNTED);
+            let epoch = std::mem::replace(&mut cx.slab[id].memo[EPOCH], UNCOUNTED);
             if epoch != UNCOUNTED {
                 current.active.epochs.leave(&current.counts, epoch);
             }
@@ -213,7 +215,7 @@ impl Channel for ImageChannel {
         match self.find(&cx.slab[id]) {
             Ok(Found::Data { storage, at }) => {
                 let request = &mut cx.slab[id];
-                (request.at, request.storage) = (at, storage);
+                (request.at, request.memo[STORAGE]) = (at.0, storage);
                 self.storages[usize::from(storage)].submit(cx, id);
             }
             Ok(Found::Zero) => {
@@ -235,7 +237,7 @@ impl Channel for ImageChannel {
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
         self.mark = cx.mark();
         if id != RequestId::NOBODY {
-            let storage = usize::from(cx.slab[id].storage);
+            let storage = usize::from(cx.slab[id].memo[STORAGE]);
             self.storages[storage].complete(cx, id, tag, result);
         } else if tag != WOKEN {
             // One of them has asked to be told of something.
@@ -268,7 +270,7 @@ struct Task {
     fua: bool,
     compress: bool,
     unmap: bool,
-    guest: u64,
+    guest: GuestOffset,
     len: u64,
     payload: Payload,
 }

@@ -15,6 +15,7 @@ use super::tables::Tables;
 use super::worker_io::TaskIo;
 use super::write::Write;
 use crate::qcow2::{L2Entry, compress};
+use crate::{GuestOffset, HostOffset};
 use fathom_core::{Op, Segments};
 use std::future::poll_fn;
 use std::ops::Range;
@@ -37,7 +38,7 @@ const BLOCK: usize = 4096;
 struct Piece {
     stream: Vec<u8>,
     /// Where it is, once it was written.
-    place: OnceLock<Result<u64, Errno>>,
+    place: OnceLock<Result<HostOffset, Errno>>,
 }
 
 /// Compressed clusters that are to be written, of all workers.
@@ -141,7 +142,7 @@ impl Packer {
 }
 
 enum Turn<'a> {
-    Written(Result<u64, Errno>),
+    Written(Result<HostOffset, Errno>),
     Write(Writing<'a>, Vec<Arc<Piece>>),
 }
 
@@ -153,7 +154,7 @@ impl Active {
         io: &TaskIo,
         tables: &Tables,
         segments: &Segments,
-        range: Range<u64>,
+        range: Range<GuestOffset>,
     ) -> Result<(), Errno> {
         if tables.compresses(&range)
             && let Some(stream) = self.compress(tables, segments).await
@@ -198,19 +199,24 @@ impl Tables {
     /// Whether this range can become a compressed cluster. A successor is not
     /// told of such by the journal: it could not tell how many of them the
     /// refcounts on disk have counted already.
-    fn compresses(&self, range: &Range<u64>) -> bool {
+    fn compresses(&self, range: &Range<GuestOffset>) -> bool {
         let size = self.layout.cluster_size();
         let len = range.end - range.start;
-        let is_whole = len == size || len < size && range.end == self.size;
-        range.start.is_multiple_of(size) && is_whole && self.state().journal.is_none()
+        let is_whole = len == size || len < size && range.end.0 == self.size;
+        range.start.within(size) == 0 && is_whole && self.state().journal.is_none()
     }
 
     /// The guest cluster becomes what was compressed.
-    async fn write_stream(&self, io: &TaskIo, stream: Vec<u8>, guest: u64) -> Result<(), Errno> {
+    async fn write_stream(
+        &self,
+        io: &TaskIo,
+        stream: Vec<u8>,
+        guest: GuestOffset,
+    ) -> Result<(), Errno> {
         let Layout::Qcow2(g) = &self.layout else {
             return Err(libc::ENOTSUP);
         };
-        let number = guest >> self.layout.cluster_bits();
+        let number = guest.cluster(self.layout.cluster_bits());
         let _allocating = self.allocating.lock(number..number + 1).await;
         let slice = self.slice_to_change(io, guest).await?;
         let index = self.index_of(guest);
@@ -230,7 +236,7 @@ impl Tables {
     }
 
     /// Writes it to the file, with others: where.
-    async fn put(&self, io: &TaskIo, stream: Vec<u8>) -> Result<u64, Errno> {
+    async fn put(&self, io: &TaskIo, stream: Vec<u8>) -> Result<HostOffset, Errno> {
         let piece = Arc::new(Piece {
             stream,
             place: OnceLock::new(),
@@ -266,12 +272,12 @@ impl Tables {
         let mut rest = buf.bytes_mut();
         let mut done = start;
         for (piece, at) in pieces.iter().zip(&packed.places) {
-            let (gap, room) = rest.split_at_mut((at - done) as usize);
+            let (gap, room) = rest.split_at_mut((*at - done) as usize);
             let (room, after) = room.split_at_mut(piece.stream.len());
             gap.fill(0);
             room.copy_from_slice(&piece.stream);
             rest = after;
-            done = at + piece.stream.len() as u64;
+            done = *at + piece.stream.len() as u64;
         }
         rest.fill(0);
         let payload = Payload::of(Rc::new(buf));
@@ -279,7 +285,7 @@ impl Tables {
         for ((piece, at), len) in pieces.iter().zip(&packed.places).zip(lens) {
             match written {
                 Ok(()) => piece.place.set(Ok(*at)).expect("each once"),
-                Err(_) => self.give_back_bytes(*at..at + len),
+                Err(_) => self.give_back_bytes(*at..*at + len),
             }
         }
         written.map(|()| packed.places.len())

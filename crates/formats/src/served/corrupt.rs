@@ -6,6 +6,7 @@ use super::layout::Layout;
 use super::metadata::Filter;
 use super::storage::Storage;
 use super::tables::Tables;
+use crate::HostOffset;
 use crate::qcow2::{INCOMPATIBLE_CORRUPT, MAGIC};
 use std::sync::atomic::Ordering;
 
@@ -15,7 +16,7 @@ impl Active {
     /// zeroes beyond that, too (it writes entries before their data after a
     /// power cut). But it has not been cut since it was taken into use.
     #[cold]
-    pub(super) fn may_end(&self, id: StorageId, at: u64) -> bool {
+    pub(super) fn may_end(&self, id: StorageId, at: HostOffset) -> bool {
         let of_tables = self.layers.iter().find_map(|layer| match layer {
             Layer::Tables(tables) if tables.storage == id => Some(tables),
             _ => None,
@@ -64,9 +65,9 @@ impl Tables {
     }
 
     /// The file is as long as it was, which is not beyond `at`.
-    fn may_end(&self, at: u64) -> bool {
+    fn may_end(&self, at: HostOffset) -> bool {
         let len = self.known_len();
-        if at >= len.next_multiple_of(self.layout.cluster_size()) {
+        if at.0 >= len.next_multiple_of(self.layout.cluster_size()) {
             self.complain(&format!(
                 "has entries for what is beyond its end, at {len} bytes: it reads as zeroes, but \
                  was data; check it (fathom img check)"
@@ -82,14 +83,14 @@ impl Tables {
     pub(super) fn check_target(
         &self,
         filter: Option<&Filter>,
-        at: u64,
+        at: HostOffset,
         len: u64,
     ) -> Result<(), Errno> {
         if self.data != self.storage {
             return Ok(());
         }
         let bits = self.layout.cluster_bits();
-        for cluster in at >> bits..(at + len).div_ceil(1 << bits) {
+        for cluster in at.clusters(len, bits) {
             if filter.is_none_or(|filter| filter.may_be_metadata(cluster)) {
                 self.check_cluster(cluster)?;
             }

@@ -42,6 +42,9 @@ pub struct ImageOptions {
     pub size: Option<u64>,
     /// The disk as an internal snapshot has kept it; needs `read_only`.
     pub snapshot: Option<SnapshotName>,
+    /// For tools: writes of whole clusters are stored compressed (see
+    /// [`ImageDisk::compress_unit`]).
+    pub compress: bool,
     /// For tools: also sizes that no guest can use. What a raw file has of its
     /// last sector is padded with zeroes, and a disk may be empty.
     pub any_size: bool,
@@ -72,6 +75,7 @@ impl ImageOptions {
             offset: 0,
             size: None,
             snapshot: None,
+            compress: false,
             any_size: false,
             rebasing: false,
             keep_bitmaps: false,
@@ -97,6 +101,8 @@ pub(super) struct Shared {
     pub(super) size: u64,
     pub(super) read_only: bool,
     pub(super) discard: bool,
+    /// See [`ImageOptions::compress`].
+    pub(super) compress: bool,
     /// Counts activations and deactivations.
     pub(super) generation: AtomicU64,
     active: Mutex<Option<Arc<Active>>>,
@@ -131,6 +137,7 @@ impl ImageDisk {
                 size: chain.size(),
                 read_only: options.read_only,
                 discard: options.discard,
+                compress: options.compress,
                 generation: AtomicU64::new(0),
                 active: Mutex::default(),
             }),
@@ -179,9 +186,9 @@ impl ImageDisk {
 
     /// Bytes of what is compressed together, a power of two: a write of so many
     /// at a multiple of that, or of what is left up to the disk's end, can be
-    /// stored compressed (see `Request::compress`); any other is an ordinary
-    /// write. None: this image cannot be written to so, and such requests fail
-    /// with ENOTSUP.
+    /// stored compressed (see [`ImageOptions::compress`]); any other is an
+    /// ordinary write. None: this image cannot be written to so, and with that
+    /// option all writes fail with ENOTSUP.
     pub fn compress_unit(&self) -> Option<u64> {
         match &self.chain.links[0].image {
             Image::Qcow2(header) if !header.geometry().data_file => {

@@ -3,6 +3,7 @@
 
 pub(super) use super::pool::Buf;
 use super::storage::Storage;
+use crate::HostOffset;
 use fathom_core::Op;
 use smallvec::SmallVec;
 use std::future::Future;
@@ -44,7 +45,7 @@ pub(super) trait Io {
         &self,
         storage: StorageId,
         op: Op,
-        at: u64,
+        at: HostOffset,
         len: u64,
     ) -> impl Future<Output = Result<(), Errno>>;
 
@@ -52,7 +53,7 @@ pub(super) trait Io {
     fn read(
         &self,
         storage: StorageId,
-        at: u64,
+        at: HostOffset,
         len: usize,
     ) -> impl Future<Output = Result<Buf, Errno>>;
 
@@ -60,7 +61,7 @@ pub(super) trait Io {
     fn write(
         &self,
         storage: StorageId,
-        at: u64,
+        at: HostOffset,
         buf: Buf,
     ) -> impl Future<Output = Result<(), Errno>>;
 }
@@ -79,13 +80,13 @@ impl Io for BlockingIo<'_> {
         &self,
         storage: StorageId,
         op: Op,
-        at: u64,
+        at: HostOffset,
         len: u64,
     ) -> impl Future<Output = Result<(), Errno>> {
         let storage = self.storage(storage);
         let result = match op {
             Op::Flush => storage.sync(),
-            Op::Discard => storage.discard(at, len),
+            Op::Discard => storage.discard(at.0, len),
             _ => write_zeroes(storage, at, len),
         };
         std::future::ready(result.map_err(errno))
@@ -94,31 +95,31 @@ impl Io for BlockingIo<'_> {
     fn read(
         &self,
         storage: StorageId,
-        at: u64,
+        at: HostOffset,
         len: usize,
     ) -> impl Future<Output = Result<Buf, Errno>> {
         let mut buf = Buf::new(len);
-        let result = self.storage(storage).read_at(buf.bytes_mut(), at);
+        let result = self.storage(storage).read_at(buf.bytes_mut(), at.0);
         std::future::ready(result.map(|()| buf).map_err(errno))
     }
 
     fn write(
         &self,
         storage: StorageId,
-        at: u64,
+        at: HostOffset,
         buf: Buf,
     ) -> impl Future<Output = Result<(), Errno>> {
-        let result = self.storage(storage).write_at(buf.bytes(), at);
+        let result = self.storage(storage).write_at(buf.bytes(), at.0);
         std::future::ready(result.map_err(errno))
     }
 }
 
-fn write_zeroes(storage: &dyn Storage, at: u64, len: u64) -> io::Result<()> {
+fn write_zeroes(storage: &dyn Storage, at: HostOffset, len: u64) -> io::Result<()> {
     let zeroes = [0; 65536];
     let mut done = 0;
     while done < len {
         let n = (len - done).min(zeroes.len() as u64);
-        storage.write_at(&zeroes[..n as usize], at + done)?;
+        storage.write_at(&zeroes[..n as usize], (at + done).0)?;
         done += n;
     }
     Ok(())

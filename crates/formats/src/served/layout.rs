@@ -3,6 +3,7 @@
 
 use crate::qcow2::{self, Cluster, L1Entry, L2Entry, MAX_HOST_OFFSET};
 use crate::qed;
+use crate::{GuestOffset, HostOffset};
 
 /// Bytes of a table that are read, cached and written together. A sector is
 /// written wholly or not at all, and entries never cross sectors.
@@ -86,14 +87,14 @@ impl Layout {
     pub(super) fn decode(
         &self,
         entry: L2Entry,
-        guest: u64,
+        guest: GuestOffset,
         file_len: u64,
     ) -> Result<Cluster, Problem> {
         match self {
             Layout::Qcow2(g) => {
                 let cluster = entry.decode(g).map_err(|error| error.to_string())?;
                 if g.data_file {
-                    check_data_file(&cluster, guest & !(g.cluster_size() - 1))?;
+                    check_data_file(&cluster, guest.down_to(g.cluster_size()))?;
                 }
                 Ok(cluster)
             }
@@ -113,7 +114,7 @@ impl Layout {
     pub(super) fn not_plain(&self) -> u64 {
         match self {
             Layout::Qcow2(g) if !g.extended_l2 && !g.data_file => {
-                let host = (MAX_HOST_OFFSET - 1) & !(g.cluster_size() - 1);
+                let host = (MAX_HOST_OFFSET.0 - 1) & !(g.cluster_size() - 1);
                 !(host | EXCLUSIVE)
             }
             _ => u64::MAX,
@@ -131,7 +132,7 @@ impl Layout {
 
     /// The entry of a cluster at `host`. Bits of `allocated` and `zero` stand
     /// for its units, of which there is one unless entries are extended.
-    pub(super) fn entry(&self, host: Option<u64>, allocated: u32, zero: u32) -> L2Entry {
+    pub(super) fn entry(&self, host: Option<HostOffset>, allocated: u32, zero: u32) -> L2Entry {
         let all = self.all_units();
         match self {
             Layout::Qcow2(g) => {
@@ -178,12 +179,16 @@ impl Layout {
     }
 
     /// Where the L2 table is that an L1 entry names.
-    pub(super) fn table(&self, l1_entry: u64, file_len: u64) -> Result<Option<u64>, Problem> {
+    pub(super) fn table(
+        &self,
+        l1_entry: u64,
+        file_len: u64,
+    ) -> Result<Option<HostOffset>, Problem> {
         match self {
             Layout::Qcow2(g) => {
                 let table = L1Entry(l1_entry).l2_table(g);
                 match table.map_err(|error| error.to_string())? {
-                    Some(at) if at >= file_len => Err(format!(
+                    Some(at) if at.0 >= file_len => Err(format!(
                         "the L2 table at {at:#x} is beyond the end of the file"
                     )),
                     table => Ok(table),
@@ -205,10 +210,10 @@ impl Layout {
     }
 
     /// The L1 entry of a table of its own.
-    pub(super) fn l1_entry(&self, table: u64) -> u64 {
+    pub(super) fn l1_entry(&self, table: HostOffset) -> u64 {
         match self {
             Layout::Qcow2(_) => L1Entry::new(table, true).0,
-            Layout::Qed(_) => table,
+            Layout::Qed(_) => table.0,
         }
     }
 
@@ -230,14 +235,14 @@ impl Layout {
 }
 
 /// In an external data file every cluster is where the guest sees it.
-fn check_data_file(cluster: &Cluster, guest: u64) -> Result<(), Problem> {
+fn check_data_file(cluster: &Cluster, guest: GuestOffset) -> Result<(), Problem> {
     let host = match cluster {
         Cluster::Data { host } => Some(*host),
         Cluster::Zero { host } | Cluster::Subclusters { host, .. } => *host,
         _ => None,
     };
     match host {
-        Some(host) if host != guest => Err(format!(
+        Some(host) if host != guest.in_data_file() => Err(format!(
             "cluster {guest:#x} is at {host:#x} of the external data file, not where the guest \
              sees it"
         )),

@@ -5,6 +5,7 @@ use super::active::{Active, Layer};
 use super::io::StorageId;
 use super::slice::Slice;
 use super::tables::{Extent, Tables};
+use crate::{GuestOffset, HostOffset};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,7 +28,7 @@ pub(super) enum Found {
     /// All of it, in one piece.
     Data {
         storage: StorageId,
-        at: u64,
+        at: HostOffset,
     },
     Zero,
     /// It takes several steps.
@@ -44,9 +45,9 @@ impl Lookup {
 
     /// Where a read of `len` bytes from `guest` on goes.
     #[inline]
-    pub(super) fn read(&mut self, active: &Active, guest: u64, len: u64) -> Found {
+    pub(super) fn read(&mut self, active: &Active, guest: GuestOffset, len: u64) -> Found {
         for (layer, near) in active.layers.iter().zip(&mut self.0) {
-            let left = layer.size().saturating_sub(guest);
+            let left = layer.size().saturating_sub(guest.0);
             if left < len {
                 return if left == 0 { Found::Zero } else { Found::Else };
             }
@@ -56,7 +57,7 @@ impl Lookup {
                 } => {
                     return Found::Data {
                         storage: *storage,
-                        at: offset + guest,
+                        at: *offset + guest.0,
                     };
                 }
                 Layer::Tables(tables) => tables,
@@ -78,14 +79,14 @@ impl Lookup {
 
     /// Where a write goes, if it can be done in place.
     #[inline]
-    pub(super) fn write(&mut self, active: &Active, guest: u64, len: u64) -> Found {
+    pub(super) fn write(&mut self, active: &Active, guest: GuestOffset, len: u64) -> Found {
         let tables = match &active.layers[0] {
             Layer::Raw {
                 storage, offset, ..
             } => {
                 return Found::Data {
                     storage: *storage,
-                    at: offset + guest,
+                    at: *offset + guest.0,
                 };
             }
             Layer::Tables(tables) => tables,
@@ -113,7 +114,7 @@ impl Lookup {
 
 impl Near {
     #[inline]
-    fn extent(&mut self, tables: &Tables, guest: u64, max: u64) -> Option<(Extent, u64)> {
+    fn extent(&mut self, tables: &Tables, guest: GuestOffset, max: u64) -> Option<(Extent, u64)> {
         let number = tables.slice_of(guest);
         let slot = &mut self.slots[number as usize % SLOTS];
         let slice = match slot {

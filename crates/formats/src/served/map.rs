@@ -12,6 +12,7 @@ use super::open::unusable;
 use super::slice::Slice;
 use super::tables::Tables;
 use crate::qcow2::Cluster;
+use crate::{GuestOffset, HostOffset};
 use fathom_core::DiskError;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -92,7 +93,7 @@ struct Near {
     /// Whether allocated clusters may be holes of the file.
     metadata_only: Option<bool>,
     /// Bytes of the file that are a hole (true) or data.
-    run: Option<(bool, Range<u64>)>,
+    run: Option<(bool, Range<HostOffset>)>,
 }
 
 impl ImageDisk {
@@ -132,10 +133,11 @@ impl Mapper {
     /// none of them decides, it [is below](MapExtent::is_below). The error is an image's, or of
     /// reading it.
     pub fn at(&mut self, guest: u64, mut max: u64, layers: usize) -> Result<MapExtent, DiskError> {
+        let guest = GuestOffset(guest);
         let layers = layers.min(self.active.layers.len());
         let is_whole = layers == self.active.layers.len();
         for depth in 0..layers {
-            let left = self.size(depth).saturating_sub(guest);
+            let left = self.size(depth).saturating_sub(guest.0);
             if left == 0 {
                 // Beyond the end of a short backing file: the one above has nothing there.
                 return Ok(nothing(guest, max, depth.saturating_sub(1), true));
@@ -146,7 +148,7 @@ impl Mapper {
                 return Ok(found);
             }
             max = found.len;
-            let ends = depth + 1 < layers && self.size(depth + 1) <= guest;
+            let ends = depth + 1 < layers && self.size(depth + 1) <= guest.0;
             if ends || depth + 1 == layers && is_whole {
                 let zero = true;
                 return Ok(MapExtent { zero, ..found });
@@ -167,16 +169,21 @@ impl Mapper {
         }
     }
 
-    fn in_layer(&mut self, depth: usize, guest: u64, max: u64) -> Result<MapExtent, DiskError> {
+    fn in_layer(
+        &mut self,
+        depth: usize,
+        guest: GuestOffset,
+        max: u64,
+    ) -> Result<MapExtent, DiskError> {
         let active = self.active.clone();
         match &active.layers[depth] {
             Layer::Raw {
                 storage, offset, ..
             } => {
-                let host = offset + guest;
+                let host = *offset + guest.0;
                 let (hole, len) = self.run(depth, *storage, host, max);
                 Ok(MapExtent {
-                    start: guest,
+                    start: guest.0,
                     len,
                     depth,
                     present: true,
@@ -185,7 +192,7 @@ impl Mapper {
                     compressed: false,
                     host: Some(Host {
                         file: *storage,
-                        offset: host,
+                        offset: host.0,
                     }),
                 })
             }
@@ -195,7 +202,8 @@ impl Mapper {
                 if let (true, Some(host)) = (found.data, found.host)
                     && self.is_metadata_only(tables, depth)
                 {
-                    (found.zero, found.len) = self.run(depth, host.file, host.offset, found.len);
+                    let at = HostOffset(host.offset);
+                    (found.zero, found.len) = self.run(depth, host.file, at, found.len);
                 }
                 Ok(found)
             }
@@ -203,13 +211,13 @@ impl Mapper {
     }
 
     /// Whether the file has a hole at `at`, and for how many of `max` bytes it is the same.
-    fn run(&mut self, depth: usize, file: StorageId, at: u64, max: u64) -> (bool, u64) {
+    fn run(&mut self, depth: usize, file: StorageId, at: HostOffset, max: u64) -> (bool, u64) {
         let known = &mut self.near[depth].run;
         let (hole, run) = match known {
             Some((hole, run)) if run.contains(&at) => (*hole, run),
             _ => {
-                let (hole, end) = self.active.storages[usize::from(file)].run_at(at);
-                let (hole, run) = known.insert((hole, at..end));
+                let (hole, end) = self.active.storages[usize::from(file)].run_at(at.0);
+                let (hole, run) = known.insert((hole, at..HostOffset(end)));
                 (*hole, run)
             }
         };
@@ -227,13 +235,13 @@ impl Mapper {
         &mut self,
         tables: &Tables,
         depth: usize,
-        guest: u64,
+        guest: GuestOffset,
         max: u64,
     ) -> Result<MapExtent, String> {
         let mut found = nothing(guest, 0, depth, false);
         let first = tables.slice_of(guest);
         let Some(slice) = self.slice(tables, depth, first)? else {
-            let last = tables.slice_of(guest + max - 1);
+            let last = tables.slice_of(guest + (max - 1));
             let mut next = first + 1;
             // Whole tables that are not there.
             while next <= last && tables.table_of(next)?.is_none() {
@@ -241,7 +249,7 @@ impl Mapper {
                 next = (next / per_table + 1) * per_table;
             }
             let covered = tables.layout.slice_entries() << tables.layout.cluster_bits();
-            found.len = max.min(next.saturating_mul(covered) - guest);
+            found.len = max.min(next.saturating_mul(covered) - guest.0);
             return Ok(found);
         };
         while found.len < max {
@@ -282,7 +290,7 @@ impl Mapper {
             (None, Some(table)) => {
                 let mut bytes = vec![0; tables.layout.slice_bytes() as usize];
                 let at = tables.place_of(number, table);
-                let read = tables.file.read_at(&mut bytes, at);
+                let read = tables.file.read_at(&mut bytes, at.0);
                 read.map_err(|error| format!("an L2 table cannot be read: {error}"))?;
                 Arc::new(Slice::parse(number, &bytes, &tables.layout))
             }
@@ -330,9 +338,9 @@ impl Iterator for Extents<'_> {
 }
 
 /// What no image has.
-fn nothing(start: u64, len: u64, depth: usize, zero: bool) -> MapExtent {
+fn nothing(start: GuestOffset, len: u64, depth: usize, zero: bool) -> MapExtent {
     MapExtent {
-        start,
+        start: start.0,
         len,
         depth,
         present: false,
@@ -348,11 +356,11 @@ fn in_cluster(
     tables: &Tables,
     slice: &Slice,
     depth: usize,
-    guest: u64,
+    guest: GuestOffset,
     max: u64,
 ) -> Result<MapExtent, String> {
     let size = tables.layout.cluster_size();
-    let inner = guest & (size - 1);
+    let inner = guest.within(size);
     let file_len = tables.file_len.load(Ordering::Relaxed);
     let entry = slice.entry(tables.index_of(guest));
     let mut found = nothing(guest, max.min(size - inner), depth, false);
@@ -392,7 +400,7 @@ fn in_cluster(
     found.present = found.data || found.zero;
     found.host = host.map(|host| Host {
         file: tables.data,
-        offset: host + inner,
+        offset: (host + inner).0,
     });
     Ok(found)
 }

@@ -1,6 +1,7 @@
 //! Where an image's metadata is, so that nothing else is written there.
 
 use super::layout::Problem;
+use crate::HostOffset;
 use crate::qcow2::{Region, Regions};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ impl Metadata {
             .for_each(|c| filter.add(c));
         for cluster in &tables {
             filter.add(*cluster);
-            if let Some(region) = regions.overlap(cluster << bits, 1) {
+            if let Some(region) = regions.overlap(HostOffset::of_cluster(*cluster, bits), 1) {
                 let at = cluster << bits;
                 return Err(format!("the L2 table at {at:#x} overlaps {region}"));
             }
@@ -64,7 +65,8 @@ impl Metadata {
         if self.tables.binary_search(&cluster).is_ok() || self.new_tables.contains(&cluster) {
             return Some(Region::ActiveL2);
         }
-        self.regions.overlap(cluster << bits, 1)
+        self.regions
+            .overlap(HostOffset::of_cluster(cluster, bits), 1)
     }
 
     /// The clusters become an L2 table.
@@ -90,12 +92,14 @@ impl Metadata {
         let bits = self.regions.cluster_bits();
         clusters.clone().for_each(|c| self.filter.add(c));
         let len = (clusters.end - clusters.start) << bits;
-        let added = self.regions.add(region, clusters.start << bits, len);
+        let added = self
+            .regions
+            .add(region, HostOffset::of_cluster(clusters.start, bits), len);
         debug_assert!(added.is_ok());
     }
 
     /// The region that starts there is given up.
-    pub(super) fn remove_bytes(&mut self, offset: u64, len: u64) {
+    pub(super) fn remove_bytes(&mut self, offset: HostOffset, len: u64) {
         self.regions.remove(offset, len);
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn has_metadata_only(file: &dyn ImageFile) -> Result<bool> {
     let clusters = g.clusters_of(len);
     let mut table = vec![0; header.refcount_table_bytes() as usize];
     let unreadable = "its refcounts cannot be read";
-    file.read_at(&mut table, header.refcount_table_offset)
+    file.read_at(&mut table, header.refcount_table_offset.0)
         .map_err(Error::io(unreadable))?;
     let per_block = g.refcount_block_entries();
     let mut block = vec![0; g.cluster_size() as usize];
@@ -34,7 +34,7 @@ pub(super) fn has_metadata_only(file: &dyn ImageFile) -> Result<bool> {
         let Some(at) = at else {
             continue;
         };
-        file.read_at(&mut block, at)
+        file.read_at(&mut block, at.0)
             .map_err(Error::io(unreadable))?;
         let entries = per_block.min(clusters - number * per_block) as usize;
         let in_use = |i: &usize| refcount::get(&block, g.refcount_order, *i) > 0;

@@ -28,6 +28,7 @@ mod layout;
 mod locks;
 mod lookup;
 mod map;
+mod memo;
 mod metadata;
 mod metadata_only;
 mod open;

@@ -5,7 +5,7 @@ use super::disk::ImageOptions;
 use super::io::StorageId;
 use super::storage::{Opener, Storage};
 use crate::offline::Image;
-use crate::{Error, Format, qcow2, resolve};
+use crate::{Error, Format, HostOffset, qcow2, resolve};
 use fathom_core::DiskError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) struct Link {
     pub(super) data: StorageId,
     pub(super) image: Image,
     /// Of a raw image: where in its file the disk starts, and its bytes.
-    pub(super) raw: (u64, u64),
+    pub(super) raw: (HostOffset, u64),
     pub(super) writable: bool,
 }
 
@@ -82,7 +82,7 @@ impl Chain {
             let data = chain.open_data_file(&path, &image, storage, opener, writable)?;
             let raw = match chain.links.is_empty() {
                 true => raw_window(&path, &image, options)?,
-                false => (0, image.size()),
+                false => (HostOffset(0), image.size()),
             };
             next = chain.open_backing_file(&path, &image, opener)?;
             chain.links.push(Link {
@@ -211,7 +211,7 @@ pub(super) fn check(path: &Path, image: &Image, writable: bool) -> Result<(), Di
         return Err(unusable(path, problem));
     }
     let l1 = u64::from(header.l1_entries) * qcow2::L1Entry::SIZE;
-    if l1 > 0 && header.l1_offset == 0 {
+    if l1 > 0 && header.l1_offset.0 == 0 {
         return Err(unusable(path, "has no L1 table"));
     }
     Ok(())
@@ -229,12 +229,16 @@ fn refuse_empty(path: &Path, image: &Image) -> Result<(), DiskError> {
 }
 
 /// Which part of a raw file is the disk.
-fn raw_window(path: &Path, image: &Image, options: &ImageOptions) -> Result<(u64, u64), DiskError> {
+fn raw_window(
+    path: &Path,
+    image: &Image,
+    options: &ImageOptions,
+) -> Result<(HostOffset, u64), DiskError> {
     let Image::Raw { size: len } = image else {
-        return Ok((0, 0));
+        return Ok((HostOffset(0), 0));
     };
     if options.any_size {
-        return Ok((0, image.size()));
+        return Ok((HostOffset(0), image.size()));
     }
     let offset = options.offset;
     let rest = len.saturating_sub(offset);
@@ -246,5 +250,5 @@ fn raw_window(path: &Path, image: &Image, options: &ImageOptions) -> Result<(u64
         );
         return Err(unusable(path, problem));
     }
-    Ok((offset, size))
+    Ok((HostOffset(offset), size))
 }

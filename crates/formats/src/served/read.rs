@@ -6,6 +6,7 @@ use super::io::{Buf, Errno, Io, Payload};
 use super::segments::{clear, fill, part};
 use super::worker_io::TaskIo;
 use super::write_back::all;
+use crate::GuestOffset;
 use crate::qcow2::Compressed;
 use crate::qcow2::decompress;
 use fathom_core::{Op, Segments};
@@ -20,7 +21,7 @@ impl Active {
         &self,
         io: &TaskIo,
         first: usize,
-        guest: u64,
+        guest: GuestOffset,
         payload: &Payload,
     ) -> Result<(), Errno> {
         let len = payload.len();
@@ -74,8 +75,8 @@ impl Active {
             unreachable!("raw images have no compressed clusters");
         };
         // Whole sectors, as direct I/O likes them.
-        let start = range.offset & !511;
-        let len = (range.offset + range.len).next_multiple_of(512) - start;
+        let start = range.offset.down_to(512);
+        let len = (range.offset + range.len).up_to(512) - start;
         let buf = Io::read(io, tables.storage, start, len as usize).await?;
         let stream = buf.bytes()[(range.offset - start) as usize..][..range.len as usize].to_vec();
         let (kind, size) = (tables.compression, tables.layout.cluster_size() as usize);
@@ -99,7 +100,11 @@ impl Active {
     }
 
     /// A buffer with these bytes as the guest sees them.
-    pub(super) async fn read_buf(&self, io: &TaskIo, guest: Range<u64>) -> Result<Rc<Buf>, Errno> {
+    pub(super) async fn read_buf(
+        &self,
+        io: &TaskIo,
+        guest: Range<GuestOffset>,
+    ) -> Result<Rc<Buf>, Errno> {
         let buf = Rc::new(io.buf((guest.end - guest.start) as usize));
         let payload = Payload::of(buf.clone());
         self.read(io, 0, guest.start, &payload).await?;

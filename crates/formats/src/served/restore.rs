@@ -12,6 +12,7 @@ use super::layout::{EXCLUSIVE, Problem};
 use super::slice::Slice;
 use super::tables::{Pinned, Tables, Unlinked};
 use crate::qcow2::{Cluster, L2Entry};
+use crate::{GuestOffset, HostOffset};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -125,7 +126,7 @@ impl Tables {
             return Ok(());
         }
         let (bits, len) = (self.layout.cluster_bits(), self.layout.table_bytes());
-        let clusters = new >> bits..(new + len) >> bits;
+        let clusters = new.clusters(len, bits);
         for cluster in clusters.clone() {
             plan.claim(cluster)?;
         }
@@ -147,7 +148,7 @@ impl Tables {
         &self,
         io: &BlockingIo<'_>,
         index: u64,
-        table: u64,
+        table: HostOffset,
     ) -> Result<(), Failure> {
         let (layout, file_len) = (&self.layout, self.file_len.load(Ordering::Relaxed));
         let first = index * layout.slices_per_table();
@@ -156,7 +157,8 @@ impl Tables {
             let bytes = io.read(self.storage, at, layout.slice_bytes() as usize);
             let slice = Slice::parse(number, bytes.await?.bytes(), layout);
             for n in 0..layout.slice_entries() {
-                let guest = (number * layout.slice_entries() + n) << layout.cluster_bits();
+                let cluster = number * layout.slice_entries() + n;
+                let guest = GuestOffset::of_cluster(cluster, layout.cluster_bits());
                 let cluster = layout.decode(slice.entry(n as usize), guest, file_len);
                 let is_sound = cluster.is_ok_and(|cluster| {
                     let place = self.referred(&cluster);
@@ -172,7 +174,7 @@ impl Tables {
 
     fn is_data(&self, place: &Unlinked) -> bool {
         let bits = self.layout.cluster_bits();
-        let mut clusters = place.offset >> bits..(place.offset + place.len).div_ceil(1 << bits);
+        let mut clusters = place.clusters(bits);
         let state = self.state();
         clusters.all(|cluster| state.alloc.metadata.in_cluster(cluster).is_none())
     }
@@ -189,7 +191,7 @@ impl Tables {
         if cluster >= self.size.div_ceil(size) {
             return Err(unlikely());
         }
-        let guest = cluster << bits;
+        let guest = GuestOffset::of_cluster(cluster, bits);
         let slice = self.slice(io, self.slice_of(guest)).await?;
         let slice = slice.ok_or_else(unlikely)?;
         let index = self.index_of(guest);
@@ -213,11 +215,11 @@ impl Tables {
             entry = entry.with_copied(now.copied());
         } else {
             if let Some(has) = has {
-                plan.claim(has.offset >> bits)?;
+                plan.claim(has.offset.cluster(bits))?;
             }
             plan.unlinked.extend(had);
         }
-        let host = has.map(|has| has.offset >> bits);
+        let host = has.map(|has| has.offset.cluster(bits));
         plan.entries.push((slice, index, entry, host));
         Ok(())
     }

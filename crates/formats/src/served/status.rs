@@ -3,6 +3,7 @@
 use super::active::{Active, Layer, Place};
 use super::io::{Errno, StorageId};
 use super::worker_io::TaskIo;
+use crate::GuestOffset;
 use fathom_core::{Extents, Status};
 
 /// Places looked at for one answer, so that it does not hold up others.
@@ -15,7 +16,7 @@ impl Active {
     pub(super) async fn block_status(
         &self,
         io: &TaskIo,
-        mut guest: u64,
+        mut guest: GuestOffset,
         out: &mut Extents,
     ) -> Result<(), Errno> {
         for _ in 0..MAX_PLACES {

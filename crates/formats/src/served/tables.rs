@@ -14,7 +14,9 @@ use super::locks::RangeLocks;
 use super::slice::Slice;
 use super::storage::Storage;
 use crate::qcow2::{Cluster, Compressed, CompressionType, L2Entry};
+use crate::{GuestOffset, HostOffset};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) enum Extent {
     /// At this offset of the image's data storage.
     Data {
-        at: u64,
+        at: HostOffset,
         /// May be written in place.
         exclusive: bool,
     },
@@ -32,7 +34,7 @@ pub(super) enum Extent {
     Below,
     /// A compressed cluster, which starts at this offset of the guest's disk.
     Compressed {
-        cluster: u64,
+        cluster: GuestOffset,
         range: Compressed,
     },
 }
@@ -45,19 +47,24 @@ pub(super) struct Miss;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unlinked {
     /// Offset and bytes in the image's file; any clusters they touch.
-    pub(super) offset: u64,
+    pub(super) offset: HostOffset,
     pub(super) len: u64,
     /// An L2 table, which no write may hit as long as it was one.
     pub(super) is_table: bool,
 }
 
 impl Unlinked {
-    pub(super) fn new(offset: u64, len: u64) -> Unlinked {
+    pub(super) fn new(offset: HostOffset, len: u64) -> Unlinked {
         Unlinked {
             offset,
             len,
             is_table: false,
         }
+    }
+
+    /// Those that it touches.
+    pub(super) fn clusters(&self, bits: u32) -> Range<u64> {
+        self.offset.clusters(self.len, bits)
     }
 }
 
@@ -92,7 +99,7 @@ pub(super) struct Tables {
     pub(super) used: AtomicU64,
     /// Making the file longer has failed.
     pub(super) cannot_extend: AtomicBool,
-    pub(super) l1_offset: u64,
+    pub(super) l1_offset: HostOffset,
     pub(super) l1: Box<[AtomicU64]>,
     /// Whether any metadata is not on disk. Set under the lock.
     pub(super) dirty: AtomicBool,
@@ -163,7 +170,7 @@ pub(super) struct Parts {
     pub(super) compression: CompressionType,
     pub(super) size: u64,
     pub(super) file_len: u64,
-    pub(super) l1_offset: u64,
+    pub(super) l1_offset: HostOffset,
     pub(super) l1: Vec<u64>,
     pub(super) alloc: Allocator,
     /// Slices in memory at most, while none of them must stay.
@@ -220,14 +227,14 @@ impl Tables {
 
     /// The number of the slice that speaks of a byte of the guest's disk.
     #[inline]
-    pub(super) fn slice_of(&self, guest: u64) -> u64 {
-        (guest >> self.layout.cluster_bits()) / self.layout.slice_entries()
+    pub(super) fn slice_of(&self, guest: GuestOffset) -> u64 {
+        guest.cluster(self.layout.cluster_bits()) / self.layout.slice_entries()
     }
 
     /// Where in its slice.
     #[inline]
-    pub(super) fn index_of(&self, guest: u64) -> usize {
-        ((guest >> self.layout.cluster_bits()) & (self.layout.slice_entries() - 1)) as usize
+    pub(super) fn index_of(&self, guest: GuestOffset) -> usize {
+        (guest.cluster(self.layout.cluster_bits()) & (self.layout.slice_entries() - 1)) as usize
     }
 
     /// The L1 index of a slice's table.
@@ -238,13 +245,13 @@ impl Tables {
 
     /// Where the slice's table is. Offsets are checked each time: the L1
     /// table is as the file has it.
-    pub(super) fn table_of(&self, slice: u64) -> Result<Option<u64>, Problem> {
+    pub(super) fn table_of(&self, slice: u64) -> Result<Option<HostOffset>, Problem> {
         let entry = self.l1[self.l1_index(slice)].load(Ordering::Acquire);
         self.layout.table(entry, self.known_len())
     }
 
     /// What a table's offset means for one of its slices.
-    pub(super) fn place_of(&self, slice: u64, table: u64) -> u64 {
+    pub(super) fn place_of(&self, slice: u64, table: HostOffset) -> HostOffset {
         let layout = &self.layout;
         table + slice % layout.slices_per_table() * layout.slice_bytes()
     }
@@ -256,23 +263,23 @@ impl Tables {
     pub(super) fn extent(
         &self,
         slice: &Slice,
-        guest: u64,
+        guest: GuestOffset,
         max: u64,
     ) -> Result<(Extent, u64), Problem> {
         let size = self.layout.cluster_size();
         let mut index = self.index_of(guest);
-        let inner = guest & (size - 1);
+        let inner = guest.within(size);
         let word = slice.entry(index).descriptor;
         if word & self.not_plain == 0 && word & !EXCLUSIVE != 0 && inner + max <= size {
             let data = Extent::Data {
-                at: (word & !EXCLUSIVE) + inner,
+                at: HostOffset(word & !EXCLUSIVE) + inner,
                 exclusive: word & EXCLUSIVE != 0,
             };
             return Ok((data, max));
         }
         let (extent, mut len) = self.within_cluster(slice.entry(index), guest)?;
         // A cluster's end: what follows may go on where this ends.
-        while len < max && (guest + len) & (size - 1) == 0 {
+        while len < max && (guest + len).within(size) == 0 {
             index += 1;
             if index as u64 == self.layout.slice_entries() {
                 break;
@@ -299,11 +306,11 @@ impl Tables {
 
     /// The same within the cluster that `guest` is in.
     #[inline]
-    fn within_cluster(&self, entry: L2Entry, guest: u64) -> Result<(Extent, u64), Problem> {
+    fn within_cluster(&self, entry: L2Entry, guest: GuestOffset) -> Result<(Extent, u64), Problem> {
         let size = self.layout.cluster_size();
-        let inner = guest & (size - 1);
+        let inner = guest.within(size);
         let file_len = self.file_len.load(Ordering::Relaxed);
-        let data = |host: u64| Extent::Data {
+        let data = |host: HostOffset| Extent::Data {
             at: host + inner,
             exclusive: self.layout.is_exclusive(entry),
         };
@@ -312,7 +319,7 @@ impl Tables {
             Cluster::Unallocated => Extent::Below,
             Cluster::Zero { .. } => Extent::Zero,
             Cluster::Compressed(range) => Extent::Compressed {
-                cluster: guest - inner,
+                cluster: guest.down_to(size),
                 range,
             },
             Cluster::Subclusters {
@@ -337,9 +344,9 @@ impl Tables {
 
     /// Extents of a guest range for which there is no L2 table.
     #[inline]
-    pub(super) fn without_table(&self, guest: u64, max: u64) -> (Extent, u64) {
+    pub(super) fn without_table(&self, guest: GuestOffset, max: u64) -> (Extent, u64) {
         let covered = self.layout.slice_entries() << self.layout.cluster_bits();
-        (Extent::Below, max.min(covered - guest % covered))
+        (Extent::Below, max.min(covered - guest.within(covered)))
     }
 
     /// The slice if it is in memory, or there is no table.

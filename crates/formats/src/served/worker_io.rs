@@ -1,8 +1,9 @@
 //! The I/O of a worker's tasks, as children of the requests that they serve.
 
-use super::channel::UNCOUNTED;
 use super::io::{Buf, Errno, Io, Payload, StorageId};
+use super::memo::{EPOCH, STORAGE, UNCOUNTED};
 use super::pool::Pool;
+use crate::HostOffset;
 use fathom_core::extents::extents;
 use fathom_core::{Channel, Cx, Extents, Op, Owner, RequestId, Stage};
 use std::cell::{Cell, RefCell};
@@ -22,7 +23,7 @@ const STATUS_LEN: usize = 4096;
 struct Ask {
     storage: StorageId,
     op: Op,
-    at: u64,
+    at: HostOffset,
     len: u64,
     payload: Option<Payload>,
     /// The request that waits for it, and the stage that it is in meanwhile.
@@ -92,13 +93,12 @@ impl WorkerIo {
             let child = &mut cx.slab[id];
             child.stamps = parent;
             child.owner = self.owner;
-            child.epoch = UNCOUNTED;
             child.op = ask.op;
-            (child.fua, child.compress) = (false, false);
+            child.fua = false;
             child.unmap = ask.op == Op::Discard;
             child.error = 0;
-            (child.offset, child.at, child.len) = (ask.at, ask.at, ask.len);
-            child.storage = ask.storage;
+            (child.offset, child.at, child.len) = (ask.at.0, ask.at.0, ask.len);
+            (child.memo[STORAGE], child.memo[EPOCH]) = (ask.storage, UNCOUNTED);
             child.segments.clear();
             if let Some(payload) = ask.payload {
                 child.segments.extend_from_slice(&payload.segments);
@@ -154,7 +154,7 @@ impl TaskIo {
         Running(outcome)
     }
 
-    fn ask(&self, storage: StorageId, op: Op, at: u64, len: u64, stage: Stage) -> Ask {
+    fn ask(&self, storage: StorageId, op: Op, at: HostOffset, len: u64, stage: Stage) -> Ask {
         Ask {
             storage,
             op,
@@ -176,7 +176,7 @@ impl TaskIo {
     pub(super) async fn block_status(
         &self,
         storage: StorageId,
-        mut at: u64,
+        mut at: HostOffset,
         len: u64,
         out: &mut Extents,
     ) -> Result<bool, Errno> {
@@ -207,7 +207,7 @@ impl TaskIo {
         &self,
         storage: StorageId,
         op: Op,
-        at: u64,
+        at: HostOffset,
         payload: Payload,
     ) -> impl Future<Output = Result<(), Errno>> + use<> {
         let mut ask = self.ask(storage, op, at, payload.len(), Stage::Device);
@@ -221,7 +221,7 @@ impl Io for TaskIo {
         &self,
         storage: StorageId,
         op: Op,
-        at: u64,
+        at: HostOffset,
         len: u64,
     ) -> impl Future<Output = Result<(), Errno>> {
         self.start(self.ask(storage, op, at, len, Stage::Device))
@@ -230,7 +230,7 @@ impl Io for TaskIo {
     fn read(
         &self,
         storage: StorageId,
-        at: u64,
+        at: HostOffset,
         len: usize,
     ) -> impl Future<Output = Result<Buf, Errno>> {
         let mut ask = self.ask(storage, Op::Read, at, len as u64, Stage::Map);
@@ -248,7 +248,7 @@ impl Io for TaskIo {
     fn write(
         &self,
         storage: StorageId,
-        at: u64,
+        at: HostOffset,
         buf: Buf,
     ) -> impl Future<Output = Result<(), Errno>> {
         let payload = Payload::of(Rc::new(buf));

@@ -12,6 +12,7 @@ use super::tables::{Extent, Pinned, Tables, Unlinked};
 use super::worker_io::TaskIo;
 use super::write_back::all;
 use crate::qcow2::{Cluster, L2Entry};
+use crate::{GuestOffset, HostOffset};
 use fathom_core::{Op, Segments};
 use smallvec::SmallVec;
 use std::future::poll_fn;
@@ -24,15 +25,18 @@ use std::task::Poll;
 /// The most bytes for which clusters are allocated in one go.
 const MAX_AT_ONCE: u64 = 2 << 20;
 
+/// Of an operation.
+type Outcome = Result<(), Errno>;
+
 /// A write, or a part of one. Offsets are the guest's.
 pub(super) struct Write {
     /// Where `source` starts.
-    pub(super) start: u64,
+    pub(super) start: GuestOffset,
     pub(super) source: Source,
 }
 
 impl Write {
-    fn payload(&self, range: Range<u64>) -> Payload {
+    fn payload(&self, range: Range<GuestOffset>) -> Payload {
         self.source
             .part(range.start - self.start..range.end - self.start)
     }
@@ -44,7 +48,7 @@ struct Target {
     index: usize,
     entry: L2Entry,
     /// Its host cluster, if that can be written to.
-    own: Option<u64>,
+    own: Option<HostOffset>,
     /// Units that have data somewhere, and units that are zero.
     allocated: u32,
     zero: u32,
@@ -59,7 +63,7 @@ impl Active {
         io: &TaskIo,
         tables: &Tables,
         write: &Write,
-        range: Range<u64>,
+        range: Range<GuestOffset>,
     ) -> Result<(), Errno> {
         let mut at = range.start;
         let mut started = SmallVec::<[_; 4]>::new();
@@ -84,8 +88,8 @@ impl Active {
         io: &TaskIo,
         tables: &Tables,
         write: &Write,
-        range: Range<u64>,
-    ) -> Result<(u64, Option<impl Future<Output = Result<(), Errno>> + use<>>), Errno> {
+        range: Range<GuestOffset>,
+    ) -> Result<(GuestOffset, Option<impl Future<Output = Outcome> + use<>>), Errno> {
         let (extent, len) = tables
             .look_up(io, range.start, range.end - range.start)
             .await?;
@@ -99,10 +103,9 @@ impl Active {
             let payload = write.payload(range.start..end);
             return Ok((end, Some(io.data(tables.data, Op::Write, at, payload))));
         }
-        let most = range.start - range.start % tables.layout.cluster_size() + MAX_AT_ONCE;
-        let end = range
-            .end
-            .min(most.next_multiple_of(tables.layout.cluster_size()));
+        let size = tables.layout.cluster_size();
+        let most = range.start.down_to(size) + MAX_AT_ONCE;
+        let end = range.end.min(most.up_to(size));
         let end = self.allocating_write(io, tables, write, range.start..end);
         Ok((end.await?, None))
     }
@@ -115,15 +118,16 @@ impl Active {
         io: &TaskIo,
         tables: &Tables,
         write: &Write,
-        range: Range<u64>,
-    ) -> Result<u64, Errno> {
+        range: Range<GuestOffset>,
+    ) -> Result<GuestOffset, Errno> {
         let bits = tables.layout.cluster_bits();
-        let first = range.start >> bits;
-        let last = (range.end - 1) >> bits;
-        let _allocating = tables.allocating.lock(first..last + 1).await;
+        let clusters = range.start.clusters(range.end - range.start, bits);
+        let first = clusters.start;
+        let _allocating = tables.allocating.lock(clusters.clone()).await;
         let mut targets = SmallVec::<[Target; 4]>::new();
-        for cluster in first..=last {
-            let Some(target) = tables.target(io, cluster << bits).await? else {
+        for cluster in clusters {
+            let guest = GuestOffset::of_cluster(cluster, bits);
+            let Some(target) = tables.target(io, guest).await? else {
                 break;
             };
             // Those that have a host cluster already are written one by one.
@@ -155,7 +159,7 @@ impl Active {
         if let Some(run) = &run {
             targets.truncate(run.len() as usize);
         }
-        let end = range.end.min((first + targets.len() as u64) << bits);
+        let end = GuestOffset::of_cluster(first + targets.len() as u64, bits).min(range.end);
         let written = self
             .write_targets(io, tables, write, &targets, run.as_ref(), range.start..end)
             .await;
@@ -174,15 +178,15 @@ impl Active {
         write: &Write,
         targets: &[Target],
         run: Option<&Run>,
-        range: Range<u64>,
+        range: Range<GuestOffset>,
     ) -> Result<(), Errno> {
         let layout = &tables.layout;
-        let start = range.start & !(layout.cluster_size() - 1);
+        let start = range.start.down_to(layout.cluster_size());
         let host = match (targets[0].own, run) {
             (Some(host), _) => host,
-            (None, Some(run)) => run.clusters.start << layout.cluster_bits(),
+            (None, Some(run)) => run.start(layout.cluster_bits()),
             // An external data file has every cluster at its place.
-            (None, None) => start,
+            (None, None) => start.in_data_file(),
         };
         let outer = outer(tables, targets, start, &range);
         let fresh = run.is_some_and(|run| run.fresh);
@@ -211,13 +215,13 @@ impl Active {
         &self,
         io: &TaskIo,
         fresh: bool,
-        outer: &Range<u64>,
-        inner: &Range<u64>,
+        outer: &Range<GuestOffset>,
+        inner: &Range<GuestOffset>,
     ) -> Result<(Fill, Fill), Errno> {
         let (head, tail) = (outer.start..inner.start, inner.end..outer.end);
         let copies_head = !self.is_zero(io, 0, head.start, head.end).await?;
         let copies_tail = !self.is_zero(io, 0, tail.start, tail.end).await?;
-        let zeroes = |range: &Range<u64>| match fresh {
+        let zeroes = |range: &Range<GuestOffset>| match fresh {
             true => Fill::Skip,
             false => Fill::Zeroes(range.end - range.start),
         };
@@ -231,7 +235,7 @@ impl Active {
                 Fill::Copy(all, tail_at..len),
             ));
         }
-        let copy = async |copies: bool, range: &Range<u64>| match copies {
+        let copy = async |copies: bool, range: &Range<GuestOffset>| match copies {
             true => {
                 let len = (range.end - range.start) as usize;
                 let buf = self.read_buf(io, range.clone()).await?;
@@ -299,9 +303,14 @@ async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
 /// The guest range that has to be written so that whole units are: those that
 /// `range` touches, and in a cluster that moves all that has data. The targets
 /// start at `start`.
-fn outer(tables: &Tables, targets: &[Target], start: u64, range: &Range<u64>) -> Range<u64> {
+fn outer(
+    tables: &Tables,
+    targets: &[Target],
+    start: GuestOffset,
+    range: &Range<GuestOffset>,
+) -> Range<GuestOffset> {
     let (size, unit) = (tables.layout.cluster_size(), tables.layout.unit());
-    let mut outer = range.start & !(unit - 1)..range.end.next_multiple_of(unit);
+    let mut outer = range.start.down_to(unit)..range.end.up_to(unit);
     let moves = |target: &Target| target.own.is_none() && target.allocated != 0;
     if moves(&targets[0]) {
         outer.start = start;
@@ -314,7 +323,7 @@ fn outer(tables: &Tables, targets: &[Target], start: u64, range: &Range<u64>) ->
 
 impl Tables {
     /// A cluster that cannot be written in place as it is. None: it can.
-    async fn target(&self, io: &TaskIo, guest: u64) -> Result<Option<Target>, Errno> {
+    async fn target(&self, io: &TaskIo, guest: GuestOffset) -> Result<Option<Target>, Errno> {
         let slice = self.slice_to_change(io, guest).await?;
         let index = self.index_of(guest);
         let entry = slice.0.entry(index);
@@ -354,10 +363,11 @@ impl Tables {
 
     /// The start of `range`, in the target's cluster, up to where the first
     /// unit is that has data: that is written in place, by anyone at any time.
-    fn without_allocated(&self, target: &Target, range: Range<u64>) -> Range<u64> {
+    fn without_allocated(&self, target: &Target, range: Range<GuestOffset>) -> Range<GuestOffset> {
         let unit = self.layout.unit();
-        let cluster = range.start & !(self.layout.cluster_size() - 1);
-        let first = ((range.start - cluster) / unit) as u32;
+        let size = self.layout.cluster_size();
+        let cluster = range.start.down_to(size);
+        let first = (range.start.within(size) / unit) as u32;
         let free = (target.allocated >> first).trailing_zeros();
         let end = cluster + u64::from(first.saturating_add(free)) * unit;
         range.start..range.end.min(end.max(range.start))
@@ -379,7 +389,13 @@ impl Tables {
 
     /// The clusters, which start at guest offset `start`, have their data at
     /// `host` from now on, in the units of `outer`.
-    fn link_targets(&self, targets: &[Target], start: u64, host: u64, outer: &Range<u64>) {
+    fn link_targets(
+        &self,
+        targets: &[Target],
+        start: GuestOffset,
+        host: HostOffset,
+        outer: &Range<GuestOffset>,
+    ) {
         let (size, unit) = (self.layout.cluster_size(), self.layout.unit());
         let all = self.layout.all_units();
         let mut state = self.state();
@@ -399,7 +415,11 @@ impl Tables {
     }
 
     /// The slice of a guest byte, in a table that may be changed.
-    pub(super) async fn slice_to_change(&self, io: &impl Io, guest: u64) -> Result<Pinned, Errno> {
+    pub(super) async fn slice_to_change(
+        &self,
+        io: &impl Io,
+        guest: GuestOffset,
+    ) -> Result<Pinned, Errno> {
         let number = self.slice_of(guest);
         self.make_table(io, self.l1_index(number)).await?;
         let slice = self.slice(io, number).await?;
@@ -423,7 +443,7 @@ impl Tables {
         let (bits, len) = (self.layout.cluster_bits(), self.layout.table_bytes());
         let _room = self.make_room(io, 1).await?;
         let run = self.allocate(io, len >> bits, true).await?;
-        let at = run.clusters.start << bits;
+        let at = run.start(bits);
         let written = match old {
             Some(old) => match io.read(self.storage, old, len as usize).await {
                 Ok(table) => io.write(self.storage, at, table).await,

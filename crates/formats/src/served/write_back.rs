@@ -15,6 +15,7 @@ use super::io::{Buf, Errno, Io};
 use super::journal::Journal;
 use super::slice::Slice;
 use super::tables::{State, Tables, Unlinked};
+use crate::HostOffset;
 use fathom_core::Op;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,9 +25,9 @@ struct Dirty {
     slices: Vec<(Arc<Slice>, Buf)>,
     l1: Vec<usize>,
     /// The sectors that those are in, and where they belong.
-    l1_sectors: Vec<(u64, Buf)>,
-    refcounts: Vec<(u64, Vec<u8>)>,
-    table: Option<(u64, Vec<u8>)>,
+    l1_sectors: Vec<(HostOffset, Buf)>,
+    refcounts: Vec<(HostOffset, Vec<u8>)>,
+    table: Option<(HostOffset, Vec<u8>)>,
     moved: Option<Moved>,
     unlinked: Vec<Unlinked>,
     /// Of the journal.
@@ -197,7 +198,7 @@ impl Tables {
     }
 
     /// The sectors of the L1 table that these entries are in, as they are now.
-    fn l1_sectors(&self, indexes: &[usize]) -> Vec<(u64, Buf)> {
+    fn l1_sectors(&self, indexes: &[usize]) -> Vec<(HostOffset, Buf)> {
         let mut sectors: Vec<usize> = indexes.iter().map(|i| i / L1_PER_SECTOR).collect();
         sectors.dedup();
         let copy = |sector: usize| {
@@ -222,22 +223,22 @@ impl Tables {
 
     /// What has completed before is durable, in all files that are written.
     async fn barrier(&self, io: &impl Io) -> Result<(), Errno> {
-        let own = io.plain(self.storage, Op::Flush, 0, 0);
+        let own = io.plain(self.storage, Op::Flush, HostOffset(0), 0);
         if self.data != self.storage {
-            io.plain(self.data, Op::Flush, 0, 0).await?;
+            io.plain(self.data, Op::Flush, HostOffset(0), 0).await?;
         }
         own.await
     }
 
     /// The header's fields for the refcount table's place: bytes 48 to 59 of
     /// the first sector, which is written wholly or not at all.
-    async fn point_header(&self, io: &impl Io, at: u64, len: u64) -> Result<(), Errno> {
-        let mut sector = io.read(self.storage, 0, 512).await?;
+    async fn point_header(&self, io: &impl Io, at: HostOffset, len: u64) -> Result<(), Errno> {
+        let mut sector = io.read(self.storage, HostOffset(0), 512).await?;
         let bytes = sector.bytes_mut();
-        bytes[48..56].copy_from_slice(&at.to_be_bytes());
+        bytes[48..56].copy_from_slice(&at.0.to_be_bytes());
         let clusters = (len >> self.layout.cluster_bits()) as u32;
         bytes[56..60].copy_from_slice(&clusters.to_be_bytes());
-        io.write(self.storage, 0, sector).await
+        io.write(self.storage, HostOffset(0), sector).await
     }
 
     /// Nothing on disk refers to it any more.

@@ -8,6 +8,7 @@ use super::tables::{Pinned, Tables, Unlinked};
 use super::worker_io::TaskIo;
 use super::write::Write;
 use crate::qcow2::{Cluster, L2Entry};
+use crate::{GuestOffset, HostOffset};
 use fathom_core::Op;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -30,7 +31,7 @@ enum Change {
     /// The new entry, and what the old one referred to.
     Entry(L2Entry, Option<Unlinked>),
     /// The host cluster is emptied where it is.
-    InPlace(u64),
+    InPlace(HostOffset),
     /// Zeroes are written as data.
     Write,
 }
@@ -42,14 +43,14 @@ impl Active {
         io: &TaskIo,
         tables: &Tables,
         how: Empty,
-        range: Range<u64>,
+        range: Range<GuestOffset>,
     ) -> Result<(), Errno> {
         let size = tables.layout.cluster_size();
         let mut at = range.start;
         while at < range.end {
-            let whole = at.next_multiple_of(size)..self.last_whole(tables, range.end);
+            let whole = at.up_to(size)..self.last_whole(tables, range.end);
             let end = if at < whole.start || whole.is_empty() {
-                let end = range.end.min((at + 1).next_multiple_of(size));
+                let end = range.end.min((at + 1).up_to(size));
                 if how != Empty::Discard {
                     self.write_zeroes(io, tables, at..end).await?;
                 }
@@ -66,11 +67,11 @@ impl Active {
 
     /// Where the last cluster ends that a range to `end` has all of: a disk
     /// can end within its last cluster.
-    fn last_whole(&self, tables: &Tables, end: u64) -> u64 {
+    fn last_whole(&self, tables: &Tables, end: GuestOffset) -> GuestOffset {
         let size = tables.layout.cluster_size();
-        match end == tables.size {
-            true => end.next_multiple_of(size),
-            false => end & !(size - 1),
+        match end.0 == tables.size {
+            true => end.up_to(size),
+            false => end.down_to(size),
         }
     }
 
@@ -79,9 +80,9 @@ impl Active {
         &self,
         io: &TaskIo,
         tables: &Tables,
-        range: Range<u64>,
+        range: Range<GuestOffset>,
     ) -> Result<(), Errno> {
-        let end = range.end.min(tables.size);
+        let end = range.end.min(GuestOffset(tables.size));
         if !self.rebasing && self.is_zero(io, 0, range.start, end).await? {
             return Ok(());
         }
@@ -98,15 +99,15 @@ impl Active {
         io: &TaskIo,
         tables: &Tables,
         how: Empty,
-        range: Range<u64>,
+        range: Range<GuestOffset>,
     ) -> Result<(), Errno> {
         let bits = tables.layout.cluster_bits();
-        let clusters = range.start >> bits..range.end >> bits;
+        let clusters = range.start.cluster(bits)..range.end.cluster(bits);
         let mut by_hand = Vec::new();
         let _room = tables.make_room(io, clusters.end - clusters.start).await?;
         let allocating = tables.allocating.lock(clusters.clone()).await;
         for cluster in clusters {
-            let guest = cluster << bits;
+            let guest = GuestOffset::of_cluster(cluster, bits);
             let Some((slice, entry, below)) = self.to_empty(io, tables, guest).await? else {
                 continue;
             };
@@ -146,11 +147,11 @@ impl Active {
         &self,
         io: &TaskIo,
         tables: &Tables,
-        guest: u64,
+        guest: GuestOffset,
     ) -> Result<Option<(Pinned, L2Entry, bool)>, Errno> {
         let number = tables.slice_of(guest);
         let size = tables.layout.cluster_size();
-        let end = (guest + size).min(tables.size);
+        let end = (guest + size).min(GuestOffset(tables.size));
         let there = tables.slice(io, number).await?;
         let below = self.rebasing || !self.is_zero(io, 1, guest, end).await?;
         if there.is_none() && !below {

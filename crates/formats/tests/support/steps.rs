@@ -3,7 +3,7 @@
 use fathom_formats::offline::check::{Options, check};
 use fathom_formats::qcow2::{Cluster, Header, L1Entry, L2Entry};
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{Format, ImageFile, Result};
+use fathom_formats::{Format, GuestOffset, HostOffset, ImageFile, Result};
 use std::io;
 use std::sync::Mutex;
 
@@ -170,26 +170,26 @@ pub fn cuts<S: PartialEq>(
 
 /// What the guest reads of a disk of `size` bytes whose L1 table is at `l1`; compressed clusters as
 /// they are stored.
-pub fn disk(bytes: &[u8], header: &Header, l1: u64, size: u64) -> Vec<u8> {
+pub fn disk(bytes: &[u8], header: &Header, l1: HostOffset, size: u64) -> Vec<u8> {
     let g = header.geometry();
     let mut disk = Vec::new();
     let entry_size = g.l2_entry_size() as usize;
     let clusters = g.clusters_of(size);
-    for guest in (0..clusters).map(|i| i << g.cluster_bits) {
-        let at = (l1 + 8 * g.l1_index(guest)) as usize;
+    for guest in (0..clusters).map(|i| GuestOffset::of_cluster(i, g.cluster_bits)) {
+        let at = (l1 + 8 * g.l1_index(guest)).0 as usize;
         let word = u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
         let start = disk.len();
         if let Some(table) = L1Entry(word).l2_table(&g).unwrap() {
-            let at = table as usize + g.l2_index(guest) as usize * entry_size;
+            let at = table.0 as usize + g.l2_index(guest) as usize * entry_size;
             match L2Entry::parse(bytes, at, &g).decode(&g).unwrap() {
                 Cluster::Data { host } => {
-                    let host = host as usize;
+                    let host = host.0 as usize;
                     let end = bytes.len().min(host + g.cluster_size() as usize);
                     disk.extend(&bytes[host..end]);
                 }
                 Cluster::Compressed(c) => {
-                    let end = bytes.len().min((c.offset + c.len) as usize);
-                    disk.extend(&bytes[c.offset as usize..end]);
+                    let end = bytes.len().min((c.offset + c.len).0 as usize);
+                    disk.extend(&bytes[c.offset.0 as usize..end]);
                 }
                 _ => {}
             }

@@ -30,8 +30,6 @@ pub struct Ask {
     pub len: u64,
     /// Write zeroes: the range may be deallocated.
     pub unmap: bool,
-    /// Write: see [`Request::compress`].
-    pub compress: bool,
     /// The memory to read to or to write from: its first `len` bytes, from `skip` on; for
     /// [`Op::BlockStatus`] all of it.
     pub pages: Option<Pages>,
@@ -47,7 +45,6 @@ impl Ask {
             offset,
             len,
             unmap: false,
-            compress: false,
             pages,
             skip: 0,
             tag: 0,
@@ -254,7 +251,6 @@ fn fill(request: &mut Request, ask: &mut Ask, tag: u16) {
     request.op = ask.op;
     request.fua = false;
     request.unmap = ask.unmap;
-    request.compress = ask.compress;
     request.queue = 0;
     request.owner = Owner::SOURCE;
     request.tag = tag;

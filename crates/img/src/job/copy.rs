@@ -21,7 +21,7 @@ pub struct CopyOptions {
     pub granule: u64,
     /// What is not written reads as zeroes: zeroes need not be written.
     pub target_is_zero: bool,
-    /// Have the target store it compressed; `piece` is its unit.
+    /// The target was opened to store it compressed; `piece` is its unit.
     pub compress: bool,
     /// Bytes a second.
     pub rate: Option<u64>,
@@ -295,14 +295,13 @@ impl Run<'_, '_> {
                 true => return self.zero(at..at + len, Some(pages), tag),
                 false => {
                     self.in_flight += 1;
-                    let (target, compress) = (self.copy.target, self.copy.options.compress);
+                    let target = self.copy.target;
                     let ask = Ask {
-                        compress,
                         skip: piece.written as usize,
                         tag,
                         ..Ask::new(Op::Write, at + self.copy.options.shift, len, Some(pages))
                     };
-                    return match compress {
+                    return match self.copy.options.compress {
                         true => self.burst.push(target, ask),
                         false => target.ask(ask),
                     };

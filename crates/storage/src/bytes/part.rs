@@ -81,7 +81,7 @@ impl ByteChannel {
             let request = &mut cx.slab[child];
             request.stamps = Default::default();
             request.op = op;
-            (request.compress, request.unmap, request.error) = (false, false, 0);
+            (request.unmap, request.error) = (false, 0);
             (request.owner, request.source, request.queue) = (self.owner, source, queue);
             (request.offset, request.at, request.len) = (at, at, self.block);
             request.fua = fua && op == Op::Write;

@@ -469,7 +469,6 @@ impl NbdSource {
 }
 
 fn fill(request: &mut Request, kind: Kind) {
-    request.compress = false;
     request.unmap = kind == Kind::Trim || kind == (Kind::WriteZeroes { unmap: true });
     request.op = match kind {
         Kind::Read { .. } | Kind::Cache => Op::Read,

@@ -96,7 +96,7 @@ impl<'a> Bits<'a> {
         };
         let mut bytes = vec![0; self.g.cluster_size() as usize];
         self.file
-            .read_at(&mut bytes, place)
+            .read_at(&mut bytes, place.0)
             .map_err(Error::io("a bitmap cannot be read"))?;
         Ok(Cluster::Mixed(bytes))
     }
@@ -168,7 +168,7 @@ fn runs(bytes: &[u8]) -> Vec<Range<u64>> {
 /// A table that is in the file.
 pub(super) fn read_table(file: &dyn ImageFile, bitmap: &Bitmap) -> Result<Vec<TableEntry>> {
     let len = u64::from(bitmap.table_entries) * 8;
-    let bytes = read_up_to(file, bitmap.table_offset, len)
+    let bytes = read_up_to(file, bitmap.table_offset.0, len)
         .map_err(Error::io("a bitmap's table cannot be read"))?;
     if (bytes.len() as u64) < len {
         let name = printable(&bitmap.name);

@@ -77,7 +77,7 @@ impl Bitmaps<'_> {
         }
         let place = self.editor.allocate(1)?;
         self.editor.write(place, bytes)?;
-        Ok(TableEntry(place))
+        Ok(TableEntry(place.0))
     }
 }
 

@@ -23,7 +23,7 @@ use crate::qcow2::bitmap::{
     TableEntry,
 };
 use crate::qcow2::{AUTOCLEAR_BITMAPS, BitmapsExtension, Extension};
-use crate::{Error, ImageFile, Result};
+use crate::{Error, HostOffset, ImageFile, Result};
 use bits::printable;
 
 /// Bytes of the bits of one bitmap that QEMU takes.
@@ -166,7 +166,7 @@ impl<'a> Bitmaps<'a> {
             )));
         }
         let mut bitmap = Bitmap {
-            table_offset: 0,
+            table_offset: HostOffset(0),
             table_entries: 0,
             flags: FLAG_AUTO,
             granularity_bits: granularity.ilog2() as u8,

@@ -67,6 +67,6 @@ impl<'a> Bitmaps<'a> {
         let clean = self.editor.allocate(1)?;
         self.editor.write(clean, &bytes)?;
         self.release(entry)?;
-        Ok(TableEntry(clean))
+        Ok(TableEntry(clean.0))
     }
 }

@@ -21,7 +21,7 @@ pub(crate) fn mark_unrecorded(file: &dyn ImageFile, header: &Header) -> Result<u
     for bitmap in read_bitmaps(file, header)? {
         if bitmap.flags & (FLAG_AUTO | FLAG_IN_USE) == FLAG_AUTO {
             let flags = bitmap.flags | FLAG_IN_USE;
-            let written = file.write_at(&flags.to_be_bytes(), at + FLAGS_AT);
+            let written = file.write_at(&flags.to_be_bytes(), (at + FLAGS_AT).0);
             written.map_err(failed)?;
             marked += 1;
         }

@@ -8,7 +8,7 @@ use super::counters::Bits;
 use super::{Lines, Options, Repair, Report};
 use crate::offline::Image;
 use crate::qed::{Cluster, FEATURE_NEED_CHECK, Geometry, Header, L2Offset};
-use crate::{Error, Format, ImageFile, Result};
+use crate::{Error, Format, HostOffset, ImageFile, Result};
 
 /// Bytes of a table that are read at once.
 const CHUNK: usize = 64 << 10;
@@ -92,7 +92,7 @@ impl Scan<'_, '_> {
     }
 
     /// An offset that leads nowhere, in the table entry at `at`.
-    fn invalid_offset(&mut self, at: u64, what: &str, offset: u64) -> Result<()> {
+    fn invalid_offset(&mut self, at: HostOffset, what: &str, offset: HostOffset) -> Result<()> {
         let text = format!("{what} offset={offset:#x}: not a cluster of the file");
         if self.repair != Repair::All {
             self.corruption(&text);
@@ -100,7 +100,7 @@ impl Scan<'_, '_> {
         }
         self.lines.say(&format!("Repairing {text}"));
         self.file
-            .write_at(&[0; 8], at)
+            .write_at(&[0; 8], at.0)
             .map_err(Error::io("a table cannot be written"))?;
         self.report.corruptions_fixed += 1;
         Ok(())
@@ -108,8 +108,8 @@ impl Scan<'_, '_> {
 
     /// Marks clusters used; false when one was already. Each such is a
     /// corruption.
-    fn mark(&mut self, what: &str, offset: u64, clusters: u64) -> bool {
-        let first = offset >> self.geometry.cluster_bits;
+    fn mark(&mut self, what: &str, offset: HostOffset, clusters: u64) -> bool {
+        let first = offset.cluster(self.geometry.cluster_bits);
         let mut fresh = true;
         for cluster in first..first + clusters {
             if self.used.get(cluster) {
@@ -124,14 +124,14 @@ impl Scan<'_, '_> {
     /// Calls `visit` with the place and value of each entry that is not 0.
     fn entries(
         &mut self,
-        table: u64,
-        mut visit: impl FnMut(&mut Self, u64, u64) -> Result<()>,
+        table: HostOffset,
+        mut visit: impl FnMut(&mut Self, HostOffset, u64) -> Result<()>,
     ) -> Result<()> {
         let mut chunk = vec![0; CHUNK.min(self.geometry.table_bytes() as usize)];
-        let end = table + self.geometry.table_bytes();
-        for at in (table..end).step_by(chunk.len()) {
+        for done in (0..self.geometry.table_bytes()).step_by(chunk.len()) {
+            let at = table + done;
             self.file
-                .read_at(&mut chunk, at)
+                .read_at(&mut chunk, at.0)
                 .map_err(Error::io("a table cannot be read"))?;
             for (i, entry) in chunk.chunks_exact(8).enumerate() {
                 let mut bytes = [0; 8];
@@ -145,13 +145,13 @@ impl Scan<'_, '_> {
         Ok(())
     }
 
-    fn l1(&mut self, offset: u64) -> Result<()> {
+    fn l1(&mut self, offset: HostOffset) -> Result<()> {
         let table_clusters = 1 << self.geometry.table_clusters_bits;
         self.mark("L1 table", offset, table_clusters);
         self.entries(offset, |scan, at, entry| {
             let decoded = L2Offset(entry).decode(&scan.geometry, scan.file_len);
             let Ok(Some(table)) = decoded else {
-                return scan.invalid_offset(at, "L2 table", entry);
+                return scan.invalid_offset(at, "L2 table", HostOffset(entry));
             };
             match scan.mark("L2 table", table, table_clusters) {
                 true => scan.l2(table),
@@ -160,7 +160,7 @@ impl Scan<'_, '_> {
         })
     }
 
-    fn l2(&mut self, table: u64) -> Result<()> {
+    fn l2(&mut self, table: HostOffset) -> Result<()> {
         let mut last = 0;
         let cluster_size = self.geometry.cluster_size();
         self.entries(table, |scan, at, entry| {
@@ -174,7 +174,7 @@ impl Scan<'_, '_> {
             }
             last = entry;
             let Ok(Cluster::Data { host }) = decoded else {
-                return scan.invalid_offset(at, "data cluster", entry);
+                return scan.invalid_offset(at, "data cluster", HostOffset(entry));
             };
             scan.mark("data cluster", host, 1);
             Ok(())

@@ -8,7 +8,7 @@ use crate::qcow2::{
     L1Entry, L2Entry, MAX_L1_BYTES, MAX_REFCOUNT_TABLE_BYTES, encode_feature_names, feature_names,
     refcount,
 };
-use crate::{Error, ImageFile, Result};
+use crate::{Error, GuestOffset, HostOffset, ImageFile, Result};
 
 /// Where everything is, in clusters.
 struct Layout {
@@ -78,9 +78,9 @@ pub(super) fn create(
         _ => g.clusters_of(size),
     };
     let layout = Layout::new(&g, l1_entries, preallocated);
-    header.refcount_table_offset = g.cluster_size();
+    header.refcount_table_offset = HostOffset(g.cluster_size());
     header.refcount_table_clusters = u32::try_from(layout.table_clusters).unwrap_or(u32::MAX);
-    header.l1_offset = layout.l1() << g.cluster_bits;
+    header.l1_offset = HostOffset::of_cluster(layout.l1(), g.cluster_bits);
     if header.refcount_table_bytes() > MAX_REFCOUNT_TABLE_BYTES {
         return Err(Error::usage(
             "the size is too large for preallocation; use larger clusters",
@@ -164,11 +164,11 @@ fn header_of(options: &Options, size: u64) -> Header {
         size,
         crypt_method: CryptMethod::None,
         l1_entries: 0,
-        l1_offset: 0,
-        refcount_table_offset: 0,
+        l1_offset: HostOffset(0),
+        refcount_table_offset: HostOffset(0),
         refcount_table_clusters: 0,
         snapshots: 0,
-        snapshots_offset: 0,
+        snapshots_offset: HostOffset(0),
         incompatible: bit(q.data_file.is_some(), INCOMPATIBLE_DATA_FILE)
             | bit(
                 q.compression != CompressionType::Deflate,
@@ -205,9 +205,10 @@ fn write(
     file.set_len(0).map_err(failed())?;
     file.set_len(layout.total() << g.cluster_bits)
         .map_err(Error::io("cannot be extended"))?;
-    let offset_of = |cluster: u64| cluster << g.cluster_bits;
-    let blocks = (0..layout.blocks).map(|i| offset_of(layout.first_block() + i));
-    write_words(file, g, g.cluster_size(), layout.table_clusters, blocks)?;
+    let offset_of = |cluster: u64| HostOffset::of_cluster(cluster, g.cluster_bits);
+    let blocks = (0..layout.blocks).map(|i| offset_of(layout.first_block() + i).0);
+    let table_at = header.refcount_table_offset;
+    write_words(file, g, table_at, layout.table_clusters, blocks)?;
     let mut block = vec![0; g.cluster_size() as usize];
     for i in 0..layout.blocks {
         let first = i << g.refcount_block_bits();
@@ -217,7 +218,7 @@ fn write(
             refcount::set(&mut block, g.refcount_order, entry as usize, 1);
         }
         let at = offset_of(layout.first_block() + i);
-        file.write_at(&block, at).map_err(failed())?;
+        file.write_at(&block, at.0).map_err(failed())?;
     }
     let tables =
         (0..layout.l2_tables).map(|i| L1Entry::new(offset_of(layout.first_l2() + i), true).0);
@@ -231,7 +232,7 @@ fn write(
         let first = i << g.l2_bits();
         for index in 0..(clusters - first).min(g.l2_entries()) {
             let host = match g.data_file {
-                true => offset_of(first + index),
+                true => GuestOffset::of_cluster(first + index, g.cluster_bits).in_data_file(),
                 false => offset_of(layout.first_data() + first + index),
             };
             let mut entry = L2Entry::data(g, host, true);
@@ -243,7 +244,7 @@ fn write(
             entry.encode(&mut table, (index * g.l2_entry_size()) as usize, g);
         }
         let at = offset_of(layout.first_l2() + i);
-        file.write_at(&table, at).map_err(failed())?;
+        file.write_at(&table, at.0).map_err(failed())?;
     }
     Ok(())
 }
@@ -252,7 +253,7 @@ fn write(
 fn write_words(
     file: &dyn ImageFile,
     g: &Geometry,
-    offset: u64,
+    offset: HostOffset,
     clusters: u64,
     mut words: impl Iterator<Item = u64>,
 ) -> Result<()> {
@@ -272,12 +273,12 @@ fn write_words(
 
 /// Writes a cluster that is zeroes from `used` on. A hole reads as zeroes without being written,
 /// which saves nearly all of a large cluster; a device has there what it had before.
-fn write_padded(file: &dyn ImageFile, cluster: &[u8], used: usize, at: u64) -> Result<()> {
+fn write_padded(file: &dyn ImageFile, cluster: &[u8], used: usize, at: HostOffset) -> Result<()> {
     let used = used.next_multiple_of(4096).min(cluster.len());
     let rest = cluster.len() - used;
-    let written = match file.is_hole(at + used as u64, rest as u64) {
+    let written = match file.is_hole((at + used as u64).0, rest as u64) {
         true => used,
         false => cluster.len(),
     };
-    file.write_at(&cluster[..written], at).map_err(failed())
+    file.write_at(&cluster[..written], at.0).map_err(failed())
 }

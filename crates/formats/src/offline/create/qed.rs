@@ -2,7 +2,7 @@
 
 use super::Options;
 use crate::qed::{FEATURE_BACKING_FILE, FEATURE_BACKING_FORMAT_NO_PROBE, HEADER_LEN, Header};
-use crate::{Error, Format, ImageFile, Result};
+use crate::{Error, Format, HostOffset, ImageFile, Result};
 
 pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Result<()> {
     let mut header = Header {
@@ -12,7 +12,7 @@ pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Resu
         features: 0,
         compat_features: 0,
         autoclear_features: 0,
-        l1_offset: options.cluster_size,
+        l1_offset: HostOffset(options.cluster_size),
         image_size: size,
         backing_offset: 0,
         backing_len: 0,
@@ -34,13 +34,14 @@ pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Resu
     let failed = || Error::io("cannot be written");
     let geometry = header.geometry();
     file.set_len(0).map_err(failed())?;
-    file.set_len(header.l1_offset + geometry.table_bytes())
+    let start_of_l1 = header.l1_offset.0;
+    file.set_len(start_of_l1 + geometry.table_bytes())
         .map_err(failed())?;
     // A hole in a file; a device needs the zeroes.
     super::preallocate(
         file,
         super::Preallocation::Full,
-        header.l1_offset,
+        start_of_l1,
         geometry.table_bytes(),
     )?;
     file.sync().map_err(Error::io("cannot be flushed"))?;

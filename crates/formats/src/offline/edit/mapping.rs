@@ -2,7 +2,7 @@
 
 use super::Editor;
 use crate::qcow2::{Geometry, L1Entry, L2Entry};
-use crate::{Error, Result};
+use crate::{Error, HostOffset, Result};
 
 /// An L2 table that is being changed.
 struct Open {
@@ -19,11 +19,11 @@ pub(crate) struct Mapping {
 }
 
 /// The bytes of the file that an entry refers to, and whose refcounts count that.
-fn target(entry: L2Entry, g: &Geometry) -> Option<(u64, u64)> {
+fn target(entry: L2Entry, g: &Geometry) -> Option<(HostOffset, u64)> {
     if entry.is_compressed() {
         let range = entry.compressed_range(g);
         Some((range.offset, range.len))
-    } else if g.data_file || entry.raw_offset() == 0 {
+    } else if g.data_file || entry.raw_offset().0 == 0 {
         None
     } else {
         Some((entry.raw_offset(), g.cluster_size()))
@@ -53,7 +53,7 @@ fn change_entries(
 
 impl Mapping {
     /// Reads an L1 table, whose place and size were checked.
-    pub(crate) fn read(editor: &Editor, offset: u64, entries: u32) -> Result<Mapping> {
+    pub(crate) fn read(editor: &Editor, offset: HostOffset, entries: u32) -> Result<Mapping> {
         let bytes = editor.read(offset, u64::from(entries) * L1Entry::SIZE)?;
         let words = bytes.chunks_exact(8);
         let entry = |w: &[u8]| L1Entry(u64::from_be_bytes(w.try_into().unwrap_or_default()));
@@ -81,7 +81,7 @@ impl Mapping {
         }
     }
 
-    fn table(&self, index: usize, g: &Geometry) -> Result<Option<u64>> {
+    fn table(&self, index: usize, g: &Geometry) -> Result<Option<HostOffset>> {
         let table = self.l1.get(index).copied().unwrap_or_default().l2_table(g);
         table.map_err(|e| Error::invalid(format!("L1 table: {e}")))
     }
@@ -134,7 +134,7 @@ impl Mapping {
             };
             let mut bytes = editor.read(table, g.cluster_size())?;
             let changed = change_entries(&mut bytes, &g, |entry| {
-                if entry.is_compressed() || entry.raw_offset() == 0 {
+                if entry.is_compressed() || entry.raw_offset().0 == 0 {
                     return Ok(entry);
                 }
                 let single = editor.refcount(entry.raw_offset())? == 1;
@@ -150,12 +150,12 @@ impl Mapping {
     }
 
     /// Puts the L1 table into clusters of its own, which are returned.
-    pub(crate) fn store(&mut self, editor: &mut Editor) -> Result<u64> {
+    pub(crate) fn store(&mut self, editor: &mut Editor) -> Result<HostOffset> {
         self.close(editor)?;
         let g = editor.geometry();
         let clusters = g.clusters_of(self.l1_entries() * L1Entry::SIZE);
         if clusters == 0 {
-            return Ok(0);
+            return Ok(HostOffset(0));
         }
         let mut bytes: Vec<u8> = self.l1.iter().flat_map(|e| e.0.to_be_bytes()).collect();
         bytes.resize((clusters << g.cluster_bits) as usize, 0);
@@ -272,7 +272,12 @@ fn place_of(cluster: u64, g: &Geometry) -> (usize, usize) {
 
 /// Puts a table that `tables` L1 tables refer to in a new place. What it refers to has as many
 /// references as before.
-fn move_table(editor: &mut Editor, old: u64, bytes: &[u8], tables: u64) -> Result<u64> {
+fn move_table(
+    editor: &mut Editor,
+    old: HostOffset,
+    bytes: &[u8],
+    tables: u64,
+) -> Result<HostOffset> {
     let place = editor.allocate(1)?;
     editor.write(place, bytes)?;
     for _ in 1..tables {

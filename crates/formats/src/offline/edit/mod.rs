@@ -22,7 +22,7 @@ pub(crate) use mapping::Mapping;
 use crate::offline::check::{self, Repair};
 use crate::offline::read::qcow2_first_cluster;
 use crate::qcow2::{Geometry, Header, L1Entry};
-use crate::{Error, Format, ImageFile, Result};
+use crate::{Error, Format, HostOffset, ImageFile, Result};
 use refcounts::Refcounts;
 
 /// A qcow2 image that is being changed. Dropped without a commit, it has changed nothing.
@@ -106,49 +106,49 @@ impl<'a> Editor<'a> {
     }
 
     /// `len` bytes from `offset` on; zeroes beyond the end of the file. Callers bound `len`.
-    pub fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+    pub fn read(&self, offset: HostOffset, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len as usize];
         self.file
-            .read_at(&mut bytes, offset)
+            .read_at(&mut bytes, offset.0)
             .map_err(Error::io("its metadata cannot be read"))?;
         Ok(bytes)
     }
 
     /// Takes that many free clusters in a row, with refcount one. They have anything in them.
-    pub fn allocate(&mut self, clusters: u64) -> Result<u64> {
+    pub fn allocate(&mut self, clusters: u64) -> Result<HostOffset> {
         self.refcounts.allocate(clusters)
     }
 
     /// Likewise, behind all that is in use.
-    pub fn allocate_at_end(&mut self, clusters: u64) -> Result<u64> {
+    pub fn allocate_at_end(&mut self, clusters: u64) -> Result<HostOffset> {
         self.refcounts.allocate_at_end(clusters)
     }
 
     /// How often the cluster that `offset` is in is referred to, after what was changed.
-    pub fn refcount(&mut self, offset: u64) -> Result<u64> {
-        self.refcounts.get(offset >> self.header.cluster_bits)
+    pub fn refcount(&mut self, offset: HostOffset) -> Result<u64> {
+        self.refcounts.get(offset.cluster(self.header.cluster_bits))
     }
 
     /// Counts another reference to each cluster that these bytes are in. Fails when that is
     /// more than the image's refcounts can say.
-    pub fn reference(&mut self, offset: u64, len: u64) -> Result<()> {
+    pub fn reference(&mut self, offset: HostOffset, len: u64) -> Result<()> {
         self.refcounts.reference(offset, len)
     }
 
     /// Counts one reference less. Clusters without any are free after the commit, not before:
     /// the old image has them.
-    pub fn release(&mut self, offset: u64, len: u64) -> Result<()> {
+    pub fn release(&mut self, offset: HostOffset, len: u64) -> Result<()> {
         self.refcounts.release(offset, len)
     }
 
     /// Writes to clusters that were allocated since the last commit, and to no others.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub fn write(&self, offset: HostOffset, bytes: &[u8]) -> Result<()> {
         debug_assert!(
             self.refcounts.are_new(offset, bytes.len() as u64),
             "{offset:#x} is in use"
         );
         self.file
-            .write_at(bytes, offset)
+            .write_at(bytes, offset.0)
             .map_err(Error::io("cannot be written"))
     }
 

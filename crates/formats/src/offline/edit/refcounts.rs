@@ -3,7 +3,7 @@
 use super::clusters::Clusters;
 use crate::qcow2::refcount::{self, TableEntry};
 use crate::qcow2::{Geometry, Header, MAX_REFCOUNT_TABLE_BYTES};
-use crate::{Error, ImageFile, Result};
+use crate::{Error, HostOffset, ImageFile, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -22,10 +22,10 @@ pub(super) struct Refcounts<'a> {
     file: &'a dyn ImageFile,
     g: Geometry,
     /// Places of blocks; 0 for those that are not there.
-    table: Vec<u64>,
+    table: Vec<HostOffset>,
     blocks: BTreeMap<u64, Block>,
     /// Where the table is, and its clusters; with `moved`, a new one.
-    place: (u64, u64),
+    place: (HostOffset, u64),
     moved: bool,
     /// Free in the new image and not in the old one.
     freed: Clusters,
@@ -40,14 +40,16 @@ impl<'a> Refcounts<'a> {
         let g = header.geometry();
         // The header's limit.
         let mut bytes = vec![0; header.refcount_table_bytes() as usize];
-        file.read_at(&mut bytes, header.refcount_table_offset)
+        file.read_at(&mut bytes, header.refcount_table_offset.0)
             .map_err(Error::io("its refcount table cannot be read"))?;
         let entry = |word: &[u8]| {
             let word = TableEntry(u64::from_be_bytes(word.try_into().unwrap_or_default()));
             let block = word.block(&g);
             block.map_err(|e| Error::invalid(format!("refcount table: {e}")))
         };
-        let table = bytes.chunks_exact(8).map(|w| Ok(entry(w)?.unwrap_or(0)));
+        let table = bytes
+            .chunks_exact(8)
+            .map(|w| Ok(entry(w)?.unwrap_or_default()));
         let clusters = u64::from(header.refcount_table_clusters);
         Ok(Refcounts {
             file,
@@ -67,20 +69,21 @@ impl<'a> Refcounts<'a> {
         (cluster >> bits, (cluster & ((1 << bits) - 1)) as usize)
     }
 
-    fn place_of(&self, index: u64) -> u64 {
-        self.table.get(index as usize).copied().unwrap_or(0)
+    fn place_of(&self, index: u64) -> HostOffset {
+        let place = self.table.get(index as usize);
+        place.copied().unwrap_or_default()
     }
 
     /// The block, which is read if it is there; `None` where there is none.
     fn block(&mut self, index: u64) -> Result<Option<&mut Block>> {
         if !self.blocks.contains_key(&index) {
             let place = self.place_of(index);
-            if place == 0 {
+            if place.0 == 0 {
                 return Ok(None);
             }
             let mut block = self.new_block()?;
             self.file
-                .read_at(&mut block.bytes, place)
+                .read_at(&mut block.bytes, place.0)
                 .map_err(Error::io("its refcounts cannot be read"))?;
             self.blocks.insert(index, block);
         }
@@ -122,12 +125,11 @@ impl<'a> Refcounts<'a> {
         Ok(())
     }
 
-    fn clusters(&self, offset: u64, len: u64) -> Range<u64> {
-        let bits = self.g.cluster_bits;
-        offset >> bits..(offset + len).div_ceil(1 << bits)
+    fn clusters(&self, offset: HostOffset, len: u64) -> Range<u64> {
+        offset.clusters(len, self.g.cluster_bits)
     }
 
-    pub(super) fn reference(&mut self, offset: u64, len: u64) -> Result<()> {
+    pub(super) fn reference(&mut self, offset: HostOffset, len: u64) -> Result<()> {
         for cluster in self.clusters(offset, len) {
             let count = self.get(cluster)?;
             if count == self.g.refcount_max() {
@@ -143,7 +145,7 @@ impl<'a> Refcounts<'a> {
         Ok(())
     }
 
-    pub(super) fn release(&mut self, offset: u64, len: u64) -> Result<()> {
+    pub(super) fn release(&mut self, offset: HostOffset, len: u64) -> Result<()> {
         for cluster in self.clusters(offset, len) {
             match self.get(cluster)? {
                 0 => {
@@ -167,19 +169,19 @@ impl<'a> Refcounts<'a> {
         Ok(!self.freed.contains(cluster) && self.get(cluster)? == 0)
     }
 
-    pub(super) fn allocate(&mut self, clusters: u64) -> Result<u64> {
+    pub(super) fn allocate(&mut self, clusters: u64) -> Result<HostOffset> {
         while !self.is_free(self.first_free)? {
             self.first_free += 1;
         }
         self.allocate_from(self.first_free, clusters)
     }
 
-    pub(super) fn allocate_at_end(&mut self, clusters: u64) -> Result<u64> {
+    pub(super) fn allocate_at_end(&mut self, clusters: u64) -> Result<HostOffset> {
         let start = self.end()?.max(self.freed.end());
         self.allocate_from(start, clusters)
     }
 
-    fn allocate_from(&mut self, start: u64, clusters: u64) -> Result<u64> {
+    fn allocate_from(&mut self, start: u64, clusters: u64) -> Result<HostOffset> {
         let (mut start, mut run) = (start, 0);
         while run < clusters {
             match self.is_free(start + run)? {
@@ -197,10 +199,10 @@ impl<'a> Refcounts<'a> {
             self.taken.insert(cluster);
             self.set(cluster, 1)?;
         }
-        Ok(start << self.g.cluster_bits)
+        Ok(HostOffset::of_cluster(start, self.g.cluster_bits))
     }
 
-    pub(super) fn are_new(&self, offset: u64, len: u64) -> bool {
+    pub(super) fn are_new(&self, offset: HostOffset, len: u64) -> bool {
         let mut clusters = self.clusters(offset, len);
         clusters.all(|cluster| self.taken.contains(cluster))
     }
@@ -250,12 +252,12 @@ impl<'a> Refcounts<'a> {
             block.placed = true;
             let index = *index;
             let old = self.place_of(index);
-            if old != 0 {
+            if old.0 != 0 {
                 self.release(old, self.g.cluster_size())?;
             }
             let place = self.allocate(1)?;
             if index as usize >= self.table.len() {
-                self.table.resize(index as usize + 1, 0);
+                self.table.resize(index as usize + 1, HostOffset(0));
             }
             self.table[index as usize] = place;
         }
@@ -264,16 +266,16 @@ impl<'a> Refcounts<'a> {
 
     /// Writes what has got a new place.
     pub(super) fn write(&self) -> Result<()> {
-        let write = |bytes: &[u8], at: u64| {
+        let write = |bytes: &[u8], at: HostOffset| {
             debug_assert!(self.are_new(at, bytes.len() as u64));
-            let written = self.file.write_at(bytes, at);
+            let written = self.file.write_at(bytes, at.0);
             written.map_err(Error::io("its refcounts cannot be written"))
         };
         for (index, block) in self.blocks.iter().filter(|(_, b)| b.placed) {
             write(&block.bytes, self.place_of(*index))?;
         }
         if self.moved {
-            let words = self.table.iter().flat_map(|place| place.to_be_bytes());
+            let words = self.table.iter().flat_map(|place| place.0.to_be_bytes());
             let mut bytes: Vec<u8> = words.collect();
             bytes.resize((self.place.1 << self.g.cluster_bits) as usize, 0);
             write(&bytes, self.place.0)?;

@@ -2,7 +2,7 @@
 
 use crate::qcow2::snapshot::{MAX_ENTRY, Snapshot};
 use crate::qcow2::{Header, MAX_SNAPSHOT_TABLE_BYTES, bitmap::Bitmap};
-use crate::{Error, ImageFile, Result, read_up_to};
+use crate::{Error, HostOffset, ImageFile, Result, read_up_to};
 use serde_json::Value;
 use std::fmt;
 
@@ -33,7 +33,7 @@ const CHUNK: usize = 1 << 20;
 struct Window<'a> {
     file: &'a dyn ImageFile,
     /// Of the next byte to read.
-    offset: u64,
+    offset: HostOffset,
     bytes: Vec<u8>,
     used: usize,
 }
@@ -47,7 +47,7 @@ impl Window<'_> {
             let old = self.bytes.len();
             self.bytes.resize(old + len.max(CHUNK), 0);
             self.file
-                .read_at(&mut self.bytes[old..], self.offset)
+                .read_at(&mut self.bytes[old..], self.offset.0)
                 .map_err(Error::io("its snapshot table cannot be read"))?;
             self.offset += (self.bytes.len() - old) as u64;
         }
@@ -93,7 +93,7 @@ pub(crate) fn read_bitmaps(file: &dyn ImageFile, header: &Header) -> Result<Vec<
     let Some(extension) = header.bitmaps() else {
         return Ok(Vec::new());
     };
-    let directory = read_up_to(file, extension.directory_offset, extension.directory_size)
+    let directory = read_up_to(file, extension.directory_offset.0, extension.directory_size)
         .map_err(Error::io("its bitmap directory cannot be read"))?;
     let mut rest = directory.as_slice();
     let mut bitmaps = Vec::new();

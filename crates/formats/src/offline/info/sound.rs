@@ -35,7 +35,7 @@ fn table(file: &dyn ImageFile, header: &Header, bitmap: &Bitmap) -> Result<()> {
         ));
     }
     let mut bytes = vec![0; entries as usize * 8];
-    file.read_at(&mut bytes, bitmap.table_offset)
+    file.read_at(&mut bytes, bitmap.table_offset.0)
         .map_err(Error::io("a bitmap's table cannot be read"))?;
     let entries = bytes.as_chunks::<8>().0.iter();
     let mut entries = entries.map(|word| TableEntry(u64::from_be_bytes(*word)));
@@ -58,7 +58,7 @@ fn luks(file: &dyn ImageFile, header: &Header) -> Result<()> {
         return invalid("its encryption header's place or size is invalid");
     }
     let mut start = [0; LUKS_START.len()];
-    file.read_at(&mut start, crypto.offset)
+    file.read_at(&mut start, crypto.offset.0)
         .map_err(Error::io("its encryption header cannot be read"))?;
     match start == LUKS_START {
         true => Ok(()),

@@ -4,7 +4,7 @@ use super::{Resize, sync};
 use crate::offline::create::{Preallocation, preallocate};
 use crate::offline::edit::{Editor, Mapping};
 use crate::qcow2::{Cluster, Compressed, EntryError, Geometry, L2Entry, decompress};
-use crate::{Error, ImageFile, Result};
+use crate::{Error, GuestOffset, HostOffset, ImageFile, Result};
 
 pub(super) struct Growth<'a, 'e> {
     pub(super) editor: &'a mut Editor<'e>,
@@ -70,11 +70,11 @@ impl Growth<'_, '_> {
     /// Makes the rest of the cluster that the disk ends in read as zeroes.
     fn clear_tail(&mut self, mapping: &mut Mapping) -> Result<()> {
         let g = self.editor.geometry();
-        let within = g.offset_in_cluster(self.old) as usize;
+        let within = GuestOffset(self.old).within(g.cluster_size()) as usize;
         if within == 0 || self.to.size == self.old {
             return Ok(());
         }
-        let cluster = self.old >> g.cluster_bits;
+        let cluster = GuestOffset(self.old).cluster(g.cluster_bits);
         let entry = mapping.get(self.editor, cluster)?;
         let Some(mut contents) = self.contents(entry)? else {
             return Ok(());
@@ -82,8 +82,8 @@ impl Growth<'_, '_> {
         self.end_in_zeroes(&mut contents, within)?;
         let place = match self.to.data_file {
             Some(data) => {
-                let at = cluster << g.cluster_bits;
-                data.write_at(&contents.bytes, at)
+                let at = GuestOffset::of_cluster(cluster, g.cluster_bits).in_data_file();
+                data.write_at(&contents.bytes, at.0)
                     .map_err(Error::io("its data file cannot be written"))?;
                 sync(data)?;
                 at
@@ -104,7 +104,7 @@ impl Growth<'_, '_> {
     /// What the cluster that the disk ends in has in it now; `None` if its tail reads as zeroes.
     fn contents(&self, entry: L2Entry) -> Result<Option<Contents>> {
         let g = self.editor.geometry();
-        let within = g.offset_in_cluster(self.old) as usize;
+        let within = GuestOffset(self.old).within(g.cluster_size()) as usize;
         let exposed = self.below() > self.old;
         let (host, allocated, zero) = match entry.decode(&g).map_err(invalid)? {
             Cluster::Zero { .. } => return Ok(None),
@@ -131,7 +131,7 @@ impl Growth<'_, '_> {
         let mut bytes = vec![0; g.cluster_size() as usize];
         if let Some(host) = host {
             let file = self.to.data_file.unwrap_or(self.editor.file());
-            file.read_at(&mut bytes, host)
+            file.read_at(&mut bytes, host.0)
                 .map_err(Error::io("its data cannot be read"))?;
         }
         let hidden = bytes[within..].iter().all(|b| *b == 0);
@@ -213,7 +213,7 @@ impl Growth<'_, '_> {
             Some(data) => {
                 preallocate(data, how, new, self.to.size - new)?;
                 sync(data)?;
-                first << g.cluster_bits
+                GuestOffset::of_cluster(first, g.cluster_bits).in_data_file()
             }
             None => self.reserve(how, clusters)?,
         };
@@ -237,26 +237,24 @@ impl Growth<'_, '_> {
     }
 
     /// Clusters behind all others, that read as zeroes.
-    fn reserve(&mut self, how: Preallocation, clusters: u64) -> Result<u64> {
+    fn reserve(&mut self, how: Preallocation, clusters: u64) -> Result<HostOffset> {
         let (file, bits) = (self.editor.file(), self.editor.geometry().cluster_bits);
         let place = self.editor.allocate_at_end(clusters)?;
-        let (end, len) = (
-            place + (clusters << bits),
-            file.len().map_err(Error::io("its size cannot be read"))?,
-        );
+        let (start, end) = (place.0, place.0 + (clusters << bits));
+        let len = file.len().map_err(Error::io("its size cannot be read"))?;
         // Something was there once, or it is a device.
-        write_zeroes(file, place, len.min(end).saturating_sub(place))?;
+        write_zeroes(file, start, len.min(end).saturating_sub(start))?;
         if len < end {
             file.set_len(end).map_err(Error::io("cannot be extended"))?;
         }
-        preallocate(file, how, place, end - place)?;
+        preallocate(file, how, start, end - start)?;
         Ok(place)
     }
 }
 
 /// A cluster that is only reserved, and reads as zeroes. Where subclusters can say so, it need not
 /// be read for that, except by who takes the data file for the disk.
-fn reserved(g: &Geometry, place: u64, is_raw: bool) -> L2Entry {
+fn reserved(g: &Geometry, place: HostOffset, is_raw: bool) -> L2Entry {
     match g.extended_l2 && !is_raw {
         true => L2Entry::zero(g, Some((place, true))),
         false => L2Entry::data(g, place, true),

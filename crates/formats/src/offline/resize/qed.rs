@@ -5,7 +5,7 @@ use crate::offline::Image;
 use crate::offline::check::{self, Repair};
 use crate::offline::create::Preallocation;
 use crate::qed::{Cluster, Header, L2Offset};
-use crate::{Error, Format, ImageFile, Result};
+use crate::{Error, Format, GuestOffset, HostOffset, ImageFile, Result};
 
 pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     if to.preallocation != Preallocation::Off {
@@ -65,12 +65,12 @@ fn sound_header(file: &dyn ImageFile) -> Result<Header> {
 
 /// What the last cluster has behind the end of the disk, nobody sees before the disk is larger.
 fn clear_tail(file: &dyn ImageFile, header: &Header) -> Result<()> {
-    let (g, end) = (header.geometry(), header.image_size);
-    let tail = end.next_multiple_of(g.cluster_size()) - end;
+    let (g, end) = (header.geometry(), GuestOffset(header.image_size));
+    let tail = end.up_to(g.cluster_size()) - end;
     let len = file.len().map_err(Error::io("its size cannot be read"))?;
-    let word = |at: u64| {
+    let word = |at: HostOffset| {
         let mut word = [0; 8];
-        let read = file.read_at(&mut word, at);
+        let read = file.read_at(&mut word, at.0);
         read.map_err(Error::io("its tables cannot be read"))?;
         Ok(u64::from_le_bytes(word))
     };
@@ -86,6 +86,6 @@ fn clear_tail(file: &dyn ImageFile, header: &Header) -> Result<()> {
     let Cluster::Data { host } = Cluster::decode(entry, &g, len).map_err(invalid)? else {
         return Ok(());
     };
-    super::growth::write_zeroes(file, host + g.cluster_size() - tail, tail)?;
+    super::growth::write_zeroes(file, (host + (g.cluster_size() - tail)).0, tail)?;
     sync(file)
 }

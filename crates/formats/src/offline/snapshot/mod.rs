@@ -7,7 +7,7 @@ use crate::offline::info::{read_snapshots, snapshot_table_bytes};
 use crate::offline::read::qcow2_first_cluster;
 use crate::qcow2::snapshot::{NO_ICOUNT, Snapshot};
 use crate::qcow2::{Header, L1Entry, MAX_L1_BYTES, MAX_SNAPSHOT_TABLE_BYTES, MAX_SNAPSHOTS};
-use crate::{Error, ImageFile, Result};
+use crate::{Error, HostOffset, ImageFile, Result};
 
 /// Bytes of a name that QEMU shows and finds in full.
 const MAX_NAME: usize = 255;
@@ -177,7 +177,7 @@ fn store_table(editor: &mut Editor, snapshots: &[Snapshot]) -> Result<()> {
         let problem = "its snapshot table would be larger than 64 MiB: delete a snapshot first";
         return Err(Error::unsupported(problem));
     }
-    let mut place = 0;
+    let mut place = HostOffset(0);
     if !bytes.is_empty() {
         place = editor.allocate(editor.geometry().clusters_of(bytes.len() as u64))?;
         editor.write(place, &bytes)?;

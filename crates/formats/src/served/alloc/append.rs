@@ -1,6 +1,7 @@
 //! QED's free space: what comes after the file's end.
 
 use super::{AHEAD, EXTENSION, Run, Space};
+use crate::HostOffset;
 use crate::served::io::{Buf, Errno, Io};
 use crate::served::tables::Tables;
 use std::sync::atomic::Ordering;
@@ -68,8 +69,8 @@ impl Tables {
         let new_end = end + n.max(step >> bits);
         let len = new_end << bits;
         let block = Buf::new(EXTENSION);
-        io.write(self.storage, len - EXTENSION as u64, block)
-            .await?;
+        let at = HostOffset(len - EXTENSION as u64);
+        io.write(self.storage, at, block).await?;
         if let Space::Append(space) = &mut self.state().alloc.space {
             space.end = new_end;
         }

@@ -2,6 +2,7 @@
 //! refcount says how many.
 
 use super::{Allocator, Refcounts, Space};
+use crate::HostOffset;
 use crate::served::io::{Errno, Io};
 use crate::served::layout::Problem;
 use crate::served::tables::Tables;
@@ -13,9 +14,9 @@ use std::sync::atomic::Ordering;
 pub(in crate::served) struct Packed {
     /// Offset of each piece, in order; of the first pieces if there is no room
     /// next to each other for all of them.
-    pub(in crate::served) places: Vec<u64>,
+    pub(in crate::served) places: Vec<HostOffset>,
     /// Up to where the file is theirs: a multiple of the unit.
-    pub(in crate::served) end: u64,
+    pub(in crate::served) end: HostOffset,
 }
 
 impl Refcounts {
@@ -24,35 +25,35 @@ impl Refcounts {
     /// have written is not written again. None: search for more.
     pub(super) fn take_bytes(&mut self, lens: &[u64], unit: u64) -> Option<Packed> {
         let (bits, size) = (self.g.cluster_bits, self.g.cluster_size());
-        let open = self.open.filter(|at| self.has_room(at >> bits));
+        let open = self.open.filter(|at| self.has_room(at.cluster(bits)));
         // The next free byte, and where the last cluster ends that was taken.
-        let mut at = open.unwrap_or(0);
-        let mut end = at.next_multiple_of(size);
+        let mut at = open.unwrap_or_default();
+        let mut end = at.up_to(size);
         let mut places = Vec::with_capacity(lens.len());
         for len in lens {
-            if at < end && !self.has_room(at >> bits) {
+            if at < end && !self.has_room(at.cluster(bits)) {
                 at = end;
             }
-            if at + len > end {
-                if at != 0 && self.take_cluster(end >> bits) {
+            if at + *len > end {
+                if at.0 != 0 && self.take_cluster(end.cluster(bits)) {
                     end += size;
                 } else if places.is_empty() {
                     let run = self.take(1, true)?;
-                    at = run.clusters.start << bits;
+                    at = run.start(bits);
                     end = at + size;
                     self.set(run.clusters.start, 0);
                 } else {
                     break;
                 }
             }
-            for cluster in at >> bits..=(at + len - 1) >> bits {
+            for cluster in at.clusters(*len, bits) {
                 self.set(cluster, self.get(cluster) + 1);
             }
             places.push(at);
-            at += len;
+            at += *len;
         }
-        let end = at.next_multiple_of(unit);
-        self.open = (!end.is_multiple_of(size)).then_some(end);
+        let end = at.up_to(unit);
+        self.open = (end.within(size) != 0).then_some(end);
         Some(Packed { places, end })
     }
 
@@ -77,9 +78,9 @@ impl Refcounts {
     }
 
     /// A piece's bytes are free again. Nothing refers to them, nor did it ever.
-    fn give_back_bytes(&mut self, bytes: Range<u64>) -> Result<(), Problem> {
+    fn give_back_bytes(&mut self, bytes: Range<HostOffset>) -> Result<(), Problem> {
         let bits = self.g.cluster_bits;
-        for cluster in bytes.start >> bits..=(bytes.end - 1) >> bits {
+        for cluster in bytes.start.clusters(bytes.end - bytes.start, bits) {
             // Else it is a leak: its block has left memory meanwhile.
             if self.blocks.contains_key(&self.block_of(cluster)) && self.lower(cluster)? {
                 self.returned.push(cluster);
@@ -97,7 +98,8 @@ impl Allocator {
         let bits = space.g.cluster_bits;
         let packed = space.take_bytes(lens, unit);
         if let Some(packed) = &packed {
-            self.check_taken(packed.places[0] >> bits..((packed.end - 1) >> bits) + 1)?;
+            let start = packed.places[0];
+            self.check_taken(start.clusters(packed.end - start, bits))?;
         }
         Ok(packed)
     }
@@ -114,12 +116,12 @@ impl Tables {
         let block = self.file.disk().info().physical_block_size;
         let unit = u64::from(block).clamp(512, size.min(4096));
         let take = |alloc: &mut Allocator| alloc.take_bytes(lens, unit);
-        let end = |packed: &Packed| packed.end.next_multiple_of(size);
+        let end = |packed: &Packed| packed.end.up_to(size);
         self.obtain(io, 1, take, end).await
     }
 
     /// A piece that was not written.
-    pub(in crate::served) fn give_back_bytes(&self, bytes: Range<u64>) {
+    pub(in crate::served) fn give_back_bytes(&self, bytes: Range<HostOffset>) {
         if let Some(space) = super::refcounts(&mut self.state()) {
             let given_back = space.give_back_bytes(bytes);
             debug_assert!(given_back.is_ok());

@@ -5,6 +5,7 @@
 //! before whatever refers to it, and go down only once nothing on disk does.
 
 use super::Run;
+use crate::HostOffset;
 use crate::qcow2::refcount::{TableEntry, get, set};
 use crate::qcow2::{Geometry, MAX_HOST_OFFSET, MAX_REFCOUNT_TABLE_BYTES, Region};
 use crate::served::epoch::Epochs;
@@ -29,14 +30,14 @@ pub(super) struct Block {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::served) struct Moved {
     /// Where it was: offset and bytes.
-    pub(in crate::served) from: (u64, u64),
+    pub(in crate::served) from: (HostOffset, u64),
 }
 
 pub(in crate::served) struct Refcounts {
     pub(super) g: Geometry,
     /// Offsets of blocks, 0 for none.
     table: Vec<u64>,
-    table_offset: u64,
+    table_offset: HostOffset,
     dirty_table: bool,
     moved: Option<Moved>,
     pub(super) blocks: BTreeMap<u64, Block>,
@@ -47,7 +48,7 @@ pub(in crate::served) struct Refcounts {
     /// Free clusters that have been used.
     pub(super) returned: Vec<u64>,
     /// The first free byte of a cluster of compressed ones that is in use.
-    pub(super) open: Option<u64>,
+    pub(super) open: Option<HostOffset>,
     /// Free clusters that requests in flight may use, and since when.
     freed: VecDeque<(u64, u64)>,
     epochs: Arc<Epochs>,
@@ -57,9 +58,9 @@ pub(in crate::served) struct Refcounts {
 
 /// What has to be written, and where.
 pub(in crate::served) struct DirtyRefcounts {
-    pub(in crate::served) blocks: Vec<(u64, Vec<u8>)>,
+    pub(in crate::served) blocks: Vec<(HostOffset, Vec<u8>)>,
     /// The whole table.
-    pub(in crate::served) table: Option<(u64, Vec<u8>)>,
+    pub(in crate::served) table: Option<(HostOffset, Vec<u8>)>,
     pub(in crate::served) moved: Option<Moved>,
 }
 
@@ -69,7 +70,7 @@ struct Made {
     /// Empty unless the table was moved.
     table: Range<u64>,
     /// Offset and bytes of a table that was moved again before it was used.
-    abandoned: Option<(u64, u64)>,
+    abandoned: Option<(HostOffset, u64)>,
 }
 
 impl Refcounts {
@@ -78,7 +79,7 @@ impl Refcounts {
     pub(in crate::served) fn new(
         g: Geometry,
         table: Vec<u64>,
-        table_offset: u64,
+        table_offset: HostOffset,
         fresh_from: u64,
         epochs: Arc<Epochs>,
     ) -> Result<Refcounts, Problem> {
@@ -221,7 +222,7 @@ impl Refcounts {
         if count == 1
             && self
                 .open
-                .is_some_and(|at| at >> self.g.cluster_bits == cluster)
+                .is_some_and(|at| at.cluster(self.g.cluster_bits) == cluster)
         {
             // Whoever takes the cluster next takes all of it.
             self.open = None;
@@ -243,7 +244,7 @@ impl Refcounts {
         for (number, block) in &mut self.blocks {
             if !block.dirty.is_empty() {
                 let dirty = std::mem::take(&mut block.dirty);
-                let at = self.table[*number as usize] + dirty.start as u64;
+                let at = HostOffset(self.table[*number as usize]) + dirty.start as u64;
                 blocks.push((at, block.bytes[dirty].to_vec()));
             }
         }
@@ -262,14 +263,14 @@ impl Refcounts {
     /// place of a table, offset and bytes, that was moved again meanwhile.
     pub(in crate::served) fn restore_dirty(
         &mut self,
-        blocks: Vec<(u64, Vec<u8>)>,
+        blocks: Vec<(HostOffset, Vec<u8>)>,
         table: bool,
         moved: Option<Moved>,
-    ) -> Option<(u64, u64)> {
+    ) -> Option<(HostOffset, u64)> {
         for (at, bytes) in blocks {
-            let base = at & !(self.g.cluster_size() - 1);
+            let base = at.down_to(self.g.cluster_size());
             let (start, end) = ((at - base) as usize, (at - base) as usize + bytes.len());
-            let number = self.table.iter().position(|block| *block == base);
+            let number = self.table.iter().position(|block| *block == base.0);
             let number = number.expect("blocks never move") as u64;
             // Blocks leave memory only between write-backs.
             let block = self.blocks.get_mut(&number).expect("it is in memory");
@@ -298,9 +299,9 @@ impl Refcounts {
 
     /// Where the block is that has to be read before this one's refcounts are
     /// known: None if it is in memory.
-    fn missing(&self, number: u64) -> Option<u64> {
+    fn missing(&self, number: u64) -> Option<HostOffset> {
         let at = self.table.get(number as usize).copied().unwrap_or(0);
-        (at != 0 && !self.blocks.contains_key(&number)).then_some(at)
+        (at != 0 && !self.blocks.contains_key(&number)).then_some(HostOffset(at))
     }
 
     /// The first block that the table has no room for, if it has none for this
@@ -319,7 +320,9 @@ impl Refcounts {
     fn scan(&mut self, number: u64) {
         let entries = self.g.refcount_block_entries();
         let first = number * entries;
-        let last = (MAX_HOST_OFFSET >> self.g.cluster_bits).min(first + entries);
+        let last = MAX_HOST_OFFSET
+            .cluster(self.g.cluster_bits)
+            .min(first + entries);
         let known: std::collections::HashSet<u64> = self
             .returned
             .iter()
@@ -365,7 +368,7 @@ impl Refcounts {
         let table_start = start + blocks;
         let end = table_start + table_clusters;
         if len * TableEntry::SIZE > MAX_REFCOUNT_TABLE_BYTES
-            || end << self.g.cluster_bits > MAX_HOST_OFFSET
+            || HostOffset::of_cluster(end, self.g.cluster_bits) > MAX_HOST_OFFSET
         {
             return Err(libc::EFBIG);
         }
@@ -377,7 +380,7 @@ impl Refcounts {
                 Some(_) => abandoned = Some(from),
             }
             self.table.resize(len as usize, 0);
-            self.table_offset = table_start << self.g.cluster_bits;
+            self.table_offset = HostOffset::of_cluster(table_start, self.g.cluster_bits);
         }
         for block in 0..blocks {
             self.table[(number + block) as usize] = (start + block) << self.g.cluster_bits;
@@ -435,7 +438,7 @@ impl Tables {
             Some(region) => Err(format!("cluster {cluster} has no refcount but is {region}")),
             None => Ok(()),
         })?;
-        let at = cluster << self.layout.cluster_bits();
+        let at = HostOffset::of_cluster(cluster, self.layout.cluster_bits());
         let zeroes = Buf::new(self.layout.cluster_size() as usize);
         io.write(self.storage, at, zeroes).await
     }
@@ -493,7 +496,7 @@ impl Tables {
     }
 
     /// A refcount table was moved again before it was used.
-    pub(in crate::served) fn abandon(&self, state: &mut State, table: Option<(u64, u64)>) {
+    pub(in crate::served) fn abandon(&self, state: &mut State, table: Option<(HostOffset, u64)>) {
         if let Some((offset, len)) = table {
             state.unlinked.push(Unlinked::new(offset, len));
             state.alloc.metadata.remove_bytes(offset, len);

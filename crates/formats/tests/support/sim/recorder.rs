@@ -4,7 +4,7 @@ use super::world::World;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, RequestId, Stage};
 use fathom_formats::ImageFile;
 use fathom_formats::served::{Opener, Storage};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -123,6 +123,7 @@ impl Disk for Recorder {
             world,
             file: self.file,
             worker,
+            in_flight: HashSet::new(),
         }))
     }
 }
@@ -131,16 +132,19 @@ struct RecorderChannel {
     world: Arc<World>,
     file: usize,
     worker: usize,
+    in_flight: HashSet<RequestId>,
 }
 
 impl Channel for RecorderChannel {
     fn submit(&mut self, cx: &mut Cx, id: RequestId) {
         cx.enter(id, Stage::Device);
+        assert!(self.in_flight.insert(id), "given to it twice");
         self.world
             .submitted(self.worker, self.file, id, &cx.slab[id]);
     }
 
     fn complete(&mut self, cx: &mut Cx, id: RequestId, _tag: u16, result: i32) {
+        assert!(self.in_flight.remove(&id), "it is another storage's");
         cx.complete(id, -result);
     }
 }

@@ -30,7 +30,8 @@ pub struct Run {
     /// many must be durable at once.
     pub flushes: u64,
     fua: u64,
-    /// Of a hundred writes so many are to be compressed.
+    /// Of a hundred writes so many are of a whole cluster, most of them: those are compressed. None:
+    /// nothing is.
     pub compressed: u64,
     /// Sectors of a cluster, and of a window.
     cluster: u64,
@@ -67,9 +68,7 @@ pub fn open(
 impl Run {
     /// Not active yet.
     pub fn new(start: Start) -> Result<Run, DiskError> {
-        let disk = open(&start.world, start.names, &start.options)?;
-        let workers = (0..start.workers).map(|n| Worker::new(&disk, &start.world, n));
-        let workers = workers.collect();
+        let mut disk = open(&start.world, start.names, &start.options)?;
         let mut rng = Rng::new(start.seed);
         let cluster = start.cluster / SECTOR as u64;
         let sectors = start.model.sectors();
@@ -81,22 +80,34 @@ impl Run {
             0 => sectors - window,
             _ => rng.below(sectors - window + 1) / cluster * cluster,
         });
+        let windows = windows.collect();
+        let flushes = [0, 0, 3, 20][rng.below(4) as usize];
+        let fua = [0, 0, 5, 30][rng.below(4) as usize];
+        let compressed = match disk.compress_unit() {
+            None => 0,
+            // These take their time.
+            Some(unit) if unit > 1 << 20 => 5,
+            Some(_) => [0, 20, 80][rng.below(3) as usize],
+        };
+        if compressed > 0 {
+            let options = ImageOptions {
+                compress: true,
+                ..start.options
+            };
+            disk = open(&start.world, start.names, &options)?;
+        }
+        let workers = (0..start.workers).map(|n| Worker::new(&disk, &start.world, n));
         Ok(Run {
-            windows: windows.collect(),
+            windows,
+            workers: workers.collect(),
             world: start.world,
             model: start.model,
-            workers,
             strict: true,
             blind: false,
             failures: 0,
-            flushes: [0, 0, 3, 20][rng.below(4) as usize],
-            fua: [0, 0, 5, 30][rng.below(4) as usize],
-            compressed: match disk.compress_unit() {
-                None => 0,
-                // These take their time.
-                Some(unit) if unit > 1 << 20 => 5,
-                Some(_) => [0, 20, 80][rng.below(3) as usize],
-            },
+            flushes,
+            fua,
+            compressed,
             cluster,
             window,
             disk,
@@ -145,7 +156,7 @@ impl Run {
             match self.rng.below(3) {
                 0 => {}
                 1 => (ask.op, ask.unmap) = (Op::WriteZeroes, true),
-                _ => (ask.op, ask.compress) = (Op::Write, self.compressed > 0),
+                _ => ask.op = Op::Write,
             }
             self.submit(0, ask);
         }
@@ -444,8 +455,8 @@ impl Run {
         if op == Op::Flush {
             return Ask::plain(op, 0, 0);
         }
-        let compress = op == Op::Write && self.rng.below(100) < self.compressed;
-        let (first, sectors) = match compress && !self.rng.one_in(8) {
+        let compressed = op == Op::Write && self.rng.below(100) < self.compressed;
+        let (first, sectors) = match compressed && !self.rng.one_in(8) {
             true => self.whole_cluster(),
             false => self.place(matches!(op, Op::WriteZeroes | Op::Discard)),
         };
@@ -454,7 +465,6 @@ impl Run {
             first,
             sectors,
             fua: !matches!(op, Op::Read | Op::BlockStatus) && self.rng.below(100) < self.fua,
-            compress,
             unmap: self.rng.one_in(2),
         }
     }

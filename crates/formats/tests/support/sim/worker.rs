@@ -18,7 +18,6 @@ pub struct Ask {
     pub first: u64,
     pub sectors: u64,
     pub fua: bool,
-    pub compress: bool,
     pub unmap: bool,
 }
 
@@ -29,7 +28,6 @@ impl Ask {
             first,
             sectors,
             fua: false,
-            compress: false,
             unmap: false,
         }
     }
@@ -83,7 +81,6 @@ impl Worker {
         let request = &mut self.cx.slab[id];
         request.stamps = Stamps::start(now);
         (request.op, request.fua, request.unmap) = (ask.op, ask.fua, ask.unmap);
-        request.compress = ask.compress;
         (request.owner, request.error) = (Owner::SOURCE, 0);
         (request.offset, request.at) = (ask.first * SECTOR as u64, ask.first * SECTOR as u64);
         request.len = ask.sectors * SECTOR as u64;

@@ -1,6 +1,7 @@
 //! Single entries of L1 and L2 tables: what is wrong, what to count, and what
 //! the entry should be instead.
 
+use crate::HostOffset;
 use crate::qcow2::{Geometry, L1Entry, L2Entry};
 
 /// An entry, looked at.
@@ -8,7 +9,7 @@ pub(super) struct Inspected<E> {
     /// What is wrong, one line each.
     pub(super) problems: Vec<String>,
     /// The bytes that it refers to, if these can be counted.
-    pub(super) refers_to: Option<(u64, u64)>,
+    pub(super) refers_to: Option<(HostOffset, u64)>,
     /// The entry with all problems repaired.
     pub(super) repaired: E,
 }
@@ -22,9 +23,9 @@ pub(super) struct Bounds {
 
 impl Bounds {
     /// As in [`super::Pass::in_file`].
-    fn contain(&self, offset: u64, len: u64) -> bool {
+    fn contain(&self, offset: HostOffset, len: u64) -> bool {
         let end = offset.checked_add(len);
-        end.is_some_and(|end| end < self.file_len.saturating_add(self.g.cluster_size()))
+        end.is_some_and(|end| end.0 < self.file_len.saturating_add(self.g.cluster_size()))
     }
 
     pub(super) fn inspect_l1(&self, entry: L1Entry) -> Inspected<L1Entry> {
@@ -34,7 +35,7 @@ impl Bounds {
             problems.push(format!("L1 entry {:#x} has reserved bits set", entry.0));
         }
         let offset = entry.raw_offset();
-        let unusable = if offset == 0 {
+        let unusable = if offset.0 == 0 {
             // The header is not an L2 table.
             Some("is no offset of an L2 table")
         } else if !self.g.is_aligned(offset) {
@@ -133,7 +134,7 @@ impl Bounds {
             repaired.bitmap &= !(u64::from(both) << 32);
         }
         let mut refers_to = None;
-        if offset == 0 && !(self.g.data_file && entry.copied()) {
+        if offset.0 == 0 && !(self.g.data_file && entry.copied()) {
             if allocated != 0 {
                 problems.push("unallocated cluster has allocated subclusters".to_owned());
                 repaired = self.zeroed(entry);

@@ -1,9 +1,9 @@
 //! The copied flags, which say that a refcount is exactly one.
 
 use super::Pass;
-use crate::Result;
 use crate::offline::check::Repair;
 use crate::qcow2::{L1Entry, L2Entry};
+use crate::{HostOffset, Result};
 
 impl Pass<'_, '_> {
     /// Checks all flags below the active L1 table against the refcounts.
@@ -22,7 +22,7 @@ impl Pass<'_, '_> {
             let Some((table, _)) = bounds.inspect_l1(entry).refers_to else {
                 return Ok(());
             };
-            let single = pass.single.get(table >> pass.g.cluster_bits);
+            let single = pass.single.get(table.cluster(pass.g.cluster_bits));
             if single == entry.copied() {
                 return Ok(());
             }
@@ -52,16 +52,16 @@ impl Pass<'_, '_> {
 
     /// Puts a table at the end of the file. Its refcount is the next pass's
     /// business.
-    fn append(&mut self, table: &[u8]) -> Result<u64> {
-        let at = self.file_len.next_multiple_of(self.g.cluster_size());
+    fn append(&mut self, table: &[u8]) -> Result<HostOffset> {
+        let at = self.end();
         self.write(table, at)?;
-        self.file_len = at + self.g.cluster_size();
+        self.file_len = at.0 + self.g.cluster_size();
         Ok(at)
     }
 
     /// Tables that something else is, too, were not written to: the active L1
     /// table refers to their copies from now on. Sorted by the old places.
-    fn switch_l2_tables(&mut self, moved: &[(u64, u64)]) -> Result<()> {
+    fn switch_l2_tables(&mut self, moved: &[(HostOffset, HostOffset)]) -> Result<()> {
         if moved.is_empty() {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl Pass<'_, '_> {
     }
 
     /// The table with all flags right, if they are not and are to be.
-    fn check_l2_flags(&mut self, offset: u64, repair: bool) -> Result<Option<Vec<u8>>> {
+    fn check_l2_flags(&mut self, offset: HostOffset, repair: bool) -> Result<Option<Vec<u8>>> {
         let mut table = vec![0; self.g.cluster_size() as usize];
         self.read(&mut table, offset)?;
         let size = self.g.l2_entry_size() as usize;
@@ -94,11 +94,11 @@ impl Pass<'_, '_> {
         for at in (0..table.len()).step_by(size) {
             let entry = L2Entry::parse(&table, at, &self.g);
             let host = entry.raw_offset();
-            let allocated = host != 0 || self.g.data_file && entry.copied();
+            let allocated = host.0 != 0 || self.g.data_file && entry.copied();
             if entry.is_compressed() || !allocated {
                 continue;
             }
-            let single = self.g.data_file || self.single.get(host >> self.g.cluster_bits);
+            let single = self.g.data_file || self.single.get(host.cluster(self.g.cluster_bits));
             if single != entry.copied() {
                 let text = format!("copied flag of L2 entry {:#x}", entry.descriptor);
                 self.flag(&text, repair);

@@ -31,7 +31,7 @@ use crate::qcow2::{
     AUTOCLEAR_BITMAPS, Geometry, Header, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY, Overlap, Region,
     Regions,
 };
-use crate::{Error, ImageFile, Result};
+use crate::{Error, HostOffset, ImageFile, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -54,15 +54,15 @@ struct Pass<'a, 'b> {
     repair: Repair,
     snapshots: Vec<Snapshot>,
     /// Offsets of snapshots' L1 tables that have entries which cannot be right.
-    broken_l1: BTreeSet<u64>,
+    broken_l1: BTreeSet<HostOffset>,
     /// What the header refers to.
     regions: Regions,
     bitmaps: Vec<Bitmap>,
     counts: Counters,
     /// L2 tables by their offsets.
-    tables: BTreeMap<u64, Uses>,
+    tables: BTreeMap<HostOffset, Uses>,
     /// Places of refcount blocks; 0 where there is none.
-    blocks: Vec<u64>,
+    blocks: Vec<HostOffset>,
     /// Clusters whose refcount in the file is one.
     single: Bits,
     /// The refcounts cannot be repaired in place.
@@ -116,7 +116,7 @@ impl<'a, 'b> Pass<'a, 'b> {
         }
         let g = header.geometry();
         let file_len = file.len().map_err(Error::io("its size cannot be read"))?;
-        if repair != Repair::Nothing && header.l1_entries > 0 && header.l1_offset >= file_len {
+        if repair != Repair::Nothing && header.l1_entries > 0 && header.l1_offset.0 >= file_len {
             // Everything would be free space.
             return Err(Error::invalid(
                 "its L1 table is beyond the end of the file: that cannot be repaired",
@@ -176,15 +176,15 @@ impl<'a, 'b> Pass<'a, 'b> {
         self.lines.say(&format!("Repairing {text}"));
     }
 
-    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+    fn read(&self, buf: &mut [u8], offset: HostOffset) -> Result<()> {
         self.file
-            .read_at(buf, offset)
+            .read_at(buf, offset.0)
             .map_err(Error::io("its metadata cannot be read"))
     }
 
-    fn write(&self, buf: &[u8], offset: u64) -> Result<()> {
+    fn write(&self, buf: &[u8], offset: HostOffset) -> Result<()> {
         self.file
-            .write_at(buf, offset)
+            .write_at(buf, offset.0)
             .map_err(Error::io("its metadata cannot be written"))
     }
 
@@ -203,25 +203,28 @@ impl<'a, 'b> Pass<'a, 'b> {
         }
     }
 
+    /// Where something new can be put.
+    fn end(&self) -> HostOffset {
+        HostOffset(self.file_len).up_to(self.g.cluster_size())
+    }
+
     /// Whether the file has these bytes, but for part of the last cluster.
-    fn in_file(&self, offset: u64, len: u64) -> bool {
+    fn in_file(&self, offset: HostOffset, len: u64) -> bool {
         let end = offset.checked_add(len);
-        end.is_some_and(|end| end < self.file_len.saturating_add(self.g.cluster_size()))
+        end.is_some_and(|end| end.0 < self.file_len.saturating_add(self.g.cluster_size()))
     }
 
     /// Whether these clusters are referred to `times`, and so are nothing
     /// else: only then may they be written to.
-    fn is_alone(&self, offset: u64, len: u64, times: u64) -> bool {
-        let bits = self.g.cluster_bits;
-        let mut clusters = offset >> bits..(offset + len).div_ceil(1 << bits);
+    fn is_alone(&self, offset: HostOffset, len: u64, times: u64) -> bool {
+        let mut clusters = offset.clusters(len, self.g.cluster_bits);
         clusters.all(|cluster| self.counts.get(cluster) == times)
     }
 
     /// Counts `by` references to each cluster that the bytes are in.
-    fn count(&mut self, offset: u64, len: u64, by: u64) {
+    fn count(&mut self, offset: HostOffset, len: u64, by: u64) {
         if len > 0 {
-            let bits = self.g.cluster_bits;
-            for cluster in offset >> bits..=(offset + len - 1) >> bits {
+            for cluster in offset.clusters(len, self.g.cluster_bits) {
                 self.counts.add(cluster, by);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::Pass;
 use crate::qcow2::{MAX_REFCOUNT_TABLE_BYTES, refcount};
-use crate::{Error, Result};
+use crate::{Error, HostOffset, Result};
 
 /// What is built.
 struct Plan {
@@ -30,19 +30,20 @@ impl Pass<'_, '_> {
             .map_err(Error::io("cannot be extended"))?;
         let mut table = vec![0; (plan.table_clusters << self.g.cluster_bits) as usize];
         for (i, &index) in plan.indexes.iter().enumerate() {
-            let at = (plan.first + i as u64) << self.g.cluster_bits;
+            let at = HostOffset::of_cluster(plan.first + i as u64, self.g.cluster_bits);
             let block = self.block_of(index);
             self.write(&block, at)?;
             let entry = index as usize * 8;
-            table[entry..entry + 8].copy_from_slice(&at.to_be_bytes());
+            table[entry..entry + 8].copy_from_slice(&at.0.to_be_bytes());
         }
-        let table_at = (plan.first + plan.indexes.len() as u64) << self.g.cluster_bits;
+        let table_at = plan.first + plan.indexes.len() as u64;
+        let table_at = HostOffset::of_cluster(table_at, self.g.cluster_bits);
         self.write(&table, table_at)?;
         self.sync()?;
         let mut switch = [0; 12];
-        switch[..8].copy_from_slice(&table_at.to_be_bytes());
+        switch[..8].copy_from_slice(&table_at.0.to_be_bytes());
         switch[8..].copy_from_slice(&(plan.table_clusters as u32).to_be_bytes());
-        self.write(&switch, 48)?;
+        self.write(&switch, HostOffset(48))?;
         self.sync()?;
         self.lines.say("Repairing refcounts, which are built anew");
         // All that was wrong with them.
@@ -58,13 +59,13 @@ impl Pass<'_, '_> {
         let bits = self.g.cluster_bits;
         let counted = self.header.validate_refcount_table().is_ok() && self.in_file(table, bytes);
         if counted {
-            for cluster in table >> bits..(table + bytes) >> bits {
+            for cluster in table.clusters(bytes, bits) {
                 self.counts.remove(cluster);
             }
         }
         for block in std::mem::take(&mut self.blocks) {
-            if block != 0 {
-                self.counts.remove(block >> bits);
+            if block.0 != 0 {
+                self.counts.remove(block.cluster(bits));
             }
         }
     }

@@ -1,9 +1,9 @@
 //! The refcounts in the file against those that were counted.
 
 use super::Pass;
-use crate::Result;
 use crate::offline::check::Repair;
 use crate::qcow2::refcount::{self, TableEntry};
+use crate::{HostOffset, Result};
 
 /// Ranges of freed clusters that are remembered.
 const MAX_FREED: usize = 1 << 16;
@@ -25,7 +25,7 @@ impl Pass<'_, '_> {
             self.count(offset, bytes, 1);
         }
         let last = (self.counts.len() - 1) >> self.g.refcount_block_bits();
-        self.blocks = vec![0; last as usize + 1];
+        self.blocks = vec![HostOffset(0); last as usize + 1];
         self.for_each_word(offset, bytes, |pass, at, word| {
             let index = (at - offset) / TableEntry::SIZE;
             match TableEntry(word).block(&pass.g) {
@@ -39,7 +39,7 @@ impl Pass<'_, '_> {
                     let index = index as usize;
                     if index >= pass.blocks.len() {
                         // As many as the file really has in its table.
-                        pass.blocks.resize(index + 1, 0);
+                        pass.blocks.resize(index + 1, HostOffset(0));
                     }
                     pass.blocks[index] = block;
                 }
@@ -65,7 +65,7 @@ impl Pass<'_, '_> {
     /// The refcount table is written in place, without a look at its refcount.
     fn check_table_is_alone(&mut self) {
         let bits = self.g.cluster_bits;
-        let first = self.header.refcount_table_offset >> bits;
+        let first = self.header.refcount_table_offset.cluster(bits);
         let clusters = first..first + u64::from(self.header.refcount_table_clusters);
         if clusters.clone().any(|c| self.counts.get(c) > 1) {
             self.rebuild = true;
@@ -77,8 +77,8 @@ impl Pass<'_, '_> {
     fn check_blocks_are_alone(&mut self) {
         for index in 0..self.blocks.len() {
             let block = self.blocks[index];
-            let count = self.counts.get(block >> self.g.cluster_bits);
-            if block != 0 && count != 1 {
+            let count = self.counts.get(block.cluster(self.g.cluster_bits));
+            if block.0 != 0 && count != 1 {
                 let text = format!("its cluster is referred to {count} times");
                 self.bad_block(index as u64, &text);
             }
@@ -92,10 +92,11 @@ impl Pass<'_, '_> {
         let in_place = !(self.rebuild && self.repair == Repair::All);
         let blocks = self.counts.len().div_ceil(self.g.refcount_block_entries());
         for index in 0..blocks {
-            let at = self.blocks.get(index as usize).copied().unwrap_or(0);
+            let at = self.blocks.get(index as usize).copied();
+            let at = at.unwrap_or_default();
             let first = index << self.g.refcount_block_bits();
             let last = (first + self.g.refcount_block_entries()).min(self.counts.len());
-            if at != 0 {
+            if at.0 != 0 {
                 self.read(&mut block, at)?;
             } else if !self.counts.any(first..last) {
                 continue;
@@ -104,7 +105,7 @@ impl Pass<'_, '_> {
             for cluster in first..last {
                 let entry = (cluster - first) as usize;
                 let order = self.g.refcount_order;
-                let stored = if at == 0 {
+                let stored = if at.0 == 0 {
                     0
                 } else {
                     refcount::get(&block, order, entry)
@@ -115,7 +116,7 @@ impl Pass<'_, '_> {
                 }
                 let mut now = stored;
                 if stored != counted
-                    && self.may_correct(cluster, stored, counted, at != 0 && in_place)
+                    && self.may_correct(cluster, stored, counted, at.0 != 0 && in_place)
                 {
                     now = counted;
                     refcount::set(&mut block, order, entry, counted);

@@ -1,11 +1,11 @@
 //! Repairing entries that cannot be right.
 
 use super::{Pass, Uses};
-use crate::Result;
 use crate::offline::info::snapshot_table_bytes;
 use crate::qcow2::bitmap::TableEntry;
 use crate::qcow2::snapshot::Snapshot;
 use crate::qcow2::{L1Entry, L2Entry};
+use crate::{HostOffset, Result};
 
 impl Pass<'_, '_> {
     /// Repairs what counting found wrong. What was counted is void when
@@ -30,15 +30,15 @@ impl Pass<'_, '_> {
         }
         self.repairing("L1 table, which the file ends in: it is extended");
         self.file
-            .set_len(self.header.l1_offset + bytes)
+            .set_len(self.header.l1_offset.0 + bytes)
             .map_err(crate::Error::io("cannot be extended"))
     }
 
     /// L2 tables with broken entries. Returns the tables that are something
     /// else, too, and so must not be written to: sorted.
-    fn repair_l2_tables(&mut self) -> Result<Vec<u64>> {
+    fn repair_l2_tables(&mut self) -> Result<Vec<HostOffset>> {
         let broken = self.tables.iter().filter(|(_, uses)| uses.broken);
-        let broken: Vec<(u64, Uses)> = broken.map(|(at, uses)| (*at, *uses)).collect();
+        let broken: Vec<(HostOffset, Uses)> = broken.map(|(at, uses)| (*at, *uses)).collect();
         let mut doomed = Vec::new();
         for (offset, uses) in broken {
             if self.is_alone(offset, self.g.cluster_size(), uses.total) {
@@ -50,7 +50,7 @@ impl Pass<'_, '_> {
         Ok(doomed)
     }
 
-    fn repair_l2(&mut self, offset: u64) -> Result<()> {
+    fn repair_l2(&mut self, offset: HostOffset) -> Result<()> {
         let mut table = vec![0; self.g.cluster_size() as usize];
         self.read(&mut table, offset)?;
         let bounds = self.bounds();
@@ -73,7 +73,7 @@ impl Pass<'_, '_> {
     }
 
     /// All L1 tables: entries that lead nowhere, or to one of `doomed`.
-    fn repair_l1_tables(&mut self, doomed: &[u64]) -> Result<()> {
+    fn repair_l1_tables(&mut self, doomed: &[HostOffset]) -> Result<()> {
         let mut tables = vec![(self.header.l1_offset, self.header.l1_entries)];
         for snapshot in &self.snapshots {
             if self.snapshot_problem(snapshot).is_none() {
@@ -134,7 +134,7 @@ impl Pass<'_, '_> {
             }
             if let Some(problem) = self.snapshot_loss(snapshot) {
                 self.repairing(&format!("snapshot {shown}: {problem}"));
-                (snapshot.l1_offset, snapshot.l1_entries) = (0, 0);
+                (snapshot.l1_offset, snapshot.l1_entries) = (HostOffset(0), 0);
             }
         }
         // What the end of the file has cut off reads as zeroes.
@@ -147,7 +147,7 @@ impl Pass<'_, '_> {
         for snapshot in &self.snapshots {
             snapshot.encode(&mut table);
         }
-        let at = self.file_len.next_multiple_of(self.g.cluster_size());
+        let at = self.end();
         table.resize(
             table.len().next_multiple_of(self.g.cluster_size() as usize),
             0,
@@ -158,8 +158,8 @@ impl Pass<'_, '_> {
         self.header.snapshots_offset = at;
         let mut switch = [0; 12];
         switch[..4].copy_from_slice(&self.header.snapshots.to_be_bytes());
-        switch[4..].copy_from_slice(&at.to_be_bytes());
-        self.write(&switch, 60)?;
+        switch[4..].copy_from_slice(&at.0.to_be_bytes());
+        self.write(&switch, HostOffset(60))?;
         self.sync()
     }
 

@@ -2,11 +2,11 @@
 
 use super::Pass;
 use super::entries::Bounds;
-use crate::Result;
 use crate::offline::info::snapshot_table_bytes;
 use crate::qcow2::bitmap::TableEntry;
 use crate::qcow2::snapshot::{LEAST_EXTRA_V3, Snapshot};
 use crate::qcow2::{L1Entry, L2Entry, MAX_L1_BYTES};
+use crate::{HostOffset, Result};
 
 /// Bytes of a table that are read at once.
 const CHUNK: u64 = 64 << 10;
@@ -26,7 +26,7 @@ impl Pass<'_, '_> {
         let (offset, entries) = (self.header.l1_offset, self.header.l1_entries);
         self.count_l1(offset, entries, true)?;
         self.count_snapshots()?;
-        let tables: Vec<u64> = self.tables.keys().copied().collect();
+        let tables: Vec<HostOffset> = self.tables.keys().copied().collect();
         for offset in tables {
             self.count_l2(offset)?;
         }
@@ -37,11 +37,11 @@ impl Pass<'_, '_> {
     /// a table of big-endian numbers. What the file does not have is 0.
     pub(super) fn for_each_word(
         &mut self,
-        offset: u64,
+        offset: HostOffset,
         bytes: u64,
-        mut visit: impl FnMut(&mut Self, u64, u64) -> Result<()>,
+        mut visit: impl FnMut(&mut Self, HostOffset, u64) -> Result<()>,
     ) -> Result<()> {
-        let there = self.file_len.saturating_sub(offset).min(bytes);
+        let there = self.file_len.saturating_sub(offset.0).min(bytes);
         // A number may be cut by the end of the file.
         let end = offset + there.next_multiple_of(8).min(bytes);
         let mut at = offset;
@@ -61,7 +61,7 @@ impl Pass<'_, '_> {
     }
 
     /// Counts a region of metadata, or says that the file does not have it.
-    fn count_region(&mut self, what: &str, offset: u64, len: u64) -> bool {
+    fn count_region(&mut self, what: &str, offset: HostOffset, len: u64) -> bool {
         if len == 0 || self.in_file(offset, len) {
             self.count(offset, len, 1);
             return true;
@@ -72,7 +72,7 @@ impl Pass<'_, '_> {
         false
     }
 
-    fn count_l1(&mut self, offset: u64, entries: u32, active: bool) -> Result<()> {
+    fn count_l1(&mut self, offset: HostOffset, entries: u32, active: bool) -> Result<()> {
         let bytes = u64::from(entries) * L1Entry::SIZE;
         let what = if active {
             "L1 table"
@@ -99,7 +99,7 @@ impl Pass<'_, '_> {
         })
     }
 
-    fn count_l2(&mut self, offset: u64) -> Result<()> {
+    fn count_l2(&mut self, offset: HostOffset) -> Result<()> {
         let Some(&uses) = self.tables.get(&offset) else {
             return Ok(());
         };
@@ -133,7 +133,7 @@ impl Pass<'_, '_> {
 
     /// How much is allocated, and in order. `expected` is where the next
     /// cluster of the table would be in order.
-    fn count_allocation(&mut self, entry: L2Entry, expected: &mut Option<u64>) {
+    fn count_allocation(&mut self, entry: L2Entry, expected: &mut Option<HostOffset>) {
         let report = &mut self.report;
         if entry.is_compressed() {
             if !self.g.data_file && entry.bitmap == 0 {
@@ -145,7 +145,7 @@ impl Pass<'_, '_> {
             return;
         }
         let offset = entry.raw_offset();
-        if offset != 0 || self.g.data_file && entry.copied() {
+        if offset.0 != 0 || self.g.data_file && entry.copied() {
             report.allocated_clusters += 1;
             if expected.is_some_and(|expected| expected != offset) {
                 report.fragmented_clusters += 1;
@@ -240,7 +240,10 @@ impl Pass<'_, '_> {
     }
 
     /// The cluster that a bitmap table's entry refers to, or what is wrong.
-    pub(super) fn bitmap_cluster(&self, word: u64) -> std::result::Result<Option<u64>, String> {
+    pub(super) fn bitmap_cluster(
+        &self,
+        word: u64,
+    ) -> std::result::Result<Option<HostOffset>, String> {
         match TableEntry(word).cluster(&self.g) {
             Err(error) => Err(format!("bitmap table: {error}")),
             Ok(Some(offset)) if !self.in_file(offset, self.g.cluster_size()) => Err(format!(
