@@ -7,7 +7,7 @@
 //! [`Source`](fathom_core::Source) of one of the disk's workers.
 //!
 //! - `listen` is where clients connect,
-//! - `server` accepts, counts, and ends connections,
+//! - `server` accepts and ends connections, of which `table` knows what they do,
 //! - `handshake` finds out which disk a client wants, and how,
 //! - `tls` is what is needed for encryption,
 //! - `export` is what there is to choose from,
@@ -24,6 +24,7 @@ mod handshake;
 mod listen;
 mod peer;
 mod server;
+mod table;
 mod tls;
 
 pub use export::{Export, Exports, SameName};

@@ -3,23 +3,19 @@
 use super::connection::{Activity, Ending, Limits, NbdSource, Stream};
 use super::export::{Export, Exports, InUse, SameName};
 use super::handshake::{Agreement, Denied, Handshake, Host, Outcome, Transport};
-use super::peer::{self, Peer};
+use super::peer;
+use super::table::{Connection, Phase, Table};
 use super::tls::Tls;
 use crate::Listener;
 use crate::signal::Signal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, shutdown};
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Connections in their handshake. One more takes the place of the oldest of
-/// them, so that clients which hang keep nobody out.
-const MAX_HANDSHAKES: usize = 64;
 /// How long no client is accepted after that failed for want of resources.
 const ACCEPT_PAUSE: Timespec = Timespec {
     tv_sec: 1,
@@ -99,89 +95,6 @@ struct Shared {
     table: Mutex<Table>,
     /// A connection has ended, or is to end.
     changed: Condvar,
-}
-
-/// All connections, by number: the older, the smaller.
-#[derive(Default)]
-struct Table {
-    next: u64,
-    stopping: bool,
-    connections: BTreeMap<u64, Connection>,
-}
-
-struct Connection {
-    /// For people.
-    name: String,
-    peer: Peer,
-    since: Instant,
-    /// Its thread has it.
-    socket: Weak<OwnedFd>,
-    phase: Phase,
-    /// It is to end as soon as it can.
-    ending: bool,
-}
-
-enum Phase {
-    Handshake,
-    /// The disk is in use, or is just being taken into use.
-    Admitted(Arc<Export>),
-    Served {
-        export: Arc<Export>,
-        worker: usize,
-        encrypted: bool,
-        wake: SyncSender<()>,
-    },
-}
-
-impl Connection {
-    /// End it, now or when it gets there.
-    fn end(&mut self) {
-        self.ending = true;
-        match &self.phase {
-            Phase::Handshake => {
-                // It may be over already.
-                let socket = self.socket.upgrade();
-                let _ = socket.map(|socket| shutdown(&socket, Shutdown::Both));
-            }
-            Phase::Admitted(_) => {}
-            Phase::Served { wake, .. } => {
-                // If there is something in the channel, it is awake.
-                let _ = wake.try_send(());
-            }
-        }
-    }
-
-    fn export(&self) -> Option<&Arc<Export>> {
-        match &self.phase {
-            Phase::Handshake => None,
-            Phase::Admitted(export) | Phase::Served { export, .. } => Some(export),
-        }
-    }
-}
-
-impl Table {
-    /// For one more connection in its handshake: if there are too many, the
-    /// oldest of the peer that has the most is ended.
-    fn make_room(&mut self) {
-        let in_handshake = |c: &&mut Connection| !c.ending && matches!(c.phase, Phase::Handshake);
-        let mut peers = BTreeMap::new();
-        for connection in self.connections.values_mut().filter(in_handshake) {
-            *peers.entry(connection.peer).or_insert(0) += 1;
-        }
-        if peers.values().sum::<usize>() < MAX_HANDSHAKES {
-            return;
-        }
-        let most = peers.into_iter().max_by_key(|(_, count)| *count);
-        let all = self.connections.values_mut().filter(in_handshake);
-        let mut theirs = all.filter(|c| most.is_some_and(|(peer, _)| c.peer == peer));
-        if let Some(oldest) = theirs.next() {
-            tracing::warn!(
-                "nbd: {}: gave way to a newer client in its handshake",
-                oldest.name
-            );
-            oldest.end();
-        }
-    }
 }
 
 impl NbdServer {
@@ -364,7 +277,7 @@ impl Shared {
         table.next += 1;
         let connection = Connection {
             name: peer::name(socket),
-            peer: Peer::of(socket),
+            peer: peer::Peer::of(socket),
             since: Instant::now(),
             socket: Arc::downgrade(socket),
             phase: Phase::Handshake,
@@ -583,36 +496,5 @@ impl Entered {
             Ending::Failed(_) => tracing::warn!("{line}"),
             _ => tracing::info!("{line}"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_oldest_of_those_with_the_most_handshakes_gives_way() {
-        let mut table = Table::default();
-        for number in 0..MAX_HANDSHAKES as u64 {
-            let connection = Connection {
-                name: number.to_string(),
-                // The very oldest is alone.
-                peer: Peer::User(u32::from(number > 0)),
-                since: Instant::now(),
-                socket: Weak::new(),
-                phase: Phase::Handshake,
-                ending: false,
-            };
-            table.connections.insert(number, connection);
-        }
-        let ending = |table: &Table| -> Vec<u64> {
-            let all = table.connections.iter();
-            all.filter(|(_, c)| c.ending).map(|(n, _)| *n).collect()
-        };
-        table.make_room();
-        assert_eq!(ending(&table), [1]);
-        // It is out of the way already.
-        table.make_room();
-        assert_eq!(ending(&table), [1]);
     }
 }
