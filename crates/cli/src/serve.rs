@@ -4,8 +4,8 @@ use crate::disk_args::{DiskArgs, location_help, location_parser};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fathom_daemon::{
-    Daemon, NbdOptions, Outcome, ServeOptions, SocketSpec, StopTimeout, TlsOptions, access,
-    read_config,
+    Daemon, DiskOptions, NbdOptions, Outcome, ServeOptions, SocketSpec, StopTimeout, TlsOptions,
+    access, read_config,
 };
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_stack::Injection;
@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 36] = [
+const ONE_DISK: [&str; 37] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -51,6 +51,7 @@ const ONE_DISK: [&str; 36] = [
     "inject",
     "filters",
     "control",
+    "api",
     "stop_timeout",
     "force_share",
     "no_discard",
@@ -122,6 +123,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
 
+    /// Socket of the API: HTTP and JSON, as /openapi.json there describes it [default: none]
+    #[arg(long, value_name = "SOCKET")]
+    api: Option<PathBuf>,
+
     /// Once asked to end, wait this long for what is in flight; then abandon it
     /// and exit with status 1
     #[arg(long, value_name = "DURATION", default_value_t)]
@@ -173,7 +178,7 @@ impl ServeArgs {
         table.export_name.get_or_insert_default();
         (table.socket_mode, table.socket_group) = where_made(is_path);
         table.vhost_user = vhost_user;
-        let mut disk = table.into_options(!self.nbd.is_empty())?;
+        let mut disk = DiskOptions::of(table, !self.nbd.is_empty())?;
         disk.disk.inject = self.inject;
         let (mode, group) = where_made(has_unix);
         let nbd = NbdOptions {
@@ -188,6 +193,7 @@ impl ServeArgs {
             disks: vec![disk],
             nbd: (!nbd.listen.is_empty()).then_some(nbd),
             control: self.control,
+            api: self.api,
             stop_timeout: self.stop_timeout,
         })
     }

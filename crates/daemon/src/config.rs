@@ -47,7 +47,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         let same = disks.iter().any(|other| other.name == name);
         let options = match same {
             true => Err("another disk has that name".into()),
-            false => disk.into_options(nbd.is_some()),
+            false => DiskOptions::of(disk, nbd.is_some()),
         };
         disks.push(options.map_err(|problem| format!("{line}: disk '{name}': {problem}"))?);
     }
@@ -55,6 +55,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         disks,
         nbd,
         control: file.control,
+        api: file.api,
         stop_timeout: file.stop_timeout.unwrap_or_default(),
     })
 }
@@ -69,6 +70,7 @@ fn line_of(text: &str, span: Range<usize>) -> String {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     control: Option<PathBuf>,
+    api: Option<PathBuf>,
     #[serde(default, with = "text::optional")]
     stop_timeout: Option<StopTimeout>,
     nbd: Option<Spanned<Nbd>>,
@@ -151,7 +153,7 @@ fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Address>, D::Erro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::SocketSpec;
+    use crate::socket_spec::SocketSpec;
     use fathom_formats::Format;
     use fathom_stack::Description;
     use fathom_storage::Location;

@@ -1,15 +1,18 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
-use crate::control::{self, Answer, Ask, ClientId, Request, Server};
+use crate::answer::Asker;
+use crate::api::Api;
+use crate::control::{self, Server};
 use crate::error::Error;
 use crate::limits;
 use crate::objects::{CALIBRATE_EVERY, Objects, Outcome, Served};
 use crate::options::{ServeOptions, StopTimeout};
+use crate::runtime;
 use crate::signals::{LeftToThisThread, Termination};
 use crate::socket;
+use fathom_exports::{Access, Listener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use serde_json::json;
 use std::io;
 use std::path::Path;
 use std::time::Instant;
@@ -28,6 +31,7 @@ pub struct Ended {
 pub struct Daemon {
     objects: Objects,
     control: Option<Server>,
+    api: Option<Api>,
     termination: Termination,
     stop_timeout: StopTimeout,
     quitting: bool,
@@ -54,13 +58,17 @@ impl Daemon {
         let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
         let signals = LeftToThisThread::new();
         let (control, stop_timeout) = (options.control.clone(), options.stop_timeout);
+        let api = options.api.as_deref().map(listen_for_api).transpose()?;
         let mut objects = Objects::open(options, front_ends, clients)?;
         let control = listen_for_control(control.as_deref())?;
         objects.serve()?;
+        let api = api.map(|listener| Api::start(listener, objects.post()));
+        let api = api.transpose().map_err(Error::io("cannot serve the API"))?;
         drop(signals);
         let daemon = Daemon {
             objects,
             control,
+            api,
             termination,
             stop_timeout,
             quitting: false,
@@ -97,6 +105,7 @@ impl Daemon {
         if matches!(stopped, Err(Error::Abandoned { .. })) {
             // Dropped, it would be waited for.
             drop(self.control.take());
+            drop(self.api.take());
             std::mem::forget(self);
         }
         Ok(Ended { outcomes, stopped })
@@ -109,16 +118,18 @@ impl Daemon {
             self.quitting = true;
             return Ok(());
         }
-        self.objects.see_to_traces(&ready.cut);
-        let answers = self.objects.turn();
-        let Some(mut control) = self.control.take() else {
-            return Ok(());
-        };
-        for (client, answer) in answers {
-            control.answer(client, answer);
+        let objects = &mut self.objects;
+        objects.see_to_traces(&ready.cut);
+        objects.turn();
+        if let Some(control) = &mut self.control {
+            control.turn(&ready.clients, &mut |client, ask| {
+                objects.handle(ask, Asker::Client(client));
+            });
+            for (client, answer) in objects.take_answers() {
+                control.answer(client, answer);
+            }
         }
-        control.turn(&ready.clients, &mut |client, ask| self.handle(client, ask));
-        self.control = Some(control);
+        self.quitting |= objects.is_ending();
         Ok(())
     }
 
@@ -159,16 +170,6 @@ impl Daemon {
             clients: fds[traces..].iter().map(PollFd::revents).collect(),
         })
     }
-
-    fn handle(&mut self, from: ClientId, ask: Ask) -> Option<Answer> {
-        match (&ask.request, &ask.disk) {
-            (Request::Quit, None) => {
-                self.quitting = true;
-                Some(Ok(json!({ "quitting": true })))
-            }
-            _ => self.objects.handle(from, ask),
-        }
-    }
 }
 
 /// See [`Daemon::poll`].
@@ -196,6 +197,13 @@ fn listen_for_control(path: Option<&Path>) -> Result<Option<Server>, Error> {
             Ok(None)
         }
     }
+}
+
+/// For the same user only.
+fn listen_for_api(path: &Path) -> Result<Listener, Error> {
+    let made = runtime::make_parent_of(path);
+    made.map_err(Error::io("the sockets' directory cannot be made"))?;
+    Ok(Listener::bind(path, Access::PRIVATE)?)
 }
 
 /// Where systemd (or another manager) wants to know.

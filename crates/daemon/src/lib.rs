@@ -2,6 +2,8 @@
 //! exports and traces, its NBD server and its control socket.
 
 mod access;
+mod answer;
+mod api;
 mod config;
 pub mod control;
 mod daemon;
@@ -14,6 +16,7 @@ mod repeats;
 mod runtime;
 mod signals;
 mod socket;
+mod socket_spec;
 mod stderr;
 mod table;
 mod text;
@@ -24,9 +27,8 @@ pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use limits::survive_size_limit;
 pub use objects::Outcome;
-pub use options::{
-    DiskOptions, ExportOptions, NbdOptions, ServeOptions, SocketSpec, StopTimeout, TlsOptions,
-};
+pub use options::{DiskOptions, ExportOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
 pub use repeats::Repeats;
+pub use socket_spec::SocketSpec;
 pub use stderr::Stderr;
 pub use table::DiskTable;

@@ -1,10 +1,12 @@
 //! What `fathom serve` is told.
 
+use crate::access::access;
+use crate::socket_spec::SocketSpec;
+use crate::table::DiskTable;
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_stack::Description;
 use fathom_units::parse_duration;
-use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,6 +21,8 @@ pub struct ServeOptions {
     pub nbd: Option<NbdOptions>,
     /// None: where [`crate::control::default_path`] says.
     pub control: Option<PathBuf>,
+    /// Where the API is; None: nowhere.
+    pub api: Option<PathBuf>,
     /// How long stopping may take.
     pub stop_timeout: StopTimeout,
 }
@@ -65,6 +69,7 @@ impl ServeOptions {
             disks: vec![disk],
             nbd: None,
             control: None,
+            api: None,
             stop_timeout: StopTimeout::default(),
         }
     }
@@ -134,6 +139,25 @@ pub struct ExportOptions {
 }
 
 impl ExportOptions {
+    /// None: it is not for clients.
+    fn of(table: &DiskTable) -> Result<Option<ExportOptions>, String> {
+        if table.nbd == Some(false) {
+            return Ok(None);
+        }
+        let name = table.export_name.clone();
+        let export = ExportOptions {
+            name: name.unwrap_or_else(|| table.name.clone()),
+            description: table.export_description.clone(),
+        };
+        for (key, text) in [
+            ("export-name", &export.name),
+            ("export-description", &export.description),
+        ] {
+            ExportOptions::check(text).map_err(|problem| format!("{key}: {problem}"))?;
+        }
+        Ok(Some(export))
+    }
+
     /// Refuses what cannot be a name or a description.
     pub fn check(text: &str) -> Result<(), String> {
         match text.len() {
@@ -162,6 +186,8 @@ pub struct DiskOptions {
     pub serial: Option<String>,
     /// Trace to this file from the start.
     pub trace: Option<PathBuf>,
+    /// As it was written, if it was.
+    pub table: Option<Box<DiskTable>>,
 }
 
 impl DiskOptions {
@@ -176,7 +202,50 @@ impl DiskOptions {
             queues: 64,
             serial: None,
             trace: None,
+            table: None,
         }
+    }
+
+    /// The error is one line for the user.
+    pub fn of(table: DiskTable, has_nbd: bool) -> Result<DiskOptions, String> {
+        let export = ExportOptions::of(&table)?;
+        table.check(has_nbd)?;
+        let written = Some(Box::new(table.clone()));
+        let new = Description::new(table.image);
+        let disk = Description {
+            format: table.format,
+            offset: table.offset,
+            size: table.size,
+            metadata_cache: table.metadata_cache,
+            allow_dirs: table.allow_dirs,
+            data_file: table.data_file,
+            read_only: table.readonly,
+            engine: table.aio.unwrap_or(new.engine),
+            register_memory: table.register_memory,
+            cache: table.cache.unwrap_or(new.cache),
+            server_timeout: table.server_timeout,
+            force_share: table.force_share,
+            discard: table.discard.unwrap_or(new.discard),
+            iothreads: table.iothreads.map_or(new.iothreads, usize::from),
+            cpus: table.cpus.unwrap_or_default(),
+            polling: table.poll.unwrap_or(new.polling),
+            filters: table.filters,
+            ..new
+        };
+        let new = DiskOptions::new(disk);
+        let options = DiskOptions {
+            name: table.name,
+            vhost_user: table.vhost_user,
+            access: access(table.socket_mode, table.socket_group),
+            nbd: export.filter(|_| has_nbd),
+            queues: table.queues.unwrap_or(new.queues),
+            serial: table.serial,
+            trace: table.trace,
+            table: written,
+            ..new
+        };
+        options.validate(has_nbd)?;
+        Ok(options)
     }
 
     /// Refuses what does not go together.
@@ -196,47 +265,6 @@ fn check_access(access: Access, is_made_here: bool) -> Result<(), String> {
         true => Ok(()),
         false => {
             Err("--socket-mode and --socket-group are for Unix sockets given by a path".into())
-        }
-    }
-}
-
-/// Where front-ends connect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SocketSpec {
-    Path(PathBuf),
-    /// A listening socket inherited under this number.
-    Fd(i32),
-    /// The socket that a service manager passes (sd_listen_fds(3)).
-    Activated,
-}
-
-impl SocketSpec {
-    /// A path or `fd:N`.
-    pub fn parse(text: &OsStr) -> Result<SocketSpec, String> {
-        let Some(number) = text.to_str().and_then(|text| text.strip_prefix("fd:")) else {
-            return Ok(SocketSpec::Path(text.into()));
-        };
-        match number.parse() {
-            Ok(fd) if fd >= 0 => Ok(SocketSpec::Fd(fd)),
-            _ => Err(format!("'{number}' is not the number of a file descriptor")),
-        }
-    }
-}
-
-impl FromStr for SocketSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<SocketSpec, String> {
-        SocketSpec::parse(OsStr::new(text))
-    }
-}
-
-impl fmt::Display for SocketSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SocketSpec::Path(path) => write!(f, "{}", path.display()),
-            SocketSpec::Fd(fd) => write!(f, "fd:{fd}"),
-            SocketSpec::Activated => f.write_str("from the service manager"),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The sockets for clients: made here or inherited.
 
 use crate::error::Error;
-use crate::options::SocketSpec;
 use crate::runtime;
+use crate::socket_spec::SocketSpec;
 use fathom_exports::nbd::{Address, listen_at};
 use fathom_exports::{Access, Listener};
 use listenfd::ListenFd;

@@ -1,42 +1,47 @@
 //! A disk as it is written in files and in messages: the command line's options, by their names.
 
-use crate::access::{Group, Mode, access};
-use crate::options::{DiskOptions, ExportOptions, SocketSpec};
+use crate::access::{Group, Mode};
+use crate::socket_spec::SocketSpec;
 use crate::text;
 use fathom_core::Polling;
 use fathom_filters::{Spec, find};
 use fathom_formats::Format;
-use fathom_stack::{CpuList, Description, parse_format};
+use fathom_stack::{CpuList, parse_format};
 use fathom_storage::{Cache, EngineKind, Location};
 use fathom_units::Timeout;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::path::PathBuf;
+use utoipa::ToSchema;
 
 /// Options that say "no" on the command line are told by `false` here. What is left out has the
 /// command line's default.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskTable {
     pub name: String,
     #[serde(with = "text")]
+    #[schema(value_type = String, examples("/srv/disk.qcow2", "memory:4G"))]
     pub image: Location,
     #[serde(
         default,
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(value_type = Option<String>)]
     pub vhost_user: Option<SocketSpec>,
     #[serde(
         default,
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(value_type = Option<String>)]
     pub socket_mode: Option<Mode>,
     #[serde(
         default,
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(value_type = Option<String>)]
     pub socket_group: Option<Group>,
     /// None: yes, if there are NBD clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,6 +57,7 @@ pub struct DiskTable {
         serialize_with = "text::optional::serialize",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(value_type = Option<String>)]
     pub format: Option<Format>,
     #[serde(
         default,
@@ -72,8 +78,10 @@ pub struct DiskTable {
     )]
     pub metadata_cache: Option<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
     pub allow_dirs: Vec<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub data_file: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub readonly: bool,
@@ -82,6 +90,7 @@ pub struct DiskTable {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(value_type = Option<String>)]
     pub aio: Option<EngineKind>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub register_memory: bool,
@@ -90,12 +99,14 @@ pub struct DiskTable {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(value_type = Option<String>)]
     pub cache: Option<Cache>,
     #[serde(
         default,
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(value_type = Option<String>)]
     pub server_timeout: Option<Timeout>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub force_share: bool,
@@ -110,16 +121,19 @@ pub struct DiskTable {
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(value_type = Option<String>)]
     pub cpus: Option<CpuList>,
     #[serde(
         default,
         with = "text::optional",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schema(value_type = Option<String>)]
     pub poll: Option<Polling>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub trace: Option<PathBuf>,
     #[serde(
         default,
@@ -127,6 +141,7 @@ pub struct DiskTable {
         serialize_with = "texts",
         skip_serializing_if = "Vec::is_empty"
     )]
+    #[schema(value_type = Vec<String>)]
     pub filters: Vec<Spec>,
 }
 
@@ -168,47 +183,8 @@ impl DiskTable {
         }
     }
 
-    /// The error is one line for the user.
-    pub fn into_options(self, has_nbd: bool) -> Result<DiskOptions, String> {
-        let export = self.export()?;
-        self.check(has_nbd)?;
-        let new = Description::new(self.image);
-        let disk = Description {
-            format: self.format,
-            offset: self.offset,
-            size: self.size,
-            metadata_cache: self.metadata_cache,
-            allow_dirs: self.allow_dirs,
-            data_file: self.data_file,
-            read_only: self.readonly,
-            engine: self.aio.unwrap_or(new.engine),
-            register_memory: self.register_memory,
-            cache: self.cache.unwrap_or(new.cache),
-            server_timeout: self.server_timeout,
-            force_share: self.force_share,
-            discard: self.discard.unwrap_or(new.discard),
-            iothreads: self.iothreads.map_or(new.iothreads, usize::from),
-            cpus: self.cpus.unwrap_or_default(),
-            polling: self.poll.unwrap_or(new.polling),
-            filters: self.filters,
-            ..new
-        };
-        let new = DiskOptions::new(disk);
-        let options = DiskOptions {
-            name: self.name,
-            vhost_user: self.vhost_user,
-            access: access(self.socket_mode, self.socket_group),
-            nbd: export.filter(|_| has_nbd),
-            queues: self.queues.unwrap_or(new.queues),
-            serial: self.serial,
-            trace: self.trace,
-            ..new
-        };
-        options.validate(has_nbd)?;
-        Ok(options)
-    }
-
-    fn check(&self, has_nbd: bool) -> Result<(), String> {
+    /// Refuses what does not go together.
+    pub(crate) fn check(&self, has_nbd: bool) -> Result<(), String> {
         if self.nbd == Some(true) && !has_nbd {
             return Err("nbd = true needs a table [nbd]".into());
         }
@@ -226,24 +202,6 @@ impl DiskTable {
             }
             _ => Ok(()),
         }
-    }
-
-    fn export(&self) -> Result<Option<ExportOptions>, String> {
-        if self.nbd == Some(false) {
-            return Ok(None);
-        }
-        let name = self.export_name.clone();
-        let export = ExportOptions {
-            name: name.unwrap_or_else(|| self.name.clone()),
-            description: self.export_description.clone(),
-        };
-        for (key, text) in [
-            ("export-name", &export.name),
-            ("export-description", &export.description),
-        ] {
-            ExportOptions::check(text).map_err(|problem| format!("{key}: {problem}"))?;
-        }
-        Ok(Some(export))
     }
 }
 

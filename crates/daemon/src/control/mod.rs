@@ -7,7 +7,7 @@ mod server;
 
 pub use client::{Client, ClientError};
 pub use protocol::{Ask, ConnectionInfo, FrontEnd, Info, NbdInfo, Request, WorkerInfo};
-pub(crate) use server::{Answer, ClientId, Server};
+pub(crate) use server::Server;
 
 use crate::runtime;
 use rustix::process::geteuid;

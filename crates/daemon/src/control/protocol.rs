@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use utoipa::ToSchema;
 
 /// A request, and the disk that it is about: `{"command": "stats", "disk":
 /// "NAME"}`. The disk may be left out where there is one.
@@ -68,6 +69,10 @@ pub enum Request {
     },
     /// The disks' names: `{"disks": [name, ...]}`.
     Disks,
+    /// All disks, each like `show`: `{"disks": [disk, ...]}`.
+    List,
+    /// A disk: `{"options": what it was added by, "state": an [`Info`]}`.
+    Show,
     /// Serve one more disk: answered like `info` once it is.
     Add { options: Box<DiskTable> },
     /// Serve the disk no more: answered by its last statistics, when nothing
@@ -82,7 +87,7 @@ pub enum Request {
 }
 
 /// A disk and its daemon.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Info {
     pub version: String,
     pub pid: u32,
@@ -112,9 +117,11 @@ pub struct Info {
     /// None: it is not served by NBD.
     pub nbd: Option<NbdInfo>,
     /// In the order in which requests meet them.
+    #[schema(value_type = Vec<Object>)]
     pub filters: Vec<FilterInfo>,
     pub workers: Vec<WorkerInfo>,
     /// The file being traced to.
+    #[schema(value_type = Option<String>)]
     pub trace: Option<PathBuf>,
     pub uptime_seconds: u64,
 }
@@ -137,14 +144,14 @@ impl Info {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FrontEnd {
     /// Its process; 0 when it is in a PID namespace that is not visible.
     pub pid: i32,
 }
 
 /// NBD, as far as it concerns one disk.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NbdInfo {
     /// Where clients connect.
     pub addresses: Vec<String>,
@@ -155,7 +162,7 @@ pub struct NbdInfo {
     pub connections: Vec<ConnectionInfo>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ConnectionInfo {
     /// An address, or a process.
     pub client: String,
@@ -167,7 +174,7 @@ pub struct ConnectionInfo {
 }
 
 /// Counted since the daemon started.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerInfo {
     /// Requests that were answered.
     pub requests: u64,

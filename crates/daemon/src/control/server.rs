@@ -2,6 +2,7 @@
 //! a client has not sent or not read yet is kept until it has, within bounds.
 
 use super::{Ask, make_private_dir, remove_stale};
+use crate::answer::{Answer, ClientId};
 use crate::error::Error;
 use crate::runtime;
 use fathom_exports::{Access, Listener};
@@ -23,15 +24,8 @@ const MAX_CLIENTS: usize = 32;
 /// How long no client is accepted after that failed.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The error is the text for the client.
-pub type Answer = Result<Value, String>;
-
-/// Does what a client asks. `None`: the answer comes later, by [`Server::answer`].
-pub type Handler<'a> = dyn FnMut(ClientId, Ask) -> Option<Answer> + 'a;
-
-/// A client, by a number that no other gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClientId(u64);
+/// Does what a client asks. The answer comes by [`Server::answer`], at once or later.
+pub type Handler<'a> = dyn FnMut(ClientId, Ask) + 'a;
 
 /// Listens, and keeps the clients. Its socket is removed when it is dropped.
 pub struct Server {
@@ -109,7 +103,7 @@ impl Server {
         }
     }
 
-    /// What the handler has left for later. The client may be gone.
+    /// What has come of a client's request. The client may be gone.
     pub fn answer(&mut self, to: ClientId, answer: Answer) {
         let client = self.clients.iter_mut().find(|client| client.id == to);
         if let Some(client) = client.filter(|client| client.waits) {
@@ -256,20 +250,19 @@ impl Client {
 
     fn answer(&mut self, line: &[u8], handler: &mut Handler<'_>) {
         self.active = Instant::now();
-        let answer = match Ask::parse(line) {
-            Ok(ask) => handler(self.id, ask),
-            Err(error) => Some(Err(format!("bad request: {error}"))),
-        };
-        match answer {
-            Some(answer) => self.say_answer(answer),
-            None => self.waits = true,
+        match Ask::parse(line) {
+            Ok(ask) => {
+                self.waits = true;
+                handler(self.id, ask);
+            }
+            Err(error) => self.say(&json!({ "error": format!("bad request: {error}") })),
         }
     }
 
     fn say_answer(&mut self, answer: Answer) {
         match answer {
             Ok(answer) => self.say(&answer),
-            Err(error) => self.say(&json!({ "error": error })),
+            Err(refusal) => self.say(&json!({ "error": refusal.text })),
         }
     }
 

@@ -4,18 +4,20 @@ use super::changes::{self, Changing, Event, What};
 use super::disk::Served;
 use super::nbd::Nbd;
 use super::tracer::Tracer;
-use crate::control::{Answer, Ask, ClientId, Info, Request};
+use crate::answer::{Answer, Asker, ClientId, Kind, Refusal};
+use crate::control::{Ask, Info, Request};
 use crate::error::Error;
-use crate::mailbox::Mailbox;
-use crate::options::{DiskOptions, ServeOptions, SocketSpec, StopTimeout};
+use crate::mailbox::{Mailbox, Post};
+use crate::options::{DiskOptions, ServeOptions, StopTimeout};
 use crate::signals::LeftToThisThread;
 use crate::socket;
+use crate::socket_spec::SocketSpec;
 use crate::table::DiskTable;
 use fathom_exports::Listener;
 use fathom_filters::Filters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,8 +33,11 @@ pub struct Objects {
     nbd: Option<Nbd>,
     filters: Arc<Filters>,
     events: Mailbox<Event>,
+    /// For clients of the control socket.
+    answers: Vec<(ClientId, Answer)>,
     stop_timeout: StopTimeout,
     started: Instant,
+    is_ending: bool,
 }
 
 impl Objects {
@@ -53,8 +58,10 @@ impl Objects {
             nbd: nbd.transpose()?,
             filters,
             events: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
+            answers: Vec::new(),
             stop_timeout: options.stop_timeout,
             started: Instant::now(),
+            is_ending: false,
         })
     }
 
@@ -96,82 +103,109 @@ impl Objects {
         self.disks.iter_mut().for_each(Served::calibrate_trace);
     }
 
-    /// `None`: the answer comes later, out of [`Objects::turn`].
-    pub fn handle(&mut self, from: ClientId, ask: Ask) -> Option<Answer> {
+    /// For who asks on other threads.
+    pub fn post(&self) -> Post<Event> {
+        self.events.post()
+    }
+
+    /// Somebody has asked for the end.
+    pub fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
+    /// Carry a command out; who asks is answered at once or later.
+    pub fn handle(&mut self, ask: Ask, asker: Asker) {
         let Ask { disk, request } = ask;
-        match (request, disk) {
+        let answered = match (request, disk) {
+            (Request::Add { options }, None) => return self.add(*options, asker),
             (Request::Disks, None) => {
                 let names: Vec<_> = self.disks.iter().map(Served::name).collect();
-                Some(Ok(json!({ "disks": names })))
+                Ok(json!({ "disks": names }))
             }
-            (Request::Add { options }, None) => match self.add(from, *options) {
-                Ok(()) => None,
-                Err(problem) => Some(Err(problem)),
+            (Request::List, None) => {
+                let disks = (0..self.disks.len()).map(|index| self.show(index));
+                let disks = disks.collect::<Result<Vec<_>, _>>();
+                disks.map(|disks| json!({ "disks": disks }))
+            }
+            (Request::Quit, None) => {
+                self.is_ending = true;
+                Ok(json!({ "quitting": true }))
+            }
+            (Request::Disks | Request::List | Request::Add { .. } | Request::Quit, Some(_)) => {
+                Err(Kind::Invalid.because("that concerns the daemon, not one disk"))
+            }
+            (request, disk) => match (self.find(disk.as_deref()), request) {
+                (Err(refusal), _) => Err(refusal),
+                (Ok(index), Request::Remove { force }) => return self.remove(index, force, asker),
+                (Ok(index), request) => self.handle_for(index, request),
             },
-            (Request::Disks | Request::Add { .. } | Request::Quit, _) => {
-                Some(Err("that concerns the daemon, not one disk".into()))
-            }
-            (request, disk) => {
-                let index = match self.find(disk.as_deref()) {
-                    Ok(index) => index,
-                    Err(problem) => return Some(Err(problem)),
-                };
-                match request {
-                    Request::Remove { force } => match self.remove(from, index, force) {
-                        Ok(()) => None,
-                        Err(problem) => Some(Err(problem)),
-                    },
-                    request => Some(self.handle_for(index, request)),
-                }
-            }
+        };
+        self.answer(asker, answered);
+    }
+
+    fn answer(&mut self, asker: Asker, answer: Answer) {
+        match asker {
+            Asker::Client(client) => self.answers.push((client, answer)),
+            // It may be gone.
+            Asker::Request(sender) => drop(sender.send(answer)),
         }
     }
 
-    /// The disk that a client means.
-    fn find(&self, name: Option<&str>) -> Result<usize, String> {
+    /// The disk that is meant.
+    fn find(&self, name: Option<&str>) -> Result<usize, Refusal> {
         let names = || {
             let names: Vec<_> = self.disks.iter().map(Served::name).collect();
             names.join(", ")
         };
-        match (name, &self.disks[..]) {
-            (None, [_]) => Ok(0),
-            (None, []) => Err("there is no disk".into()),
-            (None, _) => Err(format!("there are several disks, so name one: {}", names())),
+        let text = match (name, &self.disks[..]) {
+            (None, [_]) => return Ok(0),
+            (None, []) => "there is no disk".into(),
+            (None, _) => format!("there are several disks, so name one: {}", names()),
             (Some(name), all) => {
-                let found = all.iter().position(|disk| disk.name() == name);
-                found.ok_or_else(|| match (self.is_changing(name), all) {
-                    (Some(problem), _) => problem,
-                    (None, []) => format!("there is no disk '{name}'"),
-                    (None, _) => format!("there is no disk '{name}', only {}", names()),
-                })
+                if let Some(found) = all.iter().position(|disk| disk.name() == name) {
+                    return Ok(found);
+                }
+                if let Some(refusal) = self.is_changing(name) {
+                    return Err(refusal);
+                }
+                match all {
+                    [] => format!("there is no disk '{name}'"),
+                    _ => format!("there is no disk '{name}', only {}", names()),
+                }
             }
-        }
+        };
+        Err(Kind::Unknown.because(text))
     }
 
     /// Why there is nothing to be done with that disk now.
-    fn is_changing(&self, name: &str) -> Option<String> {
+    fn is_changing(&self, name: &str) -> Option<Refusal> {
         let change = self.changing.iter().find(|change| change.name == name)?;
-        Some(match change.what {
+        Some(Kind::Conflict.because(match change.what {
             What::Added => format!("disk '{name}' is just being added"),
             What::Removed => format!("disk '{name}' is just being removed"),
-        })
+        }))
     }
 
     fn handle_for(&mut self, index: usize, request: Request) -> Answer {
+        let failed = |text| Kind::Failed.because(text);
         let disk = &mut self.disks[index];
         match request {
-            Request::Stats => answer(&disk.summary()),
-            Request::Info => answer(&self.info(index)),
-            Request::Trace { file } => disk.switch_trace(file),
-            Request::Resize => disk.resize(),
+            Request::Stats => to_json(&disk.summary()),
+            Request::Info => to_json(&self.info(index)),
+            Request::Show => self.show(index),
+            Request::Trace { file } => disk.switch_trace(file).map_err(failed),
+            Request::Resize => disk.resize().map_err(failed),
             Request::Set { filter, options } => {
-                let info = disk.set_filter(&filter, options)?;
-                self.look(index)?;
-                answer(&info)
+                let info = disk.set_filter(&filter, options);
+                let info = info.map_err(|text| Kind::Invalid.because(text))?;
+                self.look(index).map_err(failed)?;
+                to_json(&info)
             }
-            Request::Disks | Request::Quit | Request::Add { .. } | Request::Remove { .. } => {
-                unreachable!("they are handled before")
-            }
+            Request::Disks
+            | Request::List
+            | Request::Quit
+            | Request::Add { .. }
+            | Request::Remove { .. } => unreachable!("they are handled before"),
         }
     }
 
@@ -190,6 +224,11 @@ impl Objects {
         outcome
     }
 
+    fn show(&self, index: usize) -> Answer {
+        let options = to_json(&self.disks[index].table())?;
+        Ok(json!({ "options": options, "state": self.info(index) }))
+    }
+
     fn info(&self, index: usize) -> Info {
         let disk = &self.disks[index];
         let nbd = self.nbd.as_ref().zip(disk.export_name());
@@ -203,37 +242,50 @@ impl Objects {
 
 /// Disks that come and go.
 impl Objects {
-    fn add(&mut self, from: ClientId, table: DiskTable) -> Result<(), String> {
-        let name = check_name(&table.name)?.to_owned();
-        if let Some(problem) = self.is_changing(&name) {
-            return Err(problem);
+    fn add(&mut self, table: DiskTable, asker: Asker) {
+        let name = table.name.clone();
+        if let Err(refusal) = self.begin_to_add(table) {
+            return self.answer(asker, Err(refusal));
         }
-        if self.disks.iter().any(|disk| disk.name() == name) {
-            return Err(format!("there is a disk '{name}' already"));
-        }
-        let options = table.into_options(self.nbd.is_some())?;
-        let listener = listen(&options)?;
-        let (filters, post) = (self.filters.clone(), self.events.post());
-        let begun = changes::open(options, listener, filters, post);
-        begun.map_err(|error| format!("cannot start a thread: {error}"))?;
         self.changing.push(Changing {
             name,
             what: What::Added,
-            waiting: Some(from),
+            waiting: Some(asker),
         });
-        Ok(())
     }
 
-    fn remove(&mut self, from: ClientId, index: usize, force: bool) -> Result<(), String> {
+    fn begin_to_add(&self, table: DiskTable) -> Result<(), Refusal> {
+        let invalid = |text| Kind::Invalid.because(text);
+        let name = check_name(&table.name).map_err(invalid)?;
+        if let Some(refusal) = self.is_changing(name) {
+            return Err(refusal);
+        }
+        if self.disks.iter().any(|disk| disk.name() == name) {
+            return Err(Kind::Conflict.because(format!("there is a disk '{name}' already")));
+        }
+        let options = DiskOptions::of(table, self.nbd.is_some()).map_err(invalid)?;
+        let listener = listen(&options)?;
+        let (filters, post) = (self.filters.clone(), self.events.post());
+        let begun = changes::open(options, listener, filters, post);
+        begun.map_err(|error| Kind::Failed.because(format!("cannot start a thread: {error}")))
+    }
+
+    fn remove(&mut self, index: usize, force: bool, asker: Asker) {
         let users = self.info(index).users();
         let name = self.disks[index].name().to_owned();
         if let (false, Some(users)) = (force, users) {
-            return Err(format!(
+            let refusal = Kind::Conflict.because(format!(
                 "disk '{name}' is in use by {users}: unplug it there first, or force it"
             ));
+            return self.answer(asker, Err(refusal));
         }
-        let close = changes::close(self.stop_timeout.0, self.events.post());
-        let close = close.map_err(|error| format!("cannot start a thread: {error}"))?;
+        let close = match changes::close(self.stop_timeout.0, self.events.post()) {
+            Ok(close) => close,
+            Err(error) => {
+                let refusal = Kind::Failed.because(format!("cannot start a thread: {error}"));
+                return self.answer(asker, Err(refusal));
+            }
+        };
         let disk = self.disks.remove(index);
         let clients = self.nbd.as_ref().and_then(|nbd| nbd.remove(&disk));
         // It waits for that.
@@ -241,54 +293,66 @@ impl Objects {
         self.changing.push(Changing {
             name,
             what: What::Removed,
-            waiting: Some(from),
+            waiting: Some(asker),
         });
-        Ok(())
     }
 
-    /// Go on with what other threads have done: answers for those who wait.
-    pub fn turn(&mut self) -> Vec<(ClientId, Answer)> {
-        let events = self.events.take().into_iter();
-        events.filter_map(|event| self.take_in(event)).collect()
+    /// Go on with what other threads have for it.
+    pub fn turn(&mut self) {
+        for event in self.events.take() {
+            self.take_in(event);
+        }
     }
 
-    fn take_in(&mut self, event: Event) -> Option<(ClientId, Answer)> {
+    /// Answers for clients of the control socket.
+    pub fn take_answers(&mut self) -> Vec<(ClientId, Answer)> {
+        std::mem::take(&mut self.answers)
+    }
+
+    fn take_in(&mut self, event: Event) {
         let (name, answer) = match event {
+            Event::Asked(ask, asker) => return self.handle(ask, asker),
             Event::Opened(name, opened) => {
-                let served = opened.map_err(|error| error.to_string());
+                let served = opened.map_err(|error| Kind::Failed.because(error.to_string()));
                 let served = served.and_then(|disk| self.let_in(*disk));
-                (name, served.and_then(|index| answer(&self.info(index))))
+                (name, served.and_then(|index| to_json(&self.info(index))))
             }
-            Event::Late(name) => {
-                let change = self.changing.iter_mut().find(|one| one.name == name)?;
-                let problem = format!(
-                    "disk '{name}' still has requests in flight after {}: it is removed as soon \
-                     as they have ended",
-                    self.stop_timeout
-                );
-                tracing::warn!("{problem}");
-                return change.waiting.take().map(|client| (client, Err(problem)));
-            }
+            Event::Late(name) => return self.tell_late(&name),
             Event::Closed(name, summary) => {
                 tracing::info!("disk '{name}' is removed");
-                let told = answer(&summary);
-                (name, told)
+                (name, to_json(&summary))
             }
         };
-        let index = self.changing.iter().position(|one| one.name == name)?;
-        let change = self.changing.swap_remove(index);
-        change.waiting.map(|client| (client, answer))
+        if let Some(index) = self.changing.iter().position(|one| one.name == name)
+            && let Some(asker) = self.changing.swap_remove(index).waiting
+        {
+            self.answer(asker, answer);
+        }
+    }
+
+    fn tell_late(&mut self, name: &str) {
+        let text = format!(
+            "disk '{name}' still has requests in flight after {}: it is removed as soon as they \
+             have ended",
+            self.stop_timeout
+        );
+        tracing::warn!("{text}");
+        let change = self.changing.iter_mut().find(|one| one.name == name);
+        if let Some(asker) = change.and_then(|change| change.waiting.take()) {
+            self.answer(asker, Err(Kind::Late.because(text)));
+        }
     }
 
     /// Its index.
-    fn let_in(&mut self, mut disk: Served) -> Result<usize, String> {
+    fn let_in(&mut self, mut disk: Served) -> Result<usize, Refusal> {
         let _signals = LeftToThisThread::new();
         if let Some(nbd) = &self.nbd {
-            nbd.add(&disk)?;
+            nbd.add(&disk)
+                .map_err(|text| Kind::Conflict.because(text))?;
         }
         if let Err(error) = disk.serve() {
             self.nbd.iter().for_each(|nbd| drop(nbd.remove(&disk)));
-            return Err(error.to_string());
+            return Err(Kind::Failed.because(error.to_string()));
         }
         tracing::info!("{}", disk.describe());
         self.disks.push(disk);
@@ -348,8 +412,8 @@ impl Objects {
     }
 }
 
-fn answer(value: &impl Serialize) -> Result<Value, String> {
-    serde_json::to_value(value).map_err(|error| error.to_string())
+fn to_json(value: &impl Serialize) -> Answer {
+    serde_json::to_value(value).map_err(|error| Kind::Failed.because(error.to_string()))
 }
 
 /// A name that can be a part of a path.
@@ -364,13 +428,17 @@ fn check_name(name: &str) -> Result<&str, String> {
 }
 
 /// Where its front-ends are to connect.
-fn listen(options: &DiskOptions) -> Result<Option<Listener>, String> {
+fn listen(options: &DiskOptions) -> Result<Option<Listener>, Refusal> {
     match &options.vhost_user {
         None => Ok(None),
         Some(spec @ SocketSpec::Path(_)) => {
             let listener = socket::listen_for_front_ends(spec, options.access);
-            listener.map(Some).map_err(|error| error.to_string())
+            let listener = listener.map(Some);
+            listener.map_err(|error| Kind::Failed.because(error.to_string()))
         }
-        Some(_) => Err("vhost-user: sockets are inherited at the start only; give a path".into()),
+        Some(_) => {
+            let text = "vhost-user: sockets are inherited at the start only; give a path";
+            Err(Kind::Invalid.because(text))
+        }
     }
 }

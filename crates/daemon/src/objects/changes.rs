@@ -2,7 +2,8 @@
 //! draining one may take long.
 
 use super::disk::Served;
-use crate::control::ClientId;
+use crate::answer::Asker;
+use crate::control::Ask;
 use crate::error::Error;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
@@ -22,7 +23,7 @@ pub struct Changing {
     pub name: String,
     pub what: What,
     /// Who wants to hear of its end.
-    pub waiting: Option<ClientId>,
+    pub waiting: Option<Asker>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +32,15 @@ pub enum What {
     Removed,
 }
 
-/// What the threads have to say, each of the disk of that name.
+/// What other threads have to say.
 pub enum Event {
+    /// Something is to be done.
+    Asked(Ask, Asker),
+    /// The disk of that name is there, or will not be.
     Opened(String, Result<Box<Served>, Error>),
-    /// It is taking longer than it should.
+    /// The disk of that name takes longer to close than it should.
     Late(String),
-    /// All is over, with what it has done.
+    /// The disk of that name is no more; with what it has done.
     Closed(String, Box<Summary>),
 }
 

@@ -6,6 +6,7 @@ use super::tracer::Tracer;
 use crate::control::{FrontEnd, Info, WorkerInfo};
 use crate::error::Error;
 use crate::options::DiskOptions;
+use crate::table::DiskTable;
 use fathom_core::{DiskInfo, Looking, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
@@ -91,6 +92,11 @@ impl Served {
         let serving = Serving::start("vhost-user", Arc::new(export), serve, VhostUser::stop);
         self.vhost_user = Some(serving.map_err(failed)?);
         Ok(())
+    }
+
+    /// What it was added by, if it was written.
+    pub fn table(&self) -> Option<&DiskTable> {
+        self.options.table.as_deref()
     }
 
     pub fn name(&self) -> &str {

@@ -10,5 +10,6 @@ mod shared_disk;
 mod tracer;
 
 pub use all::Objects;
+pub use changes::Event;
 pub use disk::{Outcome, Served};
 pub use tracer::CALIBRATE_EVERY;

@@ -1,0 +1,66 @@
+//! What comes of a command.
+
+use serde_json::Value;
+use std::fmt;
+use tokio::sync::oneshot;
+
+/// An object in JSON, or why there is none.
+pub type Answer = Result<Value, Refusal>;
+
+/// Why a command was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub kind: Kind,
+    /// One line for the user, which says what to do.
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It cannot be understood, or contradicts itself.
+    Invalid,
+    /// There is no such object.
+    Unknown,
+    /// The object is not in a state for that: it is there already, in use, or about to come or go.
+    Conflict,
+    /// It was tried, and did not succeed.
+    Failed,
+    /// It takes longer than it should, and goes on.
+    Late,
+}
+
+impl Kind {
+    /// For programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Invalid => "invalid",
+            Kind::Unknown => "unknown",
+            Kind::Conflict => "conflict",
+            Kind::Failed => "failed",
+            Kind::Late => "late",
+        }
+    }
+
+    pub fn because(self, text: impl Into<String>) -> Refusal {
+        let text = text.into();
+        Refusal { kind: self, text }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// A client of the control socket, by a number that no other gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientId(pub u64);
+
+/// Who wants an answer.
+pub enum Asker {
+    /// Of the control socket.
+    Client(ClientId),
+    /// Of the API.
+    Request(oneshot::Sender<Answer>),
+}

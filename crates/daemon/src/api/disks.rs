@@ -1,0 +1,339 @@
+//! What can be done to disks.
+
+use super::problem::Problem;
+use super::schema::{Filter, Statistics};
+use super::state::Asking;
+use super::tag;
+use crate::answer::Kind;
+use crate::control::{Info, Request};
+use crate::table::DiskTable;
+use axum::Json;
+use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequestParts, RawPathParams, RawQuery, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+use utoipa::ToSchema;
+
+/// Of a request's body, in bytes.
+const MAX_BODY: usize = 64 << 10;
+/// All of it must be here by then.
+const BODY: Duration = Duration::from_secs(10);
+
+/// A disk: what it was added by, and what it is doing.
+#[derive(Serialize, ToSchema)]
+pub struct Disk {
+    /// What it was added by, without what was left out.
+    options: DiskTable,
+    state: Info,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Disks {
+    disks: Vec<Disk>,
+}
+
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct Size {
+    /// In bytes.
+    size: u64,
+}
+
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Trace {
+    /// Every request is traced to this file.
+    #[schema(value_type = String)]
+    file: PathBuf,
+}
+
+/// The disks, in the order in which they came
+#[utoipa::path(get, path = "/v1/disks", tag = "disks", operation_id = "listDisks",
+    responses((status = 200, body = Disks)))]
+pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> {
+    asking.ask(None, Request::List).await.map(Json)
+}
+
+/// A disk
+#[utoipa::path(get, path = "/v1/disks/{name}", tag = "disks", operation_id = "showDisk",
+    params(("name" = String, Path)),
+    responses(
+        (status = 200, body = Disk, headers(("ETag", description = "Its version"))),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "It is just coming or going")))]
+pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
+    let disk = asking.ask(Some(name.disk()?), Request::Show).await?;
+    Ok(tagged(StatusCode::OK, disk))
+}
+
+/// Serve a disk
+///
+/// It is served when this is answered. A disk that is there by the same options is left as it is.
+/// What the options are is in the README, where the configuration is.
+#[utoipa::path(put, path = "/v1/disks/{name}", tag = "disks", operation_id = "putDisk",
+    params(
+        ("name" = String, Path, description = "1 to 64 letters, digits, -, _ and ."),
+        ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header)),
+    request_body(content = DiskTable, description = "`name` may be left out"),
+    responses(
+        (status = 200, body = Disk, description = "It is there already, just like that"),
+        (status = 201, body = Disk),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "It is there, but by other options, or is just coming or going"),
+        (status = 412, body = Problem, content_type = "application/problem+json"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "It cannot be opened, or its socket cannot be made")))]
+pub async fn put(
+    State(asking): State<Asking>,
+    name: Named,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let name = name.disk()?;
+    let options = table(name, read(body).await?)?;
+    let present = present(&asking, name).await?;
+    tag::check(&headers, present.as_ref().map(tag_of).as_deref())?;
+    if let Some(disk) = present {
+        let same = serde_json::to_value(&options).is_ok_and(|wanted| disk["options"] == wanted);
+        return match same {
+            true => Ok(tagged(StatusCode::OK, disk)),
+            false => Err(Kind::Conflict
+                .because(format!(
+                    "disk '{name}' is there by other options: remove it first"
+                ))
+                .into()),
+        };
+    }
+    let options = Box::new(options);
+    asking.ask(None, Request::Add { options }).await?;
+    let disk = asking.ask(Some(name), Request::Show).await?;
+    Ok(tagged(StatusCode::CREATED, disk))
+}
+
+/// Serve a disk no more
+///
+/// What is in flight is finished first. Its last statistics are the answer.
+#[utoipa::path(delete, path = "/v1/disks/{name}", tag = "disks", operation_id = "removeDisk",
+    params(
+        ("name" = String, Path),
+        ("force" = Option<bool>, Query, description = "Disconnect whoever uses it"),
+        ("If-Match" = Option<String>, Header)),
+    responses(
+        (status = 200, body = Statistics),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "It is in use, or just coming or going"),
+        (status = 412, body = Problem, content_type = "application/problem+json"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It goes as soon as what is in flight has ended, which takes long")))]
+pub async fn remove(
+    State(asking): State<Asking>,
+    name: Named,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Problem> {
+    let name = name.disk()?;
+    let force = match query.as_deref() {
+        None | Some("" | "force=false") => false,
+        Some("force" | "force=true" | "force=") => true,
+        Some(_) => return Err(Problem::invalid("the only parameter is force=true")),
+    };
+    if headers.contains_key(header::IF_MATCH) || headers.contains_key(header::IF_NONE_MATCH) {
+        let present = present(&asking, name).await?;
+        tag::check(&headers, present.as_ref().map(tag_of).as_deref())?;
+    }
+    asking
+        .ask(Some(name), Request::Remove { force })
+        .await
+        .map(Json)
+}
+
+/// Where a disk's requests spent their time
+#[utoipa::path(get, path = "/v1/disks/{name}/stats", tag = "disks", operation_id = "diskStats",
+    params(("name" = String, Path)),
+    responses(
+        (status = 200, body = Statistics),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json")))]
+pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+    asking
+        .ask(Some(name.disk()?), Request::Stats)
+        .await
+        .map(Json)
+}
+
+/// Take in the size that a disk's file has now
+///
+/// Its virtual machine hears of it; NBD clients see it when they connect.
+#[utoipa::path(post, path = "/v1/disks/{name}/resize", tag = "disks", operation_id = "resizeDisk",
+    params(("name" = String, Path)),
+    responses(
+        (status = 200, body = Size),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "Disks of that kind cannot be resized")))]
+pub async fn resize(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+    asking
+        .ask(Some(name.disk()?), Request::Resize)
+        .await
+        .map(Json)
+}
+
+/// Change options of a filter
+///
+/// All of them, or none. An empty value is the option's default.
+#[utoipa::path(patch, path = "/v1/disks/{name}/filters/{filter}", tag = "disks",
+    operation_id = "setFilter",
+    params(
+        ("name" = String, Path),
+        ("filter" = String, Path, description = "Its name; with #2 for the second of that name")),
+    request_body = BTreeMap<String, String>,
+    responses(
+        (status = 200, body = Filter),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "A worker does not answer: it holds for it from when it does")))]
+pub async fn set_filter(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let request = Request::Set {
+        filter: name.get("filter")?.to_owned(),
+        options: parse(read(body).await?)?,
+    };
+    asking.ask(Some(name.disk()?), request).await.map(Json)
+}
+
+/// Trace every request of a disk
+#[utoipa::path(put, path = "/v1/disks/{name}/trace", tag = "disks", operation_id = "startTrace",
+    params(("name" = String, Path)),
+    request_body = Trace,
+    responses(
+        (status = 200, body = Trace),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "The file cannot be made")))]
+pub async fn start_trace(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let Trace { file } = parse(read(body).await?)?;
+    let request = Request::Trace {
+        file: Some(file.clone()),
+    };
+    asking.ask(Some(name.disk()?), request).await?;
+    Ok(Json(serde_json::json!({ "file": file })))
+}
+
+/// Trace a disk's requests no more
+#[utoipa::path(delete, path = "/v1/disks/{name}/trace", tag = "disks", operation_id = "stopTrace",
+    params(("name" = String, Path)),
+    responses(
+        (status = 204),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json")))]
+pub async fn stop_trace(State(asking): State<Asking>, name: Named) -> Result<StatusCode, Problem> {
+    let request = Request::Trace { file: None };
+    asking.ask(Some(name.disk()?), request).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What stands in a path.
+pub struct Named(BTreeMap<String, String>);
+
+impl Named {
+    fn disk(&self) -> Result<&str, Problem> {
+        self.get("name")
+    }
+
+    fn get(&self, what: &str) -> Result<&str, Problem> {
+        let value = self.0.get(what).map(String::as_str);
+        value.ok_or_else(|| Problem::invalid(format!("the path has no {what}")))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Named, Problem> {
+        let found = RawPathParams::from_request_parts(parts, state).await;
+        let found = found.map_err(|error| Problem::invalid(error.to_string()))?;
+        let pairs = found
+            .iter()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Ok(Named(pairs.collect()))
+    }
+}
+
+async fn read(body: Body) -> Result<Vec<u8>, Problem> {
+    let body = tokio::time::timeout(BODY, to_bytes(body, MAX_BODY)).await;
+    match body {
+        Ok(Ok(bytes)) => Ok(bytes.to_vec()),
+        Ok(Err(_)) => Err(Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too-large",
+            format!("the body is not whole, or has more than {MAX_BODY} bytes"),
+        )),
+        Err(_) => Err(Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "slow",
+            format!("the body was not here after {BODY:?}"),
+        )),
+    }
+}
+
+fn parse<T: DeserializeOwned>(body: Vec<u8>) -> Result<T, Problem> {
+    serde_json::from_slice(&body).map_err(|error| Problem::invalid(error.to_string()))
+}
+
+/// A disk's options; its name may be said by the path alone.
+fn table(name: &str, body: Vec<u8>) -> Result<DiskTable, Problem> {
+    let mut members: Map<String, Value> = parse(body)?;
+    match members.insert("name".into(), name.into()) {
+        Some(other) if other != *name => {
+            let text = format!("the body is about {other}, the path about \"{name}\"");
+            return Err(Problem::invalid(text));
+        }
+        _ => {}
+    }
+    let table = serde_json::from_value(Value::Object(members));
+    table.map_err(|error| Problem::invalid(error.to_string()))
+}
+
+/// The disk of that name, if there is one.
+async fn present(asking: &Asking, name: &str) -> Result<Option<Value>, Problem> {
+    match asking.try_to(Some(name), Request::Show).await? {
+        Ok(disk) => Ok(Some(disk)),
+        Err(refusal) if refusal.kind == Kind::Unknown => Ok(None),
+        Err(refusal) => Err(refusal.into()),
+    }
+}
+
+fn tag_of(disk: &Value) -> String {
+    tag::of(&disk["options"])
+}
+
+fn tagged(status: StatusCode, disk: Value) -> Response {
+    let tag = HeaderValue::from_str(&tag_of(&disk));
+    let mut response = (status, Json(disk)).into_response();
+    if let Ok(tag) = tag {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response
+}

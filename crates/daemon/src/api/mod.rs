@@ -1,0 +1,191 @@
+//! The API: HTTP/1.1 and JSON on a Unix socket, described by OpenAPI at `/openapi.json`.
+//!
+//! It has a thread and an asynchronous runtime of its own. What it is asked becomes a command for the
+//! daemon's thread, like those of the control socket; nothing of a disk is touched here.
+//!
+//! - `disks` has what can be done to disks, `server` what concerns all of them;
+//! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
+//! - `schema` describes in JSON Schema what is defined elsewhere.
+
+mod disks;
+mod problem;
+mod schema;
+mod server;
+mod state;
+mod tag;
+
+use crate::mailbox::Post;
+use crate::objects::Event;
+use axum::Router;
+use fathom_exports::Listener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use state::Asking;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::Builder;
+use tokio::sync::{Semaphore, oneshot};
+use tokio_io_timeout::TimeoutStream;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Connections at once; others wait to be accepted.
+const MAX_CLIENTS: usize = 64;
+/// A connection that sends no request for so long, or not all of its head, is closed.
+const HEAD: Duration = Duration::from_secs(10);
+/// One that takes in nothing of its answer for so long is, too.
+const STALL: Duration = Duration::from_secs(10);
+/// Of a request's head.
+const MAX_HEAD: usize = 16 << 10;
+/// How long accepting pauses when it fails for want of resources.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// For connections that are still served when the server ends.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "fathom",
+        description = "Disks of a running `fathom serve`, over a Unix socket.",
+        version = "1",
+        license(name = "MIT OR Apache-2.0"),
+        contact()
+    ),
+    tags(
+        (name = "disks", description = "Disks come and go while others are served"),
+        (name = "server", description = "What concerns all disks")
+    )
+)]
+struct Description;
+
+/// Being served; no longer when dropped.
+pub struct Api {
+    /// What it listens at, to be removed.
+    _listener: Listener,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Api {
+    /// Serve clients from `listener`; what they want goes by `post`.
+    pub fn start(listener: Listener, post: Post<Event>) -> io::Result<Api> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let socket = listener.as_fd().try_clone_to_owned()?;
+        let socket = std::os::unix::net::UnixListener::from(socket);
+        socket.set_nonblocking(true)?;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let body = move || {
+            let serve = async {
+                let socket = UnixListener::from_std(socket)?;
+                tokio::spawn(accept_clients(socket, router(post)));
+                // An error says that nobody can ask for it any more.
+                let _ = stopped.await;
+                Ok::<_, io::Error>(())
+            };
+            if let Err(error) = runtime.block_on(serve) {
+                tracing::error!("the API cannot be served: {error}");
+            }
+            runtime.shutdown_timeout(FAREWELL);
+        };
+        let thread = std::thread::Builder::new().name("api".into()).spawn(body)?;
+        Ok(Api {
+            _listener: listener,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // It ends soon: no task of it blocks.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// All that can be asked, with its description.
+fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(disks::list))
+        .routes(routes!(disks::show, disks::put, disks::remove))
+        .routes(routes!(disks::stats))
+        .routes(routes!(disks::resize))
+        .routes(routes!(disks::set_filter))
+        .routes(routes!(disks::start_trace, disks::stop_trace))
+        .routes(routes!(server::show))
+        .routes(routes!(server::openapi))
+        .split_for_parts()
+}
+
+fn router(post: Post<Event>) -> Router {
+    let (router, description) = routes();
+    router
+        .fallback(problem::no_such_place)
+        .method_not_allowed_fallback(problem::no_such_method)
+        .with_state(Asking::new(post, description))
+}
+
+async fn accept_clients(socket: UnixListener, router: Router) {
+    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
+    // (It is never closed.)
+    while let Ok(place) = places.clone().acquire_owned().await {
+        match socket.accept().await {
+            Ok((client, _)) => {
+                let router = router.clone();
+                tokio::spawn(async move {
+                    let _place = place;
+                    serve(client, router).await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!("API: cannot accept a client: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve(client: UnixStream, router: Router) {
+    let mut client = TimeoutStream::new(client);
+    client.set_write_timeout(Some(STALL));
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(
+            TokioIo::new(Box::pin(client)),
+            TowerToHyperService::new(router),
+        );
+    if let Err(error) = served.await {
+        tracing::debug!("API: a connection has failed: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// `FATHOM_BLESS=1` writes it anew.
+    #[test]
+    fn the_description_in_the_documentation_is_this_one() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
+        let (_, description) = routes();
+        let text = format!("{}\n", description.to_pretty_json().unwrap());
+        if std::env::var_os("FATHOM_BLESS").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            written == text,
+            "docs/openapi.json is out of date: FATHOM_BLESS=1 mends it"
+        );
+    }
+}

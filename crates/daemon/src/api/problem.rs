@@ -1,0 +1,82 @@
+//! How errors look: RFC 9457.
+
+use crate::answer::{Kind, Refusal};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Why something was not done.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Problem {
+    /// What kind of problem it is, for programs: `urn:fathom:problem:` and a word.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The HTTP status.
+    status: u16,
+    title: &'static str,
+    /// One line, which says what to do.
+    detail: String,
+}
+
+impl Problem {
+    pub fn new(status: StatusCode, word: &str, detail: impl Into<String>) -> Problem {
+        Problem {
+            kind: format!("urn:fathom:problem:{word}"),
+            status: status.as_u16(),
+            title: status.canonical_reason().unwrap_or_default(),
+            detail: detail.into(),
+        }
+    }
+
+    /// Of a request that cannot be understood.
+    pub fn invalid(detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::BAD_REQUEST, Kind::Invalid.name(), detail)
+    }
+
+    /// A condition of the request does not hold.
+    pub fn changed() -> Problem {
+        let detail = "the disk is not the one that the request is meant for (If-Match, \
+                      If-None-Match): look at it again";
+        Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail)
+    }
+
+    pub fn ending() -> Problem {
+        let detail = "the server is ending";
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "ending", detail)
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Problem {
+        let status = match refusal.kind {
+            Kind::Invalid => StatusCode::BAD_REQUEST,
+            Kind::Unknown => StatusCode::NOT_FOUND,
+            Kind::Conflict => StatusCode::CONFLICT,
+            Kind::Failed => StatusCode::UNPROCESSABLE_ENTITY,
+            Kind::Late => StatusCode::GATEWAY_TIMEOUT,
+        };
+        Problem::new(status, refusal.kind.name(), refusal.text)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status);
+        let mut response = axum::Json(self).into_response();
+        *response.status_mut() = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let json = HeaderValue::from_static("application/problem+json");
+        response.headers_mut().insert(header::CONTENT_TYPE, json);
+        response
+    }
+}
+
+pub async fn no_such_place(uri: Uri) -> Problem {
+    let detail = format!("there is no {}: see /openapi.json", uri.path());
+    Problem::new(StatusCode::NOT_FOUND, Kind::Unknown.name(), detail)
+}
+
+pub async fn no_such_method(method: Method, uri: Uri) -> Problem {
+    let detail = format!("{method} is not for {}: see /openapi.json", uri.path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", detail)
+}

@@ -1,0 +1,47 @@
+//! Asking the daemon's thread.
+
+use super::problem::Problem;
+use crate::answer::{Answer, Asker};
+use crate::control::{Ask, Request};
+use crate::mailbox::Post;
+use crate::objects::Event;
+use serde_json::Value;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use utoipa::openapi::OpenApi;
+
+/// What every request has at hand.
+#[derive(Clone)]
+pub struct Asking {
+    post: Arc<Post<Event>>,
+    description: Arc<OpenApi>,
+}
+
+impl Asking {
+    pub fn new(post: Post<Event>, description: OpenApi) -> Asking {
+        Asking {
+            post: Arc::new(post),
+            description: Arc::new(description),
+        }
+    }
+
+    pub fn description(&self) -> &OpenApi {
+        &self.description
+    }
+
+    /// Of a disk, or of the daemon.
+    pub async fn ask(&self, disk: Option<&str>, request: Request) -> Result<Value, Problem> {
+        self.try_to(disk, request).await?.map_err(Problem::from)
+    }
+
+    /// The same, for who goes by the reason of a refusal.
+    pub async fn try_to(&self, disk: Option<&str>, request: Request) -> Result<Answer, Problem> {
+        let ask = Ask {
+            disk: disk.map(str::to_owned),
+            request,
+        };
+        let (send, answer) = oneshot::channel();
+        self.post.send(Event::Asked(ask, Asker::Request(send)));
+        answer.await.map_err(|_| Problem::ending())
+    }
+}
