@@ -37,6 +37,7 @@ build-essential
 python3
 python3-venv
 chromium
+curl
 '
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
@@ -294,7 +295,7 @@ check_rust() {
 absent_programs() {
 	for program in qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
 		e2fsck bonnie++ mkfs.fat mcopy fio nbdkit nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl \
-		strace perf setpriv cc python3 chromium; do
+		strace perf setpriv cc python3 chromium curl; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done
 }
@@ -308,6 +309,19 @@ check_programs() {
 		say "linux-image-cloud-amd64 (any kernel with virtio modules) linux-perf $(echo $packages)"
 	fi
 	fail "programs missing: $absent"
+}
+
+# A client of the API that nobody here has written comes from PyPI, with all that it needs.
+python_packages() {
+	tools=$(dirname "$0")
+	! cmp -s "$tools/requirements.txt" "$tools/venv/installed.txt" || return 0
+	say "installing Python packages in $tools/venv"
+	{
+		python3 -m venv --clear "$tools/venv" &&
+			"$tools/venv/bin/pip" install --quiet --disable-pip-version-check --retries 10 \
+				--requirement "$tools/requirements.txt" &&
+			cp "$tools/requirements.txt" "$tools/venv/installed.txt"
+	} || fail 'pip could not install them'
 }
 
 [ "$(uname -m)" = x86_64 ] || say "only tried on x86_64, this is $(uname -m)"
@@ -327,5 +341,6 @@ if is_debian_like; then
 	fi
 fi
 check_programs
+python_packages
 check_rust
 check_qemu

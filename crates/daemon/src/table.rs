@@ -10,7 +10,7 @@ use fathom_stack::{CpuList, parse_format};
 use fathom_storage::{Cache, EngineKind, Location};
 use fathom_units::Timeout;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 
 /// Options that say "no" on the command line are told by `false` here. What is left out has the
@@ -18,6 +18,8 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskTable {
+    // (The API has it in the path, too.)
+    #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$", required = false)]
     pub name: String,
     #[serde(with = "text")]
     #[schema(value_type = String, examples("/srv/disk.qcow2", "memory:4G"))]
@@ -113,8 +115,10 @@ pub struct DiskTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discard: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 256)]
     pub queues: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 256)]
     pub iothreads: Option<u16>,
     #[serde(
         default,
@@ -183,6 +187,18 @@ impl DiskTable {
         }
     }
 
+    /// Refuses paths that depend on whose working directory is meant.
+    pub(crate) fn check_paths(&self) -> Result<(), String> {
+        let socket = match &self.vhost_user {
+            Some(SocketSpec::Path(path)) => Some(&**path),
+            _ => None,
+        };
+        let files = [&self.data_file, &self.trace].into_iter().flatten();
+        let files = files.chain(&self.allow_dirs).map(PathBuf::as_path);
+        let mut all = files.chain(self.image.path()).chain(socket);
+        all.try_for_each(check_path)
+    }
+
     /// Refuses what does not go together.
     pub(crate) fn check(&self, has_nbd: bool) -> Result<(), String> {
         if self.nbd == Some(true) && !has_nbd {
@@ -205,12 +221,20 @@ impl DiskTable {
     }
 }
 
+/// A path from another process has to be absolute.
+pub fn check_path(path: &Path) -> Result<(), String> {
+    match path.is_absolute() {
+        true => Ok(()),
+        false => Err(format!("{}: the path has to be absolute", path.display())),
+    }
+}
+
 fn is_false(value: &bool) -> bool {
     !value
 }
 
 fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
-    text::parse(from, |text| parse_format(text).map(Some))
+    text::optional::parse(from, parse_format)
 }
 
 fn filters<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Spec>, D::Error> {

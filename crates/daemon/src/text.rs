@@ -13,16 +13,8 @@ pub fn serialize<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S
 pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
-    parse(from, str::parse)
-}
-
-/// A string that `parse` takes.
-pub fn parse<'de, D: Deserializer<'de>, T, E: Display>(
-    from: D,
-    parse: impl FnOnce(&str) -> Result<T, E>,
-) -> Result<T, D::Error> {
     let text = String::deserialize(from)?;
-    parse(&text).map_err(de::Error::custom)
+    text.parse().map_err(de::Error::custom)
 }
 
 /// For fields that may be left out; they are, if they are `None`.
@@ -42,7 +34,17 @@ pub mod optional {
     pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
         from: D,
     ) -> Result<Option<T>, D::Error> {
-        super::deserialize(from).map(Some)
+        parse(from, str::parse)
+    }
+
+    /// A string that `parse` takes, or nothing.
+    pub fn parse<'de, D: Deserializer<'de>, T, E: Display>(
+        from: D,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<Option<T>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        let value = text.as_deref().map(parse).transpose();
+        value.map_err(de::Error::custom)
     }
 }
 
@@ -54,8 +56,9 @@ pub fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error>
         Bytes(u64),
         Text(String),
     }
-    match Size::deserialize(from)? {
-        Size::Bytes(bytes) => Ok(Some(bytes)),
-        Size::Text(text) => parse_size(&text).map(Some).map_err(de::Error::custom),
+    match Option::<Size>::deserialize(from)? {
+        None => Ok(None),
+        Some(Size::Bytes(bytes)) => Ok(Some(bytes)),
+        Some(Size::Text(text)) => parse_size(&text).map(Some).map_err(de::Error::custom),
     }
 }

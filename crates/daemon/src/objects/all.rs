@@ -12,7 +12,7 @@ use crate::options::{DiskOptions, ServeOptions, StopTimeout};
 use crate::signals::LeftToThisThread;
 use crate::socket;
 use crate::socket_spec::SocketSpec;
-use crate::table::DiskTable;
+use crate::table::{DiskTable, check_path};
 use fathom_exports::Listener;
 use fathom_filters::Filters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -193,7 +193,11 @@ impl Objects {
             Request::Stats => to_json(&disk.summary()),
             Request::Info => to_json(&self.info(index)),
             Request::Show => self.show(index),
-            Request::Trace { file } => disk.switch_trace(file).map_err(failed),
+            Request::Trace { file } => {
+                let checked = file.as_deref().map_or(Ok(()), check_path);
+                checked.map_err(|text| Kind::Invalid.because(text))?;
+                disk.switch_trace(file).map_err(failed)
+            }
             Request::Resize => disk.resize().map_err(failed),
             Request::Set { filter, options } => {
                 let info = disk.set_filter(&filter, options);
@@ -263,6 +267,7 @@ impl Objects {
         if self.disks.iter().any(|disk| disk.name() == name) {
             return Err(Kind::Conflict.because(format!("there is a disk '{name}' already")));
         }
+        table.check_paths().map_err(invalid)?;
         let options = DiskOptions::of(table, self.nbd.is_some()).map_err(invalid)?;
         let listener = listen(&options)?;
         let (filters, post) = (self.filters.clone(), self.events.post());

@@ -1,0 +1,364 @@
+//! The API, by clients that are none of ours: curl, and one that makes up requests of its description.
+
+use crate::support::{Served, as_arg, eventually, fathom, short_dir, stdout_of};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Without disks, with NBD at `n`, a control socket `c` and the API at `a`.
+fn server() -> Served {
+    let dir = short_dir();
+    let path = |name: &str| as_arg(&dir.path().join(name));
+    let config = format!(
+        "control = '{}'\napi = '{}'\n[nbd]\nlisten = ['unix:{}']\n",
+        path("c"),
+        path("a"),
+        path("n")
+    );
+    fs::write(dir.path().join("conf"), config).unwrap();
+    let mut command = fathom();
+    command.args(["serve", "--config", &path("conf")]);
+    let mut served = Served::spawn(command, dir);
+    served.wait_for("NBD clients connect to");
+    served
+}
+
+/// An answer of the API's.
+#[derive(Debug)]
+struct Answer {
+    status: u16,
+    head: String,
+    body: Value,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> &str {
+        let lines = self.head.lines();
+        let mut fields = lines.filter_map(|line| line.split_once(": "));
+        let found = fields.find(|(field, _)| field.eq_ignore_ascii_case(name));
+        found
+            .unwrap_or_else(|| panic!("no {name}: {}", self.head))
+            .1
+    }
+
+    /// That it is an error, as RFC 9457 has them.
+    fn is_problem(&self, status: u16, word: &str) {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(self.header("content-type"), "application/problem+json");
+        assert_eq!(self.body["status"], status);
+        let kind = format!("urn:fathom:problem:{word}");
+        assert_eq!(self.body["type"], kind, "{self:?}");
+        let detail = self.body["detail"].as_str().unwrap();
+        assert!(!detail.is_empty() && !detail.contains('\n'), "{detail}");
+    }
+}
+
+fn curl(served: &Served, method: &str, place: &str, more: &[&str]) -> Answer {
+    let output = Command::new("curl")
+        .args(["--silent", "--show-error", "--include", "--unix-socket"])
+        .arg(served.path("a"))
+        .args(["--request", method, &format!("http://fathom{place}")])
+        .args(more)
+        .stdin(Stdio::null())
+        .output()
+        .expect("curl is installed by `make setup`");
+    let said = String::from_utf8(output.stdout).unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let (head, body) = said.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap();
+    Answer {
+        status: status.parse().unwrap(),
+        head: head.to_owned(),
+        body: serde_json::from_str(body).unwrap_or(Value::Null),
+    }
+}
+
+fn put(served: &Served, place: &str, body: &Value, more: &[&str]) -> Answer {
+    let body = body.to_string();
+    curl(served, "PUT", place, &[&["--data", &*body], more].concat())
+}
+
+#[test]
+fn a_disk_is_a_resource() {
+    let served = server();
+    let a = "/v1/disks/a";
+    assert_eq!(
+        curl(&served, "GET", "/v1/disks", &[]).body,
+        json!({ "disks": [] })
+    );
+    curl(&served, "GET", a, &[]).is_problem(404, "unknown");
+    let options = json!({ "image": "memory:1M", "filters": ["delay:read=1us"], "iothreads": 2 });
+    put(&served, a, &options, &["--header", "If-Match: *"]).is_problem(412, "changed");
+    let made = put(&served, a, &options, &["--header", "If-None-Match: *"]);
+    assert_eq!(made.status, 201, "{made:?}");
+    assert_eq!(made.body["options"]["filters"], json!(["delay:read=1us"]));
+    assert_eq!(made.body["state"]["size"], 1 << 20);
+    assert_eq!(made.body["state"]["workers"].as_array().unwrap().len(), 2);
+    // The same once more changes nothing; others are another disk.
+    let again = put(&served, a, &options, &[]);
+    assert_eq!((again.status, &again.body), (200, &made.body));
+    put(&served, a, &options, &["--header", "If-None-Match: *"]).is_problem(412, "changed");
+    put(&served, a, &json!({ "image": "memory:2M" }), &[]).is_problem(409, "conflict");
+    let shown = curl(&served, "GET", a, &[]);
+    assert_eq!(shown.header("etag"), made.header("etag"));
+    let uri = format!("nbd+unix:///a?socket={}", served.arg("n"));
+    stdout_of(&["bench", "--nbd", &uri, "--number-ios", "100"]);
+    let stats = curl(&served, "GET", "/v1/disks/a/stats", &[]);
+    assert!(
+        stats.body["operations"]
+            .as_array()
+            .is_some_and(|all| !all.is_empty())
+    );
+    let changed = curl(
+        &served,
+        "PATCH",
+        "/v1/disks/a/filters/delay",
+        &["--data", r#"{"read":"2us"}"#],
+    );
+    assert_eq!(
+        changed.body,
+        json!({ "name": "delay", "options": { "read": "2us" } })
+    );
+    curl(
+        &served,
+        "PATCH",
+        "/v1/disks/a/filters/pause",
+        &["--data", "{}"],
+    )
+    .is_problem(400, "invalid");
+    curl(&served, "POST", "/v1/disks/a/resize", &[]).is_problem(422, "failed");
+    put(&served, "/v1/disks/a/trace", &json!({ "file": "t" }), &[]).is_problem(400, "invalid");
+    let trace = json!({ "file": served.arg("trace") });
+    assert_eq!(put(&served, "/v1/disks/a/trace", &trace, &[]).body, trace);
+    assert_eq!(
+        curl(&served, "DELETE", "/v1/disks/a/trace", &[]).status,
+        204
+    );
+    let etag = format!("If-Match: {}", shown.header("etag"));
+    curl(&served, "DELETE", a, &["--header", "If-Match: \"x\""]).is_problem(412, "changed");
+    let gone = curl(&served, "DELETE", a, &["--header", &etag]);
+    assert_eq!((gone.status, &gone.body["refused"]), (200, &json!(0)));
+    curl(&served, "DELETE", a, &[]).is_problem(404, "unknown");
+    // The command line sees the same disks.
+    stdout_of(&["disk", "add", "--server", &served.control(), "b", "null:1M"]);
+    let all = curl(&served, "GET", "/v1/disks", &[]).body;
+    assert_eq!(all["disks"][0]["options"]["name"], "b");
+}
+
+#[test]
+fn what_cannot_be_done_is_told_as_a_problem() {
+    let served = server();
+    for (method, place, more, status, word) in [
+        ("GET", "/", &[][..], 404, "unknown"),
+        ("GET", "/v1/disks/", &[], 404, "unknown"),
+        ("POST", "/v1/disks", &[], 405, "method"),
+        ("GET", "/v1/disks/%ff", &[], 400, "invalid"),
+        (
+            "PUT",
+            "/v1/disks/a%2fb",
+            &["--data", r#"{"image":"null:1G"}"#],
+            400,
+            "invalid",
+        ),
+        ("PUT", "/v1/disks/a", &[], 400, "invalid"),
+        ("PUT", "/v1/disks/a", &["--data", "{}"], 400, "invalid"),
+        ("PUT", "/v1/disks/a", &["--data", "[1]"], 400, "invalid"),
+        (
+            "PUT",
+            "/v1/disks/a",
+            &["--data", r#"{"image":"null:x"}"#],
+            400,
+            "invalid",
+        ),
+        (
+            "PUT",
+            "/v1/disks/a",
+            &["--data", r#"{"image":"null:1G","quues":1}"#],
+            400,
+            "invalid",
+        ),
+        (
+            "PUT",
+            "/v1/disks/a",
+            &["--data", r#"{"image":"null:1G","name":"b"}"#],
+            400,
+            "invalid",
+        ),
+        (
+            "PUT",
+            "/v1/disks/a",
+            &["--data", r#"{"image":"/nonexistent"}"#],
+            422,
+            "failed",
+        ),
+        (
+            "PUT",
+            "/v1/disks/a",
+            &["--data", r#"{"image":"disk.img"}"#],
+            400,
+            "invalid",
+        ),
+        ("DELETE", "/v1/disks/a?force=perhaps", &[], 400, "invalid"),
+    ] {
+        curl(&served, method, place, more).is_problem(status, word);
+    }
+    let large = format!("{{\"image\":\"{}\"}}", "x".repeat(100_000));
+    fs::write(served.path("large"), large).unwrap();
+    let large = format!("@{}", served.arg("large"));
+    curl(&served, "PUT", "/v1/disks/a", &["--data", &large]).is_problem(413, "too-large");
+}
+
+/// Clients that connect and say nothing, or do not listen, keep others out for a moment only, and
+/// disks and the control socket never.
+#[test]
+fn clients_that_hang_keep_nobody_out() {
+    let served = server();
+    let begun = Instant::now();
+    let _silent: Vec<_> = (0..100)
+        .map(|number| {
+            let mut client = UnixStream::connect(served.path("a")).unwrap();
+            match number % 3 {
+                0 => {}
+                1 => client.write_all(b"GET /v1/di").unwrap(),
+                _ => {
+                    // Answers that nobody reads.
+                    client
+                        .set_write_timeout(Some(Duration::from_millis(10)))
+                        .unwrap();
+                    let request = "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n".repeat(100);
+                    while client.write_all(request.as_bytes()).is_ok() {}
+                }
+            }
+            client
+        })
+        .collect();
+    stdout_of(&["disk", "add", "--server", &served.control(), "b", "null:1M"]);
+    let all = curl(&served, "GET", "/v1/disks", &[]).body;
+    assert_eq!(all["disks"].as_array().unwrap().len(), 1);
+    // All of the first came before this one.
+    assert!(
+        begun.elapsed() < Duration::from_secs(50),
+        "{:?}",
+        begun.elapsed()
+    );
+    let status = fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < 100 << 10, "{peak} KiB");
+}
+
+#[test]
+fn the_end_is_not_kept_waiting_by_clients_of_the_api() {
+    let mut served = server();
+    let mut client = UnixStream::connect(served.path("a")).unwrap();
+    client
+        .write_all(b"GET /v1/server HTTP/1.1\r\nHost: x\r\n\r\n")
+        .unwrap();
+    let mut begin = [0; 12];
+    client.read_exact(&mut begin).unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200");
+    assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+    assert!(!served.path("a").exists());
+}
+
+/// To a Unix socket from a TCP port, which it prints: schemathesis speaks TCP only.
+const BRIDGE: &str = r#"
+import socket, sys, threading
+def pump(source, sink):
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    client, _ = server.accept()
+    daemon = socket.socket(socket.AF_UNIX)
+    daemon.connect(sys.argv[1])
+    for ends in (client, daemon), (daemon, client):
+        threading.Thread(target=pump, args=ends, daemon=True).start()
+"#;
+
+/// Killed when dropped.
+struct Kept(std::process::Child);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_client_that_makes_up_requests_finds_what_is_described() {
+    let served = server();
+    let bridge = Command::new("python3")
+        .args(["-c", BRIDGE, &served.arg("a")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut bridge = Kept(bridge.expect("python3 is installed by `make setup`"));
+    let mut port = String::new();
+    let said = bridge.0.stdout.as_mut().unwrap();
+    eventually("a port", || {
+        let mut byte = [0];
+        said.read_exact(&mut byte).unwrap();
+        port.push(byte[0].into());
+        port.ends_with('\n').then_some(())
+    });
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = tests.join("../../tools/venv/bin/schemathesis");
+    let run = |more: &[&str]| {
+        let output = Command::new(&program)
+            .arg("--config-file")
+            .arg(tests.join("tests/serve/schemathesis.toml"))
+            .args([
+                "run",
+                "--checks",
+                "all",
+                "--max-examples",
+                "30",
+                "--seed",
+                "1",
+                "--no-color",
+            ])
+            .arg(format!("http://127.0.0.1:{}/openapi.json", port.trim()))
+            .args(more)
+            .current_dir(served.dir.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("schemathesis is installed by `make setup`");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{said}{}", served.log());
+        assert!(said.contains("Selected: "), "{said}");
+    };
+    run(&[]);
+    // With a disk that is there, and stays.
+    let options = json!({ "image": "null:1M", "filters": ["delay"] });
+    assert_eq!(put(&served, "/v1/disks/there", &options, &[]).status, 201);
+    fs::write(
+        served.path("schemathesis.toml"),
+        fs::read_to_string(tests.join("tests/serve/schemathesis.toml")).unwrap()
+            + "[parameters]\n\"path.name\" = \"there\"\n\"path.filter\" = \"delay\"\n",
+    )
+    .unwrap();
+    // (Nor is a trace written wherever a made up path leads.)
+    let others = [
+        "--exclude-operation-id",
+        "removeDisk",
+        "--exclude-operation-id",
+        "startTrace",
+    ];
+    run(&others);
+    assert_eq!(curl(&served, "GET", "/v1/disks/there", &[]).status, 200);
+}
