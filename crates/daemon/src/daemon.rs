@@ -150,6 +150,7 @@ impl Daemon {
         let traces = fds.len();
         fds.extend(self.control.iter().flat_map(Server::poll_fds));
         let patience = [
+            self.objects.patience(),
             self.control.as_ref().and_then(Server::patience),
             (traces > events).then_some(CALIBRATE_EVERY),
         ];

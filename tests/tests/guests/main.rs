@@ -5,6 +5,7 @@ mod crash;
 mod disks;
 mod docs;
 mod filters;
+mod hotplug;
 mod kvm_host;
 mod limiter;
 mod limits;

@@ -176,7 +176,7 @@ fn wait_migrated(source: &mut Guest) {
     }
 }
 
-fn expect_no_io_errors(guest: &mut Guest) {
+pub fn expect_no_io_errors(guest: &mut Guest) {
     let log = guest.check("dmesg", STEP).unwrap();
     let errors: Vec<&str> = log
         .lines()
@@ -258,7 +258,7 @@ fn leave_and_return(guest: &mut Guest, image: &Image, socket: &Path, slot: usize
     }
 }
 
-fn unplug(guest: &mut Guest, id: &str, slot: usize) {
+pub fn unplug(guest: &mut Guest, id: &str, slot: usize) {
     guest.qmp("device_del", json!({"id": id})).unwrap();
     while guest.wait_event("DEVICE_DELETED", STEP).unwrap()["device"] != id {}
     let gone = format!(
@@ -273,7 +273,7 @@ fn unplug(guest: &mut Guest, id: &str, slot: usize) {
     guest.qmp("chardev-remove", json!({"id": socket})).unwrap();
 }
 
-fn plug(guest: &mut Guest, id: &str, path: &Path, slot: usize) {
+pub fn plug(guest: &mut Guest, id: &str, path: &Path, slot: usize) {
     let socket = format!("{id}-socket");
     let address = json!({"type": "unix", "data": {"path": path}});
     let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});

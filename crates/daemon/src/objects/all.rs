@@ -20,16 +20,29 @@ use serde::Serialize;
 use serde_json::json;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The longest name of a disk that is added.
 const MAX_NAME: usize = 64;
+/// Who has just let go of a disk may be found here still: a disk that is to be removed has so long
+/// to be out of use, and is looked at so often.
+const LEAVE: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A disk that is to be removed, but was in use.
+struct Leaving {
+    name: String,
+    asker: Asker,
+    until: Instant,
+}
 
 /// The disks, in the order in which they came, and the server of their NBD clients.
 pub struct Objects {
     disks: Vec<Served>,
     /// Disks that come or go: their names are taken.
     changing: Vec<Changing>,
+    /// Disks that are to go when nobody uses them.
+    leaving: Vec<Leaving>,
     nbd: Option<Nbd>,
     filters: Arc<Filters>,
     events: Mailbox<Event>,
@@ -55,6 +68,7 @@ impl Objects {
         Ok(Objects {
             disks,
             changing: Vec::new(),
+            leaving: Vec::new(),
             nbd: nbd.transpose()?,
             filters,
             events: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
@@ -276,14 +290,43 @@ impl Objects {
     }
 
     fn remove(&mut self, index: usize, force: bool, asker: Asker) {
-        let users = self.info(index).users();
         let name = self.disks[index].name().to_owned();
-        if let (false, Some(users)) = (force, users) {
-            let refusal = Kind::Conflict.because(format!(
-                "disk '{name}' is in use by {users}: unplug it there first, or force it"
-            ));
-            return self.answer(asker, Err(refusal));
+        match force {
+            true => self.close(index, asker),
+            false => self.leave(Leaving {
+                name,
+                asker,
+                until: Instant::now() + LEAVE,
+            }),
         }
+    }
+
+    /// Remove it, if nobody uses it.
+    fn leave(&mut self, leaving: Leaving) {
+        let index = match self.find(Some(&leaving.name)) {
+            Ok(index) => index,
+            Err(refusal) => return self.answer(leaving.asker, Err(refusal)),
+        };
+        match self.info(index).users() {
+            None => self.close(index, leaving.asker),
+            Some(_) if Instant::now() < leaving.until => self.leaving.push(leaving),
+            Some(users) => {
+                let name = leaving.name;
+                let refusal = Kind::Conflict.because(format!(
+                    "disk '{name}' is in use by {users}: unplug it there first, or force it"
+                ));
+                self.answer(leaving.asker, Err(refusal));
+            }
+        }
+    }
+
+    /// How long [`Objects::turn`] can wait.
+    pub fn patience(&self) -> Option<Duration> {
+        (!self.leaving.is_empty()).then_some(LOOK)
+    }
+
+    fn close(&mut self, index: usize, asker: Asker) {
+        let name = self.disks[index].name().to_owned();
         let close = match changes::close(self.stop_timeout.0, self.events.post()) {
             Ok(close) => close,
             Err(error) => {
@@ -306,6 +349,9 @@ impl Objects {
     pub fn turn(&mut self) {
         for event in self.events.take() {
             self.take_in(event);
+        }
+        for leaving in std::mem::take(&mut self.leaving) {
+            self.leave(leaving);
         }
     }
 

@@ -1,0 +1,102 @@
+//! Disks that are added to a running server and plugged into a running guest, unplugged and removed,
+//! while the guest works on another disk of the same server.
+
+use std::path::Path;
+use std::time::Duration;
+
+use fathom_lab::{Disk, Guest, Machine};
+use fathom_tests::image::{Image, Kind};
+use fathom_tests::load::Load;
+use fathom_tests::{Ended, Place, run};
+
+use super::migration::{expect_no_io_errors, plug, unplug};
+
+const MIB: u64 = 1 << 20;
+const STEP: Duration = Duration::from_secs(120);
+/// Behind the only disk that there is from the start.
+const SLOT: usize = 5;
+
+/// `fathom disk`, to the server with this control socket.
+fn disk(control: &Path, command: &str, words: &[&str]) -> Ended {
+    let control = control.to_str().unwrap();
+    let server = match command {
+        "add" => vec!["--server", control],
+        _ => vec![control, "--disk"],
+    };
+    run(&[&["disk", command], &server[..], words].concat(), STEP)
+}
+
+fn done(ended: Ended) {
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+/// The device in that slot, once the guest has it.
+fn device(guest: &mut Guest) -> String {
+    let find = format!(
+        "for i in $(seq 600); do
+             ls /sys/bus/pci/devices/*:{SLOT:02x}.0/virtio*/block 2>/dev/null && exit 0
+             sleep 0.1
+         done
+         exit 1"
+    );
+    format!("/dev/{}", guest.check(&find, STEP).unwrap().trim())
+}
+
+#[test]
+fn disks_of_one_server_come_and_go_under_load() {
+    let place = Place::new();
+    let stays = Image::create(place.path("stays"), Kind::RAW, 64 * MIB);
+    let server = stays.serve(&place, "stays", &[]);
+    let control = server.control().unwrap().to_owned();
+    let mut guest = Guest::boot(&Machine {
+        cpus: 2,
+        disks: vec![Disk::vhost_user("stays", server.socket())],
+        ..Machine::default()
+    })
+    .unwrap();
+    let load = Load::start(&mut guest, &["stays"], 24 * MIB, 400);
+    load.wait_for_writes(&mut guest);
+
+    let socket = place.sockets().join("comes");
+    let comes = Image::create(place.path("comes"), Kind::QCOW2, 64 * MIB);
+    let (path, at) = (comes.path().to_str().unwrap(), socket.to_str().unwrap());
+    let add = ["comes", path, "--format", "qcow2", "--vhost-user", at];
+    for round in 0..3 {
+        done(disk(&control, "add", &add));
+        plug(&mut guest, "comes", &socket, SLOT);
+        let device = device(&mut guest);
+        let read = format!("dd if={device} bs=4k count=256 2>/dev/null | sort | uniq -c");
+        let found = guest.check(&read, STEP).unwrap();
+        assert_eq!(
+            found.contains(&format!("round {}", round - 1)),
+            round > 0,
+            "{found}"
+        );
+        let write = format!("yes 'round {round}' | dd of={device} bs=4k count=256 conv=fsync");
+        guest.check(&write, STEP).unwrap();
+        // As long as the guest has it, it stays.
+        disk(&control, "remove", &["comes"]).refused_with(&["'comes' is in use by process"]);
+        guest.check(&read, STEP).unwrap();
+        unplug(&mut guest, "comes", SLOT);
+        done(disk(&control, "remove", &["comes"]));
+        assert!(!socket.exists());
+        comes.check_clean();
+        if round == 0 {
+            load.expect_running(&mut guest);
+        }
+    }
+
+    // A guest that does not let go has its disk taken, and nothing else.
+    done(disk(&control, "add", &add));
+    plug(&mut guest, "comes", &socket, SLOT);
+    device(&mut guest);
+    done(disk(&control, "remove", &["comes", "--force"]));
+    comes.check_clean();
+
+    load.finish(&mut guest);
+    expect_no_io_errors(&mut guest);
+    guest.quit().unwrap();
+    server.stop().unwrap();
+    stays.check_clean();
+    load.verify_on_host(&stays.flat());
+}
