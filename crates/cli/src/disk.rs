@@ -3,6 +3,7 @@
 use crate::disk_args::{DiskArgs, location_help, location_parser};
 use crate::filters::{self, in_this_directory};
 use crate::servers::{absolute, find, only, running};
+use crate::show::{self, ShowArgs};
 use crate::stats::{self, Target};
 use clap::{Args, Subcommand};
 use fathom_daemon::control::{Client, Info, Request};
@@ -23,7 +24,7 @@ pub struct DiskCommand {
 enum Command {
     Add(Box<AddArgs>),
     List(ListArgs),
-    Show(stats::InfoArgs),
+    Show(ShowArgs),
     Set(filters::SetArgs),
     Resize(stats::ResizeArgs),
     Remove(RemoveArgs),
@@ -33,7 +34,7 @@ pub fn run(args: DiskCommand) -> anyhow::Result<()> {
     match args.command {
         Command::Add(args) => add(*args),
         Command::List(args) => list(args),
-        Command::Show(args) => stats::info(args),
+        Command::Show(args) => show::run(args),
         Command::Set(args) => filters::set(args),
         Command::Resize(args) => stats::resize(args),
         Command::Remove(args) => remove(args),

@@ -13,6 +13,7 @@ mod lab;
 mod report;
 mod serve;
 mod servers;
+mod show;
 mod stats;
 mod trace;
 mod usage;
@@ -41,6 +42,7 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     Disk(disk::DiskCommand),
     List(disk::ListArgs),
+    Show(show::ShowArgs),
     Stats(stats::StatsArgs),
     Info(stats::InfoArgs),
     Set(filters::SetArgs),
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Disk(args) => disk::run(args),
         Command::List(args) => disk::list(args),
+        Command::Show(args) => show::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Info(args) => stats::info(args),
         Command::Set(args) => filters::set(args),

@@ -147,6 +147,12 @@ pub struct InfoArgs {
     json: bool,
 }
 
+impl InfoArgs {
+    pub fn new(target: Target, json: bool) -> InfoArgs {
+        InfoArgs { target, json }
+    }
+}
+
 pub fn info(args: InfoArgs) -> anyhow::Result<()> {
     let (mut client, disks) = args.target.disks()?;
     let mut infos = Vec::new();

@@ -294,6 +294,45 @@ fn a_disk_that_does_not_open_holds_up_nobody() {
     check_refusal(output.status, &said, 1, &["closed the connection"]);
 }
 
+#[test]
+fn what_is_shown_for_qemu_attaches_the_disk() {
+    let (served, mut socket) = (server(""), String::new());
+    for name in ["a,b", "d"] {
+        socket = served.arg(name);
+        let name = if name == "d" { "d" } else { "a.b" };
+        add(&served, name, "null:1G", &["--vhost-user", &socket]);
+    }
+    let control = served.control();
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args(["-S", "-display", "none", "-nodefaults", "-m", "128M"]);
+    command.args(["-object", "memory-backend-memfd,id=mem,size=128M,share=on"]);
+    command.args(["-machine", "q35,accel=tcg,memory-backend=mem"]);
+    for name in ["a.b", "d"] {
+        let said = stdout_of(&["show", &control, "--disk", name, "--qemu"]);
+        command.args(said.split_whitespace());
+    }
+    let _qemu = Load(command.stdin(Stdio::null()).spawn().unwrap());
+    for name in ["a.b", "d"] {
+        eventually("QEMU has it", || {
+            let info = stdout_of(&["show", &control, "--disk", name]);
+            info.contains("front-end:  process").then_some(())
+        });
+    }
+    let show = ["show", &control, "--disk", "d"];
+    let said = |form| stdout_of(&[&show[..], &[form]].concat());
+    assert!(said("--libvirt").contains(&format!("path='{socket}'")));
+    assert!(said("--cloud-hypervisor").contains(&format!("vhost_user=true,socket={socket}")));
+    let sent = said("--firecracker");
+    let json = sent.split('\'').nth(1).unwrap();
+    let drive: serde_json::Value = serde_json::from_str(json).unwrap();
+    assert_eq!(drive["socket"], socket);
+    refused(
+        2,
+        &[&show[..], &["--qemu", "--libvirt"]].concat(),
+        &["--libvirt"],
+    );
+}
+
 /// Two servers in a fresh /run; what is said of them by name.
 const BY_NAME: &str = r#"
 set -e
