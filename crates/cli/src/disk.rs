@@ -79,6 +79,12 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
     table.nbd = args.no_nbd.then_some(false);
     let options = Box::new(as_seen_elsewhere(table)?);
     let info: Info = Client::connect(&server)?.ask(&Request::Add { options })?;
+    if let Some(holder) = &info.held_by {
+        eprintln!(
+            "fathom: {} is in use by {holder}: until that lets go of it, nobody can use it here",
+            info.disk
+        );
+    }
     let mut out = std::io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
@@ -195,7 +201,11 @@ fn row(info: &Info) -> Row {
         info.name.clone(),
         Size(info.size).to_string(),
         info.format.clone(),
-        info.users().unwrap_or_else(|| "nobody".into()),
+        match (info.users(), &info.held_by) {
+            (Some(users), _) => users,
+            (None, Some(holder)) => format!("(image: {holder})"),
+            (None, None) => "nobody".into(),
+        },
         info.disk.clone(),
         ways.join(", "),
     ]

@@ -191,6 +191,9 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
         info.format
     )?;
     writeln!(out, "engine:     {}{cache}", info.engine)?;
+    if let Some(holder) = &info.held_by {
+        writeln!(out, "held by:    {holder}")?;
+    }
     print_clients(out, info)?;
     for filter in &info.filters {
         writeln!(out, "filter:     {filter}")?;

@@ -199,6 +199,15 @@ impl FileDisk {
         self.shared.bounced.load(Ordering::Relaxed)
     }
 
+    /// Who has the image locked in a way that it cannot be used here now.
+    pub fn holder(&self) -> Option<String> {
+        let shared = &*self.shared;
+        match lock::check(&shared.path, &shared.file, shared.options.lock_use()) {
+            Err(LockError::InUse(holder)) => Some(holder),
+            Ok(()) | Err(LockError::Os(_)) => None,
+        }
+    }
+
     /// Who knows, from now on, where a growable file may end.
     pub fn guard_end(&self, guard: EndGuard) {
         let mut place = self.shared.end_guard();

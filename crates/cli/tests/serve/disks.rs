@@ -121,6 +121,38 @@ fn disks_come_and_go_while_another_is_served() {
 }
 
 #[test]
+fn who_else_has_the_image_is_told_when_it_is_added() {
+    let (images, served) = (disk_dir(), server(""));
+    let image = make_image(images.path(), "qcow2", 64 << 20);
+    let mut other = Command::new("qemu-io");
+    other.args(["-f", "qcow2", &image]);
+    let other = other.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+    let mut other = Load(other.unwrap());
+    let pid = other.0.id().to_string();
+    let control = served.control();
+    let add = [
+        "disk", "add", "--server", &control, "a", &image, "--format", "qcow2",
+    ];
+    let name = "a";
+    let said = eventually("it has the image", || {
+        let output = run(&add);
+        assert!(output.status.success());
+        let said = String::from_utf8(output.stderr).unwrap();
+        if !said.contains(&pid) {
+            remove(&served, name, &[]);
+        }
+        said.contains(&pid).then_some(said)
+    });
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(stdout_of(&["info", &control]).contains("held by:"));
+    refused(1, &["bench", "--nbd", &uri(&served, "a")], &["in use by"]);
+    other.0.stdin.take();
+    other.0.wait().unwrap();
+    assert!(!stdout_of(&["info", &control]).contains("held by:"));
+    stdout_of(&["bench", "--nbd", &uri(&served, "a"), "--number-ios", "10"]);
+}
+
+#[test]
 fn a_disk_that_is_in_use_stays_unless_it_is_forced() {
     let served = server("");
     let socket = served.arg("s");

@@ -107,6 +107,9 @@ pub struct Info {
     /// Requests whose data was copied because O_DIRECT could not take it as
     /// it lay in memory or on the disk; None for disks that have no files.
     pub bounced: Option<u64>,
+    /// Who else has the image, for people: until it lets go, nobody can use
+    /// the disk here.
+    pub held_by: Option<String>,
     /// Where front-ends connect; None: nowhere.
     pub vhost_user: Option<String>,
     /// Who is connected.

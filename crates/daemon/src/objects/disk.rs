@@ -215,6 +215,7 @@ impl Served {
             engine: stack.engine.into(),
             cache: self.cache().map(str::to_owned),
             bounced: stack.file.as_ref().map(|file| file.bounced()),
+            held_by: stack.file.as_ref().and_then(|file| file.holder()),
             vhost_user: options.vhost_user.as_ref().map(ToString::to_string),
             front_end: status.peer_pid.map(|pid| FrontEnd { pid }),
             max_queues: options.queues,
