@@ -313,14 +313,15 @@ check_programs() {
 
 # A client of the API that nobody here has written comes from PyPI, with all that it needs.
 python_packages() {
-	tools=$(dirname "$0")
-	! cmp -s "$tools/requirements.txt" "$tools/venv/installed.txt" || return 0
-	say "installing Python packages in $tools/venv"
+	wanted=$(dirname "$0")/requirements.txt
+	venv=${CARGO_TARGET_DIR:-$(dirname "$0")/../target}/venv
+	! cmp -s "$wanted" "$venv/installed.txt" || return 0
+	say "installing Python packages in $venv"
 	{
-		python3 -m venv --clear "$tools/venv" &&
-			"$tools/venv/bin/pip" install --quiet --disable-pip-version-check --retries 10 \
-				--requirement "$tools/requirements.txt" &&
-			cp "$tools/requirements.txt" "$tools/venv/installed.txt"
+		python3 -m venv --clear "$venv" &&
+			"$venv/bin/pip" install --quiet --disable-pip-version-check --retries 10 \
+				--requirement "$wanted" &&
+			cp "$wanted" "$venv/installed.txt"
 	} || fail 'pip could not install them'
 }
 

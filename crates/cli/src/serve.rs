@@ -4,8 +4,8 @@ use crate::disk_args::{DiskArgs, location_help, location_parser};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fathom_daemon::{
-    Daemon, DiskOptions, NbdOptions, Outcome, ServeOptions, SocketSpec, StopTimeout, TlsOptions,
-    access, read_config,
+    ApiOptions, Daemon, DiskOptions, Group, NbdOptions, Outcome, ServeOptions, SocketSpec,
+    StopTimeout, TlsOptions, access, groups, read_config,
 };
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_stack::Injection;
@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 37] = [
+const ONE_DISK: [&str; 39] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -52,6 +52,8 @@ const ONE_DISK: [&str; 37] = [
     "filters",
     "control",
     "api",
+    "api_group",
+    "api_read_group",
     "stop_timeout",
     "force_share",
     "no_discard",
@@ -127,6 +129,14 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SOCKET")]
     api: Option<PathBuf>,
 
+    /// Group whose members may use the API beside root and this user
+    #[arg(long, value_name = "GROUP", requires = "api")]
+    api_group: Option<Group>,
+
+    /// Group whose members may look at everything by the API, and change nothing
+    #[arg(long, value_name = "GROUP", requires = "api")]
+    api_read_group: Option<Group>,
+
     /// Once asked to end, wait this long for what is in flight; then abandon it
     /// and exit with status 1
     #[arg(long, value_name = "DURATION", default_value_t)]
@@ -189,11 +199,13 @@ impl ServeArgs {
             max_per_peer: self.nbd_connections_per_client.map(|n| n as usize),
             idle_timeout: self.nbd_idle_timeout.0,
         };
+        let groups = groups(self.api_group, self.api_read_group);
+        let api = self.api.map(|socket| ApiOptions { socket, groups });
         Ok(ServeOptions {
             disks: vec![disk],
             nbd: (!nbd.listen.is_empty()).then_some(nbd),
             control: self.control,
-            api: self.api,
+            api,
             stop_timeout: self.stop_timeout,
         })
     }

@@ -1,5 +1,6 @@
 //! Who may connect to a socket, as people write it.
 
+use crate::api::Groups;
 use fathom_exports::Access;
 use std::ffi::CString;
 use std::fmt;
@@ -52,6 +53,14 @@ pub fn access(mode: Option<Mode>, group: Option<Group>) -> Access {
     Access {
         mode: mode.map(|mode| mode.0),
         group: group.map(|group| group.0),
+    }
+}
+
+/// Those of the API.
+pub fn groups(all: Option<Group>, read: Option<Group>) -> Groups {
+    Groups {
+        all: all.map(|group| group.0),
+        read: read.map(|group| group.0),
     }
 }
 

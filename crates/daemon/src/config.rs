@@ -1,9 +1,9 @@
 //! The file that `fathom serve --config` reads: TOML, with the names of the
 //! command line's options.
 
-use crate::access::{Group, Mode, access};
+use crate::access::{Group, Mode, access, groups};
 use crate::error::Error;
-use crate::options::{DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
+use crate::options::{ApiOptions, DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
 use crate::table::DiskTable;
 use crate::text;
 use fathom_exports::nbd::{Address, TlsMode};
@@ -55,7 +55,10 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         disks,
         nbd,
         control: file.control,
-        api: file.api,
+        api: file.api.map(|api| ApiOptions {
+            socket: api.socket,
+            groups: groups(api.group, api.read_group),
+        }),
         stop_timeout: file.stop_timeout.unwrap_or_default(),
     })
 }
@@ -70,7 +73,7 @@ fn line_of(text: &str, span: Range<usize>) -> String {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     control: Option<PathBuf>,
-    api: Option<PathBuf>,
+    api: Option<Api>,
     #[serde(default, with = "text::optional")]
     stop_timeout: Option<StopTimeout>,
     nbd: Option<Spanned<Nbd>>,
@@ -95,6 +98,16 @@ struct Nbd {
     connections_per_client: Option<u16>,
     #[serde(default, with = "text::optional")]
     idle_timeout: Option<Timeout>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Api {
+    socket: PathBuf,
+    #[serde(default, with = "text::optional")]
+    group: Option<Group>,
+    #[serde(default, with = "text::optional")]
+    read_group: Option<Group>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -181,6 +194,7 @@ mod tests {
     fn everything_can_be_said() {
         let text = r#"
             control = "/run/control"
+            api = { socket = "/run/api", group = "root", read-group = "64001" }
             stop-timeout = "90s"
             [nbd]
             listen = ["unix:/run/nbd", "tcp:[::1]:10809"]
@@ -224,6 +238,8 @@ mod tests {
         let options = parse(text).unwrap();
         assert_eq!(options.control, Some("/run/control".into()));
         assert_eq!(options.stop_timeout, "90s".parse().unwrap());
+        let api = options.api.unwrap();
+        assert_eq!((api.groups.all, api.groups.read), (Some(0), Some(64001)));
         let nbd = options.nbd.unwrap();
         let listen: Vec<_> = nbd.listen.iter().map(ToString::to_string).collect();
         assert_eq!(listen, ["unix:/run/nbd", "tcp:[::1]:10809"]);

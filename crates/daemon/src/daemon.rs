@@ -1,12 +1,12 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
 use crate::answer::Asker;
-use crate::api::Api;
+use crate::api::{Api, Groups};
 use crate::control::{self, Server};
 use crate::error::Error;
 use crate::limits;
 use crate::objects::{CALIBRATE_EVERY, Objects, Outcome, Served};
-use crate::options::{ServeOptions, StopTimeout};
+use crate::options::{ApiOptions, ServeOptions, StopTimeout};
 use crate::runtime;
 use crate::signals::{LeftToThisThread, Termination};
 use crate::socket;
@@ -58,11 +58,13 @@ impl Daemon {
         let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
         let signals = LeftToThisThread::new();
         let (control, stop_timeout) = (options.control.clone(), options.stop_timeout);
-        let api = options.api.as_deref().map(listen_for_api).transpose()?;
+        let api = options.api.as_ref();
+        let api = api.map(|api| Ok::<_, Error>((listen_for_api(api)?, api.groups)));
+        let api = api.transpose()?;
         let mut objects = Objects::open(options, front_ends, clients)?;
         let control = listen_for_control(control.as_deref())?;
         objects.serve()?;
-        let api = api.map(|listener| Api::start(listener, objects.post()));
+        let api = api.map(|(listener, groups)| Api::start(listener, groups, objects.post()));
         let api = api.transpose().map_err(Error::io("cannot serve the API"))?;
         drop(signals);
         let daemon = Daemon {
@@ -200,11 +202,18 @@ fn listen_for_control(path: Option<&Path>) -> Result<Option<Server>, Error> {
     }
 }
 
-/// For the same user only.
-fn listen_for_api(path: &Path) -> Result<Listener, Error> {
-    let made = runtime::make_parent_of(path);
+/// Where there are groups, clients are told apart when they have connected.
+fn listen_for_api(api: &ApiOptions) -> Result<Listener, Error> {
+    let made = runtime::make_parent_of(&api.socket);
     made.map_err(Error::io("the sockets' directory cannot be made"))?;
-    Ok(Listener::bind(path, Access::PRIVATE)?)
+    let access = match api.groups == Groups::default() {
+        true => Access::PRIVATE,
+        false => Access {
+            mode: Some(0o666),
+            group: None,
+        },
+    };
+    Ok(Listener::bind(&api.socket, access)?)
 }
 
 /// Where systemd (or another manager) wants to know.

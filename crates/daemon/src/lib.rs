@@ -21,13 +21,15 @@ mod stderr;
 mod table;
 mod text;
 
-pub use access::{Group, Mode, access};
+pub use access::{Group, Mode, access, groups};
 pub use config::read_config;
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use limits::survive_size_limit;
 pub use objects::Outcome;
-pub use options::{DiskOptions, ExportOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
+pub use options::{
+    ApiOptions, DiskOptions, ExportOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions,
+};
 pub use repeats::Repeats;
 pub use socket_spec::SocketSpec;
 pub use stderr::Stderr;

@@ -1,6 +1,7 @@
 //! What `fathom serve` is told.
 
 use crate::access::access;
+use crate::api::Groups;
 use crate::socket_spec::SocketSpec;
 use crate::table::DiskTable;
 use fathom_exports::Access;
@@ -21,8 +22,8 @@ pub struct ServeOptions {
     pub nbd: Option<NbdOptions>,
     /// None: where [`crate::control::default_path`] says.
     pub control: Option<PathBuf>,
-    /// Where the API is; None: nowhere.
-    pub api: Option<PathBuf>,
+    /// None: no API.
+    pub api: Option<ApiOptions>,
     /// How long stopping may take.
     pub stop_timeout: StopTimeout,
 }
@@ -92,6 +93,14 @@ impl ServeOptions {
         }
         Ok(())
     }
+}
+
+/// Where the API is, and for whom.
+#[derive(Clone, Debug)]
+pub struct ApiOptions {
+    pub socket: PathBuf,
+    /// Beside root and the server's own user.
+    pub groups: Groups,
 }
 
 /// Who may connect by NBD, and how.

@@ -4,6 +4,7 @@ use crate::support::{Served, as_arg, eventually, fathom, short_dir, stdout_of};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,10 +12,14 @@ use std::time::{Duration, Instant};
 
 /// Without disks, with NBD at `n`, a control socket `c` and the API at `a`.
 fn server() -> Served {
+    server_with("")
+}
+
+fn server_with(of_api: &str) -> Served {
     let dir = short_dir();
     let path = |name: &str| as_arg(&dir.path().join(name));
     let config = format!(
-        "control = '{}'\napi = '{}'\n[nbd]\nlisten = ['unix:{}']\n",
+        "control = '{}'\napi = {{ socket = '{}'{of_api} }}\n[nbd]\nlisten = ['unix:{}']\n",
         path("c"),
         path("a"),
         path("n")
@@ -269,6 +274,56 @@ fn the_end_is_not_kept_waiting_by_clients_of_the_api() {
     assert!(!served.path("a").exists());
 }
 
+/// Needs root, to be others.
+#[test]
+fn groups_may_do_all_or_look() {
+    let served = server_with(", group = '64002', read-group = '64003'");
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(served.dir.path(), open).unwrap();
+    let status = |group: &[&str], method: &str| {
+        let output = Command::new("setpriv")
+            .args(["--reuid", "64001"])
+            .args(group)
+            .args([
+                "curl",
+                "--silent",
+                "--output",
+                "/dev/null",
+                "--write-out",
+                "%{http_code}",
+            ])
+            .arg("--unix-socket")
+            .arg(served.path("a"))
+            .args(["--request", method, "http://fathom/v1/disks/a"])
+            .args(["--data", r#"{"image":"null:1M"}"#])
+            .stdin(Stdio::null())
+            .output()
+            .expect("setpriv is part of util-linux");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let none = ["--regid", "64001", "--clear-groups"];
+    let main = ["--regid", "64002", "--clear-groups"];
+    let more = ["--regid", "64001", "--groups", "64000,64002"];
+    let reads = ["--regid", "64001", "--groups", "64003"];
+    for (group, got, put) in [
+        (&none[..], "403", "403"),
+        (&reads, "404", "403"),
+        (&main, "404", "201"),
+        (&more, "200", "200"),
+        (&reads, "200", "403"),
+    ] {
+        assert_eq!(status(group, "GET"), got, "{group:?}");
+        assert_eq!(status(group, "PUT"), put, "{group:?}");
+    }
+    // Without groups others do not even connect.
+    let private = server();
+    let mode = fs::metadata(private.path("a"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
 /// To a Unix socket from a TCP port, which it prints: schemathesis speaks TCP only.
 const BRIDGE: &str = r#"
 import socket, sys, threading
@@ -317,7 +372,7 @@ fn a_client_that_makes_up_requests_finds_what_is_described() {
         port.ends_with('\n').then_some(())
     });
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = tests.join("../../tools/venv/bin/schemathesis");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../venv/bin/schemathesis");
     let run = |more: &[&str]| {
         let output = Command::new(&program)
             .arg("--config-file")

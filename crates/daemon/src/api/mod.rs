@@ -4,11 +4,13 @@
 //! daemon's thread, like those of the control socket; nothing of a disk is touched here.
 //!
 //! - `disks` has what can be done to disks, `server` what concerns all of them;
+//! - `rights` says who may do what;
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
 
 mod disks;
 mod problem;
+mod rights;
 mod schema;
 mod server;
 mod state;
@@ -17,10 +19,13 @@ mod tag;
 use crate::mailbox::Post;
 use crate::objects::Event;
 use axum::Router;
+use axum::middleware::from_fn_with_state;
 use fathom_exports::Listener;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+pub use rights::Groups;
+use rights::{Rights, guard};
 use state::Asking;
 use std::io;
 use std::os::fd::AsFd;
@@ -73,8 +78,9 @@ pub struct Api {
 }
 
 impl Api {
-    /// Serve clients from `listener`; what they want goes by `post`.
-    pub fn start(listener: Listener, post: Post<Event>) -> io::Result<Api> {
+    /// Serve clients from `listener`, with the rights of their groups; what they want goes by
+    /// `post`.
+    pub fn start(listener: Listener, groups: Groups, post: Post<Event>) -> io::Result<Api> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let socket = listener.as_fd().try_clone_to_owned()?;
         let socket = std::os::unix::net::UnixListener::from(socket);
@@ -83,7 +89,7 @@ impl Api {
         let body = move || {
             let serve = async {
                 let socket = UnixListener::from_std(socket)?;
-                tokio::spawn(accept_clients(socket, router(post)));
+                tokio::spawn(accept_clients(socket, groups, router(post)));
                 // An error says that nobody can ask for it any more.
                 let _ = stopped.await;
                 Ok::<_, io::Error>(())
@@ -132,13 +138,14 @@ fn router(post: Post<Event>) -> Router {
         .with_state(Asking::new(post, description))
 }
 
-async fn accept_clients(socket: UnixListener, router: Router) {
+async fn accept_clients(socket: UnixListener, groups: Groups, router: Router) {
     let places = Arc::new(Semaphore::new(MAX_CLIENTS));
     // (It is never closed.)
     while let Ok(place) = places.clone().acquire_owned().await {
         match socket.accept().await {
             Ok((client, _)) => {
-                let router = router.clone();
+                let rights = groups.rights(&client).unwrap_or(Rights::Nothing);
+                let router = router.clone().layer(from_fn_with_state(rights, guard));
                 tokio::spawn(async move {
                     let _place = place;
                     serve(client, router).await;

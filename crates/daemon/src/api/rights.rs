@@ -1,0 +1,117 @@
+//! Who may do what: clients are known by the user and groups that the kernel says they have.
+
+use super::problem::Problem;
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use rustix::process::geteuid;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use tokio::net::UnixStream;
+
+/// Those who may use the API beside root and the user that the server runs as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Groups {
+    /// Its members may do everything.
+    pub all: Option<u32>,
+    /// Its members may look at everything.
+    pub read: Option<u32>,
+}
+
+/// What a client may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    All,
+    Read,
+    Nothing,
+}
+
+impl Groups {
+    /// Of the client at the other end.
+    pub fn rights(&self, client: &UnixStream) -> io::Result<Rights> {
+        let peer = client.peer_cred()?;
+        if peer.uid() == 0 || peer.uid() == geteuid().as_raw() {
+            return Ok(Rights::All);
+        }
+        // SAFETY: the socket is open for as long as `client` is borrowed.
+        let socket = unsafe { BorrowedFd::borrow_raw(client.as_raw_fd()) };
+        let mut groups = more_groups(socket)?;
+        groups.push(peer.gid());
+        Ok(self.of(&groups))
+    }
+
+    fn of(&self, groups: &[u32]) -> Rights {
+        let has = |group: Option<u32>| group.is_some_and(|group| groups.contains(&group));
+        match (has(self.all), has(self.read)) {
+            (true, _) => Rights::All,
+            (_, true) => Rights::Read,
+            _ => Rights::Nothing,
+        }
+    }
+}
+
+/// Supplementary groups of a socket's peer, as it connected (SO_PEERGROUPS).
+fn more_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let get = |groups: *mut u32, len: &mut libc::socklen_t| {
+        // SAFETY: the kernel writes at most `len` bytes to `groups`, which has room for them, and
+        // the bytes that there are to `len`.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.cast(),
+                len,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    let mut len = 0;
+    match get(ptr::null_mut(), &mut len) {
+        Ok(()) => return Ok(Vec::new()),
+        // `len` is what is needed; a peer's groups never change.
+        Err(error) if error.raw_os_error() == Some(libc::ERANGE) => {}
+        Err(error) => return Err(error),
+    }
+    let mut groups = vec![0; len as usize / size_of::<u32>()];
+    get(groups.as_mut_ptr(), &mut len)?;
+    groups.truncate(len as usize / size_of::<u32>());
+    Ok(groups)
+}
+
+/// Lets through what a client has the right to.
+pub async fn guard(State(rights): State<Rights>, request: Request, next: Next) -> Response {
+    let looks = [Method::GET, Method::HEAD].contains(request.method());
+    let problem = match rights {
+        Rights::All => None,
+        Rights::Read if looks => None,
+        Rights::Read => Some("you may look, and change nothing"),
+        Rights::Nothing => Some("the API is for the server's user and the groups that it names"),
+    };
+    match problem {
+        Some(text) => Problem::new(StatusCode::FORBIDDEN, "forbidden", text).into_response(),
+        None => next.run(request).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_have_rights() {
+        let groups = Groups {
+            all: Some(5),
+            read: Some(6),
+        };
+        assert_eq!(groups.of(&[1, 5, 6]), Rights::All);
+        assert_eq!(groups.of(&[6, 1]), Rights::Read);
+        assert_eq!(groups.of(&[1]), Rights::Nothing);
+        assert_eq!(Groups::default().of(&[0, 1]), Rights::Nothing);
+    }
+}
