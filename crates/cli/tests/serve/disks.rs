@@ -76,6 +76,10 @@ fn disks_come_and_go_while_another_is_served() {
         &["--vhost-user", &first, "--rw", "randrw", "--verify"],
         "200000",
     );
+    let pid = served.child.id();
+    let count = |what| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
+    let has = || [count("fd"), count("task")];
+    let before = has();
     for round in 0..20 {
         let socket = served.arg("second");
         let is_for_clients = round % 2 == 1;
@@ -112,6 +116,8 @@ fn disks_come_and_go_while_another_is_served() {
             "{listed}"
         );
     }
+    // Nothing is left of them.
+    eventually("all is given back", || (has() == before).then_some(()));
     // (`wait` would find it if it had failed meanwhile.)
     let status = load.0.wait().unwrap();
     assert!(status.success(), "{}", served.log());
