@@ -331,6 +331,7 @@ impl Made {
             model: self.model(),
             cluster: self.case.cluster,
             wide: self.case.wide,
+            plain: false,
             workers,
             seed,
         }

@@ -49,6 +49,8 @@ pub struct Start<'a> {
     pub cluster: u64,
     /// All of the disk is used.
     pub wide: bool,
+    /// Nothing is compressed, whatever the seed says.
+    pub plain: bool,
     pub workers: usize,
     pub seed: u64,
 }
@@ -85,6 +87,7 @@ impl Run {
         let fua = [0, 0, 5, 30][rng.below(4) as usize];
         let compressed = match disk.compress_unit() {
             None => 0,
+            Some(_) if start.plain => 0,
             // These take their time.
             Some(unit) if unit > 1 << 20 => 5,
             Some(_) => [0, 20, 80][rng.below(3) as usize],
