@@ -1,22 +1,21 @@
 //! A worker as the other threads see it: commands in, counters out.
 
+use crate::counters::Counters;
 use crate::cx::Cx;
 use crate::disk::{Disk, DiskError};
 use crate::engine::Engine;
+use crate::mailbox::{Bell, Command, Inbox, Outbox, Wanted, mailbox};
 use crate::peer_event;
 use crate::polling::{Poller, Polling};
 use crate::source::{Source, SourceId};
 use crate::worker::Worker;
 use fathom_trace::{Clock, Recorder, RingWriter, StageHistograms};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use std::convert::Infallible;
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,136 +24,6 @@ use std::time::{Duration, Instant};
 /// after each turn; one that does not is stuck in guest memory whose pages do
 /// not come, say, and might never look again.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// What other threads ask of a worker.
-pub(crate) enum Command {
-    Attach {
-        source: Box<dyn Source>,
-        wanted: Arc<Wanted>,
-        reply: SyncSender<io::Result<SourceId>>,
-    },
-    Detach {
-        id: SourceId,
-        reply: SyncSender<Box<dyn Source>>,
-    },
-    Trace(Option<RingWriter>),
-    /// Something that the channel goes by has changed.
-    Look {
-        wanted: Arc<Wanted>,
-        reply: SyncSender<()>,
-    },
-    Stop,
-}
-
-/// Whether a command is waited for: decided once, by the worker that takes it
-/// or by the one who has waited for too long.
-#[derive(Default)]
-pub(crate) struct Wanted(AtomicBool);
-
-impl Wanted {
-    /// False: the other side has decided before.
-    fn decide(&self) -> bool {
-        !self.0.swap(true, Ordering::SeqCst)
-    }
-}
-
-/// The flag and the eventfd by which a worker learns of commands, spinning
-/// or asleep.
-struct Bell {
-    rung: AtomicBool,
-    event: OwnedFd,
-    /// Somebody has waited in vain, and no command was taken since.
-    unheard: AtomicBool,
-}
-
-impl Bell {
-    /// Wait no longer. False: the worker has just taken the command. (The
-    /// order matters: the worker decides first and lowers the flag then, so
-    /// that it is not raised for good.)
-    fn give_up(&self, wanted: &Wanted) -> bool {
-        self.unheard.store(true, Ordering::SeqCst);
-        let given_up = wanted.decide();
-        if !given_up {
-            self.unheard.store(false, Ordering::SeqCst);
-        }
-        given_up
-    }
-}
-
-/// The worker's end of its mailbox.
-pub(crate) struct Inbox {
-    commands: Receiver<Command>,
-    bell: Arc<Bell>,
-}
-
-impl Inbox {
-    pub(crate) fn fd(&self) -> RawFd {
-        self.bell.event.as_raw_fd()
-    }
-
-    #[inline]
-    pub(crate) fn has_mail(&self) -> bool {
-        self.bell.rung.load(Ordering::Acquire)
-    }
-
-    /// A command has been taken. False: nobody waits for it any more.
-    pub(crate) fn hear(&self, wanted: &Wanted) -> bool {
-        let in_time = wanted.decide();
-        self.bell.unheard.store(false, Ordering::SeqCst);
-        in_time
-    }
-
-    /// The next command. Senders ring after they have sent, so the bell is
-    /// silenced before the last look.
-    pub(crate) fn take(&self) -> Option<Command> {
-        if !self.has_mail() {
-            return None;
-        }
-        if let Ok(command) = self.commands.try_recv() {
-            return Some(command);
-        }
-        self.bell.rung.store(false, Ordering::SeqCst);
-        let last = self.commands.try_recv().ok();
-        if last.is_some() {
-            self.bell.rung.store(true, Ordering::SeqCst);
-        }
-        last
-    }
-}
-
-/// A count with one writer.
-#[derive(Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    #[inline]
-    pub(crate) fn increment(&self) {
-        self.add(1);
-    }
-
-    #[inline]
-    pub(crate) fn add(&self, n: u64) {
-        let count = self.0.load(Ordering::Relaxed);
-        self.0.store(count + n, Ordering::Relaxed);
-    }
-
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// What a worker did besides moving requests.
-#[derive(Default)]
-pub struct Counters {
-    /// Interrupts sent.
-    pub notifications: Counter,
-    /// Times that it went to sleep.
-    pub sleeps: Counter,
-    /// Ticks of the clock in which it looked for work instead of sleeping.
-    pub polled: Counter,
-    /// Requests that sources have answered with an error by themselves.
-    pub refused: Counter,
-}
 
 /// How to run a worker.
 #[derive(Clone, Debug, Default)]
@@ -168,8 +37,7 @@ pub struct WorkerOptions {
 
 /// Stops the worker when dropped.
 pub struct WorkerHandle {
-    commands: Sender<Command>,
-    bell: Arc<Bell>,
+    outbox: Outbox,
     histograms: Arc<StageHistograms>,
     counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
@@ -196,17 +64,8 @@ impl WorkerHandle {
             move |source: io::Error| DiskError::Io { path, what, source }
         };
         peer_event::watch().map_err(failed("cannot start the thread that watches eventfds"))?;
-        let bell = Arc::new(Bell {
-            rung: AtomicBool::new(false),
-            unheard: AtomicBool::new(false),
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|e| failed("cannot create an eventfd")(e.into()))?,
-        });
-        let (commands, receiver) = channel();
-        let inbox = Inbox {
-            commands: receiver,
-            bell: bell.clone(),
-        };
+        let mailbox = mailbox();
+        let (outbox, inbox) = mailbox.map_err(failed("cannot create an eventfd"))?;
         let histograms = Arc::new(StageHistograms::default());
         let recorder = Recorder::new(histograms.clone());
         let counters = Arc::new(Counters::default());
@@ -233,8 +92,7 @@ impl WorkerHandle {
             .map_err(failed("cannot start its thread"))?;
         started.recv().expect("the worker reports its start")?;
         Ok(WorkerHandle {
-            commands,
-            bell,
+            outbox,
             histograms,
             counters,
             thread: Some(thread),
@@ -242,32 +100,23 @@ impl WorkerHandle {
         })
     }
 
-    /// What is sent to a worker that has ended already is dropped, and with it
-    /// the means to answer.
-    fn send(&self, command: Command) {
-        let _ = self.commands.send(command);
-        self.bell.rung.store(true, Ordering::SeqCst);
-        // An eventfd's counter cannot overflow by ones.
-        let _ = rustix::io::write(&self.bell.event, &1u64.to_ne_bytes());
-    }
-
     /// Let the worker serve `source`; returns when it does. If it does not
     /// take it in time, the source is dropped, sooner or later.
     pub fn attach(&self, source: Box<dyn Source>) -> io::Result<SourceId> {
         let failed = || io::Error::new(io::ErrorKind::TimedOut, Unheard);
-        if self.bell.unheard.load(Ordering::SeqCst) {
+        if self.outbox.is_unheard() {
             return Err(failed());
         }
         let (reply, answer) = sync_channel(1);
         let wanted = Arc::new(Wanted::default());
-        self.send(Command::Attach {
+        self.outbox.send(Command::Attach {
             source,
             wanted: wanted.clone(),
             reply,
         });
         match answer.recv_timeout(PATIENCE) {
             Ok(outcome) => outcome,
-            Err(RecvTimeoutError::Timeout) if self.bell.give_up(&wanted) => Err(failed()),
+            Err(RecvTimeoutError::Timeout) if self.outbox.bell().give_up(&wanted) => Err(failed()),
             // It is at it.
             Err(RecvTimeoutError::Timeout) => answer.recv().unwrap_or_else(|_| Err(failed())),
             Err(RecvTimeoutError::Disconnected) => Err(failed()),
@@ -283,7 +132,7 @@ impl WorkerHandle {
     /// Like [`WorkerHandle::detach`], without waiting: for several at once.
     pub fn begin_detach(&self, id: SourceId) -> Detaching {
         let (reply, answer) = sync_channel(1);
-        self.send(Command::Detach { id, reply });
+        self.outbox.send(Command::Detach { id, reply });
         Detaching(answer)
     }
 
@@ -291,7 +140,7 @@ impl WorkerHandle {
     /// an answer before that is traced. After a [`WorkerHandle::look`], what
     /// comes is traced, or what was answered before is in the trace.
     pub fn trace(&self, writer: Option<RingWriter>) {
-        self.send(Command::Trace(writer));
+        self.outbox.send(Command::Trace(writer));
     }
 
     /// Let the channel look at what has changed ([`Channel::timer`]); returns
@@ -306,11 +155,11 @@ impl WorkerHandle {
     pub fn begin_look(&self) -> Looking<'_> {
         let (reply, answer) = sync_channel(1);
         let wanted = Arc::new(Wanted::default());
-        let patience = match self.bell.unheard.load(Ordering::SeqCst) {
+        let patience = match self.outbox.is_unheard() {
             true => Duration::ZERO,
             false => PATIENCE,
         };
-        self.send(Command::Look {
+        self.outbox.send(Command::Look {
             wanted: wanted.clone(),
             reply,
         });
@@ -318,13 +167,13 @@ impl WorkerHandle {
             answer,
             wanted,
             deadline: Instant::now() + patience,
-            bell: &self.bell,
+            bell: self.outbox.bell(),
         }
     }
 
     /// Let the worker end, which has no sources any more; does not wait.
     pub fn stop(&self) {
-        self.send(Command::Stop);
+        self.outbox.send(Command::Stop);
     }
 
     /// Wait for its end until `deadline`. False: it is not over.

@@ -5,12 +5,14 @@
 //! the channel does its I/O through the worker's [`Engine`], and the source
 //! answers it. `worker.rs` reads like this sentence.
 
+mod counters;
 pub mod cx;
 pub mod disk;
 pub mod engine;
 pub mod extents;
 pub mod handle;
 pub mod keepsake;
+mod mailbox;
 pub mod peer_event;
 pub mod polling;
 pub mod request;
@@ -20,12 +22,13 @@ pub mod testing;
 pub mod token;
 pub mod worker;
 
+pub use counters::Counters;
 pub use cx::{Completed, Cx, Mark};
 pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, SocketIoKind, Wait};
 pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
-pub use handle::{Counters, Detaching, Looking, Unheard, WorkerHandle, WorkerOptions};
+pub use handle::{Detaching, Looking, Unheard, WorkerHandle, WorkerOptions};
 pub use keepsake::Keepsake;
 pub use polling::Polling;
 pub use request::{Owner, Request, RequestId, Segments, Slab};

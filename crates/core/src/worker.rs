@@ -5,10 +5,11 @@
 //! sleeps in one place, [`Engine::submit`]. Clock readings are shared by all
 //! requests that make a transition together.
 
+use crate::counters::Counters;
 use crate::cx::Cx;
 use crate::disk::Channel;
 use crate::engine::{Completion, Engine, Wait};
-use crate::handle::{Command, Counters, Inbox};
+use crate::mailbox::{Command, Inbox};
 use crate::polling::{Awaited, Poller, Waited};
 use crate::request::{Owner, Request, RequestId};
 use crate::source::{Source, SourceId};

@@ -1,0 +1,155 @@
+//! What other threads ask of a worker, and how it hears of it.
+
+use crate::source::{Source, SourceId};
+use fathom_trace::RingWriter;
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
+
+/// What other threads ask of a worker.
+pub(crate) enum Command {
+    Attach {
+        source: Box<dyn Source>,
+        wanted: Arc<Wanted>,
+        reply: SyncSender<io::Result<SourceId>>,
+    },
+    Detach {
+        id: SourceId,
+        reply: SyncSender<Box<dyn Source>>,
+    },
+    Trace(Option<RingWriter>),
+    /// Something that the channel goes by has changed.
+    Look {
+        wanted: Arc<Wanted>,
+        reply: SyncSender<()>,
+    },
+    Stop,
+}
+
+/// Whether a command is waited for: decided once, by the worker that takes it
+/// or by the one who has waited for too long.
+#[derive(Default)]
+pub(crate) struct Wanted(AtomicBool);
+
+impl Wanted {
+    /// False: the other side has decided before.
+    fn decide(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
+}
+
+/// The flag and the eventfd by which a worker learns of commands, spinning
+/// or asleep.
+pub(crate) struct Bell {
+    rung: AtomicBool,
+    event: OwnedFd,
+    /// Somebody has waited in vain, and no command was taken since.
+    unheard: AtomicBool,
+}
+
+impl Bell {
+    fn new() -> io::Result<Bell> {
+        Ok(Bell {
+            rung: AtomicBool::new(false),
+            unheard: AtomicBool::new(false),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    /// Wait no longer. False: the worker has just taken the command. (The
+    /// order matters: the worker decides first and lowers the flag then, so
+    /// that it is not raised for good.)
+    pub(crate) fn give_up(&self, wanted: &Wanted) -> bool {
+        self.unheard.store(true, Ordering::SeqCst);
+        let given_up = wanted.decide();
+        if !given_up {
+            self.unheard.store(false, Ordering::SeqCst);
+        }
+        given_up
+    }
+}
+
+/// A worker's mailbox, for who writes to it and for the worker.
+pub(crate) fn mailbox() -> io::Result<(Outbox, Inbox)> {
+    let bell = Arc::new(Bell::new()?);
+    let (sender, commands) = channel();
+    let inbox = Inbox {
+        commands,
+        bell: bell.clone(),
+    };
+    let outbox = Outbox {
+        commands: sender,
+        bell,
+    };
+    Ok((outbox, inbox))
+}
+
+/// The other threads' end of it.
+pub(crate) struct Outbox {
+    commands: Sender<Command>,
+    bell: Arc<Bell>,
+}
+
+impl Outbox {
+    /// What is sent to a worker that has ended already is dropped, and with it
+    /// the means to answer.
+    pub(crate) fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
+        self.bell.rung.store(true, Ordering::SeqCst);
+        // An eventfd's counter cannot overflow by ones.
+        let _ = rustix::io::write(&self.bell.event, &1u64.to_ne_bytes());
+    }
+
+    /// Whether somebody has waited in vain, and no command was taken since.
+    pub(crate) fn is_unheard(&self) -> bool {
+        self.bell.unheard.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+}
+
+/// The worker's end of its mailbox.
+pub(crate) struct Inbox {
+    commands: Receiver<Command>,
+    bell: Arc<Bell>,
+}
+
+impl Inbox {
+    pub(crate) fn fd(&self) -> RawFd {
+        self.bell.event.as_raw_fd()
+    }
+
+    #[inline]
+    pub(crate) fn has_mail(&self) -> bool {
+        self.bell.rung.load(Ordering::Acquire)
+    }
+
+    /// A command has been taken. False: nobody waits for it any more.
+    pub(crate) fn hear(&self, wanted: &Wanted) -> bool {
+        let in_time = wanted.decide();
+        self.bell.unheard.store(false, Ordering::SeqCst);
+        in_time
+    }
+
+    /// The next command. Senders ring after they have sent, so the bell is
+    /// silenced before the last look.
+    pub(crate) fn take(&self) -> Option<Command> {
+        if !self.has_mail() {
+            return None;
+        }
+        if let Ok(command) = self.commands.try_recv() {
+            return Some(command);
+        }
+        self.bell.rung.store(false, Ordering::SeqCst);
+        let last = self.commands.try_recv().ok();
+        if last.is_some() {
+            self.bell.rung.store(true, Ordering::SeqCst);
+        }
+        last
+    }
+}
