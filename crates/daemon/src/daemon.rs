@@ -34,7 +34,6 @@ pub struct Daemon {
     api: Option<Api>,
     termination: Termination,
     stop_timeout: StopTimeout,
-    quitting: bool,
 }
 
 impl Daemon {
@@ -73,7 +72,6 @@ impl Daemon {
             api,
             termination,
             stop_timeout,
-            quitting: false,
         };
         daemon.announce();
         Ok(daemon)
@@ -96,9 +94,7 @@ impl Daemon {
     /// ends it. Then what is in flight is finished, unless that takes too
     /// long, and the sockets are removed.
     pub fn run(mut self) -> Result<Ended, Error> {
-        while !self.quitting {
-            self.wait()?;
-        }
+        while self.wait()? {}
         notify_manager(sd_notify::NotifyState::Stopping);
         tracing::info!("stopping");
         let stopped = self.objects.stop(Instant::now() + self.stop_timeout.0);
@@ -113,12 +109,11 @@ impl Daemon {
         Ok(Ended { outcomes, stopped })
     }
 
-    /// Sleep until there is something to do, and do it.
-    fn wait(&mut self) -> Result<(), Error> {
+    /// Sleep until there is something to do, and do it. False: it is to end.
+    fn wait(&mut self) -> Result<bool, Error> {
         let ready = self.poll().map_err(Error::io("cannot wait for events"))?;
         if ready.end {
-            self.quitting = true;
-            return Ok(());
+            return Ok(false);
         }
         let objects = &mut self.objects;
         objects.see_to_traces(&ready.cut);
@@ -131,8 +126,7 @@ impl Daemon {
                 control.answer(client, answer);
             }
         }
-        self.quitting |= objects.is_ending();
-        Ok(())
+        Ok(!objects.is_ending())
     }
 
     /// What poll(2) says of the signals, of the serving threads, of the

@@ -32,7 +32,7 @@ impl Kind {
 }
 
 /// Where a disk's bytes are: what a [`Kind`] makes of a text, which [`fmt::Display`] gives back.
-pub(crate) trait Place: fmt::Debug + fmt::Display + Send + Sync {
+pub(crate) trait Place: fmt::Display + Send + Sync {
     /// Opens it; may block.
     fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError>;
 
@@ -76,12 +76,36 @@ impl Opened {
     }
 }
 
-/// The size in a text like `memory:4G`, for kinds that are of that form.
-pub(crate) fn size_after(prefix: &str, text: &OsStr) -> Result<u64, String> {
-    let text = text.to_str().and_then(|text| text.strip_prefix(prefix));
-    match parse_size(text.unwrap_or_default())? {
-        0..512 => Err("a disk needs 512 bytes at least".into()),
-        size if size > i64::MAX as u64 => Err(format!("'{size}' is too large for a disk")),
-        size => Ok(size),
+/// A disk that is nothing but its size: of kinds that are written like `memory:4G`.
+pub(crate) struct OfSize {
+    prefix: &'static str,
+    size: u64,
+    open: fn(u64) -> Result<Opened, DiskError>,
+}
+
+impl OfSize {
+    pub(crate) fn parse(
+        prefix: &'static str,
+        text: &OsStr,
+        open: fn(u64) -> Result<Opened, DiskError>,
+    ) -> Result<Arc<dyn Place>, String> {
+        let text = text.to_str().and_then(|text| text.strip_prefix(prefix));
+        match parse_size(text.unwrap_or_default())? {
+            0..512 => Err("a disk needs 512 bytes at least".into()),
+            size if size > i64::MAX as u64 => Err(format!("'{size}' is too large for a disk")),
+            size => Ok(Arc::new(OfSize { prefix, size, open })),
+        }
+    }
+}
+
+impl Place for OfSize {
+    fn open(&self, _: &OpenOptions) -> Result<Opened, DiskError> {
+        (self.open)(self.size)
+    }
+}
+
+impl fmt::Display for OfSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.prefix, self.size)
     }
 }

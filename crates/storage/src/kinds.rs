@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub static KINDS: &[&Kind] = &[&file::KIND, &memory::KIND, &null::KIND, &nbd::KIND];
 
 /// Where a disk's bytes are: a path, `memory:SIZE`, an NBD URI and so on, as [`KINDS`] say.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Location {
     kind: &'static Kind,
     place: Arc<dyn Place>,
@@ -76,6 +76,12 @@ impl FromStr for Location {
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.place.fmt(f)
+    }
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {self}", self.kind.name)
     }
 }
 

@@ -1,18 +1,28 @@
 //! A disk in this process's memory.
 
 mod pages;
-mod place;
 
+use crate::kind::{Kind, OfSize, Opened};
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, RangeLimits, Request, RequestId, Stage,
     Status,
 };
 use pages::{PAGE, Pages};
-pub(crate) use place::KIND;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+const PREFIX: &str = "memory:";
+
+pub(crate) const KIND: Kind = Kind {
+    name: "memory",
+    form: "memory:SIZE",
+    what: "Zeroes in memory, which can be written and are gone with the server",
+    prefixes: &[PREFIX],
+    options: &[],
+    parse: |text| OfSize::parse(PREFIX, text, |size| Ok(Opened::new(MemoryDisk::new(size)?))),
+};
 
 /// For storage to which no range is too long.
 const ANY_RANGE: RangeLimits = RangeLimits {

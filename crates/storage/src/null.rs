@@ -1,10 +1,8 @@
 //! A disk of nothing: what Fathom costs by itself.
 
-use crate::kind::{Kind, OpenOptions, Opened, Place, size_after};
+use crate::kind::{Kind, OfSize, Opened};
 use crate::memory::volatile;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, RequestId, Stage, Status};
-use std::fmt;
-use std::sync::Arc;
 
 const PREFIX: &str = "null:";
 
@@ -14,24 +12,8 @@ pub(crate) const KIND: Kind = Kind {
     what: "No data at all: what Fathom costs by itself",
     prefixes: &[PREFIX],
     options: &[],
-    parse: |text| Ok(Arc::new(Of(size_after(PREFIX, text)?))),
+    parse: |text| OfSize::parse(PREFIX, text, |size| Ok(Opened::new(NullDisk::new(size)))),
 };
-
-/// So many bytes.
-#[derive(Debug)]
-struct Of(u64);
-
-impl Place for Of {
-    fn open(&self, _: &OpenOptions) -> Result<Opened, DiskError> {
-        Ok(Opened::new(NullDisk::new(self.0)))
-    }
-}
-
-impl fmt::Display for Of {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PREFIX}{}", self.0)
-    }
-}
 
 /// A disk that touches no data: reads leave their buffers as they are,
 /// writes go nowhere, everything completes at once.

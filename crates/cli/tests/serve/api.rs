@@ -1,6 +1,6 @@
 //! The API, by clients that are none of ours: curl, and one that makes up requests of its description.
 
-use crate::support::{Served, as_arg, eventually, fathom, short_dir, stdout_of};
+use crate::support::{Kept, Served, eventually, stdout_of};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
@@ -16,20 +16,7 @@ fn server() -> Served {
 }
 
 fn server_with(of_api: &str) -> Served {
-    let dir = short_dir();
-    let path = |name: &str| as_arg(&dir.path().join(name));
-    let config = format!(
-        "control = '{}'\napi = {{ socket = '{}'{of_api} }}\n[nbd]\nlisten = ['unix:{}']\n",
-        path("c"),
-        path("a"),
-        path("n")
-    );
-    fs::write(dir.path().join("conf"), config).unwrap();
-    let mut command = fathom();
-    command.args(["serve", "--config", &path("conf")]);
-    let mut served = Served::spawn(command, dir);
-    served.wait_for("NBD clients connect to");
-    served
+    Served::waiting(|path| format!("api = {{ socket = '{}'{of_api} }}", path("a")))
 }
 
 /// An answer of the API's.
@@ -64,7 +51,14 @@ impl Answer {
 
 fn curl(served: &Served, method: &str, place: &str, more: &[&str]) -> Answer {
     let output = Command::new("curl")
-        .args(["--silent", "--show-error", "--include", "--unix-socket"])
+        .args([
+            "--silent",
+            "--show-error",
+            "--include",
+            "--max-time",
+            "60",
+            "--unix-socket",
+        ])
         .arg(served.path("a"))
         .args(["--request", method, &format!("http://fathom{place}")])
         .args(more)
@@ -343,16 +337,6 @@ while True:
     for ends in (client, daemon), (daemon, client):
         threading.Thread(target=pump, args=ends, daemon=True).start()
 "#;
-
-/// Killed when dropped.
-struct Kept(std::process::Child);
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 #[test]
 fn a_client_that_makes_up_requests_finds_what_is_described() {

@@ -2,28 +2,15 @@
 
 use crate::support::nbd::{make_image, prints};
 use crate::support::{
-    Served, as_arg, check_refusal, disk_dir, eventually, fathom, listens, refused, run, short_dir,
-    stdout_of,
+    Kept, Served, check_refusal, disk_dir, eventually, fathom, listens, refused, run, stdout_of,
 };
 use std::fs;
 use std::os::unix::net::UnixListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// A server that has no disk yet, with NBD at `n` and a control socket `c`.
 fn server(more: &str) -> Served {
-    let dir = short_dir();
-    let path = |name: &str| as_arg(&dir.path().join(name));
-    let config = format!(
-        "control = '{}'\n{more}\n[nbd]\nlisten = ['unix:{}']\n",
-        path("c"),
-        path("n")
-    );
-    fs::write(dir.path().join("conf"), config).unwrap();
-    let mut command = fathom();
-    command.args(["serve", "--config", &path("conf")]);
-    let mut served = Served::spawn(command, dir);
-    served.wait_for("NBD clients connect to");
-    served
+    Served::waiting(|_| more.to_owned())
 }
 
 fn add<'a>(served: &Served, name: &'a str, disk: &'a str, more: &[&str]) -> String {
@@ -42,27 +29,11 @@ fn uri(served: &Served, export: &str) -> String {
     format!("nbd+unix:///{export}?socket={}", served.arg("n"))
 }
 
-/// A load that goes on until it is told otherwise; killed when dropped.
-struct Load(Child);
-
-impl Load {
-    fn start(target: &[&str], ios: &str) -> Load {
-        let mut command = fathom();
-        command
-            .arg("bench")
-            .args(target)
-            .args(["--number-ios", ios]);
-        command.args(["--ramp-time", "0"]);
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        Load(command.stderr(Stdio::piped()).spawn().unwrap())
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A load that goes on until it is told otherwise.
+fn start_load(target: &[&str], ios: &str) -> Kept {
+    let mut command = fathom();
+    command.arg("bench").args(target);
+    Kept::spawn(command.args(["--number-ios", ios, "--ramp-time", "0"]))
 }
 
 #[test]
@@ -72,7 +43,7 @@ fn disks_come_and_go_while_another_is_served() {
     let image = make_image(images.path(), "qcow2", 64 << 20);
     let first = served.arg("first");
     add(&served, "first", "memory:64M", &["--vhost-user", &first]);
-    let mut load = Load::start(
+    let mut load = start_load(
         &["--vhost-user", &first, "--rw", "randrw", "--verify"],
         "200000",
     );
@@ -133,7 +104,7 @@ fn who_else_has_the_image_is_told_when_it_is_added() {
     let mut other = Command::new("qemu-io");
     other.args(["-f", "qcow2", &image]);
     let other = other.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
-    let mut other = Load(other.unwrap());
+    let mut other = Kept(other.unwrap());
     let pid = other.0.id().to_string();
     let control = served.control();
     let add = [
@@ -167,7 +138,7 @@ fn a_disk_that_is_in_use_stays_unless_it_is_forced() {
     let control = served.control();
     let remove = ["disk", "remove", &control, "--disk", "busy"];
     for target in [["--vhost-user", &*socket], ["--nbd", &nbd]] {
-        let load = Load::start(&target, "1000000000");
+        let load = start_load(&target, "1000000000");
         let info = || stdout_of(&["info", &control]);
         eventually("it is connected", || {
             let text = info();
@@ -181,7 +152,7 @@ fn a_disk_that_is_in_use_stays_unless_it_is_forced() {
         });
     }
     let mut loads = [["--vhost-user", &*socket], ["--nbd", &nbd]]
-        .map(|target| Load::start(&target, "1000000000"));
+        .map(|target| start_load(&target, "1000000000"));
     eventually("both are connected", || {
         let text = stdout_of(&["info", &control]);
         (text.contains("connection:") && text.contains("front-end:  process")).then_some(())
@@ -253,30 +224,20 @@ fn a_disk_that_does_not_drain_is_late_and_goes_in_the_end() {
         .args(["-t", "-f", "raw", "-k", &at, &image])
         .stdin(Stdio::null())
         .spawn();
-    let backend = Load(backend.unwrap());
+    let backend = Kept(backend.unwrap());
     eventually("qemu-nbd listens", || {
         listens(&served.path("q")).then_some(())
     });
     let storage = format!("nbd+unix:///?socket={at}");
     add(&served, "silent", &storage, &["--server-timeout", "off"]);
     add(&served, "other", "null:1G", &[]);
-    let signal = |signal: &str| {
-        let pid = backend.0.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-s", signal, &pid])
-                .status()
-                .unwrap()
-                .success()
-        );
-    };
     let silent = uri(&served, "silent");
-    let load = Load::start(&["--nbd", &silent], "1000000000");
+    let load = start_load(&["--nbd", &silent], "1000000000");
     eventually("it has been served", || {
         let stats = stdout_of(&["stats", &served.control(), "--disk", "silent"]);
         stats.contains("read").then_some(())
     });
-    signal("STOP");
+    backend.signal("STOP");
     let control = served.control();
     let remove_it = ["disk", "remove", &control, "--disk", "silent", "--force"];
     refused(1, &remove_it, &["still has requests in flight after 500ms"]);
@@ -290,7 +251,7 @@ fn a_disk_that_does_not_drain_is_late_and_goes_in_the_end() {
         "--number-ios",
         "100",
     ]);
-    signal("CONT");
+    backend.signal("CONT");
     served.wait_for("disk 'silent' is removed");
     drop(load);
     add(&served, "silent", "null:1G", &[]);
@@ -349,7 +310,7 @@ fn what_is_shown_for_qemu_attaches_the_disk() {
         let said = stdout_of(&["show", &control, "--disk", name, "--qemu"]);
         command.args(said.split_whitespace());
     }
-    let _qemu = Load(command.stdin(Stdio::null()).spawn().unwrap());
+    let _qemu = Kept(command.stdin(Stdio::null()).spawn().unwrap());
     for name in ["a.b", "d"] {
         eventually("QEMU has it", || {
             let info = stdout_of(&["show", &control, "--disk", name]);

@@ -3,37 +3,15 @@
 
 use crate::support::nbd::{make_image, prints, python};
 use crate::support::{
-    PATIENCE, Served, as_arg, check_refusal, disk_dir, eventually, fathom, listens, short_dir,
-    stdout_of,
+    Kept, PATIENCE, Served, as_arg, check_refusal, disk_dir, eventually, fathom, listens,
+    short_dir, stdout_of,
 };
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-
-/// Killed when dropped.
-struct Kept(Child);
-
-impl Kept {
-    fn spawn(command: &mut Command) -> Kept {
-        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
-        Kept(command.stderr(Stdio::null()).spawn().expect("it starts"))
-    }
-
-    fn signal(&self, signal: &str) {
-        let pid = self.0.id().to_string();
-        prints("/".as_ref(), "kill", &["-s", signal, &pid]);
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use std::process::{Command, Stdio};
 
 /// QEMU's server has one of two disks, and stops in the middle of a request.
 #[test]

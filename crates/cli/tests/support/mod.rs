@@ -100,6 +100,34 @@ pub fn make_dead_socket(path: &Path) {
     eventually("nobody listens", || (!listens(path)).then_some(()));
 }
 
+/// Another program; killed when dropped.
+pub struct Kept(pub Child);
+
+impl Kept {
+    /// Nobody hears what it says.
+    pub fn spawn(command: &mut Command) -> Kept {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+        Kept(command.stderr(Stdio::null()).spawn().expect("it starts"))
+    }
+
+    pub fn signal(&self, signal: &str) {
+        send(signal, &self.0);
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn send(signal: &str, to: &Child) {
+    let pid = to.id().to_string();
+    let sent = Command::new("kill").args(["-s", signal, &pid]).status();
+    assert!(sent.expect("kill").success());
+}
+
 /// A running `fathom serve`; killed when dropped.
 pub struct Served {
     pub dir: TempDir,
@@ -133,6 +161,25 @@ impl Served {
         command.stdout(file("stdout")).stderr(file("stderr"));
         let child = command.spawn().expect("it starts");
         Served { dir, child }
+    }
+
+    /// Without disks yet: NBD is at `n` in its directory, the control socket at `c`. `more` makes the
+    /// begin of its configuration, of paths there.
+    pub fn waiting(more: impl FnOnce(&dyn Fn(&str) -> String) -> String) -> Served {
+        let dir = short_dir();
+        let path = |name: &str| as_arg(&dir.path().join(name));
+        let config = format!(
+            "control = '{}'\n{}\n[nbd]\nlisten = ['unix:{}']\n",
+            path("c"),
+            more(&path),
+            path("n")
+        );
+        fs::write(dir.path().join("conf"), config).expect("a file");
+        let mut command = fathom();
+        command.args(["serve", "--config", &path("conf")]);
+        let mut served = Served::spawn(command, dir);
+        served.wait_for("NBD clients connect to");
+        served
     }
 
     /// Wait for a line of log.
@@ -170,9 +217,7 @@ impl Served {
     }
 
     pub fn signal(&self, signal: &str) {
-        let pid = self.child.id().to_string();
-        let sent = Command::new("kill").args(["-s", signal, &pid]).status();
-        assert!(sent.expect("kill").success());
+        send(signal, &self.child);
     }
 
     /// Wait for its end; returns its exit status, and what it printed.

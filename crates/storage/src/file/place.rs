@@ -17,7 +17,6 @@ pub(crate) const KIND: Kind = Kind {
 };
 
 /// The file of that name.
-#[derive(Debug)]
 pub(crate) struct At(pub PathBuf);
 
 impl Place for At {
