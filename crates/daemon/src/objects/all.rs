@@ -397,12 +397,14 @@ impl Objects {
     /// Its index.
     fn let_in(&mut self, mut disk: Served) -> Result<usize, Refusal> {
         let _signals = LeftToThisThread::new();
-        if let Some(nbd) = &self.nbd {
-            nbd.add(&disk)
-                .map_err(|text| Kind::Conflict.because(text))?;
+        let added = self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.add(&disk));
+        if let Err(text) = added {
+            changes::give_up(disk);
+            return Err(Kind::Conflict.because(text));
         }
         if let Err(error) = disk.serve() {
             self.nbd.iter().for_each(|nbd| drop(nbd.remove(&disk)));
+            changes::give_up(disk);
             return Err(Kind::Failed.because(error.to_string()));
         }
         tracing::info!("{}", disk.describe());

@@ -64,6 +64,13 @@ pub fn open(
     Ok(())
 }
 
+/// Lets go of a disk that nobody has used: its workers end, which others do not wait for.
+pub fn give_up(disk: Served) {
+    let builder = thread::Builder::new().name("give a disk up".into());
+    // (Where no thread can be made, it is dropped here.)
+    let _ = builder.spawn(move || drop(disk));
+}
+
 /// A disk to close, and its NBD clients.
 pub type ToClose = (Served, Option<Leaving>);
 
