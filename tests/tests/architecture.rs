@@ -53,9 +53,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
+    ("fathom-client", &[]),
     (
         "fathom-daemon",
         &[
+            "fathom-client",
             "fathom-stack",
             "fathom-exports",
             "fathom-filters",
@@ -89,6 +91,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-lab",
         &[
+            "fathom-client",
             "fathom-nbd",
             "fathom-load",
             "fathom-limiter",
@@ -109,6 +112,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-cli",
         &[
+            "fathom-client",
             "fathom-daemon",
             "fathom-img",
             "fathom-stack",

@@ -13,7 +13,7 @@ use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 
 /// In crates/.
 const CLEAN: &[&str] = &[
-    "core", "daemon", "files", "limiter", "nbd", "stack", "trace", "units",
+    "client", "core", "daemon", "files", "limiter", "nbd", "stack", "trace", "units",
 ];
 
 /// A module, from the crate's root on.

@@ -26,7 +26,7 @@ def server(case: Case, subject: str, socket: Path, fathom: Path, file: Path) -> 
     if subject in (FATHOM, FATHOM_SHM):
         disk = f"memory:{size(case)}" if subject == FATHOM else file
         control = socket.with_name("control.sock")
-        return [fathom, "serve", disk, "--nbd", f"unix:{socket}", "--control", control]
+        return [fathom, "serve", disk, "--nbd", f"unix:{socket}", "--api", control]
     if subject == NBD_FLOOR:
         return [fathom.with_name("examples") / "floor", socket, size(case)]
     if subject == NBDKIT:

@@ -112,7 +112,7 @@ class Bench:
         if case.delay:
             options += ["--filter", f"delay:read={case.delay}"]
         return [self.fathom, "serve", disk, "--vhost-user", socket,
-                "--control", self.run_dir / "control.sock", *options]
+                "--api", self.run_dir / "control.sock", *options]
 
     def _qsd(self, case: Case, socket: Path, _subject: str) -> list:
         if case.storage == "null":

@@ -2,12 +2,12 @@
 
 use crate::disk_args::{DiskArgs, location_help, location_parser};
 use crate::filters::{self, in_this_directory};
-use crate::servers::{absolute, find, only, running};
+use crate::servers::{Shown, absolute, disks, find, only, running};
 use crate::show::{self, ShowArgs};
-use crate::stats::{self, Target};
+use crate::stats;
+use crate::target::Target;
 use clap::{Args, Subcommand};
-use fathom_daemon::control::{Client, Info, Request};
-use fathom_daemon::{DiskTable, SocketSpec};
+use fathom_daemon::{DiskTable, Info, SocketSpec, check_name};
 use fathom_storage::Location;
 use fathom_trace::Summary;
 use fathom_units::Size;
@@ -53,8 +53,7 @@ struct AddArgs {
     #[arg(value_name = "DISK", value_parser = location_parser(), help = location_help())]
     disk: Location,
 
-    /// The server's process id, or the path of its control socket [default: the only one that runs
-    /// here]
+    /// The server's process id, or the path of its socket [default: the only one that runs here]
     #[arg(long, value_name = "PID|SOCKET")]
     server: Option<String>,
 
@@ -71,14 +70,20 @@ struct AddArgs {
 }
 
 fn add(args: AddArgs) -> anyhow::Result<()> {
+    check_name(&args.name).map_err(anyhow::Error::msg)?;
     let server = match &args.server {
         Some(server) => find(server)?.0,
         None => only()?,
     };
     let mut table = args.of_disk.into_table(args.name, args.disk);
     table.nbd = args.no_nbd.then_some(false);
-    let options = Box::new(as_seen_elsewhere(table)?);
-    let info: Info = Client::connect(&server)?.ask(&Request::Add { options })?;
+    let table = as_seen_elsewhere(table)?;
+    let added = server
+        .put(&["v1", "disks", &table.name])
+        .header("if-none-match", "*")
+        .json(&table)
+        .patiently();
+    let Shown { state: info } = added.send()?;
     if let Some(holder) = &info.held_by {
         eprintln!(
             "fathom: {} is in use by {holder}: until that lets go of it, nobody can use it here",
@@ -132,8 +137,13 @@ struct RemoveArgs {
 }
 
 fn remove(args: RemoveArgs) -> anyhow::Result<()> {
-    let force = args.force;
-    let summary: Summary = args.target.ask(&Request::Remove { force })?;
+    let disk = args.target.disk()?;
+    let removed = disk.server.delete(&disk.place()).patiently();
+    let removed = match args.force {
+        true => removed.query("force=true"),
+        false => removed,
+    };
+    let summary: Summary = removed.send()?;
     let mut out = std::io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&summary)?)?,
@@ -153,11 +163,13 @@ pub struct ListArgs {
 pub fn list(args: ListArgs) -> anyhow::Result<()> {
     let mut infos = Vec::new();
     let mut empty = Vec::new();
-    for server in running() {
-        match server.disks.is_empty() {
-            true => empty.push(server.pid),
+    for (pid, server) in running() {
+        match disks(&server) {
+            Ok(disks) if disks.is_empty() => empty.push(pid),
+            Ok(disks) => infos.extend(disks),
             // It may have ended meanwhile.
-            false => infos.extend(server.infos().unwrap_or_default()),
+            Err(error) if error.is_gone() => {}
+            Err(error) => eprintln!("fathom: server {pid}: {error}"),
         }
     }
     let mut out = std::io::stdout().lock();

@@ -2,9 +2,8 @@
 //! those of a running daemon.
 
 use crate::servers::absolute;
-use crate::stats::Target;
+use crate::target::Target;
 use clap::Args;
-use fathom_daemon::control::Request;
 use fathom_filters::{About, FILTERS, find};
 use fathom_stack::FilterInfo;
 use serde_json::{Value, json};
@@ -112,7 +111,9 @@ pub fn set(args: SetArgs) -> anyhow::Result<()> {
         }
     }
     let filter = args.filter;
-    let info: FilterInfo = args.target.ask(&Request::Set { filter, options })?;
+    let disk = args.target.disk()?;
+    let place = ["v1", "disks", &disk.name, "filters", &filter];
+    let info: FilterInfo = disk.server.patch(&place).json(&options).send()?;
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&info)?)?;

@@ -15,6 +15,7 @@ mod serve;
 mod servers;
 mod show;
 mod stats;
+mod target;
 mod trace;
 mod usage;
 

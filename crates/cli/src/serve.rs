@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 39] = [
+const ONE_DISK: [&str; 38] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -50,7 +50,6 @@ const ONE_DISK: [&str; 39] = [
     "trace",
     "inject",
     "filters",
-    "control",
     "api",
     "api_group",
     "api_read_group",
@@ -119,13 +118,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PLACE=TIME", hide_short_help = true)]
     inject: Option<Injection>,
 
-    /// Socket for `fathom stats` and the like [default:
-    /// $XDG_RUNTIME_DIR/fathom/control/PID.sock, for root
+    /// Socket of the API: HTTP and JSON, as /openapi.json there describes it; `fathom stats` and
+    /// the like use it, too [default: $XDG_RUNTIME_DIR/fathom/control/PID.sock, for root
     /// /run/fathom/control/PID.sock]
-    #[arg(long, value_name = "SOCKET")]
-    control: Option<PathBuf>,
-
-    /// Socket of the API: HTTP and JSON, as /openapi.json there describes it [default: none]
     #[arg(long, value_name = "SOCKET")]
     api: Option<PathBuf>,
 
@@ -200,12 +195,13 @@ impl ServeArgs {
             idle_timeout: self.nbd_idle_timeout.0,
         };
         let groups = groups(self.api_group, self.api_read_group);
-        let api = self.api.map(|socket| ApiOptions { socket, groups });
         Ok(ServeOptions {
             disks: vec![disk],
             nbd: (!nbd.listen.is_empty()).then_some(nbd),
-            control: self.control,
-            api,
+            api: ApiOptions {
+                socket: self.api,
+                groups,
+            },
             stop_timeout: self.stop_timeout,
         })
     }

@@ -1,95 +1,85 @@
 //! The servers of this machine, and which of them is meant.
 
 use anyhow::{Context, anyhow, bail};
-use fathom_daemon::control::{Client, ClientError, Info, Request, all, default_path};
+use fathom_client::{Client, ClientError, place};
+use fathom_daemon::Info;
 use serde::Deserialize;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// A running server.
-pub struct Server {
-    pub pid: u32,
-    path: PathBuf,
-    /// The names of its disks.
-    pub disks: Vec<String>,
-}
-
+/// A disk, as a server shows it.
 #[derive(Deserialize)]
-struct Names {
-    disks: Vec<String>,
+pub struct Shown {
+    pub state: Info,
 }
 
-impl Server {
-    /// `None`: it is gone.
-    fn ask((pid, path): (u32, PathBuf)) -> Option<Server> {
-        let Names { disks } = Client::connect(&path).ok()?.ask(&Request::Disks).ok()?;
-        Some(Server { pid, path, disks })
+/// The disks of a server.
+pub fn disks(server: &Client) -> Result<Vec<Info>, ClientError> {
+    #[derive(Deserialize)]
+    struct Disks {
+        disks: Vec<Shown>,
     }
-
-    /// What it says of each of its disks; those that go meanwhile are left out.
-    pub fn infos(&self) -> Result<Vec<Info>, ClientError> {
-        let mut client = Client::connect(&self.path)?;
-        let mut infos = Vec::new();
-        for disk in &self.disks {
-            match client.ask_about(Some(disk), &Request::Info) {
-                Err(ClientError::Refused(_)) => {}
-                info => infos.push(info?),
-            }
-        }
-        Ok(infos)
-    }
+    let Disks { disks } = server.get(&["v1", "disks"]).send()?;
+    Ok(disks.into_iter().map(|disk| disk.state).collect())
 }
 
-/// This user's, except those whose control socket is somewhere else.
-pub fn running() -> Vec<Server> {
-    all().into_iter().filter_map(Server::ask).collect()
+/// Those of this user that can be asked, by process id.
+pub fn running() -> impl Iterator<Item = (u32, Client)> {
+    let all = place::all().into_iter();
+    all.filter_map(|(pid, path)| Some((pid, Client::connect(&path).ok()?)))
 }
 
-/// The control socket of the server that is meant, and the disk, if that was named: `text` is a
-/// process id, the path of a control socket, or a disk's name.
-pub fn find(text: &str) -> anyhow::Result<(PathBuf, Option<String>)> {
+/// The server that is meant, and the disk, if that was named: `text` is a
+/// process id, the path of a server's socket, or a disk's name.
+pub fn find(text: &str) -> anyhow::Result<(Client, Option<String>)> {
     if let Ok(pid) = text.parse() {
-        let path = default_path(pid);
-        let path = path.context("XDG_RUNTIME_DIR is not set; give the path of the control socket");
-        return Ok((path?, None));
+        let path = place::entry_of(pid);
+        let path: PathBuf =
+            path.context("XDG_RUNTIME_DIR is not set; give the path of the socket")?;
+        return Ok((Client::connect(&path)?, None));
     }
     let is_socket = |found: fs::Metadata| found.file_type().is_socket();
     if fs::metadata(text).is_ok_and(is_socket) {
-        return Ok((text.into(), None));
+        return Ok((Client::connect(Path::new(text))?, None));
     }
-    let has_it = |server: &Server| server.disks.iter().any(|disk| disk == text);
-    let servers: Vec<_> = running().into_iter().filter(has_it).collect();
-    match &servers[..] {
-        [one] => Ok((one.path.clone(), Some(text.to_owned()))),
-        [] if text.contains('/') => Err(ClientError::NotRunning(text.into()).into()),
-        [] => Err(anyhow!(
-            "'{text}' is neither a server's process id or control socket nor a disk that one serves \
+    let has_it = |(_, server): &(u32, Client)| {
+        let disk: Result<Shown, _> = server.get(&["v1", "disks", text]).send();
+        disk.is_ok()
+    };
+    let mut servers: Vec<_> = running().filter(has_it).collect();
+    match servers.len() {
+        1 => Ok((servers.remove(0).1, Some(text.to_owned()))),
+        0 if text.contains('/') => Err(ClientError::NotRunning(text.into()).into()),
+        0 => Err(anyhow!(
+            "'{text}' is neither a server's process id or socket nor a disk that one serves \
              here (see `fathom list`)"
         )),
-        several => {
-            let pids: Vec<_> = several.iter().map(|one| one.pid.to_string()).collect();
-            let pids = pids.join(", ");
-            bail!("several servers have a disk '{text}': say which, by process id: {pids}")
-        }
+        _ => bail!(
+            "several servers have a disk '{text}': say which, by process id: {}",
+            pids(&servers)
+        ),
     }
 }
 
-/// The control socket of the only server that there is.
-pub fn only() -> anyhow::Result<PathBuf> {
-    match &running()[..] {
-        [one] => Ok(one.path.clone()),
-        [] => bail!(
+/// The only server that there is.
+pub fn only() -> anyhow::Result<Client> {
+    let mut servers: Vec<_> = running().collect();
+    match servers.len() {
+        1 => Ok(servers.remove(0).1),
+        0 => bail!(
             "no server runs here: start one (`fathom serve --config FILE`), or name it by --server"
         ),
-        several => {
-            let pids: Vec<_> = several.iter().map(|one| one.pid.to_string()).collect();
-            bail!(
-                "several servers run here: name one by --server: {}",
-                pids.join(", ")
-            )
-        }
+        _ => bail!(
+            "several servers run here: name one by --server: {}",
+            pids(&servers)
+        ),
     }
+}
+
+fn pids(servers: &[(u32, Client)]) -> String {
+    let pids: Vec<_> = servers.iter().map(|(pid, _)| pid.to_string()).collect();
+    pids.join(", ")
 }
 
 /// A path as a server sees it, which may have another working directory. The error is for the user.

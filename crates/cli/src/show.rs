@@ -1,9 +1,9 @@
 //! `fathom show`: a disk, and how it is attached to a virtual machine.
 
-use crate::stats::{InfoArgs, Target, info};
+use crate::stats::{InfoArgs, info};
+use crate::target::Target;
 use anyhow::{Context, bail};
 use clap::Args;
-use fathom_daemon::control::{Info, Request};
 use std::io::Write;
 use std::path::absolute;
 
@@ -54,7 +54,7 @@ pub fn run(args: ShowArgs) -> anyhow::Result<()> {
         } => (firecracker, ""),
         _ => return info(InfoArgs::new(args.target, args.json)),
     };
-    let disk: Info = args.target.ask(&Request::Info)?;
+    let disk = args.target.disk()?.info()?;
     let name = &disk.name;
     let Some(socket) = disk
         .vhost_user

@@ -1,71 +1,24 @@
 //! `fathom stats` and its like: asking a running daemon.
 
 use crate::servers::find;
+use crate::target::Target;
 use anyhow::Context;
 use clap::Args;
-use fathom_daemon::control::{Client, ClientError, Info, Request};
+use fathom_client::{Client, ClientError};
+use fathom_daemon::Info;
 use fathom_trace::Summary;
 use fathom_units::Size;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-/// The daemon that is meant.
-#[derive(Args, Debug)]
-pub struct Target {
-    /// A disk's name, the process id of its server, or the path of the server's control socket
-    #[arg(value_name = "NAME|PID|SOCKET")]
-    server: String,
-
-    /// The disk that is meant, where the server has several
-    #[arg(long, value_name = "NAME")]
-    disk: Option<String>,
-}
-
-impl Target {
-    /// The server, and the disk, if one was named.
-    fn connect(&self) -> anyhow::Result<(Client, Option<String>)> {
-        let (path, named) = find(&self.server)?;
-        Ok((Client::connect(&path)?, self.disk.clone().or(named)))
-    }
-
-    /// Ask about the disk that is meant.
-    pub fn ask<T: DeserializeOwned>(&self, request: &Request) -> anyhow::Result<T> {
-        let (mut client, disk) = self.connect()?;
-        Ok(client.ask_about(disk.as_deref(), request)?)
-    }
-
-    /// The server and the disks that are meant: all of them, unless one was
-    /// named. None: the only one.
-    fn disks(&self) -> anyhow::Result<(Client, Vec<Option<String>>)> {
-        #[derive(Deserialize)]
-        struct Names {
-            disks: Vec<String>,
-        }
-        let (mut client, named) = self.connect()?;
-        if named.is_some() {
-            return Ok((client, vec![named]));
-        }
-        let Names { disks } = client.ask(&Request::Disks)?;
-        let disks = match disks.len() {
-            1 => vec![None],
-            _ => disks.into_iter().map(Some).collect(),
-        };
-        Ok((client, disks))
-    }
-}
-
 /// The answers about several disks, by name; that about one as it is.
-fn to_json<T: Serialize>(answers: &[(Option<String>, T)]) -> serde_json::Result<String> {
+fn to_json<T: Serialize>(answers: &[(String, T)]) -> serde_json::Result<String> {
     match answers {
         [(_, answer)] => serde_json::to_string(answer),
         several => {
-            let named = several
-                .iter()
-                .map(|(name, answer)| (name.as_deref(), answer));
-            let by_name: BTreeMap<_, _> = named.map(|(n, a)| (n.unwrap_or_default(), a)).collect();
+            let by_name: BTreeMap<_, _> = several.iter().map(|(n, a)| (n, a)).collect();
             serde_json::to_string(&by_name)
         }
     }
@@ -93,15 +46,16 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub fn run(args: StatsArgs) -> anyhow::Result<()> {
-    let (mut client, disks) = args.target.disks()?;
-    print(&summaries(&mut client, &disks)?, args.json)?;
+    let (server, disks) = args.target.disks()?;
+    let disks: Vec<_> = disks.into_iter().map(|disk| disk.name).collect();
+    print(&summaries(&server, &disks)?, args.json)?;
     let Some(interval) = args.watch else {
         return Ok(());
     };
     loop {
         std::thread::sleep(interval);
-        let summaries = match summaries(&mut client, &disks) {
-            Err(ClientError::Closed(_)) => return Ok(()),
+        let summaries = match summaries(&server, &disks) {
+            Err(error) if error.is_gone() => return Ok(()),
             other => other?,
         };
         if !args.json {
@@ -111,11 +65,11 @@ pub fn run(args: StatsArgs) -> anyhow::Result<()> {
     }
 }
 
-type Summaries = Vec<(Option<String>, Summary)>;
+type Summaries = Vec<(String, Summary)>;
 
-fn summaries(client: &mut Client, disks: &[Option<String>]) -> Result<Summaries, ClientError> {
-    let of = |disk: &Option<String>| {
-        let summary = client.ask_about(disk.as_deref(), &Request::Stats)?;
+fn summaries(server: &Client, disks: &[String]) -> Result<Summaries, ClientError> {
+    let of = |disk: &String| {
+        let summary = server.get(&["v1", "disks", disk, "stats"]).send()?;
         Ok((disk.clone(), summary))
     };
     disks.iter().map(of).collect()
@@ -128,8 +82,8 @@ fn print(summaries: &Summaries, json: bool) -> anyhow::Result<()> {
         return Ok(out.flush()?);
     }
     for (disk, summary) in summaries {
-        if let (Some(name), true) = (disk, summaries.len() > 1) {
-            writeln!(out, "{name}:")?;
+        if summaries.len() > 1 {
+            writeln!(out, "{disk}:")?;
         }
         write!(out, "{summary}")?;
     }
@@ -154,18 +108,17 @@ impl InfoArgs {
 }
 
 pub fn info(args: InfoArgs) -> anyhow::Result<()> {
-    let (mut client, disks) = args.target.disks()?;
-    let mut infos = Vec::new();
-    for disk in disks {
-        let info: Info = client.ask_about(disk.as_deref(), &Request::Info)?;
-        infos.push((disk, info));
-    }
+    let (_, infos) = args.target.disks()?;
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", to_json(&infos)?)?;
+        let named: Vec<_> = infos
+            .into_iter()
+            .map(|info| (info.name.clone(), info))
+            .collect();
+        writeln!(out, "{}", to_json(&named)?)?;
         return Ok(());
     }
-    for (i, (_, info)) in infos.iter().enumerate() {
+    for (i, info) in infos.iter().enumerate() {
         if infos.len() > 1 {
             let blank = if i > 0 { "\n" } else { "" };
             writeln!(out, "{blank}name:       {}", info.name)?;
@@ -266,7 +219,8 @@ pub struct ResizeArgs {
 }
 
 pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
-    let answer: serde_json::Value = args.target.ask(&Request::Resize)?;
+    let disk = args.target.disk()?;
+    let answer: serde_json::Value = disk.server.post(&disk.below("resize")).send()?;
     let size = answer["size"]
         .as_u64()
         .context("the daemon named no size")?;
@@ -282,12 +236,12 @@ pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
 /// End a running daemon as SIGTERM does
 #[derive(Args, Debug)]
 pub struct QuitArgs {
-    /// Its process id, the path of its control socket, or the name of a disk that it serves
+    /// Its process id, the path of its socket, or the name of a disk that it serves
     #[arg(value_name = "PID|SOCKET|NAME")]
     server: String,
 }
 
 pub fn quit(args: QuitArgs) -> anyhow::Result<()> {
-    let _: serde_json::Value = Client::connect(&find(&args.server)?.0)?.ask(&Request::Quit)?;
-    Ok(())
+    let (server, _) = find(&args.server)?;
+    Ok(server.post(&["v1", "server", "quit"]).send()?)
 }

@@ -1,8 +1,8 @@
 //! `fathom trace`: reading traces, and switching them on and off.
 
 use crate::servers::find;
+use crate::target::Disk;
 use clap::Args;
-use fathom_daemon::control::{Client, Request};
 use fathom_trace::ring::{Entry, Header, RingReader};
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};
@@ -32,7 +32,7 @@ pub struct TraceArgs {
     #[arg(long, conflicts_with = "pid")]
     follow: bool,
 
-    /// Whose trace to switch: the process id of a server, the path of its control socket, or a
+    /// Whose trace to switch: the process id of a server, the path of its socket, or a
     /// disk's name
     #[arg(long, value_name = "PID|SOCKET|NAME", requires = "switch")]
     pid: Option<String>,
@@ -64,9 +64,16 @@ pub fn run(args: TraceArgs) -> anyhow::Result<()> {
 fn switch(server: &str, disk: Option<&str>, file: Option<PathBuf>) -> anyhow::Result<()> {
     // The daemon may have another working directory.
     let file = file.map(std::path::absolute).transpose()?;
-    let (path, named) = find(server)?;
-    let disk = disk.or(named.as_deref());
-    let _: Value = Client::connect(&path)?.ask_about(disk, &Request::Trace { file })?;
+    let (server, named) = find(server)?;
+    let disk = Disk::new(server, disk.map(str::to_owned).or(named))?;
+    let place = disk.below("trace");
+    match file {
+        Some(file) => {
+            let started = disk.server.put(&place).json(&json!({ "file": file }));
+            started.send::<Value>().map(drop)?;
+        }
+        None => disk.server.delete(&place).send()?,
+    }
     Ok(())
 }
 

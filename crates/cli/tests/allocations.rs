@@ -2,7 +2,7 @@
 
 mod support;
 
-use fathom_daemon::control::{Client, Info, Request};
+use fathom_client::Client;
 use fathom_daemon::{Daemon, ServeOptions, SocketSpec};
 use fathom_formats::Format;
 use fathom_stack::Description;
@@ -68,14 +68,15 @@ fn thread_named(name: &str) -> i32 {
     task.file_name().to_str().unwrap().parse().unwrap()
 }
 
-fn requests(client: &mut Client) -> u64 {
-    let info: Info = client.ask(&Request::Info).unwrap();
-    info.workers[0].requests
+fn requests(client: &Client) -> u64 {
+    let all: serde_json::Value = client.get(&["v1", "disks"]).send().unwrap();
+    let workers = &all["disks"][0]["state"]["workers"];
+    workers[0]["requests"].as_u64().unwrap()
 }
 
 /// So many more requests; fewer on a machine that is so busy that one at a
 /// time takes a scheduler's slice each.
-fn wait_for(count: u64, client: &mut Client) {
+fn wait_for(count: u64, client: &Client) {
     let (start, before) = (Instant::now(), requests(client));
     eventually("requests", || {
         let enough = match start.elapsed() < Duration::from_secs(20) {
@@ -103,7 +104,7 @@ fn check_image(
     load: &[&str],
 ) {
     let dir = short_dir();
-    let (socket, control) = (dir.path().join("s"), dir.path().join("c"));
+    let (socket, api) = (dir.path().join("s"), dir.path().join("c"));
     let is_connected = disk.kind().name == "nbd";
     let what = format!("{disk} {load:?}");
     let specs = filters.iter().map(|filter| filter.parse().unwrap());
@@ -113,14 +114,14 @@ fn check_image(
         ..Description::new(disk)
     };
     let mut options = ServeOptions::new(description, SocketSpec::Path(socket.clone()));
-    options.control = Some(control.clone());
+    options.api.socket = Some(api.clone());
     options.disks[0].trace = trace.map(Path::to_owned);
     let daemon = Daemon::start(options).unwrap();
     let worker = thread_named("worker 0");
     let running = std::thread::spawn(move || daemon.run().unwrap());
     WATCHED.store(worker, Ordering::SeqCst);
     let mut bench = bench(&socket, load);
-    let mut client = Client::connect(&control).unwrap();
+    let client = Client::connect(&api).unwrap();
     // A throttle has to have made some wait, whatever else the machine does.
     let count = match filters.is_empty() {
         true => 100_000,
@@ -132,15 +133,15 @@ fn check_image(
         (false, None, []) => 10,
         _ => count / 5,
     };
-    wait_for(warm, &mut client);
+    wait_for(warm, &client);
     let attaching = CALLS.swap(0, Ordering::SeqCst);
     assert!(attaching > 0, "{what}: the counter does not count");
-    wait_for(count, &mut client);
+    wait_for(count, &client);
     WATCHED.store(0, Ordering::SeqCst);
     let calls = CALLS.swap(0, Ordering::SeqCst);
     bench.kill().unwrap();
     bench.wait().unwrap();
-    let _: serde_json::Value = client.ask(&Request::Quit).unwrap();
+    client.post(&["v1", "server", "quit"]).send::<()>().unwrap();
     running.join().unwrap();
     let size = SIZE.load(Ordering::SeqCst);
     assert_eq!(

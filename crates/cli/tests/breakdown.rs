@@ -154,7 +154,7 @@ fn both_sides_of_a_guest_are_recorded_and_put_together() {
     );
     let output = recording.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    check_host(&host, &said(&output), wanted.control().is_some());
+    check_host(&host, &said(&output), wanted.api().is_some());
 
     let joined = dir.path().join("joined.run");
     let paths = [&host, &inside, &joined].map(|path| path.to_str().unwrap());

@@ -40,7 +40,7 @@ fn check_nbd(disk: &str, args: &[&str], at_most: f64) {
 }
 
 fn stop(served: &mut Served) {
-    stdout_of(&["quit", &served.control()]);
+    stdout_of(&["quit", &served.api()]);
     assert_eq!(served.end().0, Some(0), "{}", served.log());
 }
 

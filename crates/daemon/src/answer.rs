@@ -53,14 +53,5 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A client of the control socket, by a number that no other gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClientId(pub u64);
-
 /// Who wants an answer.
-pub enum Asker {
-    /// Of the control socket.
-    Client(ClientId),
-    /// Of the API.
-    Request(oneshot::Sender<Answer>),
-}
+pub type Asker = oneshot::Sender<Answer>;

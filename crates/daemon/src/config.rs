@@ -51,14 +51,14 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         };
         disks.push(options.map_err(|problem| format!("{line}: disk '{name}': {problem}"))?);
     }
+    let api = file.api.map(|api| ApiOptions {
+        socket: Some(api.socket),
+        groups: groups(api.group, api.read_group),
+    });
     Ok(ServeOptions {
         disks,
         nbd,
-        control: file.control,
-        api: file.api.map(|api| ApiOptions {
-            socket: api.socket,
-            groups: groups(api.group, api.read_group),
-        }),
+        api: api.unwrap_or_default(),
         stop_timeout: file.stop_timeout.unwrap_or_default(),
     })
 }
@@ -72,7 +72,6 @@ fn line_of(text: &str, span: Range<usize>) -> String {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
-    control: Option<PathBuf>,
     api: Option<Api>,
     #[serde(default, with = "text::optional")]
     stop_timeout: Option<StopTimeout>,
@@ -193,7 +192,6 @@ mod tests {
     #[test]
     fn everything_can_be_said() {
         let text = r#"
-            control = "/run/control"
             api = { socket = "/run/api", group = "root", read-group = "64001" }
             stop-timeout = "90s"
             [nbd]
@@ -236,9 +234,8 @@ mod tests {
             size = "1G"
         "#;
         let options = parse(text).unwrap();
-        assert_eq!(options.control, Some("/run/control".into()));
         assert_eq!(options.stop_timeout, "90s".parse().unwrap());
-        let api = options.api.unwrap();
+        let api = options.api;
         assert_eq!((api.groups.all, api.groups.read), (Some(0), Some(64001)));
         let nbd = options.nbd.unwrap();
         let listen: Vec<_> = nbd.listen.iter().map(ToString::to_string).collect();

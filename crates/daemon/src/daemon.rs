@@ -1,20 +1,15 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
-use crate::answer::Asker;
-use crate::api::{Api, Groups};
-use crate::control::{self, Server};
+use crate::api::{Api, Door};
 use crate::error::Error;
 use crate::limits;
 use crate::objects::{CALIBRATE_EVERY, Objects, Outcome, Served};
-use crate::options::{ApiOptions, ServeOptions, StopTimeout};
-use crate::runtime;
+use crate::options::{ServeOptions, StopTimeout};
 use crate::signals::{LeftToThisThread, Termination};
 use crate::socket;
-use fathom_exports::{Access, Listener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
-use std::path::Path;
 use std::time::Instant;
 
 /// How a daemon has ended.
@@ -30,7 +25,6 @@ pub struct Ended {
 /// Some disks being served.
 pub struct Daemon {
     objects: Objects,
-    control: Option<Server>,
     api: Option<Api>,
     termination: Termination,
     stop_timeout: StopTimeout,
@@ -56,19 +50,15 @@ impl Daemon {
         let access = options.nbd.as_ref().map(|nbd| nbd.access);
         let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
         let signals = LeftToThisThread::new();
-        let (control, stop_timeout) = (options.control.clone(), options.stop_timeout);
-        let api = options.api.as_ref();
-        let api = api.map(|api| Ok::<_, Error>((listen_for_api(api)?, api.groups)));
-        let api = api.transpose()?;
+        let (api, stop_timeout) = (options.api.clone(), options.stop_timeout);
+        let door = Door::open(&api)?;
         let mut objects = Objects::open(options, front_ends, clients)?;
-        let control = listen_for_control(control.as_deref())?;
         objects.serve()?;
-        let api = api.map(|(listener, groups)| Api::start(listener, groups, objects.post()));
+        let api = door.map(|door| Api::start(door, api.groups, objects.post()));
         let api = api.transpose().map_err(Error::io("cannot serve the API"))?;
         drop(signals);
         let daemon = Daemon {
             objects,
-            control,
             api,
             termination,
             stop_timeout,
@@ -87,10 +77,13 @@ impl Daemon {
         if let Some(nbd) = self.objects.nbd() {
             tracing::info!("NBD clients connect to {}", nbd.addresses().join(", "));
         }
+        if let Some(api) = &self.api {
+            tracing::info!("the API is at {}", api.path().display());
+        }
         notify_manager(sd_notify::NotifyState::Ready);
     }
 
-    /// Watch over it until SIGTERM, SIGINT or a client of the control socket
+    /// Watch over it until SIGTERM, SIGINT or a client of the API
     /// ends it. Then what is in flight is finished, unless that takes too
     /// long, and the sockets are removed.
     pub fn run(mut self) -> Result<Ended, Error> {
@@ -102,7 +95,6 @@ impl Daemon {
         let outcomes = self.objects.disks().iter().map(outcome).collect();
         if matches!(stopped, Err(Error::Abandoned { .. })) {
             // Dropped, it would be waited for.
-            drop(self.control.take());
             drop(self.api.take());
             std::mem::forget(self);
         }
@@ -118,19 +110,11 @@ impl Daemon {
         let objects = &mut self.objects;
         objects.see_to_traces(&ready.cut);
         objects.turn();
-        if let Some(control) = &mut self.control {
-            control.turn(&ready.clients, &mut |client, ask| {
-                objects.handle(ask, Asker::Client(client));
-            });
-            for (client, answer) in objects.take_answers() {
-                control.answer(client, answer);
-            }
-        }
         Ok(!objects.is_ending())
     }
 
     /// What poll(2) says of the signals, of the serving threads, of the
-    /// objects' events, of the traces, and of the control socket and its clients.
+    /// objects' events, and of the traces.
     fn poll(&self) -> io::Result<Ready> {
         let mut fds = vec![PollFd::new(&self.termination, PollFlags::IN)];
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
@@ -143,12 +127,9 @@ impl Daemon {
                 .traces()
                 .map(|(_, trace)| input(trace.cut_event())),
         );
-        let traces = fds.len();
-        fds.extend(self.control.iter().flat_map(Server::poll_fds));
         let patience = [
             self.objects.patience(),
-            self.control.as_ref().and_then(Server::patience),
-            (traces > events).then_some(CALIBRATE_EVERY),
+            (fds.len() > events).then_some(CALIBRATE_EVERY),
         ];
         let timeout = patience.into_iter().flatten().min();
         let timeout = timeout.map(|t| Timespec::try_from(t).expect("some seconds"));
@@ -157,14 +138,13 @@ impl Daemon {
             Err(error) => return Err(error.into()),
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let cut = self.objects.traces().zip(&fds[events..traces]);
+        let cut = self.objects.traces().zip(&fds[events..]);
         Ok(Ready {
             end: fds[..ends].iter().any(is_ready),
             cut: cut
                 .filter(|(_, fd)| is_ready(fd))
                 .map(|((disk, _), _)| disk)
                 .collect(),
-            clients: fds[traces..].iter().map(PollFd::revents).collect(),
         })
     }
 }
@@ -174,40 +154,6 @@ struct Ready {
     end: bool,
     /// Disks whose trace was truncated.
     cut: Vec<usize>,
-    clients: Vec<PollFlags>,
-}
-
-/// Where the user wants it, or else where clients look for it; there, a
-/// daemon that has no such place goes on without.
-fn listen_for_control(path: Option<&Path>) -> Result<Option<Server>, Error> {
-    if let Some(path) = path {
-        return Server::bind(path).map(Some);
-    }
-    let Some(path) = control::default_path(std::process::id()) else {
-        tracing::warn!("no control socket: XDG_RUNTIME_DIR is not set; give one by --control");
-        return Ok(None);
-    };
-    match Server::bind_default(&path) {
-        Ok(server) => Ok(Some(server)),
-        Err(error) => {
-            tracing::warn!("no control socket: {error}");
-            Ok(None)
-        }
-    }
-}
-
-/// Where there are groups, clients are told apart when they have connected.
-fn listen_for_api(api: &ApiOptions) -> Result<Listener, Error> {
-    let made = runtime::make_parent_of(&api.socket);
-    made.map_err(Error::io("the sockets' directory cannot be made"))?;
-    let access = match api.groups == Groups::default() {
-        true => Access::PRIVATE,
-        false => Access {
-            mode: Some(0o666),
-            group: None,
-        },
-    };
-    Ok(Listener::bind(&api.socket, access)?)
 }
 
 /// Where systemd (or another manager) wants to know.

@@ -1,13 +1,14 @@
 //! From options to a running stack: the disks of one daemon with their workers,
-//! exports and traces, its NBD server and its control socket.
+//! exports and traces, its NBD server and its API.
 
 mod access;
 mod answer;
 mod api;
+mod command;
 mod config;
-pub mod control;
 mod daemon;
 mod error;
+mod info;
 mod limits;
 mod mailbox;
 mod objects;
@@ -25,6 +26,7 @@ pub use access::{Group, Mode, access, groups};
 pub use config::read_config;
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
+pub use info::{ConnectionInfo, FrontEnd, Info, NbdInfo, WorkerInfo};
 pub use limits::survive_size_limit;
 pub use objects::Outcome;
 pub use options::{
@@ -33,4 +35,4 @@ pub use options::{
 pub use repeats::Repeats;
 pub use socket_spec::SocketSpec;
 pub use stderr::Stderr;
-pub use table::DiskTable;
+pub use table::{DiskTable, check_name};

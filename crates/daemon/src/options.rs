@@ -20,10 +20,7 @@ pub struct ServeOptions {
     pub disks: Vec<DiskOptions>,
     /// None: no NBD clients.
     pub nbd: Option<NbdOptions>,
-    /// None: where [`crate::control::default_path`] says.
-    pub control: Option<PathBuf>,
-    /// None: no API.
-    pub api: Option<ApiOptions>,
+    pub api: ApiOptions,
     /// How long stopping may take.
     pub stop_timeout: StopTimeout,
 }
@@ -69,8 +66,7 @@ impl ServeOptions {
         ServeOptions {
             disks: vec![disk],
             nbd: None,
-            control: None,
-            api: None,
+            api: ApiOptions::default(),
             stop_timeout: StopTimeout::default(),
         }
     }
@@ -96,9 +92,10 @@ impl ServeOptions {
 }
 
 /// Where the API is, and for whom.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ApiOptions {
-    pub socket: PathBuf,
+    /// None: where [`entry_of`](fathom_client::place::entry_of) says, for this user alone.
+    pub socket: Option<PathBuf>,
     /// Beside root and the server's own user.
     pub groups: Groups,
 }

@@ -149,6 +149,8 @@ pub struct DiskTable {
     pub filters: Vec<Spec>,
 }
 
+/// The longest name of a disk that is added.
+const MAX_NAME: usize = 64;
 /// virtio-blk's GET_ID has room for so many bytes.
 const MAX_SERIAL: usize = 20;
 
@@ -218,6 +220,17 @@ impl DiskTable {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// What comes while a server runs has a name that can be a part of a path.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    match (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_plain) {
+        true => Ok(()),
+        false => Err(format!(
+            "a disk's name has 1 to {MAX_NAME} letters, digits, -, _ and ."
+        )),
     }
 }
 

@@ -22,13 +22,13 @@ fn ask(args: &[&str]) -> String {
 }
 
 fn set(server: &Server, filter: &str, option: &str) {
-    let control = server.control().unwrap().to_string_lossy();
+    let control = server.api().unwrap().to_string_lossy();
     ask(&["set", &control, filter, option]);
 }
 
 /// The mean time of reads in a stage, in ns.
 fn mean(server: &Server, stage: &str) -> f64 {
-    let control = server.control().unwrap().to_string_lossy();
+    let control = server.api().unwrap().to_string_lossy();
     let stats: Value = serde_json::from_str(&ask(&["stats", &control, "--json"])).unwrap();
     let operations = stats["operations"].as_array().unwrap();
     let read = operations.iter().find(|o| o["op"] == "read").unwrap();

@@ -16,7 +16,7 @@ const STEP: Duration = Duration::from_secs(120);
 /// Behind the only disk that there is from the start.
 const SLOT: usize = 5;
 
-/// `fathom disk`, to the server with this control socket.
+/// `fathom disk`, to the server with this socket.
 fn disk(control: &Path, command: &str, words: &[&str]) -> Ended {
     let control = control.to_str().unwrap();
     let server = match command {
@@ -47,7 +47,7 @@ fn disks_of_one_server_come_and_go_under_load() {
     let place = Place::new();
     let stays = Image::create(place.path("stays"), Kind::RAW, 64 * MIB);
     let server = stays.serve(&place, "stays", &[]);
-    let control = server.control().unwrap().to_owned();
+    let control = server.api().unwrap().to_owned();
     let mut guest = Guest::boot(&Machine {
         cpus: 2,
         disks: vec![Disk::vhost_user("stays", server.socket())],

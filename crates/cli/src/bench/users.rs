@@ -1,18 +1,18 @@
 //! Who uses the export of a server that a load is about to write to.
 
+use crate::servers::disks;
 use anyhow::bail;
-use fathom_daemon::control::{Client, ClientError, Info, Request, default_path};
+use fathom_client::{Client, place};
+use fathom_daemon::Info;
 use fathom_load::{Nbd, server_pid};
-use serde::Deserialize;
 
 /// Fails when the disk has other users. That is known of a Fathom on this host
-/// whose control socket is at its usual place and may be used by this user;
-/// others are not asked.
+/// that this user may ask; others are not asked.
 pub fn refuse(server: &Nbd) -> anyhow::Result<()> {
     let disk = server_pid(server)
-        .and_then(default_path)
+        .and_then(place::entry_of)
         .and_then(|path| Client::connect(&path).ok())
-        .and_then(|mut client| disk_of(&mut client, server).ok().flatten());
+        .and_then(|client| disk_of(&client, server));
     let users = disk.as_ref().map(users_of).unwrap_or_default();
     if !users.is_empty() {
         bail!(
@@ -24,22 +24,12 @@ pub fn refuse(server: &Nbd) -> anyhow::Result<()> {
 }
 
 /// The disk that is exported, of those that the server has.
-fn disk_of(client: &mut Client, server: &Nbd) -> Result<Option<Info>, ClientError> {
-    #[derive(Deserialize)]
-    struct Names {
-        disks: Vec<String>,
-    }
-    let Names { disks } = client.ask(&Request::Disks)?;
-    for name in &disks {
-        let info: Info = client.ask_about(Some(name), &Request::Info)?;
-        let wanted = server.uri.export();
-        // Who names none gets the first.
-        let is_it = |export: &str| wanted.is_empty() || export == wanted;
-        if info.nbd.as_ref().is_some_and(|nbd| is_it(&nbd.export)) {
-            return Ok(Some(info));
-        }
-    }
-    Ok(None)
+fn disk_of(client: &Client, server: &Nbd) -> Option<Info> {
+    let wanted = server.uri.export();
+    // Who names none gets the first.
+    let is_it = |export: &str| wanted.is_empty() || export == wanted;
+    let is_it = |disk: &Info| disk.nbd.as_ref().is_some_and(|nbd| is_it(&nbd.export));
+    disks(client).ok()?.into_iter().find(is_it)
 }
 
 fn users_of(disk: &Info) -> Vec<String> {

@@ -176,7 +176,7 @@ h.zero(5000, 30100, nbd.CMD_FLAG_FUA)
 h.pwrite(b'q' * 10, 200)
 ";
     nbd.python(&format!("{PRELUDE}{written}"), &[]);
-    stdout_of(&["set", &nbd.control(), "fault", "power-cut=yes"]);
+    stdout_of(&["set", &nbd.api(), "fault", "power-cut=yes"]);
     let left = "
 h = connect(strict=False)
 model = bytearray(b'y' * 65536)

@@ -35,19 +35,16 @@ fn a_disk_is_served_asked_about_and_ended() {
         "{log}"
     );
     assert!(!log.contains('\u{1b}'), "colours in a file: {log}");
-    assert_eq!(
-        stdout_of(&["stats", &served.control()]),
-        "no requests yet\n"
-    );
+    assert_eq!(stdout_of(&["stats", &served.api()]), "no requests yet\n");
     served.load(10_000, &["--rw", "randread", "--iodepth", "32"]);
 
     // Clients may have an answer before it is counted.
     let summary = eventually("all are counted", || {
-        let summary = json(&stdout_of(&["stats", &served.control(), "--json"]));
+        let summary = json(&stdout_of(&["stats", &served.api(), "--json"]));
         let count = stages(&summary, "read")[6]["count"].as_u64();
         (count == Some(10_000)).then_some(summary)
     });
-    let table = stdout_of(&["stats", &served.control()]);
+    let table = stdout_of(&["stats", &served.api()]);
     assert_eq!(table.lines().count(), 8, "{table}");
     let reads = stages(&summary, "read");
     let names: Vec<_> = reads.iter().map(|s| s["stage"].as_str().unwrap()).collect();
@@ -84,7 +81,7 @@ fn the_end_is_told_in_json() {
 #[test]
 fn watching_ends_with_the_daemon() {
     let mut served = Served::start("null:1G", &[]);
-    let watch = ["stats", &served.control(), "--watch", "0.01", "--json"];
+    let watch = ["stats", &served.api(), "--watch", "0.01", "--json"];
     let mut watching = fathom().args(watch).stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(watching.stdout.take().unwrap()).lines();
     let mut next = || json(&output.next().expect("a line").unwrap());
@@ -101,7 +98,7 @@ fn watching_ends_with_the_daemon() {
 #[test]
 fn quitting_ends_it_as_a_signal_does() {
     let mut served = Served::start("null:1G", &[]);
-    stdout_of(&["quit", &served.control()]);
+    stdout_of(&["quit", &served.api()]);
     assert_eq!(served.end(), (Some(0), "no requests yet\n".into()));
 }
 
@@ -123,7 +120,7 @@ fn a_front_end_in_the_middle_of_a_load_does_not_keep_it_from_ending() {
         .spawn()
         .unwrap();
     eventually("requests", || {
-        let info = json(&stdout_of(&["info", &served.control(), "--json"]));
+        let info = json(&stdout_of(&["info", &served.api(), "--json"]));
         assert_eq!(info["workers"].as_array().unwrap().len(), 2);
         let busy = |worker: &Value| worker["requests"].as_u64() > Some(0);
         let all_busy = info["workers"].as_array().unwrap().iter().all(busy);
@@ -151,7 +148,7 @@ fn info_says_what_is_served_and_how() {
         "3",
     ];
     let served = Served::start(&as_arg(&image), &args);
-    let info = json(&stdout_of(&["info", &served.control(), "--json"]));
+    let info = json(&stdout_of(&["info", &served.api(), "--json"]));
     for (key, value) in [
         ("disk", Value::from(as_arg(&image))),
         ("size", (64u64 << 20).into()),
@@ -169,7 +166,7 @@ fn info_says_what_is_served_and_how() {
     ] {
         assert_eq!(info[key], value, "{key}");
     }
-    let text = stdout_of(&["info", &served.control()]);
+    let text = stdout_of(&["info", &served.api()]);
     assert!(
         text.contains("cache=writeback") && text.contains("read-only"),
         "{text}"
@@ -184,9 +181,9 @@ fn a_resized_image_is_noticed_on_demand() {
     file.set_len(1 << 20).unwrap();
     let served = Served::start(&as_arg(&image), &[]);
     file.set_len(3 << 20).unwrap();
-    let text = stdout_of(&["resize", &served.control()]);
+    let text = stdout_of(&["resize", &served.api()]);
     assert_eq!(text, "the disk has 3 MiB (3145728 bytes)\n");
-    let info = json(&stdout_of(&["info", &served.control(), "--json"]));
+    let info = json(&stdout_of(&["info", &served.api(), "--json"]));
     assert_eq!(info["size"], 3 << 20);
     // What a front-end is told.
     served.load(10, &["--offset", "2M", "--size", "1M"]);
@@ -221,7 +218,7 @@ fn without_a_control_option_it_is_found_by_its_process_id() {
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    crate::support::check_refusal(output.status, &stderr, 1, &["no daemon is listening"]);
+    crate::support::check_refusal(output.status, &stderr, 1, &["no server is listening"]);
 }
 
 #[test]
@@ -235,7 +232,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         "null:1G",
         "--vhost-user",
         &socket,
-        "--control",
+        "--api",
         &control,
     ];
     let mut command = fathom();
@@ -249,7 +246,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         "null:1G",
         "--vhost-user",
         &other,
-        "--control",
+        "--api",
         &control,
     ];
     crate::support::refused(1, &args, &["c: ", "another process is listening"]);
@@ -264,7 +261,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         "null:1G",
         "--vhost-user",
         &socket,
-        "--control",
+        "--api",
         &control,
     ];
     first.child = fathom().args(args).spawn().unwrap();
@@ -283,7 +280,7 @@ fn a_service_manager_passes_a_socket_and_is_told() {
         .unwrap();
     let mut command = fathom();
     command
-        .args(["serve", "null:1G", "--control"])
+        .args(["serve", "null:1G", "--api"])
         .arg(dir.path().join("c"));
     command.env("NOTIFY_SOCKET", dir.path().join("notify"));
     command.env("LISTEN_FDS", "1");

@@ -8,19 +8,19 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
-/// A server that has no disk yet, with NBD at `n` and a control socket `c`.
+/// A server that has no disk yet, with NBD at `n` and its API at `c`.
 fn server(more: &str) -> Served {
-    Served::waiting(|_| more.to_owned())
+    Served::waiting("", more)
 }
 
 fn add<'a>(served: &Served, name: &'a str, disk: &'a str, more: &[&str]) -> String {
-    let control = served.control();
+    let control = served.api();
     let add = ["disk", "add", "--server", &control, name, disk];
     stdout_of(&[&add, more].concat())
 }
 
 fn remove(served: &Served, name: &str, more: &[&str]) -> String {
-    let remove = ["disk", "remove", &served.control(), "--disk", name].map(str::to_owned);
+    let remove = ["disk", "remove", &served.api(), "--disk", name].map(str::to_owned);
     let words: Vec<_> = remove.iter().map(String::as_str).collect();
     stdout_of(&[&words, more].concat())
 }
@@ -39,7 +39,7 @@ fn start_load(target: &[&str], ios: &str) -> Kept {
 #[test]
 fn disks_come_and_go_while_another_is_served() {
     let (images, served) = (disk_dir(), server(""));
-    assert!(stdout_of(&["info", &served.control()]).is_empty());
+    assert!(stdout_of(&["info", &served.api()]).is_empty());
     let image = make_image(images.path(), "qcow2", 64 << 20);
     let first = served.arg("first");
     add(&served, "first", "memory:64M", &["--vhost-user", &first]);
@@ -106,7 +106,7 @@ fn who_else_has_the_image_is_told_when_it_is_added() {
     let other = other.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
     let mut other = Kept(other.unwrap());
     let pid = other.0.id().to_string();
-    let control = served.control();
+    let control = served.api();
     let add = [
         "disk", "add", "--server", &control, "a", &image, "--format", "qcow2",
     ];
@@ -135,7 +135,7 @@ fn a_disk_that_is_in_use_stays_unless_it_is_forced() {
     let socket = served.arg("s");
     add(&served, "busy", "null:1G", &["--vhost-user", &socket]);
     let nbd = uri(&served, "busy");
-    let control = served.control();
+    let control = served.api();
     let remove = ["disk", "remove", &control, "--disk", "busy"];
     for target in [["--vhost-user", &*socket], ["--nbd", &nbd]] {
         let load = start_load(&target, "1000000000");
@@ -169,7 +169,7 @@ fn a_disk_that_is_in_use_stays_unless_it_is_forced() {
 fn what_cannot_be_added_is_told_and_leaves_nothing() {
     let (images, served) = (disk_dir(), server(""));
     let image = make_image(images.path(), "qcow2", 1 << 20);
-    let (control, taken, free) = (served.control(), served.arg("taken"), served.arg("free"));
+    let (control, taken, free) = (served.api(), served.arg("taken"), served.arg("free"));
     add(&served, "a", "null:1G", &["--vhost-user", &taken]);
     let long = "x".repeat(65);
     for (name, disk, more, word) in [
@@ -234,11 +234,11 @@ fn a_disk_that_does_not_drain_is_late_and_goes_in_the_end() {
     let silent = uri(&served, "silent");
     let load = start_load(&["--nbd", &silent], "1000000000");
     eventually("it has been served", || {
-        let stats = stdout_of(&["stats", &served.control(), "--disk", "silent"]);
+        let stats = stdout_of(&["stats", &served.api(), "--disk", "silent"]);
         stats.contains("read").then_some(())
     });
     backend.signal("STOP");
-    let control = served.control();
+    let control = served.api();
     let remove_it = ["disk", "remove", &control, "--disk", "silent", "--force"];
     refused(1, &remove_it, &["still has requests in flight after 500ms"]);
     refused(1, &remove_it, &["just being removed"]);
@@ -264,7 +264,7 @@ fn a_disk_that_does_not_open_holds_up_nobody() {
     let mut served = server("");
     let _nobody_accepts = UnixListener::bind(served.path("q")).unwrap();
     let storage = format!("nbd+unix:///?socket={}", served.arg("q"));
-    let control = served.control();
+    let control = served.api();
     let words = ["disk", "add", "--server", &control, "slow", &storage];
     let mut command = fathom();
     command
@@ -290,7 +290,7 @@ fn a_disk_that_does_not_open_holds_up_nobody() {
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     let output = waits.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    check_refusal(output.status, &said, 1, &["closed the connection"]);
+    check_refusal(output.status, &said, 1, &["the server is ending"]);
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn what_is_shown_for_qemu_attaches_the_disk() {
         let name = if name == "d" { "d" } else { "a.b" };
         add(&served, name, "null:1G", &["--vhost-user", &socket]);
     }
-    let control = served.control();
+    let control = served.api();
     let mut command = Command::new("qemu-system-x86_64");
     command.args(["-S", "-display", "none", "-nodefaults", "-m", "128M"]);
     command.args(["-object", "memory-backend-memfd,id=mem,size=128M,share=on"]);
@@ -392,7 +392,7 @@ fn servers_and_disks_are_found_by_name() {
             "disk: memory:1048576 (1 MiB, raw)",
             "fathom: only disks in files can be resized",
             "disk: null:1073741824 (1 GiB, raw)",
-            "fathom: 'nosuch' is neither a server's process id or control socket nor a disk that one \
+            "fathom: 'nosuch' is neither a server's process id or socket nor a disk that one \
              serves here (see `fathom list`)",
             "fathom: several servers run here: name one by --server: ONE, TWO",
             "root: null:1048576 (1 MiB)",

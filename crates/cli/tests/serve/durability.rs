@@ -2,7 +2,6 @@
 //! the witness. The pool of threads makes system calls that it can see.
 
 use crate::support::{Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
-use fathom_daemon::control::{Client, Info, Request};
 use std::process::{Command, Stdio};
 
 /// Serve a file, write to it by `load`, end; the writes and flushes that the
@@ -21,7 +20,7 @@ fn calls(cache: &str, load: &[&str]) -> Vec<String> {
     let args = ["--aio", "threads", "--cache", cache, "--poll", "off"];
     let mut served = Served::start_by(strace, &as_arg(&image), &args);
     served.load(40, &[&["--rw", "write", "--bs", "4k"], load].concat());
-    stdout_of(&["quit", &served.control()]);
+    stdout_of(&["quit", &served.api()]);
     assert_eq!(served.end().0, Some(0), "{}", served.log());
     let report = std::fs::read_to_string(&report).unwrap();
     // A call that another thread's interrupts has a second line.
@@ -99,10 +98,10 @@ fn without_a_cache_an_image_has_what_was_written_when_its_server_is_killed() {
             .stderr(Stdio::null())
             .spawn()
             .expect("fathom starts");
-        let mut client = Client::connect(std::path::Path::new(&served.control())).unwrap();
         eventually("some writes", || {
-            let info: Info = client.ask(&Request::Info).unwrap();
-            (info.workers[0].requests > 300).then_some(())
+            let info: serde_json::Value =
+                serde_json::from_str(&stdout_of(&["info", &served.api(), "--json"])).unwrap();
+            (info["workers"][0]["requests"].as_u64() > Some(300)).then_some(())
         });
         served.signal("KILL");
         let _ = served.end();

@@ -12,7 +12,7 @@ fn every_command_tells_all_its_options() {
         (
             "serve",
             "DISK --vhost-user --format --readonly --aio --cache --queues --iothreads --cpus \
-             --register-memory --poll --serial --trace --control --force-share --no-discard --json --log \
+             --register-memory --poll --serial --trace --force-share --no-discard --json --log \
              --offset --size --metadata-cache --allow-dir --data-file --server-timeout nbd://",
         ),
         ("stats", "PID|SOCKET --json --watch"),
@@ -116,10 +116,10 @@ fn what_the_log_says_is_chosen() {
         command.args(["serve", "null:1M", "--log", filter, "--vhost-user"]);
         command
             .arg(dir.path().join("s"))
-            .arg("--control")
+            .arg("--api")
             .arg(dir.path().join("c"));
         let mut served = crate::support::Served::spawn(command, dir);
-        let control = served.control();
+        let control = served.api();
         crate::support::eventually("it serves", || {
             run(&["info", &control]).status.success().then_some(())
         });
@@ -138,14 +138,7 @@ fn disks_that_cannot_be_served_are_told_in_one_line() {
         as_arg(&sockets.path().join("c")),
     );
     let served = |disk: &str, status, words: &[&str]| {
-        let args = [
-            "serve",
-            disk,
-            "--vhost-user",
-            &socket,
-            "--control",
-            &control,
-        ];
+        let args = ["serve", disk, "--vhost-user", &socket, "--api", &control];
         refused(status, &args, words);
         assert_eq!(fs::read_dir(sockets.path()).unwrap().count(), 0, "{disk}");
     };
@@ -177,14 +170,7 @@ fn not_served(image: &str, more: &[&str], words: &[&str]) {
     let sockets = short_dir();
     let path = |name: &str| as_arg(&sockets.path().join(name));
     let (socket, control) = (path("s"), path("c"));
-    let args = [
-        "serve",
-        image,
-        "--vhost-user",
-        &socket,
-        "--control",
-        &control,
-    ];
+    let args = ["serve", image, "--vhost-user", &socket, "--api", &control];
     refused(1, &[&args, more].concat(), words);
     assert_eq!(fs::read_dir(sockets.path()).unwrap().count(), 0, "{image}");
 }
@@ -396,14 +382,7 @@ fn sockets_and_traces_that_cannot_be_made_are_told_in_one_line() {
     fs::write(dir.path().join("file"), "precious").unwrap();
     let long = "x".repeat(120);
     let serve = |socket: &str, control: &str, more: &[&str], words: &[&str]| {
-        let args = [
-            "serve",
-            "null:1G",
-            "--vhost-user",
-            socket,
-            "--control",
-            control,
-        ];
+        let args = ["serve", "null:1G", "--vhost-user", socket, "--api", control];
         refused(1, &[&args, more].concat(), words);
     };
     serve(&path("file"), &path("c"), &[], &["not a socket"]);
@@ -442,19 +421,19 @@ fn daemons_that_are_not_there_are_told_in_one_line() {
     let dir = short_dir();
     let missing = as_arg(&dir.path().join("c"));
     for command in ["stats", "info", "resize", "quit"] {
-        refused(1, &[command, &missing], &[&missing, "no daemon"]);
+        refused(1, &[command, &missing], &[&missing, "no server"]);
     }
-    refused(1, &["trace", "--pid", &missing, "--off"], &["no daemon"]);
+    refused(1, &["trace", "--pid", &missing, "--off"], &["no server"]);
     let file = as_arg(&dir.path().join("file"));
     fs::write(&file, "").unwrap();
-    refused(1, &["stats", &file], &["no daemon"]);
+    refused(1, &["stats", &file], &["no server"]);
     // Something else listens there.
     let path = dir.path().join("other");
     let other = UnixListener::bind(&path).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             use std::io::Write;
-            for words in ["HTTP/1.1 400 Bad Request\r\n", "{}\n", "[1]", ""] {
+            for words in ["220 mail ESMTP\r\n", "{}\n", "[1]", ""] {
                 let (mut socket, _) = other.accept().unwrap();
                 socket.write_all(words.as_bytes()).unwrap();
                 let _ = socket.shutdown(std::net::Shutdown::Write);
@@ -462,7 +441,7 @@ fn daemons_that_are_not_there_are_told_in_one_line() {
             }
         });
         for _ in 0..3 {
-            refused(1, &["stats", &as_arg(&path)], &["control protocol"]);
+            refused(1, &["stats", &as_arg(&path)], &["fathom's API"]);
         }
         refused(1, &["stats", &as_arg(&path)], &["closed the connection"]);
     });

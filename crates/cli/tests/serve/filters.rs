@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn set(served: &Served, args: &[&str]) -> String {
-    stdout_of(&[&["set", &served.control()], args].concat())
+    stdout_of(&[&["set", &served.api()], args].concat())
 }
 
 fn json(args: &[&str]) -> Value {
@@ -94,7 +94,7 @@ fn options_are_changed_while_serving_all_or_none() {
         "delay",
     ];
     let served = Served::start("null:1G", &filters);
-    let control = served.control();
+    let control = served.api();
     served.load(10, &[]);
     assert_eq!(
         set(&served, &["delay#2", "write=2ms", "read=3ms"]),
@@ -144,7 +144,7 @@ fn a_throttle_delivers_its_rate() {
         // The real accuracy is better: tools/bench/filters.py.
         assert!(iops < 360.0 && rounds.len() < 10, "{rounds:?}");
     }
-    let stats = json(&["stats", &served.control(), "--json"]);
+    let stats = json(&["stats", &served.api(), "--json"]);
     let median = |name| stage(&stats, "read", name)["p50_ns"].as_f64().unwrap();
     assert!(median("queue") > 0.8 * median("total"));
 }
@@ -157,13 +157,13 @@ fn a_slow_disk_is_replayed_by_its_statistics() {
     slow.load(20, &["--iodepth", "1"]);
     let dir = disk_dir();
     let file = dir.path().join("stats.json");
-    std::fs::write(&file, stdout_of(&["stats", &slow.control(), "--json"])).unwrap();
+    std::fs::write(&file, stdout_of(&["stats", &slow.api(), "--json"])).unwrap();
     let replay = Served::start("null:1G", &["--filter", "delay"]);
     let histogram = format!("histogram={}", file.display());
     set(&replay, &["delay", &histogram, "seed=3"]);
     replay.load(60, &["--iodepth", "1"]);
     let mean = |served: &Served, name| {
-        let stats = json(&["stats", &served.control(), "--json"]);
+        let stats = json(&["stats", &served.api(), "--json"]);
         stage(&stats, "read", name)["mean_ns"].as_f64().unwrap()
     };
     let (recorded, replayed) = (mean(&slow, "device"), mean(&replay, "queue"));
@@ -178,7 +178,7 @@ fn by_nbd(disk: &str, filters: &[&str]) -> (Served, String) {
     let mut command = crate::support::fathom();
     command.args(["serve", disk, "--nbd"]);
     command.arg(format!("unix:{}", socket.display()));
-    command.arg("--control").arg(dir.path().join("c"));
+    command.arg("--api").arg(dir.path().join("c"));
     filters.iter().for_each(|filter| {
         command.args(["--filter", filter]);
     });
@@ -206,7 +206,7 @@ fn reads_sent_together_are_delayed_together() {
         let output = qemu_io(&uri, &reads.collect::<Vec<_>>()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert_eq!(text.matches("read 4096/4096").count(), n, "{text}");
-        let stats = json(&["stats", &served.control(), "--json"]);
+        let stats = json(&["stats", &served.api(), "--json"]);
         stage(&stats, "read", "queue")["max_ns"].as_f64().unwrap()
     };
     // By the server's own clock: how long a program takes to start is not in it.
@@ -254,7 +254,7 @@ fn what_is_not_flushed_is_lost_with_the_server() {
     let mut client = qemu_io(&uri, &[&writes[..], &then].concat());
     let mut client = client.stdout(Stdio::null()).spawn().unwrap();
     crate::support::eventually("the read", || {
-        let stats = stdout_of(&["stats", &served.control()]);
+        let stats = stdout_of(&["stats", &served.api()]);
         stats.contains("read ").then_some(())
     });
     served.child.kill().unwrap();
@@ -297,7 +297,7 @@ fn what_is_written_goes_to_the_overlay() {
         let args = ["--filter", &filter, "--format", format];
         let mut served = Served::start(disk, &args);
         served.load(500, &["--rw", "randwrite", "--verify"]);
-        refused(1, &["resize", &served.control()], &["cow"]);
+        refused(1, &["resize", &served.api()], &["cow"]);
         assert_eq!(std::fs::read_dir(&overlays).unwrap().count(), 0);
         assert_eq!(served.terminate().0, Some(0));
         assert!(std::fs::read(disk).unwrap() == before, "{format}");
@@ -337,11 +337,11 @@ fn errors_are_counted() {
     assert!(errors > 0);
     // The load has its last answers before they are counted.
     crate::support::eventually("the count", || {
-        let stats = json(&["stats", &served.control(), "--json"]);
+        let stats = json(&["stats", &served.api(), "--json"]);
         (wrong(&stats, "read") == errors && wrong(&stats, "write") == 0).then_some(())
     });
     let line = format!("answered with an error: {errors} read\n");
-    let text = stdout_of(&["stats", &served.control()]);
+    let text = stdout_of(&["stats", &served.api()]);
     assert!(text.ends_with(&line), "{text}");
     let (_, last) = served.terminate();
     assert!(last.contains(&line), "{last}");

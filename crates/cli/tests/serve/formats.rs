@@ -200,7 +200,7 @@ fn a_part_of_a_raw_image_is_a_disk() {
             }]);
             assert!(past[0].is_err());
         });
-        refused(1, &["resize", &server.control()], &["--offset"]);
+        refused(1, &["resize", &server.api()], &["--offset"]);
         assert_eq!(server.terminate().0, Some(0), "{}", server.log());
         let after = fs::read(dir.path().join("i")).unwrap();
         assert_eq!(after.len() as u64, START + SIZE + 4096);
@@ -232,13 +232,12 @@ fn the_daemon_knows_what_it_serves() {
             .log()
             .contains("(12 MiB, qcow2, io_uring, cache=none)")
     );
-    let info: Value =
-        serde_json::from_str(&stdout_of(&["info", &server.control(), "--json"])).unwrap();
+    let info: Value = serde_json::from_str(&stdout_of(&["info", &server.api(), "--json"])).unwrap();
     assert_eq!(
         (&info["format"], &info["size"]),
         (&"qcow2".into(), &SIZE.into())
     );
-    let resize = ["resize", &server.control()];
+    let resize = ["resize", &server.api()];
     refused(1, &resize, &["qcow2", "qemu-img resize"]);
     // Nobody uses it, so it is not locked; then somebody does.
     qemu_io(dir.path(), "i", "qcow2", &["write -P 7 0 64k"]);
@@ -334,7 +333,7 @@ fn a_killed_server_loses_space_at_most() {
                 .stderr(Stdio::null())
                 .spawn()
                 .unwrap();
-            let control = server.control();
+            let control = server.api();
             crate::support::eventually("requests", || {
                 let info = stdout_of(&["info", &control, "--json"]);
                 let info: Value = serde_json::from_str(&info).unwrap();

@@ -1,7 +1,7 @@
 //! `fathom serve`, and the commands that speak to it, as users run them.
 
 mod api;
-mod control;
+mod clients;
 mod daemon;
 mod disks;
 #[path = "../support/driver.rs"]

@@ -49,7 +49,7 @@ fn uri(served: &Served, export: &str) -> String {
     format!("nbd+unix:///{export}?socket={}", served.arg("n"))
 }
 
-/// `fathom serve ARGS` with a control socket `c`; `{dir}` in arguments is its
+/// `fathom serve ARGS` with its API at `c`; `{dir}` in arguments is its
 /// directory.
 fn serve(args: &[&str]) -> Served {
     serve_by(fathom(), short_dir(), args)
@@ -60,7 +60,7 @@ fn serve_by(mut command: Command, dir: TempDir, args: &[&str]) -> Served {
     command.arg("serve");
     command.args(args.iter().map(|arg| arg.replace("{dir}", &path)));
     if !args.contains(&"--config") {
-        command.arg("--control").arg(dir.path().join("c"));
+        command.arg("--api").arg(dir.path().join("c"));
     }
     let mut served = Served::spawn(command, dir);
     served.wait_for("NBD clients connect to");
@@ -70,13 +70,15 @@ fn serve_by(mut command: Command, dir: TempDir, args: &[&str]) -> Served {
 /// `fathom serve --config` of this text, with sockets `n` and `c`.
 fn serve_config(dir: TempDir, nbd: &str, disks: &str) -> Served {
     let path = as_arg(dir.path());
-    let text = format!("control = '{{dir}}/c'\n[nbd]\nlisten = ['unix:{{dir}}/n']\n{nbd}\n{disks}");
+    let text = format!(
+        "api = {{ socket = '{{dir}}/c' }}\n[nbd]\nlisten = ['unix:{{dir}}/n']\n{nbd}\n{disks}"
+    );
     fs::write(dir.path().join("conf"), text.replace("{dir}", &path)).unwrap();
     serve_by(fathom(), dir, &["--config", "{dir}/conf"])
 }
 
 fn info(served: &Served, disk: &str) -> Value {
-    let said = stdout_of(&["info", &served.control(), "--disk", disk, "--json"]);
+    let said = stdout_of(&["info", &served.api(), "--disk", disk, "--json"]);
     serde_json::from_str(&said).expect("JSON")
 }
 
@@ -169,7 +171,7 @@ fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
     let served = serve_by(fathom(), dir, &["null:1M", "--nbd", "unix:{dir}/n"]);
     let address = format!("unix:{}", served.arg("n"));
     let control = served.arg("c2");
-    let args = ["serve", "null:1M", "--nbd", &address, "--control", &control];
+    let args = ["serve", "null:1M", "--nbd", &address, "--api", &control];
     refused(1, &args, &["already", &served.arg("n")]);
     assert_eq!(size(&uri(&served, "")), 1 << 20);
 }
@@ -232,7 +234,7 @@ fn several_disks_are_served_by_name() {
 
     // A copy of one disk shows in its figures alone.
     client("nbdcopy", &[&uri(&served, "a"), "null:"]);
-    let control = served.control();
+    let control = served.api();
     let stats: Value = serde_json::from_str(&stdout_of(&["stats", &control, "--json"])).unwrap();
     assert_ne!(stats["a"]["operations"], serde_json::json!([]));
     assert_eq!(stats["hidden"]["operations"], serde_json::json!([]));
@@ -288,7 +290,7 @@ fn a_new_size_is_for_those_who_come_after() {
     let file = fs::OpenOptions::new().write(true).open(&image).unwrap();
     file.set_len(2 << 20).unwrap();
     assert_eq!(size(&uri(&served, "")), 1 << 20, "nobody has said so yet");
-    stdout_of(&["resize", &served.control()]);
+    stdout_of(&["resize", &served.api()]);
     assert_eq!(size(&uri(&served, "")), 2 << 20);
     assert_eq!(old.size(), 1 << 20);
 }

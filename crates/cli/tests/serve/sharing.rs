@@ -74,7 +74,7 @@ fn a_load_does_not_write_over_others_data() {
         .args(["serve", "memory:1M", "--vhost-user"])
         .arg(&socket);
     command.args(["--nbd", &format!("unix:{}", address.display())]);
-    // The control socket is where everybody looks for it.
+    // Its API is where everybody looks for it.
     command.env("XDG_RUNTIME_DIR", dir.path());
     let mut server = Served::spawn(command, dir);
     server.wait_for("NBD clients connect");

@@ -28,7 +28,7 @@ fn a_storage_that_says_nothing_ends_neither_the_others_nor_the_end() {
         listens(&dir.path().join("q")).then_some(())
     });
     let config = format!(
-        "control = '{0}'\nstop-timeout = '500ms'\n\
+        "api = {{ socket = '{0}' }}\nstop-timeout = '500ms'\n\
          [nbd]\nlisten = ['unix:{1}']\n\
          [[disk]]\nname = 'silent'\nimage = 'nbd+unix:///?socket={2}'\nserver-timeout = 'off'\n\
          filters = ['delay:read=1us']\n\
@@ -60,7 +60,7 @@ fn a_storage_that_says_nothing_ends_neither_the_others_nor_the_end() {
     let mut sent = [0; 4];
     let said = waits.0.stdout.as_mut().unwrap().read_exact(&mut sent);
     said.expect("it has sent a request");
-    let control = served.control();
+    let control = served.api();
     load(&uri("other"), "100");
     for disk in ["silent", "other"] {
         let set = ["set", &control, "--disk", disk, "delay", "read=2us"];
@@ -89,7 +89,7 @@ fn a_log_that_nobody_reads_any_more_ends_nothing() {
     let path = |name: &str| as_arg(&dir.path().join(name));
     let mut command = fathom();
     command.args(["serve", "null:1G", "--vhost-user", &path("s")]);
-    command.args(["--control", &path("c")]);
+    command.args(["--api", &path("c")]);
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let mut served = Kept(child.expect("it starts"));
     let mut log = BufReader::new(served.0.stderr.take().unwrap());
@@ -123,7 +123,7 @@ fn threads_that_cannot_be_made_end_nothing() {
     command.uid(NOBODY).gid(NOBODY);
     command.args(["serve", "null:1G", "--nbd", &format!("unix:{socket}")]);
     command.arg("--vhost-user").arg(dir.path().join("s"));
-    command.arg("--control").arg(dir.path().join("c"));
+    command.arg("--api").arg(dir.path().join("c"));
     command.args(["--filter", "delay:read=1us"]);
     let mut served = Served::spawn(command, dir);
     served.wait_for("NBD clients connect to");
@@ -140,11 +140,11 @@ fn threads_that_cannot_be_made_end_nothing() {
         let refused = ["bench", "--nbd", &uri, "--number-ios", "1"];
         let client = fathom().args(refused).output().unwrap();
         assert!(!client.status.success());
-        stdout_of(&["set", &served.control(), "delay", "read=2us"]);
+        stdout_of(&["set", &served.api(), "delay", "read=2us"]);
     }
     let log = served.log();
     assert!(log.contains("cannot start a connection's thread"), "{log}");
-    stdout_of(&["quit", &served.control()]);
+    stdout_of(&["quit", &served.api()]);
     assert_eq!(served.end().0, Some(0), "{}", served.log());
     assert!(!served.log().contains("panicked"), "{}", served.log());
 }
@@ -156,7 +156,7 @@ fn a_log_that_nobody_reads_for_now_holds_up_nothing() {
     let path = |name: &str| as_arg(&dir.path().join(name));
     let uri = format!("nbd+unix:///?socket={}", path("n"));
     let mut command = fathom();
-    command.args(["serve", "null:1G", "--control", &path("c")]);
+    command.args(["serve", "null:1G", "--api", &path("c")]);
     command.args([
         "--vhost-user",
         &path("s"),
@@ -231,7 +231,7 @@ fn files_that_may_not_grow_fail_writes_and_nothing_else() {
         let dir = short_dir();
         let path = |name: &str| as_arg(&dir.path().join(name));
         let config = format!(
-            "control = '{}'\n[nbd]\nlisten = ['unix:{}']\n\
+            "api = {{ socket = '{}' }}\n[nbd]\nlisten = ['unix:{}']\n\
              [[disk]]\nname = 'grows'\nimage = '{image}'\nformat = 'qcow2'\naio = '{engine}'\n\
              [[disk]]\nname = 'other'\nimage = 'memory:8M'\n",
             path("c"),
@@ -269,7 +269,7 @@ print(written)
 ";
         let limit = LIMIT.to_string();
         let written = python(script, &[("SOCKET", &socket), ("LIMIT", &limit)]);
-        let control = served.control();
+        let control = served.api();
         stdout_of(&["stats", &control, "--disk", "grows"]);
         assert_eq!(served.terminate().0, Some(0), "{}", served.log());
         let pattern = format!("read -P 0x78 0 {}", written.trim());

@@ -81,7 +81,7 @@ fn a_trace_from_the_start_has_every_request_with_its_times() {
 #[test]
 fn tracing_is_switched_on_and_off_under_load() {
     let served = Served::start("null:1T", &[]);
-    let (control, trace) = (served.control(), served.arg("trace"));
+    let (control, trace) = (served.api(), served.arg("trace"));
     served.load(100, &[]);
     stdout_of(&["trace", "--pid", &control, "--on", &trace]);
     served.load(200, &[]);
@@ -106,7 +106,7 @@ fn tracing_is_switched_on_and_off_under_load() {
 fn a_trace_that_was_switched_off_has_all_that_clients_have_seen() {
     // Every other one takes that long.
     let served = Served::start("memory:1M", &["--inject", "notify=500ms"]);
-    let (control, trace) = (served.control(), served.arg("trace"));
+    let (control, trace) = (served.api(), served.arg("trace"));
     with_disk(&served.arg("s"), 1, |disk| {
         for _ in 0..2 {
             stdout_of(&["trace", "--pid", &control, "--on", &trace]);
@@ -124,7 +124,7 @@ fn a_trace_that_was_switched_off_has_all_that_clients_have_seen() {
 fn following_ends_with_the_trace() {
     let mut served = Served::start("null:1T", &[]);
     let trace = served.arg("trace");
-    stdout_of(&["trace", "--pid", &served.control(), "--on", &trace]);
+    stdout_of(&["trace", "--pid", &served.api(), "--on", &trace]);
     let mut follower = fathom()
         .args(["trace", "--json", "--follow", &trace])
         .stdout(Stdio::piped())
@@ -233,10 +233,10 @@ fn a_trace_that_another_process_truncates_is_given_up_and_the_disk_served_on() {
         "{log}"
     );
     refused(1, &["trace", &trace], &["not a trace"]);
-    let info = stdout_of(&["info", &served.control(), "--json"]);
+    let info = stdout_of(&["info", &served.api(), "--json"]);
     assert!(info.contains("\"trace\":null"), "{info}");
     // As the log says.
-    let pid = served.control();
+    let pid = served.api();
     stdout_of(&["trace", "--pid", &pid, "--on", &trace]);
     served.load(500, &load);
     live(&trace, 1000);

@@ -135,7 +135,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Serve `disk` at `s` in a directory of its own, with a control socket
+    /// Serve `disk` at `s` in a directory of its own, with its API at
     /// `c`, until it listens.
     pub fn start(disk: &str, args: &[&str]) -> Served {
         Served::start_by(fathom(), disk, args)
@@ -147,7 +147,7 @@ impl Served {
         command
             .args(["serve", disk, "--vhost-user"])
             .arg(dir.path().join("s"))
-            .arg("--control")
+            .arg("--api")
             .arg(dir.path().join("c"))
             .args(args);
         let mut served = Served::spawn(command, dir);
@@ -163,15 +163,14 @@ impl Served {
         Served { dir, child }
     }
 
-    /// Without disks yet: NBD is at `n` in its directory, the control socket at `c`. `more` makes the
-    /// begin of its configuration, of paths there.
-    pub fn waiting(more: impl FnOnce(&dyn Fn(&str) -> String) -> String) -> Served {
+    /// Without disks yet: NBD is at `n` in its directory, the API at `c`, with these further options;
+    /// `more` is the begin of its configuration.
+    pub fn waiting(of_api: &str, more: &str) -> Served {
         let dir = short_dir();
         let path = |name: &str| as_arg(&dir.path().join(name));
         let config = format!(
-            "control = '{}'\n{}\n[nbd]\nlisten = ['unix:{}']\n",
+            "{more}\napi = {{ socket = '{}'{of_api} }}\n[nbd]\nlisten = ['unix:{}']\n",
             path("c"),
-            more(&path),
             path("n")
         );
         fs::write(dir.path().join("conf"), config).expect("a file");
@@ -205,7 +204,7 @@ impl Served {
         as_arg(&self.path(name))
     }
 
-    pub fn control(&self) -> String {
+    pub fn api(&self) -> String {
         self.arg("c")
     }
 

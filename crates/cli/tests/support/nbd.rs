@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// A disk at an NBD socket, with a control socket `c`; killed when dropped.
+/// A disk at an NBD socket, with its API at `c`; killed when dropped.
 pub struct Nbd(Served);
 
 impl Nbd {
@@ -17,7 +17,7 @@ impl Nbd {
     pub fn start_by(mut command: Command, disk: &str, args: &[&str]) -> Nbd {
         let dir = short_dir();
         let address = format!("unix:{}", dir.path().join("s").display());
-        command.args(["serve", disk, "--nbd", &address, "--control"]);
+        command.args(["serve", disk, "--nbd", &address, "--api"]);
         command.arg(dir.path().join("c")).args(args);
         let mut served = Served::spawn(command, dir);
         served.wait_for("serving");

@@ -5,7 +5,8 @@ use super::schema::{Filter, Statistics};
 use super::state::Asking;
 use super::tag;
 use crate::answer::Kind;
-use crate::control::{Info, Request};
+use crate::command::Command;
+use crate::info::Info;
 use crate::table::DiskTable;
 use axum::Json;
 use axum::body::{Body, to_bytes};
@@ -57,7 +58,7 @@ pub struct Trace {
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", operation_id = "listDisks",
     responses((status = 200, body = Disks)))]
 pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> {
-    asking.ask(None, Request::List).await.map(Json)
+    asking.ask(None, Command::List).await.map(Json)
 }
 
 /// A disk
@@ -69,7 +70,7 @@ pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> 
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "It is just coming or going")))]
 pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
-    let disk = asking.ask(Some(name.disk()?), Request::Show).await?;
+    let disk = asking.ask(Some(name.disk()?), Command::Show).await?;
     Ok(tagged(StatusCode::OK, disk))
 }
 
@@ -113,8 +114,7 @@ pub async fn put(
         };
     }
     let options = Box::new(options);
-    asking.ask(None, Request::Add { options }).await?;
-    let disk = asking.ask(Some(name), Request::Show).await?;
+    let disk = asking.ask(None, Command::Add { options }).await?;
     Ok(tagged(StatusCode::CREATED, disk))
 }
 
@@ -152,7 +152,7 @@ pub async fn remove(
         tag::check(&headers, present.as_ref().map(tag_of).as_deref())?;
     }
     asking
-        .ask(Some(name), Request::Remove { force })
+        .ask(Some(name), Command::Remove { force })
         .await
         .map(Json)
 }
@@ -166,7 +166,7 @@ pub async fn remove(
         (status = 409, body = Problem, content_type = "application/problem+json")))]
 pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     asking
-        .ask(Some(name.disk()?), Request::Stats)
+        .ask(Some(name.disk()?), Command::Stats)
         .await
         .map(Json)
 }
@@ -184,7 +184,7 @@ pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Val
             description = "Disks of that kind cannot be resized")))]
 pub async fn resize(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     asking
-        .ask(Some(name.disk()?), Request::Resize)
+        .ask(Some(name.disk()?), Command::Resize)
         .await
         .map(Json)
 }
@@ -210,11 +210,11 @@ pub async fn set_filter(
     name: Named,
     body: Body,
 ) -> Result<Json<Value>, Problem> {
-    let request = Request::Set {
+    let command = Command::Set {
         filter: name.get("filter")?.to_owned(),
         options: parse(read(body).await?)?,
     };
-    asking.ask(Some(name.disk()?), request).await.map(Json)
+    asking.ask(Some(name.disk()?), command).await.map(Json)
 }
 
 /// Trace every request of a disk
@@ -234,10 +234,10 @@ pub async fn start_trace(
     body: Body,
 ) -> Result<Json<Value>, Problem> {
     let Trace { file } = parse(read(body).await?)?;
-    let request = Request::Trace {
+    let command = Command::Trace {
         file: Some(file.clone()),
     };
-    asking.ask(Some(name.disk()?), request).await?;
+    asking.ask(Some(name.disk()?), command).await?;
     Ok(Json(serde_json::json!({ "file": file })))
 }
 
@@ -249,8 +249,8 @@ pub async fn start_trace(
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json")))]
 pub async fn stop_trace(State(asking): State<Asking>, name: Named) -> Result<StatusCode, Problem> {
-    let request = Request::Trace { file: None };
-    asking.ask(Some(name.disk()?), request).await?;
+    let command = Command::Trace { file: None };
+    asking.ask(Some(name.disk()?), command).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -318,7 +318,7 @@ fn table(name: &str, body: Vec<u8>) -> Result<DiskTable, Problem> {
 
 /// The disk of that name, if there is one.
 async fn present(asking: &Asking, name: &str) -> Result<Option<Value>, Problem> {
-    match asking.try_to(Some(name), Request::Show).await? {
+    match asking.try_to(Some(name), Command::Show).await? {
         Ok(disk) => Ok(Some(disk)),
         Err(refusal) if refusal.kind == Kind::Unknown => Ok(None),
         Err(refusal) => Err(refusal.into()),

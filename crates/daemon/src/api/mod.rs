@@ -1,14 +1,17 @@
 //! The API: HTTP/1.1 and JSON on a Unix socket, described by OpenAPI at `/openapi.json`.
 //!
 //! It has a thread and an asynchronous runtime of its own. What it is asked becomes a command for the
-//! daemon's thread, like those of the control socket; nothing of a disk is touched here.
+//! daemon's thread; nothing of a disk is touched here.
 //!
+//! - `listen` is where clients connect, `clients` says how many;
 //! - `disks` has what can be done to disks, `server` what concerns all of them;
 //! - `rights` says who may do what;
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
 
+mod clients;
 mod disks;
+mod listen;
 mod problem;
 mod rights;
 mod schema;
@@ -20,28 +23,27 @@ use crate::mailbox::Post;
 use crate::objects::Event;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use fathom_exports::Listener;
+use clients::{Asks, Clients, guard};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+pub use listen::Door;
 pub use rights::Groups;
-use rights::{Rights, guard};
+use rights::Rights;
 use state::Asking;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Builder;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio_io_timeout::TimeoutStream;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Connections at once; others wait to be accepted.
-const MAX_CLIENTS: usize = 64;
 /// A connection that sends no request for so long, or not all of its head, is closed.
 const HEAD: Duration = Duration::from_secs(10);
 /// One that takes in nothing of its answer for so long is, too.
@@ -71,18 +73,17 @@ struct Description;
 
 /// Being served; no longer when dropped.
 pub struct Api {
-    /// What it listens at, to be removed.
-    _listener: Listener,
+    /// Where it listens, to be removed.
+    door: Door,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Api {
-    /// Serve clients from `listener`, with the rights of their groups; what they want goes by
-    /// `post`.
-    pub fn start(listener: Listener, groups: Groups, post: Post<Event>) -> io::Result<Api> {
+    /// Serve clients at `door`, with the rights of their groups; what they want goes by `post`.
+    pub fn start(door: Door, groups: Groups, post: Post<Event>) -> io::Result<Api> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let socket = listener.as_fd().try_clone_to_owned()?;
+        let socket = door.as_fd().try_clone_to_owned()?;
         let socket = std::os::unix::net::UnixListener::from(socket);
         socket.set_nonblocking(true)?;
         let (stop, stopped) = oneshot::channel::<()>();
@@ -101,10 +102,15 @@ impl Api {
         };
         let thread = std::thread::Builder::new().name("api".into()).spawn(body)?;
         Ok(Api {
-            _listener: listener,
+            door,
             stop: Some(stop),
             thread: Some(thread),
         })
+    }
+
+    /// Where clients connect.
+    pub fn path(&self) -> &Path {
+        self.door.path()
     }
 }
 
@@ -126,6 +132,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))
         .routes(routes!(server::show))
+        .routes(routes!(server::quit))
         .routes(routes!(server::openapi))
         .split_for_parts()
 }
@@ -139,17 +146,16 @@ fn router(post: Post<Event>) -> Router {
 }
 
 async fn accept_clients(socket: UnixListener, groups: Groups, router: Router) {
-    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
-    // (It is never closed.)
-    while let Ok(place) = places.clone().acquire_owned().await {
+    let mut clients = Clients::default();
+    loop {
         match socket.accept().await {
             Ok((client, _)) => {
                 let rights = groups.rights(&client).unwrap_or(Rights::Nothing);
-                let router = router.clone().layer(from_fn_with_state(rights, guard));
-                tokio::spawn(async move {
-                    let _place = place;
-                    serve(client, router).await;
-                });
+                clients.make_room(rights);
+                let asks = Asks::default();
+                let guard = from_fn_with_state((rights, asks.clone()), guard);
+                let task = tokio::spawn(serve(client, router.clone().layer(guard)));
+                clients.add(rights, asks, task.abort_handle());
             }
             Err(error) => {
                 tracing::warn!("API: cannot accept a client: {error}");
@@ -178,7 +184,6 @@ async fn serve(client: UnixStream, router: Router) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     /// `FATHOM_BLESS=1` writes it anew.
     #[test]

@@ -34,11 +34,17 @@ impl Problem {
         Problem::new(StatusCode::BAD_REQUEST, Kind::Invalid.name(), detail)
     }
 
-    /// A condition of the request does not hold.
+    /// If-Match does not hold.
     pub fn changed() -> Problem {
-        let detail = "the disk is not the one that the request is meant for (If-Match, \
-                      If-None-Match): look at it again";
+        let detail = "the disk is not the one that the request is meant for (If-Match): look at it \
+                      again";
         Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail)
+    }
+
+    /// If-None-Match does not hold.
+    pub fn there_already() -> Problem {
+        let detail = "there is a disk of that name already (If-None-Match)";
+        Problem::new(StatusCode::PRECONDITION_FAILED, "exists", detail)
     }
 
     pub fn ending() -> Problem {

@@ -1,10 +1,5 @@
 //! Who may do what: clients are known by the user and groups that the kernel says they have.
 
-use super::problem::Problem;
-use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use rustix::process::geteuid;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -82,21 +77,6 @@ fn more_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     get(groups.as_mut_ptr(), &mut len)?;
     groups.truncate(len as usize / size_of::<u32>());
     Ok(groups)
-}
-
-/// Lets through what a client has the right to.
-pub async fn guard(State(rights): State<Rights>, request: Request, next: Next) -> Response {
-    let looks = [Method::GET, Method::HEAD].contains(request.method());
-    let problem = match rights {
-        Rights::All => None,
-        Rights::Read if looks => None,
-        Rights::Read => Some("you may look, and change nothing"),
-        Rights::Nothing => Some("the API is for the server's user and the groups that it names"),
-    };
-    match problem {
-        Some(text) => Problem::new(StatusCode::FORBIDDEN, "forbidden", text).into_response(),
-        None => next.run(request).await,
-    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 use super::problem::Problem;
 use super::state::Asking;
+use crate::command::Command;
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -22,6 +24,16 @@ pub async fn show() -> Json<Server> {
         version: env!("CARGO_PKG_VERSION"),
         pid: std::process::id(),
     })
+}
+
+/// End the server, as SIGTERM does
+///
+/// What is in flight is finished first.
+#[utoipa::path(post, path = "/v1/server/quit", tag = "server", operation_id = "quit",
+    responses((status = 202, description = "It is about to end")))]
+pub async fn quit(State(asking): State<Asking>) -> Result<StatusCode, Problem> {
+    asking.ask(None, Command::Quit).await?;
+    Ok(StatusCode::ACCEPTED)
 }
 
 /// This description

@@ -1,8 +1,8 @@
 //! Asking the daemon's thread.
 
 use super::problem::Problem;
-use crate::answer::{Answer, Asker};
-use crate::control::{Ask, Request};
+use crate::answer::Answer;
+use crate::command::{Ask, Command};
 use crate::mailbox::Post;
 use crate::objects::Event;
 use serde_json::Value;
@@ -30,18 +30,18 @@ impl Asking {
     }
 
     /// Of a disk, or of the daemon.
-    pub async fn ask(&self, disk: Option<&str>, request: Request) -> Result<Value, Problem> {
-        self.try_to(disk, request).await?.map_err(Problem::from)
+    pub async fn ask(&self, disk: Option<&str>, command: Command) -> Result<Value, Problem> {
+        self.try_to(disk, command).await?.map_err(Problem::from)
     }
 
     /// The same, for who goes by the reason of a refusal.
-    pub async fn try_to(&self, disk: Option<&str>, request: Request) -> Result<Answer, Problem> {
+    pub async fn try_to(&self, disk: Option<&str>, command: Command) -> Result<Answer, Problem> {
         let ask = Ask {
             disk: disk.map(str::to_owned),
-            request,
+            command,
         };
         let (send, answer) = oneshot::channel();
-        self.post.send(Event::Asked(ask, Asker::Request(send)));
+        self.post.send(Event::Asked(ask, send));
         answer.await.map_err(|_| Problem::ending())
     }
 }

@@ -24,9 +24,10 @@ pub fn check(headers: &HeaderMap, present: Option<&str>) -> Result<(), Problem> 
         present.is_some_and(|present| tags.iter().any(|tag| tag == "*" || tag == present))
     };
     let (wanted, unwanted) = (names(header::IF_MATCH), names(header::IF_NONE_MATCH));
-    match !wanted.is_empty() && !has(&wanted) || has(&unwanted) {
-        true => Err(Problem::changed()),
-        false => Ok(()),
+    match (!wanted.is_empty() && !has(&wanted), has(&unwanted)) {
+        (true, _) => Err(Problem::changed()),
+        (false, true) => Err(Problem::there_already()),
+        (false, false) => Ok(()),
     }
 }
 

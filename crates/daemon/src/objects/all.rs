@@ -4,15 +4,16 @@ use super::changes::{self, Changing, Event, What};
 use super::disk::Served;
 use super::nbd::Nbd;
 use super::tracer::Tracer;
-use crate::answer::{Answer, Asker, ClientId, Kind, Refusal};
-use crate::control::{Ask, Info, Request};
+use crate::answer::{Answer, Asker, Kind, Refusal};
+use crate::command::{Ask, Command};
 use crate::error::Error;
+use crate::info::Info;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{DiskOptions, ServeOptions, StopTimeout};
 use crate::signals::LeftToThisThread;
 use crate::socket;
 use crate::socket_spec::SocketSpec;
-use crate::table::{DiskTable, check_path};
+use crate::table::{DiskTable, check_name, check_path};
 use fathom_exports::Listener;
 use fathom_filters::Filters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -22,12 +23,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest name of a disk that is added.
-const MAX_NAME: usize = 64;
 /// Who has just let go of a disk may be found here still: a disk that is to be removed has so long
 /// to be out of use, and is looked at so often.
 const LEAVE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
+
+/// So many names are told to who has asked for one that is not there.
+const MAX_NAMED: usize = 20;
 
 /// A disk that is to be removed, but was in use.
 struct Leaving {
@@ -46,8 +48,6 @@ pub struct Objects {
     nbd: Option<Nbd>,
     filters: Arc<Filters>,
     events: Mailbox<Event>,
-    /// For clients of the control socket.
-    answers: Vec<(ClientId, Answer)>,
     stop_timeout: StopTimeout,
     started: Instant,
     is_ending: bool,
@@ -72,7 +72,6 @@ impl Objects {
             nbd: nbd.transpose()?,
             filters,
             events: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
-            answers: Vec::new(),
             stop_timeout: options.stop_timeout,
             started: Instant::now(),
             is_ending: false,
@@ -128,67 +127,54 @@ impl Objects {
     }
 
     /// Carry a command out; who asks is answered at once or later.
-    pub fn handle(&mut self, ask: Ask, asker: Asker) {
-        let Ask { disk, request } = ask;
-        let answered = match (request, disk) {
-            (Request::Add { options }, None) => return self.add(*options, asker),
-            (Request::Disks, None) => {
-                let names: Vec<_> = self.disks.iter().map(Served::name).collect();
-                Ok(json!({ "disks": names }))
-            }
-            (Request::List, None) => {
+    fn handle(&mut self, ask: Ask, asker: Asker) {
+        let index = ask.disk.as_deref().map(|name| self.find(name)).transpose();
+        let index = match index {
+            Ok(index) => index,
+            Err(refusal) => return answer(asker, Err(refusal)),
+        };
+        let answered = match (ask.command, index) {
+            (Command::Add { options }, None) => return self.add(*options, asker),
+            (Command::List, None) => {
                 let disks = (0..self.disks.len()).map(|index| self.show(index));
                 let disks = disks.collect::<Result<Vec<_>, _>>();
                 disks.map(|disks| json!({ "disks": disks }))
             }
-            (Request::Quit, None) => {
+            (Command::Quit, None) => {
                 self.is_ending = true;
                 Ok(json!({ "quitting": true }))
             }
-            (Request::Disks | Request::List | Request::Add { .. } | Request::Quit, Some(_)) => {
-                Err(Kind::Invalid.because("that concerns the daemon, not one disk"))
-            }
-            (request, disk) => match (self.find(disk.as_deref()), request) {
-                (Err(refusal), _) => Err(refusal),
-                (Ok(index), Request::Remove { force }) => return self.remove(index, force, asker),
-                (Ok(index), request) => self.handle_for(index, request),
-            },
+            (Command::Remove { force }, Some(index)) => return self.remove(index, force, asker),
+            (command, Some(index)) => self.handle_for(index, command),
+            (_, None) => Err(Kind::Invalid.because("that concerns one disk: name it")),
         };
-        self.answer(asker, answered);
-    }
-
-    fn answer(&mut self, asker: Asker, answer: Answer) {
-        match asker {
-            Asker::Client(client) => self.answers.push((client, answer)),
-            // It may be gone.
-            Asker::Request(sender) => drop(sender.send(answer)),
-        }
+        answer(asker, answered);
     }
 
     /// The disk that is meant.
-    fn find(&self, name: Option<&str>) -> Result<usize, Refusal> {
-        let names = || {
-            let names: Vec<_> = self.disks.iter().map(Served::name).collect();
-            names.join(", ")
-        };
-        let text = match (name, &self.disks[..]) {
-            (None, [_]) => return Ok(0),
-            (None, []) => "there is no disk".into(),
-            (None, _) => format!("there are several disks, so name one: {}", names()),
-            (Some(name), all) => {
-                if let Some(found) = all.iter().position(|disk| disk.name() == name) {
-                    return Ok(found);
-                }
-                if let Some(refusal) = self.is_changing(name) {
-                    return Err(refusal);
-                }
-                match all {
-                    [] => format!("there is no disk '{name}'"),
-                    _ => format!("there is no disk '{name}', only {}", names()),
-                }
-            }
-        };
-        Err(Kind::Unknown.because(text))
+    fn find(&self, name: &str) -> Result<usize, Refusal> {
+        if let Some(found) = self.disks.iter().position(|disk| disk.name() == name) {
+            return Ok(found);
+        }
+        if let Some(refusal) = self.is_changing(name) {
+            return Err(refusal);
+        }
+        let names: Vec<_> = self
+            .disks
+            .iter()
+            .map(Served::name)
+            .take(MAX_NAMED)
+            .collect();
+        Err(
+            Kind::Unknown.because(match (&names[..], self.disks.len() - names.len()) {
+                ([], _) => format!("there is no disk '{name}'"),
+                (names, 0) => format!("there is no disk '{name}', only {}", names.join(", ")),
+                (names, more) => format!(
+                    "there is no disk '{name}', only {} and {more} others",
+                    names.join(", ")
+                ),
+            }),
+        )
     }
 
     /// Why there is nothing to be done with that disk now.
@@ -200,30 +186,27 @@ impl Objects {
         }))
     }
 
-    fn handle_for(&mut self, index: usize, request: Request) -> Answer {
+    fn handle_for(&mut self, index: usize, command: Command) -> Answer {
         let failed = |text| Kind::Failed.because(text);
         let disk = &mut self.disks[index];
-        match request {
-            Request::Stats => to_json(&disk.summary()),
-            Request::Info => to_json(&self.info(index)),
-            Request::Show => self.show(index),
-            Request::Trace { file } => {
+        match command {
+            Command::Stats => to_json(&disk.summary()),
+            Command::Show => self.show(index),
+            Command::Trace { file } => {
                 let checked = file.as_deref().map_or(Ok(()), check_path);
                 checked.map_err(|text| Kind::Invalid.because(text))?;
                 disk.switch_trace(file).map_err(failed)
             }
-            Request::Resize => disk.resize().map_err(failed),
-            Request::Set { filter, options } => {
+            Command::Resize => disk.resize().map_err(failed),
+            Command::Set { filter, options } => {
                 let info = disk.set_filter(&filter, options);
                 let info = info.map_err(|text| Kind::Invalid.because(text))?;
                 self.look(index).map_err(failed)?;
                 to_json(&info)
             }
-            Request::Disks
-            | Request::List
-            | Request::Quit
-            | Request::Add { .. }
-            | Request::Remove { .. } => unreachable!("they are handled before"),
+            Command::List | Command::Quit | Command::Add { .. } | Command::Remove { .. } => {
+                Err(Kind::Invalid.because("that concerns the server, not one disk"))
+            }
         }
     }
 
@@ -263,7 +246,7 @@ impl Objects {
     fn add(&mut self, table: DiskTable, asker: Asker) {
         let name = table.name.clone();
         if let Err(refusal) = self.begin_to_add(table) {
-            return self.answer(asker, Err(refusal));
+            return answer(asker, Err(refusal));
         }
         self.changing.push(Changing {
             name,
@@ -274,7 +257,8 @@ impl Objects {
 
     fn begin_to_add(&self, table: DiskTable) -> Result<(), Refusal> {
         let invalid = |text| Kind::Invalid.because(text);
-        let name = check_name(&table.name).map_err(invalid)?;
+        check_name(&table.name).map_err(invalid)?;
+        let name = &*table.name;
         if let Some(refusal) = self.is_changing(name) {
             return Err(refusal);
         }
@@ -303,9 +287,9 @@ impl Objects {
 
     /// Remove it, if nobody uses it.
     fn leave(&mut self, leaving: Leaving) {
-        let index = match self.find(Some(&leaving.name)) {
+        let index = match self.find(&leaving.name) {
             Ok(index) => index,
-            Err(refusal) => return self.answer(leaving.asker, Err(refusal)),
+            Err(refusal) => return answer(leaving.asker, Err(refusal)),
         };
         match self.info(index).users() {
             None => self.close(index, leaving.asker),
@@ -315,7 +299,7 @@ impl Objects {
                 let refusal = Kind::Conflict.because(format!(
                     "disk '{name}' is in use by {users}: unplug it there first, or force it"
                 ));
-                self.answer(leaving.asker, Err(refusal));
+                answer(leaving.asker, Err(refusal));
             }
         }
     }
@@ -331,7 +315,7 @@ impl Objects {
             Ok(close) => close,
             Err(error) => {
                 let refusal = Kind::Failed.because(format!("cannot start a thread: {error}"));
-                return self.answer(asker, Err(refusal));
+                return answer(asker, Err(refusal));
             }
         };
         let disk = self.disks.remove(index);
@@ -355,18 +339,13 @@ impl Objects {
         }
     }
 
-    /// Answers for clients of the control socket.
-    pub fn take_answers(&mut self) -> Vec<(ClientId, Answer)> {
-        std::mem::take(&mut self.answers)
-    }
-
     fn take_in(&mut self, event: Event) {
-        let (name, answer) = match event {
+        let (name, outcome) = match event {
             Event::Asked(ask, asker) => return self.handle(ask, asker),
             Event::Opened(name, opened) => {
                 let served = opened.map_err(|error| Kind::Failed.because(error.to_string()));
                 let served = served.and_then(|disk| self.let_in(*disk));
-                (name, served.and_then(|index| to_json(&self.info(index))))
+                (name, served.and_then(|index| self.show(index)))
             }
             Event::Late(name) => return self.tell_late(&name),
             Event::Closed(name, summary) => {
@@ -377,7 +356,7 @@ impl Objects {
         if let Some(index) = self.changing.iter().position(|one| one.name == name)
             && let Some(asker) = self.changing.swap_remove(index).waiting
         {
-            self.answer(asker, answer);
+            answer(asker, outcome);
         }
     }
 
@@ -390,7 +369,7 @@ impl Objects {
         tracing::warn!("{text}");
         let change = self.changing.iter_mut().find(|one| one.name == name);
         if let Some(asker) = change.and_then(|change| change.waiting.take()) {
-            self.answer(asker, Err(Kind::Late.because(text)));
+            answer(asker, Err(Kind::Late.because(text)));
         }
     }
 
@@ -465,19 +444,13 @@ impl Objects {
     }
 }
 
-fn to_json(value: &impl Serialize) -> Answer {
-    serde_json::to_value(value).map_err(|error| Kind::Failed.because(error.to_string()))
+fn answer(asker: Asker, answer: Answer) {
+    // It may be gone.
+    let _ = asker.send(answer);
 }
 
-/// A name that can be a part of a path.
-fn check_name(name: &str) -> Result<&str, String> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    match (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_plain) {
-        true => Ok(name),
-        false => Err(format!(
-            "a disk's name has 1 to {MAX_NAME} letters, digits, -, _ and ."
-        )),
-    }
+fn to_json(value: &impl Serialize) -> Answer {
+    serde_json::to_value(value).map_err(|error| Kind::Failed.because(error.to_string()))
 }
 
 /// Where its front-ends are to connect.

@@ -3,7 +3,7 @@
 
 use super::disk::Served;
 use crate::answer::Asker;
-use crate::control::Ask;
+use crate::command::Ask;
 use crate::error::Error;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;

@@ -3,8 +3,8 @@
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
 use super::tracer::Tracer;
-use crate::control::{FrontEnd, Info, WorkerInfo};
 use crate::error::Error;
+use crate::info::{FrontEnd, Info, WorkerInfo};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use fathom_core::{DiskInfo, Looking, WorkerHandle};

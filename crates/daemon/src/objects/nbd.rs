@@ -2,8 +2,8 @@
 
 use super::disk::Served;
 use super::serving::Serving;
-use crate::control::{ConnectionInfo, NbdInfo};
 use crate::error::Error;
+use crate::info::{ConnectionInfo, NbdInfo};
 use crate::options::{NbdOptions, TlsOptions};
 use fathom_exports::nbd::{Exports, Leaving, Options, Tls, TlsError, local_name};
 use fathom_exports::{Listener, NbdServer};

@@ -9,7 +9,8 @@ use super::options::{self, Image, Keys, Options, is};
 use super::process::{arguments, path_of};
 use super::{Found, eventfds, image, sockets};
 use crate::error::Result;
-use crate::tracers::fathom::Control;
+use crate::tracers::fathom::Api;
+use fathom_client::place::entry_in;
 
 /// Finds the disks.
 pub(super) fn find(pid: u32, options: &Options, problems: &mut Vec<String>) -> Result<Vec<Found>> {
@@ -114,12 +115,12 @@ fn ask_server(server: u32, found: &mut Found, problems: &mut Vec<String>) {
     let program = arguments.first().map_or("", String::as_str);
     let program = program.rsplit('/').next().unwrap_or(program);
     if arguments.get(1).map(String::as_str) == Some("serve") {
-        found.control = control_socket(server, &arguments);
-        if let Some(socket) = &found.control {
-            match Control::connect(socket).and_then(|mut control| control.info()) {
+        found.api = api_socket(server, &arguments);
+        if let Some(socket) = &found.api {
+            match Api::connect(socket).and_then(|api| api.info()) {
                 Ok(info) => {
                     found.aio = Some(info.engine);
-                    found.cache = Some(info.cache).filter(|cache| !cache.is_empty());
+                    found.cache = info.cache;
                     let image = Image {
                         file: Some(info.disk),
                         format: "raw".into(),
@@ -158,10 +159,10 @@ fn pairs<'a>(arguments: &'a [String], option: &'a str) -> impl Iterator<Item = K
         .map(|pair| options::keys(&pair[1], "type"))
 }
 
-/// Where a daemon listens for questions: as it was told, or its default place.
-fn control_socket(pid: u32, arguments: &[String]) -> Option<PathBuf> {
+/// Where a server's API is: as it was told, or its default place.
+fn api_socket(pid: u32, arguments: &[String]) -> Option<PathBuf> {
     let told = arguments.iter().enumerate().find_map(|(index, argument)| {
-        match argument.strip_prefix("--control") {
+        match argument.strip_prefix("--api") {
             Some("") => arguments.get(index + 1).cloned(),
             Some(rest) => rest.strip_prefix('=').map(str::to_owned),
             None => None,
@@ -173,7 +174,7 @@ fn control_socket(pid: u32, arguments: &[String]) -> Option<PathBuf> {
     default_sockets(pid).into_iter().find(|path| path.exists())
 }
 
-/// `fathom/PID.sock` in the runtime directory of the daemon's user.
+/// In the runtime directory of the server's user.
 fn default_sockets(pid: u32) -> Vec<PathBuf> {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let prefix = b"XDG_RUNTIME_DIR=";
@@ -182,8 +183,7 @@ fn default_sockets(pid: u32) -> Vec<PathBuf> {
         .find_map(|variable| variable.strip_prefix(prefix))
         .map(|dir| PathBuf::from(String::from_utf8_lossy(dir).into_owned()));
     let dirs = own.into_iter().chain([PathBuf::from("/run")]);
-    dirs.map(|dir| dir.join("fathom").join(format!("{pid}.sock")))
-        .collect()
+    dirs.map(|dir| entry_in(&dir.join("fathom"), pid)).collect()
 }
 
 /// Notes the image of a disk, and where its bytes lie.

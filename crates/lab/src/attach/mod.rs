@@ -56,7 +56,7 @@ pub struct Found {
     /// The vhost-user socket between the two.
     pub socket: Option<PathBuf>,
     /// The control socket of a Fathom daemon.
-    pub control: Option<PathBuf>,
+    pub api: Option<PathBuf>,
     /// What the host's block layer sees of the image.
     pub located: Located,
     /// `threads`, `native` or `io_uring`, and QEMU's cache mode, where they are known.

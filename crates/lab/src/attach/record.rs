@@ -123,7 +123,7 @@ impl<'a> Window<'a> {
             threads: &self.threads(),
             serving: &io_calls::threads_of(&self.qemu.threads, server),
             device: device.map(|device| (device.dev, &*found.located.partitions)),
-            control: found.control.as_deref(),
+            api: found.api.as_deref(),
             accelerator: &self.qemu.accelerator,
         };
         self.collectors = on_host::start(which, &scene, &mut self.problems);

@@ -10,7 +10,7 @@ use super::stages::Stages;
 use crate::error::Result;
 use crate::evidence::Sampler;
 use crate::evidence::guest::{self, Counted};
-use crate::tracers::fathom::Control;
+use crate::tracers::fathom::Api;
 use crate::work::Worked;
 
 /// By so much of the load's requests may those of the server differ before its times say nothing of
@@ -40,21 +40,23 @@ impl GuestBed {
     /// # Errors
     /// When the script fails, or prints what cannot be parsed.
     pub fn measure(&mut self, job: &Job) -> Result<Seen> {
-        let mut fathom = match self.server.as_ref().and_then(|server| server.control()) {
-            Some(path) => Some(Control::connect(path)?),
+        let fathom = match self.server.as_ref().and_then(|server| server.api()) {
+            Some(path) => Some(Api::connect(path)?),
             None => None,
         };
-        let before = fathom.as_mut().map(Counts::read).transpose()?;
+        let before = fathom.as_ref().map(Counts::read).transpose()?;
         let sampler = Sampler::start(self.watch())?;
         let worked = self.work(job);
         let (mut evidence, series) = sampler.stop();
         let (Worked { mut measures, load }, counted) = worked?;
-        if let (Some(fathom), Some(before)) = (&mut fathom, before) {
+        if let (Some(fathom), Some(before)) = (&fathom, before) {
             let after = Counts::read(fathom)?;
             note_polling(&mut evidence, after.polled.saturating_sub(before.polled));
             let stages = after.stages.since(&before.stages);
             measures.extend(stages.measures());
-            evidence.filters.extend(stages.held(&fathom.filters()?));
+            evidence
+                .filters
+                .extend(stages.held(&fathom.info()?.filters()));
             let requests = load.requests as f64;
             if (stages.requests() as f64 - requests).abs() <= SPLIT * requests {
                 evidence.layers = stages.layers(load.mean_ns);
@@ -86,10 +88,10 @@ struct Counts {
 }
 
 impl Counts {
-    fn read(fathom: &mut Control) -> Result<Counts> {
+    fn read(fathom: &Api) -> Result<Counts> {
         Ok(Counts {
             stages: Stages::of(&fathom.stats()?),
-            polled: fathom.polled_ns()?,
+            polled: fathom.info()?.polled_ns(),
         })
     }
 }

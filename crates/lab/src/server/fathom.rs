@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::machine::Format;
 
 impl Server {
-    /// Starts `fathom serve DISK --vhost-user DIR/NAME.sock --control DIR/NAME.control ARGS` and
+    /// Starts `fathom serve DISK --vhost-user DIR/NAME.sock --api DIR/NAME.api ARGS` and
     /// waits until its socket listens. `disk` is a path, or `memory:SIZE` or `null:SIZE`.
     ///
     /// # Errors
@@ -21,11 +21,11 @@ impl Server {
         args: &[&str],
     ) -> Result<Self> {
         let socket = dir.join(format!("{name}.sock"));
-        let control = dir.join(format!("{name}.control"));
+        let api = dir.join(format!("{name}.api"));
         let mut command = Command::new(binary);
         command.args(["serve", disk, "--vhost-user"]).arg(&socket);
-        command.arg("--control").arg(&control).args(args);
-        Self::start("fathom serve", command, dir, name, socket, Some(control))
+        command.arg("--api").arg(&api).args(args);
+        Self::start("fathom serve", command, dir, name, socket, Some(api))
     }
 }
 

@@ -17,7 +17,7 @@ pub struct Server {
     process: Process,
     socket: PathBuf,
     stdout: PathBuf,
-    control: Option<PathBuf>,
+    api: Option<PathBuf>,
 }
 
 impl Server {
@@ -32,7 +32,7 @@ impl Server {
         dir: &Path,
         name: &str,
         socket: PathBuf,
-        control: Option<PathBuf>,
+        api: Option<PathBuf>,
     ) -> Result<Self> {
         let stdout = dir.join(format!("{name}.out"));
         let file = File::create(&stdout).context(|| format!("cannot create {name}.out"))?;
@@ -42,7 +42,7 @@ impl Server {
             process,
             socket,
             stdout,
-            control,
+            api,
         };
         server.wait_listening()?;
         Ok(server)
@@ -69,9 +69,9 @@ impl Server {
         &self.socket
     }
 
-    /// The control socket of a Fathom server.
-    pub fn control(&self) -> Option<&Path> {
-        self.control.as_deref()
+    /// The socket of a Fathom server's API.
+    pub fn api(&self) -> Option<&Path> {
+        self.api.as_deref()
     }
 
     /// The process.

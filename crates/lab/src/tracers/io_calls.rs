@@ -31,7 +31,7 @@ pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
         threads: scene.serving,
         mode: scene.mode,
     };
-    let is_told = scene.control.is_some();
+    let is_told = scene.api.is_some();
     (!is_told).then(|| boxed(start(scene.tracefs, &options)))
 }
 

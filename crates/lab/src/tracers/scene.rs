@@ -16,7 +16,7 @@ pub struct Scene<'a> {
     /// The block device below its image: dev_t of the whole, and of its partitions that count.
     pub device: Option<(u64, &'a [u64])>,
     /// Where a server that has stamps of its own is asked for them.
-    pub control: Option<&'a Path>,
+    pub api: Option<&'a Path>,
     /// QEMU's.
     pub accelerator: &'a str,
 }

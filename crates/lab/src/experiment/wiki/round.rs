@@ -262,7 +262,7 @@ struct Window<'a> {
     serving: Vec<u32>,
     located: Located,
     /// Where Fathom is asked for its trace.
-    control: Option<PathBuf>,
+    api: Option<PathBuf>,
     collectors: Vec<Box<dyn Collector>>,
     pairs: Vec<Pair>,
     offsets: Vec<Option<TscOffset>>,
@@ -273,14 +273,14 @@ impl<'a> Window<'a> {
     fn new(bed: &mut Bed, options: &'a Options, watch: Watch) -> Result<Window<'a>> {
         let server = bed.server_pid()?;
         let threads = bed.attached.threads.iter().map(|thread| thread.tid);
-        let control = bed.vm.server.as_ref().and_then(|server| server.control());
+        let api = bed.vm.server.as_ref().and_then(|server| server.api());
         Ok(Window {
             watch,
             options,
             qemu: bed.attached.pid,
             threads: threads.collect(),
             serving: io_calls::threads_of(&bed.attached.threads, server),
-            control: control.map(Path::to_owned),
+            api: api.map(Path::to_owned),
             located: bed.found()?.located.clone(),
             collectors: Vec::new(),
             pairs: Vec::new(),
@@ -309,7 +309,7 @@ impl<'a> Window<'a> {
             threads: &self.threads,
             serving: &self.serving,
             device: device.map(|device| (device.dev, &*self.located.partitions)),
-            control: self.control.as_deref(),
+            api: self.api.as_deref(),
             accelerator: Accelerator::Kvm.name(),
         };
         let collectors = on_host::start(which, &scene, &mut self.problems);

@@ -1,6 +1,6 @@
 //! Fathom's own trace: every request of a running `fathom serve`, with the stamps of its stages.
 
-mod control;
+mod api;
 mod convert;
 
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::{Collected, Collector, boxed, pair};
 use crate::error::{Context, Error, Result};
 use crate::scratch::Scratch;
 
-pub use control::{Control, Info};
+pub use api::{Api, Info};
 
 /// The name of the file, and in a round's list.
 pub const NAME: &str = "fathom";
@@ -32,7 +32,7 @@ const SCRATCH: &str = "/dev/shm";
 /// A daemon's trace, being drained.
 #[derive(Debug)]
 pub struct Fathom {
-    control: Control,
+    api: Api,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<Drained>>>,
     /// The trace was off before, and is to be off again.
@@ -53,23 +53,23 @@ struct Drained {
 
 /// Of a server that has stamps of its own.
 pub(super) fn in_scene(scene: &Scene) -> Option<Result<Box<dyn Collector>>> {
-    Some(boxed(start(scene.control?)))
+    Some(boxed(start(scene.api?)))
 }
 
-/// Starts to drain the trace of the daemon at this control socket. Where tracing was off, it is
+/// Starts to drain the trace of the server at this socket. Where tracing was off, it is
 /// switched on for the time of the recording.
 ///
 /// # Errors
 /// When no daemon answers there, or it cannot trace.
 pub fn start(socket: &Path) -> Result<Fathom> {
-    let mut control = Control::connect(socket)?;
-    let info = control.info()?;
+    let api = Api::connect(socket)?;
+    let info = api.info()?;
     let (file, scratch) = match &info.trace {
         Some(file) => (file.clone(), None),
         None => {
             let scratch = scratch_for(info.pid)?;
             let file = scratch.path().join("ring");
-            control.trace(Some(&file))?;
+            api.trace(Some(&file))?;
             (file, Some(scratch))
         }
     };
@@ -78,7 +78,7 @@ pub fn start(socket: &Path) -> Result<Fathom> {
     let drained = open(&file).and_then(|ring| drain(ring, info.pid, Arc::clone(&stop)));
     match drained {
         Ok(thread) => Ok(Fathom {
-            control,
+            api,
             stop,
             thread: Some(thread),
             switch_off,
@@ -88,7 +88,7 @@ pub fn start(socket: &Path) -> Result<Fathom> {
         }),
         Err(error) => {
             if switch_off {
-                let _ = control.trace(None);
+                let _ = api.trace(None);
             }
             Err(error)
         }
@@ -165,7 +165,7 @@ fn drain(
 impl Fathom {
     fn end(&mut self) -> Result<()> {
         if std::mem::take(&mut self.switch_off) {
-            self.control.trace(None)?;
+            self.api.trace(None)?;
         }
         Ok(())
     }

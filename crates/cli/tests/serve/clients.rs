@@ -1,11 +1,12 @@
-//! The control socket, and clients that do not behave.
+//! The socket of the API, and clients that do not behave.
 
-use crate::support::{PATIENCE, Served, stdout_of};
-use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::Shutdown;
+use crate::support::{PATIENCE, Served, eventually, stdout_of};
+use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+const REQUEST: &str = "GET /v1/disks HTTP/1.1\r\nHost: x\r\n\r\n";
 
 fn connect(served: &Served) -> UnixStream {
     let socket = UnixStream::connect(served.path("c")).unwrap();
@@ -14,22 +15,8 @@ fn connect(served: &Served) -> UnixStream {
     socket
 }
 
-/// Send bytes and then nothing more; everything that is answered.
-fn answers(served: &Served, sent: &[u8]) -> Vec<Value> {
-    let mut socket = connect(served);
-    socket.write_all(sent).unwrap();
-    socket.shutdown(Shutdown::Write).unwrap();
-    let lines = BufReader::new(socket).lines();
-    lines
-        .map(|line| serde_json::from_str(&line.unwrap()).unwrap())
-        .collect()
-}
-
 fn is_well(served: &Served) {
-    assert_eq!(
-        stdout_of(&["stats", &served.control()]),
-        "no requests yet\n"
-    );
+    assert_eq!(stdout_of(&["stats", &served.api()]), "no requests yet\n");
 }
 
 #[test]
@@ -40,46 +27,28 @@ fn only_its_owner_may_use_it() {
 }
 
 #[test]
-fn requests_are_answered_line_by_line() {
-    let mut served = Served::start("null:1G", &[]);
-    let got = answers(
-        &served,
-        b"{\"command\":\"stats\"}\n\n  \r\n{\"command\":\"nonsense\"}\n{\"command\":\"resize\"}\n\
-          garbage\n\xff\xfe\n{\"command\":\"trace\"}\n{\"command\":\"info\"}",
-    );
-    assert_eq!(got.len(), 7, "{got:?}");
-    assert_eq!(
-        got[0],
-        serde_json::json!({ "operations": [], "refused": 0 })
-    );
-    assert!(got[1]["error"].as_str().unwrap().contains("nonsense"));
-    assert!(got[2]["error"].as_str().unwrap().contains("files"));
-    for answer in &got[3..6] {
+fn what_is_not_http_is_cut_off() {
+    let served = Served::start("null:1G", &[]);
+    for garbage in [
+        "garbage\n\n",
+        "{\"command\":\"quit\"}\n",
+        "\0\0\0\0\r\n\r\n",
+    ] {
+        let mut socket = connect(&served);
+        socket.write_all(garbage.as_bytes()).unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
         assert!(
-            answer["error"].as_str().unwrap().contains("bad request"),
+            answer.is_empty() || answer.starts_with("HTTP/1.1 400"),
             "{answer}"
         );
     }
-    assert_eq!(got[6]["pid"], served.child.id());
-    assert_eq!(
-        answers(&served, b"{\"command\":\"quit\"}\n"),
-        [serde_json::json!({ "quitting": true })]
-    );
-    assert_eq!(served.end().0, Some(0));
-}
-
-#[test]
-fn a_line_without_end_is_cut_off() {
-    let served = Served::start("null:1G", &[]);
+    // A head without end: the server must not take it all.
     let mut socket = connect(&served);
-    // More than is buffered anywhere: the daemon must not take it all.
+    socket.write_all(b"GET / HTTP/1.1\r\nHost: ").unwrap();
     let sent = (0..10_000).map(|_| socket.write_all(&[b'x'; 4096]));
     let failed = sent.into_iter().any(|result| result.is_err());
     assert!(failed, "it took 40 MB");
-    let mut answer = String::new();
-    // The connection may have been reset before the answer was read.
-    let _ = socket.read_to_string(&mut answer);
-    assert!(answer.is_empty() || answer.contains("too long"), "{answer}");
     is_well(&served);
 }
 
@@ -89,26 +58,29 @@ fn a_client_that_never_reads_is_not_waited_for() {
     let mut socket = connect(&served);
     socket.set_nonblocking(true).unwrap();
     // Until neither side takes any more.
-    let requests = b"{\"command\":\"info\"}\n".repeat(1000);
-    let mut stuck = 0;
+    let requests = REQUEST.repeat(1000);
+    let (mut sent, mut stuck) = (0, 0);
     while stuck < 20 {
-        match socket.write(&requests) {
-            Ok(1..) => stuck = 0,
+        match socket.write(&requests.as_bytes()[sent % REQUEST.len()..]) {
+            Ok(n @ 1..) => (sent, stuck) = (sent + n, 0),
             _ => {
                 stuck += 1;
-                std::thread::sleep(std::time::Duration::from_millis(5));
+                std::thread::sleep(Duration::from_millis(5));
             }
         }
     }
     is_well(&served);
     // Whoever reads again is served again.
     socket.set_nonblocking(false).unwrap();
-    let mut reader = BufReader::new(socket);
-    let mut line = String::new();
-    for _ in 0..100 {
-        line.clear();
-        reader.read_line(&mut line).unwrap();
-        assert!(line.contains("null:"), "{line}");
+    let (mut got, mut answers) = (Vec::new(), 0);
+    let mut buffer = [0; 65536];
+    while answers < 100 {
+        let n = socket.read(&mut buffer).unwrap();
+        assert!(n > 0, "it is closed after {answers} answers");
+        got.extend_from_slice(&buffer[..n]);
+        answers = String::from_utf8_lossy(&got)
+            .matches("HTTP/1.1 200")
+            .count();
     }
 }
 
@@ -116,19 +88,39 @@ fn a_client_that_never_reads_is_not_waited_for() {
 fn clients_that_hang_keep_nobody_out() {
     let mut served = Served::start("null:1G", &[]);
     let hanging: Vec<_> = (0..200)
-        .map(|i| {
+        .map(|number| {
             let mut socket = connect(&served);
-            // Some say half a word, some nothing.
-            if i % 2 == 0 {
-                // It may have been thrown out already.
-                let _ = socket.write_all(b"{\"comm");
+            // It may have been thrown out already.
+            match number % 3 {
+                0 => {}
+                1 => drop(socket.write_all(b"GET /v1/di")),
+                _ => {
+                    // Answers that nobody reads.
+                    let timeout = Some(Duration::from_millis(10));
+                    socket.set_write_timeout(timeout).unwrap();
+                    let requests = REQUEST.replace("/v1/disks", "/openapi.json").repeat(100);
+                    while socket.write_all(requests.as_bytes()).is_ok() {}
+                }
             }
             socket
         })
         .collect();
+    let begun = std::time::Instant::now();
     is_well(&served);
+    // Before anything of theirs is over by itself.
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(8), "{waited:?}");
     let fds = std::fs::read_dir(format!("/proc/{}/fd", served.child.id())).unwrap();
     assert!(fds.count() < 100, "it keeps them all");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", served.child.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak: u64 = peak
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap();
+    assert!(peak < 100 << 10, "{peak} KiB");
     drop(hanging);
     is_well(&served);
     assert_eq!(served.terminate().0, Some(0));
@@ -139,7 +131,7 @@ fn an_idle_daemon_uses_no_processor() {
     let served = Served::start("null:1G", &[]);
     // A client that is connected and one that has gone in mid-sentence.
     let _connected = connect(&served);
-    connect(&served).write_all(b"{").unwrap();
+    connect(&served).write_all(b"GE").unwrap();
     served.load(1000, &[]);
     let switches = || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", served.child.id())).unwrap();
@@ -160,9 +152,9 @@ fn an_idle_daemon_uses_no_processor() {
         status.map(count).sum::<u64>()
     };
     // Once everything has settled, nothing wakes up.
-    crate::support::eventually("quiet", || {
+    eventually("quiet", || {
         let before = switches();
-        std::thread::sleep(std::time::Duration::from_millis(500));
+        std::thread::sleep(Duration::from_millis(500));
         (switches() == before).then_some(())
     });
 }

@@ -1,0 +1,84 @@
+//! The server and the disk that a command is about.
+
+use crate::servers::{Shown, disks, find};
+use anyhow::bail;
+use clap::Args;
+use fathom_client::Client;
+use fathom_daemon::Info;
+
+/// The daemon that is meant.
+#[derive(Args, Debug)]
+pub struct Target {
+    /// A disk's name, the process id of its server, or the path of the server's socket
+    #[arg(value_name = "NAME|PID|SOCKET")]
+    server: String,
+
+    /// The disk that is meant, where the server has several
+    #[arg(long, value_name = "NAME")]
+    disk: Option<String>,
+}
+
+/// A disk at its server.
+pub struct Disk {
+    pub server: Client,
+    pub name: String,
+}
+
+impl Disk {
+    /// `named`: by the user, who may not have where there is only one.
+    pub fn new(server: Client, named: Option<String>) -> anyhow::Result<Disk> {
+        if let Some(name) = named {
+            return Ok(Disk { server, name });
+        }
+        let mut names: Vec<_> = disks(&server)?.into_iter().map(|disk| disk.name).collect();
+        match names.len() {
+            1 => {
+                let name = names.remove(0);
+                Ok(Disk { server, name })
+            }
+            0 => bail!("there is no disk"),
+            _ => bail!("there are several disks, so name one: {}", names.join(", ")),
+        }
+    }
+
+    /// Where it is in the API.
+    pub fn place(&self) -> [&str; 3] {
+        ["v1", "disks", &self.name]
+    }
+
+    /// Something below that.
+    pub fn below<'a>(&'a self, what: &'a str) -> [&'a str; 4] {
+        ["v1", "disks", &self.name, what]
+    }
+
+    pub fn info(&self) -> anyhow::Result<Info> {
+        let shown: Shown = self.server.get(&self.place()).send()?;
+        Ok(shown.state)
+    }
+}
+
+impl Target {
+    /// The server, and the disk, if one was named.
+    fn find(&self) -> anyhow::Result<(Client, Option<String>)> {
+        let (server, named) = find(&self.server)?;
+        Ok((server, self.disk.clone().or(named)))
+    }
+
+    /// The disk that is meant.
+    pub fn disk(&self) -> anyhow::Result<Disk> {
+        let (server, named) = self.find()?;
+        Disk::new(server, named)
+    }
+
+    /// The server and the disks that are meant: all of them, unless one was named.
+    pub fn disks(&self) -> anyhow::Result<(Client, Vec<Info>)> {
+        let (server, named) = self.find()?;
+        let Some(name) = named else {
+            let all = disks(&server)?;
+            return Ok((server, all));
+        };
+        let disk = Disk { server, name };
+        let info = disk.info()?;
+        Ok((disk.server, vec![info]))
+    }
+}

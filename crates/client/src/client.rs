@@ -1,0 +1,223 @@
+//! A server that can be asked.
+
+use crate::error::ClientError;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::http::request::Builder;
+use hyper::{Method, Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::cell::RefCell;
+use std::io;
+use std::os::unix::net;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::runtime::{self, Runtime};
+
+/// How long an answer may take. A server answers at once unless it waits for storage, or is stopped.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest answer that is read, in bytes.
+const MAX_ANSWER: usize = 64 << 20;
+/// What stands for something else in a path (RFC 3986, 2.3).
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
+
+/// A server by its socket. Each call has a connection of its own.
+#[derive(Debug)]
+pub struct Client {
+    runtime: Runtime,
+    path: PathBuf,
+    /// For the first call.
+    connected: RefCell<Option<net::UnixStream>>,
+}
+
+impl Client {
+    /// Fails when nobody listens there.
+    pub fn connect(path: &Path) -> Result<Client, ClientError> {
+        let failed = |source| ClientError::of_connect(path, source);
+        let connected = net::UnixStream::connect(path).map_err(failed)?;
+        connected.set_nonblocking(true).map_err(failed)?;
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        Ok(Client {
+            runtime: runtime.map_err(failed)?,
+            path: path.to_owned(),
+            connected: RefCell::new(Some(connected)),
+        })
+    }
+
+    /// `place`: what stands between the slashes, as it is meant: `["v1", "disks", "a"]`.
+    pub fn get(&self, place: &[&str]) -> Call<'_> {
+        Call::new(self, Method::GET, place)
+    }
+
+    pub fn put(&self, place: &[&str]) -> Call<'_> {
+        Call::new(self, Method::PUT, place)
+    }
+
+    pub fn post(&self, place: &[&str]) -> Call<'_> {
+        Call::new(self, Method::POST, place)
+    }
+
+    pub fn patch(&self, place: &[&str]) -> Call<'_> {
+        Call::new(self, Method::PATCH, place)
+    }
+
+    pub fn delete(&self, place: &[&str]) -> Call<'_> {
+        Call::new(self, Method::DELETE, place)
+    }
+
+    async fn socket(&self) -> io::Result<UnixStream> {
+        let connected = self.connected.take();
+        match connected {
+            Some(socket) => UnixStream::from_std(socket),
+            None => UnixStream::connect(&self.path).await,
+        }
+    }
+
+    fn strange(&self) -> ClientError {
+        ClientError::NotFathom(self.path.clone())
+    }
+}
+
+/// A request that is not sent yet.
+#[must_use]
+pub struct Call<'a> {
+    client: &'a Client,
+    method: Method,
+    path: String,
+    headers: Vec<(&'static str, &'static str)>,
+    body: Option<serde_json::Result<Vec<u8>>>,
+    patience: Option<Duration>,
+}
+
+impl<'a> Call<'a> {
+    fn new(client: &'a Client, method: Method, place: &[&str]) -> Call<'a> {
+        let encoded = |part: &&str| format!("/{}", utf8_percent_encode(part, ENCODED));
+        Call {
+            client,
+            method,
+            path: place.iter().map(encoded).collect(),
+            headers: Vec::new(),
+            body: None,
+            patience: Some(PATIENCE),
+        }
+    }
+
+    /// A parameter, as it stands behind the question mark.
+    pub fn query(mut self, parameter: &str) -> Call<'a> {
+        self.path
+            .push(if self.path.contains('?') { '&' } else { '?' });
+        self.path.push_str(parameter);
+        self
+    }
+
+    pub fn header(mut self, name: &'static str, value: &'static str) -> Call<'a> {
+        self.headers.push((name, value));
+        self
+    }
+
+    pub fn json(mut self, body: &impl Serialize) -> Call<'a> {
+        self.body = Some(serde_json::to_vec(body));
+        self
+    }
+
+    /// The answer may take as long as storage does.
+    pub fn patiently(mut self) -> Call<'a> {
+        self.patience = None;
+        self
+    }
+
+    /// Waits for the answer; one without a body is read as null.
+    pub fn send<T: DeserializeOwned>(self) -> Result<T, ClientError> {
+        let Call {
+            client, patience, ..
+        } = self;
+        let request = self.into_request()?;
+        let exchange = exchange(client, request);
+        let answer = client.runtime.block_on(async {
+            let Some(patience) = patience else {
+                return exchange.await;
+            };
+            let late = |_| ClientError::Late {
+                path: client.path.clone(),
+                seconds: patience.as_secs(),
+            };
+            tokio::time::timeout(patience, exchange)
+                .await
+                .map_err(late)?
+        });
+        let (status, body) = answer?;
+        understand(status, &body).unwrap_or_else(|| Err(client.strange()))
+    }
+
+    fn into_request(self) -> Result<Request<Full<Bytes>>, ClientError> {
+        let refused = |error: String| ClientError::Refused {
+            status: StatusCode::BAD_REQUEST.as_u16(),
+            text: format!("cannot be said in JSON: {error}"),
+        };
+        let body = self.body.transpose().map_err(|e| refused(e.to_string()))?;
+        let request = Request::builder()
+            .method(self.method)
+            .uri(self.path)
+            .header(header::HOST, "fathom");
+        let request = match body {
+            Some(_) => request.header(header::CONTENT_TYPE, "application/json"),
+            None => request,
+        };
+        let add = |request: Builder, (name, value): (&str, &str)| request.header(name, value);
+        let request = self.headers.into_iter().fold(request, add);
+        let request = request.body(Full::from(body.unwrap_or_default()));
+        request.map_err(|error| refused(error.to_string()))
+    }
+}
+
+async fn exchange(
+    client: &Client,
+    request: Request<Full<Bytes>>,
+) -> Result<(StatusCode, Bytes), ClientError> {
+    let path = &client.path;
+    let failed = |error| ClientError::of_connection(path, error);
+    let socket = client.socket().await;
+    let socket = socket.map_err(|error| ClientError::of_connect(path, error))?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(socket))
+        .await
+        .map_err(failed)?;
+    // What becomes of it is told where the answer is read.
+    tokio::spawn(connection);
+    let response = sender.send_request(request).await.map_err(failed)?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), MAX_ANSWER);
+    let body = body.collect().await.map_err(|error| {
+        match error.downcast::<hyper::Error>() {
+            Ok(error) => failed(*error),
+            // It is too long.
+            Err(_) => client.strange(),
+        }
+    })?;
+    Ok((status, body.to_bytes()))
+}
+
+/// None: that is not how a server answers.
+fn understand<T: DeserializeOwned>(
+    status: StatusCode,
+    body: &[u8],
+) -> Option<Result<T, ClientError>> {
+    let body: Value = match body {
+        [] => Value::Null,
+        body => serde_json::from_slice(body).ok()?,
+    };
+    if status.is_success() {
+        return serde_json::from_value(body).ok().map(Ok);
+    }
+    let text = body.get("detail")?.as_str()?.to_owned();
+    let status = status.as_u16();
+    Some(Err(ClientError::Refused { status, text }))
+}

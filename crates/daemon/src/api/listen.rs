@@ -1,0 +1,206 @@
+//! Where the API's clients connect, and where they look for it.
+
+use super::rights::Groups;
+use crate::error::Error;
+use crate::options::ApiOptions;
+use crate::runtime;
+use fathom_client::place;
+use fathom_exports::{Access, Listener};
+use rustix::process::geteuid;
+use std::fs::{self, DirBuilder, symlink_metadata};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// Listening; the socket and the entry by which it is found are removed when this is dropped.
+pub struct Door {
+    listener: Listener,
+    path: PathBuf,
+    _entry: Option<Entry>,
+}
+
+impl Door {
+    /// Where the user wants it, or else where clients look for it; there, a server that has no such
+    /// place goes on without.
+    pub fn open(options: &ApiOptions) -> Result<Option<Door>, Error> {
+        let entry = place::entry_of(std::process::id());
+        let Some(path) = &options.socket else {
+            let Some(entry) = entry else {
+                tracing::warn!("no API: XDG_RUNTIME_DIR is not set; give a socket by --api");
+                return Ok(None);
+            };
+            return Ok(at_entry(entry)
+                .inspect_err(|error| tracing::warn!("no API: {error}"))
+                .ok());
+        };
+        let made = runtime::make_parent_of(path);
+        made.map_err(Error::io("the sockets' directory cannot be made"))?;
+        let listener = Listener::bind(path, access(options.groups))?;
+        let entry = entry.and_then(|entry| Entry::make(entry, path));
+        Ok(Some(Door {
+            listener,
+            path: path.clone(),
+            _entry: entry,
+        }))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// Where there are groups, clients are told apart when they have connected.
+fn access(groups: Groups) -> Access {
+    match groups == Groups::default() {
+        true => Access::PRIVATE,
+        false => Access {
+            mode: Some(0o666),
+            group: None,
+        },
+    }
+}
+
+fn at_entry(entry: PathBuf) -> Result<Door, Error> {
+    prepare(&entry).map_err(Error::io("the directory of its socket cannot be used"))?;
+    Ok(Door {
+        listener: Listener::bind(&entry, Access::PRIVATE)?,
+        path: entry,
+        _entry: None,
+    })
+}
+
+/// A symbolic link to a socket that is elsewhere.
+struct Entry(PathBuf);
+
+impl Entry {
+    /// None: it cannot be made. The server can be reached without.
+    fn make(entry: PathBuf, socket: &Path) -> Option<Entry> {
+        let made = prepare(&entry).and_then(|()| {
+            // Of a server that was killed.
+            if let Err(error) = fs::remove_file(&entry)
+                && error.kind() != ErrorKind::NotFound
+            {
+                return Err(error);
+            }
+            symlink(std::path::absolute(socket)?, &entry)
+        });
+        match made {
+            Ok(()) => Some(Entry(entry)),
+            Err(error) => {
+                let entry = entry.display();
+                tracing::warn!("{entry}: `fathom list` will not find this server: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // Somebody may have done it.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Makes the directory of the entries, if need be, and room in it.
+fn prepare(entry: &Path) -> io::Result<()> {
+    let Some(dir) = entry.parent() else {
+        return Ok(());
+    };
+    runtime::make_parent_of(dir)?;
+    make_private_dir(dir)?;
+    remove_stale(dir);
+    Ok(())
+}
+
+/// Make a directory for its owner only.
+fn make_private_dir(dir: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        other => return other,
+    }
+    let metadata = symlink_metadata(dir)?;
+    let owned = metadata.is_dir() && metadata.uid() == geteuid().as_raw();
+    if owned && metadata.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "{}: not a directory that only its owner may use",
+        dir.display()
+    )))
+}
+
+/// Remove the entries of servers that were killed: those named after a
+/// process that does not exist, at which nobody listens.
+fn remove_stale(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return;
+    };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let is_dead = |pid| !Path::new("/proc").join(format!("{pid}")).exists();
+        let is_unheard = |error: io::Error| {
+            [ErrorKind::ConnectionRefused, ErrorKind::NotFound].contains(&error.kind())
+        };
+        if place::pid_of(&path).is_some_and(is_dead)
+            && UnixStream::connect(&path).is_err_and(is_unheard)
+        {
+            // Another server that starts may have done it.
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn the_entries_of_killed_servers_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        // No process has so great an id (PID_MAX_LIMIT is 2^22).
+        let dead = dir.path().join("4999999.sock");
+        let elsewhere = dir.path().join("4999998.sock");
+        let dangling = dir.path().join("4999997.sock");
+        let linked = dir.path().join("4999996.sock");
+        let own = dir.path().join(format!("{}.sock", std::process::id()));
+        let other = dir.path().join("other.sock");
+        let _live = UnixListener::bind(&elsewhere).unwrap();
+        for path in [&dead, &own, &other] {
+            drop(UnixListener::bind(path).unwrap());
+        }
+        symlink(dir.path().join("nothing"), &dangling).unwrap();
+        symlink(&elsewhere, &linked).unwrap();
+        remove_stale(dir.path());
+        assert!(!dead.exists() && symlink_metadata(dangling).is_err());
+        assert!(
+            [elsewhere, linked, own, other]
+                .iter()
+                .all(|path| path.exists())
+        );
+    }
+
+    #[test]
+    fn only_private_directories_are_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fathom");
+        make_private_dir(&path).unwrap();
+        assert_eq!(symlink_metadata(&path).unwrap().mode() & 0o777, 0o700);
+        make_private_dir(&path).unwrap();
+        let open = fs::Permissions::from_mode(0o750);
+        fs::set_permissions(&path, open).unwrap();
+        assert!(make_private_dir(&path).is_err());
+        let link = dir.path().join("link");
+        symlink(dir.path(), &link).unwrap();
+        assert!(make_private_dir(&link).is_err());
+    }
+}

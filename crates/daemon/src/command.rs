@@ -1,0 +1,42 @@
+//! What can be asked of a server: the only way to change anything of it.
+
+use crate::table::DiskTable;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A command, and the disk that it is about; none where it concerns the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    pub disk: Option<String>,
+    pub command: Command,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Where a disk's requests spent their time: answered by a [`Summary`](fathom_trace::Summary).
+    Stats,
+    /// Trace a disk's requests to a file from now on, or no more.
+    Trace { file: Option<PathBuf> },
+    /// Read the image's size again: `{"size": bytes}`.
+    Resize,
+    /// Change options of one of the disk's filters: all of them, or none.
+    /// `filter` is its name, with `#2` for the second one of that name; an
+    /// empty value is the option's default. Answered by a
+    /// [`FilterInfo`](fathom_stack::FilterInfo) once all workers go by it.
+    Set {
+        filter: String,
+        options: BTreeMap<String, String>,
+    },
+    /// All disks, each like `Show`: `{"disks": [disk, ...]}`.
+    List,
+    /// A disk: `{"options": what it was added by, "state": an [`Info`](crate::info::Info)}`.
+    Show,
+    /// Serve one more disk: answered like `Show` once it is.
+    Add { options: Box<DiskTable> },
+    /// Serve the disk no more: answered by its last statistics, when nothing
+    /// of it is in flight. Who uses it keeps it, unless `force` disconnects
+    /// them.
+    Remove { force: bool },
+    /// End the server like SIGTERM does: `{"quitting": true}`.
+    Quit,
+}

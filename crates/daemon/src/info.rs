@@ -1,0 +1,110 @@
+//! What is told of a disk.
+
+use fathom_stack::FilterInfo;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use utoipa::ToSchema;
+
+/// A disk and its daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Info {
+    pub version: String,
+    pub pid: u32,
+    /// What the disk is asked for by.
+    pub name: String,
+    /// Where its bytes are.
+    pub disk: String,
+    pub format: String,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes.
+    pub block_size: u32,
+    pub read_only: bool,
+    pub engine: String,
+    /// None for disks that have no files.
+    pub cache: Option<String>,
+    /// Requests whose data was copied because O_DIRECT could not take it as
+    /// it lay in memory or on the disk; None for disks that have no files.
+    pub bounced: Option<u64>,
+    /// Who else has the image, for people: until it lets go, nobody can use
+    /// the disk here.
+    pub held_by: Option<String>,
+    /// Where front-ends connect; None: nowhere.
+    pub vhost_user: Option<String>,
+    /// Who is connected.
+    pub front_end: Option<FrontEnd>,
+    /// The most virtqueues that a front-end may use.
+    pub max_queues: u16,
+    pub queues_running: usize,
+    /// None: it is not served by NBD.
+    pub nbd: Option<NbdInfo>,
+    /// In the order in which requests meet them.
+    #[schema(value_type = Vec<Object>)]
+    pub filters: Vec<FilterInfo>,
+    pub workers: Vec<WorkerInfo>,
+    /// The file being traced to.
+    #[schema(value_type = Option<String>)]
+    pub trace: Option<PathBuf>,
+    pub uptime_seconds: u64,
+}
+
+impl Info {
+    /// Who is connected, for people; None: nobody.
+    pub fn users(&self) -> Option<String> {
+        let front_end = self.front_end.as_ref().map(|one| match one.pid {
+            0 => "a front-end".to_owned(),
+            pid => format!("process {pid}"),
+        });
+        let clients = self.nbd.as_ref().map_or(0, |nbd| nbd.connections.len());
+        let clients = match clients {
+            0 => None,
+            1 => Some("an NBD client".to_owned()),
+            n => Some(format!("{n} NBD clients")),
+        };
+        let users: Vec<_> = front_end.into_iter().chain(clients).collect();
+        (!users.is_empty()).then(|| users.join(" and "))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FrontEnd {
+    /// Its process; 0 when it is in a PID namespace that is not visible.
+    pub pid: i32,
+}
+
+/// NBD, as far as it concerns one disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NbdInfo {
+    /// Where clients connect.
+    pub addresses: Vec<String>,
+    /// Whether clients can use TLS.
+    pub tls: bool,
+    /// The disk's name for clients.
+    pub export: String,
+    pub connections: Vec<ConnectionInfo>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ConnectionInfo {
+    /// An address, or a process.
+    pub client: String,
+    /// Which of the disk's workers serves it.
+    pub worker: usize,
+    pub encrypted: bool,
+    /// Since it was accepted.
+    pub seconds: u64,
+}
+
+/// Counted since the daemon started.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct WorkerInfo {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Interrupts sent.
+    pub notifications: u64,
+    /// Times that it went to sleep.
+    pub sleeps: u64,
+    /// Ns in which it looked for work instead of sleeping.
+    #[serde(default)]
+    pub polled_ns: u64,
+}
