@@ -43,7 +43,8 @@ pub fn run(args: DiskCommand) -> anyhow::Result<()> {
 
 /// Serve one more disk
 ///
-/// Others are served on meanwhile. It is gone when the server ends, or is removed.
+/// Others are served on meanwhile. A server whose configuration has a disks-dir keeps the disk there,
+/// and serves it when it starts again; for others it is gone when the server ends.
 #[derive(Args, Debug)]
 struct AddArgs {
     /// What to call it: letters, digits, -, _ and ., at most 64
@@ -64,6 +65,10 @@ struct AddArgs {
     #[arg(long)]
     no_nbd: bool,
 
+    /// For this server only: not to be kept
+    #[arg(long)]
+    temporary: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -81,6 +86,7 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
     let added = server
         .put(&["v1", "disks", &table.name])
         .header("if-none-match", "*")
+        .flag("temporary", args.temporary)
         .json(&table)
         .patiently();
     let Shown { state: info } = added.send()?;
@@ -131,6 +137,10 @@ struct RemoveArgs {
     #[arg(long)]
     force: bool,
 
+    /// Until the server starts again only, if it keeps the disk
+    #[arg(long)]
+    temporary: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -139,11 +149,8 @@ struct RemoveArgs {
 fn remove(args: RemoveArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
     let removed = disk.server.delete(&disk.place()).patiently();
-    let removed = match args.force {
-        true => removed.query("force=true"),
-        false => removed,
-    };
-    let summary: Summary = removed.send()?;
+    let removed = removed.flag("force", args.force);
+    let summary: Summary = removed.flag("temporary", args.temporary).send()?;
     let mut out = std::io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&summary)?)?,

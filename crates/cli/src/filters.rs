@@ -91,6 +91,10 @@ pub struct SetArgs {
     #[arg(value_name = "OPTION=VALUE", required = true, value_parser = parse_option)]
     options: Vec<(String, String)>,
 
+    /// Until the server starts again only, if it keeps the disk
+    #[arg(long)]
+    temporary: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -113,7 +117,8 @@ pub fn set(args: SetArgs) -> anyhow::Result<()> {
     let filter = args.filter;
     let disk = args.target.disk()?;
     let place = ["v1", "disks", &disk.name, "filters", &filter];
-    let info: FilterInfo = disk.server.patch(&place).json(&options).send()?;
+    let set = disk.server.patch(&place).json(&options);
+    let info: FilterInfo = set.flag("temporary", args.temporary).send()?;
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&info)?)?;

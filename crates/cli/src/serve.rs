@@ -202,6 +202,8 @@ impl ServeArgs {
                 socket: self.api,
                 groups,
             },
+            config: None,
+            kept: None,
             stop_timeout: self.stop_timeout,
         })
     }

@@ -111,11 +111,12 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A parameter, as it stands behind the question mark.
-    pub fn query(mut self, parameter: &str) -> Call<'a> {
-        self.path
-            .push(if self.path.contains('?') { '&' } else { '?' });
-        self.path.push_str(parameter);
+    /// A parameter, which is false if it is not said.
+    pub fn flag(mut self, name: &str, is_set: bool) -> Call<'a> {
+        if is_set {
+            let mark = if self.path.contains('?') { '&' } else { '?' };
+            self.path.push_str(&format!("{mark}{name}=true"));
+        }
         self
     }
 

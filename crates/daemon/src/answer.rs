@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 use std::fmt;
-use tokio::sync::oneshot;
 
 /// An object in JSON, or why there is none.
 pub type Answer = Result<Value, Refusal>;
@@ -53,5 +52,5 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Who wants an answer.
-pub type Asker = oneshot::Sender<Answer>;
+/// Takes the answer to who wants it.
+pub type Asker = Box<dyn FnOnce(Answer) + Send>;

@@ -26,17 +26,23 @@ pub enum Command {
     Set {
         filter: String,
         options: BTreeMap<String, String>,
+        /// Not to be kept: it is as before when the server starts again.
+        temporary: bool,
     },
     /// All disks, each like `Show`: `{"disks": [disk, ...]}`.
     List,
     /// A disk: `{"options": what it was added by, "state": an [`Info`](crate::info::Info)}`.
     Show,
-    /// Serve one more disk: answered like `Show` once it is.
-    Add { options: Box<DiskTable> },
+    /// Let there be this disk: served if there is none of its name, else changed as far as that goes
+    /// while it is served. Answered like `Show` once it is.
+    Put {
+        options: Box<DiskTable>,
+        temporary: bool,
+    },
     /// Serve the disk no more: answered by its last statistics, when nothing
     /// of it is in flight. Who uses it keeps it, unless `force` disconnects
     /// them.
-    Remove { force: bool },
+    Remove { force: bool, temporary: bool },
     /// End the server like SIGTERM does: `{"quitting": true}`.
     Quit,
 }

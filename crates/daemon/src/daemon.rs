@@ -4,13 +4,14 @@ use crate::api::{Api, Door};
 use crate::error::Error;
 use crate::limits;
 use crate::objects::{CALIBRATE_EVERY, Objects, Outcome, Served};
-use crate::options::{ServeOptions, StopTimeout};
-use crate::signals::{LeftToThisThread, Termination};
+use crate::options::ServeOptions;
+use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use sd_notify::NotifyState;
 use std::io;
-use std::time::Instant;
+use std::os::fd::AsFd;
 
 /// How a daemon has ended.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub struct Daemon {
     objects: Objects,
     api: Option<Api>,
     termination: Termination,
-    stop_timeout: StopTimeout,
+    reload: Option<Reload>,
 }
 
 impl Daemon {
@@ -50,10 +51,16 @@ impl Daemon {
         let access = options.nbd.as_ref().map(|nbd| nbd.access);
         let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
         let signals = LeftToThisThread::new();
-        let (api, stop_timeout) = (options.api.clone(), options.stop_timeout);
+        let api = options.api.clone();
         let door = Door::open(&api)?;
+        let kept = options.kept.clone();
+        let reload = options.config.as_ref().map(|_| Reload::new()).transpose();
+        let reload = reload.map_err(Error::io("cannot catch signals"))?;
         let mut objects = Objects::open(options, front_ends, clients)?;
         objects.serve()?;
+        if let Some(dir) = kept {
+            objects.keep_disks_in(&dir)?;
+        }
         let api = door.map(|door| Api::start(door, api.groups, objects.post()));
         let api = api.transpose().map_err(Error::io("cannot serve the API"))?;
         drop(signals);
@@ -61,7 +68,7 @@ impl Daemon {
             objects,
             api,
             termination,
-            stop_timeout,
+            reload,
         };
         daemon.announce();
         Ok(daemon)
@@ -80,7 +87,7 @@ impl Daemon {
         if let Some(api) = &self.api {
             tracing::info!("the API is at {}", api.path().display());
         }
-        notify_manager(sd_notify::NotifyState::Ready);
+        notify_manager(NotifyState::Ready);
     }
 
     /// Watch over it until SIGTERM, SIGINT or a client of the API
@@ -88,9 +95,9 @@ impl Daemon {
     /// long, and the sockets are removed.
     pub fn run(mut self) -> Result<Ended, Error> {
         while self.wait()? {}
-        notify_manager(sd_notify::NotifyState::Stopping);
+        notify_manager(NotifyState::Stopping);
         tracing::info!("stopping");
-        let stopped = self.objects.stop(Instant::now() + self.stop_timeout.0);
+        let stopped = self.objects.stop();
         let outcome = |disk: &Served| (disk.name().to_owned(), disk.outcome());
         let outcomes = self.objects.disks().iter().map(outcome).collect();
         if matches!(stopped, Err(Error::Abandoned { .. })) {
@@ -110,6 +117,13 @@ impl Daemon {
         let objects = &mut self.objects;
         objects.see_to_traces(&ready.cut);
         objects.turn();
+        if objects.take_reloaded() {
+            notify_manager(NotifyState::Ready);
+        }
+        if self.reload.as_ref().is_some_and(Reload::take) {
+            notify_manager(NotifyState::Reloading);
+            objects.reload();
+        }
         Ok(!objects.is_ending())
     }
 
@@ -121,6 +135,7 @@ impl Daemon {
         fds.extend(self.objects.ended().map(input));
         let ends = fds.len();
         fds.push(input(self.objects.event()));
+        fds.extend(self.reload.iter().map(|reload| input(reload.as_fd())));
         let events = fds.len();
         fds.extend(
             self.objects
@@ -157,8 +172,13 @@ struct Ready {
 }
 
 /// Where systemd (or another manager) wants to know.
-fn notify_manager(state: sd_notify::NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[state]) {
+fn notify_manager(state: NotifyState<'static>) {
+    let mut states = vec![state];
+    if matches!(states[0], NotifyState::Reloading) {
+        // That is how it tells this reload from others.
+        states.extend(NotifyState::monotonic_usec_now().ok());
+    }
+    if let Err(error) = sd_notify::notify(&states) {
         tracing::warn!("cannot notify the service manager: {error}");
     }
 }

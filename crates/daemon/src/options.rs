@@ -3,7 +3,7 @@
 use crate::access::access;
 use crate::api::Groups;
 use crate::socket_spec::SocketSpec;
-use crate::table::DiskTable;
+use crate::table::{DEFAULT_QUEUES, DiskTable};
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_stack::Description;
@@ -21,6 +21,10 @@ pub struct ServeOptions {
     /// None: no NBD clients.
     pub nbd: Option<NbdOptions>,
     pub api: ApiOptions,
+    /// The file that has all this, to be read again when it has changed.
+    pub config: Option<PathBuf>,
+    /// The directory of the disks that are kept; None: what is added is gone with the server.
+    pub kept: Option<PathBuf>,
     /// How long stopping may take.
     pub stop_timeout: StopTimeout,
 }
@@ -67,6 +71,8 @@ impl ServeOptions {
             disks: vec![disk],
             nbd: None,
             api: ApiOptions::default(),
+            config: None,
+            kept: None,
             stop_timeout: StopTimeout::default(),
         }
     }
@@ -92,7 +98,7 @@ impl ServeOptions {
 }
 
 /// Where the API is, and for whom.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiOptions {
     /// None: where [`entry_of`](fathom_client::place::entry_of) says, for this user alone.
     pub socket: Option<PathBuf>,
@@ -101,7 +107,7 @@ pub struct ApiOptions {
 }
 
 /// Who may connect by NBD, and how.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NbdOptions {
     /// At least one.
     pub listen: Vec<Address>,
@@ -127,7 +133,7 @@ impl NbdOptions {
 
 /// TLS, with files as nbdkit and QEMU have them in one directory:
 /// server-cert.pem, server-key.pem, ca-cert.pem.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsOptions {
     pub mode: TlsMode,
     pub certificates: PathBuf,
@@ -205,7 +211,7 @@ impl DiskOptions {
             vhost_user: None,
             access: Access::default(),
             nbd: None,
-            queues: 64,
+            queues: DEFAULT_QUEUES,
             serial: None,
             trace: None,
             table: None,
@@ -216,7 +222,7 @@ impl DiskOptions {
     pub fn of(table: DiskTable, has_nbd: bool) -> Result<DiskOptions, String> {
         let export = ExportOptions::of(&table)?;
         table.check(has_nbd)?;
-        let written = Some(Box::new(table.clone()));
+        let written = Some(Box::new(table.clone().without_defaults()));
         let new = Description::new(table.image);
         let disk = Description {
             format: table.format,

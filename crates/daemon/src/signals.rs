@@ -1,8 +1,8 @@
-//! SIGTERM and SIGINT as something to poll for.
+//! SIGTERM, SIGINT and SIGHUP as something to poll for.
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
-use std::io;
+use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -34,7 +34,31 @@ impl AsFd for Termination {
     }
 }
 
-/// While this lives, threads are started that leave SIGTERM and SIGINT to the
+/// Readable when SIGHUP has come: the configuration is to be read again.
+pub struct Reload(UnixStream);
+
+impl Reload {
+    pub fn new() -> io::Result<Reload> {
+        let (reader, writer) = UnixStream::pair()?;
+        reader.set_nonblocking(true)?;
+        low_level::pipe::register(SIGHUP, writer)?;
+        Ok(Reload(reader))
+    }
+
+    /// Whether it has come since this was asked last.
+    pub fn take(&self) -> bool {
+        let mut signals = [0; 64];
+        matches!((&self.0).read(&mut signals), Ok(1..))
+    }
+}
+
+impl AsFd for Reload {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// While this lives, threads are started that leave these signals to the
 /// one which starts them: they are not interrupted in their system calls, and
 /// two signals are handled one after the other.
 pub struct LeftToThisThread {
@@ -52,6 +76,7 @@ impl LeftToThisThread {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), SIGTERM);
             libc::sigaddset(set.as_mut_ptr(), SIGINT);
+            libc::sigaddset(set.as_mut_ptr(), SIGHUP);
             libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr());
             before.assume_init()
         };

@@ -6,10 +6,12 @@ use crate::text;
 use fathom_core::Polling;
 use fathom_filters::{Spec, find};
 use fathom_formats::Format;
-use fathom_stack::{CpuList, parse_format};
+use fathom_stack::{CpuList, Description, parse_format};
 use fathom_storage::{Cache, EngineKind, Location};
 use fathom_units::Timeout;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use utoipa::ToSchema;
 
@@ -18,7 +20,8 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskTable {
-    // (The API has it in the path, too.)
+    // (The API has it in the path, too, and a file that is kept is named after it.)
+    #[serde(default)]
     #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$", required = false)]
     pub name: String,
     #[serde(with = "text")]
@@ -151,6 +154,8 @@ pub struct DiskTable {
 
 /// The longest name of a disk that is added.
 const MAX_NAME: usize = 64;
+/// The most virtqueues of a guest.
+pub const DEFAULT_QUEUES: u16 = 64;
 /// virtio-blk's GET_ID has room for so many bytes.
 const MAX_SERIAL: usize = 20;
 
@@ -187,6 +192,69 @@ impl DiskTable {
             trace: None,
             filters: Vec::new(),
         }
+    }
+
+    /// The same, with nothing said that goes without saying.
+    pub(crate) fn without_defaults(mut self) -> DiskTable {
+        fn drop_default<T: PartialEq>(value: &mut Option<T>, default: T) {
+            value.take_if(|value| *value == default);
+        }
+        let new = Description::new(self.image.clone());
+        drop_default(&mut self.aio, new.engine);
+        drop_default(&mut self.cache, new.cache);
+        drop_default(&mut self.discard, new.discard);
+        drop_default(&mut self.iothreads, new.iothreads as u16);
+        drop_default(&mut self.poll, new.polling);
+        drop_default(&mut self.queues, DEFAULT_QUEUES);
+        drop_default(&mut self.export_name, self.name.clone());
+        self
+    }
+
+    /// Change options of a filter; an empty value is the option's default.
+    pub(crate) fn set_filter(&mut self, index: usize, options: &BTreeMap<String, String>) {
+        let Some(filter) = self.filters.get_mut(index) else {
+            return;
+        };
+        for (key, value) in options {
+            filter.options.retain(|(other, _)| other != key);
+            if !value.is_empty() {
+                filter.options.push((key.clone(), value.clone()));
+            }
+        }
+    }
+
+    /// What is to be set, filter by filter, to make this `wanted`; None: they differ in more than
+    /// the options of filters.
+    pub(crate) fn changes_to(&self, wanted: &DiskTable) -> Option<Vec<BTreeMap<String, String>>> {
+        let bare = |table: &DiskTable| {
+            let mut table = table.clone();
+            table.filters.iter_mut().for_each(|one| one.options.clear());
+            table
+        };
+        let changes = |(is, wanted): (&Spec, &Spec)| {
+            let gone = is
+                .options
+                .iter()
+                .map(|(key, _)| (key.clone(), String::new()));
+            gone.chain(wanted.options.iter().cloned()).collect()
+        };
+        let pairs = self.filters.iter().zip(&wanted.filters);
+        (bare(self) == bare(wanted)).then(|| pairs.map(changes).collect())
+    }
+
+    /// The keys of what is not the same.
+    pub(crate) fn differences(&self, other: &DiskTable) -> Vec<String> {
+        let members = |table| match serde_json::to_value(table) {
+            Ok(Value::Object(members)) => members,
+            _ => Map::new(),
+        };
+        let (one, other) = (members(self), members(other));
+        let keys: BTreeSet<_> = one.keys().chain(other.keys()).collect();
+        let differ = |key: &&&String| one.get(**key) != other.get(**key);
+        keys.iter()
+            .filter(differ)
+            .map(|key| key.to_string())
+            .collect()
     }
 
     /// Refuses paths that depend on whose working directory is meant.

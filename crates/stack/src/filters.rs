@@ -37,10 +37,10 @@ impl DiskFilters {
         self.0.iter().map(|filter| info(&**filter)).collect()
     }
 
-    /// Change the options of the filter that is called `name`, or `name#2` if
-    /// it is the second one of that name. Workers must look afterwards.
-    pub fn set(&self, name: &str, options: BTreeMap<String, String>) -> Result<FilterInfo, String> {
-        let filter = self.find(name)?;
+    /// Change the options of the filter at that [position](Self::position). Workers must look
+    /// afterwards.
+    pub fn set(&self, at: usize, options: BTreeMap<String, String>) -> Result<FilterInfo, String> {
+        let filter = &*self.0[at];
         let changes: Vec<_> = options.into_iter().collect();
         filter.set(&changes)?;
         let info = info(filter);
@@ -48,12 +48,14 @@ impl DiskFilters {
         Ok(info)
     }
 
-    fn find(&self, name: &str) -> Result<&dyn Filter, String> {
+    /// Which one is called `name`, or `name#2` if it is the second one of that name.
+    pub fn position(&self, name: &str) -> Result<usize, String> {
         let (kind, number) = match name.split_once('#') {
             Some((kind, number)) => (kind, number.parse().ok()),
             None => (name, None),
         };
-        let mut of_kind = self.0.iter().filter(|f| f.about().name == kind);
+        let all = self.0.iter().enumerate();
+        let mut of_kind = all.filter(|(_, filter)| filter.about().name == kind);
         let found = match number {
             Some(number) => usize::checked_sub(number, 1).and_then(|n| of_kind.nth(n)),
             None if name != kind => None,
@@ -66,7 +68,7 @@ impl DiskFilters {
                 (found, _) => found,
             },
         };
-        found.map(|filter| &**filter).ok_or_else(|| {
+        found.map(|(index, _)| index).ok_or_else(|| {
             let names: Vec<_> = self.0.iter().map(|f| f.about().name).collect();
             match &names[..] {
                 [] => "the disk has no filters: they are given to `fathom serve`".into(),
@@ -120,7 +122,8 @@ mod tests {
     #[test]
     fn filters_are_told_apart_by_number() {
         let disk = filters(&["delay:read=1ms", "pause", "delay:read=2ms"]).unwrap();
-        let set = |name: &str| disk.set(name, [("read".into(), "5ms".into())].into());
+        let set =
+            |name: &str| disk.set(disk.position(name)?, [("read".into(), "5ms".into())].into());
         assert!(set("delay").unwrap_err().contains("delay#2"));
         for bad in [
             "delay#3", "delay#0", "delay#x", "delay#", "throttle", "pause#2",
@@ -130,7 +133,10 @@ mod tests {
         set("delay#2").unwrap();
         let shown: Vec<_> = disk.info().iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["delay:read=1ms", "pause", "delay:read=5ms"]);
-        let frozen = disk.set("pause", [("frozen".into(), "yes".into())].into());
+        let frozen = disk.set(
+            disk.position("pause").unwrap(),
+            [("frozen".into(), "yes".into())].into(),
+        );
         assert_eq!(frozen.unwrap().to_string(), "pause:frozen=yes");
     }
 

@@ -126,6 +126,8 @@ fn a_disk_is_a_resource() {
         changed.body,
         json!({ "name": "delay", "options": { "read": "2us" } })
     );
+    let then = curl(&served, "GET", a, &[]);
+    assert_ne!(then.header("etag"), shown.header("etag"), "it is another");
     curl(
         &served,
         "PATCH",
@@ -141,7 +143,7 @@ fn a_disk_is_a_resource() {
         curl(&served, "DELETE", "/v1/disks/a/trace", &[]).status,
         204
     );
-    let etag = format!("If-Match: {}", shown.header("etag"));
+    let etag = format!("If-Match: {}", then.header("etag"));
     curl(&served, "DELETE", a, &["--header", "If-Match: \"x\""]).is_problem(412, "changed");
     let gone = curl(&served, "DELETE", a, &["--header", &etag]);
     assert_eq!((gone.status, &gone.body["refused"]), (200, &json!(0)));
@@ -286,7 +288,11 @@ def pump(source, sink):
     try:
         while data := source.recv(65536):
             sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+    try:
+        # Also of a side that was reset: the other one waits for it.
+        sink.shutdown(socket.SHUT_RDWR if source.family == socket.AF_UNIX else socket.SHUT_WR)
     except OSError:
         pass
 server = socket.create_server(("127.0.0.1", 0))

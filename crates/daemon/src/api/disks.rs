@@ -30,8 +30,10 @@ const BODY: Duration = Duration::from_secs(10);
 /// A disk: what it was added by, and what it is doing.
 #[derive(Serialize, ToSchema)]
 pub struct Disk {
-    /// What it was added by, without what was left out.
+    /// What it is served by, without what was left out.
     options: DiskTable,
+    /// Whether it is served again when the server starts again.
+    kept: bool,
     state: Info,
 }
 
@@ -76,46 +78,46 @@ pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response,
 
 /// Serve a disk
 ///
-/// It is served when this is answered. A disk that is there by the same options is left as it is.
-/// What the options are is in the README, where the configuration is.
+/// It is served when this is answered, and kept if the server keeps disks. A disk that is there has the
+/// options of its filters changed; one that would differ in more stays as it is, and is told to be there
+/// by other options. What the options are is in the README, where the configuration is.
 #[utoipa::path(put, path = "/v1/disks/{name}", tag = "disks", operation_id = "putDisk",
     params(
         ("name" = String, Path, description = "1 to 64 letters, digits, -, _ and ."),
+        ("temporary" = Option<bool>, Query, description = "Not to be kept: as before when the server starts again"),
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header)),
     request_body(content = DiskTable, description = "`name` may be left out"),
     responses(
-        (status = 200, body = Disk, description = "It is there already, just like that"),
+        (status = 200, body = Disk, description = "It was there already"),
         (status = 201, body = Disk),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "It is there, but by other options, or is just coming or going"),
         (status = 412, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "It cannot be opened, or its socket cannot be made")))]
+            description = "It cannot be opened or kept, or its socket cannot be made")))]
 pub async fn put(
     State(asking): State<Asking>,
     name: Named,
+    RawQuery(query): RawQuery,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
+    let query = Flags::parse(query, &["temporary"])?;
     let name = name.disk()?;
     let options = table(name, read(body).await?)?;
     let present = present(&asking, name).await?;
     tag::check(&headers, present.as_ref().map(tag_of).as_deref())?;
-    if let Some(disk) = present {
-        let same = serde_json::to_value(&options).is_ok_and(|wanted| disk["options"] == wanted);
-        return match same {
-            true => Ok(tagged(StatusCode::OK, disk)),
-            false => Err(Kind::Conflict
-                .because(format!(
-                    "disk '{name}' is there by other options: remove it first"
-                ))
-                .into()),
-        };
-    }
-    let options = Box::new(options);
-    let disk = asking.ask(None, Command::Add { options }).await?;
-    Ok(tagged(StatusCode::CREATED, disk))
+    let command = Command::Put {
+        options: Box::new(options),
+        temporary: query.flag("temporary"),
+    };
+    let disk = asking.ask(None, command).await?;
+    let status = match present {
+        Some(_) => StatusCode::OK,
+        None => StatusCode::CREATED,
+    };
+    Ok(tagged(status, disk))
 }
 
 /// Serve a disk no more
@@ -125,6 +127,7 @@ pub async fn put(
     params(
         ("name" = String, Path),
         ("force" = Option<bool>, Query, description = "Disconnect whoever uses it"),
+        ("temporary" = Option<bool>, Query, description = "Not to be kept: as before when the server starts again"),
         ("If-Match" = Option<String>, Header)),
     responses(
         (status = 200, body = Statistics),
@@ -142,19 +145,16 @@ pub async fn remove(
     headers: HeaderMap,
 ) -> Result<Json<Value>, Problem> {
     let name = name.disk()?;
-    let force = match query.as_deref() {
-        None | Some("" | "force=false") => false,
-        Some("force" | "force=true" | "force=") => true,
-        Some(_) => return Err(Problem::invalid("the only parameter is force=true")),
-    };
+    let query = Flags::parse(query, &["force", "temporary"])?;
     if headers.contains_key(header::IF_MATCH) || headers.contains_key(header::IF_NONE_MATCH) {
         let present = present(&asking, name).await?;
         tag::check(&headers, present.as_ref().map(tag_of).as_deref())?;
     }
-    asking
-        .ask(Some(name), Command::Remove { force })
-        .await
-        .map(Json)
+    let command = Command::Remove {
+        force: query.flag("force"),
+        temporary: query.flag("temporary"),
+    };
+    asking.ask(Some(name), command).await.map(Json)
 }
 
 /// Where a disk's requests spent their time
@@ -196,7 +196,8 @@ pub async fn resize(State(asking): State<Asking>, name: Named) -> Result<Json<Va
     operation_id = "setFilter",
     params(
         ("name" = String, Path),
-        ("filter" = String, Path, description = "Its name; with #2 for the second of that name")),
+        ("filter" = String, Path, description = "Its name; with #2 for the second of that name"),
+        ("temporary" = Option<bool>, Query, description = "Not to be kept: as before when the server starts again")),
     request_body = BTreeMap<String, String>,
     responses(
         (status = 200, body = Filter),
@@ -208,11 +209,14 @@ pub async fn resize(State(asking): State<Asking>, name: Named) -> Result<Json<Va
 pub async fn set_filter(
     State(asking): State<Asking>,
     name: Named,
+    RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Json<Value>, Problem> {
+    let query = Flags::parse(query, &["temporary"])?;
     let command = Command::Set {
         filter: name.get("filter")?.to_owned(),
         options: parse(read(body).await?)?,
+        temporary: query.flag("temporary"),
     };
     asking.ask(Some(name.disk()?), command).await.map(Json)
 }
@@ -252,6 +256,33 @@ pub async fn stop_trace(State(asking): State<Asking>, name: Named) -> Result<Sta
     let command = Command::Trace { file: None };
     asking.ask(Some(name.disk()?), command).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Parameters that are true or false, and false if they are left out.
+struct Flags(Vec<String>);
+
+impl Flags {
+    fn parse(query: Option<String>, known: &[&str]) -> Result<Flags, Problem> {
+        let query = query.unwrap_or_default();
+        let mut set = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match (known.contains(&name), value) {
+                (true, "" | "true") => set.push(name.to_owned()),
+                (true, "false") => {}
+                (true, _) => return Err(Problem::invalid(format!("{name} is true or false"))),
+                (false, _) => {
+                    let text = format!("the parameters are {}", known.join(" and "));
+                    return Err(Problem::invalid(text));
+                }
+            }
+        }
+        Ok(Flags(set))
+    }
+
+    fn flag(&self, name: &str) -> bool {
+        self.0.iter().any(|set| set == name)
+    }
 }
 
 /// What stands in a path.

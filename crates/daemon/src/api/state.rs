@@ -41,7 +41,9 @@ impl Asking {
             command,
         };
         let (send, answer) = oneshot::channel();
-        self.post.send(Event::Asked(ask, send));
+        // It may be gone.
+        let asker = Box::new(|answer| drop(send.send(answer)));
+        self.post.send(Event::Asked(ask, asker));
         answer.await.map_err(|_| Problem::ending())
     }
 }

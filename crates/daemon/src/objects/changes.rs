@@ -1,15 +1,16 @@
 //! Disks that come and go while others are served: each on a thread of its own, since opening and
 //! draining one may take long.
 
-use super::disk::Served;
+use super::disk::{Origin, Served};
 use crate::answer::Asker;
 use crate::command::Ask;
 use crate::error::Error;
+use crate::files::Reread;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
 use fathom_exports::Listener;
-use fathom_exports::nbd::Leaving;
+use fathom_exports::nbd;
 use fathom_filters::Filters;
 use fathom_trace::Summary;
 use std::io;
@@ -26,10 +27,22 @@ pub struct Changing {
     pub waiting: Option<Asker>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum What {
-    Added,
-    Removed,
+    /// `keep`: its file is to be written.
+    Added { origin: Origin, keep: bool },
+    /// `forget`: its file is to go, too.
+    Removed { forget: bool },
+    /// Only its file is still there.
+    Forgotten,
+}
+
+/// A disk that is to be removed, but was in use.
+pub struct Leaving {
+    pub name: String,
+    pub forget: bool,
+    pub asker: Asker,
+    pub until: Instant,
 }
 
 /// What other threads have to say.
@@ -38,10 +51,22 @@ pub enum Event {
     Asked(Ask, Asker),
     /// The disk of that name is there, or will not be.
     Opened(String, Result<Box<Served>, Error>),
+    /// The file of the disk of that name is written, or cannot be.
+    Kept {
+        name: String,
+        outcome: Result<(), String>,
+        /// The disk has just been added.
+        is_new: bool,
+        asker: Asker,
+    },
     /// The disk of that name takes longer to close than it should.
     Late(String),
     /// The disk of that name is no more; with what it has done.
     Closed(String, Box<Summary>),
+    /// Nor is its file, unless that cannot be removed.
+    Forgotten(String, Box<Summary>, Result<(), String>),
+    /// The configuration has been read again.
+    Reread(Box<Reread>),
 }
 
 /// Longer than anybody waits.
@@ -72,7 +97,7 @@ pub fn give_up(disk: Served) {
 }
 
 /// A disk to close, and its NBD clients.
-pub type ToClose = (Served, Option<Leaving>);
+pub type ToClose = (Served, Option<nbd::Leaving>);
 
 /// Makes ready for closing a disk, which it is sent then: it disconnects whoever uses the disk, lets
 /// what is in flight end, and closes it. After `patience` it is late, and goes on nevertheless.
@@ -99,7 +124,7 @@ pub fn close(patience: Duration, post: Post<Event>) -> io::Result<SyncSender<ToC
 
 struct Closing {
     disk: Served,
-    clients: Option<Leaving>,
+    clients: Option<nbd::Leaving>,
 }
 
 impl Closing {
@@ -111,7 +136,7 @@ impl Closing {
             Some(Ok(())) => {}
             Some(Err(error)) => tracing::error!("disk '{}': {error}", self.disk.name()),
         }
-        let are_gone = |clients: &Leaving| clients.wait(deadline);
+        let are_gone = |clients: &nbd::Leaving| clients.wait(deadline);
         self.clients.as_ref().is_none_or(are_gone) && self.disk.end_workers(deadline)
     }
 }

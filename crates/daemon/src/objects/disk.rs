@@ -34,8 +34,20 @@ pub struct Outcome {
     pub injected: Option<Injected>,
 }
 
+/// What becomes of a disk when the server starts again.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Origin {
+    /// It is gone.
+    Request,
+    /// It is served by what its own file says.
+    Kept(Box<DiskTable>),
+    /// The configuration lists it.
+    Configuration,
+}
+
 /// A disk with all that is its own.
 pub struct Served {
+    pub origin: Origin,
     options: DiskOptions,
     stack: Stack,
     shared: Arc<SharedDisk>,
@@ -58,6 +70,7 @@ impl Served {
         let goes = listener.is_some() && stack.file.is_some();
         let shared = SharedDisk::new(stack.disk.clone(), name, goes);
         let mut served = Served {
+            origin: Origin::Configuration,
             options,
             stack,
             shared,
@@ -94,7 +107,7 @@ impl Served {
         Ok(())
     }
 
-    /// What it was added by, if it was written.
+    /// What it is served by, if it was written.
     pub fn table(&self) -> Option<&DiskTable> {
         self.options.table.as_deref()
     }
@@ -228,14 +241,23 @@ impl Served {
         }
     }
 
+    /// Which of its filters is called `name`.
+    pub fn position_of_filter(&self, name: &str) -> Result<usize, String> {
+        self.stack.filters.position(name)
+    }
+
     /// Change a filter's options. The workers of all disks of the daemon must
     /// look afterwards: some filters share theirs.
     pub fn set_filter(
-        &self,
-        name: &str,
-        options: BTreeMap<String, String>,
+        &mut self,
+        at: usize,
+        options: &BTreeMap<String, String>,
     ) -> Result<FilterInfo, String> {
-        self.stack.filters.set(name, options)
+        let info = self.stack.filters.set(at, options.clone())?;
+        if let Some(table) = &mut self.options.table {
+            table.set_filter(at, options);
+        }
+        Ok(info)
     }
 
     /// Let the workers see what filters go by.

@@ -8,6 +8,7 @@ use crate::table::DiskTable;
 use crate::text;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_units::Timeout;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, de};
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -19,19 +20,18 @@ use toml::Spanned;
 pub fn read_config(path: &Path) -> Result<ServeOptions, Error> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Error::Options(format!("{}: cannot be read: {error}", path.display())))?;
-    parse(&text).map_err(|problem| Error::Options(format!("{}{problem}", path.display())))
+    let options = parse(&text);
+    let mut options =
+        options.map_err(|problem| Error::Options(format!("{}{problem}", path.display())))?;
+    options.config = Some(path.to_owned());
+    let dir = path.parent().unwrap_or(Path::new(""));
+    options.kept = options.kept.map(|kept| dir.join(kept));
+    Ok(options)
 }
 
 /// The error goes behind the file's name.
 fn parse(text: &str) -> Result<ServeOptions, String> {
-    let file: File = toml::from_str(text).map_err(|error| {
-        let line = error
-            .span()
-            .map(|span| text[..span.start].matches('\n').count() + 1);
-        let line = line.map_or(String::new(), |line| format!(":{line}"));
-        let message = error.message().lines().collect::<Vec<_>>().join(", ");
-        format!("{line}: {message}")
-    })?;
+    let file: File = parse_toml(text)?;
     let mut nbd = None;
     if let Some(table) = file.nbd {
         let line = line_of(text, table.span());
@@ -46,6 +46,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         let name = disk.name.clone();
         let same = disks.iter().any(|other| other.name == name);
         let options = match same {
+            _ if name.is_empty() => Err("it needs a name".into()),
             true => Err("another disk has that name".into()),
             false => DiskOptions::of(disk, nbd.is_some()),
         };
@@ -59,7 +60,18 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         disks,
         nbd,
         api: api.unwrap_or_default(),
+        config: None,
+        kept: file.disks_dir,
         stop_timeout: file.stop_timeout.unwrap_or_default(),
+    })
+}
+
+/// The error goes behind the file's name.
+pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    toml::from_str(text).map_err(|error| {
+        let line = error.span().map(|span| line_of(text, span));
+        let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        format!("{}: {message}", line.unwrap_or_default())
     })
 }
 
@@ -73,6 +85,7 @@ fn line_of(text: &str, span: Range<usize>) -> String {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     api: Option<Api>,
+    disks_dir: Option<PathBuf>,
     #[serde(default, with = "text::optional")]
     stop_timeout: Option<StopTimeout>,
     nbd: Option<Spanned<Nbd>>,
@@ -284,7 +297,7 @@ mod tests {
 
     #[test]
     fn the_readmes_example_is_right() {
-        let readme = include_str!("../../../README.md");
+        let readme = include_str!("../../../../README.md");
         let (_, example) = readme.split_once("```toml\n").unwrap();
         let (example, _) = example.split_once("```").unwrap();
         let options = parse(example).unwrap();

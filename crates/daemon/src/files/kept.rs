@@ -1,0 +1,186 @@
+//! A directory with a file for each disk that is kept: `NAME.toml`, with the keys of a `[[disk]]`.
+//!
+//! Each file is there whole or not at all, whenever the process or the machine stops: it is written
+//! under another name, synced, and renamed.
+
+use super::config;
+use crate::table::{DiskTable, check_name};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Of files that are not whole yet; those of a server that was killed are removed.
+const UNFINISHED: &str = ".unfinished";
+
+/// The directory, which no other server has while this is there.
+pub struct KeptDisks {
+    path: PathBuf,
+    dir: File,
+}
+
+/// What the directory has.
+#[derive(Default)]
+pub struct Found {
+    pub disks: Vec<DiskTable>,
+    /// Files that cannot be used: what each should be named after, and a line about it.
+    pub problems: Vec<(String, String)>,
+}
+
+impl KeptDisks {
+    /// It is made if it is missing. The error is one line for the user.
+    pub fn open(path: &Path) -> Result<KeptDisks, String> {
+        let failed = |what| move |error: io::Error| format!("{}: {what}: {error}", path.display());
+        match fs::DirBuilder::new().mode(0o755).create(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            made => made.map_err(failed("cannot be made"))?,
+        }
+        let dir = File::open(path).map_err(failed("cannot be opened"))?;
+        flock(&dir, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            let path = path.display();
+            format!(
+                "{path}: another server keeps its disks there: give each a disks-dir of its own"
+            )
+        })?;
+        let kept = KeptDisks {
+            path: path.to_owned(),
+            dir,
+        };
+        for leftover in kept.files(|name| name.starts_with(UNFINISHED)) {
+            fs::remove_file(&leftover).map_err(failed("a leftover cannot be removed"))?;
+        }
+        Ok(kept)
+    }
+
+    fn files(&self, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let meant = entries.filter(|entry| entry.file_name().to_str().is_some_and(&is_meant));
+        let mut paths: Vec<_> = meant.map(|entry| entry.path()).collect();
+        paths.sort_unstable();
+        paths
+    }
+
+    /// The disks, by name.
+    pub fn read(&self) -> Found {
+        let mut found = Found::default();
+        for path in self.files(|name| name.ends_with(".toml") && !name.starts_with('.')) {
+            match read(&path) {
+                Ok(disk) => found.disks.push(disk),
+                Err(problem) => {
+                    let line = format!("{}{problem}", path.display());
+                    found.problems.push((stem(&path).to_owned(), line));
+                }
+            }
+        }
+        found
+    }
+
+    fn path_of(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.toml"))
+    }
+
+    /// When this returns, it is there whatever happens, or else all is as before.
+    pub fn keep(&self, disk: &DiskTable) -> Result<(), String> {
+        let path = self.path_of(&disk.name);
+        let failed = |error: io::Error| format!("{}: cannot be written: {error}", path.display());
+        let text = toml::to_string(disk);
+        let text = text.map_err(|error| format!("cannot be said in TOML: {error}"))?;
+        let file = tempfile::Builder::new()
+            .prefix(UNFINISHED)
+            .permissions(fs::Permissions::from_mode(0o600))
+            .tempfile_in(&self.path);
+        let mut file = file.map_err(failed)?;
+        file.write_all(text.as_bytes()).map_err(failed)?;
+        file.as_file().sync_all().map_err(failed)?;
+        file.persist(&path).map_err(|error| failed(error.error))?;
+        self.dir.sync_all().map_err(failed)
+    }
+
+    /// When this returns, it is gone whatever happens.
+    pub fn forget(&self, name: &str) -> Result<(), String> {
+        let path = self.path_of(name);
+        let removed = match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            other => other,
+        };
+        let removed = removed.and_then(|()| self.dir.sync_all());
+        removed.map_err(|error| format!("{}: cannot be removed: {error}", path.display()))
+    }
+}
+
+fn stem(path: &Path) -> &str {
+    let stem = path.file_stem().and_then(|stem| stem.to_str());
+    stem.unwrap_or_default()
+}
+
+/// The error goes behind the file's name.
+fn read(path: &Path) -> Result<DiskTable, String> {
+    let text = fs::read_to_string(path).map_err(|error| format!(": cannot be read: {error}"))?;
+    let mut disk: DiskTable = config::parse_toml(&text)?;
+    let stem = stem(path);
+    if disk.name.is_empty() {
+        stem.clone_into(&mut disk.name);
+    }
+    if disk.name != stem {
+        return Err(format!(
+            ": the disk is named '{}': name the file after it",
+            disk.name
+        ));
+    }
+    check_name(&disk.name).map_err(|problem| format!(": {problem}"))?;
+    Ok(disk)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(name: &str, image: &str) -> DiskTable {
+        DiskTable::new(name.into(), image.parse().unwrap())
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d");
+        let kept = KeptDisks::open(&path).unwrap();
+        let mut b = disk("b", "null:1G");
+        b.filters = vec!["delay:read=1ms".parse().unwrap()];
+        b.size = Some(1 << 40);
+        b.export_description = "of the \"first\"\nmachine".into();
+        kept.keep(&disk("a", "/srv/a.qcow2")).unwrap();
+        kept.keep(&disk("b", "null:2G")).unwrap();
+        kept.keep(&b).unwrap();
+        kept.keep(&disk("c", "null:1G")).unwrap();
+        kept.forget("c").unwrap();
+        kept.forget("never").unwrap();
+        assert!(KeptDisks::open(&path).is_err(), "two servers have it");
+        drop(kept);
+        fs::write(path.join(".unfinishedX"), "name = ").unwrap();
+        let found = KeptDisks::open(&path).unwrap().read();
+        assert_eq!(found.disks, [disk("a", "/srv/a.qcow2"), b]);
+        assert!(found.problems.is_empty());
+        assert!(!path.join(".unfinishedX").exists());
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_told_one_by_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        write("good.toml", "image = 'null:1G'");
+        write("other.toml", "name = 'good'\nimage = 'null:1G'");
+        write("bad.toml", "\nimage = 'null:1G'\nquues = 1");
+        write("a b.toml", "image = 'null:1G'");
+        write("readme", "not a disk");
+        let found = KeptDisks::open(dir.path()).unwrap().read();
+        assert_eq!(found.disks, [disk("good", "null:1G")]);
+        let [(_, name), (stem, line), (_, other)] = &found.problems[..] else {
+            panic!("{:?}", found.problems);
+        };
+        assert!(name.contains("letters"), "{name}");
+        assert_eq!(stem, "bad");
+        assert!(line.contains("bad.toml:3: unknown field"), "{line}");
+        assert!(other.contains("named 'good'"), "{other}");
+    }
+}

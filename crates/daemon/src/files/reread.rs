@@ -1,0 +1,39 @@
+//! Reading all of a configuration again, while a server runs by what it was.
+
+use super::config::read_config;
+use super::keeper::Keeper;
+use super::kept::Found;
+use crate::error::Error;
+use crate::options::ServeOptions;
+use crate::signals::LeftToThisThread;
+use std::io;
+use std::path::PathBuf;
+use std::thread;
+
+/// What it is now.
+pub struct Reread {
+    pub options: Result<ServeOptions, Error>,
+    /// The disks that are kept.
+    pub kept: Found,
+}
+
+/// Reads on another thread, and has `done` called there.
+pub fn reread(
+    config: PathBuf,
+    keeper: Option<&Keeper>,
+    done: impl FnOnce(Reread) + Send + 'static,
+) -> io::Result<()> {
+    let read = move |kept| {
+        let options = read_config(&config);
+        done(Reread { options, kept });
+    };
+    match keeper {
+        Some(keeper) => keeper.read(Box::new(read)),
+        None => {
+            let _signals = LeftToThisThread::new();
+            let builder = thread::Builder::new().name("reload".into());
+            builder.spawn(move || read(Found::default()))?;
+        }
+    }
+    Ok(())
+}
