@@ -5,7 +5,6 @@ use fathom_exports::ListenError;
 use fathom_exports::nbd::TlsError;
 use fathom_trace::TraceError;
 use std::io;
-use std::path::PathBuf;
 
 /// Why the daemon did not start, or why it ended before it was asked to; one
 /// line for the user.
@@ -26,8 +25,6 @@ pub enum Error {
     },
     #[error("--tls: {0}")]
     Tls(#[from] TlsError),
-    #[error("{}: cannot be used for the control socket: {source}", path.display())]
-    Control { path: PathBuf, source: io::Error },
     #[error("--trace: {0}")]
     Trace(#[from] TraceError),
     #[error(

@@ -305,6 +305,21 @@ mod tests {
         assert_eq!(exports.collect::<Vec<_>>(), [false, true]);
     }
 
+    #[test]
+    fn the_packages_configuration_is_right() {
+        let text = include_str!("../../../../packaging/fathom.toml");
+        let options = parse(text).unwrap();
+        assert_eq!(options.kept, Some("disks.d".into()));
+        // What stands there as an example, too.
+        let example = text.lines().filter_map(|line| match line.strip_prefix("# ") {
+            Some(line) => (line.starts_with('[') || line.contains(" = ")).then_some(line),
+            None => Some(line),
+        });
+        let example: Vec<_> = example.filter(|line| !line.contains("...")).collect();
+        let options = parse(&example.join("\n")).unwrap();
+        assert_eq!((options.disks.len(), options.nbd.is_some()), (1, true));
+    }
+
     /// Each with what its error must say.
     #[test]
     fn errors_say_where_and_what() {

@@ -55,7 +55,7 @@ pub struct Found {
     pub server_fds: Vec<(u64, u64)>,
     /// The vhost-user socket between the two.
     pub socket: Option<PathBuf>,
-    /// The control socket of a Fathom daemon.
+    /// The socket of a Fathom server's API.
     pub api: Option<PathBuf>,
     /// What the host's block layer sees of the image.
     pub located: Located,
