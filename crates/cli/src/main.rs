@@ -21,7 +21,7 @@ mod usage;
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
-use fathom_daemon::{Repeats, Stderr, survive_size_limit};
+use fathom_daemon::{Events, Repeats, Stderr, survive_size_limit};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -66,7 +66,8 @@ fn main() -> ExitCode {
     };
     survive_size_limit();
     let repeats = Repeats::default();
-    let mut log = match start_logging(&cli.command, &repeats) {
+    let events = Events::default();
+    let mut log = match start_logging(&cli.command, &repeats, &events) {
         Ok(log) => log,
         Err(error) => {
             eprintln!("fathom: --log: {error}");
@@ -74,7 +75,7 @@ fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
-        Command::Serve(args) => serve::run(*args),
+        Command::Serve(args) => serve::run(*args, events),
         Command::Disk(args) => disk::run(args),
         Command::List(args) => disk::list(args),
         Command::Show(args) => show::run(args),
@@ -113,7 +114,11 @@ fn main() -> ExitCode {
 
 /// Log to standard error, which may be a terminal or a journal. A server has
 /// work to do that its reader must not hold up.
-fn start_logging(command: &Command, repeats: &Repeats) -> anyhow::Result<Option<Stderr>> {
+fn start_logging(
+    command: &Command,
+    repeats: &Repeats,
+    events: &Events,
+) -> anyhow::Result<Option<Stderr>> {
     let filter = match command {
         Command::Serve(args) => args.log.clone(),
         _ => None,
@@ -145,6 +150,7 @@ fn start_logging(command: &Command, repeats: &Repeats) -> anyhow::Result<Option<
         .log_internal_errors(false)
         .finish()
         .with(repeats.clone())
+        .with(events.clone())
         .init();
     Ok(queue)
 }

@@ -4,7 +4,7 @@ use crate::disk_args::{DiskArgs, location_help, location_parser};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fathom_daemon::{
-    ApiOptions, Daemon, DiskOptions, Group, NbdOptions, Outcome, ServeOptions, SocketSpec,
+    ApiOptions, Daemon, DiskOptions, Events, Group, NbdOptions, Outcome, ServeOptions, SocketSpec,
     StopTimeout, TlsOptions, access, groups, read_config,
 };
 use fathom_exports::nbd::{Address, TlsMode};
@@ -204,6 +204,7 @@ impl ServeArgs {
             },
             config: None,
             kept: None,
+            events: Events::default(),
             stop_timeout: self.stop_timeout,
         })
     }
@@ -224,12 +225,13 @@ impl ServeArgs {
     }
 }
 
-pub fn run(args: ServeArgs) -> anyhow::Result<()> {
+pub fn run(args: ServeArgs, events: Events) -> anyhow::Result<()> {
     let json = args.json;
-    let options = match &args.config {
+    let mut options = match &args.config {
         Some(file) => read_config(file)?,
         None => args.into_options().map_err(anyhow::Error::msg)?,
     };
+    options.events = events;
     let ended = Daemon::start(options)?.run()?;
     let mut out = std::io::stdout().lock();
     match &ended.outcomes[..] {

@@ -51,7 +51,7 @@ impl Daemon {
         let access = options.nbd.as_ref().map(|nbd| nbd.access);
         let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
         let signals = LeftToThisThread::new();
-        let api = options.api.clone();
+        let (api, events) = (options.api.clone(), options.events.clone());
         let door = Door::open(&api)?;
         let kept = options.kept.clone();
         let reload = options.config.as_ref().map(|_| Reload::new()).transpose();
@@ -61,7 +61,7 @@ impl Daemon {
         if let Some(dir) = kept {
             objects.keep_disks_in(&dir)?;
         }
-        let api = door.map(|door| Api::start(door, api.groups, objects.post()));
+        let api = door.map(|door| Api::start(door, api.groups, objects.post(), events.clone()));
         let api = api.transpose().map_err(Error::io("cannot serve the API"))?;
         drop(signals);
         let daemon = Daemon {

@@ -2,6 +2,7 @@
 
 use crate::access::access;
 use crate::api::Groups;
+use crate::events::Events;
 use crate::socket_spec::SocketSpec;
 use crate::table::{DEFAULT_QUEUES, DiskTable};
 use fathom_exports::Access;
@@ -25,6 +26,8 @@ pub struct ServeOptions {
     pub config: Option<PathBuf>,
     /// The directory of the disks that are kept; None: what is added is gone with the server.
     pub kept: Option<PathBuf>,
+    /// Where it is told what happens.
+    pub events: Events,
     /// How long stopping may take.
     pub stop_timeout: StopTimeout,
 }
@@ -73,6 +76,7 @@ impl ServeOptions {
             api: ApiOptions::default(),
             config: None,
             kept: None,
+            events: Events::default(),
             stop_timeout: StopTimeout::default(),
         }
     }

@@ -66,9 +66,7 @@ impl Repeats {
             return true;
         }
         if kind.first.is_none() {
-            let mut text = String::new();
-            event.record(&mut Message(&mut text));
-            kind.first = Some((level, text));
+            kind.first = Some((level, message_of(event)));
         }
         if !window.will_tell {
             let repeats = self.clone();
@@ -147,6 +145,13 @@ impl<S: Subscriber> Layer<S> for Repeats {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         self.admit(event)
     }
+}
+
+/// An event's text.
+pub fn message_of(event: &Event<'_>) -> String {
+    let mut text = String::new();
+    event.record(&mut Message(&mut text));
+    text
 }
 
 /// Writes an event's text somewhere.

@@ -1,9 +1,9 @@
 //! The API, by clients that are none of ours: curl, and one that makes up requests of its description.
 
-use crate::support::{Kept, Served, eventually, stdout_of};
+use crate::support::{Kept, Served, disk_dir, eventually, fathom, stdout_of};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -229,6 +229,100 @@ fn the_end_is_not_kept_waiting_by_clients_of_the_api() {
     assert_eq!(&begin, b"HTTP/1.1 200");
     assert_eq!(served.terminate().0, Some(0), "{}", served.log());
     assert!(!served.path("c").exists());
+}
+
+#[test]
+fn what_happens_is_told_line_by_line() {
+    let dir = disk_dir();
+    let image = dir.path().join("image");
+    fs::write(&image, vec![0; 1 << 20]).unwrap();
+    let mut served = server();
+    let listen = Command::new("curl")
+        .args(["--silent", "--no-buffer", "--unix-socket", &served.api()])
+        .arg("http://fathom/v1/events")
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut listener = Kept(listen.expect("curl is installed by `make setup`"));
+    let mut lines = BufReader::new(listener.0.stdout.take().unwrap()).lines();
+    let mut next = || -> Value {
+        let line = lines.next().expect("it goes on").unwrap();
+        let mut line: Value = serde_json::from_str(&line).unwrap();
+        let members = line.as_object_mut().unwrap();
+        assert!(members.remove("time_ms").unwrap().is_u64());
+        line
+    };
+    // (It listens once it has heard something.)
+    let mut n = 0;
+    let mut heard = std::thread::scope(|scope| {
+        let first = scope.spawn(&mut next);
+        eventually("an event", || {
+            n += 1;
+            let place = format!("/v1/disks/first{n}");
+            assert_eq!(
+                put(&served, &place, &json!({ "image": "null:1M" }), &[]).status,
+                201
+            );
+            first.is_finished().then_some(())
+        });
+        first.join().unwrap()
+    });
+    while heard["disk"] != format!("first{n}") {
+        heard = next();
+    }
+    assert_eq!(heard["event"], "added");
+    let disk = json!({ "image": image, "filters": ["delay"], "vhost-user": served.arg("s") });
+    assert_eq!(put(&served, "/v1/disks/a", &disk, &[]).status, 201);
+    assert_eq!(next(), json!({ "event": "added", "disk": "a" }));
+    let uri = format!("nbd+unix:///a?socket={}", served.arg("n"));
+    let bench = |target: &[&str]| {
+        let child = fathom()
+            .arg("bench")
+            .args(target)
+            .args(["--number-ios", "10"])
+            .spawn();
+        let mut child = child.unwrap();
+        assert!(child.wait().unwrap().success());
+        format!("process {}", child.id())
+    };
+    for (by, client) in [
+        ("nbd", bench(&["--nbd", &uri])),
+        ("vhost-user", bench(&["--vhost-user", &served.arg("s")])),
+    ] {
+        for event in ["attached", "detached"] {
+            let wanted = json!({ "event": event, "disk": "a", "by": by, "client": client });
+            assert_eq!(next(), wanted);
+        }
+    }
+    let filter = "/v1/disks/a/filters/delay";
+    curl(&served, "PATCH", filter, &["--data", r#"{"read":"1us"}"#]);
+    assert_eq!(next(), json!({ "event": "changed", "disk": "a" }));
+    fs::write(&image, vec![0; 2 << 20]).unwrap();
+    curl(&served, "POST", "/v1/disks/a/resize", &[]);
+    assert_eq!(
+        next(),
+        json!({ "event": "resized", "disk": "a", "size": 2 << 20 })
+    );
+    curl(&served, "DELETE", "/v1/disks/a", &[]);
+    assert_eq!(next(), json!({ "event": "removed", "disk": "a" }));
+    served.signal("HUP");
+    assert_eq!(next(), json!({ "event": "reloaded" }));
+    // The configuration is gone, say.
+    fs::remove_file(served.path("conf")).unwrap();
+    served.signal("HUP");
+    let error = next();
+    assert_eq!(error["event"], "error");
+    assert!(
+        error["text"]
+            .as_str()
+            .unwrap()
+            .contains("nothing is changed"),
+        "{error}"
+    );
+    assert_eq!(served.terminate().0, Some(0));
+    assert!(
+        lines.next().is_none_or(|line| line.is_err()),
+        "it ends with the server"
+    );
 }
 
 /// Needs root, to be others.

@@ -2,8 +2,9 @@
 
 use super::problem::Problem;
 use super::rights::Rights;
+use super::stream::JSON_LINES;
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
@@ -78,7 +79,9 @@ pub async fn guard(
         None => {
             asks.set(true);
             let response = next.run(request).await;
-            asks.set(false);
+            // One that listens stays for as long as it likes.
+            let listens = response.headers().get(header::CONTENT_TYPE);
+            asks.set(listens.is_some_and(|kind| kind == JSON_LINES));
             response
         }
     }

@@ -4,7 +4,7 @@
 //! daemon's thread; nothing of a disk is touched here.
 //!
 //! - `listen` is where clients connect, `clients` says how many;
-//! - `disks` has what can be done to disks, `server` what concerns all of them;
+//! - `disks` has what can be done to disks, `server` what concerns all of them, `stream` what happens;
 //! - `rights` says who may do what;
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
@@ -17,8 +17,10 @@ mod rights;
 mod schema;
 mod server;
 mod state;
+mod stream;
 mod tag;
 
+use crate::events::Events;
 use crate::mailbox::Post;
 use crate::objects::Event;
 use axum::Router;
@@ -81,7 +83,7 @@ pub struct Api {
 
 impl Api {
     /// Serve clients at `door`, with the rights of their groups; what they want goes by `post`.
-    pub fn start(door: Door, groups: Groups, post: Post<Event>) -> io::Result<Api> {
+    pub fn start(door: Door, groups: Groups, post: Post<Event>, events: Events) -> io::Result<Api> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let socket = door.as_fd().try_clone_to_owned()?;
         let socket = std::os::unix::net::UnixListener::from(socket);
@@ -90,7 +92,7 @@ impl Api {
         let body = move || {
             let serve = async {
                 let socket = UnixListener::from_std(socket)?;
-                tokio::spawn(accept_clients(socket, groups, router(post)));
+                tokio::spawn(accept_clients(socket, groups, router(post, events)));
                 // An error says that nobody can ask for it any more.
                 let _ = stopped.await;
                 Ok::<_, io::Error>(())
@@ -133,16 +135,17 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::start_trace, disks::stop_trace))
         .routes(routes!(server::show))
         .routes(routes!(server::quit))
+        .routes(routes!(stream::events))
         .routes(routes!(server::openapi))
         .split_for_parts()
 }
 
-fn router(post: Post<Event>) -> Router {
+fn router(post: Post<Event>, events: Events) -> Router {
     let (router, description) = routes();
     router
         .fallback(problem::no_such_place)
         .method_not_allowed_fallback(problem::no_such_method)
-        .with_state(Asking::new(post, description))
+        .with_state(Asking::new(post, description, events))
 }
 
 async fn accept_clients(socket: UnixListener, groups: Groups, router: Router) {

@@ -3,6 +3,7 @@
 use super::problem::Problem;
 use crate::answer::Answer;
 use crate::command::{Ask, Command};
+use crate::events::Events;
 use crate::mailbox::Post;
 use crate::objects::Event;
 use serde_json::Value;
@@ -15,18 +16,24 @@ use utoipa::openapi::OpenApi;
 pub struct Asking {
     post: Arc<Post<Event>>,
     description: Arc<OpenApi>,
+    events: Events,
 }
 
 impl Asking {
-    pub fn new(post: Post<Event>, description: OpenApi) -> Asking {
+    pub fn new(post: Post<Event>, description: OpenApi, events: Events) -> Asking {
         Asking {
             post: Arc::new(post),
             description: Arc::new(description),
+            events,
         }
     }
 
     pub fn description(&self) -> &OpenApi {
         &self.description
+    }
+
+    pub fn events(&self) -> &Events {
+        &self.events
     }
 
     /// Of a disk, or of the daemon.

@@ -3,6 +3,7 @@
 
 use crate::access::{Group, Mode, access, groups};
 use crate::error::Error;
+use crate::events::Events;
 use crate::options::{ApiOptions, DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
 use crate::table::DiskTable;
 use crate::text;
@@ -61,6 +62,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         nbd,
         api: api.unwrap_or_default(),
         config: None,
+        events: Events::default(),
         kept: file.disks_dir,
         stop_timeout: file.stop_timeout.unwrap_or_default(),
     })
@@ -311,10 +313,12 @@ mod tests {
         let options = parse(text).unwrap();
         assert_eq!(options.kept, Some("disks.d".into()));
         // What stands there as an example, too.
-        let example = text.lines().filter_map(|line| match line.strip_prefix("# ") {
-            Some(line) => (line.starts_with('[') || line.contains(" = ")).then_some(line),
-            None => Some(line),
-        });
+        let example = text
+            .lines()
+            .filter_map(|line| match line.strip_prefix("# ") {
+                Some(line) => (line.starts_with('[') || line.contains(" = ")).then_some(line),
+                None => Some(line),
+            });
         let example: Vec<_> = example.filter(|line| !line.contains("...")).collect();
         let options = parse(&example.join("\n")).unwrap();
         assert_eq!((options.disks.len(), options.nbd.is_some()), (1, true));

@@ -14,6 +14,7 @@ use super::tracer::Tracer;
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
 use crate::error::Error;
+use crate::events::Events;
 use crate::files::Keeper;
 use crate::info::Info;
 use crate::mailbox::{Mailbox, Post};
@@ -40,7 +41,9 @@ pub struct Objects {
     leaving: Vec<Leaving>,
     nbd: Option<Nbd>,
     filters: Arc<Filters>,
-    events: Mailbox<Event>,
+    mail: Mailbox<Event>,
+    /// Where it is told what happens.
+    events: Events,
     stop_timeout: StopTimeout,
     started: Instant,
     is_ending: bool,
@@ -67,8 +70,10 @@ impl Objects {
         clients: Vec<Listener>,
     ) -> Result<Objects, Error> {
         let filters = Arc::new(Filters::default());
+        let events = &options.events;
         let disks = options.disks.into_iter().zip(front_ends);
-        let disks = disks.map(|(disk, listener)| Served::open(disk, listener, &filters));
+        let disks =
+            disks.map(|(disk, listener)| Served::open(disk, listener, &filters, events.clone()));
         let disks = disks.collect::<Result<Vec<_>, _>>()?;
         let nbd = options.nbd.as_ref();
         let nbd = nbd.map(|nbd| Nbd::start(nbd, clients, &disks));
@@ -78,7 +83,8 @@ impl Objects {
             leaving: Vec::new(),
             nbd: nbd.transpose()?,
             filters,
-            events: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
+            events: options.events,
+            mail: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
             stop_timeout: options.stop_timeout,
             started: Instant::now(),
             is_ending: false,
@@ -108,7 +114,7 @@ impl Objects {
 
     /// Readable when there is something for [`Objects::turn`].
     pub fn event(&self) -> BorrowedFd<'_> {
-        self.events.as_fd()
+        self.mail.as_fd()
     }
 
     /// Each is readable when serving has ended by itself, which it should not.
@@ -133,7 +139,7 @@ impl Objects {
 
     /// For who asks on other threads.
     pub fn post(&self) -> Post<Event> {
-        self.events.post()
+        self.mail.post()
     }
 
     /// Somebody has asked for the end.
@@ -143,7 +149,7 @@ impl Objects {
 
     /// Go on with what other threads have for it.
     pub fn turn(&mut self) {
-        for event in self.events.take() {
+        for event in self.mail.take() {
             self.take_in(event);
         }
         for leaving in std::mem::take(&mut self.leaving) {

@@ -5,6 +5,7 @@ use super::disk::{Origin, Served};
 use crate::answer::Asker;
 use crate::command::Ask;
 use crate::error::Error;
+use crate::events::Events;
 use crate::files::Reread;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
@@ -77,13 +78,14 @@ pub fn open(
     options: DiskOptions,
     listener: Option<Listener>,
     filters: Arc<Filters>,
+    events: Events,
     post: Post<Event>,
 ) -> io::Result<()> {
     let _signals = LeftToThisThread::new();
     let builder = thread::Builder::new().name("add a disk".into());
     builder.spawn(move || {
         let name = options.name.clone();
-        let opened = Served::open(options, listener, &filters);
+        let opened = Served::open(options, listener, &filters, events);
         post.send(Event::Opened(name, opened.map(Box::new)));
     })?;
     Ok(())

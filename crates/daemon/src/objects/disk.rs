@@ -4,13 +4,14 @@ use super::serving::Serving;
 use super::shared_disk::SharedDisk;
 use super::tracer::Tracer;
 use crate::error::Error;
+use crate::events::{Events, Happened};
 use crate::info::{FrontEnd, Info, WorkerInfo};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use fathom_core::{DiskInfo, Looking, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
-use fathom_exports::{Listener, VhostUser};
+use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
 use fathom_formats::Format;
 use fathom_stack::{FilterInfo, Injected, Injector, Stack};
@@ -48,6 +49,7 @@ pub enum Origin {
 /// A disk with all that is its own.
 pub struct Served {
     pub origin: Origin,
+    events: Events,
     options: DiskOptions,
     stack: Stack,
     shared: Arc<SharedDisk>,
@@ -64,6 +66,7 @@ impl Served {
         options: DiskOptions,
         listener: Option<Listener>,
         filters: &Filters,
+        events: Events,
     ) -> Result<Served, Error> {
         let stack = Stack::open(&options.disk, options.nbd.is_some(), filters)?;
         let name = options.disk.location.to_string();
@@ -71,6 +74,7 @@ impl Served {
         let shared = SharedDisk::new(stack.disk.clone(), name, goes);
         let mut served = Served {
             origin: Origin::Configuration,
+            events,
             options,
             stack,
             shared,
@@ -93,6 +97,7 @@ impl Served {
         let mut export_options = Options {
             max_queues: options.queues,
             wrap: stack.injector.as_ref().and_then(Injector::wrap_source),
+            watch: Some(self.watch("vhost-user")),
             ..Options::default()
         };
         if let Some(serial) = &options.serial {
@@ -119,12 +124,25 @@ impl Served {
     /// What NBD clients may choose; None: not this one.
     pub fn nbd_export(&self) -> Option<Export> {
         let options = self.options.nbd.as_ref()?;
-        Some(Export::new(
+        let export = Export::new(
             options.name.clone(),
             options.description.clone(),
             self.shared.for_clients(),
             self.stack.workers.clone(),
-        ))
+        );
+        Some(export.watched(self.watch("nbd")))
+    }
+
+    /// Tells who comes and goes in one way.
+    fn watch(&self, by: &'static str) -> Watch {
+        let (events, disk) = (self.events.clone(), self.name().to_owned());
+        Arc::new(move |visit, client| {
+            let (disk, client) = (disk.clone(), client.to_owned());
+            events.tell(match visit {
+                Visit::Attached => Happened::Attached { disk, by, client },
+                Visit::Detached => Happened::Detached { disk, by, client },
+            });
+        })
     }
 
     /// Its name among NBD exports.
@@ -257,6 +275,8 @@ impl Served {
         if let Some(table) = &mut self.options.table {
             table.set_filter(at, options);
         }
+        let disk = self.name().to_owned();
+        self.events.tell(Happened::Changed { disk });
         Ok(info)
     }
 
@@ -295,6 +315,8 @@ impl Served {
         let before = self.stack.disk.info().size;
         let size = file.refresh_size().map_err(|error| error.to_string())?;
         if size != before {
+            let name = self.name().to_owned();
+            self.events.tell(Happened::Resized { disk: name, size });
             let disk = &self.options.disk.location;
             tracing::info!("{disk}: the disk has {} now", Size(size));
         }

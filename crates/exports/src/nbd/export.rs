@@ -1,6 +1,7 @@
 //! What clients may choose from.
 
 use super::connection::ExportView;
+use crate::watch::{Visit, Watch};
 use fathom_core::{Disk, Source, SourceId, WorkerHandle};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,6 +13,7 @@ pub struct Export {
     description: String,
     disk: Arc<dyn Disk>,
     workers: Arc<[WorkerHandle]>,
+    watch: Option<Watch>,
     /// Connections of each worker.
     loads: Mutex<Box<[usize]>>,
 }
@@ -32,6 +34,21 @@ impl Export {
             disk,
             loads: Mutex::new(vec![0; workers.len()].into()),
             workers,
+            watch: None,
+        }
+    }
+
+    /// With somebody who hears of its clients.
+    pub fn watched(self, watch: Watch) -> Export {
+        Export {
+            watch: Some(watch),
+            ..self
+        }
+    }
+
+    pub(super) fn tell(&self, visit: Visit, client: &str) {
+        if let Some(watch) = &self.watch {
+            watch(visit, client);
         }
     }
 

@@ -8,6 +8,7 @@ use super::table::{Connection, Phase, Table};
 use super::tls::Tls;
 use crate::Listener;
 use crate::signal::Signal;
+use crate::watch::Visit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -433,16 +434,18 @@ impl Entered {
         let attached = export.attach(Box::new(source))?;
         let worker = attached.worker;
         self.now_served(Phase::Served {
-            export,
+            export: export.clone(),
             worker,
             encrypted,
             wake,
         });
+        export.tell(Visit::Attached, &self.name());
         if !self.sleep(&woken, &activity) {
             tracing::info!("nbd: {}: no request in --nbd-idle-timeout", self.name());
         }
         let source = attached.detach().into_any().downcast::<NbdSource>();
         let source = source.expect("only connections are attached");
+        export.tell(Visit::Detached, &self.name());
         self.tell_end(&agreement.view.name, &source);
         Ok(())
     }

@@ -24,6 +24,7 @@ mod share;
 
 use crate::Listener;
 use crate::signal::Signal;
+use crate::watch::{Visit, Watch};
 use fathom_core::{Disk, WorkerHandle, WrapSource};
 use fathom_virtio::BlkDevice;
 use share::Share;
@@ -46,6 +47,7 @@ pub struct Options {
     /// How long a front-end may take for the rest of a message; and for its
     /// first one, when another waits to be served.
     pub patience: Duration,
+    pub watch: Option<Watch>,
 }
 
 impl Default for Options {
@@ -55,6 +57,7 @@ impl Default for Options {
             serial: "fathom".to_owned(),
             wrap: None,
             patience: Duration::from_secs(10),
+            watch: None,
         }
     }
 }
@@ -82,6 +85,7 @@ struct Shared {
     max_queues: u16,
     wrap: Option<WrapSource>,
     patience: Duration,
+    watch: Option<Watch>,
     stop: Signal,
     config_change: Signal,
     status: Mutex<Status>,
@@ -94,6 +98,15 @@ struct Shared {
 impl Shared {
     fn update_status(&self, change: impl FnOnce(&mut Status)) {
         change(&mut self.status.lock().unwrap_or_else(|e| e.into_inner()));
+    }
+}
+
+impl Shared {
+    /// A front-end comes or goes.
+    fn tell(&self, visit: Visit, pid: i32) {
+        if let Some(watch) = &self.watch {
+            watch(visit, &format!("process {pid}"));
+        }
     }
 }
 
@@ -119,6 +132,7 @@ impl VhostUser {
                 max_queues: options.max_queues,
                 wrap: options.wrap,
                 patience: options.patience,
+                watch: options.watch,
                 stop: Signal::new()?,
                 config_change: Signal::new()?,
                 status: Mutex::default(),

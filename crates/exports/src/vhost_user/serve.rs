@@ -4,6 +4,7 @@ use super::Shared;
 use super::codec::{CodecError, Frame, Header, MAX_PAYLOAD, Received, Receiver, name, send};
 use super::session::{Fault, Reply, Session};
 use crate::Listener;
+use crate::watch::Visit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -167,6 +168,7 @@ fn peer_pid(socket: &UnixStream) -> i32 {
 
 /// One front-end.
 pub struct Connection<'a> {
+    pid: i32,
     socket: UnixStream,
     receiver: Receiver,
     session: Session<'a>,
@@ -212,7 +214,9 @@ impl<'a> Connection<'a> {
         let pid = peer_pid(&socket);
         let session = Session::new(shared, pid)?;
         shared.update_status(|status| status.peer_pid = Some(pid));
+        shared.tell(Visit::Attached, pid);
         Ok(Connection {
+            pid,
             socket,
             receiver: Receiver::default(),
             session,
@@ -332,5 +336,6 @@ impl Drop for Connection<'_> {
     fn drop(&mut self) {
         self.session.end();
         self.shared.update_status(|status| status.peer_pid = None);
+        self.shared.tell(Visit::Detached, self.pid);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Objects, to_json};
 use crate::answer::{Answer, Asker, Kind, Refusal};
+use crate::events::Happened;
 use crate::objects::changes::{self, Changing, Event, What};
 use crate::objects::disk::{Origin, Served};
 use crate::options::DiskOptions;
@@ -43,8 +44,8 @@ impl Objects {
         table.check_paths().map_err(invalid)?;
         let options = DiskOptions::of(table, self.nbd.is_some()).map_err(invalid)?;
         let listener = listen(&options)?;
-        let (filters, post) = (self.filters.clone(), self.events.post());
-        let begun = changes::open(options, listener, filters, post);
+        let (filters, post) = (self.filters.clone(), self.mail.post());
+        let begun = changes::open(options, listener, filters, self.events.clone(), post);
         begun.map_err(|error| Kind::Failed.because(format!("cannot start a thread: {error}")))
     }
 
@@ -85,6 +86,8 @@ impl Objects {
             return Err(Kind::Failed.because(error.to_string()));
         }
         tracing::info!("{}", disk.describe());
+        let name = disk.name().to_owned();
+        self.events.tell(Happened::Added { disk: name });
         self.disks.push(disk);
         Ok(self.disks.len() - 1)
     }
@@ -168,7 +171,7 @@ impl Objects {
         let (Origin::Kept(table), Some(keeper)) = (&origin, &self.keeper) else {
             return asker(self.show(index));
         };
-        let (name, post) = (table.name.clone(), self.events.post());
+        let (name, post) = (table.name.clone(), self.mail.post());
         let done = move |outcome| {
             post.send(Event::Kept {
                 name,

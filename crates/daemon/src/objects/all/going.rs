@@ -3,6 +3,7 @@
 use super::{Objects, to_json};
 use crate::answer::{Answer, Asker, Kind};
 use crate::error::Error;
+use crate::events::Happened;
 use crate::objects::changes::{self, Changing, Event, Leaving, What};
 use crate::objects::disk::{Origin, Served};
 use crate::objects::nbd::Nbd;
@@ -56,7 +57,7 @@ impl Objects {
 
     pub(super) fn close(&mut self, index: usize, forget: bool, asker: Asker) {
         let name = self.disks[index].name().to_owned();
-        let close = match changes::close(self.stop_timeout.0, self.events.post()) {
+        let close = match changes::close(self.stop_timeout.0, self.mail.post()) {
             Ok(close) => close,
             Err(error) => {
                 let text = format!("cannot start a thread: {error}");
@@ -90,12 +91,14 @@ impl Objects {
 
     pub(super) fn take_in_closed(&mut self, name: String, summary: Box<Summary>) {
         tracing::info!("disk '{name}' is removed");
+        let disk = name.clone();
+        self.events.tell(Happened::Removed { disk });
         let change = self.changing.iter_mut().find(|one| one.name == name);
         if let (Some(change), Some(keeper)) = (change, &self.keeper)
             && change.what == (What::Removed { forget: true })
         {
             change.what = What::Forgotten;
-            let (post, done) = (self.events.post(), name.clone());
+            let (post, done) = (self.mail.post(), name.clone());
             let done = move |outcome| post.send(Event::Forgotten(done, summary, outcome));
             return keeper.forget(name, Box::new(done));
         }
@@ -165,7 +168,7 @@ impl Objects {
     /// Until `deadline`.
     fn wait_for_removals(&mut self, deadline: Instant) {
         while !self.changing.is_empty() && self.wait_for_event(deadline) {
-            for event in self.events.take() {
+            for event in self.mail.take() {
                 if let Event::Closed(name, _) = event {
                     self.changing.retain(|change| change.name != name);
                 }
@@ -179,7 +182,7 @@ impl Objects {
         let Some(left) = Timespec::try_from(left).ok().filter(|_| !left.is_zero()) else {
             return false;
         };
-        let _ = poll(&mut [PollFd::new(&self.events, PollFlags::IN)], Some(&left));
+        let _ = poll(&mut [PollFd::new(&self.mail, PollFlags::IN)], Some(&left));
         true
     }
 }

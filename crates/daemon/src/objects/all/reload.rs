@@ -3,6 +3,7 @@
 use super::Objects;
 use crate::answer::{Answer, Asker};
 use crate::error::Error;
+use crate::events::Happened;
 use crate::files::{Found, Keeper, KeptDisks, Reread, reread};
 use crate::objects::changes::Event;
 use crate::objects::disk::Origin;
@@ -36,7 +37,7 @@ impl Objects {
         let Some(config) = self.config.clone() else {
             return;
         };
-        let post = self.events.post();
+        let post = self.mail.post();
         let done = move |read| post.send(Event::Reread(Box::new(read)));
         if let Err(error) = reread(config, self.keeper.as_ref(), done) {
             tracing::error!("the configuration is not read again: cannot start a thread: {error}");
@@ -86,6 +87,7 @@ impl Objects {
         }
         self.put_all(listed, kept);
         tracing::info!("the configuration was read again");
+        self.events.tell(Happened::Reloaded);
     }
 
     /// Let there be all these disks.

@@ -1,0 +1,37 @@
+//! What happens, as it happens.
+
+use super::state::Asking;
+use crate::events::{Happened, Line};
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use std::convert::Infallible;
+use tokio::sync::broadcast::error::RecvError;
+
+/// What it is called.
+pub const JSON_LINES: &str = "application/jsonl";
+
+/// What happens from now on
+///
+/// One JSON object a line, until the client closes the connection or the server ends. A client that does
+/// not read in time loses lines, and is told how many.
+#[utoipa::path(get, path = "/v1/events", tag = "server", operation_id = "events",
+    responses((status = 200, body = Line, content_type = "application/jsonl")))]
+pub async fn events(State(asking): State<Asking>) -> Response {
+    let listener = asking.events().listen();
+    let lines = stream::unfold(listener, |mut listener| async {
+        let line = match listener.recv().await {
+            Ok(line) => Bytes::copy_from_slice(line.as_bytes()),
+            Err(RecvError::Lagged(count)) => Line::of(Happened::Lost { count }).to_text().into(),
+            Err(RecvError::Closed) => return None,
+        };
+        Some((Ok::<_, Infallible>(line), listener))
+    });
+    (
+        [(header::CONTENT_TYPE, JSON_LINES)],
+        Body::from_stream(lines),
+    )
+        .into_response()
+}

@@ -1,0 +1,143 @@
+//! What happens, for whoever wants to hear of it.
+
+use crate::repeats::message_of;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::broadcast::{Receiver, Sender, channel};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use utoipa::ToSchema;
+
+/// Who has not taken in so many loses the oldest, and is told how many.
+const KEPT: usize = 1024;
+
+/// Something has happened: one line of `/v1/events`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Happened {
+    /// A disk is served.
+    Added { disk: String },
+    /// It is served no more.
+    Removed { disk: String },
+    /// Options of it are others.
+    Changed { disk: String },
+    /// It has another size, in bytes.
+    Resized { disk: String, size: u64 },
+    /// Somebody uses it: a virtual machine (`vhost-user`) or an NBD client (`nbd`).
+    Attached {
+        disk: String,
+        by: &'static str,
+        client: String,
+    },
+    /// Somebody does no more.
+    Detached {
+        disk: String,
+        by: &'static str,
+        client: String,
+    },
+    /// An error, as the log tells it.
+    Error { text: String },
+    /// The configuration was read again.
+    Reloaded,
+    /// So many lines were not taken in in time.
+    Lost { count: u64 },
+}
+
+/// One line.
+#[derive(Serialize, ToSchema)]
+pub struct Line {
+    /// Milliseconds since 1970.
+    time_ms: u64,
+    #[serde(flatten)]
+    happened: Happened,
+}
+
+impl Line {
+    pub fn of(happened: Happened) -> Line {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Line {
+            time_ms: now.map_or(0, |now| now.as_millis() as u64),
+            happened,
+        }
+    }
+
+    /// With its end.
+    pub fn to_text(&self) -> String {
+        let text = serde_json::to_string(self);
+        text.map_or_else(|_| String::new(), |text| text + "\n")
+    }
+}
+
+/// Tells all who listen; a layer of the log, too, of which it tells the errors. Nobody who has
+/// something to tell waits for them.
+#[derive(Clone, Debug)]
+pub struct Events(Sender<Arc<str>>);
+
+impl Default for Events {
+    fn default() -> Events {
+        Events(channel(KEPT).0)
+    }
+}
+
+impl Events {
+    pub fn tell(&self, happened: Happened) {
+        if self.0.receiver_count() > 0 {
+            // They may have gone just now.
+            let _ = self.0.send(Line::of(happened).to_text().into());
+        }
+    }
+
+    /// What happens from now on, line by line.
+    pub fn listen(&self) -> Receiver<Arc<str>> {
+        self.0.subscribe()
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Events {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        if *event.metadata().level() == Level::ERROR && self.0.receiver_count() > 0 {
+            let text = message_of(event);
+            self.tell(Happened::Error { text });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing_subscriber::layer::SubscriberExt;
+
+    #[test]
+    fn lines_are_flat_objects() {
+        let events = Events::default();
+        let mut listener = events.listen();
+        events.tell(Happened::Resized {
+            disk: "a".into(),
+            size: 512,
+        });
+        let line: serde_json::Value = serde_json::from_str(&listener.try_recv().unwrap()).unwrap();
+        assert!(line["time_ms"].as_u64() > Some(1_700_000_000_000));
+        assert_eq!(line["event"], "resized");
+        assert_eq!((&line["disk"], &line["size"]), (&"a".into(), &512.into()));
+    }
+
+    #[test]
+    fn errors_of_the_log_are_told() {
+        let events = Events::default();
+        let mut listener = events.listen();
+        let log = tracing_subscriber::registry().with(events);
+        tracing::subscriber::with_default(log, || {
+            tracing::info!("nothing");
+            tracing::error!("{} is lost", "all");
+        });
+        assert!(
+            listener
+                .try_recv()
+                .unwrap()
+                .contains(r#""text":"all is lost""#)
+        );
+        assert!(listener.try_recv().is_err());
+    }
+}
