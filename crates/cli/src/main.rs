@@ -1,6 +1,7 @@
 //! The `fathom` command: argument parsing and nothing else.
 
 mod aio;
+mod backend;
 mod bench;
 mod breakdown;
 mod disk;
@@ -20,6 +21,7 @@ mod trace;
 mod usage;
 
 use anyhow::{Context, bail};
+use backend::Meant;
 use clap::{Parser, Subcommand};
 use fathom_daemon::{Events, Repeats, Stderr, survive_size_limit};
 use std::io::{IsTerminal, Write};
@@ -60,7 +62,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut args: Vec<_> = std::env::args_os().collect();
+    match backend::understand(&args) {
+        Meant::AsTheyAre => {}
+        Meant::Serve(meant) => args = meant,
+        Meant::Done(code) => return code,
+    }
+    let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => return usage::report(&error),
     };

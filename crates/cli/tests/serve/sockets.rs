@@ -1,7 +1,10 @@
 //! Sockets that others may use: whose directory is made, and whose mode and group are said.
 
-use crate::support::{as_arg, refused, short_dir};
+use crate::support::{Served, as_arg, refused, run, short_dir, stdout_of};
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// What a server and its clients do in a fresh /run of their own.
@@ -57,6 +60,54 @@ const SOCKETS: [&str; 5] = [
     "--nbd",
     "unix:/run/fathom/nbd.sock",
 ];
+
+/// As QEMU's docs/interop/vhost-user.rst wants it of a back-end's program.
+#[test]
+fn it_is_a_back_end_by_qemus_conventions() {
+    let dir = short_dir();
+    let json = include_str!("../../../../packaging/qemu/50-fathom.json");
+    let described: serde_json::Value = serde_json::from_str(json).unwrap();
+    let name = Path::new(described["binary"].as_str().unwrap())
+        .file_name()
+        .unwrap();
+    let binary = dir.path().join(name);
+    symlink(env!("CARGO_BIN_EXE_fathom"), &binary).unwrap();
+    let said = Command::new(&binary)
+        .args(["--no-such-option", "--print-capabilities"])
+        .output()
+        .unwrap();
+    assert!(said.status.success());
+    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(said["type"], described["type"]);
+    assert_eq!(
+        said["features"],
+        serde_json::json!(["read-only", "blk-file"])
+    );
+    let image = dir.path().join("image");
+    fs::write(&image, vec![7; 1 << 20]).unwrap();
+    let mut command = Command::new(&binary);
+    command.arg("--socket-path").arg(dir.path().join("s"));
+    command.arg("--blk-file").arg(&image).arg("--read-only");
+    command.args(["--", "--cache", "writeback"]);
+    let mut served = Served::spawn(command, dir);
+    served.wait_for("serving");
+    let socket = served.arg("s");
+    stdout_of(&["bench", "--vhost-user", &socket, "--number-ios", "10"]);
+    let write = [
+        "bench",
+        "--vhost-user",
+        &socket,
+        "--number-ios",
+        "1",
+        "--rw",
+        "write",
+    ];
+    assert!(!run(&write).status.success(), "it can be written to");
+    assert!(served.log().contains("cache=writeback"), "{}", served.log());
+    assert_eq!(served.terminate().0, Some(0));
+    let refused = Command::new(&binary).arg("--blk-file=/x").output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+}
 
 #[test]
 fn a_virtual_machine_of_another_user_gets_in_by_its_group() {

@@ -1,0 +1,126 @@
+//! `fathom-vhost-user-blk`: the options that QEMU's conventions want of a back-end's program
+//! (docs/interop/vhost-user.rst, "Backend program conventions"), as those of `fathom serve`.
+
+use crate::usage;
+use clap::Parser;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The name by which this program is such a back-end.
+const NAME: &str = "fathom-vhost-user-blk";
+const CAPABILITIES: &str = r#"{"type": "block", "features": ["read-only", "blk-file"]}"#;
+
+/// Serve a disk to a virtual machine, with the options of QEMU's conventions for back-ends
+///
+/// What stands behind -- are options of `fathom serve`.
+#[derive(Debug, Parser)]
+#[command(name = NAME, version, max_term_width = 100)]
+struct Backend {
+    /// Where the virtual machine connects
+    #[arg(long, value_name = "PATH", required_unless_present = "fd")]
+    socket_path: Option<PathBuf>,
+
+    /// A listening socket that is inherited
+    #[arg(long, value_name = "FDNUM", conflicts_with = "socket_path")]
+    fd: Option<u32>,
+
+    /// Print what this back-end can do, and end
+    #[arg(long)]
+    print_capabilities: bool,
+
+    /// The image or block device
+    #[arg(long, value_name = "PATH", required = true)]
+    blk_file: PathBuf,
+
+    /// The guest cannot write
+    #[arg(long)]
+    read_only: bool,
+
+    /// Options of `fathom serve`
+    #[arg(last = true, value_name = "OPTIONS")]
+    more: Vec<OsString>,
+}
+
+/// What to do by these arguments of a program.
+pub enum Meant {
+    /// What they say by themselves: they are `fathom`'s.
+    AsTheyAre,
+    /// They are a back-end's; these are `fathom`'s.
+    Serve(Vec<OsString>),
+    /// It is done.
+    Done(ExitCode),
+}
+
+pub fn understand(args: &[OsString]) -> Meant {
+    let name = args
+        .first()
+        .and_then(|program| Path::new(program).file_name());
+    if name != Some(OsStr::new(NAME)) {
+        return Meant::AsTheyAre;
+    }
+    // Whatever else is said.
+    if args.iter().any(|arg| arg == "--print-capabilities") {
+        println!("{CAPABILITIES}");
+        return Meant::Done(ExitCode::SUCCESS);
+    }
+    match Backend::try_parse_from(args) {
+        Ok(backend) => Meant::Serve(backend.into_args()),
+        Err(error) => Meant::Done(usage::report(&error)),
+    }
+}
+
+impl Backend {
+    fn into_args(self) -> Vec<OsString> {
+        let socket = match (self.socket_path, self.fd) {
+            (Some(path), _) => path.into_os_string(),
+            (None, fd) => format!("fd:{}", fd.unwrap_or_default()).into(),
+        };
+        let fixed = ["fathom", "serve"].map(OsString::from);
+        let mut args = Vec::from(fixed);
+        args.extend(["--vhost-user".into(), socket]);
+        if self.read_only {
+            args.push("--readonly".into());
+        }
+        args.extend(self.more);
+        args.extend(["--".into(), self.blk_file.into_os_string()]);
+        args
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meant(args: &[&str]) -> Option<String> {
+        let program = format!("/usr/libexec/{NAME}");
+        let args: Vec<_> = std::iter::once(&*program)
+            .chain(args.iter().copied())
+            .collect();
+        match understand(&args.iter().map(OsString::from).collect::<Vec<_>>()) {
+            Meant::Serve(args) => Some(args.join(OsStr::new(" ")).into_string().unwrap()),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_back_ends_options_are_those_of_a_server() {
+        let said = meant(&["--socket-path=/s", "--blk-file", "-x", "--read-only"]);
+        assert_eq!(said, None, "an option is no path");
+        let said = meant(&["--socket-path=/s", "--blk-file=-x", "--read-only"]);
+        assert_eq!(
+            said.unwrap(),
+            "fathom serve --vhost-user /s --readonly -- -x"
+        );
+        let said = meant(&["--fd=5", "--blk-file=/x", "--", "--format", "qcow2"]);
+        let wanted = "fathom serve --vhost-user fd:5 --format qcow2 -- /x";
+        assert_eq!(said.unwrap(), wanted);
+        assert_eq!(
+            meant(&["--fd=5", "--socket-path=/s", "--blk-file=/x"]),
+            None
+        );
+        assert_eq!(meant(&["--blk-file=/x"]), None);
+        let plain = ["/usr/bin/fathom", "--socket-path=/s"].map(OsString::from);
+        assert!(matches!(understand(&plain), Meant::AsTheyAre));
+    }
+}
