@@ -207,11 +207,22 @@ fn print_clients(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Make a running daemon read its image's size again, and tell the guest
+/// Give a disk another size while it is served, and tell the guest
+///
+/// What is new reads as zeroes. NBD clients see it when they connect again.
 #[derive(Args, Debug)]
 pub struct ResizeArgs {
     #[command(flatten)]
     target: Target,
+
+    /// Bytes that it is to have; k, M, G, T are powers of 1024 [default: take in the size that its
+    /// file has by now]
+    #[arg(value_name = "SIZE", value_parser = fathom_units::parse_size)]
+    size: Option<u64>,
+
+    /// It may become smaller: what is behind its new end is lost
+    #[arg(long)]
+    shrink: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -220,7 +231,9 @@ pub struct ResizeArgs {
 
 pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
-    let answer: serde_json::Value = disk.server.post(&disk.below("resize")).send()?;
+    let wanted = serde_json::json!({ "size": args.size, "shrink": args.shrink });
+    let resized = disk.server.post(&disk.below("resize")).json(&wanted);
+    let answer: serde_json::Value = resized.send()?;
     let size = answer["size"]
         .as_u64()
         .context("the daemon named no size")?;

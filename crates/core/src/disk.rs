@@ -48,6 +48,47 @@ pub enum DiskError {
     },
     #[error("{}: {problem}", path.display())]
     Unusable { path: PathBuf, problem: String },
+    /// Something that was asked of it, which it does not do.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What a disk's size is to become.
+pub struct Resize<'a> {
+    /// In bytes, a multiple of 512; none: what its file has by now.
+    pub size: Option<u64>,
+    /// It may become smaller: what is behind its new end is lost.
+    pub shrink: bool,
+    /// Waits for the end of all requests that the disk has taken on by now. An error: they do not
+    /// end.
+    pub settle: &'a dyn Fn() -> Result<(), DiskError>,
+}
+
+impl Resize<'_> {
+    /// The size that is asked for, of a disk that has `now` bytes; none is. Refuses what no disk
+    /// can have, and a loss that was not agreed to.
+    pub fn wanted(&self, now: u64) -> Result<Option<u64>, DiskError> {
+        let problem = match self.size {
+            Some(0) => "a disk needs 512 bytes at least".into(),
+            Some(size) if size > i64::MAX as u64 => format!("{size} bytes are too many for a disk"),
+            Some(size) if !size.is_multiple_of(512) => {
+                format!("{size} bytes are not whole sectors: a disk's size is a multiple of 512")
+            }
+            Some(size) if size < now && !self.shrink => format!(
+                "the disk would shrink from {now} to {size} bytes, and what is behind that would \
+                 be lost: allow it (--shrink) if nothing there is needed"
+            ),
+            size => return Ok(size),
+        };
+        Err(DiskError::Refused(problem))
+    }
+
+    /// Likewise, for disks that are in no file.
+    pub fn named(&self, now: u64) -> Result<u64, DiskError> {
+        let problem = "only disks in files have a size to take in: say which this one is to have";
+        let wanted = self.wanted(now)?;
+        wanted.ok_or_else(|| DiskError::Refused(problem.into()))
+    }
 }
 
 /// What a guest sees as its disk; shared by all workers. Nothing here is on
@@ -77,6 +118,15 @@ pub trait Disk: Send + Sync {
     /// The last queue has stopped and is drained: write back, flush, forget,
     /// unlock. May block.
     fn deactivate(&self) -> Result<(), DiskError>;
+
+    /// Gives the disk another size while it is in use, or at least activated if `to` says which;
+    /// returns what it has then. May block, and requests go on meanwhile. What is new reads as
+    /// zeroes; requests behind the new end fail from some instant on. On failure its size is as
+    /// before, or as asked for if only its durability is in doubt.
+    fn resize(&self, _to: &Resize) -> Result<u64, DiskError> {
+        let problem = "only disks in files and in memory can be resized";
+        Err(DiskError::Refused(problem.into()))
+    }
 
     /// One worker's way to the disk; called on that worker's thread.
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError>;

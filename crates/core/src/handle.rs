@@ -171,6 +171,13 @@ impl WorkerHandle {
         }
     }
 
+    /// Waits for the requests that the disk has taken on from this worker by then.
+    pub fn begin_settle(&self) -> Settling {
+        let (reply, answer) = sync_channel(1);
+        self.outbox.send(Command::Settle { reply });
+        Settling(answer)
+    }
+
     /// Let the worker end, which has no sources any more; does not wait.
     pub fn stop(&self) {
         self.outbox.send(Command::Stop);
@@ -211,6 +218,17 @@ impl Looking<'_> {
             }
             Err(_) => Err(Unheard),
         }
+    }
+}
+
+/// A worker whose disk's requests are waited for.
+pub struct Settling(Receiver<()>);
+
+impl Settling {
+    /// False: they have not ended by `deadline`.
+    pub fn wait(self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.0.recv_timeout(left) != Err(RecvTimeoutError::Timeout)
     }
 }
 

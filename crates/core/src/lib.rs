@@ -16,6 +16,7 @@ mod mailbox;
 pub mod peer_event;
 pub mod polling;
 pub mod request;
+mod settle;
 pub mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -24,11 +25,11 @@ pub mod worker;
 
 pub use counters::Counters;
 pub use cx::{Completed, Cx, Mark};
-pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits};
+pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits, Resize};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, SocketIoKind, Wait};
 pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
-pub use handle::{Detaching, Looking, Unheard, WorkerHandle, WorkerOptions};
+pub use handle::{Detaching, Looking, Settling, Unheard, WorkerHandle, WorkerOptions};
 pub use keepsake::Keepsake;
 pub use polling::Polling;
 pub use request::{Owner, Request, RequestId, Segments, Slab};

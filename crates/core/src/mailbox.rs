@@ -26,6 +26,10 @@ pub(crate) enum Command {
         wanted: Arc<Wanted>,
         reply: SyncSender<()>,
     },
+    /// Reply when the requests have ended that the disk has now.
+    Settle {
+        reply: SyncSender<()>,
+    },
     Stop,
 }
 

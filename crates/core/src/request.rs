@@ -146,6 +146,14 @@ impl Slab {
         self.free.pop()
     }
 
+    /// Those that are taken. It takes its time.
+    pub(crate) fn in_use(&self) -> Vec<RequestId> {
+        let mut free = vec![false; self.capacity()];
+        self.free.iter().for_each(|id| free[id.0 as usize] = true);
+        let ids = (0..).zip(&free).filter(|(_, free)| !**free);
+        ids.map(|(id, _)| RequestId(id)).collect()
+    }
+
     /// Give a slot back; its request has been answered, or never was one.
     #[inline]
     pub fn put(&mut self, id: RequestId) {

@@ -12,6 +12,7 @@ use crate::engine::{Completion, Engine, Wait};
 use crate::mailbox::{Command, Inbox};
 use crate::polling::{Awaited, Poller, Waited};
 use crate::request::{Owner, Request, RequestId};
+use crate::settle::Unsettleds;
 use crate::source::{Source, SourceId};
 use crate::token::{Target, Token};
 use fathom_trace::{Recorder, RingWriter, Stage, Stamps, TraceRecord};
@@ -88,6 +89,7 @@ pub(crate) struct Worker {
     counters: Arc<Counters>,
     batch: Vec<RequestId>,
     completions: Vec<Completion>,
+    unsettled: Unsettleds,
     stopping: bool,
 }
 
@@ -116,6 +118,7 @@ impl Worker {
             counters,
             batch: Vec::new(),
             completions: Vec::new(),
+            unsettled: Unsettleds::default(),
             stopping: false,
         })
     }
@@ -281,6 +284,10 @@ impl Worker {
     /// Answer what is done: status and used ring, then at most one
     /// notification a source, then the books. False when there was nothing.
     fn finish(&mut self) -> bool {
+        if !self.unsettled.is_empty() {
+            self.unsettled.ended(&self.cx.children_completed);
+            self.unsettled.ended(&self.cx.done);
+        }
         self.cx.children_completed.clear();
         for &id in &self.cx.done {
             let request = &self.cx.slab[id];
@@ -462,6 +469,7 @@ impl Worker {
                 self.look();
                 let _ = reply.send(());
             }
+            Command::Settle { reply } => self.unsettled.add(&self.cx, reply),
             Command::Stop => self.stopping = true,
         }
     }

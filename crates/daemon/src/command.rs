@@ -17,8 +17,9 @@ pub enum Command {
     Stats,
     /// Trace a disk's requests to a file from now on, or no more.
     Trace { file: Option<PathBuf> },
-    /// Read the image's size again: `{"size": bytes}`.
-    Resize,
+    /// Give a disk another size, in bytes, or without one take in what its file has. It may become
+    /// smaller if `shrink` says so: `{"size": bytes}`.
+    Resize { size: Option<u64>, shrink: bool },
     /// Change options of one of the disk's filters: all of them, or none.
     /// `filter` is its name, with `#2` for the second one of that name; an
     /// empty value is the option's default. Answered by a

@@ -31,6 +31,10 @@ pub trait Filter: Send + Sync {
     /// The disk was taken into use: no request has come yet.
     fn opened(&self) {}
 
+    /// The disk below has another size, in bytes: what was kept of it behind the smaller of the two
+    /// ends is not to be had any more.
+    fn resized(&self, _before: u64, _now: u64) {}
+
     /// See [`Disk::connect_delay`](fathom_core::Disk::connect_delay).
     fn connect_delay(&self) -> Duration {
         Duration::ZERO
@@ -74,6 +78,9 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
 
     /// See [`Filter::opened`].
     fn opened(&self, _settings: &Self::Settings) {}
+
+    /// See [`Filter::resized`].
+    fn resized(&self, _before: u64, _now: u64) {}
 
     fn connect_delay(_settings: &Self::Settings) -> Duration {
         Duration::ZERO
@@ -194,6 +201,10 @@ impl<K: Kind> Filter for Instance<K> {
 
     fn opened(&self) {
         self.kind.opened(&self.options.live.get());
+    }
+
+    fn resized(&self, before: u64, now: u64) {
+        self.kind.resized(before, now);
     }
 
     fn connect_delay(&self) -> Duration {

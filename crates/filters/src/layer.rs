@@ -2,7 +2,7 @@
 
 use crate::filter::Filter;
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Owner, Request, RequestId,
+    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Owner, Request, RequestId, Resize,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -130,6 +130,13 @@ impl Disk for Filtered {
 
     fn deactivate(&self) -> Result<(), DiskError> {
         self.below.deactivate()
+    }
+
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        let before = self.below.info().size;
+        let size = self.below.resize(to)?;
+        self.filter.resized(before, size);
+        Ok(size)
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

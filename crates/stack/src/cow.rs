@@ -3,7 +3,7 @@
 use crate::confined::AllowedDirs;
 use crate::description::Description;
 use crate::image_files::{ImageOpener, StoredImage};
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Resize};
 use fathom_formats::Format;
 use fathom_formats::offline::create::{Backing, Options as CreateOptions, backing_size, create};
 use fathom_formats::served::{ImageDisk, ImageOptions};
@@ -130,6 +130,12 @@ impl Disk for Passing {
 
     fn deactivate(&self) -> Result<(), DiskError> {
         self.0.deactivate()
+    }
+
+    fn resize(&self, _: &Resize) -> Result<u64, DiskError> {
+        let problem =
+            "a disk with an overlay (--filter cow) cannot be resized: serve it without first";
+        Err(DiskError::Refused(problem.into()))
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

@@ -8,7 +8,7 @@
 
 use fathom_core::{
     Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Keepsake, Request, RequestId,
-    Source, SourceId, Stage, WrapSource,
+    Resize, Source, SourceId, Stage, WrapSource,
 };
 use fathom_units::parse_duration;
 use serde::Serialize;
@@ -181,6 +181,10 @@ impl Disk for SlowDisk {
         self.disk.deactivate()
     }
 
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        self.disk.resize(to)
+    }
+
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         Ok(Box::new(SlowChannel {
             channel: self.disk.channel(cx)?,
@@ -207,6 +211,10 @@ impl Channel for SlowChannel {
 
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
         self.channel.complete(cx, id, tag, result);
+    }
+
+    fn timer(&mut self, cx: &mut Cx) {
+        self.channel.timer(cx);
     }
 }
 

@@ -33,8 +33,6 @@ pub struct Stack {
     pub format: Format,
     /// The file that the disk is in, if it is in one.
     pub file: Option<Arc<FileDisk>>,
-    /// The disk is all of that file.
-    pub is_whole_file: bool,
     pub workers: Arc<[WorkerHandle]>,
     pub filters: DiskFilters,
     pub injector: Option<Arc<Injector>>,
@@ -68,7 +66,6 @@ impl Stack {
         Ok(Stack {
             disk,
             format: description.format.unwrap_or(Format::Raw),
-            is_whole_file: file.is_some() && description.is_whole() && overlay.is_none(),
             file,
             workers,
             filters,

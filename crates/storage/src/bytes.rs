@@ -11,7 +11,8 @@ mod part;
 use crate::buffers::Buffers;
 use crate::ranges::{Ranges, Turns};
 use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Op, Owner, Request, RequestId, Token,
+    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Op, Owner, Request, RequestId, Resize,
+    Token,
 };
 use part::Part;
 use std::collections::VecDeque;
@@ -65,6 +66,10 @@ impl Disk for ByteDisk {
 
     fn deactivate(&self) -> Result<(), DiskError> {
         self.below.deactivate()
+    }
+
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        self.below.resize(to)
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

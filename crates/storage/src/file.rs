@@ -8,13 +8,14 @@ mod pieces;
 mod place;
 mod plan;
 pub(crate) mod report;
+mod resize;
 mod status;
 mod transfer;
 
 use crate::engine::EngineKind;
 use crate::ranges::Ranges;
 use channel::FileChannel;
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, Resize};
 use fathom_files::lock::{self, LockError};
 pub(crate) use place::{At, KIND};
 use plan::Planner;
@@ -213,17 +214,6 @@ impl FileDisk {
         let mut place = self.shared.end_guard();
         *place = Some(guard);
     }
-
-    /// Read the file's size again, in bytes, after it was resized. Requests
-    /// beyond it fail from now on.
-    pub fn refresh_size(&self) -> Result<u64, DiskError> {
-        let shared = &*self.shared;
-        let len = open::length_of(&shared.path, &shared.file)?;
-        let size = open::visible_size(&shared.path, len)?;
-        shared.file_len.store(len, Ordering::Relaxed);
-        shared.size.store(size, Ordering::Relaxed);
-        Ok(size)
-    }
 }
 
 impl Disk for FileDisk {
@@ -263,6 +253,10 @@ impl Disk for FileDisk {
         let written_back = shared.write_back();
         lock::release(&shared.path, &shared.file);
         written_back
+    }
+
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        self.shared.resize(to)
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

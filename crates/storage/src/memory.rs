@@ -1,15 +1,11 @@
 //! A disk in this process's memory.
 
+mod map;
 mod pages;
 
 use crate::kind::{Kind, OfSize, Opened};
-use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, RangeLimits, Request, RequestId, Stage,
-    Status,
-};
-use pages::{PAGE, Pages};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-use std::ffi::c_void;
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, RequestId, Resize, Stage};
+use map::Map;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -44,9 +40,6 @@ pub(crate) fn volatile(size: u64) -> DiskInfo {
     }
 }
 
-/// The most that one answer describes, so that it does not hold up others.
-const MAX_STATUS: u64 = 128 << 20;
-
 /// A disk that is gone with the process. Memory is taken when it is first
 /// written and given back by discards.
 pub struct MemoryDisk {
@@ -58,25 +51,32 @@ impl MemoryDisk {
     /// when there is no address space for it.
     pub fn new(size: u64) -> Result<MemoryDisk, DiskError> {
         let size = size & !511;
-        let name = || PathBuf::from(format!("memory:{size}"));
         if size == 0 {
             return Err(DiskError::Unusable {
-                path: name(),
+                path: name(size),
                 problem: "a disk needs 512 bytes at least".into(),
             });
         }
-        let map = Map::new(size).map_err(|source| DiskError::Io {
-            path: name(),
-            what: "cannot map so much memory",
-            source,
-        })?;
+        let map = Map::new(size).map_err(unmapped(size))?;
         Ok(MemoryDisk { map: Arc::new(map) })
+    }
+}
+
+fn name(size: u64) -> PathBuf {
+    PathBuf::from(format!("memory:{size}"))
+}
+
+fn unmapped(size: u64) -> impl FnOnce(std::io::Error) -> DiskError {
+    move |source| DiskError::Io {
+        path: name(size),
+        what: "cannot map so much memory",
+        source,
     }
 }
 
 impl Disk for MemoryDisk {
     fn info(&self) -> DiskInfo {
-        volatile(self.map.len)
+        volatile(self.map.len())
     }
 
     fn activate(&self) -> Result<(), DiskError> {
@@ -85,6 +85,21 @@ impl Disk for MemoryDisk {
 
     fn deactivate(&self) -> Result<(), DiskError> {
         Ok(())
+    }
+
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        let now = self.map.len();
+        let size = to.named(now)?;
+        if size < now {
+            self.map.set_len(size);
+            (to.settle)().inspect_err(|_| self.map.set_len(now))?;
+            // What comes back some day is new.
+            self.map.clear(size..now);
+        } else {
+            self.map.grow(size).map_err(unmapped(size))?;
+            self.map.set_len(size);
+        }
+        Ok(size)
     }
 
     fn channel(&self, _: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
@@ -111,132 +126,5 @@ impl Channel for MemoryChannel {
 
     fn complete(&mut self, _: &mut Cx, _: RequestId, _: u16, _: i32) {
         unreachable!("it pushes no I/O");
-    }
-}
-
-/// Zeroed private memory.
-struct Map {
-    base: *mut u8,
-    len: u64,
-    /// Where the kernel says which pages there are, if it does.
-    pages: Option<Pages>,
-}
-
-// SAFETY: the mapping lives as long as the value, and its bytes are a disk's
-// sectors: read and written through raw pointers only, never borrowed. Guests
-// that race on a sector get what such guests get from a disk.
-unsafe impl Send for Map {}
-// SAFETY: as for Send.
-unsafe impl Sync for Map {}
-
-impl Map {
-    fn new(len: u64) -> std::io::Result<Map> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                len as usize,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        Ok(Map {
-            base: base.cast(),
-            len,
-            pages: Pages::open(),
-        })
-    }
-
-    /// The request's range in memory, or EIO when it is not of this disk.
-    #[inline]
-    fn range(&self, offset: u64, len: u64) -> Result<*mut u8, i32> {
-        match offset.checked_add(len) {
-            // SAFETY: `offset` lies within the mapping or at its end.
-            Some(end) if end <= self.len => Ok(unsafe { self.base.add(offset as usize) }),
-            _ => Err(libc::EIO),
-        }
-    }
-
-    #[inline]
-    fn serve(&self, request: &Request) -> Result<(), i32> {
-        match request.op {
-            Op::Read | Op::Write => self.copy(request),
-            Op::Flush => Ok(()),
-            Op::Discard | Op::WriteZeroes => self.zero(request.at, request.len),
-            Op::BlockStatus => self.block_status(request),
-        }
-    }
-
-    /// Pages that nobody has written to are holes.
-    #[cold]
-    fn block_status(&self, request: &Request) -> Result<(), i32> {
-        let first = self.range(request.at, request.len)?.addr() as u64;
-        // SAFETY: the request is in flight.
-        let mut out = unsafe { Extents::of(&request.segments, request.len) };
-        let end = first + request.len.min(MAX_STATUS);
-        let pages = first & !(PAGE - 1)..end.next_multiple_of(PAGE);
-        let known = self.pages.as_ref().map(|map| {
-            map.look(pages, |has_data, range| {
-                let status = match has_data {
-                    true => Status::DATA,
-                    false => Status::HOLE,
-                };
-                out.push(status, range.end - range.start.max(first))
-            })
-        });
-        if known.is_none_or(|known| known.is_err()) && out.left() == request.len {
-            out.push(Status::DATA, request.len);
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn copy(&self, request: &Request) -> Result<(), i32> {
-        let mut at = self.range(request.at, request.len)?;
-        let mut left = request.len as usize;
-        for segment in &request.segments {
-            let (buffer, len) = (segment.iov_base.cast::<u8>(), segment.iov_len);
-            left = left.checked_sub(len).ok_or(libc::EINVAL)?;
-            // SAFETY: the source vouches for its segments; `at` with the rest
-            // of the range behind it lies in the mapping, which no guest
-            // memory overlaps.
-            unsafe {
-                match request.op {
-                    Op::Read => std::ptr::copy_nonoverlapping(at, buffer, len),
-                    _ => std::ptr::copy_nonoverlapping(buffer, at, len),
-                }
-                at = at.add(len);
-            }
-        }
-        Ok(())
-    }
-
-    /// Give whole pages back and clear the edges.
-    fn zero(&self, offset: u64, len: u64) -> Result<(), i32> {
-        let start = self.range(offset, len)?;
-        let end = offset + len;
-        let (first, last) = (offset.next_multiple_of(PAGE), end & !(PAGE - 1));
-        // SAFETY: all pieces lie in the range that was just checked.
-        unsafe {
-            if first >= last {
-                start.write_bytes(0, len as usize);
-                return Ok(());
-            }
-            start.write_bytes(0, (first - offset) as usize);
-            let pages = self.base.add(first as usize).cast::<c_void>();
-            let advised = madvise(pages, (last - first) as usize, Advice::LinuxDontNeed);
-            self.base
-                .add(last as usize)
-                .write_bytes(0, (end - last) as usize);
-            advised.map_err(|error| error.raw_os_error())
-        }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nobody uses it now.
-        let unmapped = unsafe { munmap(self.base.cast(), self.len as usize) };
-        debug_assert!(unmapped.is_ok());
     }
 }

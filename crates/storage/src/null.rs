@@ -2,7 +2,10 @@
 
 use crate::kind::{Kind, OfSize, Opened};
 use crate::memory::volatile;
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, RequestId, Stage, Status};
+use fathom_core::{
+    Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, RequestId, Resize, Stage, Status,
+};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const PREFIX: &str = "null:";
 
@@ -19,19 +22,21 @@ pub(crate) const KIND: Kind = Kind {
 /// writes go nowhere, everything completes at once.
 #[derive(Debug)]
 pub struct NullDisk {
-    size: u64,
+    size: AtomicU64,
 }
 
 impl NullDisk {
     /// `size` in bytes; what exceeds a multiple of 512 is not shown.
     pub fn new(size: u64) -> NullDisk {
-        NullDisk { size: size & !511 }
+        NullDisk {
+            size: (size & !511).into(),
+        }
     }
 }
 
 impl Disk for NullDisk {
     fn info(&self) -> DiskInfo {
-        volatile(self.size)
+        volatile(self.size.load(Ordering::Relaxed))
     }
 
     fn activate(&self) -> Result<(), DiskError> {
@@ -40,6 +45,12 @@ impl Disk for NullDisk {
 
     fn deactivate(&self) -> Result<(), DiskError> {
         Ok(())
+    }
+
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        let size = to.named(self.size.load(Ordering::Relaxed))?;
+        self.size.store(size, Ordering::Relaxed);
+        Ok(size)
     }
 
     fn channel(&self, _: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

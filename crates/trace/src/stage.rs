@@ -124,6 +124,11 @@ impl Stamps {
         self.stage = stage;
     }
 
+    /// The stage that it is in.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
     /// Leave the last stage at `now`.
     #[inline]
     pub fn end(&mut self, now: u64) {

@@ -135,7 +135,13 @@ fn a_disk_is_a_resource() {
         &["--data", "{}"],
     )
     .is_problem(400, "invalid");
+    let resize = |body: &str| curl(&served, "POST", "/v1/disks/a/resize", &["--data", body]);
     curl(&served, "POST", "/v1/disks/a/resize", &[]).is_problem(422, "failed");
+    assert_eq!(resize(r#"{"size":"4M"}"#).body, json!({ "size": 4 << 20 }));
+    resize(r#"{"size":"2M"}"#).is_problem(422, "failed");
+    let smaller = resize(r#"{"size":2097152,"shrink":true}"#);
+    assert_eq!(smaller.body, json!({ "size": 2 << 20 }));
+    resize(r#"{"size":"2M","more":1}"#).is_problem(400, "invalid");
     put(&served, "/v1/disks/a/trace", &json!({ "file": "t" }), &[]).is_problem(400, "invalid");
     let trace = json!({ "file": served.arg("trace") });
     assert_eq!(put(&served, "/v1/disks/a/trace", &trace, &[]).body, trace);

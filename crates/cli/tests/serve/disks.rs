@@ -393,7 +393,7 @@ fn servers_and_disks_are_found_by_name() {
             root,
             "TWO null:1073741824 1 GiB raw nobody null:1073741824 vhost-user two.sock",
             "disk: memory:1048576 (1 MiB, raw)",
-            "fathom: only disks in files can be resized",
+            "fathom: only disks in files have a size to take in: say which this one is to have",
             "disk: null:1073741824 (1 GiB, raw)",
             "fathom: 'nosuch' is neither a server's process id or socket nor a disk that one \
              serves here (see `fathom list`)",

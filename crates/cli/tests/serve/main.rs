@@ -18,6 +18,7 @@ mod keep;
 mod kinds;
 mod memory;
 mod nbd;
+mod resize;
 mod sharing;
 mod sockets;
 #[path = "../support/mod.rs"]

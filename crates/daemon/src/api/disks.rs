@@ -8,6 +8,7 @@ use crate::answer::Kind;
 use crate::command::Command;
 use crate::info::Info;
 use crate::table::DiskTable;
+use crate::text;
 use axum::Json;
 use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, RawPathParams, RawQuery, State};
@@ -46,6 +47,17 @@ pub struct Disks {
 pub struct Size {
     /// In bytes.
     size: u64,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewSize {
+    /// In bytes, or like "20G": a multiple of 512.
+    #[serde(default, deserialize_with = "text::size")]
+    size: Option<u64>,
+    /// The disk may become smaller: what is behind its new end is lost.
+    #[serde(default)]
+    shrink: bool,
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]
@@ -171,22 +183,34 @@ pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Val
         .map(Json)
 }
 
-/// Take in the size that a disk's file has now
+/// Give a disk another size
 ///
-/// Its virtual machine hears of it; NBD clients see it when they connect.
+/// Without a size, or without a body, it takes in the size that its file has by now. What is new
+/// reads as zeroes. Its virtual machine hears of it; NBD clients see it when they connect.
 #[utoipa::path(post, path = "/v1/disks/{name}/resize", tag = "disks", operation_id = "resizeDisk",
     params(("name" = String, Path)),
+    request_body = Option<NewSize>,
     responses(
         (status = 200, body = Size),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json",
-            description = "Disks of that kind cannot be resized")))]
-pub async fn resize(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
-    asking
-        .ask(Some(name.disk()?), Command::Resize)
-        .await
-        .map(Json)
+            description = "It cannot have that size, or disks of that kind cannot be resized"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn resize(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let body = read(body).await?;
+    let NewSize { size, shrink } = match body.is_empty() {
+        true => NewSize::default(),
+        false => parse(body)?,
+    };
+    let command = Command::Resize { size, shrink };
+    asking.ask(Some(name.disk()?), command).await.map(Json)
 }
 
 /// Change options of a filter

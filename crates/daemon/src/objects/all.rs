@@ -1,11 +1,13 @@
 //! All objects of a daemon, and what is asked of them.
 //!
 //! - `coming` and `going` are how disks come, change and go;
+//! - `resizing` gives them other sizes;
 //! - `reload` does what the configuration says, and what it says when it is read again.
 
 mod coming;
 mod going;
 mod reload;
+mod resizing;
 
 use super::changes::{Changing, Event, Leaving, What};
 use super::disk::{Origin, Served};
@@ -22,6 +24,7 @@ use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
 use crate::table::check_path;
 use fathom_exports::Listener;
 use fathom_filters::Filters;
+use resizing::Resizings;
 use serde::Serialize;
 use serde_json::json;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -39,6 +42,8 @@ pub struct Objects {
     changing: Vec<Changing>,
     /// Disks that are to go when nobody uses them.
     leaving: Vec<Leaving>,
+    /// Disks that are getting other sizes.
+    resizing: Resizings,
     nbd: Option<Nbd>,
     filters: Arc<Filters>,
     mail: Mailbox<Event>,
@@ -81,6 +86,7 @@ impl Objects {
             disks,
             changing: Vec::new(),
             leaving: Vec::new(),
+            resizing: Resizings::default(),
             nbd: nbd.transpose()?,
             filters,
             events: options.events,
@@ -155,6 +161,7 @@ impl Objects {
         for leaving in std::mem::take(&mut self.leaving) {
             self.leave(leaving);
         }
+        self.resizing.tell_late();
     }
 
     fn take_in(&mut self, event: Event) {
@@ -172,6 +179,7 @@ impl Objects {
             Event::Forgotten(name, summary, outcome) => {
                 self.take_in_forgotten(&name, &summary, outcome);
             }
+            Event::Resized(name, resized) => self.take_in_resized(&name, resized),
             Event::Reread(read) => self.take_in_reread(*read),
         }
     }
@@ -198,6 +206,9 @@ impl Objects {
             }
             (Command::Remove { force, temporary }, Some(index)) => {
                 return self.remove(index, force, !temporary, asker);
+            }
+            (Command::Resize { size, shrink }, Some(index)) => {
+                return self.resize(index, size, shrink, asker);
             }
             (
                 Command::Set {
@@ -261,11 +272,11 @@ impl Objects {
                 checked.map_err(|text| Kind::Invalid.because(text))?;
                 disk.switch_trace(file).map_err(failed)
             }
-            Command::Resize => disk.resize().map_err(failed),
             Command::List
             | Command::Quit
             | Command::Put { .. }
             | Command::Set { .. }
+            | Command::Resize { .. }
             | Command::Remove { .. } => {
                 Err(Kind::Invalid.because("that concerns the server, not one disk"))
             }

@@ -1,5 +1,5 @@
-//! Disks that come and go while others are served: each on a thread of its own, since opening and
-//! draining one may take long.
+//! Disks that come, go and change while others are served: each on a thread of its own, since
+//! opening, draining and resizing one may take long.
 
 use super::disk::{Origin, Served};
 use crate::answer::Asker;
@@ -10,6 +10,7 @@ use crate::files::Reread;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
+use fathom_core::{DiskError, Resize, WorkerHandle};
 use fathom_exports::Listener;
 use fathom_exports::nbd;
 use fathom_filters::Filters;
@@ -66,9 +67,14 @@ pub enum Event {
     Closed(String, Box<Summary>),
     /// Nor is its file, unless that cannot be removed.
     Forgotten(String, Box<Summary>, Result<(), String>),
+    /// The disk of that name has this size, or has failed to get another one.
+    Resized(String, Result<u64, DiskError>),
     /// The configuration has been read again.
     Reread(Box<Reread>),
 }
+
+/// How long a disk that is to be smaller waits for what is in flight.
+const SETTLE: Duration = Duration::from_secs(30);
 
 /// Longer than anybody waits.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -122,6 +128,37 @@ pub fn close(patience: Duration, post: Post<Event>) -> io::Result<SyncSender<ToC
         post.send(Event::Closed(name, summary));
     })?;
     Ok(send)
+}
+
+/// Gives a disk another size.
+pub fn resize(disk: &Served, size: Option<u64>, shrink: bool, post: Post<Event>) -> io::Result<()> {
+    let _signals = LeftToThisThread::new();
+    let builder = thread::Builder::new().name("resize a disk".into());
+    let name = disk.name().to_owned();
+    let (disk, workers) = disk.resizing();
+    builder.spawn(move || {
+        let resized = disk.resize(&Resize {
+            size,
+            shrink,
+            settle: &|| settle(&workers),
+        });
+        post.send(Event::Resized(name, resized));
+    })?;
+    Ok(())
+}
+
+/// Waits for the end of what the disk has of these workers.
+fn settle(workers: &[WorkerHandle]) -> Result<(), DiskError> {
+    let deadline = Instant::now() + SETTLE;
+    let settling: Vec<_> = workers.iter().map(WorkerHandle::begin_settle).collect();
+    match settling.into_iter().all(|settling| settling.wait(deadline)) {
+        true => Ok(()),
+        false => {
+            let problem =
+                "requests that are in flight do not end: the disk stays as large as it is";
+            Err(DiskError::Refused(problem.into()))
+        }
+    }
 }
 
 struct Closing {

@@ -13,7 +13,6 @@ use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
-use fathom_formats::Format;
 use fathom_stack::{FilterInfo, Injected, Injector, Stack};
 use fathom_trace::{Clock, Op, Stage, Summary};
 use fathom_units::Size;
@@ -57,6 +56,8 @@ pub struct Served {
     listener: Option<Listener>,
     vhost_user: Option<Serving<VhostUser>>,
     trace: Option<Tracer>,
+    /// As was last told, in bytes.
+    size: u64,
 }
 
 impl Served {
@@ -73,6 +74,7 @@ impl Served {
         let goes = listener.is_some() && stack.file.is_some();
         let shared = SharedDisk::new(stack.disk.clone(), name, goes);
         let mut served = Served {
+            size: stack.disk.info().size,
             origin: Origin::Configuration,
             events,
             options,
@@ -305,18 +307,18 @@ impl Served {
         }
     }
 
-    /// The image has another size now: tell the guest. NBD clients see it
+    /// What it takes to give the disk another size.
+    pub fn resizing(&self) -> (Arc<SharedDisk>, Arc<[WorkerHandle]>) {
+        (self.shared.clone(), self.stack.workers.clone())
+    }
+
+    /// The disk may have another size now: tell the guest. NBD clients see it
     /// when they connect.
-    pub fn resize(&mut self) -> Result<Value, String> {
-        let file = self.stack.file.as_ref();
-        let Some(file) = file.filter(|_| self.stack.is_whole_file) else {
-            return Err(self.not_resizable());
-        };
-        let before = self.stack.disk.info().size;
-        let size = file.refresh_size().map_err(|error| error.to_string())?;
-        if size != before {
-            let name = self.name().to_owned();
-            self.events.tell(Happened::Resized { disk: name, size });
+    pub fn resized(&mut self) {
+        let size = self.stack.disk.info().size;
+        if size != std::mem::replace(&mut self.size, size) {
+            let disk = self.name().to_owned();
+            self.events.tell(Happened::Resized { disk, size });
             let disk = &self.options.disk.location;
             tracing::info!("{disk}: the disk has {} now", Size(size));
         }
@@ -325,26 +327,6 @@ impl Served {
         {
             export.device().set_size(size);
             export.config_changed();
-        }
-        Ok(json!({ "size": size }))
-    }
-
-    fn not_resizable(&self) -> String {
-        if self.stack.filters.overlay_dir().is_some() {
-            return "a disk with an overlay (--filter cow) cannot be resized while it is served"
-                .into();
-        }
-        match (&self.stack.file, self.stack.format) {
-            (None, _) => "only disks in files can be resized".into(),
-            (Some(_), Format::Raw) => {
-                "a disk that is a part of its file (--offset, --size) cannot be resized while it \
-                 is served"
-                    .into()
-            }
-            (Some(_), format) => format!(
-                "a {format} image cannot be resized while it is served: end the server, then \
-                 use qemu-img resize"
-            ),
         }
     }
 }

@@ -151,6 +151,13 @@ impl Cache {
         (contents.version, runs)
     }
 
+    /// Drop what is behind the end of a disk of so many sectors.
+    pub(super) fn cut(&self, sectors: u64) {
+        let mut contents = self.contents();
+        contents.sectors.split_off(&sectors);
+        self.update(&contents);
+    }
+
     /// Drop all of it: so many bytes.
     pub(super) fn cut_power(&self) -> u64 {
         let mut contents = self.contents();

@@ -168,6 +168,10 @@ impl Kind for Fault {
         }
     }
 
+    fn resized(&self, _before: u64, now: u64) {
+        self.cache.cut(now / cache::SECTOR as u64);
+    }
+
     fn layer(
         self: &Arc<Self>,
         settings: View<Settings>,

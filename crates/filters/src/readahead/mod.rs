@@ -81,6 +81,12 @@ impl Kind for Readahead {
         })
     }
 
+    fn resized(&self, before: u64, now: u64) {
+        let (start, end) = (before.min(now), before.max(now));
+        self.regions.begin_write(start, end - start);
+        self.regions.end_write(start, end - start);
+    }
+
     fn layer(
         self: &Arc<Self>,
         settings: View<Settings>,

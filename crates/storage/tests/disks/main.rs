@@ -6,5 +6,6 @@ mod durability;
 mod faults;
 mod files;
 mod locks;
+mod resize;
 mod status;
 mod surroundings;

@@ -3,7 +3,7 @@
 use crate::common::faulty::{Faults, Faulty, Injected};
 use crate::common::model::{Model, SECTOR, plans};
 use crate::common::{Ask, Guest};
-use fathom_core::{Disk, Engine, Op};
+use fathom_core::{Disk, DiskError, Engine, Op, Resize};
 use fathom_storage::{Cache, EngineKind, FileDisk, FileOptions, MemoryDisk, NullDisk, engine};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -12,20 +12,20 @@ use std::path::Path;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
 
-fn image(len: u64) -> NamedTempFile {
+pub fn image(len: u64) -> NamedTempFile {
     let image = NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
     image.as_file().set_len(len).expect("sized");
     image
 }
 
-fn with(cache: Cache) -> FileOptions {
+pub fn with(cache: Cache) -> FileOptions {
     FileOptions {
         cache,
         ..FileOptions::default()
     }
 }
 
-fn open(path: &Path, options: FileOptions) -> Arc<FileDisk> {
+pub fn open(path: &Path, options: FileOptions) -> Arc<FileDisk> {
     Arc::new(FileDisk::open(path, options).expect("opened"))
 }
 
@@ -37,7 +37,7 @@ fn refused(path: &Path, options: FileOptions) -> String {
     line
 }
 
-fn uring() -> io::Result<Box<dyn Engine>> {
+pub fn uring() -> io::Result<Box<dyn Engine>> {
     engine(EngineKind::IoUring)
 }
 
@@ -125,6 +125,14 @@ fn a_read_only_disk_refuses_changes_and_flushes() {
     guest.detach();
 }
 
+fn resize(disk: &dyn Disk) -> Result<u64, DiskError> {
+    disk.resize(&Resize {
+        size: None,
+        shrink: false,
+        settle: &|| unreachable!("the file has the size already"),
+    })
+}
+
 #[test]
 fn a_resized_file_has_its_new_size() {
     let image = image(1 << 20);
@@ -132,10 +140,10 @@ fn a_resized_file_has_its_new_size() {
     let mut guest = Guest::new(disk.clone(), uring);
     image.as_file().set_len(2 << 20).expect("grown");
     assert_eq!(guest.read(1 << 20, 512), Err(libc::EIO));
-    assert_eq!(disk.refresh_size().expect("read"), 2 << 20);
+    assert_eq!(resize(&*disk).expect("read"), 2 << 20);
     assert_eq!(guest.read(1 << 20, 512), Ok(vec![0; 512]));
     image.as_file().set_len(512).expect("shrunk");
-    assert_eq!(disk.refresh_size().expect("read"), 512);
+    assert_eq!(resize(&*disk).expect("read"), 512);
     assert_eq!(guest.write(512, &[1; 512]), libc::EIO);
     assert_eq!(image.as_file().metadata().expect("stat").len(), 512);
     guest.detach();

@@ -52,11 +52,15 @@ impl Objects {
 
     /// How long [`Objects::turn`] can wait.
     pub fn patience(&self) -> Option<Duration> {
-        (!self.leaving.is_empty()).then_some(LOOK)
+        let look = (!self.leaving.is_empty()).then_some(LOOK);
+        look.into_iter().chain(self.resizing.patience()).min()
     }
 
     pub(super) fn close(&mut self, index: usize, forget: bool, asker: Asker) {
         let name = self.disks[index].name().to_owned();
+        if let Some(refusal) = self.resizing.in_the_way(&name) {
+            return asker(Err(refusal));
+        }
         let close = match changes::close(self.stop_timeout.0, self.mail.post()) {
             Ok(close) => close,
             Err(error) => {

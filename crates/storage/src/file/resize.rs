@@ -1,0 +1,85 @@
+//! Files that get other sizes while requests are served.
+
+use super::open::{length_of, visible_size};
+use super::{Kind, Shared};
+use fathom_core::{DiskError, Resize};
+use std::sync::atomic::Ordering;
+
+impl Shared {
+    pub(super) fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        let now = self.size.load(Ordering::Relaxed);
+        let Some(size) = to.wanted(now)? else {
+            return self.take_in();
+        };
+        if self.kind == Kind::BlockDevice {
+            return match self.device_size()? == size {
+                true => self.take_in(),
+                false => Err(self.refused(
+                    "is a device, which has the size that it has: resize the device, and name no \
+                     size here",
+                )),
+            };
+        }
+        match size >= now {
+            true => self.grow(to, size)?,
+            false => self.shrink(to, size)?,
+        }
+        Ok(size)
+    }
+
+    /// The file has another size by now, in bytes. Requests beyond it fail from now on.
+    fn take_in(&self) -> Result<u64, DiskError> {
+        let len = length_of(&self.path, &self.file)?;
+        let size = visible_size(&self.path, len)?;
+        self.file_len.store(len, Ordering::Relaxed);
+        self.size.store(size, Ordering::Relaxed);
+        Ok(size)
+    }
+
+    fn device_size(&self) -> Result<u64, DiskError> {
+        visible_size(&self.path, length_of(&self.path, &self.file)?)
+    }
+
+    fn grow(&self, to: &Resize, size: u64) -> Result<(), DiskError> {
+        let before = self.file_len.load(Ordering::Relaxed);
+        let len = match self.padded.load(Ordering::Relaxed) {
+            true => before,
+            false => length_of(&self.path, &self.file)?,
+        };
+        // Somebody else has made it longer, perhaps by data.
+        to.wanted(len & !511)?;
+        let grown = self.set_len(size).and_then(|()| self.sync());
+        grown.inspect_err(|_| {
+            // The first error says more than one about this would.
+            let _ = self.file.set_len(len);
+        })?;
+        self.file_len.store(size, Ordering::Relaxed);
+        self.size.store(size, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A write that is in flight could make the file longer again.
+    fn shrink(&self, to: &Resize, size: u64) -> Result<(), DiskError> {
+        let before = self.size.swap(size, Ordering::Relaxed);
+        let cut = (to.settle)().and_then(|()| self.set_len(size));
+        cut.inspect_err(|_| self.size.store(before, Ordering::Relaxed))?;
+        self.file_len.store(size, Ordering::Relaxed);
+        self.sync()
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), DiskError> {
+        let set = self.file.set_len(len);
+        set.map_err(|error| self.error("cannot be resized", error))
+    }
+
+    /// (What of the last block is behind the end is cut off when it is no longer in use.)
+    fn sync(&self) -> Result<(), DiskError> {
+        let synced = self.file.sync_all();
+        synced.map_err(|error| self.error("its new size cannot be made durable", error))
+    }
+
+    fn refused(&self, problem: &str) -> DiskError {
+        let path = self.path.display();
+        DiskError::Refused(format!("{path}: {problem}"))
+    }
+}
