@@ -8,7 +8,7 @@ mod support;
 use sim::case::Made;
 use sim::cut::Cuts;
 use sim::matrix::MATRIX;
-use sim::run::Run;
+use sim::run::{Run, Start};
 use sim::world::Log;
 use sim::{each, rounds};
 
@@ -25,11 +25,20 @@ fn record(made: &Made, seed: u64, lies: u64) -> Recorded {
     world.state().log = Some(Log::default());
     world.state().lies = lies;
     let workers = 1 + seed as usize % 3;
-    let mut run = Run::new(made.start(&world, workers, seed)).expect("the image opens");
+    let start = made.start(&world, workers, seed);
+    let start = Start {
+        model: start.model.with_room(made.case.room()),
+        ..start
+    };
+    let mut run = Run::new(start).expect("the image opens");
     run.activate();
     for _ in 0..2 {
         let n = 40 + run.below(120) as usize;
         run.requests(n);
+        if seed.is_multiple_of(2) {
+            run.resizes(made, 2);
+            run.requests(n / 2);
+        }
         run.deactivate();
         run.activate();
     }

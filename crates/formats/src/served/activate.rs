@@ -18,7 +18,7 @@ use crate::offline::bitmap::mark_unrecorded;
 use crate::offline::check::{self as checking, Repair};
 use crate::offline::info::read_snapshots;
 use crate::qcow2::refcount::TableEntry;
-use crate::qcow2::{self, CompressionType, L1Entry, Region, Regions};
+use crate::qcow2::{self, CompressionType, L1Entry, MAX_L1_BYTES, Region, Regions};
 use crate::{Error, Format, HostOffset, Result, qed};
 use fathom_core::DiskError;
 use std::sync::Arc;
@@ -31,6 +31,8 @@ const MIN_SLICES: u64 = 16;
 struct Fresh<'a> {
     chain: &'a Chain,
     options: &'a ImageOptions,
+    /// Bytes of the disk.
+    size: u64,
     epochs: Arc<Epochs>,
     filter: Arc<Filter>,
     /// Bytes of L2 tables for one image.
@@ -40,6 +42,7 @@ struct Fresh<'a> {
 pub(super) fn activate(
     chain: &Chain,
     options: &ImageOptions,
+    size: u64,
     helpers: &Arc<Helpers>,
 ) -> std::result::Result<Active, DiskError> {
     let with_tables = chain
@@ -49,6 +52,7 @@ pub(super) fn activate(
     let fresh = Fresh {
         chain,
         options,
+        size,
         epochs: Arc::default(),
         filter: Filter::new(),
         cache: options.metadata_cache / with_tables.count().max(1) as u64,
@@ -96,6 +100,14 @@ impl Fresh<'_> {
             })
     }
 
+    /// The first image may have been resized since it was opened.
+    fn size_of(&self, link: &Link) -> u64 {
+        match link.storage {
+            0 => self.size,
+            _ => link.image.size(),
+        }
+    }
+
     /// The inner error is of an image that a repair may help.
     fn tables(
         &self,
@@ -111,7 +123,7 @@ impl Fresh<'_> {
         if let (Some(name), true) = (&self.options.snapshot, link.storage == 0) {
             image = image.at_snapshot(&**file, name)?;
         }
-        same(&link.image, &image)?;
+        same(&link.image, self.size_of(link), &image)?;
         check(file.path(), &image, link.writable)
             .map_err(|error| Error::Unsupported(error.to_string()))?;
         match &mut image {
@@ -139,10 +151,11 @@ impl Fresh<'_> {
             storage: link.storage,
             data: link.data,
             compression: CompressionType::Deflate,
-            size: link.image.size(),
+            size: self.size_of(link),
             file_len: file.len().map_err(Error::io("its size cannot be read"))?,
             l1_offset: HostOffset(0),
             l1: Vec::new(),
+            most_l1: 0,
             alloc: Allocator {
                 space: Space::ReadOnly,
                 metadata: Metadata::none(),
@@ -168,6 +181,7 @@ impl Fresh<'_> {
         if !link.writable {
             return Ok(Ok(Tables::new(parts)));
         }
+        parts.most_l1 = (MAX_L1_BYTES / L1Entry::SIZE) as usize;
         let entries = header.refcount_table_bytes() / TableEntry::SIZE;
         let table = words(&**file, header.refcount_table_offset, entries, layout)?;
         if let Some(at) = table.iter().find(|at| **at >= parts.file_len) {
@@ -308,8 +322,8 @@ fn repair(file: &dyn Storage, format: Format) -> Result<()> {
 }
 
 /// Whoever had the image meanwhile must have left it the same disk.
-fn same(before: &Image, now: &Image) -> Result<()> {
-    let unchanged = before.size() == now.size()
+fn same(before: &Image, size: u64, now: &Image) -> Result<()> {
+    let unchanged = size == now.size()
         && before.backing_file() == now.backing_file()
         && before.backing_format() == now.backing_format();
     match unchanged {

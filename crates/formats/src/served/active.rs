@@ -27,7 +27,7 @@ impl Layer {
     pub(super) fn size(&self) -> u64 {
         match self {
             Layer::Raw { size, .. } => *size,
-            Layer::Tables(tables) => tables.size,
+            Layer::Tables(tables) => tables.size(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::slice::Slice;
 use super::tables::Pinned;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -31,6 +32,16 @@ impl Cache {
     pub(super) fn clear(&mut self) {
         self.slices.clear();
         self.order.clear();
+    }
+
+    /// Lets go of slices that speak of nothing any more, and that nobody needs.
+    pub(super) fn forget(&mut self, numbers: Range<u64>) {
+        for number in numbers.clone() {
+            if let Some(slice) = self.slices.remove(&number) {
+                slice.live.store(false, Ordering::Release);
+            }
+        }
+        self.order.retain(|number| !numbers.contains(number));
     }
 
     /// Slices that it holds at most while none must stay.

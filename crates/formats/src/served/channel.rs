@@ -5,6 +5,7 @@ use super::active::Active;
 use super::disk::Shared;
 use super::epoch::{InEpoch, InFlight};
 use super::io::{Errno, Payload};
+use super::jobs::Job;
 use super::lookup::{Found, Lookup};
 use super::memo::{EPOCH, STORAGE, UNCOUNTED};
 use super::segments::{Source, clear};
@@ -20,10 +21,14 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The tag of the token by which other threads wake tasks. Storages have
 /// smaller ones.
 const WOKEN: u16 = u16::MAX;
+
+/// How long a task pauses that waits for other requests.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The image in use, as this worker sees it.
 struct Current {
@@ -52,8 +57,9 @@ impl ImageChannel {
         storages: Vec<Box<dyn Channel>>,
         cx: &mut Cx,
     ) -> io::Result<ImageChannel> {
-        let owner = cx.reserve_children(CHILDREN)?;
+        let owner = cx.reserve_children(CHILDREN + 1)?;
         let executor = Executor::new()?;
+        shared.jobs.register(executor.ready());
         let token = Token::channel(WOKEN);
         cx.engine.watch(executor.fd(), token)?;
         Ok(ImageChannel {
@@ -86,7 +92,7 @@ impl ImageChannel {
             return Err(libc::EIO);
         };
         let (guest, len) = (GuestOffset(request.offset), request.len);
-        let size = self.shared.size;
+        let size = self.shared.size();
         if guest.0 > size || len > size - guest.0 {
             return Err(libc::EIO);
         }
@@ -173,6 +179,34 @@ impl ImageChannel {
         while let Some((id, errno)) = self.io.next_finished() {
             cx.complete(id, errno);
         }
+        while let Some(id) = self.io.next_left() {
+            cx.slab.put(id);
+        }
+        if self.io.is_pausing() {
+            cx.wake_at(cx.now() + cx.clock().ticks(PAUSE));
+        }
+    }
+
+    /// Does what is to be done for nobody's request. Whoever waits for it learns that nobody does
+    /// it by the loss of the job.
+    fn spawn_job(&mut self, cx: &mut Cx, job: Job) {
+        let generation = self.shared.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.renew(generation);
+        }
+        let Some(current) = &self.current else { return };
+        let (active, counts) = (current.active.clone(), current.counts.clone());
+        let shared = self.shared.clone();
+        let io = TaskIo {
+            worker: self.io.clone(),
+            parent: self.io.enter(cx),
+        };
+        self.executor.spawn(async move {
+            let outcome = active.resize(&io, &shared, &counts, &job).await;
+            io.worker.leave(io.parent);
+            // He may have given up.
+            let _ = job.outcome.send(outcome);
+        });
     }
 
     /// The request is about to look clusters up, which must not be used for
@@ -244,10 +278,22 @@ impl Channel for ImageChannel {
             for storage in &mut self.storages {
                 storage.complete(cx, id, tag, result);
             }
+        } else if let Some(job) = self.shared.jobs.take() {
+            self.spawn_job(cx, job);
         }
         if !self.executor.is_idle() {
             self.drive(cx);
         }
+        self.account(cx);
+    }
+
+    fn timer(&mut self, cx: &mut Cx) {
+        if !self.io.is_pausing() {
+            return;
+        }
+        self.mark = cx.mark();
+        self.io.go_on();
+        self.drive(cx);
         self.account(cx);
     }
 }

@@ -202,7 +202,7 @@ impl Tables {
     fn compresses(&self, range: &Range<GuestOffset>) -> bool {
         let size = self.layout.cluster_size();
         let len = range.end - range.start;
-        let is_whole = len == size || len < size && range.end.0 == self.size;
+        let is_whole = len == size || len < size && range.end.0 == self.size();
         range.start.within(size) == 0 && is_whole && self.state().journal.is_none()
     }
 

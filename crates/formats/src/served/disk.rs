@@ -5,6 +5,7 @@ use super::active::{Active, Layer};
 use super::channel::ImageChannel;
 use super::helpers::Helpers;
 use super::io::BlockingIo;
+use super::jobs::Jobs;
 use super::journal::{self, Found, Journal};
 use super::open::{Chain, unusable};
 use super::restore::Failure;
@@ -12,7 +13,7 @@ use super::storage::{Opener, Storage};
 use super::tables::Tables;
 use crate::Format;
 use crate::offline::{Image, SnapshotName};
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, RangeLimits};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, RangeLimits, Resize};
 use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -88,17 +89,19 @@ impl ImageOptions {
 /// An image with its chain of backing files, shared by its workers. Its
 /// metadata is in memory from `activate` to `deactivate` only.
 pub struct ImageDisk {
-    shared: Arc<Shared>,
-    chain: Chain,
-    options: ImageOptions,
+    pub(super) shared: Arc<Shared>,
+    pub(super) chain: Chain,
+    pub(super) options: ImageOptions,
+    /// Once at a time.
+    resizing: Mutex<()>,
     helpers: Arc<Helpers>,
     keepsake: Mutex<Option<Keepsake>>,
 }
 
 /// What the workers' channels know.
 pub(super) struct Shared {
-    /// The disk's bytes.
-    pub(super) size: u64,
+    /// The disk's bytes: where requests have to end.
+    size: AtomicU64,
     pub(super) read_only: bool,
     pub(super) discard: bool,
     /// See [`ImageOptions::compress`].
@@ -106,9 +109,20 @@ pub(super) struct Shared {
     /// Counts activations and deactivations.
     pub(super) generation: AtomicU64,
     active: Mutex<Option<Arc<Active>>>,
+    pub(super) jobs: Jobs,
 }
 
 impl Shared {
+    #[inline]
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Requests that come go by it.
+    pub(super) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::SeqCst);
+    }
+
     pub(super) fn active(&self) -> Option<Arc<Active>> {
         let active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
         active.clone()
@@ -134,15 +148,17 @@ impl ImageDisk {
         let helpers = Arc::new(Helpers::new(options.helpers));
         Ok(ImageDisk {
             shared: Arc::new(Shared {
-                size: chain.size(),
+                size: chain.size().into(),
                 read_only: options.read_only,
                 discard: options.discard,
                 compress: options.compress,
                 generation: AtomicU64::new(0),
                 active: Mutex::default(),
+                jobs: Jobs::default(),
             }),
             chain,
             options,
+            resizing: Mutex::default(),
             helpers,
             keepsake: Mutex::default(),
         })
@@ -232,7 +248,7 @@ impl ImageDisk {
             return Ok(());
         }
         let (device, inode) = tables.file.identity();
-        let identity = [device, inode, self.shared.size];
+        let identity = [device, inode, self.shared.size()];
         let found = Journal::look(&memory, identity);
         let io = BlockingIo(&self.chain.storages);
         let path = self.chain.path();
@@ -316,7 +332,7 @@ impl Disk for ImageDisk {
             },
         };
         DiskInfo {
-            size: self.shared.size,
+            size: self.shared.size(),
             block_size: 512,
             physical_block_size: storage.physical_block_size,
             optimal_io_size: storage.optimal_io_size,
@@ -347,7 +363,12 @@ impl Disk for ImageDisk {
         if !self.options.keep_page_cache {
             storages.iter().for_each(|storage| storage.forget_cache());
         }
-        let active = activate(&self.chain, &self.options, &self.helpers);
+        let active = activate(
+            &self.chain,
+            &self.options,
+            self.shared.size(),
+            &self.helpers,
+        );
         let active = active.and_then(|active| self.take_keepsake(&active).map(|()| active));
         match active {
             Ok(active) => {
@@ -386,6 +407,14 @@ impl Disk for ImageDisk {
             source,
         });
         written.and(self.unlock(&self.chain.storages))
+    }
+
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        let _alone = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        match to.size {
+            None => self.take_in(),
+            Some(_) => self.begin_resize(to)?.wait(),
+        }
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

@@ -68,6 +68,12 @@ impl Epochs {
         counts.add(parity, -1);
     }
 
+    /// Whether all requests have ended that may have started in this epoch or before.
+    pub(super) fn is_over(&self, epoch: u64) -> bool {
+        // An epoch ends with each call, if nothing older is in flight.
+        (0..3).any(|_| self.reusable().is_some_and(|reusable| reusable >= epoch))
+    }
+
     /// The epoch in which something is freed that nobody can look up any more.
     pub(super) fn now(&self) -> u64 {
         fence(Ordering::SeqCst);

@@ -9,7 +9,8 @@
 //! was written. After a power cut the guest is gone, and so is this memory.)
 //!
 //! Words: magic, device and inode of the image, the disk's size, the counters
-//! of the first and of the next record, then records of four words: what,
+//! of the first and of the next record, the size that the disk is just getting,
+//! then records of four words: what,
 //! entry, its bitmap, and a check of the three.
 
 use fathom_core::Keepsake;
@@ -30,6 +31,8 @@ const AT_MAGIC: usize = 0;
 const AT_IDENTITY: usize = 1;
 const AT_FIRST: usize = 4;
 const AT_NEXT: usize = 5;
+/// The size that the disk is just getting; 0: none.
+const AT_NEXT_SIZE: usize = 6;
 
 /// Tells records of L1 entries.
 const L1: u64 = 1 << 63;
@@ -123,7 +126,9 @@ impl Journal {
         if count == 0 {
             return Found::Nothing;
         }
-        if [word(1), word(2), word(3)] != identity {
+        let [device, inode, size] = identity;
+        let sizes = [word(3), word(AT_NEXT_SIZE)];
+        if [word(1), word(2)] != [device, inode] || !sizes.contains(&size) {
             return Found::OfAnother(count);
         }
         let record = |n: u64| {
@@ -154,6 +159,7 @@ impl Journal {
         for (at, value) in identity.into_iter().enumerate() {
             words[AT_IDENTITY + at].store(value, Ordering::Release);
         }
+        words[AT_NEXT_SIZE].store(0, Ordering::Release);
         words[AT_FIRST].store(first, Ordering::Release);
         words[AT_NEXT].store(next, Ordering::Release);
         words[AT_MAGIC].store(MAGIC, Ordering::Release);
@@ -167,6 +173,17 @@ impl Journal {
 
     fn store(&self, at: usize, value: u64) {
         self.memory.words()[at].store(value, Ordering::Release);
+    }
+
+    /// The disk is going to have this size, from some instant on.
+    pub(super) fn announce_size(&self, size: u64) {
+        self.store(AT_NEXT_SIZE, size);
+    }
+
+    /// It has this one, for certain.
+    pub(super) fn set_size(&self, size: u64) {
+        self.store(AT_IDENTITY + 2, size);
+        self.store(AT_NEXT_SIZE, 0);
     }
 
     /// Room for `n` records, to be written or given back. False: there is
@@ -211,7 +228,7 @@ fn place(n: u64) -> usize {
 }
 
 /// A header's words before the records.
-const _: () = assert!(AT_NEXT < HEADER_WORDS as usize);
+const _: () = assert!(AT_NEXT_SIZE < HEADER_WORDS as usize);
 
 /// Memory for tests, which a successor gets, too.
 #[cfg(test)]

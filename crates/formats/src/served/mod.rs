@@ -5,7 +5,7 @@
 //! ([`lookup`]) and passes it on to the storage, at that place. What cannot be
 //! told at once becomes a task ([`task`]), whose operations are children of the
 //! request ([`worker_io`]): [`read`], [`write`], [`compress`], [`zero`] and
-//! [`write_back`].
+//! [`write_back`]. So is what a worker does for nobody's request ([`jobs`]): [`resize`].
 //!
 //! What all workers share is [`active`]: for each image of the chain its
 //! [`tables`], of which [`cache`] holds [`slice`]s, and the free space
@@ -23,7 +23,9 @@ mod disk;
 mod epoch;
 pub(crate) mod helpers;
 mod io;
+mod jobs;
 mod journal;
+mod l1;
 mod layout;
 mod locks;
 mod lookup;
@@ -34,6 +36,8 @@ mod metadata_only;
 mod open;
 mod pool;
 mod read;
+mod resize;
+mod resizing;
 mod restore;
 mod segments;
 mod slice;
@@ -48,4 +52,5 @@ mod zero;
 
 pub use disk::{DEFAULT_METADATA_CACHE, ImageDisk, ImageOptions};
 pub use map::{Extents, Host, MapExtent, Mapper};
+pub use resizing::Resizing;
 pub use storage::{EndGuard, Opener, Storage};

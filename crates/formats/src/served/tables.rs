@@ -9,6 +9,7 @@ use super::cache::Cache;
 use super::compress::Packer;
 use super::io::{Errno, Io, StorageId};
 use super::journal::{Journal, Record};
+use super::l1::L1;
 use super::layout::{EXCLUSIVE, Layout, Problem};
 use super::locks::RangeLocks;
 use super::slice::Slice;
@@ -90,8 +91,8 @@ pub(super) struct Tables {
     /// Where guest data is.
     pub(super) data: StorageId,
     pub(super) compression: CompressionType,
-    /// The guest's disk in bytes.
-    pub(super) size: u64,
+    /// See [`Tables::size`].
+    size: AtomicU64,
     /// Of the file, in bytes, as far as it was made longer on purpose; bounds
     /// a QED image's clusters.
     pub(super) file_len: AtomicU64,
@@ -99,8 +100,7 @@ pub(super) struct Tables {
     pub(super) used: AtomicU64,
     /// Making the file longer has failed.
     pub(super) cannot_extend: AtomicBool,
-    pub(super) l1_offset: HostOffset,
-    pub(super) l1: Box<[AtomicU64]>,
+    pub(super) l1: L1,
     /// Whether any metadata is not on disk. Set under the lock.
     pub(super) dirty: AtomicBool,
     pub(super) flushes: Flushes,
@@ -172,6 +172,8 @@ pub(super) struct Parts {
     pub(super) file_len: u64,
     pub(super) l1_offset: HostOffset,
     pub(super) l1: Vec<u64>,
+    /// Entries that it can come to have.
+    pub(super) most_l1: usize,
     pub(super) alloc: Allocator,
     /// Slices in memory at most, while none of them must stay.
     pub(super) max_slices: usize,
@@ -189,12 +191,11 @@ impl Tables {
             storage: parts.storage,
             data: parts.data,
             compression: parts.compression,
-            size: parts.size,
+            size: parts.size.into(),
             file_len: parts.file_len.into(),
             used: parts.file_len.into(),
             cannot_extend: AtomicBool::new(false),
-            l1_offset: parts.l1_offset,
-            l1: parts.l1.into_iter().map(AtomicU64::new).collect(),
+            l1: L1::new(parts.l1_offset, &parts.l1, parts.most_l1),
             dirty: AtomicBool::new(false),
             flushes: Flushes::default(),
             busy: AtomicBool::new(false),
@@ -219,6 +220,15 @@ impl Tables {
             writing_back: RangeLocks::default(),
             given_up: AtomicU64::new(0),
         }
+    }
+
+    /// Of the guest's disk, in bytes. While it is being resized, the larger of both.
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::SeqCst);
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -246,7 +256,8 @@ impl Tables {
     /// Where the slice's table is. Offsets are checked each time: the L1
     /// table is as the file has it.
     pub(super) fn table_of(&self, slice: u64) -> Result<Option<HostOffset>, Problem> {
-        let entry = self.l1[self.l1_index(slice)].load(Ordering::Acquire);
+        let entry = self.l1.entry(self.l1_index(slice));
+        let entry = entry.load(Ordering::Acquire);
         self.layout.table(entry, self.known_len())
     }
 

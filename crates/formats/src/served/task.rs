@@ -12,9 +12,17 @@ use std::task::{Context, Poll, Wake, Waker};
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// The tasks that can go on, and how their worker learns of it.
-struct Ready {
+pub(super) struct Ready {
     queue: Mutex<Vec<usize>>,
     event: OwnedFd,
+}
+
+impl Ready {
+    /// Lets the worker look for something that is not in the queue.
+    pub(super) fn ring(&self) {
+        // An eventfd's counter cannot overflow by ones.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
 }
 
 thread_local! {
@@ -42,8 +50,7 @@ impl Wake for TaskWaker {
         queue.push(self.index);
         drop(queue);
         if RUNNING.get() != Arc::as_ptr(&self.ready) {
-            // An eventfd's counter cannot overflow by ones.
-            let _ = rustix::io::write(&self.ready.event, &1u64.to_ne_bytes());
+            self.ready.ring();
         }
     }
 }
@@ -75,6 +82,11 @@ impl Executor {
             free: Vec::new(),
             due: Vec::new(),
         })
+    }
+
+    /// How others wake it.
+    pub(super) fn ready(&self) -> &Arc<Ready> {
+        &self.ready
     }
 
     /// Signalled when another thread has woken a task.

@@ -5,10 +5,10 @@ use super::memo::{EPOCH, STORAGE, UNCOUNTED};
 use super::pool::Pool;
 use crate::HostOffset;
 use fathom_core::extents::extents;
-use fathom_core::{Channel, Cx, Extents, Op, Owner, RequestId, Stage};
+use fathom_core::{Channel, Cx, Extents, Op, Owner, RequestId, Stage, Stamps};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -51,6 +51,10 @@ pub(super) struct WorkerIo {
     pool: Rc<Pool>,
     /// Requests that are done.
     finished: RefCell<Vec<(RequestId, Errno)>>,
+    /// Tasks that look again after a while.
+    pausing: RefCell<Vec<Waker>>,
+    /// Slots of tasks that were nobody's request, and are done.
+    left: RefCell<Vec<RequestId>>,
 }
 
 impl WorkerIo {
@@ -62,7 +66,38 @@ impl WorkerIo {
             count: Cell::default(),
             pool: Rc::default(),
             finished: RefCell::default(),
+            pausing: RefCell::default(),
+            left: RefCell::default(),
         }
+    }
+
+    /// A task that is nobody's request has a slot like one.
+    pub(super) fn enter(&self, cx: &mut Cx) -> RequestId {
+        let id = cx.slab.take().expect("room was made for one");
+        let request = &mut cx.slab[id];
+        request.stamps = Stamps::default();
+        request.owner = self.owner;
+        id
+    }
+
+    /// It is done.
+    pub(super) fn leave(&self, id: RequestId) {
+        self.left.borrow_mut().push(id);
+    }
+
+    pub(super) fn next_left(&self) -> Option<RequestId> {
+        self.left.borrow_mut().pop()
+    }
+
+    /// Whether a task wants to look again after a while.
+    pub(super) fn is_pausing(&self) -> bool {
+        !self.pausing.borrow().is_empty()
+    }
+
+    /// It is time to.
+    pub(super) fn go_on(&self) {
+        let pausing = std::mem::take(&mut *self.pausing.borrow_mut());
+        pausing.into_iter().for_each(Waker::wake);
     }
 
     /// The request is done.
@@ -164,6 +199,20 @@ impl TaskIo {
             parent: self.parent,
             stage,
         }
+    }
+
+    /// Lets others go on for a while.
+    pub(super) async fn pause(&self) {
+        let mut paused = false;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut paused, true) {
+                return Poll::Ready(());
+            }
+            let waker = cx.waker().clone();
+            self.worker.pausing.borrow_mut().push(waker);
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Memory for `len` bytes, with anything in it.

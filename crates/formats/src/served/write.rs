@@ -429,12 +429,12 @@ impl Tables {
     /// There is an L2 table afterwards, and nothing else refers to it.
     async fn make_table(&self, io: &impl Io, index: usize) -> Result<(), Errno> {
         let exclusive = |entry: u64| entry != 0 && self.layout.table_is_exclusive(entry);
-        if exclusive(self.l1[index].load(Ordering::Acquire)) {
+        if exclusive(self.l1.entry(index).load(Ordering::Acquire)) {
             return Ok(());
         }
         let number = index as u64;
         let _making = self.making.lock(number..number + 1).await;
-        let entry = self.l1[index].load(Ordering::Acquire);
+        let entry = self.l1.entry(index).load(Ordering::Acquire);
         if exclusive(entry) {
             return Ok(());
         }
@@ -471,7 +471,9 @@ impl Tables {
             len,
             is_table: true,
         }));
-        self.l1[index].store(self.layout.l1_entry(at), Ordering::Release);
+        self.l1
+            .entry(index)
+            .store(self.layout.l1_entry(at), Ordering::Release);
         state.dirty_l1.insert(index);
         self.dirty.store(true, Ordering::Release);
         Ok(())

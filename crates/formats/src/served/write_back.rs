@@ -107,7 +107,7 @@ impl Tables {
     }
 
     /// One at a time.
-    async fn write_back(&self, io: &impl Io) -> Result<(), Errno> {
+    pub(super) async fn write_back(&self, io: &impl Io) -> Result<(), Errno> {
         if !self.is_whole() {
             return Err(libc::EIO);
         }
@@ -203,14 +203,14 @@ impl Tables {
         sectors.dedup();
         let copy = |sector: usize| {
             let first = sector * L1_PER_SECTOR;
-            let entries = &self.l1[first..self.l1.len().min(first + L1_PER_SECTOR)];
+            let entries = (first..first + L1_PER_SECTOR).map_while(|index| self.l1.get(index));
             // The rest of its last cluster is the table's, too.
             let mut buf = Buf::new(L1_PER_SECTOR * 8);
             let (words, _) = buf.bytes_mut().as_chunks_mut::<8>();
             for (word, entry) in words.iter_mut().zip(entries) {
                 *word = self.layout.bytes(entry.load(Ordering::Acquire));
             }
-            (self.l1_offset + first as u64 * 8, buf)
+            (self.l1.offset() + first as u64 * 8, buf)
         };
         sectors.into_iter().map(copy).collect()
     }
@@ -222,7 +222,7 @@ impl Tables {
     }
 
     /// What has completed before is durable, in all files that are written.
-    async fn barrier(&self, io: &impl Io) -> Result<(), Errno> {
+    pub(super) async fn barrier(&self, io: &impl Io) -> Result<(), Errno> {
         let own = io.plain(self.storage, Op::Flush, HostOffset(0), 0);
         if self.data != self.storage {
             io.plain(self.data, Op::Flush, HostOffset(0), 0).await?;

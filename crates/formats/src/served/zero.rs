@@ -69,7 +69,7 @@ impl Active {
     /// can end within its last cluster.
     fn last_whole(&self, tables: &Tables, end: GuestOffset) -> GuestOffset {
         let size = tables.layout.cluster_size();
-        match end.0 == tables.size {
+        match end.0 == tables.size() {
             true => end.up_to(size),
             false => end.down_to(size),
         }
@@ -82,7 +82,7 @@ impl Active {
         tables: &Tables,
         range: Range<GuestOffset>,
     ) -> Result<(), Errno> {
-        let end = range.end.min(GuestOffset(tables.size));
+        let end = range.end.min(GuestOffset(tables.size()));
         if !self.rebasing && self.is_zero(io, 0, range.start, end).await? {
             return Ok(());
         }
@@ -151,7 +151,7 @@ impl Active {
     ) -> Result<Option<(Pinned, L2Entry, bool)>, Errno> {
         let number = tables.slice_of(guest);
         let size = tables.layout.cluster_size();
-        let end = (guest + size).min(GuestOffset(tables.size));
+        let end = (guest + size).min(GuestOffset(tables.size()));
         let there = tables.slice(io, number).await?;
         let below = self.rebasing || !self.is_zero(io, 1, guest, end).await?;
         if there.is_none() && !below {

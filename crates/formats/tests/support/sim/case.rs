@@ -181,6 +181,23 @@ impl Case {
         times * bytes / SECTOR as u64 + 3
     }
 
+    /// Sizes that the disk may get, in sectors.
+    pub fn room(&self) -> u64 {
+        2 * self.sectors() + 5
+    }
+
+    /// Whether the disk cannot be resized so while it is served.
+    pub fn refuses(&self, from: u64, to: u64) -> bool {
+        let sectors = |backing: Backing| self.sectors().saturating_add_signed(backing.longer);
+        let shows = self.backing.is_some_and(|below| sectors(below) > from) && to > from;
+        let is_old = self.options.contains("compat=0.10");
+        match self.format {
+            "raw" => true,
+            "qed" => to < from,
+            _ => is_old && shows,
+        }
+    }
+
     pub fn format(&self) -> Format {
         Format::from_name(self.format).expect("a format")
     }
@@ -365,17 +382,21 @@ impl Made {
         self.raw_holds(dir, "read.raw")
     }
 
-    /// What is in a raw file.
-    pub fn raw_holds(&self, dir: &Path, name: &str) -> Vec<Value> {
-        let file = Pages::load(&dir.join(name));
-        let sector = |n: u64| {
-            let mut bytes = [0; SECTOR];
-            file.read(&mut bytes, n * SECTOR as u64);
-            identify(&bytes, n).unwrap_or_else(|what| panic!("{name}: sector {n} is {what}"))
-        };
-        (0..self.initial.len() as u64).map(sector).collect()
+    /// The same of the image as it is now, which may have another number of sectors.
+    pub fn qemu_reads_all(&self, dir: &Path, sectors: usize) -> Vec<Value> {
+        let args = ["convert", "-f", self.case.format, "-O", "raw"];
+        qemu_img(dir, &[&args[..], &[TOP, "read.raw"]].concat());
+        assert_eq!(
+            Pages::load(&dir.join("read.raw")).len(),
+            (sectors * SECTOR) as u64
+        );
+        raw_holds(dir, "read.raw", sectors)
     }
 
+    /// What is in a raw file.
+    pub fn raw_holds(&self, dir: &Path, name: &str) -> Vec<Value> {
+        raw_holds(dir, name, self.initial.len())
+    }
     /// `qemu-img check` finds nothing, or only leaks if there may be some.
     pub fn qemu_finds(&self, dir: &Path, leaks: bool) -> Result<(), String> {
         if self.case.format == "raw" {
@@ -398,6 +419,17 @@ impl Made {
     pub fn snapshot(&self, dir: &Path, command: &str, name: &str) {
         qemu_img(dir, &["snapshot", command, name, TOP]);
     }
+}
+
+/// What is in so many sectors of a raw file.
+pub fn raw_holds(dir: &Path, name: &str, sectors: usize) -> Vec<Value> {
+    let file = Pages::load(&dir.join(name));
+    let sector = |n: u64| {
+        let mut bytes = [0; SECTOR];
+        file.read(&mut bytes, n * SECTOR as u64);
+        identify(&bytes, n).unwrap_or_else(|what| panic!("{name}: sector {n} is {what}"))
+    };
+    (0..sectors as u64).map(sector).collect()
 }
 
 /// Puts data into a part of the sectors.

@@ -2,7 +2,7 @@
 //! and whether that is a sound image with everything that must be in it.
 
 use super::case::Made;
-use super::model::{Model, Value};
+use super::model::{ANYTHING, Model, Value, ZERO};
 use super::pages::Pages;
 use super::recorder::Recorder;
 use super::rng::Rng;
@@ -92,12 +92,19 @@ impl Cuts<'_> {
         let mut run = Run::new(start).map_err(|e| e.to_string())?;
         run.strict = false;
         run.disk.activate().map_err(|e| e.to_string())?;
+        let sectors = run.sectors();
+        let sizes = self.model.sizes_after_cut(instant);
+        if !sizes.is_empty() && !sizes.contains(&sectors) {
+            return Err(format!("it has {sectors} sectors, not one of {sizes:?}"));
+        }
         let durable = self.model.durable_at(instant);
         let mut now = self.model.initial().to_vec();
-        for (first, n) in runs(&self.model.touched()) {
+        let mut touched = self.model.touched();
+        touched.retain(|sector| *sector < sectors);
+        for (first, n) in runs(&touched) {
             for (sector, value) in (first..).zip(run.read(first, n)?) {
                 let allowed = self.model.after_cut(sector, instant, &durable);
-                if !allowed.contains(&value) {
+                if !allowed.contains(&value) && !allowed.contains(&ANYTHING) {
                     let story = self.model.story(sector);
                     return Err(format!(
                         "sector {sector} is {value:#x}, not one of {allowed:x?}\n{story}"
@@ -115,8 +122,10 @@ impl Cuts<'_> {
     /// The image is as good as any: it can be written to, and the power can
     /// fail again.
     fn go_on(&self, world: &Arc<World>, now: Vec<Value>, rng: &mut Rng) -> Result<(), String> {
+        let mut below = self.made.below.clone();
+        below.resize(now.len(), ZERO);
         let start = Start {
-            model: Model::new(now, self.made.below.clone()).later(self.model),
+            model: Model::new(now, below).later(self.model),
             ..self.made.start(world, 2, rng.next())
         };
         let mut run = Run::new(start).map_err(|e| e.to_string())?;

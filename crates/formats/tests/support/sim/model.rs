@@ -85,7 +85,12 @@ pub enum Kind {
     Write,
     Zero,
     Discard,
+    /// It is behind the end of a disk that is to be smaller.
+    Cut,
 }
+
+/// What a sector may be that is just being cut off.
+pub const ANYTHING: Value = Value::MAX;
 
 /// One request that changes sectors.
 #[derive(Clone, Debug)]
@@ -117,6 +122,8 @@ pub struct Model {
     /// Of sectors that were changed: the actions in order.
     history: HashMap<u64, Vec<u32>>,
     flushes: Vec<Flush>,
+    /// Sizes in sectors, each with when it began to be the disk's, and from when on it is durable.
+    sizes: Vec<(u64, Option<u64>, u64)>,
 }
 
 impl Model {
@@ -129,7 +136,44 @@ impl Model {
             actions: Vec::new(),
             history: HashMap::new(),
             flushes: Vec::new(),
+            sizes: Vec::new(),
         }
+    }
+
+    /// The disk may become larger, up to so many sectors. What is new is zeroes.
+    pub fn with_room(mut self, sectors: u64) -> Model {
+        self.sizes.push((0, Some(0), self.sectors()));
+        self.initial.resize(sectors as usize, ZERO);
+        self.below.resize(sectors as usize, ZERO);
+        self
+    }
+
+    /// The disk begins to get this size, in sectors: what to call when it has it.
+    pub fn resizing(
+        &mut self,
+        now: u64,
+        from: u64,
+        to: u64,
+    ) -> impl FnOnce(&mut Model, u64) + use<> {
+        let size = self.sizes.len();
+        self.sizes.push((now, None, to));
+        let lost = from.saturating_sub(to);
+        let (cut, _) = self.begin(Kind::Cut, false, now, to, lost);
+        move |model, now| {
+            model.sizes[size].1 = Some(now);
+            model.end(cut, now, false);
+            let (zero, _) = model.begin(Kind::Zero, true, now + 1, to, lost);
+            model.end(zero, now + 1, false);
+        }
+    }
+
+    /// What sizes the disk may have after the power was cut.
+    pub fn sizes_after_cut(&self, cut: u64) -> Vec<u64> {
+        let begun = self.sizes.iter().filter(|(begun, ..)| *begun <= cut);
+        let begun: Vec<_> = begun.collect();
+        let settled = |size: &&(u64, Option<u64>, u64)| size.1.is_some_and(|done| done <= cut);
+        let last = begun.iter().rposition(settled).unwrap_or(0);
+        begun[last..].iter().map(|(_, _, size)| *size).collect()
     }
 
     /// Its data differs from that of a model before it.
@@ -236,7 +280,8 @@ impl Model {
             let all = history.iter().map(|n| (*n, &self.actions[*n as usize]));
             all.filter(|(_, action)| action.submitted <= until)
         };
-        let rules = |action: &Action| action.kind != Kind::Discard && !action.failed;
+        let rules =
+            |action: &Action| matches!(action.kind, Kind::Write | Kind::Zero) && !action.failed;
         let ruling = actions().filter(|(n, a)| rules(a) && settled(*n as usize, a));
         let last = ruling.map(|(_, a)| a.submitted).max().unwrap_or(0);
         let mut allowed = Vec::new();
@@ -251,6 +296,7 @@ impl Model {
                 Kind::Write => allowed.push(self.after + number + 1),
                 Kind::Zero => allowed.push(ZERO),
                 Kind::Discard => allowed.push(ZERO),
+                Kind::Cut => allowed.extend([ZERO, ANYTHING]),
             }
         }
         allowed

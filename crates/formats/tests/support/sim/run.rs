@@ -1,12 +1,13 @@
 //! A run: random requests by several workers, each read compared.
 
+use super::case::Made;
 use super::model::{Kind, Model, SECTOR, Value, ZERO, fill, identify};
 use super::recorder::{Names, Recorder};
 use super::rng::Rng;
 use super::worker::{Ask, DEPTH, Flight, Worker};
 use super::world::{World, trace};
 use fathom_core::extents::extents;
-use fathom_core::{Disk, DiskError, Op};
+use fathom_core::{Disk, DiskError, Op, Resize};
 use fathom_formats::served::{ImageDisk, ImageOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,6 +37,9 @@ pub struct Run {
     /// Sectors of a cluster, and of a window.
     cluster: u64,
     window: u64,
+    wide: bool,
+    /// Requests that end behind this sector, and begin up to this instant: the disk is resized.
+    may_fail: Option<(u64, u64)>,
 }
 
 /// What a run is made of.
@@ -73,16 +77,6 @@ impl Run {
         let mut disk = open(&start.world, start.names, &start.options)?;
         let mut rng = Rng::new(start.seed);
         let cluster = start.cluster / SECTOR as u64;
-        let sectors = start.model.sectors();
-        let window = match start.wide {
-            true => sectors,
-            false => (16 * cluster).clamp(64, 4096.max(3 * cluster)).min(sectors),
-        };
-        let windows = (0..3).map(|_| match rng.below(3) {
-            0 => sectors - window,
-            _ => rng.below(sectors - window + 1) / cluster * cluster,
-        });
-        let windows = windows.collect();
         let flushes = [0, 0, 3, 20][rng.below(4) as usize];
         let fua = [0, 0, 5, 30][rng.below(4) as usize];
         let compressed = match disk.compress_unit() {
@@ -100,8 +94,10 @@ impl Run {
             disk = open(&start.world, start.names, &options)?;
         }
         let workers = (0..start.workers).map(|n| Worker::new(&disk, &start.world, n));
-        Ok(Run {
-            windows,
+        let mut run = Run {
+            windows: Vec::new(),
+            wide: start.wide,
+            may_fail: None,
             workers: workers.collect(),
             world: start.world,
             model: start.model,
@@ -112,10 +108,91 @@ impl Run {
             fua,
             compressed,
             cluster,
-            window,
+            window: 0,
             disk,
             rng,
-        })
+        };
+        run.choose_windows();
+        Ok(run)
+    }
+
+    /// Random sizes that it can have, one after the other: so many.
+    pub fn resizes(&mut self, made: &Made, count: u64) {
+        for _ in 0..count {
+            let (now, room) = (self.sectors(), self.model.sectors());
+            let sectors = match self.rng.below(4) {
+                0 => room - self.rng.below(8),
+                1 => (now + self.rng.below(4 * self.cluster)).min(room),
+                2 => now.saturating_sub(self.rng.below(4 * self.cluster)).max(64),
+                _ => 64 + self.rng.below(room - 64),
+            };
+            let outcome = self.resize(sectors);
+            let refused = made.case.refuses(now, sectors);
+            assert_eq!(outcome.is_err(), refused, "{now} to {sectors}: {outcome:?}");
+        }
+    }
+
+    fn choose_windows(&mut self) {
+        let (sectors, cluster, rng) = (self.sectors(), self.cluster, &mut self.rng);
+        let window = match self.wide {
+            true => sectors,
+            false => (16 * cluster).clamp(64, 4096.max(3 * cluster)).min(sectors),
+        };
+        let windows = (0..3).map(|_| match rng.below(3) {
+            0 => sectors - window,
+            _ => rng.below(sectors - window + 1) / cluster * cluster,
+        });
+        self.windows = windows.collect();
+        self.window = window;
+    }
+
+    /// What the disk has now.
+    pub fn sectors(&self) -> u64 {
+        self.disk.info().size / SECTOR as u64
+    }
+
+    /// Gives the disk so many sectors, with requests meanwhile. The error: it has those that it
+    /// had.
+    pub fn resize(&mut self, sectors: u64) -> Result<(), DiskError> {
+        let before = self.sectors();
+        let begun = self.world.tick();
+        let resizing = self.disk.begin_resize(&Resize {
+            size: Some(sectors * SECTOR as u64),
+            shrink: true,
+            settle: &|| Ok(()),
+        })?;
+        trace(|| format!("{begun} from {before} to {sectors} sectors"));
+        let done = self.model.resizing(begun, before, sectors);
+        self.may_fail = Some((before.min(sectors), u64::MAX));
+        let outcome = loop {
+            let worker = self.rng.below(self.workers.len() as u64) as usize;
+            if self.rng.one_in(4) && self.workers[worker].in_flight() < DEPTH {
+                let ask = self.random();
+                self.submit(worker, ask);
+            } else {
+                self.step();
+            }
+            if let Some(outcome) = resizing.poll() {
+                break outcome;
+            }
+        };
+        let now = self.world.tick();
+        self.world.tick();
+        trace(|| format!("{now} resized: {outcome:?}"));
+        let flights = self.workers.iter().flat_map(|worker| worker.flights());
+        for flight in flights.filter(|_| outcome.is_ok()) {
+            let end = flight.ask.first + flight.ask.sectors;
+            assert!(end <= sectors, "{:?} outlives the resize", flight.ask);
+        }
+        self.may_fail = Some((before.min(sectors), now));
+        if outcome.is_ok() {
+            assert_eq!(self.sectors(), sectors);
+            done(&mut self.model, now);
+        } else {
+            assert_eq!(self.sectors(), before);
+        }
+        self.choose_windows();
+        outcome.map(|_| ())
     }
 
     /// A random number of the run.
@@ -289,7 +366,7 @@ impl Run {
     /// Compares every sector with the model; what they hold.
     pub fn compare_all(&mut self) -> Vec<Value> {
         let now = self.world.tick();
-        let sectors = self.model.sectors();
+        let sectors = self.sectors();
         let mut holds = Vec::with_capacity(sectors as usize);
         for first in (0..sectors).step_by(256) {
             let n = (sectors - first).min(256);
@@ -397,7 +474,11 @@ impl Run {
         let any = !done.is_empty();
         for (flight, errno) in done {
             let now = self.world.tick();
-            assert!(!self.strict || errno == 0, "{:?}: {errno}", flight.ask);
+            let end = flight.ask.first + flight.ask.sectors;
+            let may_fail = |(sector, until)| end > sector && flight.submitted <= until;
+            let is_expected = errno == libc::EIO && self.may_fail.is_some_and(may_fail);
+            let is_bad = self.strict && errno != 0 && !is_expected;
+            assert!(!is_bad, "{:?}: {errno}", flight.ask);
             self.failures += u64::from(errno != 0);
             trace(|| {
                 format!(
@@ -477,7 +558,10 @@ impl Run {
         let which = self.rng.below(self.windows.len() as u64) as usize;
         let first = self.windows[which] + self.rng.below(self.window);
         let first = first / self.cluster * self.cluster;
-        (first, self.cluster.min(self.model.sectors() - first))
+        (
+            first,
+            self.cluster.min(self.sectors().max(first + 1) - first),
+        )
     }
 
     /// Somewhere in one of the windows; whole clusters more often if asked.

@@ -123,6 +123,8 @@ impl Worker {
     /// Another worker may have woken tasks of this one.
     pub fn look_again(&mut self) {
         self.channel.complete(&mut self.cx, NOBODY, WOKEN, 0);
+        self.cx.tick();
+        self.channel.timer(&mut self.cx);
     }
 
     /// Requests that are done, with their errors.

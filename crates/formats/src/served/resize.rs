@@ -1,0 +1,356 @@
+//! Disks of other sizes, while requests go on.
+//!
+//! A disk that grows gets room in its L1 table first; then what is new is made to read as zeroes,
+//! and when all of that is durable, its size is written to the header. A disk that shrinks refuses
+//! what is behind its new end; when no request is in flight that is there, its clusters are let go
+//! of, and when that is durable, the size is written. All is done by the ways of ordinary requests,
+//! so a power cut at any instant leaves a sound image of the one size or the other.
+
+use super::active::Active;
+use super::alloc::Run;
+use super::disk::Shared;
+use super::epoch::{InEpoch, InFlight};
+use super::io::{Buf, Errno, Io};
+use super::jobs::Job;
+use super::layout::Layout;
+use super::slice::Slice;
+use super::tables::{Tables, Unlinked};
+use super::worker_io::TaskIo;
+use super::zero::Empty;
+use crate::qcow2::{L1Entry, L2Entry, Region};
+use crate::{GuestOffset, HostOffset};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long to wait for requests in flight.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// L2 tables that are let go of before that is written.
+const TABLES_AT_ONCE: usize = 16;
+
+/// Bytes that are made zeroes before what is dirty is looked at.
+const ZEROED_AT_ONCE: u64 = 64 << 20;
+
+/// Clusters that are put into their places before what is dirty is looked at.
+const PLACED_AT_ONCE: u64 = 4096;
+
+impl Active {
+    /// Gives the disk another size. If that fails, it has the one that it had.
+    pub(super) async fn resize(
+        &self,
+        io: &TaskIo,
+        shared: &Shared,
+        counts: &Arc<InFlight>,
+        job: &Job,
+    ) -> Result<(), Errno> {
+        let tables = self.top().ok_or(libc::EIO)?;
+        let (old, new) = (tables.size(), job.size);
+        if new < old {
+            shared.set_size(new);
+            let shrunk = self.shrink(io, tables, new).await;
+            match shrunk {
+                Ok(()) => tables.set_size(new),
+                Err(_) => shared.set_size(old),
+            }
+            return shrunk;
+        }
+        if let Layout::Qcow2(g) = &tables.layout {
+            tables.grow_l1(io, g.l1_entries_for(new)).await?;
+            // Saved VM state, say, or what was left by a failure.
+            tables.cut(io, g.clusters_of(old)).await?;
+        }
+        tables.set_size(new);
+        let grown = self.grow(io, tables, counts, job, old).await;
+        match grown {
+            Ok(()) => shared.set_size(new),
+            Err(_) => {
+                tables.set_size(old);
+                // A successor would find entries of what is not there.
+                let _ = tables.write_back_now(io).await;
+            }
+        }
+        grown
+    }
+
+    async fn shrink(&self, io: &TaskIo, tables: &Tables, size: u64) -> Result<(), Errno> {
+        self.outlive(io).await?;
+        let clusters = GuestOffset(size).up_to(tables.layout.cluster_size());
+        let clusters = clusters.cluster(tables.layout.cluster_bits());
+        tables.cut(io, clusters).await?;
+        tables.write_size(io, size).await
+    }
+
+    async fn grow(
+        &self,
+        io: &TaskIo,
+        tables: &Tables,
+        counts: &Arc<InFlight>,
+        job: &Job,
+        old: u64,
+    ) -> Result<(), Errno> {
+        // Some take the old end for that of its cluster.
+        self.outlive(io).await?;
+        {
+            let parity = self.epochs.enter(counts);
+            let _counted = InEpoch::adopt(self.epochs.clone(), counts.clone(), parity);
+            match job.raw_data_file {
+                true => tables.place_all(io, old, job.size).await?,
+                false => self.hide(io, tables, old, job.size).await?,
+            }
+        }
+        tables.write_size(io, job.size).await
+    }
+
+    /// Waits until all requests have ended that were there before.
+    async fn outlive(&self, io: &TaskIo) -> Result<(), Errno> {
+        let epoch = self.epochs.now();
+        let start = Instant::now();
+        while !self.epochs.is_over(epoch) {
+            if start.elapsed() > PATIENCE {
+                return Err(libc::ETIMEDOUT);
+            }
+            io.pause().await;
+        }
+        Ok(())
+    }
+
+    /// What is new reads as zeroes: the rest of the cluster in which the disk ends, which may have
+    /// anything in it, and what a larger backing file has.
+    async fn hide(&self, io: &TaskIo, tables: &Tables, old: u64, new: u64) -> Result<(), Errno> {
+        let size = tables.layout.cluster_size();
+        let below = self.layers.get(1).map_or(0, |layer| layer.size());
+        let end = GuestOffset(old.max(below.min(new))).up_to(size);
+        let (mut at, end) = (GuestOffset(old), end.min(GuestOffset(new)));
+        while at < end {
+            let next = end.min((at + ZEROED_AT_ONCE).down_to(size));
+            let how = Empty::Zero { unmap: true };
+            self.empty(io, tables, how, at..next).await?;
+            tables.limit_dirty(io).await?;
+            at = next;
+        }
+        Ok(())
+    }
+}
+
+impl Tables {
+    /// Each new cluster is where the data file has it.
+    async fn place_all(&self, io: &TaskIo, old: u64, new: u64) -> Result<(), Errno> {
+        let (bits, size) = (self.layout.cluster_bits(), self.layout.cluster_size());
+        let all = self.layout.all_units();
+        for cluster in old.div_ceil(size)..new.div_ceil(size) {
+            let guest = GuestOffset::of_cluster(cluster, bits);
+            let _room = self.make_room(io, 1).await?;
+            let _allocating = self.allocating.lock(cluster..cluster + 1).await;
+            let slice = self.slice_to_change(io, guest).await?;
+            let entry = self.layout.entry(Some(guest.in_data_file()), all, 0);
+            self.link(&mut self.state(), &slice, self.index_of(guest), entry);
+            drop(slice);
+            if cluster % PLACED_AT_ONCE == 0 {
+                self.limit_dirty(io).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The L1 table, also on disk, has so many entries at least.
+    async fn grow_l1(&self, io: &impl Io, entries: u64) -> Result<(), Errno> {
+        let entries = usize::try_from(entries).map_err(|_| libc::EFBIG)?;
+        if entries <= self.l1.len() {
+            return Ok(());
+        }
+        let bytes = entries as u64 * L1Entry::SIZE;
+        let clusters = bytes.div_ceil(self.layout.cluster_size());
+        let run = self.allocate(io, clusters, true).await?;
+        let moved = self.move_l1(io, &run, entries).await;
+        if moved.is_err() {
+            self.give_back(&run);
+        }
+        moved
+    }
+
+    /// Where it was is free when nothing on disk refers to it.
+    async fn move_l1(&self, io: &impl Io, run: &Run, entries: usize) -> Result<(), Errno> {
+        let bits = self.layout.cluster_bits();
+        let (old, len) = (self.l1.offset(), self.l1.len() as u64 * L1Entry::SIZE);
+        let new = run.start(bits);
+        let _alone = self.writing_back.lock_all().await;
+        // The refcounts of its clusters. Entries that are made from now on are written later, to
+        // where it is then.
+        self.write_back(io).await?;
+        let mut table = Buf::new((run.len() << bits) as usize);
+        if len > 0 {
+            let before = io.read(self.storage, old, len.next_multiple_of(512) as usize);
+            let len = len as usize;
+            table.bytes_mut()[..len].copy_from_slice(&before.await?.bytes()[..len]);
+        }
+        io.write(self.storage, new, table).await?;
+        self.barrier(io).await?;
+        let count = (entries as u32).to_be_bytes();
+        let place = new.0.to_be_bytes();
+        self.change_header(io, &[(36, &count), (40, &place)])
+            .await?;
+        self.l1.moved(new, entries);
+        let mut state = self.state();
+        state.alloc.metadata.remove_bytes(old, len);
+        let clusters = run.clusters.clone();
+        state.alloc.metadata.add(Region::ActiveL1, clusters);
+        if len > 0 {
+            state.unlinked.push(Unlinked::new(old, len));
+        }
+        self.dirty.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The header says that the disk has this size, after everything else is durable.
+    async fn write_size(&self, io: &impl Io, size: u64) -> Result<(), Errno> {
+        let _alone = self.writing_back.lock_all().await;
+        if let Some(journal) = &self.state().journal {
+            journal.announce_size(size);
+        }
+        self.write_back(io).await?;
+        let changed = match self.layout {
+            Layout::Qcow2(_) => (24, size.to_be_bytes()),
+            Layout::Qed(_) => (48, size.to_le_bytes()),
+        };
+        self.change_header(io, &[(changed.0, &changed.1)]).await?;
+        if let Some(journal) = &self.state().journal {
+            journal.set_size(size);
+        }
+        Ok(())
+    }
+
+    /// Changes bytes of the header's first sector, which is written wholly or not at all. The
+    /// caller has the lock of writing back.
+    async fn change_header(&self, io: &impl Io, changes: &[(usize, &[u8])]) -> Result<(), Errno> {
+        let sector = io.read(self.storage, HostOffset(0), 512).await?;
+        let mut changed = Buf::new(512);
+        changed.bytes_mut().copy_from_slice(sector.bytes());
+        for (at, bytes) in changes {
+            changed.bytes_mut()[*at..at + bytes.len()].copy_from_slice(bytes);
+        }
+        let Err(errno) = self.write_header(io, changed).await else {
+            return Ok(());
+        };
+        // Nobody knows which of the two is there.
+        if self.write_header(io, sector).await.is_err() {
+            self.mark_corrupt("its header cannot be written");
+        }
+        Err(errno)
+    }
+
+    async fn write_header(&self, io: &impl Io, sector: Buf) -> Result<(), Errno> {
+        io.write(self.storage, HostOffset(0), sector).await?;
+        self.barrier(io).await
+    }
+
+    /// Lets go of all guest clusters from this one on, durably. No request is there.
+    async fn cut(&self, io: &impl Io, from: u64) -> Result<(), Errno> {
+        let per_table = self.layout.slice_entries() * self.layout.slices_per_table();
+        let whole = from.next_multiple_of(per_table);
+        self.cut_clusters(io, from..whole).await?;
+        let mut next = (whole / per_table) as usize;
+        loop {
+            let _alone = self.writing_back.lock_all().await;
+            // Slices that are written need their tables, and so does a successor for what is in
+            // the journal.
+            self.write_back(io).await?;
+            let mut cut = 0;
+            while next < self.l1.len() && cut < TABLES_AT_ONCE {
+                cut += usize::from(self.cut_table(io, next).await?);
+                next += 1;
+            }
+            if cut == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Clusters of one table. (A successor may find them as they were.)
+    async fn cut_clusters(&self, io: &impl Io, clusters: Range<u64>) -> Result<(), Errno> {
+        let (bits, entries) = (self.layout.cluster_bits(), self.layout.slice_entries());
+        let mut at = clusters.start;
+        while at < clusters.end {
+            let end = clusters.end.min((at / entries + 1) * entries);
+            let guest = GuestOffset::of_cluster(at, bits);
+            if self.l1_index(self.slice_of(guest)) >= self.l1.len() {
+                return Ok(());
+            }
+            let Some(slice) = self.slice(io, self.slice_of(guest)).await? else {
+                return Ok(());
+            };
+            if self.has_entries(&slice.0, at..end) {
+                drop(slice);
+                let slice = self.slice_to_change(io, guest).await?;
+                let gone = self.references(&slice.0, at..end)?;
+                let mut state = self.state();
+                state.unlinked.extend(gone);
+                for cluster in at..end {
+                    let index = self.index_of(GuestOffset::of_cluster(cluster, bits));
+                    self.set_entry(&mut state, &slice, index, L2Entry::default());
+                }
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// The whole table of an L1 entry; false if there is none. The caller has the lock of writing
+    /// back, and nothing of the table is dirty.
+    async fn cut_table(&self, io: &impl Io, index: usize) -> Result<bool, Errno> {
+        let entry = self.l1.entry(index).load(Ordering::Acquire);
+        let table = self.checked(self.layout.table(entry, self.known_len()))?;
+        let Some(table) = table else {
+            return Ok(false);
+        };
+        let mut gone = vec![Unlinked {
+            offset: table,
+            len: self.layout.table_bytes(),
+            is_table: true,
+        }];
+        let slices = index as u64 * self.layout.slices_per_table();
+        let slices = slices..slices + self.layout.slices_per_table();
+        for number in slices.clone() {
+            let cached = self.state().cache.get(number);
+            let slice = match cached {
+                Some(slice) => slice,
+                None => {
+                    let at = self.place_of(number, table);
+                    let len = self.layout.slice_bytes() as usize;
+                    let bytes = io.read(self.storage, at, len).await?;
+                    Arc::new(Slice::parse(number, bytes.bytes(), &self.layout))
+                }
+            };
+            let first = number * self.layout.slice_entries();
+            gone.extend(self.references(&slice, first..first + self.layout.slice_entries())?);
+        }
+        let mut state = self.state();
+        state.unlinked.extend(gone);
+        state.cache.forget(slices);
+        self.l1.entry(index).store(0, Ordering::Release);
+        state.dirty_l1.insert(index);
+        self.dirty.store(true, Ordering::Release);
+        Ok(true)
+    }
+
+    /// What the entries of these clusters, all of the slice, refer to in the image's file.
+    fn references(&self, slice: &Slice, clusters: Range<u64>) -> Result<Vec<Unlinked>, Errno> {
+        let bits = self.layout.cluster_bits();
+        let file_len = self.known_len();
+        let mut found = Vec::new();
+        for cluster in clusters {
+            let guest = GuestOffset::of_cluster(cluster, bits);
+            let entry = slice.entry(self.index_of(guest));
+            let decoded = self.checked(self.layout.decode(entry, guest, file_len))?;
+            found.extend(self.referred(&decoded));
+        }
+        Ok(found)
+    }
+
+    fn has_entries(&self, slice: &Slice, mut clusters: Range<u64>) -> bool {
+        let bits = self.layout.cluster_bits();
+        let index = |cluster| self.index_of(GuestOffset::of_cluster(cluster, bits));
+        clusters.any(|cluster| slice.entry(index(cluster)) != L2Entry::default())
+    }
+}

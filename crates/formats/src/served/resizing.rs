@@ -1,0 +1,219 @@
+//! Giving an image's disk another size: what is refused, and what is done before and after a worker
+//! does the rest ([`super::resize`]).
+
+use super::disk::ImageDisk;
+use super::io::Errno;
+use super::jobs::Job;
+use super::open::{check, told, unusable};
+use super::storage::Storage;
+use crate::offline::Image;
+use crate::qcow2::{L1Entry, MAX_L1_BYTES};
+use crate::{Error, Format, qcow2, qed};
+use fathom_core::{DiskError, Resize};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvError, TryRecvError, sync_channel};
+
+/// A disk that is getting another size.
+pub struct Resizing {
+    path: PathBuf,
+    size: u64,
+    outcome: Receiver<Result<(), Errno>>,
+    /// To be cut to that size in the end.
+    cut: Option<Arc<dyn Storage>>,
+}
+
+impl Resizing {
+    /// Waits for the end: the disk's size.
+    pub fn wait(self) -> Result<u64, DiskError> {
+        let outcome = self.outcome.recv();
+        self.end(outcome)
+    }
+
+    /// The same, if it is over.
+    pub fn poll(&self) -> Option<Result<u64, DiskError>> {
+        match self.outcome.try_recv() {
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(self.end(Err(RecvError))),
+            Ok(outcome) => Some(self.end(Ok(outcome))),
+        }
+    }
+
+    fn end(&self, outcome: Result<Result<(), Errno>, RecvError>) -> Result<u64, DiskError> {
+        let path = self.path.display();
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(libc::ETIMEDOUT)) => {
+                return Err(DiskError::Refused(format!(
+                    "{path}: requests that are in flight do not end: the disk stays as large as \
+                     it is"
+                )));
+            }
+            Ok(Err(errno)) => return Err(self.failed(io::Error::from_raw_os_error(errno))),
+            Err(RecvError) => {
+                let problem = format!("{path}: cannot be resized: it is not in use any more");
+                return Err(DiskError::Refused(problem));
+            }
+        }
+        if let Some(file) = &self.cut {
+            let cut = file.set_len(self.size).and_then(|()| file.sync());
+            cut.map_err(|error| self.failed(error))?;
+        }
+        Ok(self.size)
+    }
+
+    fn failed(&self, source: io::Error) -> DiskError {
+        DiskError::Io {
+            path: self.path.clone(),
+            what: "cannot be resized",
+            source,
+        }
+    }
+}
+
+impl ImageDisk {
+    /// Begins to give the disk, which is activated and has workers, the size that `to` names. It
+    /// must be over before the next time, and before the disk is deactivated. `to.settle` is not
+    /// needed.
+    pub fn begin_resize(&self, to: &Resize) -> Result<Resizing, DiskError> {
+        let (old, path) = (self.shared.size(), self.path());
+        let size = to.wanted(old)?.unwrap_or(old);
+        if self.options.format == Format::Raw {
+            return Err(self.is_part());
+        }
+        if self.options.read_only || self.active().is_none() {
+            return Err(unusable(
+                path,
+                "cannot be resized: it is not in use for writing",
+            ));
+        }
+        let image = self.read()?;
+        let checked = match &image {
+            Image::Qcow2(header) => self.check_qcow2(header, size),
+            Image::Qed(header, _) => self.check_qed(header, size),
+            Image::Raw { .. } => unreachable!("its format is another one"),
+        };
+        checked.map_err(|problem| {
+            DiskError::Refused(format!("{}: cannot be resized: {problem}", path.display()))
+        })?;
+        let link = &self.chain.links[0];
+        let data = (link.data != link.storage).then(|| usize::from(link.data));
+        let data = data.map(|id| self.chain.storages[id].clone());
+        let raw = matches!(&image, Image::Qcow2(header) if header.data_file_is_raw());
+        if let Some(data) = data.as_ref().filter(|_| size > old) {
+            let grown = grow_data_file(&**data, old, size, raw);
+            grown.map_err(told(data.path()))?;
+        }
+        let (send, outcome) = sync_channel(1);
+        self.shared.jobs.post(Job {
+            size,
+            raw_data_file: raw,
+            outcome: send,
+        });
+        Ok(Resizing {
+            path: path.to_owned(),
+            size,
+            outcome,
+            cut: data.filter(|_| size < old),
+        })
+    }
+
+    /// Takes in the size that somebody else has given the image while it was not in use here.
+    pub(super) fn take_in(&self) -> Result<u64, DiskError> {
+        if self.options.format == Format::Raw {
+            return Err(self.is_part());
+        }
+        if self.active().is_none() && self.options.snapshot.is_none() {
+            let image = self.read()?;
+            check(self.path(), &image, !self.options.read_only)?;
+            if image.size() == 0 {
+                return Err(unusable(self.path(), "is a disk of 0 bytes now"));
+            }
+            self.shared.set_size(image.size());
+        }
+        Ok(self.shared.size())
+    }
+
+    fn is_part(&self) -> DiskError {
+        DiskError::Refused(format!(
+            "{}: a disk that is a part of its file (--offset, --size) cannot be resized",
+            self.path().display()
+        ))
+    }
+
+    fn read(&self) -> Result<Image, DiskError> {
+        let image = Image::read(&*self.chain.storages[0], self.options.format);
+        image.map_err(told(self.path()))
+    }
+
+    /// Bytes of the backing file's disk.
+    fn below(&self) -> u64 {
+        self.chain.links.get(1).map_or(0, |link| link.image.size())
+    }
+
+    fn check_qcow2(&self, header: &qcow2::Header, size: u64) -> Result<(), String> {
+        let g = header.geometry();
+        let entries = g.l1_entries_for(size);
+        let clusters = g.clusters_of(entries.saturating_mul(L1Entry::SIZE));
+        let old = self.shared.size();
+        if entries > MAX_L1_BYTES / L1Entry::SIZE {
+            return Err(
+                "the size is too large for its L1 table; convert it with a larger cluster_size"
+                    .into(),
+            );
+        }
+        if entries > header.l1_entries.into() && clusters >= g.refcount_block_entries() {
+            return Err(format!(
+                "its L1 table would have {clusters} clusters, too many while it is served: end \
+                 the server, then use fathom img resize"
+            ));
+        }
+        if header.version < 3 && header.snapshots > 0 {
+            return Err("it is an image of version 2 that has snapshots".into());
+        }
+        if header.version < 3 && size > old && self.below() > old {
+            return Err(
+                "its backing file is larger than its disk, and only images of version 3 can hide \
+                 that: convert it with compat=1.1"
+                    .into(),
+            );
+        }
+        match header.bitmaps() {
+            None => Ok(()),
+            Some(_) => Err(
+                "it has bitmaps, which are not resized while it is served: end the \
+                            server, then use fathom img resize, or remove them"
+                    .into(),
+            ),
+        }
+    }
+
+    fn check_qed(&self, header: &qed::Header, size: u64) -> Result<(), String> {
+        let most = header.geometry().max_size();
+        if size > most {
+            return Err(format!(
+                "its tables reach {most} bytes at most; convert it to qcow2"
+            ));
+        }
+        match size < self.shared.size() {
+            true => Err("QED images cannot be made smaller; convert it to qcow2".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// What the data file has behind the end of the disk is on the disk then, if the file is the disk
+/// by itself; else nothing of it is left.
+fn grow_data_file(data: &dyn Storage, old: u64, new: u64, raw: bool) -> crate::Result<()> {
+    let failed = || Error::io("its data file cannot be resized");
+    let len = match raw {
+        true => data.len().map_err(failed())?.max(old),
+        false => old,
+    };
+    if len >= new {
+        return Ok(());
+    }
+    let resized = data.set_len(len).and_then(|()| data.set_len(new));
+    resized.and_then(|()| data.sync()).map_err(failed())
+}
