@@ -11,7 +11,7 @@ use sim::case::{
     Backing, Case, DATA_FILE, EXTENDED, Filled, GROWING, Made, QCOW2, QED, SMALL, SNAPSHOT,
 };
 use sim::cut::{Cuts, check_image};
-use sim::run::Run;
+use sim::run::{Run, Start};
 use sim::world::{Fault, Log, World};
 use sim::{each, rounds};
 use std::sync::Arc;
@@ -61,7 +61,12 @@ impl Trial {
         let before = world.state().files.clone();
         world.state().log = Some(Log::default());
         let workers = 1 + seed as usize % 2;
-        let mut run = Run::new(made.start(&world, workers, seed)).expect("the image opens");
+        let start = made.start(&world, workers, seed);
+        let start = Start {
+            model: start.model.with_room(made.case.room()),
+            ..start
+        };
+        let mut run = Run::new(start).expect("the image opens");
         run.strict = false;
         run.flushes = 8;
         world.state().operations = 0;
@@ -113,7 +118,15 @@ fn fail_at(made: &Made, seed: u64, fault: Fault) -> bool {
     let mut trial = Trial::new(made, seed);
     trial.world.state().fault = Some(fault);
     trial.activate();
-    trial.run.requests(REQUESTS);
+    trial.run.requests(REQUESTS / 2);
+    if seed.is_multiple_of(2) || fault.first % 2 == 1 {
+        for _ in 0..2 {
+            let sectors = trial.run.random_size();
+            // It may fail, and is no other one then.
+            let _ = trial.run.resize(sectors);
+        }
+    }
+    trial.run.requests(REQUESTS / 2);
     trial.run.drain();
     let reached = trial.world.state().operations > fault.first;
     if trial.run.below(2) == 0 {
@@ -178,7 +191,10 @@ fn the_device_is_full() {
         let more = trial.run.below(60 * made.case.cluster);
         trial.world.state().limit = Some(len + more);
         trial.activate();
-        trial.run.requests(2 * REQUESTS);
+        trial.run.requests(REQUESTS);
+        let sectors = trial.run.random_size();
+        let _ = trial.run.resize(sectors);
+        trial.run.requests(REQUESTS);
         trial.run.drain();
         match seed % 2 {
             0 => trial.goes_on(made),

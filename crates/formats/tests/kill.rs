@@ -10,7 +10,7 @@ use fathom_core::{Disk, DiskError, Keepsake, Op};
 use sim::case::{Case, GROWING, Made};
 use sim::cut::check_image;
 use sim::matrix::MATRIX;
-use sim::model::{Model, Value};
+use sim::model::{Model, Value, ZERO};
 use sim::pages::Pages;
 use sim::rng::Rng;
 use sim::run::{Run, Start};
@@ -117,11 +117,13 @@ struct Next {
 /// as the one before it.
 fn live(made: &Made, left: &Left, model: Model, before: &[u64], rng: &mut Rng) -> Next {
     let mut server = Server::new(made, left, model, rng).expect("the image opens");
-    if rng.one_in(2) && !before.is_empty() {
+    let sectors = server.run.sectors();
+    let is_there = |first: &u64| first + server.run.window <= sectors;
+    if rng.one_in(2) && !before.is_empty() && before.iter().all(is_there) {
         server.run.windows = before.to_vec();
     }
     let windows = server.run.windows.clone();
-    let (left, model) = match die(&mut server, rng) {
+    let (left, model) = match die(made, &mut server, rng) {
         Some(left) => (left, server.run.model),
         None => server.kill(),
     };
@@ -134,7 +136,7 @@ fn live(made: &Made, left: &Left, model: Model, before: &[u64], rng: &mut Rng) -
 
 /// What a server has left that was killed in an operation it waited for; or it
 /// is to be killed now.
-fn die(server: &mut Server, rng: &mut Rng) -> Option<Left> {
+fn die(made: &Made, server: &mut Server, rng: &mut Rng) -> Option<Left> {
     if rng.one_in(3) {
         let killed = server.doomed(rng.below(20), |run| drop(run.disk.activate()));
         if killed.is_some() {
@@ -145,6 +147,15 @@ fn die(server: &mut Server, rng: &mut Rng) -> Option<Left> {
     server.run.activate();
     let n = rng.below(150) as usize;
     server.run.requests(n);
+    let (now, sectors) = (server.run.sectors(), server.run.random_size());
+    if rng.one_in(2) && !made.case.refuses(now, sectors) {
+        let steps = [40, 400, u64::MAX][rng.below(3) as usize];
+        let ended = server.run.resize_for(sectors, rng.below(steps));
+        if !ended.expect("it can be resized") {
+            return None;
+        }
+        server.run.requests(n / 2);
+    }
     server.run.steps(rng.below(50));
     match rng.below(8) {
         0 => {
@@ -177,7 +188,8 @@ fn finish(made: &Made, left: &Left, model: Model, rng: &mut Rng) {
     made.store(dir.path(), &server.world);
     let found = made.qemu_finds(dir.path(), true);
     found.unwrap_or_else(|problem| panic!("in the end: {problem}"));
-    assert!(made.qemu_reads(dir.path(), None) == values, "QEMU differs");
+    let theirs = made.qemu_reads_all(dir.path(), values.len());
+    assert!(theirs == values, "QEMU differs");
 }
 
 fn untouched(made: &Made) -> Left {
@@ -189,7 +201,10 @@ fn untouched(made: &Made) -> Left {
 
 /// A model of what is there now.
 fn from_now_on(made: &Made, (values, model): (Vec<Value>, Model)) -> Model {
-    Model::new(values, made.below.clone()).later(&model)
+    let room = model.sectors();
+    let mut below = made.below.clone();
+    below.resize(values.len(), ZERO);
+    Model::new(values, below).with_room(room).later(&model)
 }
 
 #[test]
@@ -197,7 +212,7 @@ fn nothing_that_was_written_is_lost() {
     each(&cases(), rounds(3), |made, seed| {
         let mut rng = Rng::new(seed ^ 0x6b11);
         let mut left = untouched(made);
-        let mut model = made.model();
+        let mut model = made.model().with_room(made.case.room());
         let mut windows = Vec::new();
         for _ in 0..KILLS {
             let next = live(made, &left, model, &windows, &mut rng);

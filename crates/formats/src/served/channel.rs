@@ -146,6 +146,7 @@ impl ImageChannel {
             }
         };
         let task = Task {
+            shared: self.shared.clone(),
             active: current.active.clone(),
             counted,
             io: TaskIo {
@@ -309,6 +310,7 @@ impl Drop for ImageChannel {
 
 /// A request that takes several steps.
 struct Task {
+    shared: Arc<Shared>,
     active: Arc<Active>,
     counted: Option<InEpoch>,
     io: TaskIo,
@@ -360,6 +362,10 @@ impl Task {
             match (written, &mut self.counted) {
                 (Err(libc::ENOSPC), Some(counted)) => {
                     counted.outside(tables.reclaim(io, given_up)).await?;
+                    // The disk may have become smaller meanwhile.
+                    if range.end.0 > self.shared.size() {
+                        return Err(libc::EIO);
+                    }
                     active.write(io, tables, &write, range).await?;
                 }
                 (written, _) => written?,

@@ -164,7 +164,8 @@ impl Tables {
         let clusters = bytes.div_ceil(self.layout.cluster_size());
         let run = self.allocate(io, clusters, true).await?;
         let moved = self.move_l1(io, &run, entries).await;
-        if moved.is_err() {
+        // Unless it may be in use on the disk.
+        if moved.is_err() && self.state().header.is_none() {
             self.give_back(&run);
         }
         moved
@@ -230,14 +231,27 @@ impl Tables {
         for (at, bytes) in changes {
             changed.bytes_mut()[*at..at + bytes.len()].copy_from_slice(bytes);
         }
-        let Err(errno) = self.write_header(io, changed).await else {
+        let written = self.write_header(io, changed).await;
+        if written.is_err() {
+            // Nobody knows which of the two is there.
+            self.state().header = Some(sector.bytes().to_vec());
+            self.dirty.store(true, Ordering::Release);
+            // Else whoever writes next does it.
+            let _ = self.settle_header(io).await;
+        }
+        written
+    }
+
+    /// The header is as it was before a change that has failed.
+    pub(super) async fn settle_header(&self, io: &impl Io) -> Result<(), Errno> {
+        let Some(sector) = self.state().header.clone() else {
             return Ok(());
         };
-        // Nobody knows which of the two is there.
-        if self.write_header(io, sector).await.is_err() {
-            self.mark_corrupt("its header cannot be written");
-        }
-        Err(errno)
+        let mut buf = Buf::new(sector.len());
+        buf.bytes_mut().copy_from_slice(&sector);
+        self.write_header(io, buf).await?;
+        self.state().header = None;
+        Ok(())
     }
 
     async fn write_header(&self, io: &impl Io, sector: Buf) -> Result<(), Errno> {

@@ -76,6 +76,9 @@ pub(super) struct State {
     /// Indexes of L1 entries that are not as on disk.
     pub(super) dirty_l1: BTreeSet<usize>,
     pub(super) unlinked: Vec<Unlinked>,
+    /// The header's first sector, which has to be written before anything else: a change of it has
+    /// failed, and may be on the disk nevertheless.
+    pub(super) header: Option<Vec<u8>>,
     pub(super) alloc: Allocator,
     /// None: nobody would give it to a successor.
     pub(super) journal: Option<Journal>,
@@ -208,6 +211,7 @@ impl Tables {
                 dirty_slices: Vec::new(),
                 dirty_l1: BTreeSet::new(),
                 unlinked: Vec::new(),
+                header: None,
                 alloc: parts.alloc,
                 journal: None,
             }),

@@ -111,6 +111,7 @@ impl Tables {
         if !self.is_whole() {
             return Err(libc::EIO);
         }
+        self.settle_header(io).await?;
         let mut dirty = self.take_dirty()?;
         let written = self.write(io, &mut dirty).await;
         if let Err(errno) = written {

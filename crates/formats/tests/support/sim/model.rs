@@ -148,22 +148,25 @@ impl Model {
         self
     }
 
-    /// The disk begins to get this size, in sectors: what to call when it has it.
+    /// The disk begins to get this size, in sectors: what to call when it has it (true), or has
+    /// not got it.
     pub fn resizing(
         &mut self,
         now: u64,
         from: u64,
         to: u64,
-    ) -> impl FnOnce(&mut Model, u64) + use<> {
+    ) -> impl FnOnce(&mut Model, u64, bool) + use<> {
         let size = self.sizes.len();
         self.sizes.push((now, None, to));
         let lost = from.saturating_sub(to);
         let (cut, _) = self.begin(Kind::Cut, false, now, to, lost);
-        move |model, now| {
-            model.sizes[size].1 = Some(now);
-            model.end(cut, now, false);
-            let (zero, _) = model.begin(Kind::Zero, true, now + 1, to, lost);
-            model.end(zero, now + 1, false);
+        move |model, now, has_it| {
+            model.end(cut, now, !has_it);
+            if has_it {
+                model.sizes[size].1 = Some(now);
+                let (zero, _) = model.begin(Kind::Zero, true, now + 1, to, lost);
+                model.end(zero, now + 1, false);
+            }
         }
     }
 
