@@ -1,6 +1,8 @@
 //! Disks that get other sizes while they are served.
 
 use crate::driver::{Request, with_disk};
+use crate::exercise::{Random, differ, exercise};
+use crate::kinds::{Kind, SIZE, qemu_img};
 use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, refused, stdout_of};
 use serde_json::Value;
 use std::fs;
@@ -20,7 +22,12 @@ fn load(served: &Served, part: &str) -> Kept {
     let mut command = fathom();
     command.args(["bench", "--vhost-user", &socket, "--rw", "randrw"]);
     command.args(["--verify", "--size", part, "--number-ios", "100000"]);
-    Kept::spawn(command.args(["--ramp-time", "0"]))
+    let load = Kept::spawn(command.args(["--ramp-time", "0"]));
+    eventually("it has begun", || {
+        let info = stdout_of(&["info", &served.control()]);
+        (!info.contains("queues:     0 running")).then_some(())
+    });
+    load
 }
 
 /// What the disk has from `at` on.
@@ -40,16 +47,28 @@ fn a_disk_grows_and_shrinks_under_load() {
     let image = dir.path().join("image");
     fs::write(&image, vec![0; 16 * MIB as usize]).unwrap();
     let image = as_arg(&image);
-    let kinds: [(&str, &[&str]); 4] = [
+    let images = [("qcow2", "qcow2"), ("qed", "qed")].map(|(name, format)| {
+        qemu_img(dir.path(), &["create", "-q", "-f", format, name, "16M"]);
+        as_arg(&dir.path().join(name))
+    });
+    let kinds: [(&str, &[&str]); 6] = [
+        (&images[0], &["--format", "qcow2", "--iothreads", "2"]),
+        (&images[1], &["--format", "qed", "--iothreads", "2"]),
         (&image, &["--iothreads", "2"]),
         (&image, &["--cache", "writeback", "--aio", "threads"]),
         ("memory:16M", &[]),
         ("null:16M", &[]),
     ];
     for (disk, args) in kinds {
-        let served = Served::start(disk, args);
+        let mut served = Served::start(disk, args);
         let mut load = (!disk.starts_with("null")).then(|| load(&served, "8M"));
-        for size in [20, 64, 12, 16] {
+        let is_qed = disk.ends_with("qed");
+        let sizes: &[u64] = if is_qed {
+            &[17, 20, 900]
+        } else {
+            &[20, 900, 12, 16]
+        };
+        for size in sizes.iter().copied() {
             let wanted = format!("{size}M");
             assert_eq!(
                 resize(&served, &[&wanted, "--shrink"]),
@@ -64,10 +83,15 @@ fn a_disk_grows_and_shrinks_under_load() {
         if let Some(load) = &mut load {
             assert!(load.0.wait().unwrap().success());
         }
-        assert_eq!(read(&served, 16 * MIB - 512).map(|b| b.len()), Ok(512));
-        assert!(read(&served, 16 * MIB).is_err());
-        if disk.starts_with('/') {
-            assert_eq!(fs::metadata(disk).unwrap().len(), 16 * MIB);
+        let end = sizes.last().unwrap() * MIB;
+        assert_eq!(read(&served, end - 512).map(|b| b.len()), Ok(512));
+        assert!(read(&served, end).is_err());
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        if disk == image {
+            assert_eq!(fs::metadata(disk).unwrap().len(), end);
+        } else if disk.starts_with('/') {
+            let format = if is_qed { "qed" } else { "qcow2" };
+            qemu_img(dir.path(), &["check", "-q", "-f", format, disk]);
         }
     }
 }
@@ -122,4 +146,121 @@ fn what_cannot_be_resized_says_so() {
         }
         assert_eq!(fs::metadata(&image).unwrap().len(), MIB);
     }
+}
+
+/// The model of a disk that is resized in these steps, each of which is done.
+fn step(served: &Served, model: &mut Vec<u8>, size: u64) {
+    assert_eq!(resize(served, &[&size.to_string(), "--shrink"]), size);
+    model.resize(size as usize, 0);
+}
+
+#[test]
+fn images_of_all_kinds_are_resized_while_they_are_used() {
+    for kind in Kind::all() {
+        eprintln!("{kind:?}");
+        let dir = kind.dir();
+        let dir = dir.path();
+        kind.make(dir);
+        let mut model = kind.contents(dir, None);
+        let snapshot = kind.snapshot(dir);
+        let mut random = Random::new(kind.number);
+        let data = as_arg(&dir.join("data.raw"));
+        let image = as_arg(&dir.join("i"));
+        let mut served = Served::start(&image, &kind.serve_writable(&data));
+        if kind.has("compat=0.10") {
+            with_disk(&served.arg("s"), 1, |disk| {
+                refused(1, &["resize", &served.control(), "20M"], &["version 2"]);
+                assert_eq!(differ(&disk.contents(), &model), None);
+            });
+            continue;
+        }
+        let control = served.control();
+        let early = ["resize", &control, "20M"];
+        refused(1, &early, &["virtual machine has not connected"]);
+        let shrinks = kind.format == "qcow2";
+        with_disk(&served.arg("s"), 2, |disk| {
+            exercise(disk, &mut model, &mut random);
+            step(&served, &mut model, 37 * MIB + 512);
+            assert_eq!(disk.size(), 37 * MIB + 512);
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+            exercise(disk, &mut model, &mut random);
+            let args = ["resize", &control, "5M", "--shrink"];
+            match shrinks {
+                true => step(&served, &mut model, 5 * MIB + 512),
+                false => refused(1, &args, &["cannot be made smaller"]),
+            }
+            let end = disk.size();
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+            let past = Request::Read {
+                offset: end - 512,
+                len: 1024,
+            };
+            assert!(disk.all(&[past])[0].is_err());
+            step(&served, &mut model, end.max(SIZE) + 1024);
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+            exercise(disk, &mut model, &mut random);
+        });
+        let word = if shrinks { "too large" } else { "at most" };
+        refused(1, &["resize", &control, "7E"], &[word]);
+        refused(1, &["resize", &control, "8E"], &["too many"]);
+        // Nobody is connected.
+        eventually("nobody uses it", || {
+            let info = stdout_of(&["info", &control]);
+            info.contains("queues:     0 running").then_some(())
+        });
+        let size = model.len() as u64 + 3 * MIB;
+        step(&served, &mut model, size);
+        with_disk(&served.arg("s"), 1, |disk| {
+            assert_eq!(differ(&disk.contents(), &model), None, "{kind:?}");
+        });
+        assert_eq!(served.terminate().0, Some(0), "{}", served.log());
+        assert_eq!(differ(&kind.contents(dir, None), &model), None, "{kind:?}");
+        kind.is_clean(dir);
+        if let Some(before) = snapshot {
+            let now = kind.contents(dir, Some("first"));
+            assert_eq!(differ(&now[..before.len()], &before), None, "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn an_image_with_bitmaps_keeps_its_size() {
+    let dir = disk_dir();
+    qemu_img(dir.path(), &["create", "-q", "-f", "qcow2", "i", "12M"]);
+    qemu_img(dir.path(), &["bitmap", "--add", "--disable", "i", "b"]);
+    let image = as_arg(&dir.path().join("i"));
+    let served = Served::start(&image, &["--format", "qcow2"]);
+    with_disk(&served.arg("s"), 1, |disk| {
+        refused(1, &["resize", &served.control(), "20M"], &["bitmaps"]);
+        assert_eq!(disk.size(), SIZE);
+    });
+}
+
+#[test]
+fn nbd_clients_resize_an_image_when_nobody_is_connected() {
+    let dir = disk_dir();
+    qemu_img(dir.path(), &["create", "-q", "-f", "qcow2", "i", "12M"]);
+    let image = as_arg(&dir.path().join("i"));
+    let mut command = fathom();
+    let socket = format!("unix:{}", as_arg(&dir.path().join("n")));
+    let control = as_arg(&dir.path().join("c"));
+    command.args(["serve", &image, "--format", "qcow2", "--nbd", &socket]);
+    let mut served = Served::spawn(
+        {
+            command.args(["--control", &control]);
+            command
+        },
+        disk_dir(),
+    );
+    served.wait_for("NBD clients connect to");
+    stdout_of(&["disk", "resize", &control, "20M"]);
+    let said = qemu_img(dir.path(), &["info", "--force-share", "i"]);
+    assert!(said.contains("20 MiB"), "{said}");
+    // Another process gives it another size, which is taken in.
+    qemu_img(dir.path(), &["resize", "-q", "i", "24M"]);
+    let said = stdout_of(&["resize", &control]);
+    assert_eq!(said, "the disk has 24 MiB (25165824 bytes)\n");
+    let uri = format!("nbd+unix:///?socket={}", as_arg(&dir.path().join("n")));
+    let args = ["bench", "--nbd", &uri, "--rw", "randrw", "--verify"];
+    stdout_of(&[&args[..], &["--number-ios", "500", "--offset", "20M"]].concat());
 }
