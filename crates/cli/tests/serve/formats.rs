@@ -238,8 +238,11 @@ fn the_daemon_knows_what_it_serves() {
         (&"qcow2".into(), &SIZE.into())
     );
     let resized = stdout_of(&["resize", &server.api()]);
-    assert_eq!(resized, "the disk has 12 MiB (12582912 bytes)
-");
+    assert_eq!(
+        resized,
+        "the disk has 12 MiB (12582912 bytes)
+"
+    );
     // Nobody uses it, so it is not locked; then somebody does.
     qemu_io(dir.path(), "i", "qcow2", &["write -P 7 0 64k"]);
     with_disk(&server.arg("s"), 1, |disk| {

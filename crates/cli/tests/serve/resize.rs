@@ -24,7 +24,7 @@ fn load(served: &Served, part: &str) -> Kept {
     command.args(["--verify", "--size", part, "--number-ios", "100000"]);
     let load = Kept::spawn(command.args(["--ramp-time", "0"]));
     eventually("it has begun", || {
-        let info = stdout_of(&["info", &served.control()]);
+        let info = stdout_of(&["info", &served.api()]);
         (!info.contains("queues:     0 running")).then_some(())
     });
     load
@@ -169,12 +169,12 @@ fn images_of_all_kinds_are_resized_while_they_are_used() {
         let mut served = Served::start(&image, &kind.serve_writable(&data));
         if kind.has("compat=0.10") {
             with_disk(&served.arg("s"), 1, |disk| {
-                refused(1, &["resize", &served.control(), "20M"], &["version 2"]);
+                refused(1, &["resize", &served.api(), "20M"], &["version 2"]);
                 assert_eq!(differ(&disk.contents(), &model), None);
             });
             continue;
         }
-        let control = served.control();
+        let control = served.api();
         let early = ["resize", &control, "20M"];
         refused(1, &early, &["virtual machine has not connected"]);
         let shrinks = kind.format == "qcow2";
@@ -231,7 +231,7 @@ fn an_image_with_bitmaps_keeps_its_size() {
     let image = as_arg(&dir.path().join("i"));
     let served = Served::start(&image, &["--format", "qcow2"]);
     with_disk(&served.arg("s"), 1, |disk| {
-        refused(1, &["resize", &served.control(), "20M"], &["bitmaps"]);
+        refused(1, &["resize", &served.api(), "20M"], &["bitmaps"]);
         assert_eq!(disk.size(), SIZE);
     });
 }
@@ -247,7 +247,7 @@ fn nbd_clients_resize_an_image_when_nobody_is_connected() {
     command.args(["serve", &image, "--format", "qcow2", "--nbd", &socket]);
     let mut served = Served::spawn(
         {
-            command.args(["--control", &control]);
+            command.args(["--api", &control]);
             command
         },
         disk_dir(),
