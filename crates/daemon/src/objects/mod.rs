@@ -5,6 +5,7 @@ mod all;
 mod changes;
 mod disk;
 mod nbd;
+mod resizings;
 mod serving;
 mod shared_disk;
 mod tracer;
