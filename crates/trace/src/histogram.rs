@@ -39,17 +39,18 @@ fn bucket_range<const BITS: u32>(index: usize) -> (u64, u64) {
 /// Only one thread may write; readers see each counter whole, but the set of
 /// counters only as consistent as relaxed loads make it (a request may be in
 /// the count and not yet in the sum).
+///
+/// All bytes zero: an empty one.
 pub struct Histogram {
-    buckets: Box<[AtomicU64]>,
+    buckets: [AtomicU64; buckets(COARSE)],
     sum: AtomicU64,
     max: AtomicU64,
 }
 
 impl Default for Histogram {
     fn default() -> Histogram {
-        let zeroes = (0..buckets(COARSE)).map(|_| AtomicU64::new(0));
         Histogram {
-            buckets: zeroes.collect(),
+            buckets: [const { AtomicU64::new(0) }; buckets(COARSE)],
             sum: AtomicU64::new(0),
             max: AtomicU64::new(0),
         }

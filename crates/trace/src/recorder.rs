@@ -2,35 +2,75 @@
 
 use crate::histogram::{COARSE, Counts, Histogram};
 use crate::stage::{Op, Stage, Stamps};
+use std::alloc::{Layout, handle_alloc_error};
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Per operation: a histogram of each stage, then one of the total.
-pub struct StageHistograms {
+///
+/// They take half a MiB, of which only those pages are in memory that have been written to: a disk that
+/// nobody uses has none, and one whose guest only reads has few.
+pub struct StageHistograms(NonNull<Tables>);
+
+/// All bytes zero: empty ones.
+struct Tables {
     ops: [[Histogram; Stage::COUNT + 1]; Op::COUNT],
     /// Of these requests, how many were answered with an error.
     errors: [AtomicU64; Op::COUNT],
 }
 
+// SAFETY: it owns its tables, which are `Send`.
+unsafe impl Send for StageHistograms {}
+// SAFETY: others get shared references to its tables, which are `Sync`.
+unsafe impl Sync for StageHistograms {}
+
 impl Default for StageHistograms {
     fn default() -> StageHistograms {
-        StageHistograms {
-            ops: std::array::from_fn(|_| std::array::from_fn(|_| Histogram::default())),
-            errors: Default::default(),
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        // SAFETY: a new mapping, whose address the kernel chooses.
+        let map = unsafe { libc::mmap(null_mut(), LEN, protection, flags, -1, 0) };
+        match NonNull::new(map) {
+            Some(map) if map.as_ptr() != libc::MAP_FAILED => {
+                // A huge page would have all of it in memory. (Where there are none, this fails.)
+                // SAFETY: it concerns this mapping only, and not what is in it.
+                unsafe { libc::madvise(map.as_ptr(), LEN, libc::MADV_NOHUGEPAGE) };
+                StageHistograms(map.cast())
+            }
+            _ => handle_alloc_error(Layout::new::<Tables>()),
         }
+    }
+}
+
+const LEN: usize = size_of::<Tables>();
+
+impl StageHistograms {
+    fn tables(&self) -> &Tables {
+        // SAFETY: mapped until the drop, aligned to a page, and valid if all zero.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for StageHistograms {
+    fn drop(&mut self) {
+        // SAFETY: made by `default` with this length; nobody has a reference any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), LEN) };
     }
 }
 
 impl StageHistograms {
     /// The stages of `op` in the order of [`Stage::ALL`], then the total.
     pub fn counts(&self, op: Op) -> Vec<Counts<COARSE>> {
-        let stages = &self.ops[op as usize];
+        let stages = &self.tables().ops[op as usize];
         stages.iter().map(Histogram::counts).collect()
     }
 
     /// How many requests were answered with an error.
     pub fn errors(&self, op: Op) -> u64 {
-        self.errors[op as usize].load(Ordering::Relaxed)
+        self.tables().errors[op as usize].load(Ordering::Relaxed)
     }
 }
 
@@ -75,7 +115,7 @@ impl Recorder {
     /// Count one that was answered with an error; it is recorded, too.
     #[cold]
     pub fn failed(&mut self, op: Op) {
-        let errors = &self.histograms.errors[op as usize];
+        let errors = &self.histograms.tables().errors[op as usize];
         errors.store(errors.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
@@ -85,7 +125,7 @@ impl Recorder {
         if self.run == 0 {
             return;
         }
-        let histograms = &self.histograms.ops[self.op as usize];
+        let histograms = &self.histograms.tables().ops[self.op as usize];
         let mut total = 0;
         for (histogram, spent) in histograms.iter().zip(self.spent) {
             histogram.record_n(spent, self.run);
