@@ -63,12 +63,26 @@ impl FromStr for EngineKind {
     }
 }
 
-/// Make an engine, on the thread that will use it. Where io_uring is not
+/// For how many disks an engine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// One disk's worker has it to itself.
+    One,
+    /// A pool's thread has it for those of many.
+    Many,
+}
+
+/// Make an engine for one worker, on the thread that will use it. Where io_uring is not
 /// permitted (by a container's seccomp filter or kernel.io_uring_disabled) a
 /// pool of threads takes its place, with a warning.
 pub fn engine(kind: EngineKind) -> io::Result<Box<dyn Engine>> {
+    engine_for(kind, Users::One)
+}
+
+/// The same, for one or many.
+pub fn engine_for(kind: EngineKind, users: Users) -> io::Result<Box<dyn Engine>> {
     match kind {
-        EngineKind::IoUring => match IoUring::new() {
+        EngineKind::IoUring => match IoUring::new(users) {
             Ok(engine) => Ok(Box::new(engine)),
             Err(error) if is_forbidden(&error) => {
                 static WARNED: Once = Once::new();

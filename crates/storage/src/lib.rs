@@ -42,7 +42,7 @@ pub mod null;
 mod ranges;
 
 pub use bytes::ByteDisk;
-pub use engine::{EngineKind, engine};
+pub use engine::{EngineKind, Users, engine, engine_for};
 pub use file::{Cache, EndGuard, FileDisk, FileOptions, lock_image, lock_image_too};
 pub use kind::{Kind, OpenOptions, Opened};
 pub use kinds::{KINDS, Location};

@@ -54,7 +54,7 @@ impl Native {
             event,
             epoll,
             pool,
-            files: Files::new(),
+            files: Files::default(),
             sockets: Sockets::default(),
             queued: Vec::new(),
             pointers: Vec::new(),
@@ -156,7 +156,7 @@ impl Engine for Native {
     }
 
     fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId> {
-        self.files.add(file.as_raw_fd())
+        Ok(self.files.add(file.as_raw_fd()))
     }
 
     fn remove_file(&mut self, file: FileId) {

@@ -7,8 +7,8 @@ use std::io;
 /// The longest buffer that io_uring takes.
 const MAX_LEN: usize = 1 << 30;
 
-/// Room in the ring's table: half a TiB of memory.
-const SLOTS: u16 = 512;
+/// Room in the ring's table (the kernel's IORING_MAX_REG_BUFFERS), in pieces of guest memory.
+const SLOTS: u16 = 16384;
 
 /// Guest memory that the kernel has pinned and mapped for the life of its
 /// queues, so that it need not look up the pages of each request.
@@ -22,6 +22,8 @@ const SLOTS: u16 = 512;
 pub(crate) struct Pinned {
     /// Sorted by address; they do not overlap.
     buffers: Vec<Registered>,
+    /// Numbers below `SLOTS` that were given back.
+    free: Vec<u16>,
     /// The ring has a table.
     usable: bool,
     /// The kernel takes several segments in one registered buffer (6.15).
@@ -40,6 +42,7 @@ impl Pinned {
     pub(crate) fn new(ring: &Ring) -> Pinned {
         let mut pinned = Pinned {
             buffers: Vec::new(),
+            free: Vec::new(),
             usable: false,
             vectors: false,
         };
@@ -61,10 +64,14 @@ impl Pinned {
     /// Register everything with another ring.
     pub(crate) fn move_to(&mut self, ring: &Ring) {
         self.prepare(ring);
-        let usable = self.usable;
+        let (usable, free) = (self.usable, &mut self.free);
         self.buffers.retain(|known| {
             // SAFETY: it is still added, so it is still mapped.
-            usable && unsafe { register(ring, known.number, known.buffer) }
+            let stays = usable && unsafe { register(ring, known.number, known.buffer) };
+            if !stays {
+                free.push(known.number);
+            }
+            stays
         });
     }
 
@@ -84,6 +91,7 @@ impl Pinned {
                     };
                     // SAFETY: as required of the caller.
                     if !unsafe { register(ring, number, part) } {
+                        self.free.push(number);
                         return;
                     }
                     let registered = Registered {
@@ -105,6 +113,7 @@ impl Pinned {
             self.buffers[at].users -= 1;
             if self.buffers[at].users == 0 {
                 let gone = self.buffers.remove(at);
+                self.free.push(gone.number);
                 let nothing = Buffer { addr: 0, len: 0 };
                 // SAFETY: an empty buffer points nowhere.
                 if let Err(error) = unsafe { ring.set_buffer(gone.number.into(), nothing) } {
@@ -136,9 +145,10 @@ impl Pinned {
         self.buffers.binary_search_by_key(&wanted, key)
     }
 
-    fn free_number(&self) -> Option<u16> {
-        let is_free = |number: &u16| self.buffers.iter().all(|known| known.number != *number);
-        (0..SLOTS).find(is_free)
+    fn free_number(&mut self) -> Option<u16> {
+        // Numbers that are neither free nor beyond these are in use.
+        let next = (self.buffers.len() + self.free.len()) as u16;
+        self.free.pop().or((next < SLOTS).then_some(next))
     }
 }
 
@@ -193,6 +203,7 @@ mod tests {
         };
         Pinned {
             buffers: buffers.iter().enumerate().map(registered).collect(),
+            free: Vec::new(),
             usable: true,
             vectors,
         }
@@ -217,6 +228,16 @@ mod tests {
         let single = pinned(&[(1000, 100)], false);
         assert_eq!(single.find(&[iov(1000, 10), iov(1010, 10)]), None);
         assert_eq!(single.find(&[iov(1000, 10)]), Some(0));
+    }
+
+    #[test]
+    fn numbers_are_each_given_once() {
+        let mut some = pinned(&[(1000, 100), (1100, 50)], true);
+        assert_eq!(some.free_number(), Some(2));
+        some.free.push(2);
+        let gone = some.buffers.remove(0);
+        some.free.push(gone.number);
+        assert_eq!([some.free_number(), some.free_number()], [Some(0), Some(2)]);
     }
 
     #[test]

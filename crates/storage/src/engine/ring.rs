@@ -14,7 +14,7 @@ const SQ_ENTRIES: u32 = 1024;
 const CQ_ENTRIES: u32 = 4096;
 
 /// The most that the kernel allows (IORING_MAX_CQ_ENTRIES).
-const MAX_CQ_ENTRIES: u32 = 65536;
+pub(crate) const MAX_CQ_ENTRIES: u32 = 65536;
 
 /// See io_uring_register(2); the number is part of the kernel's interface.
 const IORING_REGISTER_RING_FDS: libc::c_uint = 20;

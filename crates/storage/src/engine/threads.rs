@@ -29,7 +29,7 @@ impl Threads {
         Ok(Threads {
             pool,
             epoll,
-            files: Files::new(),
+            files: Files::default(),
             sockets: Sockets::default(),
             since_look: 0,
         })
@@ -47,7 +47,7 @@ impl Engine for Threads {
     }
 
     fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId> {
-        self.files.add(file.as_raw_fd())
+        Ok(self.files.add(file.as_raw_fd()))
     }
 
     fn remove_file(&mut self, file: FileId) {

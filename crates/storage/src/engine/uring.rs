@@ -1,11 +1,11 @@
 //! The io_uring engine: one ring for I/O, kicks and sleep.
 
-use crate::engine::DEVICE_DISCARD;
 use crate::engine::files::Files;
 use crate::engine::operation;
 use crate::engine::pinned::Pinned;
 use crate::engine::pool::Pool;
-use crate::engine::ring::Ring;
+use crate::engine::ring::{MAX_CQ_ENTRIES, Ring};
+use crate::engine::{DEVICE_DISCARD, Users};
 use fathom_core::token::Target;
 use fathom_core::{
     Buffer, Completion, Engine, FileId, Io, IoKind, RequestId, SocketIo, Token, Wait,
@@ -27,19 +27,24 @@ struct Watch {
 }
 
 /// Marks completions that are not the channel's, as [`Token::ENGINE`] does:
-/// those of watches also carry a number that is never used again, so that a
-/// late one is not taken for its successor's.
+/// those of watches also carry their place, and a number that is not used
+/// again soon, so that a late one is not taken for its successor's.
 const ENGINE_SHIFT: u32 = 60;
+const SERIAL_SHIFT: u32 = 32;
+const SERIALS: u64 = 1 << (ENGINE_SHIFT - SERIAL_SHIFT);
 
 /// io_uring(7) for one worker. Completions are run on this thread when it
 /// enters the kernel (DEFER_TASKRUN), never by an interrupt of its own.
 pub struct IoUring {
     ring: Ring,
     files: Files,
-    /// The ring has a table of `files` (else each operation looks its
-    /// descriptor up).
-    fixed_files: bool,
-    watches: Vec<Watch>,
+    /// How many files a ring's table has room for.
+    table: u32,
+    /// As many of `files` are in the ring's table (of others, each operation
+    /// looks the descriptor up).
+    fixed_files: u32,
+    /// By the place in `user_data`.
+    watches: Vec<Option<Watch>>,
     watch_serial: u64,
     /// Watches whose multishot poll has ended.
     ended: Vec<u64>,
@@ -57,16 +62,24 @@ pub struct IoUring {
 
 impl IoUring {
     /// EPERM or ENOSYS: io_uring is not permitted here.
-    pub fn new() -> io::Result<IoUring> {
-        Ok(IoUring::on(Ring::new(0)?))
+    pub fn new(users: Users) -> io::Result<IoUring> {
+        let ring = Ring::new(match users {
+            Users::One => 0,
+            Users::Many => MANY_COMPLETIONS,
+        })?;
+        Ok(IoUring::on(ring, users))
     }
 
-    fn on(ring: Ring) -> IoUring {
-        let files = Files::new();
-        let fixed_files = ring.register_files(files.all());
+    fn on(ring: Ring, users: Users) -> IoUring {
+        let table = match users {
+            Users::One => FILES,
+            Users::Many => MANY_FILES,
+        };
+        let fixed_files = make_file_table(&ring, table, &Files::default());
         IoUring {
+            table,
             ring,
-            files,
+            files: Files::default(),
             fixed_files,
             watches: Vec::new(),
             watch_serial: 0,
@@ -83,7 +96,7 @@ impl IoUring {
     /// As for [`Engine::push`].
     #[inline]
     unsafe fn entry(&self, io: &Io) -> squeue::Entry {
-        let (fd, flags) = if self.fixed_files {
+        let (fd, flags) = if io.file.0 < self.fixed_files {
             (Fd(io.file.0 as RawFd), squeue::Flags::FIXED_FILE)
         } else {
             (Fd(self.files.get(io.file)), squeue::Flags::empty())
@@ -154,7 +167,7 @@ impl IoUring {
                     token,
                     result: cqe.result(),
                 });
-            } else if let Some(watch) = watches.iter().find(|w| w.user_data == user_data) {
+            } else if let Some(watch) = known(watches, user_data) {
                 if watch.token != Token::ENGINE {
                     out.push(Completion {
                         token: watch.token,
@@ -234,10 +247,17 @@ impl IoUring {
     }
 
     fn rearm(&mut self, user_data: u64) {
-        if let Some(watch) = self.watches.iter().find(|w| w.user_data == user_data) {
-            self.poll(*watch);
+        if let Some(watch) = known(&self.watches, user_data) {
+            self.poll(watch);
         }
     }
+}
+
+/// The watch that the kernel knows by that number, if it is still there.
+#[inline]
+fn known(watches: &[Option<Watch>], user_data: u64) -> Option<Watch> {
+    let watch = (*watches.get(user_data as u32 as usize)?)?;
+    (watch.user_data == user_data).then_some(watch)
 }
 
 /// Whether this completion is one of a socket's: sources and channels as such
@@ -257,13 +277,15 @@ impl Engine for IoUring {
     }
 
     /// While nothing is in flight the ring is replaced by one that cannot
-    /// overflow. Otherwise the kernel keeps what does not fit until there is
+    /// overflow, as far as there are such. Otherwise the kernel keeps what does not fit until there is
     /// room (IORING_FEAT_NODROP): slower, and nothing is lost.
     fn reserve(&mut self, n: usize) -> io::Result<()> {
         self.backlog.reserve(n.saturating_sub(self.backlog.len()));
-        let wanted = u32::try_from(n)
+        let wanted = n.saturating_add(self.watches.len());
+        let wanted = u32::try_from(wanted)
             .unwrap_or(u32::MAX)
-            .saturating_add(WATCH_ROOM);
+            .saturating_add(WATCH_ROOM)
+            .min(MAX_CQ_ENTRIES);
         if wanted <= self.ring.cq_entries() || self.in_flight + self.on_sockets > 0 {
             return Ok(());
         }
@@ -271,19 +293,23 @@ impl Engine for IoUring {
             // There is no memory for it; the one that we have serves, too.
             return Ok(());
         };
-        self.fixed_files = ring.register_files(self.files.all());
+        self.fixed_files = make_file_table(&ring, self.table, &self.files);
         self.backlog.clear();
         self.ring = ring;
         if let Some(pinned) = &mut self.pinned {
             pinned.move_to(&self.ring);
         }
-        (0..self.watches.len()).for_each(|i| self.poll(self.watches[i]));
+        for place in 0..self.watches.len() {
+            if let Some(watch) = self.watches[place] {
+                self.poll(watch);
+            }
+        }
         Ok(())
     }
 
     fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId> {
-        let id = self.files.add(file.as_raw_fd())?;
-        if self.fixed_files {
+        let id = self.files.add(file.as_raw_fd());
+        if id.0 < self.fixed_files {
             self.ring.update_file(id.0, file.as_raw_fd())?;
         }
         Ok(id)
@@ -291,7 +317,7 @@ impl Engine for IoUring {
 
     fn remove_file(&mut self, file: FileId) {
         self.files.remove(file);
-        if self.fixed_files
+        if file.0 < self.fixed_files
             && let Err(error) = self.ring.update_file(file.0, -1)
         {
             tracing::warn!("io_uring: cannot forget a file: {error}");
@@ -299,7 +325,8 @@ impl Engine for IoUring {
     }
 
     fn pin_memory(&mut self) -> bool {
-        self.pinned = Some(Pinned::new(&self.ring));
+        // (Of several users, each says so.)
+        self.pinned.get_or_insert_with(|| Pinned::new(&self.ring));
         true
     }
 
@@ -353,22 +380,27 @@ impl Engine for IoUring {
     }
 
     fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()> {
-        self.watch_serial += 1;
+        self.watch_serial = self.watch_serial % (SERIALS - 1) + 1;
+        let free = self.watches.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.watches.len());
         let watch = Watch {
             fd,
             token,
-            user_data: Token::ENGINE.to_u64() | self.watch_serial,
+            user_data: Token::ENGINE.to_u64() | self.watch_serial << SERIAL_SHIFT | place as u64,
         };
-        self.watches.push(watch);
+        match free {
+            Some(free) => self.watches[free] = Some(watch),
+            None => self.watches.push(Some(watch)),
+        }
         self.ended.reserve(self.watches.len());
         self.poll(watch);
         Ok(())
     }
 
     fn unwatch(&mut self, fd: RawFd, token: Token) {
-        let known = |w: &Watch| w.fd == fd && w.token == token;
-        if let Some(index) = self.watches.iter().position(known) {
-            let watch = self.watches.swap_remove(index);
+        let is_meant = |w: &mut Watch| w.fd == fd && w.token == token;
+        let mut places = self.watches.iter_mut();
+        if let Some(watch) = places.find_map(|place| place.take_if(is_meant)) {
             let remove = opcode::PollRemove::new(watch.user_data).build();
             self.queue(remove.user_data(Token::ENGINE.to_u64()));
         }
@@ -413,6 +445,25 @@ impl Drop for IoUring {
     }
 }
 
+/// Make the ring's table of files, with those that there are. Returns how many it has room for.
+fn make_file_table(ring: &Ring, room: u32, files: &Files) -> u32 {
+    let mut fds = files.all().to_vec();
+    fds.resize(room as usize, -1);
+    match ring.register_files(&fds) {
+        true => room,
+        false => 0,
+    }
+}
+
+/// How many files a ring's table has room for: an image and its backing files.
+const FILES: u32 = 64;
+
+/// Likewise, for many disks.
+const MANY_FILES: u32 = 8192;
+
+/// Completions for many disks: their ring is not replaced later, as something is always in flight.
+const MANY_COMPLETIONS: u32 = 32768;
+
 /// The kernel's IO_LOCAL_TW_DEFAULT_MAX.
 const DEFERRED_RUN: usize = 20;
 
@@ -439,11 +490,12 @@ mod tests {
     fn engines() -> Vec<IoUring> {
         let mut engines: Vec<_> = [Setup::Deferred, Setup::Cooperative, Setup::Plain]
             .into_iter()
-            .map(|setup| IoUring::on(Ring::with(setup, 0).expect("a ring")))
+            .map(|setup| IoUring::on(Ring::with(setup, 0).expect("a ring"), Users::One))
             .collect();
-        let mut without_table = IoUring::new().expect("a ring");
-        without_table.fixed_files = false;
+        let mut without_table = IoUring::new(Users::One).expect("a ring");
+        without_table.fixed_files = 0;
         engines.push(without_table);
+        engines.push(IoUring::new(Users::Many).expect("a ring"));
         engines
     }
 
