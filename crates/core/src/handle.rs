@@ -2,19 +2,17 @@
 
 use crate::counters::Counters;
 use crate::cx::Cx;
+use crate::dedicated::Dedicated;
 use crate::disk::{Disk, DiskError};
 use crate::engine::Engine;
-use crate::mailbox::{Bell, Command, Inbox, Outbox, Wanted, mailbox};
-use crate::peer_event;
-use crate::polling::{Poller, Polling};
+use crate::mailbox::{Bell, Command, Joining, Letter, Outbox, Wanted};
+use crate::seat::Seat;
 use crate::source::{Source, SourceId};
+use crate::thread::{self, Parts, WorkerOptions, failed};
 use crate::worker::Worker;
-use fathom_trace::{Clock, Recorder, RingWriter, StageHistograms};
-use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
+use fathom_trace::{Recorder, RingWriter, StageHistograms};
 use std::convert::Infallible;
 use std::io;
-use std::num::NonZeroU64;
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -25,23 +23,16 @@ use std::time::{Duration, Instant};
 /// not come, say, and might never look again.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How to run a worker.
-#[derive(Clone, Debug, Default)]
-pub struct WorkerOptions {
-    /// The thread's name (the kernel keeps 15 bytes).
-    pub name: String,
-    pub polling: Polling,
-    /// The CPUs that it may run on; empty: any.
-    pub cpus: Vec<usize>,
-}
-
 /// Stops the worker when dropped.
 pub struct WorkerHandle {
     outbox: Outbox,
     histograms: Arc<StageHistograms>,
     counters: Arc<Counters>,
+    /// Its own, if it has one.
     thread: Option<JoinHandle<()>>,
-    /// Its other end is the thread's, and goes with it.
+    /// Where it is in a pool otherwise.
+    _seat: Option<Seat>,
+    /// Its other end is the worker's, and goes with it.
     running: Mutex<Receiver<Infallible>>,
 }
 
@@ -52,50 +43,74 @@ pub struct WorkerHandle {
 pub struct Unheard;
 
 impl WorkerHandle {
-    /// Start a worker for `disk`. `engine` is called on the new thread,
-    /// which alone uses what it returns.
+    /// Start a worker for `disk` with a thread of its own. `engine` is called on
+    /// the new thread, which alone uses what it returns.
     pub fn spawn(
         disk: Arc<dyn Disk>,
         engine: impl FnOnce() -> io::Result<Box<dyn Engine>> + Send + 'static,
         options: WorkerOptions,
     ) -> Result<WorkerHandle, DiskError> {
-        let failed = |what: &'static str| {
-            let path = PathBuf::from(options.name.clone());
-            move |source: io::Error| DiskError::Io { path, what, source }
-        };
-        peer_event::watch().map_err(failed("cannot start the thread that watches eventfds"))?;
-        let mailbox = mailbox();
-        let (outbox, inbox) = mailbox.map_err(failed("cannot create an eventfd"))?;
         let histograms = Arc::new(StageHistograms::default());
         let recorder = Recorder::new(histograms.clone());
         let counters = Arc::new(Counters::default());
-        let (ready, started) = sync_channel(1);
         let (alive, running) = sync_channel(1);
+        let name = options.name.clone();
         let body = {
-            let (counters, options) = (counters.clone(), options.clone());
-            move || {
-                let _alive: SyncSender<Infallible> = alive;
-                peer_event::prepare();
-                let worker = start(&*disk, engine, inbox, recorder, counters, &options);
-                match worker {
-                    Ok(worker) => {
-                        let _ = ready.send(Ok(()));
-                        worker.run();
-                    }
-                    Err(error) => drop(ready.send(Err(error))),
-                }
+            let counters = counters.clone();
+            move |Parts {
+                      engine,
+                      inbox,
+                      poller,
+                  }| {
+                let mut cx = Cx::new(engine);
+                let channel = disk.channel(&mut cx)?;
+                let worker = Worker::new(cx, channel, inbox.bell().clone(), recorder, counters);
+                let worker = Dedicated::new(worker, inbox, poller);
+                let worker = worker.map_err(failed(&name, "cannot start"))?;
+                Ok(move || {
+                    let _alive: SyncSender<Infallible> = alive;
+                    worker.run();
+                    drop(disk);
+                })
             }
         };
-        let thread = std::thread::Builder::new()
-            .name(options.name.clone())
-            .spawn(body)
-            .map_err(failed("cannot start its thread"))?;
-        started.recv().expect("the worker reports its start")?;
+        let (outbox, thread) = thread::start(options, engine, body)?;
         Ok(WorkerHandle {
             outbox,
             histograms,
             counters,
             thread: Some(thread),
+            _seat: None,
+            running: Mutex::new(running),
+        })
+    }
+
+    /// A worker for `disk` on a pool's thread.
+    pub(crate) fn join(
+        seat: Seat,
+        disk: Arc<dyn Disk>,
+        pin_memory: bool,
+    ) -> Result<WorkerHandle, DiskError> {
+        let histograms = Arc::new(StageHistograms::default());
+        let counters = Arc::new(Counters::default());
+        let (alive, running) = sync_channel(1);
+        let (reply, answer) = sync_channel(1);
+        let thread = seat.outbox();
+        thread.post(Letter::Join(Joining {
+            disk,
+            recorder: Recorder::new(histograms.clone()),
+            counters: counters.clone(),
+            pin_memory,
+            alive,
+            reply,
+        }));
+        let address = answer.recv().expect("a pool's thread answers")?;
+        Ok(WorkerHandle {
+            outbox: thread.to(address),
+            histograms,
+            counters,
+            thread: None,
+            _seat: Some(seat),
             running: Mutex::new(running),
         })
     }
@@ -244,35 +259,13 @@ impl Detaching {
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
         self.stop();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        match self.thread.take() {
+            Some(thread) => drop(thread.join()),
+            None => {
+                let running = self.running.get_mut().unwrap_or_else(|e| e.into_inner());
+                // It says nothing; it ends.
+                let _ = running.recv();
+            }
         }
     }
-}
-
-/// On the worker's thread: everything that can fail.
-fn start(
-    disk: &dyn Disk,
-    engine: impl FnOnce() -> io::Result<Box<dyn Engine>>,
-    inbox: Inbox,
-    recorder: Recorder,
-    counters: Arc<Counters>,
-    options: &WorkerOptions,
-) -> Result<Worker, DiskError> {
-    let failed = |what: &'static str| {
-        let path = PathBuf::from(options.name.clone());
-        move |source: io::Error| DiskError::Io { path, what, source }
-    };
-    if !options.cpus.is_empty() {
-        let mut set = CpuSet::new();
-        options.cpus.iter().for_each(|cpu| set.set(*cpu));
-        sched_setaffinity(None, &set).map_err(|e| failed("cannot be pinned to CPUs")(e.into()))?;
-    }
-    // What is timed is timed exactly: the default adds up to 50 us to a wait.
-    set_current_timer_slack(NonZeroU64::new(1))
-        .map_err(|e| failed("cannot set its timer slack")(e.into()))?;
-    let mut cx = Cx::new(engine().map_err(failed("cannot start its engine"))?);
-    let channel = disk.channel(&mut cx)?;
-    let poller = Poller::new(options.polling, Clock::get());
-    Worker::new(cx, channel, inbox, poller, recorder, counters).map_err(failed("cannot start"))
 }

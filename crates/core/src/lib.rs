@@ -7,6 +7,7 @@
 
 mod counters;
 pub mod cx;
+mod dedicated;
 pub mod disk;
 pub mod engine;
 pub mod extents;
@@ -15,11 +16,17 @@ pub mod keepsake;
 mod mailbox;
 pub mod peer_event;
 pub mod polling;
+pub mod pool;
+mod pooled;
 pub mod request;
+mod seat;
 mod settle;
+mod shared_engine;
+mod slot;
 pub mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod thread;
 pub mod token;
 pub mod worker;
 
@@ -29,9 +36,11 @@ pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits, Resize};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, SocketIoKind, Wait};
 pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};
-pub use handle::{Detaching, Looking, Settling, Unheard, WorkerHandle, WorkerOptions};
+pub use handle::{Detaching, Looking, Settling, Unheard, WorkerHandle};
 pub use keepsake::Keepsake;
 pub use polling::Polling;
+pub use pool::Pool;
 pub use request::{Owner, Request, RequestId, Segments, Slab};
 pub use source::{Broken, Source, SourceId, WrapSource};
+pub use thread::WorkerOptions;
 pub use token::Token;

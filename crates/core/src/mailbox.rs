@@ -1,8 +1,11 @@
 //! What other threads ask of a worker, and how it hears of it.
 
+use crate::counters::Counters;
+use crate::disk::{Disk, DiskError};
 use crate::source::{Source, SourceId};
-use fathom_trace::RingWriter;
+use fathom_trace::{Recorder, RingWriter};
 use rustix::event::{EventfdFlags, eventfd};
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -31,6 +34,34 @@ pub(crate) enum Command {
         reply: SyncSender<()>,
     },
     Stop,
+}
+
+/// Which worker of a thread is meant. (A worker with a thread of its own is the only one.)
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) member: u16,
+    /// Tells it from an earlier one of that number.
+    pub(crate) serial: u64,
+}
+
+/// What the thread of a worker is sent.
+pub(crate) enum Letter {
+    To(Address, Command),
+    /// A pool's thread gets one more worker.
+    Join(Joining),
+    /// A pool's thread is to end; it has no workers any more.
+    End,
+}
+
+/// A worker that a pool's thread is to have.
+pub(crate) struct Joining {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) recorder: Recorder,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) pin_memory: bool,
+    /// Goes with the worker.
+    pub(crate) alive: SyncSender<Infallible>,
+    pub(crate) reply: SyncSender<Result<Address, DiskError>>,
 }
 
 /// Whether a command is waited for: decided once, by the worker that takes it
@@ -63,6 +94,13 @@ impl Bell {
         })
     }
 
+    /// A command has been taken. False: nobody waits for it any more.
+    pub(crate) fn hear(&self, wanted: &Wanted) -> bool {
+        let in_time = wanted.decide();
+        self.unheard.store(false, Ordering::SeqCst);
+        in_time
+    }
+
     /// Wait no longer. False: the worker has just taken the command. (The
     /// order matters: the worker decides first and lowers the flag then, so
     /// that it is not raised for good.)
@@ -76,32 +114,45 @@ impl Bell {
     }
 }
 
-/// A worker's mailbox, for who writes to it and for the worker.
+/// A thread's mailbox, for who writes to it and for the thread.
 pub(crate) fn mailbox() -> io::Result<(Outbox, Inbox)> {
     let bell = Arc::new(Bell::new()?);
-    let (sender, commands) = channel();
+    let (sender, letters) = channel();
     let inbox = Inbox {
-        commands,
+        letters,
         bell: bell.clone(),
     };
     let outbox = Outbox {
-        commands: sender,
+        letters: sender,
         bell,
+        to: Address::default(),
     };
     Ok((outbox, inbox))
 }
 
-/// The other threads' end of it.
+/// The other threads' end of it, for writing to one worker.
+#[derive(Clone)]
 pub(crate) struct Outbox {
-    commands: Sender<Command>,
+    letters: Sender<Letter>,
     bell: Arc<Bell>,
+    to: Address,
 }
 
 impl Outbox {
+    /// For another worker of the same thread.
+    pub(crate) fn to(&self, to: Address) -> Outbox {
+        Outbox { to, ..self.clone() }
+    }
+
     /// What is sent to a worker that has ended already is dropped, and with it
     /// the means to answer.
     pub(crate) fn send(&self, command: Command) {
-        let _ = self.commands.send(command);
+        self.post(Letter::To(self.to, command));
+    }
+
+    /// The same, for the thread.
+    pub(crate) fn post(&self, letter: Letter) {
+        let _ = self.letters.send(letter);
         self.bell.rung.store(true, Ordering::SeqCst);
         // An eventfd's counter cannot overflow by ones.
         let _ = rustix::io::write(&self.bell.event, &1u64.to_ne_bytes());
@@ -117,9 +168,9 @@ impl Outbox {
     }
 }
 
-/// The worker's end of its mailbox.
+/// The thread's end of its mailbox.
 pub(crate) struct Inbox {
-    commands: Receiver<Command>,
+    letters: Receiver<Letter>,
     bell: Arc<Bell>,
 }
 
@@ -128,29 +179,27 @@ impl Inbox {
         self.bell.event.as_raw_fd()
     }
 
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
         self.bell.rung.load(Ordering::Acquire)
     }
 
-    /// A command has been taken. False: nobody waits for it any more.
-    pub(crate) fn hear(&self, wanted: &Wanted) -> bool {
-        let in_time = wanted.decide();
-        self.bell.unheard.store(false, Ordering::SeqCst);
-        in_time
-    }
-
-    /// The next command. Senders ring after they have sent, so the bell is
+    /// The next letter. Senders ring after they have sent, so the bell is
     /// silenced before the last look.
-    pub(crate) fn take(&self) -> Option<Command> {
+    #[inline]
+    pub(crate) fn take(&self) -> Option<Letter> {
         if !self.has_mail() {
             return None;
         }
-        if let Ok(command) = self.commands.try_recv() {
-            return Some(command);
+        if let Ok(letter) = self.letters.try_recv() {
+            return Some(letter);
         }
         self.bell.rung.store(false, Ordering::SeqCst);
-        let last = self.commands.try_recv().ok();
+        let last = self.letters.try_recv().ok();
         if last.is_some() {
             self.bell.rung.store(true, Ordering::SeqCst);
         }

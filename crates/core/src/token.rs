@@ -24,9 +24,18 @@ pub enum Target {
     Engine,
 }
 
+// From the top: 4 bits of kind, 12 bits of the member of a pool, 16 bits of tag or slot, and below them
+// a request's id or, of a source, 8 bits of tag and 24 of its generation.
 const KIND_SHIFT: u32 = 60;
+const MEMBER_SHIFT: u32 = 48;
 const TAG_SHIFT: u32 = 32;
-const SOURCE_TAG_SHIFT: u32 = 48;
+const SOURCE_TAG_SHIFT: u32 = 24;
+
+/// Generations of sources are below this.
+pub(crate) const GENERATIONS: u32 = 1 << SOURCE_TAG_SHIFT;
+
+/// Of so many members of a pool's thread the tokens can be told apart.
+pub(crate) const MEMBERS: usize = 1 << (KIND_SHIFT - MEMBER_SHIFT);
 
 impl Token {
     pub const MAILBOX: Token = Token(2 << KIND_SHIFT);
@@ -55,6 +64,20 @@ impl Token {
         Token(token.0 | u64::from(tag) << SOURCE_TAG_SHIFT)
     }
 
+    /// The same, of a member of a pool's thread: its engine is shared by several workers. (Those of a
+    /// worker alone are of member 0.)
+    #[inline]
+    pub(crate) fn of(self, member: u16) -> Token {
+        debug_assert!(usize::from(member) < MEMBERS);
+        Token(self.0 | u64::from(member) << MEMBER_SHIFT)
+    }
+
+    /// Whose it is.
+    #[inline]
+    pub(crate) fn member(self) -> u16 {
+        (self.0 >> MEMBER_SHIFT) as u16 % MEMBERS as u16
+    }
+
     /// As an opaque number for the kernel.
     #[inline]
     pub fn to_u64(self) -> u64 {
@@ -77,13 +100,13 @@ impl Token {
             },
             1 => Target::Kick {
                 slot: high,
-                generation: low,
+                generation: low % GENERATIONS,
             },
             2 => Target::Mailbox,
             4 => Target::Source {
                 slot: high,
-                generation: low,
-                tag: (self.0 >> SOURCE_TAG_SHIFT) as u8,
+                generation: low % GENERATIONS,
+                tag: (low >> SOURCE_TAG_SHIFT) as u8,
             },
             _ => Target::Engine,
         }
@@ -97,27 +120,32 @@ mod tests {
     #[test]
     fn tokens_come_back_as_they_went() {
         let id = RequestId(u32::MAX);
-        let there_and_back = |t: Token| Token::from_u64(t.to_u64()).target();
-        assert_eq!(
-            there_and_back(Token::request(id, u16::MAX)),
-            Target::Request { id, tag: u16::MAX }
-        );
-        assert_eq!(
-            there_and_back(Token::kick(u16::MAX, u32::MAX)),
-            Target::Kick {
-                slot: u16::MAX,
-                generation: u32::MAX
-            }
-        );
-        assert_eq!(
-            there_and_back(Token::source(u16::MAX, u32::MAX, u8::MAX)),
-            Target::Source {
-                slot: u16::MAX,
-                generation: u32::MAX,
-                tag: u8::MAX
-            }
-        );
-        assert_eq!(there_and_back(Token::MAILBOX), Target::Mailbox);
-        assert_eq!(there_and_back(Token::ENGINE), Target::Engine);
+        let generation = GENERATIONS - 1;
+        let (slot, tag) = (u16::MAX, u8::MAX);
+        for member in [0, 1, MEMBERS as u16 - 1] {
+            let there_and_back = |token: Token| {
+                let token = Token::from_u64(token.of(member).to_u64());
+                assert_eq!(token.member(), member);
+                token.target()
+            };
+            assert_eq!(
+                there_and_back(Token::request(id, u16::MAX)),
+                Target::Request { id, tag: u16::MAX }
+            );
+            assert_eq!(
+                there_and_back(Token::kick(slot, generation)),
+                Target::Kick { slot, generation }
+            );
+            assert_eq!(
+                there_and_back(Token::source(slot, generation, tag)),
+                Target::Source {
+                    slot,
+                    generation,
+                    tag
+                }
+            );
+            assert_eq!(there_and_back(Token::MAILBOX), Target::Mailbox);
+            assert_eq!(there_and_back(Token::ENGINE), Target::Engine);
+        }
     }
 }

@@ -1,25 +1,25 @@
-//! The worker: one thread that moves a disk's requests.
+//! The worker: what moves a disk's requests on one thread.
 //!
-//! A turn of its loop pops what the sources have, submits it, reaps what has
-//! completed, and answers it. Between turns it polls for a while and then
-//! sleeps in one place, [`Engine::submit`]. Clock readings are shared by all
-//! requests that make a transition together.
+//! A turn pops what the sources have, submits it, reaps what has completed, and
+//! answers it. Clock readings are shared by all requests that make a transition
+//! together. Whose turn it is, and when nobody's, is the thread's to say: that of
+//! one worker (`dedicated.rs`) or of many (`pooled.rs`).
 
 use crate::counters::Counters;
 use crate::cx::Cx;
 use crate::disk::Channel;
 use crate::engine::{Completion, Engine, Wait};
-use crate::mailbox::{Command, Inbox};
-use crate::polling::{Awaited, Poller, Waited};
+use crate::mailbox::{Bell, Command};
+use crate::polling::Awaited;
 use crate::request::{Owner, Request, RequestId};
 use crate::settle::Unsettleds;
+use crate::slot::Slot;
 use crate::source::{Source, SourceId};
-use crate::token::{Target, Token};
+use crate::token::{GENERATIONS, Target, Token};
 use fathom_trace::{Recorder, RingWriter, Stage, Stamps, TraceRecord};
 use probe::probe;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 
 /// A large batch reaches the kernel in pieces, this many requests first and
 /// then up to eight times as many as before, so that the device works on the
@@ -31,132 +31,61 @@ const HEAD_START: usize = 1;
 /// For fewer requests the pieces are not worth their system calls.
 const LARGE_BATCH: usize = 24;
 
-/// An attached source.
-struct Slot {
-    source: Box<dyn Source>,
-    generation: u32,
-    in_flight: usize,
-    capacity: usize,
-    /// The peer has been asked to kick; until it does, there is no work.
-    armed: bool,
-    /// A kick was seen since the last pop.
-    kicked: bool,
-    /// Has answers that are not published.
-    dirty: bool,
-    /// The peer wants to be told of the answers just published.
-    notify: bool,
-    /// Does its own I/O: nobody kicks it.
-    own_io: bool,
-    /// Nothing more is popped: it is leaving, or its peer broke the rules.
-    closed: bool,
-    leaving: Option<SyncSender<Box<dyn Source>>>,
-}
-
-impl Slot {
-    /// Whether there may be work that can be taken on.
-    fn looks_open(&self) -> bool {
-        !self.closed && self.in_flight < self.capacity
-    }
-
-    /// Leaving, with nothing in flight.
-    fn is_drained(&self) -> bool {
-        self.leaving.is_some() && self.in_flight == 0 && !self.dirty && self.source.has_stopped()
-    }
-
-    fn disarm(&mut self) {
-        if self.armed {
-            self.source.disarm();
-            self.armed = false;
-        }
-    }
-}
-
-/// A worker's whole state; lives on the worker's thread.
+/// A worker's whole state; lives on its thread.
 pub(crate) struct Worker {
-    cx: Cx,
+    pub(crate) cx: Cx,
     channel: Box<dyn Channel>,
     slots: Vec<Option<Slot>>,
     generation: u32,
-    inbox: Inbox,
-    poller: Poller,
-    awaited: Awaited,
+    bell: Arc<Bell>,
     /// How many requests were answered at once last.
-    answered: usize,
+    pub(crate) answered: usize,
+    /// What one of them took.
+    pub(crate) latency: u64,
     /// What to await of the sources that there are.
-    peers: Awaited,
+    pub(crate) peers: Awaited,
     recorder: Recorder,
     trace: Option<RingWriter>,
-    counters: Arc<Counters>,
+    pub(crate) counters: Arc<Counters>,
     batch: Vec<RequestId>,
-    completions: Vec<Completion>,
+    /// What is to be dispatched.
+    pub(crate) completions: Vec<Completion>,
+    /// Whose turn it is first, when not all can be popped.
+    first: usize,
     unsettled: Unsettleds,
-    stopping: bool,
+    pub(crate) is_stopping: bool,
 }
 
 impl Worker {
     pub(crate) fn new(
-        mut cx: Cx,
+        cx: Cx,
         channel: Box<dyn Channel>,
-        inbox: Inbox,
-        poller: Poller,
+        bell: Arc<Bell>,
         recorder: Recorder,
         counters: Arc<Counters>,
-    ) -> io::Result<Worker> {
-        cx.engine.watch(inbox.fd(), Token::MAILBOX)?;
-        Ok(Worker {
+    ) -> Worker {
+        Worker {
             cx,
             channel,
             slots: Vec::new(),
             generation: 0,
-            inbox,
-            poller,
-            awaited: Awaited::Peer,
+            bell,
             answered: 0,
+            latency: 0,
             peers: Awaited::Peer,
             recorder,
             trace: None,
             counters,
             batch: Vec::new(),
             completions: Vec::new(),
+            first: 0,
             unsettled: Unsettleds::default(),
-            stopping: false,
-        })
-    }
-
-    /// Serve until told to stop.
-    pub(crate) fn run(mut self) {
-        while !self.stopping {
-            if !self.turn() {
-                self.wait();
-            }
-            if let Some(command) = self.inbox.take() {
-                self.obey(command);
-            }
+            is_stopping: false,
         }
-    }
-
-    /// Move every request as far as it goes without waiting. False when
-    /// there was nothing to do.
-    fn turn(&mut self) -> bool {
-        self.pop();
-        let submitted = self.submit() | self.alarm();
-        let moved = self.reap(Wait::No);
-        let answered = self.finish();
-        if !self.cx.leaving.is_empty() {
-            self.release();
-        }
-        if submitted || answered {
-            self.awaited = if answered {
-                self.peers
-            } else {
-                Awaited::Device
-            };
-        }
-        submitted || answered || moved
     }
 
     /// Pop what the sources have.
-    fn pop(&mut self) {
+    pub(crate) fn pop(&mut self) {
         if !self.cx.admits {
             return;
         }
@@ -166,6 +95,28 @@ impl Worker {
                 && (!slot.armed || slot.kicked)
             {
                 self.pop_from(index, usize::MAX);
+            }
+        }
+    }
+
+    /// Pop at most `most` of what the sources have, who take turns at being first.
+    pub(crate) fn pop_some(&mut self, most: usize) {
+        if !self.cx.admits {
+            return;
+        }
+        let all = self.slots.len();
+        let first = std::mem::take(&mut self.first);
+        for n in 0..all {
+            let index = (first + n) % all;
+            if let Some(slot) = &self.slots[index]
+                && slot.looks_open()
+                && (!slot.armed || slot.kicked)
+            {
+                self.pop_from(index, most - self.batch.len());
+            }
+            if self.batch.len() >= most {
+                self.first = index + 1;
+                return;
             }
         }
     }
@@ -204,7 +155,7 @@ impl Worker {
     }
 
     /// Submit what was popped. False when there was nothing.
-    fn submit(&mut self) -> bool {
+    pub(crate) fn submit(&mut self) -> bool {
         if self.batch.is_empty() {
             return false;
         }
@@ -228,7 +179,7 @@ impl Worker {
     }
 
     /// Let the channel go on by itself if it is time. False when it is not.
-    fn alarm(&mut self) -> bool {
+    pub(crate) fn alarm(&mut self) -> bool {
         let due = self.cx.now >= self.cx.alarm;
         if due {
             self.look();
@@ -242,10 +193,14 @@ impl Worker {
         self.channel.timer(&mut self.cx);
     }
 
-    /// Hand queued I/O to the kernel and dispatch what has completed. True
-    /// when a source's own I/O has.
-    fn reap(&mut self, wait: Wait) -> bool {
+    /// Hand queued I/O to the kernel and take what has completed.
+    #[inline]
+    pub(crate) fn enter(&mut self, wait: Wait) {
         submit_queued(&mut *self.cx.engine, wait, &mut self.completions);
+    }
+
+    /// Dispatch what has completed. True when a source's own I/O has.
+    pub(crate) fn dispatch(&mut self) -> bool {
         if self.completions.is_empty() {
             return false;
         }
@@ -283,7 +238,7 @@ impl Worker {
 
     /// Answer what is done: status and used ring, then at most one
     /// notification a source, then the books. False when there was nothing.
-    fn finish(&mut self) -> bool {
+    pub(crate) fn finish(&mut self) -> bool {
         if !self.unsettled.is_empty() {
             self.unsettled.ended(&self.cx.children_completed);
             self.unsettled.ended(&self.cx.done);
@@ -360,64 +315,35 @@ impl Worker {
         }
         self.recorder.flush();
         if let Some(latency) = latency {
-            self.poller.answered(latency);
+            self.latency = latency;
         }
     }
 
-    /// Nothing to do: spin for a while, then sleep until something happens.
-    fn wait(&mut self) {
-        let start = self.cx.clock.now();
-        let slept = !self.spin(start) && !self.arm();
-        if slept {
-            self.counters.sleeps.increment();
-            self.reap(self.cx.until_alarm(start));
-        }
-        let now = self.cx.clock.now();
-        self.cx.now = now;
-        // The end of a wait that was known beforehand tells nothing.
-        if now < self.cx.alarm {
-            self.poller.waited(Waited {
-                awaited: self.awaited,
-                ticks: now - start,
-                slept,
-                answered: self.answered,
-            });
+    /// Give back the sources that are leaving, if they can go.
+    #[inline]
+    pub(crate) fn let_go(&mut self) {
+        if !self.cx.leaving.is_empty() {
+            self.release();
         }
     }
 
-    /// Watch for work without sleeping, kicks suppressed. True when there is
-    /// some.
-    fn spin(&mut self, start: u64) -> bool {
-        let window = self.poller.window(self.awaited, start);
-        if window == 0 {
-            return false;
-        }
+    /// Ask for no kicks: somebody looks whether there is work.
+    pub(crate) fn disarm(&mut self) {
         self.slots.iter_mut().flatten().for_each(Slot::disarm);
-        let mut now = start;
-        let mut found = false;
-        while !found && now - start < window {
-            found = self.has_work() || now >= self.cx.alarm;
-            std::hint::spin_loop();
-            now = self.cx.clock.now();
-        }
-        self.poller.spun(now - start);
-        self.counters.polled.add(now - start);
-        found
     }
 
-    fn has_work(&mut self) -> bool {
+    /// Whether a source has something to pop; no system call.
+    pub(crate) fn has_pending(&mut self) -> bool {
         let mut slots = self.slots.iter_mut().flatten();
-        self.cx.engine.ready()
-            || self.inbox.has_mail()
-            || self.cx.admits && slots.any(|slot| slot.looks_open() && slot.source.pending())
+        self.cx.admits && slots.any(|slot| slot.looks_open() && slot.source.pending())
     }
 
     /// Ask for kicks. True when work came in before they were sure to come.
-    fn arm(&mut self) -> bool {
-        let mut work = self.inbox.has_mail();
+    pub(crate) fn arm(&mut self) -> bool {
         if !self.cx.admits {
-            return work;
+            return false;
         }
+        let mut work = false;
         for slot in self.slots.iter_mut().flatten() {
             if !slot.looks_open() {
                 continue;
@@ -433,14 +359,14 @@ impl Worker {
         work
     }
 
-    fn obey(&mut self, command: Command) {
+    pub(crate) fn obey(&mut self, command: Command) {
         match command {
             Command::Attach {
                 source,
                 wanted,
                 reply,
             } => {
-                if self.inbox.hear(&wanted) {
+                if self.bell.hear(&wanted) {
                     // The control thread waits for the reply; should it have
                     // died, there is nobody to tell.
                     let _ = reply.send(self.attach(source));
@@ -465,12 +391,12 @@ impl Worker {
             Command::Trace(writer) => self.trace = writer,
             Command::Look { wanted, reply } => {
                 // Even if nobody waits: it may be the last to be told.
-                self.inbox.hear(&wanted);
+                self.bell.hear(&wanted);
                 self.look();
                 let _ = reply.send(());
             }
             Command::Settle { reply } => self.unsettled.add(&self.cx, reply),
-            Command::Stop => self.stopping = true,
+            Command::Stop => self.is_stopping = true,
         }
     }
 
@@ -482,7 +408,6 @@ impl Worker {
         } else {
             Awaited::Peer
         };
-        self.awaited = self.peers;
     }
 
     fn attach(&mut self, mut source: Box<dyn Source>) -> io::Result<SourceId> {
@@ -503,7 +428,7 @@ impl Worker {
         self.completions.reserve(2 * wanted + 1);
         self.cx.done.reserve(wanted);
         self.cx.engine.reserve(wanted)?;
-        self.generation += 1;
+        self.generation = (self.generation + 1) % GENERATIONS;
         let id = SourceId {
             slot: index as u16,
             generation: self.generation,

@@ -1,16 +1,20 @@
-//! The worker loop against a source and an engine that the test controls.
+//! The worker loop against a source and an engine that the test controls: on a thread of its own, and in a
+//! pool beside others.
 
-#[path = "worker/holding.rs"]
-mod holding;
 mod support;
 
+#[path = "worker/suite.rs"]
+mod dedicated;
+#[path = "worker/pool.rs"]
+mod pool;
+#[allow(clippy::duplicate_mod)] // the same for another kind of worker
+#[path = "worker/suite.rs"]
+mod pooled;
+
 use fathom_core::testing::{PollEngine, TestDisk};
-use fathom_core::{Polling, Stage, Unheard, WorkerHandle, WorkerOptions};
-use fathom_trace::{Clock, RingFile, RingReader};
+use fathom_core::{Disk, Polling, Pool, WorkerHandle, WorkerOptions};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::{Peer, TestSource};
 
 /// Longer than anything here takes on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -26,335 +30,30 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Until the worker has slept for so long. (On a busy machine it takes a while until it sleeps.)
-fn until_it_sleeps_for(time: Duration, worker: &WorkerHandle) {
-    let sleeps = || worker.counters().sleeps.get();
-    // One that never sleeps does not go to sleep more often either: woken, it must do it again.
-    let before = sleeps();
-    worker.look().unwrap();
-    until("it goes to sleep", || sleeps() > before);
-    until("it stays asleep", || {
-        let before = sleeps();
-        std::thread::sleep(time);
-        sleeps() == before
-    });
-}
-
-fn worker(disk: &Arc<TestDisk>, polling: Polling) -> WorkerHandle {
-    let options = WorkerOptions {
+fn options(polling: Polling) -> WorkerOptions {
+    WorkerOptions {
         name: "test".into(),
         polling,
         cpus: Vec::new(),
-    };
-    WorkerHandle::spawn(disk.clone(), PollEngine::boxed, options).unwrap()
-}
-
-fn holding() -> Arc<TestDisk> {
-    let disk = TestDisk::new();
-    disk.hold();
-    disk
-}
-
-fn held(disk: &TestDisk) -> usize {
-    disk.held.load(Ordering::SeqCst)
-}
-
-#[test]
-fn every_request_is_answered_once_and_kicks_are_never_lost() {
-    for polling in [
-        Polling::Off,
-        Polling::Auto,
-        Polling::Fixed(Duration::from_micros(20)),
-    ] {
-        let disk = TestDisk::new();
-        let worker = worker(&disk, polling);
-        let peer = Peer::new();
-        let id = worker.attach(TestSource::boxed(&peer, 8)).unwrap();
-        // One at a time, with pauses of all lengths: the worker is met
-        // spinning, arming and asleep.
-        for round in 0..2_000u64 {
-            peer.offer(1);
-            until("the request is answered", || peer.answered() == round + 1);
-            if round % 100 == 0 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-        worker.detach(id);
-        assert_eq!(peer.answered(), 2_000, "{polling:?}");
-        assert_eq!(peer.popped(), 2_000, "{polling:?}");
     }
 }
 
-#[test]
-fn an_idle_worker_sleeps() {
-    let disk = TestDisk::new();
-    let worker = worker(&disk, Polling::Auto);
-    let peer = Peer::new();
-    worker.attach(TestSource::boxed(&peer, 8)).unwrap();
-    for round in 0..100 {
-        peer.offer(1);
-        until("the request is answered", || peer.answered() == round + 1);
+/// A pool of that many threads.
+fn pool(threads: usize, polling: Polling) -> Pool {
+    let options = std::iter::repeat_n(options(polling), threads);
+    Pool::start(options, PollEngine::boxed).unwrap()
+}
+
+/// A worker as the suite of that name wants it.
+fn spawn(suite: &str, disk: &Arc<dyn Disk>, polling: Polling) -> WorkerHandle {
+    if !suite.contains("pooled") {
+        return WorkerHandle::spawn(disk.clone(), PollEngine::boxed, options(polling)).unwrap();
     }
-    until_it_sleeps_for(Duration::from_millis(200), &worker);
-}
-
-#[test]
-fn time_that_is_spent_polling_is_counted() {
-    for (polling, polls) in [
-        (Polling::Off, false),
-        (Polling::Fixed(Duration::from_micros(20)), true),
-    ] {
-        let begin = Clock::get().now();
-        let disk = TestDisk::new();
-        let worker = worker(&disk, polling);
-        let counters = worker.counters();
-        until("it sleeps", || counters.sleeps.get() > 0);
-        let polled = counters.polled.get();
-        assert_eq!(polled > 0, polls, "{polling:?}");
-        assert!(polled < Clock::get().now() - begin, "{polling:?}");
-    }
-}
-
-#[test]
-fn a_detach_waits_for_what_is_in_flight_and_pops_nothing_more() {
-    let disk = holding();
-    let worker = worker(&disk, Polling::Off);
-    let peer = Peer::new();
-    let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
-    peer.offer(3);
-    until("all are with the disk", || held(&disk) == 3);
-    let detaching = worker.begin_detach(id);
-    worker.look().unwrap(); // Returns when it has heard of the detach, too.
-    peer.offer(1);
-    std::thread::sleep(Duration::from_millis(20));
-    assert_eq!((peer.popped(), peer.answered()), (3, 0));
-    disk.release();
-    drop(detaching.wait());
-    assert_eq!((peer.popped(), peer.answered()), (3, 3));
-}
-
-#[test]
-fn what_a_source_brings_is_served_even_if_it_is_detached_at_once() {
-    let disk = TestDisk::new();
-    let worker = worker(&disk, Polling::Off);
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // Other commands keep the mailbox from ever being empty, so that the
-        // detach arrives while the worker is still reading it.
-        scope.spawn(|| {
-            for _ in 0..200_000 {
-                if stop.load(Ordering::Relaxed) {
-                    break;
-                }
-                worker.trace(None);
-            }
-        });
-        for _ in 0..20 {
-            let peer = Peer::new();
-            peer.offer(3);
-            let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
-            worker.detach(id);
-            let served = (peer.popped(), peer.answered());
-            if served != (3, 3) {
-                stop.store(true, Ordering::Relaxed);
-            }
-            assert_eq!(served, (3, 3));
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-}
-
-#[test]
-fn a_kick_that_comes_while_a_completion_is_handled_is_not_slept_over() {
-    for polling in [Polling::Off, Polling::Auto] {
-        let disk = holding();
-        let worker = worker(&disk, polling);
-        let peer = Peer::new();
-        let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
-        peer.offer(1);
-        until("it is with the disk", || held(&disk) == 1);
-        // Asleep by now, and armed; the completion wakes it.
-        std::thread::sleep(Duration::from_millis(20));
-        peer.echo(100);
-        disk.release();
-        until("the echoes are answered", || peer.answered() == 101);
-        worker.detach(id);
-    }
-}
-
-#[test]
-fn a_source_never_has_more_in_flight_than_it_attached_with() {
-    for polling in [Polling::Off, Polling::Fixed(Duration::from_micros(20))] {
-        let disk = holding();
-        let worker = worker(&disk, polling);
-        let peer = Peer::new();
-        let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
-        peer.offer(10);
-        until("four are with the disk", || held(&disk) == 4);
-        // What is left is no reason to stay awake.
-        until_it_sleeps_for(Duration::from_millis(20), &worker);
-        assert_eq!(peer.popped(), 4);
-        disk.release();
-        until("all are answered", || peer.answered() == 10);
-        worker.detach(id);
-    }
-}
-
-#[test]
-fn sources_come_and_go_beside_each_other() {
-    let disk = TestDisk::new();
-    let worker = worker(&disk, Polling::Auto);
-    let stays = Peer::new();
-    worker.attach(TestSource::boxed(&stays, 2)).unwrap();
-    for round in 0..50u64 {
-        let peer = Peer::new();
-        let id = worker.attach(TestSource::boxed(&peer, 16)).unwrap();
-        peer.offer(20);
-        stays.offer(1);
-        until("both are answered", || {
-            peer.answered() == 20 && stays.answered() == round + 1
-        });
-        worker.detach(id);
-        peer.offer(1);
-        assert_eq!(peer.answered(), 20);
-    }
-}
-
-#[test]
-fn a_peer_that_breaks_the_protocol_is_left_alone_and_can_be_detached() {
-    let disk = TestDisk::new();
-    let worker = worker(&disk, Polling::Auto);
-    let (bad, good) = (Peer::new(), Peer::new());
-    let id = worker.attach(TestSource::boxed(&bad, 4)).unwrap();
-    worker.attach(TestSource::boxed(&good, 4)).unwrap();
-    bad.break_protocol();
-    bad.offer(1);
-    good.offer(5);
-    until("the other is answered", || good.answered() == 5);
-    until("what it had answered before is published", || {
-        bad.answered() == 1
-    });
-    // Whatever it does from now on.
-    bad.offer(1);
-    good.offer(1);
-    until("the other is answered again", || good.answered() == 6);
-    worker.detach(id);
-    assert_eq!((bad.answered(), worker.counters().refused.get()), (1, 1));
-}
-
-#[test]
-fn one_batch_is_published_and_notified_once() {
-    let disk = holding();
-    let worker = worker(&disk, Polling::Off);
-    let peer = Peer::new();
-    let id = worker.attach(TestSource::boxed(&peer, 64)).unwrap();
-    peer.offer(64);
-    until("all are with the disk", || held(&disk) == 64);
-    disk.release();
-    until("all are answered", || peer.answered() == 64);
-    worker.detach(id);
-    assert_eq!((peer.published(), peer.notified()), (1, 1));
-}
-
-#[test]
-fn stage_times_add_up_and_the_device_is_charged_with_its_own() {
-    let start = Instant::now();
-    let disk = holding();
-    let worker = worker(&disk, Polling::Off);
-    let peer = Peer::new();
-    let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
-    peer.offer(1);
-    until("it is with the disk", || held(&disk) == 1);
-    std::thread::sleep(Duration::from_millis(50));
-    disk.release();
-    until("it is answered", || peer.answered() == 1);
-    worker.detach(id);
-    let real = start.elapsed().as_nanos() as f64;
-    let stages = worker.histograms().counts(fathom_core::Op::Read);
-    let sum: u64 = stages[..Stage::COUNT].iter().map(|s| s.sum()).sum();
-    assert_eq!(stages[Stage::COUNT].sum(), sum);
-    assert_eq!(stages[Stage::COUNT].count(), 1);
-    let device = fathom_core::Clock::get().ns(stages[Stage::Device as usize].sum());
-    assert!(device >= 49_000_000, "{device}");
-    // Nobody else is charged with the same time; the clocks differ a little.
-    let sum = fathom_core::Clock::get().ns(sum) as f64;
-    assert!(sum < 1.02 * real, "{sum} of {real}");
-}
-
-#[test]
-fn what_was_answered_before_a_trace_ends_is_in_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("trace");
-    let mut file = RingFile::create(&path, "test", 1, 16).unwrap();
-    let disk = TestDisk::new();
-    let worker = worker(&disk, Polling::Off);
-    let peer = Peer::new();
-    let id = worker.attach(TestSource::boxed(&peer, 4)).unwrap();
-    worker.trace(Some(file.writer(0)));
-    worker.look().unwrap();
-    peer.be_slow(true);
-    peer.offer(1);
-    until("the peer has its answer", || peer.answered() == 1);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(20));
-            peer.be_slow(false);
-        });
-        worker.trace(None);
-        worker.look().unwrap();
-    });
-    let mut entries = Vec::new();
-    RingReader::open(&path).unwrap().poll(&mut entries).unwrap();
-    assert_eq!(entries.len(), 1);
-    worker.detach(id);
-}
-
-#[test]
-fn who_asks_a_worker_that_is_stuck_gets_an_answer() {
-    let worker = worker(&holding(), Polling::Off);
-    let (stuck, refused) = (Peer::new(), Peer::new());
-    let id = worker.attach(TestSource::boxed(&stuck, 4)).unwrap();
-    stuck.be_slow(true);
-    stuck.break_protocol(); // which is answered, slowly
-    stuck.offer(1);
-    until("it is stuck", || stuck.published() > 0);
-    let ask = || {
-        let start = Instant::now();
-        assert_eq!(worker.look(), Err(Unheard));
-        start.elapsed()
-    };
-    let patience = ask();
-    let error = worker.attach(TestSource::boxed(&refused, 4)).unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
-    // Once it is known, nobody waits any more.
-    assert!(ask() < patience / 2);
-    assert!(!worker.wait_until_stopped(Instant::now()));
-    stuck.be_slow(false);
-    until("it looks again", || worker.look() == Ok(()));
-    refused.offer(1);
-    worker.detach(id);
-    let id = worker.attach(TestSource::boxed(&Peer::new(), 4)).unwrap();
-    worker.detach(id);
-    assert_eq!(refused.popped(), 0);
-    worker.stop();
-    assert!(worker.wait_until_stopped(Instant::now() + DEADLINE));
-}
-
-/// Whoever has waited too long does not leave a source behind that is attached after all.
-#[test]
-fn a_source_that_was_given_up_is_dropped() {
-    let worker = worker(&holding(), Polling::Off);
-    let (stuck, refused) = (Peer::new(), Peer::new());
-    worker.attach(TestSource::boxed(&stuck, 4)).unwrap();
-    stuck.be_slow(true);
-    stuck.break_protocol();
-    stuck.offer(1);
-    until("it is stuck", || stuck.published() > 0);
-    refused.offer(1);
-    worker.attach(TestSource::boxed(&refused, 4)).unwrap_err();
-    stuck.be_slow(false);
-    until("it looks again", || worker.look() == Ok(()));
-    worker.look().unwrap();
-    assert_eq!(refused.popped(), 0);
-    assert_eq!(Arc::strong_count(&refused), 1);
+    let pool = pool(1, polling);
+    // Not the first of its thread, whose number is 0 as that of a worker alone.
+    let other: Arc<dyn Disk> = TestDisk::new();
+    let other = pool.join(&other, false).unwrap();
+    let mut workers = pool.join(disk, false).unwrap();
+    drop(other);
+    workers.pop().unwrap()
 }

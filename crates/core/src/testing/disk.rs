@@ -129,8 +129,8 @@ impl Disk for TestDisk {
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).unwrap());
-        // A completion of request 0 that the channel takes as "look again".
-        let token = Token::request(RequestId(0), u16::MAX);
+        // The channel takes it as "look again".
+        let token = Token::channel(u16::MAX);
         cx.engine.watch(wake.as_raw_fd(), token).unwrap();
         self.wakes.lock().unwrap().push(wake);
         Ok(Box::new(TestChannel {

@@ -23,6 +23,8 @@ pub struct Peer {
     echoes: AtomicU64,
     offered: AtomicU64,
     popped: AtomicU64,
+    /// How often somebody has looked whether there are requests.
+    looks: AtomicU64,
     visible: AtomicU64,
     published: AtomicU64,
     notified: AtomicU64,
@@ -39,6 +41,7 @@ impl Peer {
             echoes: AtomicU64::new(0),
             offered: AtomicU64::new(0),
             popped: AtomicU64::new(0),
+            looks: AtomicU64::new(0),
             visible: AtomicU64::new(0),
             published: AtomicU64::new(0),
             notified: AtomicU64::new(0),
@@ -71,6 +74,10 @@ impl Peer {
 
     pub fn popped(&self) -> u64 {
         self.popped.load(SeqCst)
+    }
+
+    pub fn looks(&self) -> u64 {
+        self.looks.load(SeqCst)
     }
 
     pub fn answered(&self) -> u64 {
@@ -125,6 +132,7 @@ impl Source for TestSource {
     }
 
     fn pending(&mut self) -> bool {
+        self.peer.looks.fetch_add(1, SeqCst);
         self.peer.offered.load(SeqCst) > self.peer.popped.load(SeqCst)
     }
 
@@ -135,6 +143,7 @@ impl Source for TestSource {
             cx.refused += 1;
             return Err(Broken("the test broke it".into()));
         }
+        self.peer.looks.fetch_add(1, SeqCst);
         let available = self.peer.offered.load(SeqCst) - self.peer.popped.load(SeqCst);
         for _ in 0..available.min(room as u64) {
             let id = cx.slab.take().expect("room was promised");

@@ -1,11 +1,10 @@
 //! Channels that hold requests back: alarms, admission, drains.
 
-use super::support::{Peer, TestSource};
-use super::{until, until_it_sleeps_for};
-use fathom_core::testing::{PollEngine, TestDisk};
-use fathom_core::{
-    Channel, Cx, Disk, DiskError, DiskInfo, Polling, RequestId, WorkerHandle, WorkerOptions,
-};
+use super::until_it_sleeps_for;
+use crate::support::{Peer, TestSource};
+use crate::{spawn, until};
+use fathom_core::testing::TestDisk;
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Polling, RequestId, WorkerHandle};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -91,13 +90,8 @@ fn gate(hold: Duration, polling: Polling) -> (Arc<Gate>, WorkerHandle) {
         shut: AtomicBool::new(false),
         timers: AtomicU64::new(0),
     });
-    let options = WorkerOptions {
-        name: "test".into(),
-        polling,
-        cpus: Vec::new(),
-    };
-    let disk = Arc::new(Gated(gate.clone()));
-    let worker = WorkerHandle::spawn(disk, PollEngine::boxed, options).unwrap();
+    let disk: Arc<dyn Disk> = Arc::new(Gated(gate.clone()));
+    let worker = spawn(module_path!(), &disk, polling);
     (gate, worker)
 }
 

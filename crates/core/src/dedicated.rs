@@ -1,0 +1,118 @@
+//! The loop of a thread that has one worker.
+//!
+//! Between turns it polls for a while and then sleeps in one place, [`Engine::submit`].
+//!
+//! [`Engine::submit`]: crate::Engine::submit
+
+use crate::engine::Wait;
+use crate::mailbox::{Inbox, Letter};
+use crate::polling::{Awaited, Poller, Waited};
+use crate::token::Token;
+use crate::worker::Worker;
+use std::io;
+
+/// A worker with the thread to itself.
+pub(crate) struct Dedicated {
+    worker: Worker,
+    inbox: Inbox,
+    poller: Poller,
+    awaited: Awaited,
+}
+
+impl Dedicated {
+    pub(crate) fn new(mut worker: Worker, inbox: Inbox, poller: Poller) -> io::Result<Dedicated> {
+        worker.cx.engine.watch(inbox.fd(), Token::MAILBOX)?;
+        Ok(Dedicated {
+            worker,
+            inbox,
+            poller,
+            awaited: Awaited::Peer,
+        })
+    }
+
+    /// Serve until told to stop.
+    pub(crate) fn run(mut self) {
+        while !self.worker.is_stopping {
+            if !self.turn() {
+                self.wait();
+            }
+            // Others are for pools.
+            if let Some(Letter::To(_, command)) = self.inbox.take() {
+                self.worker.obey(command);
+                self.awaited = self.worker.peers;
+            }
+        }
+    }
+
+    /// Move every request as far as it goes without waiting. False when
+    /// there was nothing to do.
+    fn turn(&mut self) -> bool {
+        let worker = &mut self.worker;
+        worker.pop();
+        let submitted = worker.submit() | worker.alarm();
+        worker.enter(Wait::No);
+        let moved = worker.dispatch();
+        let answered = worker.finish();
+        worker.let_go();
+        if answered {
+            self.poller.answered(worker.latency);
+            self.awaited = worker.peers;
+        } else if submitted {
+            self.awaited = Awaited::Device;
+        }
+        submitted || answered || moved
+    }
+
+    /// Nothing to do: spin for a while, then sleep until something happens.
+    fn wait(&mut self) {
+        let start = self.worker.cx.clock.now();
+        let slept = !self.spin(start) && !self.arm();
+        let worker = &mut self.worker;
+        if slept {
+            worker.counters.sleeps.increment();
+            worker.enter(worker.cx.until_alarm(start));
+            worker.dispatch();
+        }
+        let now = worker.cx.clock.now();
+        worker.cx.now = now;
+        // The end of a wait that was known beforehand tells nothing.
+        if now < worker.cx.alarm {
+            self.poller.waited(Waited {
+                awaited: self.awaited,
+                ticks: now - start,
+                slept,
+                answered: worker.answered,
+            });
+        }
+    }
+
+    /// Watch for work without sleeping, kicks suppressed. True when there is
+    /// some.
+    fn spin(&mut self, start: u64) -> bool {
+        let window = self.poller.window(self.awaited, start);
+        if window == 0 {
+            return false;
+        }
+        self.worker.disarm();
+        let mut now = start;
+        let mut found = false;
+        while !found && now - start < window {
+            found = self.has_work() || now >= self.worker.cx.alarm;
+            std::hint::spin_loop();
+            now = self.worker.cx.clock.now();
+        }
+        self.poller.spun(now - start);
+        self.worker.counters.polled.add(now - start);
+        found
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.worker.cx.engine.ready() || self.inbox.has_mail() || self.worker.has_pending()
+    }
+
+    /// Ask for kicks. True when work came in before they were sure to come.
+    fn arm(&mut self) -> bool {
+        // All sources are asked, whatever the mailbox says.
+        self.inbox.has_mail() | self.worker.arm()
+    }
+}

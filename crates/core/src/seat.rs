@@ -1,0 +1,65 @@
+//! A pool's thread as those have it who have workers there.
+
+use crate::mailbox::{Letter, Outbox};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread::JoinHandle;
+
+/// Ends the thread when dropped.
+pub(crate) struct PoolThread {
+    outbox: Outbox,
+    thread: Option<JoinHandle<()>>,
+    /// How many disks have their first worker here: those with one queue are served by it.
+    firsts: AtomicUsize,
+}
+
+impl PoolThread {
+    pub(crate) fn new(outbox: Outbox, thread: JoinHandle<()>) -> PoolThread {
+        PoolThread {
+            outbox,
+            thread: Some(thread),
+            firsts: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn firsts(&self) -> usize {
+        self.firsts.load(SeqCst)
+    }
+}
+
+impl Drop for PoolThread {
+    fn drop(&mut self) {
+        self.outbox.post(Letter::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A worker's place on a pool's thread, which stays as long as any has one.
+pub(crate) struct Seat {
+    thread: Arc<PoolThread>,
+    is_first: bool,
+}
+
+impl Seat {
+    pub(crate) fn new(thread: &Arc<PoolThread>, is_first: bool) -> Seat {
+        thread.firsts.fetch_add(usize::from(is_first), SeqCst);
+        Seat {
+            thread: thread.clone(),
+            is_first,
+        }
+    }
+
+    pub(crate) fn outbox(&self) -> Outbox {
+        self.thread.outbox.clone()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.thread
+            .firsts
+            .fetch_sub(usize::from(self.is_first), SeqCst);
+    }
+}

@@ -1,0 +1,284 @@
+//! One engine for all workers of a pool's thread: each has a share of it, which looks like an engine of
+//! its own.
+//!
+//! What is pushed through a share carries its member's number ([`Token::of`]), by which completions find
+//! their way back. A share knows what the engine knows because of it, and takes all of that along when it
+//! is dropped, which is when nothing of it is in flight any more.
+
+use crate::engine::{Buffer, Completion, Engine, FileId, Io, SocketIo, Wait};
+use crate::request::RequestId;
+use crate::token::{Target, Token};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::rc::Rc;
+
+/// What all shares have in common.
+pub(crate) struct SharedEngine {
+    engine: RefCell<Box<dyn Engine>>,
+    /// What has completed and was not distributed yet.
+    completions: RefCell<Vec<Completion>>,
+    /// For how many operations there is to be room.
+    reserved: Cell<usize>,
+    /// Operations pushed since the kernel was entered last.
+    pushed: Cell<usize>,
+    /// The kernel is entered by the thread, for several members together.
+    pub(crate) is_crowded: Cell<bool>,
+}
+
+impl SharedEngine {
+    pub(crate) fn new(engine: Box<dyn Engine>) -> Rc<SharedEngine> {
+        Rc::new(SharedEngine {
+            engine: RefCell::new(engine),
+            completions: RefCell::default(),
+            reserved: Cell::new(0),
+            pushed: Cell::new(0),
+            is_crowded: Cell::new(false),
+        })
+    }
+
+    pub(crate) fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.engine.borrow_mut().watch(fd, token)
+    }
+
+    /// Operations that the kernel has not been told of.
+    #[inline]
+    pub(crate) fn pushed(&self) -> usize {
+        self.pushed.get()
+    }
+
+    #[inline]
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.completions.borrow().is_empty() || self.engine.borrow_mut().ready()
+    }
+
+    /// Hand to the kernel what all members have pushed. What has completed is kept for `take`; there is no
+    /// waiting while there is any.
+    #[inline]
+    pub(crate) fn enter(&self, wait: Wait) -> io::Result<()> {
+        self.pushed.set(0);
+        let completions = &mut *self.completions.borrow_mut();
+        let wait = match completions.is_empty() {
+            true => wait,
+            false => Wait::No,
+        };
+        self.engine.borrow_mut().submit(wait, completions)
+    }
+
+    /// What has completed. It is given back, empty, before the kernel is entered again.
+    #[inline]
+    pub(crate) fn take_completions(&self) -> Vec<Completion> {
+        self.completions.take()
+    }
+
+    #[inline]
+    pub(crate) fn give_back(&self, completions: Vec<Completion>) {
+        self.completions.replace(completions);
+    }
+
+    /// `n` instead of `before` operations of a member.
+    fn reserve(&self, before: usize, n: usize) -> io::Result<()> {
+        let all = self.reserved.get() - before + n;
+        self.reserved.set(all);
+        let mut completions = self.completions.borrow_mut();
+        let more = (2 * all).saturating_sub(completions.len());
+        completions.reserve(more);
+        self.engine.borrow_mut().reserve(all)
+    }
+}
+
+/// What a member has in flight.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    /// On files.
+    operations: Cell<usize>,
+    /// On sockets.
+    on_sockets: RefCell<Vec<Token>>,
+}
+
+impl InFlight {
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.operations.get() == 0 && self.on_sockets.borrow().is_empty()
+    }
+
+    /// A completion has come. (Of what is watched, some come that nobody has pushed.)
+    #[inline]
+    pub(crate) fn completed(&self, token: Token) {
+        match token.target() {
+            Target::Request { id, .. } if id != RequestId::NOBODY => {
+                self.operations.set(self.operations.get() - 1);
+            }
+            Target::Request { .. } | Target::Source { .. } => {
+                let mut on_sockets = self.on_sockets.borrow_mut();
+                if let Some(known) = on_sockets.iter().position(|known| *known == token) {
+                    on_sockets.swap_remove(known);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// One member's share.
+pub(crate) struct Share {
+    shared: Rc<SharedEngine>,
+    member: u16,
+    in_flight: Rc<InFlight>,
+    reserved: usize,
+    /// Its memory is to be registered.
+    pins: bool,
+    files: Vec<FileId>,
+    sockets: Vec<RawFd>,
+    watched: Vec<(RawFd, Token)>,
+}
+
+impl Share {
+    pub(crate) fn new(shared: &Rc<SharedEngine>, member: u16) -> Share {
+        Share {
+            shared: shared.clone(),
+            member,
+            in_flight: Rc::default(),
+            reserved: 0,
+            pins: false,
+            files: Vec::new(),
+            sockets: Vec::new(),
+            watched: Vec::new(),
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> &Rc<InFlight> {
+        &self.in_flight
+    }
+
+    fn mine(&self, token: Token) -> Token {
+        token.of(self.member)
+    }
+}
+
+/// End what a member has in flight on sockets: its peers might never let it complete.
+pub(crate) fn cancel_all(shared: &SharedEngine, in_flight: &InFlight) {
+    for token in &*in_flight.on_sockets.borrow() {
+        shared.engine.borrow_mut().cancel_socket(*token);
+    }
+}
+
+impl Engine for Share {
+    fn name(&self) -> &'static str {
+        self.shared.engine.borrow().name()
+    }
+
+    fn reserve(&mut self, n: usize) -> io::Result<()> {
+        let n = n.max(self.reserved);
+        let before = std::mem::replace(&mut self.reserved, n);
+        self.shared.reserve(before, n)
+    }
+
+    fn add_file(&mut self, file: BorrowedFd<'_>) -> io::Result<FileId> {
+        let id = self.shared.engine.borrow_mut().add_file(file)?;
+        self.files.push(id);
+        Ok(id)
+    }
+
+    fn remove_file(&mut self, file: FileId) {
+        self.files.retain(|known| *known != file);
+        self.shared.engine.borrow_mut().remove_file(file);
+    }
+
+    fn pin_memory(&mut self) -> bool {
+        self.pins = self.shared.engine.borrow_mut().pin_memory();
+        self.pins
+    }
+
+    unsafe fn add_memory(&mut self, memory: &[Buffer]) {
+        if self.pins {
+            // SAFETY: as required of the caller.
+            unsafe { self.shared.engine.borrow_mut().add_memory(memory) };
+        }
+    }
+
+    fn remove_memory(&mut self, memory: &[Buffer]) {
+        if self.pins {
+            self.shared.engine.borrow_mut().remove_memory(memory);
+        }
+    }
+
+    #[inline]
+    unsafe fn push(&mut self, io: Io, token: Token) {
+        let token = self.mine(token);
+        let Share {
+            shared, in_flight, ..
+        } = self;
+        in_flight.operations.set(in_flight.operations.get() + 1);
+        shared.pushed.set(shared.pushed.get() + 1);
+        // SAFETY: as required of the caller.
+        unsafe { shared.engine.borrow_mut().push(io, token) };
+    }
+
+    fn add_socket(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.shared.engine.borrow_mut().add_socket(socket)?;
+        self.sockets.push(socket.as_raw_fd());
+        Ok(())
+    }
+
+    fn remove_socket(&mut self, socket: BorrowedFd<'_>) {
+        self.sockets.retain(|known| *known != socket.as_raw_fd());
+        self.shared.engine.borrow_mut().remove_socket(socket);
+    }
+
+    unsafe fn push_socket(&mut self, io: SocketIo, token: Token) {
+        let token = self.mine(token);
+        self.in_flight.on_sockets.borrow_mut().push(token);
+        self.shared.pushed.set(self.shared.pushed.get() + 1);
+        // SAFETY: as required of the caller.
+        unsafe { self.shared.engine.borrow_mut().push_socket(io, token) };
+    }
+
+    fn cancel_socket(&mut self, token: Token) {
+        let token = self.mine(token);
+        self.shared.engine.borrow_mut().cancel_socket(token);
+    }
+
+    fn watch(&mut self, fd: RawFd, token: Token) -> io::Result<()> {
+        let token = self.mine(token);
+        self.shared.watch(fd, token)?;
+        self.watched.push((fd, token));
+        Ok(())
+    }
+
+    fn unwatch(&mut self, fd: RawFd, token: Token) {
+        let token = self.mine(token);
+        self.watched.retain(|known| *known != (fd, token));
+        self.shared.engine.borrow_mut().unwatch(fd, token);
+    }
+
+    /// What has completed, the thread distributes. It is also who waits, and who enters the kernel when
+    /// others have something for it, too.
+    fn submit(&mut self, _wait: Wait, _out: &mut Vec<Completion>) -> io::Result<()> {
+        match self.shared.is_crowded.get() {
+            true => Ok(()),
+            false => self.shared.enter(Wait::No),
+        }
+    }
+
+    fn ready(&mut self) -> bool {
+        self.shared.is_ready()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut engine = self.shared.engine.borrow_mut();
+        for (fd, token) in &self.watched {
+            engine.unwatch(*fd, *token);
+        }
+        for socket in &self.sockets {
+            // SAFETY: who has added it keeps it open until it is removed.
+            engine.remove_socket(unsafe { BorrowedFd::borrow_raw(*socket) });
+        }
+        for file in &self.files {
+            engine.remove_file(*file);
+        }
+        let reserved = &self.shared.reserved;
+        reserved.set(reserved.get() - self.reserved);
+    }
+}

@@ -1,0 +1,92 @@
+//! The threads of workers: started, pinned, with an engine and a mailbox.
+
+use crate::disk::DiskError;
+use crate::engine::Engine;
+use crate::mailbox::{Inbox, Outbox, mailbox};
+use crate::peer_event;
+use crate::polling::{Poller, Polling};
+use fathom_trace::Clock;
+use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
+use std::io;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+
+/// How to run a worker, or several on one thread.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerOptions {
+    /// The thread's name (the kernel keeps 15 bytes).
+    pub name: String,
+    pub polling: Polling,
+    /// The CPUs that it may run on; empty: any.
+    pub cpus: Vec<usize>,
+}
+
+/// What a thread's loop is made of.
+pub(crate) struct Parts {
+    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) inbox: Inbox,
+    pub(crate) poller: Poller,
+}
+
+/// What went wrong with the thread of that name.
+pub(crate) fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> DiskError {
+    let path = PathBuf::from(name);
+    move |source| DiskError::Io {
+        path: path.clone(),
+        what,
+        source,
+    }
+}
+
+/// Start a thread, which makes its engine by `engine` and runs what `make` returns. What fails of this is
+/// told here.
+pub(crate) fn start<Run: FnOnce()>(
+    options: WorkerOptions,
+    engine: impl FnOnce() -> io::Result<Box<dyn Engine>> + Send + 'static,
+    make: impl FnOnce(Parts) -> Result<Run, DiskError> + Send + 'static,
+) -> Result<(Outbox, JoinHandle<()>), DiskError> {
+    let name = options.name.clone();
+    let failed = |what| failed(&name, what);
+    peer_event::watch().map_err(failed("cannot start the thread that watches eventfds"))?;
+    let (outbox, inbox) = mailbox().map_err(failed("cannot create an eventfd"))?;
+    let (ready, started) = sync_channel(1);
+    let body = move || {
+        peer_event::prepare();
+        let parts = prepare(&options, engine, inbox);
+        match parts.and_then(make) {
+            Ok(run) => {
+                let _ = ready.send(Ok(()));
+                run();
+            }
+            Err(error) => drop(ready.send(Err(error))),
+        }
+    };
+    let thread = std::thread::Builder::new().name(name.clone()).spawn(body);
+    let thread = thread.map_err(failed("cannot start its thread"))?;
+    started.recv().expect("the thread reports its start")?;
+    Ok((outbox, thread))
+}
+
+/// On the new thread.
+fn prepare(
+    options: &WorkerOptions,
+    engine: impl FnOnce() -> io::Result<Box<dyn Engine>>,
+    inbox: Inbox,
+) -> Result<Parts, DiskError> {
+    let failed = |what| failed(&options.name, what);
+    if !options.cpus.is_empty() {
+        let mut set = CpuSet::new();
+        options.cpus.iter().for_each(|cpu| set.set(*cpu));
+        sched_setaffinity(None, &set).map_err(|e| failed("cannot be pinned to CPUs")(e.into()))?;
+    }
+    // What is timed is timed exactly: the default adds up to 50 us to a wait.
+    set_current_timer_slack(NonZeroU64::new(1))
+        .map_err(|e| failed("cannot set its timer slack")(e.into()))?;
+    Ok(Parts {
+        engine: engine().map_err(failed("cannot start its engine"))?,
+        inbox,
+        poller: Poller::new(options.polling, Clock::get()),
+    })
+}
