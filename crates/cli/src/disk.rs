@@ -61,6 +61,10 @@ struct AddArgs {
     #[command(flatten)]
     of_disk: DiskArgs,
 
+    /// Serve it by the threads of this pool of the server's [default: by threads of its own]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["aio", "iothreads", "cpus", "poll"])]
+    pool: Option<String>,
+
     /// Keep it from NBD clients, if the server has any
     #[arg(long)]
     no_nbd: bool,
@@ -81,6 +85,11 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
         None => only()?,
     };
     let mut table = args.of_disk.into_table(args.name, args.disk);
+    if args.pool.is_some() {
+        // What is left out is the pool's.
+        (table.aio, table.iothreads, table.poll) = (None, None, None);
+    }
+    table.pool = args.pool;
     table.nbd = args.no_nbd.then_some(false);
     let table = as_seen_elsewhere(table)?;
     let added = server

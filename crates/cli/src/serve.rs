@@ -197,6 +197,7 @@ impl ServeArgs {
         let groups = groups(self.api_group, self.api_read_group);
         Ok(ServeOptions {
             disks: vec![disk],
+            pools: Vec::new(),
             nbd: (!nbd.listen.is_empty()).then_some(nbd),
             api: ApiOptions {
                 socket: self.api,

@@ -144,6 +144,9 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
         info.format
     )?;
     writeln!(out, "engine:     {}{cache}", info.engine)?;
+    if let Some(pool) = &info.pool {
+        writeln!(out, "pool:       {pool}")?;
+    }
     if let Some(holder) = &info.held_by {
         writeln!(out, "held by:    {holder}")?;
     }

@@ -5,7 +5,7 @@ mod support;
 use fathom_client::Client;
 use fathom_daemon::{Daemon, ServeOptions, SocketSpec};
 use fathom_formats::Format;
-use fathom_stack::Description;
+use fathom_stack::{Description, PoolOptions};
 use fathom_storage::Location;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::OsStr;
@@ -96,6 +96,7 @@ fn check(disk: Location, trace: Option<&Path>, load: &[&str]) {
     check_image(disk, None, &[], trace, load);
 }
 
+/// By a thread of its own, and by a pool's.
 fn check_image(
     disk: Location,
     format: Option<Format>,
@@ -103,34 +104,50 @@ fn check_image(
     trace: Option<&Path>,
     load: &[&str],
 ) {
+    for pool in [None, Some("p")] {
+        let specs = filters.iter().map(|filter| filter.parse().unwrap());
+        let description = Description {
+            format,
+            filters: specs.collect(),
+            pool: pool.map(str::to_owned),
+            ..Description::new(disk.clone())
+        };
+        check_worker(description, trace, load);
+    }
+}
+
+fn check_worker(description: Description, trace: Option<&Path>, load: &[&str]) {
     let dir = short_dir();
     let (socket, api) = (dir.path().join("s"), dir.path().join("c"));
-    let is_connected = disk.kind().name == "nbd";
-    let what = format!("{disk} {load:?}");
-    let specs = filters.iter().map(|filter| filter.parse().unwrap());
-    let description = Description {
-        format,
-        filters: specs.collect(),
-        ..Description::new(disk)
+    let is_connected = description.location.kind().name == "nbd";
+    let thread = match description.pool {
+        Some(_) => "pool p/0",
+        None => "worker 0",
     };
+    let what = format!("{} {load:?} {thread}", description.location);
+    let (format, is_plain) = (description.format, description.filters.is_empty());
     let mut options = ServeOptions::new(description, SocketSpec::Path(socket.clone()));
+    options.pools.push(PoolOptions {
+        threads: 1,
+        ..PoolOptions::new("p".into())
+    });
     options.api.socket = Some(api.clone());
     options.disks[0].trace = trace.map(Path::to_owned);
     let daemon = Daemon::start(options).unwrap();
-    let worker = thread_named("worker 0");
+    let worker = thread_named(thread);
     let running = std::thread::spawn(move || daemon.run().unwrap());
     WATCHED.store(worker, Ordering::SeqCst);
     let mut bench = bench(&socket, load);
     let client = Client::connect(&api).unwrap();
     // A throttle has to have made some wait, whatever else the machine does.
-    let count = match filters.is_empty() {
+    let count = match is_plain {
         true => 100_000,
         false => 10_000,
     };
     // Images have caches that fill, and a server is connected to meanwhile; all else has what it
     // needs as soon as a queue is attached.
-    let warm = match (is_connected, format, filters) {
-        (false, None, []) => 10,
+    let warm = match (is_connected, format, is_plain) {
+        (false, None, true) => 10,
         _ => count / 5,
     };
     wait_for(warm, &client);

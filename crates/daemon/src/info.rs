@@ -21,6 +21,9 @@ pub struct Info {
     pub block_size: u32,
     pub read_only: bool,
     pub engine: String,
+    /// Whose threads serve it; None: its own.
+    #[serde(default)]
+    pub pool: Option<String>,
     /// None for disks that have no files.
     pub cache: Option<String>,
     /// Requests whose data was copied because O_DIRECT could not take it as

@@ -7,7 +7,7 @@ use crate::socket_spec::SocketSpec;
 use crate::table::{DEFAULT_QUEUES, DiskTable};
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
-use fathom_stack::Description;
+use fathom_stack::{Description, PoolOptions};
 use fathom_units::parse_duration;
 use std::fmt;
 use std::path::PathBuf;
@@ -19,6 +19,8 @@ use std::time::Duration;
 pub struct ServeOptions {
     /// At least one, each with a name of its own.
     pub disks: Vec<DiskOptions>,
+    /// Threads that disks share, each pool with a name of its own.
+    pub pools: Vec<PoolOptions>,
     /// None: no NBD clients.
     pub nbd: Option<NbdOptions>,
     pub api: ApiOptions,
@@ -72,6 +74,7 @@ impl ServeOptions {
     pub fn of(disk: DiskOptions) -> ServeOptions {
         ServeOptions {
             disks: vec![disk],
+            pools: Vec::new(),
             nbd: None,
             api: ApiOptions::default(),
             config: None,
@@ -245,6 +248,7 @@ impl DiskOptions {
             iothreads: table.iothreads.map_or(new.iothreads, usize::from),
             cpus: table.cpus.unwrap_or_default(),
             polling: table.poll.unwrap_or(new.polling),
+            pool: table.pool,
             filters: table.filters,
             ..new
         };

@@ -137,6 +137,9 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub poll: Option<Polling>,
+    /// The pool whose threads serve it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -188,6 +191,7 @@ impl DiskTable {
             iothreads: None,
             cpus: None,
             poll: None,
+            pool: None,
             serial: None,
             trace: None,
             filters: Vec::new(),
@@ -282,11 +286,31 @@ impl DiskTable {
                 return Err(format!("{option} is not a number from 1 to 256"));
             }
         }
+        self.check_pool()?;
         match &self.serial {
             Some(serial) if serial.len() > MAX_SERIAL => {
                 Err(format!("serial has more than {MAX_SERIAL} bytes"))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses what is the pool's to say.
+    fn check_pool(&self) -> Result<(), String> {
+        let Some(pool) = &self.pool else {
+            return Ok(());
+        };
+        let given = [
+            ("aio", self.aio.is_some()),
+            ("iothreads", self.iothreads.is_some()),
+            ("cpus", self.cpus.is_some()),
+            ("poll", self.poll.is_some()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => Err(format!(
+                "{option} does not go with pool = {pool:?}: the pool's threads are as its own table says"
+            )),
+            None => Ok(()),
         }
     }
 }

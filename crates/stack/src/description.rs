@@ -3,6 +3,7 @@
 use crate::cpus::CpuList;
 use crate::inject::Injection;
 use crate::magic;
+use crate::pools::NamedPool;
 use fathom_core::Polling;
 use fathom_filters::Spec;
 use fathom_formats::Format;
@@ -45,6 +46,9 @@ pub struct Description {
     /// The CPUs that the workers may use, shared out among them; empty: any.
     pub cpus: CpuList,
     pub polling: Polling,
+    /// The pool whose threads serve the disk, in place of the engine, the workers and their CPUs and
+    /// polling that are given here; None: it has threads of its own.
+    pub pool: Option<String>,
     /// Delay requests on purpose.
     pub inject: Option<Injection>,
     /// Filters around the disk, the first nearest to whoever uses it.
@@ -75,6 +79,7 @@ impl Description {
             iothreads: 1,
             cpus: CpuList::default(),
             polling: Polling::default(),
+            pool: None,
             inject: None,
             filters: Vec::new(),
         }
@@ -143,6 +148,15 @@ impl Description {
         match self.size {
             Some(0) => Err("--size 0: a disk needs 512 bytes at least".into()),
             _ => Ok(()),
+        }
+    }
+
+    /// With what is its pool's.
+    pub(crate) fn in_pool(&self, pool: &NamedPool) -> Description {
+        Description {
+            engine: pool.options.engine,
+            iothreads: pool.pool.threads(),
+            ..self.clone()
         }
     }
 

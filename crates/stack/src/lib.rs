@@ -4,7 +4,7 @@
 //! [`Description`] is what users say; [`Stack::open`] makes the disk. On the way: `confined` opens
 //! what images name, in the directories that they may use; `image_files` are an image's files as the
 //! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
-//! delays on purpose.
+//! delays on purpose; `pools` are threads that disks share.
 //!
 //! Who uses the disk, and how they come to it, is not known here.
 
@@ -16,6 +16,7 @@ mod filters;
 mod image_files;
 mod inject;
 mod magic;
+mod pools;
 mod stack;
 
 pub use confined::{AllowedDirs, data_file, no_data_file};
@@ -24,4 +25,5 @@ pub use description::{Description, parse_format};
 pub use filters::{DiskFilters, FilterInfo};
 pub use image_files::{ImageOpener, StoredImage};
 pub use inject::{Injected, Injection, Injector};
+pub use pools::{PoolOptions, Pools};
 pub use stack::{Error, Stack};

@@ -7,11 +7,12 @@ use crate::filters::DiskFilters;
 use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
 use crate::magic;
+use crate::pools::{NamedPool, Pools};
 use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
 use fathom_filters::Filters;
 use fathom_formats::Format;
 use fathom_formats::served::{ImageDisk, ImageOptions};
-use fathom_storage::{ByteDisk, FileDisk, FileOptions};
+use fathom_storage::{ByteDisk, EngineKind, FileDisk, FileOptions};
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -43,7 +44,16 @@ pub struct Stack {
 impl Stack {
     /// Opens the disk and starts its workers. `any_bytes`: it has users whose requests are not of
     /// whole blocks.
-    pub fn open(description: &Description, any_bytes: bool, all: &Filters) -> Result<Stack, Error> {
+    pub fn open(
+        description: &Description,
+        any_bytes: bool,
+        all: &Filters,
+        pools: &Pools,
+    ) -> Result<Stack, Error> {
+        let pool = description.pool.as_deref().map(|name| pools.find(name));
+        let pool = pool.transpose().map_err(Error::Description)?;
+        let in_pool = pool.map(|pool| description.in_pool(pool));
+        let description = in_pool.as_ref().unwrap_or(description);
         description.cpus.check().map_err(Error::Description)?;
         let filters = description.filters.iter().map(|spec| all.make(spec));
         let filters = filters.collect::<Result<_, _>>().and_then(DiskFilters::new);
@@ -59,10 +69,10 @@ impl Stack {
         if any_bytes {
             disk = Arc::new(ByteDisk::new(disk));
         }
-        let name = Arc::default();
-        let workers = (0..description.iothreads)
-            .map(|index| start_worker(index, &disk, &name, description))
-            .collect::<Result<_, _>>()?;
+        let (workers, engine) = match pool {
+            Some(pool) => join(pool, &disk, description)?,
+            None => start_workers(&disk, description)?,
+        };
         Ok(Stack {
             disk,
             format: description.format.unwrap_or(Format::Raw),
@@ -70,7 +80,7 @@ impl Stack {
             workers,
             filters,
             injector,
-            engine: name.get().copied().unwrap_or_default(),
+            engine,
         })
     }
 }
@@ -148,6 +158,34 @@ fn refuse_other_formats(path: &Path) -> Result<(), DiskError> {
     })
 }
 
+/// Workers, and the engine that they use.
+type Workers = (Arc<[WorkerHandle]>, &'static str);
+
+fn join(
+    pool: &NamedPool,
+    disk: &Arc<dyn Disk>,
+    description: &Description,
+) -> Result<Workers, DiskError> {
+    let registers = description.register_memory;
+    if registers && pool.engine != EngineKind::IoUring.name() {
+        warn_of_memory(pool.engine);
+    }
+    let workers = pool.pool.join(disk, registers)?;
+    Ok((workers.into(), pool.engine))
+}
+
+fn warn_of_memory(engine: &str) {
+    tracing::warn!("--register-memory has no effect: {engine} cannot register memory");
+}
+
+fn start_workers(disk: &Arc<dyn Disk>, description: &Description) -> Result<Workers, DiskError> {
+    let name = Arc::default();
+    let workers = (0..description.iothreads)
+        .map(|index| start_worker(index, disk, &name, description))
+        .collect::<Result<_, _>>()?;
+    Ok((workers, name.get().copied().unwrap_or_default()))
+}
+
 fn start_worker(
     index: usize,
     disk: &Arc<dyn Disk>,
@@ -164,8 +202,7 @@ fn start_worker(
     let start = move || {
         let mut engine = fathom_storage::engine(engine)?;
         if register_memory && !engine.pin_memory() {
-            let name = engine.name();
-            tracing::warn!("--register-memory has no effect: {name} cannot register memory");
+            warn_of_memory(engine.name());
         }
         // Every worker has the same one.
         let _ = name.set(engine.name());

@@ -18,6 +18,7 @@ mod keep;
 mod kinds;
 mod memory;
 mod nbd;
+mod pools;
 mod resize;
 mod sharing;
 mod sockets;

@@ -5,12 +5,16 @@ use crate::access::{Group, Mode, access, groups};
 use crate::error::Error;
 use crate::events::Events;
 use crate::options::{ApiOptions, DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
-use crate::table::DiskTable;
+use crate::table::{DiskTable, check_name};
 use crate::text;
+use fathom_core::Polling;
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_stack::{CpuList, PoolOptions};
+use fathom_storage::EngineKind;
 use fathom_units::Timeout;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, de};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -40,16 +44,24 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         let options = options.and_then(|nbd| nbd.validate().map(|()| nbd));
         nbd = Some(options.map_err(|problem| format!("{line}: [nbd]: {problem}"))?);
     }
+    let mut pools = Vec::new();
+    for (name, table) in file.pools {
+        let line = line_of(text, table.span());
+        let options = table.into_inner().into_options(&name);
+        pools.push(options.map_err(|problem| format!("{line}: [pool.{name}]: {problem}"))?);
+    }
     let mut disks: Vec<DiskOptions> = Vec::new();
     for table in file.disks {
         let line = line_of(text, table.span());
         let disk = table.into_inner();
         let name = disk.name.clone();
         let same = disks.iter().any(|other| other.name == name);
-        let options = match same {
+        let has_pool = |name: &String| pools.iter().any(|pool: &PoolOptions| pool.name == *name);
+        let options = match &disk.pool {
             _ if name.is_empty() => Err("it needs a name".into()),
-            true => Err("another disk has that name".into()),
-            false => DiskOptions::of(disk, nbd.is_some()),
+            _ if same => Err("another disk has that name".into()),
+            Some(pool) if !has_pool(pool) => Err(format!("there is no table [pool.{pool}]")),
+            _ => DiskOptions::of(disk, nbd.is_some()),
         };
         disks.push(options.map_err(|problem| format!("{line}: disk '{name}': {problem}"))?);
     }
@@ -59,6 +71,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
     });
     Ok(ServeOptions {
         disks,
+        pools,
         nbd,
         api: api.unwrap_or_default(),
         config: None,
@@ -91,6 +104,8 @@ struct File {
     #[serde(default, with = "text::optional")]
     stop_timeout: Option<StopTimeout>,
     nbd: Option<Spanned<Nbd>>,
+    #[serde(rename = "pool", default)]
+    pools: BTreeMap<String, Spanned<PoolTable>>,
     #[serde(rename = "disk", default)]
     disks: Vec<Spanned<DiskTable>>,
 }
@@ -122,6 +137,19 @@ struct Api {
     group: Option<Group>,
     #[serde(default, with = "text::optional")]
     read_group: Option<Group>,
+}
+
+/// Threads that disks share.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct PoolTable {
+    threads: Option<u16>,
+    #[serde(default, with = "text::optional")]
+    cpus: Option<CpuList>,
+    #[serde(default, with = "text::optional")]
+    poll: Option<Polling>,
+    #[serde(default, with = "text::optional")]
+    aio: Option<EngineKind>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -171,6 +199,23 @@ impl Nbd {
     }
 }
 
+impl PoolTable {
+    fn into_options(self, name: &str) -> Result<PoolOptions, String> {
+        check_name(name).map_err(|_| "a pool's name is like that of a disk".to_owned())?;
+        if self.threads.is_some_and(|n| !(1..=256).contains(&n)) {
+            return Err("threads is not a number from 1 to 256".into());
+        }
+        let new = PoolOptions::new(name.to_owned());
+        Ok(PoolOptions {
+            threads: self.threads.map_or(new.threads, usize::from),
+            cpus: self.cpus.unwrap_or_default(),
+            polling: self.poll.unwrap_or(new.polling),
+            engine: self.aio.unwrap_or(new.engine),
+            ..new
+        })
+    }
+}
+
 fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Address>, D::Error> {
     let texts: Vec<String> = Deserialize::deserialize(from)?;
     let parsed = texts.iter().map(|text| Address::parse(OsStr::new(text)));
@@ -183,8 +228,7 @@ mod tests {
     use crate::socket_spec::SocketSpec;
     use fathom_formats::Format;
     use fathom_stack::Description;
-    use fathom_storage::Location;
-    use fathom_storage::{Cache, EngineKind};
+    use fathom_storage::{Cache, Location};
 
     const ONE: &str = "[[disk]]\nname = 'a'\nimage = 'null:1G'\nvhost-user = '/run/a'\n";
 
@@ -242,8 +286,15 @@ mod tests {
             serial = "x"
             trace = "/dev/shm/t"
             filters = ["delay:read=10ms", "pause"]
+            [pool.shared]
+            threads = 3
+            cpus = "0-1"
+            poll = "20us"
+            aio = "native"
+            [pool.plain]
             [[disk]]
             name = "part"
+            pool = "shared"
             image = "/srv/disk"
             offset = 1048576
             size = "1G"
@@ -293,18 +344,29 @@ mod tests {
             .map(ToString::to_string)
             .collect();
         assert_eq!(filters, ["delay:read=10ms", "pause"]);
+        let pools: Vec<_> = options.pools.iter().map(|pool| &*pool.name).collect();
+        assert_eq!(pools, ["plain", "shared"]);
+        assert_eq!(options.pools[0], PoolOptions::new("plain".into()));
+        let shared = &options.pools[1];
+        assert_eq!((shared.threads, shared.engine), (3, EngineKind::Native));
+        assert_eq!(shared.cpus.to_string(), "0,1");
+        assert_eq!(shared.polling.to_string(), "20us");
+        assert_eq!(part.disk.pool.as_deref(), Some("shared"));
+        assert_eq!(root.disk.pool, None);
         let bad = text.replace("pause", "pose");
         assert!(parse(&bad).unwrap_err().contains("pose"));
     }
 
     #[test]
-    fn the_readmes_example_is_right() {
+    fn the_readmes_examples_are_right() {
         let readme = include_str!("../../../../README.md");
-        let (_, example) = readme.split_once("```toml\n").unwrap();
-        let (example, _) = example.split_once("```").unwrap();
-        let options = parse(example).unwrap();
-        let exports = options.disks.iter().map(|disk| disk.nbd.is_some());
+        let examples = readme.split("```toml\n").skip(1);
+        let examples = examples.map(|rest| parse(rest.split_once("```").unwrap().0).unwrap());
+        let [nbd, pool] = examples.collect::<Vec<_>>().try_into().unwrap();
+        let exports = nbd.disks.iter().map(|disk| disk.nbd.is_some());
         assert_eq!(exports.collect::<Vec<_>>(), [false, true]);
+        assert_eq!(pool.disks[0].disk.pool.as_deref(), Some("small"));
+        assert_eq!(pool.pools[0].cpus.to_string(), "2,3");
     }
 
     #[test]
@@ -328,6 +390,8 @@ mod tests {
     #[test]
     fn errors_say_where_and_what() {
         let with = |line: &str| format!("{ONE}{line}\n");
+        let pooled =
+            |pool: &str, disk: &str| with(&format!("pool = 'p'\n{disk}\n[pool.p]\n{pool}"));
         let nbd = |lines: &str| format!("[nbd]\n{lines}\n{ONE}");
         for (text, wanted) in [
             (with("aio = 'libaio'"), ":5: "),
@@ -355,6 +419,17 @@ mod tests {
             (nbd("listen = ['fd:3']\ntls = 'maybe'"), ":3: "),
             (nbd("listen = ['fd:3']\ntls = 'on'"), "tls-certificates"),
             (nbd("listen = ['fd:3']\nconnections = 0"), "connections"),
+            (with("pool = 'p'"), "disk 'a': there is no table [pool.p]"),
+            (
+                pooled("", "iothreads = 2"),
+                "iothreads does not go with pool",
+            ),
+            (pooled("", "cpus = '0'"), "cpus does not go with pool"),
+            (pooled("", "poll = 'off'"), "poll does not go with pool"),
+            (pooled("", "aio = 'threads'"), "aio does not go with pool"),
+            (pooled("threads = 0", ""), ":7: [pool.p]: threads"),
+            (pooled("thread = 1", ""), ":8: unknown field `thread`"),
+            (format!("{ONE}[pool.'a b']\n"), "[pool.a b]: a pool's name"),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.starts_with(':'), "{error}");

@@ -10,21 +10,20 @@ mod reload;
 mod resizing;
 
 use super::changes::{Changing, Event, Leaving, What};
-use super::disk::{Origin, Served};
+use super::disk::{Common, Origin, Served};
 use super::nbd::Nbd;
 use super::resizings::Resizings;
 use super::tracer::Tracer;
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
 use crate::error::Error;
-use crate::events::Events;
 use crate::files::Keeper;
 use crate::info::Info;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
 use crate::table::check_path;
 use fathom_exports::Listener;
-use fathom_filters::Filters;
+use fathom_stack::Pools;
 use serde::Serialize;
 use serde_json::json;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -45,10 +44,8 @@ pub struct Objects {
     /// Disks that are getting other sizes.
     resizing: Resizings,
     nbd: Option<Nbd>,
-    filters: Arc<Filters>,
+    common: Common,
     mail: Mailbox<Event>,
-    /// Where it is told what happens.
-    events: Events,
     stop_timeout: StopTimeout,
     started: Instant,
     is_ending: bool,
@@ -74,11 +71,13 @@ impl Objects {
         front_ends: Vec<Option<Listener>>,
         clients: Vec<Listener>,
     ) -> Result<Objects, Error> {
-        let filters = Arc::new(Filters::default());
-        let events = &options.events;
+        let common = Common {
+            filters: Arc::default(),
+            pools: Arc::new(Pools::start(options.pools).map_err(Error::Options)?),
+            events: options.events,
+        };
         let disks = options.disks.into_iter().zip(front_ends);
-        let disks =
-            disks.map(|(disk, listener)| Served::open(disk, listener, &filters, events.clone()));
+        let disks = disks.map(|(disk, listener)| Served::open(disk, listener, common.clone()));
         let disks = disks.collect::<Result<Vec<_>, _>>()?;
         let nbd = options.nbd.as_ref();
         let nbd = nbd.map(|nbd| Nbd::start(nbd, clients, &disks));
@@ -88,8 +87,7 @@ impl Objects {
             leaving: Vec::new(),
             resizing: Resizings::default(),
             nbd: nbd.transpose()?,
-            filters,
-            events: options.events,
+            common,
             mail: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
             stop_timeout: options.stop_timeout,
             started: Instant::now(),

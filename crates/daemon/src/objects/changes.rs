@@ -1,11 +1,10 @@
 //! Disks that come, go and change while others are served: each on a thread of its own, since
 //! opening, draining and resizing one may take long.
 
-use super::disk::{Origin, Served};
+use super::disk::{Common, Origin, Served};
 use crate::answer::Asker;
 use crate::command::Ask;
 use crate::error::Error;
-use crate::events::Events;
 use crate::files::Reread;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
@@ -13,10 +12,8 @@ use crate::signals::LeftToThisThread;
 use fathom_core::{DiskError, Resize, WorkerHandle};
 use fathom_exports::Listener;
 use fathom_exports::nbd;
-use fathom_filters::Filters;
 use fathom_trace::Summary;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -79,19 +76,18 @@ const SETTLE: Duration = Duration::from_secs(30);
 /// Longer than anybody waits.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Opens a disk.
+/// Opens a disk, which uses some of what disks share.
 pub fn open(
     options: DiskOptions,
     listener: Option<Listener>,
-    filters: Arc<Filters>,
-    events: Events,
+    common: Common,
     post: Post<Event>,
 ) -> io::Result<()> {
     let _signals = LeftToThisThread::new();
     let builder = thread::Builder::new().name("add a disk".into());
     builder.spawn(move || {
         let name = options.name.clone();
-        let opened = Served::open(options, listener, &filters, events);
+        let opened = Served::open(options, listener, common);
         post.send(Event::Opened(name, opened.map(Box::new)));
     })?;
     Ok(())

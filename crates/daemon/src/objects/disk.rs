@@ -13,7 +13,7 @@ use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
-use fathom_stack::{FilterInfo, Injected, Injector, Stack};
+use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
 use fathom_trace::{Clock, Op, Stage, Summary};
 use fathom_units::Size;
 use serde::Serialize;
@@ -32,6 +32,16 @@ pub struct Outcome {
     pub summary: Summary,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub injected: Option<Injected>,
+}
+
+/// What the disks of a server have in common.
+#[derive(Clone, Default)]
+pub struct Common {
+    pub filters: Arc<Filters>,
+    /// Threads that several may share.
+    pub pools: Arc<Pools>,
+    /// Where it is told what happens.
+    pub events: Events,
 }
 
 /// What becomes of a disk when the server starts again.
@@ -66,10 +76,14 @@ impl Served {
     pub fn open(
         options: DiskOptions,
         listener: Option<Listener>,
-        filters: &Filters,
-        events: Events,
+        shared: Common,
     ) -> Result<Served, Error> {
-        let stack = Stack::open(&options.disk, options.nbd.is_some(), filters)?;
+        let Common {
+            filters,
+            pools,
+            events,
+        } = shared;
+        let stack = Stack::open(&options.disk, options.nbd.is_some(), &filters, &pools)?;
         let name = options.disk.location.to_string();
         let goes = listener.is_some() && stack.file.is_some();
         let shared = SharedDisk::new(stack.disk.clone(), name, goes);
@@ -164,6 +178,9 @@ impl Served {
         if let Some(cache) = self.cache() {
             write!(line, ", cache={cache}").expect("a String takes it");
         }
+        if let Some(pool) = &self.options.disk.pool {
+            write!(line, ", pool {pool}").expect("a String takes it");
+        }
         line.push(')');
         if let Some(socket) = &self.options.vhost_user {
             write!(line, " on vhost-user {socket}").expect("a String takes it");
@@ -246,6 +263,7 @@ impl Served {
             block_size,
             read_only,
             engine: stack.engine.into(),
+            pool: options.disk.pool.clone(),
             cache: self.cache().map(str::to_owned),
             bounced: stack.file.as_ref().map(|file| file.bounced()),
             held_by: stack.file.as_ref().and_then(|file| file.holder()),

@@ -43,9 +43,12 @@ impl Objects {
         }
         table.check_paths().map_err(invalid)?;
         let options = DiskOptions::of(table, self.nbd.is_some()).map_err(invalid)?;
+        if let Some(pool) = &options.disk.pool {
+            self.common.pools.check(pool).map_err(invalid)?;
+        }
         let listener = listen(&options)?;
-        let (filters, post) = (self.filters.clone(), self.mail.post());
-        let begun = changes::open(options, listener, filters, self.events.clone(), post);
+        let (common, post) = (self.common.clone(), self.mail.post());
+        let begun = changes::open(options, listener, common, post);
         begun.map_err(|error| Kind::Failed.because(format!("cannot start a thread: {error}")))
     }
 
@@ -87,7 +90,7 @@ impl Objects {
         }
         tracing::info!("{}", disk.describe());
         let name = disk.name().to_owned();
-        self.events.tell(Happened::Added { disk: name });
+        self.common.events.tell(Happened::Added { disk: name });
         self.disks.push(disk);
         Ok(self.disks.len() - 1)
     }

@@ -96,7 +96,7 @@ impl Objects {
     pub(super) fn take_in_closed(&mut self, name: String, summary: Box<Summary>) {
         tracing::info!("disk '{name}' is removed");
         let disk = name.clone();
-        self.events.tell(Happened::Removed { disk });
+        self.common.events.tell(Happened::Removed { disk });
         let change = self.changing.iter_mut().find(|one| one.name == name);
         if let (Some(change), Some(keeper)) = (change, &self.keeper)
             && change.what == (What::Removed { forget: true })

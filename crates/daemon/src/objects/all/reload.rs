@@ -87,7 +87,7 @@ impl Objects {
         }
         self.put_all(listed, kept);
         tracing::info!("the configuration was read again");
-        self.events.tell(Happened::Reloaded);
+        self.common.events.tell(Happened::Reloaded);
     }
 
     /// Let there be all these disks.
