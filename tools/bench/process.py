@@ -49,7 +49,7 @@ def is_listening(socket: Path) -> bool:
 
 
 @contextmanager
-def running(command: list, socket: Path, cpu: int):
+def running(command: list, socket: Path, cpu: int | None):
     """A server for as long as the block lasts; gives its process id."""
     socket.unlink(missing_ok=True)
     log = socket.with_suffix(".log")
