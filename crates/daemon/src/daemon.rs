@@ -52,11 +52,11 @@ impl Daemon {
         let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
         let signals = LeftToThisThread::new();
         let (api, events) = (options.api.clone(), options.events.clone());
-        let door = Door::open(&api)?;
         let kept = options.kept.clone();
         let reload = options.config.as_ref().map(|_| Reload::new()).transpose();
         let reload = reload.map_err(Error::io("cannot catch signals"))?;
         let mut objects = Objects::open(options, front_ends, clients)?;
+        let door = Door::open(&api)?;
         objects.serve()?;
         if let Some(dir) = kept {
             objects.keep_disks_in(&dir)?;

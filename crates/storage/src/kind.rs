@@ -40,6 +40,11 @@ pub(crate) trait Place: fmt::Display + Send + Sync {
     fn path(&self) -> Option<&Path> {
         None
     }
+
+    /// The same, of another size in bytes, if its size is a part of how it is written.
+    fn with_size(&self, _size: u64) -> Option<Arc<dyn Place>> {
+        None
+    }
 }
 
 /// What all kinds are told; each goes by what concerns it.
@@ -101,6 +106,11 @@ impl OfSize {
 impl Place for OfSize {
     fn open(&self, _: &OpenOptions) -> Result<Opened, DiskError> {
         (self.open)(self.size)
+    }
+
+    fn with_size(&self, size: u64) -> Option<Arc<dyn Place>> {
+        let OfSize { prefix, open, .. } = *self;
+        Some(Arc::new(OfSize { prefix, size, open }))
     }
 }
 

@@ -58,6 +58,12 @@ impl Location {
         self.place.path()
     }
 
+    /// The same, of another size in bytes, if its size is a part of how it is written.
+    pub fn with_size(&self, size: u64) -> Option<Location> {
+        let place = self.place.with_size(size)?;
+        Some(Location { place, ..*self })
+    }
+
     /// Opens it; may block. The error is one line for the user.
     pub fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
         self.place.open(options)

@@ -82,6 +82,7 @@ fn what_is_changed_is_so_again() {
     disk(&served, &["set", "b", "delay#2", "write="]);
     disk(&served, &["set", "a", "delay", "read=7ms", "--temporary"]);
     disk(&served, &["remove", "gone"]);
+    disk(&served, &["resize", "b", "3M"]);
     disk(&served, &["remove", "back", "--temporary"]);
     let now = [
         seen("a", true, "delay:read=7ms"),
@@ -105,6 +106,12 @@ fn what_is_changed_is_so_again() {
     // They are there when the server says so, for clients, too.
     let uri = format!("nbd+unix:///a?socket={}", served.arg("n"));
     stdout_of(&["bench", "--nbd", &uri, "--number-ios", "10"]);
+    let size = |name: &str| {
+        let info = stdout_of(&["info", &served.api(), "--disk", name, "--json"]);
+        let info: Value = serde_json::from_str(&info).unwrap();
+        info["size"].as_u64()
+    };
+    assert_eq!([size("a"), size("b")], [Some(1 << 20), Some(3 << 20)]);
     // Who looks at the files finds what the configuration would have.
     let text = fs::read_to_string(served.path("disks/b.toml")).unwrap();
     assert!(

@@ -247,7 +247,10 @@ fn what_does_not_go_with_pools_is_told() {
 fn serve_many(disks: usize, threads: usize) -> Served {
     let dir = short_dir();
     let path = |name: &str| as_arg(&dir.path().join(name));
-    let mut config = format!("control = '{}'\n[pool.p]\nthreads = {threads}\n", path("c"));
+    let mut config = format!(
+        "api = {{ socket = '{}' }}\n[pool.p]\nthreads = {threads}\n",
+        path("c")
+    );
     for number in 0..disks {
         let socket = path(&format!("s{number}"));
         config += &format!(

@@ -164,12 +164,12 @@ impl Served {
     }
 
     /// Without disks yet: NBD is at `n` in its directory, the API at `c`, with these further options;
-    /// `more` is the begin of its configuration.
+    /// `more` is in its configuration.
     pub fn waiting(of_api: &str, more: &str) -> Served {
         let dir = short_dir();
         let path = |name: &str| as_arg(&dir.path().join(name));
         let config = format!(
-            "{more}\napi = {{ socket = '{}'{of_api} }}\n[nbd]\nlisten = ['unix:{}']\n",
+            "api = {{ socket = '{}'{of_api} }}\n{more}\n[nbd]\nlisten = ['unix:{}']\n",
             path("c"),
             path("n")
         );

@@ -23,7 +23,7 @@ use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
 use crate::table::check_path;
 use fathom_exports::Listener;
-use fathom_stack::Pools;
+use fathom_stack::{PoolOptions, Pools};
 use serde::Serialize;
 use serde_json::json;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -58,7 +58,9 @@ pub struct Objects {
 }
 
 /// What stays as it is while a server runs.
+#[derive(PartialEq, Eq)]
 struct Settings {
+    pools: Vec<PoolOptions>,
     nbd: Option<NbdOptions>,
     api: ApiOptions,
     kept: Option<PathBuf>,
@@ -73,7 +75,7 @@ impl Objects {
     ) -> Result<Objects, Error> {
         let common = Common {
             filters: Arc::default(),
-            pools: Arc::new(Pools::start(options.pools).map_err(Error::Options)?),
+            pools: Arc::new(Pools::start(options.pools.clone()).map_err(Error::Options)?),
             events: options.events,
         };
         let disks = options.disks.into_iter().zip(front_ends);
@@ -96,6 +98,7 @@ impl Objects {
             config: options.config,
             reloaded: false,
             settings: Settings {
+                pools: options.pools,
                 nbd: options.nbd,
                 api: options.api,
                 kept: options.kept,

@@ -339,6 +339,12 @@ impl Served {
             self.events.tell(Happened::Resized { disk, size });
             let disk = &self.options.disk.location;
             tracing::info!("{disk}: the disk has {} now", Size(size));
+            if let Some(location) = disk.with_size(size) {
+                self.options.disk.location = location.clone();
+                if let Some(table) = &mut self.options.table {
+                    table.image = location;
+                }
+            }
         }
         if let Some(export) = self.vhost_user.as_ref().map(Serving::export)
             && export.device().size() != size

@@ -170,7 +170,7 @@ impl Objects {
     }
 
     /// Write a disk's file, and tell how the disk is then.
-    fn keep(&mut self, index: usize, origin: Origin, is_new: bool, asker: Asker) {
+    pub(super) fn keep(&mut self, index: usize, origin: Origin, is_new: bool, asker: Asker) {
         let (Origin::Kept(table), Some(keeper)) = (&origin, &self.keeper) else {
             return asker(self.show(index));
         };

@@ -1,6 +1,6 @@
 //! The files that a server has its disks from: read at the start, and again when it is told to.
 
-use super::Objects;
+use super::{Objects, Settings};
 use crate::answer::{Answer, Asker};
 use crate::error::Error;
 use crate::events::Happened;
@@ -51,31 +51,44 @@ impl Objects {
     }
 
     /// Do what has changed in the configuration.
-    pub(super) fn take_in_reread(&mut self, Reread { options, kept }: Reread) {
+    pub(super) fn take_in_reread(
+        &mut self,
+        Reread {
+            options,
+            kept: found,
+        }: Reread,
+    ) {
         self.reloaded = true;
         let ServeOptions {
             disks,
+            pools,
             nbd,
             api,
-            kept: dir,
+            kept,
             stop_timeout,
             ..
         } = match options {
             Ok(options) => options,
             Err(error) => return tracing::error!("{error}: nothing is changed"),
         };
-        if nbd != self.settings.nbd || api != self.settings.api || dir != self.settings.kept {
+        let settings = Settings {
+            pools,
+            nbd,
+            api,
+            kept,
+        };
+        if settings != self.settings {
             tracing::warn!(
-                "changes of [nbd], api and disks-dir are seen when the server starts again"
+                "changes of [pool], [nbd], api and disks-dir are seen when the server starts again"
             );
         }
         self.stop_timeout = stop_timeout;
         let listed = disks.into_iter().filter_map(|disk| disk.table);
         let listed: Vec<_> = listed.map(|table| *table).collect();
-        let tables = listed.iter().chain(&kept.disks);
+        let tables = listed.iter().chain(&found.disks);
         let mut stay: BTreeSet<_> = tables.map(|table| table.name.clone()).collect();
         // Of those it is not known what they are to be.
-        stay.extend(kept.problems.iter().map(|(name, _)| name.clone()));
+        stay.extend(found.problems.iter().map(|(name, _)| name.clone()));
         let goes = |name: &str, origin: &Origin| *origin != Origin::Request && !stay.contains(name);
         let disks = self.disks.iter();
         let gone = disks.filter(|disk| goes(disk.name(), &disk.origin));
@@ -85,7 +98,7 @@ impl Objects {
                 self.remove(index, false, false, to_log(name));
             }
         }
-        self.put_all(listed, kept);
+        self.put_all(listed, found);
         tracing::info!("the configuration was read again");
         self.common.events.tell(Happened::Reloaded);
     }

@@ -1,10 +1,12 @@
 //! Disks that get other sizes.
 
 use super::Objects;
-use crate::answer::{Asker, Kind};
+use crate::answer::{Answer, Asker, Kind};
 use crate::objects::changes;
+use crate::objects::disk::Origin;
+use crate::table::DiskTable;
 use fathom_core::DiskError;
-use serde_json::json;
+use serde_json::{Value, json};
 
 impl Objects {
     pub(super) fn resize(&mut self, index: usize, size: Option<u64>, shrink: bool, asker: Asker) {
@@ -21,16 +23,42 @@ impl Objects {
     }
 
     pub(super) fn take_in_resized(&mut self, name: &str, resized: Result<u64, DiskError>) {
-        let disk = self.disks.iter_mut().find(|disk| disk.name() == name);
-        if let Some(disk) = disk {
-            disk.resized();
+        let index = self.disks.iter().position(|disk| disk.name() == name);
+        if let Some(index) = index {
+            self.disks[index].resized();
         }
         if let Err(error) = &resized {
             tracing::warn!("disk '{name}' cannot be resized: {error}");
         }
-        if let Some(asker) = self.resizing.end(name) {
-            let answer = resized.map(|size| json!({ "size": size }));
-            asker(answer.map_err(|error| Kind::Failed.because(error.to_string())));
+        let answer = resized.map(|size| json!({ "size": size }));
+        let answer = answer.map_err(|error| Kind::Failed.because(error.to_string()));
+        let asker = self.resizing.end(name);
+        let tell: Asker = Box::new(|kept: Answer| {
+            // Who has asked may have given up.
+            if let Some(asker) = asker {
+                asker(kept.and(answer));
+            }
+        });
+        match index.and_then(|index| Some((index, self.file_that_says_the_size(index)?))) {
+            Some((index, origin)) => self.keep(index, origin, false, tell),
+            None => tell(Ok(Value::Null)),
         }
+    }
+
+    /// What is to be in the file of a disk that is kept, and is written with a size that it has no
+    /// more.
+    fn file_that_says_the_size(&self, index: usize) -> Option<Origin> {
+        let disk = &self.disks[index];
+        let (Origin::Kept(kept), Some(now)) = (&disk.origin, disk.table()) else {
+            return None;
+        };
+        let is_as_before = kept.image == now.image;
+        let image = now.image.clone();
+        (!is_as_before).then(|| {
+            Origin::Kept(Box::new(DiskTable {
+                image,
+                ..(**kept).clone()
+            }))
+        })
     }
 }
