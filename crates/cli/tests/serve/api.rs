@@ -149,7 +149,9 @@ fn a_disk_is_a_resource() {
         curl(&served, "DELETE", "/v1/disks/a/trace", &[]).status,
         204
     );
-    let etag = format!("If-Match: {}", then.header("etag"));
+    let now = curl(&served, "GET", a, &[]);
+    assert_eq!(now.body["options"]["image"], "memory:2097152");
+    let etag = format!("If-Match: {}", now.header("etag"));
     curl(&served, "DELETE", a, &["--header", "If-Match: \"x\""]).is_problem(412, "changed");
     let gone = curl(&served, "DELETE", a, &["--header", &etag]);
     assert_eq!((gone.status, &gone.body["refused"]), (200, &json!(0)));
