@@ -26,11 +26,6 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// There is no such thing at the server.
-    pub fn is_unknown(&self) -> bool {
-        matches!(self, ClientError::Refused { status: 404, .. })
-    }
-
     /// The server is there no more, or about to end.
     pub fn is_gone(&self) -> bool {
         use ClientError::{Closed, NotRunning, Refused};
