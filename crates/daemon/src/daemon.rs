@@ -1,9 +1,10 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
 use crate::api::{Api, Door};
+use crate::book::Book;
 use crate::error::Error;
 use crate::limits;
-use crate::objects::{CALIBRATE_EVERY, Objects, Outcome, Served};
+use crate::objects::{Objects, Outcome};
 use crate::options::ServeOptions;
 use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
@@ -25,7 +26,7 @@ pub struct Ended {
 
 /// Some disks being served.
 pub struct Daemon {
-    objects: Objects,
+    book: Book,
     api: Option<Api>,
     termination: Termination,
     reload: Option<Reload>,
@@ -51,21 +52,22 @@ impl Daemon {
         let access = options.nbd.as_ref().map(|nbd| nbd.access);
         let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
         let signals = LeftToThisThread::new();
-        let (api, events) = (options.api.clone(), options.events.clone());
-        let kept = options.kept.clone();
         let reload = options.config.as_ref().map(|_| Reload::new()).transpose();
         let reload = reload.map_err(Error::io("cannot catch signals"))?;
-        let mut objects = Objects::open(options, front_ends, clients)?;
-        let door = Door::open(&api)?;
+        let mut objects = Objects::open(options.clone(), front_ends, clients)?;
+        let door = Door::open(&options.api)?;
         objects.serve()?;
-        if let Some(dir) = kept {
-            objects.keep_disks_in(&dir)?;
+        let book = Book::new(Box::new(objects), &options);
+        let mut book = book.map_err(Error::io("cannot make a mailbox"))?;
+        if let Some(dir) = &options.kept {
+            book.keep_disks_in(dir)?;
         }
-        let api = door.map(|door| Api::start(door, api.groups, objects.post(), events.clone()));
-        let api = api.transpose().map_err(Error::io("cannot serve the API"))?;
+        let start = |door| Api::start(door, options.api.groups, book.post(), options.events);
+        let api = door.map(start).transpose();
+        let api = api.map_err(Error::io("cannot serve the API"))?;
         drop(signals);
         let daemon = Daemon {
-            objects,
+            book,
             api,
             termination,
             reload,
@@ -75,14 +77,11 @@ impl Daemon {
     }
 
     fn announce(&self) {
-        for disk in self.objects.disks() {
-            tracing::info!("{}", disk.describe());
+        for line in self.book.host().describe() {
+            tracing::info!("{line}");
         }
-        if self.objects.disks().is_empty() {
+        if self.book.host().names().is_empty() {
             tracing::info!("no disk is served yet: `fathom disk add` adds some");
-        }
-        if let Some(nbd) = self.objects.nbd() {
-            tracing::info!("NBD clients connect to {}", nbd.addresses().join(", "));
         }
         if let Some(api) = &self.api {
             tracing::info!("the API is at {}", api.path().display());
@@ -97,9 +96,8 @@ impl Daemon {
         while self.wait()? {}
         notify_manager(NotifyState::Stopping);
         tracing::info!("stopping");
-        let stopped = self.objects.stop();
-        let outcome = |disk: &Served| (disk.name().to_owned(), disk.outcome());
-        let outcomes = self.objects.disks().iter().map(outcome).collect();
+        let stopped = self.book.host_mut().stop();
+        let outcomes = self.book.host().outcomes();
         if matches!(stopped, Err(Error::Abandoned { .. })) {
             // Dropped, it would be waited for.
             drop(self.api.take());
@@ -110,65 +108,33 @@ impl Daemon {
 
     /// Sleep until there is something to do, and do it. False: it is to end.
     fn wait(&mut self) -> Result<bool, Error> {
-        let ready = self.poll().map_err(Error::io("cannot wait for events"))?;
-        if ready.end {
+        let is_told = self.poll().map_err(Error::io("cannot wait for events"))?;
+        if is_told || !self.book.turn() {
             return Ok(false);
         }
-        let objects = &mut self.objects;
-        objects.see_to_traces(&ready.cut);
-        objects.turn();
-        if objects.take_reloaded() {
+        if self.book.take_reloaded() {
             notify_manager(NotifyState::Ready);
         }
         if self.reload.as_ref().is_some_and(Reload::take) {
             notify_manager(NotifyState::Reloading);
-            objects.reload();
+            self.book.reload();
         }
-        Ok(!objects.is_ending())
+        Ok(!self.book.is_ending())
     }
 
-    /// What poll(2) says of the signals, of the serving threads, of the
-    /// objects' events, and of the traces.
-    fn poll(&self) -> io::Result<Ready> {
-        let mut fds = vec![PollFd::new(&self.termination, PollFlags::IN)];
+    /// Until a signal says that it is to end (true), or there is something else to do.
+    fn poll(&self) -> io::Result<bool> {
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        fds.extend(self.objects.ended().map(input));
-        let ends = fds.len();
-        fds.push(input(self.objects.event()));
+        let mut fds = vec![input(self.termination.as_fd())];
+        fds.extend(self.book.events().into_iter().map(input));
         fds.extend(self.reload.iter().map(|reload| input(reload.as_fd())));
-        let events = fds.len();
-        fds.extend(
-            self.objects
-                .traces()
-                .map(|(_, trace)| input(trace.cut_event())),
-        );
-        let patience = [
-            self.objects.patience(),
-            (fds.len() > events).then_some(CALIBRATE_EVERY),
-        ];
-        let timeout = patience.into_iter().flatten().min();
+        let timeout = self.book.patience();
         let timeout = timeout.map(|t| Timespec::try_from(t).expect("some seconds"));
         match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Ok(_) | Err(Errno::INTR) => Ok(!fds[0].revents().is_empty()),
+            Err(error) => Err(error.into()),
         }
-        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let cut = self.objects.traces().zip(&fds[events..]);
-        Ok(Ready {
-            end: fds[..ends].iter().any(is_ready),
-            cut: cut
-                .filter(|(_, fd)| is_ready(fd))
-                .map(|((disk, _), _)| disk)
-                .collect(),
-        })
     }
-}
-
-/// See [`Daemon::poll`].
-struct Ready {
-    end: bool,
-    /// Disks whose trace was truncated.
-    cut: Vec<usize>,
 }
 
 /// Where systemd (or another manager) wants to know.

@@ -4,11 +4,13 @@
 mod access;
 mod answer;
 mod api;
+mod book;
 mod command;
 mod daemon;
 mod error;
 mod events;
 mod files;
+mod host;
 mod info;
 mod limits;
 mod mailbox;

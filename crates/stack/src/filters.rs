@@ -48,34 +48,38 @@ impl DiskFilters {
         Ok(info)
     }
 
-    /// Which one is called `name`, or `name#2` if it is the second one of that name.
+    /// Which one is called `name`, as [`position_of_filter`] says.
     pub fn position(&self, name: &str) -> Result<usize, String> {
-        let (kind, number) = match name.split_once('#') {
-            Some((kind, number)) => (kind, number.parse().ok()),
-            None => (name, None),
-        };
-        let all = self.0.iter().enumerate();
-        let mut of_kind = all.filter(|(_, filter)| filter.about().name == kind);
-        let found = match number {
-            Some(number) => usize::checked_sub(number, 1).and_then(|n| of_kind.nth(n)),
-            None if name != kind => None,
-            None => match (of_kind.next(), of_kind.next()) {
-                (Some(_), Some(_)) => {
-                    return Err(format!(
-                        "there are several filters {kind}: say {kind}#1, {kind}#2 and so on"
-                    ));
-                }
-                (found, _) => found,
-            },
-        };
-        found.map(|(index, _)| index).ok_or_else(|| {
-            let names: Vec<_> = self.0.iter().map(|f| f.about().name).collect();
-            match &names[..] {
-                [] => "the disk has no filters: they are given to `fathom serve`".into(),
-                names => format!("the disk has no filter '{name}', but {}", names.join(", ")),
-            }
-        })
+        let names: Vec<_> = self.0.iter().map(|filter| filter.about().name).collect();
+        position_of_filter(&names, name)
     }
+}
+
+/// Which of the filters of these names is called `name`, or `name#2` if it is the second one of that
+/// name. The error is for the user.
+pub fn position_of_filter(names: &[&str], name: &str) -> Result<usize, String> {
+    let (kind, number) = match name.split_once('#') {
+        Some((kind, number)) => (kind, number.parse().ok()),
+        None => (name, None),
+    };
+    let all = names.iter().enumerate();
+    let mut of_kind = all.filter(|(_, other)| **other == kind);
+    let found = match number {
+        Some(number) => usize::checked_sub(number, 1).and_then(|n| of_kind.nth(n)),
+        None if name != kind => None,
+        None => match (of_kind.next(), of_kind.next()) {
+            (Some(_), Some(_)) => {
+                return Err(format!(
+                    "there are several filters {kind}: say {kind}#1, {kind}#2 and so on"
+                ));
+            }
+            (found, _) => found,
+        },
+    };
+    found.map(|(index, _)| index).ok_or_else(|| match names {
+        [] => "the disk has no filters: they are given to `fathom serve`".into(),
+        names => format!("the disk has no filter '{name}', but {}", names.join(", ")),
+    })
 }
 
 /// A filter, and those of its options that are not at their defaults.

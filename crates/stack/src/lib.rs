@@ -22,7 +22,7 @@ mod stack;
 pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use cpus::CpuList;
 pub use description::{Description, parse_format};
-pub use filters::{DiskFilters, FilterInfo};
+pub use filters::{DiskFilters, FilterInfo, position_of_filter};
 pub use image_files::{ImageOpener, StoredImage};
 pub use inject::{Injected, Injection, Injector};
 pub use pools::{PoolOptions, Pools};

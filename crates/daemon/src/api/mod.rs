@@ -20,9 +20,9 @@ mod state;
 mod stream;
 mod tag;
 
+use crate::book::Step;
 use crate::events::Events;
 use crate::mailbox::Post;
-use crate::objects::Event;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use clients::{Asks, Clients, guard};
@@ -83,7 +83,7 @@ pub struct Api {
 
 impl Api {
     /// Serve clients at `door`, with the rights of their groups; what they want goes by `post`.
-    pub fn start(door: Door, groups: Groups, post: Post<Event>, events: Events) -> io::Result<Api> {
+    pub fn start(door: Door, groups: Groups, post: Post<Step>, events: Events) -> io::Result<Api> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let socket = door.as_fd().try_clone_to_owned()?;
         let socket = std::os::unix::net::UnixListener::from(socket);
@@ -140,7 +140,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .split_for_parts()
 }
 
-fn router(post: Post<Event>, events: Events) -> Router {
+fn router(post: Post<Step>, events: Events) -> Router {
     let (router, description) = routes();
     router
         .fallback(problem::no_such_place)

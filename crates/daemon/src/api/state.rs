@@ -2,10 +2,10 @@
 
 use super::problem::Problem;
 use crate::answer::Answer;
+use crate::book::{Book, Step};
 use crate::command::{Ask, Command};
 use crate::events::Events;
 use crate::mailbox::Post;
-use crate::objects::Event;
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -14,13 +14,13 @@ use utoipa::openapi::OpenApi;
 /// What every request has at hand.
 #[derive(Clone)]
 pub struct Asking {
-    post: Arc<Post<Event>>,
+    post: Arc<Post<Step>>,
     description: Arc<OpenApi>,
     events: Events,
 }
 
 impl Asking {
-    pub fn new(post: Post<Event>, description: OpenApi, events: Events) -> Asking {
+    pub fn new(post: Post<Step>, description: OpenApi, events: Events) -> Asking {
         Asking {
             post: Arc::new(post),
             description: Arc::new(description),
@@ -50,7 +50,8 @@ impl Asking {
         let (send, answer) = oneshot::channel();
         // It may be gone.
         let asker = Box::new(|answer| drop(send.send(answer)));
-        self.post.send(Event::Asked(ask, asker));
+        self.post
+            .send(Box::new(|book: &mut Book| book.handle(ask, asker)));
         answer.await.map_err(|_| Problem::ending())
     }
 }

@@ -2,32 +2,29 @@
 //!
 //! - `coming` and `going` are how disks come, change and go;
 //! - `resizing` gives them other sizes;
-//! - `reload` does what the configuration says, and what it says when it is read again.
+//! - `host` is how they are asked.
 
 mod coming;
 mod going;
-mod reload;
+mod host;
 mod resizing;
 
 use super::changes::{Changing, Event, Leaving, What};
-use super::disk::{Common, Origin, Served};
+use super::disk::{Common, Served};
 use super::nbd::Nbd;
-use super::resizings::Resizings;
 use super::tracer::Tracer;
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
 use crate::error::Error;
-use crate::files::Keeper;
 use crate::info::Info;
-use crate::mailbox::{Mailbox, Post};
-use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
+use crate::mailbox::Mailbox;
+use crate::options::{ServeOptions, StopTimeout};
 use crate::table::check_path;
 use fathom_exports::Listener;
-use fathom_stack::{PoolOptions, Pools};
+use fathom_stack::Pools;
 use serde::Serialize;
 use serde_json::json;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,29 +38,13 @@ pub struct Objects {
     changing: Vec<Changing>,
     /// Disks that are to go when nobody uses them.
     leaving: Vec<Leaving>,
-    /// Disks that are getting other sizes.
-    resizing: Resizings,
+    /// Disks that are getting other sizes, and who waits for it.
+    resizing: BTreeMap<String, Asker>,
     nbd: Option<Nbd>,
     common: Common,
     mail: Mailbox<Event>,
     stop_timeout: StopTimeout,
     started: Instant,
-    is_ending: bool,
-    /// Writes the files of disks that are kept.
-    keeper: Option<Keeper>,
-    /// The file that says what there is to be.
-    config: Option<PathBuf>,
-    reloaded: bool,
-    settings: Settings,
-}
-
-/// What stays as it is while a server runs.
-#[derive(PartialEq, Eq)]
-struct Settings {
-    pools: Vec<PoolOptions>,
-    nbd: Option<NbdOptions>,
-    api: ApiOptions,
-    kept: Option<PathBuf>,
 }
 
 impl Objects {
@@ -75,7 +56,7 @@ impl Objects {
     ) -> Result<Objects, Error> {
         let common = Common {
             filters: Arc::default(),
-            pools: Arc::new(Pools::start(options.pools.clone()).map_err(Error::Options)?),
+            pools: Arc::new(Pools::start(options.pools).map_err(Error::Options)?),
             events: options.events,
         };
         let disks = options.disks.into_iter().zip(front_ends);
@@ -87,22 +68,12 @@ impl Objects {
             disks,
             changing: Vec::new(),
             leaving: Vec::new(),
-            resizing: Resizings::default(),
+            resizing: BTreeMap::new(),
             nbd: nbd.transpose()?,
             common,
             mail: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
             stop_timeout: options.stop_timeout,
             started: Instant::now(),
-            is_ending: false,
-            keeper: None,
-            config: options.config,
-            reloaded: false,
-            settings: Settings {
-                pools: options.pools,
-                nbd: options.nbd,
-                api: options.api,
-                kept: options.kept,
-            },
         })
     }
 
@@ -111,77 +82,17 @@ impl Objects {
         self.disks.iter_mut().try_for_each(Served::serve)
     }
 
-    pub fn disks(&self) -> &[Served] {
-        &self.disks
-    }
-
-    pub fn nbd(&self) -> Option<&Nbd> {
-        self.nbd.as_ref()
-    }
-
-    /// Readable when there is something for [`Objects::turn`].
-    pub fn event(&self) -> BorrowedFd<'_> {
-        self.mail.as_fd()
-    }
-
-    /// Each is readable when serving has ended by itself, which it should not.
-    pub fn ended(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let front_ends = self.disks.iter().filter_map(Served::ended);
-        front_ends.chain(self.nbd.iter().map(Nbd::ended))
-    }
-
     /// Traces being written, each with its disk's index.
-    pub fn traces(&self) -> impl Iterator<Item = (usize, &Tracer)> {
+    fn traces(&self) -> impl Iterator<Item = (usize, &Tracer)> {
         let disks = self.disks.iter().enumerate();
         disks.filter_map(|(i, disk)| Some((i, disk.trace()?)))
     }
 
-    /// See to the traces, of which these disks' were truncated.
-    pub fn see_to_traces(&mut self, cut: &[usize]) {
-        for disk in cut {
-            self.disks[*disk].drop_cut_trace();
-        }
-        self.disks.iter_mut().for_each(Served::calibrate_trace);
-    }
-
-    /// For who asks on other threads.
-    pub fn post(&self) -> Post<Event> {
-        self.mail.post()
-    }
-
-    /// Somebody has asked for the end.
-    pub fn is_ending(&self) -> bool {
-        self.is_ending
-    }
-
-    /// Go on with what other threads have for it.
-    pub fn turn(&mut self) {
-        for event in self.mail.take() {
-            self.take_in(event);
-        }
-        for leaving in std::mem::take(&mut self.leaving) {
-            self.leave(leaving);
-        }
-        self.resizing.tell_late();
-    }
-
     fn take_in(&mut self, event: Event) {
         match event {
-            Event::Asked(ask, asker) => self.handle(ask, asker),
             Event::Opened(name, opened) => self.take_in_opened(&name, opened),
-            Event::Kept {
-                name,
-                outcome,
-                is_new,
-                asker,
-            } => self.take_in_kept(&name, outcome, is_new, asker),
-            Event::Late(name) => self.tell_late(&name),
-            Event::Closed(name, summary) => self.take_in_closed(name, summary),
-            Event::Forgotten(name, summary, outcome) => {
-                self.take_in_forgotten(&name, &summary, outcome);
-            }
+            Event::Closed(name, summary) => self.take_in_closed(&name, &summary),
             Event::Resized(name, resized) => self.take_in_resized(&name, resized),
-            Event::Reread(read) => self.take_in_reread(*read),
         }
     }
 
@@ -193,32 +104,18 @@ impl Objects {
             Err(refusal) => return asker(Err(refusal)),
         };
         let answered = match (ask.command, index) {
-            (Command::Put { options, temporary }, None) => {
-                return self.put_by_request(*options, temporary, asker);
-            }
+            (Command::Put { options, .. }, None) => return self.put(*options, asker),
             (Command::List, None) => {
                 let disks = (0..self.disks.len()).map(|index| self.show(index));
                 let disks = disks.collect::<Result<Vec<_>, _>>();
                 disks.map(|disks| json!({ "disks": disks }))
             }
-            (Command::Quit, None) => {
-                self.is_ending = true;
-                Ok(json!({ "quitting": true }))
-            }
-            (Command::Remove { force, temporary }, Some(index)) => {
-                return self.remove(index, force, !temporary, asker);
+            (Command::Remove { force, .. }, Some(index)) => {
+                return self.remove(index, force, asker);
             }
             (Command::Resize { size, shrink }, Some(index)) => {
                 return self.resize(index, size, shrink, asker);
             }
-            (
-                Command::Set {
-                    filter,
-                    options,
-                    temporary,
-                },
-                Some(index),
-            ) => return self.set_filter(index, &filter, options, temporary, asker),
             (command, Some(index)) => self.handle_for(index, command),
             (_, None) => Err(Kind::Invalid.because("that concerns one disk: name it")),
         };
@@ -255,10 +152,8 @@ impl Objects {
     fn is_changing(&self, name: &str) -> Option<Refusal> {
         let change = self.changing.iter().find(|change| change.name == name)?;
         Some(Kind::Conflict.because(match change.what {
-            What::Added { .. } => format!("disk '{name}' is just being added"),
-            What::Removed { .. } | What::Forgotten => {
-                format!("disk '{name}' is just being removed")
-            }
+            What::Added => format!("disk '{name}' is just being added"),
+            What::Removed => format!("disk '{name}' is just being removed"),
         }))
     }
 
@@ -273,10 +168,12 @@ impl Objects {
                 checked.map_err(|text| Kind::Invalid.because(text))?;
                 disk.switch_trace(file).map_err(failed)
             }
+            Command::Set {
+                filter, options, ..
+            } => self.set_filter(index, &filter, &options),
             Command::List
             | Command::Quit
             | Command::Put { .. }
-            | Command::Set { .. }
             | Command::Resize { .. }
             | Command::Remove { .. } => {
                 Err(Kind::Invalid.because("that concerns the server, not one disk"))
@@ -303,7 +200,6 @@ impl Objects {
         let disk = &self.disks[index];
         Ok(json!({
             "options": to_json(&disk.table())?,
-            "kept": disk.origin != Origin::Request,
             "state": self.info(index),
         }))
     }

@@ -1,11 +1,9 @@
 //! Disks that come, go and change while others are served: each on a thread of its own, since
 //! opening, draining and resizing one may take long.
 
-use super::disk::{Common, Origin, Served};
+use super::disk::{Common, Served};
 use crate::answer::Asker;
-use crate::command::Ask;
 use crate::error::Error;
-use crate::files::Reread;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
@@ -26,48 +24,27 @@ pub struct Changing {
     pub waiting: Option<Asker>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// `keep`: its file is to be written.
-    Added { origin: Origin, keep: bool },
-    /// `forget`: its file is to go, too.
-    Removed { forget: bool },
-    /// Only its file is still there.
-    Forgotten,
+    Added,
+    Removed,
 }
 
 /// A disk that is to be removed, but was in use.
 pub struct Leaving {
     pub name: String,
-    pub forget: bool,
     pub asker: Asker,
     pub until: Instant,
 }
 
 /// What other threads have to say.
 pub enum Event {
-    /// Something is to be done.
-    Asked(Ask, Asker),
     /// The disk of that name is there, or will not be.
     Opened(String, Result<Box<Served>, Error>),
-    /// The file of the disk of that name is written, or cannot be.
-    Kept {
-        name: String,
-        outcome: Result<(), String>,
-        /// The disk has just been added.
-        is_new: bool,
-        asker: Asker,
-    },
-    /// The disk of that name takes longer to close than it should.
-    Late(String),
     /// The disk of that name is no more; with what it has done.
     Closed(String, Box<Summary>),
-    /// Nor is its file, unless that cannot be removed.
-    Forgotten(String, Box<Summary>, Result<(), String>),
     /// The disk of that name has this size, or has failed to get another one.
     Resized(String, Result<u64, DiskError>),
-    /// The configuration has been read again.
-    Reread(Box<Reread>),
 }
 
 /// How long a disk that is to be smaller waits for what is in flight.
@@ -104,8 +81,8 @@ pub fn give_up(disk: Served) {
 pub type ToClose = (Served, Option<nbd::Leaving>);
 
 /// Makes ready for closing a disk, which it is sent then: it disconnects whoever uses the disk, lets
-/// what is in flight end, and closes it. After `patience` it is late, and goes on nevertheless.
-pub fn close(patience: Duration, post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
+/// what is in flight end, and closes it, however long that takes.
+pub fn close(post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
     let (send, receive) = sync_channel(1);
     let _signals = LeftToThisThread::new();
     let builder = thread::Builder::new().name("remove a disk".into());
@@ -115,10 +92,7 @@ pub fn close(patience: Duration, post: Post<Event>) -> io::Result<SyncSender<ToC
         };
         let mut closing = Closing { disk, clients };
         let name = closing.disk.name().to_owned();
-        if !closing.wait(Instant::now() + patience) {
-            post.send(Event::Late(name.clone()));
-            while !closing.wait(Instant::now() + FOR_EVER) {}
-        }
+        while !closing.wait(Instant::now() + FOR_EVER) {}
         let summary = Box::new(closing.disk.summary());
         drop(closing);
         post.send(Event::Closed(name, summary));

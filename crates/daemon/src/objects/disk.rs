@@ -44,20 +44,8 @@ pub struct Common {
     pub events: Events,
 }
 
-/// What becomes of a disk when the server starts again.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Origin {
-    /// It is gone.
-    Request,
-    /// It is served by what its own file says.
-    Kept(Box<DiskTable>),
-    /// The configuration lists it.
-    Configuration,
-}
-
 /// A disk with all that is its own.
 pub struct Served {
-    pub origin: Origin,
     events: Events,
     options: DiskOptions,
     stack: Stack,
@@ -89,7 +77,6 @@ impl Served {
         let shared = SharedDisk::new(stack.disk.clone(), name, goes);
         let mut served = Served {
             size: stack.disk.info().size,
-            origin: Origin::Configuration,
             events,
             options,
             stack,

@@ -5,12 +5,9 @@ mod all;
 mod changes;
 mod disk;
 mod nbd;
-mod resizings;
 mod serving;
 mod shared_disk;
 mod tracer;
 
 pub use all::Objects;
-pub use changes::Event;
-pub use disk::{Outcome, Served};
-pub use tracer::CALIBRATE_EVERY;
+pub use disk::Outcome;

@@ -3,8 +3,8 @@
 use super::{Objects, to_json};
 use crate::answer::{Answer, Asker, Kind, Refusal};
 use crate::events::Happened;
-use crate::objects::changes::{self, Changing, Event, What};
-use crate::objects::disk::{Origin, Served};
+use crate::objects::changes::{self, Changing, What};
+use crate::objects::disk::Served;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
 use crate::socket;
@@ -14,25 +14,30 @@ use fathom_exports::Listener;
 use std::collections::BTreeMap;
 
 impl Objects {
-    /// Let there be this disk. `keep`: its file is to be written.
-    pub(super) fn put(&mut self, table: DiskTable, origin: Origin, keep: bool, asker: Asker) {
+    /// Let there be this disk.
+    pub(super) fn put(&mut self, table: DiskTable, asker: Asker) {
         let table = table.without_defaults();
         let present = self.disks.iter().position(|disk| disk.name() == table.name);
         if let Some(index) = present {
-            return match self.change(index, &table) {
-                Err(refusal) => asker(Err(refusal)),
-                Ok(()) => self.settle_origin(index, origin, keep, asker),
-            };
+            let changed = self.change(index, &table);
+            return asker(changed.and_then(|()| self.shown(index, false)));
         }
         let name = table.name.clone();
         match self.begin_to_add(table) {
             Err(refusal) => asker(Err(refusal)),
             Ok(()) => self.changing.push(Changing {
                 name,
-                what: What::Added { origin, keep },
+                what: What::Added,
                 waiting: Some(asker),
             }),
         }
+    }
+
+    /// What is answered to who wanted the disk to be there.
+    fn shown(&self, index: usize, created: bool) -> Answer {
+        let mut shown = self.show(index)?;
+        shown["created"] = created.into();
+        Ok(shown)
     }
 
     fn begin_to_add(&self, table: DiskTable) -> Result<(), Refusal> {
@@ -58,21 +63,12 @@ impl Objects {
             return;
         };
         let Changing { what, waiting, .. } = self.changing.swap_remove(change);
-        let (What::Added { origin, keep }, Some(asker)) = (what, waiting) else {
+        let (What::Added, Some(asker)) = (what, waiting) else {
             return;
         };
         let opened = opened.map_err(|error| Kind::Failed.because(error.to_string()));
-        let index = match opened.and_then(|disk| self.let_in(*disk)) {
-            Ok(index) => index,
-            Err(refusal) => return asker(Err(refusal)),
-        };
-        match (keep, &self.keeper) {
-            (false, _) | (_, None) => {
-                self.disks[index].origin = origin;
-                asker(self.show(index));
-            }
-            (true, Some(_)) => self.keep(index, origin, true, asker),
-        }
+        let index = opened.and_then(|disk| self.let_in(*disk));
+        asker(index.and_then(|index| self.shown(index, true)));
     }
 
     /// Its index.
@@ -124,103 +120,20 @@ impl Objects {
         }
     }
 
-    /// A disk that was there is as it is wanted: note whether it is to be so again.
-    fn settle_origin(&mut self, index: usize, origin: Origin, keep: bool, asker: Asker) {
-        let is_kept = self.disks[index].origin == origin;
-        match (keep && !is_kept && self.keeper.is_some(), &origin) {
-            (true, _) => return self.keep(index, origin, false, asker),
-            // It was asked for only for now.
-            (false, Origin::Request) => {}
-            (false, _) => self.disks[index].origin = origin,
-        }
-        asker(self.show(index));
-    }
-
     /// Change options of a filter.
     pub(super) fn set_filter(
         &mut self,
         index: usize,
         filter: &str,
-        options: BTreeMap<String, String>,
-        temporary: bool,
-        asker: Asker,
-    ) {
+        options: &BTreeMap<String, String>,
+    ) -> Answer {
         let disk = &mut self.disks[index];
-        let set = disk.position_of_filter(filter).and_then(|at| {
-            let info = disk.set_filter(at, &options)?;
-            Ok((at, info))
-        });
-        let (at, info) = match set {
-            Ok(set) => set,
-            Err(text) => return asker(Err(Kind::Invalid.because(text))),
-        };
-        let answer = match self.look(index) {
-            Ok(()) => to_json(&info),
-            Err(text) => Err(Kind::Failed.because(text)),
-        };
-        match &self.disks[index].origin {
-            Origin::Kept(table) if !temporary => {
-                let mut table = table.clone();
-                table.set_filter(at, &options);
-                let tell = Box::new(|kept: Answer| asker(kept.and(answer)));
-                self.keep(index, Origin::Kept(table), false, tell);
-            }
-            _ => asker(answer),
-        }
-    }
-
-    /// Write a disk's file, and tell how the disk is then.
-    pub(super) fn keep(&mut self, index: usize, origin: Origin, is_new: bool, asker: Asker) {
-        let (Origin::Kept(table), Some(keeper)) = (&origin, &self.keeper) else {
-            return asker(self.show(index));
-        };
-        let (name, post) = (table.name.clone(), self.mail.post());
-        let done = move |outcome| {
-            post.send(Event::Kept {
-                name,
-                outcome,
-                is_new,
-                asker,
-            });
-        };
-        keeper.keep((**table).clone(), Box::new(done));
-        self.disks[index].origin = origin;
-    }
-
-    /// A disk's file is written, or cannot be: then a disk that has just come goes again.
-    pub(super) fn take_in_kept(
-        &mut self,
-        name: &str,
-        outcome: Result<(), String>,
-        is_new: bool,
-        asker: Asker,
-    ) {
-        let index = match self.find(name) {
-            Ok(index) => index,
-            Err(refusal) => return asker(Err(refusal)),
-        };
-        let Err(problem) = outcome else {
-            return asker(self.show(index));
-        };
-        tracing::error!("{problem}");
-        if is_new {
-            let refusal = Kind::Failed.because(problem);
-            let tell = Box::new(|_: Answer| asker(Err(refusal)));
-            return self.close(index, false, tell);
-        }
-        let text = format!("this holds until the server starts again: {problem}");
-        asker(Err(Kind::Failed.because(text)));
-    }
-
-    /// What a request to the server wants of a disk.
-    pub(super) fn put_by_request(&mut self, table: DiskTable, temporary: bool, asker: Asker) {
-        match temporary || self.keeper.is_none() {
-            true => self.put(table, Origin::Request, false, asker),
-            false => {
-                let origin = Origin::Kept(Box::new(table.clone().without_defaults()));
-                self.put(table, origin, true, asker);
-            }
-        }
+        let at = disk.position_of_filter(filter);
+        let info = at.and_then(|at| disk.set_filter(at, options));
+        let info = info.map_err(|text| Kind::Invalid.because(text))?;
+        self.look(index)
+            .map_err(|text| Kind::Failed.because(text))?;
+        to_json(&info)
     }
 }
 

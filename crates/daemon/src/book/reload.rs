@@ -1,14 +1,12 @@
 //! The files that a server has its disks from: read at the start, and again when it is told to.
 
-use super::{Objects, Settings};
+use super::{Book, Origin, Settings};
 use crate::answer::{Answer, Asker};
 use crate::error::Error;
 use crate::events::Happened;
 use crate::files::{Found, Keeper, KeptDisks, Reread, reread};
-use crate::objects::changes::Event;
-use crate::objects::disk::Origin;
-use crate::options::ServeOptions;
 use crate::table::DiskTable;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Disks that are kept have so long to be there before the server says that it is ready.
 const OPEN: Duration = Duration::from_secs(10);
 
-impl Objects {
+impl Book {
     /// Serve the disks that are kept in this directory, and keep others there. What cannot be served
     /// is told, and does not keep others from it.
     pub fn keep_disks_in(&mut self, dir: &Path) -> Result<(), Error> {
@@ -24,12 +22,25 @@ impl Objects {
         let found = kept.read();
         let keeper = Keeper::start(kept);
         self.keeper = Some(keeper.map_err(Error::io("cannot start a thread"))?);
-        self.put_all(Vec::new(), found);
+        let listed = self.origins.keys().cloned().collect();
+        self.put_all(Vec::new(), found, &listed);
         let deadline = Instant::now() + OPEN;
-        while !self.changing.is_empty() && self.wait_for_event(deadline) {
+        while self.coming > 0 && self.wait_for_event(deadline) {
             self.turn();
         }
         Ok(())
+    }
+
+    /// False: none has come until `deadline`.
+    fn wait_for_event(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Some(left) = Timespec::try_from(left).ok().filter(|_| !left.is_zero()) else {
+            return false;
+        };
+        let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds: Vec<_> = self.events().into_iter().map(input).collect();
+        let _ = poll(&mut fds, Some(&left));
+        true
     }
 
     /// Read the configuration again; what has changed is changed when that is done.
@@ -38,7 +49,7 @@ impl Objects {
             return;
         };
         let post = self.mail.post();
-        let done = move |read| post.send(Event::Reread(Box::new(read)));
+        let done = move |read| post.send(Box::new(|book: &mut Book| book.take_in_reread(read)));
         if let Err(error) = reread(config, self.keeper.as_ref(), done) {
             tracing::error!("the configuration is not read again: cannot start a thread: {error}");
             self.reloaded = true;
@@ -59,52 +70,42 @@ impl Objects {
         }: Reread,
     ) {
         self.reloaded = true;
-        let ServeOptions {
-            disks,
-            pools,
-            nbd,
-            api,
-            kept,
-            stop_timeout,
-            ..
-        } = match options {
+        let options = match options {
             Ok(options) => options,
             Err(error) => return tracing::error!("{error}: nothing is changed"),
         };
-        let settings = Settings {
-            pools,
-            nbd,
-            api,
-            kept,
-        };
-        if settings != self.settings {
+        if Settings::of(&options) != self.settings {
             tracing::warn!(
                 "changes of [pool], [nbd], api and disks-dir are seen when the server starts again"
             );
         }
-        self.stop_timeout = stop_timeout;
-        let listed = disks.into_iter().filter_map(|disk| disk.table);
-        let listed: Vec<_> = listed.map(|table| *table).collect();
+        self.stop_timeout = options.stop_timeout;
+        self.host.set_stop_timeout(options.stop_timeout);
+        let disks = options.disks.into_iter();
+        let listed: Vec<_> = disks
+            .filter_map(|disk| disk.table)
+            .map(|table| *table)
+            .collect();
         let tables = listed.iter().chain(&found.disks);
         let mut stay: BTreeSet<_> = tables.map(|table| table.name.clone()).collect();
         // Of those it is not known what they are to be.
         stay.extend(found.problems.iter().map(|(name, _)| name.clone()));
-        let goes = |name: &str, origin: &Origin| *origin != Origin::Request && !stay.contains(name);
-        let disks = self.disks.iter();
-        let gone = disks.filter(|disk| goes(disk.name(), &disk.origin));
-        let gone: Vec<_> = gone.map(|disk| disk.name().to_owned()).collect();
+        let goes = |(name, origin): &(&String, &Origin)| {
+            **origin != Origin::Request && !stay.contains(*name)
+        };
+        let gone = self.origins.iter().filter(goes);
+        let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
         for name in gone {
-            if let Ok(index) = self.find(&name) {
-                self.remove(index, false, false, to_log(name));
-            }
+            self.remove(name.clone(), false, false, to_log(name));
         }
-        self.put_all(listed, found);
+        let names = listed.iter().map(|table| table.name.clone()).collect();
+        self.put_all(listed, found, &names);
         tracing::info!("the configuration was read again");
-        self.common.events.tell(Happened::Reloaded);
+        self.events.tell(Happened::Reloaded);
     }
 
-    /// Let there be all these disks.
-    fn put_all(&mut self, listed: Vec<DiskTable>, kept: Found) {
+    /// Let there be all these disks. `names`: those that the configuration lists.
+    fn put_all(&mut self, listed: Vec<DiskTable>, kept: Found, names: &BTreeSet<String>) {
         for (_, problem) in kept.problems {
             tracing::error!("{problem}");
         }
@@ -113,9 +114,7 @@ impl Objects {
             self.put(table, Origin::Configuration, false, asker);
         }
         for table in kept.disks {
-            let disks = self.disks.iter();
-            let mut listed = disks.filter(|disk| disk.origin == Origin::Configuration);
-            if listed.any(|disk| disk.name() == table.name) {
+            if names.contains(&table.name) {
                 let name = table.name;
                 tracing::error!("disk '{name}' is listed by the configuration, and kept, too");
                 continue;

@@ -1,0 +1,220 @@
+//! Which disks there are to be, why, and what becomes of them when the server starts again.
+//!
+//! Everything that is asked of a server comes here. Disks themselves are somebody else's (see
+//! [`Host`]), who is asked in turn; what comes of that goes on in a later [`Book::turn`], as a
+//! [`Step`].
+//!
+//! - `keeping` is how disks that are kept get and lose their files;
+//! - `reload` does what the configuration says, and what it says when it is read again;
+//! - `waiting` is for who has waited long enough.
+
+mod keeping;
+mod reload;
+mod waiting;
+
+use crate::answer::{Answer, Asker};
+use crate::command::{Ask, Command};
+use crate::events::Events;
+use crate::files::Keeper;
+use crate::host::Host;
+use crate::mailbox::{Mailbox, Post};
+use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
+use crate::table::DiskTable;
+use fathom_stack::PoolOptions;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+use waiting::Waiting;
+
+/// What becomes of a disk when the server starts again.
+#[derive(Clone, Debug, PartialEq)]
+enum Origin {
+    /// It is gone.
+    Request,
+    /// It is served by what its own file says.
+    Kept(Box<DiskTable>),
+    /// The configuration lists it.
+    Configuration,
+}
+
+/// What is to be done on the book's own thread.
+pub type Step = Box<dyn FnOnce(&mut Book) + Send>;
+
+pub struct Book {
+    host: Box<dyn Host>,
+    /// Of the disks that there are.
+    origins: BTreeMap<String, Origin>,
+    /// How many were to be there and are not yet.
+    coming: usize,
+    waiting: Waiting,
+    mail: Mailbox<Step>,
+    events: Events,
+    stop_timeout: StopTimeout,
+    is_ending: bool,
+    /// Writes the files of disks that are kept.
+    keeper: Option<Keeper>,
+    /// The file that says what there is to be.
+    config: Option<PathBuf>,
+    reloaded: bool,
+    settings: Settings,
+}
+
+/// What stays as it is while a server runs.
+#[derive(PartialEq, Eq)]
+struct Settings {
+    pools: Vec<PoolOptions>,
+    nbd: Option<NbdOptions>,
+    api: ApiOptions,
+    kept: Option<PathBuf>,
+}
+
+impl Settings {
+    fn of(options: &ServeOptions) -> Settings {
+        Settings {
+            pools: options.pools.clone(),
+            nbd: options.nbd.clone(),
+            api: options.api.clone(),
+            kept: options.kept.clone(),
+        }
+    }
+}
+
+impl Book {
+    /// The disks that `host` has are the configuration's.
+    pub fn new(host: Box<dyn Host>, options: &ServeOptions) -> io::Result<Book> {
+        let names = host.names().into_iter();
+        Ok(Book {
+            origins: names.map(|name| (name, Origin::Configuration)).collect(),
+            host,
+            coming: 0,
+            waiting: Waiting::default(),
+            mail: Mailbox::new()?,
+            events: options.events.clone(),
+            stop_timeout: options.stop_timeout,
+            is_ending: false,
+            keeper: None,
+            config: options.config.clone(),
+            reloaded: false,
+            settings: Settings::of(options),
+        })
+    }
+
+    pub fn host(&self) -> &dyn Host {
+        &*self.host
+    }
+
+    pub fn host_mut(&mut self) -> &mut dyn Host {
+        &mut *self.host
+    }
+
+    /// For who asks on other threads.
+    pub fn post(&self) -> Post<Step> {
+        self.mail.post()
+    }
+
+    /// Somebody has asked for the end.
+    pub fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
+    /// One of these is readable when there is something for [`Book::turn`].
+    pub fn events(&self) -> Vec<BorrowedFd<'_>> {
+        let mut events = self.host.events();
+        events.push(self.mail.as_fd());
+        events
+    }
+
+    /// How long [`Book::turn`] can wait.
+    pub fn patience(&self) -> Option<Duration> {
+        let own = self.waiting.patience();
+        own.into_iter().chain(self.host.patience()).min()
+    }
+
+    /// Go on with what has come. False: something has ended that should not.
+    pub fn turn(&mut self) -> bool {
+        let goes_on = self.host.turn();
+        for step in self.mail.take() {
+            step(self);
+        }
+        self.waiting.tell_late();
+        goes_on
+    }
+
+    /// Carry a command out; who asks is answered at once or later.
+    pub fn handle(&mut self, ask: Ask, asker: Asker) {
+        let Ask { disk, command } = ask;
+        match (command, disk) {
+            (Command::Put { options, temporary }, None) => {
+                self.put_by_request(*options, temporary, asker);
+            }
+            (Command::Remove { force, temporary }, Some(name)) => {
+                self.remove(name, force, !temporary, asker);
+            }
+            (
+                Command::Set {
+                    filter,
+                    options,
+                    temporary,
+                },
+                Some(name),
+            ) => self.set_filter(name, filter, options, temporary, asker),
+            (Command::Resize { size, shrink }, Some(name)) => {
+                self.resize(name, size, shrink, asker);
+            }
+            (Command::Show, Some(name)) => self.show(name, asker),
+            (Command::List, None) => self.list(asker),
+            (Command::Quit, None) => {
+                self.is_ending = true;
+                asker(Ok(json!({ "quitting": true })));
+            }
+            (command, disk) => self.host.ask(Ask { disk, command }, asker),
+        }
+    }
+
+    /// Ask who has the disks, and go on with what comes of it.
+    fn then(
+        &mut self,
+        disk: Option<String>,
+        command: Command,
+        next: impl FnOnce(&mut Book, Answer) + Send + 'static,
+    ) {
+        let post = self.mail.post();
+        let asker = move |answer| post.send(Box::new(move |book: &mut Book| next(book, answer)));
+        self.host.ask(Ask { disk, command }, Box::new(asker));
+    }
+
+    fn show(&mut self, name: String, asker: Asker) {
+        self.then(Some(name), Command::Show, |book, answer| {
+            asker(answer.map(|mut disk| {
+                book.add_origin(&mut disk);
+                disk
+            }));
+        });
+    }
+
+    fn list(&mut self, asker: Asker) {
+        self.then(None, Command::List, |book, answer| {
+            asker(answer.map(|mut list| {
+                let disks = list["disks"].as_array_mut();
+                disks
+                    .into_iter()
+                    .flatten()
+                    .for_each(|disk| book.add_origin(disk));
+                list
+            }));
+        });
+    }
+
+    /// Whether it is served again when the server starts again.
+    fn add_origin(&self, disk: &mut Value) {
+        let name = disk["state"]["name"].as_str().unwrap_or_default();
+        let is_kept = self
+            .origins
+            .get(name)
+            .is_some_and(|o| *o != Origin::Request);
+        disk["kept"] = is_kept.into();
+    }
+}

@@ -1,0 +1,40 @@
+//! Who has a server's disks: this process, or others.
+
+use crate::answer::Asker;
+use crate::command::Ask;
+use crate::error::Error;
+use crate::objects::Outcome;
+use crate::options::StopTimeout;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// Disks by name, of which nobody knows here why they are there. Of all commands these are carried
+/// out: all about one disk, `Put` and `List`.
+pub trait Host {
+    /// Carry a command out; who asks is answered at once, or in a later [`Host::turn`]. What is said
+    /// of keeping a disk is not looked at. The answer to `Put` has a member more, `created`: the disk
+    /// was not there before.
+    fn ask(&mut self, ask: Ask, asker: Asker);
+
+    /// One of these is readable when there is something for [`Host::turn`].
+    fn events(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// How long [`Host::turn`] can wait.
+    fn patience(&self) -> Option<Duration>;
+
+    /// Go on with what has come. False: something has ended that should not.
+    fn turn(&mut self) -> bool;
+
+    /// For people: what is served, and where.
+    fn describe(&self) -> Vec<String>;
+
+    fn names(&self) -> Vec<String>;
+
+    fn set_stop_timeout(&mut self, timeout: StopTimeout);
+
+    /// Let everybody go, and wait for what is in flight, if that does not take too long.
+    fn stop(&mut self) -> Result<(), Error>;
+
+    /// Where the requests spent their time, by disk; as far as it is known here.
+    fn outcomes(&self) -> Vec<(String, Outcome)>;
+}

@@ -1,0 +1,94 @@
+//! These objects as what a book asks.
+
+use super::Objects;
+use crate::answer::Asker;
+use crate::command::Ask;
+use crate::error::Error;
+use crate::host::Host;
+use crate::objects::disk::{Outcome, Served};
+use crate::objects::nbd::Nbd;
+use crate::objects::tracer::{CALIBRATE_EVERY, Tracer};
+use crate::options::StopTimeout;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+impl Host for Objects {
+    fn ask(&mut self, ask: Ask, asker: Asker) {
+        self.handle(ask, asker);
+    }
+
+    fn events(&self) -> Vec<BorrowedFd<'_>> {
+        let traces = self.traces().map(|(_, trace)| trace.cut_event());
+        let mail = std::iter::once(self.mail.as_fd());
+        mail.chain(self.ended()).chain(traces).collect()
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        let traced = self.traces().next().map(|_| CALIBRATE_EVERY);
+        self.until_next_look().into_iter().chain(traced).min()
+    }
+
+    fn turn(&mut self) -> bool {
+        self.see_to_traces();
+        for event in self.mail.take() {
+            self.take_in(event);
+        }
+        for leaving in std::mem::take(&mut self.leaving) {
+            self.leave(leaving);
+        }
+        !self.ended().any(is_readable)
+    }
+
+    fn describe(&self) -> Vec<String> {
+        let mut lines: Vec<_> = self.disks.iter().map(Served::describe).collect();
+        if let Some(nbd) = &self.nbd {
+            let addresses = nbd.addresses().join(", ");
+            lines.push(format!("NBD clients connect to {addresses}"));
+        }
+        lines
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.disks
+            .iter()
+            .map(|disk| disk.name().to_owned())
+            .collect()
+    }
+
+    fn set_stop_timeout(&mut self, timeout: StopTimeout) {
+        self.stop_timeout = timeout;
+    }
+
+    fn stop(&mut self) -> Result<(), Error> {
+        self.end_all()
+    }
+
+    fn outcomes(&self) -> Vec<(String, Outcome)> {
+        let outcome = |disk: &Served| (disk.name().to_owned(), disk.outcome());
+        self.disks.iter().map(outcome).collect()
+    }
+}
+
+impl Objects {
+    /// Each is readable when serving has ended by itself, which it should not.
+    fn ended(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let front_ends = self.disks.iter().filter_map(Served::ended);
+        front_ends.chain(self.nbd.iter().map(Nbd::ended))
+    }
+
+    fn see_to_traces(&mut self) {
+        let is_cut = |(_, trace): &(usize, &Tracer)| is_readable(trace.cut_event());
+        let cut: Vec<_> = self.traces().filter(is_cut).map(|(i, _)| i).collect();
+        for disk in cut {
+            self.disks[disk].drop_cut_trace();
+        }
+        self.disks.iter_mut().for_each(Served::calibrate_trace);
+    }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let now = Timespec::default();
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&now)) == Ok(1)
+}
