@@ -28,7 +28,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-formats", &["fathom-core", "fathom-trace"]),
     (
         "fathom-filters",
-        &["fathom-core", "fathom-trace", "fathom-units"],
+        &[
+            "fathom-core",
+            "fathom-files",
+            "fathom-trace",
+            "fathom-units",
+        ],
     ),
     ("fathom-virtio", &["fathom-core", "fathom-trace"]),
     (

@@ -1,6 +1,7 @@
 //! What an image's file shows to everybody, before it is opened as a disk: who
-//! else uses it (QEMU's locks), and the format that its first bytes tell.
+//! else uses it (QEMU's locks), and the format that its first bytes tell. And how files are come by.
 
+pub mod gate;
 pub mod lock;
 pub mod magic;
 

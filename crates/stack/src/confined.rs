@@ -8,6 +8,7 @@
 //! data file of an image that is written to is one that the user names.
 
 use fathom_core::DiskError;
+use fathom_files::gate::{self, Wanted};
 use fathom_formats::{file_name_of, resolve};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 use rustix::io::Errno;
@@ -26,7 +27,15 @@ const MAX_RACES: usize = 100;
 
 /// The directories below which files may be opened because an image names them.
 #[derive(Debug)]
-pub struct AllowedDirs(Vec<AllowedDir>);
+pub struct AllowedDirs(Way);
+
+#[derive(Debug)]
+enum Way {
+    /// They are open here.
+    Own(Vec<AllowedDir>),
+    /// Who has the rights is asked: the directory of this image, and more.
+    Gate(PathBuf, Vec<PathBuf>),
+}
 
 #[derive(Debug)]
 struct AllowedDir {
@@ -74,6 +83,9 @@ impl AllowedDirs {
     /// directory is allowed only if it is among the latter: an image in there
     /// would otherwise reach every file.
     pub fn new(image: &Path, more: &[PathBuf]) -> Result<AllowedDirs, DiskError> {
+        if gate::other().is_some() {
+            return Ok(AllowedDirs(Way::Gate(image.to_owned(), more.to_vec())));
+        }
         let unusable = |path: &Path, what| {
             let path = path.to_owned();
             move |source| DiskError::Io { path, what, source }
@@ -89,13 +101,23 @@ impl AllowedDirs {
             let opened = AllowedDir::open(dir);
             dirs.push(opened.map_err(unusable(dir, "--allow-dir cannot be used"))?);
         }
-        Ok(AllowedDirs(dirs))
+        Ok(AllowedDirs(Way::Own(dirs)))
     }
 
     /// Opens the file that `image` calls `name`, for reading; also says where
     /// it is. A relative name is seen from the directory that `image` is in.
     pub fn open(&self, image: &Path, name: &[u8]) -> Result<(PathBuf, File), DiskError> {
         let refused = |problem: String| unusable(image, problem);
+        if let (Way::Gate(first, more), Some(gate)) = (&self.0, gate::other()) {
+            let wanted = Wanted::Named {
+                image: first.clone(),
+                more: more.clone(),
+                layer: image.to_owned(),
+                name: name.to_vec(),
+            };
+            let got = gate.get(&wanted, None).map_err(|no| refused(no.text))?;
+            return Ok((got.path.unwrap_or_default(), got.file.into()));
+        }
         let shown = shown(name);
         let failed = |error: io::Error| {
             refused(format!(
@@ -140,7 +162,10 @@ impl AllowedDirs {
     /// says more than that a directory does not.
     fn open_path(&self, path: &Path, more: OFlags) -> Result<OwnedFd, Errno> {
         let mut told = Errno::XDEV;
-        for outcome in self.0.iter().filter_map(|dir| dir.open_path(path, more)) {
+        let Way::Own(dirs) = &self.0 else {
+            return Err(told);
+        };
+        for outcome in dirs.iter().filter_map(|dir| dir.open_path(path, more)) {
             match outcome {
                 Ok(found) => return Ok(found),
                 Err(error) if told == Errno::XDEV => told = error,

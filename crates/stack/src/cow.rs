@@ -4,17 +4,16 @@ use crate::confined::AllowedDirs;
 use crate::description::Description;
 use crate::image_files::{ImageOpener, StoredImage};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Resize};
+use fathom_files::gate;
 use fathom_formats::Format;
-use fathom_formats::offline::create::{Backing, Options as CreateOptions, backing_size, create};
+use fathom_formats::offline::create::{Backing, Options as CreateOptions, create, size_in};
 use fathom_formats::served::{ImageDisk, ImageOptions};
 use fathom_storage::{FileDisk, FileOptions};
-use std::fs::{DirBuilder, File, remove_dir, remove_file};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Put a new qcow2 image over the one at `path`, which is opened for reading
-/// only. Its file is in `dir`, without a name once this returns.
+/// only. Its file is in `dir`, without a name.
 pub fn open(
     path: &Path,
     dir: &Path,
@@ -28,7 +27,7 @@ pub fn open(
         let problem = "--filter cow is for all of an image, not with --offset and --size";
         return Err(unusable(problem.into()));
     }
-    let backing = path.canonicalize().map_err(|source| DiskError::Io {
+    let backing = gate::real_path(path).map_err(|source| DiskError::Io {
         path: path.to_owned(),
         what: "cannot be found",
         source,
@@ -37,29 +36,32 @@ pub fn open(
         let problem = "--filter cow: the image's path is not valid UTF-8";
         return Err(unusable(problem.into()));
     };
-    let file = Named::new(dir)?;
+    let file = gate::unnamed(dir).map_err(|source| DiskError::Io {
+        path: dir.to_owned(),
+        what: "--filter cow: cannot keep an overlay there",
+        source,
+    })?;
     let mut create_options = CreateOptions::new(Format::Qcow2);
+    let format = description.format.unwrap_or(Format::Raw);
+    let size = gate::open_image(&backing, false)
+        .map_err(|error| error.to_string())
+        .and_then(|image| size_in(&image, format).map_err(|error| error.to_string()));
     let backing_name = Backing {
         name: name.to_owned(),
-        format: Some(description.format.unwrap_or(Format::Raw)),
+        format: Some(format),
     };
-    let overlay = file.overlay();
-    let made = File::create_new(&overlay)
-        .map_err(|error| error.to_string())
-        .and_then(|file| {
-            let size = backing_size(&overlay, &backing_name).map_err(|e| e.to_string())?;
-            create_options.backing = Some(backing_name);
-            create(&file, None, &create_options, size).map_err(|e| e.to_string())
-        });
+    let made = size.and_then(|size| {
+        create_options.backing = Some(backing_name);
+        create(&file, None, &create_options, size).map_err(|error| error.to_string())
+    });
     made.map_err(unusable)?;
     let file_options = FileOptions::from(&description.open_options());
-    let stored = Arc::new(StoredImage::open(
-        &file.overlay(),
-        FileOptions {
-            read_only: false,
-            ..file_options.clone()
-        },
-    )?);
+    let overlay = FileOptions {
+        read_only: false,
+        ..file_options.clone()
+    };
+    let stored = StoredImage::from_file(&dir.join("overlay.qcow2"), file, overlay)?;
+    let stored = Arc::new(stored);
     let storage = stored.file_disk().clone();
     let dirs = AllowedDirs::new(&backing, &description.allow_dirs)?;
     let image_options = ImageOptions {
@@ -75,44 +77,6 @@ pub fn open(
         .with_data_file(&backing, description.data_file.as_deref());
     let disk = opener.open_disk(stored, image_options)?;
     Ok((Arc::new(Passing(disk)), storage))
-}
-
-/// The overlay's file while it has a name: in a directory of its own, so that
-/// nobody else's file is in the way.
-struct Named(PathBuf);
-
-impl Named {
-    fn new(dir: &Path) -> Result<Named, DiskError> {
-        let failed = |source| DiskError::Io {
-            path: dir.to_owned(),
-            what: "--filter cow: cannot keep an overlay there",
-            source,
-        };
-        for n in 0.. {
-            let path = dir.join(format!("fathom-{}-{n}", std::process::id()));
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return path.canonicalize().map(Named).map_err(failed),
-                // Of a process of that number, which was killed.
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && n < 1000 => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        unreachable!("it gives up before")
-    }
-
-    fn overlay(&self) -> PathBuf {
-        self.0.join("overlay.qcow2")
-    }
-}
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        // It may not have been made.
-        let _ = remove_file(self.overlay());
-        if let Err(error) = remove_dir(&self.0) {
-            tracing::warn!("{}: cannot be removed: {error}", self.0.display());
-        }
-    }
 }
 
 /// An image of which nothing is left when the process is killed, so that its

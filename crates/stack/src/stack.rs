@@ -9,12 +9,11 @@ use crate::inject::Injector;
 use crate::magic;
 use crate::pools::{NamedPool, Pools};
 use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
+use fathom_files::gate;
 use fathom_filters::Filters;
 use fathom_formats::Format;
 use fathom_formats::served::{ImageDisk, ImageOptions};
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, FileOptions};
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -141,11 +140,7 @@ fn open_image(
 /// An image whose bytes are not the disk's is served only when the user says
 /// so. What cannot be read here is told when it is opened in earnest.
 fn refuse_other_formats(path: &Path) -> Result<(), DiskError> {
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path);
-    let Some(format) = opened
+    let Some(format) = gate::open_image(path, false)
         .and_then(|image| fathom_files::magic::detect(&image))
         .ok()
         .flatten()

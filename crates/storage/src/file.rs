@@ -16,6 +16,7 @@ use crate::engine::EngineKind;
 use crate::ranges::Ranges;
 use channel::FileChannel;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, Resize};
+use fathom_files::gate;
 use fathom_files::lock::{self, LockError};
 pub(crate) use place::{At, KIND};
 use plan::Planner;
@@ -23,7 +24,7 @@ use report::ToldEnd;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -187,10 +188,7 @@ impl FileDisk {
     /// changing an image's metadata while no request is in flight.
     pub fn reopen(&self) -> Result<File, DiskError> {
         let shared = &*self.shared;
-        File::options()
-            .read(true)
-            .write(!shared.options.read_only)
-            .open(format!("/proc/self/fd/{}", shared.file.as_raw_fd()))
+        gate::open_again(&shared.file, !shared.options.read_only)
             .map_err(|error| shared.error("cannot be opened again", error))
     }
 

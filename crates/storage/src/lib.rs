@@ -47,5 +47,5 @@ pub use file::{Cache, EndGuard, FileDisk, FileOptions, lock_image, lock_image_to
 pub use kind::{Kind, OpenOptions, Opened};
 pub use kinds::{KINDS, Location};
 pub use memory::MemoryDisk;
-pub use nbd::{NbdDisk, NbdOptions};
+pub use nbd::{NbdDisk, NbdOptions, connect};
 pub use null::NullDisk;

@@ -32,6 +32,7 @@ use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
 
 use channel::NbdChannel;
+pub use connect::connect;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
 use fathom_nbd::protocol::export_flag;
 pub(crate) use place::KIND;

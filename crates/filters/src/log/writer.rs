@@ -1,7 +1,7 @@
 //! The thread that writes, so that no worker ever waits for a file.
 
 use super::line::{Format, Record};
-use std::fs::{File, OpenOptions};
+use fathom_files::gate;
 use std::io::{self, Write, stderr};
 use std::path::Path;
 use std::sync::Arc;
@@ -27,9 +27,8 @@ pub(super) struct Output {
 
 impl Output {
     pub(super) fn open(file: Option<&Path>, format: Format) -> io::Result<Output> {
-        let append = |path| OpenOptions::new().append(true).create(true).open(path);
         let to: Box<dyn Write + Send> = match file {
-            Some(path) => Box::<File>::new(append(path)?),
+            Some(path) => Box::new(gate::append(path)?),
             None => Box::new(stderr()),
         };
         Ok(Output { to, format })

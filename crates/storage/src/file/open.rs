@@ -4,8 +4,9 @@ use super::plan::Planner;
 use super::{Cache, FileOptions, Kind, Shared, align, lock_error};
 use crate::engine::EngineKind;
 use fathom_core::DiskError;
+use fathom_files::gate;
 use fathom_files::lock::{self, LockError};
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -26,11 +27,13 @@ mod ioctl {
 }
 
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskError> {
-    check(path, &options)?;
-    let file = OpenOptions::new()
-        .read(true)
-        .write(!options.read_only)
-        .open(path)
+    if options.force_share && !options.read_only {
+        return Err(unusable(
+            path,
+            "--force-share is for readers: add --readonly",
+        ));
+    }
+    let file = gate::open_image(path, !options.read_only)
         .map_err(|error| open_error(path, &options, error))?;
     examine(path, file, options)
 }
@@ -120,19 +123,6 @@ fn unusable(path: &Path, problem: impl Into<String>) -> DiskError {
     }
 }
 
-/// What can be said before opening (which might block on a FIFO).
-fn check(path: &Path, options: &FileOptions) -> Result<(), DiskError> {
-    let metadata = std::fs::metadata(path).map_err(|e| failed(path, "cannot be opened", e))?;
-    kind_of(path, &metadata)?;
-    if options.force_share && !options.read_only {
-        return Err(unusable(
-            path,
-            "--force-share is for readers: add --readonly",
-        ));
-    }
-    Ok(())
-}
-
 fn kind_of(path: &Path, metadata: &Metadata) -> Result<Kind, DiskError> {
     let kind = metadata.file_type();
     if kind.is_file() {
@@ -140,19 +130,15 @@ fn kind_of(path: &Path, metadata: &Metadata) -> Result<Kind, DiskError> {
     } else if kind.is_block_device() {
         Ok(Kind::BlockDevice)
     } else {
-        let what = if kind.is_dir() {
-            "a directory"
-        } else if kind.is_char_device() {
-            "a character device"
-        } else {
-            "not a file"
-        };
-        let problem = format!("is {what}; a disk needs a regular file or a block device");
+        let problem = "is not a file; a disk needs a regular file or a block device";
         Err(unusable(path, problem))
     }
 }
 
 fn open_error(path: &Path, options: &FileOptions, error: io::Error) -> DiskError {
+    if error.raw_os_error().is_none() {
+        return unusable(path, error.to_string());
+    }
     let for_writing = matches!(error.raw_os_error(), Some(libc::EROFS | libc::EACCES));
     if for_writing && !options.read_only {
         return failed(
@@ -194,7 +180,8 @@ fn check_writable(path: &Path, file: &File) -> Result<(), DiskError> {
 /// Whether the path leads to the file.
 pub(super) fn is_named(path: &Path, file: &File) -> bool {
     let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
-    match (std::fs::metadata(path), file.metadata()) {
+    let found = gate::place(path).and_then(|place| place.metadata());
+    match (found, file.metadata()) {
         (Ok(found), Ok(own)) => identity(found) == identity(own),
         _ => false,
     }

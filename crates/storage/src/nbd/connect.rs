@@ -1,5 +1,6 @@
 //! A connected socket, with one deadline for all that blocks on it.
 
+use fathom_files::gate::{self, Wanted};
 use fathom_nbd::vsock::VsockAddr;
 use fathom_nbd::{Address, NbdUri};
 use rustix::io::Errno;
@@ -22,20 +23,15 @@ pub(super) struct Dialled {
 }
 
 impl Dialled {
-    /// Connects to the first of the server's addresses that answers.
     pub(super) fn new(uri: &NbdUri, deadline: Instant) -> io::Result<Dialled> {
-        let socket = match uri.address() {
-            Address::Unix(path) => {
-                let to = SocketAddrUnix::new(path.as_path())?;
-                let socket = dial(AddressFamily::UNIX, &to, deadline)?;
-                let _ = sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
-                socket
-            }
-            Address::Tcp(host, port) => dial_host(host, *port, deadline)?,
-            Address::Vsock { cid, port } => {
-                let to = VsockAddr::new(*cid, *port);
-                dial(AddressFamily::VSOCK, &to, deadline)?
-            }
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let wanted = || Wanted::Server {
+            uri: uri.as_str().to_owned(),
+            patience_ms: patience.as_millis() as u64,
+        };
+        let socket = match gate::other() {
+            Some(gate) => gate.get(&wanted(), None)?.file,
+            None => connect_to(uri, deadline)?,
         };
         Ok(Dialled { socket, deadline })
     }
@@ -51,6 +47,30 @@ impl Dialled {
     fn arm(&self, direction: Timeout) -> io::Result<()> {
         arm(&self.socket, direction, self.deadline)
     }
+}
+
+/// Connects to the first of the server's addresses that answers. All that blocks on the socket ends at
+/// the deadline, until [`Dialled::into_socket`].
+fn connect_to(uri: &NbdUri, deadline: Instant) -> io::Result<OwnedFd> {
+    match uri.address() {
+        Address::Unix(path) => {
+            let to = SocketAddrUnix::new(path.as_path())?;
+            let socket = dial(AddressFamily::UNIX, &to, deadline)?;
+            let _ = sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
+            Ok(socket)
+        }
+        Address::Tcp(host, port) => dial_host(host, *port, deadline),
+        Address::Vsock { cid, port } => {
+            let to = VsockAddr::new(*cid, *port);
+            dial(AddressFamily::VSOCK, &to, deadline)
+        }
+    }
+}
+
+/// The same for who hands the socket on.
+pub fn connect(uri: &str, deadline: Instant) -> io::Result<OwnedFd> {
+    let uri: NbdUri = uri.parse().map_err(io::Error::other)?;
+    connect_to(&uri, deadline)
 }
 
 /// The next operation ends at the deadline.

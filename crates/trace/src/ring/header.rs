@@ -22,7 +22,7 @@ const AT_VERSION: usize = 8;
 const AT_RECORD: usize = 12;
 const AT_RINGS: usize = 16;
 const AT_CAPACITY: usize = 20;
-const AT_PID: usize = 24;
+pub(super) const AT_PID: usize = 24;
 const AT_CLOCK: usize = 28;
 /// The frequency, an f64; the only field that changes later.
 pub(super) const AT_HZ: usize = 32;

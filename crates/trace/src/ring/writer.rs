@@ -1,6 +1,6 @@
 //! Creating a trace file, and writing to it without ever waiting.
 
-use super::header::{AT_HZ, HEADER, Header, has_magic};
+use super::header::{AT_HZ, AT_PID, HEADER, Header, has_magic};
 use super::{RECORD, TraceError, TraceRecord, WORDS, encode};
 use crate::clock::Clock;
 use fathom_sigbus::{Alarm, Guarded, Spare};
@@ -11,7 +11,7 @@ use rustix::param::page_size;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -40,18 +40,43 @@ impl RingFile {
         rings: usize,
         capacity: usize,
     ) -> Result<RingFile, TraceError> {
+        let file = RingFile::prepare(path, disk, rings, capacity)?;
+        RingFile::of(path, file)
+    }
+
+    /// The same in two steps, which may be two processes': the file, ready for its writers,
+    pub fn prepare(
+        path: &Path,
+        disk: &str,
+        rings: usize,
+        capacity: usize,
+    ) -> Result<File, TraceError> {
         let unusable = TraceError::unusable(path);
         refuse_to_overwrite(path)?;
-        let clock = Clock::get();
         let rings = u32::try_from(rings).unwrap_or(u32::MAX);
         let capacity = capacity.clamp(super::header::MIN_CAPACITY as usize, usize::MAX / 2 + 1);
         let capacity = u32::try_from(capacity.next_power_of_two()).unwrap_or(u32::MAX);
-        let header = Header::new(disk, rings, capacity, clock);
+        let header = Header::new(disk, rings, capacity, Clock::get());
         header.check().map_err(unusable)?;
-        let mapping = create_file(path, &header).map_err(TraceError::io(path))?;
+        create_file(path, &header).map_err(TraceError::io(path))
+    }
+
+    /// and the writers, of a file that was prepared.
+    pub fn of(path: &Path, file: File) -> Result<RingFile, TraceError> {
+        let mut page = [0; HEADER];
+        file.read_exact_at(&mut page, 0)
+            .map_err(TraceError::io(path))?;
+        let header = Header::decode(&page).map_err(TraceError::unusable(path))?;
+        let header = Header {
+            pid: std::process::id(),
+            ..header
+        };
+        file.write_all_at(&header.pid.to_ne_bytes(), AT_PID as u64)
+            .map_err(TraceError::io(path))?;
+        let mapping = Mapping::new(file, header.file_bytes() as usize);
         Ok(RingFile {
-            mapping: Arc::new(mapping),
-            free: vec![true; rings as usize],
+            mapping: Arc::new(mapping.map_err(TraceError::io(path))?),
+            free: vec![true; header.rings as usize],
             header,
         })
     }
@@ -210,11 +235,11 @@ impl Drop for Mapping {
 
 /// Make the file under a name of its own and then give it its own: a reader
 /// of an older trace keeps what it has, and nobody sees half a header.
-fn create_file(path: &Path, header: &Header) -> io::Result<Mapping> {
+fn create_file(path: &Path, header: &Header) -> io::Result<File> {
     let temporary = temporary_name(path);
-    let made = fill(&temporary, header).and_then(|mapping| {
+    let made = fill(&temporary, header).and_then(|file| {
         std::fs::rename(&temporary, path)?;
-        Ok(mapping)
+        Ok(file)
     });
     if made.is_err() {
         let _ = std::fs::remove_file(&temporary);
@@ -228,7 +253,7 @@ fn temporary_name(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn fill(path: &Path, header: &Header) -> io::Result<Mapping> {
+fn fill(path: &Path, header: &Header) -> io::Result<File> {
     // What is there under this name is from a process that died under way.
     let _ = std::fs::remove_file(path);
     let mut file = OpenOptions::new()
@@ -247,7 +272,7 @@ fn fill(path: &Path, header: &Header) -> io::Result<Mapping> {
     }
     let page = header.encode();
     rustix::io::pwrite(&file, &page, 0)?;
-    Mapping::new(file, bytes as usize)
+    Ok(file)
 }
 
 /// Allocate by writing: a hole in the mapping would be a SIGBUS when the

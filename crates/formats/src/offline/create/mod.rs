@@ -10,6 +10,7 @@ pub use qcow2::fully_allocated;
 
 use super::{Image, open_read_only};
 use crate::{Error, Format, ImageFile, Result, resolve};
+use std::fs::File;
 use std::path::Path;
 
 /// Makes an image of a disk of `size` bytes (rounded up to whole sectors) in
@@ -52,8 +53,12 @@ pub fn backing_size(image: &Path, backing: &Backing) -> Result<u64> {
             "its format is needed, too: -F {seems} (it seems to be {seems})"
         ))));
     };
-    let read = Image::read(&file, format).map_err(told)?;
-    Ok(read.size())
+    size_in(&file, format).map_err(told)
+}
+
+/// The size of the disk in an image of that format.
+pub fn size_in(image: &File, format: Format) -> Result<u64> {
+    Ok(Image::read(image, format)?.size())
 }
 
 /// Zeroes, for writing.
