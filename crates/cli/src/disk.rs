@@ -64,6 +64,9 @@ struct AddArgs {
     /// Serve it by the threads of this pool of the server's [default: by threads of its own]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["aio", "iothreads", "cpus", "poll"])]
     pool: Option<String>,
+    /// Serve it by the process of this tenant, where tenants have their own [default: one of its own]
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
 
     /// Keep it from NBD clients, if the server has any
     #[arg(long)]
@@ -90,6 +93,7 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
         (table.aio, table.iothreads, table.poll) = (None, None, None);
     }
     table.pool = args.pool;
+    table.tenant = args.tenant;
     table.nbd = args.no_nbd.then_some(false);
     let table = as_seen_elsewhere(table)?;
     let added = server

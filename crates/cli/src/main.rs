@@ -59,6 +59,11 @@ enum Command {
     Lab(lab::LabArgs),
     Report(report::ReportArgs),
     Guest(guest::GuestArgs),
+    /// One tenant's disks, for `fathom serve`, which starts it
+    #[command(hide = true)]
+    Tenant {
+        name: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -100,6 +105,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(args),
         Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),
+        Command::Tenant { .. } => fathom_daemon::serve_tenant(events).map_err(Into::into),
     };
     repeats.tell();
     let error = result.err().filter(|error| !is_broken_pipe(error));
@@ -141,7 +147,9 @@ fn start_logging(
     check_levels(filter)?;
     let filter: EnvFilter = filter.parse()?;
     let queue = match command {
-        Command::Serve(_) => Some(Stderr::start().context("cannot start its thread")?),
+        Command::Serve(_) | Command::Tenant { .. } => {
+            Some(Stderr::start().context("cannot start its thread")?)
+        }
         _ => None,
     };
     let writer = match &queue {

@@ -205,6 +205,7 @@ impl ServeArgs {
             },
             config: None,
             kept: None,
+            tenants: false,
             events: Events::default(),
             stop_timeout: self.stop_timeout,
         })

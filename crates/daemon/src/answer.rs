@@ -1,5 +1,6 @@
 //! What comes of a command.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
 
@@ -7,14 +8,14 @@ use std::fmt;
 pub type Answer = Result<Value, Refusal>;
 
 /// Why a command was not carried out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     pub kind: Kind,
     /// One line for the user, which says what to do.
     pub text: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// It cannot be understood, or contradicts itself.
     Invalid,
@@ -54,3 +55,25 @@ impl fmt::Display for Refusal {
 
 /// Takes the answer to who wants it.
 pub type Asker = Box<dyn FnOnce(Answer) + Send>;
+
+/// So many names are told to who has asked for one that is not there.
+const MAX_NAMED: usize = 20;
+
+/// There is no disk of that name, only of these.
+pub fn unknown_disk(name: &str, names: &[String]) -> Refusal {
+    let told = &names[..names.len().min(MAX_NAMED)];
+    Kind::Unknown.because(match (told, names.len() - told.len()) {
+        ([], _) => format!("there is no disk '{name}'"),
+        (told, 0) => format!("there is no disk '{name}', only {}", told.join(", ")),
+        (told, more) => format!(
+            "there is no disk '{name}', only {} and {more} others",
+            told.join(", ")
+        ),
+    })
+}
+
+/// There is nothing to be done with that disk now: it comes, or goes.
+pub fn changing_disk(name: &str, is_coming: bool) -> Refusal {
+    let what = if is_coming { "added" } else { "removed" };
+    Kind::Conflict.because(format!("disk '{name}' is just being {what}"))
+}

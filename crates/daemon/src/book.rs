@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use waiting::Waiting;
 
 /// What becomes of a disk when the server starts again.
@@ -39,6 +39,9 @@ enum Origin {
     /// The configuration lists it.
     Configuration,
 }
+
+/// Who asks for what takes no time waits so long at most.
+const BRIEF: Duration = Duration::from_secs(5);
 
 /// What is to be done on the book's own thread.
 pub type Step = Box<dyn FnOnce(&mut Book) + Send>;
@@ -170,7 +173,10 @@ impl Book {
                 self.is_ending = true;
                 asker(Ok(json!({ "quitting": true })));
             }
-            (command, disk) => self.host.ask(Ask { disk, command }, asker),
+            (command, disk) => {
+                let asker = self.briefly(disk.as_deref(), asker);
+                self.host.ask(Ask { disk, command }, asker);
+            }
         }
     }
 
@@ -186,7 +192,15 @@ impl Book {
         self.host.ask(Ask { disk, command }, Box::new(asker));
     }
 
+    /// For what takes no time, unless a disk's process says nothing.
+    fn briefly(&mut self, disk: Option<&str>, asker: Asker) -> Asker {
+        let name = disk.unwrap_or_default();
+        let text = format!("disk '{name}' does not answer: its process is stuck, or very busy");
+        self.waiting.until(Instant::now() + BRIEF, text, asker)
+    }
+
     fn show(&mut self, name: String, asker: Asker) {
+        let asker = self.briefly(Some(&name), asker);
         self.then(Some(name), Command::Show, |book, answer| {
             asker(answer.map(|mut disk| {
                 book.add_origin(&mut disk);

@@ -1,17 +1,28 @@
 //! What can be asked of a server: the only way to change anything of it.
 
 use crate::table::DiskTable;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A command, and the disk that it is about; none where it concerns the server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
     pub disk: Option<String>,
     pub command: Command,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl Ask {
+    /// The name of the disk that is meant.
+    pub fn about(&self) -> Option<&str> {
+        match &self.command {
+            Command::Put { options, .. } => Some(&options.name),
+            _ => self.disk.as_deref(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
     /// Where a disk's requests spent their time: answered by a [`Summary`](fathom_trace::Summary).
     Stats,

@@ -3,11 +3,13 @@
 use crate::api::{Api, Door};
 use crate::book::Book;
 use crate::error::Error;
+use crate::host::Host;
 use crate::limits;
 use crate::objects::{Objects, Outcome};
 use crate::options::ServeOptions;
 use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
+use crate::supervisor::Tenants;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use sd_notify::NotifyState;
@@ -42,26 +44,23 @@ impl Daemon {
         options.validate().map_err(Error::Options)?;
         let termination = Termination::new().map_err(Error::io("cannot catch signals"))?;
         limits::raise();
-        let front_ends = options.disks.iter().map(|disk| {
-            let socket = disk.vhost_user.as_ref();
-            let listen = |spec| socket::listen_for_front_ends(spec, disk.access);
-            socket.map(listen).transpose()
-        });
-        let front_ends = front_ends.collect::<Result<Vec<_>, _>>()?;
-        let addresses = options.nbd.iter().flat_map(|nbd| &nbd.listen);
-        let access = options.nbd.as_ref().map(|nbd| nbd.access);
-        let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
         let signals = LeftToThisThread::new();
         let reload = options.config.as_ref().map(|_| Reload::new()).transpose();
         let reload = reload.map_err(Error::io("cannot catch signals"))?;
-        let mut objects = Objects::open(options.clone(), front_ends, clients)?;
-        let door = Door::open(&options.api)?;
-        objects.serve()?;
-        let book = Book::new(Box::new(objects), &options);
-        let mut book = book.map_err(Error::io("cannot make a mailbox"))?;
+        let (mut book, door) = match options.tenants {
+            true => (
+                book(Box::new(Tenants::new(&options)), &options)?,
+                Door::open(&options.api)?,
+            ),
+            false => open_here(&options)?,
+        };
+        if options.tenants {
+            book.begin(&options.disks);
+        }
         if let Some(dir) = &options.kept {
             book.keep_disks_in(dir)?;
         }
+        book.wait_for_coming();
         let start = |door| Api::start(door, options.api.groups, book.post(), options.events);
         let api = door.map(start).transpose();
         let api = api.map_err(Error::io("cannot serve the API"))?;
@@ -135,6 +134,27 @@ impl Daemon {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// All disks are this process's.
+fn open_here(options: &ServeOptions) -> Result<(Book, Option<Door>), Error> {
+    let front_ends = options.disks.iter().map(|disk| {
+        let socket = disk.vhost_user.as_ref();
+        let listen = |spec| socket::listen_for_front_ends(spec, disk.access);
+        socket.map(listen).transpose()
+    });
+    let front_ends = front_ends.collect::<Result<Vec<_>, _>>()?;
+    let addresses = options.nbd.iter().flat_map(|nbd| &nbd.listen);
+    let access = options.nbd.as_ref().map(|nbd| nbd.access);
+    let clients = socket::listen_for_nbd(addresses, access.unwrap_or_default())?;
+    let mut objects = Objects::open(options.clone(), front_ends, clients)?;
+    let door = Door::open(&options.api)?;
+    objects.serve()?;
+    Ok((book(Box::new(objects), options)?, door))
+}
+
+fn book(host: Box<dyn Host>, options: &ServeOptions) -> Result<Book, Error> {
+    Book::new(host, options).map_err(Error::io("cannot make a mailbox"))
 }
 
 /// Where systemd (or another manager) wants to know.

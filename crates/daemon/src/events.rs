@@ -1,7 +1,7 @@
 //! What happens, for whoever wants to hear of it.
 
 use crate::repeats::message_of;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast::{Receiver, Sender, channel};
@@ -13,8 +13,16 @@ use utoipa::ToSchema;
 /// Who has not taken in so many loses the oldest, and is told how many.
 const KEPT: usize = 1024;
 
+/// How a disk is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum By {
+    VhostUser,
+    Nbd,
+}
+
 /// Something has happened: one line of `/v1/events`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Happened {
     /// A disk is served.
@@ -28,21 +36,41 @@ pub enum Happened {
     /// Somebody uses it: a virtual machine (`vhost-user`) or an NBD client (`nbd`).
     Attached {
         disk: String,
-        by: &'static str,
+        by: By,
         client: String,
     },
     /// Somebody does no more.
     Detached {
         disk: String,
-        by: &'static str,
+        by: By,
         client: String,
     },
+    /// The process of a tenant has ended by itself, and is started again.
+    Restarted { tenant: String },
     /// An error, as the log tells it.
     Error { text: String },
     /// The configuration was read again.
     Reloaded,
     /// So many lines were not taken in in time.
     Lost { count: u64 },
+}
+
+impl Happened {
+    /// The name of the disk to which it has.
+    pub fn disk(&self) -> Option<&str> {
+        match self {
+            Happened::Added { disk }
+            | Happened::Removed { disk }
+            | Happened::Changed { disk }
+            | Happened::Resized { disk, .. }
+            | Happened::Attached { disk, .. }
+            | Happened::Detached { disk, .. } => Some(disk),
+            Happened::Restarted { .. }
+            | Happened::Error { .. }
+            | Happened::Reloaded
+            | Happened::Lost { .. } => None,
+        }
+    }
 }
 
 /// One line.

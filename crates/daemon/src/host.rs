@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Disks by name, of which nobody knows here why they are there. Of all commands these are carried
 /// out: all about one disk, `Put` and `List`.
-pub trait Host {
+pub trait Host: Send {
     /// Carry a command out; who asks is answered at once, or in a later [`Host::turn`]. What is said
     /// of keeping a disk is not looked at. The answer to `Put` has a member more, `created`: the disk
     /// was not there before.

@@ -28,6 +28,8 @@ pub struct ServeOptions {
     pub config: Option<PathBuf>,
     /// The directory of the disks that are kept; None: what is added is gone with the server.
     pub kept: Option<PathBuf>,
+    /// Each tenant has a process of its own.
+    pub tenants: bool,
     /// Where it is told what happens.
     pub events: Events,
     /// How long stopping may take.
@@ -79,6 +81,7 @@ impl ServeOptions {
             api: ApiOptions::default(),
             config: None,
             kept: None,
+            tenants: false,
             events: Events::default(),
             stop_timeout: StopTimeout::default(),
         }

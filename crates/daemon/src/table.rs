@@ -6,7 +6,7 @@ use crate::text;
 use fathom_core::Polling;
 use fathom_filters::{Spec, find};
 use fathom_formats::Format;
-use fathom_stack::{CpuList, Description, parse_format};
+use fathom_stack::{CpuList, Description, PoolOptions, parse_format};
 use fathom_storage::{Cache, EngineKind, Location};
 use fathom_units::Timeout;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -140,6 +140,10 @@ pub struct DiskTable {
     /// The pool whose threads serve it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
+    /// Whose process serves it, where tenants have processes of their own. None: the disk's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$")]
+    pub tenant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -153,6 +157,46 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Vec<String>)]
     pub filters: Vec<Spec>,
+}
+
+/// Threads that disks share, as they are written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PoolTable {
+    threads: Option<u16>,
+    #[serde(default, with = "text::optional")]
+    cpus: Option<CpuList>,
+    #[serde(default, with = "text::optional")]
+    poll: Option<Polling>,
+    #[serde(default, with = "text::optional")]
+    aio: Option<EngineKind>,
+}
+
+impl PoolTable {
+    /// The error is one line for the user.
+    pub(crate) fn into_options(self, name: &str) -> Result<PoolOptions, String> {
+        check_name(name).map_err(|_| "a pool's name is like that of a disk".to_owned())?;
+        if self.threads.is_some_and(|n| !(1..=256).contains(&n)) {
+            return Err("threads is not a number from 1 to 256".into());
+        }
+        let new = PoolOptions::new(name.to_owned());
+        Ok(PoolOptions {
+            threads: self.threads.map_or(new.threads, usize::from),
+            cpus: self.cpus.unwrap_or_default(),
+            polling: self.poll.unwrap_or(new.polling),
+            engine: self.aio.unwrap_or(new.engine),
+            ..new
+        })
+    }
+
+    pub(crate) fn of(options: &PoolOptions) -> PoolTable {
+        PoolTable {
+            threads: u16::try_from(options.threads).ok(),
+            cpus: (options.cpus != CpuList::default()).then(|| options.cpus.clone()),
+            poll: Some(options.polling),
+            aio: Some(options.engine),
+        }
+    }
 }
 
 /// The longest name of a disk that is added.
@@ -192,6 +236,7 @@ impl DiskTable {
             cpus: None,
             poll: None,
             pool: None,
+            tenant: None,
             serial: None,
             trace: None,
             filters: Vec::new(),
@@ -211,6 +256,7 @@ impl DiskTable {
         drop_default(&mut self.poll, new.polling);
         drop_default(&mut self.queues, DEFAULT_QUEUES);
         drop_default(&mut self.export_name, self.name.clone());
+        drop_default(&mut self.tenant, self.name.clone());
         self
     }
 
@@ -287,6 +333,9 @@ impl DiskTable {
             }
         }
         self.check_pool()?;
+        if let Some(tenant) = &self.tenant {
+            check_name(tenant).map_err(|_| "a tenant's name is like that of a disk".to_owned())?;
+        }
         match &self.serial {
             Some(serial) if serial.len() > MAX_SERIAL => {
                 Err(format!("serial has more than {MAX_SERIAL} bytes"))

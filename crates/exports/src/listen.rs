@@ -128,6 +128,13 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Listen at a socket that another process has bound, and will remove: clients are told that
+    /// this process is whom they speak to (SO_PEERCRED).
+    pub fn taken_over(socket: OwnedFd) -> io::Result<Listener> {
+        listen(&socket, BACKLOG)?;
+        Ok(Listener::from(socket))
+    }
+
     /// The next connection. Blocks unless [`Listener::set_nonblocking`].
     pub(crate) fn accept(&self) -> Result<OwnedFd, Errno> {
         accept_with(&self.socket, SocketFlags::CLOEXEC)

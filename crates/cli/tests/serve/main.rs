@@ -26,4 +26,5 @@ mod sockets;
 mod support;
 mod surprises;
 mod surroundings;
+mod tenants;
 mod trace;

@@ -138,6 +138,7 @@ impl Book {
         temporary: bool,
         asker: Asker,
     ) {
+        let asker = self.briefly(Some(&name), asker);
         let command = Command::Set {
             filter: filter.clone(),
             options: options.clone(),

@@ -5,6 +5,7 @@ use crate::answer::{Answer, Asker};
 use crate::error::Error;
 use crate::events::Happened;
 use crate::files::{Found, Keeper, KeptDisks, Reread, reread};
+use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
@@ -24,11 +25,24 @@ impl Book {
         self.keeper = Some(keeper.map_err(Error::io("cannot start a thread"))?);
         let listed = self.origins.keys().cloned().collect();
         self.put_all(Vec::new(), found, &listed);
+        Ok(())
+    }
+
+    /// Serve the disks that the configuration lists, of a host that has none yet. What cannot be
+    /// served is told, and does not keep others from it.
+    pub fn begin(&mut self, disks: &[DiskOptions]) {
+        let tables = disks.iter().filter_map(|disk| disk.table.as_deref());
+        let listed: Vec<_> = tables.cloned().collect();
+        let names = listed.iter().map(|table| table.name.clone()).collect();
+        self.put_all(listed, Found::default(), &names);
+    }
+
+    /// Until all disks are there, or long enough.
+    pub fn wait_for_coming(&mut self) {
         let deadline = Instant::now() + OPEN;
         while self.coming > 0 && self.wait_for_event(deadline) {
             self.turn();
         }
-        Ok(())
     }
 
     /// False: none has come until `deadline`.

@@ -5,12 +5,10 @@ use crate::access::{Group, Mode, access, groups};
 use crate::error::Error;
 use crate::events::Events;
 use crate::options::{ApiOptions, DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
-use crate::table::{DiskTable, check_name};
+use crate::table::{DiskTable, PoolTable};
 use crate::text;
-use fathom_core::Polling;
 use fathom_exports::nbd::{Address, TlsMode};
-use fathom_stack::{CpuList, PoolOptions};
-use fathom_storage::EngineKind;
+use fathom_stack::PoolOptions;
 use fathom_units::Timeout;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, de};
@@ -65,6 +63,10 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         };
         disks.push(options.map_err(|problem| format!("{line}: disk '{name}': {problem}"))?);
     }
+    if file.tenants && nbd.is_some() {
+        let problem = "tenants = true does not go with [nbd]: NBD clients are one process's";
+        return Err(format!(": {problem}"));
+    }
     let api = file.api.map(|api| ApiOptions {
         socket: Some(api.socket),
         groups: groups(api.group, api.read_group),
@@ -77,6 +79,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         config: None,
         events: Events::default(),
         kept: file.disks_dir,
+        tenants: file.tenants,
         stop_timeout: file.stop_timeout.unwrap_or_default(),
     })
 }
@@ -101,6 +104,8 @@ fn line_of(text: &str, span: Range<usize>) -> String {
 struct File {
     api: Option<Api>,
     disks_dir: Option<PathBuf>,
+    #[serde(default)]
+    tenants: bool,
     #[serde(default, with = "text::optional")]
     stop_timeout: Option<StopTimeout>,
     nbd: Option<Spanned<Nbd>>,
@@ -137,19 +142,6 @@ struct Api {
     group: Option<Group>,
     #[serde(default, with = "text::optional")]
     read_group: Option<Group>,
-}
-
-/// Threads that disks share.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct PoolTable {
-    threads: Option<u16>,
-    #[serde(default, with = "text::optional")]
-    cpus: Option<CpuList>,
-    #[serde(default, with = "text::optional")]
-    poll: Option<Polling>,
-    #[serde(default, with = "text::optional")]
-    aio: Option<EngineKind>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -199,23 +191,6 @@ impl Nbd {
     }
 }
 
-impl PoolTable {
-    fn into_options(self, name: &str) -> Result<PoolOptions, String> {
-        check_name(name).map_err(|_| "a pool's name is like that of a disk".to_owned())?;
-        if self.threads.is_some_and(|n| !(1..=256).contains(&n)) {
-            return Err("threads is not a number from 1 to 256".into());
-        }
-        let new = PoolOptions::new(name.to_owned());
-        Ok(PoolOptions {
-            threads: self.threads.map_or(new.threads, usize::from),
-            cpus: self.cpus.unwrap_or_default(),
-            polling: self.poll.unwrap_or(new.polling),
-            engine: self.aio.unwrap_or(new.engine),
-            ..new
-        })
-    }
-}
-
 fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Address>, D::Error> {
     let texts: Vec<String> = Deserialize::deserialize(from)?;
     let parsed = texts.iter().map(|text| Address::parse(OsStr::new(text)));
@@ -228,7 +203,7 @@ mod tests {
     use crate::socket_spec::SocketSpec;
     use fathom_formats::Format;
     use fathom_stack::Description;
-    use fathom_storage::{Cache, Location};
+    use fathom_storage::{Cache, EngineKind, Location};
 
     const ONE: &str = "[[disk]]\nname = 'a'\nimage = 'null:1G'\nvhost-user = '/run/a'\n";
 
@@ -419,6 +394,10 @@ mod tests {
             (nbd("listen = ['fd:3']\ntls = 'maybe'"), ":3: "),
             (nbd("listen = ['fd:3']\ntls = 'on'"), "tls-certificates"),
             (nbd("listen = ['fd:3']\nconnections = 0"), "connections"),
+            (
+                format!("tenants = true\n{ONE}\n[nbd]\nlisten = ['unix:/n']"),
+                "does not go with [nbd]",
+            ),
             (with("pool = 'p'"), "disk 'a': there is no table [pool.p]"),
             (
                 pooled("", "iothreads = 2"),

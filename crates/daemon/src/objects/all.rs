@@ -13,9 +13,10 @@ use super::changes::{Changing, Event, Leaving, What};
 use super::disk::{Common, Served};
 use super::nbd::Nbd;
 use super::tracer::Tracer;
-use crate::answer::{Answer, Asker, Kind, Refusal};
+use crate::answer::{self, Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
 use crate::error::Error;
+use crate::host::Host;
 use crate::info::Info;
 use crate::mailbox::Mailbox;
 use crate::options::{ServeOptions, StopTimeout};
@@ -27,9 +28,6 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// So many names are told to who has asked for one that is not there.
-const MAX_NAMED: usize = 20;
 
 /// The disks, in the order in which they came, and the server of their NBD clients.
 pub struct Objects {
@@ -130,31 +128,13 @@ impl Objects {
         if let Some(refusal) = self.is_changing(name) {
             return Err(refusal);
         }
-        let names: Vec<_> = self
-            .disks
-            .iter()
-            .map(Served::name)
-            .take(MAX_NAMED)
-            .collect();
-        Err(
-            Kind::Unknown.because(match (&names[..], self.disks.len() - names.len()) {
-                ([], _) => format!("there is no disk '{name}'"),
-                (names, 0) => format!("there is no disk '{name}', only {}", names.join(", ")),
-                (names, more) => format!(
-                    "there is no disk '{name}', only {} and {more} others",
-                    names.join(", ")
-                ),
-            }),
-        )
+        Err(answer::unknown_disk(name, &self.names()))
     }
 
     /// Why there is nothing to be done with that disk now.
     fn is_changing(&self, name: &str) -> Option<Refusal> {
         let change = self.changing.iter().find(|change| change.name == name)?;
-        Some(Kind::Conflict.because(match change.what {
-            What::Added => format!("disk '{name}' is just being added"),
-            What::Removed => format!("disk '{name}' is just being removed"),
-        }))
+        Some(answer::changing_disk(name, change.what == What::Added))
     }
 
     fn handle_for(&mut self, index: usize, command: Command) -> Answer {

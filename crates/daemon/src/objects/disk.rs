@@ -4,7 +4,7 @@ use super::serving::Serving;
 use super::shared_disk::SharedDisk;
 use super::tracer::Tracer;
 use crate::error::Error;
-use crate::events::{Events, Happened};
+use crate::events::{By, Events, Happened};
 use crate::info::{FrontEnd, Info, WorkerInfo};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
@@ -100,7 +100,7 @@ impl Served {
         let mut export_options = Options {
             max_queues: options.queues,
             wrap: stack.injector.as_ref().and_then(Injector::wrap_source),
-            watch: Some(self.watch("vhost-user")),
+            watch: Some(self.watch(By::VhostUser)),
             ..Options::default()
         };
         if let Some(serial) = &options.serial {
@@ -133,11 +133,11 @@ impl Served {
             self.shared.for_clients(),
             self.stack.workers.clone(),
         );
-        Some(export.watched(self.watch("nbd")))
+        Some(export.watched(self.watch(By::Nbd)))
     }
 
     /// Tells who comes and goes in one way.
-    fn watch(&self, by: &'static str) -> Watch {
+    fn watch(&self, by: By) -> Watch {
         let (events, disk) = (self.events.clone(), self.name().to_owned());
         Arc::new(move |visit, client| {
             let (disk, client) = (disk.clone(), client.to_owned());

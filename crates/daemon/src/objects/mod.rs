@@ -11,3 +11,4 @@ mod tracer;
 
 pub use all::Objects;
 pub use disk::Outcome;
+pub use tracer::prepare_trace;

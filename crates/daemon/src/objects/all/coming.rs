@@ -11,6 +11,7 @@ use crate::socket;
 use crate::socket_spec::SocketSpec;
 use crate::table::{DiskTable, check_name};
 use fathom_exports::Listener;
+use fathom_files::gate::{self, Wanted};
 use std::collections::BTreeMap;
 
 impl Objects {
@@ -141,6 +142,16 @@ impl Objects {
 fn listen(options: &DiskOptions) -> Result<Option<Listener>, Refusal> {
     match &options.vhost_user {
         None => Ok(None),
+        Some(SocketSpec::Path(_)) if let Some(gate) = gate::other() => {
+            let disk = options.name.clone();
+            let got = gate.get(&Wanted::FrontEnds { disk }, None);
+            let got = got.map_err(|no| Kind::Failed.because(no.text))?;
+            let listener = Listener::taken_over(got.file);
+            let failed = |error| format!("cannot listen for front-ends: {error}");
+            Ok(Some(
+                listener.map_err(|error| Kind::Failed.because(failed(error)))?,
+            ))
+        }
         Some(spec @ SocketSpec::Path(_)) => {
             let listener = socket::listen_for_front_ends(spec, options.access);
             let listener = listener.map(Some);

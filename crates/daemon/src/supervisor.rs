@@ -1,0 +1,218 @@
+//! The supervisor's part: disks that are tenants', each of which has a process of its own. Here are the
+//! rights, the names and the sockets; no guest's memory is mapped, and no image is looked into.
+//!
+//! - `process` starts a tenant's process, and opens for it what it may have;
+//! - `permits` says what that is;
+//! - `tenant` is what is known of one: its disks, and what it was asked;
+//! - `asking` sends commands there and takes the answers; `listing` puts several together.
+
+mod asking;
+mod listing;
+mod permits;
+mod process;
+mod tenant;
+
+use crate::answer::Asker;
+use crate::command::Ask;
+use crate::error::Error;
+use crate::events::{Events, Happened};
+use crate::host::Host;
+use crate::link::{FromTenant, ToTenant};
+use crate::objects::Outcome;
+use crate::options::{ServeOptions, StopTimeout};
+use crate::table::PoolTable;
+use listing::Listing;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+use tenant::Tenant;
+
+/// All tenants.
+pub struct Tenants {
+    all: BTreeMap<String, Tenant>,
+    /// Those that have no disks any more, and are ending.
+    leaving: Vec<(Tenant, Instant)>,
+    /// Who wants to know of all.
+    listings: Vec<Listing>,
+    pools: BTreeMap<String, PoolTable>,
+    events: Events,
+    stop_timeout: StopTimeout,
+    outcomes: Vec<(String, Outcome)>,
+}
+
+impl Tenants {
+    pub fn new(options: &ServeOptions) -> Tenants {
+        let pools = options.pools.iter();
+        let pools = pools.map(|pool| (pool.name.clone(), PoolTable::of(pool)));
+        Tenants {
+            all: BTreeMap::new(),
+            leaving: Vec::new(),
+            listings: Vec::new(),
+            pools: pools.collect(),
+            events: options.events.clone(),
+            stop_timeout: options.stop_timeout,
+            outcomes: Vec::new(),
+        }
+    }
+
+    /// Take in what this tenant says; false: it has ended.
+    fn hear(&mut self, name: &str) -> bool {
+        loop {
+            let Some(tenant) = self.all.get_mut(name) else {
+                return false;
+            };
+            match tenant.receive() {
+                Ok(None) => return true,
+                Ok(Some(FromTenant::Answer { number, answer })) => {
+                    self.take_in(name, number, answer);
+                }
+                Ok(Some(FromTenant::Ended(_))) => {}
+                Err(error) => {
+                    tracing::debug!("tenant '{name}': {error}");
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Its process has ended: whoever waits for it is told, and it is started again.
+    fn take_up_again(&mut self, name: &str) {
+        let Some(tenant) = self.all.get_mut(name) else {
+            return;
+        };
+        tenant.has_ended();
+        if tenant.disks.is_empty() {
+            self.all.remove(name);
+            return;
+        }
+        let tenant = name.to_owned();
+        self.events.tell(Happened::Restarted { tenant });
+    }
+
+    fn start_again(&mut self) {
+        let now = Instant::now();
+        let due = |(_, tenant): &(&String, &Tenant)| tenant.restart.is_some_and(|at| at <= now);
+        let due: Vec<_> = self
+            .all
+            .iter()
+            .filter(due)
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in due {
+            self.restore(&name);
+        }
+    }
+
+    /// Those that were told to end, and have, or did not for too long.
+    fn see_off(&mut self) {
+        let now = Instant::now();
+        let timeout = self.stop_timeout;
+        self.leaving.retain_mut(|(tenant, until)| {
+            let is_over = tenant.drain();
+            if !is_over && *until > now {
+                return true;
+            }
+            if !is_over {
+                let name = &tenant.name;
+                tracing::error!("tenant '{name}' has not ended within {timeout}: it is killed");
+            }
+            tenant.kill();
+            false
+        });
+    }
+}
+
+impl Host for Tenants {
+    fn ask(&mut self, ask: Ask, asker: Asker) {
+        self.forward(ask, asker);
+    }
+
+    fn events(&self) -> Vec<BorrowedFd<'_>> {
+        let leaving = self.leaving.iter().map(|(tenant, _)| tenant);
+        let all = self.all.values().chain(leaving);
+        let links = all.filter_map(|tenant| tenant.process.as_ref());
+        links.map(|process| process.link.as_fd()).collect()
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        let restarts = self.all.values().filter_map(|tenant| tenant.restart);
+        let ends = self.leaving.iter().map(|(_, until)| *until);
+        let lists = self.listings.iter().map(|listing| listing.until);
+        let first = restarts.chain(ends).chain(lists).min()?;
+        Some(first.saturating_duration_since(Instant::now()))
+    }
+
+    fn turn(&mut self) -> bool {
+        let running = self
+            .all
+            .iter()
+            .filter(|(_, tenant)| tenant.process.is_some());
+        let names: Vec<_> = running.map(|(name, _)| name.clone()).collect();
+        for name in names {
+            if !self.hear(&name) {
+                self.take_up_again(&name);
+            }
+        }
+        self.start_again();
+        self.see_off();
+        let now = Instant::now();
+        self.listings.retain_mut(|listing| !listing.tell(now));
+        true
+    }
+
+    fn describe(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.disks().map(|disk| disk.table.name.clone()).collect()
+    }
+
+    fn set_stop_timeout(&mut self, timeout: StopTimeout) {
+        self.stop_timeout = timeout;
+    }
+
+    /// Each tenant ends by itself, at the same time as others.
+    fn stop(&mut self) -> Result<(), Error> {
+        let deadline = Instant::now() + self.stop_timeout.0 + tenant::MARGIN;
+        let mut late = Vec::new();
+        for tenant in self.all.values() {
+            tenant.tell(&ToTenant::End);
+        }
+        let leaving = self.leaving.drain(..).map(|(tenant, _)| tenant);
+        for mut tenant in std::mem::take(&mut self.all).into_values().chain(leaving) {
+            while !tenant.drain() && wait(&tenant, deadline) {}
+            self.outcomes.append(&mut tenant.outcomes);
+            if !tenant.ended_well {
+                late.push(format!("tenant '{}'", tenant.name));
+            }
+            tenant.kill();
+        }
+        match late.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Abandoned {
+                timeout: self.stop_timeout,
+                whose: late.join(" and "),
+            }),
+        }
+    }
+
+    fn outcomes(&self) -> Vec<(String, Outcome)> {
+        self.outcomes.clone()
+    }
+}
+
+/// False: nothing has come from it until `deadline`, or nothing will.
+fn wait(tenant: &Tenant, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).ok().filter(|_| !left.is_zero());
+    let (Some(left), Some(process)) = (left, &tenant.process) else {
+        return false;
+    };
+    let mut fds = [PollFd::from_borrowed_fd(
+        process.link.as_fd(),
+        PollFlags::IN,
+    )];
+    poll(&mut fds, Some(&left)) != Ok(0)
+}

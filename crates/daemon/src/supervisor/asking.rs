@@ -1,0 +1,288 @@
+//! Commands on their way to tenants, and what comes back.
+
+use super::process::Process;
+use super::tenant::{Asked, Disk, MARGIN, Tenant, What, to_log};
+use super::{Listing, Tenants};
+use crate::answer::{self, Answer, Asker, Kind, Refusal};
+use crate::command::{Ask, Command};
+use crate::link::ToTenant;
+use crate::options::DiskOptions;
+use crate::socket;
+use crate::socket_spec::SocketSpec;
+use crate::table::{DiskTable, check_name};
+use fathom_exports::Listener;
+use fathom_stack::position_of_filter;
+use fathom_trace::Summary;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Who is asked for all disks does not wait longer for a tenant that says nothing.
+const LIST: Duration = Duration::from_secs(3);
+
+impl Tenants {
+    pub(super) fn forward(&mut self, ask: Ask, asker: Asker) {
+        let asked = match (&ask.command, &ask.disk) {
+            (Command::Put { options, .. }, None) => {
+                let table = (**options).clone().without_defaults();
+                match self.tenant_of(&table.name) {
+                    None => return self.add(table, asker),
+                    Some(_) => self.ask_about(table.name.clone(), What::Other, ask, asker),
+                }
+            }
+            (Command::List, None) => return self.list(asker),
+            (Command::Remove { .. }, Some(name)) => {
+                self.ask_about(name.clone(), What::Removed, ask, asker)
+            }
+            (_, Some(name)) => self.ask_about(name.clone(), What::Other, ask, asker),
+            (_, None) => {
+                return asker(Err(Kind::Invalid.because("that concerns one disk: name it")));
+            }
+        };
+        if let Err((refusal, asker)) = asked {
+            asker(Err(refusal));
+        }
+    }
+
+    fn tenant_of(&mut self, disk: &str) -> Option<&mut Tenant> {
+        self.all.values_mut().find(|tenant| tenant.has(disk))
+    }
+
+    /// Ask the tenant that has this disk.
+    fn ask_about(
+        &mut self,
+        name: String,
+        what: What,
+        ask: Ask,
+        asker: Asker,
+    ) -> Result<(), (Refusal, Asker)> {
+        let names: Vec<_> = self.disks().map(|disk| disk.table.name.clone()).collect();
+        let Some(tenant) = self.tenant_of(&name) else {
+            return Err((answer::unknown_disk(&name, &names), asker));
+        };
+        if let Some(change) = tenant.is_changing(&name) {
+            let is_coming = change == What::Added;
+            return Err((answer::changing_disk(&name, is_coming), asker));
+        }
+        if what == What::Removed && tenant.process.is_none() {
+            self.forget(&name);
+            let none = serde_json::to_value(Summary::default());
+            asker(none.map_err(|error| Kind::Failed.because(error.to_string())));
+            return Ok(());
+        }
+        tenant.permits.extend(&ask);
+        tenant.ask(Asked { what, asker, ask });
+        Ok(())
+    }
+
+    /// A disk that is not there yet.
+    fn add(&mut self, table: DiskTable, asker: Asker) {
+        let name = table.name.clone();
+        if let Err(refusal) = self.begin_to_add(&table) {
+            return asker(Err(refusal));
+        }
+        if let Some(tenant) = self.tenant_of(&name) {
+            let ask = put(table);
+            let what = What::Added;
+            tenant.ask(Asked { what, asker, ask });
+        }
+    }
+
+    /// Makes its socket, and its tenant's process if that is the first disk there.
+    fn begin_to_add(&mut self, table: &DiskTable) -> Result<(), Refusal> {
+        let invalid = |text| Kind::Invalid.because(text);
+        check_name(&table.name).map_err(invalid)?;
+        table.check_paths().map_err(invalid)?;
+        if let Some(pool) = &table.pool
+            && !self.pools.contains_key(pool)
+        {
+            return Err(invalid(format!("there is no table [pool.{pool}]")));
+        }
+        let options = DiskOptions::of(table.clone(), false).map_err(invalid)?;
+        let listener = listen(&options)?.map(Arc::new);
+        let name = table.tenant.as_ref().unwrap_or(&table.name).clone();
+        if !self.all.contains_key(&name) {
+            let mut tenant = Tenant::new(name.clone());
+            let started = self.start(&tenant);
+            let failed = |error| format!("cannot start the process of tenant '{name}': {error}");
+            let process = started.map_err(|error| Kind::Failed.because(failed(error)))?;
+            tenant.process = Some(process);
+            self.all.insert(name.clone(), tenant);
+        }
+        if let Some(tenant) = self.all.get_mut(&name) {
+            tenant.permits.begin(table, listener.clone());
+            tenant.disks.push(Disk {
+                table: table.clone(),
+                listener,
+                is_there: false,
+                shown: Value::Null,
+            });
+        }
+        Ok(())
+    }
+
+    fn start(&self, tenant: &Tenant) -> std::io::Result<Process> {
+        Process::start(
+            &tenant.name,
+            &self.pools,
+            self.stop_timeout,
+            tenant.permits.clone(),
+            self.events.clone(),
+        )
+    }
+
+    /// Start a tenant's process, if there is none, and let it have its disks.
+    pub(super) fn restore(&mut self, name: &str) {
+        let Some(tenant) = self.all.get(name) else {
+            return;
+        };
+        let process = match tenant.process {
+            Some(_) => Ok(None),
+            None => self.start(tenant).map(Some),
+        };
+        let Some(tenant) = self.all.get_mut(name) else {
+            return;
+        };
+        tenant.restart = None;
+        match process {
+            Ok(None) => {}
+            Ok(started) => tenant.process = started,
+            Err(error) => {
+                tracing::error!("cannot start the process of tenant '{name}': {error}");
+                return tenant.try_later();
+            }
+        }
+        let missing = tenant.disks.iter().filter(|disk| !disk.is_there);
+        let missing: Vec<_> = missing
+            .map(|d| (d.table.clone(), d.listener.clone()))
+            .collect();
+        for (table, listener) in missing {
+            tenant.permits.begin(&table, listener);
+            let asker = to_log(table.name.clone());
+            let ask = put(table);
+            let what = What::Restored;
+            tenant.ask(Asked { what, asker, ask });
+        }
+    }
+
+    /// What a tenant has answered.
+    pub(super) fn take_in(&mut self, tenant: &str, number: u64, answer: Answer) {
+        let Some(tenant) = self.all.get_mut(tenant) else {
+            return;
+        };
+        // It may answer what it was not asked.
+        let Some(Asked { what, asker, ask }) = tenant.take_asked(number) else {
+            return;
+        };
+        let name = ask.about().unwrap_or_default().to_owned();
+        match (what, &answer) {
+            (What::Added | What::Restored, Ok(_)) => tenant.permits.seal(&name),
+            (What::Restored, Err(_)) => tenant.try_later(),
+            (What::Added, Err(_)) | (What::Removed, Ok(_)) => self.forget(&name),
+            (What::Removed, Err(_)) | (What::Other, _) => {}
+        }
+        if let (Ok(value), Some(disk)) =
+            (&answer, self.tenant_of(&name).and_then(|t| t.disk(&name)))
+        {
+            disk.is_there = true;
+            note(disk, ask.command, value);
+        }
+        asker(answer);
+    }
+
+    /// Nothing of that disk is here any more; a tenant that has no other one ends.
+    fn forget(&mut self, disk: &str) {
+        let Some(tenant) = self.tenant_of(disk) else {
+            return;
+        };
+        tenant.disks.retain(|other| other.table.name != disk);
+        tenant.permits.forget(disk);
+        if tenant.is_idle() {
+            let name = tenant.name.clone();
+            tenant.tell(&ToTenant::End);
+            let until = Instant::now() + self.stop_timeout.0 + MARGIN;
+            let tenant = self.all.remove(&name);
+            self.leaving.extend(tenant.map(|tenant| (tenant, until)));
+        }
+    }
+
+    pub(super) fn disks(&self) -> impl Iterator<Item = &Disk> {
+        self.all.values().flat_map(|tenant| &tenant.disks)
+    }
+
+    /// Asks all for their disks. Of who does not answer, what he has answered last is told.
+    fn list(&mut self, asker: Asker) {
+        let listing = Listing::new(asker, Instant::now() + LIST);
+        let names: Vec<_> = self.disks().map(|disk| disk.table.name.clone()).collect();
+        for (index, name) in names.into_iter().enumerate() {
+            let place = listing.place(index, self.shown(&name));
+            let ask = Ask {
+                disk: Some(name.clone()),
+                command: Command::Show,
+            };
+            if let Err((refusal, asker)) = self.ask_about(name, What::Other, ask, place) {
+                asker(Err(refusal));
+            }
+        }
+        self.listings.push(listing);
+    }
+
+    fn shown(&mut self, name: &str) -> Value {
+        let disk = self.tenant_of(name).and_then(|tenant| tenant.disk(name));
+        disk.map_or(Value::Null, |disk| disk.shown.clone())
+    }
+}
+
+fn put(table: DiskTable) -> Ask {
+    let options = Box::new(table);
+    Ask {
+        disk: None,
+        command: Command::Put {
+            options,
+            temporary: true,
+        },
+    }
+}
+
+/// What the disk is served by from now on, and how it is shown.
+fn note(disk: &mut Disk, done: Command, answer: &Value) {
+    match done {
+        Command::Put { options, .. } => {
+            disk.table = options.without_defaults();
+            disk.shown = json!({"options": answer["options"], "state": answer["state"]});
+        }
+        Command::Show => disk.shown = answer.clone(),
+        Command::Set {
+            filter, options, ..
+        } => {
+            let names: Vec<_> = disk.table.filters.iter().map(|spec| &*spec.name).collect();
+            if let Ok(at) = position_of_filter(&names, &filter) {
+                disk.table.set_filter(at, &options);
+            }
+        }
+        Command::Resize { .. } => {
+            let size = answer["size"].as_u64();
+            if let Some(image) = size.and_then(|size| disk.table.image.with_size(size)) {
+                disk.table.image = image;
+            }
+        }
+        Command::Trace { file } => disk.table.trace = file,
+        _ => {}
+    }
+}
+
+/// Where the disk's front-ends connect, as long as it is known here.
+fn listen(options: &DiskOptions) -> Result<Option<Listener>, Refusal> {
+    match &options.vhost_user {
+        None => Ok(None),
+        Some(spec @ SocketSpec::Path(_)) => {
+            let listener = socket::listen_for_front_ends(spec, options.access);
+            let listener = listener.map(Some);
+            listener.map_err(|error| Kind::Failed.because(error.to_string()))
+        }
+        Some(_) => {
+            let text = "vhost-user: sockets are not inherited by tenants; give a path";
+            Err(Kind::Invalid.because(text))
+        }
+    }
+}

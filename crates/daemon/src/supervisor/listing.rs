@@ -1,0 +1,54 @@
+//! Answers of several that are put together.
+
+use crate::answer::{Answer, Asker};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// In the order in which they were asked: what is known, and whether it was answered.
+type Places = Arc<Mutex<Vec<(Value, bool)>>>;
+
+pub struct Listing {
+    asker: Option<Asker>,
+    pub until: Instant,
+    places: Places,
+}
+
+impl Listing {
+    pub fn new(asker: Asker, until: Instant) -> Listing {
+        Listing {
+            asker: Some(asker),
+            until,
+            places: Places::default(),
+        }
+    }
+
+    /// The next one, who puts his answer in place of what was `known`; a refusal says nothing.
+    pub fn place(&self, index: usize, known: Value) -> Asker {
+        let places = self.places.clone();
+        lock(&places).push((known, false));
+        Box::new(move |answer: Answer| {
+            if let Some(place) = lock(&places).get_mut(index) {
+                *place = (answer.unwrap_or_else(|_| place.0.take()), true);
+            }
+        })
+    }
+
+    /// Whether that is over: all have answered, or have had their time.
+    pub fn tell(&mut self, now: Instant) -> bool {
+        let mut places = lock(&self.places);
+        if now < self.until && !places.iter().all(|(_, is_answered)| *is_answered) {
+            return false;
+        }
+        let known = places.iter_mut().map(|(value, _)| value.take());
+        let disks: Vec<_> = known.filter(|value| !value.is_null()).collect();
+        if let Some(asker) = self.asker.take() {
+            asker(Ok(json!({ "disks": disks })));
+        }
+        true
+    }
+}
+
+fn lock(places: &Places) -> std::sync::MutexGuard<'_, Vec<(Value, bool)>> {
+    places.lock().unwrap_or_else(PoisonError::into_inner)
+}

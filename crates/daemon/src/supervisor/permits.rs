@@ -1,0 +1,272 @@
+//! What a tenant may have: what the descriptions of its disks say, and no more.
+
+use crate::command::{Ask, Command};
+use crate::table::DiskTable;
+use fathom_exports::Listener;
+use fathom_files::gate::{Got, Refused, Wanted};
+use fathom_filters::{COW, Spec};
+use fathom_stack::AllowedDirs;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The longest that a connection to a server may take.
+const MAX_PATIENCE: Duration = Duration::from_secs(60);
+/// The most rings of a trace: workers of a disk.
+const MAX_RINGS: usize = 256;
+
+/// One of its disks.
+struct Permit {
+    table: DiskTable,
+    /// The image's path as it is written, and without links.
+    image: Vec<PathBuf>,
+    /// It is being opened: all of its files may be. Later a tenant has what it needs, and who has
+    /// taken it over gets nothing more.
+    is_opening: bool,
+    listener: Option<Arc<Listener>>,
+    traces: Vec<PathBuf>,
+    logs: Vec<PathBuf>,
+}
+
+/// All of one tenant's.
+#[derive(Default)]
+pub struct Permits(Mutex<BTreeMap<String, Permit>>);
+
+impl Permits {
+    fn disks(&self) -> MutexGuard<'_, BTreeMap<String, Permit>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The disk's files may be opened.
+    pub fn begin(&self, table: &DiskTable, listener: Option<Arc<Listener>>) {
+        let image = table.image.path();
+        let real = image.and_then(|path| path.canonicalize().ok());
+        let permit = Permit {
+            image: image.map(Path::to_owned).into_iter().chain(real).collect(),
+            is_opening: true,
+            listener,
+            traces: table.trace.clone().into_iter().collect(),
+            logs: table.filters.iter().filter_map(log_file).collect(),
+            table: table.clone(),
+        };
+        self.disks().insert(table.name.clone(), permit);
+    }
+
+    /// They are open.
+    pub fn seal(&self, disk: &str) {
+        if let Some(permit) = self.disks().get_mut(disk) {
+            permit.is_opening = false;
+        }
+    }
+
+    /// Whether the tenant has that disk.
+    pub fn has(&self, disk: &str) -> bool {
+        self.disks().contains_key(disk)
+    }
+
+    pub fn forget(&self, disk: &str) {
+        self.disks().remove(disk);
+    }
+
+    /// What a command names may be opened, too.
+    pub fn extend(&self, ask: &Ask) {
+        let mut disks = self.disks();
+        let Some(permit) = ask.about().and_then(|name| disks.get_mut(name)) else {
+            return;
+        };
+        match &ask.command {
+            Command::Trace { file: Some(file) } => permit.traces = vec![file.clone()],
+            Command::Set {
+                filter, options, ..
+            } if filter.starts_with(LOG) => {
+                permit.logs.extend(options.get("file").map(PathBuf::from))
+            }
+            _ => {}
+        }
+    }
+
+    /// Get it for the tenant, if it may have it.
+    pub fn get(&self, wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> Result<Got, Refused> {
+        let got = |file| Got { file, path: None };
+        if let Wanted::FrontEnds { disk } = wanted {
+            let disks = self.disks();
+            let listener = disks.get(disk).and_then(|permit| permit.listener.as_ref());
+            let listener = listener.ok_or_else(|| refusal(wanted))?;
+            return Ok(got(listener.as_fd().try_clone_to_owned()?));
+        }
+        if !self.disks().values().any(|permit| permit.allows(wanted)) {
+            return Err(refusal(wanted));
+        }
+        match wanted {
+            Wanted::Named {
+                image,
+                more,
+                layer,
+                name,
+            } => {
+                let dirs = AllowedDirs::new(image, more);
+                let found = dirs.and_then(|dirs| dirs.open(layer, name));
+                let (path, file) = found.map_err(|error| Refused {
+                    errno: None,
+                    text: problem_of(error),
+                })?;
+                Ok(Got {
+                    file: file.into(),
+                    path: Some(path),
+                })
+            }
+            Wanted::Server { uri, patience_ms } => {
+                let patience = Duration::from_millis(*patience_ms).min(MAX_PATIENCE);
+                let socket = fathom_storage::connect(uri, Instant::now() + patience)?;
+                Ok(got(socket))
+            }
+            Wanted::Trace { path, disk, rings } => {
+                let file = crate::objects::prepare_trace(path, disk, *rings);
+                let file = file.map_err(|error| Refused {
+                    errno: None,
+                    text: error.to_string(),
+                })?;
+                Ok(got(file.into()))
+            }
+            wanted => Ok(got(wanted.fulfil(with)?)),
+        }
+    }
+}
+
+impl Permit {
+    fn allows(&self, wanted: &Wanted) -> bool {
+        let table = &self.table;
+        let is_image = |path: &PathBuf| self.image.contains(path);
+        let has_overlay = || table.filters.iter().any(|spec| spec.name == COW.name);
+        match wanted {
+            // No more of a file than the tenant has of it.
+            Wanted::Again { .. } => true,
+            Wanted::Place { path } => is_image(path),
+            Wanted::Append { path } => self.logs.contains(path),
+            Wanted::Trace { path, rings, .. } => *rings <= MAX_RINGS && self.traces.contains(path),
+            Wanted::Server { uri, .. } => table.image.to_string() == *uri,
+            Wanted::Image { path, write } => {
+                let is_data = table.data_file.as_ref() == Some(path);
+                let may_write = !table.readonly && !has_overlay();
+                self.is_opening && (is_image(path) || is_data) && (may_write || !write)
+            }
+            Wanted::Named { image, more, .. } => {
+                self.is_opening && is_image(image) && *more == table.allow_dirs
+            }
+            Wanted::Unnamed { dir } => {
+                let overlay = table.filters.iter().find_map(overlay_dir);
+                self.is_opening && overlay.as_ref() == Some(dir)
+            }
+            Wanted::FrontEnds { .. } => false,
+        }
+    }
+}
+
+const LOG: &str = "log";
+
+fn log_file(spec: &Spec) -> Option<PathBuf> {
+    option(spec, LOG, "file").map(PathBuf::from)
+}
+
+fn overlay_dir(spec: &Spec) -> Option<PathBuf> {
+    let default = || (spec.name == COW.name).then(|| COW.options[0].default.unwrap_or_default());
+    let dir = option(spec, COW.name, "dir").or_else(default)?;
+    Some(dir.into())
+}
+
+fn option<'a>(spec: &'a Spec, filter: &str, key: &str) -> Option<&'a str> {
+    let mut options = spec.options.iter().filter(|_| spec.name == filter);
+    options
+        .find(|(other, _)| other == key)
+        .map(|(_, value)| &**value)
+}
+
+/// What is wrong, without the image's name, which the tenant adds.
+fn problem_of(error: fathom_core::DiskError) -> String {
+    match error {
+        fathom_core::DiskError::Unusable { problem, .. } => problem,
+        other => other.to_string(),
+    }
+}
+
+fn refusal(wanted: &Wanted) -> Refused {
+    tracing::warn!("a tenant was refused {wanted:?}");
+    io::Error::from_raw_os_error(libc::EPERM).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_tenant_gets_what_its_disks_name_and_only_while_they_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["own", "base", "other"] {
+            fs::write(path(name), [0; 512]).unwrap();
+        }
+        let text = format!(
+            r#"{{"name": "a", "image": {:?}, "format": "qcow2", "filters": ["log:file={}"]}}"#,
+            path("own"),
+            path("log").display()
+        );
+        let table: DiskTable = serde_json::from_str(&text).unwrap();
+        let permits = Permits::default();
+        let image = |name: &str, write| Wanted::Image {
+            path: path(name),
+            write,
+        };
+        let named = |first: &str, layer: PathBuf, name: &str| Wanted::Named {
+            image: path(first),
+            more: Vec::new(),
+            layer,
+            name: name.into(),
+        };
+        let far = || named("own", path("own"), "/etc/hostname");
+        let append = |name: &str| Wanted::Append { path: path(name) };
+        let may = |wanted: &Wanted| permits.get(wanted, None).is_ok();
+        assert!(!may(&image("own", false)));
+        permits.begin(&table, None);
+        assert!(may(&image("own", true)) && may(&named("own", path("own"), "base")));
+        assert!(may(&append("log")) && may(&Wanted::Place { path: path("own") }));
+        // Its own directory, whatever the layers are said to be; nobody else's.
+        assert!(!may(&far()) && !may(&named("own", "/etc/x".into(), "hostname")));
+        assert!(!may(&named("/", path("own"), "etc/hostname")));
+        assert!(!may(&image("other", false)) && !may(&append("other")));
+        assert!(!may(&Wanted::FrontEnds { disk: "a".into() }));
+        let server = Wanted::Server {
+            uri: "nbd://127.0.0.1".into(),
+            patience_ms: 1,
+        };
+        assert!(!may(&server));
+        permits.seal("a");
+        assert!(!may(&image("own", true)) && !may(&named("own", path("own"), "base")));
+        assert!(may(&append("log")));
+        permits.forget("a");
+        assert!(!may(&append("log")));
+    }
+
+    #[test]
+    fn who_may_only_read_does_not_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        fs::write(&path, [0; 512]).unwrap();
+        for (more, may_write) in [
+            ("", true),
+            (r#", "readonly": true"#, false),
+            (r#", "filters": ["cow"]"#, false),
+        ] {
+            let text = format!(r#"{{"name": "a", "image": {path:?}{more}}}"#);
+            let permits = Permits::default();
+            permits.begin(&serde_json::from_str(&text).unwrap(), None);
+            let path = path.clone();
+            let wanted = Wanted::Image { path, write: true };
+            assert_eq!(permits.get(&wanted, None).is_ok(), may_write, "{more}");
+        }
+    }
+}

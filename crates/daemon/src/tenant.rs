@@ -1,0 +1,203 @@
+//! A tenant: a process that has some disks and nothing else, and does what its supervisor says. What
+//! it cannot open itself it gets from there.
+
+use crate::answer::Answer;
+use crate::command::Ask;
+use crate::error::Error;
+use crate::events::{Events, Happened};
+use crate::host::Host;
+use crate::limits;
+use crate::link::{AtGate, FromGate, FromTenant, Link, ToTenant};
+use crate::objects::Objects;
+use crate::options::{ApiOptions, ServeOptions, StopTimeout};
+use crate::signals::LeftToThisThread;
+use crate::table::PoolTable;
+use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::exit;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
+
+/// What was answered to the question of that number.
+type Answered = (u64, Answer);
+
+/// Serve what the supervisor says, whose link is this process's standard input, and whose gate its
+/// standard output. Returns when it has said that this is the end; without a supervisor the process
+/// ends at once, as if it were killed.
+pub fn serve_tenant(events: Events) -> Result<(), Error> {
+    // Signals are for the supervisor.
+    let _signals = LeftToThisThread::new();
+    limits::raise();
+    let (link, gate) = sockets().map_err(Error::io("cannot reach the supervisor"))?;
+    let gate = Arc::new(AtSupervisor {
+        socket: gate,
+        answers: Mutex::default(),
+    });
+    gate::install(gate.clone());
+    tell_events(&events, gate).map_err(Error::io("cannot start a thread"))?;
+    let options = begin(&link, events)?;
+    let objects = Objects::open(options, Vec::new(), Vec::new())?;
+    let (answers, answered) = channel();
+    let mut tenant = Tenant {
+        link,
+        objects,
+        answers,
+        answered,
+    };
+    while tenant.turn()? {}
+    let stopped = tenant.objects.stop();
+    let outcomes = tenant.objects.outcomes().into_iter();
+    let outcomes = outcomes.map(|(name, outcome)| (name, outcome.summary));
+    tenant.tell(&FromTenant::Ended(outcomes.collect()));
+    if let Err(error @ Error::Abandoned { .. }) = &stopped {
+        tracing::error!("{error}");
+        exit(1);
+    }
+    stopped
+}
+
+fn sockets() -> io::Result<(Link, Link)> {
+    let link = io::stdin().as_fd().try_clone_to_owned()?;
+    let gate = io::stdout().as_fd().try_clone_to_owned()?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok((link.into(), gate.into()))
+}
+
+fn begin(link: &Link, events: Events) -> Result<ServeOptions, Error> {
+    let first = link
+        .receive(true)
+        .map_err(Error::io("the supervisor says nothing"))?;
+    let Some((
+        ToTenant::Begin {
+            pools,
+            stop_timeout_ms,
+        },
+        _,
+    )) = first
+    else {
+        return Err(Error::Options("the supervisor does not begin".into()));
+    };
+    let pools = pools.into_iter();
+    let pools = pools.map(|(name, table): (String, PoolTable)| table.into_options(&name));
+    Ok(ServeOptions {
+        disks: Vec::new(),
+        pools: pools.collect::<Result<_, _>>().map_err(Error::Options)?,
+        nbd: None,
+        api: ApiOptions::default(),
+        config: None,
+        kept: None,
+        tenants: false,
+        events,
+        stop_timeout: StopTimeout(Duration::from_millis(stop_timeout_ms)),
+    })
+}
+
+struct Tenant {
+    link: Link,
+    objects: Objects,
+    answers: Sender<Answered>,
+    answered: Receiver<Answered>,
+}
+
+impl Tenant {
+    /// Sleep until there is something to do, and do it. False: it is to end.
+    fn turn(&mut self) -> Result<bool, Error> {
+        let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds: Vec<_> = self.objects.events().into_iter().map(input).collect();
+        fds.push(input(self.link.as_fd()));
+        let timeout = self.objects.patience();
+        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
+        // What is an error comes again.
+        let _ = poll(&mut fds, timeout.as_ref());
+        if !self.objects.turn() {
+            return Err(Error::Options(
+                "a thread that serves front-ends has ended".into(),
+            ));
+        }
+        let goes_on = self.listen();
+        let answered: Vec<_> = self.answered.try_iter().collect();
+        for (number, answer) in answered {
+            self.tell(&FromTenant::Answer { number, answer });
+        }
+        Ok(goes_on)
+    }
+
+    /// Do what the supervisor says. False: it says that this is the end.
+    fn listen(&mut self) -> bool {
+        loop {
+            match self.link.receive(false) {
+                Ok(None) => return true,
+                Ok(Some((ToTenant::Ask { number, ask }, _))) => self.ask(number, ask),
+                Ok(Some((ToTenant::Begin { .. }, _))) => {}
+                Ok(Some((ToTenant::End, _))) => return false,
+                Err(error) => gone(&error),
+            }
+        }
+    }
+
+    fn ask(&mut self, number: u64, ask: Ask) {
+        let answers = self.answers.clone();
+        let asker = move |answer| drop(answers.send((number, answer)));
+        self.objects.ask(ask, Box::new(asker));
+    }
+
+    fn tell(&self, message: &FromTenant) {
+        if let Err(error) = self.link.send(message, None, true) {
+            gone(&error);
+        }
+    }
+}
+
+/// The supervisor is no more, and its successor wants what this process has.
+fn gone(error: &io::Error) -> ! {
+    tracing::debug!("the supervisor is gone: {error}");
+    exit(1)
+}
+
+struct AtSupervisor {
+    socket: Link,
+    /// Held from a question to its answer.
+    answers: Mutex<()>,
+}
+
+impl Gate for AtSupervisor {
+    fn get(&self, wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> Result<Got, Refused> {
+        let _mine = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        self.socket
+            .send(&AtGate::Want(wanted.clone()), with, true)?;
+        let answer = self.socket.receive::<FromGate>(true)?;
+        let (answer, file) =
+            answer.ok_or_else(|| io::Error::other("the supervisor says nothing"))?;
+        let path = answer?;
+        let file = file.ok_or_else(|| io::Error::other("the supervisor has sent no file"))?;
+        Ok(Got { file, path })
+    }
+}
+
+/// Let the supervisor know what happens, by a thread of its own.
+fn tell_events(events: &Events, gate: Arc<AtSupervisor>) -> io::Result<()> {
+    let mut listener = events.listen();
+    let builder = std::thread::Builder::new().name("events".into());
+    builder.spawn(move || {
+        loop {
+            let happened = match listener.blocking_recv() {
+                Ok(line) => serde_json::from_str::<Happened>(&line).ok(),
+                Err(RecvError::Lagged(count)) => Some(Happened::Lost { count }),
+                Err(RecvError::Closed) => return,
+            };
+            let message = happened.map(AtGate::Happened);
+            let sent = message.map(|message| gate.socket.send(&message, None, true));
+            if matches!(sent, Some(Err(_))) {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
