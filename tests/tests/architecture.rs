@@ -13,6 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fathom-sigbus", &[]),
     ("fathom-nbd", &[]),
     ("fathom-files", &[]),
+    ("fathom-sandbox", &[]),
     ("fathom-trace", &["fathom-sigbus"]),
     ("fathom-core", &["fathom-trace", "fathom-units"]),
     (
@@ -63,6 +64,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "fathom-daemon",
         &[
             "fathom-client",
+            "fathom-sandbox",
             "fathom-stack",
             "fathom-exports",
             "fathom-filters",
@@ -118,6 +120,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "fathom-cli",
         &[
             "fathom-client",
+            "fathom-sandbox",
             "fathom-daemon",
             "fathom-img",
             "fathom-stack",

@@ -1,0 +1,75 @@
+//! What is in force, and what is not.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// One means of holding back a process that is no longer ours.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    pub name: String,
+    pub in_force: bool,
+    /// What it does, or why it does not; for people.
+    pub why: String,
+}
+
+/// All of them, in the order in which they were set up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// off, log or on.
+    pub mode: String,
+    pub parts: Vec<Part>,
+}
+
+impl Report {
+    pub(crate) fn new(mode: crate::Mode) -> Report {
+        Report {
+            mode: mode.name().into(),
+            parts: Vec::new(),
+        }
+    }
+
+    pub(crate) fn in_force(&mut self, name: &str, what: impl Into<String>) {
+        self.add(name, true, what.into());
+    }
+
+    pub(crate) fn missing(&mut self, name: &str, why: impl fmt::Display) {
+        self.add(name, false, why.to_string());
+    }
+
+    /// In force as `what`, or missing for this reason.
+    pub(crate) fn add_outcome<E: fmt::Display>(
+        &mut self,
+        name: &str,
+        what: &str,
+        outcome: Result<(), E>,
+    ) {
+        match outcome {
+            Ok(()) => self.in_force(name, what),
+            Err(error) => self.missing(name, error),
+        }
+    }
+
+    fn add(&mut self, name: &str, in_force: bool, why: String) {
+        self.parts.push(Part {
+            name: name.into(),
+            in_force,
+            why,
+        });
+    }
+
+    /// Whether a part of that name is there and in force.
+    pub fn has(&self, name: &str) -> bool {
+        self.parts.iter().any(|p| p.name == name && p.in_force)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.mode)?;
+        for part in &self.parts {
+            let not = if part.in_force { "" } else { "NOT " };
+            write!(f, "\n  {}{}: {}", not, part.name, part.why)?;
+        }
+        Ok(())
+    }
+}
