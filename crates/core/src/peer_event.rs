@@ -14,6 +14,7 @@
 //! a full one. Whoever lets 2^64 - 2 signals pile up has done so on purpose
 //! and needs no more of them. The watcher sleeps while nobody signals.
 
+use crate::kind::{ThreadKind, thread_starts};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::cell::Cell;
 use std::io;
@@ -120,7 +121,10 @@ pub fn watch() -> io::Result<()> {
     let thread = std::thread::Builder::new()
         .name("eventfd watch".into())
         .stack_size(128 << 10)
-        .spawn(|| Watch::default().run())?;
+        .spawn(|| {
+            thread_starts(ThreadKind::Watch);
+            Watch::default().run()
+        })?;
     *watcher = Some(thread.thread().clone());
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use crate::disk::DiskError;
 use crate::engine::Engine;
+use crate::kind::{ThreadKind, thread_starts};
 use crate::mailbox::{Inbox, Outbox, mailbox};
 use crate::peer_event;
 use crate::polling::{Poller, Polling};
@@ -57,6 +58,7 @@ pub(crate) fn start<Run: FnOnce()>(
         let parts = prepare(&options, engine, inbox);
         match parts.and_then(make) {
             Ok(run) => {
+                thread_starts(ThreadKind::Worker);
                 let _ = ready.send(Ok(()));
                 run();
             }
