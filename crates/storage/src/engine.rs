@@ -7,6 +7,7 @@ mod native;
 mod operation;
 mod pinned;
 mod pool;
+mod restrict;
 mod ring;
 mod sockets;
 mod threads;

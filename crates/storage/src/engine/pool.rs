@@ -1,6 +1,6 @@
 //! Threads that make blocking system calls for a worker.
 
-use fathom_core::{Completion, Io, IoKind, Token};
+use fathom_core::{Completion, Io, IoKind, ThreadKind, Token, thread_starts};
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -183,6 +183,7 @@ impl Pool {
 impl Shared {
     /// A thread's life.
     fn run(&self) {
+        thread_starts(ThreadKind::Io);
         while let Some(job) = self.next() {
             let result = job.run();
             self.complete(Completion {

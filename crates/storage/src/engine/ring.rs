@@ -1,5 +1,6 @@
 //! An io_uring as the kernel gives it: set up, entered, reaped.
 
+use crate::engine::restrict::restrict;
 use fathom_core::Buffer;
 use io_uring::types::Timespec;
 use io_uring::{EnterFlags, cqueue, opcode, squeue};
@@ -228,7 +229,9 @@ fn build(setup: Setup, cq_entries: u32) -> io::Result<io_uring::IoUring> {
             .setup_taskrun_flag(),
         Setup::Plain => &mut builder,
     };
-    builder.build(SQ_ENTRIES)
+    let ring = builder.setup_r_disabled().build(SQ_ENTRIES)?;
+    restrict(&ring)?;
+    Ok(ring)
 }
 
 /// The registration would keep the ring alive as long as its thread.
