@@ -15,6 +15,7 @@
 
 mod channel;
 mod connect;
+mod connector;
 mod coverage;
 #[cfg(feature = "testing")]
 pub mod fuzz;
@@ -149,7 +150,7 @@ impl Disk for NbdDisk {
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
-        let connected = self.shared.connection()?;
+        let connected = Shared::connection(&self.shared)?;
         let channel = NbdChannel::new(self.shared.clone(), connected, cx);
         let channel = channel.map_err(|source| DiskError::Io {
             path: self.shared.name(),

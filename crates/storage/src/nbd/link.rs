@@ -46,17 +46,13 @@ impl Attempt {
         self.ended.as_raw_fd()
     }
 
-    fn start(self: &Arc<Self>, shared: &Arc<Shared>) -> io::Result<()> {
-        let (attempt, shared) = (self.clone(), shared.clone());
-        let body = move || {
-            attempt.put(shared.connect_again());
+    fn start(self: &Arc<Self>, shared: &Arc<Shared>) {
+        let (attempt, to) = (self.clone(), shared.clone());
+        shared.connector.ask(move || {
+            attempt.put(to.connect_again());
             // An eventfd's counter cannot overflow by ones.
             let _ = rustix::io::write(&attempt.ended, &1u64.to_ne_bytes());
-        };
-        std::thread::Builder::new()
-            .name("nbd connect".into())
-            .spawn(body)?;
-        Ok(())
+        });
     }
 
     fn put(&self, outcome: Result<Connected, DiskError>) {
@@ -136,16 +132,7 @@ impl NbdChannel {
             return self.fail_waiting(cx, |_, _, _| true);
         }
         self.phase = Phase::Connecting;
-        if let Err(source) = self.attempt.start(&self.shared) {
-            self.failed_to_connect(
-                cx,
-                &DiskError::Io {
-                    path: self.shared.name(),
-                    what: "cannot start a thread to connect",
-                    source,
-                },
-            );
-        }
+        self.attempt.start(&self.shared);
     }
 
     /// An attempt to connect has ended.

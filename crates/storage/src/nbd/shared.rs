@@ -2,6 +2,7 @@
 
 use super::NbdOptions;
 use super::connect::Dialled;
+use super::connector::Connector;
 use fathom_core::DiskError;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::{Export, Wishes, handshake};
@@ -11,6 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -62,6 +64,7 @@ pub(super) struct Shared {
     pub(super) export: Export,
     /// The disk's first connection, until a channel takes it.
     first: Mutex<Option<Connected>>,
+    pub(super) connector: Connector,
     /// One channel's each.
     marks: Mutex<Vec<Mark>>,
     /// Flushes that have been started.
@@ -81,7 +84,13 @@ impl Shared {
         if export.is_read_only() && !options.read_only {
             return unusable("the server allows reading only: pass --readonly".into());
         }
+        let connector = Connector::start().map_err(|source| DiskError::Io {
+            path: PathBuf::from(uri.as_str()),
+            what: "cannot start a thread to connect",
+            source,
+        })?;
         let shared = Shared {
+            connector,
             uri: uri.clone(),
             options,
             export,
@@ -115,14 +124,21 @@ impl Shared {
     }
 
     /// A connection for one more channel.
-    pub(super) fn connection(&self) -> Result<Connected, DiskError> {
+    pub(super) fn connection(self: &Arc<Shared>) -> Result<Connected, DiskError> {
         if let Some(first) = lock(&self.first).take() {
             return Ok(first);
         }
         if !self.export.can_multi_conn() {
             return Err(self.takes_one_only());
         }
-        self.connect_again()
+        let (done, outcome) = sync_channel(1);
+        let shared = self.clone();
+        let connect = move || drop(done.send(shared.connect_again()));
+        self.connector.ask(connect);
+        outcome.recv().map_err(|_| DiskError::Unusable {
+            path: self.name(),
+            problem: "its connecting thread has ended".into(),
+        })?
     }
 
     pub(super) fn takes_one_only(&self) -> DiskError {
