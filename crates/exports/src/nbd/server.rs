@@ -9,6 +9,7 @@ use super::tls::Tls;
 use crate::Listener;
 use crate::signal::Signal;
 use crate::watch::Visit;
+use fathom_core::{ThreadKind, thread_starts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -263,7 +264,10 @@ impl Shared {
         let thread = std::thread::Builder::new()
             .name("nbd connection".into())
             .stack_size(STACK)
-            .spawn(move || guard.run(socket));
+            .spawn(move || {
+                thread_starts(ThreadKind::NbdConnection);
+                guard.run(socket);
+            });
         if let Err(error) = thread {
             tracing::error!("nbd: cannot start a connection's thread: {error}");
             return Ok(false);

@@ -1,6 +1,7 @@
 //! The thread that writes, so that no worker ever waits for a file.
 
 use super::line::{Format, Record};
+use fathom_core::{ThreadKind, thread_starts};
 use fathom_files::gate;
 use std::io::{self, Write, stderr};
 use std::path::Path;
@@ -86,7 +87,10 @@ impl Writer {
         let thread = std::thread::Builder::new().name("log".into());
         Ok(Writer {
             queue: Queue { messages, dropped },
-            thread: thread.spawn(move || body.run())?,
+            thread: thread.spawn(move || {
+                thread_starts(ThreadKind::Log);
+                body.run();
+            })?,
         })
     }
 

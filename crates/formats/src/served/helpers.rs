@@ -1,5 +1,6 @@
 //! Threads for what takes a processor's time, so that a worker does not.
 
+use fathom_core::{ThreadKind, thread_starts};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -84,7 +85,11 @@ impl Helpers {
             let shared = self.shared.clone();
             let thread = std::thread::Builder::new().name("image helper".into());
             // Without another thread, those that there are do it.
-            work.threads.extend(thread.spawn(move || shared.work()));
+            let body = move || {
+                thread_starts(ThreadKind::Helper);
+                shared.work();
+            };
+            work.threads.extend(thread.spawn(body));
         }
         let accepted = self.most == 0 || !work.threads.is_empty();
         if !accepted {
