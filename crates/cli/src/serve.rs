@@ -4,8 +4,8 @@ use crate::disk_args::{DiskArgs, location_help, location_parser};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fathom_daemon::{
-    ApiOptions, Daemon, DiskOptions, Events, Group, NbdOptions, Outcome, ServeOptions, SocketSpec,
-    StopTimeout, TlsOptions, access, groups, read_config,
+    ApiOptions, Daemon, DiskOptions, Events, Group, NbdOptions, Outcome, SandboxMode, ServeOptions,
+    SocketSpec, StopTimeout, TlsOptions, access, groups, read_config,
 };
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_stack::Injection;
@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 38] = [
+const ONE_DISK: [&str; 39] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -54,6 +54,7 @@ const ONE_DISK: [&str; 38] = [
     "api_group",
     "api_read_group",
     "stop_timeout",
+    "sandbox",
     "force_share",
     "no_discard",
 ];
@@ -132,6 +133,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "GROUP", requires = "api")]
     api_read_group: Option<Group>,
 
+    /// What holds back a thread that a guest, a client or an image has taken over: off; log (the
+    /// kernel logs system calls that it has no need of); on (they end the server)
+    #[arg(long, value_name = "MODE", default_value_t)]
+    sandbox: SandboxMode,
+
     /// Once asked to end, wait this long for what is in flight; then abandon it
     /// and exit with status 1
     #[arg(long, value_name = "DURATION", default_value_t)]
@@ -207,6 +213,7 @@ impl ServeArgs {
             kept: None,
             tenants: false,
             events: Events::default(),
+            sandbox: self.sandbox,
             stop_timeout: self.stop_timeout,
         })
     }

@@ -144,6 +144,9 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
         info.format
     )?;
     writeln!(out, "engine:     {}{cache}", info.engine)?;
+    if let Some(sandbox) = &info.sandbox {
+        writeln!(out, "sandbox:    {sandbox}")?;
+    }
     if let Some(pool) = &info.pool {
         writeln!(out, "pool:       {pool}")?;
     }

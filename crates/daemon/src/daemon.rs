@@ -2,6 +2,7 @@
 
 use crate::api::{Api, Door};
 use crate::book::Book;
+use crate::cage;
 use crate::error::Error;
 use crate::host::Host;
 use crate::limits;
@@ -44,6 +45,9 @@ impl Daemon {
         options.validate().map_err(Error::Options)?;
         let termination = Termination::new().map_err(Error::io("cannot catch signals"))?;
         limits::raise();
+        if !options.tenants {
+            cage::enter(options.sandbox);
+        }
         let signals = LeftToThisThread::new();
         let reload = options.config.as_ref().map(|_| Reload::new()).transpose();
         let reload = reload.map_err(Error::io("cannot catch signals"))?;

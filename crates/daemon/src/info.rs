@@ -1,5 +1,6 @@
 //! What is told of a disk.
 
+use fathom_sandbox::Report;
 use fathom_stack::FilterInfo;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -49,6 +50,10 @@ pub struct Info {
     #[schema(value_type = Option<String>)]
     pub trace: Option<PathBuf>,
     pub uptime_seconds: u64,
+    /// What holds back a thread of this process that somebody has taken over.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    pub sandbox: Option<Report>,
 }
 
 impl Info {

@@ -7,6 +7,7 @@ use crate::socket_spec::SocketSpec;
 use crate::table::{DEFAULT_QUEUES, DiskTable};
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_sandbox::Mode;
 use fathom_stack::{Description, PoolOptions};
 use fathom_units::parse_duration;
 use std::fmt;
@@ -32,6 +33,8 @@ pub struct ServeOptions {
     pub tenants: bool,
     /// Where it is told what happens.
     pub events: Events,
+    /// What holds back a thread that somebody has taken over.
+    pub sandbox: Mode,
     /// How long stopping may take.
     pub stop_timeout: StopTimeout,
 }
@@ -83,6 +86,7 @@ impl ServeOptions {
             kept: None,
             tenants: false,
             events: Events::default(),
+            sandbox: Mode::default(),
             stop_timeout: StopTimeout::default(),
         }
     }

@@ -4,6 +4,7 @@
 //! likes. Here, and nowhere else, most of them are left out: of lines alike
 //! some are written in each [`WINDOW`], and then how many more there were.
 
+use fathom_core::{ThreadKind, thread_starts};
 use std::collections::HashMap;
 use std::fmt::{self, Debug, Write};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -72,7 +73,11 @@ impl Repeats {
             let repeats = self.clone();
             let thread = std::thread::Builder::new().name("log".into());
             // If there is no thread now, perhaps there is one for the next.
-            window.will_tell = thread.spawn(move || repeats.tell_later()).is_ok();
+            let told = thread.spawn(move || {
+                thread_starts(ThreadKind::Log);
+                repeats.tell_later();
+            });
+            window.will_tell = told.is_ok();
         }
         false
     }

@@ -10,6 +10,7 @@
 //! takes: what was said before a crash is then known after it.
 
 use crate::signals::LeftToThisThread;
+use fathom_core::{ThreadKind, thread_starts};
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -101,7 +102,10 @@ impl Shared {
 
     fn write_to(&self, out: &mut dyn Write) {
         let mut state = self.lock();
+        let mut has_started = false;
         loop {
+            // It logs before there is anybody to be told.
+            has_started = has_started || thread_starts(ThreadKind::Log);
             let idle = |state: &mut State| state.written == state.put;
             let waited = self.changed.wait_while(state, idle);
             state = waited.unwrap_or_else(|e| e.into_inner());

@@ -26,6 +26,7 @@ use crate::mailbox::Post;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use clients::{Asks, Clients, guard};
+use fathom_core::{ThreadKind, thread_starts};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -90,6 +91,7 @@ impl Api {
         socket.set_nonblocking(true)?;
         let (stop, stopped) = oneshot::channel::<()>();
         let body = move || {
+            thread_starts(ThreadKind::General);
             let serve = async {
                 let socket = UnixListener::from_std(socket)?;
                 tokio::spawn(accept_clients(socket, groups, router(post, events)));

@@ -8,6 +8,7 @@ use crate::options::{ApiOptions, DiskOptions, NbdOptions, ServeOptions, StopTime
 use crate::table::{DiskTable, PoolTable};
 use crate::text;
 use fathom_exports::nbd::{Address, TlsMode};
+use fathom_sandbox::Mode as SandboxMode;
 use fathom_stack::PoolOptions;
 use fathom_units::Timeout;
 use serde::de::DeserializeOwned;
@@ -78,6 +79,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         api: api.unwrap_or_default(),
         config: None,
         events: Events::default(),
+        sandbox: file.sandbox.unwrap_or_default(),
         kept: file.disks_dir,
         tenants: file.tenants,
         stop_timeout: file.stop_timeout.unwrap_or_default(),
@@ -106,6 +108,8 @@ struct File {
     disks_dir: Option<PathBuf>,
     #[serde(default)]
     tenants: bool,
+    #[serde(default, with = "text::optional")]
+    sandbox: Option<SandboxMode>,
     #[serde(default, with = "text::optional")]
     stop_timeout: Option<StopTimeout>,
     nbd: Option<Spanned<Nbd>>,

@@ -3,6 +3,7 @@
 use super::kept::{Found, KeptDisks};
 use crate::signals::LeftToThisThread;
 use crate::table::DiskTable;
+use fathom_core::{ThreadKind, thread_starts};
 use std::io;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -24,6 +25,7 @@ impl Keeper {
         let (send, jobs) = channel();
         let _signals = LeftToThisThread::new();
         thread::Builder::new().name("files".into()).spawn(move || {
+            thread_starts(ThreadKind::General);
             for job in jobs {
                 match job {
                     Job::Keep(disk, done) => done(kept.keep(&disk)),

@@ -6,6 +6,7 @@ use super::kept::Found;
 use crate::error::Error;
 use crate::options::ServeOptions;
 use crate::signals::LeftToThisThread;
+use fathom_core::{ThreadKind, thread_starts};
 use std::io;
 use std::path::PathBuf;
 use std::thread;
@@ -32,7 +33,10 @@ pub fn reread(
         None => {
             let _signals = LeftToThisThread::new();
             let builder = thread::Builder::new().name("reload".into());
-            builder.spawn(move || read(Found::default()))?;
+            builder.spawn(move || {
+                thread_starts(ThreadKind::General);
+                read(Found::default());
+            })?;
         }
     }
     Ok(())

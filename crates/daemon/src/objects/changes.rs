@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
-use fathom_core::{DiskError, Resize, WorkerHandle};
+use fathom_core::{DiskError, Resize, ThreadKind, WorkerHandle, thread_starts};
 use fathom_exports::Listener;
 use fathom_exports::nbd;
 use fathom_trace::Summary;
@@ -63,6 +63,7 @@ pub fn open(
     let _signals = LeftToThisThread::new();
     let builder = thread::Builder::new().name("add a disk".into());
     builder.spawn(move || {
+        thread_starts(ThreadKind::General);
         let name = options.name.clone();
         let opened = Served::open(options, listener, common);
         post.send(Event::Opened(name, opened.map(Box::new)));
@@ -74,7 +75,10 @@ pub fn open(
 pub fn give_up(disk: Served) {
     let builder = thread::Builder::new().name("give a disk up".into());
     // (Where no thread can be made, it is dropped here.)
-    let _ = builder.spawn(move || drop(disk));
+    let _ = builder.spawn(move || {
+        thread_starts(ThreadKind::General);
+        drop(disk);
+    });
 }
 
 /// A disk to close, and its NBD clients.
@@ -87,6 +91,7 @@ pub fn close(post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
     let _signals = LeftToThisThread::new();
     let builder = thread::Builder::new().name("remove a disk".into());
     builder.spawn(move || {
+        thread_starts(ThreadKind::General);
         let Ok((disk, clients)) = receive.recv() else {
             return;
         };
@@ -107,6 +112,7 @@ pub fn resize(disk: &Served, size: Option<u64>, shrink: bool, post: Post<Event>)
     let name = disk.name().to_owned();
     let (disk, workers) = disk.resizing();
     builder.spawn(move || {
+        thread_starts(ThreadKind::General);
         let resized = disk.resize(&Resize {
             size,
             shrink,

@@ -8,7 +8,7 @@ use crate::events::{By, Events, Happened};
 use crate::info::{FrontEnd, Info, WorkerInfo};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
-use fathom_core::{DiskInfo, Looking, WorkerHandle};
+use fathom_core::{DiskInfo, Looking, ThreadKind, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
@@ -110,7 +110,13 @@ impl Served {
         let (disk, workers) = (self.shared.for_front_end(), stack.workers.clone());
         let export = VhostUser::new(disk, workers, export_options).map_err(&failed)?;
         let serve = move |export: &VhostUser| export.serve(&listener);
-        let serving = Serving::start("vhost-user", Arc::new(export), serve, VhostUser::stop);
+        let serving = Serving::start(
+            ThreadKind::Session,
+            "vhost-user",
+            Arc::new(export),
+            serve,
+            VhostUser::stop,
+        );
         self.vhost_user = Some(serving.map_err(failed)?);
         Ok(())
     }
@@ -263,6 +269,7 @@ impl Served {
             workers: stack.workers.iter().map(worker_info).collect(),
             trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),
             uptime_seconds: 0,
+            sandbox: fathom_sandbox::report(),
         }
     }
 

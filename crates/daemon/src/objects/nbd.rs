@@ -5,6 +5,7 @@ use super::serving::Serving;
 use crate::error::Error;
 use crate::info::{ConnectionInfo, NbdInfo};
 use crate::options::{NbdOptions, TlsOptions};
+use fathom_core::ThreadKind;
 use fathom_exports::nbd::{Exports, Leaving, Options, Tls, TlsError, local_name};
 use fathom_exports::{Listener, NbdServer};
 use std::collections::BTreeSet;
@@ -47,8 +48,10 @@ impl Nbd {
         let addresses = listeners.iter().map(local_name).collect::<Result<_, _>>();
         let addresses = addresses.map_err(&failed)?;
         let serve = move |server: &NbdServer| server.serve(&listeners);
+        let kind = ThreadKind::NbdListener;
+        let serving = Serving::start(kind, "nbd", server, serve, NbdServer::stop);
         Ok(Nbd {
-            serving: Serving::start("nbd", server, serve, NbdServer::stop).map_err(failed)?,
+            serving: serving.map_err(failed)?,
             addresses,
             tls: has_tls,
         })

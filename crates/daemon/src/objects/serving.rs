@@ -1,5 +1,6 @@
 //! Threads that serve clients.
 
+use fathom_core::{ThreadKind, thread_starts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -20,8 +21,9 @@ pub struct Serving<E> {
 }
 
 impl<E: Send + Sync + 'static> Serving<E> {
-    /// Run `serve` on a thread with this name until `stop` makes it return.
+    /// Run `serve` on a thread of that kind with this name until `stop` makes it return.
     pub fn start(
+        kind: ThreadKind,
         name: &str,
         export: Arc<E>,
         serve: impl FnOnce(&E) -> io::Result<()> + Send + 'static,
@@ -32,6 +34,7 @@ impl<E: Send + Sync + 'static> Serving<E> {
             let export = export.clone();
             move || {
                 let _end = end;
+                thread_starts(kind);
                 serve(&export)
             }
         };
