@@ -23,7 +23,7 @@ mod usage;
 use anyhow::{Context, bail};
 use backend::Meant;
 use clap::{Parser, Subcommand};
-use fathom_daemon::{Events, Repeats, Stderr, survive_size_limit};
+use fathom_daemon::{Events, Repeats, Stderr, begin_tenant, serve_tenant, survive_size_limit};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -80,6 +80,16 @@ fn main() -> ExitCode {
     survive_size_limit();
     let repeats = Repeats::default();
     let events = Events::default();
+    let tenant = match &cli.command {
+        Command::Tenant { .. } => match begin_tenant(events.clone()) {
+            Ok(tenant) => Some(tenant),
+            Err(error) => {
+                eprintln!("fathom: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
+        _ => None,
+    };
     let mut log = match start_logging(&cli.command, &repeats, &events) {
         Ok(log) => log,
         Err(error) => {
@@ -105,7 +115,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(args),
         Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),
-        Command::Tenant { .. } => fathom_daemon::serve_tenant(events).map_err(Into::into),
+        Command::Tenant { .. } => tenant.map_or(Ok(()), serve_tenant).map_err(Into::into),
     };
     repeats.tell();
     let error = result.err().filter(|error| !is_broken_pipe(error));

@@ -1,7 +1,10 @@
 //! This server's cage: which kind of thread is shut in how.
 
 use fathom_core::ThreadKind;
-use fathom_sandbox::{Kind, Mode};
+use fathom_sandbox::{Allowed, Kind, Mode, PathAccess, Tenant};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 
 /// Shut this process in, before it has threads that matter, and each thread as it starts.
 pub fn enter(mode: Mode) {
@@ -17,6 +20,32 @@ pub fn enter(mode: Mode) {
         );
     }
 }
+
+/// Shut in a tenant, before it has threads: what it has not open by then it gets from its supervisor.
+pub fn lock_up(mode: Mode) -> io::Result<()> {
+    let read = |path: &&str| {
+        let at = File::options()
+            .read(true)
+            .custom_flags(libc::O_PATH)
+            .open(path)
+            .ok()?;
+        let (at, access) = (at.into(), PathAccess::Read);
+        Some(Allowed { at, access })
+    };
+    let tenant = Tenant {
+        mode,
+        allowed: KERNEL.iter().filter_map(read).collect(),
+        ..Tenant::default()
+    };
+    tenant.lock_up()?;
+    if mode != Mode::Off {
+        fathom_core::at_thread_start(|kind| fathom_sandbox::enter(kind_of(kind)));
+    }
+    Ok(())
+}
+
+/// What the kernel says of the process and of the machine.
+const KERNEL: [&str; 3] = ["/proc/self", "/proc/sys/vm", "/sys/devices/system"];
 
 fn kind_of(kind: ThreadKind) -> Kind {
     match kind {

@@ -45,4 +45,4 @@ pub use repeats::Repeats;
 pub use socket_spec::SocketSpec;
 pub use stderr::Stderr;
 pub use table::{DiskTable, check_name};
-pub use tenant::serve_tenant;
+pub use tenant::{NewTenant, begin_tenant, serve_tenant};

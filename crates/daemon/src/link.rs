@@ -34,6 +34,8 @@ pub enum ToTenant {
     Begin {
         pools: BTreeMap<String, PoolTable>,
         stop_timeout_ms: u64,
+        /// As users write it.
+        sandbox: String,
     },
     Ask {
         number: u64,

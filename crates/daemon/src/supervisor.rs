@@ -21,6 +21,7 @@ use crate::link::{FromTenant, ToTenant};
 use crate::objects::Outcome;
 use crate::options::{ServeOptions, StopTimeout};
 use crate::table::PoolTable;
+use fathom_sandbox::Mode;
 use listing::Listing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
@@ -38,6 +39,7 @@ pub struct Tenants {
     pools: BTreeMap<String, PoolTable>,
     events: Events,
     stop_timeout: StopTimeout,
+    sandbox: Mode,
     outcomes: Vec<(String, Outcome)>,
 }
 
@@ -52,6 +54,7 @@ impl Tenants {
             pools: pools.collect(),
             events: options.events.clone(),
             stop_timeout: options.stop_timeout,
+            sandbox: options.sandbox,
             outcomes: Vec::new(),
         }
     }

@@ -2,6 +2,7 @@
 //! it cannot open itself it gets from there.
 
 use crate::answer::Answer;
+use crate::cage;
 use crate::command::Ask;
 use crate::error::Error;
 use crate::events::{Events, Happened};
@@ -12,6 +13,7 @@ use crate::objects::Objects;
 use crate::options::{ApiOptions, ServeOptions, StopTimeout};
 use crate::signals::LeftToThisThread;
 use crate::table::PoolTable;
+use fathom_core::{ThreadKind, thread_starts};
 use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
@@ -26,21 +28,43 @@ use tokio::sync::broadcast::error::RecvError;
 /// What was answered to the question of that number.
 type Answered = (u64, Answer);
 
-/// Serve what the supervisor says, whose link is this process's standard input, and whose gate its
-/// standard output. Returns when it has said that this is the end; without a supervisor the process
-/// ends at once, as if it were killed.
-pub fn serve_tenant(events: Events) -> Result<(), Error> {
-    // Signals are for the supervisor.
-    let _signals = LeftToThisThread::new();
+/// A tenant that is shut in, and does nothing yet.
+pub struct NewTenant {
+    link: Link,
+    gate: Link,
+    options: ServeOptions,
+}
+
+/// Become one, before there are threads: the supervisor's link is this process's standard input, and
+/// its gate the standard output.
+pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
     limits::raise();
     let (link, gate) = sockets().map_err(Error::io("cannot reach the supervisor"))?;
+    let options = begin(&link, events)?;
+    cage::lock_up(options.sandbox).map_err(Error::io("cannot be shut in"))?;
+    Ok(NewTenant {
+        link,
+        gate,
+        options,
+    })
+}
+
+/// Serve what the supervisor says. Returns when it has said that this is the end; without a
+/// supervisor the process ends at once, as if it were killed.
+pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
+    // Signals are for the supervisor.
+    let _signals = LeftToThisThread::new();
+    let NewTenant {
+        link,
+        gate,
+        options,
+    } = tenant;
     let gate = Arc::new(AtSupervisor {
         socket: gate,
         answers: Mutex::default(),
     });
     gate::install(gate.clone());
-    tell_events(&events, gate).map_err(Error::io("cannot start a thread"))?;
-    let options = begin(&link, events)?;
+    tell_events(&options.events, gate).map_err(Error::io("cannot start a thread"))?;
     let objects = Objects::open(options, Vec::new(), Vec::new())?;
     let (answers, answered) = channel();
     let mut tenant = Tenant {
@@ -78,12 +102,14 @@ fn begin(link: &Link, events: Events) -> Result<ServeOptions, Error> {
         ToTenant::Begin {
             pools,
             stop_timeout_ms,
+            sandbox,
         },
         _,
     )) = first
     else {
         return Err(Error::Options("the supervisor does not begin".into()));
     };
+    let sandbox = sandbox.parse().map_err(Error::Options)?;
     let pools = pools.into_iter();
     let pools = pools.map(|(name, table): (String, PoolTable)| table.into_options(&name));
     Ok(ServeOptions {
@@ -94,6 +120,7 @@ fn begin(link: &Link, events: Events) -> Result<ServeOptions, Error> {
         config: None,
         kept: None,
         tenants: false,
+        sandbox,
         events,
         stop_timeout: StopTimeout(Duration::from_millis(stop_timeout_ms)),
     })
@@ -186,6 +213,7 @@ fn tell_events(events: &Events, gate: Arc<AtSupervisor>) -> io::Result<()> {
     let mut listener = events.listen();
     let builder = std::thread::Builder::new().name("events".into());
     builder.spawn(move || {
+        thread_starts(ThreadKind::Session);
         loop {
             let happened = match listener.blocking_recv() {
                 Ok(line) => serde_json::from_str::<Happened>(&line).ok(),

@@ -52,6 +52,9 @@ const IOCTLS: [u64; 9] = [
     0x5421,      // FIONBIO
 ];
 
+/// Whether standard error is a terminal.
+const TCGETS: u64 = 0x5401;
+
 /// fcntl(2) that change nothing but a descriptor of ours, and locks.
 const FCNTLS: [i32; 9] = [
     libc::F_GETFD,
@@ -211,7 +214,13 @@ pub(crate) fn tenant() -> Calls {
         .any(&[SYS_fchmod, SYS_fchmodat, SYS_fchown, SYS_fchownat])
         .any(&[SYS_faccessat2, SYS_uname, SYS_getppid])
         .any(&[SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid])
-        .any(&[SYS_getresuid, SYS_getresgid]);
+        .any(&[
+            SYS_getresuid,
+            SYS_getresgid,
+            libc::SYS_listen,
+            libc::SYS_socketpair,
+        ])
+        .one_of(SYS_ioctl, 1, &[TCGETS]);
     #[cfg(target_arch = "x86_64")]
     let calls = calls.any(&[libc::SYS_access, libc::SYS_rename]);
     calls

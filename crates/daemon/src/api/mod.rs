@@ -55,6 +55,8 @@ const STALL: Duration = Duration::from_secs(10);
 const MAX_HEAD: usize = 16 << 10;
 /// How long accepting pauses when it fails for want of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Of the other tasks, when the server ends.
+const LAST_TURNS: usize = 32;
 /// For connections that are still served when the server ends.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -97,6 +99,10 @@ impl Api {
                 tokio::spawn(accept_clients(socket, groups, router(post, events)));
                 // An error says that nobody can ask for it any more.
                 let _ = stopped.await;
+                // What was answered just now is still to be sent.
+                for _ in 0..LAST_TURNS {
+                    tokio::task::yield_now().await;
+                }
                 Ok::<_, io::Error>(())
             };
             if let Err(error) = runtime.block_on(serve) {

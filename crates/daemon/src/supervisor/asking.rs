@@ -126,6 +126,7 @@ impl Tenants {
             &tenant.name,
             &self.pools,
             self.stop_timeout,
+            self.sandbox,
             tenant.permits.clone(),
             self.events.clone(),
         )

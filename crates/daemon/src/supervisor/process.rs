@@ -6,6 +6,7 @@ use crate::link::{AtGate, FromGate, Link, ToTenant};
 use crate::options::StopTimeout;
 use crate::signals::LeftToThisThread;
 use crate::table::PoolTable;
+use fathom_sandbox::Mode;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
@@ -27,6 +28,7 @@ impl Process {
         name: &str,
         pools: &BTreeMap<String, PoolTable>,
         stop_timeout: StopTimeout,
+        sandbox: Mode,
         permits: Arc<Permits>,
         events: Events,
     ) -> io::Result<Process> {
@@ -55,6 +57,7 @@ impl Process {
         let begin = ToTenant::Begin {
             pools: pools.clone(),
             stop_timeout_ms: stop_timeout.0.as_millis() as u64,
+            sandbox: sandbox.to_string(),
         };
         process.link.send(&begin, None, false)?;
         Ok(process)
