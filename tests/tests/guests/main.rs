@@ -11,3 +11,4 @@ mod limiter;
 mod limits;
 mod migration;
 mod profile;
+mod tenants;
