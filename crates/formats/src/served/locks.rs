@@ -1,15 +1,47 @@
 //! Locks that tasks hold across I/O, on ranges of numbers: guest clusters
 //! that are being allocated, tables that are being made or read.
+//!
+//! Who comes first gets it first, whichever worker runs him. Else a worker
+//! whose tasks keep each other waiting takes a lock again before any other one
+//! has woken up, for as long as its guest asks for more.
 
 use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
+
+/// Somebody who holds a range or waits for it.
+struct Place {
+    number: u64,
+    range: Range<u64>,
+    held: bool,
+    waker: Option<Waker>,
+}
 
 #[derive(Default)]
 struct Inner {
-    held: Vec<Range<u64>>,
-    waiting: Vec<Waker>,
+    /// In the order in which they came.
+    places: Vec<Place>,
+    /// Of the next one.
+    number: u64,
+}
+
+impl Inner {
+    fn position(&self, number: u64) -> usize {
+        let at = self.places.iter().position(|place| place.number == number);
+        at.expect("it is there until its guard is dropped")
+    }
+
+    /// Nobody who came before has a part of the range, or waits for one.
+    fn is_next(&self, at: usize) -> bool {
+        let range = &self.places[at].range;
+        let mut before = self.places[..at].iter();
+        !before.any(|place| overlap(&place.range, range))
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
 }
 
 /// Few are held at any time: one for each task at most. The mutex within is
@@ -17,10 +49,10 @@ struct Inner {
 #[derive(Default)]
 pub(super) struct RangeLocks(Mutex<Inner>);
 
-/// Unlocks when dropped.
+/// Unlocks when dropped, or waits no more.
 pub(super) struct RangeGuard<'a> {
     locks: &'a RangeLocks,
-    range: Range<u64>,
+    number: u64,
 }
 
 impl RangeLocks {
@@ -31,33 +63,173 @@ impl RangeLocks {
     /// Waits until nobody holds a part of `range`, which is not empty. Ranges
     /// are locked whole, so nobody waits while holding a part.
     pub(super) async fn lock(&self, range: Range<u64>) -> RangeGuard<'_> {
-        poll_fn(|cx| {
-            let mut inner = self.inner();
-            let overlaps = |held: &Range<u64>| held.start < range.end && range.start < held.end;
-            if inner.held.iter().any(overlaps) {
-                inner.waiting.push(cx.waker().clone());
-                return Poll::Pending;
-            }
-            inner.held.push(range.clone());
-            Poll::Ready(())
-        })
-        .await;
-        RangeGuard { locks: self, range }
+        let guard = self.enter(range);
+        poll_fn(|cx| self.poll(guard.number, cx)).await;
+        guard
     }
 
     /// The lock of everything.
     pub(super) async fn lock_all(&self) -> RangeGuard<'_> {
         self.lock(0..u64::MAX).await
     }
+
+    /// Likewise, unless it is not needed any more: None. Whoever waits asks
+    /// each time that somebody has unlocked.
+    pub(super) async fn lock_all_unless(&self, over: impl Fn() -> bool) -> Option<RangeGuard<'_>> {
+        let guard = self.enter(0..u64::MAX);
+        let locked = poll_fn(|cx| match over() {
+            true => Poll::Ready(false),
+            false => self.poll(guard.number, cx).map(|()| true),
+        });
+        locked.await.then_some(guard)
+    }
+
+    fn enter(&self, range: Range<u64>) -> RangeGuard<'_> {
+        let mut inner = self.inner();
+        let number = inner.number;
+        inner.number += 1;
+        inner.places.push(Place {
+            number,
+            range,
+            held: false,
+            waker: None,
+        });
+        RangeGuard {
+            locks: self,
+            number,
+        }
+    }
+
+    fn poll(&self, number: u64, cx: &Context) -> Poll<()> {
+        let mut inner = self.inner();
+        let at = inner.position(number);
+        let is_next = inner.is_next(at);
+        let place = &mut inner.places[at];
+        place.held = is_next;
+        match is_next {
+            true => Poll::Ready(()),
+            false => {
+                place.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
 }
 
 impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
         let mut inner = self.locks.inner();
-        let at = inner.held.iter().position(|held| *held == self.range);
-        inner.held.swap_remove(at.expect("it was held"));
-        let waiting = std::mem::take(&mut inner.waiting);
+        let at = inner.position(self.number);
+        let gone = inner.places.remove(at);
+        let mut woken = Vec::new();
+        for behind in at..inner.places.len() {
+            let waited = overlap(&inner.places[behind].range, &gone.range);
+            if waited && (gone.held || inner.is_next(behind)) {
+                woken.extend(inner.places[behind].waker.take());
+            }
+        }
         drop(inner);
-        waiting.into_iter().for_each(Waker::wake);
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::{Pin, pin};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// What it returns, and what is told when to look again.
+    fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> (Option<T>, Arc<Woken>) {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        match future.poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => (Some(output), woken),
+            Poll::Pending => (None, woken),
+        }
+    }
+
+    fn was_woken(woken: &Woken) -> bool {
+        woken.0.swap(false, Ordering::Relaxed)
+    }
+
+    #[test]
+    fn who_came_first_is_first_even_if_he_looks_last() {
+        let locks = RangeLocks::default();
+        let (held, _) = poll(pin!(locks.lock_all()));
+        let (mut first, mut second) = (pin!(locks.lock_all()), pin!(locks.lock_all()));
+        let (none, wakes_first) = poll(first.as_mut());
+        assert!(none.is_none() && poll(second.as_mut()).0.is_none());
+        drop(held);
+        assert!(was_woken(&wakes_first));
+        // Both those who have waited, and who comes now.
+        let (none, wakes_second) = poll(second.as_mut());
+        assert!(none.is_none());
+        assert!(poll(pin!(locks.lock_all())).0.is_none());
+        let (held, _) = poll(first);
+        assert!(held.is_some() && !was_woken(&wakes_second));
+        drop(held);
+        assert!(was_woken(&wakes_second));
+        assert!(poll(second).0.is_some());
+    }
+
+    #[test]
+    fn only_what_overlaps_waits() {
+        let locks = RangeLocks::default();
+        let (low, _) = poll(pin!(locks.lock(0..2)));
+        let (high, _) = poll(pin!(locks.lock(2..4)));
+        assert!(low.is_some() && high.is_some());
+        let mut middle = pin!(locks.lock(1..3));
+        assert!(poll(middle.as_mut()).0.is_none());
+        drop(low);
+        let (none, wakes) = poll(middle.as_mut());
+        assert!(none.is_none());
+        drop(high);
+        assert!(was_woken(&wakes));
+        assert!(poll(middle).0.is_some());
+    }
+
+    #[test]
+    fn who_waits_no_more_is_in_nobodys_way() {
+        let locks = RangeLocks::default();
+        let (low, _) = poll(pin!(locks.lock(0..1)));
+        let mut both = Box::pin(locks.lock(0..2));
+        assert!(poll(both.as_mut()).0.is_none());
+        let mut high = pin!(locks.lock(1..2));
+        let (none, wakes) = poll(high.as_mut());
+        assert!(none.is_none());
+        drop(both);
+        assert!(was_woken(&wakes));
+        assert!(poll(high).0.is_some());
+        drop(low);
+        assert!(locks.inner().places.is_empty());
+    }
+
+    #[test]
+    fn what_is_over_needs_no_lock() {
+        let locks = RangeLocks::default();
+        let over = AtomicBool::new(false);
+        let (held, _) = poll(pin!(locks.lock_all()));
+        let mut one = pin!(locks.lock_all_unless(|| over.load(Ordering::Relaxed)));
+        let mut other = pin!(locks.lock_all_unless(|| over.load(Ordering::Relaxed)));
+        let wakes = [poll(one.as_mut()).1, poll(other.as_mut()).1];
+        over.store(true, Ordering::Relaxed);
+        drop(held);
+        assert!(wakes.iter().all(|woken| was_woken(woken)));
+        // In any order.
+        assert!(matches!(poll(other).0, Some(None)));
+        assert!(matches!(poll(one).0, Some(None)));
+        assert!(locks.inner().places.is_empty());
     }
 }

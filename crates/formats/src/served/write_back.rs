@@ -14,7 +14,7 @@ use super::alloc::{Moved, refcounts};
 use super::io::{Buf, Errno, Io};
 use super::journal::Journal;
 use super::slice::Slice;
-use super::tables::{State, Tables, Unlinked};
+use super::tables::{Tables, Unlinked};
 use crate::HostOffset;
 use fathom_core::Op;
 use std::sync::Arc;
@@ -44,11 +44,11 @@ impl Tables {
     /// Makes everything durable that has completed, metadata and data.
     pub(super) async fn flush(&self, io: &impl Io) -> Result<(), Errno> {
         let arrived = self.flushes.begun.load(Ordering::SeqCst);
-        let _alone = self.writing_back.lock_all().await;
-        if self.flushes.done.load(Ordering::SeqCst) > arrived {
-            // One that began after this one arrived covers all that it would.
+        // One that began after this one arrived covers all that it would.
+        let covered = || self.flushes.done.load(Ordering::SeqCst) > arrived;
+        let Some(_alone) = self.writing_back.lock_all_unless(covered).await else {
             return Ok(());
-        }
+        };
         let number = self.flushes.begun.fetch_add(1, Ordering::SeqCst) + 1;
         match self.dirty.load(Ordering::Acquire) {
             true => self.write_back(io).await?,
@@ -60,15 +60,14 @@ impl Tables {
 
     /// Metadata that takes too much of the cache goes to the disk.
     pub(super) async fn limit_dirty(&self, io: &impl Io) -> Result<(), Errno> {
-        let too_much = |state: &State| state.dirty_slices.len() > state.cache.max() / 4;
-        if !too_much(&self.state()) {
-            return Ok(());
+        let is_little = || {
+            let state = self.state();
+            state.dirty_slices.len() <= state.cache.max() / 4
+        };
+        match self.writing_back.lock_all_unless(is_little).await {
+            Some(_alone) => self.write_back(io).await,
+            None => Ok(()),
         }
-        let _alone = self.writing_back.lock_all().await;
-        if !too_much(&self.state()) {
-            return Ok(());
-        }
-        self.write_back(io).await
     }
 
     /// For room in the journal.

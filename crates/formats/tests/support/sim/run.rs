@@ -406,7 +406,7 @@ impl Run {
         panic!("{problem}\n{}", self.model.story(sector))
     }
 
-    fn submit(&mut self, worker: usize, ask: Ask) {
+    pub fn submit(&mut self, worker: usize, ask: Ask) {
         let submitted = self.world.tick();
         let mut buffer = Vec::new();
         if matches!(ask.op, Op::Read | Op::Write) {
