@@ -12,7 +12,7 @@ use crate::served::epoch::Epochs;
 use crate::served::io::{Buf, Errno, Io};
 use crate::served::layout::Problem;
 use crate::served::tables::{State, Tables, Unlinked};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -323,12 +323,10 @@ impl Refcounts {
         let last = MAX_HOST_OFFSET
             .cluster(self.g.cluster_bits)
             .min(first + entries);
-        let known: std::collections::HashSet<u64> = self
-            .returned
-            .iter()
-            .copied()
-            .chain(self.freed.iter().map(|(_, c)| *c))
-            .collect();
+        // There may be many more of them than the block has entries.
+        let freed = self.freed.iter().map(|(_, cluster)| *cluster);
+        let known = self.returned.iter().copied().chain(freed);
+        let known: HashSet<u64> = known.filter(|c| (first..last).contains(c)).collect();
         let mut run: Option<Range<u64>> = None;
         for cluster in first..last {
             let is_free = self.get(cluster) == 0 && !known.contains(&cluster);
