@@ -104,7 +104,6 @@ impl Active {
         let bits = tables.layout.cluster_bits();
         let clusters = range.start.cluster(bits)..range.end.cluster(bits);
         let mut by_hand = Vec::new();
-        let _room = tables.make_room(io, clusters.end - clusters.start).await?;
         let allocating = tables.allocating.lock(clusters.clone()).await;
         for cluster in clusters {
             let guest = GuestOffset::of_cluster(cluster, bits);
@@ -116,6 +115,9 @@ impl Active {
             match tables.change(how, &old, entry, below) {
                 Change::Nothing => {}
                 Change::Entry(new, unlinked) => {
+                    // Not for all of them at first: whoever has room must not wait for others,
+                    // who may be waiting for room.
+                    let _room = tables.make_room(io, 1).await?;
                     tables.zero_data_file(io, &old).await?;
                     let mut state = tables.state();
                     state.unlinked.extend(unlinked);
