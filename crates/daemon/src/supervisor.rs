@@ -29,6 +29,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 use tenant::Tenant;
 
+/// Messages of a tenant that are taken in before anything else is looked at.
+const BATCH: usize = 64;
+
 /// All tenants.
 pub struct Tenants {
     all: BTreeMap<String, Tenant>,
@@ -59,9 +62,10 @@ impl Tenants {
         }
     }
 
-    /// Take in what this tenant says; false: it has ended.
+    /// Take in what this tenant says, as far as it does not say more than others have time for; false:
+    /// it has ended.
     fn hear(&mut self, name: &str) -> bool {
-        loop {
+        for _ in 0..BATCH {
             let Some(tenant) = self.all.get_mut(name) else {
                 return false;
             };
@@ -76,6 +80,26 @@ impl Tenants {
                     return false;
                 }
             }
+        }
+        true
+    }
+
+    /// Tenants that keep a disk which was to be taken from them are ended.
+    fn end_overdue(&mut self) {
+        let (now, patience) = (Instant::now(), self.stop_timeout.0 + tenant::MARGIN);
+        let is_late = |(_, tenant): &(&String, &Tenant)| {
+            let asked = tenant.is_to_let_go();
+            asked.is_some_and(|at| at + patience <= now)
+        };
+        let late: Vec<_> = self
+            .all
+            .iter()
+            .filter(is_late)
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in late {
+            tracing::error!("tenant '{name}' does not let go of a disk: its process is killed");
+            self.take_up_again(&name);
         }
     }
 
@@ -142,7 +166,9 @@ impl Host for Tenants {
         let restarts = self.all.values().filter_map(|tenant| tenant.restart);
         let ends = self.leaving.iter().map(|(_, until)| *until);
         let lists = self.listings.iter().map(|listing| listing.until);
-        let first = restarts.chain(ends).chain(lists).min()?;
+        let asked = self.all.values().filter_map(Tenant::is_to_let_go);
+        let late = asked.map(|at| at + self.stop_timeout.0 + tenant::MARGIN);
+        let first = restarts.chain(ends).chain(lists).chain(late).min()?;
         Some(first.saturating_duration_since(Instant::now()))
     }
 
@@ -157,6 +183,7 @@ impl Host for Tenants {
                 self.take_up_again(&name);
             }
         }
+        self.end_overdue();
         self.start_again();
         self.see_off();
         let now = Instant::now();

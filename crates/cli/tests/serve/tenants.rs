@@ -218,13 +218,25 @@ fn a_tenant_that_says_nothing_holds_up_nobody() {
     signal(stuck, "-STOP");
     let begun = Instant::now();
     stdout_of(&["stats", &api, "--disk", "b"]);
-    let client = fathom_client::Client::connect(Path::new(&api)).unwrap();
-    let all: Value = client.get(&["v1", "disks"]).send().unwrap();
-    assert_eq!(all["disks"].as_array().unwrap().len(), 2);
+    let all = || {
+        let client = fathom_client::Client::connect(Path::new(&api)).unwrap();
+        let all: Value = client.get(&["v1", "disks"]).send().unwrap();
+        all["disks"].as_array().unwrap().len()
+    };
+    assert_eq!(all(), 2);
     refused(1, &["stats", &api, "--disk", "a"], &["does not answer"]);
     assert!(begun.elapsed() < Duration::from_secs(30));
     signal(stuck, "-CONT");
     stdout_of(&["stats", &api, "--disk", "a"]);
+    // One that does not let go is ended.
+    signal(stuck, "-STOP");
+    refused(
+        1,
+        &["disk", "remove", &api, "--disk", "a", "--force"],
+        &["in flight after 3s"],
+    );
+    eventually("it is gone", || (all() == 1).then_some(()));
+    assert!(!Path::new(&format!("/proc/{stuck}")).exists());
 }
 
 #[test]

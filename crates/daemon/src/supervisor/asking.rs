@@ -1,7 +1,7 @@
 //! Commands on their way to tenants, and what comes back.
 
 use super::process::Process;
-use super::tenant::{Asked, Disk, MARGIN, Tenant, What, to_log};
+use super::tenant::{Asked, Disk, MARGIN, Tenant, What, nothing_done, to_log};
 use super::{Listing, Tenants};
 use crate::answer::{self, Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
@@ -12,7 +12,6 @@ use crate::socket_spec::SocketSpec;
 use crate::table::{DiskTable, check_name};
 use fathom_exports::Listener;
 use fathom_stack::position_of_filter;
-use fathom_trace::Summary;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,12 +65,17 @@ impl Tenants {
         }
         if what == What::Removed && tenant.process.is_none() {
             self.forget(&name);
-            let none = serde_json::to_value(Summary::default());
-            asker(none.map_err(|error| Kind::Failed.because(error.to_string())));
+            asker(nothing_done());
             return Ok(());
         }
         tenant.permits.extend(&ask);
-        tenant.ask(Asked { what, asker, ask });
+        let at = Instant::now();
+        tenant.ask(Asked {
+            what,
+            asker,
+            ask,
+            at,
+        });
         Ok(())
     }
 
@@ -84,7 +88,13 @@ impl Tenants {
         if let Some(tenant) = self.tenant_of(&name) {
             let ask = put(table);
             let what = What::Added;
-            tenant.ask(Asked { what, asker, ask });
+            let at = Instant::now();
+            tenant.ask(Asked {
+                what,
+                asker,
+                ask,
+                at,
+            });
         }
     }
 
@@ -162,7 +172,13 @@ impl Tenants {
             let asker = to_log(table.name.clone());
             let ask = put(table);
             let what = What::Restored;
-            tenant.ask(Asked { what, asker, ask });
+            let at = Instant::now();
+            tenant.ask(Asked {
+                what,
+                asker,
+                ask,
+                at,
+            });
         }
     }
 
@@ -172,7 +188,10 @@ impl Tenants {
             return;
         };
         // It may answer what it was not asked.
-        let Some(Asked { what, asker, ask }) = tenant.take_asked(number) else {
+        let Some(Asked {
+            what, asker, ask, ..
+        }) = tenant.take_asked(number)
+        else {
             return;
         };
         let name = ask.about().unwrap_or_default().to_owned();

@@ -3,11 +3,12 @@
 use super::permits::Permits;
 use super::process::Process;
 use crate::answer::{Answer, Asker, Kind, Refusal};
-use crate::command::Ask;
+use crate::command::{Ask, Command};
 use crate::link::{FromTenant, ToTenant};
 use crate::objects::Outcome;
 use crate::table::DiskTable;
 use fathom_exports::Listener;
+use fathom_trace::Summary;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io;
@@ -39,6 +40,7 @@ pub struct Asked {
     pub what: What,
     pub asker: Asker,
     pub ask: Ask,
+    pub at: Instant,
 }
 
 /// What its answer changes here.
@@ -154,15 +156,24 @@ impl Tenant {
         Ok(message)
     }
 
-    /// Take in the last that it says; true: it has ended.
+    /// Take in something of the last that it says; true: it has ended.
     pub fn drain(&mut self) -> bool {
-        loop {
-            match self.receive() {
-                Ok(Some(FromTenant::Ended(_))) | Err(_) => return true,
-                Ok(Some(_)) => {}
-                Ok(None) => return self.process.is_none(),
-            }
+        match self.receive() {
+            Ok(Some(FromTenant::Ended(_))) | Err(_) => true,
+            Ok(Some(_)) => false,
+            Ok(None) => self.process.is_none(),
         }
+    }
+
+    /// Since when it has been asked to let go of a disk, whoever uses that.
+    pub fn is_to_let_go(&self) -> Option<Instant> {
+        let is_forced =
+            |asked: &&Asked| matches!(asked.ask.command, Command::Remove { force: true, .. });
+        self.asked
+            .values()
+            .filter(is_forced)
+            .map(|asked| asked.at)
+            .min()
     }
 
     pub fn tell(&self, message: &ToTenant) {
@@ -199,11 +210,14 @@ impl Tenant {
         self.restart = Some(Instant::now() + self.pause);
         self.disks.iter_mut().for_each(|disk| disk.is_there = false);
         for (_, asked) in std::mem::take(&mut self.asked) {
-            if let (What::Added, Some(name)) = (asked.what, asked.ask.about()) {
+            if let (What::Added | What::Removed, Some(name)) = (asked.what, asked.ask.about()) {
                 self.permits.forget(name);
                 self.disks.retain(|disk| disk.table.name != name);
             }
-            (asked.asker)(Err(gone(&asked.ask)));
+            (asked.asker)(match asked.what {
+                What::Removed => nothing_done(),
+                _ => Err(gone(&asked.ask)),
+            });
         }
     }
 
@@ -212,6 +226,12 @@ impl Tenant {
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.restart = Some(Instant::now() + self.pause);
     }
+}
+
+/// The last of a disk that went with its process: nobody knows what it has done.
+pub fn nothing_done() -> Answer {
+    let none = serde_json::to_value(Summary::default());
+    none.map_err(|error| Kind::Failed.because(error.to_string()))
 }
 
 fn gone(ask: &Ask) -> Refusal {
