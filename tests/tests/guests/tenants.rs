@@ -32,7 +32,7 @@ impl Drop for Supervisor {
 fn start(place: &Place, images: &[Image]) -> Supervisor {
     let sockets = place.sockets();
     let api = sockets.join("api");
-    let mut text = format!("tenants = true\napi = {{ socket = {api:?} }}\n");
+    let mut text = format!("sandbox = 'on'\ntenants = true\napi = {{ socket = {api:?} }}\n");
     for (image, (name, _, format)) in images.iter().zip(CASES) {
         let (socket, image) = (sockets.join(name), image.path());
         text += &format!(

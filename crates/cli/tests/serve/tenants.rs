@@ -19,7 +19,7 @@ const LEN: usize = SIZE as usize;
 fn start(dir: TempDir, disks: &[(&str, &str, &str)]) -> Served {
     let path = |name: &str| as_arg(&dir.path().join(name));
     let mut text = format!(
-        "tenants = true\nstop-timeout = '3s'\ndisks-dir = 'disks'\napi = {{ socket = '{}' }}\n",
+        "sandbox = 'on'\ntenants = true\nstop-timeout = '3s'\ndisks-dir = 'disks'\napi = {{ socket = '{}' }}\n",
         path("c")
     );
     for (name, image, more) in disks {
