@@ -57,13 +57,18 @@ fn a_vcpu_of_an_overcommitted_host_is_named() {
     one.set(cpu.unwrap());
     // Of this thread, and so of all that it starts.
     sched_setaffinity(None, &one).unwrap();
-    let spinner = Command::new("sh")
-        .args(["-c", "while :; do :; done"])
-        .spawn();
-    let mut spinner = spinner.unwrap();
+    // With one, the guest would wait for half of the time, which is where the rule begins to hold.
+    let spin = || {
+        Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+    };
+    let spinners = [spin().unwrap(), spin().unwrap()];
     let verdict = std::panic::catch_unwind(|| through("throttle:iops-total=1000000"));
-    spinner.kill().unwrap();
-    spinner.wait().unwrap();
+    for mut spinner in spinners {
+        spinner.kill().unwrap();
+        spinner.wait().unwrap();
+    }
     let verdict = verdict.unwrap();
     assert_eq!(verdict.rule(), Some("run-queue"), "{verdict:?}");
 }
