@@ -55,7 +55,8 @@ fn samples_name_the_guests_kernel_qemu_and_the_server() {
         host.lines()
     );
     assert!(
-        has(&host, "server: ", |symbol, _| symbol.contains("Worker")),
+        has(&host, "server: worker 0", |symbol, _| symbol
+            .contains("fathom_core::")),
         "{:#?}",
         host.lines()
     );

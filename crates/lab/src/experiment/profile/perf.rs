@@ -296,7 +296,7 @@ mod tests {
     fn a_busy_thread_is_seen_with_its_name_and_function() {
         #[inline(never)]
         fn spin_in_a_function_of_its_own(until: Instant) -> f64 {
-            let mut turns = 0;
+            let mut turns = 0_u64;
             while Instant::now() < until {
                 for _ in 0..10_000 {
                     turns = std::hint::black_box(turns + 1);
