@@ -187,7 +187,7 @@ fn wrong_contents_are_found() {
         // Few blocks, so that each is written again and again.
         let load = Load {
             size: Some(32 * 4096),
-            ..mixed(2000)
+            ..mixed(20_000)
         };
         let error = bed.error(load);
         assert!(error.starts_with("verify: block "), "{fault:?}: {error}");
