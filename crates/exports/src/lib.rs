@@ -1,12 +1,14 @@
 //! Who may ask: vhost-user-blk and NBD.
 
+mod descriptors;
 mod listen;
 pub mod nbd;
 mod signal;
 pub mod vhost_user;
 mod watch;
 
-pub use listen::{Access, ListenError, Listener};
+pub use descriptors::Descriptors;
+pub use listen::{Access, Bound, ListenError, Listener, ListenerState};
 pub use nbd::NbdServer;
 pub use vhost_user::VhostUser;
 pub use watch::{Visit, Watch};

@@ -1,16 +1,19 @@
 //! Sockets at which clients connect.
 
+use crate::descriptors::Descriptors;
 use rustix::fs::{FileType, Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
+use serde::{Deserialize, Serialize};
 use std::fs::{Permissions, symlink_metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Connections that may wait to be accepted (or refused): as many as the
 /// administrator allows (listen(2): net.core.somaxconn). When they are too
@@ -78,7 +81,7 @@ pub enum ListenError {
 pub struct Listener {
     socket: OwnedFd,
     /// Where it is bound, with device and inode.
-    bound: Option<(PathBuf, u64, u64)>,
+    bound: OnceLock<(PathBuf, u64, u64)>,
 }
 
 impl Listener {
@@ -113,7 +116,7 @@ impl Listener {
         let meta = symlink_metadata(path).map_err(io_failed("cannot find the socket"))?;
         let listener = Listener {
             socket,
-            bound: Some((path.to_owned(), meta.dev(), meta.ino())),
+            bound: (path.to_owned(), meta.dev(), meta.ino()).into(),
         };
         // Nobody can connect before it listens.
         if let Some(group) = access.group {
@@ -145,13 +148,69 @@ impl Listener {
     }
 }
 
+/// A listening socket on its way to another process.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ListenerState {
+    socket: usize,
+    /// Where it is bound, with device and inode, if it is to be removed there.
+    bound: Option<(PathBuf, u64, u64)>,
+}
+
+impl Listener {
+    /// What a successor needs to go on with it. It is then the successor's to remove: this one must
+    /// not be dropped any more.
+    pub fn hand_over(&self, descriptors: &mut Descriptors) -> io::Result<ListenerState> {
+        Ok(ListenerState {
+            socket: descriptors.add(&self.socket)?,
+            bound: self.bound.get().cloned(),
+        })
+    }
+
+    /// The predecessor's, which is to remove it until [`Listener::own`].
+    pub fn adopt(
+        state: ListenerState,
+        descriptors: &mut Descriptors,
+    ) -> Result<(Listener, Bound), String> {
+        let socket = descriptors.take(state.socket)?;
+        match rustix::net::sockopt::socket_acceptconn(&socket) {
+            Ok(true) => Ok((Listener::from(socket), Bound(state.bound))),
+            _ => Err("a listening socket was expected".into()),
+        }
+    }
+
+    /// The predecessor will not remove it any more.
+    pub fn own(&self, Bound(bound): Bound) {
+        if let Some(bound) = bound {
+            // It has none: it was adopted.
+            let _ = self.bound.set(bound);
+        }
+    }
+}
+
+/// Where a predecessor's socket is bound, if it is to be removed.
+#[derive(Debug)]
+pub struct Bound(Option<(PathBuf, u64, u64)>);
+
+impl Bound {
+    /// It was renamed, if there is anything.
+    pub fn renamed(&mut self, path: PathBuf) {
+        if let Some((bound, ..)) = &mut self.0 {
+            *bound = path;
+        }
+    }
+
+    pub fn path(&self) -> Option<&Path> {
+        self.0.as_ref().map(|(path, ..)| path.as_path())
+    }
+}
+
 /// A listening stream socket that needs no removal: it has no path, or
 /// somebody else has bound it and will remove it (socket activation).
 impl From<OwnedFd> for Listener {
     fn from(socket: OwnedFd) -> Listener {
         Listener {
             socket,
-            bound: None,
+            bound: OnceLock::new(),
         }
     }
 }
@@ -164,7 +223,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let Some((path, dev, ino)) = &self.bound else {
+        let Some((path, dev, ino)) = self.bound.get() else {
             return;
         };
         // Somebody else's by now, perhaps.

@@ -97,6 +97,10 @@ struct Shared {
     table: Mutex<Table>,
     /// A connection has ended, or is to end.
     changed: Condvar,
+    /// Nobody comes in.
+    held: Mutex<bool>,
+    /// That has changed.
+    released: Condvar,
 }
 
 impl NbdServer {
@@ -108,6 +112,8 @@ impl NbdServer {
                 stop: Signal::new()?,
                 table: Mutex::default(),
                 changed: Condvar::new(),
+                held: Mutex::new(false),
+                released: Condvar::new(),
             }),
         })
     }
@@ -124,6 +130,17 @@ impl NbdServer {
     /// Make `serve` return, now and from now on. From any thread.
     pub fn stop(&self) {
         self.shared.stop.raise();
+    }
+
+    /// Let nobody in from now on: who comes waits. The clients that there are stay.
+    pub fn hold(&self) {
+        *self.shared.held.lock().unwrap_or_else(|e| e.into_inner()) = true;
+    }
+
+    /// Let everybody in again.
+    pub fn release(&self) {
+        *self.shared.held.lock().unwrap_or_else(|e| e.into_inner()) = false;
+        self.shared.released.notify_all();
     }
 
     /// One more disk, for clients that come from now on.
@@ -188,6 +205,7 @@ impl NbdServer {
                 return Ok(());
             }
             pause = false;
+            self.shared.wait_for_release();
             for (listener, _) in listeners.iter().zip(&ready[1..]).filter(|(_, r)| **r) {
                 pause |= !self.shared.accept(listener)?;
             }
@@ -238,6 +256,12 @@ impl Leaving {
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn wait_for_release(&self) {
+        let held = self.held.lock().unwrap_or_else(|e| e.into_inner());
+        let released = self.released.wait_while(held, |held| *held);
+        drop(released.unwrap_or_else(|e| e.into_inner()));
     }
 
     /// Accept a client and start its thread. False if there are no resources
@@ -327,6 +351,7 @@ impl Host for Entered {
     }
 
     fn admit(&self, export: &Arc<Export>) -> Result<InUse, Denied> {
+        self.shared.wait_for_release();
         let admitted = self.reserve(export).and_then(|()| {
             // May take long.
             InUse::new(export).map_err(Denied::NotNow)

@@ -8,7 +8,7 @@ use fathom_sigbus::Guarded;
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -48,6 +48,9 @@ pub struct Mapping {
     /// Where the range starts in the mapping, which starts at a page.
     delta: usize,
     len: usize,
+    /// For a successor of this process.
+    file: OwnedFd,
+    offset: u64,
     /// After all of it has gone.
     _taken: Taken,
 }
@@ -60,13 +63,13 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Map `len` bytes of `fd` from `offset`, at the expense of `share`.
     pub fn new(
-        fd: impl AsFd,
+        file: OwnedFd,
         offset: u64,
         len: u64,
         alarm: Arc<Alarm>,
         share: &Arc<Share>,
     ) -> Result<Mapping, MapError> {
-        let fd = fd.as_fd();
+        let fd = file.as_fd();
         backing::check(fd)?;
         let page_size = check_file(fd, offset, len)?;
         let delta = offset % page_size;
@@ -97,6 +100,8 @@ impl Mapping {
             map_len,
             delta: delta as usize,
             len: len as usize,
+            file,
+            offset,
             _taken: taken,
         };
         // A core dump of this process is no place for a guest's memory.
@@ -117,6 +122,11 @@ impl Mapping {
     /// Bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// What is mapped: a file, from this offset on.
+    pub fn file(&self) -> (BorrowedFd<'_>, u64) {
+        (self.file.as_fd(), self.offset)
     }
 }
 

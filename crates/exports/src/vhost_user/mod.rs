@@ -8,6 +8,7 @@
 //! - `codec` turns bytes and file descriptors into typed requests,
 //! - `session` is what one connection has set up, by concern,
 //! - `serve` accepts, waits and dispatches,
+//! - `handover` takes all of it to another process,
 //! - `mapping`, `backing` and `alarm` hold the front-end's memory, `share` bounds it.
 //!
 //! "vhost-user" in comments is QEMU's docs/interop/vhost-user.rst.
@@ -17,6 +18,7 @@ mod backing;
 mod codec;
 #[cfg(feature = "testing")]
 pub mod fuzz;
+mod handover;
 mod mapping;
 mod serve;
 mod session;
@@ -27,6 +29,8 @@ use crate::signal::Signal;
 use crate::watch::{Visit, Watch};
 use fathom_core::{Disk, WorkerHandle, WrapSource};
 use fathom_virtio::BlkDevice;
+use handover::Freeze;
+pub use handover::{Arrival, Arriving, ExportState, Frozen, Halting, arrival};
 use share::Share;
 use std::io;
 use std::sync::atomic::AtomicI32;
@@ -88,6 +92,9 @@ struct Shared {
     watch: Option<Watch>,
     stop: Signal,
     config_change: Signal,
+    /// See `freeze`.
+    handover: Signal,
+    freeze: Mutex<Option<Freeze>>,
     status: Mutex<Status>,
     /// The last front-end's process.
     last_pid: AtomicI32,
@@ -96,6 +103,11 @@ struct Shared {
 }
 
 impl Shared {
+    /// Who wants the serving thread to stand still.
+    fn freeze(&self) -> std::sync::MutexGuard<'_, Option<Freeze>> {
+        self.freeze.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     fn update_status(&self, change: impl FnOnce(&mut Status)) {
         change(&mut self.status.lock().unwrap_or_else(|e| e.into_inner()));
     }
@@ -135,6 +147,8 @@ impl VhostUser {
                 watch: options.watch,
                 stop: Signal::new()?,
                 config_change: Signal::new()?,
+                handover: Signal::new()?,
+                freeze: Mutex::default(),
                 status: Mutex::default(),
                 last_pid: AtomicI32::new(0),
                 share: Share::new(),
@@ -148,7 +162,18 @@ impl VhostUser {
     /// ends that connection and is logged; only an error of the listening
     /// socket or of poll(2) ends serving.
     pub fn serve(&self, listener: &Listener) -> io::Result<()> {
-        serve::serve(&self.shared, listener)
+        serve::serve(&self.shared, listener, None)
+    }
+
+    /// Like [`VhostUser::serve`], from where a predecessor has stopped.
+    pub fn serve_on(&self, arrival: Arrival) -> io::Result<()> {
+        handover::serve_on(&self.shared, arrival)
+    }
+
+    /// Between two messages of the front-end, leave it and those who come alone, until what this
+    /// returns is dropped; queues go on. The error is for the user.
+    pub fn freeze(&self) -> Result<Frozen, String> {
+        Frozen::new(&self.shared)
     }
 
     /// Make `serve` return, now and from now on. From any thread.

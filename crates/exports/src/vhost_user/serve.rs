@@ -2,9 +2,10 @@
 
 use super::Shared;
 use super::codec::{CodecError, Frame, Header, MAX_PAYLOAD, Received, Receiver, name, send};
+use super::handover::{ConnectionState, attend};
 use super::session::{Fault, Reply, Session};
-use crate::Listener;
 use crate::watch::Visit;
+use crate::{Descriptors, Listener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -24,9 +25,12 @@ const ACCEPT_PAUSE: Timespec = Timespec {
 };
 
 /// See [`super::VhostUser::serve`].
-pub fn serve(shared: &Shared, listener: &Listener) -> io::Result<()> {
+pub fn serve<'a>(
+    shared: &'a Shared,
+    listener: &Listener,
+    mut connection: Option<Connection<'a>>,
+) -> io::Result<()> {
     listener.set_nonblocking()?;
-    let mut connection: Option<Connection<'_>> = None;
     let mut pause_accept = false;
     loop {
         let ready = wait(shared, listener, connection.as_ref(), pause_accept)?;
@@ -47,6 +51,13 @@ pub fn serve(shared: &Shared, listener: &Listener) -> io::Result<()> {
         } else if ready.config {
             shared.config_change.lower();
         }
+        if ready.handover
+            && idle
+            && let Err(problem) = attend(shared, listener, connection.as_mut())
+        {
+            tracing::error!("vhost-user: closing the connection: {problem}");
+            connection = None;
+        }
         pause_accept = false;
         // Only when everything that the present front-end sent is handled,
         // its end included: its successor may be here already.
@@ -61,6 +72,7 @@ pub fn serve(shared: &Shared, listener: &Listener) -> io::Result<()> {
 struct Ready {
     stop: bool,
     config: bool,
+    handover: bool,
     listener: bool,
     socket: bool,
     alarm: bool,
@@ -84,6 +96,7 @@ fn wait(
     let mut fds = vec![
         input(shared.stop.as_fd()),
         input(shared.config_change.as_fd()),
+        input(shared.handover.as_fd()),
         PollFd::from_borrowed_fd(listener.as_fd(), accept),
     ];
     if let Some(open) = connection {
@@ -104,10 +117,11 @@ fn wait(
     Ok(Ready {
         stop: is_ready(0),
         config: is_ready(1),
-        listener: is_ready(2),
-        socket: is_ready(3),
-        alarm: is_ready(4),
-        back_channel: is_ready(5),
+        handover: is_ready(2),
+        listener: is_ready(3),
+        socket: is_ready(4),
+        alarm: is_ready(5),
+        back_channel: is_ready(6),
     })
 }
 
@@ -171,7 +185,7 @@ pub struct Connection<'a> {
     pid: i32,
     socket: UnixStream,
     receiver: Receiver,
-    session: Session<'a>,
+    pub(super) session: Session<'a>,
     shared: &'a Shared,
     owes: Owes,
 }
@@ -223,6 +237,38 @@ impl<'a> Connection<'a> {
             shared,
             owes: Owes::First(Instant::now()),
         })
+    }
+
+    /// For a successor. The error is for the user.
+    pub(super) fn describe(
+        &self,
+        descriptors: &mut Descriptors,
+    ) -> Result<ConnectionState, String> {
+        if !self.receiver.is_idle() {
+            return Err("its front-end is in the middle of a message: try it again".into());
+        }
+        let socket = descriptors.add(&self.socket);
+        Ok(ConnectionState {
+            socket: socket.map_err(|error| format!("cannot duplicate a descriptor: {error}"))?,
+            spoke: self.owes == Owes::Nothing,
+            session: self.session.describe(descriptors)?,
+        })
+    }
+
+    /// A predecessor's, of which no queue runs yet.
+    pub(super) fn adopt(
+        shared: &'a Shared,
+        state: ConnectionState,
+        descriptors: &mut Descriptors,
+    ) -> Result<Connection<'a>, String> {
+        let socket = descriptors.take(state.socket)?.into();
+        let connection = Connection::new(shared, socket);
+        let mut connection = connection.map_err(|error| format!("cannot start: {error}"))?;
+        if state.spoke {
+            connection.owes = Owes::Nothing;
+        }
+        connection.session.adopt(state.session, descriptors)?;
+        Ok(connection)
     }
 
     /// Nothing was heard of it for longer than others should wait.

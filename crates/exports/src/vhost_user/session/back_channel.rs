@@ -20,6 +20,11 @@ impl BackChannel {
         self.socket.as_fd()
     }
 
+    /// Whether it waits for a message's first byte.
+    pub(super) fn is_idle(&self) -> bool {
+        self.receiver.is_idle()
+    }
+
     fn request(&self, number: u32, need_reply: bool) -> Result<(), CodecError> {
         send(
             &self.socket,

@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 /// The mapped area: one region after the other, each for a queue.
 pub struct InflightArea {
-    mapping: Arc<Mapping>,
-    queues: u16,
-    queue_size: u16,
+    pub(super) mapping: Arc<Mapping>,
+    pub(super) queues: u16,
+    pub(super) queue_size: u16,
     /// For the disk, behind the queues' regions.
     keepsake: Option<Keepsake>,
 }

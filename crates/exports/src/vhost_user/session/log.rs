@@ -1,11 +1,18 @@
 //! The dirty log of a live migration.
 
 use super::{Fault, Reply, Session};
+use crate::vhost_user::mapping::Mapping;
 use fathom_virtio::DirtyLog;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub type Log = Arc<DirtyLog>;
+
+/// The log, and where it is.
+pub struct LogArea {
+    log: Log,
+    pub(super) mapping: Arc<Mapping>,
+}
 
 impl Session<'_> {
     pub(super) fn set_log_base(
@@ -18,12 +25,14 @@ impl Session<'_> {
         let mapping = self
             .map(fd, offset, size)
             .map_err(|e| Fault::Fatal(format!("dirty log: {e}")))?;
+        let mapping = Arc::new(mapping);
         let (bytes, len) = (mapping.ptr(), mapping.len());
         // SAFETY: `mapping` covers `len` bytes and lives as long as the log,
         // which alone accesses it.
-        let log = unsafe { DirtyLog::new(bytes, len, Arc::new(mapping)) };
+        let log = unsafe { DirtyLog::new(bytes, len, mapping.clone()) };
+        let log = Arc::new(log);
         self.while_paused(|session| {
-            session.log = Some(Arc::new(log));
+            session.log = Some(LogArea { log, mapping });
         })
         .map_err(Fault::into_fatal)?;
         if !self.features.log_shmfd() {
@@ -38,7 +47,8 @@ impl Session<'_> {
 
     /// The log for a queue that starts now, if there is to be one.
     pub(super) fn current_log(&self) -> Result<Option<Log>, String> {
-        let Some(log) = self.log.as_ref().filter(|_| self.features.log_all()) else {
+        let Some(LogArea { log, .. }) = self.log.as_ref().filter(|_| self.features.log_all())
+        else {
             return Ok(None);
         };
         // Pages without a bit would silently be lost.

@@ -8,16 +8,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 #[derive(Clone)]
-struct MappedRegion {
-    region: Region,
-    mapping: Arc<Mapping>,
+pub(super) struct MappedRegion {
+    pub(super) region: Region,
+    pub(super) mapping: Arc<Mapping>,
 }
 
 /// All regions and, made of them, what queues translate addresses with.
 /// Changed by replacing it whole.
 #[derive(Default)]
 pub struct MemoryTable {
-    regions: Vec<MappedRegion>,
+    pub(super) regions: Vec<MappedRegion>,
     memory: Option<Arc<GuestMemory>>,
 }
 

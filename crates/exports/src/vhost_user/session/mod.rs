@@ -1,13 +1,14 @@
 //! What one front-end has set up, and what its messages do to it.
 //!
 //! Each concern has a file: `features`, `memory`, `vrings`, `log`,
-//! `inflight`, `config` (and the back channel) and `status`. A change that
+//! `inflight`, `config` (and the back channel), `status`, and `handover` to another process. A change that
 //! running queues depend on is made while they are detached from their
 //! workers: [`Session::while_paused`].
 
 mod back_channel;
 mod config;
 mod features;
+mod handover;
 mod inflight;
 mod log;
 mod memory;
@@ -19,8 +20,9 @@ use super::alarm::Alarm;
 use super::codec::{Frame, Request, name};
 use back_channel::BackChannel;
 use features::Features;
+pub use handover::SessionState;
 use inflight::InflightArea;
-use log::Log;
+use log::LogArea;
 use memory::MemoryTable;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -72,7 +74,7 @@ pub struct Session<'a> {
     alarm: Arc<Alarm>,
     features: Features,
     memory: MemoryTable,
-    log: Option<Log>,
+    log: Option<LogArea>,
     inflight: Option<InflightArea>,
     vrings: Vec<Vring>,
     back_channel: Option<BackChannel>,

@@ -7,7 +7,7 @@
 
 use super::{Fault, Reply, Session};
 use crate::vhost_user::codec::VringAddr;
-use fathom_core::{Detaching, Source, SourceId};
+use fathom_core::{Detaching, DiskError, Source, SourceId};
 use fathom_virtio::{BlkQueue, QueueSetup, signal};
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,15 +16,15 @@ use std::os::fd::{AsFd, OwnedFd};
 #[derive(Default)]
 pub struct Vring {
     /// 0: not said.
-    size: u16,
-    addr: Option<VringAddr>,
+    pub(super) size: u16,
+    pub(super) addr: Option<VringAddr>,
     /// Where to go on in the avail ring; not current while it runs.
-    base: u16,
+    pub(super) base: u16,
     /// Present: started.
-    kick: Option<OwnedFd>,
-    call: Option<OwnedFd>,
-    err: Option<OwnedFd>,
-    enabled: bool,
+    pub(super) kick: Option<OwnedFd>,
+    pub(super) call: Option<OwnedFd>,
+    pub(super) err: Option<OwnedFd>,
+    pub(super) enabled: bool,
     running: Option<Running>,
 }
 
@@ -52,7 +52,7 @@ fn duplicate(fd: &Option<OwnedFd>) -> Result<Option<OwnedFd>, Fault> {
 /// the worker would never sleep. (Anonymous inodes have no file type. What is
 /// known of a file will do: its file system may be the front-end's own, and
 /// take its time.)
-fn check_eventfd(fd: &OwnedFd) -> Result<(), Fault> {
+pub(super) fn check_eventfd(fd: &OwnedFd) -> Result<(), Fault> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd, "", flags, StatxFlags::TYPE)
         .map_err(|e| Fault::Refused(format!("not an eventfd: {e}")))?;
@@ -198,7 +198,7 @@ impl Session<'_> {
     }
 
     /// Detach those that run, after all that they have in flight.
-    fn pause(&mut self, which: std::ops::Range<usize>) {
+    pub(super) fn pause(&mut self, which: std::ops::Range<usize>) {
         let mut detaching: Vec<(usize, Detaching)> = Vec::new();
         for i in which {
             if let Some(Running { worker, id }) = self.vrings[i].running.take() {
@@ -225,6 +225,11 @@ impl Session<'_> {
             return Ok(());
         };
         self.activate()?;
+        self.attach(i, queue)
+    }
+
+    /// The disk is activated.
+    pub(super) fn attach(&mut self, i: usize, queue: BlkQueue) -> Result<(), Fault> {
         let worker = i % self.shared.workers.len();
         let mut source: Box<dyn Source> = Box::new(queue);
         if let Some(wrap) = &self.shared.wrap {
@@ -241,7 +246,7 @@ impl Session<'_> {
     }
 
     /// The queue of a vring that should run; None as long as it should not.
-    fn build(&self, i: usize) -> Result<Option<BlkQueue>, Fault> {
+    pub(super) fn build(&self, i: usize) -> Result<Option<BlkQueue>, Fault> {
         let vring = &self.vrings[i];
         let enabled = vring.enabled || !self.features.rings_need_enable();
         let (Some(memory), Some(addr), Some(kick)) =
@@ -277,7 +282,7 @@ impl Session<'_> {
         queue.map(Some).map_err(Fault::refused)
     }
 
-    fn activate(&mut self) -> Result<(), Fault> {
+    pub(super) fn activate(&mut self) -> Result<(), Fault> {
         if !self.active {
             let disk = &self.shared.disk;
             disk.keep(self.keepsake());
@@ -297,10 +302,16 @@ impl Session<'_> {
 
     /// No vring runs.
     pub(super) fn deactivate(&mut self) {
-        if std::mem::take(&mut self.active)
-            && let Err(error) = self.shared.disk.deactivate()
-        {
+        if let Err(error) = self.try_to_deactivate() {
             tracing::error!("vhost-user: {error}");
+        }
+    }
+
+    /// It is not in use any more in any case.
+    pub(super) fn try_to_deactivate(&mut self) -> Result<(), DiskError> {
+        match std::mem::take(&mut self.active) {
+            true => self.shared.disk.deactivate(),
+            false => Ok(()),
         }
     }
 }

@@ -1,0 +1,57 @@
+//! Open files on their way from a process to its successor, beside a description that has their
+//! numbers in this list.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// A list of open files; each can be taken out once.
+#[derive(Debug, Default)]
+pub struct Descriptors(Vec<Option<OwnedFd>>);
+
+impl Descriptors {
+    /// Adds a duplicate; its number in the list.
+    pub fn add(&mut self, fd: impl AsFd) -> io::Result<usize> {
+        self.0.push(Some(fd.as_fd().try_clone_to_owned()?));
+        Ok(self.0.len() - 1)
+    }
+
+    /// The same for what need not be there.
+    pub fn add_any(&mut self, fd: Option<&impl AsFd>) -> io::Result<Option<usize>> {
+        fd.map(|fd| self.add(fd)).transpose()
+    }
+
+    /// The one of that number.
+    pub fn take(&mut self, number: usize) -> Result<OwnedFd, String> {
+        let taken = self.0.get_mut(number).and_then(Option::take);
+        taken.ok_or_else(|| format!("there is no descriptor {number}, or it was used already"))
+    }
+
+    /// The first `count`, as a list of their own.
+    pub fn split_off_front(&mut self, count: usize) -> Descriptors {
+        let count = count.min(self.0.len());
+        Descriptors(self.0.drain(..count).collect())
+    }
+
+    pub fn append(&mut self, mut more: Descriptors) {
+        self.0.append(&mut more.0);
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those that were not taken.
+    pub fn iter(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().flatten().map(OwnedFd::as_fd)
+    }
+}
+
+impl FromIterator<OwnedFd> for Descriptors {
+    fn from_iter<T: IntoIterator<Item = OwnedFd>>(fds: T) -> Descriptors {
+        Descriptors(fds.into_iter().map(Some).collect())
+    }
+}

@@ -1,0 +1,250 @@
+//! An export on its way from one process to another, between two messages of its front-end.
+//!
+//! Both ends are the serving thread's; another thread says when:
+//!
+//! ```text
+//! old: freeze ── state ──► ... ── halt ── bases ──► ...      (or it goes on, if nobody wants that)
+//! new:            adopt ──► prepared      activate ──► active      run ──► serving
+//! ```
+//!
+//! While it is frozen an export handles no message and accepts nobody; its queues run until it is
+//! halted. What comes meanwhile waits in the sockets.
+
+use super::Shared;
+use super::serve::{Connection, serve};
+use super::session::SessionState;
+use crate::{Descriptors, Listener, ListenerState};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+/// All that a successor needs; numbers of files are those of a list beside it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ExportState {
+    listener: ListenerState,
+    connection: Option<ConnectionState>,
+}
+
+impl ExportState {
+    /// Whether a front-end is connected.
+    pub fn is_in_use(&self) -> bool {
+        self.connection.is_some()
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ConnectionState {
+    pub(super) socket: usize,
+    /// It has sent something.
+    pub(super) spoke: bool,
+    pub(super) session: SessionState,
+}
+
+/// A serving thread that takes too long, or is no more.
+const SILENT: &str = "the thread that serves its front-end does not answer";
+
+/// How long a serving thread may take for a message's handling.
+const FREEZE: Duration = Duration::from_secs(2);
+
+type Described = Result<(ExportState, Descriptors), String>;
+
+/// Asks a serving thread to freeze.
+pub(super) struct Freeze {
+    reply: SyncSender<Described>,
+    orders: Receiver<Halt>,
+}
+
+/// Asks it to stop the queues, too; with where they are.
+struct Halt(SyncSender<Halted>);
+
+type Halted = Result<Vec<u16>, String>;
+
+/// A frozen export; it goes on as it was when this is dropped.
+pub struct Frozen {
+    /// To be taken, with its files.
+    pub state: Option<ExportState>,
+    pub descriptors: Descriptors,
+    orders: Sender<Halt>,
+}
+
+impl Frozen {
+    pub(super) fn new(shared: &Shared) -> Result<Frozen, String> {
+        let (reply, described) = sync_channel(1);
+        let (orders, receiver) = channel();
+        *shared.freeze() = Some(Freeze {
+            reply,
+            orders: receiver,
+        });
+        shared.handover.raise();
+        let (state, descriptors) = described.recv_timeout(FREEZE).map_err(|_| SILENT)??;
+        Ok(Frozen {
+            state: Some(state),
+            descriptors,
+            orders,
+        })
+    }
+
+    /// Stop the queues and let go of the disk; does not wait for it.
+    pub fn begin_halt(&self) -> Halting {
+        let (reply, bases) = sync_channel(1);
+        let _ = self.orders.send(Halt(reply));
+        Halting(bases)
+    }
+
+    /// It is another process's for good: this one is about to end.
+    pub fn leave(self) {
+        std::mem::forget(self.orders);
+    }
+}
+
+/// Queues that are being stopped.
+pub struct Halting(Receiver<Halted>);
+
+impl Halting {
+    /// Where they are; an error if they are not stopped by `deadline`, or the disk cannot be closed.
+    pub fn wait(self, deadline: Instant) -> Result<Vec<u16>, String> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.0.recv_timeout(left).map_err(|error| match error {
+            RecvTimeoutError::Timeout => "requests that are in flight do not end".to_owned(),
+            RecvTimeoutError::Disconnected => SILENT.to_owned(),
+        })?
+    }
+}
+
+/// The serving thread was asked to freeze. On an error the connection cannot go on.
+pub(super) fn attend(
+    shared: &Shared,
+    listener: &Listener,
+    mut connection: Option<&mut Connection<'_>>,
+) -> Result<(), String> {
+    shared.handover.lower();
+    let Some(Freeze { reply, orders }) = shared.freeze().take() else {
+        return Ok(());
+    };
+    let described = describe(listener, connection.as_deref());
+    let is_frozen = described.is_ok();
+    if reply.send(described).is_err() || !is_frozen {
+        return Ok(());
+    }
+    let mut has_halted = false;
+    while let Ok(Halt(reply)) = orders.recv() {
+        let session = connection.as_mut().map(|open| &mut open.session);
+        let bases = session.map_or(Ok(Vec::new()), |session| session.halt());
+        has_halted = true;
+        let _ = reply.send(bases);
+    }
+    // Nobody has taken it.
+    match connection {
+        Some(Connection { session, .. }) if has_halted => {
+            let ready = session.make_ready(None);
+            ready.and_then(|ready| session.run(ready))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn describe(listener: &Listener, connection: Option<&Connection<'_>>) -> Described {
+    let mut descriptors = Descriptors::default();
+    let failed = |error| format!("cannot duplicate a descriptor: {error}");
+    let socket = listener.hand_over(&mut descriptors).map_err(failed)?;
+    let connection = connection.map(|open| open.describe(&mut descriptors));
+    let state = ExportState {
+        listener: socket,
+        connection: connection.transpose()?,
+    };
+    Ok((state, descriptors))
+}
+
+/// What an export takes over.
+pub struct Arrival {
+    state: ExportState,
+    descriptors: Descriptors,
+    steps: Receiver<Step>,
+    done: SyncSender<Result<(), String>>,
+}
+
+enum Step {
+    Activate(Vec<u16>),
+    Run,
+}
+
+/// An export that is taking over; it ends if this is dropped before it runs.
+pub struct Arriving {
+    steps: Sender<Step>,
+    done: Receiver<Result<(), String>>,
+}
+
+/// The two ends of a taking over: for [`VhostUser::serve_on`](super::VhostUser::serve_on), and for
+/// who says when.
+pub fn arrival(state: ExportState, descriptors: Descriptors) -> (Arriving, Arrival) {
+    let (steps, receiver) = channel();
+    let (reply, done) = sync_channel(1);
+    let arrival = Arrival {
+        state,
+        descriptors,
+        steps: receiver,
+        done: reply,
+    };
+    (Arriving { steps, done }, arrival)
+}
+
+impl Arriving {
+    /// Wait for the end of what was asked last; first of all, of looking at what there is.
+    pub fn wait(&self) -> Result<(), String> {
+        self.done.recv().map_err(|_| SILENT.to_owned())?
+    }
+
+    /// The predecessor has stopped its queues there. Take the disk into use; does not wait for it.
+    pub fn begin_to_activate(&self, bases: Vec<u16>) {
+        let _ = self.steps.send(Step::Activate(bases));
+    }
+
+    /// The predecessor will not go on any more: serve.
+    pub fn run(&self) {
+        let _ = self.steps.send(Step::Run);
+    }
+}
+
+/// See [`VhostUser::serve_on`](super::VhostUser::serve_on).
+pub(super) fn serve_on(shared: &Shared, arrival: Arrival) -> io::Result<()> {
+    let Arrival {
+        state,
+        mut descriptors,
+        steps,
+        done,
+    } = arrival;
+    let taken = Listener::adopt(state.listener, &mut descriptors).and_then(|(listener, bound)| {
+        let adopt = |state| Connection::adopt(shared, state, &mut descriptors);
+        Ok((listener, bound, state.connection.map(adopt).transpose()?))
+    });
+    let (listener, bound, mut connection) = match taken {
+        Ok(taken) => taken,
+        Err(problem) => {
+            let _ = done.send(Err(problem));
+            return Ok(());
+        }
+    };
+    let _ = done.send(Ok(()));
+    let mut ready = None;
+    loop {
+        match (steps.recv(), &mut connection) {
+            (Ok(Step::Activate(bases)), Some(open)) => {
+                let made = open.session.make_ready(Some(&bases));
+                let _ = done.send(made.map(|made| ready = Some(made)));
+            }
+            (Ok(Step::Activate(_)), None) => drop(done.send(Ok(()))),
+            (Ok(Step::Run), _) => break,
+            // Its predecessor goes on.
+            (Err(_), _) => return Ok(()),
+        }
+    }
+    listener.own(bound);
+    if let (Some(open), Some(ready)) = (&mut connection, ready)
+        && let Err(problem) = open.session.run(ready)
+    {
+        tracing::error!("vhost-user: closing the connection: {problem}");
+        connection = None;
+    }
+    serve(shared, &listener, connection)
+}

@@ -1,0 +1,258 @@
+//! A session on its way to another process: what a front-end would have to say to it to have it
+//! there, and where its queues are.
+
+use super::vrings::check_eventfd;
+use super::{Fault, Session};
+use crate::Descriptors;
+use crate::vhost_user::codec::{Inflight, Region, VringAddr};
+use crate::vhost_user::mapping::Mapping;
+use fathom_virtio::BlkQueue;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// Of one front-end. Numbers of files are those of a list beside it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SessionState {
+    features: u64,
+    protocol_features: u64,
+    memory: Vec<RegionState>,
+    log: Option<AreaState>,
+    inflight: Option<InflightState>,
+    vrings: Vec<VringState>,
+    back_channel: Option<usize>,
+    device_status: u8,
+    writeback: bool,
+}
+
+/// A part of a file that is mapped.
+#[derive(Debug, Serialize, Deserialize)]
+struct AreaState {
+    file: usize,
+    offset: u64,
+    len: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct RegionState {
+    guest_addr: u64,
+    user_addr: u64,
+    area: AreaState,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct InflightState {
+    area: AreaState,
+    queues: u16,
+    queue_size: u16,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct VringState {
+    size: u16,
+    /// flags, desc, used, avail, log
+    addr: Option<(u32, u64, u64, u64, u64)>,
+    base: u16,
+    kick: Option<usize>,
+    call: Option<usize>,
+    err: Option<usize>,
+    enabled: bool,
+}
+
+impl AreaState {
+    fn of(mapping: &Mapping, descriptors: &mut Descriptors) -> io::Result<AreaState> {
+        let (file, offset) = mapping.file();
+        Ok(AreaState {
+            file: descriptors.add(file)?,
+            offset,
+            len: mapping.len() as u64,
+        })
+    }
+}
+
+/// Queues that are ready to run, by number.
+pub struct Ready(Vec<(usize, BlkQueue)>);
+
+impl Session<'_> {
+    /// What it is now; queues may run meanwhile. The error is for the user.
+    pub fn describe(&self, descriptors: &mut Descriptors) -> Result<SessionState, String> {
+        if self.back_channel.as_ref().is_some_and(|c| !c.is_idle()) {
+            return Err("its front-end is just answering: try it again".into());
+        }
+        let state = self.try_to_describe(descriptors);
+        state.map_err(|error| format!("cannot duplicate a descriptor: {error}"))
+    }
+
+    fn try_to_describe(&self, descriptors: &mut Descriptors) -> io::Result<SessionState> {
+        let mut memory = Vec::new();
+        for mapped in &self.memory.regions {
+            memory.push(RegionState {
+                guest_addr: mapped.region.guest_addr,
+                user_addr: mapped.region.user_addr,
+                area: AreaState::of(&mapped.mapping, descriptors)?,
+            });
+        }
+        let mut vrings = Vec::new();
+        for vring in &self.vrings {
+            let addr = |a: VringAddr| (a.flags, a.desc, a.used, a.avail, a.log);
+            vrings.push(VringState {
+                size: vring.size,
+                addr: vring.addr.map(addr),
+                base: vring.base,
+                kick: descriptors.add_any(vring.kick.as_ref())?,
+                call: descriptors.add_any(vring.call.as_ref())?,
+                err: descriptors.add_any(vring.err.as_ref())?,
+                enabled: vring.enabled,
+            });
+        }
+        let log = self.log.as_ref();
+        let log = log.map(|log| AreaState::of(&log.mapping, descriptors));
+        let inflight = self.inflight.as_ref().map(|inflight| {
+            Ok::<_, io::Error>(InflightState {
+                area: AreaState::of(&inflight.mapping, descriptors)?,
+                queues: inflight.queues,
+                queue_size: inflight.queue_size,
+            })
+        });
+        Ok(SessionState {
+            features: self.features.acked,
+            protocol_features: self.features.protocol,
+            memory,
+            log: log.transpose()?,
+            inflight: inflight.transpose()?,
+            vrings,
+            back_channel: descriptors.add_any(self.back_channel().as_ref())?,
+            device_status: self.device_status,
+            writeback: self.shared.device.writeback(),
+        })
+    }
+
+    /// Become what another process was, of which no queue runs yet. As little of it is believed as
+    /// if a front-end had said it.
+    pub fn adopt(
+        &mut self,
+        state: SessionState,
+        descriptors: &mut Descriptors,
+    ) -> Result<(), String> {
+        let adopted = self.try_to_adopt(state, descriptors);
+        adopted.map_err(|(Fault::Refused(problem) | Fault::Fatal(problem))| problem)
+    }
+
+    fn try_to_adopt(
+        &mut self,
+        state: SessionState,
+        descriptors: &mut Descriptors,
+    ) -> Result<(), Fault> {
+        let mut take = |number| descriptors.take(number).map_err(Fault::Refused);
+        self.set_protocol_features(state.protocol_features)?;
+        self.set_features(state.features)?;
+        let mut regions = Vec::new();
+        for RegionState {
+            guest_addr,
+            user_addr,
+            area,
+        } in state.memory
+        {
+            let region = Region {
+                guest_addr,
+                user_addr,
+                size: area.len,
+                mmap_offset: area.offset,
+            };
+            regions.push((region, take(area.file)?));
+        }
+        if !regions.is_empty() {
+            self.set_mem_table(regions)?;
+        }
+        if let Some(AreaState { file, offset, len }) = state.log {
+            self.set_log_base(len, offset, take(file)?)?;
+        }
+        if let Some(inflight) = state.inflight {
+            let area = Inflight {
+                mmap_size: inflight.area.len,
+                mmap_offset: inflight.area.offset,
+                num_queues: inflight.queues,
+                queue_size: inflight.queue_size,
+                wire_len: 0,
+            };
+            self.set_inflight_fd(area, take(inflight.area.file)?)?;
+        }
+        if let Some(socket) = state.back_channel {
+            self.set_backend_req_fd(take(socket)?)?;
+        }
+        self.device_status = state.device_status;
+        self.shared.device.set_writeback(state.writeback);
+        self.adopt_vrings(state.vrings, &mut take)
+    }
+
+    fn adopt_vrings(
+        &mut self,
+        vrings: Vec<VringState>,
+        take: &mut impl FnMut(usize) -> Result<OwnedFd, Fault>,
+    ) -> Result<(), Fault> {
+        let most = self.vrings.len();
+        if vrings.len() > most {
+            let problem = format!("{} vrings; this disk has up to {most}", vrings.len());
+            return Err(Fault::Refused(problem));
+        }
+        let mut event = |number: Option<usize>| {
+            let fd = number.map(&mut *take).transpose()?;
+            fd.as_ref().map_or(Ok(()), check_eventfd)?;
+            Ok::<_, Fault>(fd)
+        };
+        for (vring, state) in self.vrings.iter_mut().zip(vrings) {
+            let addr = |(flags, desc, used, avail, log)| VringAddr {
+                flags,
+                desc,
+                used,
+                avail,
+                log,
+            };
+            vring.size = state.size;
+            vring.addr = state.addr.map(addr);
+            vring.base = state.base;
+            vring.kick = event(state.kick)?;
+            vring.call = event(state.call)?;
+            vring.err = event(state.err)?;
+            vring.enabled = state.enabled;
+        }
+        Ok(())
+    }
+
+    /// Stop the queues and let go of the disk: from now on another process may have both. Where the
+    /// queues are; on an error not all that was written is where others find it.
+    pub fn halt(&mut self) -> Result<Vec<u16>, String> {
+        self.pause(0..self.vrings.len());
+        let closed = self.try_to_deactivate();
+        closed.map_err(|error| error.to_string())?;
+        Ok(self.vrings.iter().map(|vring| vring.base).collect())
+    }
+
+    /// Take the disk into use, if a queue is to run, and make all ready that are to. No other
+    /// process has them. The error is for the user.
+    pub fn make_ready(&mut self, bases: Option<&[u16]>) -> Result<Ready, String> {
+        for (vring, base) in self.vrings.iter_mut().zip(bases.unwrap_or_default()) {
+            vring.base = *base;
+        }
+        let ready = self.try_to_make_ready();
+        ready.map_err(|(Fault::Refused(problem) | Fault::Fatal(problem))| problem)
+    }
+
+    fn try_to_make_ready(&mut self) -> Result<Ready, Fault> {
+        let mut ready = Vec::new();
+        for i in 0..self.vrings.len() {
+            ready.extend(self.build(i)?.map(|queue| (i, queue)));
+        }
+        if !ready.is_empty() {
+            self.activate()?;
+        }
+        Ok(Ready(ready))
+    }
+
+    /// Let them run.
+    pub fn run(&mut self, ready: Ready) -> Result<(), String> {
+        let run = |(i, queue)| self.attach(i, queue);
+        let ran = ready.0.into_iter().try_for_each(run);
+        ran.map_err(|(Fault::Refused(problem) | Fault::Fatal(problem))| problem)
+    }
+}
