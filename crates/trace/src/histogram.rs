@@ -2,6 +2,7 @@
 //!
 //! [`Counts`] is one to compute with; [`Histogram`] is filled by one thread while others look.
 
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Of a histogram that is always on: a value is known to 1/32 (3.1%) of itself.
@@ -74,12 +75,44 @@ impl Histogram {
         }
     }
 
+    /// Count all of these, too. Only the one writer may call this.
+    pub(crate) fn absorb(&self, counts: &Occupied) {
+        for (bucket, n) in &counts.buckets {
+            if let Some(bucket) = self.buckets.get(*bucket) {
+                add(bucket, *n);
+            }
+        }
+        add(&self.sum, counts.sum);
+        self.max
+            .store(self.max.load(Relaxed).max(counts.max), Relaxed);
+    }
+
     /// A copy to compute with.
     pub fn counts(&self) -> Counts<COARSE> {
         Counts {
             buckets: self.buckets.iter().map(|b| b.load(Relaxed)).collect(),
             sum: self.sum.load(Relaxed),
             max: self.max.load(Relaxed),
+        }
+    }
+}
+
+/// What a histogram has, for another process of the same machine. Of the same resolution.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Occupied {
+    /// Which, and how many are in it.
+    buckets: Vec<(usize, u64)>,
+    sum: u64,
+    max: u64,
+}
+
+impl From<Counts<COARSE>> for Occupied {
+    fn from(counts: Counts<COARSE>) -> Occupied {
+        let buckets = counts.buckets.iter().copied().enumerate();
+        Occupied {
+            buckets: buckets.filter(|(_, n)| *n > 0).collect(),
+            sum: counts.sum,
+            max: counts.max,
         }
     }
 }

@@ -13,7 +13,7 @@ pub mod summary;
 
 pub use clock::Clock;
 pub use histogram::Histogram;
-pub use recorder::{Recorder, StageHistograms};
+pub use recorder::{HistogramsState, Recorder, StageHistograms};
 pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord};
 pub use stage::{Op, Stage, Stamps};
 pub use summary::{Bucket, StageSummary, Summary};

@@ -1,7 +1,9 @@
 //! Turns finished requests into histograms, in batches.
 
-use crate::histogram::{COARSE, Counts, Histogram};
+use crate::clock::Clock;
+use crate::histogram::{COARSE, Counts, Histogram, Occupied};
 use crate::stage::{Op, Stage, Stamps};
+use serde::{Deserialize, Serialize};
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -74,6 +76,42 @@ impl StageHistograms {
     }
 }
 
+/// Histograms on their way to another process of the same machine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HistogramsState {
+    /// What their values and their buckets mean.
+    tsc: bool,
+    bits: u32,
+    /// Of each operation: those of the stages, and how many were answered with an error.
+    ops: Vec<(Vec<Occupied>, u64)>,
+}
+
+impl StageHistograms {
+    pub fn state(&self) -> HistogramsState {
+        let counts = |op| self.counts(op).into_iter().map(Occupied::from).collect();
+        HistogramsState {
+            tsc: Clock::get().is_tsc(),
+            bits: COARSE,
+            ops: Op::ALL.map(|op| (counts(op), self.errors(op))).into(),
+        }
+    }
+
+    /// Count what another process has counted, unless that is something else. Only the one writer
+    /// may call this.
+    pub fn absorb(&self, state: &HistogramsState) {
+        if state.tsc != Clock::get().is_tsc() || state.bits != COARSE {
+            return;
+        }
+        let tables = self.tables();
+        for (i, (stages, errors)) in state.ops.iter().enumerate().take(Op::COUNT) {
+            let pairs = tables.ops[i].iter().zip(stages);
+            pairs.for_each(|(histogram, counts)| histogram.absorb(counts));
+            let all = &tables.errors[i];
+            all.store(all.load(Ordering::Relaxed) + errors, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The one writer of a worker's histograms.
 ///
 /// Requests of one batch often share every stamp. They are counted as a run
@@ -139,6 +177,35 @@ impl Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_taken_over_is_counted_alike() {
+        let histograms = Arc::new(StageHistograms::default());
+        let mut recorder = Recorder::new(histograms.clone());
+        for ticks in [5, 700, 1 << 40] {
+            let mut stamps = Stamps::start(0);
+            stamps.enter(Stage::Device, 1);
+            stamps.end(1 + ticks);
+            recorder.record(Op::Write, &stamps);
+        }
+        recorder.failed(Op::Write);
+        recorder.flush();
+        let text = serde_json::to_string(&histograms.state()).unwrap();
+        let mut state: HistogramsState = serde_json::from_str(&text).unwrap();
+        let taken = StageHistograms::default();
+        taken.absorb(&state);
+        for stage in 0..=Stage::COUNT {
+            let (old, new) = (histograms.counts(Op::Write), taken.counts(Op::Write));
+            assert!(old[stage].occupied().eq(new[stage].occupied()), "{stage}");
+            assert_eq!(old[stage].sum(), new[stage].sum());
+            assert_eq!(old[stage].max(), new[stage].max());
+        }
+        assert_eq!(taken.errors(Op::Write), 1);
+        state.bits += 1;
+        let strange = StageHistograms::default();
+        strange.absorb(&state);
+        assert_eq!(strange.counts(Op::Write)[Stage::COUNT].count(), 0);
+    }
 
     #[test]
     fn runs_and_single_requests_count_alike() {
