@@ -207,6 +207,18 @@ impl FileDisk {
         }
     }
 
+    /// Has the kernel write what it has of the file by now; may block. What fails is told to those
+    /// whose flush comes next.
+    pub fn flush_early(&self) {
+        // It is remembered.
+        let _ = self.shared.flush();
+    }
+
+    /// Whether writes were lost that a flush has not made durable.
+    pub fn flush_has_failed(&self) -> bool {
+        self.shared.flush_failed.load(Ordering::Relaxed)
+    }
+
     /// Who knows, from now on, where a growable file may end.
     pub fn guard_end(&self, guard: EndGuard) {
         let mut place = self.shared.end_guard();
@@ -305,6 +317,10 @@ impl Shared {
         }
         self.trim()
             .map_err(|error| self.error("cannot be cut to its size", error))?;
+        self.flush()
+    }
+
+    fn flush(&self) -> Result<(), DiskError> {
         let flushed = match self.flush_failed.load(Ordering::Relaxed) {
             false => self.file.sync_data(),
             true => Err(io::Error::from_raw_os_error(libc::EIO)),
