@@ -18,6 +18,7 @@ mod show;
 mod stats;
 mod target;
 mod trace;
+mod upgrade;
 mod usage;
 
 use anyhow::{Context, bail};
@@ -51,6 +52,7 @@ enum Command {
     Set(filters::SetArgs),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
+    Upgrade(upgrade::UpgradeArgs),
     Trace(trace::TraceArgs),
     Filters(filters::FiltersArgs),
     Bench(Box<bench::BenchArgs>),
@@ -73,7 +75,7 @@ fn main() -> ExitCode {
         Meant::Serve(meant) => args = meant,
         Meant::Done(code) => return code,
     }
-    let cli = match Cli::try_parse_from(args) {
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(error) => return usage::report(&error),
     };
@@ -98,7 +100,7 @@ fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
-        Command::Serve(args) => serve::run(*args, events),
+        Command::Serve(given) => serve::run(*given, events, args),
         Command::Disk(args) => disk::run(args),
         Command::List(args) => disk::list(args),
         Command::Show(args) => show::run(args),
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
         Command::Set(args) => filters::set(args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
+        Command::Upgrade(args) => upgrade::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Filters(args) => filters::list(args),
         Command::Bench(args) => bench::run(*args),

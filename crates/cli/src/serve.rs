@@ -14,6 +14,7 @@ use fathom_units::Timeout;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
@@ -143,6 +144,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DURATION", default_value_t)]
     stop_timeout: StopTimeout,
 
+    /// Take over from the server at the other end of standard input
+    #[arg(long, hide = true)]
+    take_over: bool,
+
     /// Print the times at the end as JSON
     #[arg(long)]
     json: bool,
@@ -215,6 +220,7 @@ impl ServeArgs {
             events: Events::default(),
             sandbox: self.sandbox,
             stop_timeout: self.stop_timeout,
+            arguments: Vec::new(),
         })
     }
 
@@ -234,14 +240,22 @@ impl ServeArgs {
     }
 }
 
-pub fn run(args: ServeArgs, events: Events) -> anyhow::Result<()> {
-    let json = args.json;
+pub fn run(args: ServeArgs, events: Events, arguments: Vec<OsString>) -> anyhow::Result<()> {
+    let (json, take_over) = (args.json, args.take_over);
     let mut options = match &args.config {
         Some(file) => read_config(file)?,
         None => args.into_options().map_err(anyhow::Error::msg)?,
     };
     options.events = events;
-    let ended = Daemon::start(options)?.run()?;
+    options.arguments = arguments;
+    let daemon = match take_over {
+        true => Daemon::take_over(options, std::io::stdin().as_fd().try_clone_to_owned()?)?,
+        false => Daemon::start(options)?,
+    };
+    let ended = daemon.run()?;
+    if ended.successor.is_some() {
+        return Ok(());
+    }
     let mut out = std::io::stdout().lock();
     match &ended.outcomes[..] {
         [(_, outcome)] if json => writeln!(out, "{}", serde_json::to_string(outcome)?)?,

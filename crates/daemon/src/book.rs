@@ -4,11 +4,15 @@
 //! [`Host`]), who is asked in turn; what comes of that goes on in a later [`Book::turn`], as a
 //! [`Step`].
 //!
+//! - `origin` is why a disk is there;
 //! - `keeping` is how disks that are kept get and lose their files;
 //! - `reload` does what the configuration says, and what it says when it is read again;
-//! - `waiting` is for who has waited long enough.
+//! - `waiting` is for who has waited long enough;
+//! - `handover` has all of it go on in another process.
 
+mod handover;
 mod keeping;
+mod origin;
 mod reload;
 mod waiting;
 
@@ -19,26 +23,17 @@ use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
-use crate::table::DiskTable;
 use fathom_stack::PoolOptions;
+pub use handover::Upgrade;
+pub use origin::Origin;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use waiting::Waiting;
-
-/// What becomes of a disk when the server starts again.
-#[derive(Clone, Debug, PartialEq)]
-enum Origin {
-    /// It is gone.
-    Request,
-    /// It is served by what its own file says.
-    Kept(Box<DiskTable>),
-    /// The configuration lists it.
-    Configuration,
-}
 
 /// Who asks for what takes no time waits so long at most.
 const BRIEF: Duration = Duration::from_secs(5);
@@ -50,8 +45,8 @@ pub struct Book {
     host: Box<dyn Host>,
     /// Of the disks that there are.
     origins: BTreeMap<String, Origin>,
-    /// How many were to be there and are not yet.
-    coming: usize,
+    /// Had by whatever was begun and goes on in a later step.
+    under_way: Arc<()>,
     waiting: Waiting,
     mail: Mailbox<Step>,
     events: Events,
@@ -59,6 +54,10 @@ pub struct Book {
     is_ending: bool,
     /// Writes the files of disks that are kept.
     keeper: Option<Keeper>,
+    /// Their directory, and its lock.
+    kept: Option<(PathBuf, OwnedFd)>,
+    /// Somebody wants another process to go on.
+    upgrade: Option<Upgrade>,
     /// The file that says what there is to be.
     config: Option<PathBuf>,
     reloaded: bool,
@@ -92,13 +91,15 @@ impl Book {
         Ok(Book {
             origins: names.map(|name| (name, Origin::Configuration)).collect(),
             host,
-            coming: 0,
+            under_way: Arc::default(),
             waiting: Waiting::default(),
             mail: Mailbox::new()?,
             events: options.events.clone(),
             stop_timeout: options.stop_timeout,
             is_ending: false,
             keeper: None,
+            kept: None,
+            upgrade: None,
             config: options.config.clone(),
             reloaded: false,
             settings: Settings::of(options),
@@ -128,6 +129,11 @@ impl Book {
         let mut events = self.host.events();
         events.push(self.mail.as_fd());
         events
+    }
+
+    /// Nothing goes on in a later step.
+    fn is_settled(&self) -> bool {
+        Arc::strong_count(&self.under_way) == 1
     }
 
     /// How long [`Book::turn`] can wait.
@@ -169,6 +175,7 @@ impl Book {
             }
             (Command::Show, Some(name)) => self.show(name, asker),
             (Command::List, None) => self.list(asker),
+            (Command::Upgrade { binary }, None) => self.begin_upgrade(Upgrade { binary, asker }),
             (Command::Quit, None) => {
                 self.is_ending = true;
                 asker(Ok(json!({ "quitting": true })));
@@ -187,9 +194,23 @@ impl Book {
         command: Command,
         next: impl FnOnce(&mut Book, Answer) + Send + 'static,
     ) {
-        let post = self.mail.post();
-        let asker = move |answer| post.send(Box::new(move |book: &mut Book| next(book, answer)));
-        self.host.ask(Ask { disk, command }, Box::new(asker));
+        let asker = self.later(next);
+        self.host.ask(Ask { disk, command }, asker);
+    }
+
+    /// Takes what comes, and goes on with it in a later step.
+    fn later<T: Send + 'static>(
+        &self,
+        next: impl FnOnce(&mut Book, T) + Send + 'static,
+    ) -> Box<dyn FnOnce(T) + Send> {
+        let (post, under_way) = (self.mail.post(), self.under_way.clone());
+        Box::new(move |came| {
+            let step: Step = Box::new(move |book| {
+                next(book, came);
+                drop(under_way);
+            });
+            post.send(step);
+        })
     }
 
     /// For what takes no time, unless a disk's process says nothing.

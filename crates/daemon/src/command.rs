@@ -55,6 +55,9 @@ pub enum Command {
     /// of it is in flight. Who uses it keeps it, unless `force` disconnects
     /// them.
     Remove { force: bool, temporary: bool },
+    /// Have another process go on with everything, of this program, or of what is now where the
+    /// server's came from: `{"pid": it, "pause_ms": how long queues stood still}`.
+    Upgrade { binary: Option<PathBuf> },
     /// End the server like SIGTERM does: `{"quitting": true}`.
     Quit,
 }

@@ -1,9 +1,10 @@
 //! A running daemon: what it is made of, and the thread that watches it.
 
 use crate::api::{Api, Door};
-use crate::book::Book;
+use crate::book::{Book, Upgrade};
 use crate::cage;
 use crate::error::Error;
+use crate::handover::{self, HandedOver};
 use crate::host::Host;
 use crate::limits;
 use crate::objects::{Objects, Outcome};
@@ -14,12 +15,20 @@ use crate::supervisor::Tenants;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use sd_notify::NotifyState;
+use serde_json::json;
+use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// Who has asked for a successor has so long to read the answer.
+const ANSWER: Duration = Duration::from_millis(100);
 
 /// How a daemon has ended.
 #[derive(Debug)]
 pub struct Ended {
+    /// The process that goes on with everything, what was counted included: nothing ends.
+    pub successor: Option<u32>,
     /// Where the requests spent their time, by disk.
     pub outcomes: Vec<(String, Outcome)>,
     /// Whether all that was in flight is finished. If it was abandoned, there
@@ -33,6 +42,10 @@ pub struct Daemon {
     api: Option<Api>,
     termination: Termination,
     reload: Option<Reload>,
+    /// For a successor.
+    arguments: Vec<OsString>,
+    /// Which there is.
+    successor: Option<u32>,
 }
 
 impl Daemon {
@@ -49,8 +62,7 @@ impl Daemon {
             cage::enter(options.sandbox);
         }
         let signals = LeftToThisThread::new();
-        let reload = options.config.as_ref().map(|_| Reload::new()).transpose();
-        let reload = reload.map_err(Error::io("cannot catch signals"))?;
+        let reload = reload(&options)?;
         let (mut book, door) = match options.tenants {
             true => (
                 book(Box::new(Tenants::new(&options)), &options)?,
@@ -74,6 +86,42 @@ impl Daemon {
             api,
             termination,
             reload,
+            arguments: options.arguments,
+            successor: None,
+        };
+        daemon.announce();
+        Ok(daemon)
+    }
+
+    /// Go on with what the process at the other end of `socket` serves, by these options, of which
+    /// the disks do not matter. The same holds. On an error, all is that process's.
+    pub fn take_over(options: ServeOptions, socket: OwnedFd) -> Result<Daemon, Error> {
+        let termination = Termination::new().map_err(Error::io("cannot catch signals"))?;
+        limits::raise();
+        let signals = LeftToThisThread::new();
+        let reload = reload(&options)?;
+        let (groups, events) = (options.api.groups, options.events.clone());
+        let arguments = options.arguments.clone();
+        let mut heir = handover::receive(options, socket)?;
+        let post = heir.book.post();
+        let api = heir
+            .door
+            .take()
+            .map(|door| Api::start(door, groups, post, events));
+        // Guests run: it is too late to give up.
+        let api = api.transpose().unwrap_or_else(|error| {
+            tracing::error!("the API cannot be served: {error}");
+            None
+        });
+        drop(signals);
+        heir.settle();
+        let daemon = Daemon {
+            book: heir.book,
+            api,
+            termination,
+            reload,
+            arguments,
+            successor: None,
         };
         daemon.announce();
         Ok(daemon)
@@ -97,6 +145,16 @@ impl Daemon {
     /// long, and the sockets are removed.
     pub fn run(mut self) -> Result<Ended, Error> {
         while self.wait()? {}
+        if self.successor.is_some() {
+            let successor = self.successor;
+            // Nothing of it is this process's any more.
+            std::mem::forget(self);
+            return Ok(Ended {
+                successor,
+                outcomes: Vec::new(),
+                stopped: Ok(()),
+            });
+        }
         notify_manager(NotifyState::Stopping);
         tracing::info!("stopping");
         let stopped = self.book.host_mut().stop();
@@ -106,7 +164,11 @@ impl Daemon {
             drop(self.api.take());
             std::mem::forget(self);
         }
-        Ok(Ended { outcomes, stopped })
+        Ok(Ended {
+            successor: None,
+            outcomes,
+            stopped,
+        })
     }
 
     /// Sleep until there is something to do, and do it. False: it is to end.
@@ -122,7 +184,30 @@ impl Daemon {
             notify_manager(NotifyState::Reloading);
             self.book.reload();
         }
-        Ok(!self.book.is_ending())
+        if let Some(upgrade) = self.book.take_upgrade() {
+            self.upgrade(upgrade);
+        }
+        Ok(!self.book.is_ending() && self.successor.is_none())
+    }
+
+    /// Have another process go on, if it can.
+    fn upgrade(&mut self, Upgrade { binary, asker }: Upgrade) {
+        tracing::info!("handing over to another process");
+        let api = self.api.as_ref();
+        match handover::hand_over(&mut self.book, api, binary, &self.arguments) {
+            Err(refusal) => {
+                tracing::error!("no upgrade: {refusal}");
+                asker(Err(refusal));
+            }
+            Ok(HandedOver { pid, pause }) => {
+                self.successor = Some(pid);
+                notify_manager(NotifyState::MainPid(pid));
+                let pause_ms = pause.as_secs_f64() * 1e3;
+                tracing::info!("process {pid} goes on; queues stood still for {pause_ms:.1} ms");
+                asker(Ok(json!({ "pid": pid, "pause_ms": pause_ms })));
+                std::thread::sleep(ANSWER);
+            }
+        }
     }
 
     /// Until a signal says that it is to end (true), or there is something else to do.
@@ -159,6 +244,13 @@ fn open_here(options: &ServeOptions) -> Result<(Book, Option<Door>), Error> {
 
 fn book(host: Box<dyn Host>, options: &ServeOptions) -> Result<Book, Error> {
     Book::new(host, options).map_err(Error::io("cannot make a mailbox"))
+}
+
+fn reload(options: &ServeOptions) -> Result<Option<Reload>, Error> {
+    let reload = options.config.as_ref().map(|_| Reload::new());
+    reload
+        .transpose()
+        .map_err(Error::io("cannot catch signals"))
 }
 
 /// Where systemd (or another manager) wants to know.

@@ -1,8 +1,9 @@
 //! Who has a server's disks: this process, or others.
 
-use crate::answer::Asker;
+use crate::answer::{Asker, Refusal};
 use crate::command::Ask;
 use crate::error::Error;
+use crate::handover::Estate;
 use crate::objects::Outcome;
 use crate::options::StopTimeout;
 use std::os::fd::BorrowedFd;
@@ -37,4 +38,7 @@ pub trait Host: Send {
 
     /// Where the requests spent their time, by disk; as far as it is known here.
     fn outcomes(&self) -> Vec<(String, Outcome)>;
+
+    /// For a successor, where there can be one.
+    fn estate(&mut self) -> Result<&mut dyn Estate, Refusal>;
 }

@@ -10,6 +10,7 @@ use fathom_exports::nbd::{Address, TlsMode};
 use fathom_sandbox::Mode;
 use fathom_stack::{Description, PoolOptions};
 use fathom_units::parse_duration;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -37,6 +38,8 @@ pub struct ServeOptions {
     pub sandbox: Mode,
     /// How long stopping may take.
     pub stop_timeout: StopTimeout,
+    /// Those of this process, by which a successor is started.
+    pub arguments: Vec<OsString>,
 }
 
 /// When what is still in flight after a request to stop is abandoned.
@@ -88,6 +91,7 @@ impl ServeOptions {
             events: Events::default(),
             sandbox: Mode::default(),
             stop_timeout: StopTimeout::default(),
+            arguments: Vec::new(),
         }
     }
 

@@ -12,10 +12,11 @@ mod permits;
 mod process;
 mod tenant;
 
-use crate::answer::Asker;
+use crate::answer::{Asker, Kind, Refusal};
 use crate::command::Ask;
 use crate::error::Error;
 use crate::events::{Events, Happened};
+use crate::handover::Estate;
 use crate::host::Host;
 use crate::link::{FromTenant, ToTenant};
 use crate::objects::Outcome;
@@ -230,6 +231,12 @@ impl Host for Tenants {
 
     fn outcomes(&self) -> Vec<(String, Outcome)> {
         self.outcomes.clone()
+    }
+
+    fn estate(&mut self) -> Result<&mut dyn Estate, Refusal> {
+        Err(Kind::Conflict.because(
+            "a server with tenants cannot be upgraded yet, only one without: restart it instead",
+        ))
     }
 }
 

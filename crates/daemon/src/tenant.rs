@@ -123,6 +123,7 @@ fn begin(link: &Link, events: Events) -> Result<ServeOptions, Error> {
         sandbox,
         events,
         stop_timeout: StopTimeout(Duration::from_millis(stop_timeout_ms)),
+        arguments: Vec::new(),
     })
 }
 

@@ -28,3 +28,4 @@ mod surprises;
 mod surroundings;
 mod tenants;
 mod trace;
+mod upgrade;

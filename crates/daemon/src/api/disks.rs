@@ -336,7 +336,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     }
 }
 
-async fn read(body: Body) -> Result<Vec<u8>, Problem> {
+pub(super) async fn read(body: Body) -> Result<Vec<u8>, Problem> {
     let body = tokio::time::timeout(BODY, to_bytes(body, MAX_BODY)).await;
     match body {
         Ok(Ok(bytes)) => Ok(bytes.to_vec()),
@@ -353,7 +353,7 @@ async fn read(body: Body) -> Result<Vec<u8>, Problem> {
     }
 }
 
-fn parse<T: DeserializeOwned>(body: Vec<u8>) -> Result<T, Problem> {
+pub(super) fn parse<T: DeserializeOwned>(body: Vec<u8>) -> Result<T, Problem> {
     serde_json::from_slice(&body).map_err(|error| Problem::invalid(error.to_string()))
 }
 

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::options::ApiOptions;
 use crate::runtime;
 use fathom_client::place;
-use fathom_exports::{Access, Listener};
+use fathom_exports::{Access, Bound, Descriptors, Listener, ListenerState};
 use rustix::process::geteuid;
 use std::fs::{self, DirBuilder, symlink_metadata};
 use std::io::{self, ErrorKind};
@@ -48,6 +48,38 @@ impl Door {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The socket, for a successor.
+    pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<ListenerState> {
+        self.listener.hand_over(files)
+    }
+
+    /// That of the predecessor `pid`, which is found by this process's id from now on; `path`: where
+    /// the user wants it.
+    pub fn adopt(pid: u32, listener: Listener, mut bound: Bound, path: Option<PathBuf>) -> Door {
+        let entry = place::entry_of(std::process::id());
+        let renamed = entry.filter(|entry| {
+            let old = place::entry_of(pid);
+            old.is_some_and(|old| fs::rename(old, entry).is_ok())
+        });
+        let (path, entry) = match (path, renamed) {
+            (Some(path), entry) => (path, entry.map(Entry)),
+            (None, Some(entry)) => {
+                bound.renamed(entry.clone());
+                (entry, None)
+            }
+            (None, None) => {
+                tracing::warn!("`fathom list` will not find this server: its entry is gone");
+                (bound.path().unwrap_or(Path::new("")).to_owned(), None)
+            }
+        };
+        listener.own(bound);
+        Door {
+            listener,
+            path,
+            _entry: entry,
+        }
     }
 }
 

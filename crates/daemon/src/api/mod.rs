@@ -27,6 +27,8 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use clients::{Asks, Clients, guard};
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_exports::{Descriptors, ListenerState};
+use futures_util::future::{Either, select};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -37,11 +39,12 @@ use state::Asking;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::pin::pin;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Builder;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio_io_timeout::TimeoutStream;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -81,6 +84,8 @@ pub struct Api {
     /// Where it listens, to be removed.
     door: Door,
     stop: Option<oneshot::Sender<()>>,
+    /// Nobody is let in.
+    held: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -92,11 +97,17 @@ impl Api {
         let socket = std::os::unix::net::UnixListener::from(socket);
         socket.set_nonblocking(true)?;
         let (stop, stopped) = oneshot::channel::<()>();
+        let (held, is_held) = watch::channel(false);
         let body = move || {
             thread_starts(ThreadKind::General);
             let serve = async {
                 let socket = UnixListener::from_std(socket)?;
-                tokio::spawn(accept_clients(socket, groups, router(post, events)));
+                tokio::spawn(accept_clients(
+                    socket,
+                    is_held,
+                    groups,
+                    router(post, events),
+                ));
                 // An error says that nobody can ask for it any more.
                 let _ = stopped.await;
                 // What was answered just now is still to be sent.
@@ -114,8 +125,20 @@ impl Api {
         Ok(Api {
             door,
             stop: Some(stop),
+            held,
             thread: Some(thread),
         })
+    }
+
+    /// Let nobody in, who wait then, or everybody again.
+    pub fn hold(&self, hold: bool) {
+        // Nobody may listen any more.
+        let _ = self.held.send(hold);
+    }
+
+    /// The socket, for a successor.
+    pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<ListenerState> {
+        self.door.hand_over(files)
     }
 
     /// Where clients connect.
@@ -143,6 +166,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::start_trace, disks::stop_trace))
         .routes(routes!(server::show))
         .routes(routes!(server::quit))
+        .routes(routes!(server::upgrade))
         .routes(routes!(stream::events))
         .routes(routes!(server::openapi))
         .split_for_parts()
@@ -156,10 +180,22 @@ fn router(post: Post<Step>, events: Events) -> Router {
         .with_state(Asking::new(post, description, events))
 }
 
-async fn accept_clients(socket: UnixListener, groups: Groups, router: Router) {
+async fn accept_clients(
+    socket: UnixListener,
+    mut held: watch::Receiver<bool>,
+    groups: Groups,
+    router: Router,
+) {
     let mut clients = Clients::default();
     loop {
-        match socket.accept().await {
+        if held.wait_for(|held| !held).await.is_err() {
+            return;
+        }
+        let accepted = match select(pin!(socket.accept()), pin!(held.changed())).await {
+            Either::Left((accepted, _)) => accepted,
+            Either::Right(_) => continue,
+        };
+        match accepted {
             Ok((client, _)) => {
                 let rights = groups.rights(&client).unwrap_or(Rights::Nothing);
                 clients.make_room(rights);

@@ -1,12 +1,16 @@
 //! What concerns all disks.
 
+use super::disks::{parse, read};
 use super::problem::Problem;
 use super::state::Asking;
 use crate::command::Command;
 use axum::Json;
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::PathBuf;
 use utoipa::ToSchema;
 
 /// The process that serves disks.
@@ -34,6 +38,50 @@ pub async fn show() -> Json<Server> {
 pub async fn quit(State(asking): State<Asking>) -> Result<StatusCode, Problem> {
     asking.ask(None, Command::Quit).await?;
     Ok(StatusCode::ACCEPTED)
+}
+
+/// What is to go on.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Binary {
+    /// The program; without one, the file that is now where the server's came from.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    binary: Option<PathBuf>,
+}
+
+/// The process that goes on.
+#[derive(Serialize, ToSchema)]
+#[allow(dead_code, reason = "it describes an answer")]
+pub struct Successor {
+    pid: u32,
+    /// For so long no queue ran.
+    pause_ms: f64,
+}
+
+/// Have another process go on with everything, and end
+///
+/// Virtual machines stay connected: their requests wait for some milliseconds. If the other process
+/// cannot go on, this one does.
+#[utoipa::path(post, path = "/v1/server/upgrade", tag = "server", operation_id = "upgrade",
+    request_body = Option<Binary>,
+    responses(
+        (status = 200, body = Successor),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "Something there is cannot be handed over"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "The other process cannot go on: the server is as before")))]
+pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Value>, Problem> {
+    let body = read(body).await?;
+    let Binary { binary } = match body.is_empty() {
+        true => Binary::default(),
+        false => parse(body)?,
+    };
+    asking
+        .ask(None, Command::Upgrade { binary })
+        .await
+        .map(Json)
 }
 
 /// This description

@@ -1,9 +1,8 @@
 //! Disks that come, change and go, and their files, which follow.
 
-use super::{Book, Origin, Step};
+use super::{Book, Origin};
 use crate::answer::{Answer, Asker, Kind};
 use crate::command::Command;
-use crate::files::Done;
 use crate::table::DiskTable;
 use fathom_stack::position_of_filter;
 use serde_json::Value;
@@ -32,13 +31,9 @@ impl Book {
             options: Box::new(table),
             temporary: true,
         };
-        self.coming += 1;
-        self.then(None, command, move |book, answer| {
-            book.coming -= 1;
-            match answer {
-                Err(refusal) => asker(Err(refusal)),
-                Ok(disk) => book.settle(name, origin, keep, disk["created"] == true, asker),
-            }
+        self.then(None, command, move |book, answer| match answer {
+            Err(refusal) => asker(Err(refusal)),
+            Ok(disk) => book.settle(name, origin, keep, disk["created"] == true, asker),
         });
     }
 
@@ -64,7 +59,7 @@ impl Book {
             return self.show(name, asker);
         };
         let kept = name.clone();
-        let done = self.done(move |book, outcome| match outcome {
+        let done = self.later(move |book: &mut Book, outcome| match outcome {
             Ok(()) => book.show(kept, asker),
             Err(problem) => book.tell_not_kept(kept, problem, is_new, asker),
         });
@@ -118,7 +113,7 @@ impl Book {
             return asker(Ok(summary));
         };
         let gone = name.clone();
-        let done = self.done(move |_, outcome: Result<(), String>| {
+        let done = self.later(move |_: &mut Book, outcome: Result<(), String>| {
             asker(outcome.map(|()| summary).map_err(|problem| {
                 tracing::error!("{problem}");
                 Kind::Failed.because(format!(
@@ -198,14 +193,5 @@ impl Book {
                 self.keep(name, Origin::Kept(table), false, tell);
             }
         }
-    }
-
-    /// Goes on here with what comes of a file.
-    fn done(&self, next: impl FnOnce(&mut Book, Result<(), String>) + Send + 'static) -> Done {
-        let post = self.mail.post();
-        Box::new(move |outcome| {
-            let step: Step = Box::new(move |book| next(book, outcome));
-            post.send(step);
-        })
     }
 }

@@ -21,8 +21,7 @@ impl Book {
     pub fn keep_disks_in(&mut self, dir: &Path) -> Result<(), Error> {
         let kept = KeptDisks::open(dir).map_err(Error::Options)?;
         let found = kept.read();
-        let keeper = Keeper::start(kept);
-        self.keeper = Some(keeper.map_err(Error::io("cannot start a thread"))?);
+        self.start_keeper(kept)?;
         let listed = self.origins.keys().cloned().collect();
         self.put_all(Vec::new(), found, &listed);
         Ok(())
@@ -40,7 +39,7 @@ impl Book {
     /// Until all disks are there, or long enough.
     pub fn wait_for_coming(&mut self) {
         let deadline = Instant::now() + OPEN;
-        while self.coming > 0 && self.wait_for_event(deadline) {
+        while !self.is_settled() && self.wait_for_event(deadline) {
             self.turn();
         }
     }
@@ -55,6 +54,13 @@ impl Book {
         let mut fds: Vec<_> = self.events().into_iter().map(input).collect();
         let _ = poll(&mut fds, Some(&left));
         true
+    }
+
+    pub(super) fn start_keeper(&mut self, kept: KeptDisks) -> Result<(), Error> {
+        let failed = Error::io("cannot start a thread");
+        self.kept = Some(kept.lock().map_err(&failed)?);
+        self.keeper = Some(Keeper::start(kept).map_err(failed)?);
+        Ok(())
     }
 
     /// Read the configuration again; what has changed is changed when that is done.

@@ -83,6 +83,7 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         kept: file.disks_dir,
         tenants: file.tenants,
         stop_timeout: file.stop_timeout.unwrap_or_default(),
+        arguments: Vec::new(),
     })
 }
 

@@ -8,6 +8,7 @@ use crate::table::{DiskTable, check_name};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -51,6 +52,17 @@ impl KeptDisks {
             fs::remove_file(&leftover).map_err(failed("a leftover cannot be removed"))?;
         }
         Ok(kept)
+    }
+
+    /// A predecessor's, with its lock.
+    pub fn adopt(path: PathBuf, dir: OwnedFd) -> KeptDisks {
+        let dir = dir.into();
+        KeptDisks { path, dir }
+    }
+
+    /// What a successor needs: the directory, which is locked as long as anybody has this.
+    pub fn lock(&self) -> io::Result<(PathBuf, OwnedFd)> {
+        Ok((self.path.clone(), self.dir.try_clone()?.into()))
     }
 
     fn files(&self, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {

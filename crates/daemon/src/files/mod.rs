@@ -7,6 +7,6 @@ mod kept;
 mod reread;
 
 pub use config::read_config;
-pub use keeper::{Done, Keeper};
+pub use keeper::Keeper;
 pub use kept::{Found, KeptDisks};
 pub use reread::{Reread, reread};

@@ -1,11 +1,13 @@
 //! All objects of a daemon, and what is asked of them.
 //!
 //! - `coming` and `going` are how disks come, change and go;
+//! - `handover` takes all of them to another process;
 //! - `resizing` gives them other sizes;
 //! - `host` is how they are asked.
 
 mod coming;
 mod going;
+mod handover;
 mod host;
 mod resizing;
 
@@ -16,6 +18,7 @@ use super::tracer::Tracer;
 use crate::answer::{self, Answer, Asker, Kind, Refusal};
 use crate::command::{Ask, Command};
 use crate::error::Error;
+use crate::handover::Estate;
 use crate::host::Host;
 use crate::info::Info;
 use crate::mailbox::Mailbox;
@@ -48,6 +51,17 @@ pub struct Objects {
 impl Objects {
     /// Opens the disks that there are from the start. `clients`: where those of NBD connect.
     pub fn open(
+        options: ServeOptions,
+        front_ends: Vec<Option<Listener>>,
+        clients: Vec<Listener>,
+    ) -> Result<Objects, Error> {
+        let objects = Objects::open_held(options, front_ends, clients)?;
+        objects.take_back();
+        Ok(objects)
+    }
+
+    /// Likewise; nobody comes in by NBD yet.
+    pub fn open_held(
         options: ServeOptions,
         front_ends: Vec<Option<Listener>>,
         clients: Vec<Listener>,
@@ -153,6 +167,7 @@ impl Objects {
             } => self.set_filter(index, &filter, &options),
             Command::List
             | Command::Quit
+            | Command::Upgrade { .. }
             | Command::Put { .. }
             | Command::Resize { .. }
             | Command::Remove { .. } => {

@@ -1,5 +1,8 @@
 //! One disk being served.
 
+mod handover;
+
+use super::inherited::Inherited;
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
 use super::tracer::Tracer;
@@ -56,6 +59,7 @@ pub struct Served {
     trace: Option<Tracer>,
     /// As was last told, in bytes.
     size: u64,
+    inherited: Inherited,
 }
 
 impl Served {
@@ -73,7 +77,7 @@ impl Served {
         } = shared;
         let stack = Stack::open(&options.disk, options.nbd.is_some(), &filters, &pools)?;
         let name = options.disk.location.to_string();
-        let goes = listener.is_some() && stack.file.is_some();
+        let goes = options.vhost_user.is_some() && stack.file.is_some();
         let shared = SharedDisk::new(stack.disk.clone(), name, goes);
         let mut served = Served {
             size: stack.disk.info().size,
@@ -84,6 +88,7 @@ impl Served {
             listener,
             vhost_user: None,
             trace: None,
+            inherited: Inherited::default(),
         };
         if let Some(path) = served.options.trace.clone() {
             served.trace = Some(served.start_trace(&path)?);
@@ -96,6 +101,23 @@ impl Served {
         let Some(listener) = self.listener.take() else {
             return Ok(());
         };
+        self.serve_by(move |export| export.serve(&listener))
+    }
+
+    fn serve_by(
+        &mut self,
+        serve: impl FnOnce(&VhostUser) -> std::io::Result<()> + Send + 'static,
+    ) -> Result<(), Error> {
+        let failed = Error::io("cannot serve front-ends");
+        let export = Arc::new(self.export().map_err(&failed)?);
+        let kind = ThreadKind::Session;
+        let serving = Serving::start(kind, "vhost-user", export, serve, VhostUser::stop);
+        self.vhost_user = Some(serving.map_err(failed)?);
+        Ok(())
+    }
+
+    /// For front-ends, not served yet.
+    fn export(&self) -> std::io::Result<VhostUser> {
         let (options, stack) = (&self.options, &self.stack);
         let mut export_options = Options {
             max_queues: options.queues,
@@ -106,19 +128,8 @@ impl Served {
         if let Some(serial) = &options.serial {
             export_options.serial.clone_from(serial);
         }
-        let failed = Error::io("cannot serve front-ends");
         let (disk, workers) = (self.shared.for_front_end(), stack.workers.clone());
-        let export = VhostUser::new(disk, workers, export_options).map_err(&failed)?;
-        let serve = move |export: &VhostUser| export.serve(&listener);
-        let serving = Serving::start(
-            ThreadKind::Session,
-            "vhost-user",
-            Arc::new(export),
-            serve,
-            VhostUser::stop,
-        );
-        self.vhost_user = Some(serving.map_err(failed)?);
-        Ok(())
+        VhostUser::new(disk, workers, export_options)
     }
 
     /// What it is served by, if it was written.
@@ -225,8 +236,13 @@ impl Served {
         let workers = || self.stack.workers.iter();
         let refused = workers().map(|worker| worker.counters().refused.get());
         Summary {
-            refused: refused.sum(),
-            ..Summary::of(workers().map(WorkerHandle::histograms), Clock::get())
+            refused: refused.sum::<u64>() + self.inherited.refused(),
+            ..Summary::of(
+                workers()
+                    .map(WorkerHandle::histograms)
+                    .chain(self.inherited.histograms()),
+                Clock::get(),
+            )
         }
     }
 
@@ -266,7 +282,11 @@ impl Served {
             queues_running: status.queues_running,
             nbd: None,
             filters: stack.filters.info(),
-            workers: stack.workers.iter().map(worker_info).collect(),
+            workers: {
+                let own = stack.workers.iter().map(worker_info).enumerate();
+                own.map(|(index, own)| self.inherited.add_to(index, own))
+                    .collect()
+            },
             trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),

@@ -4,6 +4,7 @@
 mod all;
 mod changes;
 mod disk;
+mod inherited;
 mod nbd;
 mod serving;
 mod shared_disk;

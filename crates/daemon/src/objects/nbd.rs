@@ -7,21 +7,24 @@ use crate::info::{ConnectionInfo, NbdInfo};
 use crate::options::{NbdOptions, TlsOptions};
 use fathom_core::ThreadKind;
 use fathom_exports::nbd::{Exports, Leaving, Options, Tls, TlsError, local_name};
-use fathom_exports::{Listener, NbdServer};
+use fathom_exports::{Bound, Descriptors, Listener, ListenerState, NbdServer};
 use std::collections::BTreeSet;
+use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// The server, and where it can be found.
 pub struct Nbd {
     serving: Serving<NbdServer>,
     addresses: Vec<String>,
+    /// Until serving ends.
+    listeners: Weak<Vec<Listener>>,
     tls: bool,
 }
 
 impl Nbd {
-    /// Serve the disks that have an export to clients from `listeners`.
+    /// Serve the disks that have an export to clients from `listeners`, who are held up at first.
     pub fn start(
         options: &NbdOptions,
         listeners: Vec<Listener>,
@@ -47,10 +50,14 @@ impl Nbd {
         disks.iter().for_each(|disk| let_disconnect(disk, &server));
         let addresses = listeners.iter().map(local_name).collect::<Result<_, _>>();
         let addresses = addresses.map_err(&failed)?;
+        let listeners = Arc::new(listeners);
+        let weak = Arc::downgrade(&listeners);
         let serve = move |server: &NbdServer| server.serve(&listeners);
+        server.hold();
         let kind = ThreadKind::NbdListener;
         let serving = Serving::start(kind, "nbd", server, serve, NbdServer::stop);
         Ok(Nbd {
+            listeners: weak,
             serving: serving.map_err(failed)?,
             addresses,
             tls: has_tls,
@@ -71,6 +78,35 @@ impl Nbd {
     /// Take a disk from its clients; does not wait for it.
     pub fn remove(&self, disk: &Served) -> Option<Leaving> {
         self.serving.export().remove(disk.export_name()?)
+    }
+
+    /// Let nobody in, or everybody again.
+    pub fn hold(&self, hold: bool) {
+        match hold {
+            true => self.serving.export().hold(),
+            false => self.serving.export().release(),
+        }
+    }
+
+    pub fn has_clients(&self) -> bool {
+        !self.serving.export().connections().is_empty()
+    }
+
+    /// The sockets, for a successor.
+    pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<Vec<ListenerState>> {
+        let listeners = self.listeners.upgrade().unwrap_or_default();
+        listeners
+            .iter()
+            .map(|listener| listener.hand_over(files))
+            .collect()
+    }
+
+    /// The sockets are no predecessor's any more.
+    pub fn own(&self, bounds: Vec<Bound>) {
+        let listeners = self.listeners.upgrade().unwrap_or_default();
+        for (listener, bound) in listeners.iter().zip(bounds) {
+            listener.own(bound);
+        }
     }
 
     /// Where clients connect.

@@ -1,9 +1,10 @@
 //! These objects as what a book asks.
 
 use super::Objects;
-use crate::answer::Asker;
+use crate::answer::{Asker, Refusal};
 use crate::command::Ask;
 use crate::error::Error;
+use crate::handover::Estate;
 use crate::host::Host;
 use crate::objects::disk::{Outcome, Served};
 use crate::objects::nbd::Nbd;
@@ -67,6 +68,10 @@ impl Host for Objects {
     fn outcomes(&self) -> Vec<(String, Outcome)> {
         let outcome = |disk: &Served| (disk.name().to_owned(), disk.outcome());
         self.disks.iter().map(outcome).collect()
+    }
+
+    fn estate(&mut self) -> Result<&mut dyn Estate, Refusal> {
+        Ok(self)
     }
 }
 

@@ -1,0 +1,336 @@
+//! `fathom upgrade`: guests see nothing of it, and where it does not work, all is as before.
+
+use crate::driver::{Request, with_disk};
+use crate::kinds::qemu_img;
+use crate::support::{Served, as_arg, disk_dir, eventually, run, stdout_of};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+const SIZE: u64 = 8 << 20;
+const BLOCK: usize = 4096;
+
+/// A server that may have got successors; the last one is killed when this is dropped.
+struct Chain {
+    server: Served,
+    pid: u64,
+}
+
+impl Chain {
+    fn start(disk: &str, args: &[&str]) -> Chain {
+        let server = Served::start(disk, args);
+        let pid = server.child.id().into();
+        Chain { server, pid }
+    }
+
+    fn upgrade(&mut self, args: &[&str]) -> Value {
+        let api = self.server.api();
+        let answer = stdout_of(&[&["upgrade", &api, "--json"], args].concat());
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let pid = answer["pid"].as_u64().unwrap();
+        assert_ne!(pid, self.pid);
+        self.pid = pid;
+        answer
+    }
+
+    /// It must be refused; with one line that has these words.
+    fn refused(&self, args: &[&str], words: &str) {
+        let api = self.server.api();
+        let output = run(&[&["upgrade", &api], args].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success());
+        assert!(said.contains(words) && said.lines().count() == 1, "{said}");
+    }
+
+    fn ask(&self, what: &[&str]) -> Value {
+        let api = self.server.api();
+        let answer = stdout_of(&[&[what[0], &api, "--json"], &what[1..]].concat());
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    fn requests(&self) -> u64 {
+        let stats = self.ask(&["stats"]);
+        let operations = stats["operations"].as_array().unwrap().iter();
+        let total = |op: &Value| op["stages"].as_array().unwrap().last().unwrap()["count"].as_u64();
+        operations.map(|op| total(op).unwrap()).sum()
+    }
+
+    fn quit(mut self) {
+        stdout_of(&["quit", &self.server.api()]);
+        eventually("its end", || {
+            // The first one is a child of this process.
+            let _ = self.server.child.try_wait();
+            (!Path::new(&format!("/proc/{}", self.pid)).exists()).then_some(())
+        });
+        assert!(!self.server.path("s").exists(), "its socket is left");
+        assert!(!self.server.path("c").exists(), "its API's socket is left");
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        // A successor is nobody's child here.
+        if self.pid != u64::from(self.server.child.id()) {
+            let _ = Command::new("kill")
+                .args(["-9", &self.pid.to_string()])
+                .output();
+        }
+    }
+}
+
+/// A block that says what was written to it, and when.
+fn block(at: u64, round: u64) -> Vec<u8> {
+    let words = (0..BLOCK as u64 / 8).map(|i| at ^ round << 32 ^ i << 56);
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Writes all of a disk and reads it again, until it is to end; the rounds that were done, by
+/// which the last contents are known.
+fn load(socket: &str, queues: usize, stop: &AtomicBool, rounds: &AtomicU64) {
+    let places = || (0..SIZE).step_by(BLOCK * 4);
+    with_disk(socket, queues, |disk| {
+        while !stop.load(SeqCst) {
+            let round = rounds.load(SeqCst) + 1;
+            let write = |offset| Request::Write {
+                offset,
+                data: block(offset, round),
+            };
+            let read = |offset| Request::Read { offset, len: BLOCK };
+            let written = disk.all(&places().map(write).collect::<Vec<_>>());
+            assert!(written.iter().all(Result::is_ok), "round {round}");
+            for (offset, found) in places().zip(disk.all(&places().map(read).collect::<Vec<_>>())) {
+                assert!(
+                    found.unwrap() == block(offset, round),
+                    "{offset} in round {round}"
+                );
+            }
+            rounds.store(round, SeqCst);
+        }
+    });
+}
+
+fn image(dir: &Path, format: &str) -> String {
+    let size = SIZE.to_string();
+    qemu_img(dir, &["create", "-f", format, "i", &size]);
+    as_arg(&dir.join("i"))
+}
+
+#[test]
+fn a_loaded_guest_sees_nothing_of_twenty_upgrades() {
+    for (format, queues) in [("raw", 2), ("qcow2", 2), ("qed", 1)] {
+        let dir = disk_dir();
+        let image = image(dir.path(), format);
+        let mut chain = Chain::start(&image, &["--format", format, "--iothreads", "2"]);
+        let socket = chain.server.arg("s");
+        let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| {
+            let _stop = StopAtEnd(&stop);
+            let load = scope.spawn(|| load(&socket, queues, &stop, &rounds));
+            let mut pauses = Vec::new();
+            for _ in 0..20 {
+                // Between two upgrades everything is done at least once.
+                let before = rounds.load(SeqCst);
+                eventually("progress", || {
+                    assert!(!load.is_finished());
+                    (rounds.load(SeqCst) > before).then_some(())
+                });
+                pauses.push(chain.upgrade(&[])["pause_ms"].as_f64().unwrap());
+            }
+            eprintln!("{format}: {pauses:.1?} ms");
+        });
+        let rounds = rounds.load(SeqCst);
+        let blocks = SIZE / (BLOCK as u64 * 4);
+        assert_eq!(chain.requests(), 2 * rounds * blocks, "requests counted");
+        let log = chain.server.log();
+        assert_eq!(log.matches("front-end connected").count(), 1, "{log}");
+        assert!(!log.contains("ERROR"), "{log}");
+        // What is on the disk then is what was written last.
+        with_disk(&socket, 1, |disk| {
+            let contents = disk.contents();
+            for at in (0..SIZE).step_by(BLOCK * 4) {
+                let found = &contents[at as usize..at as usize + BLOCK];
+                assert!(found == block(at, rounds), "{at}");
+            }
+        });
+        chain.quit();
+        if format != "raw" {
+            qemu_img(dir.path(), &["check", "-f", format, "i"]);
+        }
+    }
+}
+
+/// A load that is to end whatever happens.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+/// Programs that do not take over, each in its way.
+#[test]
+fn a_server_whose_successor_fails_goes_on() {
+    let dir = disk_dir();
+    let image = image(dir.path(), "raw");
+    let mut chain = Chain::start(&image, &[]);
+    let program = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        as_arg(&path)
+    };
+    // It speaks the protocol as far as it is told to.
+    let speak = |name: &str, body: &str| {
+        let head = "#!/usr/bin/python3\n\
+            import json, os, socket, struct, time\n\
+            s = socket.socket(fileno=0)\n\
+            def say(word):\n\
+            \x20   text = json.dumps(word).encode()\n\
+            \x20   s.sendall(b'fathom>1' + struct.pack('QQ', len(text), 0) + text)\n\
+            def exactly(n):\n\
+            \x20   got = b''\n\
+            \x20   while len(got) < n:\n\
+            \x20       part = s.recv(n - len(got))\n\
+            \x20       if not part: os._exit(0)\n\
+            \x20       got += part\n\
+            \x20   return got\n\
+            def hear():\n\
+            \x20   text, files = struct.unpack('QQ', exactly(24)[8:])\n\
+            \x20   exactly((files + 249) // 250)\n\
+            \x20   return json.loads(exactly(text))\n";
+        program(name, &format!("{head}{body}\n"))
+    };
+    let hello = "say({'oldest': 1, 'newest': 1})\nhear()\n";
+    let cases = [
+        (program("gone", "#!/bin/sh\nexit 3\n"), "is gone"),
+        (
+            program("strange", "#!/bin/sh\nhead -c 100 /dev/zero >&0\n"),
+            "is no message",
+        ),
+        (
+            speak("newer", "say({'oldest': 7, 'newest': 9})\nhear()"),
+            "versions 7 to 9",
+        ),
+        (
+            speak("older", "say({'oldest': 0, 'newest': 0})\nhear()"),
+            "versions 0 to 0",
+        ),
+        (speak("dies", "say({'oldest': 1, 'newest': 1})"), "is gone"),
+        (speak("after", hello), "is gone"),
+        (
+            speak(
+                "cannot",
+                &format!("{hello}say({{'Refused': 'no room'}})\ntime.sleep(60)"),
+            ),
+            "no room",
+        ),
+        (
+            speak("babbles", &format!("{hello}say('Bananas')\ntime.sleep(60)")),
+            "cannot be understood",
+        ),
+        (
+            speak("dies-late", &format!("{hello}say('Prepared')\nhear()")),
+            "is gone",
+        ),
+        (
+            speak(
+                "fails-late",
+                &format!(
+                    "{hello}say('Prepared')\nhear()\nsay({{'Refused': 'locked'}})\ntime.sleep(60)"
+                ),
+            ),
+            "locked",
+        ),
+        (as_arg(&dir.path().join("missing")), "missing"),
+    ];
+    let socket = chain.server.arg("s");
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        let load = scope.spawn(|| load(&socket, 2, &stop, &rounds));
+        for (binary, words) in &cases {
+            let before = rounds.load(SeqCst);
+            eventually("progress", || {
+                assert!(!load.is_finished());
+                (rounds.load(SeqCst) > before).then_some(())
+            });
+            eprintln!("{binary}");
+            chain.refused(&["--binary", binary], words);
+        }
+        // It still can be upgraded.
+        chain.upgrade(&[]);
+        let before = rounds.load(SeqCst);
+        eventually("progress", || {
+            (rounds.load(SeqCst) > before + 1).then_some(())
+        });
+    });
+    let log = chain.server.log();
+    assert_eq!(log.matches("front-end connected").count(), 1, "{log}");
+    chain.quit();
+}
+
+#[test]
+fn what_cannot_be_handed_over_is_refused() {
+    let writable = disk_dir();
+    let open_to_all = writable.path().join("p");
+    fs::write(&open_to_all, "#!/bin/sh\n").unwrap();
+    fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o777)).unwrap();
+    for (disk, args, words) in [
+        ("memory:1M", &[][..], "memory only"),
+        ("null:1M", &["--filter", "fault:op=flush"], "'fault'"),
+        ("null:1M", &["--trace", "trace"], "traced"),
+    ] {
+        let dir = disk_dir();
+        let trace = as_arg(&dir.path().join("t"));
+        let args: Vec<_> = args
+            .iter()
+            .map(|arg| if *arg == "trace" { trace.as_str() } else { arg })
+            .collect();
+        let chain = Chain::start(disk, &args);
+        chain.refused(&[], words);
+        chain.refused(&["--binary", &as_arg(&open_to_all)], words);
+        chain.server.load(100, &[]);
+        assert_eq!(chain.requests(), 100);
+        chain.quit();
+    }
+    let chain = Chain::start("null:1M", &[]);
+    chain.refused(&["--binary", &as_arg(&open_to_all)], "others cannot");
+    chain.quit();
+}
+
+/// Nobody is connected, and somebody comes to each of the processes.
+#[test]
+fn a_server_without_clients_is_handed_over() {
+    let filters = [
+        "--filter",
+        "throttle:iops-total=100000",
+        "--filter",
+        "delay:read=1us",
+    ];
+    let mut chain = Chain::start("null:1M", &filters);
+    for i in 1..=3 {
+        chain.server.load(100, &[]);
+        let set = ["set", &chain.server.api(), "delay", &format!("read={i}us")];
+        stdout_of(&set);
+        let shown = chain.ask(&["info"]);
+        chain.upgrade(&[]);
+        let now = chain.ask(&["info"]);
+        assert_eq!(now["pid"].as_u64(), Some(chain.pid));
+        assert_eq!(chain.requests(), i * 100);
+        for same in ["name", "disk", "size", "filters", "vhost_user"] {
+            assert_eq!(now[same], shown[same], "{same}");
+        }
+        let answered = &now["workers"][0]["requests"];
+        assert_eq!(answered.as_u64(), Some(i * 100));
+        assert!(now["uptime_seconds"].as_u64() >= shown["uptime_seconds"].as_u64());
+    }
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(chain.server.end().0, Some(0));
+    chain.quit();
+}

@@ -1,0 +1,19 @@
+//! One process goes, and another one goes on: an upgrade under running guests.
+//!
+//! - `estate` is what goes;
+//! - `state` is what the two say, and when, `wire` how it gets from one to the other;
+//! - `successor` starts the other process;
+//! - `sender` is the old one's side, `receiver` the new one's.
+
+mod estate;
+mod receiver;
+mod sender;
+mod state;
+mod successor;
+mod wire;
+
+pub use estate::{Estate, Given};
+pub use receiver::receive;
+pub use sender::{HandedOver, hand_over};
+pub use state::{DiskCounts, DiskState, State, VERSION, WorkerCounts};
+pub use successor::TAKE_OVER;

@@ -1,0 +1,197 @@
+//! Taking over.
+
+use super::state::{Counted, DiskState, Go, Hello, State, Stopped, VERSION, Word};
+use super::wire::{Peer, WireError};
+use crate::api::Door;
+use crate::book::Book;
+use crate::error::Error;
+use crate::objects::Objects;
+use crate::options::{DiskOptions, ServeOptions};
+use fathom_exports::vhost_user::{Arrival, Arriving, arrival};
+use fathom_exports::{Bound, Descriptors, Listener};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The predecessor tells at once what it has counted, if it lives.
+const COUNT: Duration = Duration::from_secs(2);
+
+/// What was a predecessor's and is this process's now.
+pub struct Heir {
+    pub book: Book,
+    pub door: Option<Door>,
+    peer: Peer,
+}
+
+impl Heir {
+    /// Everything is served: the predecessor may end. What it has counted goes on.
+    pub fn settle(&mut self) {
+        match self.peer.receive(Some(COUNT)) {
+            Ok((Counted(counts), _)) => {
+                if let Ok(estate) = self.book.estate() {
+                    estate.inherit(&counts);
+                }
+            }
+            Err(error) => tracing::warn!("what was counted before is lost: {error}"),
+        }
+        // It may be gone.
+        let _ = self.peer.send(&Word::Serving);
+    }
+}
+
+/// Take over from the process at the other end. On an error it goes on, and this one is to end.
+pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Heir, Error> {
+    let peer = Peer::new(UnixStream::from(socket));
+    let mut peer = peer.map_err(Error::io("cannot speak to the predecessor"))?;
+    peer.send(&Hello::OURS).map_err(gone)?;
+    let (state, files): (State, _) = peer.receive(None).map_err(gone)?;
+    let prepared = prepare(options, state, files);
+    let prepared = prepared.and_then(|prepared| Ok((prepared.wait()?, prepared)));
+    let ((), mut prepared) = prepared.map_err(|problem| refuse(&mut peer, problem))?;
+    peer.send(&Word::Prepared).map_err(gone)?;
+    let (Stopped { bases }, _) = peer.receive(None).map_err(gone)?;
+    // From here on the disks are this process's, as long as it lives.
+    let active = prepared.activate(bases);
+    active.map_err(|problem| refuse(&mut peer, problem))?;
+    // Whether the predecessor hears it or not: it goes on only after it has killed this process, so
+    // that it is gone says as much as its word.
+    match peer.send(&Word::Active).and_then(|()| peer.receive(None)) {
+        Ok((Go, _)) => {}
+        Err(error) => tracing::warn!("going on without the predecessor's word: {error}"),
+    }
+    Ok(prepared.run(peer))
+}
+
+fn gone(error: WireError) -> Error {
+    Error::Options(format!("cannot take over from the predecessor: {error}"))
+}
+
+fn refuse(peer: &mut Peer, problem: String) -> Error {
+    let _ = peer.send(&Word::Refused(problem.clone()));
+    Error::Options(format!("cannot take over: {problem}"))
+}
+
+/// Everything is open, and nothing touched.
+struct Prepared {
+    book: Book,
+    exports: Vec<Option<Arriving>>,
+    nbd: Vec<Bound>,
+    api: Option<(Listener, Bound, Option<PathBuf>)>,
+    /// The predecessor.
+    pid: u32,
+}
+
+fn prepare(
+    mut options: ServeOptions,
+    state: State,
+    mut files: Descriptors,
+) -> Result<Prepared, String> {
+    if state.version != VERSION {
+        return Err(format!(
+            "version {} of a handover is not known here",
+            state.version
+        ));
+    }
+    if options.tenants {
+        return Err("tenants has come in the configuration: that needs a restart".into());
+    }
+    let mut own = files.split_off_front(state.files);
+    let mut clients = Vec::new();
+    let mut bounds = Vec::new();
+    for socket in state.nbd {
+        let (listener, bound) = Listener::adopt(socket, &mut own)?;
+        clients.push(listener);
+        bounds.push(bound);
+    }
+    if options.nbd.is_some() == clients.is_empty() {
+        return Err("[nbd] has come or gone in the configuration: that needs a restart".into());
+    }
+    let kept = state
+        .kept
+        .map(|(path, number)| Ok::<_, String>((path, own.take(number)?)));
+    let kept = kept.transpose()?;
+    if kept.as_ref().map(|(path, _)| path) != options.kept.as_ref() {
+        return Err("disks-dir is another one in the configuration: that needs a restart".into());
+    }
+    let api = state.api.map(|socket| Listener::adopt(socket, &mut own));
+    let api = api.transpose()?;
+    let api = api.map(|(listener, bound)| (listener, bound, options.api.socket.clone()));
+    let (mut disks, mut arrivals) = (Vec::new(), Vec::new());
+    for disk in state.disks {
+        let own = files.split_off_front(disk.files);
+        let (disk, arrival) = take_apart(disk, own, options.nbd.is_some())?;
+        disks.push(disk);
+        arrivals.push(arrival);
+    }
+    options.disks = disks;
+    let front_ends = options.disks.iter().map(|_| None).collect();
+    let objects = Objects::open_held(options.clone(), front_ends, clients);
+    let mut objects = objects.map_err(|error| error.to_string())?;
+    let exports = objects.take(arrivals, Duration::from_millis(state.uptime_ms));
+    let exports = exports.map_err(|error| error.to_string())?;
+    let book = Book::new(Box::new(objects), &options);
+    let mut book = book.map_err(|error| format!("cannot make a mailbox: {error}"))?;
+    let taken = book.take(state.origins, kept);
+    taken.map_err(|error| error.to_string())?;
+    Ok(Prepared {
+        exports,
+        book,
+        nbd: bounds,
+        api,
+        pid: state.pid,
+    })
+}
+
+type Taken = Option<(Arriving, Arrival)>;
+
+fn take_apart(
+    disk: DiskState,
+    files: Descriptors,
+    has_nbd: bool,
+) -> Result<(DiskOptions, Taken), String> {
+    let name = disk.table.name.clone();
+    let options = DiskOptions::of(disk.table, has_nbd);
+    let mut options = options.map_err(|problem| format!("disk '{name}': {problem}"))?;
+    // It is traced when somebody asks for it again.
+    options.trace = None;
+    let taken = disk.export.map(|export| arrival(export, files));
+    Ok((options, taken))
+}
+
+impl Prepared {
+    /// Until all exports have looked at what they get, or done what they were asked to.
+    fn wait(&self) -> Result<(), String> {
+        let mut exports = self.exports.iter().flatten();
+        exports.try_for_each(Arriving::wait)
+    }
+
+    fn activate(&mut self, bases: Vec<Vec<u16>>) -> Result<(), String> {
+        if bases.len() != self.exports.len() {
+            return Err("there are other disks than there were".into());
+        }
+        for (export, bases) in self.exports.iter().zip(bases) {
+            export
+                .iter()
+                .for_each(|export| export.begin_to_activate(bases.clone()));
+        }
+        self.wait()
+    }
+
+    fn run(mut self, peer: Peer) -> Heir {
+        let exports = self.exports.iter().flatten();
+        exports.for_each(Arriving::run);
+        if let Ok(estate) = self.book.estate() {
+            estate.let_nbd_in(self.nbd);
+        }
+        let pid = self.pid;
+        let door = self
+            .api
+            .map(|(listener, bound, path)| Door::adopt(pid, listener, bound, path));
+        Heir {
+            book: self.book,
+            door,
+            peer,
+        }
+    }
+}

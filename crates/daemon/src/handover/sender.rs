@@ -1,0 +1,180 @@
+//! Handing over.
+
+use super::estate::{Estate, Given};
+use super::state::{Counted, Go, Hello, State, Stopped, VERSION, Word};
+use super::successor::{Successor, check_binary, own_binary};
+use super::wire::WireError;
+use crate::answer::{Kind, Refusal};
+use crate::api::Api;
+use crate::book::Book;
+use fathom_exports::Descriptors;
+use fathom_exports::vhost_user::{Frozen, Halting};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long the successor may take for its first word; to open all disks and map all memory; and
+/// to take the disks into use, while guests wait.
+const START: Duration = Duration::from_secs(10);
+const PREPARE: Duration = Duration::from_secs(20);
+const ACTIVATE: Duration = Duration::from_secs(10);
+/// What is in flight has so long to end.
+const HALT: Duration = Duration::from_secs(5);
+/// The successor has all, and is only waited for to be found.
+const SERVE: Duration = Duration::from_secs(5);
+
+/// It is the successor's now: this process is to end, and touch nothing any more.
+pub struct HandedOver {
+    pub pid: u32,
+    /// From when the queues were stopped until the successor had them.
+    pub pause: Duration,
+}
+
+/// Have another process go on. On an error all is as before; it is one line for the user.
+pub fn hand_over(
+    book: &mut Book,
+    api: Option<&Api>,
+    binary: Option<PathBuf>,
+    arguments: &[OsString],
+) -> Result<HandedOver, Refusal> {
+    let checked = book.estate()?.may_be_handed_over();
+    checked.map_err(|text| Kind::Conflict.because(text))?;
+    let outcome = start(binary, arguments).and_then(|successor| {
+        api.inspect(|api| api.hold(true));
+        let given = book.give()?;
+        let estate = book.estate().map_err(|refusal| refusal.text)?;
+        give(successor, given, estate, api)
+    });
+    outcome.or_else(|problem| {
+        // The successor is dead, and exports are themselves again.
+        book.estate()?.take_back();
+        api.inspect(|api| api.hold(false));
+        Err(Kind::Failed.because(problem))
+    })
+}
+
+/// A successor that understands this program.
+fn start(binary: Option<PathBuf>, arguments: &[OsString]) -> Result<Successor, String> {
+    let binary = match binary {
+        Some(path) => check_binary(&path).map(|()| path)?,
+        None => own_binary().map_err(|error| format!("this program is not found: {error}"))?,
+    };
+    let successor = Successor::start(&binary, arguments);
+    let failed = |error| format!("{}: cannot be started: {error}", binary.display());
+    let mut successor = successor.map_err(failed)?;
+    let started = successor.peer.receive(Some(START));
+    let (hello, _): (Hello, _) = started.map_err(told("does not start"))?;
+    hello.check()?;
+    Ok(successor)
+}
+
+/// Dropped in the order of its fields: what is frozen goes on when the successor is dead.
+struct Handover {
+    successor: Successor,
+    frozen: Vec<Option<Frozen>>,
+}
+
+fn give(
+    successor: Successor,
+    given: Given,
+    estate: &dyn Estate,
+    api: Option<&Api>,
+) -> Result<HandedOver, String> {
+    let Given {
+        mut state,
+        mut files,
+        disks,
+    } = given;
+    if let Some(api) = api {
+        let listener = api.hand_over(&mut files);
+        state.api = Some(listener.map_err(|error| format!("the API's socket: {error}"))?);
+        state.files = files.len();
+    }
+    let mut frozen = Vec::new();
+    for (mut disk, export) in disks {
+        let mut export: Option<Frozen> = export;
+        if let Some(export) = &mut export {
+            let own = std::mem::take(&mut export.descriptors);
+            disk.files = own.len();
+            disk.export = export.state.take();
+            files.append(own);
+        }
+        state.disks.push(disk);
+        frozen.push(export);
+    }
+    let mut handover = Handover { successor, frozen };
+    let pause = commit(&mut handover, &state, files, estate)?;
+    let Handover {
+        mut successor,
+        frozen,
+    } = handover;
+    successor.let_live();
+    frozen.into_iter().flatten().for_each(Frozen::leave);
+    // It may be gone, and so are the counts then.
+    let _ = successor.peer.send(&Counted(estate.counts()));
+    let _ = successor.peer.receive::<Word>(Some(SERVE));
+    Ok(HandedOver {
+        pid: successor.pid(),
+        pause,
+    })
+}
+
+/// How long guests have waited.
+fn commit(
+    handover: &mut Handover,
+    state: &State,
+    files: Descriptors,
+    estate: &dyn Estate,
+) -> Result<Duration, String> {
+    debug_assert_eq!(state.version, VERSION);
+    let Handover { successor, frozen } = handover;
+    let peer = &mut successor.peer;
+    peer.send_with(state, &files)
+        .map_err(told("cannot be told what there is"))?;
+    drop(files);
+    match peer
+        .receive(Some(PREPARE))
+        .map_err(told("cannot take over"))?
+    {
+        (Word::Prepared, _) => {}
+        other => return Err(refused(other.0)),
+    }
+    estate.flush_early();
+    let begun = Instant::now();
+    let halting: Vec<_> = frozen
+        .iter()
+        .map(|export| export.as_ref().map(Frozen::begin_halt))
+        .collect();
+    let wait = |halting: Option<Halting>| halting.map(|halting| halting.wait(begun + HALT));
+    let bases = halting.into_iter().map(wait);
+    let bases = bases.map(|bases| Ok::<_, String>(bases.transpose()?.unwrap_or_default()));
+    let bases = bases.collect::<Result<_, _>>()?;
+    peer.send(&Stopped { bases })
+        .map_err(told("cannot be told where the queues are"))?;
+    match peer
+        .receive(Some(ACTIVATE))
+        .map_err(told("cannot use the disks"))?
+    {
+        (Word::Active, _) => {}
+        other => return Err(refused(other.0)),
+    }
+    // Sent or not: the successor goes on by itself when this process is gone, and it can only be
+    // missing if the successor is.
+    peer.send(&Go).map_err(told("is gone at the last moment"))?;
+    Ok(begun.elapsed())
+}
+
+fn told(what: &'static str) -> impl Fn(WireError) -> String {
+    move |error| {
+        format!("the successor {what}: {error} (its own words are in the log); this server goes on")
+    }
+}
+
+fn refused(word: Word) -> String {
+    match word {
+        Word::Refused(problem) => {
+            format!("the successor cannot take over: {problem}; this server goes on")
+        }
+        _ => "the successor has lost its way; this server goes on".into(),
+    }
+}

@@ -1,0 +1,154 @@
+//! What a server and its successor say to each other.
+//!
+//! ```text
+//! old                                  successor
+//!                          ◄── Hello    which versions it understands
+//! State, files ──►                      opens disks, maps memory, checks all of it
+//!                          ◄── Prepared
+//! (queues stop, disks are closed)
+//! Stopped ──►                           takes the disks into use
+//!                          ◄── Active
+//! Go ──►                                serves
+//! ```
+//!
+//! Up to `Stopped` all is the old one's, and it goes on if anything fails. From then on it does so
+//! only when the successor is dead, which the successor cannot outlive: `Go`, or that the old one is
+//! gone, says that it will not.
+
+use crate::book::Origin;
+use crate::table::DiskTable;
+use fathom_exports::ListenerState;
+use fathom_exports::vhost_user::ExportState;
+use fathom_trace::HistogramsState;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Of what is below. It changes when a successor that does not know of the change would do
+/// something else than go on.
+pub const VERSION: u32 = 1;
+
+/// The first word, the successor's.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Hello {
+    pub oldest: u32,
+    pub newest: u32,
+}
+
+impl Hello {
+    /// Of this program.
+    pub const OURS: Hello = Hello {
+        oldest: VERSION,
+        newest: VERSION,
+    };
+
+    /// Whether it understands this program. The error is for the user.
+    pub fn check(&self) -> Result<(), String> {
+        let Hello { oldest, newest } = self;
+        match (oldest..=newest).contains(&&VERSION) {
+            true => Ok(()),
+            false => Err(format!(
+                "it takes over by versions {oldest} to {newest} of a handover, and this server hands \
+                 over by version {VERSION}: it needs a restart"
+            )),
+        }
+    }
+}
+
+/// Numbers of files are those of a list beside it: first the server's own, then those of each disk.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct State {
+    pub version: u32,
+    pub pid: u32,
+    /// How many files are the server's.
+    pub files: usize,
+    pub disks: Vec<DiskState>,
+    /// Why they are there.
+    pub origins: BTreeMap<String, Origin>,
+    /// Where NBD clients connect.
+    pub nbd: Vec<ListenerState>,
+    pub api: Option<ListenerState>,
+    /// The directory of the disks that are kept, with its lock.
+    pub kept: Option<(PathBuf, usize)>,
+    pub uptime_ms: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DiskState {
+    pub table: DiskTable,
+    /// None: no front-ends.
+    pub export: Option<ExportState>,
+    /// How many files are its.
+    pub files: usize,
+}
+
+/// All queues have stopped, and the disks are closed: where the queues of each disk are.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Stopped {
+    pub bases: Vec<Vec<u16>>,
+}
+
+/// What the successor has to say of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Word {
+    Prepared,
+    Active,
+    /// It serves, and can be found.
+    Serving,
+    /// One line for the user.
+    Refused(String),
+}
+
+/// It is the successor's.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Go;
+
+/// What was counted, by disk.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Counted(pub Vec<DiskCounts>);
+
+/// By worker.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DiskCounts {
+    pub histograms: Vec<HistogramsState>,
+    pub workers: Vec<WorkerCounts>,
+    pub refused: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct WorkerCounts {
+    pub requests: u64,
+    pub notifications: u64,
+    pub sleeps: u64,
+    pub polled_ns: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_that_do_not_meet_are_refused() {
+        assert!(Hello::OURS.check().is_ok());
+        for (oldest, newest, meets) in [
+            (0, VERSION - 1, false),
+            (0, VERSION + 3, true),
+            (VERSION + 1, VERSION + 2, false),
+        ] {
+            let checked = Hello { oldest, newest }.check();
+            assert_eq!(checked.is_ok(), meets, "{checked:?}");
+        }
+    }
+
+    /// A newer server of the same version may say more.
+    #[test]
+    fn what_is_not_known_is_passed_over() {
+        let text = r#"{"version":1,"pid":3,"files":0,"disks":[],"origins":{},"nbd":[],"api":null,"kept":null,
+                       "uptime_ms":5,"weather":"fine"}"#;
+        let state: State = serde_json::from_str(text).unwrap();
+        assert_eq!(state.uptime_ms, 5);
+        let hello: Hello = serde_json::from_str(r#"{"oldest":1,"newest":9,"x":[]}"#).unwrap();
+        assert!(hello.check().is_ok());
+        assert!(serde_json::from_str::<State>(r#"{"version":1}"#).is_err());
+    }
+}

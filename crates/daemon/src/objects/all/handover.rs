@@ -1,0 +1,102 @@
+//! All objects on their way from one process to another.
+
+use super::Objects;
+use crate::error::Error;
+use crate::handover::{DiskCounts, Estate, Given, State, VERSION};
+use crate::objects::disk::Served;
+use fathom_exports::vhost_user::{Arrival, Arriving};
+use fathom_exports::{Bound, Descriptors};
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+impl Objects {
+    /// Go on from where a predecessor stops.
+    pub fn take(
+        &mut self,
+        disks: Vec<Option<(Arriving, Arrival)>>,
+        uptime: Duration,
+    ) -> Result<Vec<Option<Arriving>>, Error> {
+        let mut exports = Vec::new();
+        for (disk, export) in self.disks.iter_mut().zip(disks) {
+            let (arriving, arrival) = export.unzip();
+            disk.take(arrival)?;
+            exports.push(arriving);
+        }
+        let now = Instant::now();
+        self.started = now.checked_sub(uptime).unwrap_or(now);
+        Ok(exports)
+    }
+}
+
+impl Estate for Objects {
+    fn may_be_handed_over(&self) -> Result<(), String> {
+        let is_settled =
+            self.changing.is_empty() && self.leaving.is_empty() && self.resizing.is_empty();
+        if !is_settled {
+            return Err("a disk is just coming, going or being resized: try it again".into());
+        }
+        if self.nbd.as_ref().is_some_and(|nbd| nbd.has_clients()) {
+            return Err(
+                "there are NBD clients, whose connections cannot be handed over: disconnect them \
+                 first"
+                    .into(),
+            );
+        }
+        self.disks.iter().try_for_each(Served::may_be_handed_over)
+    }
+
+    fn give(&self) -> Result<Given, String> {
+        if let Some(nbd) = &self.nbd {
+            nbd.hold(true);
+        }
+        // Again: somebody may have come.
+        self.may_be_handed_over()?;
+        let mut files = Descriptors::default();
+        let failed = |error: io::Error| format!("cannot duplicate a descriptor: {error}");
+        let nbd = self.nbd.as_ref().map(|nbd| nbd.hand_over(&mut files));
+        let state = State {
+            version: VERSION,
+            pid: std::process::id(),
+            nbd: nbd.transpose().map_err(failed)?.unwrap_or_default(),
+            kept: None,
+            files: files.len(),
+            disks: Vec::new(),
+            origins: BTreeMap::new(),
+            api: None,
+            uptime_ms: self.started.elapsed().as_millis() as u64,
+        };
+        let disks = self.disks.iter().map(Served::give);
+        Ok(Given {
+            state,
+            files,
+            disks: disks.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn flush_early(&self) {
+        self.disks.iter().for_each(Served::flush_early);
+    }
+
+    fn take_back(&self) {
+        if let Some(nbd) = &self.nbd {
+            nbd.hold(false);
+        }
+    }
+
+    fn counts(&self) -> Vec<DiskCounts> {
+        self.disks.iter().map(Served::counts).collect()
+    }
+
+    fn inherit(&mut self, counts: &[DiskCounts]) {
+        let disks = self.disks.iter_mut().zip(counts);
+        disks.for_each(|(disk, counts)| disk.inherit(counts));
+    }
+
+    fn let_nbd_in(&self, bounds: Vec<Bound>) {
+        if let Some(nbd) = &self.nbd {
+            nbd.own(bounds);
+            nbd.hold(false);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! What was counted before this process was there.
+
+use crate::handover::{DiskCounts, WorkerCounts};
+use crate::info::WorkerInfo;
+use fathom_trace::StageHistograms;
+
+/// What a predecessor has counted.
+#[derive(Default)]
+pub struct Inherited {
+    histograms: Vec<StageHistograms>,
+    workers: Vec<WorkerCounts>,
+    refused: u64,
+}
+
+impl Inherited {
+    pub fn of(counts: &DiskCounts) -> Inherited {
+        // One for all: how many there are does not grow with each upgrade.
+        let all = StageHistograms::default();
+        counts.histograms.iter().for_each(|state| all.absorb(state));
+        Inherited {
+            histograms: vec![all],
+            workers: counts.workers.clone(),
+            refused: counts.refused,
+        }
+    }
+
+    pub fn histograms(&self) -> impl Iterator<Item = &StageHistograms> {
+        self.histograms.iter()
+    }
+
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// What a worker has done by now, with what the predecessor's of its number has.
+    pub fn add_to(&self, index: usize, own: WorkerInfo) -> WorkerInfo {
+        let before = self.workers.get(index).copied().unwrap_or_default();
+        WorkerInfo {
+            requests: own.requests + before.requests,
+            notifications: own.notifications + before.notifications,
+            sleeps: own.sleeps + before.sleeps,
+            polled_ns: own.polled_ns + before.polled_ns,
+        }
+    }
+}
