@@ -2,7 +2,9 @@
 
 use crate::driver::{Request, with_disk};
 use crate::kinds::qemu_img;
-use crate::support::{Served, as_arg, disk_dir, eventually, run, stdout_of};
+use crate::support::{
+    Served, as_arg, disk_dir, eventually, fathom, refused, run, short_dir, stdout_of,
+};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -332,5 +334,73 @@ fn a_server_without_clients_is_handed_over() {
     }
     thread::sleep(Duration::from_millis(200));
     assert_eq!(chain.server.end().0, Some(0));
+    chain.quit();
+}
+
+/// A server by a configuration with these lines, in which NBD is a socket, that keeps its disks.
+fn configured(lines: &str) -> Chain {
+    let dir = short_dir();
+    let conf = as_arg(&dir.path().join("conf"));
+    let api = as_arg(&dir.path().join("c"));
+    let nbd = as_arg(&dir.path().join("n"));
+    let text = format!("disks-dir = 'disks'\napi = {{ socket = '{api}' }}\n{lines}");
+    let text = text.replace("NBD", &format!("unix:{nbd}"));
+    fs::write(&conf, text).unwrap();
+    let mut command = fathom();
+    command.args(["serve", "--config", &conf]);
+    let mut server = Served::spawn(command, dir);
+    server.wait_for("the API is at");
+    let pid = server.child.id().into();
+    Chain { server, pid }
+}
+
+/// Why disks are there goes over, too, and the lock of their files.
+#[test]
+fn what_is_kept_is_kept_by_successors() {
+    let mut chain =
+        configured("[nbd]\nlisten = ['NBD']\n[[disk]]\nname = 'listed'\nimage = 'null:1M'\n");
+    let api = chain.server.api();
+    let add = |name: &str, more: &[&str]| {
+        let args = ["disk", "add", "--server", &api, name, "null:1M"];
+        stdout_of(&[&args, more].concat());
+    };
+    let kept = || {
+        let client = fathom_client::Client::connect(Path::new(&api)).unwrap();
+        let all: Value = client.get(&["v1", "disks"]).send().unwrap();
+        let one = |disk: &Value| (disk["options"]["name"].to_string(), disk["kept"] == true);
+        let mut all: Vec<_> = all["disks"].as_array().unwrap().iter().map(one).collect();
+        all.sort();
+        all
+    };
+    add("a", &["--filter", "delay:read=1ms"]);
+    add("now", &["--temporary"]);
+    let before = kept();
+    for _ in 0..2 {
+        chain.upgrade(&[]);
+        assert_eq!(kept(), before);
+    }
+    let one = |(name, is): (&str, bool)| (format!("\"{name}\""), is);
+    let expected = [("a", true), ("listed", true), ("now", false)];
+    assert_eq!(before, expected.map(one));
+    // Nobody else has its files, and it goes on with them.
+    let other = chain.server.arg("other");
+    let text = fs::read_to_string(chain.server.path("conf")).unwrap();
+    fs::write(&other, text.replace("/c'", "/c2'").replace("/n'", "/n2'")).unwrap();
+    refused(1, &["serve", "--config", &other], &["another server keeps"]);
+    let file = |name: &str| chain.server.path(&format!("disks/{name}.toml"));
+    stdout_of(&["disk", "set", &api, "--disk", "a", "delay", "read=7us"]);
+    assert!(fs::read_to_string(file("a")).unwrap().contains("read=7us"));
+    add("b", &[]);
+    assert!(file("b").exists());
+    stdout_of(&["disk", "remove", &api, "--disk", "a"]);
+    assert!(!file("a").exists());
+    chain.quit();
+}
+
+#[test]
+fn a_server_with_tenants_is_not_upgraded() {
+    let chain = configured("tenants = true\n");
+    chain.refused(&[], "with tenants");
+    assert_eq!(chain.server.log().matches("handing over").count(), 0);
     chain.quit();
 }
