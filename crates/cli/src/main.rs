@@ -24,7 +24,10 @@ mod usage;
 use anyhow::{Context, bail};
 use backend::Meant;
 use clap::{Parser, Subcommand};
-use fathom_daemon::{Events, Repeats, Stderr, begin_tenant, serve_tenant, survive_size_limit};
+use fathom_daemon::{
+    Events, Repeats, Stderr, begin_tenant, serve_tenant, start_successors, survive_size_limit,
+};
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -65,6 +68,12 @@ enum Command {
     #[command(hide = true)]
     Tenant {
         name: String,
+    },
+    /// Starts successors of a server, which starts it
+    #[command(hide = true)]
+    Starter {
+        #[arg(last = true)]
+        arguments: Vec<OsString>,
     },
 }
 
@@ -118,6 +127,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(args),
         Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),
+        Command::Starter { arguments } => start_successors(&arguments).map_err(Into::into),
         Command::Tenant { .. } => tenant.map_or(Ok(()), serve_tenant).map_err(Into::into),
     };
     repeats.tell();

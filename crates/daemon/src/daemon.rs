@@ -4,7 +4,7 @@ use crate::api::{Api, Door};
 use crate::book::{Book, Upgrade};
 use crate::cage;
 use crate::error::Error;
-use crate::handover::{self, HandedOver};
+use crate::handover::{self, HandedOver, Starter};
 use crate::host::Host;
 use crate::limits;
 use crate::objects::{Objects, Outcome};
@@ -12,11 +12,11 @@ use crate::options::ServeOptions;
 use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
 use crate::supervisor::Tenants;
+use fathom_sandbox::Mode;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use sd_notify::NotifyState;
 use serde_json::json;
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -42,8 +42,7 @@ pub struct Daemon {
     api: Option<Api>,
     termination: Termination,
     reload: Option<Reload>,
-    /// For a successor.
-    arguments: Vec<OsString>,
+    starter: Starter,
     /// Which there is.
     successor: Option<u32>,
 }
@@ -56,13 +55,12 @@ impl Daemon {
     /// [`Daemon::run`].
     pub fn start(options: ServeOptions) -> Result<Daemon, Error> {
         options.validate().map_err(Error::Options)?;
-        let termination = Termination::new().map_err(Error::io("cannot catch signals"))?;
-        limits::raise();
-        if !options.tenants {
-            cage::enter(options.sandbox);
-        }
-        let signals = LeftToThisThread::new();
-        let reload = reload(&options)?;
+        let Surroundings {
+            termination,
+            reload,
+            starter,
+            signals,
+        } = surround(&options)?;
         let (mut book, door) = match options.tenants {
             true => (
                 book(Box::new(Tenants::new(&options)), &options)?,
@@ -86,7 +84,7 @@ impl Daemon {
             api,
             termination,
             reload,
-            arguments: options.arguments,
+            starter,
             successor: None,
         };
         daemon.announce();
@@ -96,12 +94,13 @@ impl Daemon {
     /// Go on with what the process at the other end of `socket` serves, by these options, of which
     /// the disks do not matter. The same holds. On an error, all is that process's.
     pub fn take_over(options: ServeOptions, socket: OwnedFd) -> Result<Daemon, Error> {
-        let termination = Termination::new().map_err(Error::io("cannot catch signals"))?;
-        limits::raise();
-        let signals = LeftToThisThread::new();
-        let reload = reload(&options)?;
+        let Surroundings {
+            termination,
+            reload,
+            starter,
+            signals,
+        } = surround(&options)?;
         let (groups, events) = (options.api.groups, options.events.clone());
-        let arguments = options.arguments.clone();
         let mut heir = handover::receive(options, socket)?;
         let post = heir.book.post();
         let api = heir
@@ -120,7 +119,7 @@ impl Daemon {
             api,
             termination,
             reload,
-            arguments,
+            starter,
             successor: None,
         };
         daemon.announce();
@@ -194,7 +193,7 @@ impl Daemon {
     fn upgrade(&mut self, Upgrade { binary, asker }: Upgrade) {
         tracing::info!("handing over to another process");
         let api = self.api.as_ref();
-        match handover::hand_over(&mut self.book, api, binary, &self.arguments) {
+        match handover::hand_over(&mut self.book, api, &self.starter, binary) {
             Err(refusal) => {
                 tracing::error!("no upgrade: {refusal}");
                 asker(Err(refusal));
@@ -246,11 +245,36 @@ fn book(host: Box<dyn Host>, options: &ServeOptions) -> Result<Book, Error> {
     Book::new(host, options).map_err(Error::io("cannot make a mailbox"))
 }
 
-fn reload(options: &ServeOptions) -> Result<Option<Reload>, Error> {
+/// What a daemon has around it, before it has threads.
+struct Surroundings {
+    termination: Termination,
+    reload: Option<Reload>,
+    starter: Starter,
+    /// Until all threads are there.
+    signals: LeftToThisThread,
+}
+
+fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
+    let caught = Error::io("cannot catch signals");
+    let termination = Termination::new().map_err(&caught)?;
+    limits::raise();
+    let sandbox = match options.tenants {
+        // Its tenants have theirs.
+        true => Mode::Off,
+        false => options.sandbox,
+    };
+    let starter = Starter::new(options.arguments.clone(), sandbox)?;
+    if !options.tenants {
+        cage::enter(sandbox);
+    }
+    let signals = LeftToThisThread::new();
     let reload = options.config.as_ref().map(|_| Reload::new());
-    reload
-        .transpose()
-        .map_err(Error::io("cannot catch signals"))
+    Ok(Surroundings {
+        termination,
+        reload: reload.transpose().map_err(&caught)?,
+        starter,
+        signals,
+    })
 }
 
 /// Where systemd (or another manager) wants to know.

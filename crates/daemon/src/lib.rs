@@ -36,7 +36,7 @@ pub use error::Error;
 pub use events::Events;
 pub use fathom_sandbox::Mode as SandboxMode;
 pub use files::read_config;
-pub use handover::TAKE_OVER;
+pub use handover::{TAKE_OVER, start_successors};
 pub use info::{ConnectionInfo, FrontEnd, Info, NbdInfo, WorkerInfo};
 pub use limits::survive_size_limit;
 pub use objects::Outcome;

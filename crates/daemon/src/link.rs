@@ -8,6 +8,7 @@ use crate::events::Happened;
 use crate::table::PoolTable;
 use fathom_files::gate::{Refused, Wanted};
 use fathom_trace::Summary;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -22,6 +23,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The largest message. The largest that makes sense, a disk with all of its clients, has a quarter
 /// of it.
@@ -107,6 +109,13 @@ impl Link {
                 sent => return Ok(sent.map(drop)?),
             }
         }
+    }
+
+    /// Whether within this time there is a message, or the other side ends.
+    pub fn has_message(&self, within: Duration) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let within = Timespec::try_from(within).ok();
+        poll(&mut fds, within.as_ref()) == Ok(1)
     }
 
     /// None: there is nothing, and nothing was to be waited for. At the end of the other side there

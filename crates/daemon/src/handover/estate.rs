@@ -1,8 +1,10 @@
 //! What goes from one process to another.
 
 use super::state::{DiskCounts, DiskState, State};
+use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::Frozen;
 use fathom_exports::{Bound, Descriptors};
+use std::time::Instant;
 
 /// What a successor gets. Exports stand still until theirs are dropped.
 pub struct Given {
@@ -24,7 +26,17 @@ pub trait Estate {
     /// So that less has to be written while guests wait.
     fn flush_early(&self);
 
-    /// Nobody goes on with it: let NBD clients in again.
+    /// NBD clients wait from now on, have nothing in flight and use no disk; or not all of them by then.
+    fn hold_clients(&self, deadline: Instant) -> Result<(Vec<ClientState>, Descriptors), String>;
+
+    /// A predecessor's wait here; it has let go of the disks.
+    fn adopt_clients(
+        &self,
+        clients: Vec<ClientState>,
+        files: &mut Descriptors,
+    ) -> Result<(), String>;
+
+    /// Nobody goes on with it: serve NBD clients again.
     fn take_back(&self);
 
     fn counts(&self) -> Vec<DiskCounts>;

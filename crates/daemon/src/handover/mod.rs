@@ -2,12 +2,13 @@
 //!
 //! - `estate` is what goes;
 //! - `state` is what the two say, and when, `wire` how it gets from one to the other;
-//! - `successor` starts the other process;
+//! - `successor` is the other process, and `starter` who starts it;
 //! - `sender` is the old one's side, `receiver` the new one's.
 
 mod estate;
 mod receiver;
 mod sender;
+mod starter;
 mod state;
 mod successor;
 mod wire;
@@ -15,5 +16,6 @@ mod wire;
 pub use estate::{Estate, Given};
 pub use receiver::receive;
 pub use sender::{HandedOver, hand_over};
+pub use starter::{Starter, start_successors};
 pub use state::{DiskCounts, DiskState, State, VERSION, WorkerCounts};
 pub use successor::TAKE_OVER;

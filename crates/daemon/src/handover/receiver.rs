@@ -50,9 +50,9 @@ pub fn receive(options: ServeOptions, socket: OwnedFd) -> Result<Heir, Error> {
     let prepared = prepared.and_then(|prepared| Ok((prepared.wait()?, prepared)));
     let ((), mut prepared) = prepared.map_err(|problem| refuse(&mut peer, problem))?;
     peer.send(&Word::Prepared).map_err(gone)?;
-    let (Stopped { bases }, _) = peer.receive(None).map_err(gone)?;
+    let (stopped, files) = peer.receive(None).map_err(gone)?;
     // From here on the disks are this process's, as long as it lives.
-    let active = prepared.activate(bases);
+    let active = prepared.activate(stopped, files);
     active.map_err(|problem| refuse(&mut peer, problem))?;
     // Whether the predecessor hears it or not: it goes on only after it has killed this process, so
     // that it is gone says as much as its word.
@@ -166,7 +166,8 @@ impl Prepared {
         exports.try_for_each(Arriving::wait)
     }
 
-    fn activate(&mut self, bases: Vec<Vec<u16>>) -> Result<(), String> {
+    fn activate(&mut self, stopped: Stopped, mut files: Descriptors) -> Result<(), String> {
+        let Stopped { bases, clients } = stopped;
         if bases.len() != self.exports.len() {
             return Err("there are other disks than there were".into());
         }
@@ -175,7 +176,10 @@ impl Prepared {
                 .iter()
                 .for_each(|export| export.begin_to_activate(bases.clone()));
         }
-        self.wait()
+        self.wait()?;
+        // Some only come where there is a virtual machine.
+        let estate = self.book.estate().map_err(|refusal| refusal.text)?;
+        estate.adopt_clients(clients, &mut files)
     }
 
     fn run(mut self, peer: Peer) -> Heir {

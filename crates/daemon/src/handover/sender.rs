@@ -1,15 +1,15 @@
 //! Handing over.
 
 use super::estate::{Estate, Given};
+use super::starter::Starter;
 use super::state::{Counted, Go, Hello, State, Stopped, VERSION, Word};
-use super::successor::{Successor, check_binary, own_binary};
+use super::successor::Successor;
 use super::wire::WireError;
 use crate::answer::{Kind, Refusal};
 use crate::api::Api;
 use crate::book::Book;
 use fathom_exports::Descriptors;
 use fathom_exports::vhost_user::{Frozen, Halting};
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -34,19 +34,19 @@ pub struct HandedOver {
 pub fn hand_over(
     book: &mut Book,
     api: Option<&Api>,
+    starter: &Starter,
     binary: Option<PathBuf>,
-    arguments: &[OsString],
 ) -> Result<HandedOver, Refusal> {
     let checked = book.estate()?.may_be_handed_over();
     checked.map_err(|text| Kind::Conflict.because(text))?;
-    let outcome = start(binary, arguments).and_then(|successor| {
+    let outcome = start(starter, binary).and_then(|successor| {
         api.inspect(|api| api.hold(true));
         let given = book.give()?;
         let estate = book.estate().map_err(|refusal| refusal.text)?;
         give(successor, given, estate, api)
     });
     outcome.or_else(|problem| {
-        // The successor is dead, and exports are themselves again.
+        // The successor is dead, and front-ends are served again.
         book.estate()?.take_back();
         api.inspect(|api| api.hold(false));
         Err(Kind::Failed.because(problem))
@@ -54,28 +54,16 @@ pub fn hand_over(
 }
 
 /// A successor that understands this program.
-fn start(binary: Option<PathBuf>, arguments: &[OsString]) -> Result<Successor, String> {
-    let binary = match binary {
-        Some(path) => check_binary(&path).map(|()| path)?,
-        None => own_binary().map_err(|error| format!("this program is not found: {error}"))?,
-    };
-    let successor = Successor::start(&binary, arguments);
-    let failed = |error| format!("{}: cannot be started: {error}", binary.display());
-    let mut successor = successor.map_err(failed)?;
+fn start(starter: &Starter, binary: Option<PathBuf>) -> Result<Successor<'_>, String> {
+    let mut successor = Successor::start(starter, binary)?;
     let started = successor.peer.receive(Some(START));
     let (hello, _): (Hello, _) = started.map_err(told("does not start"))?;
     hello.check()?;
     Ok(successor)
 }
 
-/// Dropped in the order of its fields: what is frozen goes on when the successor is dead.
-struct Handover {
-    successor: Successor,
-    frozen: Vec<Option<Frozen>>,
-}
-
 fn give(
-    successor: Successor,
+    mut successor: Successor<'_>,
     given: Given,
     estate: &dyn Estate,
     api: Option<&Api>,
@@ -90,7 +78,7 @@ fn give(
         state.api = Some(listener.map_err(|error| format!("the API's socket: {error}"))?);
         state.files = files.len();
     }
-    let mut frozen = Vec::new();
+    let mut exports = Vec::new();
     for (mut disk, export) in disks {
         let mut export: Option<Frozen> = export;
         if let Some(export) = &mut export {
@@ -100,16 +88,20 @@ fn give(
             files.append(own);
         }
         state.disks.push(disk);
-        frozen.push(export);
+        exports.push(export);
     }
-    let mut handover = Handover { successor, frozen };
-    let pause = commit(&mut handover, &state, files, estate)?;
-    let Handover {
-        mut successor,
-        frozen,
-    } = handover;
+    let pause = match commit(&mut successor, &exports, &state, files, estate) {
+        Ok(pause) => pause,
+        Err(problem) => {
+            // Only when it is dead may the disks be used again.
+            drop(successor);
+            let going_on: Vec<_> = exports.into_iter().flatten().map(Frozen::go_on).collect();
+            going_on.into_iter().for_each(|export| export.wait(HALT));
+            return Err(problem);
+        }
+    };
     successor.let_live();
-    frozen.into_iter().flatten().for_each(Frozen::leave);
+    exports.into_iter().flatten().for_each(Frozen::leave);
     // It may be gone, and so are the counts then.
     let _ = successor.peer.send(&Counted(estate.counts()));
     let _ = successor.peer.receive::<Word>(Some(SERVE));
@@ -121,13 +113,13 @@ fn give(
 
 /// How long guests have waited.
 fn commit(
-    handover: &mut Handover,
+    successor: &mut Successor<'_>,
+    exports: &[Option<Frozen>],
     state: &State,
     files: Descriptors,
     estate: &dyn Estate,
 ) -> Result<Duration, String> {
     debug_assert_eq!(state.version, VERSION);
-    let Handover { successor, frozen } = handover;
     let peer = &mut successor.peer;
     peer.send_with(state, &files)
         .map_err(told("cannot be told what there is"))?;
@@ -141,7 +133,9 @@ fn commit(
     }
     estate.flush_early();
     let begun = Instant::now();
-    let halting: Vec<_> = frozen
+    // Before the disks' virtual machines let go of them, on which clients depend.
+    let (clients, files) = estate.hold_clients(begun + HALT)?;
+    let halting: Vec<_> = exports
         .iter()
         .map(|export| export.as_ref().map(Frozen::begin_halt))
         .collect();
@@ -149,7 +143,7 @@ fn commit(
     let bases = halting.into_iter().map(wait);
     let bases = bases.map(|bases| Ok::<_, String>(bases.transpose()?.unwrap_or_default()));
     let bases = bases.collect::<Result<_, _>>()?;
-    peer.send(&Stopped { bases })
+    peer.send_with(&Stopped { bases, clients }, &files)
         .map_err(told("cannot be told where the queues are"))?;
     match peer
         .receive(Some(ACTIVATE))

@@ -5,8 +5,8 @@
 //!                          ◄── Hello    which versions it understands
 //! State, files ──►                      opens disks, maps memory, checks all of it
 //!                          ◄── Prepared
-//! (queues stop, disks are closed)
-//! Stopped ──►                           takes the disks into use
+//! (queues and NBD clients stop, disks are closed)
+//! Stopped, files ──►                    takes the disks into use
 //!                          ◄── Active
 //! Go ──►                                serves
 //! ```
@@ -18,6 +18,7 @@
 use crate::book::Origin;
 use crate::table::DiskTable;
 use fathom_exports::ListenerState;
+use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::ExportState;
 use fathom_trace::HistogramsState;
 use serde::{Deserialize, Serialize};
@@ -82,10 +83,12 @@ pub struct DiskState {
     pub files: usize,
 }
 
-/// All queues have stopped, and the disks are closed: where the queues of each disk are.
+/// All queues have stopped, NBD clients wait, and the disks are closed. With the clients' files.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Stopped {
+    /// Where the queues of each disk are.
     pub bases: Vec<Vec<u16>>,
+    pub clients: Vec<ClientState>,
 }
 
 /// What the successor has to say of it.

@@ -1,54 +1,39 @@
 //! The process that is to take over.
 
+use super::starter::{Started, Starter};
 use super::wire::Peer;
-use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 
 /// By which `fathom serve` is told that its standard input is a predecessor.
 pub const TAKE_OVER: &str = "--take-over";
 
 /// Killed when it is dropped, and waited for: after that it does nothing any more.
-pub struct Successor {
-    child: Child,
+pub struct Successor<'a> {
+    process: Started<'a>,
     pub peer: Peer,
     is_needed: bool,
 }
 
-impl Successor {
-    /// Start it, with the arguments of this process.
-    pub fn start(binary: &Path, arguments: &[OsString]) -> io::Result<Successor> {
-        let (ours, theirs) = UnixStream::pair()?;
-        let is_new = |argument: &&OsString| *argument != TAKE_OVER;
-        let mut arguments = arguments.iter().filter(is_new);
-        let mut command = Command::new(binary);
-        if let Some(name) = arguments.next() {
-            command.arg0(name);
-        }
-        let mut arguments: Vec<_> = arguments.collect();
-        let take_over = OsString::from(TAKE_OVER);
-        // Behind the name of the command: what follows may be anything.
-        arguments.insert(arguments.len().min(1), &take_over);
-        // What a service manager has passed comes from this process: by this it is known that there
-        // was something.
-        command.args(arguments).env("LISTEN_FDS", "0");
-        let child = command.stdin(OwnedFd::from(theirs)).spawn()?;
+impl Successor<'_> {
+    /// Start it. The error is for the user.
+    pub fn start(starter: &Starter, binary: Option<PathBuf>) -> Result<Successor<'_>, String> {
+        let failed = |error| format!("a successor cannot be started: {error}");
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let peer = Peer::new(ours).map_err(failed)?;
         Ok(Successor {
-            child,
-            peer: Peer::new(ours)?,
+            process: starter.start(binary, theirs.into())?,
+            peer,
             is_needed: false,
         })
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     /// It serves: it is to outlive this process.
@@ -57,11 +42,10 @@ impl Successor {
     }
 }
 
-impl Drop for Successor {
+impl Drop for Successor<'_> {
     fn drop(&mut self) {
         if !self.is_needed {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+            self.process.kill();
         }
     }
 }

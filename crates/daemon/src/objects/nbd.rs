@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::info::{ConnectionInfo, NbdInfo};
 use crate::options::{NbdOptions, TlsOptions};
 use fathom_core::ThreadKind;
-use fathom_exports::nbd::{Exports, Leaving, Options, Tls, TlsError, local_name};
+use fathom_exports::nbd::{ClientState, Exports, Leaving, Options, Tls, TlsError, local_name};
 use fathom_exports::{Bound, Descriptors, Listener, ListenerState, NbdServer};
 use std::collections::BTreeSet;
 use std::io;
@@ -53,7 +53,7 @@ impl Nbd {
         let listeners = Arc::new(listeners);
         let weak = Arc::downgrade(&listeners);
         let serve = move |server: &NbdServer| server.serve(&listeners);
-        server.hold();
+        server.keep_out();
         let kind = ThreadKind::NbdListener;
         let serving = Serving::start(kind, "nbd", server, serve, NbdServer::stop);
         Ok(Nbd {
@@ -80,16 +80,38 @@ impl Nbd {
         self.serving.export().remove(disk.export_name()?)
     }
 
-    /// Let nobody in, or everybody again.
-    pub fn hold(&self, hold: bool) {
-        match hold {
-            true => self.serving.export().hold(),
-            false => self.serving.export().release(),
-        }
+    /// Let nobody in.
+    pub fn keep_out(&self) {
+        self.serving.export().keep_out();
     }
 
-    pub fn has_clients(&self) -> bool {
-        !self.serving.export().connections().is_empty()
+    /// Hold the clients that there are: nothing of them is in flight, and they use no disk. The error
+    /// is for the user.
+    pub fn hold(
+        &self,
+        deadline: Instant,
+        files: &mut Descriptors,
+    ) -> Result<Vec<ClientState>, String> {
+        let server = self.serving.export();
+        server.hold(deadline)?;
+        server.describe(files)
+    }
+
+    /// Take a predecessor's over, which are held.
+    pub fn adopt(&self, clients: Vec<ClientState>, files: &mut Descriptors) -> Result<(), String> {
+        self.serving.export().adopt(clients, files)
+    }
+
+    /// Serve who is held, and let everybody in.
+    pub fn go_on(&self) {
+        self.serving.export().go_on();
+    }
+
+    /// Somebody whose connection cannot go to another process.
+    pub fn encrypted_client(&self) -> Option<String> {
+        let clients = self.serving.export().connections().into_iter();
+        let encrypted = clients.filter(|client| client.encrypted);
+        encrypted.map(|client| client.peer).next()
     }
 
     /// The sockets, for a successor.

@@ -11,6 +11,7 @@
 //! - `handshake` finds out which disk a client wants, and how,
 //! - `tls` is what is needed for encryption,
 //! - `export` is what there is to choose from,
+//! - `holding` holds clients up, for another process to go on with them,
 //! - `connection` serves requests.
 //!
 //! How all of it looks is in `fathom-nbd`. "proto.md" in comments is doc/proto.md
@@ -21,6 +22,7 @@ mod export;
 #[cfg(feature = "testing")]
 pub mod fuzz;
 mod handshake;
+mod holding;
 mod listen;
 mod peer;
 mod server;
@@ -28,6 +30,7 @@ mod table;
 mod tls;
 
 pub use export::{Export, Exports, SameName};
+pub use holding::ClientState;
 pub use listen::{Address, listen_at, local_name};
 pub use server::{ConnectionInfo, Leaving, NbdServer, Options};
 pub use tls::{Mode as TlsMode, Tls, TlsError};

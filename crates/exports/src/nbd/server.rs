@@ -3,6 +3,7 @@
 use super::connection::{Activity, Ending, Limits, NbdSource, Stream};
 use super::export::{Export, Exports, InUse, SameName};
 use super::handshake::{Agreement, Denied, Handshake, Host, Outcome, Transport};
+use super::holding::Wake;
 use super::peer;
 use super::table::{Connection, Phase, Table};
 use super::tls::Tls;
@@ -14,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -87,16 +88,16 @@ pub struct ConnectionInfo {
 
 /// Serves disks to NBD clients.
 pub struct NbdServer {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
-struct Shared {
-    exports: Exports,
-    options: Options,
+pub(super) struct Shared {
+    pub(super) exports: Exports,
+    pub(super) options: Options,
     stop: Signal,
     table: Mutex<Table>,
-    /// A connection has ended, or is to end.
-    changed: Condvar,
+    /// A connection has ended, or is to end, or is held or no longer.
+    pub(super) changed: Condvar,
     /// Nobody comes in.
     held: Mutex<bool>,
     /// That has changed.
@@ -133,12 +134,12 @@ impl NbdServer {
     }
 
     /// Let nobody in from now on: who comes waits. The clients that there are stay.
-    pub fn hold(&self) {
+    pub fn keep_out(&self) {
         *self.shared.held.lock().unwrap_or_else(|e| e.into_inner()) = true;
     }
 
     /// Let everybody in again.
-    pub fn release(&self) {
+    pub fn let_in(&self) {
         *self.shared.held.lock().unwrap_or_else(|e| e.into_inner()) = false;
         self.shared.released.notify_all();
     }
@@ -254,7 +255,7 @@ impl Leaving {
 }
 
 impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -281,18 +282,8 @@ impl Shared {
         peer::prepare(&socket);
         let socket = Arc::new(socket);
         let number = self.enter(&socket);
-        let guard = Entered {
-            shared: self.clone(),
-            number,
-        };
-        let thread = std::thread::Builder::new()
-            .name("nbd connection".into())
-            .stack_size(STACK)
-            .spawn(move || {
-                thread_starts(ThreadKind::NbdConnection);
-                guard.run(socket);
-            });
-        if let Err(error) = thread {
+        let started = self.entered(number).start(|guard| guard.run(socket));
+        if let Err(error) = started {
             tracing::error!("nbd: cannot start a connection's thread: {error}");
             return Ok(false);
         }
@@ -302,18 +293,21 @@ impl Shared {
     fn enter(&self, socket: &Arc<OwnedFd>) -> u64 {
         let mut table = self.table();
         table.make_room();
-        let number = table.next;
-        table.next += 1;
-        let connection = Connection {
+        table.add(Connection {
             name: peer::name(socket),
             peer: peer::Peer::of(socket),
             since: Instant::now(),
             socket: Arc::downgrade(socket),
             phase: Phase::Handshake,
             ending: false,
-        };
-        table.connections.insert(number, connection);
-        number
+        })
+    }
+
+    pub(super) fn entered(self: &Arc<Self>, number: u64) -> Entered {
+        Entered {
+            shared: self.clone(),
+            number,
+        }
     }
 
     /// No new connections; wait for the end of those that there are.
@@ -329,8 +323,8 @@ impl Shared {
 }
 
 /// A connection in the table; out of it when dropped.
-struct Entered {
-    shared: Arc<Shared>,
+pub(super) struct Entered {
+    pub(super) shared: Arc<Shared>,
     number: u64,
 }
 
@@ -371,7 +365,17 @@ impl Host for Entered {
 }
 
 impl Entered {
-    fn connection<'t>(&self, table: &'t mut Table) -> &'t mut Connection {
+    /// A thread for it.
+    pub(super) fn start(self, run: impl FnOnce(&Entered) + Send + 'static) -> io::Result<()> {
+        let thread = std::thread::Builder::new().name("nbd connection".into());
+        thread.stack_size(STACK).spawn(move || {
+            thread_starts(ThreadKind::NbdConnection);
+            run(&self);
+        })?;
+        Ok(())
+    }
+
+    pub(super) fn connection<'t>(&self, table: &'t mut Table) -> &'t mut Connection {
         let connection = table.connections.get_mut(&self.number);
         connection.expect("a connection is in the table until its end")
     }
@@ -407,15 +411,15 @@ impl Entered {
         self.connection(&mut self.shared.table()).ending
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.connection(&mut self.shared.table()).name.clone()
     }
 
     /// The connection's life.
-    fn run(self, socket: Arc<OwnedFd>) {
+    fn run(&self, socket: Arc<OwnedFd>) {
         let deadline = Instant::now() + self.shared.options.handshake_timeout;
         let transport = Transport::new(socket.clone(), deadline);
-        let (outcome, transport) = Handshake::new(&self, transport).run();
+        let (outcome, transport) = Handshake::new(self, transport).run();
         let peer = self.name();
         match outcome {
             Ok(Outcome::Agreed(agreement)) => {
@@ -437,45 +441,64 @@ impl Entered {
         socket: Arc<OwnedFd>,
         transport: Transport,
     ) -> io::Result<()> {
-        let export = agreement.in_use.export().clone();
-        let tls = transport.into_tls();
-        let encrypted = tls.is_some();
         let stream = Stream {
             socket: Arc::into_inner(socket).expect("others have it in the handshake only"),
-            tls,
+            tls: transport.into_tls(),
             read_ahead: Vec::new(),
         };
-        let (wake, woken) = sync_channel(1);
-        let on_end = wake.clone();
+        let (wake, on_end) = Wake::new();
         let source = NbdSource::new(
             stream,
             &agreement.view,
             agreement.agreed,
             self.shared.options.limits,
             self.number as u16,
-            Box::new(move || {
-                // If there is something in the channel, it is awake.
-                let _ = on_end.try_send(());
-            }),
+            on_end,
         )?;
-        let activity = source.activity();
-        self.delay(export.connect_delay());
-        let attached = export.attach(Box::new(source))?;
-        let worker = attached.worker;
-        self.now_served(Phase::Served {
-            export: export.clone(),
-            worker,
-            encrypted,
-            wake,
-        });
-        export.tell(Visit::Attached, &self.name());
-        if !self.sleep(&woken, &activity) {
-            tracing::info!("nbd: {}: no request in --nbd-idle-timeout", self.name());
+        self.delay(agreement.in_use.export().connect_delay());
+        self.live(agreement.in_use, Box::new(source), wake)
+    }
+
+    /// Until it has ended; held meanwhile, as often as that is wanted.
+    pub(super) fn live(
+        &self,
+        in_use: InUse,
+        mut source: Box<NbdSource>,
+        wake: Wake,
+    ) -> io::Result<()> {
+        let mut in_use = Some(in_use);
+        let mut is_new = true;
+        while let Some(used) = in_use.take() {
+            let export = used.export().clone();
+            let (activity, encrypted) = (source.activity(), source.is_encrypted());
+            let attached = export.attach(source)?;
+            wake.forget();
+            self.now_served(Phase::Served {
+                export: export.clone(),
+                worker: attached.worker,
+                encrypted,
+                wake: wake.sender.clone(),
+                activity: activity.clone(),
+            });
+            if std::mem::take(&mut is_new) {
+                export.tell(Visit::Attached, &self.name());
+            }
+            if !self.sleep(&wake.receiver, &activity) {
+                tracing::info!("nbd: {}: no request in --nbd-idle-timeout", self.name());
+            }
+            let detached = attached.detach().into_any().downcast::<NbdSource>();
+            source = detached.expect("only connections are attached");
+            if source.is_held() {
+                drop(used);
+                in_use = self.stay_held(&export, &source);
+                source.go_on();
+                if in_use.is_some() {
+                    continue;
+                }
+            }
+            export.tell(Visit::Detached, &self.name());
+            self.tell_end(export.name(), &source);
         }
-        let source = attached.detach().into_any().downcast::<NbdSource>();
-        let source = source.expect("only connections are attached");
-        export.tell(Visit::Detached, &self.name());
-        self.tell_end(&agreement.view.name, &source);
         Ok(())
     }
 
@@ -512,11 +535,14 @@ impl Entered {
 
     fn now_served(&self, phase: Phase) {
         let mut table = self.shared.table();
+        let holding = table.holding;
         let connection = self.connection(&mut table);
         connection.phase = phase;
         tracing::debug!("nbd: {}: connected", connection.name);
         if connection.ending {
             connection.end();
+        } else if holding {
+            connection.hold();
         }
     }
 

@@ -1,7 +1,9 @@
 //! The connections of a server, and what they are doing.
 
+use super::connection::{Activity, SourceState};
 use super::export::Export;
 use super::peer::Peer;
+use crate::Descriptors;
 use rustix::net::{Shutdown, shutdown};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -17,6 +19,8 @@ const MAX_HANDSHAKES: usize = 64;
 pub struct Table {
     pub next: u64,
     pub stopping: bool,
+    /// Those that are served are to be held.
+    pub holding: bool,
     pub connections: BTreeMap<u64, Connection>,
 }
 
@@ -41,7 +45,10 @@ pub enum Phase {
         worker: usize,
         encrypted: bool,
         wake: SyncSender<()>,
+        activity: Arc<Activity>,
     },
+    /// Nothing of it is in flight, nor is the disk in use; for another process.
+    Held(Arc<Export>, Result<(SourceState, Descriptors), String>),
 }
 
 impl Connection {
@@ -54,7 +61,7 @@ impl Connection {
                 let socket = self.socket.upgrade();
                 let _ = socket.map(|socket| shutdown(&socket, Shutdown::Both));
             }
-            Phase::Admitted(_) => {}
+            Phase::Admitted(_) | Phase::Held(..) => {}
             Phase::Served { wake, .. } => {
                 // If there is something in the channel, it is awake.
                 let _ = wake.try_send(());
@@ -62,15 +69,33 @@ impl Connection {
         }
     }
 
+    /// Have it held, if it is served.
+    pub fn hold(&mut self) {
+        if let Phase::Served { wake, activity, .. } = &self.phase {
+            activity.hold(true);
+            let _ = wake.try_send(());
+        }
+    }
+
     pub fn export(&self) -> Option<&Arc<Export>> {
         match &self.phase {
             Phase::Handshake => None,
-            Phase::Admitted(export) | Phase::Served { export, .. } => Some(export),
+            Phase::Admitted(export) | Phase::Served { export, .. } | Phase::Held(export, _) => {
+                Some(export)
+            }
         }
     }
 }
 
 impl Table {
+    /// Its number.
+    pub fn add(&mut self, connection: Connection) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.connections.insert(number, connection);
+        number
+    }
+
     /// For one more connection in its handshake: if there are too many, the
     /// oldest of the peer that has the most is ended.
     pub fn make_room(&mut self) {

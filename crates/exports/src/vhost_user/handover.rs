@@ -52,11 +52,15 @@ type Described = Result<(ExportState, Descriptors), String>;
 /// Asks a serving thread to freeze.
 pub(super) struct Freeze {
     reply: SyncSender<Described>,
-    orders: Receiver<Halt>,
+    orders: Receiver<Order>,
 }
 
-/// Asks it to stop the queues, too; with where they are.
-struct Halt(SyncSender<Halted>);
+enum Order {
+    /// Stop the queues, too; where they are is told.
+    Halt(SyncSender<Halted>),
+    /// Nobody takes it: go on, and tell.
+    GoOn(SyncSender<()>),
+}
 
 type Halted = Result<Vec<u16>, String>;
 
@@ -65,7 +69,7 @@ pub struct Frozen {
     /// To be taken, with its files.
     pub state: Option<ExportState>,
     pub descriptors: Descriptors,
-    orders: Sender<Halt>,
+    orders: Sender<Order>,
 }
 
 impl Frozen {
@@ -88,13 +92,30 @@ impl Frozen {
     /// Stop the queues and let go of the disk; does not wait for it.
     pub fn begin_halt(&self) -> Halting {
         let (reply, bases) = sync_channel(1);
-        let _ = self.orders.send(Halt(reply));
+        let _ = self.orders.send(Order::Halt(reply));
         Halting(bases)
+    }
+
+    /// Nobody has taken it; does not wait for it.
+    pub fn go_on(self) -> GoingOn {
+        let (reply, done) = sync_channel(1);
+        let _ = self.orders.send(Order::GoOn(reply));
+        GoingOn(done)
     }
 
     /// It is another process's for good: this one is about to end.
     pub fn leave(self) {
         std::mem::forget(self.orders);
+    }
+}
+
+/// An export that was frozen.
+pub struct GoingOn(Receiver<()>);
+
+impl GoingOn {
+    /// Until it is as it was, or so long.
+    pub fn wait(self, patience: Duration) {
+        let _ = self.0.recv_timeout(patience);
     }
 }
 
@@ -128,20 +149,29 @@ pub(super) fn attend(
         return Ok(());
     }
     let mut has_halted = false;
-    while let Ok(Halt(reply)) = orders.recv() {
-        let session = connection.as_mut().map(|open| &mut open.session);
-        let bases = session.map_or(Ok(Vec::new()), |session| session.halt());
-        has_halted = true;
-        let _ = reply.send(bases);
-    }
-    // Nobody has taken it.
-    match connection {
+    let told = loop {
+        match orders.recv() {
+            Ok(Order::Halt(reply)) => {
+                let session = connection.as_mut().map(|open| &mut open.session);
+                let bases = session.map_or(Ok(Vec::new()), |session| session.halt());
+                has_halted = true;
+                let _ = reply.send(bases);
+            }
+            Ok(Order::GoOn(reply)) => break Some(reply),
+            Err(_) => break None,
+        }
+    };
+    let went_on = match connection {
         Some(Connection { session, .. }) if has_halted => {
             let ready = session.make_ready(None);
             ready.and_then(|ready| session.run(ready))
         }
         _ => Ok(()),
+    };
+    if let Some(told) = told {
+        let _ = told.send(());
     }
+    went_on
 }
 
 fn describe(listener: &Listener, connection: Option<&Connection<'_>>) -> Described {

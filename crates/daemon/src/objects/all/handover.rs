@@ -4,6 +4,8 @@ use super::Objects;
 use crate::error::Error;
 use crate::handover::{DiskCounts, Estate, Given, State, VERSION};
 use crate::objects::disk::Served;
+use crate::objects::nbd::Nbd;
+use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::{Arrival, Arriving};
 use fathom_exports::{Bound, Descriptors};
 use std::collections::BTreeMap;
@@ -36,19 +38,18 @@ impl Estate for Objects {
         if !is_settled {
             return Err("a disk is just coming, going or being resized: try it again".into());
         }
-        if self.nbd.as_ref().is_some_and(|nbd| nbd.has_clients()) {
-            return Err(
-                "there are NBD clients, whose connections cannot be handed over: disconnect them \
-                 first"
-                    .into(),
-            );
+        if let Some(client) = self.nbd.as_ref().and_then(Nbd::encrypted_client) {
+            return Err(format!(
+                "NBD client {client} is connected by TLS, which another process cannot go on with: \
+                 disconnect it first"
+            ));
         }
         self.disks.iter().try_for_each(Served::may_be_handed_over)
     }
 
     fn give(&self) -> Result<Given, String> {
         if let Some(nbd) = &self.nbd {
-            nbd.hold(true);
+            nbd.keep_out();
         }
         // Again: somebody may have come.
         self.may_be_handed_over()?;
@@ -78,10 +79,26 @@ impl Estate for Objects {
         self.disks.iter().for_each(Served::flush_early);
     }
 
-    fn take_back(&self) {
-        if let Some(nbd) = &self.nbd {
-            nbd.hold(false);
+    fn hold_clients(&self, deadline: Instant) -> Result<(Vec<ClientState>, Descriptors), String> {
+        let mut files = Descriptors::default();
+        let nbd = self.nbd.as_ref();
+        let held = nbd.map(|nbd| nbd.hold(deadline, &mut files)).transpose()?;
+        Ok((held.unwrap_or_default(), files))
+    }
+
+    fn adopt_clients(
+        &self,
+        clients: Vec<ClientState>,
+        files: &mut Descriptors,
+    ) -> Result<(), String> {
+        match &self.nbd {
+            Some(nbd) => nbd.adopt(clients, files),
+            None => Ok(()),
         }
+    }
+
+    fn take_back(&self) {
+        self.nbd.iter().for_each(Nbd::go_on);
     }
 
     fn counts(&self) -> Vec<DiskCounts> {
@@ -96,7 +113,7 @@ impl Estate for Objects {
     fn let_nbd_in(&self, bounds: Vec<Bound>) {
         if let Some(nbd) = &self.nbd {
             nbd.own(bounds);
-            nbd.hold(false);
+            nbd.go_on();
         }
     }
 }

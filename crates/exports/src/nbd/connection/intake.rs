@@ -53,18 +53,18 @@ impl<'a> Intake<'a> {
 /// A payload that is not understood in the inbox.
 pub(super) struct Payload {
     /// The write that it belongs to; None: it is of no use.
-    command: Option<u16>,
+    pub command: Option<u16>,
     /// Bytes that belong to no piece yet.
-    left: u64,
+    pub left: u64,
     /// Where it is being received.
-    piece: Option<Piece>,
+    pub piece: Option<Piece>,
 }
 
 /// A part of a payload, on its way to the disk.
 pub(super) struct Piece {
-    span: Span,
-    len: usize,
-    filled: usize,
+    pub span: Span,
+    pub len: usize,
+    pub filled: usize,
 }
 
 impl Payload {
@@ -216,7 +216,7 @@ impl NbdSource {
 
     /// Bytes that one request of this kind moves, or is about, at most.
     #[inline]
-    fn longest(&self, kind: Kind) -> u64 {
+    pub(super) fn longest(&self, kind: Kind) -> u64 {
         match kind {
             Kind::Flush | Kind::BlockStatus { .. } => u64::MAX,
             Kind::Trim => max_len(self.export.discard),

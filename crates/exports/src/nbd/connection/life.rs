@@ -49,6 +49,11 @@ impl Receive {
         }
     }
 
+    /// It may be received again.
+    pub(super) fn forget_cancel(&mut self) {
+        self.cancelled = false;
+    }
+
     /// How much the last iovec has room for.
     fn last_room(&self) -> usize {
         self.iovecs[self.count - 1].iov_len
@@ -98,11 +103,13 @@ impl NbdSource {
         self.receive.in_flight = false;
         match result {
             ..0 if self.receive.cancelled => {}
+            // It is heard of again.
+            ..=0 if self.held => {}
             ..0 => self.lost(-result),
             0 => self.leave(Ending::Vanished {
                 unanswered: self.table.used(),
             }),
-            bytes if self.serving => self.received_bytes(bytes as usize),
+            bytes if self.serving || self.held => self.received_bytes(bytes as usize),
             _ => {}
         }
     }
@@ -179,6 +186,9 @@ impl NbdSource {
 
     /// Send what there is to send.
     pub(super) fn send(&mut self, cx: &mut Cx) {
+        if self.held {
+            return;
+        }
         if self.mute && !self.outbox.in_flight() {
             self.outbox.give_up(&mut self.pool);
             return;
@@ -195,7 +205,7 @@ impl NbdSource {
     pub(super) fn sent(&mut self, result: i32) {
         let bytes = usize::try_from(result).unwrap_or(0);
         self.outbox.sent(bytes, self.tls.as_mut(), &mut self.pool);
-        if result <= 0 {
+        if result <= 0 && !self.held {
             self.lost(-result);
         }
     }
@@ -208,6 +218,9 @@ impl NbdSource {
         };
         if self.receive.in_flight && !std::mem::replace(&mut self.receive.cancelled, true) {
             cx.engine.cancel_socket(id.token(RECEIVE));
+        }
+        if self.held {
+            return self.settle_held(cx, id);
         }
         if self.table.used() > 0 {
             return;

@@ -4,7 +4,8 @@
 //!   ends,
 //! - `intake` makes requests of it, which `check` has found to be in order,
 //! - `answer` makes replies of requests that are done,
-//! - `outbox` sends them.
+//! - `outbox` sends them,
+//! - `state` holds a connection up, and takes it to another process.
 //!
 //! All memory is the connection's own `pool`: when it is used up, or there is
 //! no room for more requests, or replies are not read, nothing is received
@@ -20,6 +21,7 @@ mod life;
 mod outbox;
 mod pool;
 mod reply;
+mod state;
 mod table;
 mod tls;
 
@@ -31,13 +33,14 @@ use life::Receive;
 use outbox::Outbox;
 use pool::{Pool, Span};
 use rustix::net::{AddressFamily, sockopt};
+pub use state::SourceState;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use table::Table;
 use tls::Tls;
 
@@ -179,19 +182,27 @@ impl fmt::Display for Ending {
 
 /// What a connection is doing, for other threads to see.
 #[derive(Debug, Default)]
-pub struct Activity(AtomicU64);
+pub struct Activity {
+    word: AtomicU64,
+    hold: AtomicBool,
+}
 
 impl Activity {
     #[inline]
     fn set(&self, answered: u64, busy: bool) {
         let word = answered << 1 | u64::from(busy);
-        self.0.store(word, Ordering::Relaxed);
+        self.word.store(word, Ordering::Relaxed);
+    }
+
+    /// Whether it is to be held when it is detached: see [`NbdSource::is_held`].
+    pub fn hold(&self, hold: bool) {
+        self.hold.store(hold, Ordering::Relaxed);
     }
 
     /// None: commands are being carried out. Otherwise how many have been: if
     /// that is the same later, there was none meanwhile.
     pub fn idle_after(&self) -> Option<u64> {
-        let word = self.0.load(Ordering::Relaxed);
+        let word = self.word.load(Ordering::Relaxed);
         (word & 1 == 0).then_some(word >> 1)
     }
 }
@@ -256,6 +267,9 @@ pub struct NbdSource {
     more: bool,
     /// New commands are taken on.
     serving: bool,
+    /// It neither receives nor sends, and nothing of it is forgotten.
+    held: bool,
+    send_cancelled: bool,
     /// The client hears nothing any more.
     mute: bool,
     /// The worker is to give it back.
@@ -306,6 +320,8 @@ impl NbdSource {
             outbox: Outbox::new(),
             more: false,
             serving: true,
+            held: false,
+            send_cancelled: false,
             mute: false,
             stopping: false,
             stopped: false,
@@ -325,6 +341,15 @@ impl NbdSource {
     /// Commands answered so far.
     pub fn answered(&self) -> u64 {
         self.answered
+    }
+
+    /// Its client's.
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
     }
 
     /// What it is doing while it is attached.
@@ -351,7 +376,10 @@ impl Source for NbdSource {
 
     fn start(&mut self, cx: &mut Cx, id: SourceId) -> io::Result<()> {
         self.id = Some(id);
-        cx.engine.add_socket(self.socket.as_fd())
+        cx.engine.add_socket(self.socket.as_fd())?;
+        // Of one that was held there may be replies.
+        self.send(cx);
+        Ok(())
     }
 
     fn completed(&mut self, cx: &mut Cx, tag: u8, result: i32) {
@@ -402,6 +430,9 @@ impl Source for NbdSource {
 
     fn stop(&mut self, cx: &mut Cx) {
         self.stopping = true;
+        if self.serving && self.activity.hold.load(Ordering::Relaxed) {
+            return self.hold(cx);
+        }
         self.leave(Ending::Detached);
         self.abandon();
         self.send(cx);

@@ -166,6 +166,24 @@ impl Outbox {
         }
     }
 
+    /// All that is still to be sent. Nothing is being sent.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut all = Vec::new();
+        for batch in [&self.sending, &self.building] {
+            for (index, iov) in batch.iovecs.iter().enumerate().skip(batch.sent) {
+                if batch.of_bytes.contains(&(index as u32)) {
+                    let at = iov.iov_base as usize;
+                    all.extend_from_slice(&batch.bytes[at..at + iov.iov_len]);
+                } else {
+                    let at = iov.iov_base.cast::<u8>();
+                    // SAFETY: pages of the pool, or sealed bytes, that stay until they are sent.
+                    all.extend(unsafe { std::slice::from_raw_parts(at, iov.iov_len) });
+                }
+            }
+        }
+        all
+    }
+
     /// The send has completed; of TLS's bytes if there is TLS.
     pub(super) fn sent(&mut self, bytes: usize, tls: Option<&mut Tls>, pool: &mut Pool) {
         self.in_flight = false;

@@ -104,12 +104,22 @@ impl Table {
         self.free.push(index);
     }
 
+    pub(super) fn in_use(&self) -> Vec<u16> {
+        let all = 0..self.commands.len() as u16;
+        all.filter(|index| !self.free.contains(index)).collect()
+    }
+
     /// Those of which not all has been issued.
     pub(super) fn unissued(&self) -> Vec<u16> {
-        let in_use = |index: &u16| !self.free.contains(index);
-        let unissued = |index: &u16| self[*index].issued < self[*index].len;
-        let all = 0..self.commands.len() as u16;
-        all.filter(in_use).filter(unissued).collect()
+        let mut all = self.in_use();
+        all.retain(|index| self[*index].issued < self[*index].len);
+        all
+    }
+
+    /// Requests in flight.
+    pub(super) fn in_flight(&self) -> u32 {
+        let pending = |index: &u16| self[*index].pending;
+        self.in_use().iter().map(pending).sum()
     }
 }
 

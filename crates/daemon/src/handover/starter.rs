@@ -1,0 +1,172 @@
+//! Who starts a successor: this process; or, where its cage lets it start no program, a process that
+//! was started before it had one, and which a successor's cage is not built upon.
+
+use super::successor::{TAKE_OVER, check_binary, own_binary};
+use crate::error::Error;
+use crate::link::Link;
+use fathom_sandbox::Mode;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+/// The starter has so long for its answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Starts successors, with the arguments that this process was started with.
+pub struct Starter {
+    arguments: Vec<OsString>,
+    /// The other process.
+    apart: Option<Link>,
+}
+
+/// To the other process; the first one comes with the successor's standard input.
+#[derive(Serialize, Deserialize)]
+enum Order {
+    Start(Option<PathBuf>),
+    Kill,
+}
+
+/// The successor's process id, or one line for the user; of one that was killed, that it was.
+type Outcome = Result<u32, String>;
+
+/// A process that has been started.
+pub enum Started<'a> {
+    Here(Child),
+    Apart(&'a Link, u32),
+}
+
+impl Starter {
+    /// Before the cage is entered.
+    pub fn new(arguments: Vec<OsString>, sandbox: Mode) -> Result<Starter, Error> {
+        let apart = (sandbox != Mode::Off).then(|| apart(&arguments));
+        let apart = apart.transpose();
+        let apart = apart.map_err(Error::io("cannot start the process that starts successors"))?;
+        Ok(Starter { arguments, apart })
+    }
+
+    /// Start it, with this as its standard input. The error is for the user.
+    pub fn start(&self, binary: Option<PathBuf>, input: OwnedFd) -> Result<Started<'_>, String> {
+        let Some(link) = &self.apart else {
+            return launch(binary, &self.arguments, input).map(Started::Here);
+        };
+        let pid = order(link, &Order::Start(binary), Some(input))?;
+        Ok(Started::Apart(link, pid))
+    }
+}
+
+impl Started<'_> {
+    pub fn pid(&self) -> u32 {
+        match self {
+            Started::Here(child) => child.id(),
+            Started::Apart(_, pid) => *pid,
+        }
+    }
+
+    /// After this it does nothing any more.
+    pub fn kill(&mut self) {
+        let killed = match self {
+            Started::Here(child) => {
+                let _ = child.kill();
+                child.wait().map(drop).map_err(|error| error.to_string())
+            }
+            Started::Apart(link, _) => order(link, &Order::Kill, None).map(drop),
+        };
+        if let Err(problem) = killed {
+            // It may have the disks: two that write to them would be the end of them.
+            tracing::error!(
+                "a successor that has failed cannot be ended: {problem}; this server ends"
+            );
+            std::process::exit(1);
+        }
+    }
+}
+
+fn apart(arguments: &[OsString]) -> io::Result<Link> {
+    let (link, theirs) = Link::pair()?;
+    Command::new("/proc/self/exe")
+        .arg0("fathom")
+        .args(["starter", "--"])
+        .args(arguments)
+        .stdin(theirs)
+        // What a terminal has to say is said to the server.
+        .process_group(0)
+        .spawn()?;
+    Ok(link)
+}
+
+fn order(link: &Link, order: &Order, with: Option<OwnedFd>) -> Outcome {
+    let failed = |error: io::Error| format!("the process that starts successors: {error}");
+    link.send(order, with.as_ref().map(AsFd::as_fd), false)
+        .map_err(failed)?;
+    drop(with);
+    if !link.has_message(PATIENCE) {
+        return Err(failed(io::ErrorKind::TimedOut.into()));
+    }
+    let answer = link.receive::<Outcome>(false).map_err(failed)?;
+    answer.map_or(Err(failed(io::ErrorKind::WouldBlock.into())), |(pid, _)| {
+        pid
+    })
+}
+
+/// The other process's whole life: do what comes on standard input, until the server there has ended.
+pub fn start_successors(arguments: &[OsString]) -> Result<(), Error> {
+    // Sockets that a service manager has passed are the server's.
+    // SAFETY: nothing here has opened a file yet but the standard streams.
+    unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
+    let link = io::stdin().as_fd().try_clone_to_owned();
+    let link = Link::from(link.map_err(Error::io("there is no server"))?);
+    let mut child: Option<Child> = None;
+    // An error is the server's end.
+    while let Ok(Some((order, input))) = link.receive(true) {
+        let outcome: Outcome = match (order, input) {
+            (Order::Start(binary), Some(input)) => {
+                let started = launch(binary, arguments, input);
+                started.map(|started| child.insert(started).id())
+            }
+            (Order::Start(_), None) => Err("there is no standard input for it".into()),
+            (Order::Kill, _) => match child.take() {
+                None => Err("there is no successor".into()),
+                Some(mut child) => {
+                    let _ = child.kill();
+                    let killed = child.wait().map_err(|error| error.to_string());
+                    killed.map(|_| child.id())
+                }
+            },
+        };
+        if link.send(&outcome, None, true).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn launch(
+    binary: Option<PathBuf>,
+    arguments: &[OsString],
+    input: OwnedFd,
+) -> Result<Child, String> {
+    let binary = match binary {
+        Some(path) => check_binary(&path).map(|()| path)?,
+        None => own_binary().map_err(|error| format!("this program is not found: {error}"))?,
+    };
+    let is_new = |argument: &&OsString| *argument != TAKE_OVER;
+    let mut arguments = arguments.iter().filter(is_new);
+    let mut command = Command::new(&binary);
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
+    }
+    let mut arguments: Vec<_> = arguments.collect();
+    let take_over = OsString::from(TAKE_OVER);
+    // Behind the name of the command: what follows may be anything.
+    arguments.insert(arguments.len().min(1), &take_over);
+    // What a service manager has passed comes from the predecessor: by this it is known that there
+    // was something.
+    command.args(arguments).env("LISTEN_FDS", "0");
+    let started = command.stdin(input).spawn();
+    started.map_err(|error| format!("{}: cannot be started: {error}", binary.display()))
+}

@@ -1,0 +1,379 @@
+//! A connection on its way to another process, and one that is held up in this one.
+//!
+//! A connection that is *held* has nothing in flight, at the disk or at its socket, and may be
+//! between any two bytes of what it receives and sends: what is left of its commands goes with it.
+
+use super::check::{Kind, check_range};
+use super::intake::{Payload, Piece};
+use super::pool::BLOCK;
+use super::table::{Command, Failure};
+use super::{Agreed, ExportView, Limits, NbdSource, OnEnd, SEND, Stream};
+use crate::Descriptors;
+use fathom_core::{Cx, RangeLimits, SourceId};
+use fathom_nbd::protocol::{ErrorCode, Replies};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+/// Numbers of files are those of a list beside it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SourceState {
+    socket: usize,
+    view: ViewState,
+    /// As in [`Replies`], by its order there.
+    replies: u8,
+    allocation_context: Option<u32>,
+    commands: Vec<CommandState>,
+    payload: Option<PayloadState>,
+    /// A file with these bytes, one after the other: the payload's piece, what has been received and
+    /// is not understood yet, and replies that are still to be sent.
+    buffers: Option<usize>,
+    received: usize,
+    to_send: usize,
+    answered: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ViewState {
+    name: String,
+    size: u64,
+    minimum_block: u32,
+    preferred_block: u32,
+    read_only: bool,
+    write_cache: bool,
+    /// Alignment and longest range.
+    discard: Option<(u32, u64)>,
+    write_zeroes: Option<(u32, u64)>,
+}
+
+/// A command of which something is still to be done.
+#[derive(Debug, Serialize, Deserialize)]
+struct CommandState {
+    /// "read", "whole read", "write", ...
+    kind: String,
+    fua: bool,
+    cookie: u64,
+    offset: u64,
+    len: u64,
+    issued: u64,
+    /// The errno of the protocol, and where.
+    failure: Option<(u32, u64)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct PayloadState {
+    /// Its write, in the list; None: nobody needs it.
+    command: Option<usize>,
+    /// Bytes that belong to no piece yet.
+    left: u64,
+    /// Of the piece that is being received: its length, and how much of it there is.
+    piece: Option<(usize, usize)>,
+}
+
+const REPLIES: [Replies; 3] = [Replies::Simple, Replies::Structured, Replies::Extended];
+
+const KINDS: [(&str, Kind); 10] = [
+    ("read", Kind::Read { whole: false }),
+    ("whole read", Kind::Read { whole: true }),
+    ("write", Kind::Write),
+    ("flush", Kind::Flush),
+    ("trim", Kind::Trim),
+    ("write zeroes", Kind::WriteZeroes { unmap: false }),
+    ("unmap zeroes", Kind::WriteZeroes { unmap: true }),
+    ("cache", Kind::Cache),
+    ("block status", Kind::BlockStatus { one: false }),
+    ("one block status", Kind::BlockStatus { one: true }),
+];
+
+impl ViewState {
+    fn of(view: &ExportView) -> ViewState {
+        let limits = |limits: RangeLimits| (limits.alignment, limits.max_len);
+        ViewState {
+            name: view.name.clone(),
+            size: view.size,
+            minimum_block: view.minimum_block,
+            preferred_block: view.preferred_block,
+            read_only: view.read_only,
+            write_cache: view.write_cache,
+            discard: view.discard.map(limits),
+            write_zeroes: view.write_zeroes.map(limits),
+        }
+    }
+
+    fn into_view(self) -> ExportView {
+        let limits = |(alignment, max_len)| RangeLimits { alignment, max_len };
+        ExportView {
+            name: self.name,
+            size: self.size,
+            minimum_block: self.minimum_block,
+            preferred_block: self.preferred_block,
+            read_only: self.read_only,
+            write_cache: self.write_cache,
+            discard: self.discard.map(limits),
+            write_zeroes: self.write_zeroes.map(limits),
+        }
+    }
+}
+
+impl CommandState {
+    fn of(command: &Command) -> CommandState {
+        let (kind, _) = KINDS
+            .into_iter()
+            .find(|(_, kind)| *kind == command.kind)
+            .expect("all kinds have names");
+        let failure = command.failure;
+        CommandState {
+            kind: kind.to_owned(),
+            fua: command.fua,
+            cookie: command.cookie,
+            offset: command.offset,
+            len: command.len,
+            issued: match command.kind {
+                // What was read is not there.
+                Kind::Read { whole: true } => 0,
+                _ => command.issued,
+            },
+            failure: failure.map(|failure| (failure.code as u32, failure.offset)),
+        }
+    }
+
+    fn kind(&self) -> Result<Kind, String> {
+        let named = KINDS.iter().find(|(name, _)| *name == self.kind);
+        let (_, kind) = named.ok_or_else(|| format!("a command '{}' is not known", self.kind))?;
+        Ok(*kind)
+    }
+}
+
+impl NbdSource {
+    /// Stop without an end: everything in flight ends, and nothing is forgotten. The worker's.
+    pub(super) fn hold(&mut self, cx: &mut Cx) {
+        self.serving = false;
+        self.held = true;
+        self.settle(cx);
+    }
+
+    /// When nothing is in flight any more it has stopped.
+    pub(super) fn settle_held(&mut self, cx: &mut Cx, id: SourceId) {
+        if self.outbox.in_flight() && !std::mem::replace(&mut self.send_cancelled, true) {
+            cx.engine.cancel_socket(id.token(SEND));
+        }
+        let busy = self.receive.in_flight || self.outbox.in_flight() || self.table.in_flight() > 0;
+        if !busy {
+            cx.engine.remove_socket(self.socket.as_fd());
+            self.stopped = true;
+        }
+    }
+
+    /// Whether it was detached without an end.
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// It is to be attached again.
+    pub fn go_on(&mut self) {
+        self.serving = true;
+        self.held = false;
+        self.stopping = false;
+        self.stopped = false;
+        self.send_cancelled = false;
+        self.receive.forget_cancel();
+        self.activity.hold(false);
+    }
+
+    /// What another process needs to go on with it, while it is held. The error is for the user.
+    pub fn describe(&self, files: &mut Descriptors) -> Result<SourceState, String> {
+        if self.tls.is_some() {
+            return Err("its client is connected by TLS".into());
+        }
+        let failed = |error: io::Error| format!("cannot be handed over: {error}");
+        let indices = self.table.in_use();
+        let payload = self.payload.as_ref().map(|payload| PayloadState {
+            command: payload
+                .command
+                .and_then(|command| indices.iter().position(|index| *index == command)),
+            left: payload.left,
+            piece: payload
+                .piece
+                .as_ref()
+                .map(|piece| (piece.len, piece.filled)),
+        });
+        let piece = self
+            .payload
+            .as_ref()
+            .and_then(|payload| payload.piece.as_ref());
+        let piece = piece.map_or(&[][..], |piece| {
+            // SAFETY: the part of the piece's own pages that has been received, and nobody receives.
+            unsafe { std::slice::from_raw_parts(self.pool.at(piece.span), piece.filled) }
+        });
+        let received = self.inbox.peek(self.inbox.len()).unwrap_or_default();
+        let to_send = self.outbox.to_bytes();
+        let buffers = file_of(&[piece, received, &to_send]).map_err(failed)?;
+        let buffers = files.add_any(buffers.as_ref()).map_err(failed)?;
+        let replies = REPLIES
+            .iter()
+            .position(|replies| *replies == self.agreed.replies);
+        Ok(SourceState {
+            socket: files.add(&self.socket).map_err(failed)?,
+            view: ViewState::of(&self.export),
+            replies: replies.expect("all are in the list") as u8,
+            allocation_context: self.agreed.allocation_context,
+            commands: indices
+                .iter()
+                .map(|index| CommandState::of(&self.table[*index]))
+                .collect(),
+            payload,
+            buffers,
+            received: received.len(),
+            to_send: to_send.len(),
+            answered: self.answered,
+        })
+    }
+
+    /// Become what another process was; held. As little of it is believed as of what a client says.
+    pub fn adopt(
+        state: SourceState,
+        files: &mut Descriptors,
+        limits: Limits,
+        number: u16,
+        on_end: OnEnd,
+    ) -> Result<NbdSource, String> {
+        let failed = |error: io::Error| error.to_string();
+        let [piece, read_ahead, to_send] = state.buffers(files)?;
+        let stream = Stream {
+            socket: files.take(state.socket)?,
+            tls: None,
+            read_ahead,
+        };
+        let replies = REPLIES.get(usize::from(state.replies));
+        let agreed = Agreed {
+            replies: *replies.ok_or("replies of a kind that is not known")?,
+            allocation_context: state.allocation_context,
+        };
+        let view = state.view.into_view();
+        let source = NbdSource::new(stream, &view, agreed, limits, number, on_end);
+        let mut source = source.map_err(failed)?;
+        source.outbox.bytes(&to_send);
+        source.answered = state.answered;
+        let payload = state.payload.as_ref();
+        let mut indices = Vec::new();
+        for (at, command) in state.commands.iter().enumerate() {
+            let is_payload = payload.is_some_and(|payload| payload.command == Some(at));
+            indices.push(source.enter_again(command, is_payload)?);
+        }
+        if let Some(payload) = state.payload {
+            source.take_payload_over(payload, &indices, &piece)?;
+        }
+        source.held = true;
+        source.serving = false;
+        source.stopped = true;
+        Ok(source)
+    }
+
+    fn take_payload_over(
+        &mut self,
+        state: PayloadState,
+        indices: &[u16],
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        let unknown = "a payload of a command that is not there";
+        let index = state
+            .command
+            .map(|at| indices.get(at).copied().ok_or(unknown));
+        let command = index.transpose()?;
+        let in_piece = state.piece.map_or(0, |(len, _)| len as u64);
+        let left = state.left.saturating_add(in_piece);
+        let fits = command.is_none_or(|index| {
+            let command = &self.table[index];
+            command.issued + left == command.len
+        });
+        if !fits {
+            return Err("a payload that does not fit its command".into());
+        }
+        let mut piece = None;
+        if let Some((len, filled)) = state.piece {
+            let span = self.pool.take(len).ok_or("no memory for a payload")?;
+            // SAFETY: `buffers` has found that `filled` bytes are not more than `len`, for which there
+            // is room.
+            unsafe {
+                let at = self.pool.at(span);
+                at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            }
+            piece = Some(Piece { span, len, filled });
+        }
+        self.payload = Some(Payload {
+            command,
+            left: state.left,
+            piece,
+        });
+        Ok(())
+    }
+
+    fn enter_again(&mut self, state: &CommandState, is_payload: bool) -> Result<u16, String> {
+        let kind = state.kind()?;
+        let fits =
+            kind == Kind::Flush || check_range(&self.export, kind, state.offset, state.len).is_ok();
+        if !fits || state.issued > state.len || is_payload != (kind == Kind::Write) {
+            return Err("a command that cannot be".into());
+        }
+        if self.table.is_full() {
+            return Err("more commands than a client may have".into());
+        }
+        let index = self.table.take();
+        let split = state.len > self.longest(kind);
+        let command = &mut self.table[index];
+        command.kind = kind;
+        command.fua = state.fua;
+        command.split = split;
+        command.cookie = state.cookie;
+        command.offset = state.offset;
+        command.len = state.len;
+        command.issued = state.issued;
+        command.failure = state.failure.map(|(code, offset)| Failure {
+            code: ErrorCode::from_errno(code as i32),
+            offset,
+        });
+        if !is_payload {
+            self.splitting.push_back(index);
+        }
+        Ok(index)
+    }
+}
+
+impl SourceState {
+    fn buffers(&self, files: &mut Descriptors) -> Result<[Vec<u8>; 3], String> {
+        let piece = self.payload.as_ref().and_then(|payload| payload.piece);
+        let (len, filled) = piece.unwrap_or_default();
+        let is_piece = piece.is_none() || (1..=BLOCK).contains(&len) && filled <= len;
+        if !is_piece || self.received > BLOCK || self.to_send > MAX_TO_SEND {
+            return Err("more than a client can have waiting".into());
+        }
+        let lengths = [filled, self.received, self.to_send];
+        let mut buffers = lengths.map(|len| vec![0; len]);
+        if let Some(number) = self.buffers {
+            let file = File::from(files.take(number)?);
+            let mut at = 0;
+            for buffer in &mut buffers {
+                let read = file.read_exact_at(buffer, at);
+                read.map_err(|error| error.to_string())?;
+                at += buffer.len() as u64;
+            }
+        }
+        Ok(buffers)
+    }
+}
+
+/// None: there is nothing.
+fn file_of(parts: &[&[u8]]) -> io::Result<Option<File>> {
+    if parts.iter().all(|part| part.is_empty()) {
+        return Ok(None);
+    }
+    let mut file = File::from(memfd_create("nbd connection", MemfdFlags::CLOEXEC)?);
+    parts.iter().try_for_each(|part| file.write_all(part))?;
+    Ok(Some(file))
+}
+
+/// Replies that wait: all of a connection's memory, by any option.
+const MAX_TO_SEND: usize = 1 << 30;

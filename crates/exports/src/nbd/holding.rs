@@ -1,0 +1,207 @@
+//! Clients that are held up: for another process that goes on with them, or for this one.
+
+use super::connection::{NbdSource, OnEnd, SourceState};
+use super::export::{Export, InUse};
+use super::peer::{self, Peer};
+use super::server::{Entered, NbdServer};
+use super::table::{Connection, Phase, Table};
+use crate::Descriptors;
+use serde::{Deserialize, Serialize};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// A client, for another process. Files lie in a list beside it, those of each client after those of
+/// the one before.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ClientState {
+    /// The export's name.
+    export: String,
+    age_ms: u64,
+    /// How many files are its.
+    files: usize,
+    source: SourceState,
+}
+
+/// Wakes a connection's thread.
+pub(super) struct Wake {
+    pub(super) sender: SyncSender<()>,
+    pub(super) receiver: Receiver<()>,
+}
+
+impl Wake {
+    pub(super) fn new() -> (Wake, OnEnd) {
+        let (sender, receiver) = sync_channel(1);
+        let on_end = sender.clone();
+        let on_end = Box::new(move || {
+            // If there is something in the channel, it is awake.
+            let _ = on_end.try_send(());
+        });
+        (Wake { sender, receiver }, on_end)
+    }
+
+    /// What it was woken for is known.
+    pub(super) fn forget(&self) {
+        let _ = self.receiver.try_recv();
+    }
+}
+
+impl NbdServer {
+    /// Hold all clients, and let nobody in, until [`NbdServer::go_on`]: at the end nothing of them is
+    /// in flight, and they use no disks. The error is for the user: not all are held at `deadline`.
+    pub fn hold(&self, deadline: Instant) -> Result<(), String> {
+        self.keep_out();
+        let mut table = self.shared.table();
+        table.holding = true;
+        let all = table.connections.values_mut();
+        all.for_each(Connection::hold);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let is_busy = |table: &mut Table| table.connections.values().any(is_in_use);
+        let wait = self.shared.changed.wait_timeout_while(table, left, is_busy);
+        let (table, wait) = wait.unwrap_or_else(|e| e.into_inner());
+        match wait.timed_out() {
+            false => Ok(()),
+            true => {
+                let busy = table.connections.values().find(|c| is_in_use(c));
+                let name = busy.map_or_else(String::new, |busy| busy.name.clone());
+                Err(format!("requests of its client {name} do not end"))
+            }
+        }
+    }
+
+    /// Serve those that were held, and let others in.
+    pub fn go_on(&self) {
+        self.shared.table().holding = false;
+        self.shared.changed.notify_all();
+        self.let_in();
+    }
+
+    /// Those that are held, for another process. The error is for the user.
+    pub fn describe(&self, files: &mut Descriptors) -> Result<Vec<ClientState>, String> {
+        let mut table = self.shared.table();
+        let mut clients = Vec::new();
+        for connection in table.connections.values_mut().filter(|c| !c.ending) {
+            let Phase::Held(export, described) = &mut connection.phase else {
+                continue;
+            };
+            let taken = Err("it was handed over already".to_owned());
+            let named = |problem| format!("NBD client {}: {problem}", connection.name);
+            let (source, own) = std::mem::replace(described, taken).map_err(named)?;
+            clients.push(ClientState {
+                export: export.name().to_owned(),
+                age_ms: connection.since.elapsed().as_millis() as u64,
+                files: own.len(),
+                source,
+            });
+            files.append(own);
+        }
+        Ok(clients)
+    }
+
+    /// Take clients over from another process, which has let go of the disks; they are held. The error
+    /// is for the user.
+    pub fn adopt(&self, clients: Vec<ClientState>, files: &mut Descriptors) -> Result<(), String> {
+        self.keep_out();
+        self.shared.table().holding = true;
+        let adopt = |client| self.adopt_one(client, files);
+        let activated = clients.into_iter().map(adopt);
+        let activated = activated.collect::<Result<Vec<_>, String>>()?;
+        activated.iter().try_for_each(|activated| {
+            let gone = |_| "a client's thread has ended".to_owned();
+            activated.recv().map_err(gone)?
+        })
+    }
+
+    /// What comes is whether its disk could be taken into use.
+    fn adopt_one(
+        &self,
+        client: ClientState,
+        files: &mut Descriptors,
+    ) -> Result<Receiver<Result<(), String>>, String> {
+        let all = self.shared.exports.all();
+        let export = all
+            .into_iter()
+            .find(|export| export.name() == client.export);
+        let export = export.ok_or_else(|| format!("there is no export '{}'", client.export))?;
+        let (wake, on_end) = Wake::new();
+        let limits = self.shared.options.limits;
+        let mut own = files.split_off_front(client.files);
+        let mut table = self.shared.table();
+        let number = table.next as u16;
+        let source = NbdSource::adopt(client.source, &mut own, limits, number, on_end)?;
+        let now = Instant::now();
+        let age = Duration::from_millis(client.age_ms);
+        let number = table.add(Connection {
+            name: peer::name(source.socket()),
+            peer: Peer::of(source.socket()),
+            since: now.checked_sub(age).unwrap_or(now),
+            socket: Weak::new(),
+            phase: Phase::Admitted(export.clone()),
+            ending: false,
+        });
+        drop(table);
+        let (done, activated) = sync_channel(1);
+        let run = move |entered: &Entered| {
+            let in_use = InUse::new(&export);
+            let outcome = in_use.as_ref().map(drop).map_err(Clone::clone);
+            let _ = done.send(outcome);
+            if let Ok(in_use) = in_use {
+                entered.live_on(in_use, Box::new(source), wake);
+            }
+        };
+        let started = self.shared.entered(number).start(run);
+        started.map_err(|error| format!("cannot start a client's thread: {error}"))?;
+        Ok(activated)
+    }
+}
+
+/// It has a disk, and is not held.
+fn is_in_use(connection: &Connection) -> bool {
+    matches!(connection.phase, Phase::Admitted(_) | Phase::Served { .. })
+}
+
+impl Entered {
+    /// What was adopted is served when it is no longer held.
+    fn live_on(&self, in_use: InUse, mut source: Box<NbdSource>, wake: Wake) {
+        if !self.wait_while_held() {
+            return;
+        }
+        source.go_on();
+        let name = in_use.export().name().to_owned();
+        if let Err(error) = self.live(in_use, source, wake) {
+            tracing::error!("nbd: {}: {name:?} cannot be served: {error}", self.name());
+        }
+    }
+
+    /// Until it is to go on. None: it is to end.
+    pub(super) fn stay_held(&self, export: &Arc<Export>, source: &NbdSource) -> Option<InUse> {
+        let mut files = Descriptors::default();
+        let described = source.describe(&mut files).map(|state| (state, files));
+        let mut table = self.shared.table();
+        self.connection(&mut table).phase = Phase::Held(export.clone(), described);
+        self.shared.changed.notify_all();
+        drop(table);
+        if !self.wait_while_held() {
+            return None;
+        }
+        let mut table = self.shared.table();
+        self.connection(&mut table).phase = Phase::Admitted(export.clone());
+        drop(table);
+        let in_use = InUse::new(export).inspect_err(|problem| {
+            tracing::warn!("nbd: {}: cannot go on: {problem}", self.name());
+        });
+        in_use.ok()
+    }
+
+    /// False: it is to end.
+    fn wait_while_held(&self) -> bool {
+        let table = self.shared.table();
+        let is_held = |table: &mut Table| {
+            let holding = table.holding && !table.stopping;
+            holding && !self.connection(table).ending
+        };
+        let table = self.shared.changed.wait_while(table, is_held);
+        let mut table = table.unwrap_or_else(|e| e.into_inner());
+        !table.stopping && !self.connection(&mut table).ending
+    }
+}
