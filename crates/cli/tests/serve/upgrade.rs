@@ -1,5 +1,7 @@
 //! `fathom upgrade`: guests see nothing of it, and where it does not work, all is as before.
 
+mod clients;
+
 use crate::driver::{Request, with_disk};
 use crate::kinds::qemu_img;
 use crate::support::{
@@ -175,40 +177,53 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
+fn program(dir: &Path, name: &str, text: &str) -> String {
+    let path = dir.join(name);
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    as_arg(&path)
+}
+
+/// A program that speaks as successors do, as far as it is told to.
+fn speaks(dir: &Path, name: &str, body: &str) -> String {
+    let head = "#!/usr/bin/python3\n\
+        import json, os, socket, struct, time\n\
+        s = socket.socket(fileno=0)\n\
+        def say(word):\n\
+        \x20   text = json.dumps(word).encode()\n\
+        \x20   s.sendall(b'fathom>1' + struct.pack('QQ', len(text), 0) + text)\n\
+        def exactly(n):\n\
+        \x20   got = b''\n\
+        \x20   while len(got) < n:\n\
+        \x20       part = s.recv(n - len(got))\n\
+        \x20       if not part: os._exit(0)\n\
+        \x20       got += part\n\
+        \x20   return got\n\
+        def hear():\n\
+        \x20   text, files = struct.unpack('QQ', exactly(24)[8:])\n\
+        \x20   exactly((files + 249) // 250)\n\
+        \x20   return json.loads(exactly(text))\n";
+    program(dir, name, &format!("{head}{body}\n"))
+}
+
+/// It understands the server, and hears all that there is.
+const HELLO: &str = "say({'oldest': 1, 'newest': 1})\nhear()\n";
+
+/// A successor that cannot go on when the disks are its own already.
+fn fails_late(dir: &Path) -> String {
+    let body = "say('Prepared')\nhear()\nsay({'Refused': 'locked'})\ntime.sleep(60)";
+    speaks(dir, "fails-late", &format!("{HELLO}{body}"))
+}
+
 /// Programs that do not take over, each in its way.
 #[test]
 fn a_server_whose_successor_fails_goes_on() {
     let dir = disk_dir();
     let image = image(dir.path(), "raw");
     let mut chain = Chain::start(&image, &[]);
-    let program = |name: &str, text: &str| {
-        let path = dir.path().join(name);
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        as_arg(&path)
-    };
-    // It speaks the protocol as far as it is told to.
-    let speak = |name: &str, body: &str| {
-        let head = "#!/usr/bin/python3\n\
-            import json, os, socket, struct, time\n\
-            s = socket.socket(fileno=0)\n\
-            def say(word):\n\
-            \x20   text = json.dumps(word).encode()\n\
-            \x20   s.sendall(b'fathom>1' + struct.pack('QQ', len(text), 0) + text)\n\
-            def exactly(n):\n\
-            \x20   got = b''\n\
-            \x20   while len(got) < n:\n\
-            \x20       part = s.recv(n - len(got))\n\
-            \x20       if not part: os._exit(0)\n\
-            \x20       got += part\n\
-            \x20   return got\n\
-            def hear():\n\
-            \x20   text, files = struct.unpack('QQ', exactly(24)[8:])\n\
-            \x20   exactly((files + 249) // 250)\n\
-            \x20   return json.loads(exactly(text))\n";
-        program(name, &format!("{head}{body}\n"))
-    };
-    let hello = "say({'oldest': 1, 'newest': 1})\nhear()\n";
+    let program = |name: &str, text: &str| program(dir.path(), name, text);
+    let speak = |name: &str, body: &str| speaks(dir.path(), name, body);
+    let hello = HELLO;
     let cases = [
         (program("gone", "#!/bin/sh\nexit 3\n"), "is gone"),
         (
@@ -240,15 +255,7 @@ fn a_server_whose_successor_fails_goes_on() {
             speak("dies-late", &format!("{hello}say('Prepared')\nhear()")),
             "is gone",
         ),
-        (
-            speak(
-                "fails-late",
-                &format!(
-                    "{hello}say('Prepared')\nhear()\nsay({{'Refused': 'locked'}})\ntime.sleep(60)"
-                ),
-            ),
-            "locked",
-        ),
+        (fails_late(dir.path()), "locked"),
         (as_arg(&dir.path().join("missing")), "missing"),
     ];
     let socket = chain.server.arg("s");

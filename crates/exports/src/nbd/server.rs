@@ -441,9 +441,10 @@ impl Entered {
         socket: Arc<OwnedFd>,
         transport: Transport,
     ) -> io::Result<()> {
+        let tls = transport.into_tls();
         let stream = Stream {
             socket: Arc::into_inner(socket).expect("others have it in the handshake only"),
-            tls: transport.into_tls(),
+            tls,
             read_ahead: Vec::new(),
         };
         let (wake, on_end) = Wake::new();

@@ -255,7 +255,9 @@ impl NbdSource {
         let view = state.view.into_view();
         let source = NbdSource::new(stream, &view, agreed, limits, number, on_end);
         let mut source = source.map_err(failed)?;
-        source.outbox.bytes(&to_send);
+        if !to_send.is_empty() {
+            source.outbox.bytes(&to_send);
+        }
         source.answered = state.answered;
         let payload = state.payload.as_ref();
         let mut indices = Vec::new();

@@ -1,0 +1,133 @@
+//! NBD clients see nothing of upgrades either, wherever they are in their requests.
+
+use super::{Chain, fails_late, image};
+use crate::kinds::qemu_img;
+use crate::support::{Served, as_arg, disk_dir, fathom, short_dir};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// A client in Python.
+struct Client {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Client {
+    fn start(script: &str, args: &[&str]) -> Client {
+        // The interpreter of the packages, which has libnbd.
+        let mut child = Command::new("/usr/bin/python3")
+            .args(["-c", script])
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Client {
+            input: child.stdin.take(),
+            output: BufReader::new(child.stdout.take().unwrap()),
+            child,
+        }
+    }
+
+    /// None: it has ended.
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        (!line.is_empty()).then(|| line.trim().to_owned())
+    }
+
+    fn go_on(&mut self) {
+        writeln!(self.input.as_ref().unwrap(), "go").unwrap();
+    }
+
+    fn end(mut self) {
+        self.input.take();
+        while self.line().is_some() {}
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// Without front-ends.
+fn serve(image: &str, args: &[&str]) -> (Chain, String) {
+    let dir = short_dir();
+    let socket = as_arg(&dir.path().join("n"));
+    let mut command = fathom();
+    command
+        .args(["serve", image, "--iothreads", "2"])
+        .args(args);
+    command.args(["--nbd", &format!("unix:{socket}"), "--api"]);
+    command.arg(dir.path().join("c"));
+    let mut server = Served::spawn(command, dir);
+    server.wait_for("NBD clients connect to");
+    let pid = server.child.id().into();
+    (Chain { server, pid }, socket)
+}
+
+#[test]
+fn loaded_clients_see_nothing_of_twenty_upgrades() {
+    for (format, args, replies) in [
+        ("raw", &["--aio", "io_uring"][..], "structured"),
+        ("raw", &["--aio", "native", "--cache", "none"], "simple"),
+        ("qcow2", &["--aio", "threads"], "structured"),
+    ] {
+        let dir = disk_dir();
+        let image = image(dir.path(), format);
+        let (mut chain, socket) = serve(&image, &[&["--format", format], args].concat());
+        let mut client = Client::start(include_str!("load.py"), &[&socket, replies, "7"]);
+        let mut pauses = Vec::new();
+        for _ in 0..20 {
+            assert!(client.line().is_some(), "{format}, {args:?}");
+            pauses.push(chain.upgrade(&[])["pause_ms"].as_f64().unwrap());
+        }
+        eprintln!("{format}, {args:?}: {pauses:.1?} ms");
+        let info: Value = chain.ask(&["info"]);
+        let clients = info["nbd"]["connections"].as_array().unwrap();
+        assert_eq!(clients.len(), 1, "{info}");
+        client.end();
+        let log = chain.server.log();
+        assert!(!log.contains("ERROR"), "{log}");
+        chain.quit();
+        if format == "qcow2" {
+            qemu_img(dir.path(), &["check", "-f", format, "i"]);
+        }
+    }
+}
+
+/// Whatever a client has begun is ended by another process.
+#[test]
+fn a_client_may_be_in_the_middle_of_anything() {
+    let dir = disk_dir();
+    let (mut chain, socket) = serve(&image(dir.path(), "raw"), &["--format", "raw"]);
+    let mut client = Client::start(include_str!("half.py"), &[&socket]);
+    let mut upgrades = 0;
+    loop {
+        match client.line().as_deref() {
+            Some("ready") => {}
+            Some("done") => break,
+            other => panic!("after {upgrades} upgrades: {other:?}"),
+        }
+        chain.upgrade(&[]);
+        upgrades += 1;
+        client.go_on();
+    }
+    assert_eq!(upgrades, 15);
+    client.end();
+    chain.quit();
+}
+
+/// A successor that fails late: the server's clients go on with it.
+#[test]
+fn clients_of_a_server_whose_successor_fails_go_on() {
+    let dir = disk_dir();
+    let (chain, socket) = serve(&image(dir.path(), "raw"), &["--format", "raw"]);
+    let late = fails_late(dir.path());
+    let mut client = Client::start(include_str!("half.py"), &[&socket]);
+    while client.line().as_deref() == Some("ready") {
+        chain.refused(&["--binary", &late], "locked");
+        client.go_on();
+    }
+    client.end();
+    chain.quit();
+}
