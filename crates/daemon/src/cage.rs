@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 /// Shut this process in, before it has threads that matter, and each thread as it starts.
 pub fn enter(mode: Mode) {
+    know_machine();
     let report = fathom_sandbox::cage_server(mode);
     if mode != Mode::Off {
         fathom_core::at_thread_start(|kind| fathom_sandbox::enter(kind_of(kind)));
@@ -23,6 +24,7 @@ pub fn enter(mode: Mode) {
 
 /// Shut in a tenant, before it has threads: what it has not open by then it gets from its supervisor.
 pub fn lock_up(mode: Mode) -> io::Result<()> {
+    know_machine();
     let read = |path: &&str| {
         let at = File::options()
             .read(true)
@@ -42,6 +44,12 @@ pub fn lock_up(mode: Mode) -> io::Result<()> {
         fathom_core::at_thread_start(|kind| fathom_sandbox::enter(kind_of(kind)));
     }
     Ok(())
+}
+
+/// Kernels before 6.4 say some things of the machine (a page's size among them) only in a file, which
+/// the first who asks opens: not every thread could.
+fn know_machine() {
+    rustix::param::page_size();
 }
 
 /// What the kernel says of the process and of the machine.

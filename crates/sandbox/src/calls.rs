@@ -143,7 +143,11 @@ fn names() -> Calls {
         .any(&[SYS_statx, SYS_getdents64, SYS_readlinkat, SYS_statfs])
         .any(&[libc::SYS_newfstatat, SYS_faccessat]);
     #[cfg(target_arch = "x86_64")]
-    let calls = calls.any(&[libc::SYS_stat, libc::SYS_lstat, libc::SYS_readlink]);
+    let calls = calls.only(libc::SYS_open, 1, Test::None(makes)).any(&[
+        libc::SYS_stat,
+        libc::SYS_lstat,
+        libc::SYS_readlink,
+    ]);
     calls
 }
 

@@ -7,12 +7,12 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
     /// Nothing is set up.
-    #[default]
     Off,
     /// System calls that would end the process are written to the kernel's log, and happen. Paths,
     /// privileges and rings are not restricted.
     Log,
     /// It ends the process, or is refused.
+    #[default]
     On,
 }
 
