@@ -40,7 +40,7 @@ impl Wake {
         (Wake { sender, receiver }, on_end)
     }
 
-    /// What it was woken for is known.
+    /// What it was woken for is known. While it is attached it may have ended.
     pub(super) fn forget(&self) {
         let _ = self.receiver.try_recv();
     }

@@ -472,8 +472,8 @@ impl Entered {
         while let Some(used) = in_use.take() {
             let export = used.export().clone();
             let (activity, encrypted) = (source.activity(), source.is_encrypted());
-            let attached = export.attach(source)?;
             wake.forget();
+            let attached = export.attach(source)?;
             self.now_served(Phase::Served {
                 export: export.clone(),
                 worker: attached.worker,
