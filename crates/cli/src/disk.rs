@@ -11,6 +11,7 @@ use fathom_daemon::{DiskTable, Info, SocketSpec, check_name};
 use fathom_storage::Location;
 use fathom_trace::Summary;
 use fathom_units::Size;
+use serde_json::Value;
 use std::io::Write;
 
 /// Add disks to a running server, show, change and remove them
@@ -25,6 +26,7 @@ enum Command {
     Add(Box<AddArgs>),
     List(ListArgs),
     Show(ShowArgs),
+    Change(ChangeArgs),
     Set(filters::SetArgs),
     Resize(stats::ResizeArgs),
     Remove(RemoveArgs),
@@ -35,6 +37,7 @@ pub fn run(args: DiskCommand) -> anyhow::Result<()> {
         Command::Add(args) => add(*args),
         Command::List(args) => list(args),
         Command::Show(args) => show::run(args),
+        Command::Change(args) => change(args),
         Command::Set(args) => filters::set(args),
         Command::Resize(args) => stats::resize(args),
         Command::Remove(args) => remove(args),
@@ -109,6 +112,62 @@ fn add(args: AddArgs) -> anyhow::Result<()> {
             info.disk
         );
     }
+    let mut out = std::io::stdout().lock();
+    match args.json {
+        true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
+        false => writeln!(out, "{}: {} ({})", info.name, info.disk, Size(info.size))?,
+    }
+    Ok(())
+}
+
+/// Serve a disk by other options, to the same virtual machine and the same clients
+///
+/// They wait for some milliseconds. What they have been told of the disk stays: a disk that becomes
+/// read-only fails their writes, one without discard their discards. Where the disk cannot be served
+/// by the new options, it is served as before.
+#[derive(Args, Debug)]
+struct ChangeArgs {
+    #[command(flatten)]
+    target: Target,
+
+    /// Options with their new values, by the names that they have in files: readonly=true,
+    /// cache=writethrough, discard=false, poll=50us, iothreads=2, cpus=0-1, aio=threads, pool=NAME;
+    /// nothing behind = stands for the usual value
+    #[arg(value_name = "OPTION=VALUE", required = true, value_parser = filters::parse_option)]
+    options: Vec<(String, String)>,
+
+    /// Until the server starts again only, if it keeps the disk
+    #[arg(long)]
+    temporary: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn change(args: ChangeArgs) -> anyhow::Result<()> {
+    let disk = args.target.disk()?;
+    let place = ["v1", "disks", &disk.name];
+    let mut shown: Value = disk.server.get(&place).send()?;
+    let Some(table) = shown["options"].as_object_mut() else {
+        anyhow::bail!("the options of disk '{}' are not known", disk.name);
+    };
+    for (option, value) in args.options {
+        if value.is_empty() {
+            table.remove(&option);
+            continue;
+        }
+        let text = Value::from(value.as_str());
+        let parsed = serde_json::from_str(&value).unwrap_or_else(|_| text.clone());
+        // Some that look like numbers are texts; what is neither is the server's to refuse.
+        let mut tried = table.clone();
+        tried.insert(option.clone(), parsed.clone());
+        let tried = serde_json::from_value::<DiskTable>(Value::Object(tried));
+        table.insert(option, if tried.is_ok() { parsed } else { text });
+    }
+    let put = disk.server.put(&place).header("if-match", "*").json(table);
+    let put = put.flag("temporary", args.temporary).patiently();
+    let Shown { state: info } = put.send()?;
     let mut out = std::io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&info)?)?,

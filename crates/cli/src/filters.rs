@@ -100,7 +100,7 @@ pub struct SetArgs {
     json: bool,
 }
 
-fn parse_option(text: &str) -> Result<(String, String), String> {
+pub fn parse_option(text: &str) -> Result<(String, String), String> {
     let option = text.split_once('=').filter(|(name, _)| !name.is_empty());
     let (name, value) = option.ok_or("it is not OPTION=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))

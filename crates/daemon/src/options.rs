@@ -255,6 +255,7 @@ impl DiskOptions {
             cache: table.cache.unwrap_or(new.cache),
             server_timeout: table.server_timeout,
             force_share: table.force_share,
+            succeeds: false,
             discard: table.discard.unwrap_or(new.discard),
             iothreads: table.iothreads.map_or(new.iothreads, usize::from),
             cpus: table.cpus.unwrap_or_default(),

@@ -206,6 +206,35 @@ pub const DEFAULT_QUEUES: u16 = 64;
 /// virtio-blk's GET_ID has room for so many bytes.
 const MAX_SERIAL: usize = 20;
 
+/// What differs between two disks of a name.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Changes {
+    /// Options of filters: what is to be set, filter by filter.
+    Filters(Vec<BTreeMap<String, String>>),
+    /// What another disk in its place can have without a guest's or a client's noticing.
+    Remake,
+    /// These keys, which it cannot.
+    Others(Vec<String>),
+}
+
+/// The keys that another disk in its place can have.
+const REMADE: [&str; 14] = [
+    "aio",
+    "allow-dirs",
+    "cache",
+    "cpus",
+    "discard",
+    "filters",
+    "iothreads",
+    "metadata-cache",
+    "poll",
+    "pool",
+    "readonly",
+    "register-memory",
+    "server-timeout",
+    "export-description",
+];
+
 impl DiskTable {
     /// With nothing but defaults.
     pub fn new(name: String, image: Location) -> DiskTable {
@@ -273,14 +302,21 @@ impl DiskTable {
         }
     }
 
-    /// What is to be set, filter by filter, to make this `wanted`; None: they differ in more than
-    /// the options of filters.
-    pub(crate) fn changes_to(&self, wanted: &DiskTable) -> Option<Vec<BTreeMap<String, String>>> {
+    /// What is to be done to make this `wanted`.
+    pub(crate) fn changes_to(&self, wanted: &DiskTable) -> Changes {
         let bare = |table: &DiskTable| {
             let mut table = table.clone();
             table.filters.iter_mut().for_each(|one| one.options.clear());
             table
         };
+        if bare(self) != bare(wanted) {
+            let mut others = self.differences(wanted);
+            others.retain(|key| !REMADE.contains(&key.as_str()));
+            return match others.is_empty() {
+                true => Changes::Remake,
+                false => Changes::Others(others),
+            };
+        }
         let changes = |(is, wanted): (&Spec, &Spec)| {
             let gone = is
                 .options
@@ -289,7 +325,7 @@ impl DiskTable {
             gone.chain(wanted.options.iter().cloned()).collect()
         };
         let pairs = self.filters.iter().zip(&wanted.filters);
-        (bare(self) == bare(wanted)).then(|| pairs.map(changes).collect())
+        Changes::Filters(pairs.map(changes).collect())
     }
 
     /// The keys of what is not the same.

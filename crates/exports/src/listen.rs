@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard};
 
 /// Connections that may wait to be accepted (or refused): as many as the
 /// administrator allows (listen(2): net.core.somaxconn). When they are too
@@ -80,8 +80,8 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
-    /// Where it is bound, with device and inode.
-    bound: OnceLock<(PathBuf, u64, u64)>,
+    /// Where it is bound, with device and inode, if it is to be removed there.
+    bound: Mutex<Option<(PathBuf, u64, u64)>>,
 }
 
 impl Listener {
@@ -116,7 +116,7 @@ impl Listener {
         let meta = symlink_metadata(path).map_err(io_failed("cannot find the socket"))?;
         let listener = Listener {
             socket,
-            bound: (path.to_owned(), meta.dev(), meta.ino()).into(),
+            bound: Some((path.to_owned(), meta.dev(), meta.ino())).into(),
         };
         // Nobody can connect before it listens.
         if let Some(group) = access.group {
@@ -162,7 +162,7 @@ impl Listener {
     pub fn hand_over(&self, descriptors: &mut Descriptors) -> io::Result<ListenerState> {
         Ok(ListenerState {
             socket: descriptors.add(&self.socket)?,
-            bound: self.bound.get().cloned(),
+            bound: self.bound().clone(),
         })
     }
 
@@ -180,10 +180,16 @@ impl Listener {
 
     /// The predecessor will not remove it any more.
     pub fn own(&self, Bound(bound): Bound) {
-        if let Some(bound) = bound {
-            // It has none: it was adopted.
-            let _ = self.bound.set(bound);
-        }
+        *self.bound() = bound;
+    }
+
+    /// It is another one's to remove.
+    pub(crate) fn disown(&self) {
+        *self.bound() = None;
+    }
+
+    fn bound(&self) -> MutexGuard<'_, Option<(PathBuf, u64, u64)>> {
+        self.bound.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -210,7 +216,7 @@ impl From<OwnedFd> for Listener {
     fn from(socket: OwnedFd) -> Listener {
         Listener {
             socket,
-            bound: OnceLock::new(),
+            bound: Mutex::default(),
         }
     }
 }
@@ -223,11 +229,11 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let Some((path, dev, ino)) = self.bound.get() else {
+        let Some((path, dev, ino)) = self.bound().take() else {
             return;
         };
         // Somebody else's by now, perhaps.
-        if symlink_metadata(path).is_ok_and(|m| m.dev() == *dev && m.ino() == *ino) {
+        if symlink_metadata(&path).is_ok_and(|m| m.dev() == dev && m.ino() == ino) {
             let _ = std::fs::remove_file(path);
         }
     }

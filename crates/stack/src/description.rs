@@ -39,6 +39,8 @@ pub struct Description {
     pub server_timeout: Option<Timeout>,
     /// Read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
+    /// It takes the place of one that has the image, and will let go of it.
+    pub succeeds: bool,
     /// The guest may discard.
     pub discard: bool,
     /// Number of workers, at least 1.
@@ -75,6 +77,7 @@ impl Description {
             cache: Cache::default(),
             server_timeout: None,
             force_share: false,
+            succeeds: false,
             discard: true,
             iothreads: 1,
             cpus: CpuList::default(),
@@ -176,6 +179,7 @@ impl Description {
             read_only: self.read_only,
             discard: self.discard,
             force_share: self.force_share,
+            succeeds: self.succeeds,
             engine: self.engine,
             workers: self.iothreads,
             server_timeout: self.server_timeout,

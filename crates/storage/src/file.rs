@@ -85,6 +85,8 @@ pub struct FileOptions {
     /// for servers, to which others hand it over. Who is not patient is
     /// refused at once.
     pub patient: bool,
+    /// That somebody has it is no news to a patient user: it is whom it comes from.
+    pub succeeds: bool,
     /// The engine that the disk's workers will use.
     pub engine: EngineKind,
     /// Whether the guest may discard.
@@ -104,6 +106,7 @@ impl Default for FileOptions {
             read_only: false,
             force_share: false,
             patient: false,
+            succeeds: false,
             engine: EngineKind::default(),
             discard: true,
             growable: false,

@@ -56,6 +56,8 @@ pub struct OpenOptions {
     pub discard: bool,
     /// Read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
+    /// Who has it is whom it comes from.
+    pub succeeds: bool,
     /// The engine that the disk's workers will use.
     pub engine: EngineKind,
     /// How many they are.

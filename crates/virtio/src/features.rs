@@ -35,6 +35,9 @@ pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Not a legacy device (6).
 pub const F_VERSION_1: u64 = 1 << 32;
 
+/// Those that depend on what the disk can do and is allowed to.
+pub const OF_DISK: u64 = BLK_F_RO | BLK_F_CONFIG_WCE | BLK_F_DISCARD | BLK_F_WRITE_ZEROES;
+
 /// What a disk with up to `queues` queues offers its driver.
 pub fn offered(info: &DiskInfo, queues: u16) -> u64 {
     // FLUSH on read-only disks, too: drivers may send it (5.2.6.2).

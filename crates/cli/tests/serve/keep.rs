@@ -210,7 +210,7 @@ fn what_has_changed_in_the_files_is_changed_on_demand() {
     configure(served.dir.path(), &text);
     fs::write(served.path("disks/hand.toml"), "image = \n").unwrap();
     reload(&mut served);
-    served.wait_for("disk 'b' is there by other options (filters, queues)");
+    served.wait_for("disk 'b' is there by other options (queues)");
     assert_eq!(disks(&served), wanted);
     // One that is used stays until it is not.
     let uri = format!("nbd+unix:///c?socket={}", served.arg("n"));

@@ -305,3 +305,43 @@ fn what_cannot_be_had_is_told_and_keeps_nobody_from_the_rest() {
     stdout_of(&add);
     use_disk(&served, "b", &mut vec![0; LEN]);
 }
+
+/// By other options, which are kept, and hold for a process that comes after one that died.
+#[test]
+fn a_tenants_disk_changes_while_it_is_used() {
+    let dir = short_dir();
+    let image = dir.path().join("raw");
+    fs::write(&image, vec![0; LEN]).unwrap();
+    let mut served = start(dir, &[]);
+    let api = served.api();
+    let add = ["disk", "add", "--server", &api, "a", &as_arg(&image)];
+    stdout_of(
+        &[
+            &add[..],
+            &["--format", "raw", "--vhost-user", &socket(&served, "a")],
+        ]
+        .concat(),
+    );
+    let change = |option: &str| stdout_of(&["disk", "change", &api, "--disk", "a", option]);
+    let mut model = vec![0; LEN];
+    with_disk(&socket(&served, "a"), 1, |driver| {
+        let mut random = Random::new(7);
+        for option in ["cache=writethrough", "iothreads=2", "aio=threads"] {
+            exercise(driver, &mut model, &mut random);
+            change(option);
+        }
+        exercise(driver, &mut model, &mut random);
+    });
+    let kept = fs::read_to_string(served.path("disks/a.toml")).unwrap();
+    assert!(
+        kept.contains("iothreads = 2") && kept.contains("writethrough"),
+        "{kept}"
+    );
+    let before = pid(&served, "a");
+    signal(before, "-9");
+    served.wait_for("it is started again");
+    assert!(contents(&served, "a") == model);
+    let state = state(&served, "a");
+    assert_eq!(state["workers"].as_array().unwrap().len(), 2, "{state}");
+    assert_eq!(state["cache"], "writethrough");
+}

@@ -2,10 +2,12 @@
 //!
 //! - `estate` is what goes;
 //! - `state` is what the two say, and when, `wire` how it gets from one to the other;
-//! - `successor` is the other process, and `starter` who starts it;
+//! - `successor` is the other process, and `starter` who starts it, `program` which it
+//!   is;
 //! - `sender` is the old one's side, `receiver` the new one's.
 
 mod estate;
+mod program;
 mod receiver;
 mod sender;
 mod starter;
@@ -16,6 +18,5 @@ mod wire;
 pub use estate::{Estate, Given};
 pub use receiver::receive;
 pub use sender::{HandedOver, hand_over};
-pub use starter::{Starter, start_successors};
+pub use starter::{Starter, TAKE_OVER, start_successors};
 pub use state::{DiskCounts, DiskState, State, VERSION, WorkerCounts};
-pub use successor::TAKE_OVER;

@@ -155,6 +155,7 @@ fn take_apart(
     let mut options = options.map_err(|problem| format!("disk '{name}': {problem}"))?;
     // It is traced when somebody asks for it again.
     options.trace = None;
+    options.disk.succeeds = true;
     let taken = disk.export.map(|export| arrival(export, files));
     Ok((options, taken))
 }

@@ -1,7 +1,7 @@
 //! Who starts a successor: this process; or, where its cage lets it start no program, a process that
 //! was started before it had one, and which a successor's cage is not built upon.
 
-use super::successor::{TAKE_OVER, check_binary, own_binary};
+use super::program::{check_binary, own_binary};
 use crate::error::Error;
 use crate::link::Link;
 use fathom_sandbox::Mode;
@@ -13,6 +13,9 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Duration;
+
+/// By which `fathom serve` is told that its standard input is a predecessor.
+pub const TAKE_OVER: &str = "--take-over";
 
 /// The starter has so long for its answer.
 const PATIENCE: Duration = Duration::from_secs(10);

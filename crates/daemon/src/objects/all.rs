@@ -2,13 +2,14 @@
 //!
 //! - `coming` and `going` are how disks come, change and go;
 //! - `handover` takes all of them to another process;
-//! - `resizing` gives them other sizes;
+//! - `remaking` gives them other options, `resizing` other sizes;
 //! - `host` is how they are asked.
 
 mod coming;
 mod going;
 mod handover;
 mod host;
+mod remaking;
 mod resizing;
 
 use super::changes::{Changing, Event, Leaving, What};
@@ -39,8 +40,8 @@ pub struct Objects {
     changing: Vec<Changing>,
     /// Disks that are to go when nobody uses them.
     leaving: Vec<Leaving>,
-    /// Disks that are getting other sizes, and who waits for it.
-    resizing: BTreeMap<String, Asker>,
+    /// Disks that are getting another size or other options, and who waits for it.
+    busy: BTreeMap<String, Asker>,
     nbd: Option<Nbd>,
     common: Common,
     mail: Mailbox<Event>,
@@ -80,7 +81,7 @@ impl Objects {
             disks,
             changing: Vec::new(),
             leaving: Vec::new(),
-            resizing: BTreeMap::new(),
+            busy: BTreeMap::new(),
             nbd: nbd.transpose()?,
             common,
             mail: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
@@ -105,6 +106,7 @@ impl Objects {
             Event::Opened(name, opened) => self.take_in_opened(&name, opened),
             Event::Closed(name, summary) => self.take_in_closed(&name, &summary),
             Event::Resized(name, resized) => self.take_in_resized(&name, resized),
+            Event::Remade(name, remade) => self.take_in_remade(&name, remade),
         }
     }
 
@@ -153,6 +155,11 @@ impl Objects {
 
     fn handle_for(&mut self, index: usize, command: Command) -> Answer {
         let failed = |text| Kind::Failed.because(text);
+        if matches!(command, Command::Trace { .. } | Command::Set { .. })
+            && let Some(refusal) = self.is_busy(self.disks[index].name())
+        {
+            return Err(refusal);
+        }
         let disk = &mut self.disks[index];
         match command {
             Command::Stats => to_json(&disk.summary()),

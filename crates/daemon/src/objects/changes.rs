@@ -45,6 +45,8 @@ pub enum Event {
     Closed(String, Box<Summary>),
     /// The disk of that name has this size, or has failed to get another one.
     Resized(String, Result<u64, DiskError>),
+    /// The disk of that name is served by another one now, or is as it was, for this reason.
+    Remade(String, Result<Box<Served>, String>),
 }
 
 /// How long a disk that is to be smaller waits for what is in flight.
@@ -71,13 +73,14 @@ pub fn open(
     Ok(())
 }
 
-/// Lets go of a disk that nobody has used: its workers end, which others do not wait for.
-pub fn give_up(disk: Served) {
+/// Lets go of a disk that nobody uses: its threads end, which others do not wait for.
+pub fn give_up(mut disk: Served) {
     let builder = thread::Builder::new().name("give a disk up".into());
     // (Where no thread can be made, it is dropped here.)
     let _ = builder.spawn(move || {
         thread_starts(ThreadKind::General);
-        drop(disk);
+        disk.begin_stop();
+        disk.end(Instant::now() + FOR_EVER);
     });
 }
 

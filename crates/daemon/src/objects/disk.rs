@@ -132,6 +132,11 @@ impl Served {
         VhostUser::new(disk, workers, export_options)
     }
 
+    /// What front-ends are served by, if there can be some.
+    pub fn export_shared(&self) -> Option<Arc<VhostUser>> {
+        self.vhost_user.as_ref().map(Serving::shared)
+    }
+
     /// What it is served by, if it was written.
     pub fn table(&self) -> Option<&DiskTable> {
         self.options.table.as_deref()

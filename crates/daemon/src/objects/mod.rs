@@ -6,6 +6,7 @@ mod changes;
 mod disk;
 mod inherited;
 mod nbd;
+mod remake;
 mod serving;
 mod shared_disk;
 mod tracer;

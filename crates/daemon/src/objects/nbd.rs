@@ -64,6 +64,10 @@ impl Nbd {
         })
     }
 
+    pub fn server(&self) -> Arc<NbdServer> {
+        self.serving.shared()
+    }
+
     /// One more disk, if it is for clients.
     pub fn add(&self, disk: &Served) -> Result<(), String> {
         let Some(export) = disk.nbd_export() else {
@@ -182,7 +186,7 @@ impl Nbd {
 }
 
 /// Have the disk's clients leave when its virtual machine does.
-fn let_disconnect(disk: &Served, server: &Arc<NbdServer>) {
+pub fn let_disconnect(disk: &Served, server: &Arc<NbdServer>) {
     let server = Arc::downgrade(server);
     let name = disk.export_name().unwrap_or_default().to_owned();
     disk.shared().set_disconnect(Box::new(move || {

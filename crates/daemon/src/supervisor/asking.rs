@@ -69,6 +69,9 @@ impl Tenants {
             return Ok(());
         }
         tenant.permits.extend(&ask);
+        if let Command::Put { options, .. } = &ask.command {
+            tenant.permits.begin_change(options);
+        }
         let at = Instant::now();
         tenant.ask(Asked {
             what,
@@ -199,6 +202,9 @@ impl Tenants {
             (What::Added | What::Restored, Ok(_)) => tenant.permits.seal(&name),
             (What::Restored, Err(_)) => tenant.try_later(),
             (What::Added, Err(_)) | (What::Removed, Ok(_)) => self.forget(&name),
+            (What::Other, answer) if matches!(ask.command, Command::Put { .. }) => {
+                tenant.permits.end_change(&name, answer.is_ok());
+            }
             (What::Removed, Err(_)) | (What::Other, _) => {}
         }
         if let (Ok(value), Some(disk)) =

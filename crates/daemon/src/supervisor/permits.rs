@@ -27,6 +27,8 @@ struct Permit {
     /// It is being opened: all of its files may be. Later a tenant has what it needs, and who has
     /// taken it over gets nothing more.
     is_opening: bool,
+    /// It is to be served by these options, for which its files are opened once more.
+    change: Option<DiskTable>,
     listener: Option<Arc<Listener>>,
     traces: Vec<PathBuf>,
     logs: Vec<PathBuf>,
@@ -48,6 +50,7 @@ impl Permits {
         let permit = Permit {
             image: image.map(Path::to_owned).into_iter().chain(real).collect(),
             is_opening: true,
+            change: None,
             listener,
             traces: table.trace.clone().into_iter().collect(),
             logs: table.filters.iter().filter_map(log_file).collect(),
@@ -60,6 +63,25 @@ impl Permits {
     pub fn seal(&self, disk: &str) {
         if let Some(permit) = self.disks().get_mut(disk) {
             permit.is_opening = false;
+        }
+    }
+
+    /// A disk that is there is to be as in this table, of the same files.
+    pub fn begin_change(&self, wanted: &DiskTable) {
+        if let Some(permit) = self.disks().get_mut(&wanted.name) {
+            let is = &permit.table;
+            let is_same = (&is.image, &is.data_file) == (&wanted.image, &wanted.data_file);
+            permit.change = is_same.then(|| wanted.clone());
+        }
+    }
+
+    /// It is now, or stays as it was.
+    pub fn end_change(&self, disk: &str, is_changed: bool) {
+        if let Some(permit) = self.disks().get_mut(disk)
+            && let Some(change) = permit.change.take()
+            && is_changed
+        {
+            permit.table = change;
         }
     }
 
@@ -84,6 +106,11 @@ impl Permits {
                 filter, options, ..
             } if filter.starts_with(LOG) => {
                 permit.logs.extend(options.get("file").map(PathBuf::from))
+            }
+            Command::Put { options, .. } => {
+                permit
+                    .logs
+                    .extend(options.filters.iter().filter_map(log_file));
             }
             _ => {}
         }
@@ -139,28 +166,32 @@ impl Permits {
 
 impl Permit {
     fn allows(&self, wanted: &Wanted) -> bool {
-        let table = &self.table;
         let is_image = |path: &PathBuf| self.image.contains(path);
-        let has_overlay = || table.filters.iter().any(|spec| spec.name == COW.name);
+        // By which options it is being opened.
+        let opening = match self.is_opening {
+            true => Some(&self.table),
+            false => self.change.as_ref(),
+        };
         match wanted {
             // No more of a file than the tenant has of it.
             Wanted::Again { .. } => true,
             Wanted::Place { path } => is_image(path),
             Wanted::Append { path } => self.logs.contains(path),
             Wanted::Trace { path, rings, .. } => *rings <= MAX_RINGS && self.traces.contains(path),
-            Wanted::Server { uri, .. } => table.image.to_string() == *uri,
-            Wanted::Image { path, write } => {
+            Wanted::Server { uri, .. } => self.table.image.to_string() == *uri,
+            Wanted::Image { path, write } => opening.is_some_and(|table| {
                 let is_data = table.data_file.as_ref() == Some(path);
-                let may_write = !table.readonly && !has_overlay();
-                self.is_opening && (is_image(path) || is_data) && (may_write || !write)
-            }
+                let has_overlay = table.filters.iter().any(|spec| spec.name == COW.name);
+                let may_write = !table.readonly && !has_overlay;
+                (is_image(path) || is_data) && (may_write || !write)
+            }),
             Wanted::Named { image, more, .. } => {
-                self.is_opening && is_image(image) && *more == table.allow_dirs
+                opening.is_some_and(|table| is_image(image) && *more == table.allow_dirs)
             }
-            Wanted::Unnamed { dir } => {
+            Wanted::Unnamed { dir } => opening.is_some_and(|table| {
                 let overlay = table.filters.iter().find_map(overlay_dir);
-                self.is_opening && overlay.as_ref() == Some(dir)
-            }
+                overlay.as_ref() == Some(dir)
+            }),
             Wanted::FrontEnds { .. } => false,
         }
     }
@@ -249,6 +280,39 @@ mod tests {
         assert!(may(&append("log")));
         permits.forget("a");
         assert!(!may(&append("log")));
+    }
+
+    #[test]
+    fn a_change_opens_the_same_image_until_it_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["own", "other"] {
+            fs::write(path(name), [0; 512]).unwrap();
+        }
+        let table = |name: &str, readonly: bool| -> DiskTable {
+            let text = format!(
+                r#"{{"name": "a", "image": {:?}, "readonly": {readonly}}}"#,
+                path(name)
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let permits = Permits::default();
+        permits.begin(&table("own", false), None);
+        permits.seal("a");
+        let may = |name: &str, write| {
+            let path = path(name);
+            permits.get(&Wanted::Image { path, write }, None).is_ok()
+        };
+        permits.begin_change(&table("other", false));
+        assert!(!may("other", false) && !may("own", false));
+        permits.begin_change(&table("own", true));
+        assert!(may("own", false) && !may("own", true) && !may("other", false));
+        permits.end_change("a", true);
+        assert!(!may("own", false));
+        permits.begin_change(&table("own", false));
+        assert!(may("own", true));
+        permits.end_change("a", false);
+        assert!(!may("own", true));
     }
 
     #[test]

@@ -163,6 +163,21 @@ impl Exports {
         }
     }
 
+    /// Put it in the place of the one that has its name.
+    pub(super) fn replace(&self, export: Export) {
+        let mut list = self.list();
+        let same = list.iter_mut().find(|other| other.name == export.name);
+        if let Some(same) = same {
+            *same = Arc::new(export);
+        }
+    }
+
+    /// The one that has this very name.
+    pub(super) fn named(&self, name: &str) -> Option<Arc<Export>> {
+        let list = self.list();
+        list.iter().find(|export| export.name == name).cloned()
+    }
+
     /// Take the one of that name out. Clients that it has keep it.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
         let mut list = self.list();

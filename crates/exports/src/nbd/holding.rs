@@ -3,12 +3,12 @@
 use super::connection::{NbdSource, OnEnd, SourceState};
 use super::export::{Export, InUse};
 use super::peer::{self, Peer};
-use super::server::{Entered, NbdServer};
-use super::table::{Connection, Phase, Table};
+use super::server::{Entered, NbdServer, Shared};
+use super::table::{Connection, Holding, Phase, Table};
 use crate::Descriptors;
 use serde::{Deserialize, Serialize};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// A client, for another process. Files lie in a list beside it, those of each client after those of
@@ -52,28 +52,31 @@ impl NbdServer {
     pub fn hold(&self, deadline: Instant) -> Result<(), String> {
         self.keep_out();
         let mut table = self.shared.table();
-        table.holding = true;
-        let all = table.connections.values_mut();
-        all.for_each(Connection::hold);
-        let left = deadline.saturating_duration_since(Instant::now());
-        let is_busy = |table: &mut Table| table.connections.values().any(is_in_use);
-        let wait = self.shared.changed.wait_timeout_while(table, left, is_busy);
-        let (table, wait) = wait.unwrap_or_else(|e| e.into_inner());
-        match wait.timed_out() {
-            false => Ok(()),
-            true => {
-                let busy = table.connections.values().find(|c| is_in_use(c));
-                let name = busy.map_or_else(String::new, |busy| busy.name.clone());
-                Err(format!("requests of its client {name} do not end"))
-            }
-        }
+        table.holding.all = true;
+        self.shared.wait_until_held(table, deadline)
     }
 
     /// Serve those that were held, and let others in.
     pub fn go_on(&self) {
-        self.shared.table().holding = false;
+        self.shared.table().holding.all = false;
         self.shared.changed.notify_all();
         self.let_in();
+    }
+
+    /// Likewise those of one export.
+    pub fn hold_export(&self, export: &str, deadline: Instant) -> Result<(), String> {
+        let mut table = self.shared.table();
+        table.holding.exports.insert(export.to_owned());
+        self.shared.wait_until_held(table, deadline)
+    }
+
+    /// Serve those of one export that were held; by another one of the same name, if it is given.
+    pub fn go_on_export(&self, export: &str, other: Option<Export>) {
+        if let Some(other) = other {
+            self.shared.exports.replace(other);
+        }
+        self.shared.table().holding.exports.remove(export);
+        self.shared.changed.notify_all();
     }
 
     /// Those that are held, for another process. The error is for the user.
@@ -86,7 +89,7 @@ impl NbdServer {
             };
             let taken = Err("it was handed over already".to_owned());
             let named = |problem| format!("NBD client {}: {problem}", connection.name);
-            let (source, own) = std::mem::replace(described, taken).map_err(named)?;
+            let (source, own) = std::mem::replace(&mut **described, taken).map_err(named)?;
             clients.push(ClientState {
                 export: export.name().to_owned(),
                 age_ms: connection.since.elapsed().as_millis() as u64,
@@ -102,7 +105,7 @@ impl NbdServer {
     /// is for the user.
     pub fn adopt(&self, clients: Vec<ClientState>, files: &mut Descriptors) -> Result<(), String> {
         self.keep_out();
-        self.shared.table().holding = true;
+        self.shared.table().holding.all = true;
         let adopt = |client| self.adopt_one(client, files);
         let activated = clients.into_iter().map(adopt);
         let activated = activated.collect::<Result<Vec<_>, String>>()?;
@@ -155,18 +158,60 @@ impl NbdServer {
     }
 }
 
-/// It has a disk, and is not held.
-fn is_in_use(connection: &Connection) -> bool {
-    matches!(connection.phase, Phase::Admitted(_) | Phase::Served { .. })
+impl Shared {
+    fn wait_until_held(
+        &self,
+        mut table: MutexGuard<'_, Table>,
+        deadline: Instant,
+    ) -> Result<(), String> {
+        let Table {
+            holding,
+            connections,
+            ..
+        } = &mut *table;
+        let all = connections.values_mut();
+        all.filter(|c| is_busy(c, holding))
+            .for_each(Connection::hold);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let are_busy = |table: &mut Table| {
+            let mut all = table.connections.values();
+            all.any(|c| is_busy(c, &table.holding))
+        };
+        let wait = self.changed.wait_timeout_while(table, left, are_busy);
+        let (table, wait) = wait.unwrap_or_else(|e| e.into_inner());
+        if !wait.timed_out() {
+            return Ok(());
+        }
+        let mut all = table.connections.values();
+        let busy = all.find(|c| is_busy(c, &table.holding));
+        let name = busy.map_or_else(String::new, |busy| busy.name.clone());
+        Err(format!("requests of its client {name} do not end"))
+    }
+
+    /// Until nobody of this export is held: the one that has its name then.
+    pub(super) fn wait_for_export(&self, export: &Arc<Export>) -> Option<Arc<Export>> {
+        let table = self.table();
+        let is_held = |table: &mut Table| table.holding.has(export) && !table.stopping;
+        drop(self.changed.wait_while(table, is_held));
+        self.exports.named(export.name())
+    }
+}
+
+/// It is to be held, has a disk, and is not held yet.
+fn is_busy(connection: &Connection, holding: &Holding) -> bool {
+    match &connection.phase {
+        Phase::Handshake | Phase::Held(..) => false,
+        Phase::Admitted(export) | Phase::Served { export, .. } => holding.has(export),
+    }
 }
 
 impl Entered {
     /// What was adopted is served when it is no longer held.
     fn live_on(&self, in_use: InUse, mut source: Box<NbdSource>, wake: Wake) {
-        if !self.wait_while_held() {
+        if !self.wait_while_held(in_use.export()) {
             return;
         }
-        source.go_on();
+        source.go_on(&in_use.export().view());
         let name = in_use.export().name().to_owned();
         if let Err(error) = self.live(in_use, source, wake) {
             tracing::error!("nbd: {}: {name:?} cannot be served: {error}", self.name());
@@ -178,26 +223,28 @@ impl Entered {
         let mut files = Descriptors::default();
         let described = source.describe(&mut files).map(|state| (state, files));
         let mut table = self.shared.table();
-        self.connection(&mut table).phase = Phase::Held(export.clone(), described);
+        self.connection(&mut table).phase = Phase::Held(export.clone(), Box::new(described));
         self.shared.changed.notify_all();
         drop(table);
-        if !self.wait_while_held() {
+        if !self.wait_while_held(export) {
             return None;
         }
+        // It may be another one now.
+        let export = self.shared.exports.named(export.name())?;
         let mut table = self.shared.table();
         self.connection(&mut table).phase = Phase::Admitted(export.clone());
         drop(table);
-        let in_use = InUse::new(export).inspect_err(|problem| {
+        let in_use = InUse::new(&export).inspect_err(|problem| {
             tracing::warn!("nbd: {}: cannot go on: {problem}", self.name());
         });
         in_use.ok()
     }
 
     /// False: it is to end.
-    fn wait_while_held(&self) -> bool {
+    fn wait_while_held(&self, export: &Export) -> bool {
         let table = self.shared.table();
         let is_held = |table: &mut Table| {
-            let holding = table.holding && !table.stopping;
+            let holding = table.holding.has(export) && !table.stopping;
             holding && !self.connection(table).ending
         };
         let table = self.shared.changed.wait_while(table, is_held);

@@ -346,6 +346,10 @@ impl Host for Entered {
 
     fn admit(&self, export: &Arc<Export>) -> Result<InUse, Denied> {
         self.shared.wait_for_release();
+        let export = &self
+            .shared
+            .wait_for_export(export)
+            .ok_or(Denied::Stopping)?;
         let admitted = self.reserve(export).and_then(|()| {
             // May take long.
             InUse::new(export).map_err(Denied::NotNow)
@@ -492,8 +496,8 @@ impl Entered {
             if source.is_held() {
                 drop(used);
                 in_use = self.stay_held(&export, &source);
-                source.go_on();
-                if in_use.is_some() {
+                if let Some(used) = &in_use {
+                    source.go_on(&used.export().view());
                     continue;
                 }
             }
@@ -536,7 +540,10 @@ impl Entered {
 
     fn now_served(&self, phase: Phase) {
         let mut table = self.shared.table();
-        let holding = table.holding;
+        let holding = match &phase {
+            Phase::Served { export, .. } => table.holding.has(export),
+            _ => false,
+        };
         let connection = self.connection(&mut table);
         connection.phase = phase;
         tracing::debug!("nbd: {}: connected", connection.name);

@@ -5,7 +5,7 @@ use super::export::Export;
 use super::peer::Peer;
 use crate::Descriptors;
 use rustix::net::{Shutdown, shutdown};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
@@ -19,9 +19,22 @@ const MAX_HANDSHAKES: usize = 64;
 pub struct Table {
     pub next: u64,
     pub stopping: bool,
-    /// Those that are served are to be held.
-    pub holding: bool,
+    pub holding: Holding,
     pub connections: BTreeMap<u64, Connection>,
+}
+
+/// Which of those that are served are to be held.
+#[derive(Default)]
+pub struct Holding {
+    pub all: bool,
+    /// By the names of their exports.
+    pub exports: BTreeSet<String>,
+}
+
+impl Holding {
+    pub fn has(&self, export: &Export) -> bool {
+        self.all || self.exports.contains(export.name())
+    }
 }
 
 pub struct Connection {
@@ -48,8 +61,11 @@ pub enum Phase {
         activity: Arc<Activity>,
     },
     /// Nothing of it is in flight, nor is the disk in use; for another process.
-    Held(Arc<Export>, Result<(SourceState, Descriptors), String>),
+    Held(Arc<Export>, Box<Described>),
 }
+
+/// What another process needs, or why it cannot go on with it.
+pub type Described = Result<(SourceState, Descriptors), String>;
 
 impl Connection {
     /// End it, now or when it gets there.

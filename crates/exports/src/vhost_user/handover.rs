@@ -60,6 +60,15 @@ enum Order {
     Halt(SyncSender<Halted>),
     /// Nobody takes it: go on, and tell.
     GoOn(SyncSender<()>),
+    /// Another export of this process goes on with it.
+    LetGo,
+}
+
+/// What becomes of an export that was asked to freeze.
+pub(super) enum Attended {
+    GoesOn,
+    /// It is another one's: nothing of it may be touched.
+    Gone,
 }
 
 type Halted = Result<Vec<u16>, String>;
@@ -103,6 +112,11 @@ impl Frozen {
         GoingOn(done)
     }
 
+    /// Another export of this process goes on with it; this one serves nobody any more.
+    pub fn let_go(self) {
+        let _ = self.orders.send(Order::LetGo);
+    }
+
     /// It is another process's for good: this one is about to end.
     pub fn leave(self) {
         std::mem::forget(self.orders);
@@ -138,15 +152,15 @@ pub(super) fn attend(
     shared: &Shared,
     listener: &Listener,
     mut connection: Option<&mut Connection<'_>>,
-) -> Result<(), String> {
+) -> Result<Attended, String> {
     shared.handover.lower();
     let Some(Freeze { reply, orders }) = shared.freeze().take() else {
-        return Ok(());
+        return Ok(Attended::GoesOn);
     };
     let described = describe(listener, connection.as_deref());
     let is_frozen = described.is_ok();
     if reply.send(described).is_err() || !is_frozen {
-        return Ok(());
+        return Ok(Attended::GoesOn);
     }
     let mut has_halted = false;
     let told = loop {
@@ -158,6 +172,10 @@ pub(super) fn attend(
                 let _ = reply.send(bases);
             }
             Ok(Order::GoOn(reply)) => break Some(reply),
+            Ok(Order::LetGo) => {
+                listener.disown();
+                return Ok(Attended::Gone);
+            }
             Err(_) => break None,
         }
     };
@@ -171,7 +189,7 @@ pub(super) fn attend(
     if let Some(told) = told {
         let _ = told.send(());
     }
-    went_on
+    went_on.map(|()| Attended::GoesOn)
 }
 
 fn describe(listener: &Listener, connection: Option<&Connection<'_>>) -> Described {

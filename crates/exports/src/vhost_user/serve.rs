@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::codec::{CodecError, Frame, Header, MAX_PAYLOAD, Received, Receiver, name, send};
-use super::handover::{ConnectionState, attend};
+use super::handover::{Attended, ConnectionState, attend};
 use super::session::{Fault, Reply, Session};
 use crate::watch::Visit;
 use crate::{Descriptors, Listener};
@@ -51,18 +51,35 @@ pub fn serve<'a>(
         } else if ready.config {
             shared.config_change.lower();
         }
-        if ready.handover
-            && idle
-            && let Err(problem) = attend(shared, listener, connection.as_mut())
-        {
-            tracing::error!("vhost-user: closing the connection: {problem}");
-            connection = None;
+        if ready.handover && idle {
+            match attend(shared, listener, connection.as_mut()) {
+                Ok(Attended::GoesOn) => {}
+                Ok(Attended::Gone) => {
+                    connection.iter_mut().for_each(|open| open.is_gone = true);
+                    return wait_for_stop(shared);
+                }
+                Err(problem) => {
+                    tracing::error!("vhost-user: closing the connection: {problem}");
+                    connection = None;
+                }
+            }
         }
         pause_accept = false;
         // Only when everything that the present front-end sent is handled,
         // its end included: its successor may be here already.
         if ready.listener && idle {
             pause_accept = !accept(shared, listener, &mut connection)?;
+        }
+    }
+}
+
+fn wait_for_stop(shared: &Shared) -> io::Result<()> {
+    let mut fds = [PollFd::new(&shared.stop, PollFlags::IN)];
+    loop {
+        match poll(&mut fds, None) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -188,6 +205,8 @@ pub struct Connection<'a> {
     pub(super) session: Session<'a>,
     shared: &'a Shared,
     owes: Owes,
+    /// Another export has it.
+    is_gone: bool,
 }
 
 /// What a front-end has not sent, and since when.
@@ -225,10 +244,15 @@ pub enum CloseError {
 
 impl<'a> Connection<'a> {
     pub fn new(shared: &'a Shared, socket: UnixStream) -> io::Result<Connection<'a>> {
+        let connection = Connection::open(shared, socket)?;
+        shared.tell(Visit::Attached, connection.pid);
+        Ok(connection)
+    }
+
+    fn open(shared: &'a Shared, socket: UnixStream) -> io::Result<Connection<'a>> {
         let pid = peer_pid(&socket);
         let session = Session::new(shared, pid)?;
         shared.update_status(|status| status.peer_pid = Some(pid));
-        shared.tell(Visit::Attached, pid);
         Ok(Connection {
             pid,
             socket,
@@ -236,6 +260,7 @@ impl<'a> Connection<'a> {
             session,
             shared,
             owes: Owes::First(Instant::now()),
+            is_gone: false,
         })
     }
 
@@ -262,7 +287,7 @@ impl<'a> Connection<'a> {
         descriptors: &mut Descriptors,
     ) -> Result<Connection<'a>, String> {
         let socket = descriptors.take(state.socket)?.into();
-        let connection = Connection::new(shared, socket);
+        let connection = Connection::open(shared, socket);
         let mut connection = connection.map_err(|error| format!("cannot start: {error}"))?;
         if state.spoke {
             connection.owes = Owes::Nothing;
@@ -382,6 +407,8 @@ impl Drop for Connection<'_> {
     fn drop(&mut self) {
         self.session.end();
         self.shared.update_status(|status| status.peer_pid = None);
-        self.shared.tell(Visit::Detached, self.pid);
+        if !self.is_gone {
+            self.shared.tell(Visit::Detached, self.pid);
+        }
     }
 }

@@ -47,6 +47,7 @@ impl From<&OpenOptions> for FileOptions {
             read_only: options.read_only,
             force_share: options.force_share,
             patient: true,
+            succeeds: options.succeeds,
             engine: options.engine,
             discard: options.discard,
             ..FileOptions::default()

@@ -9,7 +9,7 @@ use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
 use crate::socket;
 use crate::socket_spec::SocketSpec;
-use crate::table::{DiskTable, check_name};
+use crate::table::{Changes, DiskTable, check_name};
 use fathom_exports::Listener;
 use fathom_files::gate::{self, Wanted};
 use std::collections::BTreeMap;
@@ -20,8 +20,7 @@ impl Objects {
         let table = table.without_defaults();
         let present = self.disks.iter().position(|disk| disk.name() == table.name);
         if let Some(index) = present {
-            let changed = self.change(index, &table);
-            return asker(changed.and_then(|()| self.shown(index, false)));
+            return self.change(index, table, asker);
         }
         let name = table.name.clone();
         match self.begin_to_add(table) {
@@ -35,7 +34,7 @@ impl Objects {
     }
 
     /// What is answered to who wanted the disk to be there.
-    fn shown(&self, index: usize, created: bool) -> Answer {
+    pub(super) fn shown(&self, index: usize, created: bool) -> Answer {
         let mut shown = self.show(index)?;
         shown["created"] = created.into();
         Ok(shown)
@@ -93,23 +92,42 @@ impl Objects {
     }
 
     /// Make a disk that is served as it is wanted, or leave it as it is.
-    fn change(&mut self, index: usize, wanted: &DiskTable) -> Result<(), Refusal> {
+    fn change(&mut self, index: usize, wanted: DiskTable, asker: Asker) {
+        let disk = &self.disks[index];
+        if let Some(refusal) = self.is_busy(disk.name()) {
+            return asker(Err(refusal));
+        }
+        let changes = disk.table().map(|is| is.changes_to(&wanted));
+        let changed = match changes {
+            Some(Changes::Filters(changes)) => self.change_filters(index, &wanted, changes),
+            Some(Changes::Remake) => return self.remake(index, wanted, asker),
+            Some(Changes::Others(keys)) => {
+                let (name, keys) = (disk.name(), keys.join(", "));
+                Err(Kind::Conflict.because(format!(
+                    "disk '{name}' is there by other options ({keys}), which cannot be changed \
+                     while it is served: remove it first"
+                )))
+            }
+            None => {
+                let text = format!("disk '{}' is there already", disk.name());
+                Err(Kind::Conflict.because(text))
+            }
+        };
+        asker(changed.and_then(|()| self.shown(index, false)));
+    }
+
+    fn change_filters(
+        &mut self,
+        index: usize,
+        wanted: &DiskTable,
+        changes: Vec<BTreeMap<String, String>>,
+    ) -> Result<(), Refusal> {
         let disk = &mut self.disks[index];
-        let name = disk.name().to_owned();
-        let Some(is) = disk.table().cloned() else {
-            let text = format!("disk '{name}' is there already");
-            return Err(Kind::Conflict.because(text));
-        };
-        let Some(changes) = is.changes_to(wanted) else {
-            return Err(Kind::Conflict.because(format!(
-                "disk '{name}' is there by other options ({}), which cannot be changed while it is \
-                 served: remove it first",
-                is.differences(wanted).join(", ")
-            )));
-        };
+        let is = disk.table().map(|table| table.filters.clone());
+        let is = is.unwrap_or_default();
         let mut changed = false;
         for (at, options) in changes.into_iter().enumerate() {
-            if is.filters[at] != wanted.filters[at] {
+            if is.get(at) != wanted.filters.get(at) {
                 let set = disk.set_filter(at, &options);
                 set.map_err(|text| Kind::Invalid.because(text))?;
                 changed = true;

@@ -55,7 +55,7 @@ impl Objects {
 
     fn close(&mut self, index: usize, asker: Asker) {
         let name = self.disks[index].name().to_owned();
-        if let Some(refusal) = self.is_resizing(&name) {
+        if let Some(refusal) = self.is_busy(&name) {
             return asker(Err(refusal));
         }
         let close = match changes::close(self.mail.post()) {
@@ -90,6 +90,7 @@ impl Objects {
     /// Let everybody go, and wait for what is in flight, if that does not take too long.
     pub(super) fn end_all(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + self.stop_timeout.0;
+        self.wait_for_changes(deadline);
         self.nbd.iter().for_each(Nbd::begin_stop);
         self.disks.iter().for_each(Served::begin_stop);
         let (mut ended, mut late) = (Ok(()), Vec::new());
@@ -121,6 +122,15 @@ impl Objects {
                 timeout: self.stop_timeout,
                 whose: late.join(" and "),
             }),
+        }
+    }
+
+    /// Until `deadline`. What a disk is served by is known then.
+    fn wait_for_changes(&mut self, deadline: Instant) {
+        while !self.busy.is_empty() && self.wait_for_event(deadline) {
+            for event in self.mail.take() {
+                self.take_in(event);
+            }
         }
     }
 

@@ -34,9 +34,9 @@ impl Objects {
 impl Estate for Objects {
     fn may_be_handed_over(&self) -> Result<(), String> {
         let is_settled =
-            self.changing.is_empty() && self.leaving.is_empty() && self.resizing.is_empty();
+            self.changing.is_empty() && self.leaving.is_empty() && self.busy.is_empty();
         if !is_settled {
-            return Err("a disk is just coming, going or being resized: try it again".into());
+            return Err("a disk is just coming, going or being changed: try it again".into());
         }
         if let Some(client) = self.nbd.as_ref().and_then(Nbd::encrypted_client) {
             return Err(format!(

@@ -10,20 +10,20 @@ impl Objects {
     pub(super) fn resize(&mut self, index: usize, size: Option<u64>, shrink: bool, asker: Asker) {
         let disk = &self.disks[index];
         let name = disk.name().to_owned();
-        if let Some(refusal) = self.is_resizing(&name) {
+        if let Some(refusal) = self.is_busy(&name) {
             return asker(Err(refusal));
         }
         if let Err(error) = changes::resize(disk, size, shrink, self.mail.post()) {
             let text = format!("cannot start a thread: {error}");
             return asker(Err(Kind::Failed.because(text)));
         }
-        self.resizing.insert(name, asker);
+        self.busy.insert(name, asker);
     }
 
     /// Why nothing else can be done with that disk now.
-    pub(super) fn is_resizing(&self, name: &str) -> Option<Refusal> {
-        let text = || format!("disk '{name}' is just getting another size");
-        let is_one = self.resizing.contains_key(name);
+    pub(super) fn is_busy(&self, name: &str) -> Option<Refusal> {
+        let text = || format!("disk '{name}' is just being changed");
+        let is_one = self.busy.contains_key(name);
         is_one.then(|| Kind::Conflict.because(text()))
     }
 
@@ -35,7 +35,7 @@ impl Objects {
             tracing::warn!("disk '{name}' cannot be resized: {error}");
         }
         let answer = resized.map(|size| json!({ "size": size }));
-        if let Some(asker) = self.resizing.remove(name) {
+        if let Some(asker) = self.busy.remove(name) {
             asker(answer.map_err(|error| Kind::Failed.because(error.to_string())));
         }
     }

@@ -16,6 +16,13 @@ impl Served {
     /// Why another process could not go on with it; one line for the user.
     pub fn may_be_handed_over(&self) -> Result<(), String> {
         let name = self.name();
+        self.is_all_in_files()
+            .map_err(|problem| format!("disk '{name}' cannot be handed over: {problem}"))
+    }
+
+    /// Why another one in its place would be another disk.
+    pub fn is_all_in_files(&self) -> Result<(), String> {
+        let name = self.name();
         let location = self.options.disk.location.to_string();
         let filters = self.stack.filters.info();
         let stays = filters
@@ -41,7 +48,7 @@ impl Served {
             None if self.options.table.is_none() => "its options are not known".to_owned(),
             None => return Ok(()),
         };
-        Err(format!("disk '{name}' cannot be handed over: {problem}"))
+        Err(problem)
     }
 
     /// What it is, for a successor, and its export, which stands still from now on.

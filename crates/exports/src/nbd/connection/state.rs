@@ -172,8 +172,14 @@ impl NbdSource {
         self.held
     }
 
-    /// It is to be attached again.
-    pub fn go_on(&mut self) {
+    /// It is to be attached again, to a disk as `now` shows it: the client knows only what there was,
+    /// and is refused what is no longer possible.
+    pub fn go_on(&mut self, now: &ExportView) {
+        let known = &mut self.export;
+        known.read_only |= now.read_only;
+        known.write_cache &= now.write_cache;
+        known.discard = known.discard.and(now.discard);
+        known.write_zeroes = known.write_zeroes.and(now.write_zeroes);
         self.serving = true;
         self.held = false;
         self.stopping = false;

@@ -32,6 +32,9 @@ pub struct Features {
     /// virtio's and vhost's.
     pub acked: u64,
     pub protocol: u64,
+    /// The disk's that were accepted before it was changed: its driver goes on using them, and hears
+    /// what is no longer possible request by request.
+    pub kept: u64,
 }
 
 impl Features {
@@ -68,6 +71,7 @@ impl Session<'_> {
 
     pub(super) fn offered_features(&self) -> u64 {
         offered(self.shared.device.info(), self.shared.max_queues)
+            | self.features.kept
             | VHOST_USER_F_PROTOCOL_FEATURES
             | VHOST_F_LOG_ALL
     }

@@ -7,6 +7,7 @@ use crate::Descriptors;
 use crate::vhost_user::codec::{Inflight, Region, VringAddr};
 use crate::vhost_user::mapping::Mapping;
 use fathom_virtio::BlkQueue;
+use fathom_virtio::features::OF_DISK;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -145,6 +146,7 @@ impl Session<'_> {
     ) -> Result<(), Fault> {
         let mut take = |number| descriptors.take(number).map_err(Fault::Refused);
         self.set_protocol_features(state.protocol_features)?;
+        self.features.kept = state.features & OF_DISK;
         self.set_features(state.features)?;
         let mut regions = Vec::new();
         for RegionState {
@@ -181,7 +183,9 @@ impl Session<'_> {
             self.set_backend_req_fd(take(socket)?)?;
         }
         self.device_status = state.device_status;
-        self.shared.device.set_writeback(state.writeback);
+        // Only who has known it as volatile flushes.
+        let device = &self.shared.device;
+        device.set_writeback(state.writeback && device.info().write_cache);
         self.adopt_vrings(state.vrings, &mut take)
     }
 

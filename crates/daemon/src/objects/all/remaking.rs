@@ -1,0 +1,78 @@
+//! Disks that get other options.
+
+use super::Objects;
+use crate::answer::{Asker, Kind, Refusal};
+use crate::events::Happened;
+use crate::objects::changes;
+use crate::objects::disk::Served;
+use crate::objects::nbd::Nbd;
+use crate::objects::remake::Remake;
+use crate::options::DiskOptions;
+use crate::signals::LeftToThisThread;
+use crate::table::DiskTable;
+
+impl Objects {
+    /// Have another disk by these options in the place of one.
+    pub(super) fn remake(&mut self, index: usize, wanted: DiskTable, asker: Asker) {
+        let name = wanted.name.clone();
+        match self.begin_to_remake(index, wanted) {
+            Ok(()) => drop(self.busy.insert(name, asker)),
+            Err(refusal) => asker(Err(refusal)),
+        }
+    }
+
+    fn begin_to_remake(&self, index: usize, wanted: DiskTable) -> Result<(), Refusal> {
+        let disk = &self.disks[index];
+        let invalid = |text| Kind::Invalid.because(text);
+        disk.is_all_in_files().map_err(|problem| {
+            let name = disk.name();
+            Kind::Conflict.because(format!(
+                "disk '{name}' cannot be changed while it is served: {problem}"
+            ))
+        })?;
+        wanted.check_paths().map_err(invalid)?;
+        let options = DiskOptions::of(wanted, self.nbd.is_some());
+        let mut options = options.map_err(invalid)?;
+        // It is traced when somebody asks for it again.
+        options.trace = None;
+        options.disk.succeeds = true;
+        if let Some(pool) = &options.disk.pool {
+            self.common.pools.check(pool).map_err(invalid)?;
+        }
+        let remake = Remake {
+            export: disk.export_shared(),
+            clients: self.nbd.as_ref().map(Nbd::server),
+            options,
+            common: self.common.clone(),
+        };
+        let begun = remake.begin(self.mail.post());
+        begun.map_err(|error| Kind::Failed.because(format!("cannot start a thread: {error}")))
+    }
+
+    /// It is served by another one now, or by the same one as before.
+    pub(super) fn take_in_remade(&mut self, name: &str, remade: Result<Box<Served>, String>) {
+        let asker = self.busy.remove(name);
+        let index = self.disks.iter().position(|disk| disk.name() == name);
+        // (It does not go while it is busy.)
+        let (Some(asker), Some(index)) = (asker, index) else {
+            return;
+        };
+        match remade {
+            Ok(mut disk) => {
+                let _signals = LeftToThisThread::new();
+                disk.inherit(&self.disks[index].counts());
+                tracing::info!("changed: {}", disk.describe());
+                let old = std::mem::replace(&mut self.disks[index], *disk);
+                changes::give_up(old);
+                let disk = name.to_owned();
+                self.common.events.tell(Happened::Changed { disk });
+                asker(self.shown(index, false));
+            }
+            Err(problem) => {
+                tracing::warn!("disk '{name}' stays as it is: {problem}");
+                let text = format!("disk '{name}' stays as it is: {problem}");
+                asker(Err(Kind::Failed.because(text)));
+            }
+        }
+    }
+}

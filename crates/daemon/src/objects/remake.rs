@@ -1,0 +1,104 @@
+//! Another disk in the place of one that is served: the same image by other options, with the same
+//! virtual machine and the same clients, who wait for some milliseconds.
+
+use super::changes::Event;
+use super::disk::{Common, Served};
+use super::nbd::let_disconnect;
+use crate::mailbox::Post;
+use crate::options::DiskOptions;
+use crate::signals::LeftToThisThread;
+use fathom_core::{ThreadKind, thread_starts};
+use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
+use fathom_exports::{NbdServer, VhostUser};
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What is in flight has so long to end.
+const HALT: Duration = Duration::from_secs(5);
+
+/// What is needed for another disk, and whom it gets.
+pub struct Remake {
+    pub options: DiskOptions,
+    pub common: Common,
+    /// Of the one that there is.
+    pub export: Option<Arc<VhostUser>>,
+    /// Whose clients it has, if it has some.
+    pub clients: Option<Arc<NbdServer>>,
+}
+
+impl Remake {
+    /// On a thread of its own, which tells what has become of it.
+    pub fn begin(self, post: Post<Event>) -> io::Result<()> {
+        let _signals = LeftToThisThread::new();
+        let builder = thread::Builder::new().name("change a disk".into());
+        builder.spawn(move || {
+            thread_starts(ThreadKind::General);
+            let name = self.options.name.clone();
+            let remade = self.run();
+            post.send(Event::Remade(name, remade.map(Box::new)));
+        })?;
+        Ok(())
+    }
+
+    /// On an error, which is for the user, all is as it was.
+    fn run(self) -> Result<Served, String> {
+        let opened = Served::open(self.options.clone(), None, self.common.clone());
+        let mut disk = opened.map_err(|error| error.to_string())?;
+        let export = self.export.as_ref().map(|export| export.freeze());
+        let mut frozen = export.transpose()?;
+        let moved = self.move_to(&mut disk, frozen.as_mut());
+        // As a client sees it, who looks for the other one by this name.
+        let clients = self.clients.as_ref().zip(disk.nbd_export());
+        match moved {
+            Ok(arriving) => {
+                frozen.into_iter().for_each(Frozen::let_go);
+                arriving.iter().for_each(Arriving::run);
+                if let Some((server, export)) = clients {
+                    let_disconnect(&disk, server);
+                    let name = export.name().to_owned();
+                    server.go_on_export(&name, Some(export));
+                }
+                Ok(disk)
+            }
+            Err(problem) => {
+                // It has let go of the image then.
+                disk.begin_stop();
+                disk.end(Instant::now() + HALT);
+                let going_on = frozen.map(Frozen::go_on);
+                going_on.into_iter().for_each(|export| export.wait(HALT));
+                if let Some((server, export)) = clients {
+                    server.go_on_export(export.name(), None);
+                }
+                Err(problem)
+            }
+        }
+    }
+
+    /// Up to where it serves.
+    fn move_to(
+        &self,
+        disk: &mut Served,
+        mut frozen: Option<&mut Frozen>,
+    ) -> Result<Option<Arriving>, String> {
+        let state = frozen.as_mut().and_then(|frozen| {
+            let files = std::mem::take(&mut frozen.descriptors);
+            Some(arrival(frozen.state.take()?, files))
+        });
+        let (arriving, arrival) = state.unzip();
+        disk.take(arrival).map_err(|error| error.to_string())?;
+        arriving.as_ref().map_or(Ok(()), Arriving::wait)?;
+        let deadline = Instant::now() + HALT;
+        if let Some((server, name)) = self.clients.as_ref().zip(disk.export_name()) {
+            // Before the virtual machine lets go of it, on which clients depend.
+            server.hold_export(name, deadline)?;
+        }
+        if let Some((arriving, frozen)) = arriving.as_ref().zip(frozen) {
+            let bases = frozen.begin_halt().wait(deadline)?;
+            arriving.begin_to_activate(bases);
+            arriving.wait()?;
+        }
+        Ok(arriving)
+    }
+}
