@@ -38,6 +38,8 @@ pub struct NewTenant {
 /// Become one, before there are threads: the supervisor's link is this process's standard input, and
 /// its gate the standard output.
 pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
+    // Started by way of /proc, it has a name of that. (This one is for people only.)
+    let _ = rustix::thread::set_name(c"fathom-tenant");
     limits::raise();
     let (link, gate) = sockets().map_err(Error::io("cannot reach the supervisor"))?;
     let options = begin(&link, events)?;

@@ -26,6 +26,7 @@ serve() {
     rm -f /tmp/nbd
     fathom serve "$@" >>/tmp/serve.log 2>&1 &
     server=$!
+    echo $server >/tmp/server
     for n in $(seq 1200); do
         listens /tmp/nbd && return
         sleep 0.1
@@ -107,7 +108,7 @@ read_some() {
         --ioengine=libaio --iodepth=$1 --number_ios=$2 --output-format=json |
         awk '/"lat_ns"/ { seen = 1 } seen && /"mean"/ { gsub(",", ""); print $3 / 1e9; exit }'
 }
-fathom set $(pidof fathom) delay read=2s
+fathom set $(cat /tmp/server) delay read=2s
 echo "alone $(read_some 1 2)"
 echo "together $(read_some 16 32)"
 "#,
@@ -142,7 +143,7 @@ cat /tmp/serve.log
     assert!(!said.contains("I/O error"), "{said}");
     let fathom = said.split("server:").nth(1).unwrap_or_default();
     assert!(!fathom.contains("ERROR"), "{said}");
-    host.run("killall fathom");
+    host.run("kill $(cat /tmp/server)");
 }
 
 /// A loop mount lives on when its server is killed and comes back, where the client tries again.
@@ -182,7 +183,7 @@ umount /tmp/mnt
 if dmesg | grep 'I/O error'; then false; fi
 nbd-client -d /dev/nbd2
 kill $client
-killall fathom
+kill $(cat /tmp/server)
 "#,
     );
 }
@@ -193,7 +194,7 @@ fn a_vsock_reaches_it(host: &mut Host) {
         r#"
 serve memory:64M --nbd vsock:1:10810 --nbd unix:/tmp/nbd
 nbdinfo --size 'nbd+vsock://1:10810/'
-killall fathom
+kill $(cat /tmp/server)
 "#,
     );
     assert!(said.contains(&(64 << 20).to_string()), "{said}");

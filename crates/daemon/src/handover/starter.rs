@@ -92,7 +92,8 @@ impl Started<'_> {
 fn apart(arguments: &[OsString]) -> io::Result<Link> {
     let (link, theirs) = Link::pair()?;
     Command::new("/proc/self/exe")
-        .arg0("fathom")
+        // Whoever looks for servers by their program's name does not mean this.
+        .arg0("fathom-starter")
         .args(["starter", "--"])
         .args(arguments)
         .stdin(theirs)
@@ -118,6 +119,8 @@ fn order(link: &Link, order: &Order, with: Option<OwnedFd>) -> Outcome {
 
 /// The other process's whole life: do what comes on standard input, until the server there has ended.
 pub fn start_successors(arguments: &[OsString]) -> Result<(), Error> {
+    // Started by way of /proc, it has a name of that. (This one is for people only.)
+    let _ = rustix::thread::set_name(c"fathom-starter");
     // Sockets that a service manager has passed are the server's.
     // SAFETY: nothing here has opened a file yet but the standard streams.
     unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };

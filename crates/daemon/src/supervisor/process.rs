@@ -35,7 +35,8 @@ impl Process {
         let (link, tenants_link) = Link::pair()?;
         let (gate, tenants_gate) = Link::pair()?;
         let child = Command::new("/proc/self/exe")
-            .arg0("fathom")
+            // Whoever looks for servers by their program's name does not mean this.
+            .arg0("fathom-tenant")
             .args(["tenant", name])
             .env_remove("NOTIFY_SOCKET")
             .stdin(tenants_link)
