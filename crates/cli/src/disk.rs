@@ -10,8 +10,8 @@ use clap::{Args, Subcommand};
 use fathom_daemon::{DiskTable, Info, SocketSpec, check_name};
 use fathom_storage::Location;
 use fathom_trace::Summary;
-use fathom_units::Size;
-use serde_json::Value;
+use fathom_units::{Size, Timeout};
+use serde_json::{Value, json};
 use std::io::Write;
 
 /// Add disks to a running server, show, change and remove them
@@ -29,6 +29,8 @@ enum Command {
     Change(ChangeArgs),
     Set(filters::SetArgs),
     Resize(stats::ResizeArgs),
+    Freeze(FreezeArgs),
+    Thaw(ThawArgs),
     Remove(RemoveArgs),
 }
 
@@ -40,6 +42,8 @@ pub fn run(args: DiskCommand) -> anyhow::Result<()> {
         Command::Change(args) => change(args),
         Command::Set(args) => filters::set(args),
         Command::Resize(args) => stats::resize(args),
+        Command::Freeze(args) => freeze(args),
+        Command::Thaw(args) => thaw(args),
         Command::Remove(args) => remove(args),
     }
 }
@@ -173,6 +177,45 @@ fn change(args: ChangeArgs) -> anyhow::Result<()> {
         true => writeln!(out, "{}", serde_json::to_string(&info)?)?,
         false => writeln!(out, "{}: {} ({})", info.name, info.disk, Size(info.size))?,
     }
+    Ok(())
+}
+
+/// Have a disk stand still, so that its image can be copied
+///
+/// What is in flight ends, and the image is closed and unlocked. Virtual machines and clients wait until
+/// `fathom disk thaw`. What a guest has in its own caches is not in the image: freeze its file systems
+/// before, if they are to be clean.
+#[derive(Args, Debug)]
+struct FreezeArgs {
+    #[command(flatten)]
+    target: Target,
+
+    /// It goes on by itself after so long [default: when it is thawed]
+    #[arg(long = "for", value_name = "DURATION")]
+    timeout: Option<Timeout>,
+}
+
+fn freeze(args: FreezeArgs) -> anyhow::Result<()> {
+    let disk = args.target.disk()?;
+    let timeout = args.timeout.and_then(|timeout| timeout.0);
+    let timeout = timeout.map(|timeout| timeout.as_millis() as u64);
+    let body = json!({ "timeout_ms": timeout });
+    let freeze = disk.server.post(&disk.below("freeze")).json(&body);
+    let _: Value = freeze.patiently().send()?;
+    Ok(())
+}
+
+/// Let a disk that stands still go on
+#[derive(Args, Debug)]
+struct ThawArgs {
+    #[command(flatten)]
+    target: Target,
+}
+
+fn thaw(args: ThawArgs) -> anyhow::Result<()> {
+    let disk = args.target.disk()?;
+    let thaw = disk.server.post(&disk.below("thaw"));
+    let _: Value = thaw.patiently().send()?;
     Ok(())
 }
 

@@ -150,6 +150,9 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     if let Some(pool) = &info.pool {
         writeln!(out, "pool:       {pool}")?;
     }
+    if info.frozen {
+        writeln!(out, "frozen:     who uses it waits (fathom disk thaw)")?;
+    }
     if let Some(holder) = &info.held_by {
         writeln!(out, "held by:    {holder}")?;
     }

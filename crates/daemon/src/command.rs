@@ -31,6 +31,11 @@ pub enum Command {
     /// Give a disk another size, in bytes, or without one take in what its file has. It may become
     /// smaller if `shrink` says so: `{"size": bytes}`.
     Resize { size: Option<u64>, shrink: bool },
+    /// Have the disk stand still, with its image closed, until it is thawed, or for so long:
+    /// `{"frozen": true}`.
+    Freeze { timeout_ms: Option<u64> },
+    /// Let it go on: `{"frozen": false}`.
+    Thaw,
     /// Change options of one of the disk's filters: all of them, or none.
     /// `filter` is its name, with `#2` for the second one of that name; an
     /// empty value is the option's default. Answered by a

@@ -49,6 +49,9 @@ pub struct Info {
     /// The file being traced to.
     #[schema(value_type = Option<String>)]
     pub trace: Option<PathBuf>,
+    /// It stands still, and who uses it waits.
+    #[serde(default)]
+    pub frozen: bool,
     pub uptime_seconds: u64,
     /// What holds back a thread of this process that somebody has taken over.
     #[serde(default)]

@@ -2,6 +2,7 @@
 
 mod changes;
 mod clients;
+mod freezing;
 
 use crate::driver::{Request, with_disk};
 use crate::kinds::qemu_img;

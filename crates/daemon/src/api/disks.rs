@@ -60,6 +60,20 @@ pub struct NewSize {
     shrink: bool,
 }
 
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Freezing {
+    /// It goes on by itself after so long; if that is left out, when it is thawed.
+    #[serde(default)]
+    timeout_ms: Option<u64>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[allow(dead_code, reason = "it describes an answer")]
+pub struct Frozen {
+    frozen: bool,
+}
+
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
@@ -211,6 +225,54 @@ pub async fn resize(
     };
     let command = Command::Resize { size, shrink };
     asking.ask(Some(name.disk()?), command).await.map(Json)
+}
+
+/// Have a disk stand still
+///
+/// What is in flight ends, the image is closed and its locks are free: others can copy it, or make a
+/// snapshot of it. Whoever uses the disk waits until it is thawed.
+#[utoipa::path(post, path = "/v1/disks/{name}/freeze", tag = "disks", operation_id = "freezeDisk",
+    params(("name" = String, Path)),
+    request_body = Option<Freezing>,
+    responses(
+        (status = 200, body = Frozen),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json"),
+        (status = 422, body = Problem, content_type = "application/problem+json",
+            description = "What is in flight does not end: the disk is as it was"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn freeze(
+    State(asking): State<Asking>,
+    name: Named,
+    body: Body,
+) -> Result<Json<Value>, Problem> {
+    let body = read(body).await?;
+    let Freezing { timeout_ms } = match body.is_empty() {
+        true => Freezing::default(),
+        false => parse(body)?,
+    };
+    let command = Command::Freeze { timeout_ms };
+    asking.ask(Some(name.disk()?), command).await.map(Json)
+}
+
+/// Let a disk that stands still go on
+#[utoipa::path(post, path = "/v1/disks/{name}/thaw", tag = "disks", operation_id = "thawDisk",
+    params(("name" = String, Path)),
+    responses(
+        (status = 200, body = Frozen),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "It is not frozen"),
+        (status = 422, body = Problem, content_type = "application/problem+json"),
+        (status = 504, body = Problem, content_type = "application/problem+json",
+            description = "It takes long, and goes on")))]
+pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+    asking
+        .ask(Some(name.disk()?), Command::Thaw)
+        .await
+        .map(Json)
 }
 
 /// Change options of a filter

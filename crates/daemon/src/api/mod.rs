@@ -162,6 +162,8 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::show, disks::put, disks::remove))
         .routes(routes!(disks::stats))
         .routes(routes!(disks::resize))
+        .routes(routes!(disks::freeze))
+        .routes(routes!(disks::thaw))
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))
         .routes(routes!(server::show))

@@ -2,10 +2,12 @@
 //!
 //! - `coming` and `going` are how disks come, change and go;
 //! - `handover` takes all of them to another process;
+//! - `freezing` has them stand still;
 //! - `remaking` gives them other options, `resizing` other sizes;
 //! - `host` is how they are asked.
 
 mod coming;
+mod freezing;
 mod going;
 mod handover;
 mod host;
@@ -14,6 +16,7 @@ mod resizing;
 
 use super::changes::{Changing, Event, Leaving, What};
 use super::disk::{Common, Served};
+use super::freeze::Waiting;
 use super::nbd::Nbd;
 use super::tracer::Tracer;
 use crate::answer::{self, Answer, Asker, Kind, Refusal};
@@ -31,7 +34,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The disks, in the order in which they came, and the server of their NBD clients.
 pub struct Objects {
@@ -42,6 +45,9 @@ pub struct Objects {
     leaving: Vec<Leaving>,
     /// Disks that are getting another size or other options, and who waits for it.
     busy: BTreeMap<String, Asker>,
+    /// Disks that stand still, and when those that may not for ever go on.
+    frozen: BTreeMap<String, Waiting>,
+    thaw_at: BTreeMap<String, Instant>,
     nbd: Option<Nbd>,
     common: Common,
     mail: Mailbox<Event>,
@@ -82,6 +88,8 @@ impl Objects {
             changing: Vec::new(),
             leaving: Vec::new(),
             busy: BTreeMap::new(),
+            frozen: BTreeMap::new(),
+            thaw_at: BTreeMap::new(),
             nbd: nbd.transpose()?,
             common,
             mail: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
@@ -106,6 +114,8 @@ impl Objects {
             Event::Opened(name, opened) => self.take_in_opened(&name, opened),
             Event::Closed(name, summary) => self.take_in_closed(&name, &summary),
             Event::Resized(name, resized) => self.take_in_resized(&name, resized),
+            Event::Frozen(name, frozen) => self.take_in_frozen(&name, *frozen),
+            Event::Thawed(name) => self.take_in_thawed(&name),
             Event::Remade(name, remade) => self.take_in_remade(&name, remade),
         }
     }
@@ -130,6 +140,11 @@ impl Objects {
             (Command::Resize { size, shrink }, Some(index)) => {
                 return self.resize(index, size, shrink, asker);
             }
+            (Command::Freeze { timeout_ms }, Some(index)) => {
+                let timeout = timeout_ms.map(Duration::from_millis);
+                return self.freeze(index, timeout, asker);
+            }
+            (Command::Thaw, Some(index)) => return self.thaw(index, asker),
             (command, Some(index)) => self.handle_for(index, command),
             (_, None) => Err(Kind::Invalid.because("that concerns one disk: name it")),
         };
@@ -177,6 +192,8 @@ impl Objects {
             | Command::Upgrade { .. }
             | Command::Put { .. }
             | Command::Resize { .. }
+            | Command::Freeze { .. }
+            | Command::Thaw
             | Command::Remove { .. } => {
                 Err(Kind::Invalid.because("that concerns the server, not one disk"))
             }
@@ -211,6 +228,7 @@ impl Objects {
         let nbd = self.nbd.as_ref().zip(disk.export_name());
         Info {
             nbd: nbd.map(|(nbd, export)| nbd.info(export)),
+            frozen: self.frozen.contains_key(disk.name()),
             uptime_seconds: self.started.elapsed().as_secs(),
             ..disk.info()
         }

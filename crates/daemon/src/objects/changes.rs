@@ -2,6 +2,7 @@
 //! opening, draining and resizing one may take long.
 
 use super::disk::{Common, Served};
+use super::freeze::Waiting;
 use crate::answer::Asker;
 use crate::error::Error;
 use crate::mailbox::Post;
@@ -45,6 +46,10 @@ pub enum Event {
     Closed(String, Box<Summary>),
     /// The disk of that name has this size, or has failed to get another one.
     Resized(String, Result<u64, DiskError>),
+    /// The disk of that name stands still, or cannot, for this reason.
+    Frozen(String, Box<Result<Waiting, String>>),
+    /// It goes on.
+    Thawed(String),
     /// The disk of that name is served by another one now, or is as it was, for this reason.
     Remade(String, Result<Box<Served>, String>),
 }

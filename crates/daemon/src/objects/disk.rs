@@ -293,6 +293,7 @@ impl Served {
                     .collect()
             },
             trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),
+            frozen: false,
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),
         }

@@ -4,6 +4,7 @@
 mod all;
 mod changes;
 mod disk;
+mod freeze;
 mod inherited;
 mod nbd;
 mod remake;

@@ -91,6 +91,7 @@ impl Objects {
     pub(super) fn end_all(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + self.stop_timeout.0;
         self.wait_for_changes(deadline);
+        self.thaw_all();
         self.nbd.iter().for_each(Nbd::begin_stop);
         self.disks.iter().for_each(Served::begin_stop);
         let (mut ended, mut late) = (Ok(()), Vec::new());

@@ -35,6 +35,9 @@ impl Estate for Objects {
     fn may_be_handed_over(&self) -> Result<(), String> {
         let is_settled =
             self.changing.is_empty() && self.leaving.is_empty() && self.busy.is_empty();
+        if let Some(name) = self.frozen.keys().next() {
+            return Err(format!("disk '{name}' is frozen: thaw it first"));
+        }
         if !is_settled {
             return Err("a disk is just coming, going or being changed: try it again".into());
         }

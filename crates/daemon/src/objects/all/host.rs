@@ -27,11 +27,13 @@ impl Host for Objects {
 
     fn patience(&self) -> Option<Duration> {
         let traced = self.traces().next().map(|_| CALIBRATE_EVERY);
-        self.until_next_look().into_iter().chain(traced).min()
+        let looks = [self.until_next_look(), self.until_next_thaw(), traced];
+        looks.into_iter().flatten().min()
     }
 
     fn turn(&mut self) -> bool {
         self.see_to_traces();
+        self.thaw_late();
         for event in self.mail.take() {
             self.take_in(event);
         }

@@ -22,9 +22,14 @@ impl Objects {
 
     /// Why nothing else can be done with that disk now.
     pub(super) fn is_busy(&self, name: &str) -> Option<Refusal> {
-        let text = || format!("disk '{name}' is just being changed");
-        let is_one = self.busy.contains_key(name);
-        is_one.then(|| Kind::Conflict.because(text()))
+        let what = if self.busy.contains_key(name) {
+            "just being changed"
+        } else if self.frozen.contains_key(name) {
+            "frozen: thaw it first"
+        } else {
+            return None;
+        };
+        Some(Kind::Conflict.because(format!("disk '{name}' is {what}")))
     }
 
     pub(super) fn take_in_resized(&mut self, name: &str, resized: Result<u64, DiskError>) {

@@ -1,0 +1,110 @@
+//! Disks that stand still for a while.
+
+use super::Objects;
+use crate::answer::{Asker, Kind, Refusal};
+use crate::events::Happened;
+use crate::objects::freeze::{Users, Waiting};
+use crate::objects::nbd::Nbd;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+impl Objects {
+    /// Have a disk stand still, for so long at most.
+    pub(super) fn freeze(&mut self, index: usize, timeout: Option<Duration>, asker: Asker) {
+        let disk = &self.disks[index];
+        let name = disk.name().to_owned();
+        if let Some(refusal) = self.is_busy(&name) {
+            return asker(Err(refusal));
+        }
+        let server = self.nbd.as_ref().map(Nbd::server);
+        let users = Users {
+            export: disk.export_shared(),
+            clients: server.zip(disk.export_name().map(str::to_owned)),
+        };
+        let begun = users.begin_to_freeze(name.clone(), self.mail.post());
+        if let Err(error) = begun {
+            return asker(Err(no_thread(&error)));
+        }
+        if let Some(until) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
+            self.thaw_at.insert(name.clone(), until);
+        }
+        self.busy.insert(name, asker);
+    }
+
+    /// Let it go on.
+    pub(super) fn thaw(&mut self, index: usize, asker: Asker) {
+        let name = self.disks[index].name().to_owned();
+        self.thaw_at.remove(&name);
+        let Some(waiting) = self.frozen.remove(&name) else {
+            let text = format!("disk '{name}' is not frozen");
+            return asker(Err(Kind::Conflict.because(text)));
+        };
+        match waiting.begin_to_thaw(name.clone(), self.mail.post()) {
+            Ok(()) => drop(self.busy.insert(name, asker)),
+            Err(error) => asker(Err(no_thread(&error))),
+        }
+    }
+
+    pub(super) fn take_in_frozen(&mut self, name: &str, frozen: Result<Waiting, String>) {
+        if frozen.is_err() {
+            self.thaw_at.remove(name);
+        }
+        let answer = frozen.map(|waiting| {
+            tracing::info!("disk '{name}' is frozen");
+            self.frozen.insert(name.to_owned(), waiting);
+            self.tell_changed(name);
+            json!({ "frozen": true })
+        });
+        if let Some(asker) = self.busy.remove(name) {
+            asker(answer.map_err(|problem| {
+                Kind::Failed.because(format!("disk '{name}' cannot be frozen: {problem}"))
+            }));
+        }
+    }
+
+    pub(super) fn take_in_thawed(&mut self, name: &str) {
+        tracing::info!("disk '{name}' goes on");
+        self.tell_changed(name);
+        if let Some(asker) = self.busy.remove(name) {
+            asker(Ok(json!({ "frozen": false })));
+        }
+    }
+
+    /// Those that have stood still for long enough go on.
+    pub(super) fn thaw_late(&mut self) {
+        let now = Instant::now();
+        let late = self.thaw_at.iter().filter(|(_, until)| **until <= now);
+        // (One that is still becoming so is looked at again then.)
+        let late = late.map(|(name, _)| name.clone());
+        let late: Vec<_> = late.filter(|name| self.frozen.contains_key(name)).collect();
+        for name in late {
+            tracing::warn!("disk '{name}' was frozen for as long as it may be");
+            if let Ok(index) = self.find(&name) {
+                self.thaw(index, Box::new(|_| {}));
+            }
+        }
+    }
+
+    /// None: there is none that goes on by itself.
+    pub(super) fn until_next_thaw(&self) -> Option<Duration> {
+        let frozen = self.thaw_at.iter();
+        let until = frozen.filter(|(name, _)| self.frozen.contains_key(*name));
+        let next = until.map(|(_, until)| *until).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// For the end.
+    pub(super) fn thaw_all(&mut self) {
+        let frozen = std::mem::take(&mut self.frozen);
+        frozen.into_values().for_each(Waiting::thaw);
+    }
+
+    fn tell_changed(&self, name: &str) {
+        let disk = name.to_owned();
+        self.common.events.tell(Happened::Changed { disk });
+    }
+}
+
+fn no_thread(error: &std::io::Error) -> Refusal {
+    Kind::Failed.because(format!("cannot start a thread: {error}"))
+}

@@ -1,0 +1,95 @@
+//! A disk that stands still: nothing of it is in flight, its image is closed and free, and whoever uses
+//! it waits until it is thawed.
+
+use super::changes::Event;
+use crate::mailbox::Post;
+use crate::signals::LeftToThisThread;
+use fathom_core::{ThreadKind, thread_starts};
+use fathom_exports::vhost_user::Frozen;
+use fathom_exports::{NbdServer, VhostUser};
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What is in flight has so long to end.
+const HALT: Duration = Duration::from_secs(5);
+
+/// Whom a disk is served to.
+pub struct Users {
+    pub export: Option<Arc<VhostUser>>,
+    /// By the name of its export.
+    pub clients: Option<(Arc<NbdServer>, String)>,
+}
+
+/// Those of a disk that stands still. A virtual machine goes on when this is dropped, clients do not.
+pub struct Waiting {
+    export: Option<Frozen>,
+    clients: Option<(Arc<NbdServer>, String)>,
+}
+
+impl Users {
+    /// Have them wait, on a thread of its own, which tells what has become of it.
+    pub fn begin_to_freeze(self, name: String, post: Post<Event>) -> io::Result<()> {
+        on_a_thread("freeze a disk", move || {
+            post.send(Event::Frozen(name, Box::new(self.freeze())));
+        })
+    }
+
+    fn freeze(self) -> Result<Waiting, String> {
+        let export = self.export.map(|export| export.freeze()).transpose()?;
+        let waiting = Waiting {
+            export,
+            clients: self.clients,
+        };
+        match waiting.halt() {
+            Ok(()) => Ok(waiting),
+            Err(problem) => {
+                waiting.thaw();
+                Err(problem)
+            }
+        }
+    }
+}
+
+impl Waiting {
+    fn halt(&self) -> Result<(), String> {
+        let deadline = Instant::now() + HALT;
+        if let Some((server, name)) = &self.clients {
+            // Before the virtual machine lets go of the disk, on which clients depend.
+            server.hold_export(name, deadline)?;
+        }
+        if let Some(export) = &self.export {
+            export.begin_halt().wait(deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Let them go on, likewise.
+    pub fn begin_to_thaw(self, name: String, post: Post<Event>) -> io::Result<()> {
+        on_a_thread("thaw a disk", move || {
+            self.thaw();
+            post.send(Event::Thawed(name));
+        })
+    }
+
+    /// Let them go on; returns when they do.
+    pub fn thaw(self) {
+        if let Some(export) = self.export {
+            export.go_on().wait(HALT);
+        }
+        if let Some((server, name)) = &self.clients {
+            server.go_on_export(name, None);
+        }
+    }
+}
+
+fn on_a_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let _signals = LeftToThisThread::new();
+    let builder = thread::Builder::new().name(name.into());
+    builder.spawn(move || {
+        thread_starts(ThreadKind::General);
+        work();
+    })?;
+    Ok(())
+}
