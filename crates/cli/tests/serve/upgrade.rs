@@ -3,6 +3,7 @@
 mod changes;
 mod clients;
 mod freezing;
+mod kills;
 
 use crate::driver::{Request, with_disk};
 use crate::kinds::qemu_img;

@@ -1,0 +1,170 @@
+//! Whoever is killed at whatever instant of an upgrade: no request of a guest is lost or done twice.
+
+use super::image;
+use crate::kinds::tool;
+use crate::support::{as_arg, disk_dir, eventually, fathom, run, short_dir};
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Of each format's load; longer by FATHOM_ROUNDS, which is how many times as long.
+const SECONDS: u64 = 5;
+
+/// What is there of one disk's servers.
+struct Bed<'a> {
+    dir: &'a Path,
+    image: &'a str,
+    format: &'a str,
+}
+
+impl Bed<'_> {
+    fn path(&self, name: &str) -> String {
+        as_arg(&self.dir.join(name))
+    }
+
+    /// A server that others may have been before. Those that were killed may still be ending: they listen
+    /// until then.
+    fn serve(&self) {
+        let info = ["info", &self.path("c"), "--json"];
+        eventually("an answer", || {
+            let mut child = self.start();
+            let answers = || run(&info).status.success().then_some(true);
+            let mut ends = || child.try_wait().unwrap().map(|_| false);
+            let is_there = eventually("an answer or an end", || answers().or_else(&mut ends));
+            // It may be long gone when its disk is: successors are nobody's children here.
+            std::thread::spawn(move || child.wait());
+            is_there.then_some(())
+        });
+    }
+
+    fn start(&self) -> Child {
+        let mut log = File::options();
+        log.create(true).append(true);
+        let log = log.open(self.path("log")).unwrap();
+        let mut command = fathom();
+        command.args(["serve", self.image, "--format", self.format]);
+        command.args(["--vhost-user", &self.path("s"), "--api", &self.path("c")]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(log).spawn().unwrap()
+    }
+
+    /// How many are left, when whoever is ending has ended.
+    fn left(&self) -> usize {
+        let info = ["info", &self.path("c"), "--json"];
+        eventually("one server", || {
+            let servers = self.servers();
+            let answers = || run(&info).status.success() && self.servers() == servers;
+            (servers.is_empty() || servers.len() == 1 && answers()).then_some(servers.len())
+        })
+    }
+
+    /// The processes that serve: the one that does, and a successor.
+    fn servers(&self) -> Vec<(i32, bool)> {
+        let api = self.path("c");
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let server = |entry: fs::DirEntry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let line = fs::read(entry.path().join("cmdline")).ok()?;
+            let words: Vec<_> = line.split(|byte| *byte == 0).collect();
+            let has = |word: &str| words.contains(&word.as_bytes());
+            (has("serve") && has(&api) && !has("starter")).then(|| (pid, has("--take-over")))
+        };
+        processes.filter_map(server).collect()
+    }
+
+    fn begin_upgrade(&self) -> Child {
+        let mut command = fathom();
+        command.args(["upgrade", &self.path("c")]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(Stdio::null()).spawn().unwrap()
+    }
+}
+
+fn kill(pid: i32) {
+    // It may be gone.
+    let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
+}
+
+/// No two runs are the same; a failure names the seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+#[test]
+fn a_kill_at_any_instant_of_an_upgrade_loses_nothing() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let seed = number("FATHOM_SEED").unwrap_or(now.as_nanos() as u64 | 1);
+    eprintln!("FATHOM_SEED={seed}");
+    let mut random = Random(seed);
+    let seconds = SECONDS * number("FATHOM_ROUNDS").unwrap_or(1);
+    for format in ["raw", "qcow2", "qed"] {
+        let (images, dir) = (disk_dir(), short_dir());
+        let image = image(images.path(), format);
+        let bed = Bed {
+            dir: dir.path(),
+            image: &image,
+            format,
+        };
+        bed.serve();
+        let mut load = load(&bed, seconds);
+        let (mut tried, mut upgraded, mut alone) = (0, 0, 0);
+        let ended = loop {
+            if let Some(ended) = load.try_wait().unwrap() {
+                break ended;
+            }
+            tried += 1;
+            let old = bed.servers();
+            let mut upgrade = bed.begin_upgrade();
+            sleep(Duration::from_micros(random.below(40_000)));
+            let now = bed.servers();
+            let is_new = |one: &&(i32, bool)| !old.contains(one);
+            match (random.below(3), now.iter().find(is_new)) {
+                (0, Some((pid, _))) => kill(*pid),
+                (1, _) => old.iter().for_each(|(pid, _)| kill(*pid)),
+                _ => {}
+            }
+            upgraded += u64::from(upgrade.wait().unwrap().success());
+            if bed.left() == 0 {
+                alone += 1;
+                bed.serve();
+            }
+        };
+        eprintln!("{format}: {tried} tried, {upgraded} upgrades, {alone} times nobody was left");
+        assert!(
+            ended.success(),
+            "{}",
+            fs::read_to_string(bed.path("load")).unwrap()
+        );
+        assert!(tried > 5 && upgraded > 0 && alone > 0);
+        for (pid, _) in bed.servers() {
+            let _ = Command::new("kill").arg(pid.to_string()).output();
+        }
+        eventually("the end", || bed.servers().is_empty().then_some(()));
+        if format != "raw" {
+            // What a killed server had just allocated may be lost (3: leaked clusters).
+            let check = tool(images.path(), "qemu-img", &["check", "-f", format, "i"]);
+            assert!(matches!(check.status.code(), Some(0 | 3)), "{check:?}");
+        }
+    }
+}
+
+/// Writes and reads all over the disk for so long, and then reads all of it once more.
+fn load(bed: &Bed<'_>, seconds: u64) -> Child {
+    let log = File::create(bed.dir.join("load")).unwrap();
+    let mut command = fathom();
+    command.args(["bench", "--vhost-user", &bed.path("s"), "--rw", "randrw"]);
+    command.args(["--iodepth", "8", "--rwmixzero", "5", "--verify"]);
+    command.args(["--reconnect=60s", "--runtime", &format!("{seconds}s")]);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(log).spawn().unwrap()
+}
