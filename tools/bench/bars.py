@@ -31,6 +31,23 @@ def verdicts(cells: list[dict]) -> list[list[str]]:
     return [["bar", "need", "aim", "measured", "rounds", "reached"], *filter(None, lines)]
 
 
+def compared(cells: list[dict], shown: dict[str, str], setting: str,
+             pair: tuple[str, str]) -> list[list[str]]:
+    """Of each case and figure: with the first value of a setting, against the second; by rounds."""
+    lines = [[f"{pair[0]}, against {pair[1]}", "ratio", "rounds"]]
+    for case in dict.fromkeys(cell["settings"]["case"] for cell in cells):
+        for figure, heading in shown.items():
+            values = {(cell["settings"][setting], cell["round"]): found["value"]
+                      for cell in cells if cell["settings"]["case"] == case
+                      for found in cell["measures"] if found["name"] == figure}
+            rounds = [value / values[pair[1], turn] for (one, turn), value in values.items()
+                      if one == pair[0] and values.get((pair[1], turn))]
+            if rounds:
+                lines.append([f"{case}: {heading}", f"{median(rounds):.3f}",
+                              f"{min(rounds):.3f} to {max(rounds):.3f}"])
+    return lines
+
+
 def aligned(lines: list[list[str]]) -> str:
     """Columns as wide as needed; the first is left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines)]

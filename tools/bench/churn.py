@@ -12,11 +12,10 @@ import subprocess
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 
 import experiment
 import loads
-from bars import aligned
+from bars import aligned, compared
 from cases import FATHOM, Case
 from experiment import Measures
 from process import Failed, running
@@ -99,22 +98,6 @@ def measure(bench: Bench, case: Case, who: str) -> Measures:
             return measured
 
 
-def ratios(cells: list[dict]) -> list[list[str]]:
-    """Of each case and figure: while others come and go, against alone; by rounds."""
-    lines = [["others come and go, against alone", "ratio", "rounds"]]
-    for case in CASES:
-        for figure, heading in SHOWN.items():
-            values = {(cell["settings"]["who"], cell["round"]): found["value"]
-                      for cell in cells if cell["settings"]["case"] == case.name
-                      for found in cell["measures"] if found["name"] == figure}
-            rounds = [value / values[QUIET, turn] for (who, turn), value in values.items()
-                      if who == CHURN and values.get((QUIET, turn))]
-            if rounds:
-                lines.append([f"{case.name}: {heading}", f"{median(rounds):.3f}",
-                              f"{min(rounds):.3f} to {max(rounds):.3f}"])
-    return lines
-
-
 def main() -> None:
     parser = experiment.options("fathom-churn", __doc__, rounds=5, seconds=5)
     parser.add_argument("fathom", type=Path, help="the program (of a release build)")
@@ -127,7 +110,7 @@ def main() -> None:
             args, bench.machine(), "churn", "a disk while others come and go",
             experiment.plan(groups, args.rounds, fixed), ("who", SHOWN),
             lambda cell: measure(bench, cases[cell["case"]], cell["who"]))
-        print(f"\n{aligned(ratios(cells))}")
+        print(f"\n{aligned(compared(cells, SHOWN, 'who', (CHURN, QUIET)))}")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def pooled(args: argparse.Namespace, place: Path, by: str) -> tuple[list[float],
     names = [f"d{number}" for number in range(args.disks)]
     tables = [f"[[disk]]\nname = '{name}'\nimage = '{SIZE}'\nvhost-user = '{place / name}'\n"
               "pool = 'p'\n" for name in names]
-    head = f"control = '{place / 'control'}'\n[nbd]\nlisten = ['unix:{place / 'nbd'}']\n"
+    head = f"api = {{ socket = '{place / 'control'}' }}\n[nbd]\nlisten = ['unix:{place / 'nbd'}']\n"
     file = place / "conf"
     file.write_text(f"{head}[pool.p]\nthreads = 2\n{''.join(tables)}", encoding="utf-8")
     targets = [nbd(place, name) if by == "nbd" else ["--vhost-user", place / name]

@@ -46,6 +46,13 @@ class Ratios(unittest.TestCase):
         self.assertEqual(len(bars.verdicts([])), 1)
 
 
+    def test_one_value_of_a_setting_is_compared_with_another(self):
+        run = cells("c", "iops", on=[99, None, 60], off=[100, 100, 50], other=[1, 1, 1])
+        self.assertEqual(bars.compared(run, {"iops": "IOPS", "x": "X"}, "who", ("on", "off")),
+                         [["on, against off", "ratio", "rounds"],
+                          ["c: IOPS", "1.095", "0.990 to 1.200"]])
+
+
 class Verdicts(unittest.TestCase):
     def reached(self, text: str, ours: float, theirs: float) -> str:
         bar = next(b for b in BARS if b.text.startswith(text))
