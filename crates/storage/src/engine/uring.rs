@@ -66,8 +66,8 @@ impl IoUring {
         let ring = Ring::new(match users {
             Users::One => 0,
             Users::Many => MANY_COMPLETIONS,
-        })?;
-        Ok(IoUring::on(ring, users))
+        });
+        Ok(IoUring::on(ring.map_err(explained)?, users))
     }
 
     fn on(ring: Ring, users: Users) -> IoUring {
@@ -250,6 +250,18 @@ impl IoUring {
         if let Some(watch) = known(&self.watches, user_data) {
             self.poll(watch);
         }
+    }
+}
+
+/// Some kernels count a ring's memory as locked (6.18 does), for all of a user's processes together.
+fn explained(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => io::Error::new(
+            io::ErrorKind::OutOfMemory,
+            "no memory for its ring, which counts as locked memory: raise that limit \
+             (ulimit -l; LimitMEMLOCK= of a systemd unit)",
+        ),
+        _ => error,
     }
 }
 
