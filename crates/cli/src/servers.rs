@@ -31,7 +31,8 @@ pub fn running() -> impl Iterator<Item = (u32, Client)> {
 }
 
 /// The server that is meant, and the disk, if that was named: `text` is a
-/// process id, the path of a server's socket, or a disk's name.
+/// process id, the path of a server's socket, or a disk's name. A name comes before the socket of that
+/// name in this directory, which may be the disk's own.
 pub fn find(text: &str) -> anyhow::Result<(Client, Option<String>)> {
     if let Ok(pid) = text.parse() {
         let path = place::entry_of(pid);
@@ -39,8 +40,7 @@ pub fn find(text: &str) -> anyhow::Result<(Client, Option<String>)> {
             path.context("XDG_RUNTIME_DIR is not set; give the path of the socket")?;
         return Ok((Client::connect(&path)?, None));
     }
-    let is_socket = |found: fs::Metadata| found.file_type().is_socket();
-    if fs::metadata(text).is_ok_and(is_socket) {
+    if text.contains('/') && is_socket(text) {
         return Ok((Client::connect(Path::new(text))?, None));
     }
     let has_it = |(_, server): &(u32, Client)| {
@@ -50,6 +50,7 @@ pub fn find(text: &str) -> anyhow::Result<(Client, Option<String>)> {
     let mut servers: Vec<_> = running().filter(has_it).collect();
     match servers.len() {
         1 => Ok((servers.remove(0).1, Some(text.to_owned()))),
+        0 if is_socket(text) => Ok((Client::connect(Path::new(text))?, None)),
         0 if text.contains('/') => Err(ClientError::NotRunning(text.into()).into()),
         0 => Err(anyhow!(
             "'{text}' is neither a server's process id or socket nor a disk that one serves \
@@ -60,6 +61,10 @@ pub fn find(text: &str) -> anyhow::Result<(Client, Option<String>)> {
             pids(&servers)
         ),
     }
+}
+
+fn is_socket(path: &str) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
 /// The only server that there is.

@@ -207,8 +207,13 @@ fn every_kind_of_disk_is_had_by_a_tenant() {
         &["set", &api, "--disk", "raw", "log", "format=x"],
         &["line"],
     );
+    stdout_of(&["disk", "freeze", &api, "--disk", "over"]);
     let checked = tool(served.dir.path(), "qemu-img", &["check", "over"]);
     assert!(checked.status.success());
+    stdout_of(&["disk", "thaw", &api, "--disk", "over"]);
+    contents(&served, "over");
+    let log = served.log();
+    assert!(!log.contains("was refused"), "{log}");
 }
 
 #[test]

@@ -18,12 +18,16 @@ use std::time::{Duration, Instant};
 const MAX_PATIENCE: Duration = Duration::from_secs(60);
 /// The most rings of a trace: workers of a disk.
 const MAX_RINGS: usize = 256;
+/// The most files that an image's layers have.
+const MAX_FOUND: usize = 1024;
 
 /// One of its disks.
 struct Permit {
     table: DiskTable,
     /// The image's path as it is written, and without links.
     image: Vec<PathBuf>,
+    /// Files that the image's layers name, where they were found.
+    found: Vec<PathBuf>,
     /// It is being opened: all of its files may be. Later a tenant has what it needs, and who has
     /// taken it over gets nothing more.
     is_opening: bool,
@@ -49,6 +53,7 @@ impl Permits {
         let real = image.and_then(|path| path.canonicalize().ok());
         let permit = Permit {
             image: image.map(Path::to_owned).into_iter().chain(real).collect(),
+            found: Vec::new(),
             is_opening: true,
             change: None,
             listener,
@@ -116,6 +121,17 @@ impl Permits {
         }
     }
 
+    /// Later it may be looked at, whether it is still there.
+    fn has_found(&self, wanted: &Wanted, path: &Path) {
+        let mut disks = self.disks();
+        let all = disks.values_mut().filter(|permit| permit.allows(wanted));
+        for Permit { found, .. } in all {
+            if found.len() < MAX_FOUND && !found.iter().any(|other| other == path) {
+                found.push(path.to_owned());
+            }
+        }
+    }
+
     /// Get it for the tenant, if it may have it.
     pub fn get(&self, wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> Result<Got, Refused> {
         let got = |file| Got { file, path: None };
@@ -141,6 +157,7 @@ impl Permits {
                     errno: None,
                     text: problem_of(error),
                 })?;
+                self.has_found(wanted, &path);
                 Ok(Got {
                     file: file.into(),
                     path: Some(path),
@@ -167,6 +184,7 @@ impl Permits {
 impl Permit {
     fn allows(&self, wanted: &Wanted) -> bool {
         let is_image = |path: &PathBuf| self.image.contains(path);
+        let is_data = |path: &PathBuf| self.table.data_file.as_ref() == Some(path);
         // By which options it is being opened.
         let opening = match self.is_opening {
             true => Some(&self.table),
@@ -175,15 +193,14 @@ impl Permit {
         match wanted {
             // No more of a file than the tenant has of it.
             Wanted::Again { .. } => true,
-            Wanted::Place { path } => is_image(path),
+            Wanted::Place { path } => is_image(path) || is_data(path) || self.found.contains(path),
             Wanted::Append { path } => self.logs.contains(path),
             Wanted::Trace { path, rings, .. } => *rings <= MAX_RINGS && self.traces.contains(path),
             Wanted::Server { uri, .. } => self.table.image.to_string() == *uri,
             Wanted::Image { path, write } => opening.is_some_and(|table| {
-                let is_data = table.data_file.as_ref() == Some(path);
                 let has_overlay = table.filters.iter().any(|spec| spec.name == COW.name);
                 let may_write = !table.readonly && !has_overlay;
-                (is_image(path) || is_data) && (may_write || !write)
+                (is_image(path) || is_data(path)) && (may_write || !write)
             }),
             Wanted::Named { image, more, .. } => {
                 opening.is_some_and(|table| is_image(image) && *more == table.allow_dirs)
@@ -276,6 +293,8 @@ mod tests {
         };
         assert!(!may(&server));
         permits.seal("a");
+        let place = |name: &str| Wanted::Place { path: path(name) };
+        assert!(may(&place("base")) && !may(&place("other")));
         assert!(!may(&image("own", true)) && !may(&named("own", path("own"), "base")));
         assert!(may(&append("log")));
         permits.forget("a");

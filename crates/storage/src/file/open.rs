@@ -181,11 +181,10 @@ fn check_writable(path: &Path, file: &File) -> Result<(), DiskError> {
 /// Whether the path leads to the file.
 pub(super) fn is_named(path: &Path, file: &File) -> bool {
     let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
-    let found = gate::place(path).and_then(|place| place.metadata());
-    match (found, file.metadata()) {
-        (Ok(found), Ok(own)) => identity(found) == identity(own),
-        _ => false,
-    }
+    // One without a name need not be looked for.
+    let own = file.metadata().ok().filter(|own| own.nlink() > 0);
+    let found = || gate::place(path).and_then(|place| place.metadata());
+    own.is_some_and(|own| found().is_ok_and(|found| identity(found) == identity(own)))
 }
 
 /// In bytes.
