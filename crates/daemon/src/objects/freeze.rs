@@ -1,8 +1,6 @@
 //! A disk that stands still: nothing of it is in flight, its image is closed and free, and whoever uses
 //! it waits until it is thawed.
 
-use super::changes::Event;
-use crate::mailbox::Post;
 use crate::signals::LeftToThisThread;
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_exports::vhost_user::Frozen;
@@ -30,10 +28,11 @@ pub struct Waiting {
 
 impl Users {
     /// Have them wait, on a thread of its own, which tells what has become of it.
-    pub fn begin_to_freeze(self, name: String, post: Post<Event>) -> io::Result<()> {
-        on_a_thread("freeze a disk", move || {
-            post.send(Event::Frozen(name, Box::new(self.freeze())));
-        })
+    pub fn begin_to_freeze(
+        self,
+        tell: impl FnOnce(Result<Waiting, String>) + Send + 'static,
+    ) -> io::Result<()> {
+        on_a_thread("freeze a disk", move || tell(self.freeze()))
     }
 
     fn freeze(self) -> Result<Waiting, String> {
@@ -66,10 +65,10 @@ impl Waiting {
     }
 
     /// Let them go on, likewise.
-    pub fn begin_to_thaw(self, name: String, post: Post<Event>) -> io::Result<()> {
+    pub fn begin_to_thaw(self, tell: impl FnOnce() + Send + 'static) -> io::Result<()> {
         on_a_thread("thaw a disk", move || {
             self.thaw();
-            post.send(Event::Thawed(name));
+            tell();
         })
     }
 

@@ -3,6 +3,7 @@
 use super::Objects;
 use crate::answer::{Asker, Kind, Refusal};
 use crate::events::Happened;
+use crate::objects::changes::Event;
 use crate::objects::freeze::{Users, Waiting};
 use crate::objects::nbd::Nbd;
 use serde_json::json;
@@ -21,7 +22,9 @@ impl Objects {
             export: disk.export_shared(),
             clients: server.zip(disk.export_name().map(str::to_owned)),
         };
-        let begun = users.begin_to_freeze(name.clone(), self.mail.post());
+        let (post, of) = (self.mail.post(), name.clone());
+        let tell = move |frozen| post.send(Event::Frozen(of, Box::new(frozen)));
+        let begun = users.begin_to_freeze(tell);
         if let Err(error) = begun {
             return asker(Err(no_thread(&error)));
         }
@@ -39,7 +42,8 @@ impl Objects {
             let text = format!("disk '{name}' is not frozen");
             return asker(Err(Kind::Conflict.because(text)));
         };
-        match waiting.begin_to_thaw(name.clone(), self.mail.post()) {
+        let (post, of) = (self.mail.post(), name.clone());
+        match waiting.begin_to_thaw(move || post.send(Event::Thawed(of))) {
             Ok(()) => drop(self.busy.insert(name, asker)),
             Err(error) => asker(Err(no_thread(&error))),
         }
