@@ -5,7 +5,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fathom_daemon::{
     ApiOptions, Daemon, DiskOptions, Events, Group, NbdOptions, Outcome, SandboxMode, ServeOptions,
-    SocketSpec, StopTimeout, TlsOptions, access, groups, read_config,
+    SocketSpec, StopTimeout, Tenancy, TlsOptions, access, groups, read_config,
 };
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_stack::Injection;
@@ -217,6 +217,7 @@ impl ServeArgs {
             config: None,
             kept: None,
             tenants: false,
+            tenancy: Tenancy::default(),
             events: Events::default(),
             sandbox: self.sandbox,
             stop_timeout: self.stop_timeout,

@@ -23,6 +23,7 @@ use crate::files::Keeper;
 use crate::host::Host;
 use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
+use crate::tenancy::Tenancy;
 use fathom_stack::PoolOptions;
 pub use handover::Upgrade;
 pub use origin::Origin;
@@ -71,6 +72,7 @@ struct Settings {
     nbd: Option<NbdOptions>,
     api: ApiOptions,
     kept: Option<PathBuf>,
+    tenants: (bool, Tenancy),
 }
 
 impl Settings {
@@ -80,6 +82,7 @@ impl Settings {
             nbd: options.nbd.clone(),
             api: options.api.clone(),
             kept: options.kept.clone(),
+            tenants: (options.tenants, options.tenancy.clone()),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! This server's cage: which kind of thread is shut in how.
 
+use crate::users::User;
 use fathom_core::ThreadKind;
 use fathom_sandbox::{Allowed, Kind, Mode, PathAccess, Tenant};
 use std::fs::File;
@@ -23,7 +24,8 @@ pub fn enter(mode: Mode) {
 }
 
 /// Shut in a tenant, before it has threads: what it has not open by then it gets from its supervisor.
-pub fn lock_up(mode: Mode) -> io::Result<()> {
+/// `user`: who it becomes.
+pub fn lock_up(mode: Mode, user: Option<User>) -> io::Result<()> {
     know_machine();
     let read = |path: &&str| {
         let at = File::options()
@@ -36,6 +38,7 @@ pub fn lock_up(mode: Mode) -> io::Result<()> {
     };
     let tenant = Tenant {
         mode,
+        user: user.map(|user| (user.uid, user.gid)),
         allowed: KERNEL.iter().filter_map(read).collect(),
         ..Tenant::default()
     };

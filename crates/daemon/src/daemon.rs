@@ -63,7 +63,7 @@ impl Daemon {
         } = surround(&options)?;
         let (mut book, door) = match options.tenants {
             true => (
-                book(Box::new(Tenants::new(&options)), &options)?,
+                book(Box::new(Tenants::new(&options)?), &options)?,
                 Door::open(&options.api)?,
             ),
             false => open_here(&options)?,

@@ -27,8 +27,10 @@ mod socket_spec;
 mod stderr;
 mod supervisor;
 mod table;
+mod tenancy;
 mod tenant;
 mod text;
+mod users;
 
 pub use access::{Group, Mode, access, groups};
 pub use daemon::{Daemon, Ended};
@@ -47,4 +49,5 @@ pub use repeats::Repeats;
 pub use socket_spec::SocketSpec;
 pub use stderr::Stderr;
 pub use table::{DiskTable, check_name};
+pub use tenancy::Tenancy;
 pub use tenant::{NewTenant, begin_tenant, serve_tenant};

@@ -6,6 +6,7 @@ use crate::answer::Refusal;
 use crate::command::Ask;
 use crate::events::Happened;
 use crate::table::PoolTable;
+use crate::users::User;
 use fathom_files::gate::{Refused, Wanted};
 use fathom_trace::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -38,6 +39,8 @@ pub enum ToTenant {
         stop_timeout_ms: u64,
         /// As users write it.
         sandbox: String,
+        /// Who it is to be; None: who it is.
+        user: Option<User>,
     },
     Ask {
         number: u64,

@@ -5,6 +5,7 @@ use crate::api::Groups;
 use crate::events::Events;
 use crate::socket_spec::SocketSpec;
 use crate::table::{DEFAULT_QUEUES, DiskTable};
+use crate::tenancy::Tenancy;
 use fathom_exports::Access;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_sandbox::Mode;
@@ -32,6 +33,8 @@ pub struct ServeOptions {
     pub kept: Option<PathBuf>,
     /// Each tenant has a process of its own.
     pub tenants: bool,
+    /// What these are given.
+    pub tenancy: Tenancy,
     /// Where it is told what happens.
     pub events: Events,
     /// What holds back a thread that somebody has taken over.
@@ -88,6 +91,7 @@ impl ServeOptions {
             config: None,
             kept: None,
             tenants: false,
+            tenancy: Tenancy::default(),
             events: Events::default(),
             sandbox: Mode::default(),
             stop_timeout: StopTimeout::default(),

@@ -4,6 +4,7 @@
 //! - `process` starts a tenant's process, and opens for it what it may have;
 //! - `permits` says what that is;
 //! - `tenant` is what is known of one: its disks, and what it was asked;
+//! - `users` is which user's its process is;
 //! - `asking` sends commands there and takes the answers; `listing` puts several together.
 
 mod asking;
@@ -11,6 +12,7 @@ mod listing;
 mod permits;
 mod process;
 mod tenant;
+mod users;
 
 use crate::answer::{Asker, Kind, Refusal};
 use crate::command::Ask;
@@ -22,13 +24,15 @@ use crate::link::{FromTenant, ToTenant};
 use crate::objects::Outcome;
 use crate::options::{ServeOptions, StopTimeout};
 use crate::table::PoolTable;
+use crate::users::User;
 use fathom_sandbox::Mode;
 use listing::Listing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 use tenant::Tenant;
+use users::Register;
 
 /// Messages of a tenant that are taken in before anything else is looked at.
 const BATCH: usize = 64;
@@ -44,14 +48,18 @@ pub struct Tenants {
     events: Events,
     stop_timeout: StopTimeout,
     sandbox: Mode,
+    users: Register,
     outcomes: Vec<(String, Outcome)>,
 }
 
 impl Tenants {
-    pub fn new(options: &ServeOptions) -> Tenants {
+    pub fn new(options: &ServeOptions) -> Result<Tenants, Error> {
+        let tenancy = &options.tenancy;
+        let checked = tenancy.check();
+        checked.map_err(|problem| Error::Options(format!("[tenants]: {problem}")))?;
         let pools = options.pools.iter();
         let pools = pools.map(|pool| (pool.name.clone(), PoolTable::of(pool)));
-        Tenants {
+        Ok(Tenants {
             all: BTreeMap::new(),
             leaving: Vec::new(),
             listings: Vec::new(),
@@ -59,8 +67,20 @@ impl Tenants {
             events: options.events.clone(),
             stop_timeout: options.stop_timeout,
             sandbox: options.sandbox,
+            users: Register::new(tenancy.users.clone()),
             outcomes: Vec::new(),
-        }
+        })
+    }
+
+    /// Who a tenant that comes is to be.
+    fn user_of(&mut self, name: &str) -> Result<Option<User>, String> {
+        let leaving: BTreeSet<_> = self
+            .leaving
+            .iter()
+            .map(|(tenant, _)| &*tenant.name)
+            .collect();
+        let has_process = |name: &str| self.all.contains_key(name) || leaving.contains(name);
+        self.users.user_of(name, has_process)
     }
 
     /// Take in what this tenant says, as far as it does not say more than others have time for; false:

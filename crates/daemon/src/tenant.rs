@@ -13,6 +13,8 @@ use crate::objects::Objects;
 use crate::options::{ApiOptions, ServeOptions, StopTimeout};
 use crate::signals::LeftToThisThread;
 use crate::table::PoolTable;
+use crate::tenancy::Tenancy;
+use crate::users::User;
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -42,8 +44,8 @@ pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
     let _ = rustix::thread::set_name(c"fathom-tenant");
     limits::raise();
     let (link, gate) = sockets().map_err(Error::io("cannot reach the supervisor"))?;
-    let options = begin(&link, events)?;
-    cage::lock_up(options.sandbox).map_err(Error::io("cannot be shut in"))?;
+    let (options, user) = begin(&link, events)?;
+    cage::lock_up(options.sandbox, user).map_err(Error::io("cannot be shut in"))?;
     Ok(NewTenant {
         link,
         gate,
@@ -96,7 +98,8 @@ fn sockets() -> io::Result<(Link, Link)> {
     Ok((link.into(), gate.into()))
 }
 
-fn begin(link: &Link, events: Events) -> Result<ServeOptions, Error> {
+/// By which options, and as whom.
+fn begin(link: &Link, events: Events) -> Result<(ServeOptions, Option<User>), Error> {
     let first = link
         .receive(true)
         .map_err(Error::io("the supervisor says nothing"))?;
@@ -105,6 +108,7 @@ fn begin(link: &Link, events: Events) -> Result<ServeOptions, Error> {
             pools,
             stop_timeout_ms,
             sandbox,
+            user,
         },
         _,
     )) = first
@@ -114,7 +118,7 @@ fn begin(link: &Link, events: Events) -> Result<ServeOptions, Error> {
     let sandbox = sandbox.parse().map_err(Error::Options)?;
     let pools = pools.into_iter();
     let pools = pools.map(|(name, table): (String, PoolTable)| table.into_options(&name));
-    Ok(ServeOptions {
+    let options = ServeOptions {
         disks: Vec::new(),
         pools: pools.collect::<Result<_, _>>().map_err(Error::Options)?,
         nbd: None,
@@ -122,11 +126,13 @@ fn begin(link: &Link, events: Events) -> Result<ServeOptions, Error> {
         config: None,
         kept: None,
         tenants: false,
+        tenancy: Tenancy::default(),
         sandbox,
         events,
         stop_timeout: StopTimeout(Duration::from_millis(stop_timeout_ms)),
         arguments: Vec::new(),
-    })
+    };
+    Ok((options, user))
 }
 
 struct Tenant {

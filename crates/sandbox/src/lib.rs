@@ -49,5 +49,6 @@ mod thread;
 pub use kind::Kind;
 pub use mode::Mode;
 pub use paths::{Allowed, PathAccess};
+pub use privileges::may_change_users;
 pub use process::{Tenant, cage_server, enter, report};
 pub use report::{Part, Report};

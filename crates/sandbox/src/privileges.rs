@@ -44,7 +44,7 @@ pub(crate) fn drop_of_thread() -> io::Result<()> {
 }
 
 /// No program's file gives capabilities any more. It is itself a privilege to say so.
-pub(crate) fn drop_bounding_set() -> io::Result<()> {
+fn drop_bounding_set() -> io::Result<()> {
     for capability in 0..64 {
         match prctl(libc::PR_CAPBSET_DROP, capability) {
             Ok(()) => {}
@@ -56,18 +56,40 @@ pub(crate) fn drop_bounding_set() -> io::Result<()> {
     Ok(())
 }
 
+/// Where it cannot be said, that there are to be no new privileges keeps these away.
+pub(crate) fn drop_bounding_set_if_possible() -> io::Result<()> {
+    match drop_bounding_set() {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => Ok(()),
+        result => result,
+    }
+}
+
 /// All capabilities, for good.
 pub(crate) fn drop_all() -> io::Result<()> {
-    match drop_bounding_set() {
-        // Somebody without privileges: that there are to be no new ones keeps these away.
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
-        result => result?,
-    }
+    drop_bounding_set_if_possible()?;
     prctl(
         libc::PR_CAP_AMBIENT,
         libc::PR_CAP_AMBIENT_CLEAR_ALL as c_ulong,
     )?;
     drop_of_thread()
+}
+
+/// linux/capability.h.
+const CAP_KILL: u32 = 5;
+const CAP_SETGID: u32 = 6;
+const CAP_SETUID: u32 = 7;
+
+/// Whether this thread can have processes of other users, and end them.
+pub fn may_change_users() -> bool {
+    let header = Header {
+        version: VERSION_3,
+        pid: 0,
+    };
+    let mut sets = [0u32; 6];
+    // SAFETY: capget(2) reads a header and, in this version, writes two structures of three words.
+    let got = unsafe { libc::syscall(libc::SYS_capget, &raw const header, sets.as_mut_ptr()) };
+    let wanted = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID;
+    got == 0 && sets[0] & wanted == wanted
 }
 
 /// Become that user, with that group and no other.

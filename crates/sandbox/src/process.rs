@@ -43,7 +43,7 @@ pub fn cage_server(mode: Mode) -> Report {
 #[derive(Default)]
 pub struct Tenant {
     pub mode: Mode,
-    /// Who it becomes; None: it stays who it is.
+    /// Who it becomes, in any mode; None: it stays who it is.
     pub user: Option<(uid_t, gid_t)>,
     /// All that it may open by name.
     pub allowed: Vec<Allowed>,
@@ -58,6 +58,21 @@ impl Tenant {
         let mode = self.mode;
         let mut report = Report::new(mode);
         if mode == Mode::On {
+            // It is itself a privilege.
+            let network = leave_network();
+            let what = "a network of its own, without any device";
+            report.add_outcome("network", what, network);
+        }
+        match self.user {
+            // Whatever the mode is.
+            Some((uid, gid)) => {
+                change_user(uid, gid)?;
+                report.in_force("user", format!("{uid}, of the group {gid} alone"));
+            }
+            None if mode == Mode::On => report.missing("user", "none was given"),
+            None => {}
+        }
+        if mode == Mode::On {
             self.restrict(&mut report)?;
         }
         if mode != Mode::Off {
@@ -69,27 +84,6 @@ impl Tenant {
     }
 
     fn restrict(self, report: &mut Report) -> io::Result<()> {
-        let network = leave_network();
-        report.add_outcome(
-            "network",
-            "a network of its own, without any device",
-            network,
-        );
-        if let Some((uid, gid)) = self.user {
-            if !privileges::is_user(uid, gid) {
-                // Who has come from elsewhere could not lower the bounding set any more.
-                privileges::drop_bounding_set()?;
-                privileges::become_user(uid, gid)?;
-            }
-            if !privileges::is_user(uid, gid) {
-                return Err(io::Error::other("the user has not changed"));
-            }
-            // Another user's process is not its own: it could not open its files once more by /proc.
-            privileges::stay_dumpable()?;
-            report.in_force("user", format!("{uid}, of the group {gid} alone"));
-        } else {
-            report.missing("user", "none was given");
-        }
         privileges::drop_all()?;
         report.in_force("capabilities", "none, and none to be had");
         report.add_outcome("dumps", "without shared memory", without_shared_memory());
@@ -187,6 +181,21 @@ pub fn report() -> Option<Report> {
 fn keep(report: Report) -> Report {
     *REPORT.lock().unwrap_or_else(|e| e.into_inner()) = Some(report.clone());
     report
+}
+
+/// Without a way back, and without the capabilities that the old one had.
+fn change_user(uid: uid_t, gid: gid_t) -> io::Result<()> {
+    if !privileges::is_user(uid, gid) {
+        // Who has become another could not lower the bounding set any more.
+        privileges::drop_bounding_set_if_possible()?;
+        privileges::become_user(uid, gid)?;
+    }
+    privileges::no_new()?;
+    if !privileges::is_user(uid, gid) {
+        return Err(io::Error::other("the user has not changed"));
+    }
+    // Another user's process is not its own: it could not open its files once more by /proc.
+    privileges::stay_dumpable()
 }
 
 /// A network namespace without devices, for whoever makes a socket nevertheless.

@@ -1,5 +1,7 @@
 //! Tenants: processes of their own, each with some of a server's disks.
 
+mod users;
+
 use crate::driver::with_disk;
 use crate::exercise::{Random, exercise};
 use crate::kinds::{SIZE, qemu_img, tool};
@@ -17,9 +19,23 @@ const LEN: usize = SIZE as usize;
 
 /// A server with these disks, each with its image, and what else there is to say of it.
 fn start(dir: TempDir, disks: &[(&str, &str, &str)]) -> Served {
+    start_with(dir, "tenants = true", disks)
+}
+
+/// Likewise, with what is said of tenants.
+fn start_with(dir: TempDir, tenants: &str, disks: &[(&str, &str, &str)]) -> Served {
+    let config = configure(&dir, tenants, disks);
+    let mut command = fathom();
+    command.args(["serve", "--config", &config]);
+    let mut served = Served::spawn(command, dir);
+    served.wait_for("the API is at");
+    served
+}
+
+fn configure(dir: &TempDir, tenants: &str, disks: &[(&str, &str, &str)]) -> String {
     let path = |name: &str| as_arg(&dir.path().join(name));
     let mut text = format!(
-        "sandbox = 'on'\ntenants = true\nstop-timeout = '3s'\ndisks-dir = 'disks'\napi = {{ socket = '{}' }}\n",
+        "sandbox = 'on'\nstop-timeout = '3s'\ndisks-dir = 'disks'\napi = {{ socket = '{}' }}\n{tenants}\n",
         path("c")
     );
     for (name, image, more) in disks {
@@ -28,11 +44,7 @@ fn start(dir: TempDir, disks: &[(&str, &str, &str)]) -> Served {
         text += &format!("vhost-user = '{socket}.s'\n{more}\n");
     }
     fs::write(path("conf"), text).unwrap();
-    let mut command = fathom();
-    command.args(["serve", "--config", &path("conf")]);
-    let mut served = Served::spawn(command, dir);
-    served.wait_for("the API is at");
-    served
+    path("conf")
 }
 
 fn socket(served: &Served, disk: &str) -> String {

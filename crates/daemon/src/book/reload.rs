@@ -96,7 +96,7 @@ impl Book {
         };
         if Settings::of(&options) != self.settings {
             tracing::warn!(
-                "changes of [pool], [nbd], api and disks-dir are seen when the server starts again"
+                "changes of [pool], [nbd], [tenants], api and disks-dir are seen when the server starts again"
             );
         }
         self.stop_timeout = options.stop_timeout;

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::events::Events;
 use crate::options::{ApiOptions, DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
 use crate::table::{DiskTable, PoolTable};
+use crate::tenancy::{self, Tenancy};
 use crate::text;
 use fathom_exports::nbd::{Address, TlsMode};
 use fathom_sandbox::Mode as SandboxMode;
@@ -64,8 +65,8 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         };
         disks.push(options.map_err(|problem| format!("{line}: disk '{name}': {problem}"))?);
     }
-    if file.tenants && nbd.is_some() {
-        let problem = "tenants = true does not go with [nbd]: NBD clients are one process's";
+    if file.tenants.is_some() && nbd.is_some() {
+        let problem = "tenants do not go with [nbd]: NBD clients are one process's";
         return Err(format!(": {problem}"));
     }
     let api = file.api.map(|api| ApiOptions {
@@ -81,7 +82,8 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         events: Events::default(),
         sandbox: file.sandbox.unwrap_or_default(),
         kept: file.disks_dir,
-        tenants: file.tenants,
+        tenants: file.tenants.is_some(),
+        tenancy: file.tenants.unwrap_or_default(),
         stop_timeout: file.stop_timeout.unwrap_or_default(),
         arguments: Vec::new(),
     })
@@ -107,8 +109,8 @@ fn line_of(text: &str, span: Range<usize>) -> String {
 struct File {
     api: Option<Api>,
     disks_dir: Option<PathBuf>,
-    #[serde(default)]
-    tenants: bool,
+    #[serde(default, deserialize_with = "tenancy::tenants")]
+    tenants: Option<Tenancy>,
     #[serde(default, with = "text::optional")]
     sandbox: Option<SandboxMode>,
     #[serde(default, with = "text::optional")]
@@ -342,11 +344,12 @@ mod tests {
         let readme = include_str!("../../../../README.md");
         let examples = readme.split("```toml\n").skip(1);
         let examples = examples.map(|rest| parse(rest.split_once("```").unwrap().0).unwrap());
-        let [nbd, pool] = examples.collect::<Vec<_>>().try_into().unwrap();
+        let [nbd, pool, tenants] = examples.collect::<Vec<_>>().try_into().unwrap();
         let exports = nbd.disks.iter().map(|disk| disk.nbd.is_some());
         assert_eq!(exports.collect::<Vec<_>>(), [false, true]);
         assert_eq!(pool.disks[0].disk.pool.as_deref(), Some("small"));
         assert_eq!(pool.pools[0].cpus.to_string(), "2,3");
+        assert!(tenants.tenants && tenants.tenancy.users.is_some());
     }
 
     #[test]
@@ -401,8 +404,14 @@ mod tests {
             (nbd("listen = ['fd:3']\nconnections = 0"), "connections"),
             (
                 format!("tenants = true\n{ONE}\n[nbd]\nlisten = ['unix:/n']"),
-                "does not go with [nbd]",
+                "do not go with [nbd]",
             ),
+            (
+                "tenants = 'yes'".into(),
+                ":1: invalid type: string \"yes\", expected true",
+            ),
+            ("[tenants]\nuser = 'x'".into(), ":2: unknown field `user`"),
+            ("[tenants]\nusers = '0-9'".into(), ":2: 0-9 has root"),
             (with("pool = 'p'"), "disk 'a': there is no table [pool.p]"),
             (
                 pooled("", "iothreads = 2"),

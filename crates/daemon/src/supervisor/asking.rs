@@ -115,7 +115,9 @@ impl Tenants {
         let listener = listen(&options)?.map(Arc::new);
         let name = table.tenant.as_ref().unwrap_or(&table.name).clone();
         if !self.all.contains_key(&name) {
-            let mut tenant = Tenant::new(name.clone());
+            let user = self.user_of(&name);
+            let user = user.map_err(|text| Kind::Conflict.because(text))?;
+            let mut tenant = Tenant::new(name.clone(), user);
             let started = self.start(&tenant);
             let failed = |error| format!("cannot start the process of tenant '{name}': {error}");
             let process = started.map_err(|error| Kind::Failed.because(failed(error)))?;
@@ -140,6 +142,7 @@ impl Tenants {
             &self.pools,
             self.stop_timeout,
             self.sandbox,
+            tenant.user,
             tenant.permits.clone(),
             self.events.clone(),
         )

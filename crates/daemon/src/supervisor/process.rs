@@ -6,6 +6,7 @@ use crate::link::{AtGate, FromGate, Link, ToTenant};
 use crate::options::StopTimeout;
 use crate::signals::LeftToThisThread;
 use crate::table::PoolTable;
+use crate::users::User;
 use fathom_sandbox::Mode;
 use std::collections::BTreeMap;
 use std::io;
@@ -29,6 +30,7 @@ impl Process {
         pools: &BTreeMap<String, PoolTable>,
         stop_timeout: StopTimeout,
         sandbox: Mode,
+        user: Option<User>,
         permits: Arc<Permits>,
         events: Events,
     ) -> io::Result<Process> {
@@ -59,6 +61,7 @@ impl Process {
             pools: pools.clone(),
             stop_timeout_ms: stop_timeout.0.as_millis() as u64,
             sandbox: sandbox.to_string(),
+            user,
         };
         process.link.send(&begin, None, false)?;
         Ok(process)

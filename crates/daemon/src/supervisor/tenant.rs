@@ -7,6 +7,7 @@ use crate::command::{Ask, Command};
 use crate::link::{FromTenant, ToTenant};
 use crate::objects::Outcome;
 use crate::table::DiskTable;
+use crate::users::User;
 use fathom_exports::Listener;
 use fathom_trace::Summary;
 use serde_json::Value;
@@ -57,6 +58,8 @@ pub enum What {
 
 pub struct Tenant {
     pub name: String,
+    /// Whose its process is; None: the supervisor's user's.
+    pub user: Option<User>,
     /// None: it is to be started.
     pub process: Option<Process>,
     /// In the order in which they came.
@@ -72,9 +75,10 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    pub fn new(name: String) -> Tenant {
+    pub fn new(name: String, user: Option<User>) -> Tenant {
         Tenant {
             name,
+            user,
             process: None,
             disks: Vec::new(),
             asked: BTreeMap::new(),

@@ -210,6 +210,43 @@ fn without_a_cage_the_attempts_succeed() {
     }
 }
 
+/// Even without any cage.
+#[test]
+fn a_tenants_user_has_nothing_of_others() {
+    assert!(
+        is_root(),
+        "only root can become another user: run it as root"
+    );
+    let surroundings = Surroundings::new();
+    // As images are.
+    let image = surroundings.dir.path().join("neighbour.img");
+    let secret = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(image, secret).unwrap();
+    let outcomes = surroundings.outcomes("user", Kind::Worker);
+    for name in [
+        "open shadow",
+        "open shadow by a ring",
+        "open a neighbour's image",
+        "open another's memory",
+        "trace",
+        "signal another process",
+        "regain capabilities",
+        "become root",
+        "become root for good",
+        "join a group",
+        "mount",
+        "change the root",
+        "open by handle",
+    ] {
+        let outcome = outcomes[name];
+        assert!(
+            matches!(outcome, Outcome::Refused(_)),
+            "{name}: {outcome:?}"
+        );
+    }
+    assert_eq!(outcomes["connect by TCP"], Outcome::Happened);
+}
+
 /// Nothing is refused, or ended.
 #[test]
 fn a_log_changes_nothing() {
@@ -237,6 +274,14 @@ fn inside() {
     match &*process {
         "off" => {}
         "log" => drop(cage_server(Mode::Log)),
+        "user" => {
+            let tenant = Tenant {
+                mode: Mode::Off,
+                user: Some((NOBODY, NOBODY)),
+                ..Tenant::default()
+            };
+            tenant.lock_up().unwrap();
+        }
         "server" => assert_all_in_force(&cage_server(Mode::On)),
         _ => lock_up_tenant(&place.dir),
     }

@@ -1,0 +1,45 @@
+//! What tenants are given, as it is written in a configuration.
+
+use crate::text;
+use crate::users::Users;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
+
+/// For all tenants of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Tenancy {
+    /// None: their processes are of the supervisor's user.
+    #[serde(default, with = "text::optional")]
+    pub(crate) users: Option<Users>,
+}
+
+impl Tenancy {
+    /// Refuses what this process cannot give.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.users.as_ref().map_or(Ok(()), Users::check)
+    }
+}
+
+/// `tenants = true`, or a table `[tenants]`; None: one process has all disks.
+pub fn tenants<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Tenancy>, D::Error> {
+    struct Either;
+    impl<'de> Visitor<'de> for Either {
+        type Value = Option<Tenancy>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("true, false or a table [tenants]")
+        }
+
+        fn visit_bool<E>(self, is_on: bool) -> Result<Option<Tenancy>, E> {
+            Ok(is_on.then(Tenancy::default))
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Option<Tenancy>, A::Error> {
+            Tenancy::deserialize(MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+    from.deserialize_any(Either)
+}
