@@ -5,19 +5,32 @@ use anyhow::bail;
 use fathom_client::{Client, place};
 use fathom_daemon::Info;
 use fathom_load::{Nbd, server_pid};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Who has just let go of a disk, a load before this one for example, has so long to be gone.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// Fails when the disk has other users. That is known of a Fathom on this host
 /// that this user may ask; others are not asked.
 pub fn refuse(server: &Nbd) -> anyhow::Result<()> {
-    let disk = server_pid(server)
+    let client = server_pid(server)
         .and_then(place::entry_of)
-        .and_then(|path| Client::connect(&path).ok())
-        .and_then(|client| disk_of(&client, server));
-    let users = disk.as_ref().map(users_of).unwrap_or_default();
-    if !users.is_empty() {
+        .and_then(|path| Client::connect(&path).ok());
+    let users = || {
+        let disk = client.as_ref().and_then(|client| disk_of(client, server));
+        disk.as_ref().map(users_of).unwrap_or_default()
+    };
+    let begun = Instant::now();
+    let mut found = users();
+    while !found.is_empty() && begun.elapsed() < LEAVING {
+        sleep(Duration::from_millis(20));
+        found = users();
+    }
+    if !found.is_empty() {
         bail!(
             "the disk is in use by {}; --rw would overwrite their data: if it may, pass --overwrite",
-            users.join(", ")
+            found.join(", ")
         );
     }
     Ok(())
