@@ -54,7 +54,7 @@ fn disks_of_one_server_come_and_go_under_load() {
         ..Machine::default()
     })
     .unwrap();
-    let load = Load::start(&mut guest, &["stays"], 24 * MIB, 400);
+    let load = Load::start(&mut guest, &["stays"], 24 * MIB, 150);
     load.wait_for_writes(&mut guest);
 
     let socket = place.sockets().join("comes");
