@@ -3,7 +3,7 @@
 mod support;
 
 use fathom_client::Client;
-use fathom_daemon::{Daemon, ServeOptions, SocketSpec};
+use fathom_daemon::{Daemon, SandboxMode, ServeOptions, SocketSpec};
 use fathom_formats::Format;
 use fathom_stack::{Description, PoolOptions};
 use fathom_storage::Location;
@@ -133,6 +133,8 @@ fn check_worker(description: Description, trace: Option<&Path>, load: &[&str]) {
     });
     options.api.socket = Some(api.clone());
     options.disks[0].trace = trace.map(Path::to_owned);
+    // This process starts programs, beside being a server.
+    options.sandbox = SandboxMode::Off;
     let daemon = Daemon::start(options).unwrap();
     let worker = thread_named(thread);
     let running = std::thread::spawn(move || daemon.run().unwrap());
