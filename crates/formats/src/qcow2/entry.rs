@@ -125,9 +125,6 @@ pub enum EntryError {
     /// allocated without a host cluster, or in a compressed cluster.
     #[error("subcluster bitmap {0:#x} contradicts its entry")]
     SubclusterBitmap(u64),
-    /// Zero clusters came with version 3.
-    #[error("entry {0:#x} is a zero cluster, in an image of version 2")]
-    ZeroInVersion2(u64),
 }
 
 impl L2Entry {
@@ -226,15 +223,17 @@ impl L2Entry {
         (offset.0 != 0 || geometry.data_file && self.copied()).then_some(offset)
     }
 
-    /// Bits that must be 0, of an entry that is not compressed.
-    pub fn reserved(self) -> u64 {
-        self.descriptor & STANDARD_RESERVED
+    /// Bits that must be 0, of an entry that is not compressed. Subclusters have a bitmap that says
+    /// which are zero, and version 2 has no zero clusters.
+    pub fn reserved(self, geometry: &Geometry) -> u64 {
+        let has_flag = geometry.version >= 3 && !geometry.extended_l2;
+        self.descriptor & (STANDARD_RESERVED | if has_flag { 0 } else { ZERO })
     }
 
     /// The same without what must be 0.
-    pub fn without_reserved(self) -> L2Entry {
+    pub fn without_reserved(self, geometry: &Geometry) -> L2Entry {
         L2Entry {
-            descriptor: self.descriptor & !STANDARD_RESERVED,
+            descriptor: self.descriptor & !self.reserved(geometry),
             ..self
         }
     }
@@ -248,7 +247,7 @@ impl L2Entry {
         if self.is_compressed() {
             return self.decode_compressed(geometry).map(Cluster::Compressed);
         }
-        if self.reserved() != 0 {
+        if self.reserved(geometry) != 0 {
             return Err(EntryError::ReservedBits(self.descriptor));
         }
         let host = self.host(geometry);
@@ -262,7 +261,6 @@ impl L2Entry {
         }
         let zero = self.descriptor & ZERO != 0;
         match host {
-            _ if zero && geometry.version < 3 => Err(EntryError::ZeroInVersion2(self.descriptor)),
             host if zero => Ok(Cluster::Zero { host }),
             None => Ok(Cluster::Unallocated),
             Some(host) => Ok(Cluster::Data { host }),
@@ -271,9 +269,6 @@ impl L2Entry {
 
     fn decode_subclusters(self, host: Option<HostOffset>) -> Result<Cluster, EntryError> {
         let (allocated, zero) = (self.bitmap as u32, (self.bitmap >> 32) as u32);
-        if self.descriptor & ZERO != 0 {
-            return Err(EntryError::ReservedBits(self.descriptor));
-        }
         if allocated & zero != 0 || allocated != 0 && host.is_none() {
             return Err(EntryError::SubclusterBitmap(self.bitmap));
         }
@@ -373,7 +368,7 @@ mod tests {
         let far = COPIED | 1 << 56;
         assert_eq!(decode(far), Err(EntryError::ReservedBits(far)));
         let old = Geometry { version: 2, ..g };
-        assert_eq!(plain(1).decode(&old), Err(EntryError::ZeroInVersion2(1)));
+        assert_eq!(plain(1).decode(&old), Err(EntryError::ReservedBits(1)));
     }
 
     #[test]

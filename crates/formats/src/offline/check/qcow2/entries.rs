@@ -116,8 +116,8 @@ impl Bounds {
 
     fn inspect_standard(&self, entry: L2Entry) -> Inspected<L2Entry> {
         let mut problems = Vec::new();
-        let mut repaired = entry.without_reserved();
-        if entry.reserved() != 0 {
+        let mut repaired = entry.without_reserved(&self.g);
+        if entry.reserved(&self.g) != 0 {
             problems.push(format!(
                 "L2 entry {:#x} has reserved bits set",
                 entry.descriptor
@@ -189,7 +189,7 @@ mod tests {
             let descriptor = match pick {
                 0 => descriptor,
                 1 => descriptor & !0x3fff_ffff_ffff_0000 | small << 9,
-                _ => small << 14 | 1 << 63,
+                _ => small << 14 | 1 << 63 | descriptor & 1,
             };
             let bitmap = if bounds.g.extended_l2 { bitmap } else { 0 };
             let entry = L2Entry { descriptor, bitmap };
