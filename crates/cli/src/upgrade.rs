@@ -1,6 +1,7 @@
 //! `fathom upgrade`: another process goes on.
 
 use crate::servers::{absolute, find};
+use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -9,7 +10,8 @@ use std::path::PathBuf;
 /// Have a new process go on with everything that a server does, by another version of the program
 ///
 /// Virtual machines stay connected: their requests wait for some milliseconds. Where the new process
-/// cannot go on, the server does.
+/// cannot go on, the server does. Of a server with tenants, each gets a new process, too; one that
+/// cannot keeps its old one, and the exit status is 1.
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
     /// Its process id, the path of its socket, or the name of a disk that it serves
@@ -40,5 +42,17 @@ pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
             answer["pause_ms"].as_f64().unwrap_or_default()
         )?,
     }
-    Ok(())
+    let tenants = answer["tenants"].as_array();
+    let stay: Vec<_> = tenants.into_iter().flatten().filter_map(stays).collect();
+    match stay.is_empty() {
+        true => Ok(()),
+        false => bail!("not every tenant has handed over: {}", stay.join("; ")),
+    }
+}
+
+/// A tenant that has not handed over, and why.
+fn stays(tenant: &Value) -> Option<String> {
+    let problem = tenant["problem"].as_str()?;
+    let name = tenant["tenant"].as_str().unwrap_or_default();
+    Some(format!("tenant '{name}': {problem}"))
 }

@@ -141,8 +141,9 @@ impl Book {
 
     /// How long [`Book::turn`] can wait.
     pub fn patience(&self) -> Option<Duration> {
-        let own = self.waiting.patience();
-        own.into_iter().chain(self.host.patience()).min()
+        let own = [self.waiting.patience(), self.until_upgrade_is_late()];
+        let own = own.into_iter().flatten();
+        own.chain(self.host.patience()).min()
     }
 
     /// Go on with what has come. False: something has ended that should not.
@@ -178,7 +179,7 @@ impl Book {
             }
             (Command::Show, Some(name)) => self.show(name, asker),
             (Command::List, None) => self.list(asker),
-            (Command::Upgrade { binary }, None) => self.begin_upgrade(Upgrade { binary, asker }),
+            (Command::Upgrade { binary }, None) => self.begin_upgrade(binary, asker),
             (Command::Quit, None) => {
                 self.is_ending = true;
                 asker(Ok(json!({ "quitting": true })));

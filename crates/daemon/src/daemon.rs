@@ -4,7 +4,7 @@ use crate::api::{Api, Door};
 use crate::book::{Book, Upgrade};
 use crate::cage;
 use crate::error::Error;
-use crate::handover::{self, HandedOver, Starter};
+use crate::handover::{self, HandedOver, Renewal, Starter};
 use crate::host::Host;
 use crate::limits;
 use crate::objects::{Objects, Outcome};
@@ -16,7 +16,7 @@ use fathom_sandbox::Mode;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use sd_notify::NotifyState;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -115,7 +115,7 @@ impl Daemon {
         drop(signals);
         heir.settle();
         let daemon = Daemon {
-            book: heir.book,
+            book: heir.renew_tenants(),
             api,
             termination,
             reload,
@@ -190,7 +190,7 @@ impl Daemon {
     }
 
     /// Have another process go on, if it can.
-    fn upgrade(&mut self, Upgrade { binary, asker }: Upgrade) {
+    fn upgrade(&mut self, Upgrade { binary, asker, .. }: Upgrade) {
         tracing::info!("handing over to another process");
         let api = self.api.as_ref();
         match handover::hand_over(&mut self.book, api, &self.starter, binary) {
@@ -198,12 +198,10 @@ impl Daemon {
                 tracing::error!("no upgrade: {refusal}");
                 asker(Err(refusal));
             }
-            Ok(HandedOver { pid, pause }) => {
-                self.successor = Some(pid);
-                notify_manager(NotifyState::MainPid(pid));
-                let pause_ms = pause.as_secs_f64() * 1e3;
-                tracing::info!("process {pid} goes on; queues stood still for {pause_ms:.1} ms");
-                asker(Ok(json!({ "pid": pid, "pause_ms": pause_ms })));
+            Ok(done) => {
+                self.successor = Some(done.pid);
+                notify_manager(NotifyState::MainPid(done.pid));
+                asker(Ok(tell(done)));
                 std::thread::sleep(ANSWER);
             }
         }
@@ -222,6 +220,25 @@ impl Daemon {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// What has become of it.
+fn tell(mut done: HandedOver) -> Value {
+    let pid = done.pid;
+    let pause_ms = done.pause.as_secs_f64() * 1e3;
+    let Some(mut tenants) = done.tenants() else {
+        tracing::info!("process {pid} goes on; queues stood still for {pause_ms:.1} ms");
+        return json!({ "pid": pid, "pause_ms": pause_ms });
+    };
+    tenants.sort_by(|a, b| a.tenant.cmp(&b.tenant));
+    let pauses = tenants.iter().filter_map(|one| one.outcome.as_ref().ok());
+    let longest = pauses.copied().fold(0.0, f64::max);
+    let tenant = |one: Renewal| match one.outcome {
+        Ok(pause_ms) => json!({ "tenant": one.tenant, "pid": one.pid, "pause_ms": pause_ms }),
+        Err(problem) => json!({ "tenant": one.tenant, "pid": one.pid, "problem": problem }),
+    };
+    let tenants: Vec<_> = tenants.into_iter().map(tenant).collect();
+    json!({ "pid": pid, "pause_ms": longest, "tenants": tenants })
 }
 
 /// All disks are this process's.

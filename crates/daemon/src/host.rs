@@ -39,6 +39,11 @@ pub trait Host: Send {
     /// Where the requests spent their time, by disk; as far as it is known here.
     fn outcomes(&self) -> Vec<(String, Outcome)>;
 
+    /// Nobody waits for an answer that another process would have to give if there were an upgrade now.
+    fn is_settled(&self) -> bool {
+        true
+    }
+
     /// For a successor, where there can be one.
     fn estate(&mut self) -> Result<&mut dyn Estate, Refusal>;
 }

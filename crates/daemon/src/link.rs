@@ -30,10 +30,15 @@ use std::time::Duration;
 /// of it.
 const MAX_MESSAGE: usize = 192 << 10;
 
+/// Of what is below. It changes when one side would not understand the other any more: a supervisor's
+/// successor may be another program than the tenants that it gets.
+pub const VERSION: u32 = 1;
+
 /// On the link, to the tenant.
 #[derive(Serialize, Deserialize)]
 pub enum ToTenant {
-    /// Once, first.
+    /// Once, first. With a socket, at whose other end another process of this tenant hands over what
+    /// it has.
     Begin {
         pools: BTreeMap<String, PoolTable>,
         stop_timeout_ms: u64,
@@ -48,6 +53,10 @@ pub enum ToTenant {
     },
     /// Finish what is in flight, and end.
     End,
+    /// Hand over to the process at the other end of the socket that comes with this.
+    HandOver,
+    /// The process that was to take over is dead.
+    GoOn,
 }
 
 /// On the link, from the tenant.
@@ -60,6 +69,14 @@ pub enum FromTenant {
     },
     /// The last message: where the requests spent their time, by disk.
     Ended(Vec<(String, Summary)>),
+    /// The other process serves the disks; queues stood still for so long. The last message, too.
+    HandedOver { pause_ms: f64 },
+    /// The other process cannot take over, and is to be killed: [`ToTenant::GoOn`] says that it was.
+    EndSuccessor,
+    /// This one goes on. One line for the user.
+    Stays(String),
+    /// It has taken over.
+    Serving,
 }
 
 /// At the gate, from the tenant.

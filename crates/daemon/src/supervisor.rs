@@ -1,37 +1,48 @@
 //! The supervisor's part: disks that are tenants', each of which has a process of its own. Here are the
 //! rights, the names and the sockets; no guest's memory is mapped, and no image is looked into.
 //!
-//! - `process` starts a tenant's process, and opens for it what it may have;
-//! - `permits` says what that is;
+//! - `process` starts a tenant's process, which `handle` is for the kernel;
+//! - `gate` opens for it what it may have, and `permits` says what that is;
 //! - `tenant` is what is known of one: its disks, and what it was asked;
 //! - `users` is which user's its process is;
-//! - `asking` sends commands there and takes the answers; `listing` puts several together.
+//! - `asking` sends commands there and takes the answers; `listing` puts several together;
+//! - `handover` has the tenants go on under another supervisor, and `renewal` in other processes,
+//!   by `turns`.
 
 mod asking;
+mod gate;
+mod handle;
+mod handover;
 mod listing;
 mod permits;
 mod process;
+mod renewal;
 mod tenant;
+mod turns;
 mod users;
 
-use crate::answer::{Asker, Kind, Refusal};
+use crate::answer::{Asker, Refusal};
 use crate::command::Ask;
 use crate::error::Error;
 use crate::events::{Events, Happened};
 use crate::handover::Estate;
 use crate::host::Host;
-use crate::link::{FromTenant, ToTenant};
+use crate::link::FromTenant;
 use crate::objects::Outcome;
 use crate::options::{ServeOptions, StopTimeout};
 use crate::table::PoolTable;
 use crate::users::User;
+use fathom_exports::{Bound, Listener};
 use fathom_sandbox::Mode;
 use listing::Listing;
+use process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tenant::Tenant;
+use tenant::{Replacement, Tenant};
+use turns::Turns;
 use users::Register;
 
 /// Messages of a tenant that are taken in before anything else is looked at.
@@ -50,6 +61,10 @@ pub struct Tenants {
     sandbox: Mode,
     users: Register,
     outcomes: Vec<(String, Outcome)>,
+    /// Tenants that are to have other processes.
+    renewing: Option<Turns>,
+    /// Where a predecessor's sockets are, which are still its own.
+    bounds: Vec<(Arc<Listener>, Bound)>,
 }
 
 impl Tenants {
@@ -69,6 +84,8 @@ impl Tenants {
             sandbox: options.sandbox,
             users: Register::new(tenancy.users.clone()),
             outcomes: Vec::new(),
+            renewing: None,
+            bounds: Vec::new(),
         })
     }
 
@@ -83,6 +100,11 @@ impl Tenants {
         self.users.user_of(name, has_process)
     }
 
+    fn is_all_settled(&self) -> bool {
+        let is_settled = self.all.values().all(Tenant::is_settled);
+        is_settled && self.leaving.is_empty() && self.renewing.is_none()
+    }
+
     /// Take in what this tenant says, as far as it does not say more than others have time for; false:
     /// it has ended.
     fn hear(&mut self, name: &str) -> bool {
@@ -95,7 +117,14 @@ impl Tenants {
                 Ok(Some(FromTenant::Answer { number, answer })) => {
                     self.take_in(name, number, answer);
                 }
-                Ok(Some(FromTenant::Ended(_))) => {}
+                Ok(Some(FromTenant::HandedOver { pause_ms })) => {
+                    if let Some(replacement) = &mut tenant.replacement {
+                        replacement.pause_ms = Some(pause_ms);
+                    }
+                }
+                Ok(Some(FromTenant::EndSuccessor)) => self.end_successor(name),
+                Ok(Some(FromTenant::Stays(problem))) => self.keep(name, problem),
+                Ok(Some(FromTenant::Ended(_) | FromTenant::Serving)) => {}
                 Err(error) => {
                     tracing::debug!("tenant '{name}': {error}");
                     return false;
@@ -129,7 +158,26 @@ impl Tenants {
         let Some(tenant) = self.all.get_mut(name) else {
             return;
         };
-        tenant.has_ended();
+        let Some(process) = tenant.process.take() else {
+            return;
+        };
+        match &tenant.replacement {
+            None => self.start_after(name, process),
+            Some(Replacement { process: None, .. }) => self.lose(name, process),
+            // Who takes over knows what he has.
+            Some(_) => {
+                let how = process.end();
+                tracing::debug!("the old process of tenant '{name}' {how}");
+            }
+        }
+    }
+
+    /// The last process of a tenant has ended.
+    fn start_after(&mut self, name: &str, process: Process) {
+        let Some(tenant) = self.all.get_mut(name) else {
+            return;
+        };
+        tenant.has_ended(process);
         if tenant.disks.is_empty() {
             self.all.remove(name);
             return;
@@ -140,7 +188,7 @@ impl Tenants {
 
     fn start_again(&mut self) {
         let now = Instant::now();
-        let due = |(_, tenant): &(&String, &Tenant)| tenant.restart.is_some_and(|at| at <= now);
+        let due = |(_, tenant): &(&String, &Tenant)| tenant.restarts().is_some_and(|at| at <= now);
         let due: Vec<_> = self
             .all
             .iter()
@@ -178,18 +226,26 @@ impl Host for Tenants {
 
     fn events(&self) -> Vec<BorrowedFd<'_>> {
         let leaving = self.leaving.iter().map(|(tenant, _)| tenant);
+        let replacements = self.all.values().filter_map(|one| one.replacement.as_ref());
+        let replacements = replacements.filter_map(|one| one.process.as_ref());
         let all = self.all.values().chain(leaving);
         let links = all.filter_map(|tenant| tenant.process.as_ref());
+        let links = links.chain(replacements);
         links.map(|process| process.link.as_fd()).collect()
     }
 
     fn patience(&self) -> Option<Duration> {
-        let restarts = self.all.values().filter_map(|tenant| tenant.restart);
+        let restarts = self.all.values().filter_map(Tenant::restarts);
+        let replacements = self.all.values().filter_map(|one| one.replacement.as_ref());
+        let replacements = replacements.map(|one| one.until);
+        let renewing = self.renewing.as_ref().and_then(|turns| turns.until);
         let ends = self.leaving.iter().map(|(_, until)| *until);
         let lists = self.listings.iter().map(|listing| listing.until);
         let asked = self.all.values().filter_map(Tenant::is_to_let_go);
         let late = asked.map(|at| at + self.stop_timeout.0 + tenant::MARGIN);
-        let first = restarts.chain(ends).chain(lists).chain(late).min()?;
+        let renewals = replacements.chain(renewing);
+        let all = restarts.chain(ends).chain(lists).chain(late);
+        let first = all.chain(renewals).min()?;
         Some(first.saturating_duration_since(Instant::now()))
     }
 
@@ -204,6 +260,7 @@ impl Host for Tenants {
                 self.take_up_again(&name);
             }
         }
+        self.go_on_renewing();
         self.end_overdue();
         self.start_again();
         self.see_off();
@@ -228,8 +285,8 @@ impl Host for Tenants {
     fn stop(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + self.stop_timeout.0 + tenant::MARGIN;
         let mut late = Vec::new();
-        for tenant in self.all.values() {
-            tenant.tell(&ToTenant::End);
+        for tenant in self.all.values_mut() {
+            tenant.begin_to_end();
         }
         let leaving = self.leaving.drain(..).map(|(tenant, _)| tenant);
         for mut tenant in std::mem::take(&mut self.all).into_values().chain(leaving) {
@@ -253,10 +310,12 @@ impl Host for Tenants {
         self.outcomes.clone()
     }
 
+    fn is_settled(&self) -> bool {
+        self.is_all_settled()
+    }
+
     fn estate(&mut self) -> Result<&mut dyn Estate, Refusal> {
-        Err(Kind::Conflict.because(
-            "a server with tenants cannot be upgraded yet, only one without: restart it instead",
-        ))
+        Ok(self)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::cage;
 use crate::command::Ask;
 use crate::error::Error;
 use crate::events::{Events, Happened};
+use crate::handover::{self, HandedOver};
 use crate::host::Host;
 use crate::limits;
 use crate::link::{AtGate, FromGate, FromTenant, Link, ToTenant};
@@ -20,7 +21,7 @@ use fathom_files::gate::{self, Gate, Got, Refused, Wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::exit;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,6 +36,8 @@ pub struct NewTenant {
     link: Link,
     gate: Link,
     options: ServeOptions,
+    /// At the other end is a process of this tenant that hands over.
+    predecessor: Option<OwnedFd>,
 }
 
 /// Become one, before there are threads: the supervisor's link is this process's standard input, and
@@ -44,12 +47,13 @@ pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
     let _ = rustix::thread::set_name(c"fathom-tenant");
     limits::raise();
     let (link, gate) = sockets().map_err(Error::io("cannot reach the supervisor"))?;
-    let (options, user) = begin(&link, events)?;
+    let (options, user, predecessor) = begin(&link, events)?;
     cage::lock_up(options.sandbox, user).map_err(Error::io("cannot be shut in"))?;
     Ok(NewTenant {
         link,
         gate,
         options,
+        predecessor,
     })
 }
 
@@ -62,6 +66,7 @@ pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
         link,
         gate,
         options,
+        predecessor,
     } = tenant;
     let gate = Arc::new(AtSupervisor {
         socket: gate,
@@ -69,15 +74,24 @@ pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
     });
     gate::install(gate.clone());
     tell_events(&options.events, gate).map_err(Error::io("cannot start a thread"))?;
-    let objects = Objects::open(options, Vec::new(), Vec::new())?;
+    let has_predecessor = predecessor.is_some();
     let (answers, answered) = channel();
     let mut tenant = Tenant {
         link,
-        objects,
+        objects: objects(options, predecessor)?,
         answers,
         answered,
+        has_handed_over: false,
     };
+    if has_predecessor {
+        tenant.tell(&FromTenant::Serving);
+    }
     while tenant.turn()? {}
+    if tenant.has_handed_over {
+        // Nothing of it is this process's any more.
+        std::mem::forget(tenant);
+        return Ok(());
+    }
     let stopped = tenant.objects.stop();
     let outcomes = tenant.objects.outcomes().into_iter();
     let outcomes = outcomes.map(|(name, outcome)| (name, outcome.summary));
@@ -89,6 +103,17 @@ pub fn serve_tenant(tenant: NewTenant) -> Result<(), Error> {
     stopped
 }
 
+/// None yet, or what a predecessor has.
+fn objects(options: ServeOptions, predecessor: Option<OwnedFd>) -> Result<Box<dyn Host>, Error> {
+    let Some(socket) = predecessor else {
+        let objects = Objects::open(options, Vec::new(), Vec::new())?;
+        return Ok(Box::new(objects));
+    };
+    let mut heir = handover::receive(options, socket)?;
+    heir.settle();
+    Ok(heir.book.into_host())
+}
+
 fn sockets() -> io::Result<(Link, Link)> {
     let link = io::stdin().as_fd().try_clone_to_owned()?;
     let gate = io::stdout().as_fd().try_clone_to_owned()?;
@@ -98,8 +123,11 @@ fn sockets() -> io::Result<(Link, Link)> {
     Ok((link.into(), gate.into()))
 }
 
-/// By which options, and as whom.
-fn begin(link: &Link, events: Events) -> Result<(ServeOptions, Option<User>), Error> {
+/// By which options, as whom, and after which process.
+fn begin(
+    link: &Link,
+    events: Events,
+) -> Result<(ServeOptions, Option<User>, Option<OwnedFd>), Error> {
     let first = link
         .receive(true)
         .map_err(Error::io("the supervisor says nothing"))?;
@@ -110,7 +138,7 @@ fn begin(link: &Link, events: Events) -> Result<(ServeOptions, Option<User>), Er
             sandbox,
             user,
         },
-        _,
+        predecessor,
     )) = first
     else {
         return Err(Error::Options("the supervisor does not begin".into()));
@@ -132,14 +160,16 @@ fn begin(link: &Link, events: Events) -> Result<(ServeOptions, Option<User>), Er
         stop_timeout: StopTimeout(Duration::from_millis(stop_timeout_ms)),
         arguments: Vec::new(),
     };
-    Ok((options, user))
+    Ok((options, user, predecessor))
 }
 
 struct Tenant {
     link: Link,
-    objects: Objects,
+    objects: Box<dyn Host>,
     answers: Sender<Answered>,
     answered: Receiver<Answered>,
+    /// Another process serves the disks.
+    has_handed_over: bool,
 }
 
 impl Tenant {
@@ -171,7 +201,13 @@ impl Tenant {
             match self.link.receive(false) {
                 Ok(None) => return true,
                 Ok(Some((ToTenant::Ask { number, ask }, _))) => self.ask(number, ask),
-                Ok(Some((ToTenant::Begin { .. }, _))) => {}
+                Ok(Some((ToTenant::HandOver, Some(socket)))) => {
+                    self.hand_over(socket);
+                    if self.has_handed_over {
+                        return false;
+                    }
+                }
+                Ok(Some((ToTenant::Begin { .. } | ToTenant::HandOver | ToTenant::GoOn, _))) => {}
                 Ok(Some((ToTenant::End, _))) => return false,
                 Err(error) => gone(&error),
             }
@@ -184,10 +220,43 @@ impl Tenant {
         self.objects.ask(ask, Box::new(asker));
     }
 
+    /// Have the process at the other end of the socket go on, if it can.
+    fn hand_over(&mut self, socket: OwnedFd) {
+        let link = &self.link;
+        let kill = Box::new(|| end_successor(link));
+        let estate = self.objects.estate().map_err(|refusal| refusal.text);
+        let outcome = estate.and_then(|estate| handover::hand_over_disks(estate, socket, kill));
+        match outcome {
+            Ok(HandedOver { pause, .. }) => {
+                self.has_handed_over = true;
+                let pause_ms = pause.as_secs_f64() * 1e3;
+                self.tell(&FromTenant::HandedOver { pause_ms });
+            }
+            Err(problem) => self.tell(&FromTenant::Stays(problem)),
+        }
+    }
+
     fn tell(&self, message: &FromTenant) {
         if let Err(error) = self.link.send(message, None, true) {
             gone(&error);
         }
+    }
+}
+
+/// The supervisor has so long to kill a process.
+const KILL: Duration = Duration::from_secs(10);
+
+/// Have the supervisor kill the process that was to take over.
+fn end_successor(link: &Link) -> Result<(), String> {
+    let failed = |error: io::Error| format!("the supervisor: {error}");
+    let asked = link.send(&FromTenant::EndSuccessor, None, true);
+    asked.map_err(failed)?;
+    if !link.has_message(KILL) {
+        return Err(failed(io::ErrorKind::TimedOut.into()));
+    }
+    match link.receive(false).map_err(failed)? {
+        Some((ToTenant::GoOn, _)) => Ok(()),
+        _ => Err("the supervisor says something else".into()),
     }
 }
 

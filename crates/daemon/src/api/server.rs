@@ -55,14 +55,33 @@ pub struct Binary {
 #[allow(dead_code, reason = "it describes an answer")]
 pub struct Successor {
     pid: u32,
-    /// For so long no queue ran.
+    /// For so long no queue ran; of a server with tenants, the longest of them.
     pause_ms: f64,
+    /// Of a server with tenants: what has become of their processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenants: Option<Vec<TenantSuccessor>>,
+}
+
+/// The process that goes on with a tenant's disks.
+#[derive(Serialize, ToSchema)]
+#[allow(dead_code, reason = "it describes an answer")]
+pub struct TenantSuccessor {
+    tenant: String,
+    /// Null: it is just being started.
+    pid: Option<u32>,
+    /// For so long none of its queues ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pause_ms: Option<f64>,
+    /// Why it is no new process, or not by a handover.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 /// Have another process go on with everything, and end
 ///
 /// Virtual machines stay connected: their requests wait for some milliseconds. If the other process
-/// cannot go on, this one does.
+/// cannot go on, this one does. Then each tenant of the server gets another process, too, or stays with
+/// the one that it has.
 #[utoipa::path(post, path = "/v1/server/upgrade", tag = "server", operation_id = "upgrade",
     request_body = Option<Binary>,
     responses(

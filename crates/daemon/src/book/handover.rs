@@ -5,21 +5,28 @@ use crate::answer::{Asker, Kind, Refusal};
 use crate::error::Error;
 use crate::files::KeptDisks;
 use crate::handover::{Estate, Given};
+use crate::host::Host;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Another process is to go on.
 pub struct Upgrade {
     /// None: the program that is now where this one came from.
     pub binary: Option<PathBuf>,
     pub asker: Asker,
+    /// Until then, what is half done is waited for.
+    until: Instant,
 }
+
+/// What was begun before an upgrade has so long to end.
+const SETTLE: Duration = Duration::from_secs(20);
 
 impl Book {
     /// What cannot be handed over is refused before anything is waited for.
-    pub(super) fn begin_upgrade(&mut self, upgrade: Upgrade) {
+    pub(super) fn begin_upgrade(&mut self, binary: Option<PathBuf>, asker: Asker) {
         let conflict = |text| Kind::Conflict.because(text);
         let refusal = match (&self.upgrade, self.host.estate()) {
             (Some(_), _) => Some(conflict("an upgrade is under way".to_owned())),
@@ -27,15 +34,41 @@ impl Book {
             (None, Err(refusal)) => Some(refusal),
         };
         match refusal {
-            Some(refusal) => (upgrade.asker)(Err(refusal)),
-            None => self.upgrade = Some(upgrade),
+            Some(refusal) => asker(Err(refusal)),
+            None => {
+                self.upgrade = Some(Upgrade {
+                    binary,
+                    asker,
+                    until: Instant::now() + SETTLE,
+                });
+            }
         }
     }
 
-    /// Somebody wants another process to go on, and nothing is half done any more.
+    /// How long an upgrade may still wait.
+    pub(super) fn until_upgrade_is_late(&self) -> Option<Duration> {
+        let until = self.upgrade.as_ref()?.until;
+        Some(until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Somebody wants another process to go on, and nothing is half done any more. Who has waited for
+    /// that for too long is told so.
     pub fn take_upgrade(&mut self) -> Option<Upgrade> {
-        let is_settled = self.is_settled();
-        self.upgrade.take_if(|_| is_settled)
+        if self.is_settled() && self.host.is_settled() {
+            return self.upgrade.take();
+        }
+        let now = Instant::now();
+        if let Some(late) = self.upgrade.take_if(|upgrade| upgrade.until <= now) {
+            let text = "what was asked of a disk has not ended yet, or its process does not answer: \
+                        try it again";
+            (late.asker)(Err(Kind::Conflict.because(text)));
+        }
+        None
+    }
+
+    /// Who has the disks, and nothing else.
+    pub fn into_host(self) -> Box<dyn Host> {
+        self.host
     }
 
     /// The disks, for another process.

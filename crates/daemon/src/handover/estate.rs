@@ -1,6 +1,6 @@
 //! What goes from one process to another.
 
-use super::state::{DiskCounts, DiskState, State};
+use super::state::{DiskCounts, DiskState, Progress, State};
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::Frozen;
 use fathom_exports::{Bound, Descriptors};
@@ -44,6 +44,10 @@ pub trait Estate {
     /// Count on from there.
     fn inherit(&mut self, counts: &[DiskCounts]);
 
-    /// NBD clients are this process's from now on.
-    fn let_nbd_in(&self, bounds: Vec<Bound>);
+    /// All is this process's from now on, NBD's sockets included.
+    fn own(&mut self, bounds: Vec<Bound>);
+
+    /// Other processes that have the disks are to become such of this program; each is told of, and
+    /// the end. Does not wait for it.
+    fn renew(&mut self, tell: Box<dyn FnMut(Progress) + Send>);
 }

@@ -17,6 +17,9 @@ mod wire;
 
 pub use estate::{Estate, Given};
 pub use receiver::receive;
-pub use sender::{HandedOver, hand_over};
+pub use sender::{HandedOver, PATIENCE, hand_over, hand_over_disks};
 pub use starter::{Starter, TAKE_OVER, start_successors};
-pub use state::{DiskCounts, DiskState, State, VERSION, WorkerCounts};
+pub use state::{
+    DiskCounts, DiskState, ProcessState, Progress, Renewal, State, TenantDisk, TenantState,
+    VERSION, WorkerCounts,
+};

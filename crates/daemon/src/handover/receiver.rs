@@ -5,8 +5,10 @@ use super::wire::{Peer, WireError};
 use crate::api::Door;
 use crate::book::Book;
 use crate::error::Error;
+use crate::host::Host;
 use crate::objects::Objects;
 use crate::options::{DiskOptions, ServeOptions};
+use crate::supervisor::Tenants;
 use fathom_exports::vhost_user::{Arrival, Arriving, arrival};
 use fathom_exports::{Bound, Descriptors, Listener};
 use std::os::fd::OwnedFd;
@@ -37,6 +39,16 @@ impl Heir {
         }
         // It may be gone.
         let _ = self.peer.send(&Word::Serving);
+    }
+
+    /// Have tenants go on by this program, too, and the predecessor hear of it.
+    pub fn renew_tenants(mut self) -> Book {
+        let mut peer = self.peer;
+        if let Ok(estate) = self.book.estate() {
+            // It may be gone.
+            estate.renew(Box::new(move |progress| drop(peer.send(&progress))));
+        }
+        self.book
     }
 }
 
@@ -93,8 +105,8 @@ fn prepare(
             state.version
         ));
     }
-    if options.tenants {
-        return Err("tenants has come in the configuration: that needs a restart".into());
+    if options.tenants != state.tenants.is_some() {
+        return Err("tenants has come or gone in the configuration: that needs a restart".into());
     }
     let mut own = files.split_off_front(state.files);
     let mut clients = Vec::new();
@@ -117,20 +129,19 @@ fn prepare(
     let api = state.api.map(|socket| Listener::adopt(socket, &mut own));
     let api = api.transpose()?;
     let api = api.map(|(listener, bound)| (listener, bound, options.api.socket.clone()));
-    let (mut disks, mut arrivals) = (Vec::new(), Vec::new());
-    for disk in state.disks {
-        let own = files.split_off_front(disk.files);
-        let (disk, arrival) = take_apart(disk, own, options.nbd.is_some())?;
-        disks.push(disk);
-        arrivals.push(arrival);
-    }
-    options.disks = disks;
-    let front_ends = options.disks.iter().map(|_| None).collect();
-    let objects = Objects::open_held(options.clone(), front_ends, clients);
-    let mut objects = objects.map_err(|error| error.to_string())?;
-    let exports = objects.take(arrivals, Duration::from_millis(state.uptime_ms));
-    let exports = exports.map_err(|error| error.to_string())?;
-    let book = Book::new(Box::new(objects), &options);
+    let uptime = Duration::from_millis(state.uptime_ms);
+    let (host, exports): (Box<dyn Host>, _) = match state.tenants {
+        Some(tenants) => (
+            Box::new(Tenants::adopt(&options, tenants, &mut own)?),
+            Vec::new(),
+        ),
+        None => {
+            let disks = (state.disks, files);
+            let (objects, exports) = take_disks(&mut options, disks, clients, uptime)?;
+            (Box::new(objects), exports)
+        }
+    };
+    let book = Book::new(host, &options);
     let mut book = book.map_err(|error| format!("cannot make a mailbox: {error}"))?;
     let taken = book.take(state.origins, kept);
     taken.map_err(|error| error.to_string())?;
@@ -141,6 +152,28 @@ fn prepare(
         api,
         pid: state.pid,
     })
+}
+
+/// The disks, where they are this process's.
+fn take_disks(
+    options: &mut ServeOptions,
+    (disks, mut files): (Vec<DiskState>, Descriptors),
+    clients: Vec<Listener>,
+    uptime: Duration,
+) -> Result<(Objects, Vec<Option<Arriving>>), String> {
+    let mut arrivals = Vec::new();
+    options.disks.clear();
+    for disk in disks {
+        let own = files.split_off_front(disk.files);
+        let (disk, arrival) = take_apart(disk, own, options.nbd.is_some())?;
+        options.disks.push(disk);
+        arrivals.push(arrival);
+    }
+    let front_ends = options.disks.iter().map(|_| None).collect();
+    let objects = Objects::open_held(options.clone(), front_ends, clients);
+    let mut objects = objects.map_err(|error| error.to_string())?;
+    let exports = objects.take(arrivals, uptime);
+    Ok((objects, exports.map_err(|error| error.to_string())?))
 }
 
 type Taken = Option<(Arriving, Arrival)>;
@@ -187,7 +220,7 @@ impl Prepared {
         let exports = self.exports.iter().flatten();
         exports.for_each(Arriving::run);
         if let Ok(estate) = self.book.estate() {
-            estate.let_nbd_in(self.nbd);
+            estate.own(self.nbd);
         }
         let pid = self.pid;
         let door = self

@@ -2,14 +2,15 @@
 
 use super::estate::{Estate, Given};
 use super::starter::Starter;
-use super::state::{Counted, Go, Hello, State, Stopped, VERSION, Word};
+use super::state::{Counted, Go, Hello, Progress, Renewal, State, Stopped, VERSION, Word};
 use super::successor::Successor;
-use super::wire::WireError;
+use super::wire::{Peer, WireError};
 use crate::answer::{Kind, Refusal};
 use crate::api::Api;
 use crate::book::Book;
 use fathom_exports::Descriptors;
 use fathom_exports::vhost_user::{Frozen, Halting};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -22,12 +23,36 @@ const ACTIVATE: Duration = Duration::from_secs(10);
 const HALT: Duration = Duration::from_secs(5);
 /// The successor has all, and is only waited for to be found.
 const SERVE: Duration = Duration::from_secs(5);
+/// A new supervisor has so long for one of its tenants.
+const TENANT: Duration = Duration::from_secs(90);
+/// How long a tenant's process may take to go to another one, whatever happens.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// It is the successor's now: this process is to end, and touch nothing any more.
 pub struct HandedOver {
     pub pid: u32,
     /// From when the queues were stopped until the successor had them.
     pub pause: Duration,
+    /// Of a server with tenants.
+    tenants: Option<Peer>,
+}
+
+impl HandedOver {
+    /// What becomes of each tenant; None: there are none. Waits for it.
+    pub fn tenants(&mut self) -> Option<Vec<Renewal>> {
+        let peer = self.tenants.as_mut()?;
+        let mut all = Vec::new();
+        loop {
+            match peer.receive(Some(TENANT)) {
+                Ok((Progress::Tenant(renewal), _)) => all.push(renewal),
+                Ok((Progress::Done, _)) => return Some(all),
+                Err(error) => {
+                    tracing::error!("what has become of other tenants is not known: {error}");
+                    return Some(all);
+                }
+            }
+        }
+    }
 }
 
 /// Have another process go on. On an error all is as before; it is one line for the user.
@@ -39,7 +64,8 @@ pub fn hand_over(
 ) -> Result<HandedOver, Refusal> {
     let checked = book.estate()?.may_be_handed_over();
     checked.map_err(|text| Kind::Conflict.because(text))?;
-    let outcome = start(starter, binary).and_then(|successor| {
+    let successor = Successor::start(starter, binary);
+    let outcome = successor.and_then(greet).and_then(|successor| {
         api.inspect(|api| api.hold(true));
         let given = book.give()?;
         let estate = book.estate().map_err(|refusal| refusal.text)?;
@@ -53,9 +79,24 @@ pub fn hand_over(
     })
 }
 
+/// Have another process go on with these disks, which `kill` ends: on an error it has, and all is as
+/// before; it is one line for the user.
+pub fn hand_over_disks(
+    estate: &mut dyn Estate,
+    socket: OwnedFd,
+    kill: Box<dyn FnMut() -> Result<(), String> + '_>,
+) -> Result<HandedOver, String> {
+    let successor = Successor::elsewhere(socket, kill).map_err(|error| error.to_string())?;
+    estate.may_be_handed_over()?;
+    let outcome = greet(successor).and_then(|successor| {
+        let given = estate.give()?;
+        give(successor, given, estate, None)
+    });
+    outcome.inspect_err(|_| estate.take_back())
+}
+
 /// A successor that understands this program.
-fn start(starter: &Starter, binary: Option<PathBuf>) -> Result<Successor<'_>, String> {
-    let mut successor = Successor::start(starter, binary)?;
+fn greet(mut successor: Successor<'_>) -> Result<Successor<'_>, String> {
     let started = successor.peer.receive(Some(START));
     let (hello, _): (Hello, _) = started.map_err(told("does not start"))?;
     hello.check()?;
@@ -105,9 +146,11 @@ fn give(
     // It may be gone, and so are the counts then.
     let _ = successor.peer.send(&Counted(estate.counts()));
     let _ = successor.peer.receive::<Word>(Some(SERVE));
+    let tenants = state.tenants.and_then(|_| successor.peer.try_clone().ok());
     Ok(HandedOver {
         pid: successor.pid(),
         pause,
+        tenants,
     })
 }
 

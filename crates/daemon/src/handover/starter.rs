@@ -41,6 +41,8 @@ type Outcome = Result<u32, String>;
 pub enum Started<'a> {
     Here(Child),
     Apart(&'a Link, u32),
+    /// By somebody else, who ends it if he is told to.
+    Elsewhere(Box<dyn FnMut() -> Result<(), String> + 'a>),
 }
 
 impl Starter {
@@ -63,10 +65,12 @@ impl Starter {
 }
 
 impl Started<'_> {
+    /// 0: whoever has started it knows.
     pub fn pid(&self) -> u32 {
         match self {
             Started::Here(child) => child.id(),
             Started::Apart(_, pid) => *pid,
+            Started::Elsewhere(_) => 0,
         }
     }
 
@@ -78,6 +82,7 @@ impl Started<'_> {
                 child.wait().map(drop).map_err(|error| error.to_string())
             }
             Started::Apart(link, _) => order(link, &Order::Kill, None).map(drop),
+            Started::Elsewhere(kill) => kill(),
         };
         if let Err(problem) = killed {
             // It may have the disks: two that write to them would be the end of them.

@@ -17,11 +17,13 @@
 
 use crate::book::Origin;
 use crate::table::DiskTable;
+use crate::users::User;
 use fathom_exports::ListenerState;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::ExportState;
 use fathom_trace::HistogramsState;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -72,6 +74,45 @@ pub struct State {
     /// The directory of the disks that are kept, with its lock.
     pub kept: Option<(PathBuf, usize)>,
     pub uptime_ms: u64,
+    /// Who has the disks, where each tenant has a process of its own: `disks` is empty then.
+    #[serde(default)]
+    pub tenants: Option<Vec<TenantState>>,
+}
+
+/// A tenant, which goes on whoever its supervisor is.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TenantState {
+    pub name: String,
+    /// Who its process is.
+    #[serde(default)]
+    pub user: Option<User>,
+    /// None: it is to be started.
+    pub process: Option<ProcessState>,
+    pub disks: Vec<TenantDisk>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ProcessState {
+    pub pid: u32,
+    /// Its version of what a supervisor and a tenant tell each other.
+    pub link_version: u32,
+    pub lives_ms: u64,
+    /// Files: it, and the two sockets by which it is spoken to.
+    pub pidfd: usize,
+    pub link: usize,
+    pub gate: usize,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TenantDisk {
+    pub table: DiskTable,
+    pub listener: Option<ListenerState>,
+    /// The process has it.
+    pub is_there: bool,
+    /// Where files were found that its image names.
+    pub found: Vec<PathBuf>,
+    /// How it was last shown.
+    pub shown: Value,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -105,6 +146,24 @@ pub enum Word {
 /// It is the successor's.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Go;
+
+/// What a successor with tenants says after `Serving`: each gets another process, too.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Progress {
+    Tenant(Renewal),
+    /// That were all.
+    Done,
+}
+
+/// What has become of a tenant's process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Renewal {
+    pub tenant: String,
+    /// Who has its disks now.
+    pub pid: Option<u32>,
+    /// For so long its queues stood still, in milliseconds; or why it is the same process as before.
+    pub outcome: Result<f64, String>,
+}
 
 /// What was counted, by disk.
 #[derive(Debug, Serialize, Deserialize)]
@@ -150,6 +209,7 @@ mod tests {
                        "uptime_ms":5,"weather":"fine"}"#;
         let state: State = serde_json::from_str(text).unwrap();
         assert_eq!(state.uptime_ms, 5);
+        assert!(state.tenants.is_none());
         let hello: Hello = serde_json::from_str(r#"{"oldest":1,"newest":9,"x":[]}"#).unwrap();
         assert!(hello.check().is_ok());
         assert!(serde_json::from_str::<State>(r#"{"version":1}"#).is_err());

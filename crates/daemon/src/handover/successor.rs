@@ -2,6 +2,8 @@
 
 use super::starter::{Started, Starter};
 use super::wire::Peer;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -21,6 +23,18 @@ impl Successor<'_> {
         Ok(Successor {
             process: starter.start(binary, theirs.into())?,
             peer,
+            is_needed: false,
+        })
+    }
+
+    /// One that somebody else has started, at the other end of this socket; `kill` ends it.
+    pub fn elsewhere(
+        socket: OwnedFd,
+        kill: Box<dyn FnMut() -> Result<(), String> + '_>,
+    ) -> io::Result<Successor<'_>> {
+        Ok(Successor {
+            peer: Peer::new(socket.into())?,
+            process: Started::Elsewhere(kill),
             is_needed: false,
         })
     }

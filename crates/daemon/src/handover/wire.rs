@@ -67,6 +67,11 @@ impl Peer {
         Ok(Peer(socket))
     }
 
+    /// The same one again.
+    pub fn try_clone(&self) -> io::Result<Peer> {
+        self.0.try_clone().map(Peer)
+    }
+
     pub fn send(&mut self, message: &impl Serialize) -> Result<(), WireError> {
         self.send_with(message, &Descriptors::default())
     }

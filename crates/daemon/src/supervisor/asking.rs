@@ -1,5 +1,6 @@
 //! Commands on their way to tenants, and what comes back.
 
+use super::permits::Permits;
 use super::process::Process;
 use super::tenant::{Asked, Disk, MARGIN, Tenant, What, nothing_done, to_log};
 use super::{Listing, Tenants};
@@ -13,6 +14,7 @@ use crate::table::{DiskTable, check_name};
 use fathom_exports::Listener;
 use fathom_stack::position_of_filter;
 use serde_json::{Value, json};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -63,14 +65,11 @@ impl Tenants {
             let is_coming = change == What::Added;
             return Err((answer::changing_disk(&name, is_coming), asker));
         }
-        if what == What::Removed && tenant.process.is_none() {
+        let is_nowhere = tenant.process.is_none() && tenant.replacement.is_none();
+        if what == What::Removed && is_nowhere {
             self.forget(&name);
             asker(nothing_done());
             return Ok(());
-        }
-        tenant.permits.extend(&ask);
-        if let Command::Put { options, .. } = &ask.command {
-            tenant.permits.begin_change(options);
         }
         let at = Instant::now();
         tenant.ask(Asked {
@@ -118,14 +117,13 @@ impl Tenants {
             let user = self.user_of(&name);
             let user = user.map_err(|text| Kind::Conflict.because(text))?;
             let mut tenant = Tenant::new(name.clone(), user);
-            let started = self.start(&tenant);
+            let started = self.start(&tenant, tenant.permits.clone(), None);
             let failed = |error| format!("cannot start the process of tenant '{name}': {error}");
             let process = started.map_err(|error| Kind::Failed.because(failed(error)))?;
             tenant.process = Some(process);
             self.all.insert(name.clone(), tenant);
         }
         if let Some(tenant) = self.all.get_mut(&name) {
-            tenant.permits.begin(table, listener.clone());
             tenant.disks.push(Disk {
                 table: table.clone(),
                 listener,
@@ -136,16 +134,21 @@ impl Tenants {
         Ok(())
     }
 
-    fn start(&self, tenant: &Tenant) -> std::io::Result<Process> {
-        Process::start(
-            &tenant.name,
-            &self.pools,
-            self.stop_timeout,
-            self.sandbox,
-            tenant.user,
-            tenant.permits.clone(),
-            self.events.clone(),
-        )
+    /// Start a process of this tenant, which may have what `permits` says.
+    pub(super) fn start(
+        &self,
+        tenant: &Tenant,
+        permits: Arc<Permits>,
+        predecessor: Option<OwnedFd>,
+    ) -> std::io::Result<Process> {
+        let begin = ToTenant::Begin {
+            pools: self.pools.clone(),
+            stop_timeout_ms: self.stop_timeout.0.as_millis() as u64,
+            sandbox: self.sandbox.to_string(),
+            user: tenant.user,
+        };
+        let events = self.events.clone();
+        Process::start(&tenant.name, &begin, predecessor, permits, events)
     }
 
     /// Start a tenant's process, if there is none, and let it have its disks.
@@ -155,7 +158,7 @@ impl Tenants {
         };
         let process = match tenant.process {
             Some(_) => Ok(None),
-            None => self.start(tenant).map(Some),
+            None => self.start(tenant, tenant.permits.clone(), None).map(Some),
         };
         let Some(tenant) = self.all.get_mut(name) else {
             return;
@@ -170,11 +173,8 @@ impl Tenants {
             }
         }
         let missing = tenant.disks.iter().filter(|disk| !disk.is_there);
-        let missing: Vec<_> = missing
-            .map(|d| (d.table.clone(), d.listener.clone()))
-            .collect();
-        for (table, listener) in missing {
-            tenant.permits.begin(&table, listener);
+        let missing: Vec<_> = missing.map(|disk| disk.table.clone()).collect();
+        for table in missing {
             let asker = to_log(table.name.clone());
             let ask = put(table);
             let what = What::Restored;

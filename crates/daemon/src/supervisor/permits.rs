@@ -64,6 +64,22 @@ impl Permits {
         self.disks().insert(table.name.clone(), permit);
     }
 
+    /// Where files were found that the disk's image names.
+    pub fn found(&self, disk: &str) -> Vec<PathBuf> {
+        let disks = self.disks();
+        let found = disks.get(disk).map(|permit| permit.found.clone());
+        found.unwrap_or_default()
+    }
+
+    /// A disk whose files are open, as it was known to a predecessor.
+    pub fn resume(&self, table: &DiskTable, listener: Option<Arc<Listener>>, found: Vec<PathBuf>) {
+        self.begin(table, listener);
+        if let Some(permit) = self.disks().get_mut(&table.name) {
+            permit.found = found;
+            permit.is_opening = false;
+        }
+    }
+
     /// They are open.
     pub fn seal(&self, disk: &str) {
         if let Some(permit) = self.disks().get_mut(disk) {

@@ -1,36 +1,33 @@
-//! A tenant's process, and who opens things for it.
+//! A tenant's process.
 
+use super::gate::Gate;
+use super::handle::Handle;
 use super::permits::Permits;
 use crate::events::Events;
-use crate::link::{AtGate, FromGate, Link, ToTenant};
-use crate::options::StopTimeout;
-use crate::signals::LeftToThisThread;
-use crate::table::PoolTable;
-use crate::users::User;
-use fathom_sandbox::Mode;
-use std::collections::BTreeMap;
+use crate::handover::ProcessState;
+use crate::link::{self, Link, ToTenant};
+use fathom_exports::Descriptors;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Ends with this.
 pub struct Process {
-    child: Child,
+    handle: Handle,
     pub link: Link,
+    pub gate: Gate,
     pub started: Instant,
 }
 
 impl Process {
-    /// Start the process of this tenant.
+    /// Start the process of this tenant, which begins by that; `predecessor`: at whose other end another
+    /// one hands over.
     pub fn start(
         name: &str,
-        pools: &BTreeMap<String, PoolTable>,
-        stop_timeout: StopTimeout,
-        sandbox: Mode,
-        user: Option<User>,
+        begin: &ToTenant,
+        predecessor: Option<OwnedFd>,
         permits: Arc<Permits>,
         events: Events,
     ) -> io::Result<Process> {
@@ -47,75 +44,59 @@ impl Process {
             .process_group(0)
             .spawn()?;
         let process = Process {
-            child,
+            handle: Handle::of(child)?,
             link,
+            gate: Gate::new(gate),
             started: Instant::now(),
         };
-        let _signals = LeftToThisThread::new();
-        let thread = std::thread::Builder::new().name("gate".into());
-        let tenant = name.to_owned();
-        thread
-            .stack_size(STACK)
-            .spawn(move || attend(&tenant, &gate, &permits, &events))?;
-        let begin = ToTenant::Begin {
-            pools: pools.clone(),
-            stop_timeout_ms: stop_timeout.0.as_millis() as u64,
-            sandbox: sandbox.to_string(),
-            user,
-        };
-        process.link.send(&begin, None, false)?;
+        process.gate.open(name, permits, events)?;
+        let predecessor = predecessor.as_ref().map(AsFd::as_fd);
+        process.link.send(begin, predecessor, false)?;
         Ok(process)
     }
 
+    pub fn pid(&self) -> u32 {
+        self.handle.pid()
+    }
+
+    /// Kill it. False: it has not ended.
+    pub fn kill(&mut self) -> bool {
+        self.handle.kill()
+    }
+
     /// End it, whatever it does; says how it has ended.
-    pub fn end(mut self) -> String {
-        // It may have ended.
-        let _ = self.child.kill();
-        match self.child.wait() {
-            Err(error) => format!("cannot be waited for: {error}"),
-            Ok(status) => match (status.code(), status.signal()) {
-                (Some(code), _) => format!("has ended with status {code}"),
-                (_, Some(signal)) => format!("was ended by signal {signal}"),
-                _ => "has ended".to_owned(),
-            },
-        }
+    pub fn end(self) -> String {
+        self.handle.end()
     }
-}
 
-/// It opens files, and traces are made here.
-const STACK: usize = 256 << 10;
-
-/// Serve a tenant at its gate, until it has ended.
-fn attend(tenant: &str, gate: &Link, permits: &Permits, events: &Events) {
-    loop {
-        let told = match gate.receive::<AtGate>(true) {
-            Ok(Some((AtGate::Want(wanted), with))) => {
-                let got = permits.get(&wanted, with.as_ref().map(AsFd::as_fd));
-                let (answer, file): (FromGate, _) = match got {
-                    Ok(got) => (Ok(got.path), Some(got.file)),
-                    Err(refused) => (Err(refused), None),
-                };
-                gate.send(&answer, file.as_ref().map(AsFd::as_fd), true)
-            }
-            Ok(Some((AtGate::Happened(happened), _))) => {
-                // Only what it can know.
-                if happened.disk().is_none_or(|disk| permits.has(disk)) {
-                    events.tell(happened);
-                }
-                Ok(())
-            }
-            Ok(None) => Ok(()),
-            Err(error) => Err(error),
-        };
-        match told {
-            Ok(()) => {}
-            Err(error) if is_end(&error) => return,
-            Err(error) => return tracing::error!("tenant '{tenant}' is not understood: {error}"),
-        }
+    /// For a successor of this supervisor.
+    pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<ProcessState> {
+        Ok(ProcessState {
+            pid: self.pid(),
+            link_version: link::VERSION,
+            lives_ms: self.started.elapsed().as_millis() as u64,
+            pidfd: files.add(&self.handle)?,
+            link: files.add(&self.link)?,
+            gate: files.add(&self.gate)?,
+        })
     }
-}
 
-fn is_end(error: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+    /// One that a predecessor has started, or got itself; nobody is at its gate yet.
+    pub fn adopt(state: &ProcessState, files: &mut Descriptors) -> Result<Process, String> {
+        if state.link_version != link::VERSION {
+            return Err(format!(
+                "its process speaks by version {} to a supervisor, and this program by version {}",
+                state.link_version,
+                link::VERSION
+            ));
+        }
+        let now = Instant::now();
+        let lives = Duration::from_millis(state.lives_ms);
+        Ok(Process {
+            handle: Handle::adopt(state.pid, files.take(state.pidfd)?),
+            link: files.take(state.link)?.into(),
+            gate: Gate::new(files.take(state.gate)?.into()),
+            started: now.checked_sub(lives).unwrap_or(now),
+        })
+    }
 }

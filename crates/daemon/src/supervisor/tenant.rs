@@ -56,12 +56,28 @@ pub enum What {
     Other,
 }
 
+/// A process that takes over, while the tenant's goes on or has ended.
+pub struct Replacement {
+    /// None: it has ended.
+    pub process: Option<Process>,
+    /// What it may have.
+    pub permits: Arc<Permits>,
+    /// When it is given up.
+    pub until: Instant,
+    /// It has taken over.
+    pub serves: bool,
+    /// For how long queues stood still, in milliseconds, when the other one has told.
+    pub pause_ms: Option<f64>,
+}
+
 pub struct Tenant {
     pub name: String,
     /// Whose its process is; None: the supervisor's user's.
     pub user: Option<User>,
     /// None: it is to be started.
     pub process: Option<Process>,
+    /// A process that is to take the place of that one.
+    pub replacement: Option<Replacement>,
     /// In the order in which they came.
     pub disks: Vec<Disk>,
     asked: BTreeMap<u64, Asked>,
@@ -80,6 +96,7 @@ impl Tenant {
             name,
             user,
             process: None,
+            replacement: None,
             disks: Vec::new(),
             asked: BTreeMap::new(),
             next: 0,
@@ -110,28 +127,69 @@ impl Tenant {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.disks.is_empty() && self.asked.is_empty()
+        self.disks.is_empty() && self.is_settled()
     }
 
-    /// Ask it; it may be that nobody is there.
+    /// Nobody waits for an answer, and its process stays what it is.
+    pub fn is_settled(&self) -> bool {
+        self.asked.is_empty() && self.replacement.is_none()
+    }
+
+    /// Ask it; it may be that nobody is there. While its process is being replaced, that waits.
     pub fn ask(&mut self, asked: Asked) {
-        let Some(process) = &self.process else {
-            return (asked.asker)(Err(gone(&asked.ask)));
-        };
         let number = self.next;
+        self.next += 1;
+        if self.replacement.is_none() {
+            match self.send(number, &asked) {
+                Ok(()) => {}
+                Err(refusal) => return (asked.asker)(Err(refusal)),
+            }
+        }
+        self.asked.insert(number, asked);
+    }
+
+    /// Ask what has waited for a replacement, which is there or was given up.
+    pub fn ask_what_waited(&mut self) {
+        for (number, mut asked) in std::mem::take(&mut self.asked) {
+            asked.at = Instant::now();
+            match self.send(number, &asked) {
+                Ok(()) => drop(self.asked.insert(number, asked)),
+                Err(refusal) => (asked.asker)(Err(refusal)),
+            }
+        }
+    }
+
+    fn send(&self, number: u64, asked: &Asked) -> Result<(), Refusal> {
+        let Some(process) = &self.process else {
+            return Err(gone(&asked.ask));
+        };
+        self.permit(asked);
         let message = ToTenant::Ask {
             number,
             ask: asked.ask.clone(),
         };
-        match process.link.send(&message, None, false) {
-            Ok(()) => {
-                self.next += 1;
-                self.asked.insert(number, asked);
+        let sent = process.link.send(&message, None, false);
+        sent.map_err(|error| {
+            let name = &self.name;
+            let text = format!("the process of tenant '{name}' takes nothing in: {error}");
+            Kind::Late.because(text)
+        })
+    }
+
+    /// Let it have what it needs for that.
+    fn permit(&self, asked: &Asked) {
+        match (asked.what, &asked.ask.command) {
+            (What::Added | What::Restored, Command::Put { options, .. }) => {
+                let is_it = |disk: &&Disk| disk.table.name == options.name;
+                let disk = self.disks.iter().find(is_it);
+                let listener = disk.and_then(|disk| disk.listener.clone());
+                self.permits.begin(options, listener);
             }
-            Err(error) => {
-                let name = &self.name;
-                let text = format!("the process of tenant '{name}' takes nothing in: {error}");
-                (asked.asker)(Err(Kind::Late.because(text)));
+            (_, command) => {
+                self.permits.extend(&asked.ask);
+                if let Command::Put { options, .. } = command {
+                    self.permits.begin_change(options);
+                }
             }
         }
     }
@@ -171,6 +229,9 @@ impl Tenant {
 
     /// Since when it has been asked to let go of a disk, whoever uses that.
     pub fn is_to_let_go(&self) -> Option<Instant> {
+        if self.replacement.is_some() {
+            return None;
+        }
         let is_forced =
             |asked: &&Asked| matches!(asked.ask.command, Command::Remove { force: true, .. });
         self.asked
@@ -189,6 +250,8 @@ impl Tenant {
     }
 
     pub fn kill(&mut self) {
+        let replacement = self.replacement.take();
+        replacement.and_then(|one| one.process).map(Process::end);
         if let Some(process) = self.process.take() {
             let how = process.end();
             tracing::debug!("the process of tenant '{}' {how}", self.name);
@@ -196,10 +259,7 @@ impl Tenant {
     }
 
     /// The process is no more, and nobody has told it to end.
-    pub fn has_ended(&mut self) {
-        let Some(process) = self.process.take() else {
-            return;
-        };
+    pub fn has_ended(&mut self, process: Process) {
         let has_lived = process.started.elapsed() >= LIVES;
         let how = process.end();
         self.pause = match (has_lived, self.pause) {
@@ -223,6 +283,35 @@ impl Tenant {
                 _ => Err(gone(&asked.ask)),
             });
         }
+    }
+
+    /// When it is to be started, or its disks are to be tried again, unless another process takes over.
+    pub fn restarts(&self) -> Option<Instant> {
+        self.restart.filter(|_| self.replacement.is_none())
+    }
+
+    /// Tell whoever has the disks that this is the end.
+    pub fn begin_to_end(&mut self) {
+        if let Some(Replacement {
+            process: Some(new),
+            pause_ms,
+            serves,
+            ..
+        }) = self.replacement.take()
+        {
+            match (&self.process, pause_ms) {
+                // It has not handed over, and may be waiting for this.
+                (Some(_), None) if !serves => {
+                    new.end();
+                    self.tell(&ToTenant::GoOn);
+                }
+                _ => {
+                    let old = self.process.replace(new);
+                    old.map(Process::end);
+                }
+            }
+        }
+        self.tell(&ToTenant::End);
     }
 
     /// Something of it could not be had: try again later.

@@ -19,6 +19,16 @@ impl Register {
         }
     }
 
+    /// A predecessor's tenant is this user, and stays that, if it may be.
+    pub fn keep(&mut self, tenant: &str, user: Option<User>) {
+        if let (Some(Users::Range(range)), Some(User { uid, gid })) = (&self.users, user)
+            && uid == gid
+            && range.contains(&uid)
+        {
+            self.given.insert(tenant.to_owned(), uid);
+        }
+    }
+
     /// None: tenants are who the supervisor is. `has_process`: of those no user is taken.
     pub fn user_of(
         &mut self,

@@ -2,7 +2,7 @@
 
 use super::Objects;
 use crate::error::Error;
-use crate::handover::{DiskCounts, Estate, Given, State, VERSION};
+use crate::handover::{DiskCounts, Estate, Given, Progress, State, VERSION};
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
 use fathom_exports::nbd::ClientState;
@@ -69,6 +69,7 @@ impl Estate for Objects {
             origins: BTreeMap::new(),
             api: None,
             uptime_ms: self.started.elapsed().as_millis() as u64,
+            tenants: None,
         };
         let disks = self.disks.iter().map(Served::give);
         Ok(Given {
@@ -113,10 +114,15 @@ impl Estate for Objects {
         disks.for_each(|(disk, counts)| disk.inherit(counts));
     }
 
-    fn let_nbd_in(&self, bounds: Vec<Bound>) {
+    fn own(&mut self, bounds: Vec<Bound>) {
         if let Some(nbd) = &self.nbd {
             nbd.own(bounds);
             nbd.go_on();
         }
+    }
+
+    /// There are none.
+    fn renew(&mut self, mut tell: Box<dyn FnMut(Progress) + Send>) {
+        tell(Progress::Done);
     }
 }

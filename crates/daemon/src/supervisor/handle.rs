@@ -1,0 +1,110 @@
+//! A tenant's process as the kernel knows it: started here, or by a predecessor of this supervisor.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+/// A process that is killed has so long to let go of what it has.
+const DIE: Duration = Duration::from_secs(5);
+
+pub struct Handle {
+    pid: u32,
+    /// Nobody else has this, whoever gets its number.
+    pidfd: OwnedFd,
+    /// None: somebody else waits for it.
+    child: Option<Child>,
+}
+
+impl Handle {
+    pub fn of(mut child: Child) -> io::Result<Handle> {
+        // It keeps its number until it is waited for.
+        match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Handle {
+                pid: child.id(),
+                pidfd,
+                child: Some(child),
+            }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error.into())
+            }
+        }
+    }
+
+    pub fn adopt(pid: u32, pidfd: OwnedFd) -> Handle {
+        let child = None;
+        Handle { pid, pidfd, child }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Kill it and wait for its end. False: it has not ended; the kernel is busy with it.
+    pub fn kill(&mut self) -> bool {
+        // It may have ended.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        has_ended(&self.pidfd, Instant::now() + DIE)
+    }
+
+    /// Likewise; says how it has ended.
+    pub fn end(mut self) -> String {
+        if !self.kill() {
+            return "is killed, and does not end".into();
+        }
+        let status = match &mut self.child {
+            Some(child) => child.wait(),
+            None => return "has ended".into(),
+        };
+        match status {
+            Err(error) => format!("cannot be waited for: {error}"),
+            Ok(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => format!("has ended with status {code}"),
+                (_, Some(signal)) => format!("was ended by signal {signal}"),
+                _ => "has ended".to_owned(),
+            },
+        }
+    }
+}
+
+/// For a successor of this supervisor.
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+fn has_ended(pidfd: &OwnedFd, deadline: Instant) -> bool {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], left.as_ref()) {
+            Err(Errno::INTR) => {}
+            ended => return ended == Ok(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_process_is_ended_whoever_has_started_it() {
+        let start = || Command::new("sleep").arg("1000").spawn().unwrap();
+        let own = Handle::of(start()).unwrap();
+        assert_eq!(own.end(), "was ended by signal 9");
+        let mut child = start();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        assert!(!has_ended(&pidfd, Instant::now()));
+        assert_eq!(Handle::adopt(child.id(), pidfd).end(), "has ended");
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+    }
+}

@@ -1,0 +1,226 @@
+//! Tenants whose supervisor goes from one process to another: theirs go on meanwhile, as they do whoever
+//! it is.
+
+use super::Tenants;
+use super::process::Process;
+use super::tenant::{Disk, Tenant};
+use super::turns::Turns;
+use crate::handover::{
+    DiskCounts, Estate, Given, Progress, State, TenantDisk, TenantState, VERSION,
+};
+use crate::options::ServeOptions;
+use fathom_exports::nbd::ClientState;
+use fathom_exports::{Bound, Descriptors, Listener};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What tenants have just asked for has so long to be got.
+const HOLD: Duration = Duration::from_secs(2);
+
+impl Tenants {
+    /// A predecessor's, which are its own until [`Estate::own`].
+    pub fn adopt(
+        options: &ServeOptions,
+        tenants: Vec<TenantState>,
+        files: &mut Descriptors,
+    ) -> Result<Tenants, String> {
+        let mut all = Tenants::new(options).map_err(|error| error.to_string())?;
+        for TenantState { name, user, .. } in &tenants {
+            all.users.keep(name, *user);
+        }
+        for state in tenants {
+            let name = state.name.clone();
+            let adopted = all.adopt_one(state, files);
+            let tenant = adopted.map_err(|problem| format!("tenant '{name}': {problem}"))?;
+            all.all.insert(name, tenant);
+        }
+        Ok(all)
+    }
+
+    fn adopt_one(&mut self, state: TenantState, files: &mut Descriptors) -> Result<Tenant, String> {
+        // The process is who it was; the one that takes its place is who this program's options say.
+        let user = self.user_of(&state.name)?;
+        let mut tenant = Tenant::new(state.name, user);
+        let process = state.process.map(|one| Process::adopt(&one, files));
+        tenant.process = process.transpose()?;
+        for state in state.disks {
+            let adopted = state.listener.map(|one| Listener::adopt(one, files));
+            let listener = adopted.transpose()?.map(|(listener, bound)| {
+                let listener = Arc::new(listener);
+                self.bounds.push((listener.clone(), bound));
+                listener
+            });
+            let permits = &tenant.permits;
+            permits.resume(&state.table, listener.clone(), state.found);
+            tenant.disks.push(Disk {
+                table: state.table,
+                listener,
+                is_there: state.is_there,
+                shown: state.shown,
+            });
+        }
+        if tenant.disks.iter().any(|disk| !disk.is_there) {
+            tenant.restart = Some(Instant::now());
+        }
+        Ok(tenant)
+    }
+
+    fn give_all(&self, files: &mut Descriptors) -> io::Result<Vec<TenantState>> {
+        let tenants = self.all.values();
+        let given = tenants.map(|tenant| {
+            let process = tenant.process.as_ref();
+            let process = process.map(|process| process.hand_over(files));
+            let process = process.transpose()?;
+            let disks = tenant.disks.iter().map(|disk| {
+                let listener = disk.listener.as_ref().map(|one| one.hand_over(files));
+                Ok(TenantDisk {
+                    table: disk.table.clone(),
+                    listener: listener.transpose()?,
+                    is_there: disk.is_there,
+                    found: tenant.permits.found(&disk.table.name),
+                    shown: disk.shown.clone(),
+                })
+            });
+            Ok(TenantState {
+                name: tenant.name.clone(),
+                user: tenant.user,
+                process,
+                disks: disks.collect::<io::Result<_>>()?,
+            })
+        });
+        given.collect()
+    }
+
+    fn processes(&self) -> impl Iterator<Item = (&str, &Process)> {
+        let all = self.all.values();
+        all.filter_map(|tenant| Some((&*tenant.name, tenant.process.as_ref()?)))
+    }
+}
+
+impl Estate for Tenants {
+    /// Whatever their disks are: these stay where they are, if they must.
+    fn may_be_handed_over(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn give(&self) -> Result<Given, String> {
+        if !self.is_all_settled() {
+            return Err("a tenant is just asked for something: try it again".into());
+        }
+        let deadline = Instant::now() + HOLD;
+        for (name, process) in self.processes() {
+            if !process.gate.hold(deadline) {
+                return Err(format!(
+                    "a file or a connection is just being got for tenant '{name}': try it again"
+                ));
+            }
+        }
+        let mut files = Descriptors::default();
+        let tenants = self.give_all(&mut files);
+        let failed = |error| format!("cannot duplicate a descriptor: {error}");
+        let state = State {
+            version: VERSION,
+            pid: std::process::id(),
+            files: files.len(),
+            disks: Vec::new(),
+            origins: BTreeMap::new(),
+            nbd: Vec::new(),
+            api: None,
+            kept: None,
+            uptime_ms: 0,
+            tenants: Some(tenants.map_err(failed)?),
+        };
+        Ok(Given {
+            state,
+            files,
+            disks: Vec::new(),
+        })
+    }
+
+    fn flush_early(&self) {}
+
+    fn hold_clients(&self, _: Instant) -> Result<(Vec<ClientState>, Descriptors), String> {
+        Ok(Default::default())
+    }
+
+    fn adopt_clients(&self, _: Vec<ClientState>, _: &mut Descriptors) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn take_back(&self) {
+        let processes = self.processes();
+        processes.for_each(|(_, process)| process.gate.go_on());
+    }
+
+    /// Each tenant has its own.
+    fn counts(&self) -> Vec<DiskCounts> {
+        Vec::new()
+    }
+
+    fn inherit(&mut self, _: &[DiskCounts]) {}
+
+    fn own(&mut self, _: Vec<Bound>) {
+        for (listener, bound) in self.bounds.drain(..) {
+            listener.own(bound);
+        }
+        for tenant in self.all.values() {
+            let Some(process) = &tenant.process else {
+                continue;
+            };
+            let (permits, events) = (tenant.permits.clone(), self.events.clone());
+            if let Err(error) = process.gate.open(&tenant.name, permits, events) {
+                // It is found when it needs something.
+                tracing::error!("tenant '{}' is not attended to: {error}", tenant.name);
+            }
+        }
+    }
+
+    fn renew(&mut self, tell: Box<dyn FnMut(Progress) + Send>) {
+        let todo = self.processes().map(|(name, _)| name.to_owned()).collect();
+        self.renewing = Some(Turns::new(todo, tell));
+        self.go_on_renewing();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handover::ProcessState;
+    use crate::link;
+    use crate::options::DiskOptions;
+    use std::fs::File;
+
+    /// Before anything is touched.
+    #[test]
+    fn a_tenant_that_speaks_otherwise_is_refused() {
+        let table: crate::table::DiskTable =
+            serde_json::from_str(r#"{"name": "a", "image": "null:1M", "nbd": true}"#).unwrap();
+        let disk = DiskOptions::of(table, true).unwrap();
+        let options = ServeOptions::of(disk);
+        let adopt = |link_version| {
+            let mut files = Descriptors::default();
+            let null = || File::open("/dev/null").unwrap();
+            let [pidfd, link, gate] = [(); 3].map(|()| files.add(null()).unwrap());
+            let process = ProcessState {
+                pid: 1,
+                link_version,
+                lives_ms: 0,
+                pidfd,
+                link,
+                gate,
+            };
+            let tenant = TenantState {
+                name: "vm".into(),
+                user: None,
+                process: Some(process),
+                disks: Vec::new(),
+            };
+            Tenants::adopt(&options, vec![tenant], &mut files).map(drop)
+        };
+        assert_eq!(adopt(link::VERSION), Ok(()));
+        let problem = adopt(link::VERSION + 1).unwrap_err();
+        assert!(problem.starts_with("tenant 'vm': its process speaks by version"));
+    }
+}

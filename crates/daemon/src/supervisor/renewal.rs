@@ -1,0 +1,263 @@
+//! Tenants' processes that others take the place of, of this program, under running guests.
+//!
+//! ```text
+//! old                        supervisor                        new
+//!                            Begin, socket ──────────────────►
+//!     ◄───────────── HandOver, socket
+//!     ◄────────── what a server and its successor say ───────►
+//! HandedOver ─────────►                 ◄───────────── Serving
+//! ```
+//!
+//! If that fails, the old one has the new one killed (`EndSuccessor`, `GoOn`), and then `Stays`. If it is
+//! gone, the new one knows whether it has what it needs, and serves or ends. So neither is killed here
+//! while it could be the only one, unless it does nothing for too long.
+
+use super::Tenants;
+use super::permits::Permits;
+use super::process::Process;
+use super::tenant::{Replacement, Tenant};
+use crate::handover::{PATIENCE, Progress, Renewal};
+use crate::link::{FromTenant, ToTenant};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// So many tenants hand over at the same time.
+const AT_ONCE: usize = 4;
+/// What one was asked before has so long to be answered.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Who has handed over has so long to say so; who is left alone, to say what becomes of it.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+impl Tenants {
+    /// Hear what processes say that take over, and have the next ones begin.
+    pub(super) fn go_on_renewing(&mut self) {
+        let replaced = self.all.values().filter(|one| one.replacement.is_some());
+        let names: Vec<_> = replaced.map(|tenant| tenant.name.clone()).collect();
+        for name in names {
+            self.hear_replacement(&name);
+            self.look_at_replacement(&name);
+        }
+        while self.begin_next() {}
+    }
+
+    /// False: there is something to wait for first, or nothing to be done.
+    fn begin_next(&mut self) -> bool {
+        let is_replaced = |tenant: &&Tenant| tenant.replacement.is_some();
+        let count = self.all.values().filter(is_replaced).count();
+        let Some(renewing) = &mut self.renewing else {
+            return false;
+        };
+        let Some(name) = renewing.todo.front().cloned() else {
+            if count == 0 {
+                (renewing.tell)(Progress::Done);
+                self.renewing = None;
+            }
+            return false;
+        };
+        if count >= AT_ONCE {
+            return false;
+        }
+        let tenant = self.all.get(&name);
+        let Some(tenant) = tenant.filter(|tenant| tenant.process.is_some()) else {
+            // It is started by this program anyway.
+            renewing.next();
+            return true;
+        };
+        let now = Instant::now();
+        if !tenant.is_settled() && *renewing.until.get_or_insert(now + ANSWER) > now {
+            return false;
+        }
+        let begun = match tenant.is_settled() {
+            true => {
+                renewing.next();
+                let begun = self.begin_to_replace(&name);
+                begun.map_err(|error| format!("another process cannot be started: {error}"))
+            }
+            false => {
+                renewing.next();
+                Err("its process does not answer what it was asked before".to_owned())
+            }
+        };
+        if let Err(problem) = begun {
+            self.tell_renewal(&name, Err(problem));
+        }
+        true
+    }
+
+    fn begin_to_replace(&mut self, name: &str) -> io::Result<()> {
+        let Some(tenant) = self.all.get(name) else {
+            return Ok(());
+        };
+        // By what it is started with, not by what the other one had.
+        let permits: Arc<Permits> = Arc::default();
+        let there = tenant.disks.iter().filter(|disk| disk.is_there);
+        there.for_each(|disk| permits.begin(&disk.table, disk.listener.clone()));
+        let (old_end, new_end) = UnixStream::pair()?;
+        let new = self.start(tenant, permits.clone(), Some(new_end.into()))?;
+        let Some(tenant) = self.all.get_mut(name) else {
+            return Ok(());
+        };
+        if let Some(old) = &tenant.process {
+            let with = Some(old_end.as_fd());
+            if let Err(error) = old.link.send(&ToTenant::HandOver, with, false) {
+                new.end();
+                return Err(error);
+            }
+        }
+        tenant.replacement = Some(Replacement {
+            process: Some(new),
+            permits,
+            until: Instant::now() + PATIENCE,
+            serves: false,
+            pause_ms: None,
+        });
+        Ok(())
+    }
+
+    fn hear_replacement(&mut self, name: &str) {
+        let Some(tenant) = self.all.get_mut(name) else {
+            return;
+        };
+        let Some(replacement) = &mut tenant.replacement else {
+            return;
+        };
+        let Some(process) = replacement.process.take() else {
+            return;
+        };
+        match process.link.receive::<FromTenant>(false) {
+            Ok(received) => {
+                replacement.process = Some(process);
+                if let Some((FromTenant::Serving, _)) = received {
+                    replacement.serves = true;
+                    replacement.until = Instant::now() + FAREWELL;
+                }
+            }
+            Err(error) if tenant.process.is_some() => {
+                // The other one hears of it, or is gone, too.
+                let how = process.end();
+                replacement.until = Instant::now() + FAREWELL;
+                tracing::warn!("the new process of tenant '{name}' {how} ({error})");
+            }
+            Err(_) => self.lose(name, process),
+        }
+    }
+
+    /// What is to be done next, if not to wait.
+    fn look_at_replacement(&mut self, name: &str) {
+        let Some(tenant) = self.all.get_mut(name) else {
+            return;
+        };
+        let Some(replacement) = &mut tenant.replacement else {
+            return;
+        };
+        let is_late = replacement.until <= Instant::now();
+        let is_alone = tenant.process.is_none() || replacement.pause_ms.is_some();
+        match (&tenant.process, replacement.process.take()) {
+            (_, Some(new)) if replacement.serves && (is_alone || is_late) => {
+                self.replace(name, new);
+            }
+            (_, Some(new)) if !is_late => replacement.process = Some(new),
+            (Some(_), Some(mut new)) => {
+                replacement.until = Instant::now() + FAREWELL;
+                if !new.kill() {
+                    // The other one does not go on while this one could still do something.
+                    replacement.process = Some(new);
+                    return;
+                }
+                let how = new.end();
+                tracing::error!("the new process of tenant '{name}' took too long, and {how}");
+            }
+            (None, Some(new)) => self.lose(name, new),
+            (_, None) if is_late => {
+                let text = "its process does not say whether it has handed over";
+                self.keep(name, text.into());
+            }
+            (_, None) => {}
+        }
+    }
+
+    /// The new process has the disks.
+    fn replace(&mut self, name: &str, new: Process) {
+        let Some(tenant) = self.all.get_mut(name) else {
+            return;
+        };
+        let Some(replacement) = tenant.replacement.take() else {
+            return;
+        };
+        let there = tenant.disks.iter().filter(|disk| disk.is_there);
+        there.for_each(|disk| replacement.permits.seal(&disk.table.name));
+        tenant.permits = replacement.permits;
+        if let Some(old) = tenant.process.replace(new) {
+            let how = old.end();
+            tracing::debug!("the old process of tenant '{name}' {how}");
+        }
+        tenant.ask_what_waited();
+        self.tell_renewal(name, Ok(replacement.pause_ms.unwrap_or_default()));
+    }
+
+    /// The old process goes on, and the new one is dead.
+    pub(super) fn keep(&mut self, name: &str, problem: String) {
+        let Some(tenant) = self.all.get_mut(name) else {
+            return;
+        };
+        let Some(replacement) = tenant.replacement.take() else {
+            return;
+        };
+        replacement.process.map(Process::end);
+        tenant.ask_what_waited();
+        self.tell_renewal(name, Err(problem));
+    }
+
+    /// The old process wants the new one dead.
+    pub(super) fn end_successor(&mut self, name: &str) {
+        let Some(tenant) = self.all.get_mut(name) else {
+            return;
+        };
+        if let Some(replacement) = &mut tenant.replacement
+            && let Some(mut new) = replacement.process.take()
+        {
+            if !new.kill() {
+                // Nor does the old one go on then.
+                tracing::error!("the new process of tenant '{name}' cannot be ended");
+                replacement.process = Some(new);
+                return;
+            }
+            new.end();
+            replacement.until = Instant::now() + FAREWELL;
+        }
+        tenant.tell(&ToTenant::GoOn);
+    }
+
+    /// Both of them are gone, this one last.
+    pub(super) fn lose(&mut self, name: &str, last: Process) {
+        if let Some(tenant) = self.all.get_mut(name) {
+            tenant.replacement = None;
+            self.start_after(name, last);
+            let text = "both processes have ended; it is started again by the new program";
+            self.tell_renewal(name, Err(text.into()));
+        }
+    }
+
+    fn tell_renewal(&mut self, name: &str, outcome: Result<f64, String>) {
+        let process = self.all.get(name).and_then(|one| one.process.as_ref());
+        let pid = process.map(Process::pid);
+        match (&outcome, pid) {
+            (Ok(pause), Some(pid)) => tracing::info!(
+                "tenant '{name}' goes on in process {pid}; its queues stood still for {pause:.1} ms"
+            ),
+            (Ok(_), None) => {}
+            (Err(problem), _) => tracing::error!("tenant '{name}' has not handed over: {problem}"),
+        }
+        if let Some(renewing) = &mut self.renewing {
+            let tenant = name.to_owned();
+            (renewing.tell)(Progress::Tenant(Renewal {
+                tenant,
+                pid,
+                outcome,
+            }));
+        }
+    }
+}
