@@ -147,6 +147,11 @@ impl Image {
         &self.path
     }
 
+    /// As the configuration says it.
+    pub fn format(&self) -> &'static str {
+        self.kind.format
+    }
+
     /// Serves it.
     ///
     /// # Panics
@@ -205,6 +210,23 @@ impl Image {
             ended.stdout,
             ended.stderr
         );
+    }
+
+    /// Checks that nobody has it open, by its locks, and that qemu-img finds nothing wrong with it.
+    ///
+    /// # Panics
+    /// With qemu-img's words when somebody does.
+    pub fn check_unused(&self) {
+        let format = format!(
+            "driver={},file.driver=file,file.locking=on",
+            self.kind.format
+        );
+        let open = format!("{format},file.filename={}", self.path.display());
+        let mut command = Command::new(program("qemu-io").expect("`make setup` installs it"));
+        command.args(["--image-opts", &open, "-c", "length"]);
+        let ended = run_command(command, SOON);
+        assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+        self.check_clean();
     }
 
     /// The disk's bytes in a raw file, as QEMU reads them.

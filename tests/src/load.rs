@@ -84,6 +84,15 @@ impl Load {
         guest.check(&script, ANSWER).unwrap();
     }
 
+    /// Whether it has ended on some disk.
+    ///
+    /// # Panics
+    /// When the guest does not answer.
+    pub fn has_ended(&self, guest: &mut Guest) -> bool {
+        let script = "ls /tmp/load.*.status 2>/dev/null || true";
+        !guest.check(script, ANSWER).unwrap().is_empty()
+    }
+
     /// Waits for its end.
     ///
     /// # Panics

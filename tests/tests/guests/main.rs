@@ -1,6 +1,8 @@
 //! Disks of real guests, and what users do to them. One program, so that a test which waits, and
 //! most of them wait for a guest most of the time, leaves its processor to another one.
 
+mod changes;
+mod configured;
 mod crash;
 mod disks;
 mod docs;
@@ -12,3 +14,4 @@ mod limits;
 mod migration;
 mod profile;
 mod tenants;
+mod upgrades;

@@ -1,0 +1,156 @@
+//! What is changed about a disk while a guest works on it: its size, its options, and whether it
+//! stands still.
+
+use std::time::Duration;
+
+use fathom_lab::{Disk, Guest, Machine};
+use fathom_tests::Place;
+use fathom_tests::image::{Image, Kind};
+use fathom_tests::load::Load;
+
+use super::configured::Configured;
+use super::migration::expect_no_io_errors;
+
+const MIB: u64 = 1 << 20;
+const STEP: Duration = Duration::from_secs(120);
+const CASES: &[(&str, Kind)] = &[
+    ("raw", Kind::RAW),
+    ("qcow2", Kind::QCOW2),
+    ("qed", Kind::QED),
+];
+
+/// A guest under a verified load on each disk.
+struct Loaded {
+    place: Place,
+    images: Vec<Image>,
+    names: Vec<&'static str>,
+    server: Configured,
+    guest: Guest,
+    load: Load,
+}
+
+fn start() -> Loaded {
+    let place = Place::new();
+    let images = CASES.iter().map(|(name, kind)| {
+        let path = place.path(name);
+        Image::create(path, *kind, 64 * MIB)
+    });
+    let images: Vec<_> = images.collect();
+    let names: Vec<_> = CASES.iter().map(|(name, _)| *name).collect();
+    let disks: Vec<_> = names.iter().copied().zip(&images).collect();
+    let server = Configured::start(&place, "", &disks);
+    let disk = |name: &&str| Disk::vhost_user(name, &place.sockets().join(name)).with_queues(2);
+    let mut guest = Guest::boot(&Machine {
+        cpus: 2,
+        disks: names.iter().map(disk).collect(),
+        ..Machine::default()
+    })
+    .unwrap();
+    let load = Load::start(&mut guest, &names, 16 * MIB, 100);
+    load.wait_for_writes(&mut guest);
+    Loaded {
+        place,
+        images,
+        names,
+        server,
+        guest,
+        load,
+    }
+}
+
+impl Loaded {
+    /// The device's size, once it is this.
+    fn expect_size(&mut self, name: &str, bytes: u64) {
+        let device = self.guest.device(name).unwrap();
+        let kernel_name = device.trim_start_matches("/dev/");
+        let wait = format!(
+            "for i in $(seq 300); do
+                 [ $(cat /sys/block/{kernel_name}/size) = {} ] && exit 0
+                 sleep 0.1
+             done
+             cat /sys/block/{kernel_name}/size
+             exit 1",
+            bytes / 512
+        );
+        self.guest.check(&wait, STEP).unwrap();
+    }
+
+    fn resize(&self, name: &str, words: &[&str]) {
+        self.server
+            .done(&["resize"], &[&["--disk", name], words].concat());
+    }
+
+    fn finish(mut self) {
+        self.load.finish(&mut self.guest);
+        expect_no_io_errors(&mut self.guest);
+        self.guest.quit().unwrap();
+        self.server.quit();
+        for image in &self.images {
+            image.check_clean();
+            self.load.verify_on_host(&image.flat());
+        }
+        drop(self.place);
+    }
+}
+
+#[test]
+fn a_guest_hears_of_another_size_and_uses_it() {
+    let mut all = start();
+    for name in all.names.clone() {
+        all.resize(name, &["96M"]);
+        all.expect_size(name, 96 * MIB);
+    }
+    all.load.expect_running(&mut all.guest);
+    for name in all.names.clone() {
+        let device = all.guest.device(name).unwrap();
+        // What is new is there, and zero; what is written there stays.
+        let use_it = format!(
+            "[ $(dd if={device} bs=1M skip=64 count=32 2>/dev/null | tr -d '\\000' | wc -c) = 0 ] &&
+             yes {name} | dd of={device} bs=1M count=8 seek=80 conv=fsync iflag=fullblock \
+                 2>/dev/null &&
+             echo 3 >/proc/sys/vm/drop_caches &&
+             dd if={device} bs=1M count=8 skip=80 2>/dev/null | sort -u | tail -n 1"
+        );
+        let found = all.guest.check(&use_it, STEP).unwrap();
+        assert!(found.starts_with(name), "{found}");
+    }
+    // By demand only, and not this format.
+    let refused = |words: &[&str], why| all.server.ask(&["resize"], words).refused_with(&[why]);
+    refused(&["--disk", "raw", "64M"], "--shrink");
+    refused(&["--disk", "qed", "64M", "--shrink"], "QED");
+    for name in ["raw", "qcow2"] {
+        all.resize(name, &["64M", "--shrink"]);
+        all.expect_size(name, 64 * MIB);
+    }
+    all.finish();
+}
+
+#[test]
+fn a_guest_sees_nothing_of_changed_options_and_waits_while_its_disk_stands_still() {
+    let mut all = start();
+    for name in all.names.clone() {
+        for option in [
+            "cache=writethrough",
+            "iothreads=2",
+            "cache=none",
+            "poll=20us",
+            "iothreads=1",
+        ] {
+            all.server
+                .done(&["disk", "change"], &["--disk", name, option]);
+        }
+    }
+    all.load.expect_running(&mut all.guest);
+    for name in all.names.clone() {
+        all.server.done(&["disk", "freeze"], &["--disk", name]);
+    }
+    // Nobody has the images now: QEMU's tools take their locks, and find them clean.
+    for image in &all.images {
+        image.check_unused();
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    for name in all.names.clone() {
+        all.server.done(&["disk", "thaw"], &["--disk", name]);
+    }
+    all.finish();
+}
