@@ -22,6 +22,10 @@ pub struct UpgradeArgs {
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
 
+    /// End NBD clients by TLS, which cannot go along; they have to connect again
+    #[arg(long)]
+    disconnect: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -31,7 +35,9 @@ pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
     let (server, _) = find(&args.server)?;
     let binary = args.binary.as_deref().map(absolute).transpose()?;
     let upgrade = server.post(&["v1", "server", "upgrade"]).patiently();
-    let answer: Value = upgrade.json(&json!({ "binary": binary })).send()?;
+    let answer: Value = upgrade
+        .json(&json!({ "binary": binary, "disconnect": args.disconnect }))
+        .send()?;
     let mut out = std::io::stdout().lock();
     match args.json {
         true => writeln!(out, "{answer}")?,

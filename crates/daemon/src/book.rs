@@ -179,7 +179,9 @@ impl Book {
             }
             (Command::Show, Some(name)) => self.show(name, asker),
             (Command::List, None) => self.list(asker),
-            (Command::Upgrade { binary }, None) => self.begin_upgrade(binary, asker),
+            (Command::Upgrade { binary, disconnect }, None) => {
+                self.begin_upgrade(binary, disconnect, asker);
+            }
             (Command::Quit, None) => {
                 self.is_ending = true;
                 asker(Ok(json!({ "quitting": true })));

@@ -62,7 +62,11 @@ pub enum Command {
     Remove { force: bool, temporary: bool },
     /// Have another process go on with everything, of this program, or of what is now where the
     /// server's came from: `{"pid": it, "pause_ms": how long queues stood still}`.
-    Upgrade { binary: Option<PathBuf> },
+    Upgrade {
+        binary: Option<PathBuf>,
+        /// End NBD clients by TLS, which cannot go along.
+        disconnect: bool,
+    },
     /// End the server like SIGTERM does: `{"quitting": true}`.
     Quit,
 }

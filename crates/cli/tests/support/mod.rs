@@ -1,6 +1,7 @@
 //! The `fathom` program as users run it.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod certificates;
 pub mod nbd;
 
 use fathom_formats::Format;

@@ -48,6 +48,9 @@ pub struct Binary {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     binary: Option<PathBuf>,
+    /// End NBD clients by TLS, which cannot go along; they have to connect again.
+    #[serde(default)]
+    disconnect: bool,
 }
 
 /// The process that goes on.
@@ -93,12 +96,12 @@ pub struct TenantSuccessor {
             description = "The other process cannot go on: the server is as before")))]
 pub async fn upgrade(State(asking): State<Asking>, body: Body) -> Result<Json<Value>, Problem> {
     let body = read(body).await?;
-    let Binary { binary } = match body.is_empty() {
+    let Binary { binary, disconnect } = match body.is_empty() {
         true => Binary::default(),
         false => parse(body)?,
     };
     asking
-        .ask(None, Command::Upgrade { binary })
+        .ask(None, Command::Upgrade { binary, disconnect })
         .await
         .map(Json)
 }

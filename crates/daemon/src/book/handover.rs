@@ -26,11 +26,19 @@ const SETTLE: Duration = Duration::from_secs(20);
 
 impl Book {
     /// What cannot be handed over is refused before anything is waited for.
-    pub(super) fn begin_upgrade(&mut self, binary: Option<PathBuf>, asker: Asker) {
+    pub(super) fn begin_upgrade(
+        &mut self,
+        binary: Option<PathBuf>,
+        disconnect: bool,
+        asker: Asker,
+    ) {
         let conflict = |text| Kind::Conflict.because(text);
         let refusal = match (&self.upgrade, self.host.estate()) {
             (Some(_), _) => Some(conflict("an upgrade is under way".to_owned())),
-            (None, Ok(estate)) => estate.may_be_handed_over().map_err(conflict).err(),
+            (None, Ok(estate)) => {
+                estate.let_encrypted_end(disconnect);
+                estate.may_be_handed_over().map_err(conflict).err()
+            }
             (None, Err(refusal)) => Some(refusal),
         };
         match refusal {

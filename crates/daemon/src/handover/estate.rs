@@ -20,6 +20,10 @@ pub trait Estate {
     /// Refuses what cannot be handed over, before anything is changed; one line for the user.
     fn may_be_handed_over(&self) -> Result<(), String>;
 
+    /// Whether NBD clients by TLS, which cannot go along, end with this process; otherwise nothing goes
+    /// while there are some.
+    fn let_encrypted_end(&mut self, end: bool);
+
     /// What there is, from now on as it is; [`Estate::take_back`] ends that.
     fn give(&self) -> Result<Given, String>;
 

@@ -49,6 +49,8 @@ pub struct Objects {
     frozen: BTreeMap<String, Waiting>,
     thaw_at: BTreeMap<String, Instant>,
     nbd: Option<Nbd>,
+    /// Of an upgrade: NBD clients by TLS end with this process.
+    encrypted_end: bool,
     common: Common,
     mail: Mailbox<Event>,
     stop_timeout: StopTimeout,
@@ -91,6 +93,7 @@ impl Objects {
             frozen: BTreeMap::new(),
             thaw_at: BTreeMap::new(),
             nbd: nbd.transpose()?,
+            encrypted_end: false,
             common,
             mail: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
             stop_timeout: options.stop_timeout,

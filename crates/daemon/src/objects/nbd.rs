@@ -94,11 +94,12 @@ impl Nbd {
     pub fn hold(
         &self,
         deadline: Instant,
+        without_encrypted: bool,
         files: &mut Descriptors,
     ) -> Result<Vec<ClientState>, String> {
         let server = self.serving.export();
         server.hold(deadline)?;
-        server.describe(files)
+        server.describe(without_encrypted, files)
     }
 
     /// Take a predecessor's over, which are held.

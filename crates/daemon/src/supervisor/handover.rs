@@ -105,6 +105,9 @@ impl Estate for Tenants {
         Ok(())
     }
 
+    /// They have no NBD.
+    fn let_encrypted_end(&mut self, _: bool) {}
+
     fn give(&self) -> Result<Given, String> {
         if !self.is_all_settled() {
             return Err("a tenant is just asked for something: try it again".into());

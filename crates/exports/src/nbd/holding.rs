@@ -79,8 +79,13 @@ impl NbdServer {
         self.shared.changed.notify_all();
     }
 
-    /// Those that are held, for another process. The error is for the user.
-    pub fn describe(&self, files: &mut Descriptors) -> Result<Vec<ClientState>, String> {
+    /// Those that are held, for another process; those by TLS cannot go there, and may be left out.
+    /// The error is for the user.
+    pub fn describe(
+        &self,
+        without_encrypted: bool,
+        files: &mut Descriptors,
+    ) -> Result<Vec<ClientState>, String> {
         let mut table = self.shared.table();
         let mut clients = Vec::new();
         for connection in table.connections.values_mut().filter(|c| !c.ending) {
@@ -89,7 +94,13 @@ impl NbdServer {
             };
             let taken = Err("it was handed over already".to_owned());
             let named = |problem| format!("NBD client {}: {problem}", connection.name);
-            let (source, own) = std::mem::replace(&mut **described, taken).map_err(named)?;
+            let described = std::mem::replace(&mut **described, taken).map_err(named)?;
+            let Some((source, own)) = described else {
+                if without_encrypted {
+                    continue;
+                }
+                return Err(named("it is connected by TLS".to_owned()));
+            };
             clients.push(ClientState {
                 export: export.name().to_owned(),
                 age_ms: connection.since.elapsed().as_millis() as u64,
@@ -221,7 +232,8 @@ impl Entered {
     /// Until it is to go on. None: it is to end.
     pub(super) fn stay_held(&self, export: &Arc<Export>, source: &NbdSource) -> Option<InUse> {
         let mut files = Descriptors::default();
-        let described = source.describe(&mut files).map(|state| (state, files));
+        let described = source.describe(&mut files);
+        let described = described.map(|state| Some((state?, files)));
         let mut table = self.shared.table();
         self.connection(&mut table).phase = Phase::Held(export.clone(), Box::new(described));
         self.shared.changed.notify_all();

@@ -64,8 +64,9 @@ pub enum Phase {
     Held(Arc<Export>, Box<Described>),
 }
 
-/// What another process needs, or why it cannot go on with it.
-pub type Described = Result<(SourceState, Descriptors), String>;
+/// What another process needs, or why it cannot go on with it; None: it is connected by TLS, whose
+/// keys are this process's.
+pub type Described = Result<Option<(SourceState, Descriptors)>, String>;
 
 impl Connection {
     /// End it, now or when it gets there.

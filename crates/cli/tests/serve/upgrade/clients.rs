@@ -2,6 +2,7 @@
 
 use super::{Chain, fails_late, image};
 use crate::kinds::qemu_img;
+use crate::support::certificates::Certificates;
 use crate::support::{Served, as_arg, disk_dir, fathom, short_dir};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -39,7 +40,11 @@ impl Client {
     }
 
     pub fn go_on(&mut self) {
-        writeln!(self.input.as_ref().unwrap(), "go").unwrap();
+        self.say("go");
+    }
+
+    fn say(&mut self, word: &str) {
+        writeln!(self.input.as_ref().unwrap(), "{word}").unwrap();
     }
 
     pub fn end(mut self) {
@@ -129,5 +134,40 @@ fn clients_of_a_server_whose_successor_fails_go_on() {
         client.go_on();
     }
     client.end();
+    chain.quit();
+}
+
+/// They cannot go along, and end where that is allowed; nobody ends for an upgrade that fails.
+#[test]
+fn clients_by_tls_stand_in_the_way_or_end() {
+    let (dir, certificates) = (disk_dir(), Certificates::new());
+    let server = certificates.path("server");
+    let tls = ["--tls", "on", "--tls-certificates", &server];
+    let raw = image(dir.path(), "raw");
+    let (mut chain, socket) = serve(&raw, &[&["--format", "raw"][..], &tls].concat());
+    let start = |args: &[&str]| {
+        let args = [&[&*socket], args].concat();
+        Client::start(include_str!("one_by_one.py"), &args)
+    };
+    let mut encrypted = start(&["0", &certificates.path("client")]);
+    let mut plain = start(&["4096"]);
+    let ask = |client: &mut Client, said: &str| {
+        client.say(said);
+        client.line().unwrap()
+    };
+    assert_eq!(ask(&mut encrypted, "go"), "done");
+    chain.refused(&[], "TLS");
+    let late = fails_late(dir.path());
+    chain.refused(&["--disconnect", "--binary", &late], "locked");
+    assert_eq!(ask(&mut encrypted, "go"), "done");
+    // What was allowed once is not for ever.
+    chain.refused(&[], "TLS");
+    assert_eq!(ask(&mut plain, "go"), "done");
+    chain.upgrade(&["--disconnect"]);
+    assert_eq!(ask(&mut encrypted, "go"), "ended");
+    assert_eq!(ask(&mut encrypted, "again"), "done");
+    assert_eq!(ask(&mut plain, "go"), "done");
+    plain.end();
+    encrypted.end();
     chain.quit();
 }

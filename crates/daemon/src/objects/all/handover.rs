@@ -41,13 +41,18 @@ impl Estate for Objects {
         if !is_settled {
             return Err("a disk is just coming, going or being changed: try it again".into());
         }
-        if let Some(client) = self.nbd.as_ref().and_then(Nbd::encrypted_client) {
+        let encrypted = self.nbd.as_ref().and_then(Nbd::encrypted_client);
+        if let Some(client) = encrypted.filter(|_| !self.encrypted_end) {
             return Err(format!(
                 "NBD client {client} is connected by TLS, which another process cannot go on with: \
-                 disconnect it first"
+                 disconnect it first, or say --disconnect"
             ));
         }
         self.disks.iter().try_for_each(Served::may_be_handed_over)
+    }
+
+    fn let_encrypted_end(&mut self, end: bool) {
+        self.encrypted_end = end;
     }
 
     fn give(&self) -> Result<Given, String> {
@@ -86,7 +91,8 @@ impl Estate for Objects {
     fn hold_clients(&self, deadline: Instant) -> Result<(Vec<ClientState>, Descriptors), String> {
         let mut files = Descriptors::default();
         let nbd = self.nbd.as_ref();
-        let held = nbd.map(|nbd| nbd.hold(deadline, &mut files)).transpose()?;
+        let held = nbd.map(|nbd| nbd.hold(deadline, self.encrypted_end, &mut files));
+        let held = held.transpose()?;
         Ok((held.unwrap_or_default(), files))
     }
 

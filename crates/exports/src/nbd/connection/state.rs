@@ -189,10 +189,11 @@ impl NbdSource {
         self.activity.hold(false);
     }
 
-    /// What another process needs to go on with it, while it is held. The error is for the user.
-    pub fn describe(&self, files: &mut Descriptors) -> Result<SourceState, String> {
+    /// What another process needs to go on with it, while it is held; None: it is encrypted. The error
+    /// is for the user.
+    pub fn describe(&self, files: &mut Descriptors) -> Result<Option<SourceState>, String> {
         if self.tls.is_some() {
-            return Err("its client is connected by TLS".into());
+            return Ok(None);
         }
         let failed = |error: io::Error| format!("cannot be handed over: {error}");
         let indices = self.table.in_use();
@@ -221,7 +222,7 @@ impl NbdSource {
         let replies = REPLIES
             .iter()
             .position(|replies| *replies == self.agreed.replies);
-        Ok(SourceState {
+        Ok(Some(SourceState {
             socket: files.add(&self.socket).map_err(failed)?,
             view: ViewState::of(&self.export),
             replies: replies.expect("all are in the list") as u8,
@@ -235,7 +236,7 @@ impl NbdSource {
             received: received.len(),
             to_send: to_send.len(),
             answered: self.answered,
-        })
+        }))
     }
 
     /// Become what another process was; held. As little of it is believed as of what a client says.
