@@ -72,6 +72,9 @@ pub fn run(args: ShowArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", form(&id_of(name), socket))?;
     // For people: what is printed may go to a program.
+    if args.form.libvirt {
+        eprintln!("(vdb: or whatever name the domain has not taken)");
+    }
     if !memory.is_empty() {
         eprintln!("(the guest's memory has to be shared: {memory})");
     }
