@@ -177,7 +177,7 @@ pub fn location_help() -> String {
     format!("Where the disk is: {}", forms.join(", "))
 }
 
-fn socket_parser() -> impl TypedValueParser<Value = SocketSpec> {
+pub fn socket_parser() -> impl TypedValueParser<Value = SocketSpec> {
     OsStringValueParser::new().try_map(|text: OsString| SocketSpec::parse(&text))
 }
 

@@ -1,6 +1,6 @@
 //! `fathom serve`: disks for virtual machines and for NBD clients.
 
-use crate::disk_args::{DiskArgs, location_help, location_parser};
+use crate::disk_args::{DiskArgs, location_help, location_parser, socket_parser};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use fathom_daemon::{
@@ -122,9 +122,9 @@ pub struct ServeArgs {
 
     /// Socket of the API: HTTP and JSON, as /openapi.json there describes it; `fathom stats` and
     /// the like use it, too [default: $XDG_RUNTIME_DIR/fathom/control/PID.sock, for root
-    /// /run/fathom/control/PID.sock]
-    #[arg(long, value_name = "SOCKET")]
-    api: Option<PathBuf>,
+    /// /run/fathom/control/PID.sock]; fd:N: a listening socket that is inherited
+    #[arg(long, value_name = "SOCKET", value_parser = socket_parser())]
+    api: Option<SocketSpec>,
 
     /// Group whose members may use the API beside root and this user
     #[arg(long, value_name = "GROUP", requires = "api")]

@@ -131,7 +131,7 @@ fn check_worker(description: Description, trace: Option<&Path>, load: &[&str]) {
         threads: 1,
         ..PoolOptions::new("p".into())
     });
-    options.api.socket = Some(api.clone());
+    options.api.socket = Some(SocketSpec::Path(api.clone()));
     options.disks[0].trace = trace.map(Path::to_owned);
     // This process starts programs, beside being a server.
     options.sandbox = SandboxMode::Off;

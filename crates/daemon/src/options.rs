@@ -123,7 +123,7 @@ impl ServeOptions {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiOptions {
     /// None: where [`entry_of`](fathom_client::place::entry_of) says, for this user alone.
-    pub socket: Option<PathBuf>,
+    pub socket: Option<SocketSpec>,
     /// Beside root and the server's own user.
     pub groups: Groups,
 }

@@ -7,10 +7,12 @@ use fathom_exports::nbd::{Address, listen_at};
 use fathom_exports::{Access, Listener};
 use listenfd::ListenFd;
 use rustix::fs::FileType;
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 /// Listen where `spec` says. Call it before there are threads that look at the
 /// environment: sockets from a service manager are found by its variables,
@@ -33,6 +35,29 @@ pub fn listen_for_front_ends(spec: &SocketSpec, access: Access) -> Result<Listen
             }
         }
     }
+}
+
+/// Listen where the API's clients connect; what else there is to know is the path at which they do.
+pub fn listen_for_api(spec: &SocketSpec, access: Access) -> Result<(Listener, PathBuf), Error> {
+    let listener = match spec {
+        SocketSpec::Path(path) => {
+            make_parent_of(path)?;
+            return Ok((Listener::bind(path, access)?, path.clone()));
+        }
+        SocketSpec::Fd(fd) => inherited(*fd, API)?,
+        SocketSpec::Activated => return Err(API.problem("it needs a path or fd:N")),
+    };
+    let path = path_of(listener.as_fd());
+    let path = path.ok_or_else(|| API.problem(format!("{spec} has no path")))?;
+    Ok((listener, path))
+}
+
+/// Where a Unix socket is, if it is at a path.
+pub fn path_of(socket: BorrowedFd<'_>) -> Option<PathBuf> {
+    let address = rustix::net::getsockname(socket).ok()?;
+    let address = SocketAddrUnix::try_from(address).ok()?;
+    let path = address.path()?;
+    Some(OsStr::from_bytes(path.to_bytes()).into())
 }
 
 /// Listen at all of `addresses`; the same holds.
@@ -84,6 +109,12 @@ const NBD: Wanted = Wanted {
         AddressFamily::VSOCK,
     ],
     kind: "stream socket (Unix, TCP or vsock)",
+};
+
+const API: Wanted = Wanted {
+    option: "--api",
+    families: &[AddressFamily::UNIX],
+    kind: "Unix stream socket",
 };
 
 impl Wanted {

@@ -2,15 +2,15 @@
 //! shares them. The clients are libnbd's and QEMU's.
 
 use crate::support::{
-    Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, refused, short_dir, stdout_of,
+    Served, as_arg, disk_dir, eventually, fathom, make_dead_socket, pass, refused, short_dir,
+    stdout_of,
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use tempfile::TempDir;
 
@@ -174,20 +174,6 @@ fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
     let args = ["serve", "null:1M", "--nbd", &address, "--api", &control];
     refused(1, &args, &["already", &served.arg("n")]);
     assert_eq!(size(&uri(&served, "")), 1 << 20);
-}
-
-/// Lets the next process inherit `fd` under the number 3.
-fn pass(command: &mut Command, fd: RawFd) {
-    let pass = move || {
-        // SAFETY: dup2(2) and fcntl(2) are safe to call between fork and
-        // exec; nothing in the child needs what 3 was before.
-        match unsafe { (libc::dup2(fd, 3), libc::fcntl(3, libc::F_SETFD, 0)) } {
-            (3, 0) => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        }
-    };
-    // SAFETY: see above.
-    unsafe { command.pre_exec(pass) };
 }
 
 #[test]

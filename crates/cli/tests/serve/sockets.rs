@@ -1,9 +1,13 @@
 //! Sockets that others may use: whose directory is made, and whose mode and group are said.
 
-use crate::support::{Served, as_arg, refused, run, short_dir, stdout_of};
+use crate::support::{
+    Served, as_arg, check_refusal, eventually, fathom, pass, refused, run, short_dir, stdout_of,
+};
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -192,4 +196,47 @@ fn modes_and_groups_are_checked() {
     let metadata = std::fs::metadata(served.path("s")).unwrap();
     assert_eq!(metadata.permissions().mode() & 0o777, 0o640);
     assert_eq!(served.terminate().0, Some(0));
+}
+
+/// From a service manager, for one; whoever has made it removes it.
+#[test]
+fn the_apis_socket_can_be_inherited() {
+    let dir = short_dir();
+    let api = dir.path().join("given");
+    let listener = UnixListener::bind(&api).unwrap();
+    for args in [&["--api", "fd:3"][..], &["--config", "conf"]] {
+        let conf = dir.path().join("conf");
+        let disk = "[[disk]]\nname = 'd'\nimage = 'null:1M'\nvhost-user = 'v'\n";
+        fs::write(&conf, format!("api = {{ socket = 'fd:3' }}\n{disk}")).unwrap();
+        let mut command = fathom();
+        pass(&mut command, listener.as_raw_fd());
+        command.current_dir(&dir).arg("serve").args(args);
+        if args[0] == "--api" {
+            command.args(["null:1M", "--vhost-user", "v"]);
+        }
+        let mut served = Served::spawn(command, short_dir());
+        served.wait_for(&format!("the API is at {}", api.display()));
+        let pid = served.child.id().to_string();
+        let (by_path, by_pid) = (as_arg(&api), pid.as_str());
+        for server in [&by_path, by_pid] {
+            assert!(stdout_of(&["info", server]).contains("null:1"));
+        }
+        stdout_of(&["upgrade", by_pid]);
+        assert!(stdout_of(&["info", &by_path]).contains("null:1"));
+        stdout_of(&["quit", &by_path]);
+        eventually("its end", || (!dir.path().join("v").exists()).then_some(()));
+        assert!(api.exists(), "it is somebody else's");
+    }
+    let mut command = fathom();
+    let (left, _right) = UnixStream::pair().unwrap();
+    pass(&mut command, left.as_raw_fd());
+    command.args(["serve", "null:1M", "--vhost-user", "v", "--api", "fd:3"]);
+    let output = command.current_dir(&dir).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    check_refusal(
+        output.status,
+        &said,
+        1,
+        &["--api", "not a listening Unix stream socket"],
+    );
 }

@@ -6,7 +6,9 @@ pub mod nbd;
 
 use fathom_formats::Format;
 use std::fs::{self, File};
+use std::os::fd::RawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -254,4 +256,18 @@ pub fn convert(raw: &Path, format: Format, image: &Path) {
 
 pub fn as_arg(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()
+}
+
+/// Lets the next process inherit `fd` under the number 3.
+pub fn pass(command: &mut Command, fd: RawFd) {
+    let pass = move || {
+        // SAFETY: dup2(2) and fcntl(2) are safe to call between fork and
+        // exec; nothing in the child needs what 3 was before.
+        match unsafe { (libc::dup2(fd, 3), libc::fcntl(3, libc::F_SETFD, 0)) } {
+            (3, 0) => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: see above.
+    unsafe { command.pre_exec(pass) };
 }

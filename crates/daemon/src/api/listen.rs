@@ -4,6 +4,8 @@ use super::rights::Groups;
 use crate::error::Error;
 use crate::options::ApiOptions;
 use crate::runtime;
+use crate::socket::{listen_for_api, path_of};
+use crate::socket_spec::SocketSpec;
 use fathom_client::place;
 use fathom_exports::{Access, Bound, Descriptors, Listener, ListenerState};
 use rustix::process::geteuid;
@@ -26,7 +28,7 @@ impl Door {
     /// place goes on without.
     pub fn open(options: &ApiOptions) -> Result<Option<Door>, Error> {
         let entry = place::entry_of(std::process::id());
-        let Some(path) = &options.socket else {
+        let Some(spec) = &options.socket else {
             let Some(entry) = entry else {
                 tracing::warn!("no API: XDG_RUNTIME_DIR is not set; give a socket by --api");
                 return Ok(None);
@@ -35,13 +37,11 @@ impl Door {
                 .inspect_err(|error| tracing::warn!("no API: {error}"))
                 .ok());
         };
-        let made = runtime::make_parent_of(path);
-        made.map_err(Error::io("the sockets' directory cannot be made"))?;
-        let listener = Listener::bind(path, access(options.groups))?;
-        let entry = entry.and_then(|entry| Entry::make(entry, path));
+        let (listener, path) = listen_for_api(spec, access(options.groups))?;
+        let entry = entry.and_then(|entry| Entry::make(entry, &path));
         Ok(Some(Door {
             listener,
-            path: path.clone(),
+            path,
             _entry: entry,
         }))
     }
@@ -55,9 +55,14 @@ impl Door {
         self.listener.hand_over(files)
     }
 
-    /// That of the predecessor `pid`, which is found by this process's id from now on; `path`: where
+    /// That of the predecessor `pid`, which is found by this process's id from now on; `spec`: where
     /// the user wants it.
-    pub fn adopt(pid: u32, listener: Listener, mut bound: Bound, path: Option<PathBuf>) -> Door {
+    pub fn adopt(pid: u32, listener: Listener, mut bound: Bound, spec: Option<SocketSpec>) -> Door {
+        let path = match spec {
+            Some(SocketSpec::Path(path)) => Some(path),
+            Some(_) => path_of(listener.as_fd()),
+            None => None,
+        };
         let entry = place::entry_of(std::process::id());
         let renamed = entry.filter(|entry| {
             let old = place::entry_of(pid);

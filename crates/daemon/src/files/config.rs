@@ -5,6 +5,7 @@ use crate::access::{Group, Mode, access, groups};
 use crate::error::Error;
 use crate::events::Events;
 use crate::options::{ApiOptions, DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
+use crate::socket_spec::SocketSpec;
 use crate::table::{DiskTable, PoolTable};
 use crate::tenancy::{self, Tenancy};
 use crate::text;
@@ -144,7 +145,8 @@ struct Nbd {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Api {
-    socket: PathBuf,
+    #[serde(deserialize_with = "text::deserialize")]
+    socket: SocketSpec,
     #[serde(default, with = "text::optional")]
     group: Option<Group>,
     #[serde(default, with = "text::optional")]

@@ -8,12 +8,12 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::objects::Objects;
 use crate::options::{DiskOptions, ServeOptions};
+use crate::socket_spec::SocketSpec;
 use crate::supervisor::Tenants;
 use fathom_exports::vhost_user::{Arrival, Arriving, arrival};
 use fathom_exports::{Bound, Descriptors, Listener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// The predecessor tells at once what it has counted, if it lives.
@@ -89,7 +89,7 @@ struct Prepared {
     book: Book,
     exports: Vec<Option<Arriving>>,
     nbd: Vec<Bound>,
-    api: Option<(Listener, Bound, Option<PathBuf>)>,
+    api: Option<(Listener, Bound, Option<SocketSpec>)>,
     /// The predecessor.
     pid: u32,
 }

@@ -168,7 +168,8 @@ fn api_socket(pid: u32, arguments: &[String]) -> Option<PathBuf> {
             None => None,
         }
     });
-    if let Some(path) = told {
+    // A socket that was inherited is found as if nothing had been told.
+    if let Some(path) = told.filter(|path| !path.starts_with("fd:")) {
         return Some(path_of(pid, &path));
     }
     default_sockets(pid).into_iter().find(|path| path.exists())
