@@ -9,8 +9,10 @@ use crate::support::nbd::Nbd;
 use crate::support::{Served, as_arg, eventually, fathom, refused, short_dir, stdout_of};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -45,6 +47,20 @@ fn configure(dir: &TempDir, tenants: &str, disks: &[(&str, &str, &str)]) -> Stri
     }
     fs::write(path("conf"), text).unwrap();
     path("conf")
+}
+
+/// Start a server by this configuration as a user who has no rights.
+fn serve_as_nobody(dir: &TempDir, config: &str) -> Output {
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    // The program may be where others cannot go. (Whoever is just starting something else here must not
+    // have it open for writing.)
+    let copy = dir.path().join("fathom");
+    let mut copying = Command::new("cp");
+    copying.arg(env!("CARGO_BIN_EXE_fathom")).arg(&copy);
+    assert!(copying.status().unwrap().success());
+    let mut command = Command::new(&copy);
+    command.args(["serve", "--config", config]);
+    command.uid(65534).gid(65534).output().unwrap()
 }
 
 fn socket(served: &Served, disk: &str) -> String {
