@@ -12,7 +12,7 @@
 use crate::signals::LeftToThisThread;
 use fathom_core::{ThreadKind, thread_starts};
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -25,6 +25,18 @@ const COURTESY: Duration = Duration::from_millis(100);
 
 /// How long the end waits.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// This process's, once there is one.
+static STARTED: OnceLock<Stderr> = OnceLock::new();
+
+/// Leave somebody else's line here: it waits for nobody, not even for an instant.
+pub fn leave(line: &[u8]) {
+    match STARTED.get() {
+        Some(stderr) => drop(stderr.0.leave(line)),
+        // Nobody is left to tell.
+        None => drop(io::stderr().write_all(line)),
+    }
+}
 
 /// Where lines go. What is written at once is a line.
 #[derive(Clone)]
@@ -52,7 +64,10 @@ struct State {
 impl Stderr {
     /// Start the thread that writes to standard error.
     pub fn start() -> io::Result<Stderr> {
-        Stderr::to(io::stderr())
+        let stderr = Stderr::to(io::stderr())?;
+        // There is one.
+        let _ = STARTED.set(stderr.clone());
+        Ok(stderr)
     }
 
     fn to(mut out: impl Write + Send + 'static) -> io::Result<Stderr> {
@@ -77,6 +92,13 @@ impl Shared {
     }
 
     fn put(&self, line: &[u8]) {
+        let state = self.leave(line);
+        if !state.is_late {
+            self.wait(state, COURTESY);
+        }
+    }
+
+    fn leave(&self, line: &[u8]) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         state.put += 1;
         // In their order: none passes those that were lost.
@@ -86,9 +108,7 @@ impl Shared {
             state.lost += 1;
         }
         self.changed.notify_all();
-        if !state.is_late {
-            self.wait(state, COURTESY);
-        }
+        state
     }
 
     /// Wait until all that is there is written.

@@ -2,7 +2,7 @@
 //! rights, the names and the sockets; no guest's memory is mapped, and no image is looked into.
 //!
 //! - `process` starts a tenant's process, which `handle` is for the kernel;
-//! - `gate` opens for it what it may have, and `permits` says what that is;
+//! - `gate` opens for it what it may have, and `permits` says what that is; `log` passes on what it says;
 //! - `tenant` is what is known of one: its disks, and what it was asked;
 //! - `users` is which user's its process is;
 //! - `asking` sends commands there and takes the answers; `listing` puts several together;
@@ -14,6 +14,7 @@ mod gate;
 mod handle;
 mod handover;
 mod listing;
+mod log;
 mod permits;
 mod process;
 mod renewal;

@@ -1,5 +1,6 @@
 //! Tenants: processes of their own, each with some of a server's disks.
 
+mod log;
 mod users;
 
 use crate::driver::with_disk;

@@ -101,6 +101,9 @@ pub struct ProcessState {
     pub pidfd: usize,
     pub link: usize,
     pub gate: usize,
+    /// What it says on its standard error; None: it has this process's.
+    #[serde(default)]
+    pub log: Option<usize>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

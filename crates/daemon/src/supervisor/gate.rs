@@ -1,63 +1,75 @@
-//! Who opens things for a tenant: a thread at its gate.
+//! Who opens things for a tenant, and reads its log: a thread at its gate.
 
-use super::permits::Permits;
+use super::log::Log;
+use super::permits::{Denied, Permits};
 use crate::events::Events;
 use crate::link::{AtGate, FromGate, Link};
 use crate::signals::LeftToThisThread;
-use rustix::event::{PollFd, PollFlags, poll};
+use fathom_exports::Descriptors;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Who opens something for a tenant at the moment that this ends has no time for its last words.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// A tenant's gate, which is attended until the tenant has ended.
-pub struct Gate {
-    link: Arc<Link>,
-    turn: Arc<Turn>,
+pub struct Gate(Arc<Post>);
+
+/// What its thread has to do with.
+struct Post {
+    link: Link,
+    log: Mutex<Log>,
+    turn: Turn,
 }
 
 impl Gate {
-    pub fn new(link: Link) -> Gate {
-        Gate {
-            link: Arc::new(link),
-            turn: Arc::default(),
-        }
+    pub fn new(link: Link, log: Log) -> Gate {
+        Gate(Arc::new(Post {
+            link,
+            log: Mutex::new(log),
+            turn: Turn::default(),
+        }))
     }
 
     /// Serve this tenant from now on, by what it may have.
     pub fn open(&self, tenant: &str, permits: Arc<Permits>, events: Events) -> io::Result<()> {
         let _signals = LeftToThisThread::new();
-        let (link, turn) = (self.link.clone(), self.turn.clone());
+        let post = self.0.clone();
         let tenant = tenant.to_owned();
         let thread = std::thread::Builder::new().name("gate".into());
-        thread
-            .stack_size(STACK)
-            .spawn(move || attend(&tenant, &link, &turn, &permits, &events))?;
-        Ok(())
+        self.0.turn.now().is_attended = true;
+        let started = thread.stack_size(STACK).spawn(move || {
+            post.attend(&tenant, &permits, &events);
+            post.turn.leave();
+        });
+        started.map(drop).inspect_err(|_| self.0.turn.leave())
     }
 
     /// Take nothing in from now on, until [`Gate::go_on`]: what comes waits in the socket. False: what
     /// was taken in is not answered until `deadline`.
     pub fn hold(&self, deadline: Instant) -> bool {
-        let mut now = self.turn.now();
-        now.is_held = true;
+        self.0.turn.now().is_held = true;
         let left = deadline.saturating_duration_since(Instant::now());
-        let is_busy = |now: &mut Now| now.is_busy;
-        let waited = self.turn.changed.wait_timeout_while(now, left, is_busy);
-        let (now, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        !now.is_busy
+        !self.0.turn.wait_while(left, |now| now.is_busy).is_busy
     }
 
     pub fn go_on(&self) {
-        self.turn.now().is_held = false;
-        self.turn.changed.notify_all();
+        self.0.turn.now().is_held = false;
+        self.0.turn.changed.notify_all();
     }
-}
 
-/// For a successor of this supervisor.
-impl AsFd for Gate {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.as_fd()
+    /// The tenant has ended: wait for its last words, but not for long.
+    pub fn finish(&self) {
+        drop(self.0.turn.wait_while(LAST_WORDS, |now| now.is_attended));
+    }
+
+    /// For a successor of this supervisor, while it is held: the gate, and the log.
+    pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<(usize, Option<usize>)> {
+        let log = self.0.log().hand_over();
+        Ok((files.add(&self.0.link)?, files.add_any(log.as_ref())?))
     }
 }
 
@@ -73,11 +85,24 @@ struct Now {
     is_held: bool,
     /// Something is taken in, and not answered.
     is_busy: bool,
+    /// The thread is there.
+    is_attended: bool,
 }
 
 impl Turn {
     fn now(&self) -> MutexGuard<'_, Now> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_while(
+        &self,
+        most: Duration,
+        mut waits: impl FnMut(&Now) -> bool,
+    ) -> MutexGuard<'_, Now> {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.now(), most, |now| waits(now));
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn begin(&self) {
@@ -90,48 +115,84 @@ impl Turn {
         self.now().is_busy = false;
         self.changed.notify_all();
     }
+
+    fn leave(&self) {
+        self.now().is_attended = false;
+        self.changed.notify_all();
+    }
 }
 
 /// It opens files, and traces are made here.
 const STACK: usize = 256 << 10;
 
-/// Serve a tenant at its gate, until it has ended.
-fn attend(tenant: &str, gate: &Link, turn: &Turn, permits: &Permits, events: &Events) {
-    loop {
-        // What is an error comes again.
-        let _ = poll(
-            &mut [PollFd::from_borrowed_fd(gate.as_fd(), PollFlags::IN)],
-            None,
-        );
-        turn.begin();
-        let told = answer(gate, permits, events);
-        turn.end();
-        match told {
-            Ok(()) => {}
-            Err(error) if is_end(&error) => return,
-            Err(error) => return tracing::error!("tenant '{tenant}' is not understood: {error}"),
-        }
-    }
-}
-
-fn answer(gate: &Link, permits: &Permits, events: &Events) -> io::Result<()> {
-    match gate.receive::<AtGate>(false)? {
-        Some((AtGate::Want(wanted), with)) => {
-            let got = permits.get(&wanted, with.as_ref().map(AsFd::as_fd));
-            let (answer, file): (FromGate, _) = match got {
-                Ok(got) => (Ok(got.path), Some(got.file)),
-                Err(refused) => (Err(refused), None),
+impl Post {
+    /// Serve a tenant at its gate, and read its log, until it has ended.
+    fn attend(&self, tenant: &str, permits: &Permits, events: &Events) {
+        let mut is_understood = true;
+        loop {
+            let has_ended = self.wait(is_understood);
+            self.turn.begin();
+            self.log().pass_on();
+            let told = match is_understood {
+                true => self.answer(permits, events),
+                false => Ok(()),
             };
-            gate.send(&answer, file.as_ref().map(AsFd::as_fd), true)
-        }
-        Some((AtGate::Happened(happened), _)) => {
-            // Only what it can know.
-            if happened.disk().is_none_or(|disk| permits.has(disk)) {
-                events.tell(happened);
+            self.turn.end();
+            match told {
+                Err(error) if is_end(&error) => break,
+                _ if has_ended && !is_understood => break,
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::error!("tenant '{tenant}' is not understood: {error}");
+                    is_understood = false;
+                }
             }
-            Ok(())
         }
-        None => Ok(()),
+        self.log().finish();
+    }
+
+    /// Until there is something at the gate, or for the log. True: the other side has ended.
+    fn wait(&self, is_understood: bool) -> bool {
+        let (pipe, within) = self.log().awaited();
+        let gate = match is_understood {
+            true => PollFlags::IN,
+            false => PollFlags::empty(),
+        };
+        let mut fds = vec![PollFd::from_borrowed_fd(self.link.as_fd(), gate)];
+        fds.extend(pipe.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+        let within = within.and_then(|within| Timespec::try_from(within).ok());
+        // What is an error comes again.
+        let _ = poll(&mut fds, within.as_ref());
+        fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self, permits: &Permits, events: &Events) -> io::Result<()> {
+        match self.link.receive::<AtGate>(false)? {
+            Some((AtGate::Want(wanted), with)) => {
+                let got = permits.get(&wanted, with.as_ref().map(AsFd::as_fd));
+                if let Err(Denied::Forbidden) = got {
+                    self.log().warn(format_args!("was refused {wanted:?}"));
+                }
+                let (answer, file): (FromGate, _) = match got {
+                    Ok(got) => (Ok(got.path), Some(got.file)),
+                    Err(denied) => (Err(denied.into()), None),
+                };
+                let file = file.as_ref().map(AsFd::as_fd);
+                self.link.send(&answer, file, true)
+            }
+            Some((AtGate::Happened(happened), _)) => {
+                // Only what it can know.
+                if happened.disk().is_none_or(|disk| permits.has(disk)) {
+                    events.tell(happened);
+                }
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -150,7 +211,7 @@ mod tests {
     fn what_comes_while_it_is_held_waits() {
         let (ours, theirs) = Link::pair().unwrap();
         let theirs = Link::from(theirs);
-        let gate = Gate::new(ours);
+        let gate = Gate::new(ours, Log::new("a", None));
         gate.open("a", Arc::default(), Events::default()).unwrap();
         let ask = || {
             let path = "/nonexistent".into();

@@ -43,7 +43,8 @@ impl Tenants {
         // The process is who it was; the one that takes its place is who this program's options say.
         let user = self.user_of(&state.name)?;
         let mut tenant = Tenant::new(state.name, user);
-        let process = state.process.map(|one| Process::adopt(&one, files));
+        let process = state.process;
+        let process = process.map(|one| Process::adopt(&tenant.name, &one, files));
         tenant.process = process.transpose()?;
         for state in state.disks {
             let adopted = state.listener.map(|one| Listener::adopt(one, files));
@@ -213,6 +214,7 @@ mod tests {
                 pidfd,
                 link,
                 gate,
+                log: None,
             };
             let tenant = TenantState {
                 name: "vm".into(),

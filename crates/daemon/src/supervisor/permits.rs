@@ -38,6 +38,35 @@ struct Permit {
     logs: Vec<PathBuf>,
 }
 
+/// Why a tenant does not get something.
+#[derive(Debug)]
+pub enum Denied {
+    /// It may not have that.
+    Forbidden,
+    Failed(Refused),
+}
+
+impl From<Refused> for Denied {
+    fn from(refused: Refused) -> Denied {
+        Denied::Failed(refused)
+    }
+}
+
+impl From<io::Error> for Denied {
+    fn from(error: io::Error) -> Denied {
+        Denied::Failed(error.into())
+    }
+}
+
+impl From<Denied> for Refused {
+    fn from(denied: Denied) -> Refused {
+        match denied {
+            Denied::Forbidden => io::Error::from_raw_os_error(libc::EPERM).into(),
+            Denied::Failed(refused) => refused,
+        }
+    }
+}
+
 /// All of one tenant's.
 #[derive(Default)]
 pub struct Permits(Mutex<BTreeMap<String, Permit>>);
@@ -149,16 +178,16 @@ impl Permits {
     }
 
     /// Get it for the tenant, if it may have it.
-    pub fn get(&self, wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> Result<Got, Refused> {
+    pub fn get(&self, wanted: &Wanted, with: Option<BorrowedFd<'_>>) -> Result<Got, Denied> {
         let got = |file| Got { file, path: None };
         if let Wanted::FrontEnds { disk } = wanted {
             let disks = self.disks();
             let listener = disks.get(disk).and_then(|permit| permit.listener.as_ref());
-            let listener = listener.ok_or_else(|| refusal(wanted))?;
+            let listener = listener.ok_or(Denied::Forbidden)?;
             return Ok(got(listener.as_fd().try_clone_to_owned()?));
         }
         if !self.disks().values().any(|permit| permit.allows(wanted)) {
-            return Err(refusal(wanted));
+            return Err(Denied::Forbidden);
         }
         match wanted {
             Wanted::Named {
@@ -255,11 +284,6 @@ fn problem_of(error: fathom_core::DiskError) -> String {
         fathom_core::DiskError::Unusable { problem, .. } => problem,
         other => other.to_string(),
     }
-}
-
-fn refusal(wanted: &Wanted) -> Refused {
-    tracing::warn!("a tenant was refused {wanted:?}");
-    io::Error::from_raw_os_error(libc::EPERM).into()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::gate::Gate;
 use super::handle::Handle;
+use super::log::Log;
 use super::permits::Permits;
 use crate::events::Events;
 use crate::handover::ProcessState;
@@ -33,6 +34,7 @@ impl Process {
     ) -> io::Result<Process> {
         let (link, tenants_link) = Link::pair()?;
         let (gate, tenants_gate) = Link::pair()?;
+        let (log, tenants_log) = Log::pipe()?;
         let child = Command::new("/proc/self/exe")
             // Whoever looks for servers by their program's name does not mean this.
             .arg0("fathom-tenant")
@@ -40,13 +42,14 @@ impl Process {
             .env_remove("NOTIFY_SOCKET")
             .stdin(tenants_link)
             .stdout(tenants_gate)
+            .stderr(tenants_log)
             // Whoever ends this process from its terminal does not mean them.
             .process_group(0)
             .spawn()?;
         let process = Process {
             handle: Handle::of(child)?,
             link,
-            gate: Gate::new(gate),
+            gate: Gate::new(gate, Log::new(name, Some(log))),
             started: Instant::now(),
         };
         process.gate.open(name, permits, events)?;
@@ -66,23 +69,31 @@ impl Process {
 
     /// End it, whatever it does; says how it has ended.
     pub fn end(self) -> String {
-        self.handle.end()
+        let how = self.handle.end();
+        self.gate.finish();
+        how
     }
 
     /// For a successor of this supervisor.
     pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<ProcessState> {
+        let (gate, log) = self.gate.hand_over(files)?;
         Ok(ProcessState {
             pid: self.pid(),
             link_version: link::VERSION,
             lives_ms: self.started.elapsed().as_millis() as u64,
             pidfd: files.add(&self.handle)?,
             link: files.add(&self.link)?,
-            gate: files.add(&self.gate)?,
+            gate,
+            log,
         })
     }
 
     /// One that a predecessor has started, or got itself; nobody is at its gate yet.
-    pub fn adopt(state: &ProcessState, files: &mut Descriptors) -> Result<Process, String> {
+    pub fn adopt(
+        tenant: &str,
+        state: &ProcessState,
+        files: &mut Descriptors,
+    ) -> Result<Process, String> {
         if state.link_version != link::VERSION {
             return Err(format!(
                 "its process speaks by version {} to a supervisor, and this program by version {}",
@@ -90,12 +101,14 @@ impl Process {
                 link::VERSION
             ));
         }
+        let gate = files.take(state.gate)?.into();
+        let log = state.log.map(|log| files.take(log)).transpose()?;
         let now = Instant::now();
         let lives = Duration::from_millis(state.lives_ms);
         Ok(Process {
             handle: Handle::adopt(state.pid, files.take(state.pidfd)?),
             link: files.take(state.link)?.into(),
-            gate: Gate::new(files.take(state.gate)?.into()),
+            gate: Gate::new(gate, Log::new(tenant, log)),
             started: now.checked_sub(lives).unwrap_or(now),
         })
     }

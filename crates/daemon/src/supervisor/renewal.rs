@@ -13,6 +13,7 @@
 //! while it could be the only one, unless it does nothing for too long.
 
 use super::Tenants;
+use super::log::shown;
 use super::permits::Permits;
 use super::process::Process;
 use super::tenant::{Replacement, Tenant};
@@ -249,7 +250,11 @@ impl Tenants {
                 "tenant '{name}' goes on in process {pid}; its queues stood still for {pause:.1} ms"
             ),
             (Ok(_), None) => {}
-            (Err(problem), _) => tracing::error!("tenant '{name}' has not handed over: {problem}"),
+            (Err(problem), _) => {
+                // It may be the tenant's.
+                let problem = shown(problem);
+                tracing::error!("tenant '{name}' has not handed over: {problem}");
+            }
         }
         if let Some(renewing) = &mut self.renewing {
             let tenant = name.to_owned();

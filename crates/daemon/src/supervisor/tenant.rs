@@ -1,5 +1,6 @@
 //! What is known of a tenant.
 
+use super::log::shown;
 use super::permits::Permits;
 use super::process::Process;
 use crate::answer::{Answer, Asker, Kind, Refusal};
@@ -338,7 +339,8 @@ fn gone(ask: &Ask) -> Refusal {
 pub fn to_log(name: String) -> Asker {
     Box::new(move |answer: Answer| {
         if let Err(refusal) = answer {
-            tracing::error!("disk '{name}': {refusal}");
+            // It may be a tenant's.
+            tracing::error!("disk '{name}': {}", shown(&refusal.to_string()));
         }
     })
 }

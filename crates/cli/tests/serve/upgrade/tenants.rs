@@ -1,5 +1,7 @@
 //! Servers with tenants: the supervisor goes to another process, and then each tenant does.
 
+mod log;
+
 use super::{
     BLOCK, Chain, HELLO, SIZE, StopAtEnd, block, configured, fails_late, image, load, program,
     speaks,

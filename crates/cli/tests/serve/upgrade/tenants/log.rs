@@ -1,0 +1,42 @@
+//! What tenants say goes on to be read.
+
+use super::{Chain, disk, start};
+use crate::support::eventually;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+
+fn stderr(chain: &Chain, disk: &str) -> File {
+    let path = format!("/proc/{}/fd/2", chain.tenant(disk));
+    OpenOptions::new().write(true).open(path).unwrap()
+}
+
+fn is_said(chain: &Chain, line: &str) {
+    eventually(line, || {
+        let log = chain.server.log();
+        log.lines().any(|said| said == line).then_some(())
+    });
+}
+
+#[test]
+fn whoever_is_the_supervisor_reads_what_tenants_say() {
+    let mut chain = start(&[
+        disk("far", "null:1M", ""),
+        disk("memory", "memory:8M", "filters = ['log']"),
+    ]);
+    // The process of this one stays.
+    let mut stays = stderr(&chain, "memory");
+    for round in 0..3 {
+        write!(stays, "half {round}").unwrap();
+        chain.upgrade_in_part();
+        writeln!(stays, "and the rest").unwrap();
+        is_said(&chain, &format!("[memory] half {round}"));
+        writeln!(stderr(&chain, "far"), "a new one {round}").unwrap();
+        is_said(&chain, &format!("[far] a new one {round}"));
+    }
+    is_said(&chain, "[memory] and the rest");
+    // Neither does who fails to take over keep the other one from it.
+    chain.refused(&["--binary", "/bin/false"], "");
+    writeln!(stays, "after all").unwrap();
+    is_said(&chain, "[memory] after all");
+    chain.quit();
+}
