@@ -5,7 +5,7 @@ use crate::target::Target;
 use anyhow::Context;
 use clap::Args;
 use fathom_client::{Client, ClientError};
-use fathom_daemon::Info;
+use fathom_daemon::{Info, TenantLimits};
 use fathom_trace::Summary;
 use fathom_units::Size;
 use serde::Serialize;
@@ -147,6 +147,9 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
     if let Some(sandbox) = &info.sandbox {
         writeln!(out, "sandbox:    {sandbox}")?;
     }
+    if let Some(limits) = info.limits.as_ref().and_then(describe) {
+        writeln!(out, "limits:     {limits}")?;
+    }
     if let Some(pool) = &info.pool {
         writeln!(out, "pool:       {pool}")?;
     }
@@ -179,6 +182,24 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
         "daemon:     process {}, version {}, up {} s",
         info.pid, info.version, info.uptime_seconds
     )
+}
+
+/// What there are of them.
+fn describe(limits: &TenantLimits) -> Option<String> {
+    let memory = limits.memory_max.map(|max| {
+        let used = limits.memory.unwrap_or_default();
+        format!("{} of {} of memory", Size(used), Size(max))
+    });
+    let cpu = limits.cpu_max_percent.map(|max| {
+        let time = limits.cpu_held_back_ms.unwrap_or_default() as f64 / 1e3;
+        format!("{max}% of a CPU (held back for {time:.1} s)")
+    });
+    let tasks = limits.tasks_max.map(|max| {
+        let there = limits.tasks.unwrap_or_default();
+        format!("{there} of {max} tasks")
+    });
+    let all: Vec<_> = [memory, cpu, tasks].into_iter().flatten().collect();
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// Who uses the disk.

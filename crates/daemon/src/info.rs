@@ -57,6 +57,25 @@ pub struct Info {
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub sandbox: Option<Report>,
+    /// What the tenant that has the disk may use of the machine, with all of its disks; None: there
+    /// is no limit.
+    #[serde(default)]
+    pub limits: Option<TenantLimits>,
+}
+
+/// As the kernel says it. None: there is no such limit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TenantLimits {
+    /// Bytes.
+    pub memory_max: Option<u64>,
+    pub memory: Option<u64>,
+    /// Of one CPU's time.
+    pub cpu_max_percent: Option<u64>,
+    /// For so long it has waited because of that.
+    pub cpu_held_back_ms: Option<u64>,
+    /// Processes and threads.
+    pub tasks_max: Option<u64>,
+    pub tasks: Option<u64>,
 }
 
 impl Info {

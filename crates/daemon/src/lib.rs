@@ -2,6 +2,7 @@
 //! exports and traces, its NBD server and its API.
 
 mod access;
+mod allowance;
 mod answer;
 mod api;
 mod book;
@@ -39,7 +40,7 @@ pub use events::Events;
 pub use fathom_sandbox::Mode as SandboxMode;
 pub use files::read_config;
 pub use handover::{TAKE_OVER, start_successors};
-pub use info::{ConnectionInfo, FrontEnd, Info, NbdInfo, WorkerInfo};
+pub use info::{ConnectionInfo, FrontEnd, Info, NbdInfo, TenantLimits, WorkerInfo};
 pub use limits::survive_size_limit;
 pub use objects::Outcome;
 pub use options::{

@@ -4,13 +4,14 @@
 //! - `process` starts a tenant's process, which `handle` is for the kernel;
 //! - `gate` opens for it what it may have, and `permits` says what that is; `log` passes on what it says;
 //! - `tenant` is what is known of one: its disks, and what it was asked;
-//! - `users` is which user's its process is;
+//! - `users` is which user's its process is, and `groups` has it use no more than it may;
 //! - `asking` sends commands there and takes the answers; `listing` puts several together;
 //! - `handover` has the tenants go on under another supervisor, and `renewal` in other processes,
 //!   by `turns`.
 
 mod asking;
 mod gate;
+mod groups;
 mod handle;
 mod handover;
 mod listing;
@@ -32,9 +33,11 @@ use crate::link::FromTenant;
 use crate::objects::Outcome;
 use crate::options::{ServeOptions, StopTimeout};
 use crate::table::PoolTable;
+use crate::tenancy::Tenancy;
 use crate::users::User;
 use fathom_exports::{Bound, Listener};
 use fathom_sandbox::Mode;
+use groups::Groups;
 use listing::Listing;
 use process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -61,6 +64,8 @@ pub struct Tenants {
     stop_timeout: StopTimeout,
     sandbox: Mode,
     users: Register,
+    tenancy: Tenancy,
+    groups: Groups,
     outcomes: Vec<(String, Outcome)>,
     /// Tenants that are to have other processes.
     renewing: Option<Turns>,
@@ -70,12 +75,16 @@ pub struct Tenants {
 
 impl Tenants {
     pub fn new(options: &ServeOptions) -> Result<Tenants, Error> {
-        let tenancy = &options.tenancy;
-        let checked = tenancy.check();
-        checked.map_err(|problem| Error::Options(format!("[tenants]: {problem}")))?;
+        let bad = |problem| Error::Options(format!("[tenants]: {problem}"));
+        options.tenancy.check().map_err(bad)?;
+        let groups = Groups::new(&options.tenancy.allowances());
+        Ok(Tenants::none(options, groups.map_err(bad)?))
+    }
+
+    fn none(options: &ServeOptions, groups: Groups) -> Tenants {
         let pools = options.pools.iter();
         let pools = pools.map(|pool| (pool.name.clone(), PoolTable::of(pool)));
-        Ok(Tenants {
+        Tenants {
             all: BTreeMap::new(),
             leaving: Vec::new(),
             listings: Vec::new(),
@@ -83,11 +92,13 @@ impl Tenants {
             events: options.events.clone(),
             stop_timeout: options.stop_timeout,
             sandbox: options.sandbox,
-            users: Register::new(tenancy.users.clone()),
+            users: Register::new(options.tenancy.users.clone()),
+            tenancy: options.tenancy.clone(),
+            groups,
             outcomes: Vec::new(),
             renewing: None,
             bounds: Vec::new(),
-        })
+        }
     }
 
     /// Who a tenant that comes is to be.
@@ -298,6 +309,7 @@ impl Host for Tenants {
             }
             tenant.kill();
         }
+        self.groups = Groups::default();
         match late.is_empty() {
             true => Ok(()),
             false => Err(Error::Abandoned {

@@ -1,10 +1,12 @@
 //! What tenants are given, as it is written in a configuration.
 
+use crate::allowance::{Allowance, AllowanceTable, Cpu, Memory, Most, Tasks, text_or_number};
 use crate::text;
 use crate::users::Users;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// For all tenants of a server.
@@ -14,12 +16,42 @@ pub struct Tenancy {
     /// None: their processes are of the supervisor's user.
     #[serde(default, with = "text::optional")]
     pub(crate) users: Option<Users>,
+    #[serde(default, deserialize_with = "text_or_number")]
+    memory_max: Option<Most<Memory>>,
+    #[serde(default, deserialize_with = "text_or_number")]
+    cpu_max: Option<Most<Cpu>>,
+    #[serde(default, deserialize_with = "text_or_number")]
+    tasks_max: Option<Most<Tasks>>,
+    /// What is said of single tenants.
+    #[serde(skip)]
+    pub(crate) each: BTreeMap<String, AllowanceTable>,
 }
 
 impl Tenancy {
     /// Refuses what this process cannot give.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.users.as_ref().map_or(Ok(()), Users::check)
+    }
+
+    fn of_all(&self) -> AllowanceTable {
+        AllowanceTable {
+            memory_max: self.memory_max,
+            cpu_max: self.cpu_max,
+            tasks_max: self.tasks_max,
+        }
+    }
+
+    /// What this tenant may use.
+    pub(crate) fn allowance_of(&self, tenant: &str) -> Allowance {
+        let own = self.each.get(tenant).cloned().unwrap_or_default();
+        own.over(&self.of_all())
+    }
+
+    /// What tenants may use: one that nothing is said of, and the others.
+    pub(crate) fn allowances(&self) -> Vec<Allowance> {
+        let all = self.of_all();
+        let each = self.each.values().map(|own| own.over(&all));
+        each.chain([AllowanceTable::default().over(&all)]).collect()
     }
 }
 

@@ -7,6 +7,7 @@ mod crash;
 mod disks;
 mod docs;
 mod filters;
+mod groups;
 mod hotplug;
 mod kvm_host;
 mod limiter;

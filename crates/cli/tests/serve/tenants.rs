@@ -1,5 +1,6 @@
 //! Tenants: processes of their own, each with some of a server's disks.
 
+pub mod limits;
 mod log;
 mod users;
 

@@ -2,11 +2,12 @@
 //! command line's options.
 
 use crate::access::{Group, Mode, access, groups};
+use crate::allowance::AllowanceTable;
 use crate::error::Error;
 use crate::events::Events;
 use crate::options::{ApiOptions, DiskOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions};
 use crate::socket_spec::SocketSpec;
-use crate::table::{DiskTable, PoolTable};
+use crate::table::{DiskTable, PoolTable, check_name};
 use crate::tenancy::{self, Tenancy};
 use crate::text;
 use fathom_exports::nbd::{Address, TlsMode};
@@ -37,7 +38,7 @@ pub fn read_config(path: &Path) -> Result<ServeOptions, Error> {
 
 /// The error goes behind the file's name.
 fn parse(text: &str) -> Result<ServeOptions, String> {
-    let file: File = parse_toml(text)?;
+    let mut file: File = parse_toml(text)?;
     let mut nbd = None;
     if let Some(table) = file.nbd {
         let line = line_of(text, table.span());
@@ -69,6 +70,18 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
     if file.tenants.is_some() && nbd.is_some() {
         let problem = "tenants do not go with [nbd]: NBD clients are one process's";
         return Err(format!(": {problem}"));
+    }
+    for (name, table) in file.tenant {
+        let problem = match &mut file.tenants {
+            None => "it needs tenants = true, or a table [tenants]",
+            Some(_) if check_name(&name).is_err() => "a tenant's name is like that of a disk",
+            Some(tenancy) => {
+                tenancy.each.insert(name, table.into_inner());
+                continue;
+            }
+        };
+        let line = line_of(text, table.span());
+        return Err(format!("{line}: [tenant.{name}]: {problem}"));
     }
     let api = file.api.map(|api| ApiOptions {
         socket: Some(api.socket),
@@ -112,6 +125,8 @@ struct File {
     disks_dir: Option<PathBuf>,
     #[serde(default, deserialize_with = "tenancy::tenants")]
     tenants: Option<Tenancy>,
+    #[serde(default)]
+    tenant: BTreeMap<String, Spanned<AllowanceTable>>,
     #[serde(default, with = "text::optional")]
     sandbox: Option<SandboxMode>,
     #[serde(default, with = "text::optional")]
@@ -209,6 +224,7 @@ fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Address>, D::Erro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allowance::{Cpu, Memory, Tasks};
     use crate::socket_spec::SocketSpec;
     use fathom_formats::Format;
     use fathom_stack::Description;
@@ -352,6 +368,14 @@ mod tests {
         assert_eq!(pool.disks[0].disk.pool.as_deref(), Some("small"));
         assert_eq!(pool.pools[0].cpus.to_string(), "2,3");
         assert!(tenants.tenants && tenants.tenancy.users.is_some());
+        let limits = |tenant| tenants.tenancy.allowance_of(tenant);
+        assert_eq!(limits("other").memory, Some(Memory(2 << 30)));
+        assert_eq!(limits("other").cpu, Some(Cpu(150)));
+        assert_eq!(limits("large").memory, Some(Memory(8 << 30)));
+        assert_eq!(
+            (limits("large").cpu, limits("large").tasks),
+            (None, Some(Tasks(200)))
+        );
     }
 
     #[test]
@@ -414,6 +438,17 @@ mod tests {
             ),
             ("[tenants]\nuser = 'x'".into(), ":2: unknown field `user`"),
             ("[tenants]\nusers = '0-9'".into(), ":2: 0-9 has root"),
+            ("[tenants]\nmemory-max = '1M'".into(), ":2: 1M of memory"),
+            ("[tenants]\ncpu-max = '2'".into(), ":2: '2' is not a share"),
+            ("[tenant.a]\n".into(), ":1: [tenant.a]: it needs tenants"),
+            (
+                "[tenants]\n[tenant.'a/b']\n".into(),
+                ":2: [tenant.a/b]: a tenant's name",
+            ),
+            (
+                "[tenants]\n[tenant.a]\nusers = '5'".into(),
+                ":3: unknown field `users`",
+            ),
             (with("pool = 'p'"), "disk 'a': there is no table [pool.p]"),
             (
                 pooled("", "iothreads = 2"),

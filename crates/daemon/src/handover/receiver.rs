@@ -132,7 +132,7 @@ fn prepare(
     let uptime = Duration::from_millis(state.uptime_ms);
     let (host, exports): (Box<dyn Host>, _) = match state.tenants {
         Some(tenants) => (
-            Box::new(Tenants::adopt(&options, tenants, &mut own)?),
+            Box::new(Tenants::adopt(&options, tenants, state.groups, &mut own)?),
             Vec::new(),
         ),
         None => {

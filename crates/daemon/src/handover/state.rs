@@ -77,6 +77,21 @@ pub struct State {
     /// Who has the disks, where each tenant has a process of its own: `disks` is empty then.
     #[serde(default)]
     pub tenants: Option<Vec<TenantState>>,
+    /// Where the kernel accounts for what these use.
+    #[serde(default)]
+    pub groups: Vec<GroupsState>,
+}
+
+/// Control groups of tenants in one hierarchy.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct GroupsState {
+    /// The kernel's, 1 or 2.
+    pub version: u8,
+    /// By their names for the kernel.
+    pub controllers: Vec<String>,
+    /// The server's, which has those of tenants in it, and the file by which it is locked.
+    pub dir: PathBuf,
+    pub lock: usize,
 }
 
 /// A tenant, which goes on whoever its supervisor is.

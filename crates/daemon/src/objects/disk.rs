@@ -296,6 +296,7 @@ impl Served {
             frozen: false,
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),
+            limits: None,
         }
     }
 

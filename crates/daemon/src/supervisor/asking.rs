@@ -147,8 +147,11 @@ impl Tenants {
             sandbox: self.sandbox.to_string(),
             user: tenant.user,
         };
+        let limits = self.tenancy.allowance_of(&tenant.name);
+        let group = self.groups.enter(&tenant.name, &limits, tenant.group());
+        let group = group.map_err(std::io::Error::other)?;
         let events = self.events.clone();
-        Process::start(&tenant.name, &begin, predecessor, permits, events)
+        Process::start(&tenant.name, &begin, predecessor, group, permits, events)
     }
 
     /// Start a tenant's process, if there is none, and let it have its disks.
@@ -189,10 +192,13 @@ impl Tenants {
     }
 
     /// What a tenant has answered.
-    pub(super) fn take_in(&mut self, tenant: &str, number: u64, answer: Answer) {
+    pub(super) fn take_in(&mut self, tenant: &str, number: u64, mut answer: Answer) {
         let Some(tenant) = self.all.get_mut(tenant) else {
             return;
         };
+        if let Ok(value) = &mut answer {
+            tenant.tell_limits(value);
+        }
         // It may answer what it was not asked.
         let Some(Asked {
             what, asker, ask, ..

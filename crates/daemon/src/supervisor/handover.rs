@@ -2,11 +2,12 @@
 //! it is.
 
 use super::Tenants;
+use super::groups::Groups;
 use super::process::Process;
 use super::tenant::{Disk, Tenant};
 use super::turns::Turns;
 use crate::handover::{
-    DiskCounts, Estate, Given, Progress, State, TenantDisk, TenantState, VERSION,
+    DiskCounts, Estate, Given, GroupsState, Progress, State, TenantDisk, TenantState, VERSION,
 };
 use crate::options::ServeOptions;
 use fathom_exports::nbd::ClientState;
@@ -24,9 +25,14 @@ impl Tenants {
     pub fn adopt(
         options: &ServeOptions,
         tenants: Vec<TenantState>,
+        groups: Vec<GroupsState>,
         files: &mut Descriptors,
     ) -> Result<Tenants, String> {
-        let mut all = Tenants::new(options).map_err(|error| error.to_string())?;
+        let groups = Groups::adopt(groups, files)?;
+        let mut all = Tenants::none(options, groups);
+        let checked = options.tenancy.check();
+        let checked = checked.and_then(|()| all.groups.extend(&options.tenancy.allowances()));
+        checked.map_err(|problem| format!("[tenants]: {problem}"))?;
         for TenantState { name, user, .. } in &tenants {
             all.users.keep(name, *user);
         }
@@ -44,7 +50,8 @@ impl Tenants {
         let user = self.user_of(&state.name)?;
         let mut tenant = Tenant::new(state.name, user);
         let process = state.process;
-        let process = process.map(|one| Process::adopt(&tenant.name, &one, files));
+        let group = self.groups.adopt_group(&tenant.name);
+        let process = process.map(|one| Process::adopt(&tenant.name, &one, group, files));
         tenant.process = process.transpose()?;
         for state in state.disks {
             let adopted = state.listener.map(|one| Listener::adopt(one, files));
@@ -122,8 +129,9 @@ impl Estate for Tenants {
             }
         }
         let mut files = Descriptors::default();
-        let tenants = self.give_all(&mut files);
         let failed = |error| format!("cannot duplicate a descriptor: {error}");
+        let tenants = self.give_all(&mut files).map_err(failed)?;
+        let groups = self.groups.hand_over(&mut files).map_err(failed)?;
         let state = State {
             version: VERSION,
             pid: std::process::id(),
@@ -134,7 +142,8 @@ impl Estate for Tenants {
             api: None,
             kept: None,
             uptime_ms: 0,
-            tenants: Some(tenants.map_err(failed)?),
+            tenants: Some(tenants),
+            groups,
         };
         Ok(Given {
             state,
@@ -169,6 +178,7 @@ impl Estate for Tenants {
         for (listener, bound) in self.bounds.drain(..) {
             listener.own(bound);
         }
+        self.groups.own();
         for tenant in self.all.values() {
             let Some(process) = &tenant.process else {
                 continue;
@@ -222,7 +232,7 @@ mod tests {
                 process: Some(process),
                 disks: Vec::new(),
             };
-            Tenants::adopt(&options, vec![tenant], &mut files).map(drop)
+            Tenants::adopt(&options, vec![tenant], Vec::new(), &mut files).map(drop)
         };
         assert_eq!(adopt(link::VERSION), Ok(()));
         let problem = adopt(link::VERSION + 1).unwrap_err();

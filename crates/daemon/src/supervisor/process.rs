@@ -1,6 +1,7 @@
 //! A tenant's process.
 
 use super::gate::Gate;
+use super::groups::Group;
 use super::handle::Handle;
 use super::log::Log;
 use super::permits::Permits;
@@ -20,6 +21,10 @@ pub struct Process {
     pub link: Link,
     pub gate: Gate,
     pub started: Instant,
+    /// In which it is; None: it may use what there is.
+    pub group: Option<Arc<Group>>,
+    /// How many the kernel had killed there before.
+    kills: u64,
 }
 
 impl Process {
@@ -29,6 +34,7 @@ impl Process {
         name: &str,
         begin: &ToTenant,
         predecessor: Option<OwnedFd>,
+        group: Option<Arc<Group>>,
         permits: Arc<Permits>,
         events: Events,
     ) -> io::Result<Process> {
@@ -51,7 +57,17 @@ impl Process {
             link,
             gate: Gate::new(gate, Log::new(name, Some(log))),
             started: Instant::now(),
+            kills: kills(group.as_deref()),
+            group,
         };
+        // It has done nothing yet, and waits for its first message.
+        if let Some(group) = &process.group
+            && let Err(error) = group.put(process.pid())
+        {
+            let how = process.end();
+            let text = format!("it cannot be limited ({error}), and {how}");
+            return Err(io::Error::other(text));
+        }
         process.gate.open(name, permits, events)?;
         let predecessor = predecessor.as_ref().map(AsFd::as_fd);
         process.link.send(begin, predecessor, false)?;
@@ -71,7 +87,10 @@ impl Process {
     pub fn end(self) -> String {
         let how = self.handle.end();
         self.gate.finish();
-        how
+        match kills(self.group.as_deref()) > self.kills {
+            true => format!("{how}, for it needed more than its memory-max"),
+            false => how,
+        }
     }
 
     /// For a successor of this supervisor.
@@ -92,6 +111,7 @@ impl Process {
     pub fn adopt(
         tenant: &str,
         state: &ProcessState,
+        group: Option<Arc<Group>>,
         files: &mut Descriptors,
     ) -> Result<Process, String> {
         if state.link_version != link::VERSION {
@@ -110,6 +130,12 @@ impl Process {
             link: files.take(state.link)?.into(),
             gate: Gate::new(gate, Log::new(tenant, log)),
             started: now.checked_sub(lives).unwrap_or(now),
+            kills: kills(group.as_deref()),
+            group,
         })
     }
+}
+
+fn kills(group: Option<&Group>) -> u64 {
+    group.map_or(0, Group::memory_kills)
 }

@@ -1,5 +1,6 @@
 //! What is known of a tenant.
 
+use super::groups::Group;
 use super::log::shown;
 use super::permits::Permits;
 use super::process::Process;
@@ -11,7 +12,7 @@ use crate::table::DiskTable;
 use crate::users::User;
 use fathom_exports::Listener;
 use fathom_trace::Summary;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -125,6 +126,19 @@ impl Tenant {
             .filter(|asked| asked.ask.about() == Some(name));
         let change = changes.find(|one| one.what != What::Other)?;
         Some(change.what)
+    }
+
+    /// In which its process is.
+    pub fn group(&self) -> Option<Arc<Group>> {
+        self.process.as_ref().and_then(|one| one.group.clone())
+    }
+
+    /// Into what it says of a disk: it does not know of them itself.
+    pub fn tell_limits(&self, said: &mut Value) {
+        if let Some(state) = said.get_mut("state").and_then(Value::as_object_mut) {
+            let limits = self.group().map(|group| group.limits());
+            state.insert("limits".into(), json!(limits));
+        }
     }
 
     pub fn is_idle(&self) -> bool {

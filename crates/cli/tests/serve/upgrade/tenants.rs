@@ -1,5 +1,6 @@
 //! Servers with tenants: the supervisor goes to another process, and then each tenant does.
 
+mod limits;
 mod log;
 
 use super::{

@@ -75,6 +75,7 @@ impl Estate for Objects {
             api: None,
             uptime_ms: self.started.elapsed().as_millis() as u64,
             tenants: None,
+            groups: Vec::new(),
         };
         let disks = self.disks.iter().map(Served::give);
         Ok(Given {
