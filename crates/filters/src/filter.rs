@@ -6,13 +6,14 @@ use crate::layer::Layer;
 use crate::live::{Live, View};
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Cx, DiskInfo};
+use fathom_core::{Cx, DiskInfo, Left, Part};
+use serde_json::json;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One filter around one disk, shared by all of its workers.
-pub trait Filter: Send + Sync {
+pub trait Filter: Part {
     fn about(&self) -> &'static About;
 
     /// The options that are not at their defaults, in the order of
@@ -53,8 +54,12 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
 
     fn parse(values: &Values<'_>) -> Result<Self::Settings, String>;
 
-    /// `filters` has what is shared by several disks.
-    fn new(settings: &Self::Settings, filters: &Filters) -> Result<Self, String>;
+    /// `filters` has what is shared by several disks; `lent` is what a predecessor's has lent.
+    fn new(
+        settings: &Self::Settings,
+        filters: &Filters,
+        lent: Option<Left>,
+    ) -> Result<Self, String>;
 
     /// Of a filter that shares its options with others: whoever sets them
     /// last sets them for all.
@@ -75,6 +80,29 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
     fn info(_settings: &Self::Settings, below: DiskInfo) -> DiskInfo {
         below
     }
+
+    /// See [`Part::may_go`].
+    fn may_go(_settings: &Self::Settings) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// See [`Part::lend`].
+    fn lend(&self) -> io::Result<Option<Left>> {
+        Ok(None)
+    }
+
+    /// See [`Part::leave`].
+    fn leave(&self) -> io::Result<Option<Left>> {
+        Ok(None)
+    }
+
+    /// See [`Part::inherit`]. `is_same`: it had the same options.
+    fn inherit(&self, _left: Left, _is_same: bool) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// See [`Part::end`].
+    fn end(&self, _deadline: Instant) {}
 
     /// See [`Filter::opened`].
     fn opened(&self, _settings: &Self::Settings) {}
@@ -113,9 +141,10 @@ pub(crate) fn parse<K: Kind>(written: &[(String, String)]) -> Result<(Raw, K::Se
 pub(crate) fn make<K: Kind>(
     written: &[(String, String)],
     filters: &Filters,
+    lent: Option<Left>,
 ) -> Result<Arc<dyn Filter>, String> {
     let (raw, settings) = parse::<K>(written)?;
-    let kind = Arc::new(K::new(&settings, filters)?);
+    let kind = Arc::new(K::new(&settings, filters, lent)?);
     let options = match kind.shared_options() {
         Some(options) => {
             options.live.set(settings);
@@ -144,10 +173,17 @@ impl<S> Options<S> {
         }
     }
 
+    pub(crate) fn settings(&self) -> Arc<S> {
+        self.live.get()
+    }
+
     fn raw(&self) -> MutexGuard<'_, Raw> {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// What is left beside the values of a kind.
+const OPTIONS: &str = "options";
 
 struct Instance<K: Kind> {
     kind: Arc<K>,
@@ -163,6 +199,33 @@ fn apply(about: &'static About, raw: &mut Raw, name: &str, value: &str) -> Resul
     let place = |name: &str| about.options.iter().position(|o| o.name == name);
     raw.sort_by_key(|(name, _)| place(name));
     Ok(())
+}
+
+impl<K: Kind> Part for Instance<K> {
+    fn may_go(&self) -> Result<(), String> {
+        K::may_go(&self.options.live.get())
+    }
+
+    fn lend(&self) -> io::Result<Option<Left>> {
+        self.kind.lend()
+    }
+
+    fn leave(&self) -> io::Result<Option<Left>> {
+        let left = self.kind.leave()?;
+        Ok(left.map(|mut left| {
+            left.values[OPTIONS] = json!(*self.options.raw());
+            left
+        }))
+    }
+
+    fn inherit(&self, left: Left) -> Result<(), String> {
+        let is_same = left.values[OPTIONS] == json!(*self.options.raw());
+        self.kind.inherit(left, is_same)
+    }
+
+    fn end(&self, deadline: Instant) {
+        self.kind.end(deadline);
+    }
 }
 
 impl<K: Kind> Filter for Instance<K> {

@@ -11,6 +11,7 @@ use crate::readahead::Readahead;
 use crate::readonly::Readonly;
 use crate::spec::Spec;
 use crate::throttle::{Groups, Throttle};
+use fathom_core::Left;
 use std::sync::Arc;
 
 /// One line a filter.
@@ -40,7 +41,7 @@ impl Registered {
 }
 
 type Check = fn(&[(String, String)]) -> Result<(), String>;
-type Make = fn(&[(String, String)], &Filters) -> Result<Arc<dyn Filter>, String>;
+type Make = fn(&[(String, String)], &Filters, Option<Left>) -> Result<Arc<dyn Filter>, String>;
 
 const fn of<K: Kind>() -> Registered {
     Registered {
@@ -69,7 +70,12 @@ pub struct Filters {
 impl Filters {
     /// The error is one line for the user.
     pub fn make(&self, spec: &Spec) -> Result<Arc<dyn Filter>, String> {
-        (find(&spec.name)?.make)(&spec.options, self)
+        self.succeed(spec, None)
+    }
+
+    /// With what the one before it has lent.
+    pub fn succeed(&self, spec: &Spec, lent: Option<Left>) -> Result<Arc<dyn Filter>, String> {
+        (find(&spec.name)?.make)(&spec.options, self, lent)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::cpus::CpuList;
 use crate::inject::Injection;
 use crate::magic;
 use crate::pools::NamedPool;
-use fathom_core::Polling;
+use fathom_core::{Legacy, Polling};
 use fathom_filters::Spec;
 use fathom_formats::Format;
 use fathom_formats::served::DEFAULT_METADATA_CACHE;
@@ -41,6 +41,8 @@ pub struct Description {
     pub force_share: bool,
     /// It takes the place of one that has the image, and will let go of it.
     pub succeeds: bool,
+    /// What that one has lent.
+    pub legacy: Legacy,
     /// The guest may discard.
     pub discard: bool,
     /// Number of workers, at least 1.
@@ -78,6 +80,7 @@ impl Description {
             server_timeout: None,
             force_share: false,
             succeeds: false,
+            legacy: Legacy::default(),
             discard: true,
             iothreads: 1,
             cpus: CpuList::default(),

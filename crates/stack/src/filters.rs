@@ -1,7 +1,7 @@
 //! The filters of a disk: put around it, shown, and changed.
 
-use fathom_core::Disk;
-use fathom_filters::{COW, Filter, Spec, wrap};
+use fathom_core::{Disk, Legacy, Parts};
+use fathom_filters::{COW, Filter, Filters, Spec, wrap};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,6 +16,22 @@ impl DiskFilters {
         match cows {
             0 | 1 => Ok(DiskFilters(filters)),
             _ => Err("--filter cow: one overlay is enough".into()),
+        }
+    }
+
+    /// Those of a disk, with what the ones before them have lent.
+    pub fn make(all: &Filters, specs: &[Spec], legacy: &Legacy) -> Result<DiskFilters, String> {
+        let names: Vec<_> = specs.iter().map(|spec| spec.name.as_str()).collect();
+        let made = specs.iter().enumerate();
+        let made = made.map(|(at, spec)| all.succeed(spec, legacy.take(&part_name(&names, at))));
+        made.collect::<Result<_, _>>().and_then(DiskFilters::new)
+    }
+
+    /// What they have to leave.
+    pub fn add_to(&self, parts: &mut Parts) {
+        let names: Vec<_> = self.0.iter().map(|filter| filter.about().name).collect();
+        for (at, filter) in self.0.iter().enumerate() {
+            parts.add(part_name(&names, at), filter.clone());
         }
     }
 
@@ -52,6 +68,15 @@ impl DiskFilters {
     pub fn position(&self, name: &str) -> Result<usize, String> {
         let names: Vec<_> = self.0.iter().map(|filter| filter.about().name).collect();
         position_of_filter(&names, name)
+    }
+}
+
+/// What the filter at `at` is called among a disk's parts: others may come and go around it.
+fn part_name(names: &[&str], at: usize) -> String {
+    let name = names[at];
+    match names[..at].iter().filter(|other| **other == name).count() {
+        0 => format!("filter '{name}'"),
+        before => format!("filter '{name}#{}'", before + 1),
     }
 }
 

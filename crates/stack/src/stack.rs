@@ -8,7 +8,7 @@ use crate::image_files::{ImageOpener, StoredImage};
 use crate::inject::Injector;
 use crate::magic;
 use crate::pools::{NamedPool, Pools};
-use fathom_core::{Disk, DiskError, WorkerHandle, WorkerOptions};
+use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
 use fathom_files::gate;
 use fathom_filters::Filters;
 use fathom_formats::Format;
@@ -35,6 +35,8 @@ pub struct Stack {
     pub file: Option<Arc<FileDisk>>,
     pub workers: Arc<[WorkerHandle]>,
     pub filters: DiskFilters,
+    /// What has something to leave.
+    pub parts: Parts,
     pub injector: Option<Arc<Injector>>,
     /// The engine that is used, after a fallback if need be.
     pub engine: &'static str,
@@ -54,11 +56,16 @@ impl Stack {
         let in_pool = pool.map(|pool| description.in_pool(pool));
         let description = in_pool.as_ref().unwrap_or(description);
         description.cpus.check().map_err(Error::Description)?;
-        let filters = description.filters.iter().map(|spec| all.make(spec));
-        let filters = filters.collect::<Result<_, _>>().and_then(DiskFilters::new);
+        let filters = DiskFilters::make(all, &description.filters, &description.legacy);
         let filters = filters.map_err(|error| Error::Description(format!("--filter: {error}")))?;
         let overlay = filters.overlay_dir();
         let (disk, file) = open_disk(description, overlay.as_deref().map(Path::new))?;
+        let mut parts = Parts::default();
+        filters.add_to(&mut parts);
+        description
+            .legacy
+            .check_taken()
+            .map_err(Error::Description)?;
         let injector = description.inject.map(Injector::new);
         let disk = match &injector {
             Some(injector) => injector.wrap_disk(disk),
@@ -78,6 +85,7 @@ impl Stack {
             file,
             workers,
             filters,
+            parts,
             injector,
             engine,
         })

@@ -4,6 +4,7 @@ mod changes;
 mod clients;
 mod freezing;
 mod kills;
+mod parts;
 mod tenants;
 
 use crate::driver::{Request, with_disk};
@@ -211,7 +212,7 @@ fn speaks(dir: &Path, name: &str, body: &str) -> String {
 }
 
 /// It understands the server, and hears all that there is.
-const HELLO: &str = "say({'oldest': 1, 'newest': 1})\nhear()\n";
+const HELLO: &str = "say({'oldest': 1, 'newest': 2})\nhear()\n";
 
 /// A successor that cannot go on when the disks are its own already.
 fn fails_late(dir: &Path) -> String {
@@ -296,8 +297,9 @@ fn what_cannot_be_handed_over_is_refused() {
     fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o777)).unwrap();
     for (disk, args, words) in [
         ("memory:1M", &[][..], "memory only"),
-        ("null:1M", &["--filter", "fault:op=flush"], "'fault'"),
-        ("null:1M", &["--trace", "trace"], "traced"),
+        ("null:1M", &["--filter", "fault:op=flush"][..], "'fault'"),
+        ("null:1M", &["--trace", "trace"][..], "traced"),
+        ("null:1M", &["--inject", "storage=1us"][..], "--inject"),
     ] {
         let dir = disk_dir();
         let trace = as_arg(&dir.path().join("t"));

@@ -1,6 +1,7 @@
 //! What goes from one process to another.
 
 use super::state::{DiskCounts, DiskState, Progress, State};
+use fathom_core::Legacy;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::Frozen;
 use fathom_exports::{Bound, Descriptors};
@@ -12,7 +13,15 @@ pub struct Given {
     pub state: State,
     /// Those of `state`.
     pub files: Descriptors,
-    pub disks: Vec<(DiskState, Option<Frozen>)>,
+    pub disks: Vec<GivenDisk>,
+}
+
+pub struct GivenDisk {
+    /// Without its export.
+    pub state: DiskState,
+    pub export: Option<Frozen>,
+    /// By its parts.
+    pub lent: Legacy,
 }
 
 /// Disks that can go to another process.
@@ -32,6 +41,19 @@ pub trait Estate {
 
     /// NBD clients wait from now on, have nothing in flight and use no disk; or not all of them by then.
     fn hold_clients(&self, deadline: Instant) -> Result<(Vec<ClientState>, Descriptors), String>;
+
+    /// Nothing is in flight any more: what the parts of each disk leave.
+    fn leave(&self) -> Result<Vec<Legacy>, String> {
+        Ok(Vec::new())
+    }
+
+    /// The parts of each disk go on from there.
+    fn take_left(&mut self, _left: Vec<Legacy>) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// A successor goes on with everything: what is still to be done, until then.
+    fn end(&self, _deadline: Instant) {}
 
     /// A predecessor's wait here; it has let go of the disks.
     fn adopt_clients(

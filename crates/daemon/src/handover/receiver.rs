@@ -1,6 +1,7 @@
 //! Taking over.
 
-use super::state::{Counted, DiskState, Go, Hello, State, Stopped, VERSION, Word};
+use super::left::taken;
+use super::state::{Counted, DiskState, Go, Hello, State, Stopped, Word};
 use super::wire::{Peer, WireError};
 use crate::api::Door;
 use crate::book::Book;
@@ -99,7 +100,7 @@ fn prepare(
     state: State,
     mut files: Descriptors,
 ) -> Result<Prepared, String> {
-    if state.version != VERSION {
+    if Hello::OURS.check(state.version).is_err() {
         return Err(format!(
             "version {} of a handover is not known here",
             state.version
@@ -180,15 +181,17 @@ type Taken = Option<(Arriving, Arrival)>;
 
 fn take_apart(
     disk: DiskState,
-    files: Descriptors,
+    mut files: Descriptors,
     has_nbd: bool,
 ) -> Result<(DiskOptions, Taken), String> {
     let name = disk.table.name.clone();
+    let lent = taken(disk.lent, &mut files);
     let options = DiskOptions::of(disk.table, has_nbd);
     let mut options = options.map_err(|problem| format!("disk '{name}': {problem}"))?;
     // It is traced when somebody asks for it again.
     options.trace = None;
     options.disk.succeeds = true;
+    options.disk.legacy = lent.map_err(|problem| format!("disk '{name}': {problem}"))?;
     let taken = disk.export.map(|export| arrival(export, files));
     Ok((options, taken))
 }
@@ -201,7 +204,15 @@ impl Prepared {
     }
 
     fn activate(&mut self, stopped: Stopped, mut files: Descriptors) -> Result<(), String> {
-        let Stopped { bases, clients } = stopped;
+        let Stopped {
+            bases,
+            clients,
+            left,
+        } = stopped;
+        let left = left.into_iter().map(|left| taken(left, &mut files));
+        let left = left.collect::<Result<_, _>>()?;
+        let estate = self.book.estate().map_err(|refusal| refusal.text)?;
+        estate.take_left(left)?;
         if bases.len() != self.exports.len() {
             return Err("there are other disks than there were".into());
         }

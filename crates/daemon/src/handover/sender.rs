@@ -1,8 +1,9 @@
 //! Handing over.
 
-use super::estate::{Estate, Given};
+use super::estate::{Estate, Given, GivenDisk};
+use super::left::describe;
 use super::starter::Starter;
-use super::state::{Counted, Go, Hello, Progress, Renewal, State, Stopped, VERSION, Word};
+use super::state::{Counted, Go, Hello, Progress, Renewal, State, Stopped, Word};
 use super::successor::Successor;
 use super::wire::{Peer, WireError};
 use crate::answer::{Kind, Refusal};
@@ -27,6 +28,8 @@ const SERVE: Duration = Duration::from_secs(5);
 const TENANT: Duration = Duration::from_secs(90);
 /// How long a tenant's process may take to go to another one, whatever happens.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// What disks have still to do when they are another process's.
+const END: Duration = Duration::from_secs(2);
 
 /// It is the successor's now: this process is to end, and touch nothing any more.
 pub struct HandedOver {
@@ -65,11 +68,11 @@ pub fn hand_over(
     let checked = book.estate()?.may_be_handed_over();
     checked.map_err(|text| Kind::Conflict.because(text))?;
     let successor = Successor::start(starter, binary);
-    let outcome = successor.and_then(greet).and_then(|successor| {
+    let outcome = successor.and_then(greet).and_then(|greeted| {
         api.inspect(|api| api.hold(true));
         let given = book.give()?;
         let estate = book.estate().map_err(|refusal| refusal.text)?;
-        give(successor, given, estate, api)
+        give(greeted, given, estate, api)
     });
     outcome.or_else(|problem| {
         // The successor is dead, and front-ends are served again.
@@ -88,27 +91,29 @@ pub fn hand_over_disks(
 ) -> Result<HandedOver, String> {
     let successor = Successor::elsewhere(socket, kill).map_err(|error| error.to_string())?;
     estate.may_be_handed_over()?;
-    let outcome = greet(successor).and_then(|successor| {
+    let outcome = greet(successor).and_then(|greeted| {
         let given = estate.give()?;
-        give(successor, given, estate, None)
+        give(greeted, given, estate, None)
     });
     outcome.inspect_err(|_| estate.take_back())
 }
 
-/// A successor that understands this program.
-fn greet(mut successor: Successor<'_>) -> Result<Successor<'_>, String> {
+/// A successor, and what it understands.
+type Greeted<'a> = (Successor<'a>, Hello);
+
+fn greet(mut successor: Successor<'_>) -> Result<Greeted<'_>, String> {
     let started = successor.peer.receive(Some(START));
     let (hello, _): (Hello, _) = started.map_err(told("does not start"))?;
-    hello.check()?;
-    Ok(successor)
+    Ok((successor, hello))
 }
 
 fn give(
-    mut successor: Successor<'_>,
+    (mut successor, hello): Greeted<'_>,
     given: Given,
     estate: &dyn Estate,
     api: Option<&Api>,
 ) -> Result<HandedOver, String> {
+    hello.check(given.state.version)?;
     let Given {
         mut state,
         mut files,
@@ -120,14 +125,21 @@ fn give(
         state.files = files.len();
     }
     let mut exports = Vec::new();
-    for (mut disk, export) in disks {
-        let mut export: Option<Frozen> = export;
+    for GivenDisk {
+        state: mut disk,
+        mut export,
+        lent,
+    } in disks
+    {
+        let mut own = Descriptors::default();
         if let Some(export) = &mut export {
-            let own = std::mem::take(&mut export.descriptors);
-            disk.files = own.len();
+            own = std::mem::take(&mut export.descriptors);
             disk.export = export.state.take();
-            files.append(own);
         }
+        let lent = describe(&lent, &mut own);
+        disk.lent = lent.map_err(|error| format!("cannot duplicate a descriptor: {error}"))?;
+        disk.files = own.len();
+        files.append(own);
         state.disks.push(disk);
         exports.push(export);
     }
@@ -146,6 +158,7 @@ fn give(
     // It may be gone, and so are the counts then.
     let _ = successor.peer.send(&Counted(estate.counts()));
     let _ = successor.peer.receive::<Word>(Some(SERVE));
+    estate.end(Instant::now() + END);
     let tenants = state.tenants.and_then(|_| successor.peer.try_clone().ok());
     Ok(HandedOver {
         pid: successor.pid(),
@@ -162,7 +175,6 @@ fn commit(
     files: Descriptors,
     estate: &dyn Estate,
 ) -> Result<Duration, String> {
-    debug_assert_eq!(state.version, VERSION);
     let peer = &mut successor.peer;
     peer.send_with(state, &files)
         .map_err(told("cannot be told what there is"))?;
@@ -177,7 +189,7 @@ fn commit(
     estate.flush_early();
     let begun = Instant::now();
     // Before the disks' virtual machines let go of them, on which clients depend.
-    let (clients, files) = estate.hold_clients(begun + HALT)?;
+    let (clients, mut files) = estate.hold_clients(begun + HALT)?;
     let halting: Vec<_> = exports
         .iter()
         .map(|export| export.as_ref().map(Frozen::begin_halt))
@@ -186,7 +198,15 @@ fn commit(
     let bases = halting.into_iter().map(wait);
     let bases = bases.map(|bases| Ok::<_, String>(bases.transpose()?.unwrap_or_default()));
     let bases = bases.collect::<Result<_, _>>()?;
-    peer.send_with(&Stopped { bases, clients }, &files)
+    let left = estate.leave()?;
+    let left = left.iter().map(|left| describe(left, &mut files));
+    let left = left.collect::<Result<_, _>>();
+    let stopped = Stopped {
+        bases,
+        clients,
+        left: left.map_err(|error| format!("cannot duplicate a descriptor: {error}"))?,
+    };
+    peer.send_with(&stopped, &files)
         .map_err(told("cannot be told where the queues are"))?;
     match peer
         .receive(Some(ACTIVATE))

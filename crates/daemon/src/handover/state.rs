@@ -15,6 +15,7 @@
 //! only when the successor is dead, which the successor cannot outlive: `Go`, or that the old one is
 //! gone, says that it will not.
 
+use super::left::LeftState;
 use crate::book::Origin;
 use crate::table::DiskTable;
 use crate::users::User;
@@ -31,6 +32,9 @@ use std::path::PathBuf;
 /// something else than go on.
 pub const VERSION: u32 = 1;
 
+/// That of a server with a disk that lends something: `DiskState::lent`, `Stopped::left`.
+pub const WITH_PARTS: u32 = 2;
+
 /// The first word, the successor's.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {
@@ -42,17 +46,17 @@ impl Hello {
     /// Of this program.
     pub const OURS: Hello = Hello {
         oldest: VERSION,
-        newest: VERSION,
+        newest: WITH_PARTS,
     };
 
-    /// Whether it understands this program. The error is for the user.
-    pub fn check(&self) -> Result<(), String> {
+    /// Whether it understands what is said in this version. The error is for the user.
+    pub fn check(&self, version: u32) -> Result<(), String> {
         let Hello { oldest, newest } = self;
-        match (oldest..=newest).contains(&&VERSION) {
+        match (oldest..=newest).contains(&&version) {
             true => Ok(()),
             false => Err(format!(
                 "it takes over by versions {oldest} to {newest} of a handover, and this server hands \
-                 over by version {VERSION}: it needs a restart"
+                 over by version {version}: it needs a restart"
             )),
         }
     }
@@ -140,6 +144,9 @@ pub struct DiskState {
     pub export: Option<ExportState>,
     /// How many files are its.
     pub files: usize,
+    /// What its parts are to be made with.
+    #[serde(default)]
+    pub lent: LeftState,
 }
 
 /// All queues have stopped, NBD clients wait, and the disks are closed. With the clients' files.
@@ -148,6 +155,9 @@ pub struct Stopped {
     /// Where the queues of each disk are.
     pub bases: Vec<Vec<u16>>,
     pub clients: Vec<ClientState>,
+    /// How the parts of each disk were then.
+    #[serde(default)]
+    pub left: Vec<LeftState>,
 }
 
 /// What the successor has to say of it.
@@ -209,15 +219,35 @@ mod tests {
 
     #[test]
     fn versions_that_do_not_meet_are_refused() {
-        assert!(Hello::OURS.check().is_ok());
-        for (oldest, newest, meets) in [
-            (0, VERSION - 1, false),
-            (0, VERSION + 3, true),
-            (VERSION + 1, VERSION + 2, false),
-        ] {
-            let checked = Hello { oldest, newest }.check();
-            assert_eq!(checked.is_ok(), meets, "{checked:?}");
+        for version in [VERSION, WITH_PARTS] {
+            assert!(Hello::OURS.check(version).is_ok());
+            for (oldest, newest, meets) in [
+                (0, version - 1, false),
+                (0, version + 3, true),
+                (version + 1, version + 2, false),
+                (1, 1, version == 1),
+            ] {
+                let checked = Hello { oldest, newest }.check(version);
+                assert_eq!(checked.is_ok(), meets, "{checked:?}");
+            }
         }
+    }
+
+    /// A server of version 1 says nothing of parts, and a successor of version 1 passes over what is said.
+    #[test]
+    fn parts_that_are_not_spoken_of_have_left_nothing() {
+        let stopped: Stopped = serde_json::from_str(r#"{"bases":[[1]],"clients":[]}"#).unwrap();
+        assert!(stopped.left.is_empty());
+        let said = serde_json::to_value(Stopped {
+            bases: Vec::new(),
+            clients: Vec::new(),
+            left: vec![LeftState::new()],
+        });
+        let said = said.unwrap();
+        assert_eq!(
+            (&said["bases"], &said["clients"]),
+            (&serde_json::json!([]), &serde_json::json!([]))
+        );
     }
 
     /// A newer server of the same version may say more.
@@ -229,7 +259,7 @@ mod tests {
         assert_eq!(state.uptime_ms, 5);
         assert!(state.tenants.is_none());
         let hello: Hello = serde_json::from_str(r#"{"oldest":1,"newest":9,"x":[]}"#).unwrap();
-        assert!(hello.check().is_ok());
+        assert!(hello.check(VERSION).is_ok());
         assert!(serde_json::from_str::<State>(r#"{"version":1}"#).is_err());
     }
 }

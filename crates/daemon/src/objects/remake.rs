@@ -7,7 +7,7 @@ use super::nbd::let_disconnect;
 use crate::mailbox::Post;
 use crate::options::DiskOptions;
 use crate::signals::LeftToThisThread;
-use fathom_core::{ThreadKind, thread_starts};
+use fathom_core::{Parts, ThreadKind, thread_starts};
 use fathom_exports::vhost_user::{Arriving, Frozen, arrival};
 use fathom_exports::{NbdServer, VhostUser};
 use std::io;
@@ -23,6 +23,7 @@ pub struct Remake {
     pub options: DiskOptions,
     pub common: Common,
     /// Of the one that there is.
+    pub parts: Parts,
     pub export: Option<Arc<VhostUser>>,
     /// Whose clients it has, if it has some.
     pub clients: Option<Arc<NbdServer>>,
@@ -94,8 +95,10 @@ impl Remake {
             // Before the virtual machine lets go of it, on which clients depend.
             server.hold_export(name, deadline)?;
         }
-        if let Some((arriving, frozen)) = arriving.as_ref().zip(frozen) {
-            let bases = frozen.begin_halt().wait(deadline)?;
+        let halting = frozen.map(|frozen| frozen.begin_halt());
+        let bases = halting.map(|halting| halting.wait(deadline)).transpose()?;
+        disk.take_left(&self.parts.leave()?)?;
+        if let Some((arriving, bases)) = arriving.as_ref().zip(bases) {
             arriving.begin_to_activate(bases);
             arriving.wait()?;
         }

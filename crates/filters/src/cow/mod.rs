@@ -7,7 +7,7 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Channel, Cx, DiskInfo, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, Left, RequestId};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Kind for Cow {
         values.get("dir", |dir| Ok(dir.into()))
     }
 
-    fn new(dir: &PathBuf, _: &Filters) -> Result<Cow, String> {
+    fn new(dir: &PathBuf, _: &Filters, _: Option<Left>) -> Result<Cow, String> {
         Ok(Cow(dir.clone()))
     }
 
@@ -45,6 +45,10 @@ impl Kind for Cow {
             true => Ok(()),
             false => Err("cow: dir: the overlay cannot be moved while it is in use".into()),
         }
+    }
+
+    fn may_go(_: &PathBuf) -> Result<(), String> {
+        Err("what its filter 'cow' has kept would be lost".into())
     }
 
     fn layer(

@@ -14,7 +14,7 @@ use crate::registry::Filters;
 use crate::values::{Values, number, size, yes_or_no};
 use cache::{Cache, Writes};
 use choice::{Choice, History};
-use fathom_core::{Channel, Cx, DiskInfo, Op, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, Left, Op, RequestId};
 use std::io;
 use std::sync::Arc;
 use volatile::Volatile;
@@ -137,7 +137,7 @@ impl Kind for Fault {
         })
     }
 
-    fn new(_: &Settings, _: &Filters) -> Result<Fault, String> {
+    fn new(_: &Settings, _: &Filters, _: Option<Left>) -> Result<Fault, String> {
         Ok(Fault {
             history: History::default(),
             cache: Arc::default(),
@@ -170,6 +170,10 @@ impl Kind for Fault {
 
     fn resized(&self, _before: u64, now: u64) {
         self.cache.cut(now / cache::SECTOR as u64);
+    }
+
+    fn may_go(_: &Settings) -> Result<(), String> {
+        Err("what its filter 'fault' has kept would be lost".into())
     }
 
     fn layer(

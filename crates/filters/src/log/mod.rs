@@ -9,7 +9,7 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Channel, Cx, DiskInfo, Request, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, Left, Request, RequestId};
 use line::{Format, Record};
 use std::io;
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ impl Kind for Log {
         })
     }
 
-    fn new(settings: &Settings, _: &Filters) -> Result<Log, String> {
+    fn new(settings: &Settings, _: &Filters, _: Option<Left>) -> Result<Log, String> {
         let writer = Writer::start(settings.open()?);
         let writer = writer.map_err(|error| format!("log: cannot start its thread: {error}"))?;
         Ok(Log { writer })
@@ -76,6 +76,10 @@ impl Kind for Log {
             true => Ok(()),
             false => Err("log: nobody reads what was written before".into()),
         }
+    }
+
+    fn may_go(_: &Settings) -> Result<(), String> {
+        Err("what its filter 'log' has kept would be lost".into())
     }
 
     fn layer(

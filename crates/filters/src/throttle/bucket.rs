@@ -30,6 +30,20 @@ impl Bucket {
         start(before.expect("`pour` always has an answer"))
     }
 
+    /// The tick at which it will be empty.
+    pub(super) fn empty_at(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_empty_at(&self, tick: u64) {
+        self.0.store(tick, Ordering::Relaxed);
+    }
+
+    /// Not before that tick.
+    pub(super) fn raise(&self, tick: u64) {
+        self.0.fetch_max(tick, Ordering::Relaxed);
+    }
+
     pub(super) fn empty(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

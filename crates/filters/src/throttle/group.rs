@@ -5,8 +5,12 @@ use super::bucket::Bucket;
 use super::limits::{COUNTED, Direction, Limits, What};
 use crate::filter::Options;
 use fathom_core::{Clock, Op, Request};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 /// What members of one group have used up.
 pub(super) struct Group {
@@ -14,21 +18,28 @@ pub(super) struct Group {
     options: Arc<Options<Settings>>,
     /// In the order of [`COUNTED`]: at the sustained rate, and at a burst's.
     buckets: [(Bucket, Bucket); COUNTED.len()],
+    /// What it has used up is what it began with.
+    is_new: AtomicBool,
+}
+
+/// How full the buckets of a group are.
+#[derive(Serialize, Deserialize)]
+struct Levels {
+    /// When each will be empty, in nanoseconds of CLOCK_MONOTONIC, which all processes have in common.
+    empty_at: [(u64, u64); COUNTED.len()],
 }
 
 impl Group {
     pub(super) fn new(name: Option<String>) -> Arc<Group> {
         let unlimited = Settings {
-            limits: Limits {
-                each: [None; COUNTED.len()],
-                iops_size: None,
-            },
+            limits: Limits::unlimited(),
             group: name.clone(),
         };
         Arc::new(Group {
             name,
             options: Arc::new(Options::new(unlimited)),
             buckets: Default::default(),
+            is_new: true.into(),
         })
     }
 
@@ -38,6 +49,13 @@ impl Group {
 
     pub(super) fn options(&self) -> Arc<Options<Settings>> {
         self.options.clone()
+    }
+
+    /// These are the limits from now on: if they are other ones, all bursts are still to come.
+    pub(super) fn go_by(&self, limits: &Limits) {
+        if self.options.settings().limits != *limits {
+            self.begin(limits);
+        }
     }
 
     /// These are the limits from now on, and all bursts are still to come.
@@ -50,6 +68,49 @@ impl Group {
             }
             burst.empty();
         }
+    }
+
+    /// For a successor's.
+    pub(super) fn levels(&self) -> Value {
+        let clock = Clock::get();
+        let now = clock.pair();
+        let ns = |bucket: &Bucket| match bucket.empty_at().checked_sub(now.ticks) {
+            Some(left) => now.monotonic_ns + clock.ns(left),
+            None => 0,
+        };
+        // Who inherits them may be of this group.
+        self.is_new.store(false, Ordering::Relaxed);
+        json!(Levels {
+            empty_at: self
+                .buckets
+                .each_ref()
+                .map(|(sustained, burst)| (ns(sustained), ns(burst))),
+        })
+    }
+
+    /// Go on from these levels, which are by the same limits.
+    pub(super) fn inherit(&self, levels: Value) -> Result<(), String> {
+        let levels = serde_json::from_value::<Levels>(levels);
+        let levels = levels.map_err(|error| format!("its levels: {error}"))?;
+        let clock = Clock::get();
+        let now = clock.pair();
+        let ticks = |ns: u64| match ns.checked_sub(now.monotonic_ns) {
+            Some(left) => now
+                .ticks
+                .saturating_add(clock.ticks(Duration::from_nanos(left))),
+            None => 0,
+        };
+        // Other members may have used up more since then.
+        let is_new = self.is_new.swap(false, Ordering::Relaxed);
+        for ((sustained, burst), (first, second)) in self.buckets.iter().zip(levels.empty_at) {
+            for (bucket, empty_at) in [(sustained, ticks(first)), (burst, ticks(second))] {
+                match is_new {
+                    true => bucket.set_empty_at(empty_at),
+                    false => bucket.raise(empty_at),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The tick at which the request may go, from `now` on. It is counted.

@@ -53,6 +53,14 @@ pub(super) struct Limits {
 }
 
 impl Limits {
+    /// None.
+    pub(super) fn unlimited() -> Limits {
+        Limits {
+            each: [None; COUNTED.len()],
+            iops_size: None,
+        }
+    }
+
     pub(super) fn parse(values: &Values<'_>) -> Result<Limits, String> {
         let mut each = [None; COUNTED.len()];
         for (limit, (name, what, _)) in each.iter_mut().zip(COUNTED) {

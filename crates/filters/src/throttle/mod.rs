@@ -13,7 +13,7 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Channel, Cx, DiskInfo, Op, RequestId};
+use fathom_core::{Channel, Cx, DiskInfo, Left, Op, RequestId};
 use group::Group;
 use limits::Limits;
 use queues::Queues;
@@ -101,13 +101,28 @@ impl Kind for Throttle {
         })
     }
 
-    fn new(settings: &Settings, filters: &Filters) -> Result<Throttle, String> {
+    fn new(settings: &Settings, filters: &Filters, _: Option<Left>) -> Result<Throttle, String> {
         let group = match &settings.group {
             Some(name) => filters.groups.join(name),
             None => Group::new(None),
         };
-        group.begin(&settings.limits);
+        group.go_by(&settings.limits);
         Ok(Throttle { group })
+    }
+
+    fn leave(&self) -> io::Result<Option<Left>> {
+        Ok(Some(Left {
+            values: self.group.levels(),
+            ..Left::default()
+        }))
+    }
+
+    fn inherit(&self, left: Left, is_same: bool) -> Result<(), String> {
+        // As with options that are set.
+        match is_same {
+            true => self.group.inherit(left.values),
+            false => Ok(()),
+        }
     }
 
     fn shared_options(&self) -> Option<Arc<Options<Settings>>> {
@@ -145,18 +160,19 @@ struct Throttling {
 
 impl Layer for Throttling {
     fn submit(&mut self, cx: &mut Cx, id: RequestId, below: &mut dyn Channel) {
-        let is_limited = match cx.slab[id].op {
-            Op::Read | Op::Write | Op::Discard | Op::WriteZeroes => cx.may_wait(id),
-            _ => false,
-        };
-        if is_limited {
-            let (limits, group) = (&self.settings.limits, &self.group);
+        let op = cx.slab[id].op;
+        let is_counted = !matches!(op, Op::Flush | Op::BlockStatus);
+        let (limits, group) = (&self.settings.limits, &self.group);
+        if is_counted && cx.may_wait(id) {
             self.queues.submit(cx, id, below, |cx, id| {
                 group.reserve(limits, &cx.slab[id], cx.now())
             });
-        } else {
-            below.submit(cx, id);
+            return;
         }
+        if is_counted {
+            group.reserve(limits, &cx.slab[id], cx.now());
+        }
+        below.submit(cx, id);
     }
 
     fn timer(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
@@ -171,6 +187,10 @@ impl Layer for Throttling {
     }
 
     fn drain(&mut self, cx: &mut Cx, _source: u16, below: &mut dyn Channel) {
-        self.queues.release_leaving(cx, below);
+        // What goes before its time is counted, too: others have to wait for longer.
+        let (limits, group) = (&self.settings.limits, &self.group);
+        self.queues.release_leaving(cx, below, |cx, id| {
+            group.reserve(limits, &cx.slab[id], cx.now())
+        });
     }
 }

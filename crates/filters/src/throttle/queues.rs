@@ -88,9 +88,15 @@ impl Queues {
     }
 
     /// Submit what may not wait any more.
-    pub(super) fn release_leaving(&mut self, cx: &mut Cx, below: &mut dyn Channel) {
+    pub(super) fn release_leaving(
+        &mut self,
+        cx: &mut Cx,
+        below: &mut dyn Channel,
+        reserve: impl Fn(&Cx, RequestId) -> u64,
+    ) {
         for queue in &mut self.queues {
             let first = queue.waiting.front().copied();
+            let is_reserved = queue.reserved.is_some();
             let leaving: Vec<_> = (queue.waiting.iter().copied())
                 .filter(|id| !cx.may_wait(*id))
                 .collect();
@@ -102,7 +108,12 @@ impl Queues {
                     cx.wake_at(cx.now());
                 }
             }
-            leaving.into_iter().for_each(|id| below.submit(cx, id));
+            for id in leaving {
+                if !(is_reserved && first == Some(id)) {
+                    reserve(cx, id);
+                }
+                below.submit(cx, id);
+            }
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use super::Objects;
 use crate::error::Error;
-use crate::handover::{DiskCounts, Estate, Given, Progress, State, VERSION};
+use crate::handover::{DiskCounts, Estate, Given, Progress, State, VERSION, WITH_PARTS};
 use crate::objects::disk::Served;
 use crate::objects::nbd::Nbd;
+use fathom_core::Legacy;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::{Arrival, Arriving};
 use fathom_exports::{Bound, Descriptors};
@@ -64,8 +65,13 @@ impl Estate for Objects {
         let mut files = Descriptors::default();
         let failed = |error: io::Error| format!("cannot duplicate a descriptor: {error}");
         let nbd = self.nbd.as_ref().map(|nbd| nbd.hand_over(&mut files));
+        let disks = self.disks.iter().map(Served::give);
+        let disks = disks.collect::<Result<Vec<_>, _>>()?;
         let state = State {
-            version: VERSION,
+            version: match disks.iter().all(|disk| disk.lent.is_empty()) {
+                true => VERSION,
+                false => WITH_PARTS,
+            },
             pid: std::process::id(),
             nbd: nbd.transpose().map_err(failed)?.unwrap_or_default(),
             kept: None,
@@ -77,11 +83,10 @@ impl Estate for Objects {
             tenants: None,
             groups: Vec::new(),
         };
-        let disks = self.disks.iter().map(Served::give);
         Ok(Given {
             state,
             files,
-            disks: disks.collect::<Result<_, _>>()?,
+            disks,
         })
     }
 
@@ -95,6 +100,21 @@ impl Estate for Objects {
         let held = nbd.map(|nbd| nbd.hold(deadline, self.encrypted_end, &mut files));
         let held = held.transpose()?;
         Ok((held.unwrap_or_default(), files))
+    }
+
+    fn leave(&self) -> Result<Vec<Legacy>, String> {
+        self.disks.iter().map(Served::leave).collect()
+    }
+
+    fn take_left(&mut self, left: Vec<Legacy>) -> Result<(), String> {
+        let mut disks = self.disks.iter_mut().zip(&left);
+        disks.try_for_each(|(disk, left)| disk.take_left(left))
+    }
+
+    fn end(&self, deadline: Instant) {
+        self.disks
+            .iter()
+            .for_each(|disk| disk.leave_for_good(deadline));
     }
 
     fn adopt_clients(

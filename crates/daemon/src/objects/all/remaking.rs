@@ -24,24 +24,27 @@ impl Objects {
     fn begin_to_remake(&self, index: usize, wanted: DiskTable) -> Result<(), Refusal> {
         let disk = &self.disks[index];
         let invalid = |text| Kind::Invalid.because(text);
-        disk.is_all_in_files().map_err(|problem| {
+        let conflict = |problem| {
             let name = disk.name();
             Kind::Conflict.because(format!(
                 "disk '{name}' cannot be changed while it is served: {problem}"
             ))
-        })?;
+        };
+        disk.may_be_left().map_err(conflict)?;
         wanted.check_paths().map_err(invalid)?;
         let options = DiskOptions::of(wanted, self.nbd.is_some());
         let mut options = options.map_err(invalid)?;
         // It is traced when somebody asks for it again.
         options.trace = None;
         options.disk.succeeds = true;
+        options.disk.legacy = disk.lend().map_err(conflict)?;
         if let Some(pool) = &options.disk.pool {
             self.common.pools.check(pool).map_err(invalid)?;
         }
         let remake = Remake {
             export: disk.export_shared(),
             clients: self.nbd.as_ref().map(Nbd::server),
+            parts: disk.parts(),
             options,
             common: self.common.clone(),
         };

@@ -2,36 +2,40 @@
 
 use super::Served;
 use crate::error::Error;
-use crate::handover::{DiskCounts, DiskState, WorkerCounts};
+use crate::handover::{DiskCounts, DiskState, GivenDisk, WorkerCounts};
 use crate::info::WorkerInfo;
 use crate::objects::inherited::Inherited;
-use fathom_core::WorkerHandle;
-use fathom_exports::vhost_user::{Arrival, Frozen};
+use fathom_core::{Legacy, Parts, WorkerHandle};
+use fathom_exports::vhost_user::Arrival;
 use fathom_trace::StageHistograms;
-
-/// Filters whose options are all that matters of them: what others have beside these would be lost.
-const BY_OPTIONS: [&str; 5] = ["delay", "pause", "readahead", "readonly", "throttle"];
+use std::time::Instant;
 
 impl Served {
     /// Why another process could not go on with it; one line for the user.
     pub fn may_be_handed_over(&self) -> Result<(), String> {
         let name = self.name();
-        self.is_all_in_files()
+        self.may_be_left()
             .map_err(|problem| format!("disk '{name}' cannot be handed over: {problem}"))
     }
 
     /// Why another one in its place would be another disk.
-    pub fn is_all_in_files(&self) -> Result<(), String> {
-        let name = self.name();
-        let location = self.options.disk.location.to_string();
-        let filters = self.stack.filters.info();
-        let stays = filters
-            .iter()
-            .find(|filter| !BY_OPTIONS.contains(&filter.name.as_str()));
-        let problem = match stays {
-            Some(filter) => format!("what its filter '{}' has kept would be lost", filter.name),
-            None if location.starts_with("memory:") => {
+    pub fn may_be_left(&self) -> Result<(), String> {
+        let problem = match self.stack.parts.may_go().err() {
+            Some(problem) => problem,
+            None if self
+                .options
+                .disk
+                .location
+                .to_string()
+                .starts_with("memory:") =>
+            {
                 "it is in this server's memory only".to_owned()
+            }
+            None if self.trace.is_some() => {
+                format!(
+                    "it is being traced: end that first (fathom trace {} --off)",
+                    self.name()
+                )
             }
             None if self.options.disk.inject.is_some() => "--inject is not handed over".to_owned(),
             None if self
@@ -42,9 +46,6 @@ impl Served {
             {
                 "a flush of it has failed, which another process would not know".to_owned()
             }
-            None if self.trace.is_some() => {
-                format!("it is being traced: end that first (fathom trace {name} --off)")
-            }
             None if self.options.table.is_none() => "its options are not known".to_owned(),
             None => return Ok(()),
         };
@@ -52,7 +53,7 @@ impl Served {
     }
 
     /// What it is, for a successor, and its export, which stands still from now on.
-    pub fn give(&self) -> Result<(DiskState, Option<Frozen>), String> {
+    pub fn give(&self) -> Result<GivenDisk, String> {
         let table = self.options.table.as_deref().cloned();
         let export = self
             .vhost_user
@@ -63,8 +64,38 @@ impl Served {
             table: table.ok_or_else(|| named("its options are not known".to_owned()))?,
             export: None,
             files: 0,
+            lent: Default::default(),
         };
-        Ok((state, export.transpose().map_err(named)?))
+        Ok(GivenDisk {
+            state,
+            export: export.transpose().map_err(named)?,
+            lent: self.lend().map_err(named)?,
+        })
+    }
+
+    /// What its parts are open for, in this place and in another one.
+    pub fn lend(&self) -> Result<Legacy, String> {
+        self.stack.parts.lend()
+    }
+
+    pub fn parts(&self) -> Parts {
+        self.stack.parts.clone()
+    }
+
+    /// Nothing is in flight: how its parts are.
+    pub fn leave(&self) -> Result<Legacy, String> {
+        self.stack.parts.leave()
+    }
+
+    /// Its parts go on from there.
+    pub fn take_left(&mut self, left: &Legacy) -> Result<(), String> {
+        let taken = self.stack.parts.inherit(left);
+        taken.map_err(|problem| format!("disk '{}': {problem}", self.name()))
+    }
+
+    /// Another process goes on with it.
+    pub fn leave_for_good(&self, deadline: Instant) {
+        self.stack.parts.end(deadline);
     }
 
     /// Have the kernel write what it has of the disk's file, while requests go on.
