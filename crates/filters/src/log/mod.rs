@@ -10,14 +10,21 @@ use crate::live::View;
 use crate::registry::Filters;
 use crate::values::Values;
 use fathom_core::{Channel, Cx, DiskInfo, Left, Request, RequestId};
+use fathom_files::gate;
 use line::{Format, Record};
+use serde_json::json;
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use writer::{Output, Queue, Writer};
 
 pub(crate) struct Log {
     writer: Writer,
+    /// Where it goes now; None: standard error.
+    file: Mutex<Option<(PathBuf, File)>>,
 }
 
 #[derive(Clone)]
@@ -28,11 +35,29 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    fn open(&self) -> Result<Output, String> {
-        Output::open(self.file.as_deref(), self.format).map_err(|error| {
-            let path = self.file.as_deref().unwrap_or("standard error".as_ref());
-            format!("log: {}: {error}", path.display())
-        })
+    fn open(&self) -> Result<Option<(PathBuf, File)>, String> {
+        let open = |path: &PathBuf| {
+            let opened = gate::append(path).map(|file| (path.clone(), file));
+            opened.map_err(|error| format!("log: {}: {error}", path.display()))
+        };
+        self.file.as_ref().map(open).transpose()
+    }
+
+    fn output(&self, file: Option<&(PathBuf, File)>) -> Result<Output, String> {
+        let file = file.map(|(_, file)| file.try_clone()).transpose();
+        let file = file.map_err(|error| format!("log: cannot duplicate a descriptor: {error}"))?;
+        Ok(Output::new(file, self.format))
+    }
+
+    /// Where a predecessor's went, if it is to go there; and the end of that.
+    fn taken(&self, mut left: Left) -> Result<Option<(Option<File>, OwnedFd)>, String> {
+        let path = left.values["file"].as_str().map(PathBuf::from);
+        if path != self.file {
+            return Ok(None);
+        }
+        let end = left.take_file()?;
+        let file = path.map(|_| left.take_file().map(File::from));
+        Ok(Some((file.transpose()?, end)))
     }
 }
 
@@ -65,21 +90,48 @@ impl Kind for Log {
         })
     }
 
-    fn new(settings: &Settings, _: &Filters, _: Option<Left>) -> Result<Log, String> {
-        let writer = Writer::start(settings.open()?);
+    fn new(settings: &Settings, _: &Filters, lent: Option<Left>) -> Result<Log, String> {
+        let taken = lent.map(|left| settings.taken(left)).transpose()?.flatten();
+        let (file, after) = match taken {
+            Some((file, end)) => (settings.file.clone().zip(file), Some(end)),
+            None => (settings.open()?, None),
+        };
+        let writer = Writer::start(settings.output(file.as_ref())?, after);
         let writer = writer.map_err(|error| format!("log: cannot start its thread: {error}"))?;
-        Ok(Log { writer })
+        let file = Mutex::new(file);
+        Ok(Log { writer, file })
     }
 
     fn changing(&self, to: &Settings) -> Result<(), String> {
-        match self.writer.switch(to.open()?) {
-            true => Ok(()),
+        let file = to.open()?;
+        let output = to.output(file.as_ref())?;
+        match self.writer.switch(output) {
+            true => {
+                *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+                Ok(())
+            }
             false => Err("log: nobody reads what was written before".into()),
         }
     }
 
-    fn may_go(_: &Settings) -> Result<(), String> {
-        Err("what its filter 'log' has kept would be lost".into())
+    /// The file, and by what the end of this writer is known: it writes what it has, however much that
+    /// is, while requests go on elsewhere, and then the other one writes what it has got meanwhile.
+    fn lend(&self) -> io::Result<Option<Left>> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = vec![self.writer.end_event()?];
+        if let Some((_, file)) = &*file {
+            files.push(file.try_clone()?.into());
+        }
+        let path = file.as_ref().map(|(path, _)| path.to_string_lossy());
+        Ok(Some(Left {
+            values: json!({ "file": path }),
+            files,
+            is_needed: false,
+        }))
+    }
+
+    fn end(&self, deadline: Instant) {
+        self.writer.end(deadline);
     }
 
     fn layer(

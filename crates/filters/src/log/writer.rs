@@ -2,11 +2,11 @@
 
 use super::line::{Format, Record};
 use fathom_core::{ThreadKind, thread_starts};
-use fathom_files::gate;
-use std::io::{self, Write, stderr};
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Write, pipe, stderr};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,12 +27,13 @@ pub(super) struct Output {
 }
 
 impl Output {
-    pub(super) fn open(file: Option<&Path>, format: Format) -> io::Result<Output> {
+    /// None: standard error.
+    pub(super) fn new(file: Option<File>, format: Format) -> Output {
         let to: Box<dyn Write + Send> = match file {
-            Some(path) => Box::new(gate::append(path)?),
+            Some(file) => Box::new(file),
             None => Box::new(stderr()),
         };
-        Ok(Output { to, format })
+        Output { to, format }
     }
 }
 
@@ -45,6 +46,10 @@ enum Message {
 pub(super) struct Writer {
     queue: Queue,
     thread: JoinHandle<()>,
+    /// The other end is the thread's, and goes with it.
+    end: PipeReader,
+    /// It need not wait for another writer's end.
+    is_over: Arc<AtomicBool>,
 }
 
 /// A worker's way to the writer.
@@ -75,9 +80,14 @@ impl Queue {
 }
 
 impl Writer {
-    pub(super) fn start(output: Output) -> io::Result<Writer> {
+    /// Writes nothing before the end of `after`, another writer's [end event](Self::end_event).
+    pub(super) fn start(output: Output, after: Option<OwnedFd>) -> io::Result<Writer> {
         let (messages, received) = sync_channel(ROOM);
-        let dropped = Arc::new(AtomicU64::new(0));
+        let (dropped, is_over) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (end, alive) = pipe()?;
         let body = Body {
             received,
             dropped: dropped.clone(),
@@ -85,13 +95,34 @@ impl Writer {
             text: String::new(),
         };
         let thread = std::thread::Builder::new().name("log".into());
+        let gives_up = is_over.clone();
         Ok(Writer {
             queue: Queue { messages, dropped },
             thread: thread.spawn(move || {
                 thread_starts(ThreadKind::Log);
+                let _alive: PipeWriter = alive;
+                if let Some(other) = after {
+                    wait_for_end(&other, &gives_up);
+                }
                 body.run();
             })?,
+            end,
+            is_over,
         })
+    }
+
+    /// By which another one sees that this one has written all that it had.
+    pub(super) fn end_event(&self) -> io::Result<OwnedFd> {
+        self.end.try_clone().map(OwnedFd::from)
+    }
+
+    /// Write what there is, until then, and nothing more.
+    pub(super) fn end(&self, deadline: Instant) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.queue.insist(Message::End, deadline);
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(POLL);
+        }
     }
 
     pub(super) fn queue(&self) -> Queue {
@@ -107,11 +138,20 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
-        self.queue.insist(Message::End, deadline);
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(POLL);
-        }
+        self.end(Instant::now() + PATIENCE);
+    }
+}
+
+/// For as long as somebody could be writing there, if this one is not to end.
+fn wait_for_end(other: &OwnedFd, gives_up: &AtomicBool) {
+    let mut events = libc::pollfd {
+        fd: other.as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    while events.revents == 0 && !gives_up.load(Ordering::Relaxed) {
+        // SAFETY: the argument is one structure of the kernel's, and the descriptor is open.
+        unsafe { libc::poll(&raw mut events, 1, POLL.as_millis() as i32) };
     }
 }
 

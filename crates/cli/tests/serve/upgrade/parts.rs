@@ -1,10 +1,99 @@
 //! What a disk's parts have kept goes along: memory, overlays, filters' state, traces, logs.
 
-use super::Chain;
-use crate::support::{eventually, fathom, stdout_of};
+use super::{BLOCK, Chain, SIZE, StopAtEnd, fails_late, image, load};
+use crate::support::{as_arg, disk_dir, eventually, fathom, stdout_of};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// Upgrades, some of which fail late, and other options within the process, under a load that checks
+/// what it reads; how many rounds of it there were.
+fn rounds_of_load(chain: &mut Chain, steps: usize) -> u64 {
+    let socket = chain.server.arg("s");
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let dir = disk_dir();
+    let late = fails_late(dir.path());
+    let mut pauses = Vec::new();
+    thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        let load = scope.spawn(|| load(&socket, 2, &stop, &rounds));
+        for step in 0..steps {
+            let before = rounds.load(SeqCst);
+            eventually("progress", || {
+                assert!(!load.is_finished());
+                (rounds.load(SeqCst) > before).then_some(())
+            });
+            match step % 4 {
+                1 => chain.refused(&["--binary", &late], "locked"),
+                3 => {
+                    let threads = format!("iothreads={}", 1 + step / 4 % 2);
+                    stdout_of(&["disk", "change", &chain.server.api(), &threads]);
+                }
+                _ => pauses.push(chain.upgrade(&[])["pause_ms"].as_f64().unwrap()),
+            }
+        }
+    });
+    eprintln!("{pauses:.1?} ms");
+    let log = chain.server.log();
+    assert_eq!(log.matches("front-end connected").count(), 1, "{log}");
+    let is_bad = |line: &&str| line.contains("ERROR") || line.contains("WARN");
+    let mut bad = log.lines().filter(is_bad);
+    assert!(bad.all(|line| line.contains("locked")), "{log}");
+    rounds.load(SeqCst)
+}
+
+/// No faster than logs are written and traces read, which lose what comes too fast.
+const SLOW: [&str; 4] = [
+    "--filter",
+    "delay:read=500us,write=500us",
+    "--iothreads",
+    "2",
+];
+
+/// Requests by operation and place.
+type Counts = BTreeMap<(String, u64), u64>;
+
+fn counted(lines: &str, rounds: u64) {
+    let mut counts = Counts::new();
+    for line in lines.lines() {
+        let one: Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert_eq!(one["lost"], Value::Null, "{line}");
+        let op = one["op"].as_str().unwrap().to_owned();
+        *counts
+            .entry((op, one["offset"].as_u64().unwrap()))
+            .or_default() += 1;
+    }
+    let blocks = SIZE / (BLOCK as u64 * 4);
+    assert_eq!(counts.len() as u64, 2 * blocks);
+    for (request, count) in counts {
+        assert_eq!(count, rounds, "{request:?}");
+    }
+}
+
+#[test]
+fn every_request_is_logged_once() {
+    let dir = disk_dir();
+    let log = as_arg(&dir.path().join("log"));
+    let filter = format!("log:file={log},format=json");
+    let images = disk_dir();
+    let mut chain = Chain::start(
+        &image(images.path(), "raw"),
+        &[&["--filter", &filter], &SLOW[..]].concat(),
+    );
+    let rounds = rounds_of_load(&mut chain, 12);
+    // It is the same file, whatever it is called by now.
+    let renamed = dir.path().join("renamed");
+    fs::rename(&log, &renamed).unwrap();
+    chain.upgrade(&[]);
+    chain.quit();
+    counted(&fs::read_to_string(&renamed).unwrap(), rounds);
+    assert!(!fs::exists(&log).unwrap());
+}
 
 /// A load of so many requests at once, for as long as it is not ended.
 fn bench(chain: &Chain) -> Child {
