@@ -63,6 +63,9 @@ impl TraceError {
     }
 }
 
+/// A greater number of a record than any writer reaches.
+const MAX_NUMBER: u64 = 1 << 60;
+
 /// 8-byte words in a record.
 const WORDS: usize = 12;
 /// Bytes in a record.

@@ -298,16 +298,9 @@ fn what_cannot_be_handed_over_is_refused() {
     for (disk, args, words) in [
         ("memory:1M", &[][..], "memory only"),
         ("null:1M", &["--filter", "fault:op=flush"][..], "'fault'"),
-        ("null:1M", &["--trace", "trace"][..], "traced"),
         ("null:1M", &["--inject", "storage=1us"][..], "--inject"),
     ] {
-        let dir = disk_dir();
-        let trace = as_arg(&dir.path().join("t"));
-        let args: Vec<_> = args
-            .iter()
-            .map(|arg| if *arg == "trace" { trace.as_str() } else { arg })
-            .collect();
-        let chain = Chain::start(disk, &args);
+        let chain = Chain::start(disk, args);
         chain.refused(&[], words);
         chain.refused(&["--binary", &as_arg(&open_to_all)], words);
         chain.server.load(100, &[]);

@@ -28,6 +28,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// What it is called among a disk's parts.
+const TRACE: &str = "trace";
+
 /// What a daemon has to say about a disk at its end.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
@@ -90,7 +93,10 @@ impl Served {
             trace: None,
             inherited: Inherited::default(),
         };
-        if let Some(path) = served.options.trace.clone() {
+        if let Some(lent) = served.options.disk.legacy.take(TRACE) {
+            let trace = Tracer::resume(lent, served.stack.workers.len());
+            served.trace = Some(trace.map_err(Error::Options)?);
+        } else if let Some(path) = served.options.trace.clone() {
             served.trace = Some(served.start_trace(&path)?);
         }
         Ok(served)

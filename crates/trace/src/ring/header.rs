@@ -23,7 +23,7 @@ const AT_RECORD: usize = 12;
 const AT_RINGS: usize = 16;
 const AT_CAPACITY: usize = 20;
 pub(super) const AT_PID: usize = 24;
-const AT_CLOCK: usize = 28;
+pub(super) const AT_CLOCK: usize = 28;
 /// The frequency, an f64; the only field that changes later.
 pub(super) const AT_HZ: usize = 32;
 const AT_TICKS: usize = 40;

@@ -6,7 +6,7 @@
 //! and not a SIGBUS.
 
 use super::header::{AT_HZ, HEADER, Header};
-use super::{Payload, RECORD, TraceError, TraceRecord, WORDS, decode};
+use super::{MAX_NUMBER, Payload, RECORD, TraceError, TraceRecord, WORDS, decode};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -18,9 +18,6 @@ const BATCH: usize = 128;
 /// How often one [`RingReader::poll`] starts over on a ring whose writer has
 /// overtaken it, before the other rings get their turn.
 const ATTEMPTS: usize = 64;
-
-/// A greater number of a record than any writer reaches.
-const MAX_NUMBER: u64 = 1 << 60;
 
 /// A record and where it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

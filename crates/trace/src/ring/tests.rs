@@ -205,6 +205,34 @@ fn a_file_cut_short_under_the_reader_is_an_error() {
     assert!(error.to_string().contains("cut short"), "{error}");
 }
 
+/// Wherever the writer before has stopped.
+#[test]
+fn another_writer_goes_on_behind_the_last_record() {
+    for before in [0, 1, 2, 100, 127, 128, 129, 255, 256, 257, 1000] {
+        let (_dir, path, mut file) = trace(2, 128);
+        let mut first = file.writer(1);
+        let mut reader = RingReader::open(&path).unwrap();
+        let mut found = Vec::new();
+        for n in 0..before {
+            first.write(&record(n));
+            found.extend(poll(&mut reader));
+        }
+        let shared = File::from(file.file().try_clone_to_owned().unwrap());
+        drop((file, first));
+        let mut next = RingFile::resumed(&path, shared).unwrap();
+        assert_eq!(next.rings(), 2);
+        let mut second = next.writer(1);
+        next.own();
+        for n in before..before + 200 {
+            second.write(&record(n));
+            found.extend(poll(&mut reader));
+        }
+        let expected: Vec<_> = (0..before + 200).map(record).collect();
+        assert!(found == expected, "{before}");
+        assert_eq!(reader.lost(), 0);
+    }
+}
+
 proptest! {
     #[test]
     fn what_is_written_is_what_is_read(

@@ -1,7 +1,7 @@
 //! Creating a trace file, and writing to it without ever waiting.
 
-use super::header::{AT_HZ, AT_PID, HEADER, Header, has_magic};
-use super::{RECORD, TraceError, TraceRecord, WORDS, encode};
+use super::header::{AT_CLOCK, AT_HZ, AT_PID, HEADER, Header, has_magic};
+use super::{MAX_NUMBER, RECORD, TraceError, TraceRecord, WORDS, encode};
 use crate::clock::Clock;
 use fathom_sigbus::{Alarm, Guarded, Spare};
 use rustix::event::{EventfdFlags, eventfd};
@@ -63,16 +63,22 @@ impl RingFile {
 
     /// and the writers, of a file that was prepared.
     pub fn of(path: &Path, file: File) -> Result<RingFile, TraceError> {
+        let file = RingFile::resumed(path, file)?;
+        file.own();
+        Ok(file)
+    }
+
+    /// One that somebody else has written, and might go on with until [`RingFile::own`]; writers are
+    /// taken when he stands still. It comes with its lock.
+    pub fn resumed(path: &Path, file: File) -> Result<RingFile, TraceError> {
         let mut page = [0; HEADER];
         file.read_exact_at(&mut page, 0)
             .map_err(TraceError::io(path))?;
         let header = Header::decode(&page).map_err(TraceError::unusable(path))?;
-        let header = Header {
-            pid: std::process::id(),
-            ..header
-        };
-        file.write_all_at(&header.pid.to_ne_bytes(), AT_PID as u64)
-            .map_err(TraceError::io(path))?;
+        if header.tsc != Clock::get().is_tsc() {
+            let problem = "its stamps are of a clock that is not used any more";
+            return Err(TraceError::unusable(path)(problem.into()));
+        }
         let mapping = Mapping::new(file, header.file_bytes() as usize);
         Ok(RingFile {
             mapping: Arc::new(mapping.map_err(TraceError::io(path))?),
@@ -81,7 +87,26 @@ impl RingFile {
         })
     }
 
-    /// The one writer of ring `ring`.
+    /// It is this process's from now on.
+    pub fn own(&self) {
+        let mut both = [0; 8];
+        both[..4].copy_from_slice(&std::process::id().to_ne_bytes());
+        both[AT_CLOCK - AT_PID..].copy_from_slice(&u32::from(self.header.tsc).to_ne_bytes());
+        let word = u64::from_ne_bytes(both);
+        self.mapping.words()[AT_PID / 8].store(word, Ordering::Relaxed);
+    }
+
+    /// With its lock.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.mapping.file.as_fd()
+    }
+
+    /// One for each worker.
+    pub fn rings(&self) -> usize {
+        self.free.len()
+    }
+
+    /// The one writer of ring `ring`, which goes on behind what is there.
     ///
     /// # Panics
     /// When there is no such ring or its writer has been taken.
@@ -89,12 +114,35 @@ impl RingFile {
         let free = std::mem::take(&mut self.free[ring]);
         assert!(free, "ring {ring} has its writer");
         let first = (HEADER as u64 + ring as u64 * self.header.ring_bytes()) / 8;
+        let first = first as usize;
         RingWriter {
             mapping: self.mapping.clone(),
-            first: first as usize,
+            first,
             mask: u64::from(self.header.capacity) - 1,
-            next: 0,
+            next: self.written(first),
         }
+    }
+
+    /// How many records have been written to the ring whose first word is there. A stranger may have
+    /// changed them: then it is any number.
+    fn written(&self, first: usize) -> u64 {
+        let sequence =
+            |slot: usize| self.mapping.words()[first + slot * WORDS].load(Ordering::Acquire);
+        let capacity = self.header.capacity as usize;
+        // The last round ends before the first slot that is of the round before.
+        let round = sequence(0);
+        if round % 2 == 1 || !(2..=2 * MAX_NUMBER).contains(&round) {
+            return 0;
+        }
+        let (mut of_it, mut others) = (0, capacity);
+        while others - of_it > 1 {
+            let slot = of_it + (others - of_it) / 2;
+            match sequence(slot) == round + 2 * slot as u64 {
+                true => of_it = slot,
+                false => others = slot,
+            }
+        }
+        (round - 2) / 2 + others as u64
     }
 
     /// Readable once a writer has found that another process truncated the
@@ -168,7 +216,7 @@ struct Mapping {
     start: NonNull<AtomicU64>,
     words: usize,
     /// Holds the lock.
-    _file: File,
+    file: File,
 }
 
 // SAFETY: the memory is reached by atomic operations only, and is unmapped
@@ -202,7 +250,7 @@ impl Mapping {
             cut: cut.clone(),
             start: NonNull::new(start.cast()).ok_or(ErrorKind::OutOfMemory)?,
             words: bytes / 8,
-            _file: file,
+            file,
         };
         start.expose_provenance();
         // Pages are not huge: hugetlbfs has no pwrite(2).

@@ -95,6 +95,36 @@ fn every_request_is_logged_once() {
     assert!(!fs::exists(&log).unwrap());
 }
 
+#[test]
+fn a_trace_goes_on() {
+    let dir = disk_dir();
+    let (trace, printed) = (dir.path().join("trace"), dir.path().join("printed"));
+    let trace = as_arg(&trace);
+    let images = disk_dir();
+    let mut chain = Chain::start(&image(images.path(), "raw"), &SLOW);
+    stdout_of(&["trace", "--pid", &chain.server.api(), "--on", &trace]);
+    let mut reader = fathom();
+    reader
+        .args(["trace", "--follow", "--json", &trace])
+        .stdin(Stdio::null());
+    let mut reader = reader
+        .stdout(fs::File::create(&printed).unwrap())
+        .spawn()
+        .unwrap();
+    let rounds = rounds_of_load(&mut chain, 12);
+    assert_eq!(chain.ask(&["info"])["trace"], trace.as_str());
+    // More threads than the trace has room for would leave requests out.
+    let refusal = crate::support::run(&["disk", "change", &chain.server.api(), "iothreads=3"]);
+    let said = String::from_utf8_lossy(&refusal.stderr).into_owned();
+    assert!(
+        !refusal.status.success() && said.contains("room for 2 workers"),
+        "{said}"
+    );
+    chain.quit();
+    assert!(reader.wait().unwrap().success());
+    counted(&fs::read_to_string(&printed).unwrap(), rounds);
+}
+
 /// A load of so many requests at once, for as long as it is not ended.
 fn bench(chain: &Chain) -> Child {
     let mut command = fathom();

@@ -1,6 +1,6 @@
 //! A disk that goes from one process to another.
 
-use super::Served;
+use super::{Served, TRACE};
 use crate::error::Error;
 use crate::handover::{DiskCounts, DiskState, GivenDisk, WorkerCounts};
 use crate::info::WorkerInfo;
@@ -30,12 +30,6 @@ impl Served {
                 .starts_with("memory:") =>
             {
                 "it is in this server's memory only".to_owned()
-            }
-            None if self.trace.is_some() => {
-                format!(
-                    "it is being traced: end that first (fathom trace {} --off)",
-                    self.name()
-                )
             }
             None if self.options.disk.inject.is_some() => "--inject is not handed over".to_owned(),
             None if self
@@ -75,7 +69,12 @@ impl Served {
 
     /// What its parts are open for, in this place and in another one.
     pub fn lend(&self) -> Result<Legacy, String> {
-        self.stack.parts.lend()
+        let legacy = self.stack.parts.lend()?;
+        if let Some(trace) = &self.trace {
+            let failed = |error| format!("what its trace has cannot go: {error}");
+            legacy.put(TRACE, trace.lend().map_err(failed)?);
+        }
+        Ok(legacy)
     }
 
     pub fn parts(&self) -> Parts {
@@ -89,6 +88,9 @@ impl Served {
 
     /// Its parts go on from there.
     pub fn take_left(&mut self, left: &Legacy) -> Result<(), String> {
+        if let Some(trace) = &mut self.trace {
+            trace.begin(&self.stack.workers);
+        }
         let taken = self.stack.parts.inherit(left);
         taken.map_err(|problem| format!("disk '{}': {problem}", self.name()))
     }
