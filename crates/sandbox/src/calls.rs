@@ -39,8 +39,8 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
 const PR_SET_VMA: u64 = 0x5356_4d41;
 const PR_GET_AUXV: u64 = 0x4155_5856;
 
-/// ioctl(2) of files and devices: linux/fs.h, and PAGEMAP_SCAN.
-const IOCTLS: [u64; 9] = [
+/// ioctl(2) of files and devices: linux/fs.h.
+const IOCTLS: [u64; 8] = [
     0x1277,      // BLKDISCARD
     0x127f,      // BLKZEROOUT
     0x125e,      // BLKROGET
@@ -48,7 +48,6 @@ const IOCTLS: [u64; 9] = [
     0x127b,      // BLKPBSZGET
     0x1279,      // BLKIOOPT
     0x8008_1272, // BLKGETSIZE64
-    0xc060_6610, // PAGEMAP_SCAN
     0x5421,      // FIONBIO
 ];
 

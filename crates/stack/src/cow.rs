@@ -1,5 +1,6 @@
 //! An overlay that takes a disk's changes and goes with the server.
 
+use crate::bare::Bare;
 use crate::confined::AllowedDirs;
 use crate::description::Description;
 use crate::image_files::{ImageOpener, StoredImage};
@@ -8,17 +9,13 @@ use fathom_files::gate;
 use fathom_formats::Format;
 use fathom_formats::offline::create::{Backing, Options as CreateOptions, create, size_in};
 use fathom_formats::served::{ImageDisk, ImageOptions};
-use fathom_storage::{FileDisk, FileOptions};
+use fathom_storage::FileOptions;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Put a new qcow2 image over the one at `path`, which is opened for reading
 /// only. Its file is in `dir`, without a name.
-pub fn open(
-    path: &Path,
-    dir: &Path,
-    description: &Description,
-) -> Result<(Arc<dyn Disk>, Arc<FileDisk>), DiskError> {
+pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result<Bare, DiskError> {
     let unusable = |problem: String| DiskError::Unusable {
         path: path.to_owned(),
         problem,
@@ -76,7 +73,11 @@ pub fn open(
     let opener = ImageOpener::new(dirs, file_options)
         .with_data_file(&backing, description.data_file.as_deref());
     let disk = opener.open_disk(stored, image_options)?;
-    Ok((Arc::new(Passing(disk)), storage))
+    Ok(Bare {
+        disk: Arc::new(Passing(disk)),
+        file: Some(storage),
+        part: None,
+    })
 }
 
 /// An image of which nothing is left when the process is killed, so that its

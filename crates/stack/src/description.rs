@@ -186,6 +186,7 @@ impl Description {
             engine: self.engine,
             workers: self.iothreads,
             server_timeout: self.server_timeout,
+            legacy: self.legacy.clone(),
         }
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! Who uses the disk, and how they come to it, is not known here.
 
+mod bare;
 mod confined;
 mod cow;
 mod cpus;

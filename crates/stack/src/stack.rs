@@ -1,5 +1,6 @@
 //! A running disk: opened, in its filters, with its workers.
 
+use crate::bare::Bare;
 use crate::confined::AllowedDirs;
 use crate::cow;
 use crate::description::Description;
@@ -13,7 +14,7 @@ use fathom_files::gate;
 use fathom_filters::Filters;
 use fathom_formats::Format;
 use fathom_formats::served::{ImageDisk, ImageOptions};
-use fathom_storage::{ByteDisk, EngineKind, FileDisk, FileOptions};
+use fathom_storage::{ByteDisk, EngineKind, FileDisk, FileOptions, Opened, PART};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -59,8 +60,11 @@ impl Stack {
         let filters = DiskFilters::make(all, &description.filters, &description.legacy);
         let filters = filters.map_err(|error| Error::Description(format!("--filter: {error}")))?;
         let overlay = filters.overlay_dir();
-        let (disk, file) = open_disk(description, overlay.as_deref().map(Path::new))?;
+        let bare = open_disk(description, overlay.as_deref().map(Path::new))?;
+        let Bare { disk, file, part } = bare;
         let mut parts = Parts::default();
+        part.into_iter()
+            .for_each(|(name, part)| parts.add(name, part));
         filters.add_to(&mut parts);
         description
             .legacy
@@ -92,31 +96,33 @@ impl Stack {
     }
 }
 
-/// The disk without its filters, and the file that it is in.
-type Bare = (Arc<dyn Disk>, Option<Arc<FileDisk>>);
-
 /// `overlay`: where its changes go, with the server.
 fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, Error> {
     let path = description.location.path();
     if let (Some(path), None) = (path, description.format) {
         refuse_other_formats(path)?;
     }
-    let (disk, file): (Arc<dyn Disk>, _) = match (path, overlay) {
-        (Some(path), Some(dir)) => cow::open(path, dir, description)?,
+    match (path, overlay) {
+        (Some(path), Some(dir)) => Ok(cow::open(path, dir, description)?),
         (None, Some(_)) => {
             let problem = "--filter cow is for images in files";
-            return Err(Error::Description(problem.into()));
+            Err(Error::Description(problem.into()))
         }
         (Some(path), None) if !description.is_whole() => {
             let (disk, file) = open_image(path, description)?;
-            (Arc::new(disk), file)
+            Ok(Bare {
+                disk: Arc::new(disk),
+                file: Some(file),
+                part: None,
+            })
         }
         (_, None) => {
             let opened = description.location.open(&description.open_options())?;
-            return Ok((opened.disk, opened.file));
+            let Opened { disk, file, part } = opened;
+            let part = part.map(|part| (PART, part));
+            Ok(Bare { disk, file, part })
         }
-    };
-    Ok((disk, Some(file)))
+    }
 }
 
 /// Open an image whose disk is not all of its file, with all that it names;

@@ -110,6 +110,23 @@ pub(crate) unsafe fn copy(buffer: iovec, segments: &[iovec], skip: u64, directio
     }
 }
 
+/// Fill `len` bytes of `segments` from `skip` on with zeroes.
+///
+/// # Safety
+/// All segments are valid for writes.
+pub(crate) unsafe fn clear(segments: &[iovec], skip: u64, len: u64) {
+    let (mut skip, mut left) = (skip, len as usize);
+    for segment in segments {
+        let skipped = skip.min(segment.iov_len as u64) as usize;
+        skip -= skipped as u64;
+        let n = (segment.iov_len - skipped).min(left);
+        let at = segment.iov_base.cast::<u8>().wrapping_add(skipped);
+        // SAFETY: `n` bytes lie in the segment.
+        unsafe { at.write_bytes(0, n) };
+        left -= n;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 
 use crate::engine::EngineKind;
 use crate::file::{Cache, FileDisk};
-use fathom_core::{Disk, DiskError};
+use fathom_core::{Disk, DiskError, Legacy, Part};
 use fathom_units::{Timeout, parse_size};
 use std::ffi::OsStr;
 use std::fmt;
@@ -64,13 +64,20 @@ pub struct OpenOptions {
     pub workers: usize,
     /// How long an NBD server may say nothing of a request; `None`: the default.
     pub server_timeout: Option<Timeout>,
+    /// What the disk before it has lent, as [`PART`].
+    pub legacy: Legacy,
 }
+
+/// What a storage is called among a disk's parts.
+pub const PART: &str = "storage";
 
 /// An open disk.
 pub struct Opened {
     pub disk: Arc<dyn Disk>,
     /// The same, if it is a file.
     pub file: Option<Arc<FileDisk>>,
+    /// The same, if it has something to leave.
+    pub part: Option<Arc<dyn Part>>,
 }
 
 impl Opened {
@@ -79,6 +86,7 @@ impl Opened {
         Opened {
             disk: Arc::new(disk),
             file: None,
+            part: None,
         }
     }
 }
@@ -87,14 +95,16 @@ impl Opened {
 pub(crate) struct OfSize {
     prefix: &'static str,
     size: u64,
-    open: fn(u64) -> Result<Opened, DiskError>,
+    open: Open,
 }
+
+type Open = fn(u64, &OpenOptions) -> Result<Opened, DiskError>;
 
 impl OfSize {
     pub(crate) fn parse(
         prefix: &'static str,
         text: &OsStr,
-        open: fn(u64) -> Result<Opened, DiskError>,
+        open: Open,
     ) -> Result<Arc<dyn Place>, String> {
         let text = text.to_str().and_then(|text| text.strip_prefix(prefix));
         match parse_size(text.unwrap_or_default())? {
@@ -106,8 +116,8 @@ impl OfSize {
 }
 
 impl Place for OfSize {
-    fn open(&self, _: &OpenOptions) -> Result<Opened, DiskError> {
-        (self.open)(self.size)
+    fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
+        (self.open)(self.size, options)
     }
 
     fn with_size(&self, size: u64) -> Option<Arc<dyn Place>> {

@@ -44,7 +44,7 @@ mod ranges;
 pub use bytes::ByteDisk;
 pub use engine::{EngineKind, Users, engine, engine_for};
 pub use file::{Cache, EndGuard, FileDisk, FileOptions, lock_image, lock_image_too};
-pub use kind::{Kind, OpenOptions, Opened};
+pub use kind::{Kind, OpenOptions, Opened, PART};
 pub use kinds::{KINDS, Location};
 pub use memory::MemoryDisk;
 pub use nbd::{NbdDisk, NbdOptions, connect};

@@ -1,11 +1,14 @@
 //! A disk in this process's memory.
 
 mod map;
-mod pages;
+mod part;
 
-use crate::kind::{Kind, OfSize, Opened};
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, RequestId, Resize, Stage};
+use crate::kind::{Kind, OfSize, Opened, PART};
+use fathom_core::{
+    Channel, Cx, Disk, DiskError, DiskInfo, Left, Part, RangeLimits, RequestId, Resize, Stage,
+};
 use map::Map;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,8 +20,33 @@ pub(crate) const KIND: Kind = Kind {
     what: "Zeroes in memory, which can be written and are gone with the server",
     prefixes: &[PREFIX],
     options: &[],
-    parse: |text| OfSize::parse(PREFIX, text, |size| Ok(Opened::new(MemoryDisk::new(size)?))),
+    parse: |text| {
+        OfSize::parse(PREFIX, text, |size, options| {
+            open(size, options.legacy.take(PART))
+        })
+    },
 };
+
+fn open(size: u64, lent: Option<Left>) -> Result<Opened, DiskError> {
+    let disk = match lent {
+        Some(lent) => MemoryDisk::of(lent)?,
+        None => MemoryDisk::new(size)?,
+    };
+    let memory = Arc::new(Memory(disk.map.clone()));
+    Ok(Opened {
+        part: Some(memory),
+        ..Opened::new(disk)
+    })
+}
+
+/// What a successor needs.
+struct Memory(Arc<Map>);
+
+impl Part for Memory {
+    fn lend(&self) -> io::Result<Option<Left>> {
+        self.0.lend().map(Some)
+    }
+}
 
 /// For storage to which no range is too long.
 const ANY_RANGE: RangeLimits = RangeLimits {
@@ -58,6 +86,15 @@ impl MemoryDisk {
             });
         }
         let map = Map::new(size).map_err(unmapped(size))?;
+        Ok(MemoryDisk { map: Arc::new(map) })
+    }
+
+    /// One whose memory another one has, too.
+    fn of(lent: Left) -> Result<MemoryDisk, DiskError> {
+        let map = Map::of(lent).map_err(|problem| DiskError::Unusable {
+            path: PREFIX.into(),
+            problem,
+        })?;
         Ok(MemoryDisk { map: Arc::new(map) })
     }
 }

@@ -15,7 +15,7 @@ pub(crate) const KIND: Kind = Kind {
     what: "No data at all: what Fathom costs by itself",
     prefixes: &[PREFIX],
     options: &[],
-    parse: |text| OfSize::parse(PREFIX, text, |size| Ok(Opened::new(NullDisk::new(size)))),
+    parse: |text| OfSize::parse(PREFIX, text, |size, _| Ok(Opened::new(NullDisk::new(size)))),
 };
 
 /// A disk that touches no data: reads leave their buffers as they are,

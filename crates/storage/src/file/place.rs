@@ -25,6 +25,7 @@ impl Place for At {
         Ok(Opened {
             disk: file.clone(),
             file: Some(file),
+            part: None,
         })
     }
 

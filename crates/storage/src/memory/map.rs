@@ -1,13 +1,12 @@
 //! The memory of a disk: mappings in a row, so that it can grow under those who use it.
 
-use super::pages::{PAGE, Pages};
-use crate::buffers::{Direction, copy};
-use fathom_core::{Extents, Op, Request, Status};
-use libc::iovec;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-use std::ffi::c_void;
+use super::part::Part;
+use crate::buffers::{Direction, clear, copy};
+use fathom_core::{Extents, Left, Op, Request, Status};
+use serde_json::json;
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,27 +16,11 @@ const MAX_STATUS: u64 = 128 << 20;
 /// How often it can grow beyond what is mapped: mostly twice as far each time.
 const MORE: usize = 64;
 
-/// Zeroed private memory, which is a part of the disk.
-struct Part {
-    base: *mut u8,
-    /// Its bytes of the disk, from the start of a page to the end of one.
-    range: Range<u64>,
-}
-
-// SAFETY: the mapping lives as long as the value, and its bytes are a disk's
-// sectors: read and written through raw pointers only, never borrowed. Guests
-// that race on a sector get what such guests get from a disk.
-unsafe impl Send for Part {}
-// SAFETY: as for Send.
-unsafe impl Sync for Part {}
-
 pub(super) struct Map {
     first: Part,
     more: [OnceLock<Part>; MORE],
     /// The disk's, up to what is mapped.
     len: AtomicU64,
-    /// Where the kernel says which pages there are, if it does.
-    pages: Option<Pages>,
 }
 
 impl Map {
@@ -47,8 +30,55 @@ impl Map {
             first: Part::new(0, len)?,
             more: [const { OnceLock::new() }; MORE],
             len: len.into(),
-            pages: Pages::open(),
         })
+    }
+
+    /// The same memory, for another one.
+    pub(super) fn lend(&self) -> io::Result<Left> {
+        let files = self.parts().flat_map(Part::files);
+        let files = files.map(|file| file.try_clone_to_owned());
+        let ranges: Vec<_> = self
+            .parts()
+            .map(|part| (part.range.start, part.range.end))
+            .collect();
+        Ok(Left {
+            values: json!({ "len": self.len(), "parts": ranges }),
+            files: files.collect::<io::Result<_>>()?,
+            is_needed: true,
+        })
+    }
+
+    /// The error is one line.
+    pub(super) fn of(mut lent: Left) -> Result<Map, String> {
+        let ranges = serde_json::from_value::<Vec<(u64, u64)>>(lent.values["parts"].take());
+        let ranges = ranges.map_err(|error| error.to_string())?;
+        let len = lent.number("len")?;
+        let (more, mut first, mut end) = ([const { OnceLock::new() }; MORE], None, 0);
+        for (number, (from, to)) in ranges.into_iter().enumerate() {
+            let files: [OwnedFd; 2] = [lent.take_file()?, lent.take_file()?];
+            let [bytes, written] = files;
+            let part = Part::of(from..to, bytes, written);
+            let part = part.map_err(|error| format!("its memory cannot be mapped: {error}"))?;
+            if from != end {
+                return Err("its memory is not in a row".into());
+            }
+            end = to;
+            match number.checked_sub(1) {
+                None => first = Some(part),
+                Some(at) => {
+                    let place = more.get(at).ok_or("its memory is in too many parts")?;
+                    let _ = place.set(part);
+                }
+            }
+        }
+        match first.filter(|_| (1..=end).contains(&len)) {
+            Some(first) => Ok(Map {
+                first,
+                more,
+                len: len.into(),
+            }),
+            None => Err("its memory is missing".into()),
+        }
     }
 
     pub(super) fn len(&self) -> u64 {
@@ -78,15 +108,8 @@ impl Map {
 
     /// The bytes, which no request is for, become zeroes.
     pub(super) fn clear(&self, range: Range<u64>) {
-        for (at, len) in self.pieces(range) {
-            // What is not given back is cleared.
-            // SAFETY: the piece is mapped.
-            unsafe {
-                if zero(at, len).is_err() {
-                    at.write_bytes(0, len as usize);
-                }
-            }
-        }
+        self.pieces(range)
+            .for_each(|(part, range)| part.forget(range));
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -95,11 +118,11 @@ impl Map {
     }
 
     /// Where the bytes of a range are that is mapped.
-    fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (*mut u8, u64)> {
+    fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (&Part, Range<u64>)> {
         self.parts().filter_map(move |part| {
             let start = range.start.max(part.range.start);
             let end = range.end.min(part.range.end);
-            (start < end).then(|| (part.at(start), end - start))
+            (start < end).then_some((part, start..end))
         })
     }
 
@@ -126,25 +149,20 @@ impl Map {
     #[cold]
     fn block_status(&self, request: &Request) -> Result<(), i32> {
         let range = self.range(request)?;
-        let Some((first, len)) = self.pieces(range).next() else {
+        let Some((part, range)) = self.pieces(range).next() else {
             return Ok(());
         };
-        let first = first.addr() as u64;
         // SAFETY: the request is in flight.
         let mut out = unsafe { Extents::of(&request.segments, request.len) };
-        let end = first + len.min(MAX_STATUS);
-        let pages = first & !(PAGE - 1)..end.next_multiple_of(PAGE);
-        let known = self.pages.as_ref().map(|map| {
-            map.look(pages, |has_data, range| {
-                let status = match has_data {
-                    true => Status::DATA,
-                    false => Status::HOLE,
-                };
-                out.push(status, range.end - range.start.max(first))
-            })
-        });
-        if known.is_none_or(|known| known.is_err()) && out.left() == request.len {
-            out.push(Status::DATA, len);
+        let end = range.end.min(range.start + MAX_STATUS);
+        for (is_written, piece) in part.pieces(range.start..end) {
+            let status = match is_written {
+                true => Status::DATA,
+                false => Status::HOLE,
+            };
+            if !out.push(status, piece.end - piece.start) {
+                break;
+            }
         }
         Ok(())
     }
@@ -152,10 +170,14 @@ impl Map {
     #[inline]
     fn copy(&self, request: &Request) -> Result<(), i32> {
         let range = self.range(request)?;
-        if range.end > self.first.range.end {
+        let is_read = request.op == Op::Read;
+        if range.end > self.first.range.end || range.is_empty() {
             return self.copy_pieces(request, range);
         }
-        let mut at = self.first.at(range.start);
+        if is_read && !self.first.is_written(&range) {
+            return self.copy_pieces(request, range);
+        }
+        let mut at = self.first.iovec(&range).iov_base.cast::<u8>();
         let mut left = request.len as usize;
         for segment in &request.segments {
             let (buffer, len) = (segment.iov_base.cast::<u8>(), segment.iov_len);
@@ -164,103 +186,72 @@ impl Map {
             // of the range behind it lies in the mapping, which no guest
             // memory overlaps.
             unsafe {
-                match request.op {
-                    Op::Read => std::ptr::copy_nonoverlapping(at, buffer, len),
-                    _ => std::ptr::copy_nonoverlapping(buffer, at, len),
+                match is_read {
+                    true => std::ptr::copy_nonoverlapping(at, buffer, len),
+                    false => std::ptr::copy_nonoverlapping(buffer, at, len),
                 }
                 at = at.add(len);
             }
         }
+        if !is_read {
+            self.first.wrote(&range);
+        }
         Ok(())
     }
 
-    /// Of a disk that has grown.
+    /// Of a disk that has grown, or where something has never been written.
+    #[cold]
     fn copy_pieces(&self, request: &Request, range: Range<u64>) -> Result<(), i32> {
         let there: usize = request.segments.iter().map(|s| s.iov_len).sum();
         if there as u64 != request.len {
             return Err(libc::EINVAL);
         }
-        let direction = match request.op {
-            Op::Read => Direction::ToSegments,
-            _ => Direction::FromSegments,
-        };
-        let mut done = 0;
-        for (at, len) in self.pieces(range) {
-            let piece = iovec {
-                iov_base: at.cast(),
-                iov_len: len as usize,
-            };
-            // SAFETY: the source vouches for its segments, and the piece is
-            // mapped.
-            unsafe { copy(piece, &request.segments, done, direction) };
-            done += len;
+        let start = range.start;
+        for (part, range) in self.pieces(range) {
+            // SAFETY: the source vouches for its segments, and the pieces are mapped.
+            unsafe {
+                match request.op {
+                    Op::Read => read(part, range, request, start),
+                    _ => {
+                        copy(
+                            part.iovec(&range),
+                            &request.segments,
+                            range.start - start,
+                            Direction::FromSegments,
+                        );
+                        part.wrote(&range);
+                    }
+                }
+            }
         }
         Ok(())
     }
 
     fn zero(&self, request: &Request) -> Result<(), i32> {
         let range = self.range(request)?;
-        // SAFETY: the pieces are mapped.
         self.pieces(range)
-            .try_for_each(|(at, len)| unsafe { zero(at, len) })
+            .try_for_each(|(part, range)| part.zero(range))
     }
 }
 
-/// Gives whole pages back and clears the edges.
+/// Fills the segments of a request, which begins at `start`, with what is in a range.
 ///
 /// # Safety
-/// The bytes are those of a private mapping.
-unsafe fn zero(start: *mut u8, len: u64) -> Result<(), i32> {
-    let head = (start.addr().next_multiple_of(PAGE as usize) - start.addr()) as u64;
-    let tail = (start.addr() as u64 + len) % PAGE;
-    // SAFETY: all pieces lie in the range.
-    unsafe {
-        if head + tail >= len {
-            start.write_bytes(0, len as usize);
-            return Ok(());
+/// The segments are valid for writes.
+unsafe fn read(part: &Part, range: Range<u64>, request: &Request, start: u64) {
+    for (is_written, piece) in part.pieces(range) {
+        let at = piece.start - start;
+        // SAFETY: as required of the caller; the piece is mapped.
+        unsafe {
+            match is_written {
+                true => copy(
+                    part.iovec(&piece),
+                    &request.segments,
+                    at,
+                    Direction::ToSegments,
+                ),
+                false => clear(&request.segments, at, piece.end - piece.start),
+            }
         }
-        start.write_bytes(0, head as usize);
-        let pages = start.add(head as usize).cast::<c_void>();
-        let advised = madvise(pages, (len - head - tail) as usize, Advice::LinuxDontNeed);
-        let end = start.add((len - tail) as usize);
-        end.write_bytes(0, tail as usize);
-        advised.map_err(|error| error.raw_os_error())
-    }
-}
-
-impl Part {
-    fn new(start: u64, len: u64) -> io::Result<Part> {
-        let len = len.checked_next_multiple_of(PAGE);
-        let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                len as usize,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        Ok(Part {
-            base: base.cast(),
-            range: start..start + len,
-        })
-    }
-
-    /// A byte of the disk that is in it, or its end.
-    #[inline]
-    fn at(&self, offset: u64) -> *mut u8 {
-        debug_assert!(offset >= self.range.start && offset <= self.range.end);
-        // SAFETY: it lies within the mapping or at its end.
-        unsafe { self.base.add((offset - self.range.start) as usize) }
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        let len = self.range.end - self.range.start;
-        // SAFETY: the mapping is this value's own, and nobody uses it now.
-        let unmapped = unsafe { munmap(self.base.cast(), len as usize) };
-        debug_assert!(unmapped.is_ok());
     }
 }

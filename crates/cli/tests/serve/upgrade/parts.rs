@@ -1,6 +1,7 @@
 //! What a disk's parts have kept goes along: memory, overlays, filters' state, traces, logs.
 
-use super::{BLOCK, Chain, SIZE, StopAtEnd, fails_late, image, load};
+use super::{BLOCK, Chain, SIZE, StopAtEnd, block, fails_late, load, speaks};
+use crate::driver::with_disk;
 use crate::support::{as_arg, disk_dir, eventually, fathom, stdout_of};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -46,6 +47,41 @@ fn rounds_of_load(chain: &mut Chain, steps: usize) -> u64 {
     rounds.load(SeqCst)
 }
 
+/// What was written last is there, and zeroes elsewhere.
+fn check_contents(chain: &Chain, rounds: u64) {
+    with_disk(&chain.server.arg("s"), 1, |disk| {
+        let contents = disk.contents();
+        for at in (0..SIZE).step_by(BLOCK) {
+            let found = &contents[at as usize..at as usize + BLOCK];
+            let is_written = at % (BLOCK as u64 * 4) == 0;
+            let expected = if is_written {
+                block(at, rounds)
+            } else {
+                vec![0; BLOCK]
+            };
+            assert!(found == expected, "{at}");
+        }
+    });
+}
+
+#[test]
+fn memory_goes_along() {
+    let mut chain = Chain::start("memory:4M", &["--iothreads", "2"]);
+    // A disk of two parts.
+    stdout_of(&["disk", "resize", &chain.server.api(), "8M"]);
+    let rounds = rounds_of_load(&mut chain, 12);
+    check_contents(&chain, rounds);
+    let read = || with_disk(&chain.server.arg("s"), 1, |disk| disk.contents());
+    let before = read();
+    // Who does not know of such memory must not go on without it.
+    let dir = disk_dir();
+    let hello = "say({'oldest': 1, 'newest': 1})\nhear()\n";
+    let old = speaks(dir.path(), "old", hello);
+    chain.refused(&["--binary", &old], "by version 2");
+    assert!(read() == before);
+    chain.quit();
+}
+
 /// No faster than logs are written and traces read, which lose what comes too fast.
 const SLOW: [&str; 4] = [
     "--filter",
@@ -80,11 +116,7 @@ fn every_request_is_logged_once() {
     let dir = disk_dir();
     let log = as_arg(&dir.path().join("log"));
     let filter = format!("log:file={log},format=json");
-    let images = disk_dir();
-    let mut chain = Chain::start(
-        &image(images.path(), "raw"),
-        &[&["--filter", &filter], &SLOW[..]].concat(),
-    );
+    let mut chain = Chain::start("memory:8M", &[&["--filter", &filter], &SLOW[..]].concat());
     let rounds = rounds_of_load(&mut chain, 12);
     // It is the same file, whatever it is called by now.
     let renamed = dir.path().join("renamed");
@@ -100,8 +132,7 @@ fn a_trace_goes_on() {
     let dir = disk_dir();
     let (trace, printed) = (dir.path().join("trace"), dir.path().join("printed"));
     let trace = as_arg(&trace);
-    let images = disk_dir();
-    let mut chain = Chain::start(&image(images.path(), "raw"), &SLOW);
+    let mut chain = Chain::start("memory:8M", &SLOW);
     stdout_of(&["trace", "--pid", &chain.server.api(), "--on", &trace]);
     let mut reader = fathom();
     reader

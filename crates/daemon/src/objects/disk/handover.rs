@@ -22,15 +22,6 @@ impl Served {
     pub fn may_be_left(&self) -> Result<(), String> {
         let problem = match self.stack.parts.may_go().err() {
             Some(problem) => problem,
-            None if self
-                .options
-                .disk
-                .location
-                .to_string()
-                .starts_with("memory:") =>
-            {
-                "it is in this server's memory only".to_owned()
-            }
             None if self.options.disk.inject.is_some() => "--inject is not handed over".to_owned(),
             None if self
                 .stack

@@ -1,0 +1,13 @@
+//! A disk as it is without its filters.
+
+use fathom_core::{Disk, Part};
+use fathom_storage::FileDisk;
+use std::sync::Arc;
+
+pub(crate) struct Bare {
+    pub(crate) disk: Arc<dyn Disk>,
+    /// That it is in, if it is in one.
+    pub(crate) file: Option<Arc<FileDisk>>,
+    /// What it has to leave, and what that is called among the disk's parts.
+    pub(crate) part: Option<(&'static str, Arc<dyn Part>)>,
+}
