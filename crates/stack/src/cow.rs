@@ -4,17 +4,23 @@ use crate::bare::Bare;
 use crate::confined::AllowedDirs;
 use crate::description::Description;
 use crate::image_files::{ImageOpener, StoredImage};
-use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Resize};
+use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Left, Part, Resize};
 use fathom_files::gate;
 use fathom_formats::Format;
 use fathom_formats::offline::create::{Backing, Options as CreateOptions, create, size_in};
 use fathom_formats::served::{ImageDisk, ImageOptions};
 use fathom_storage::FileOptions;
+use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Put a new qcow2 image over the one at `path`, which is opened for reading
-/// only. Its file is in `dir`, without a name.
+/// What it is called among a disk's parts.
+const OVERLAY: &str = "overlay";
+
+/// Put a qcow2 image over the one at `path`, which is opened for reading
+/// only. Its file is in `dir`, without a name: a new one, or the one of the disk
+/// before this one.
 pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result<Bare, DiskError> {
     let unusable = |problem: String| DiskError::Unusable {
         path: path.to_owned(),
@@ -33,31 +39,21 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
         let problem = "--filter cow: the image's path is not valid UTF-8";
         return Err(unusable(problem.into()));
     };
-    let file = gate::unnamed(dir).map_err(|source| DiskError::Io {
-        path: dir.to_owned(),
-        what: "--filter cow: cannot keep an overlay there",
-        source,
-    })?;
-    let mut create_options = CreateOptions::new(Format::Qcow2);
-    let format = description.format.unwrap_or(Format::Raw);
-    let size = gate::open_image(&backing, false)
-        .map_err(|error| error.to_string())
-        .and_then(|image| size_in(&image, format).map_err(|error| error.to_string()));
-    let backing_name = Backing {
-        name: name.to_owned(),
-        format: Some(format),
+    let file = match description.legacy.take(OVERLAY) {
+        Some(mut lent) => lent.take_file().map_err(unusable)?.into(),
+        None => make(&backing, name, dir, description)?,
     };
-    let made = size.and_then(|size| {
-        create_options.backing = Some(backing_name);
-        create(&file, None, &create_options, size).map_err(|error| error.to_string())
-    });
-    made.map_err(unusable)?;
+    let overlay = Overlay(file.try_clone().map_err(|source| DiskError::Io {
+        path: dir.to_owned(),
+        what: "the overlay's descriptor cannot be duplicated",
+        source,
+    })?);
     let file_options = FileOptions::from(&description.open_options());
-    let overlay = FileOptions {
+    let options = FileOptions {
         read_only: false,
         ..file_options.clone()
     };
-    let stored = StoredImage::from_file(&dir.join("overlay.qcow2"), file, overlay)?;
+    let stored = StoredImage::from_file(&dir.join("overlay.qcow2"), file, options)?;
     let stored = Arc::new(stored);
     let storage = stored.file_disk().clone();
     let dirs = AllowedDirs::new(&backing, &description.allow_dirs)?;
@@ -76,8 +72,53 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
     Ok(Bare {
         disk: Arc::new(Passing(disk)),
         file: Some(storage),
-        part: None,
+        part: Some((OVERLAY, Arc::new(overlay))),
     })
+}
+
+/// A new overlay for the image at `backing`.
+fn make(
+    backing: &Path,
+    name: &str,
+    dir: &Path,
+    description: &Description,
+) -> Result<File, DiskError> {
+    let file = gate::unnamed(dir).map_err(|source| DiskError::Io {
+        path: dir.to_owned(),
+        what: "--filter cow: cannot keep an overlay there",
+        source,
+    })?;
+    let mut create_options = CreateOptions::new(Format::Qcow2);
+    let format = description.format.unwrap_or(Format::Raw);
+    let size = gate::open_image(backing, false)
+        .map_err(|error| error.to_string())
+        .and_then(|image| size_in(&image, format).map_err(|error| error.to_string()));
+    let backing_name = Backing {
+        name: name.to_owned(),
+        format: Some(format),
+    };
+    let made = size.and_then(|size| {
+        create_options.backing = Some(backing_name);
+        create(&file, None, &create_options, size).map_err(|error| error.to_string())
+    });
+    made.map_err(|problem| DiskError::Unusable {
+        path: backing.to_owned(),
+        problem,
+    })?;
+    Ok(file)
+}
+
+/// What a successor goes on with: all of it is in the file when nobody uses the disk.
+struct Overlay(File);
+
+impl Part for Overlay {
+    fn lend(&self) -> io::Result<Option<Left>> {
+        Ok(Some(Left {
+            files: vec![self.0.try_clone()?.into()],
+            is_needed: true,
+            ..Left::default()
+        }))
+    }
 }
 
 /// An image of which nothing is left when the process is killed, so that its

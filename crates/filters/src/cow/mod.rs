@@ -47,10 +47,6 @@ impl Kind for Cow {
         }
     }
 
-    fn may_go(_: &PathBuf) -> Result<(), String> {
-        Err("what its filter 'cow' has kept would be lost".into())
-    }
-
     fn layer(
         self: &Arc<Self>,
         _: View<PathBuf>,

@@ -1,6 +1,6 @@
 //! What a disk's parts have kept goes along: memory, overlays, filters' state, traces, logs.
 
-use super::{BLOCK, Chain, SIZE, StopAtEnd, block, fails_late, load, speaks};
+use super::{BLOCK, Chain, SIZE, StopAtEnd, block, fails_late, image, load, speaks};
 use crate::driver::with_disk;
 use crate::support::{as_arg, disk_dir, eventually, fathom, stdout_of};
 use serde_json::Value;
@@ -80,6 +80,30 @@ fn memory_goes_along() {
     chain.refused(&["--binary", &old], "by version 2");
     assert!(read() == before);
     chain.quit();
+}
+
+#[test]
+fn an_overlay_goes_along() {
+    for format in ["raw", "qcow2"] {
+        let dir = disk_dir();
+        let image = image(dir.path(), format);
+        let before = fs::read(&image).unwrap();
+        let filter = format!("cow:dir={}", dir.path().display());
+        let args = ["--format", format, "--filter", &filter, "--iothreads", "2"];
+        let mut chain = Chain::start(&image, &args);
+        let rounds = rounds_of_load(&mut chain, 9);
+        check_contents(&chain, rounds);
+        let without = ["disk", "change", &chain.server.api(), "filters="];
+        let refusal = crate::support::run(&without);
+        let said = String::from_utf8_lossy(&refusal.stderr).into_owned();
+        assert!(
+            !refusal.status.success() && said.contains("overlay has kept would be lost"),
+            "{said}"
+        );
+        check_contents(&chain, rounds);
+        chain.quit();
+        assert!(fs::read(&image).unwrap() == before, "the image has changed");
+    }
 }
 
 /// No faster than logs are written and traces read, which lose what comes too fast.
