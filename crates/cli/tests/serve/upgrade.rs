@@ -296,8 +296,12 @@ fn what_cannot_be_handed_over_is_refused() {
     fs::write(&open_to_all, "#!/bin/sh\n").unwrap();
     fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o777)).unwrap();
     for (disk, args, words) in [
-        ("null:1M", &["--filter", "fault:op=flush"][..], "'fault'"),
-        ("memory:1M", &["--inject", "storage=1us"][..], "--inject"),
+        (
+            "null:1M",
+            &["--filter", "fault:hang=yes,op=flush"][..],
+            "hang",
+        ),
+        ("memory:1M", &["--inject", "storage=1us"], "--inject"),
     ] {
         let chain = Chain::start(disk, args);
         chain.refused(&[], words);

@@ -53,6 +53,9 @@ pub(super) struct Cache {
     len: AtomicUsize,
 }
 
+/// Of what a successor gets of a sector: its number, its version, its data.
+const LEFT: usize = 16 + SECTOR;
+
 /// A range of sectors, copied.
 pub(super) struct Run {
     pub(super) first: u64,
@@ -149,6 +152,37 @@ impl Cache {
             }
         }
         (contents.version, runs)
+    }
+
+    /// All of it as bytes, and the version that the next write has one more than.
+    pub(super) fn leave(&self) -> (u64, Vec<u8>) {
+        let contents = self.contents();
+        let mut all = Vec::with_capacity(contents.sectors.len() * LEFT);
+        for (n, kept) in &contents.sectors {
+            all.extend(n.to_ne_bytes());
+            all.extend(kept.version.to_ne_bytes());
+            all.extend(*kept.data);
+        }
+        (contents.version, all)
+    }
+
+    /// What another one has left.
+    pub(super) fn inherit(&self, version: u64, all: &[u8]) {
+        let mut contents = self.contents();
+        contents.version = version;
+        for one in all.chunks_exact(LEFT) {
+            let (head, data) = one.split_at(16);
+            let number =
+                |at: usize| u64::from_ne_bytes(head[at..at + 8].try_into().expect("8 bytes"));
+            let mut sector = Box::new([0; SECTOR]);
+            sector.copy_from_slice(data);
+            let kept = Unflushed {
+                data: sector,
+                version: number(8),
+            };
+            contents.sectors.insert(number(0), kept);
+        }
+        self.update(&contents);
     }
 
     /// Drop what is behind the end of a disk of so many sectors.

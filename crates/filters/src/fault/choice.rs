@@ -30,10 +30,22 @@ pub(super) struct History {
 }
 
 impl History {
+    fn counters(&self) -> [&AtomicU64; 3] {
+        [&self.requests, &self.chosen, &self.bytes]
+    }
+
     pub(super) fn forget(&self) {
-        for counter in [&self.requests, &self.chosen, &self.bytes] {
-            counter.store(0, Relaxed);
-        }
+        self.go_on_from([0; 3]);
+    }
+
+    /// For a successor's.
+    pub(super) fn counts(&self) -> [u64; 3] {
+        self.counters().map(|counter| counter.load(Relaxed))
+    }
+
+    pub(super) fn go_on_from(&self, counts: [u64; 3]) {
+        let counters = self.counters().into_iter().zip(counts);
+        counters.for_each(|(counter, count)| counter.store(count, Relaxed));
     }
 }
 

@@ -15,7 +15,10 @@ use crate::values::{Values, number, size, yes_or_no};
 use cache::{Cache, Writes};
 use choice::{Choice, History};
 use fathom_core::{Channel, Cx, DiskInfo, Left, Op, RequestId};
-use std::io;
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde_json::json;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
 use std::sync::Arc;
 use volatile::Volatile;
 
@@ -172,8 +175,43 @@ impl Kind for Fault {
         self.cache.cut(now / cache::SECTOR as u64);
     }
 
-    fn may_go(_: &Settings) -> Result<(), String> {
-        Err("what its filter 'fault' has kept would be lost".into())
+    fn may_go(settings: &Settings) -> Result<(), String> {
+        match settings.hang {
+            true => Err("its filter 'fault' lets requests hang (hang=yes)".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Nothing; but who does not know what is left must not go on.
+    fn lend(&self) -> io::Result<Option<Left>> {
+        Ok(Some(Left::default()))
+    }
+
+    fn leave(&self) -> io::Result<Option<Left>> {
+        let (version, sectors) = self.cache.leave();
+        let mut file = File::from(memfd_create("fathom-cache", MemfdFlags::CLOEXEC)?);
+        file.write_all(&sectors)?;
+        Ok(Some(Left {
+            values: json!({ "counts": self.history.counts(), "version": version }),
+            files: vec![file.into()],
+            is_needed: !sectors.is_empty(),
+        }))
+    }
+
+    fn inherit(&self, mut left: Left, is_same: bool) -> Result<(), String> {
+        let mut file = File::from(left.take_file()?);
+        let mut sectors = Vec::new();
+        file.rewind()
+            .and_then(|()| file.read_to_end(&mut sectors))
+            .map_err(|error| format!("what is not flushed cannot be read: {error}"))?;
+        self.cache.inherit(left.number("version")?, &sectors);
+        // As with options that are set.
+        if is_same {
+            let counts = serde_json::from_value(left.values["counts"].take());
+            self.history
+                .go_on_from(counts.map_err(|error| error.to_string())?);
+        }
+        Ok(())
     }
 
     fn layer(

@@ -209,7 +209,7 @@ fn a_disk_that_cannot_be_changed_goes_on_as_it_was() {
     });
     assert_eq!(options_of(&chain), before);
     chain.quit();
-    let chain = Chain::start("memory:8M", &["--filter", "fault:op=flush"]);
-    refused(&chain, &["iothreads=2"], "'fault'");
+    let chain = Chain::start("memory:8M", &["--filter", "fault:hang=yes,op=flush"]);
+    refused(&chain, &["iothreads=2"], "hang");
     chain.quit();
 }

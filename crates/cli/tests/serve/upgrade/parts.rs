@@ -1,7 +1,7 @@
 //! What a disk's parts have kept goes along: memory, overlays, filters' state, traces, logs.
 
 use super::{BLOCK, Chain, SIZE, StopAtEnd, block, fails_late, image, load, speaks};
-use crate::driver::with_disk;
+use crate::driver::{Request, with_disk};
 use crate::support::{as_arg, disk_dir, eventually, fathom, stdout_of};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -234,4 +234,86 @@ fn upgrades_let_no_more_through_than_a_limit() {
         bench.wait().unwrap();
         chain.quit();
     }
+}
+
+fn write(at: u64, round: u64) -> Request {
+    let data = block(at, round);
+    Request::Write { offset: at, data }
+}
+
+fn read(at: u64) -> Request {
+    Request::Read {
+        offset: at,
+        len: BLOCK,
+    }
+}
+
+#[test]
+fn what_is_not_flushed_goes_along() {
+    let dir = disk_dir();
+    let image = image(dir.path(), "raw");
+    let mut chain = Chain::start(
+        &image,
+        &["--format", "raw", "--filter", "fault:writes=lost"],
+    );
+    let socket = chain.server.arg("s");
+    with_disk(&socket, 1, |disk| {
+        assert!(
+            disk.all(&[write(0, 1), write(8192, 1)])
+                .iter()
+                .all(Result::is_ok)
+        );
+        assert!(disk.all(&[Request::Flush]).iter().all(Result::is_ok));
+        assert!(
+            disk.all(&[write(0, 2), write(4096, 2)])
+                .iter()
+                .all(Result::is_ok)
+        );
+        for step in 0..3 {
+            match step {
+                1 => drop(stdout_of(&[
+                    "disk",
+                    "change",
+                    &chain.server.api(),
+                    "iothreads=2",
+                ])),
+                _ => drop(chain.upgrade(&[])),
+            }
+            let found = disk.all(&[read(0), read(4096), read(8192)]);
+            let expected = [block(0, 2), block(4096, 2), block(8192, 1)];
+            assert!(found.into_iter().map(Result::unwrap).eq(expected), "{step}");
+        }
+        assert!(
+            fs::read(&image).unwrap()[..BLOCK] == block(0, 1),
+            "it was written"
+        );
+        let without = crate::support::run(&["disk", "change", &chain.server.api(), "filters="]);
+        let said = String::from_utf8_lossy(&without.stderr).into_owned();
+        assert!(
+            !without.status.success() && said.contains("filter 'fault' has kept would be lost"),
+            "{said}"
+        );
+        stdout_of(&["set", &chain.server.api(), "fault", "power-cut=yes"]);
+        let found = disk.all(&[read(0), read(4096), read(8192)]);
+        let expected = [block(0, 1), vec![0; BLOCK], block(8192, 1)];
+        assert!(found.into_iter().map(Result::unwrap).eq(expected));
+    });
+    chain.quit();
+}
+
+#[test]
+fn faults_are_counted_on() {
+    let mut chain = Chain::start(
+        "null:1M",
+        &["--filter", "fault:error=EIO,op=read,count=3,after=8k"],
+    );
+    let mut outcomes = Vec::new();
+    with_disk(&chain.server.arg("s"), 1, |disk| {
+        for _ in 0..6 {
+            outcomes.push(disk.all(&[read(0)])[0].is_ok());
+            chain.upgrade(&[]);
+        }
+    });
+    assert_eq!(outcomes, [true, true, false, false, false, true]);
+    chain.quit();
 }

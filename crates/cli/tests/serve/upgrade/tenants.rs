@@ -311,7 +311,11 @@ fn tenants_of_a_server_whose_successor_fails_notice_nothing() {
 fn a_tenant_that_cannot_hand_over_stays() {
     let mut chain = start(&[
         disk("far", "null:1M", ""),
-        disk("memory", "memory:8M", "filters = ['fault:op=flush']"),
+        disk(
+            "memory",
+            "memory:8M",
+            "filters = ['fault:hang=yes,op=flush']",
+        ),
     ]);
     let socket = chain.socket("memory");
     let write = |disk: &mut Driver<'_>, round| {
