@@ -67,6 +67,11 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
         None
     }
 
+    /// Of such a filter: it says nothing of what it shares, and goes by what is there.
+    fn joins(_settings: &Self::Settings) -> bool {
+        false
+    }
+
     /// New settings are about to be used. An error keeps the old ones.
     fn changing(&self, _to: &Self::Settings) -> Result<(), String> {
         Ok(())
@@ -145,14 +150,20 @@ pub(crate) fn make<K: Kind>(
 ) -> Result<Arc<dyn Filter>, String> {
     let (raw, settings) = parse::<K>(written)?;
     let kind = Arc::new(K::new(&settings, filters, lent)?);
+    let joins = K::joins(&settings);
     let options = match kind.shared_options() {
+        Some(options) if joins && !options.raw().is_empty() => options,
         Some(options) => {
             options.live.set(settings);
+            *options.raw() = raw;
             options
         }
-        None => Arc::new(Options::new(settings)),
+        None => {
+            let options = Options::new(settings);
+            *options.raw() = raw;
+            Arc::new(options)
+        }
     };
-    *options.raw() = raw;
     Ok(Arc::new(Instance { kind, options }))
 }
 

@@ -87,7 +87,8 @@ impl Kind for Throttle {
                 "group",
                 "NAME",
                 "",
-                "disks of one group share these limits; the last to set them sets them for all",
+                "disks of one group share these limits; the last to set them sets them for all, and \
+                 who sets none goes by what there is",
             ),
         ],
     };
@@ -106,7 +107,9 @@ impl Kind for Throttle {
             Some(name) => filters.groups.join(name),
             None => Group::new(None),
         };
-        group.go_by(&settings.limits);
+        if !Throttle::joins(settings) {
+            group.go_by(&settings.limits);
+        }
         Ok(Throttle { group })
     }
 
@@ -127,6 +130,10 @@ impl Kind for Throttle {
 
     fn shared_options(&self) -> Option<Arc<Options<Settings>>> {
         Some(self.group.options())
+    }
+
+    fn joins(settings: &Settings) -> bool {
+        settings.group.is_some() && settings.limits == Limits::unlimited()
     }
 
     fn changing(&self, to: &Settings) -> Result<(), String> {

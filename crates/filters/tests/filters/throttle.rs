@@ -175,8 +175,12 @@ fn disks_of_a_group_share_its_limits() {
     let one = bed("throttle:group=g,iops-total=100");
     let other = bed("throttle:group=g,iops-total=1000");
     let alone = bed("throttle:iops-total=2000");
+    // Who sets nothing changes nothing.
+    let joins = bed("throttle:group=g");
     // The last one wins, and everybody is told so.
     assert_eq!(one.filters[0].values(), other.filters[0].values());
+    assert_eq!(one.filters[0].values(), joins.filters[0].values());
+    assert!(!one.filters[0].values().is_empty());
     one.workers[0].look().unwrap();
     let mut peers = [(one.peer(), 16), (other.peer(), 16), (alone.peer(), 16)];
     let is_shared = |rates: Vec<f64>| {

@@ -29,6 +29,8 @@ fn limits_hold_on_and_are_those_of_the_new_configuration() {
         assert_eq!(group(a, "memory"), of_a);
         assert_eq!((memory_limit(a), cpu_limit(a)), (64 * MIB, 50_000));
         assert_eq!(memory_limit(stays), 64 * MIB);
+        let shown = chain.show("memory").unwrap();
+        assert_eq!(shown["state"]["limits"]["memory_max"], 64 * MIB);
     }
     // A successor that fails takes nothing along.
     chain.refused(&["--binary", "/bin/false"], "");
