@@ -159,18 +159,16 @@ impl Cache {
         let contents = self.contents();
         let mut all = Vec::with_capacity(contents.sectors.len() * LEFT);
         for (n, kept) in &contents.sectors {
-            all.extend(n.to_ne_bytes());
-            all.extend(kept.version.to_ne_bytes());
-            all.extend(*kept.data);
+            all.extend_from_slice(&n.to_ne_bytes());
+            all.extend_from_slice(&kept.version.to_ne_bytes());
+            all.extend_from_slice(&*kept.data);
         }
         (contents.version, all)
     }
 
     /// What another one has left.
     pub(super) fn inherit(&self, version: u64, all: &[u8]) {
-        let mut contents = self.contents();
-        contents.version = version;
-        for one in all.chunks_exact(LEFT) {
+        let one = |one: &[u8]| {
             let (head, data) = one.split_at(16);
             let number =
                 |at: usize| u64::from_ne_bytes(head[at..at + 8].try_into().expect("8 bytes"));
@@ -180,8 +178,11 @@ impl Cache {
                 data: sector,
                 version: number(8),
             };
-            contents.sectors.insert(number(0), kept);
-        }
+            (number(0), kept)
+        };
+        let mut contents = self.contents();
+        contents.version = version;
+        contents.sectors = all.chunks_exact(LEFT).map(one).collect();
         self.update(&contents);
     }
 
