@@ -298,6 +298,12 @@ impl Host for Tenants {
         let deadline = Instant::now() + self.stop_timeout.0 + tenant::MARGIN;
         let mut late = Vec::new();
         for tenant in self.all.values_mut() {
+            let listeners = tenant
+                .disks
+                .iter()
+                .filter_map(|disk| disk.listener.as_ref());
+            // Before connections end: front-ends would come again at once.
+            listeners.for_each(|listener| listener.unbind());
             tenant.begin_to_end();
         }
         let leaving = self.leaving.drain(..).map(|(tenant, _)| tenant);

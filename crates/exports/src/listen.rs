@@ -100,6 +100,7 @@ impl Listener {
         let addr = SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong(path.to_owned()))?;
         remove_stale(path, &addr)?;
         let socket = stream_socket().map_err(failed("cannot create a socket"))?;
+        let socket = high(socket);
         let mode = access.mode();
         // bind(2) takes the new file's permissions from the socket, so that
         // at no time others can connect.
@@ -183,6 +184,17 @@ impl Listener {
         *self.bound() = bound;
     }
 
+    /// Remove it from its path, if that is to be done here: nobody finds it any more.
+    pub fn unbind(&self) {
+        let Some((path, dev, ino)) = self.bound().take() else {
+            return;
+        };
+        // Somebody else's by now, perhaps.
+        if symlink_metadata(&path).is_ok_and(|m| m.dev() == dev && m.ino() == ino) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
     /// It is another one's to remove.
     pub(crate) fn disown(&self) {
         *self.bound() = None;
@@ -215,7 +227,7 @@ impl Bound {
 impl From<OwnedFd> for Listener {
     fn from(socket: OwnedFd) -> Listener {
         Listener {
-            socket,
+            socket: high(socket),
             bound: Mutex::default(),
         }
     }
@@ -229,14 +241,19 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let Some((path, dev, ino)) = self.bound().take() else {
-            return;
-        };
-        // Somebody else's by now, perhaps.
-        if symlink_metadata(&path).is_ok_and(|m| m.dev() == dev && m.ino() == ino) {
-            let _ = std::fs::remove_file(path);
-        }
+        self.unbind();
     }
+}
+
+/// Above most of what a process has open.
+const HIGH: i32 = 512;
+
+/// The same socket under a high number: of a process that is killed, the kernel closes what has the
+/// highest numbers first. Who loses his connection and tries again at once is refused then; he would
+/// get through, and be lost by one that has ended already.
+fn high(socket: OwnedFd) -> OwnedFd {
+    // There may be no such number.
+    rustix::io::fcntl_dupfd_cloexec(&socket, HIGH).unwrap_or(socket)
 }
 
 fn stream_socket() -> Result<OwnedFd, Errno> {

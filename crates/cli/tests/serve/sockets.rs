@@ -4,6 +4,7 @@ use crate::support::{
     Served, as_arg, check_refusal, eventually, fathom, pass, refused, run, short_dir, stdout_of,
 };
 use std::fs;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::fs::symlink;
@@ -240,3 +241,39 @@ fn the_apis_socket_can_be_inherited() {
         &["--api", "not a listening Unix stream socket"],
     );
 }
+
+/// Whoever is disconnected and connects again at once is refused: he would be lost by who has ended.
+#[test]
+fn nobody_gets_in_when_a_server_has_ended() {
+    let tenants = "api = { socket = 'c' }\ntenants = true\n";
+    for (signal, config) in [("-KILL", ""), ("-TERM", ""), ("-TERM", tenants)] {
+        let dir = short_dir();
+        let path = dir.path().join("s");
+        let at = path.display();
+        let disk = format!("[[disk]]\nname = 'd'\nimage = 'null:1M'\nvhost-user = '{at}'\n");
+        fs::write(dir.path().join("conf"), format!("{config}{disk}")).unwrap();
+        for _ in 0..8 {
+            let mut command = fathom();
+            command
+                .current_dir(&dir)
+                .args(["serve", "--config", "conf"]);
+            let mut server = command.stderr(Stdio::null()).spawn().unwrap();
+            let mut first = eventually("the server", || UnixStream::connect(&path).ok());
+            // It is let in.
+            first.write_all(&GET_FEATURES).unwrap();
+            first.read_exact(&mut [0; 20]).unwrap();
+            Command::new("kill")
+                .args([signal, &server.id().to_string()])
+                .status()
+                .unwrap();
+            // However it ends.
+            let _ = first.read(&mut [0]);
+            let again = UnixStream::connect(&path);
+            server.wait().unwrap();
+            assert!(again.is_err(), "{signal} {config}");
+        }
+    }
+}
+
+/// A request of vhost-user (Header): number 1, version 1, no payload; answered by eight bytes.
+const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];

@@ -35,6 +35,8 @@ pub fn serve<'a>(
     loop {
         let ready = wait(shared, listener, connection.as_ref(), pause_accept)?;
         if ready.stop {
+            // Before the connection ends: its front-end would come again at once.
+            listener.unbind();
             return Ok(());
         }
         let mut idle = true;
