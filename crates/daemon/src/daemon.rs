@@ -19,10 +19,6 @@ use sd_notify::NotifyState;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
-
-/// Who has asked for a successor has so long to read the answer.
-const ANSWER: Duration = Duration::from_millis(100);
 
 /// How a daemon has ended.
 #[derive(Debug)]
@@ -202,7 +198,7 @@ impl Daemon {
                 self.successor = Some(done.pid);
                 notify_manager(NotifyState::MainPid(done.pid));
                 asker(Ok(tell(done)));
-                std::thread::sleep(ANSWER);
+                self.api.take().into_iter().for_each(Api::leave);
             }
         }
     }

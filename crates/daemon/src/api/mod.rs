@@ -147,11 +147,24 @@ impl Api {
     }
 }
 
-impl Drop for Api {
-    fn drop(&mut self) {
+impl Api {
+    /// A successor serves clients there from now on: send what is answered, and no more.
+    pub fn leave(mut self) {
+        self.end();
+        // The socket is the successor's.
+        std::mem::forget(self);
+    }
+
+    fn end(&mut self) {
         drop(self.stop.take());
         // It ends soon: no task of it blocks.
         let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
