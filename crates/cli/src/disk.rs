@@ -61,7 +61,7 @@ struct AddArgs {
     #[arg(value_name = "DISK", value_parser = location_parser(), help = location_help())]
     disk: Location,
 
-    /// The server's process id, or the path of its socket [default: the only one that runs here]
+    /// The server's process id, or the path of its API's socket [default: the only one that runs here]
     #[arg(long, value_name = "PID|SOCKET")]
     server: Option<String>,
 

@@ -139,7 +139,7 @@ fn firecracker(id: &str, socket: &str) -> String {
     // Its ids have no dashes.
     let id = id.replace('-', "_");
     let drive = serde_json::json!({
-        "drive_id": id, "is_root_device": false, "socket": socket
+        "drive_id": id, "is_root_device": false, "cache_type": "Writeback", "socket": socket
     });
     format!("-X PUT http://localhost/drives/{id} -d '{drive}'")
 }

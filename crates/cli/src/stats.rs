@@ -279,7 +279,7 @@ pub fn resize(args: ResizeArgs) -> anyhow::Result<()> {
 /// End a running daemon as SIGTERM does
 #[derive(Args, Debug)]
 pub struct QuitArgs {
-    /// Its process id, the path of its socket, or the name of a disk that it serves
+    /// Its process id, the path of its API's socket, or the name of a disk that it serves
     #[arg(value_name = "PID|SOCKET|NAME")]
     server: String,
 }

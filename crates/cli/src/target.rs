@@ -9,7 +9,7 @@ use fathom_daemon::Info;
 /// The daemon that is meant.
 #[derive(Args, Debug)]
 pub struct Target {
-    /// A disk's name, the process id of its server, or the path of the server's socket
+    /// A disk's name, the process id of its server, or the path of its API's socket
     #[arg(value_name = "NAME|PID|SOCKET")]
     server: String,
 

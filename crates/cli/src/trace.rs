@@ -32,7 +32,7 @@ pub struct TraceArgs {
     #[arg(long, conflicts_with = "pid")]
     follow: bool,
 
-    /// Whose trace to switch: the process id of a server, the path of its socket, or a
+    /// Whose trace to switch: the process id of a server, the path of its API's socket, or a
     /// disk's name
     #[arg(long, value_name = "PID|SOCKET|NAME", requires = "switch")]
     pid: Option<String>,

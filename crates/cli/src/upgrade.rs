@@ -14,7 +14,7 @@ use std::path::PathBuf;
 /// cannot keeps its old one, and the exit status is 1.
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
-    /// Its process id, the path of its socket, or the name of a disk that it serves
+    /// Its process id, the path of its API's socket, or the name of a disk that it serves
     #[arg(value_name = "PID|SOCKET|NAME")]
     server: String,
 
