@@ -1,8 +1,9 @@
 //! What a tenant says on its standard error: it goes to the supervisor's, as lines that say whose they
 //! are and look like nothing else, and no more of them than leave room for others'.
 //!
-//! All of it is read, so that a tenant waits only for as long as a pause here takes; what is too much
-//! is counted and left out, but for the last lines before its end.
+//! All of it is read, so that a tenant waits only for as long as a pause here takes. Lines that are too
+//! many wait for their time; of these the last ones are kept, so that what a tenant says before it ends
+//! is there, and the others are counted.
 
 use crate::stderr;
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -23,7 +24,7 @@ const BURST: u32 = 256;
 const EACH: Duration = Duration::from_millis(50);
 /// Lines that were left out are told of as late as this.
 const TELL: Duration = Duration::from_secs(5);
-/// So many of the last lines come out whatever was said before.
+/// So many of the last lines come out, whatever was said before.
 const LAST_WORDS: usize = 32;
 /// What is read before anything else is looked at, and at the end.
 const READS: usize = 16;
@@ -43,11 +44,11 @@ pub struct Log {
     since: Instant,
     /// Nothing is read before.
     pause: Option<Instant>,
+    /// Lines that wait: the last ones.
+    waiting: VecDeque<Vec<u8>>,
     /// Lines that were left out, and when that is told.
     left_out: u64,
     tell: Option<Instant>,
-    /// The last of them, if nothing was said after them.
-    last: VecDeque<Vec<u8>>,
 }
 
 impl Log {
@@ -66,15 +67,15 @@ impl Log {
             budget: BURST,
             since: Instant::now(),
             pause: None,
+            waiting: VecDeque::new(),
             left_out: 0,
             tell: None,
-            last: VecDeque::new(),
         }
     }
 
-    /// For a successor of this supervisor: what is there of a line is a line.
+    /// For a successor of this supervisor: what was read is said here, be it less than a line.
     pub fn hand_over(&mut self) -> Option<Arc<OwnedFd>> {
-        self.end_line(&mut leave);
+        self.say_all(&mut leave);
         self.pipe.clone()
     }
 
@@ -111,10 +112,14 @@ impl Log {
 
     fn take_in(&mut self, now: Instant, say: Say<'_>) {
         self.refill(now);
+        if self.tell.is_some_and(|at| at <= now) {
+            self.tell_left_out(say);
+        }
         if self.pause.is_some_and(|until| until > now) {
             return;
         }
         self.pause = None;
+        self.say_waiting(say);
         for _ in 0..READS {
             if !self.read(now, say) {
                 break;
@@ -122,9 +127,6 @@ impl Log {
         }
         if self.budget == 0 {
             self.pause = Some(now + EACH);
-        }
-        if self.tell.is_some_and(|at| at <= now) {
-            self.tell_left_out(say);
         }
     }
 
@@ -135,13 +137,7 @@ impl Log {
             }
         }
         self.pipe = None;
-        self.end_line(say);
-        let last = std::mem::take(&mut self.last);
-        self.left_out -= last.len() as u64;
-        self.tell_left_out(say);
-        for line in last {
-            say(&self.line(&line));
-        }
+        self.say_all(say);
     }
 
     fn refill(&mut self, now: Instant) {
@@ -193,21 +189,38 @@ impl Log {
         }
     }
 
-    fn end_line(&mut self, say: Say<'_>) {
+    fn put(&mut self, line: &[u8], now: Instant, say: Say<'_>) {
+        let mut place = match self.waiting.len() {
+            LAST_WORDS => {
+                self.count(now);
+                self.waiting.pop_front().unwrap_or_default()
+            }
+            _ => Vec::new(),
+        };
+        place.clear();
+        place.extend_from_slice(line);
+        self.waiting.push_back(place);
+        self.say_waiting(say);
+    }
+
+    /// As many as may be.
+    fn say_waiting(&mut self, say: Say<'_>) {
+        while self.budget > 0
+            && let Some(line) = self.waiting.pop_front()
+        {
+            self.budget -= 1;
+            say(&self.line(&line));
+        }
+    }
+
+    fn say_all(&mut self, say: Say<'_>) {
         let line = std::mem::take(&mut self.begun);
         if !line.is_empty() {
             self.put(&line, Instant::now(), say);
         }
-    }
-
-    fn put(&mut self, line: &[u8], now: Instant, say: Say<'_>) {
-        match self.budget.checked_sub(1) {
-            Some(left) => {
-                self.budget = left;
-                self.last.clear();
-                say(&self.line(line));
-            }
-            None => self.leave_out(now, line),
+        self.tell_left_out(say);
+        for line in std::mem::take(&mut self.waiting) {
+            say(&self.line(&line));
         }
     }
 
@@ -216,21 +229,9 @@ impl Log {
         self.tell.get_or_insert(now + TELL);
     }
 
-    fn leave_out(&mut self, now: Instant, line: &[u8]) {
-        self.count(now);
-        let mut place = match self.last.len() {
-            LAST_WORDS => self.last.pop_front().unwrap_or_default(),
-            _ => Vec::new(),
-        };
-        place.clear();
-        place.extend_from_slice(line);
-        self.last.push_back(place);
-    }
-
     fn tell_left_out(&mut self, say: Say<'_>) {
         let count = std::mem::take(&mut self.left_out);
         self.tell = None;
-        self.last.clear();
         if count > 0 {
             let lines = if count == 1 { "line" } else { "lines" };
             say(&format!(
@@ -325,9 +326,11 @@ mod tests {
         pipe.write("y\n".repeat(1000).as_bytes());
         assert!(pipe.said(begin + EACH / 2).is_empty());
         let later = begin + 10 * EACH;
-        assert_eq!(pipe.said(later), ["[a] y\n"; 10]);
+        assert_eq!(pipe.said(later), ["[a] x\n"; 10]);
+        // The last ones have waited.
         let lines = pipe.said(begin + TELL);
-        assert_eq!(lines, ["(1734 lines of tenant 'a' left out)\n"]);
+        assert_eq!(lines[0], "(1702 lines of tenant 'a' left out)\n");
+        assert_eq!(lines[1..], ["[a] y\n"; LAST_WORDS]);
         assert!(pipe.said(begin + 3 * TELL).is_empty());
         assert_eq!(pipe.log.budget, BURST);
         assert!(pipe.log.awaited().0.is_some());
@@ -341,13 +344,15 @@ mod tests {
         pipe.write("x\n".repeat(1000).as_bytes());
         assert_eq!(pipe.said(now).len(), BURST as usize);
         pipe.write("y\n".repeat(500).as_bytes());
-        pipe.write(b"thread 'main' panicked\nalas");
+        pipe.write(b"thread 'main' panicked\n");
+        assert_eq!(pipe.said(now + EACH), ["[a] x\n"]);
+        // There is room for one, before the last one.
+        pipe.log.refill(now + 2 * EACH);
+        pipe.write(b"alas");
         let lines = pipe.last();
-        let left_out = 1000 + 500 + 2 - BURST as usize - LAST_WORDS;
-        assert_eq!(
-            lines[0],
-            format!("({left_out} lines of tenant 'a' left out)\n")
-        );
+        let left_out = 1000 + 500 + 2 - (BURST as usize + 1) - LAST_WORDS;
+        let told = format!("({left_out} lines of tenant 'a' left out)\n");
+        assert_eq!(lines[..2], ["[a] y\n", &told]);
         assert_eq!(lines.len(), 1 + LAST_WORDS);
         assert_eq!(
             lines[LAST_WORDS - 1..],
@@ -361,7 +366,7 @@ mod tests {
         pipe.write(b"half");
         assert!(pipe.said(pipe.log.since).is_empty());
         let mut lines = Vec::new();
-        pipe.log.end_line(&mut |line| lines.push(line.to_owned()));
+        pipe.log.say_all(&mut |line| lines.push(line.to_owned()));
         assert_eq!(lines, ["[a] half\n"]);
         assert!(pipe.log.hand_over().is_some());
     }
