@@ -18,7 +18,11 @@ fn reconfigure(chain: &Chain, from: &str, to: &str) {
 fn limits_hold_on_and_are_those_of_the_new_configuration() {
     let disks = [
         disk("a", "null:1M", ""),
-        disk("memory", "memory:8M", "filters = ['log']"),
+        disk(
+            "memory",
+            "memory:8M",
+            "filters = ['fault:hang=yes,op=flush']",
+        ),
     ];
     let first = "[tenants]\nmemory-max = '64M'\ncpu-max = '50%'";
     let mut chain = configured(&format!("{first}\n{}", disks.concat()));

@@ -21,7 +21,11 @@ fn is_said(chain: &Chain, line: &str) {
 fn whoever_is_the_supervisor_reads_what_tenants_say() {
     let mut chain = start(&[
         disk("far", "null:1M", ""),
-        disk("memory", "memory:8M", "filters = ['log']"),
+        disk(
+            "memory",
+            "memory:8M",
+            "filters = ['fault:hang=yes,op=flush']",
+        ),
     ]);
     // The process of this one stays.
     let mut stays = stderr(&chain, "memory");
