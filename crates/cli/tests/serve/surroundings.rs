@@ -226,6 +226,18 @@ fn files_that_may_not_grow_fail_writes_and_nothing_else() {
         fs::create_dir(&dir).unwrap();
         make_image(&dir, "qcow2", 64 << 20)
     };
+    // Memory is a file, too, as far as that limit goes.
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--fsize={LIMIT}"));
+    let socket = as_arg(&images.path().join("s"));
+    let args = ["serve", "memory:8M", "--vhost-user", &socket];
+    let output = command
+        .arg(fathom().get_program())
+        .args(args)
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    check_refusal(output.status, &error, 1, &["memory:", "ulimit -f"]);
     for engine in ["io_uring", "native", "threads"] {
         let image = file(engine);
         let dir = short_dir();
@@ -233,7 +245,7 @@ fn files_that_may_not_grow_fail_writes_and_nothing_else() {
         let config = format!(
             "api = {{ socket = '{}' }}\n[nbd]\nlisten = ['unix:{}']\n\
              [[disk]]\nname = 'grows'\nimage = '{image}'\nformat = 'qcow2'\naio = '{engine}'\n\
-             [[disk]]\nname = 'other'\nimage = 'memory:8M'\n",
+             [[disk]]\nname = 'other'\nimage = 'memory:1M'\n",
             path("c"),
             path("n"),
         );

@@ -5,6 +5,7 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate,
     memfd_create,
 };
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::ops::Range;
@@ -43,7 +44,10 @@ impl Mapping {
     fn new(len: u64) -> io::Result<Mapping> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("fathom-disk", flags)?;
-        ftruncate(&file, len)?;
+        ftruncate(&file, len).map_err(|error| match error {
+            Errno::FBIG => io::Error::other("a file may not have so much here (see ulimit -f)"),
+            other => other.into(),
+        })?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Mapping::of(file, len)
     }
