@@ -21,7 +21,7 @@ const CASES: &[(&str, Kind)] = &[
 /// So many; `FATHOM_UPGRADES` may say another number.
 fn upgrades() -> usize {
     let said = std::env::var("FATHOM_UPGRADES").ok();
-    said.map_or(15, |count| count.parse().expect("a number"))
+    said.map_or(10, |count| count.parse().expect("a number"))
 }
 
 /// For how long queues stood still. That is for people: what else a machine does has a part in it.
