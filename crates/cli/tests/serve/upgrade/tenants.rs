@@ -84,6 +84,13 @@ fn progress(of: &AtomicU64, rounds: u64) {
     eventually("progress", has_come);
 }
 
+/// The first block of that round.
+fn write(disk: &mut Driver<'_>, round: u64) {
+    let data = block(0, round);
+    let done = disk.all(&[Request::Write { offset: 0, data }]);
+    assert!(done.iter().all(Result::is_ok));
+}
+
 /// Each block is what was written to it last.
 fn check(socket: &str, rounds: u64) {
     with_disk(socket, 1, |disk| {
@@ -198,11 +205,6 @@ fn tenants_stay_who_they_are() {
         all[0]
     };
     let (before, socket) = (["a", "b"].map(|disk| user(&chain, disk)), chain.socket("a"));
-    let write = |disk: &mut Driver<'_>, round| {
-        let data = block(0, round);
-        let done = disk.all(&[Request::Write { offset: 0, data }]);
-        assert!(done.iter().all(Result::is_ok));
-    };
     with_disk(&socket, 1, |disk| {
         for round in 0..3 {
             write(disk, round);
@@ -318,11 +320,6 @@ fn a_tenant_that_cannot_hand_over_stays() {
         ),
     ]);
     let socket = chain.socket("memory");
-    let write = |disk: &mut Driver<'_>, round| {
-        let data = block(0, round);
-        let done = disk.all(&[Request::Write { offset: 0, data }]);
-        assert!(done.iter().all(Result::is_ok));
-    };
     let read = |disk: &mut Driver<'_>| {
         let (offset, len) = (0, BLOCK);
         let all = disk.all(&[Request::Read { offset, len }]);
