@@ -2,9 +2,10 @@
 
 use super::line::{Format, Record};
 use fathom_core::{ThreadKind, thread_starts};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Write, pipe, stderr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
@@ -144,15 +145,15 @@ impl Drop for Writer {
 
 /// For as long as somebody could be writing there, if this one is not to end.
 fn wait_for_end(other: &OwnedFd, gives_up: &AtomicBool) {
-    let mut events = libc::pollfd {
-        fd: other.as_raw_fd(),
-        events: 0,
-        revents: 0,
+    let pause = Timespec::try_from(POLL).ok();
+    // What is an error comes again.
+    let is_there = || {
+        poll(
+            &mut [PollFd::new(other, PollFlags::empty())],
+            pause.as_ref(),
+        ) != Ok(1)
     };
-    while events.revents == 0 && !gives_up.load(Ordering::Relaxed) {
-        // SAFETY: the argument is one structure of the kernel's, and the descriptor is open.
-        unsafe { libc::poll(&raw mut events, 1, POLL.as_millis() as i32) };
-    }
+    while !gives_up.load(Ordering::Relaxed) && is_there() {}
 }
 
 struct Body {
