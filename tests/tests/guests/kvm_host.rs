@@ -53,9 +53,10 @@ fn kvm_counts_the_exits_of_ide_and_of_virtio() {
             .unwrap_or_else(|| panic!("no {name}: {cell:?}"))
             .value
     };
-    // A read by IDE writes many registers, each of which QEMU emulates; virtio has one doorbell.
+    // A read by IDE writes many registers, each of which QEMU emulates; virtio has one doorbell. Timers and
+    // the like add to both, dozens to each read where the host is slow: so it is the difference that tells.
     let (virtio, ide) = (measure("virtio-blk", "exits"), measure("ide", "exits"));
-    assert!(virtio >= 1.0 && ide > 2.0 * virtio, "{virtio} and {ide}");
+    assert!(virtio >= 1.0 && ide >= virtio + 10.0, "{virtio} and {ide}");
     // What goes on goes on there.
     assert_eq!(Runner::resume(&dir).unwrap().left().count(), 0);
     assert!(run.experiment.unwrap().kvm_host);
