@@ -2,7 +2,7 @@
 
 use crate::disk_args::{DiskArgs, location_help, location_parser};
 use crate::filters::{self, in_this_directory};
-use crate::servers::{Shown, absolute, disks, find, only, running};
+use crate::servers::{Shown, absolute, disks, named_or_only, running};
 use crate::show::{self, ShowArgs};
 use crate::stats;
 use crate::target::Target;
@@ -90,10 +90,7 @@ struct AddArgs {
 
 fn add(args: AddArgs) -> anyhow::Result<()> {
     check_name(&args.name).map_err(anyhow::Error::msg)?;
-    let server = match &args.server {
-        Some(server) => find(server)?.0,
-        None => only()?,
-    };
+    let server = named_or_only(args.server.as_deref())?;
     let mut table = args.of_disk.into_table(args.name, args.disk);
     if args.pool.is_some() {
         // What is left out is the pool's.

@@ -107,13 +107,7 @@ pub fn parse_option(text: &str) -> Result<(String, String), String> {
 }
 
 pub fn set(args: SetArgs) -> anyhow::Result<()> {
-    let mut options = BTreeMap::new();
-    for (name, value) in args.options {
-        let value = in_this_directory(&args.filter, &name, value)?;
-        if options.insert(name.clone(), value).is_some() {
-            anyhow::bail!("{name} is given twice");
-        }
-    }
+    let options = changes(&args.filter, args.options)?;
     let filter = args.filter;
     let disk = args.target.disk()?;
     let place = ["v1", "disks", &disk.name, "filters", &filter];
@@ -126,6 +120,21 @@ pub fn set(args: SetArgs) -> anyhow::Result<()> {
         writeln!(out, "{info}")?;
     }
     Ok(())
+}
+
+/// What options of a filter become.
+pub fn changes(
+    filter: &str,
+    given: Vec<(String, String)>,
+) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut options = BTreeMap::new();
+    for (name, value) in given {
+        let value = in_this_directory(filter, &name, value)?;
+        if options.insert(name.clone(), value).is_some() {
+            anyhow::bail!("{name} is given twice");
+        }
+    }
+    Ok(options)
 }
 
 /// A file as it is seen from here: the daemon may have another working

@@ -7,6 +7,7 @@ mod breakdown;
 mod disk;
 mod disk_args;
 mod filters;
+mod group;
 mod guest;
 mod guest_run;
 mod img;
@@ -53,6 +54,7 @@ enum Command {
     Stats(stats::StatsArgs),
     Info(stats::InfoArgs),
     Set(filters::SetArgs),
+    Group(group::GroupCommand),
     Resize(stats::ResizeArgs),
     Quit(stats::QuitArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -116,6 +118,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(args),
         Command::Info(args) => stats::info(args),
         Command::Set(args) => filters::set(args),
+        Command::Group(args) => group::run(args),
         Command::Resize(args) => stats::resize(args),
         Command::Quit(args) => stats::quit(args),
         Command::Upgrade(args) => upgrade::run(args),

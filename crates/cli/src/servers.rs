@@ -67,8 +67,15 @@ fn is_socket(path: &str) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// The only server that there is.
-pub fn only() -> anyhow::Result<Client> {
+/// The server that is `named`, or the only one that there is.
+pub fn named_or_only(named: Option<&str>) -> anyhow::Result<Client> {
+    match named {
+        Some(server) => Ok(find(server)?.0),
+        None => only(),
+    }
+}
+
+fn only() -> anyhow::Result<Client> {
     let mut servers: Vec<_> = running().collect();
     match servers.len() {
         1 => Ok(servers.remove(0).1),

@@ -61,12 +61,17 @@ const MAX_NAMED: usize = 20;
 
 /// There is no disk of that name, only of these.
 pub fn unknown_disk(name: &str, names: &[String]) -> Refusal {
+    unknown("disk", name, names)
+}
+
+/// There is no such thing of that name, only of these.
+pub fn unknown(what: &str, name: &str, names: &[String]) -> Refusal {
     let told = &names[..names.len().min(MAX_NAMED)];
     Kind::Unknown.because(match (told, names.len() - told.len()) {
-        ([], _) => format!("there is no disk '{name}'"),
-        (told, 0) => format!("there is no disk '{name}', only {}", told.join(", ")),
+        ([], _) => format!("there is no {what} '{name}'"),
+        (told, 0) => format!("there is no {what} '{name}', only {}", told.join(", ")),
         (told, more) => format!(
-            "there is no disk '{name}', only {} and {more} others",
+            "there is no {what} '{name}', only {} and {more} others",
             told.join(", ")
         ),
     })

@@ -6,10 +6,12 @@
 //!
 //! - `origin` is why a disk is there;
 //! - `keeping` is how disks that are kept get and lose their files;
+//! - `groups` are disks that share limits;
 //! - `reload` does what the configuration says, and what it says when it is read again;
 //! - `waiting` is for who has waited long enough;
 //! - `handover` has all of it go on in another process.
 
+mod groups;
 mod handover;
 mod keeping;
 mod origin;
@@ -25,6 +27,8 @@ use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
 use crate::tenancy::Tenancy;
 use fathom_stack::PoolOptions;
+use groups::Change;
+pub use groups::ThrottleGroup;
 pub use handover::Upgrade;
 pub use origin::Origin;
 use serde_json::{Value, json};
@@ -179,6 +183,15 @@ impl Book {
             }
             (Command::Show, Some(name)) => self.show(name, asker),
             (Command::List, None) => self.list(asker),
+            (Command::ListGroups, None) => self.list_groups(asker),
+            (
+                Command::SetGroup {
+                    group,
+                    options,
+                    temporary,
+                },
+                None,
+            ) => self.set_group(group, Change { options, temporary }, asker),
             (Command::Upgrade { binary, disconnect }, None) => {
                 self.begin_upgrade(binary, disconnect, asker);
             }

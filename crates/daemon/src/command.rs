@@ -60,6 +60,15 @@ pub enum Command {
     /// of it is in flight. Who uses it keeps it, unless `force` disconnects
     /// them.
     Remove { force: bool, temporary: bool },
+    /// All throttle groups: `{"groups": [a [`ThrottleGroup`](crate::ThrottleGroup), ...]}`.
+    ListGroups,
+    /// Change options of a throttle group, for all of its disks: answered like `ListGroups` by what is
+    /// of that name.
+    SetGroup {
+        group: String,
+        options: BTreeMap<String, String>,
+        temporary: bool,
+    },
     /// Have another process go on with everything, of this program, or of what is now where the
     /// server's came from: `{"pid": it, "pause_ms": how long queues stood still}`.
     Upgrade {

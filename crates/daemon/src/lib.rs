@@ -34,6 +34,7 @@ mod text;
 mod users;
 
 pub use access::{Group, Mode, access, groups};
+pub use book::ThrottleGroup;
 pub use daemon::{Daemon, Ended};
 pub use error::Error;
 pub use events::Events;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// A server that keeps its disks in `disks` in this directory; `more` is in its configuration.
-fn start(dir: TempDir, more: &str) -> Served {
+pub fn start(dir: TempDir, more: &str) -> Served {
     let path = |name: &str| as_arg(&dir.path().join(name));
     configure(dir.path(), more);
     let mut command = fathom();
@@ -30,7 +30,7 @@ fn configure(dir: &Path, more: &str) {
 }
 
 /// Stop it as `signal` says, and start it again.
-fn again(mut served: Served, signal: &str, more: &str) -> Served {
+pub fn again(mut served: Served, signal: &str, more: &str) -> Served {
     served.signal(signal);
     let _ = served.end();
     let dir = std::mem::replace(&mut served.dir, short_dir());
@@ -38,7 +38,7 @@ fn again(mut served: Served, signal: &str, more: &str) -> Served {
     start(dir, more)
 }
 
-fn add(served: &Served, name: &str, more: &[&str]) {
+pub fn add(served: &Served, name: &str, more: &[&str]) {
     let args = ["disk", "add", "--server", &served.api(), name, "null:1M"];
     stdout_of(&[&args, more].concat());
 }
@@ -49,7 +49,7 @@ fn disk(served: &Served, args: &[&str]) -> String {
 }
 
 /// The disks, each with whether it is kept and its filters.
-fn disks(served: &Served) -> Vec<(String, bool, String)> {
+pub fn disks(served: &Served) -> Vec<(String, bool, String)> {
     let client = fathom_client::Client::connect(Path::new(&served.api())).unwrap();
     let all: Value = client.get(&["v1", "disks"]).send().unwrap();
     let mut disks: Vec<_> = all["disks"].as_array().unwrap().iter().map(of).collect();
@@ -65,7 +65,7 @@ fn of(disk: &Value) -> (String, bool, String) {
     (name.into(), kept, filters.join(" "))
 }
 
-fn seen(name: &str, kept: bool, filters: &str) -> (String, bool, String) {
+pub fn seen(name: &str, kept: bool, filters: &str) -> (String, bool, String) {
     (name.into(), kept, filters.into())
 }
 

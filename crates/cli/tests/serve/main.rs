@@ -13,6 +13,7 @@ mod exercise;
 mod filters;
 mod foreign;
 mod formats;
+mod groups;
 mod keep;
 #[path = "../support/kinds.rs"]
 mod kinds;

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 const LEN: usize = SIZE as usize;
 
 /// A server with these disks, each with its image, and what else there is to say of it.
-fn start(dir: TempDir, disks: &[(&str, &str, &str)]) -> Served {
+pub fn start(dir: TempDir, disks: &[(&str, &str, &str)]) -> Served {
     start_with(dir, "tenants = true", disks)
 }
 

@@ -1,6 +1,7 @@
 //! What can be done to disks.
 
 use super::problem::Problem;
+use super::request::{Flags, Named, parse, read};
 use super::schema::{Filter, Statistics};
 use super::state::Asking;
 use super::tag;
@@ -10,23 +11,14 @@ use crate::info::Info;
 use crate::table::DiskTable;
 use crate::text;
 use axum::Json;
-use axum::body::{Body, to_bytes};
-use axum::extract::{FromRequestParts, RawPathParams, RawQuery, State};
-use axum::http::request::Parts;
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 use utoipa::ToSchema;
-
-/// Of a request's body, in bytes.
-const MAX_BODY: usize = 64 << 10;
-/// All of it must be here by then.
-const BODY: Duration = Duration::from_secs(10);
 
 /// A disk: what it was added by, and what it is doing.
 #[derive(Serialize, ToSchema)]
@@ -98,7 +90,7 @@ pub async fn list(State(asking): State<Asking>) -> Result<Json<Value>, Problem> 
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "It is just coming or going")))]
 pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response, Problem> {
-    let disk = asking.ask(Some(name.disk()?), Command::Show).await?;
+    let disk = asking.ask(Some(name.name()?), Command::Show).await?;
     Ok(tagged(StatusCode::OK, disk))
 }
 
@@ -130,7 +122,7 @@ pub async fn put(
     body: Body,
 ) -> Result<Response, Problem> {
     let query = Flags::parse(query, &["temporary"])?;
-    let name = name.disk()?;
+    let name = name.name()?;
     let options = table(name, read(body).await?)?;
     let present = present(&asking, name).await?;
     tag::check(&headers, present.as_ref().map(tag_of).as_deref())?;
@@ -170,7 +162,7 @@ pub async fn remove(
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Problem> {
-    let name = name.disk()?;
+    let name = name.name()?;
     let query = Flags::parse(query, &["force", "temporary"])?;
     if headers.contains_key(header::IF_MATCH) || headers.contains_key(header::IF_NONE_MATCH) {
         let present = present(&asking, name).await?;
@@ -192,7 +184,7 @@ pub async fn remove(
         (status = 409, body = Problem, content_type = "application/problem+json")))]
 pub async fn stats(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     asking
-        .ask(Some(name.disk()?), Command::Stats)
+        .ask(Some(name.name()?), Command::Stats)
         .await
         .map(Json)
 }
@@ -224,7 +216,7 @@ pub async fn resize(
         false => parse(body)?,
     };
     let command = Command::Resize { size, shrink };
-    asking.ask(Some(name.disk()?), command).await.map(Json)
+    asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
 /// Have a disk stand still
@@ -254,7 +246,7 @@ pub async fn freeze(
         false => parse(body)?,
     };
     let command = Command::Freeze { timeout_ms };
-    asking.ask(Some(name.disk()?), command).await.map(Json)
+    asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
 /// Let a disk that stands still go on
@@ -270,7 +262,7 @@ pub async fn freeze(
             description = "It takes long, and goes on")))]
 pub async fn thaw(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
     asking
-        .ask(Some(name.disk()?), Command::Thaw)
+        .ask(Some(name.name()?), Command::Thaw)
         .await
         .map(Json)
 }
@@ -304,7 +296,7 @@ pub async fn set_filter(
         options: parse(read(body).await?)?,
         temporary: query.flag("temporary"),
     };
-    asking.ask(Some(name.disk()?), command).await.map(Json)
+    asking.ask(Some(name.name()?), command).await.map(Json)
 }
 
 /// Trace every request of a disk
@@ -327,7 +319,7 @@ pub async fn start_trace(
     let command = Command::Trace {
         file: Some(file.clone()),
     };
-    asking.ask(Some(name.disk()?), command).await?;
+    asking.ask(Some(name.name()?), command).await?;
     Ok(Json(serde_json::json!({ "file": file })))
 }
 
@@ -340,83 +332,8 @@ pub async fn start_trace(
         (status = 409, body = Problem, content_type = "application/problem+json")))]
 pub async fn stop_trace(State(asking): State<Asking>, name: Named) -> Result<StatusCode, Problem> {
     let command = Command::Trace { file: None };
-    asking.ask(Some(name.disk()?), command).await?;
+    asking.ask(Some(name.name()?), command).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// Parameters that are true or false, and false if they are left out.
-struct Flags(Vec<String>);
-
-impl Flags {
-    fn parse(query: Option<String>, known: &[&str]) -> Result<Flags, Problem> {
-        let query = query.unwrap_or_default();
-        let mut set = Vec::new();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            match (known.contains(&name), value) {
-                (true, "" | "true") => set.push(name.to_owned()),
-                (true, "false") => {}
-                (true, _) => return Err(Problem::invalid(format!("{name} is true or false"))),
-                (false, _) => {
-                    let text = format!("the parameters are {}", known.join(" and "));
-                    return Err(Problem::invalid(text));
-                }
-            }
-        }
-        Ok(Flags(set))
-    }
-
-    fn flag(&self, name: &str) -> bool {
-        self.0.iter().any(|set| set == name)
-    }
-}
-
-/// What stands in a path.
-pub struct Named(BTreeMap<String, String>);
-
-impl Named {
-    fn disk(&self) -> Result<&str, Problem> {
-        self.get("name")
-    }
-
-    fn get(&self, what: &str) -> Result<&str, Problem> {
-        let value = self.0.get(what).map(String::as_str);
-        value.ok_or_else(|| Problem::invalid(format!("the path has no {what}")))
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for Named {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Named, Problem> {
-        let found = RawPathParams::from_request_parts(parts, state).await;
-        let found = found.map_err(|error| Problem::invalid(error.to_string()))?;
-        let pairs = found
-            .iter()
-            .map(|(name, value)| (name.to_owned(), value.to_owned()));
-        Ok(Named(pairs.collect()))
-    }
-}
-
-pub(super) async fn read(body: Body) -> Result<Vec<u8>, Problem> {
-    let body = tokio::time::timeout(BODY, to_bytes(body, MAX_BODY)).await;
-    match body {
-        Ok(Ok(bytes)) => Ok(bytes.to_vec()),
-        Ok(Err(_)) => Err(Problem::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too-large",
-            format!("the body is not whole, or has more than {MAX_BODY} bytes"),
-        )),
-        Err(_) => Err(Problem::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "slow",
-            format!("the body was not here after {BODY:?}"),
-        )),
-    }
-}
-
-pub(super) fn parse<T: DeserializeOwned>(body: Vec<u8>) -> Result<T, Problem> {
-    serde_json::from_slice(&body).map_err(|error| Problem::invalid(error.to_string()))
 }
 
 /// A disk's options; its name may be said by the path alone.

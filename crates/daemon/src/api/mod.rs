@@ -4,15 +4,19 @@
 //! daemon's thread; nothing of a disk is touched here.
 //!
 //! - `listen` is where clients connect, `clients` says how many;
-//! - `disks` has what can be done to disks, `server` what concerns all of them, `stream` what happens;
+//! - `disks` has what can be done to disks, `groups` to those that share limits, `server` what concerns
+//!   all of them, `stream` what happens;
+//! - `request` is what is read of each;
 //! - `rights` says who may do what;
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
 
 mod clients;
 mod disks;
+mod groups;
 mod listen;
 mod problem;
+mod request;
 mod rights;
 mod schema;
 mod server;
@@ -179,6 +183,8 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::thaw))
         .routes(routes!(disks::set_filter))
         .routes(routes!(disks::start_trace, disks::stop_trace))
+        .routes(routes!(groups::list))
+        .routes(routes!(groups::set))
         .routes(routes!(server::show))
         .routes(routes!(server::quit))
         .routes(routes!(server::upgrade))

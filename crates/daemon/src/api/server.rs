@@ -1,7 +1,7 @@
 //! What concerns all disks.
 
-use super::disks::{parse, read};
 use super::problem::Problem;
+use super::request::{parse, read};
 use super::state::Asking;
 use crate::command::Command;
 use axum::Json;

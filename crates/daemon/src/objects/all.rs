@@ -191,6 +191,8 @@ impl Objects {
                 filter, options, ..
             } => self.set_filter(index, &filter, &options),
             Command::List
+            | Command::ListGroups
+            | Command::SetGroup { .. }
             | Command::Quit
             | Command::Upgrade { .. }
             | Command::Put { .. }

@@ -1,0 +1,93 @@
+//! What is read of a request: names in its path, parameters, its body.
+
+use super::problem::Problem;
+use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequestParts, RawPathParams};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Of a request's body, in bytes.
+const MAX_BODY: usize = 64 << 10;
+/// All of it must be here by then.
+const BODY: Duration = Duration::from_secs(10);
+
+/// Parameters that are true or false, and false if they are left out.
+pub struct Flags(Vec<String>);
+
+impl Flags {
+    pub fn parse(query: Option<String>, known: &[&str]) -> Result<Flags, Problem> {
+        let query = query.unwrap_or_default();
+        let mut set = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match (known.contains(&name), value) {
+                (true, "" | "true") => set.push(name.to_owned()),
+                (true, "false") => {}
+                (true, _) => return Err(Problem::invalid(format!("{name} is true or false"))),
+                (false, _) => {
+                    let text = format!("the parameters are {}", known.join(" and "));
+                    return Err(Problem::invalid(text));
+                }
+            }
+        }
+        Ok(Flags(set))
+    }
+
+    pub fn flag(&self, name: &str) -> bool {
+        self.0.iter().any(|set| set == name)
+    }
+}
+
+/// What stands in a path.
+pub struct Named(BTreeMap<String, String>);
+
+impl Named {
+    /// Of the disk, or whatever the path is about.
+    pub fn name(&self) -> Result<&str, Problem> {
+        self.get("name")
+    }
+
+    pub fn get(&self, what: &str) -> Result<&str, Problem> {
+        let value = self.0.get(what).map(String::as_str);
+        value.ok_or_else(|| Problem::invalid(format!("the path has no {what}")))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Named, Problem> {
+        let found = RawPathParams::from_request_parts(parts, state).await;
+        let found = found.map_err(|error| Problem::invalid(error.to_string()))?;
+        let pairs = found
+            .iter()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Ok(Named(pairs.collect()))
+    }
+}
+
+/// All of a request's body.
+pub async fn read(body: Body) -> Result<Vec<u8>, Problem> {
+    let body = tokio::time::timeout(BODY, to_bytes(body, MAX_BODY)).await;
+    match body {
+        Ok(Ok(bytes)) => Ok(bytes.to_vec()),
+        Ok(Err(_)) => Err(Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too-large",
+            format!("the body is not whole, or has more than {MAX_BODY} bytes"),
+        )),
+        Err(_) => Err(Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "slow",
+            format!("the body was not here after {BODY:?}"),
+        )),
+    }
+}
+
+/// A body in JSON.
+pub fn parse<T: DeserializeOwned>(body: Vec<u8>) -> Result<T, Problem> {
+    serde_json::from_slice(&body).map_err(|error| Problem::invalid(error.to_string()))
+}
