@@ -27,7 +27,6 @@ use crate::mailbox::{Mailbox, Post};
 use crate::options::{ApiOptions, NbdOptions, ServeOptions, StopTimeout};
 use crate::tenancy::Tenancy;
 use fathom_stack::PoolOptions;
-use groups::Change;
 pub use groups::ThrottleGroup;
 pub use handover::Upgrade;
 pub use origin::Origin;
@@ -191,7 +190,7 @@ impl Book {
                     temporary,
                 },
                 None,
-            ) => self.set_group(group, Change { options, temporary }, asker),
+            ) => self.set_group(group, options, temporary, asker),
             (Command::Upgrade { binary, disconnect }, None) => {
                 self.begin_upgrade(binary, disconnect, asker);
             }

@@ -106,7 +106,7 @@ fn a_guest_hears_of_another_size_and_uses_it() {
         // What is new is there, and zero; what is written there stays.
         let use_it = format!(
             "[ $(dd if={device} bs=1M skip=64 count=32 2>/dev/null | tr -d '\\000' | wc -c) = 0 ] &&
-             yes {name} | head -c 8M >/tmp/new &&
+             yes {name} | head -c 8388608 >/tmp/new &&
              dd if=/tmp/new of={device} bs=1M seek=80 conv=fsync 2>/dev/null &&
              echo 3 >/proc/sys/vm/drop_caches &&
              dd if={device} bs=1M count=8 skip=80 2>/dev/null | cmp - /tmp/new"

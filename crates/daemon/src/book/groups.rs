@@ -29,10 +29,10 @@ pub struct ThrottleGroup {
 
 /// What becomes of a group's options; an empty value is the option's default.
 #[derive(Clone)]
-pub(super) struct Change {
-    pub options: BTreeMap<String, String>,
+struct Change {
+    options: BTreeMap<String, String>,
     /// Not to be kept: as before when the server starts again.
-    pub temporary: bool,
+    temporary: bool,
 }
 
 /// A filter of a disk that is in a group.
@@ -55,7 +55,14 @@ impl Book {
 
     /// Change the limits of a group, of each tenant that has one of that name. Each disk is told, so that
     /// each that is kept has it in its file.
-    pub(super) fn set_group(&mut self, name: String, change: Change, asker: Asker) {
+    pub(super) fn set_group(
+        &mut self,
+        name: String,
+        options: BTreeMap<String, String>,
+        temporary: bool,
+        asker: Asker,
+    ) {
+        let change = Change { options, temporary };
         self.then(None, Command::List, move |book, answer| match answer {
             Err(refusal) => asker(Err(refusal)),
             Ok(list) => {
