@@ -9,7 +9,7 @@ use std::time::Duration;
 use fathom_lab::evidence::{Kind, Sampler, Watch, Watched};
 use fathom_lab::work::{Shape, Worked};
 use fathom_limiter::judge;
-use fathom_run::evidence::{Evidence, Load};
+use fathom_run::evidence::{Evidence, Load, ThreadTime};
 use fathom_tests::{Place, fathom};
 use serde_json::Value;
 
@@ -110,13 +110,19 @@ fn told_by_fio(report: &str) -> Load {
 }
 
 /// Checks the verdict on a load. Where others use the two CPUs it may be that some thread waits for one,
-/// or nothing certain of the same thread.
+/// and has been seen to; or nothing certain of the same thread.
 fn expect(evidence: &Evidence, rule: &str, thread: &str) {
     let verdict = judge(evidence);
     eprintln!("{verdict}");
     let said = format!("{verdict:#?}\n{evidence:#?}");
+    let has_waited = |one: &ThreadTime| {
+        verdict.text.contains(&format!("'{}'", one.name))
+            && one
+                .waiting
+                .is_some_and(|waited| waited > 0.05 * evidence.seconds)
+    };
     match verdict.rule() {
-        Some("run-queue") => {}
+        Some("run-queue") => assert!(evidence.threads.iter().any(has_waited), "{said}"),
         None => assert!(verdict.text.contains(thread), "{said}"),
         other => assert_eq!(other, Some(rule), "{said}"),
     }
