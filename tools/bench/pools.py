@@ -6,8 +6,8 @@ served by a pool of two threads. Printed are, for each round and as medians: wha
 in parts of the one disk; what CPU time the server takes for a request, likewise; and what the slowest of
 them does, in parts of their mean. Loads and servers have all CPUs.
 
-By NBD the load is the same: as many processes, each with as many connections. By vhost-user a disk has one
-front-end: one process with as many queues is compared with as many processes, which costs the kernel more.
+The load is the same. By NBD: as many processes, each with as many connections. By vhost-user, where a disk
+has one front-end: one process, which has as many queues, or as many front-ends with as many queues in all.
 """
 
 import argparse
@@ -60,13 +60,22 @@ def cpu_time(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def rates(args: argparse.Namespace, place: Path, server: int, targets: list[list],
-          queues: int) -> tuple[list[float], float]:
-    """Requests per second, by disk, while all loads are there; and the server's CPU time for each."""
-    load = ["--rw", "randread", "--iodepth", str(args.depth), "--queues", str(queues),
+def front_ends(args: argparse.Namespace, queues: int, sockets: list[Path]) -> list[list]:
+    program = args.fathom.parent / "examples" / "front_ends"
+    return [[program, str(queues), str(args.depth), *sockets]]
+
+
+def clients(args: argparse.Namespace, uris: list[str]) -> list[list]:
+    load = ["--rw", "randread", "--iodepth", str(args.depth), "--queues", str(args.queues),
             "--runtime", "1h"]
-    loads = [subprocess.Popen([args.fathom, "bench", *target, *load], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL) for target in targets]
+    return [[args.fathom, "bench", "--nbd", uri, *load] for uri in uris]
+
+
+def rates(args: argparse.Namespace, place: Path, server: int,
+          commands: list[list]) -> tuple[list[float], float]:
+    """Requests per second, by disk, while all loads are there; and the server's CPU time for each."""
+    loads = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+             for command in commands]
     try:
         time.sleep(WARM_UP)
         begin, before = served(args, place)
@@ -84,8 +93,8 @@ def rates(args: argparse.Namespace, place: Path, server: int, targets: list[list
     return each, used / (sum(after) - sum(before))
 
 
-def nbd(place: Path, export: str) -> list:
-    return ["--nbd", f"nbd+unix:///{export}?socket={place / 'nbd'}"]
+def nbd(place: Path, export: str) -> str:
+    return f"nbd+unix:///{export}?socket={place / 'nbd'}"
 
 
 def alone(args: argparse.Namespace, place: Path, by: str) -> tuple[list[float], float]:
@@ -93,11 +102,11 @@ def alone(args: argparse.Namespace, place: Path, by: str) -> tuple[list[float], 
     if by == "nbd":
         with running([*command, "--nbd", f"unix:{place / 'nbd'}"], place / "nbd",
                      None) as server:
-            return rates(args, place, server, [nbd(place, "")] * args.disks, args.queues)
+            return rates(args, place, server, clients(args, [nbd(place, "")] * args.disks))
     queues = args.disks * args.queues
     command += ["--queues", str(queues), "--vhost-user", place / "alone"]
     with running(command, place / "alone", None) as server:
-        return rates(args, place, server, [["--vhost-user", place / "alone"]], queues)
+        return rates(args, place, server, front_ends(args, queues, [place / "alone"]))
 
 
 def pooled(args: argparse.Namespace, place: Path, by: str) -> tuple[list[float], float]:
@@ -107,10 +116,12 @@ def pooled(args: argparse.Namespace, place: Path, by: str) -> tuple[list[float],
     head = f"api = {{ socket = '{place / 'control'}' }}\n[nbd]\nlisten = ['unix:{place / 'nbd'}']\n"
     file = place / "conf"
     file.write_text(f"{head}[pool.p]\nthreads = 2\n{''.join(tables)}", encoding="utf-8")
-    targets = [nbd(place, name) if by == "nbd" else ["--vhost-user", place / name]
-               for name in names]
+    if by == "nbd":
+        loads = clients(args, [nbd(place, name) for name in names])
+    else:
+        loads = front_ends(args, args.queues, [place / name for name in names])
     with running([args.fathom, "serve", "--config", file], place / names[-1], None) as server:
-        return rates(args, place, server, targets, args.queues)
+        return rates(args, place, server, loads)
 
 
 def compare(args: argparse.Namespace, place: Path, by: str) -> None:

@@ -270,9 +270,9 @@ fn serve_many(disks: usize, threads: usize) -> Served {
     served
 }
 
-/// What the process has for itself, in KiB, without what guests share with it.
-fn memory(served: &Served) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", served.child.id())).unwrap();
+/// What a process has for itself, in KiB, without what guests share with it.
+pub fn memory(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
     let of = |name: &str| {
         let line = text.lines().find(|line| line.starts_with(name)).unwrap();
         let number = line.split_whitespace().nth(1).unwrap();
@@ -323,7 +323,7 @@ fn a_thousand_disks_that_are_idle_cost_little() {
         let before = cpu_time(&many);
         std::thread::sleep(Duration::from_secs(3));
         let used = cpu_time(&many) - before;
-        let each = (memory(&many) - memory(&few)) / (DISKS as u64 - 1);
+        let each = (memory(many.child.id()) - memory(few.child.id())) / (DISKS as u64 - 1);
         let all = (used, each, threads(&many), descriptors(&many));
         over.wait();
         all

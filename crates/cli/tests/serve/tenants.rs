@@ -2,6 +2,7 @@
 
 pub mod limits;
 mod log;
+mod memory;
 mod users;
 
 use crate::driver::with_disk;
