@@ -6,8 +6,8 @@ use crate::pools::memory;
 use crate::support::short_dir;
 use std::sync::Barrier;
 
-/// As few as a test can wait for; what each has for itself depends little on their number.
-const TENANTS: usize = 64;
+/// The rings of one user's tenants share his limit of locked memory, with those of other tests.
+const TENANTS: usize = 16;
 
 /// In KiB, of each.
 const BAR: u64 = 4096;
