@@ -9,6 +9,8 @@ use crate::process::tail_of;
 
 /// A guest that prints without end must not eat the host's memory.
 const KEPT: usize = 8 << 20;
+/// Of what came later, it is not kept when.
+const ARRIVALS: usize = 1 << 16;
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -19,6 +21,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     text: Vec<u8>,
+    /// How much was there, from when on.
+    arrivals: Vec<(usize, Instant)>,
     closed: bool,
 }
 
@@ -45,6 +49,10 @@ impl Console {
                 let mut state = lock(&shared);
                 let room = KEPT.saturating_sub(state.text.len());
                 state.text.extend_from_slice(&chunk[..n.min(room)]);
+                if state.arrivals.len() < ARRIVALS {
+                    let arrival = (state.text.len(), Instant::now());
+                    state.arrivals.push(arrival);
+                }
                 drop(state);
                 shared.changed.notify_all();
             }
@@ -62,6 +70,15 @@ impl Console {
     /// Where the console is now, to wait for what comes after.
     pub fn position(&self) -> usize {
         lock(&self.shared).text.len()
+    }
+
+    /// When it was there up to the end of a marker, its first one.
+    pub fn seen_at(&self, marker: &str) -> Option<Instant> {
+        let state = lock(&self.shared);
+        let mut windows = state.text.windows(marker.len().max(1));
+        let end = windows.position(|window| window == marker.as_bytes())? + marker.len();
+        let arrival = state.arrivals.partition_point(|(len, _)| *len < end);
+        state.arrivals.get(arrival).map(|(_, when)| *when)
     }
 
     /// The last lines.
@@ -170,6 +187,11 @@ mod tests {
             "42"
         );
         let here = console.position();
+        // Its two pieces did not come at once.
+        let seen = |marker| console.seen_at(marker).unwrap();
+        assert!(seen("RESULT 4") < seen("RESULT 42"));
+        assert_eq!(seen("boo"), seen("booting"));
+        assert!(console.seen_at("RESULT 43").is_none());
         drop(guest);
         let error = console
             .wait_for("RESULT ", here, Duration::from_secs(60))

@@ -22,7 +22,7 @@ use crate::scratch::Scratch;
 use crate::tools;
 
 /// Printed by init on the console when the agent listens.
-const READY: &str = "FATHOM-LAB READY";
+pub(crate) const READY: &str = "FATHOM-LAB READY";
 /// What a kernel says whose timer has gone.
 const NO_TIMER: &str = "Possible timer handling issue";
 /// A guest whose timer has gone so often will not find it again.
@@ -56,6 +56,8 @@ pub struct Guest {
     disks: Vec<(String, String)>,
     requests: u64,
     patience: Duration,
+    started: Instant,
+    connected: Instant,
     _dir: Scratch,
 }
 
@@ -84,7 +86,7 @@ impl Guest {
                 "a machine has at most {MAX_DISKS} disks"
             )));
         }
-        let kernel = Kernel::find()?;
+        let kernel = machine.kernel.clone().map_or_else(Kernel::find, Ok)?;
         let dir = Scratch::small()?;
         let initramfs = dir.path().join("initramfs");
         if machine.boot == Boot::Kernel {
@@ -105,12 +107,14 @@ impl Guest {
         command
             .args(machine.arguments(&files)?)
             .stdout(Stdio::piped());
+        let started = Instant::now();
         let mut qemu = Process::spawn("QEMU", command, &dir.path().join("qemu.log"))?;
         let stdout = qemu
             .take_stdout()
             .ok_or_else(|| Error::Protocol("no console".into()))?;
         let console = Console::collect(stdout);
         let qmp = explain(Qmp::connect(&files.qmp(), CONNECT), &mut qemu)?;
+        let connected = Instant::now();
         let agent = explain(LineStream::connect(&files.agent(), CONNECT), &mut qemu)?;
         let data = explain(
             DataPort::connect(&files.data(), &files.signal(), CONNECT),
@@ -128,6 +132,8 @@ impl Guest {
             disks: disks.collect(),
             requests: 0,
             patience: machine.patience,
+            started,
+            connected,
             _dir: dir,
         })
     }
@@ -293,6 +299,28 @@ impl Guest {
             return Ok(());
         }
         self.qemu.expect_running()
+    }
+
+    /// Powers the guest off from inside at once; when it had, and when QEMU had ended.
+    ///
+    /// # Errors
+    /// When one of them does not within a minute.
+    pub fn power_off_now(&mut self) -> Result<(Instant, Instant)> {
+        const MINUTE: Duration = Duration::from_secs(60);
+        // It does not come to an answer.
+        self.ask("exec poweroff -f", MINUTE)?;
+        self.wait_event("SHUTDOWN", MINUTE)?;
+        let off = Instant::now();
+        let status = self.qemu.wait(MINUTE)?;
+        if !status.success() {
+            self.qemu.expect_running()?;
+        }
+        Ok((off, Instant::now()))
+    }
+
+    /// When QEMU was started, and when its monitor answered.
+    pub fn begin(&self) -> (Instant, Instant) {
+        (self.started, self.connected)
     }
 
     /// Ends QEMU through its monitor, as a host does that wants it gone.

@@ -1,5 +1,7 @@
 //! The guest's kernel: found on this machine, with the modules a guest needs.
 
+mod packed;
+
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -54,6 +56,38 @@ impl Kernel {
                 what: "a kernel for the guest".into(),
                 hint: HINT,
             })
+    }
+
+    /// The kernel that is at a path like `/boot/vmlinuz-RELEASE`.
+    ///
+    /// # Errors
+    /// When there is none, or its modules are not where they belong.
+    pub fn named(path: &Path) -> Result<Self> {
+        Self::at(path).ok_or_else(|| Error::Unusable {
+            path: path.to_owned(),
+            reason: "this is no readable vmlinuz-RELEASE whose modules are in \
+                     /lib/modules/RELEASE"
+                .into(),
+        })
+    }
+
+    /// The same kernel as an ELF file, which is written to `path`: nothing is left to be unpacked when
+    /// it boots.
+    ///
+    /// # Errors
+    /// When it is packed in a way that is not known, or the program is missing that unpacks it.
+    pub fn unpacked(&self, path: &Path) -> Result<Self> {
+        let what = || format!("cannot read {}", self.image.display());
+        let elf = packed::unpack(&fs::read(&self.image).context(what)?);
+        let elf = elf.map_err(|reason| Error::Unusable {
+            path: self.image.clone(),
+            reason,
+        })?;
+        fs::write(path, elf).context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self {
+            image: path.to_owned(),
+            ..self.clone()
+        })
     }
 
     fn at(image: &Path) -> Option<Self> {

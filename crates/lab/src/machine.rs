@@ -5,16 +5,19 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+mod board;
 mod bus;
 mod disk;
 mod file_system;
 
+pub use board::{Board, Firmware};
 pub use bus::Bus;
 pub use disk::{Aio, Attach, Disk, Format, QemuDisk, Serving};
 pub use file_system::FileSystem;
 
 use crate::error::{Error, Result};
 use crate::host::{self, Accelerator};
+use crate::kernel::Kernel;
 
 /// PCI slots of the machine: 0 is the host bridge, 1 the ISA bridge.
 pub(crate) const AGENT_SLOT: u8 = 2;
@@ -46,8 +49,13 @@ pub struct Machine {
     pub huge_pages: Option<bool>,
     /// Disks in PCI order.
     pub disks: Vec<Disk>,
+    pub board: Board,
     /// What starts first.
     pub boot: Boot,
+    /// What starts the lab's kernel with [`Boot::Kernel`]; the board's own when not given.
+    pub firmware: Option<Firmware>,
+    /// The kernel; the lab's own choice when not given.
+    pub kernel: Option<Kernel>,
     /// Attach the disk with fio and mkfs.
     pub tools: bool,
     /// Put perf on that disk, too.
@@ -80,7 +88,10 @@ impl Default for Machine {
             memory_mib: 512,
             huge_pages: None,
             disks: Vec::new(),
+            board: Board::Pc,
             boot: Boot::default(),
+            firmware: None,
+            kernel: None,
             tools: true,
             profiler: false,
             incoming: false,
@@ -172,7 +183,13 @@ impl Machine {
             args.option("-incoming", "defer");
         }
         args.0.extend(self.extra.iter().map(OsString::from));
-        Ok(args.0)
+        let mut all = args.0;
+        for index in 1..all.len() {
+            if all[index - 1] == "-device" {
+                all[index] = self.board.device(std::mem::take(&mut all[index]));
+            }
+        }
+        Ok(all)
     }
 
     /// How the guest's instructions are run.
@@ -189,10 +206,7 @@ impl Machine {
         let more = self.cpu.iter().map(|more| format!(",{more}"));
         let cpu = format!("{}{}", accel.cpu_model(), more.collect::<String>());
         args.option("-cpu", cpu);
-        args.option(
-            "-machine",
-            "pc,memory-backend=memory,usb=off,vmport=off,graphics=off",
-        );
+        args.option("-machine", self.board.option());
         let size = self.memory_mib;
         let huge = if self.huge_pages == Some(true) {
             ",hugetlb=on,hugetlbsize=2M"
@@ -212,6 +226,10 @@ impl Machine {
     fn push_boot(&self, args: &mut Arguments, files: &Files) -> Result<()> {
         match self.boot {
             Boot::Kernel => {
+                let firmware = self.firmware.unwrap_or(self.board.firmware());
+                if let Some(file) = firmware.file()? {
+                    args.option("-bios", file);
+                }
                 args.option("-kernel", files.kernel);
                 args.option("-initrd", files.initramfs);
                 args.option("-append", self.kernel_command_line());
@@ -254,11 +272,17 @@ impl Machine {
         words
     }
 
-    /// The modules to load: those that were asked for, and those of its disks' buses.
+    /// The modules to load: those that were asked for, those of its board and of its disks' buses.
     pub(crate) fn wanted_modules(&self) -> Vec<String> {
         let buses = self.disks.iter().flat_map(|disk| disk.bus().modules());
         let buses = buses.map(|&name| name.to_owned());
-        self.modules.iter().cloned().chain(buses).collect()
+        let board = self.board.modules().iter().map(|&name| name.to_owned());
+        self.modules
+            .iter()
+            .cloned()
+            .chain(board)
+            .chain(buses)
+            .collect()
     }
 
     /// The PCI slot of a disk, by its id.

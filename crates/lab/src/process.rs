@@ -7,12 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, kill_process, pidfd_open, set_parent_process_death_signal,
+};
 
 use crate::error::{Context, Error, Result, Tail};
 
 const TAIL_LINES: usize = 100;
-const POLL: Duration = Duration::from_millis(5);
+const FOREVER: Timespec = Timespec {
+    tv_sec: i64::MAX,
+    tv_nsec: 0,
+};
 
 /// A child process: killed on drop, and by the kernel when the *thread* that started it ends, so
 /// start it from a thread that lives as long as the process is wanted.
@@ -82,18 +88,23 @@ impl Process {
     /// [`Error::Timeout`] with the end of its log when it still runs after `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + timeout;
+        let what = || format!("cannot wait for {}", self.name);
+        let end = pidfd_open(self.raw_pid(), PidfdFlags::empty()).context(what)?;
         loop {
             if let Some(status) = self.try_wait()? {
                 return Ok(status);
             }
-            if Instant::now() >= deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 return Err(Error::Timeout {
                     what: format!("waiting for {} to end", self.name),
                     after: timeout,
                     tail: self.tail(),
                 });
             }
-            std::thread::sleep(POLL);
+            let left = Timespec::try_from(left).unwrap_or(FOREVER);
+            // A signal that comes meanwhile is no end.
+            let _ = poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&left));
         }
     }
 

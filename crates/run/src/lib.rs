@@ -4,6 +4,7 @@
 //! RUN/
 //!   run.json             what was run, on what, and what each round holds: [`Run`]
 //!   cells/ID/cell.json   an experiment's cell, as soon as it has ended: [`Cell`]
+//!   cells/ID/timeline.json  what happened in the cell, and when: [`Timeline`]
 //!   cells/ID/SIDE.folded what a guest's or the host's CPUs ran, by stack: [`Folded`]
 //!   ROUND/               one folder a round, named as in run.json
 //!     NAME.events        events by time, one clock a file: [`Stream`]
@@ -29,6 +30,7 @@ mod open;
 pub mod qemu_names;
 mod run;
 mod stream;
+mod timeline;
 
 pub use cell::{Beside, Cell, Expects, Experiment, Planned, Shown, Trial, changed};
 pub use clocks::{Clock, Clocks, GuestOffset, Pair};
@@ -42,3 +44,4 @@ pub use run::{
     Scenario, StreamInfo, Thread, VERSION, now,
 };
 pub use stream::{Stream, StreamHeader, StreamWriter};
+pub use timeline::{Span, Timeline};

@@ -6,6 +6,7 @@
 //! directory.
 
 mod bonnie;
+mod boot;
 mod confirm;
 mod ffsb;
 pub mod nested;
@@ -188,6 +189,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &storages::Storages,
     &bonnie::Bonnie,
     &profile::Profiling,
+    &boot::Booting,
 ];
 
 /// An experiment by its name.

@@ -229,6 +229,17 @@ impl Settings {
             .map_err(|error| Error::Protocol(format!("--{name}: {error}")))
     }
 
+    /// The same, unless it is left to the experiment.
+    ///
+    /// # Errors
+    /// Like [`word`](Self::word).
+    pub fn chosen<T: FromStr<Err = String>>(&self, name: &str) -> Result<Option<T>> {
+        match self.text(name) {
+            "" => Ok(None),
+            _ => self.word(name).map(Some),
+        }
+    }
+
     /// A count, if there is a value.
     ///
     /// # Errors

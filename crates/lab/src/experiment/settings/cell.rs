@@ -52,7 +52,7 @@ impl Cell {
             disk: settings.word("disk")?,
             format: settings.word("format")?,
             storage: settings.word("storage")?,
-            host_scheduler: chosen(settings, "host-scheduler")?,
+            host_scheduler: settings.chosen("host-scheduler")?,
             fs: match settings.text("fs") {
                 RAW => None,
                 _ => settings.word("fs").map(Some)?,
@@ -71,7 +71,7 @@ impl Cell {
             has_huge_pages: settings.is_on("huge-pages"),
             iothreads: settings.count("iothreads")?,
             queues: Settings::needed("queues", settings.count("queues")?)?,
-            accelerator: chosen(settings, "accelerator")?,
+            accelerator: settings.chosen("accelerator")?,
             cpus: Settings::needed("cpus", settings.count("cpus")?)?,
             may_overwrite: settings.is_on("overwrite"),
         })
@@ -274,17 +274,6 @@ impl Cell {
             None => device,
             Some(_) => FILE,
         }
-    }
-}
-
-/// A word, unless it is left to the machine.
-fn chosen<T: std::str::FromStr<Err = String>>(
-    settings: &Settings,
-    name: &str,
-) -> Result<Option<T>> {
-    match settings.text(name) {
-        "" => Ok(None),
-        _ => settings.word(name).map(Some),
     }
 }
 

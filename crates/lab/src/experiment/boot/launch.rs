@@ -1,0 +1,185 @@
+//! One launch: from the VMM's start until the guest's agent answers, and back to nothing.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use fathom_run::{Better, Measure, Span, Unit};
+
+use crate::error::{Error, Result};
+use crate::guest::{Guest, READY};
+use crate::machine::Machine;
+
+const SHORT: Duration = Duration::from_secs(60);
+/// What the kernel says before its first process.
+const FIRST_PROCESS: &str = "Run /init as init process";
+/// What SeaBIOS says at its begin, and before it gives the machine away.
+const SEABIOS: [&str; 2] = ["SeaBIOS (version", "Booting from ROM"];
+/// The lane of what follows each other.
+const LANE: &str = "machine";
+
+/// When what happened.
+pub(super) struct Launch {
+    started: Instant,
+    /// QEMU's monitor answered: its machine was there.
+    monitor: Instant,
+    /// The firmware began and ended, if it says so.
+    firmware: Option<[Instant; 2]>,
+    /// The kernel's clock was 0.
+    pub(super) kernel: Instant,
+    first_process: Instant,
+    ready: Instant,
+    /// The agent had answered.
+    answered: Instant,
+    /// The guest was asked to power itself off.
+    asked: Instant,
+    off: Instant,
+    /// QEMU had ended.
+    gone: Instant,
+    /// Seconds of CPU time that QEMU took until the agent had answered.
+    cpu: f64,
+}
+
+impl Launch {
+    /// Launches a machine; `look` may ask the guest whatever it likes once all has been measured that
+    /// belongs to its boot.
+    ///
+    /// # Errors
+    /// When the guest does not come up, with the end of its console, or does not go down.
+    pub fn run(
+        machine: &Machine,
+        look: &mut dyn FnMut(&mut Guest) -> Result<()>,
+    ) -> Result<Launch> {
+        let mut guest = Guest::boot(machine)?;
+        guest.check("true", SHORT)?;
+        let answered = Instant::now();
+        let cpu = cpu_time(guest.pid());
+        let (started, monitor) = guest.begin();
+        let said = guest.check("dmesg", SHORT)?;
+        let seen = |marker: &str| guest.console().seen_at(marker);
+        let ready = seen(READY);
+        let firmware = SEABIOS.map(seen);
+        // Both happened at once, so that the kernel's clock is known on the host's.
+        let (Some(ready), Some(clock)) = (ready, clock_of(&said, READY)) else {
+            return Err(Error::Protocol(
+                "the guest's kernel does not say when its agent was ready".into(),
+            ));
+        };
+        let kernel = ready.checked_sub(clock).unwrap_or(started);
+        let first_process = clock_of(&said, FIRST_PROCESS).map_or(ready, |clock| kernel + clock);
+        look(&mut guest)?;
+        let asked = Instant::now();
+        let (off, gone) = guest.power_off_now()?;
+        Ok(Launch {
+            started,
+            monitor,
+            firmware: match firmware {
+                [Some(begin), Some(end)] => Some([begin, end]),
+                _ => None,
+            },
+            kernel,
+            first_process,
+            ready,
+            answered,
+            asked,
+            off,
+            gone,
+            cpu,
+        })
+    }
+
+    fn boot(&self) -> Duration {
+        self.answered - self.started
+    }
+
+    fn shutdown(&self) -> Duration {
+        self.gone - self.asked
+    }
+
+    /// Every part of it, from when until when.
+    fn parts(&self) -> [(&'static str, Instant, Instant); 7] {
+        [
+            ("vmm", self.started, self.monitor),
+            ("firmware", self.monitor, self.kernel.max(self.monitor)),
+            ("kernel", self.kernel, self.first_process),
+            ("user-space", self.first_process, self.ready),
+            ("agent", self.ready, self.answered),
+            ("shutdown.guest", self.asked, self.off),
+            ("shutdown.vmm", self.off, self.gone),
+        ]
+    }
+
+    /// The first is what the experiment is about.
+    pub fn measures(&self) -> Vec<Measure> {
+        let lower = |name: &str, seconds: f64| {
+            Measure::new(name, Unit::Seconds, seconds, Better::Lower).of(1)
+        };
+        let mut all = vec![
+            lower("boot", self.boot().as_secs_f64()),
+            lower("shutdown", self.shutdown().as_secs_f64()),
+            lower("launch", (self.boot() + self.shutdown()).as_secs_f64()),
+        ];
+        let part = |(name, begin, end): (&str, Instant, Instant)| {
+            let seconds = (end - begin).as_secs_f64();
+            Measure::new(name, Unit::Seconds, seconds, Better::Neither).of(1)
+        };
+        all.extend(self.parts().map(part));
+        all.push(lower("vmm.cpu", self.cpu));
+        all
+    }
+
+    /// Seconds since the VMM's start.
+    pub fn since(&self, when: Instant) -> f64 {
+        when.saturating_duration_since(self.started).as_secs_f64()
+    }
+
+    /// Its parts, as spans; that between the answer and the shutdown is nobody's.
+    pub fn spans(&self) -> Vec<Span> {
+        let span =
+            |name: &str, begin, end| Span::new(LANE, name, self.since(begin), self.since(end));
+        let parts = self.parts().into_iter();
+        let mut spans: Vec<Span> = parts.map(|(name, from, to)| span(name, from, to)).collect();
+        if let Some([begin, end]) = self.firmware {
+            spans.push(Span {
+                lane: "firmware".into(),
+                ..span("SeaBIOS", begin, end)
+            });
+        }
+        spans
+    }
+}
+
+/// What the kernel's clock said when it printed this.
+fn clock_of(messages: &str, marker: &str) -> Option<Duration> {
+    let line = messages.lines().find(|line| line.contains(marker))?;
+    let (_, rest) = line.split_once('[')?;
+    let (seconds, _) = rest.split_once(']')?;
+    Duration::try_from_secs_f64(seconds.trim().parse().ok()?).ok()
+}
+
+/// In seconds, of all threads that a process has.
+fn cpu_time(pid: u32) -> f64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten();
+    let of = |task: std::io::Result<fs::DirEntry>| -> Option<u64> {
+        let text = fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    };
+    tasks.filter_map(of).sum::<u64>() as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_clock_is_read_off_its_messages() {
+        let said = "[    0.000000] Linux version 6.1\n[    1.001386] Run /init as init process\n\
+                    [    1.5] FATHOM-LAB READY\nno time Run /init\n";
+        let at = |marker| clock_of(said, marker).map(|clock| clock.as_micros());
+        assert_eq!(at(FIRST_PROCESS), Some(1_001_386));
+        assert_eq!(at(READY), Some(1_500_000));
+        assert_eq!(at("no time"), None);
+        assert_eq!(clock_of("[-1] x", "x"), None);
+    }
+}

@@ -1,0 +1,400 @@
+//! How long a machine takes until it is of use, and where that time goes.
+
+mod launch;
+mod trace;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fathom_run::Timeline;
+
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
+use crate::bed::{DISK, image};
+use crate::environment;
+use crate::error::{Error, Result};
+use crate::host::Accelerator;
+use crate::kernel::Kernel;
+use crate::machine::{Board, Firmware, Machine};
+use crate::scratch::Scratch;
+use crate::server::{self, Served, Spec};
+use crate::words::words;
+use launch::Launch;
+
+pub struct Booting;
+
+/// No disk at all.
+const NONE: &str = "none";
+/// Of the disk, which nobody reads.
+const DISK_SIZE: u64 = 64 << 20;
+
+words! {
+    /// The kernel as QEMU gets it.
+    pub enum Image {
+        /// As it is installed: its first part unpacks the rest.
+        Packed = "packed",
+        /// As an ELF file, unpacked beforehand.
+        Elf = "elf",
+    }
+}
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter::new(
+        "machine",
+        "QEMU's type of machine",
+        Kind::of::<Board>(Board::FORM),
+        "pc",
+    ),
+    Parameter::new(
+        "firmware",
+        "What starts the kernel; qboot on microvm, seabios elsewhere, if not given",
+        Kind::of::<Firmware>(Firmware::FORM),
+        "",
+    ),
+    Parameter::new(
+        "image",
+        "The kernel as it is installed, or unpacked beforehand",
+        Kind::of::<Image>(Image::FORM),
+        "packed",
+    ),
+    Parameter::new(
+        "accelerator",
+        "How the guest's instructions are run; as well as this machine can if not given",
+        Kind::of::<Accelerator>(Accelerator::FORM),
+        "",
+    ),
+    Parameter::new(
+        "disk",
+        "Who serves the machine's disk, or none",
+        Kind::Word {
+            form: "none, fathom, qemu, qemu-main, qemu-no-ioeventfd, qemu-mapped, qsd",
+            check: |text| match text {
+                NONE => Ok(()),
+                _ => text.parse::<server::Kind>().map(drop),
+            },
+        },
+        NONE,
+    ),
+    Parameter::new(
+        "memory",
+        "The machine's memory",
+        Kind::Size {
+            least: 128 << 20,
+            most: 1 << 40,
+        },
+        "512M",
+    ),
+    shared::vcpus("1"),
+    Parameter::new(
+        "kernel",
+        "Another kernel than the lab's: /boot/vmlinuz-RELEASE",
+        Kind::Text,
+        "",
+    ),
+    Parameter::new(
+        "append",
+        "More words for the kernel, such as --append=loglevel=7",
+        Kind::List,
+        "",
+    ),
+    Parameter::new(
+        "warm-ups",
+        "Launches of each point that come first and are not measured",
+        Kind::Count {
+            least: 0,
+            most: 100,
+        },
+        "1",
+    )
+    .rarely(),
+    Parameter::new(
+        "time-line",
+        "Launch each point once more, traced, to see what its kernel and its programs do",
+        Kind::Switch,
+        "on",
+    ),
+];
+
+impl Experiment for Booting {
+    fn name(&self) -> &'static str {
+        "boot"
+    }
+
+    fn about(&self) -> &'static str {
+        "Launches of a small guest: how long until it is of use, and where the time goes"
+    }
+
+    fn description(&self) -> &'static str {
+        "A machine with a small guest (kernel, busybox, an agent) is launched and powered off again, \
+         once in each round. `boot` is the time from the VMM's start until the agent has answered, \
+         `shutdown` from the order to power off until the VMM is gone, `launch` both together. The parts \
+         follow each other: `vmm` until its monitor answers; `firmware` until the kernel's clock starts, \
+         which is when the kernel has been loaded and has unpacked itself; `kernel` until its first \
+         process; `user-space` until the agent listens; `agent` until it has answered; then the guest's \
+         own shutdown, and the VMM's end.\n\nThe kernel's clock is set against this machine's by the \
+         agent's message, which carries one and arrives by the other. On an emulated machine the \
+         console, by which it arrives, takes up to some milliseconds; that time is the agent's.\n\nThe \
+         time line is that of another launch, of the first round, whose kernel traces its initcalls and \
+         programs: it is not measured, because that takes time itself. `fathom report A B` says of two \
+         runs what has become faster or slower, and what is noise; `--against RUN` says so at once.\n\n\
+         `--rounds` are the launches; for percentiles use at least 30."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        PARAMETERS
+    }
+
+    fn rounds(&self) -> u32 {
+        10
+    }
+
+    fn check(&self, settings: &Settings) -> Result<()> {
+        let cell = Cell::new(settings)?;
+        cell.check()
+    }
+
+    fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
+        let is_packed = Cell::new(settings)?.image == Image::Packed;
+        let unpacks = (!is_packed).then_some(Need::Program("lz4"));
+        Ok(Need::GUEST.into_iter().chain(unpacks).collect())
+    }
+
+    fn estimate(&self, settings: &Settings) -> Duration {
+        let is_fast = Cell::new(settings).is_ok_and(|cell| cell.accelerator() == Accelerator::Kvm);
+        Duration::from_secs(if is_fast { 2 } else { 6 })
+    }
+
+    fn begin(&self, context: &Context) -> Box<dyn Session> {
+        Box::new(Launching {
+            fathom: context.fathom.clone(),
+            warm: BTreeSet::new(),
+        })
+    }
+}
+
+struct Cell {
+    board: Board,
+    firmware: Option<Firmware>,
+    image: Image,
+    accelerator: Option<Accelerator>,
+    disk: Option<server::Kind>,
+    memory_mib: u32,
+    cpus: u32,
+    kernel: Option<PathBuf>,
+    append: Vec<String>,
+    warm_ups: u32,
+    has_time_line: bool,
+}
+
+impl Cell {
+    fn new(settings: &Settings) -> Result<Cell> {
+        let memory = Settings::needed("memory", settings.size("memory")?)?;
+        let kernel = Some(settings.text("kernel")).filter(|path| !path.is_empty());
+        Ok(Cell {
+            board: settings.word("machine")?,
+            firmware: settings.chosen("firmware")?,
+            image: settings.word("image")?,
+            accelerator: settings.chosen("accelerator")?,
+            disk: match settings.text("disk") {
+                NONE => None,
+                _ => settings.chosen("disk")?,
+            },
+            memory_mib: u32::try_from(memory >> 20)
+                .map_err(|_| Error::Protocol("--memory: too much".into()))?,
+            cpus: Settings::needed("vcpus", settings.count("vcpus")?)?,
+            kernel: kernel.map(PathBuf::from),
+            append: settings.list("append"),
+            warm_ups: Settings::needed("warm-ups", settings.count("warm-ups")?)?,
+            has_time_line: settings.is_on("time-line"),
+        })
+    }
+
+    fn accelerator(&self) -> Accelerator {
+        self.accelerator.unwrap_or_else(Accelerator::detect)
+    }
+
+    fn firmware(&self) -> Firmware {
+        self.firmware.unwrap_or(self.board.firmware())
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(reason) = self.contradiction() {
+            return Err(Error::Protocol(reason));
+        }
+        if let Some(path) = &self.kernel {
+            Kernel::named(path)?;
+        }
+        self.disk
+            .as_ref()
+            .map_or(Ok(()), |disk| disk.check(&Self::spec()))
+    }
+
+    /// What does not go together, if anything does not.
+    fn contradiction(&self) -> Option<String> {
+        let (board, firmware, image) = (self.board, self.firmware(), self.image);
+        match (board, firmware, image) {
+            (Board::Microvm, Firmware::Ovmf, _) => {
+                Some("--firmware ovmf: it finds nothing to start on --machine microvm".into())
+            }
+            (_, Firmware::Ovmf, Image::Elf) => Some(
+                "--firmware ovmf starts a kernel that is a UEFI program: not --image elf".into(),
+            ),
+            (Board::Microvm, Firmware::SeaBios, Image::Elf) => Some(
+                "--machine microvm starts an --image elf by --firmware qboot, not by seabios"
+                    .into(),
+            ),
+            (Board::Microvm, ..) if self.disk == Some(server::Kind::QemuMapped) => {
+                Some("--disk qemu-mapped: not on --machine microvm".into())
+            }
+            _ => None,
+        }
+    }
+
+    /// The disk, wherever its image is.
+    fn spec() -> Spec<'static> {
+        Spec {
+            name: DISK,
+            ..Spec::default()
+        }
+    }
+
+    fn machine(&self) -> Machine {
+        Machine {
+            board: self.board,
+            firmware: self.firmware,
+            accelerator: self.accelerator,
+            memory_mib: self.memory_mib,
+            cpus: self.cpus,
+            append: self.append.clone(),
+            tools: false,
+            ..Machine::default()
+        }
+    }
+}
+
+/// Launches, of which each point's first ones are different.
+struct Launching {
+    fathom: PathBuf,
+    warm: BTreeSet<Settings>,
+}
+
+impl Session for Launching {
+    fn cell(
+        &mut self,
+        settings: &Settings,
+        folder: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Yield> {
+        let cell = Cell::new(settings)?;
+        let dir = Scratch::on_disk()?;
+        let mut machine = cell.machine();
+        let kernel = match &cell.kernel {
+            Some(path) => Kernel::named(path)?,
+            None => Kernel::find()?,
+        };
+        machine.kernel = Some(match cell.image {
+            Image::Packed => kernel,
+            Image::Elf => kernel.unpacked(&dir.path().join("vmlinux"))?,
+        });
+        // One server for all launches of the cell: its own start is no part of them.
+        let mut server = None;
+        if let Some(kind) = &cell.disk {
+            let path = dir.path().join("disk.img");
+            image::fill(&path, DISK_SIZE)?;
+            let served = kind.serve(&Spec {
+                fathom: &self.fathom,
+                dir: dir.path(),
+                image: &path,
+                ..Cell::spec()
+            })?;
+            let Served { disk, server: own } = served;
+            machine.disks.push(disk);
+            server = own;
+        }
+        if !self.warm.contains(settings) {
+            for _ in 0..cell.warm_ups {
+                progress("launching to warm up");
+                Launch::run(&machine, &mut |_| Ok(()))?;
+            }
+            if cell.has_time_line {
+                progress("launching, traced");
+                time_line(&machine)?.save(folder)?;
+            }
+            self.warm.insert(settings.clone());
+        }
+        progress("launching");
+        let launch = Launch::run(&machine, &mut |guest| match guest
+            .check("ls -d /sys/block/vd*", PATIENCE)
+        {
+            Err(error) if cell.disk.is_some() => Err(error),
+            _ => Ok(()),
+        })?;
+        if let Some(server) = server {
+            server.stop()?;
+        }
+        let mut environment = environment::with_guests();
+        environment.accelerator = cell.accelerator().name().into();
+        Ok(Yield {
+            measures: launch.measures(),
+            environment: Some(environment),
+            ..Yield::default()
+        })
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What happens in a launch.
+fn time_line(machine: &Machine) -> Result<Timeline> {
+    let mut machine = machine.clone();
+    machine.append.extend(trace::words());
+    let mut traced = Vec::new();
+    let launch = Launch::run(&machine, &mut |guest| {
+        traced = trace::read(guest)?;
+        Ok(())
+    })?;
+    let mut spans = launch.spans();
+    let kernel = launch.since(launch.kernel);
+    spans.extend(traced.into_iter().map(|mut span| {
+        span.begin += kernel;
+        span
+    }));
+    Ok(Timeline { spans })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(settings: &[(&str, &str)]) -> Result<()> {
+        let defaults = Settings::defaults(PARAMETERS);
+        let all = settings.iter();
+        Booting.check(&all.fold(defaults, |all, (name, value)| all.with(name, value)))
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_said_in_one_line() {
+        for (settings, words) in [
+            (
+                &[("machine", "microvm"), ("firmware", "ovmf")][..],
+                "microvm",
+            ),
+            (&[("image", "elf"), ("firmware", "ovmf")], "not --image elf"),
+            (
+                &[
+                    ("machine", "microvm"),
+                    ("image", "elf"),
+                    ("firmware", "seabios"),
+                ],
+                "by --firmware qboot",
+            ),
+            (&[("kernel", "/nowhere")], "/nowhere"),
+            (&[("disk", "socket:/nowhere")], "no vhost-user socket"),
+        ] {
+            let error = check(settings).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains('\n'), "{error}");
+        }
+        check(&[]).unwrap();
+        check(&[("machine", "microvm"), ("image", "elf")]).unwrap();
+    }
+}

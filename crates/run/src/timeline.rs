@@ -1,0 +1,115 @@
+//! What happened in a cell, and when: `cells/ID/timeline.json`.
+//!
+//! Names come from whatever ran on a machine, and files from anywhere: readers bound both.
+
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cell::{CELLS, Planned};
+use crate::error::{Error, Result};
+use crate::open::{open_within, replace};
+
+const FILE: &str = "timeline.json";
+/// Of a file.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// What happened, from one beginning.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// In no order.
+    pub spans: Vec<Span>,
+}
+
+/// Something that took its time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Span {
+    /// What it belongs to: the spans of a lane are of one kind.
+    pub lane: String,
+    pub name: String,
+    /// Seconds from the beginning.
+    pub begin: f64,
+    pub seconds: f64,
+}
+
+impl Span {
+    pub fn new(lane: &str, name: impl Into<String>, begin: f64, end: f64) -> Span {
+        Span {
+            lane: lane.to_owned(),
+            name: name.into(),
+            begin,
+            seconds: end - begin,
+        }
+    }
+
+    /// Seconds from the beginning.
+    pub fn end(&self) -> f64 {
+        self.begin + self.seconds
+    }
+}
+
+impl Timeline {
+    /// Writes it into a cell's folder.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        replace(&folder.join(FILE), self)
+    }
+
+    /// Reads what a cell has left; `None` if that is nothing. All times are numbers, and none is
+    /// negative.
+    ///
+    /// # Errors
+    /// When it is damaged, or is not a file of that directory.
+    pub fn load(run: &Path, planned: &Planned) -> Result<Option<Timeline>> {
+        let path = planned.folder(run).join(FILE);
+        let file = match open_within(run, &[CELLS, &planned.id], FILE, MAX_BYTES) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io(&path)(error)),
+        };
+        let text = io::read_to_string(file).map_err(Error::io(&path))?;
+        let read: Timeline = serde_json::from_str(&text)
+            .map_err(|error| Error::unusable(&path, format!("damaged: {error}")))?;
+        let is_sound = |span: &Span| {
+            let times = [span.begin, span.seconds, span.end()];
+            times.iter().all(|time| time.is_finite() && *time >= 0.0)
+        };
+        match read.spans.iter().all(is_sound) {
+            true => Ok(Some(read)),
+            false => Err(Error::unusable(&path, "damaged: a time that is none")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_was_written_is_read_and_what_is_damaged_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let planned = Planned {
+            id: "1-1".into(),
+            ..Planned::default()
+        };
+        assert_eq!(Timeline::load(dir.path(), &planned).unwrap(), None);
+        let folder = planned.folder(dir.path());
+        fs::create_dir_all(&folder).unwrap();
+        let timeline = Timeline {
+            spans: vec![Span::new("machine", "kernel", 0.5, 2.0)],
+        };
+        timeline.save(&folder).unwrap();
+        let read = Timeline::load(dir.path(), &planned).unwrap();
+        assert_eq!(read, Some(timeline));
+        for bad in ["-1", "1e999", "null"] {
+            let span = format!(r#"{{"lane": "", "name": "", "begin": 1, "seconds": {bad}}}"#);
+            let text = format!(r#"{{"spans": [{span}]}}"#);
+            fs::write(folder.join(FILE), text).unwrap();
+            assert!(Timeline::load(dir.path(), &planned).is_err(), "{bad}");
+        }
+    }
+}
