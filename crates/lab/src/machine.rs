@@ -265,6 +265,9 @@ impl Machine {
         if let Some(slot) = self.root.as_ref().and_then(|id| self.slot_of(id)) {
             let _ = write!(words, " lab_root={slot:02x}");
         }
+        if let Some(word) = self.board.kernel_word(self.accelerator()) {
+            let _ = write!(words, " {word}");
+        }
         let buses = { self.disks.iter() }.filter_map(|disk| disk.bus().kernel_word());
         for word in buses.chain(self.append.iter().map(String::as_str)) {
             let _ = write!(words, " {word}");

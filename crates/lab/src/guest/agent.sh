@@ -2,8 +2,14 @@
 # Runs the scripts that the host sends over the virtio-serial port fathom.agent. Programs may
 # write to the host through /tmp/.ports/fathom.data.
 mkdir -p /tmp/.ports
-for port in /sys/class/virtio-ports/*; do
-	ln -sf "/dev/${port##*/}" "/tmp/.ports/$(cat "$port/name")"
+# A port is there before its name is.
+for attempt in $(seq 1000); do
+	for port in /sys/class/virtio-ports/*; do
+		read -r name 2>/dev/null <"$port/name" && ln -sf "/dev/${port##*/}" "/tmp/.ports/$name"
+	done
+	[ -e /tmp/.ports/fathom.agent ] && [ -e /tmp/.ports/fathom.data ] &&
+		[ -e /tmp/.ports/fathom.signal ] && break
+	sleep 0.01
 done
 exec 3<>/tmp/.ports/fathom.agent
 # Through the kernel, whose own messages would tear a line of ours.

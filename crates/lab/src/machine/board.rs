@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::error::Result;
-use crate::host;
+use crate::host::{self, Accelerator};
+use crate::tracers;
 use crate::words::words;
 
 words! {
@@ -67,6 +68,14 @@ impl Board {
             Board::Pc | Board::Q35 => &[],
             Board::Microvm => &["virtio_mmio"],
         }
+    }
+
+    /// What the guest's kernel has to be told.
+    pub(super) fn kernel_word(self, accelerator: Accelerator) -> Option<String> {
+        // There is no clock but the PIT, which an emulated kernel that is held up for a moment cannot
+        // measure its TSC by; then it hangs. Its TSC is this machine's.
+        (self == Board::Microvm && accelerator == Accelerator::Tcg)
+            .then(|| format!("tsc_early_khz={}", tracers::tsc_khz()))
     }
 
     /// What firmware QEMU gives it if nobody asks.

@@ -1,5 +1,8 @@
 //! Readings of this machine's clocks, to relate event files of different clocks.
 
+use std::sync::OnceLock;
+use std::time::Duration;
+
 use fathom_run::Pair;
 use fathom_trace::clock::monotonic_ns;
 use rustix::time::{ClockId, clock_gettime};
@@ -19,6 +22,20 @@ pub fn pair() -> Pair {
     let readings = (0..READINGS).map(reading);
     let tightest = readings.min_by_key(|(width, _)| *width);
     tightest.map(|(_, pair)| pair).expect("there are readings")
+}
+
+/// How fast the time stamp counter runs, in kHz; 0 where there is none.
+pub fn tsc_khz() -> u64 {
+    const APART: Duration = Duration::from_millis(20);
+    static SEEN: OnceLock<u64> = OnceLock::new();
+    *SEEN.get_or_init(|| {
+        let before = pair();
+        std::thread::sleep(APART);
+        let after = pair();
+        let ns = after.monotonic_ns - before.monotonic_ns;
+        let ticks = u128::from(after.tsc.wrapping_sub(before.tsc));
+        u64::try_from(ticks * 1_000_000 / u128::from(ns.max(1))).unwrap_or(0)
+    })
 }
 
 /// CLOCK_REALTIME minus CLOCK_MONOTONIC, in ns.

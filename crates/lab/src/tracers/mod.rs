@@ -27,7 +27,7 @@ use fathom_run::{Pair, StreamInfo};
 
 use crate::error::Result;
 
-pub use clocks::{pair, realtime_minus_monotonic_ns};
+pub use clocks::{pair, realtime_minus_monotonic_ns, tsc_khz};
 pub use tracefs::{Instance, Tracefs, remove_all, remove_all_on_abort};
 
 /// What a collector leaves in a round's folder.

@@ -154,9 +154,10 @@ impl Experiment for Booting {
     }
 
     fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
-        let is_packed = Cell::new(settings)?.image == Image::Packed;
-        let unpacks = (!is_packed).then_some(Need::Program("lz4"));
-        Ok(Need::GUEST.into_iter().chain(unpacks).collect())
+        let cell = Cell::new(settings)?;
+        let unpacks = (cell.image == Image::Elf).then_some(Need::Program("lz4"));
+        let kvm = (cell.accelerator == Some(Accelerator::Kvm)).then_some(Need::Kvm);
+        Ok(Need::GUEST.into_iter().chain(unpacks).chain(kvm).collect())
     }
 
     fn estimate(&self, settings: &Settings) -> Duration {
@@ -243,9 +244,23 @@ impl Cell {
                 "--machine microvm starts an --image elf by --firmware qboot, not by seabios"
                     .into(),
             ),
-            (Board::Microvm, ..) if self.disk == Some(server::Kind::QemuMapped) => {
-                Some("--disk qemu-mapped: not on --machine microvm".into())
+            (Board::Microvm, ..) => self.of_its_disk(),
+            _ => None,
+        }
+    }
+
+    /// What a disk cannot do without PCI.
+    fn of_its_disk(&self) -> Option<String> {
+        let disk = self.disk.as_ref()?;
+        match disk {
+            server::Kind::QemuMapped => {
+                Some("--disk qemu-mapped: not on --machine microvm".to_owned())
             }
+            // There QEMU has ioeventfd with KVM only, and kicks would reach nobody.
+            _ if !disk.is_in_qemu() && self.accelerator() != Accelerator::Kvm => Some(format!(
+                "--disk {disk}: on --machine microvm only with KVM, which QEMU needs there to hand a \
+                 guest's kicks on"
+            )),
             _ => None,
         }
     }
@@ -387,6 +402,14 @@ mod tests {
                     ("firmware", "seabios"),
                 ],
                 "by --firmware qboot",
+            ),
+            (
+                &[
+                    ("machine", "microvm"),
+                    ("disk", "fathom"),
+                    ("accelerator", "tcg"),
+                ],
+                "only with KVM",
             ),
             (&[("kernel", "/nowhere")], "/nowhere"),
             (&[("disk", "socket:/nowhere")], "no vhost-user socket"),
