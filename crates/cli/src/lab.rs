@@ -52,11 +52,14 @@ struct RunArgs {
 }
 
 // What is printed. (A doc comment would become the commands' description.)
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Args)]
 struct Show {
     /// Print the cells and how long they will take, and run nothing
     #[arg(long)]
     dry_run: bool,
+    /// Compare with this run of the same experiment, and say what is faster, slower or noise
+    #[arg(long, value_name = "RUN")]
+    against: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -123,7 +126,10 @@ pub fn run(args: LabArgs) -> anyhow::Result<()> {
             if show.dry_run {
                 return dry_run(&runner, how);
             }
-            under_way(Some(output.clone()), || measure(runner, &output, show.json))
+            if let Some(before) = &show.against {
+                crate::report::experiment::check(before, runner.name())?;
+            }
+            under_way(Some(output.clone()), || measure(runner, &output, &show))
         }
         LabCommand::Cell(args) => under_way(None, || cell(&args)),
     }
@@ -205,7 +211,7 @@ impl Output {
     }
 }
 
-fn measure(runner: Runner, output: &Output, json: bool) -> anyhow::Result<()> {
+fn measure(runner: Runner, output: &Output, show: &Show) -> anyhow::Result<()> {
     let dir = &output.dir;
     let shown = dir.display();
     let ran = runner.run(&context()?, &mut |step| eprintln!("lab: {step}"));
@@ -229,8 +235,9 @@ fn measure(runner: Runner, output: &Output, json: bool) -> anyhow::Result<()> {
             ),
         }
     }
-    crate::report::run(ReportArgs::of(dir.to_owned(), json))?;
-    if !json {
+    let runs = show.against.iter().chain([dir]).cloned().collect();
+    crate::report::run(ReportArgs::of(runs, show.json))?;
+    if !show.json && show.against.is_none() {
         print_server(dir)?;
     }
     eprintln!("lab: the run is in {shown}; fathom report {shown} prints it again");

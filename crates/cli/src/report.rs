@@ -16,7 +16,7 @@ use fathom_run::{Run, RunKind};
 
 use fathom_units::parse_seconds;
 
-mod experiment;
+pub mod experiment;
 
 /// Print a run, or compare several
 ///
@@ -69,10 +69,10 @@ struct Source {
 }
 
 impl ReportArgs {
-    /// What is printed of a run that has just been made.
-    pub fn of(run: PathBuf, json: bool) -> ReportArgs {
+    /// What is printed of a run that has just been made, or of others and it.
+    pub fn of(runs: Vec<PathBuf>, json: bool) -> ReportArgs {
         ReportArgs {
-            runs: vec![run],
+            runs,
             html: None,
             json,
             csv: None,

@@ -18,9 +18,11 @@ pub mod html;
 mod points;
 mod profile;
 mod ranking;
+mod spread;
 mod statistics;
 mod table;
 pub mod terminal;
+mod time_line;
 mod words;
 
 pub use cell::{Column, Row};

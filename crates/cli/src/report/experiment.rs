@@ -8,7 +8,7 @@ use fathom_report::cells::{self, Comparison, Table};
 use super::{ReportArgs, Source, is_csv_file, print, style, write, write_files};
 
 /// Reports one experiment's run, or compares two.
-pub fn run(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
+pub(super) fn run(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
     for (name, given) in [
         ("--perfetto", args.perfetto.is_some()),
         ("--slowest", args.slowest.is_some()),
@@ -29,6 +29,19 @@ pub fn run(args: &ReportArgs, sources: &[Source]) -> anyhow::Result<()> {
             two(args, &comparison.map_err(|problem| anyhow!(problem))?)
         }
         _ => bail!("runs of experiments are compared two at a time"),
+    }
+}
+
+/// Fails unless a directory holds a run of that experiment, with which another one can be compared.
+pub fn check(dir: &Path, experiment: &str) -> anyhow::Result<()> {
+    let table = Table::load(dir)?;
+    match table.experiment == experiment {
+        true => Ok(()),
+        false => bail!(
+            "--against {}: it is a run of {}, not of {experiment}",
+            dir.display(),
+            table.experiment
+        ),
     }
 }
 

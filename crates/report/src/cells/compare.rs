@@ -95,6 +95,32 @@ impl Comparison {
         })
     }
 
+    /// What has become of the main measure, a line for each point: faster, slower, or noise.
+    pub(super) fn verdicts(&self) -> Vec<String> {
+        let Some(main) = self.runs[0].1.main() else {
+            return Vec::new();
+        };
+        let line = |point: &Compared| {
+            let ratio = point.measures.get(&main.name)?.ratio.as_ref()?;
+            let what = words::verdict(ratio, main);
+            let ratio = format!(
+                "{} ({})",
+                words::ratio(ratio.median),
+                words::ratio_interval(ratio.interval)
+            );
+            let place = match point.settings.is_empty() {
+                true => String::new(),
+                false => format!("{}: ", words::label(&point.settings)),
+            };
+            Some(format!(
+                "{place}{} of B is {ratio} that of A: {what}.",
+                main.name
+            ))
+        };
+        let lines = self.points.iter().filter_map(line);
+        lines.take(words::MOST_ROWS).collect()
+    }
+
     /// What its figures are, and which points have no counterpart.
     pub(super) fn explained(&self) -> Vec<String> {
         let pairs = || self.points.iter().flat_map(|point| point.measures.values());

@@ -13,12 +13,14 @@ mod points;
 use super::compare::Comparison;
 use super::effects;
 use super::profile::html as profile;
+use super::spread;
 use super::table::Table;
+use super::time_line::html as time_line;
 use super::words;
 use crate::analysis::Analysis;
 use crate::render::facts;
 use crate::render::html::header::{problems, warning};
-use crate::render::html::markup::Html;
+use crate::render::html::markup::{Html, numbers};
 use crate::render::html::{self as breakdown, start};
 use crate::render::text::date;
 
@@ -97,7 +99,9 @@ fn sections(html: &mut Html, prefix: &str, table: &Table) {
     forest::show(html, prefix, table);
     bars::show(html, prefix, table);
     curves::show(html, prefix, table);
+    show_spread(html, prefix, table);
     profile::show(html, prefix, table);
+    time_line::show(html, prefix, table);
     lines::show(html, prefix, table);
 }
 
@@ -114,6 +118,25 @@ fn show_limiters(html: &mut Html, prefix: &str, table: &Table) {
         html.raw("\n");
     }
     html.raw("</ul>\n");
+}
+
+fn show_spread(html: &mut Html, prefix: &str, table: &Table) {
+    let Some((main, rows)) = spread::of(table) else {
+        return;
+    };
+    html.heading(
+        prefix,
+        ("spread", "Spread"),
+        &format!("{} over rounds", main.name),
+    );
+    let all = rows.iter().map(|(place, _)| &table.points[*place].settings);
+    let mut columns = points::labels(&table.axes, all);
+    for (number, heading) in spread::HEADINGS.iter().enumerate() {
+        let cells = rows.iter().map(|(_, row)| row[number].clone()).collect();
+        columns.push(((*heading).to_owned(), numbers(cells)));
+    }
+    points::show_columns(html, format!("{prefix}spread-table"), columns);
+    html.note(spread::EXPLAINED);
 }
 
 fn show_effects(html: &mut Html, prefix: &str, table: &Table) {

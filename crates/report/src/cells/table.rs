@@ -5,7 +5,9 @@ use std::path::Path;
 
 use fathom_limiter::Verdict;
 use fathom_run::evidence::{Bare, LockWait};
-use fathom_run::{Beside, Better, Environment, Error, Experiment, Planned, Run, RunKind, Unit};
+use fathom_run::{
+    Beside, Better, Environment, Error, Experiment, Planned, Run, RunKind, Timeline, Unit,
+};
 use serde::Serialize;
 
 use super::cell::{self, Column, Columns, Problems, Row, setting};
@@ -14,6 +16,7 @@ use super::points::{Points, Settings};
 use super::profile::{self, Sampled};
 use super::ranking::Ranking;
 use super::statistics::{self, Interval, Ratio, Rounds, ratio, sorted};
+use super::time_line;
 
 /// A run of kind `experiment`, as the renderers show it. Values are in the units of their measures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -79,6 +82,9 @@ pub struct Point {
     /// What its sides' CPUs ran, where they were sampled.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub profile: Vec<Sampled>,
+    /// What happened in one of its cells, and when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_line: Option<Timeline>,
     /// The locks that its sides' kernels waited for most, of all rounds together.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub locks: Vec<LockWait>,
@@ -130,6 +136,7 @@ impl Table {
             settings: place(plan, planned),
             planned: planned.len(),
             profile: profile::load(dir, planned, rows, &mut problems),
+            time_line: time_line::load(dir, planned, &mut problems),
             ..Point::of(rows, main)
         });
         let mut points: Vec<Point> = points.collect();

@@ -12,8 +12,10 @@ use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
 use super::points::Settings;
 use super::profile;
+use super::spread;
 use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
+use super::time_line;
 use super::words::{self, MOST_ROWS, Scale};
 use super::{bonnie as layout, effects};
 use crate::render::facts;
@@ -59,13 +61,33 @@ pub fn report(table: &Table, style: Style) -> String {
     sentences.iter().for_each(|line| page.note(line));
     rankings(&mut page, table);
     verdicts(&mut page, table);
+    show_spread(&mut page, table);
     profile::terminal::show(&mut page, table);
+    time_line::terminal::show(&mut page, table);
     if let Some(line) = words::breakdowns(table) {
         page.heading("Breakdowns");
         page.note(&line);
     }
     problems(&mut page, &table.problems);
     page.finish()
+}
+
+fn show_spread(page: &mut Page, table: &Table) {
+    let Some((main, rows)) = spread::of(table) else {
+        return;
+    };
+    page.heading(&format!("{} over rounds", main.name));
+    let settings: Vec<&Settings> = rows
+        .iter()
+        .map(|(at, _)| &table.points[*at].settings)
+        .collect();
+    let column = |(number, heading): (usize, &&str)| {
+        let texts = rows.iter().map(|(_, row)| row[number].clone());
+        ((*heading).to_owned(), texts.collect())
+    };
+    let group: Group = spread::HEADINGS.iter().enumerate().map(column).collect();
+    grid(page, &settings, vec![group]);
+    page.note(spread::EXPLAINED);
 }
 
 /// What limits the points, alone: for a run that has a page of another kind.
@@ -95,6 +117,11 @@ pub fn compare(comparison: &Comparison, style: Style) -> String {
         );
         page.fact("", &format!("B: {}", difference.values[1]));
     }
+    let verdicts = comparison.verdicts();
+    if !verdicts.is_empty() {
+        page.heading("What has changed");
+    }
+    verdicts.iter().for_each(|line| page.note(line));
     page.heading("Points of both");
     let shown = &comparison.points[..comparison.points.len().min(MOST_ROWS)];
     let rows: Vec<&Settings> = shown.iter().map(|point| &point.settings).collect();

@@ -2,6 +2,7 @@
 
 use fathom_run::{Beside, Better, Unit};
 
+use super::cell::Column;
 use super::points::Settings;
 use super::statistics::{ENOUGH, Interval, Ratio};
 use super::table::Table;
@@ -140,6 +141,22 @@ pub(super) fn meaning(of: &Ratio, better: Better) -> &'static str {
         Some(true) => "within noise",
         Some(false) if (of.median > 1.0) == (better == Better::Higher) => "better",
         Some(false) => "worse",
+    }
+}
+
+/// The same in a word for whoever asks what has changed: `faster`, `slower` where that can be said of
+/// the measure, else `better`, `worse`; or `noise`.
+pub(super) fn verdict(of: &Ratio, column: &Column) -> &'static str {
+    let is_speed = matches!(
+        column.unit,
+        Unit::PerSecond | Unit::MegabytesPerSecond | Unit::Nanoseconds | Unit::Seconds
+    );
+    match (meaning(of, column.better), is_speed) {
+        ("better", true) => "faster",
+        ("worse", true) => "slower",
+        ("within noise", _) => "noise",
+        ("", _) => "of one round nothing can be said",
+        (other, _) => other,
     }
 }
 

@@ -32,6 +32,12 @@ pub(super) fn show(html: &mut Html, comparison: &Comparison) {
         table.show(html);
     }
     html.heading("", ("compare", "Compared"), "Points of both");
+    html.open("ul", &[("id", "compare-verdicts")]);
+    for line in comparison.verdicts() {
+        html.element("li", &[], &line);
+        html.raw("\n");
+    }
+    html.raw("</ul>\n");
     for line in comparison.explained() {
         html.note(&line);
     }
