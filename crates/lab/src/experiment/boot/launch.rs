@@ -29,7 +29,7 @@ pub(super) struct Launch {
     first_process: Instant,
     ready: Instant,
     /// The agent had answered.
-    answered: Instant,
+    pub(super) answered: Instant,
     /// The guest was asked to power itself off.
     asked: Instant,
     off: Instant,

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_run::Timeline;
+use fathom_run::{Span, Timeline};
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::bed::{DISK, image};
@@ -369,11 +369,13 @@ fn time_line(machine: &Machine) -> Result<Timeline> {
         Ok(())
     })?;
     let mut spans = launch.spans();
-    let kernel = launch.since(launch.kernel);
-    spans.extend(traced.into_iter().map(|mut span| {
-        span.begin += kernel;
-        span
-    }));
+    let (kernel, end) = (launch.since(launch.kernel), launch.since(launch.answered));
+    let traced = traced.into_iter().map(|span| Span {
+        begin: span.begin + kernel,
+        ..span
+    });
+    // Later ones are those that read the trace.
+    spans.extend(traced.filter(|span| span.begin < end));
     Ok(Timeline { spans })
 }
 

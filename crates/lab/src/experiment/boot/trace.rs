@@ -15,11 +15,12 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// What took less is in nobody's way.
 const LEAST: f64 = 50e-6;
 
-/// Words for the guest's kernel: from its first moment on.
-pub(super) fn words() -> [String; 2] {
+/// Words for the guest's kernel: from its first moment on, by the clock that its messages have.
+pub(super) fn words() -> [String; 3] {
     [
         format!("trace_event={EVENTS}"),
         "trace_buf_size=4M".to_owned(),
+        "trace_clock=global".to_owned(),
     ]
 }
 
@@ -74,8 +75,7 @@ fn spans(text: &str) -> Vec<Span> {
             }
             "initcall_finish" => {
                 if let Some((function, begin)) = calls.remove(event.pid) {
-                    let name = function.split('+').next().unwrap_or(function);
-                    spans.push(Span::new("initcalls", name, begin, event.at));
+                    spans.push(Span::new("initcalls", symbol(function), begin, event.at));
                 }
             }
             "sched_process_exec" => {
@@ -91,7 +91,12 @@ fn spans(text: &str) -> Vec<Span> {
                 if let Some((program, begin)) =
                     event.field("pid").and_then(|pid| programs.remove(pid))
                 {
-                    spans.push(Span::new("programs", program, begin, event.at));
+                    // busybox's shell starts itself, under another name.
+                    let name = match program {
+                        "/proc/self/exe" => event.field("comm").unwrap_or(program),
+                        _ => program,
+                    };
+                    spans.push(Span::new("programs", name, begin, event.at));
                 }
             }
             _ => {}
@@ -99,6 +104,15 @@ fn spans(text: &str) -> Vec<Span> {
     }
     spans.retain(|span| span.seconds >= LEAST);
     spans
+}
+
+/// `pci_init+0x0/0x10` is `pci_init`; a module's function, which is gone when somebody asks, has no
+/// name.
+fn symbol(function: &str) -> &str {
+    match function.split('+').next() {
+        Some(name) if !name.starts_with("0x") => name,
+        _ => "(of a module)",
+    }
 }
 
 #[cfg(test)]
@@ -117,8 +131,10 @@ mod tests {
             init-1       [000] .....     1.000000: sched_process_exec: filename=/init pid=1 old_pid=1
        my [odd]: -60      [000] .....     1.100000: sched_process_exec: filename=/bin/mount pid=60 old_pid=60
            mount-60      [000] .....     1.125000: sched_process_exit: comm=mount pid=60 prio=120
-          insmod-61      [000] .....     1.200000: initcall_start: func=virtio_init [virtio]
-          insmod-61      [000] .....     1.203000: initcall_finish: func=virtio_init [virtio] ret=0
+             exe-62      [000] .....     1.130000: sched_process_exec: filename=/proc/self/exe pid=62 old_pid=62
+             seq-62      [000] .....     1.132000: sched_process_exit: comm=seq pid=62 prio=120
+          insmod-61      [000] .....     1.200000: initcall_start: func=0xffffffffc0377000
+          insmod-61      [000] .....     1.203000: initcall_finish: func=0xffffffffc0377000 ret=0
             init-1       [000] .....     1.500000: sched_process_exec: filename=/bin/agent pid=1 old_pid=1
 garbage [0] x: initcall_start: y
 ";
@@ -140,7 +156,8 @@ garbage [0] x: initcall_start: y
                 ("initcalls", "a", (260_000, 10_000)),
                 ("initcalls", "b", (261_000, 10_000)),
                 ("programs", "/bin/mount", (1_100_000, 25_000)),
-                ("initcalls", "virtio_init", (1_200_000, 3_000)),
+                ("programs", "seq", (1_130_000, 2_000)),
+                ("initcalls", "(of a module)", (1_200_000, 3_000)),
                 ("programs", "/init", (1_000_000, 500_000)),
             ]
         );

@@ -6,7 +6,7 @@ use super::{Lane, end, heading};
 use crate::cells::table::Table;
 use crate::cells::words;
 use crate::render::html::markup::{Cell, Html, Table as Rows};
-use crate::render::text::{plural, seconds};
+use crate::render::text::{duration, plural};
 
 /// Points that are shown on a page.
 const MOST_POINTS: usize = 16;
@@ -93,7 +93,7 @@ fn draw(html: &mut Html, span: &Span, (y, scale): (f64, f64), colour: &str) {
             ("style", &style),
         ],
     );
-    let words = format!("{}: {}", span.name, seconds(span.seconds * 1e9));
+    let words = format!("{}: {}", span.name, duration(span.seconds * 1e9));
     html.element("title", &[], &words);
     html.close("rect");
     if span.name.chars().count() as f64 * CHARACTER + 6.0 < width {
@@ -116,7 +116,7 @@ fn ticks(html: &mut Html, end: f64, scale: f64, y: f64) {
     for number in 0..=(end / step).min(100.0) as u32 {
         let at = f64::from(number) * step;
         let x = format!("{:.2}", LEFT + at * scale);
-        html.element("text", &[("x", &x), ("y", &y)], &seconds(at * 1e9));
+        html.element("text", &[("x", &x), ("y", &y)], &duration(at * 1e9));
     }
 }
 
@@ -125,8 +125,8 @@ fn longest(html: &mut Html, id: String, lane: &Lane) {
     for span in lane.longest() {
         rows.row(vec![
             Cell::Text(span.name.clone()),
-            Cell::Number(seconds(span.begin * 1e9)),
-            Cell::Number(seconds(span.seconds * 1e9)),
+            Cell::Number(duration(span.begin * 1e9)),
+            Cell::Number(duration(span.seconds * 1e9)),
         ]);
     }
     rows.show(html);

@@ -4,7 +4,7 @@ use super::{Lane, end, heading};
 use crate::cells::table::Table;
 use crate::cells::words;
 use crate::render::terminal::page::Page;
-use crate::render::text::{self, plural, seconds};
+use crate::render::text::{self, duration, plural};
 
 /// Points that are shown.
 const MOST_POINTS: usize = 4;
@@ -30,8 +30,8 @@ pub(in crate::cells) fn show(page: &mut Page, table: &Table) {
                 let bar = "=".repeat((end - begin).max(1));
                 rows.row([
                     span.name.clone(),
-                    seconds(span.begin * 1e9),
-                    seconds(span.seconds * 1e9),
+                    duration(span.begin * 1e9),
+                    duration(span.seconds * 1e9),
                     format!(
                         "{:<width$}",
                         format!("{}{bar}", " ".repeat(begin)),
