@@ -33,6 +33,7 @@ mount
 kmod
 xz-utils
 zstd
+lz4
 build-essential
 python3
 python3-venv
@@ -295,7 +296,7 @@ check_rust() {
 absent_programs() {
 	for program in qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
 		e2fsck bonnie++ mkfs.fat mcopy fio nbdkit nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl \
-		strace perf setpriv cc python3 chromium curl; do
+		strace perf setpriv lz4 cc python3 chromium curl; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done
 }

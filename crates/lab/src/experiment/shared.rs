@@ -15,6 +15,13 @@ pub const DISK: Parameter = Parameter::new(
     "fathom",
 );
 
+pub const SERVE: Parameter = Parameter::new(
+    "serve",
+    "More options for `fathom serve`, such as --serve=--poll=off",
+    Kind::List,
+    "",
+);
+
 pub const fn aio(default: &'static str) -> Parameter {
     Parameter::new(
         "aio",

@@ -8,12 +8,15 @@ use super::words::Scale;
 /// With fewer rounds an interval says as much.
 const LEAST: usize = 10;
 
+/// A point's place among all, and what stands below the headings.
+pub(super) type Spread = (usize, [String; HEADINGS.len()]);
+
 pub(super) const HEADINGS: [&str; 8] = ["rounds", "mean", "sd", "min", "p50", "p90", "p99", "max"];
 pub(super) const EXPLAINED: &str =
     "sd is the standard deviation. A percentile is the least round that so many are not above.";
 
-/// The column that is spread, and the points that have enough rounds, each by its place among all.
-pub(super) fn of(table: &Table) -> Option<(&Column, Vec<(usize, [String; 8])>)> {
+/// The column that is spread, and the points that have enough rounds.
+pub(super) fn of(table: &Table) -> Option<(&Column, Vec<Spread>)> {
     let main = table.main()?;
     let points = table.points.iter().enumerate();
     let figures =

@@ -317,6 +317,30 @@ mod tests {
     }
 
     #[test]
+    fn what_has_changed_is_said_in_a_word() {
+        let told = |unit, better, (median, is_noise): (f64, Option<bool>)| {
+            let ratio = Ratio {
+                median,
+                interval: None,
+                within_noise: is_noise,
+            };
+            let name = String::new();
+            verdict(&ratio, &Column { name, unit, better })
+        };
+        let (more, less) = ((1.2, Some(false)), (0.9, Some(false)));
+        for (unit, better, [of_more, of_less]) in [
+            (Unit::Seconds, Better::Lower, ["slower", "faster"]),
+            (Unit::PerSecond, Better::Higher, ["faster", "slower"]),
+            (Unit::Bytes, Better::Lower, ["worse", "better"]),
+        ] {
+            assert_eq!(told(unit, better, more), of_more);
+            assert_eq!(told(unit, better, less), of_less);
+            assert_eq!(told(unit, better, (1.2, Some(true))), "noise");
+            assert!(told(unit, better, (1.2, None)).contains("nothing"));
+        }
+    }
+
+    #[test]
     fn ratios_have_the_decimals_that_matter() {
         let told = [1.0, 0.995, 0.5, 12.345, 3456.7, 0.0123, 0.0, 1e9, 1e-9].map(times);
         assert_eq!(

@@ -75,6 +75,7 @@ const PARAMETERS: &[Parameter] = &[
         },
         NONE,
     ),
+    shared::SERVE,
     Parameter::new(
         "memory",
         "The machine's memory",
@@ -179,6 +180,7 @@ struct Cell {
     image: Image,
     accelerator: Option<Accelerator>,
     disk: Option<server::Kind>,
+    options: Vec<String>,
     memory_mib: u32,
     cpus: u32,
     kernel: Option<PathBuf>,
@@ -200,6 +202,7 @@ impl Cell {
                 NONE => None,
                 _ => settings.chosen("disk")?,
             },
+            options: settings.list("serve"),
             memory_mib: u32::try_from(memory >> 20)
                 .map_err(|_| Error::Protocol("--memory: too much".into()))?,
             cpus: Settings::needed("vcpus", settings.count("vcpus")?)?,
@@ -225,9 +228,13 @@ impl Cell {
         if let Some(path) = &self.kernel {
             Kernel::named(path)?;
         }
-        self.disk
-            .as_ref()
-            .map_or(Ok(()), |disk| disk.check(&Self::spec()))
+        match &self.disk {
+            Some(disk) => disk.check(&self.spec()),
+            None if self.options.is_empty() => Ok(()),
+            None => Err(Error::Protocol(
+                "--serve: options of a server; name one with --disk fathom".into(),
+            )),
+        }
     }
 
     /// What does not go together, if anything does not.
@@ -266,9 +273,10 @@ impl Cell {
     }
 
     /// The disk, wherever its image is.
-    fn spec() -> Spec<'static> {
+    fn spec(&self) -> Spec<'static> {
         Spec {
             name: DISK,
+            options: self.options.clone(),
             ..Spec::default()
         }
     }
@@ -320,7 +328,7 @@ impl Session for Launching {
                 fathom: &self.fathom,
                 dir: dir.path(),
                 image: &path,
-                ..Cell::spec()
+                ..cell.spec()
             })?;
             let Served { disk, server: own } = served;
             machine.disks.push(disk);
@@ -413,6 +421,7 @@ mod tests {
                 ],
                 "only with KVM",
             ),
+            (&[("serve", "--poll=off")], "with --disk fathom"),
             (&[("kernel", "/nowhere")], "/nowhere"),
             (&[("disk", "socket:/nowhere")], "no vhost-user socket"),
         ] {

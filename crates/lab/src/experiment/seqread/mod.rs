@@ -28,12 +28,7 @@ const PARAMETERS: &[Parameter] = &[
         "",
     ),
     shared::RUNTIME,
-    Parameter::new(
-        "serve",
-        "More options for `fathom serve`, such as --serve=--poll=off",
-        Kind::List,
-        "",
-    ),
+    shared::SERVE,
 ];
 
 impl Experiment for Seqread {

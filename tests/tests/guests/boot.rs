@@ -1,0 +1,91 @@
+//! Launches of guests: their parts, their time lines, and what two runs of them tell.
+
+use fathom_run::{Cell, Run, Timeline};
+use fathom_tests::fathom;
+use std::path::Path;
+use std::process::Command;
+
+/// Launches that wait this long for each of their disk's first reads.
+const DELAY: f64 = 0.8;
+
+fn run(dir: &Path, more: &[&str]) -> String {
+    let mut command = Command::new(fathom());
+    command.args(["lab", "run", "boot", "--disk=fathom"]);
+    command.args(["--warm-ups=0", "--output"]).arg(dir);
+    let output = command.args(more).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn least(dir: &Path, measure: &str) -> f64 {
+    let plan = Run::load(dir).unwrap().experiment.unwrap();
+    let cells = plan.load_cells(dir).unwrap();
+    let of = |cell: &Cell| cell.measure(measure).unwrap().value;
+    cells.iter().map(of).fold(f64::INFINITY, f64::min)
+}
+
+#[test]
+fn a_slow_disk_shows_where_a_boot_waits_for_it() {
+    let parent = tempfile::tempdir().unwrap();
+    let [quick, slow] = ["quick", "slow"].map(|name| parent.path().join(name));
+    run(&quick, &["--rounds=2"]);
+    let filter = format!("--serve=--filter=delay:read={DELAY}s");
+    let against = [
+        "--against",
+        quick.to_str().unwrap(),
+        "--time-line=off",
+        &filter,
+    ];
+    let told = run(&slow, &against);
+    assert!(told.contains("boot of B is "), "{told}");
+    // The disk's driver is a module: who waits for it is user space, once at least. (So may firmware.)
+    let later = |measure| least(&slow, measure) - least(&quick, measure);
+    let [user, kernel] = ["user-space", "kernel"].map(later);
+    assert!(user > 0.9 * DELAY && user > 2.0 * kernel, "{user} {kernel}");
+
+    let plan = Run::load(&quick).unwrap().experiment.unwrap();
+    for cell in plan.load_cells(&quick).unwrap() {
+        let part = |name| cell.measure(name).unwrap().value;
+        let parts = ["vmm", "firmware", "kernel", "user-space", "agent"].map(part);
+        // One after the other, with nothing between them.
+        let boot = part("boot");
+        assert!((parts.iter().sum::<f64>() - boot).abs() < 0.01, "{cell:?}");
+        assert!(parts.iter().all(|seconds| *seconds > 0.0), "{cell:?}");
+    }
+    let lines = plan.cells.iter();
+    let lines = lines.filter_map(|cell| Timeline::load(&quick, cell).unwrap());
+    let lines: Vec<Timeline> = lines.collect();
+    let [line] = &lines[..] else {
+        panic!("{} time lines", lines.len());
+    };
+    let span = |name: &str| line.spans.iter().find(|span| span.name == name).unwrap();
+    // Initcalls lie within the kernel's part, programs within user space.
+    let (kernel, user) = (span("kernel"), span("user-space"));
+    let within = |inner: &str, outer: &fathom_run::Span| {
+        let inner = span(inner);
+        assert!(
+            inner.begin > outer.begin && inner.end() < outer.end(),
+            "{inner:?}"
+        );
+    };
+    within("acpi_init", kernel);
+    within("mount", user);
+}
+
+#[test]
+fn a_run_is_compared_with_its_like_only() {
+    let parent = tempfile::tempdir().unwrap();
+    let nothing = parent.path().join("nothing");
+    let mut command = Command::new(fathom());
+    command
+        .args(["lab", "run", "boot", "--against"])
+        .arg(&nothing);
+    let output = command.current_dir(parent.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("nothing"),
+        "{said}"
+    );
+    assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+}
