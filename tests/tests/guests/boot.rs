@@ -29,7 +29,7 @@ fn least(dir: &Path, measure: &str) -> f64 {
 fn a_slow_disk_shows_where_a_boot_waits_for_it() {
     let parent = tempfile::tempdir().unwrap();
     let [quick, slow] = ["quick", "slow"].map(|name| parent.path().join(name));
-    run(&quick, &["--rounds=2"]);
+    run(&quick, &["--rounds=1"]);
     let filter = format!("--serve=--filter=delay:read={DELAY}s");
     let against = [
         "--against",
@@ -39,10 +39,9 @@ fn a_slow_disk_shows_where_a_boot_waits_for_it() {
     ];
     let told = run(&slow, &against);
     assert!(told.contains("boot of B is "), "{told}");
-    // The disk's driver is a module: who waits for it is user space, once at least. (So may firmware.)
-    let later = |measure| least(&slow, measure) - least(&quick, measure);
-    let [user, kernel] = ["user-space", "kernel"].map(later);
-    assert!(user > 0.9 * DELAY && user > 2.0 * kernel, "{user} {kernel}");
+    // SeaBIOS looks at the disk, and then user space, which loads its driver; the kernel does not.
+    assert!(least(&slow, "firmware") > DELAY);
+    assert!(least(&slow, "user-space") > DELAY);
 
     let plan = Run::load(&quick).unwrap().experiment.unwrap();
     for cell in plan.load_cells(&quick).unwrap() {
