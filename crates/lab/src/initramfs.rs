@@ -9,11 +9,9 @@ use crate::cpio::Archive;
 use crate::error::{Context, Error, Result};
 use crate::kernel::Kernel;
 use crate::machine::Machine;
-use crate::{host, libraries};
+use crate::{agent, host, libraries};
 
 const INIT: &str = include_str!("guest/init.sh");
-/// Listens to the host; also the first process of a guest that has a root disk.
-pub const AGENT: &str = include_str!("guest/agent.sh");
 /// Finds a disk by its PCI address.
 pub const DISK: &str = include_str!("guest/disk.sh");
 
@@ -29,7 +27,7 @@ pub fn build(kernel: &Kernel, machine: &Machine) -> Result<Vec<u8>> {
     archive.char_device("dev/console", 5, 1);
     archive.file("bin/busybox", 0o755, &read(&busybox()?)?);
     archive.file("bin/disk", 0o755, DISK.as_bytes());
-    archive.file("bin/agent", 0o755, AGENT.as_bytes());
+    archive.file("bin/agent", 0o755, agent::SCRIPT.as_bytes());
     archive.file("init", 0o755, INIT.as_bytes());
     let modules = kernel.load_modules(&machine.wanted_modules())?;
     for (name, data) in &modules {

@@ -5,6 +5,7 @@
 //! The lab knows servers only as processes with a socket; it depends on no crate of the data
 //! plane, so that it measures what users run.
 
+mod agent;
 pub mod attach;
 mod base64;
 mod bed;
@@ -35,10 +36,11 @@ mod words;
 pub mod work;
 pub mod workload;
 
+pub use agent::Output;
 pub use bed::KvmHost;
 pub use console::Console;
 pub use error::{Error, Result, Tail};
-pub use guest::{Guest, Output};
+pub use guest::Guest;
 pub use host::{Accelerator, program, qemu_version, run};
 pub use kernel::Kernel;
 pub use machine::{Aio, Attach, Boot, Bus, Disk, Format, MAX_DISKS, Machine, QemuDisk, Serving};
