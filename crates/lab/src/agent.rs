@@ -1,6 +1,7 @@
 //! The agent: runs scripts wherever it was started, a guest or something else that has our small
 //! user space. It is a shell's loop (`agent/agent.sh`) at the other end of a stream of lines.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use crate::base64;
@@ -11,6 +12,8 @@ use crate::process::tail_of;
 
 /// The agent itself, for busybox's shell.
 pub(crate) const SCRIPT: &str = include_str!("agent/agent.sh");
+/// Printed on the console when it listens.
+pub(crate) const READY: &str = "FATHOM-LAB READY";
 /// What it gets to tell why a script has not ended.
 pub(crate) const LATE: Duration = Duration::from_secs(60);
 
@@ -39,6 +42,11 @@ impl Agent {
             console,
             requests: 0,
         }
+    }
+
+    /// Ends the stream: an agent that has inherited its own ends with it.
+    pub fn hang_up(&self) -> io::Result<()> {
+        self.lines.hang_up()
     }
 
     /// Runs a shell script. One that does not end in time has status 124, and in its output what is

@@ -48,6 +48,12 @@ impl DataPort {
         }
     }
 
+    /// The way into the guest: what is written here is read from /tmp/.ports/fathom.signal there.
+    pub fn signal(&self) -> Result<UnixStream> {
+        let what = || "cannot signal the guest".to_owned();
+        self.signal.try_clone().context(what)
+    }
+
     /// Forgets what an earlier, abandoned transfer has left.
     fn discard(&self) {
         while self.chunks.try_recv().is_ok() {}
@@ -120,7 +126,7 @@ impl Guest {
         line: &mut dyn FnMut(&str) -> Result<Option<String>>,
     ) -> Result<Output> {
         let what = || "cannot signal the guest".to_owned();
-        let mut signal = self.data().signal.try_clone().context(what)?;
+        let mut signal = self.data().signal()?;
         let script = format!("exec </tmp/.ports/fathom.signal\n{script}");
         let mut lines = Lines::default();
         self.stream(&script, timeout, &mut |chunk| {

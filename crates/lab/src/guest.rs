@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::agent::{Agent, Output};
+use crate::agent::{Agent, Output, READY};
 use crate::console::Console;
 use crate::data_port::DataPort;
 use crate::error::{Context, Error, Result};
@@ -21,8 +21,6 @@ use crate::qmp::Qmp;
 use crate::scratch::Scratch;
 use crate::tools;
 
-/// Printed by init on the console when the agent listens.
-const READY: &str = "FATHOM-LAB READY";
 /// What a kernel says whose timer has gone.
 const NO_TIMER: &str = "Possible timer handling issue";
 /// A guest whose timer has gone so often will not find it again.

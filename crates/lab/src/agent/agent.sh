@@ -1,13 +1,21 @@
 #!/bin/busybox sh
-# Runs the scripts that the host sends over the virtio-serial port fathom.agent. Programs may
-# write to the host through /tmp/.ports/fathom.data.
+# Runs the scripts that the host sends: over descriptor 3 where it is inherited, else over the port
+# fathom.agent. Programs may write to the host through /tmp/.ports/fathom.data.
 mkdir -p /tmp/.ports
 for port in /sys/class/virtio-ports/*; do
-	ln -sf "/dev/${port##*/}" "/tmp/.ports/$(cat "$port/name")"
+	[ ! -e "$port/name" ] || ln -sf "/dev/${port##*/}" "/tmp/.ports/$(cat "$port/name")"
 done
-exec 3<>/tmp/.ports/fathom.agent
+# User-mode Linux has a serial line instead: bytes are to go through as they are.
+if [ -n "$lab_line" ]; then
+	stty -F "$lab_line" raw -echo && ln -sf "$lab_line" /tmp/.ports/fathom.agent
+fi
+[ -n "$lab_inherited" ] || exec 3<>/tmp/.ports/fathom.agent
 # Through the kernel, whose own messages would tear a line of ours.
-echo '<0>FATHOM-LAB READY' >/dev/kmsg
+if [ -c /dev/kmsg ]; then
+	echo '<0>FATHOM-LAB READY' >/dev/kmsg
+else
+	echo 'FATHOM-LAB READY'
+fi
 
 # What a stuck guest can say about itself: its requests, its blocked tasks, its interrupts.
 state() {
@@ -33,12 +41,13 @@ run() {
 }
 
 # One line a request, "id seconds base64(script)"; one line an answer, "id status base64(output)".
-# A read of nothing means that the host is away (it comes back after a migration).
+# A read of nothing means that the host is away: a port's comes back after a migration.
 while :; do
 	while read -r id limit script <&3; do
 		echo "$script" | base64 -d >/tmp/.script
 		run "$id" "$limit"
 		echo "$id $status $(base64 -w 0 /tmp/.output)" >&3
 	done
+	[ -z "$lab_inherited" ] || exit 0
 	sleep 0.05
 done
