@@ -2,12 +2,17 @@
 # Runs the scripts that the host sends: over descriptor 3 where it is inherited, else over the port
 # fathom.agent. Programs may write to the host through /tmp/.ports/fathom.data.
 mkdir -p /tmp/.ports
-for port in /sys/class/virtio-ports/*; do
-	[ ! -e "$port/name" ] || ln -sf "/dev/${port##*/}" "/tmp/.ports/$(cat "$port/name")"
-done
-# User-mode Linux has a serial line instead: bytes are to go through as they are.
 if [ -n "$lab_line" ]; then
+	# User-mode Linux has a serial line instead: bytes are to go through as they are.
 	stty -F "$lab_line" raw -echo && ln -sf "$lab_line" /tmp/.ports/fathom.agent
+elif [ -z "$lab_inherited" ]; then
+	# They come one by one, and get their names, a moment after their driver.
+	until [ -e /tmp/.ports/fathom.signal ]; do
+		for port in /sys/class/virtio-ports/*; do
+			[ ! -s "$port/name" ] || ln -sf "/dev/${port##*/}" "/tmp/.ports/$(cat "$port/name")"
+		done
+		[ -e /tmp/.ports/fathom.signal ] || sleep 0.05
+	done
 fi
 [ -n "$lab_inherited" ] || exec 3<>/tmp/.ports/fathom.agent
 # Through the kernel, whose own messages would tear a line of ours.
