@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use crate::agent::{self, Output};
 use crate::error::{Context, Error, Result};
-use crate::guest::{Guest, Output};
+use crate::guest::Guest;
 use crate::initramfs;
 use crate::lines::LineStream;
 
@@ -47,6 +48,12 @@ impl DataPort {
         }
     }
 
+    /// The way into the guest: what is written here is read from /tmp/.ports/fathom.signal there.
+    pub fn signal(&self) -> Result<UnixStream> {
+        let what = || "cannot signal the guest".to_owned();
+        self.signal.try_clone().context(what)
+    }
+
     /// Forgets what an earlier, abandoned transfer has left.
     fn discard(&self) {
         while self.chunks.try_recv().is_ok() {}
@@ -82,8 +89,8 @@ impl Guest {
              exit $(cat /tmp/.status)"
         );
         self.data().discard();
-        let id = self.ask(&script, timeout)?;
-        let deadline = Instant::now() + timeout + crate::guest::LATE;
+        let id = self.agent().ask(&script, timeout)?;
+        let deadline = Instant::now() + timeout + agent::LATE;
         let (mut received, mut answer) = (0, None);
         loop {
             if let Some(chunk) = self.receive_data()? {
@@ -91,7 +98,9 @@ impl Guest {
                 sink(&chunk)?;
             }
             if answer.is_none() {
-                answer = self.answer(&id, Instant::now() + Duration::from_millis(1))?;
+                let soon = Instant::now() + Duration::from_millis(1);
+                let come = self.agent().answer(&id, soon);
+                answer = self.explain(come)?;
             }
             if let Some((output, sent)) = answer.as_ref().and_then(split_count)
                 && received >= sent
@@ -99,7 +108,7 @@ impl Guest {
                 return Ok(output);
             }
             if Instant::now() >= deadline {
-                return Err(self.late(&script, timeout));
+                return Err(self.agent().late(&script, timeout));
             }
         }
     }
@@ -117,7 +126,7 @@ impl Guest {
         line: &mut dyn FnMut(&str) -> Result<Option<String>>,
     ) -> Result<Output> {
         let what = || "cannot signal the guest".to_owned();
-        let mut signal = self.data().signal.try_clone().context(what)?;
+        let mut signal = self.data().signal()?;
         let script = format!("exec </tmp/.ports/fathom.signal\n{script}");
         let mut lines = Lines::default();
         self.stream(&script, timeout, &mut |chunk| {
@@ -154,7 +163,7 @@ impl Guest {
         let unpacked = unpack.wait_with_output().context(what)?;
         let output = output?;
         if output.status != 0 {
-            return Err(self.failed(&script, &output));
+            return Err(self.agent().failed(&script, &output));
         }
         if !unpacked.status.success() {
             let reason = String::from_utf8_lossy(&unpacked.stderr).trim().to_owned();

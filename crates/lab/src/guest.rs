@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::base64;
+use crate::agent::{Agent, Output, READY};
 use crate::console::Console;
 use crate::data_port::DataPort;
 use crate::error::{Context, Error, Result};
@@ -21,26 +21,13 @@ use crate::qmp::Qmp;
 use crate::scratch::Scratch;
 use crate::tools;
 
-/// Printed by init on the console when the agent listens.
-pub(crate) const READY: &str = "FATHOM-LAB READY";
 /// What a kernel says whose timer has gone.
 const NO_TIMER: &str = "Possible timer handling issue";
 /// A guest whose timer has gone so often will not find it again.
 const RESETS: usize = 2;
 const CONNECT: Duration = Duration::from_secs(30);
-/// What a guest gets to tell why a script has not ended.
-pub(crate) const LATE: Duration = Duration::from_secs(60);
 /// What QEMU gets to end when it has hung up.
 const CLOSING: Duration = Duration::from_secs(20);
-
-/// What a script in the guest printed, and how it ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Output {
-    /// The script's exit status.
-    pub status: i32,
-    /// Standard output and error, in order.
-    pub text: String,
-}
 
 /// A virtual machine that has been started. It is killed, and its files removed, on drop.
 #[derive(Debug)]
@@ -49,12 +36,11 @@ pub struct Guest {
     qemu: Process,
     console: Console,
     qmp: Qmp,
-    agent: LineStream,
+    agent: Agent,
     data: DataPort,
     monitor: PathBuf,
     /// Ids, and PCI addresses.
     disks: Vec<(String, String)>,
-    requests: u64,
     patience: Duration,
     started: Instant,
     connected: Instant,
@@ -124,13 +110,12 @@ impl Guest {
         let disks = disks.map(|(index, disk)| (disk.id.clone(), disk.address(index)));
         Ok(Self {
             qemu,
+            agent: Agent::new(agent, console.clone()),
             console,
             qmp,
-            agent,
             data,
             monitor: files.monitor(),
             disks: disks.collect(),
-            requests: 0,
             patience: machine.patience,
             started,
             connected,
@@ -168,43 +153,12 @@ impl Guest {
     /// # Errors
     /// When the guest does not answer; the script's own failure is in the output.
     pub fn run(&mut self, script: &str, timeout: Duration) -> Result<Output> {
-        let id = self.ask(script, timeout)?;
-        let answer = self.answer(&id, Instant::now() + timeout + LATE)?;
-        answer.ok_or_else(|| self.late(script, timeout))
+        let output = self.agent.run(script, timeout);
+        self.explain(output)
     }
 
-    /// Sends a script to the agent; returns the request's id.
-    pub(crate) fn ask(&mut self, script: &str, timeout: Duration) -> Result<String> {
-        self.requests += 1;
-        let id = self.requests.to_string();
-        let limit = timeout.as_secs().max(1);
-        let script_in_base64 = base64::encode(script.as_bytes());
-        self.agent
-            .send(&format!("{id} {limit} {script_in_base64}"))?;
-        Ok(id)
-    }
-
-    /// The answer to a request, `None` when it does not come before the deadline.
-    pub(crate) fn answer(&mut self, id: &str, deadline: Instant) -> Result<Option<Output>> {
-        loop {
-            let answer = self.agent.receive(deadline);
-            let Some(line) = self.explain(answer)? else {
-                return Ok(None);
-            };
-            // Anything else is the late answer to a request that was given up.
-            let mut parts = line.splitn(3, ' ');
-            if parts.next() == Some(id) {
-                return parse_answer(parts.next(), parts.next()).map(Some);
-            }
-        }
-    }
-
-    pub(crate) fn late(&self, script: &str, after: Duration) -> Error {
-        Error::Timeout {
-            what: format!("in the guest: `{}`", first_line(script)),
-            after,
-            tail: self.console.tail(),
-        }
+    pub(crate) fn agent(&mut self) -> &mut Agent {
+        &mut self.agent
     }
 
     pub(crate) fn data(&self) -> &DataPort {
@@ -222,21 +176,8 @@ impl Guest {
     /// # Errors
     /// Like [`run`](Self::run), and [`Error::Guest`] when the script fails.
     pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
-        let output = self.run(&format!("set -e\n{script}"), timeout)?;
-        if output.status == 0 {
-            return Ok(output.text);
-        }
-        Err(self.failed(script, &output))
-    }
-
-    /// The error of a script that must succeed and did not.
-    pub(crate) fn failed(&self, script: &str, output: &Output) -> Error {
-        let console = self.console.tail().0;
-        Error::Guest {
-            script: first_line(script).to_owned(),
-            status: output.status,
-            tail: tail_of(&format!("{}\n-- console --\n{console}", output.text)),
-        }
+        let text = self.agent.check(script, timeout);
+        self.explain(text)
     }
 
     /// The block device of a disk in the guest, by the machine's id for it.
@@ -308,7 +249,7 @@ impl Guest {
     pub fn power_off_now(&mut self) -> Result<(Instant, Instant)> {
         const MINUTE: Duration = Duration::from_secs(60);
         // It does not come to an answer.
-        self.ask("exec poweroff -f", MINUTE)?;
+        self.agent.ask("exec poweroff -f", MINUTE)?;
         self.wait_event("SHUTDOWN", MINUTE)?;
         let off = Instant::now();
         let status = self.qemu.wait(MINUTE)?;
@@ -422,38 +363,6 @@ fn is_gone(qemu: &mut Process, error: &Error) -> bool {
     qemu.wait(patience).is_ok()
 }
 
-fn parse_answer(status: Option<&str>, text: Option<&str>) -> Result<Output> {
-    let status = status
-        .and_then(|status| status.parse().ok())
-        .ok_or_else(|| Error::Protocol("the guest's agent answered without a status".into()))?;
-    let text = base64::decode(text.unwrap_or_default())
-        .ok_or_else(|| Error::Protocol("the guest's agent answered no base64".into()))?;
-    Ok(Output {
-        status,
-        text: String::from_utf8_lossy(&text).into_owned(),
-    })
-}
-
-fn first_line(script: &str) -> &str {
-    script
-        .lines()
-        .find(|line| !line.trim().is_empty() && *line != "set -e")
-        .unwrap_or(script)
-}
-
 fn write(path: &PathBuf, data: &[u8]) -> Result<()> {
     fs::write(Path::new(path), data).context(|| format!("cannot write {}", path.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_name_the_script_and_not_its_prologue() {
-        assert_eq!(
-            first_line("set -e\n\n  mkfs /dev/vda\nsync"),
-            "  mkfs /dev/vda"
-        );
-    }
 }

@@ -9,11 +9,9 @@ use crate::cpio::Archive;
 use crate::error::{Context, Error, Result};
 use crate::kernel::Kernel;
 use crate::machine::Machine;
-use crate::{host, libraries};
+use crate::{agent, host, libraries};
 
 const INIT: &str = include_str!("guest/init.sh");
-/// Listens to the host; also the first process of a guest that has a root disk.
-pub const AGENT: &str = include_str!("guest/agent.sh");
 /// Finds a disk by its PCI address.
 pub const DISK: &str = include_str!("guest/disk.sh");
 
@@ -22,6 +20,21 @@ pub const DISK: &str = include_str!("guest/disk.sh");
 /// # Errors
 /// When busybox, a module or a program is missing.
 pub fn build(kernel: &Kernel, machine: &Machine) -> Result<Vec<u8>> {
+    let mut archive = base(&kernel.load_modules(&machine.wanted_modules())?)?;
+    add_programs(&mut archive, machine)?;
+    Ok(archive.finish())
+}
+
+/// Packs an initramfs for a kernel that has all that it needs built in.
+///
+/// # Errors
+/// When busybox is missing.
+pub fn without_modules() -> Result<Vec<u8>> {
+    Ok(base(&[])?.finish())
+}
+
+/// What all guests have, and modules as (file name, contents), in loading order.
+fn base(modules: &[(String, Vec<u8>)]) -> Result<Archive> {
     let mut archive = Archive::default();
     for dir in ["bin", "dev", "etc", "modules", "sysroot"] {
         archive.dir(dir);
@@ -29,10 +42,9 @@ pub fn build(kernel: &Kernel, machine: &Machine) -> Result<Vec<u8>> {
     archive.char_device("dev/console", 5, 1);
     archive.file("bin/busybox", 0o755, &read(&busybox()?)?);
     archive.file("bin/disk", 0o755, DISK.as_bytes());
-    archive.file("bin/agent", 0o755, AGENT.as_bytes());
+    archive.file("bin/agent", 0o755, agent::SCRIPT.as_bytes());
     archive.file("init", 0o755, INIT.as_bytes());
-    let modules = kernel.load_modules(&machine.wanted_modules())?;
-    for (name, data) in &modules {
+    for (name, data) in modules {
         archive.file(&format!("modules/{name}"), 0o644, data);
     }
     let order: String = modules
@@ -40,8 +52,7 @@ pub fn build(kernel: &Kernel, machine: &Machine) -> Result<Vec<u8>> {
         .map(|(name, _)| format!("{name}\n"))
         .collect();
     archive.file("modules/order", 0o644, order.as_bytes());
-    add_programs(&mut archive, machine)?;
-    Ok(archive.finish())
+    Ok(archive)
 }
 
 /// Where programs and their libraries are beside the tools, which have /lib and /usr.

@@ -5,11 +5,13 @@
 //! The lab knows servers only as processes with a socket; it depends on no crate of the data
 //! plane, so that it measures what users run.
 
+mod agent;
 pub mod attach;
 mod base64;
 mod bed;
 pub mod boot_image;
 mod console;
+mod control_groups;
 mod cpio;
 mod data_port;
 mod disk_image;
@@ -24,7 +26,9 @@ mod kernel;
 mod libraries;
 mod lines;
 mod machine;
+mod page_cache;
 mod process;
+mod process_tree;
 mod put_back;
 mod qmp;
 pub mod scratch;
@@ -35,10 +39,11 @@ mod words;
 pub mod work;
 pub mod workload;
 
-pub use bed::KvmHost;
+pub use agent::Output;
+pub use bed::{KvmHost, instance};
 pub use console::Console;
 pub use error::{Error, Result, Tail};
-pub use guest::{Guest, Output};
+pub use guest::Guest;
 pub use host::{Accelerator, program, qemu_version, run};
 pub use kernel::Kernel;
 pub use machine::{Aio, Attach, Boot, Bus, Disk, Format, MAX_DISKS, Machine, QemuDisk, Serving};

@@ -1,6 +1,7 @@
 //! Lines over a Unix socket with deadlines: QMP and the guest's agent both speak in lines.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,6 +22,15 @@ pub struct LineStream {
 }
 
 impl LineStream {
+    /// Over a socket that is connected.
+    pub fn new(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            pending: Vec::new(),
+            searched: 0,
+        }
+    }
+
     /// Connects, waiting for the socket to appear.
     ///
     /// # Errors
@@ -29,13 +39,7 @@ impl LineStream {
         let deadline = Instant::now() + timeout;
         loop {
             match UnixStream::connect(path) {
-                Ok(stream) => {
-                    return Ok(Self {
-                        stream,
-                        pending: Vec::new(),
-                        searched: 0,
-                    });
-                }
+                Ok(stream) => return Ok(Self::new(stream)),
                 Err(source) if Instant::now() >= deadline => {
                     let what = format!("cannot connect to {}", path.display());
                     return Err(Error::Io { what, source });
@@ -48,6 +52,14 @@ impl LineStream {
     /// The bare socket, for bytes that are no lines.
     pub fn into_stream(self) -> UnixStream {
         self.stream
+    }
+
+    /// Ends the connection in both directions.
+    ///
+    /// # Errors
+    /// When it has ended already.
+    pub fn hang_up(&self) -> io::Result<()> {
+        self.stream.shutdown(Shutdown::Both)
     }
 
     /// Sends one line; the line end is added.

@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 
+use crate::control_groups;
 use crate::error::{Context, Error, Result};
 
 const PREFIX: &str = "fathom-scratch-";
@@ -72,6 +73,12 @@ impl Scratch {
 
     pub fn path(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// The folder's own name, which nothing else has: control groups of that name go with it.
+    pub fn name(&self) -> String {
+        let name = self.path().file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
     }
 }
 
@@ -137,6 +144,9 @@ fn is_own(path: &Path) -> bool {
 }
 
 fn remove(path: &Path) {
+    if let Some(name) = path.file_name() {
+        control_groups::remove(&name.to_string_lossy());
+    }
     for _ in 0..ATTEMPTS {
         match fs::remove_dir_all(path) {
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}

@@ -10,7 +10,6 @@ use crate::error::{Context, Error, Result};
 
 /// Writes every block, with contents that no layer can shorten: reading a hole measures nothing.
 pub fn fill(path: &Path, size: u64) -> Result<()> {
-    const CHUNK: usize = 1 << 20;
     if size == 0 || !size.is_multiple_of(512) {
         let reason = format!("a size of {size} bytes is not a positive multiple of 512");
         return Err(Error::Unusable {
@@ -26,7 +25,20 @@ pub fn fill(path: &Path, size: u64) -> Result<()> {
     if room.f_bavail.saturating_mul(room.f_frsize) < size {
         return Err(io::Error::from(Errno::NOSPC)).context(what);
     }
-    let mut chunk = vec![0; CHUNK];
+    let chunk = noise();
+    let mut left = size;
+    while left > 0 {
+        let now = left.min(chunk.len() as u64);
+        file.write_all(&chunk[..usize::try_from(now).unwrap_or(chunk.len())])
+            .context(what)?;
+        left -= now;
+    }
+    file.sync_all().context(what)
+}
+
+/// A MiB that no layer can shorten, the same every time.
+pub fn noise() -> Vec<u8> {
+    let mut chunk = vec![0; 1 << 20];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for word in chunk.chunks_exact_mut(8) {
         // xorshift64 (Marsaglia)
@@ -35,14 +47,7 @@ pub fn fill(path: &Path, size: u64) -> Result<()> {
         state ^= state << 17;
         word.copy_from_slice(&state.to_ne_bytes());
     }
-    let mut left = size;
-    while left > 0 {
-        let now = left.min(CHUNK as u64);
-        file.write_all(&chunk[..usize::try_from(now).unwrap_or(CHUNK)])
-            .context(what)?;
-        left -= now;
-    }
-    file.sync_all().context(what)
+    chunk
 }
 
 #[cfg(test)]

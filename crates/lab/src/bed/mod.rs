@@ -3,6 +3,7 @@
 mod guest;
 mod host;
 pub mod image;
+pub mod instance;
 mod kvm_host;
 mod pool;
 mod program;

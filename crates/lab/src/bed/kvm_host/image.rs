@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::disk_image::Contents;
 use crate::error::{Error, Result};
 use crate::kernel::{self, Kernel};
-use crate::{host, initramfs};
+use crate::{agent, host, initramfs};
 
 const INIT: &str = include_str!("init.sh");
 
@@ -55,7 +55,7 @@ pub fn root(kernel: &Kernel, fathom: &Path) -> Result<PathBuf> {
     }
     add_busybox(&mut contents)?;
     contents.script("sbin/init", INIT);
-    contents.script("bin/agent", initramfs::AGENT);
+    contents.script("bin/agent", agent::SCRIPT);
     contents.script("bin/disk", initramfs::DISK);
     contents.cached("kvm-host")
 }

@@ -13,10 +13,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::agent::Output;
 use crate::data_port::Lines;
 use crate::disk_image::{self, Contents};
 use crate::error::{Context, Error, Result};
-use crate::guest::{Guest, Output};
+use crate::guest::Guest;
 use crate::host::Accelerator;
 use crate::initramfs;
 use crate::kernel::Kernel;

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use fathom_run::{Better, Measure, Span, Unit};
 
+use crate::agent::READY;
 use crate::error::{Error, Result};
-use crate::guest::{Guest, READY};
+use crate::guest::Guest;
 use crate::machine::Machine;
 
 const SHORT: Duration = Duration::from_secs(60);

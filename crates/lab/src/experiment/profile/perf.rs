@@ -247,7 +247,7 @@ impl InGuest {
         })?;
         match output.status {
             0 => Ok(self.recording.cut(&self.log)),
-            _ => Err(guest.failed(&text, &output)),
+            _ => Err(guest.agent().failed(&text, &output)),
         }
     }
 }

@@ -94,7 +94,7 @@ pub(super) fn in_guest(
         _ => Ok(None),
     })?;
     if output.status != 0 {
-        return Err(guest.failed(&script, &output));
+        return Err(guest.agent().failed(&script, &output));
     }
     let mut outcome = window.finish(fetch(guest, &folder)?, &plan.name, &folder)?;
     if let Some(qemu) = qemu {

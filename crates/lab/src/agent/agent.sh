@@ -1,19 +1,26 @@
 #!/bin/busybox sh
-# Runs the scripts that the host sends over the virtio-serial port fathom.agent. Programs may
-# write to the host through /tmp/.ports/fathom.data.
+# Runs the scripts that the host sends: over descriptor 3 where it is inherited, else over the port
+# fathom.agent. Programs may write to the host through /tmp/.ports/fathom.data.
 mkdir -p /tmp/.ports
-# A port is there before its name is.
-for attempt in $(seq 1000); do
-	for port in /sys/class/virtio-ports/*; do
-		read -r name 2>/dev/null <"$port/name" && ln -sf "/dev/${port##*/}" "/tmp/.ports/$name"
+if [ -n "$lab_line" ]; then
+	# User-mode Linux has a serial line instead: bytes are to go through as they are.
+	stty -F "$lab_line" raw -echo && ln -sf "$lab_line" /tmp/.ports/fathom.agent
+elif [ -z "$lab_inherited" ]; then
+	# They come one by one, and get their names, a moment after their driver.
+	until [ -e /tmp/.ports/fathom.signal ]; do
+		for port in /sys/class/virtio-ports/*; do
+			[ ! -s "$port/name" ] || ln -sf "/dev/${port##*/}" "/tmp/.ports/$(cat "$port/name")"
+		done
+		[ -e /tmp/.ports/fathom.signal ] || sleep 0.01
 	done
-	[ -e /tmp/.ports/fathom.agent ] && [ -e /tmp/.ports/fathom.data ] &&
-		[ -e /tmp/.ports/fathom.signal ] && break
-	sleep 0.01
-done
-exec 3<>/tmp/.ports/fathom.agent
+fi
+[ -n "$lab_inherited" ] || exec 3<>/tmp/.ports/fathom.agent
 # Through the kernel, whose own messages would tear a line of ours.
-echo '<0>FATHOM-LAB READY' >/dev/kmsg
+if [ -c /dev/kmsg ]; then
+	echo '<0>FATHOM-LAB READY' >/dev/kmsg
+else
+	echo 'FATHOM-LAB READY'
+fi
 
 # What a stuck guest can say about itself: its requests, its blocked tasks, its interrupts.
 state() {
@@ -39,12 +46,13 @@ run() {
 }
 
 # One line a request, "id seconds base64(script)"; one line an answer, "id status base64(output)".
-# A read of nothing means that the host is away (it comes back after a migration).
+# A read of nothing means that the host is away: a port's comes back after a migration.
 while :; do
 	while read -r id limit script <&3; do
 		echo "$script" | base64 -d >/tmp/.script
 		run "$id" "$limit"
 		echo "$id $status $(base64 -w 0 /tmp/.output)" >&3
 	done
+	[ -z "$lab_inherited" ] || exit 0
 	sleep 0.05
 done

@@ -1,0 +1,234 @@
+//! A container: our small user space in namespaces of this machine's kernel, run by crun. Its disk
+//! is a loop device over the image, past this machine's page cache or through it.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::hosted::Hosted;
+use super::loop_device::{LoopDevice, numbers};
+use super::{Cache, Spec};
+use crate::agent;
+use crate::control_groups;
+use crate::error::{Context, Result};
+use crate::scratch::Scratch;
+use crate::{host, initramfs};
+
+/// The disk under test inside.
+pub const DISK: &str = "/dev/disk";
+/// The descriptor inside from which is read what is sent.
+const UPLOAD: i32 = 5;
+const PERIOD_US: u64 = 100_000;
+/// Mounting, and what root may do to files.
+const CAPABILITIES: &[&str] = &[
+    "CAP_SYS_ADMIN",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_KILL",
+];
+/// crun takes version 2 of control groups beside version 1 for a mistake.
+const WITHOUT_UNIFIED: &str = r#"umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@""#;
+const AGENT: &str = "/bin/busybox --install -s /bin; exec agent";
+
+/// A container that runs. It is killed on drop.
+#[derive(Debug)]
+pub struct Container {
+    // Fields are dropped in order: processes go before their groups, disk and directory.
+    pub hosted: Hosted,
+    /// What is written here is read from [`UPLOAD`] inside.
+    upload: UnixStream,
+    _groups: Groups,
+    _disk: Option<LoopDevice>,
+    _dir: Scratch,
+}
+
+/// Control groups of a container, removed on drop.
+#[derive(Debug)]
+struct Groups(String);
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        control_groups::remove(&self.0);
+    }
+}
+
+impl Container {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When it does not come up, with crun's last words, or a limit cannot be set.
+    pub fn start(spec: &Spec) -> Result<Container> {
+        check(spec)?;
+        let dir = Scratch::small()?;
+        let name = dir.name();
+        let (disk, device) = disk(spec)?;
+        make_root(&dir.path().join("rootfs"))?;
+        let path = dir.path().join("config.json");
+        let bundle = bundle(spec, &name, numbers(&device)?);
+        fs::write(&path, bundle.to_string())
+            .context(|| format!("cannot write {}", path.display()))?;
+        let groups = Groups(name.clone());
+        let pair = UnixStream::pair();
+        let (upload, inside) = pair.context(|| "cannot make a socket".into())?;
+        let words = words(spec, &name, dir.path())?;
+        let hosted = Hosted::start("crun", &words, vec![(inside, UPLOAD)], dir.path())?;
+        Ok(Container {
+            hosted,
+            upload,
+            _groups: groups,
+            _disk: disk,
+            _dir: dir,
+        })
+    }
+
+    /// The way in, and a script that has it for its standard input.
+    ///
+    /// # Errors
+    /// When there are too many files open.
+    pub fn way_in(&self, script: &str) -> Result<(UnixStream, String)> {
+        let stream = self.upload.try_clone();
+        let stream = stream.context(|| "cannot send data".into())?;
+        Ok((stream, format!("exec <&{UPLOAD}\n{script}")))
+    }
+
+    /// Lets it end, which it does when nobody is at the stream's other end.
+    ///
+    /// # Errors
+    /// When it does not end, or ends with a failure.
+    pub fn end(self) -> Result<()> {
+        self.hosted.end()
+    }
+}
+
+/// What can be said before anything is started.
+///
+/// # Errors
+/// When a limit cannot be set on this machine.
+pub fn check(spec: &Spec) -> Result<()> {
+    let controllers = [
+        (spec.cpus.is_some(), "cpu"),
+        (spec.memory.is_some(), "memory"),
+    ];
+    let wanted = controllers.iter().filter(|(is_wanted, _)| *is_wanted);
+    wanted
+        .map(|(_, name)| *name)
+        .try_for_each(control_groups::need_controller)
+}
+
+/// The image as a block device.
+fn disk(spec: &Spec) -> Result<(Option<LoopDevice>, PathBuf)> {
+    let meta = fs::metadata(spec.image);
+    let meta = meta.context(|| format!("cannot look at {}", spec.image.display()))?;
+    if meta.file_type().is_block_device() {
+        return Ok((None, spec.image.to_owned()));
+    }
+    let device = LoopDevice::over(spec.image, spec.cache == Cache::None)?;
+    let path = device.path.clone();
+    Ok((Some(device), path))
+}
+
+/// What is in the container's root: the same as in a guest's initramfs.
+fn make_root(root: &Path) -> Result<()> {
+    let what = || format!("cannot write to {}", root.display());
+    for dir in ["bin", "dev", "etc", "mnt", "proc", "sys", "tmp"] {
+        fs::create_dir_all(root.join(dir)).context(what)?;
+    }
+    let (busybox, agent) = (root.join("bin/busybox"), root.join("bin/agent"));
+    fs::copy(initramfs::busybox()?, busybox).context(what)?;
+    fs::write(&agent, agent::SCRIPT).context(what)?;
+    fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).context(what)
+}
+
+/// The program and its arguments. Without limits there are no control groups.
+fn words(spec: &Spec, name: &str, dir: &Path) -> Result<Vec<String>> {
+    let (shell, crun) = (host::program("sh")?, host::program("crun")?);
+    let path = |path: &Path| path.to_string_lossy().into_owned();
+    let mut words = vec![
+        path(&shell),
+        "-c".into(),
+        WITHOUT_UNIFIED.into(),
+        "sh".into(),
+    ];
+    words.extend([path(&crun), "--root".into(), path(&dir.join("state"))]);
+    if spec.cpus.is_none() && spec.memory.is_none() {
+        words.push("--cgroup-manager=disabled".into());
+    }
+    words.extend(["run".into(), "--bundle".into(), path(dir)]);
+    // All up to the last one that it inherits.
+    let count = (UPLOAD - 2).to_string();
+    words.extend(["--preserve-fds".into(), count, name.into()]);
+    Ok(words)
+}
+
+/// The bundle's configuration (OCI runtime specification).
+fn bundle(spec: &Spec, name: &str, (major, minor): (u32, u32)) -> Value {
+    let namespace = |kind: &str| json!({ "type": kind });
+    let kinds = ["pid", "mount", "network", "ipc", "uts", "cgroup"].map(namespace);
+    let mut resources = json!({ "devices": [{ "allow": true, "access": "rwm" }] });
+    if let Some(cpus) = spec.cpus {
+        let quota = (cpus * PERIOD_US as f64) as u64;
+        resources["cpu"] = json!({ "quota": quota, "period": PERIOD_US });
+    }
+    if let Some(bytes) = spec.memory {
+        resources["memory"] = json!({ "limit": bytes });
+    }
+    let mut linux = json!({
+        "namespaces": kinds,
+        "devices": [{ "path": DISK, "type": "b", "major": major, "minor": minor }],
+        // It shares the kernel with this machine.
+        "readonlyPaths": ["/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"],
+    });
+    if spec.cpus.is_some() || spec.memory.is_some() {
+        linux["cgroupsPath"] = format!("/{name}").into();
+        linux["resources"] = resources;
+    }
+    json!({
+        "ociVersion": "1.0.0",
+        "process": {
+            "user": { "uid": 0, "gid": 0 },
+            "args": ["/bin/busybox", "sh", "-c", AGENT],
+            "env": ["PATH=/bin", "HOME=/tmp", "lab_inherited=1"],
+            "cwd": "/",
+            "capabilities": {
+                "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES,
+            },
+            "noNewPrivileges": true,
+        },
+        "root": { "path": "rootfs" },
+        "hostname": "lab",
+        "mounts": [
+            { "destination": "/proc", "type": "proc", "source": "proc" },
+            { "destination": "/dev", "type": "tmpfs", "source": "dev", "options": ["mode=755"] },
+            { "destination": "/tmp", "type": "tmpfs", "source": "tmp" },
+            { "destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"] },
+        ],
+        "linux": linux,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_the_bundles_where_they_are_given() {
+        let image = Path::new("/i");
+        let mut spec = Spec::new(image);
+        let free = bundle(&spec, "name", (7, 1));
+        assert!(free["linux"].get("resources").is_none(), "{free}");
+        let line = words(&spec, "name", Path::new("/d")).unwrap().join(" ");
+        assert!(line.contains("--cgroup-manager=disabled"), "{line}");
+        (spec.cpus, spec.memory) = (Some(0.5), Some(64 << 20));
+        let capped = &bundle(&spec, "name", (7, 1))["linux"];
+        assert_eq!(capped["cgroupsPath"], "/name");
+        assert_eq!(capped["resources"]["cpu"]["quota"], 50_000);
+        assert_eq!(capped["resources"]["memory"]["limit"], 64 << 20);
+        assert_eq!(capped["devices"][0]["minor"], 1);
+        let line = words(&spec, "name", Path::new("/d")).unwrap().join(" ");
+        assert!(!line.contains("disabled"), "{line}");
+    }
+}

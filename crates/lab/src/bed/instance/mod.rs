@@ -1,0 +1,248 @@
+//! Our small user space (busybox and the agent) with one disk under test, wherever it runs: in a
+//! virtual machine, in user-mode Linux, in a container. One file a kind.
+
+mod container;
+mod hosted;
+mod loop_device;
+mod uml;
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{DISK, GuestBed, image};
+use crate::error::{Context, Result};
+use crate::evidence::{self, Watch, Watched};
+use crate::host::Accelerator;
+use crate::machine::{Aio, Machine};
+use crate::process_tree;
+use crate::scratch::Scratch;
+use crate::server;
+use crate::words::words;
+use container::Container;
+use uml::Uml;
+
+pub use uml::{PROGRAM as UML, check_cpu};
+
+words! {
+    /// What the user space runs in.
+    pub enum Kind {
+        /// Namespaces of this machine's kernel.
+        Container = "container",
+        /// A virtual machine, by hardware.
+        Kvm = "kvm",
+        /// A virtual machine that QEMU emulates.
+        Tcg = "tcg",
+        /// A kernel that is a process.
+        Uml = "uml",
+    }
+}
+
+words! {
+    /// What becomes of writes to the image.
+    pub enum Cache {
+        /// They are in this machine's page cache until they are flushed.
+        Writeback = "writeback",
+        /// They go past it, or through it to the device at once.
+        None = "none",
+    }
+}
+
+/// What is to be started.
+#[derive(Clone, Debug)]
+pub struct Spec<'a> {
+    /// A raw file, or a block device.
+    pub image: &'a Path,
+    pub cache: Cache,
+    /// Bytes: of a machine, or a container's limit. A machine has some by itself, a container has no
+    /// limit.
+    pub memory: Option<u64>,
+    /// A container's limit of CPU time, in CPUs.
+    pub cpus: Option<f64>,
+}
+
+impl Spec<'_> {
+    /// Through the page cache, without limits.
+    pub fn new(image: &Path) -> Spec<'_> {
+        Spec {
+            image,
+            cache: Cache::Writeback,
+            memory: None,
+            cpus: None,
+        }
+    }
+}
+
+/// A running one. It is killed on drop.
+#[derive(Debug)]
+pub struct Instance {
+    body: Body,
+    image: PathBuf,
+}
+
+#[derive(Debug)]
+enum Body {
+    Guest(Box<GuestBed>),
+    Uml(Uml),
+    Container(Container),
+}
+
+impl Kind {
+    /// The virtual machine that this machine can run best.
+    pub fn machine() -> Kind {
+        match Accelerator::detect() {
+            Accelerator::Kvm => Kind::Kvm,
+            Accelerator::Tcg => Kind::Tcg,
+        }
+    }
+
+    /// What can be said before anything is started.
+    ///
+    /// # Errors
+    /// When a limit cannot be set, for this kind or on this machine.
+    pub fn check(self, spec: &Spec) -> Result<()> {
+        match (self, spec.cpus) {
+            (Kind::Container, _) => container::check(spec),
+            (_, None) => Ok(()),
+            (_, Some(_)) => Err(crate::Error::Protocol(format!(
+                "a limit of CPU time is only for containers, not for {self}"
+            ))),
+        }
+    }
+}
+
+impl Instance {
+    /// Starts one and waits until its agent listens.
+    ///
+    /// # Errors
+    /// When it does not come up, with its last words.
+    pub fn start(kind: Kind, spec: &Spec) -> Result<Instance> {
+        kind.check(spec)?;
+        let body = match kind {
+            Kind::Container => Body::Container(Container::start(spec)?),
+            Kind::Uml => Body::Uml(Uml::start(spec)?),
+            Kind::Kvm => Body::Guest(Box::new(boot(Accelerator::Kvm, spec)?)),
+            Kind::Tcg => Body::Guest(Box::new(boot(Accelerator::Tcg, spec)?)),
+        };
+        Ok(Instance {
+            body,
+            image: spec.image.to_owned(),
+        })
+    }
+
+    /// The disk under test inside.
+    pub fn disk(&self) -> &str {
+        match &self.body {
+            Body::Guest(bed) => &bed.device,
+            Body::Uml(_) => uml::DISK,
+            Body::Container(_) => container::DISK,
+        }
+    }
+
+    /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
+    /// printed.
+    ///
+    /// # Errors
+    /// When the agent does not answer, or the script fails or does not end in time.
+    pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
+        match &mut self.body {
+            Body::Guest(bed) => bed.guest.check(script, timeout),
+            Body::Uml(uml) => uml.check(script, timeout),
+            Body::Container(container) => container.hosted.check(script, timeout),
+        }
+    }
+
+    /// The same for a script that reads exactly so many MiB from its standard input, which are sent
+    /// to it meanwhile: by virtio-serial or a socket; to user-mode Linux by a file that is written
+    /// before. If that fails, no more can be sent.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn upload(&mut self, mib: u64, script: &str, timeout: Duration) -> Result<String> {
+        let what = || "cannot send data".to_owned();
+        let (stream, script) = match &mut self.body {
+            Body::Uml(uml) => return uml.upload(mib, script, timeout),
+            Body::Container(container) => container.way_in(script)?,
+            Body::Guest(bed) => {
+                let script = format!("exec </tmp/.ports/fathom.signal\n{script}");
+                (bed.guest.data().signal()?, script)
+            }
+        };
+        let mut sender = stream.try_clone().context(what)?;
+        let sending = std::thread::spawn(move || {
+            let noise = image::noise();
+            (0..mib).try_for_each(|_| sender.write_all(&noise))
+        });
+        let done = self.check(&script, timeout);
+        if done.is_err() {
+            let _ = stream.shutdown(Shutdown::Both); // or it would be written to for good
+        }
+        let sent = sending.join();
+        let sent = sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let text = done?;
+        sent.context(what)?;
+        Ok(text)
+    }
+
+    /// What to look at from outside while it works. Of a container it is what was started first: each
+    /// script has processes of its own.
+    pub fn watch(&mut self) -> Watch {
+        let device = evidence::device_below(&self.image).unwrap_or_default();
+        let processes = match &mut self.body {
+            Body::Guest(bed) => bed.watch().processes,
+            Body::Uml(_) | Body::Container(_) => { process_tree::below(self.pid()).into_iter() }
+                .map(|pid| Watched::new(pid, evidence::Kind::Load))
+                .collect(),
+        };
+        Watch {
+            processes,
+            device,
+            ..Watch::default()
+        }
+    }
+
+    /// The process on this machine that it is, with all below it.
+    pub fn pid(&self) -> u32 {
+        match &self.body {
+            Body::Guest(bed) => bed.guest.pid(),
+            Body::Uml(Uml { hosted, .. }) | Body::Container(Container { hosted, .. }) => {
+                hosted.pid()
+            }
+        }
+    }
+
+    /// Powers it off, and waits for its end.
+    ///
+    /// # Errors
+    /// When it does not end, or ends with a failure.
+    pub fn end(self) -> Result<()> {
+        match self.body {
+            Body::Guest(bed) => bed.end().map(drop),
+            Body::Uml(uml) => uml.end(),
+            Body::Container(container) => container.end(),
+        }
+    }
+}
+
+fn boot(accelerator: Accelerator, spec: &Spec) -> Result<GuestBed> {
+    let defaults = Machine::default();
+    let memory = spec.memory.map(|bytes| (bytes >> 20) as u32);
+    let machine = Machine {
+        tools: false,
+        accelerator: Some(accelerator),
+        memory_mib: memory.unwrap_or(defaults.memory_mib),
+        ..defaults
+    };
+    let dir = Scratch::small()?;
+    let spec = server::Spec {
+        name: DISK,
+        dir: dir.path(),
+        image: spec.image,
+        aio: Aio::Threads,
+        cache: spec.cache.name(),
+        ..server::Spec::default()
+    };
+    let bed = GuestBed::boot(machine, &server::Kind::QemuMain, &spec, &mut |_| {})?;
+    Ok(bed.with_dir(dir))
+}

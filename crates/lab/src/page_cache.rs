@@ -1,0 +1,78 @@
+//! What of a file is in this machine's memory alone.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use rustix::param::page_size;
+
+use crate::error::{Context, Result};
+
+/// cachestat(2), Linux 6.5; the same number on all architectures.
+const CACHESTAT: libc::c_long = 451;
+
+/// `struct cachestat_range` of linux/mman.h: a length of 0 is up to the end.
+#[repr(C)]
+struct Range {
+    offset: u64,
+    length: u64,
+}
+
+/// `struct cachestat`: pages.
+#[repr(C)]
+#[derive(Default)]
+struct Stat {
+    cached: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// Bytes of a file or a block device that were written and have not reached its device: in whole
+/// pages. `None`: this kernel cannot tell.
+///
+/// # Errors
+/// When the file cannot be opened or looked at.
+pub(crate) fn unwritten(path: &Path) -> Result<Option<u64>> {
+    let file = File::open(path).context(|| format!("cannot open {}", path.display()))?;
+    let range = Range {
+        offset: 0,
+        length: 0,
+    };
+    let mut stat = Stat::default();
+    // SAFETY: the kernel reads a `Range` and writes a `Stat`, both of which outlive the call and
+    // have its layout.
+    let done = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &range, &mut stat, 0) };
+    if done == 0 {
+        let pages = stat.dirty + stat.writeback;
+        return Ok(Some(pages * page_size() as u64));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOSYS | libc::EOPNOTSUPP) => Ok(None),
+        _ => Err(error).context(|| format!("cannot look at the cache of {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn what_is_written_is_in_memory_alone_until_it_is_flushed() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("file");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(&vec![1; 1 << 20]).unwrap();
+        let Some(bytes) = unwritten(&path).unwrap() else {
+            return; // a kernel that cannot tell says so
+        };
+        assert_eq!(bytes, 1 << 20);
+        file.sync_data().unwrap();
+        assert_eq!(unwritten(&path).unwrap(), Some(0));
+        assert!(unwritten(&dir.path().join("missing")).is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! A process with all that it has started: what they have taken of this machine's CPUs.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+use rustix::param::clock_ticks_per_second;
+
+/// Seconds on a CPU of a process and of all processes below it, since they began; those that have
+/// ended and were waited for are in it.
+pub(crate) fn cpu_seconds(root: u32) -> f64 {
+    let all = look();
+    let ticks: u64 = tree(root, &all).iter().map(|pid| all[pid].ticks).sum();
+    ticks as f64 / clock_ticks_per_second() as f64
+}
+
+/// A process, and those below it.
+pub(crate) fn below(root: u32) -> HashSet<u32> {
+    tree(root, &look())
+}
+
+/// All processes of this machine.
+fn look() -> HashMap<u32, Stat> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let stats = numbers.filter_map(|pid: u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Some((pid, parse(&text)?))
+    });
+    stats.collect()
+}
+
+/// What is used of proc_pid_stat(5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    parent: u32,
+    /// Its own, and those of its children that it has waited for.
+    ticks: u64,
+}
+
+/// `358 (a name) S 356 ...`: the name may have anything in it, parentheses too.
+fn parse(text: &str) -> Option<Stat> {
+    let (_, rest) = text.rsplit_once(')')?;
+    // From the third field, which is the state.
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    let times = [14, 15, 16, 17].map(number);
+    Some(Stat {
+        parent: u32::try_from(number(4)?).ok()?,
+        ticks: times.into_iter().sum::<Option<u64>>()?,
+    })
+}
+
+fn tree(root: u32, all: &HashMap<u32, Stat>) -> HashSet<u32> {
+    let mut found: HashSet<u32> = HashSet::from([root]);
+    found.retain(|pid| all.contains_key(pid));
+    loop {
+        let children = all.iter().filter(|(_, one)| found.contains(&one.parent));
+        let children: Vec<u32> = children.map(|(pid, _)| *pid).collect();
+        let before = found.len();
+        found.extend(children);
+        if found.len() == before {
+            return found;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn grandchildren_count() {
+        let one = |pid, parent| (pid, Stat { parent, ticks: 1 });
+        let all = HashMap::from([one(1, 0), one(7, 1), one(8, 7), one(9, 8), one(10, 1)]);
+        assert_eq!(tree(7, &all), HashSet::from([7, 8, 9]));
+        assert!(tree(77, &all).is_empty());
+        let text = "8 (a) b) S 7 8 8 0 -1 4 1 2 3 4 10 20 300 4000 20 0 1 0";
+        let (parent, ticks) = (7, 4330);
+        assert_eq!(parse(text), Some(Stat { parent, ticks }));
+        assert_eq!(parse("8 (a"), None);
+    }
+
+    #[test]
+    fn what_children_took_stays_when_they_have_ended() {
+        let me = std::process::id();
+        let before = cpu_seconds(me);
+        let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
+        // In a child of a child.
+        let script = format!("sh -c '{spin}'; true");
+        let done = Command::new("sh").args(["-c", &script]).status().unwrap();
+        assert!(done.success());
+        assert!(cpu_seconds(me) > before + 0.02);
+    }
+}
