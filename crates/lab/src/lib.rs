@@ -24,6 +24,7 @@ mod kernel;
 mod libraries;
 mod lines;
 mod machine;
+mod partitions;
 mod process;
 mod put_back;
 mod qmp;
