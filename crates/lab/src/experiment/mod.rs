@@ -9,7 +9,9 @@ mod bonnie;
 mod confirm;
 mod ffsb;
 pub mod nested;
+mod next;
 mod order;
+mod parallel;
 mod parameter;
 mod profile;
 pub mod runner;
@@ -24,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fathom_run::evidence::{Bare, Evidence};
-use fathom_run::{Beside, Environment, Measure, Series};
+use fathom_run::{Beside, Cell, Environment, Measure, Series};
 use serde::{Deserialize, Serialize};
 
 use crate::bed::Seen;
@@ -86,6 +88,12 @@ pub trait Experiment: Sync {
 
     /// How long a cell will take, roughly.
     fn estimate(&self, settings: &Settings) -> Duration;
+
+    /// The point that comes after a cell which has ended, where the experiment goes on by what came
+    /// of it.
+    fn after(&self, _cell: &Cell) -> Option<Settings> {
+        None
+    }
 
     /// Begins to run cells.
     fn begin(&self, context: &Context) -> Box<dyn Session>;
@@ -188,6 +196,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &storages::Storages,
     &bonnie::Bonnie,
     &profile::Profiling,
+    &parallel::Parallel,
 ];
 
 /// An experiment by its name.
