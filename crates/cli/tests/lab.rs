@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use support::{PATIENCE, check_refusal, fathom, instead_of};

@@ -2,6 +2,7 @@
 //! Jones, "Multiple libguestfs appliances in parallel", parts 3 and 4).
 
 mod disks;
+mod figures;
 mod image;
 mod inspect;
 mod memory;
@@ -183,7 +184,7 @@ impl Experiment for Parallel {
             Accelerator::Kvm => 1,
             Accelerator::Tcg => EMULATED,
         };
-        let rounds = cell.appliances.div_ceil(session::cpus());
+        let rounds = cell.appliances.div_ceil(figures::cpus());
         AROUND + Duration::from_secs(u64::from(each) * rounds as u64)
     }
 
