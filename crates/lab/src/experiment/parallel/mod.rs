@@ -46,8 +46,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "max-memory",
-        "Start no more than fit in this much, by what one takes alone; empty: 80% of what is \
-         available",
+        "Start no more than fit in it, by what one takes; empty: 80% of what is available",
         Kind::Size {
             least: 1 << 20,
             most: 1 << 50,
@@ -77,8 +76,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "merge",
-        "Let the kernel merge equal pages when all are up (root; --disk none or qemu), and measure \
-         their memory again",
+        "Let the kernel merge equal pages, and measure again (root; --disk none or qemu)",
         Kind::Switch,
         "on",
     ),
@@ -108,7 +106,7 @@ impl Experiment for Parallel {
     }
 
     fn about(&self) -> &'static str {
-        "Many small machines at once: how many fit, how fast they come up, what one takes of memory"
+        "Many small machines at once: how many fit, how fast they start, what each takes"
     }
 
     fn description(&self) -> &'static str {
@@ -166,8 +164,12 @@ impl Experiment for Parallel {
     }
 
     fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
+        let cell = Cell::new(settings)?;
         let mut needs = Need::GUEST.to_vec();
-        if Cell::new(settings)?.disks != Disks::None {
+        if cell.accelerator == Some(Accelerator::Kvm) {
+            needs.push(Need::Kvm);
+        }
+        if cell.disks != Disks::None {
             needs.extend(["mke2fs", "mkfs.fat"].map(Need::Program));
             needs.extend(MODULES.map(Need::Module));
         }
