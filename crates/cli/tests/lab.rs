@@ -91,7 +91,10 @@ fn a_run_that_a_signal_ends_leaves_nothing_behind() {
 
     let (pid, _) = end(killed, SIGKILL);
     assert!(!folders_of(pid).is_empty(), "nobody could remove them");
-    let (_, _) = end(run_under_way(dirs[2].path()), SIGTERM);
+    // Nor does one stay whose last words nobody reads.
+    let mut unread = run_under_way(dirs[2].path());
+    drop(unread.stderr.take());
+    let (_, _) = end(unread, SIGTERM);
     assert_eq!(folders_of(pid), Vec::<PathBuf>::new());
 }
 
