@@ -90,7 +90,7 @@ fn machines_with_a_server_each_inspect_one_disk_at_the_same_time() {
     assert!(report.contains("Suspected limiters"), "{report}");
 }
 
-/// One takes more than 100 MiB, and less than 600.
+/// One takes more than 100 MiB, and less than 400.
 #[test]
 fn steps_go_on_until_no_more_fit_and_that_is_the_result() {
     let dir = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ fn steps_go_on_until_no_more_fit_and_that_is_the_result() {
         "--appliances=1",
         "--step=1",
         "--disk=fathom",
-        "--max-memory=600M",
+        "--max-memory=400M",
     ];
     let cells = cells(&mut lab(&args, &run), &run);
     let (last, others) = cells.split_last().unwrap();
@@ -107,11 +107,11 @@ fn steps_go_on_until_no_more_fit_and_that_is_the_result() {
         assert_eq!(appliances(cell), count);
         check_times(cell);
     }
-    assert!(!others.is_empty() && cells.len() <= 6, "{cells:#?}");
+    assert!(!others.is_empty() && cells.len() <= 5, "{cells:#?}");
     assert_eq!(value(last, "failed"), cells.len() as f64);
     assert!(last.measure("rate").is_none(), "{last:#?}");
     let problem = &last.problems[0];
-    for words in ["not started", "of --max-memory", "600M"] {
+    for words in ["not started", "of --max-memory", "400M"] {
         assert!(problem.contains(words), "{problem}");
     }
     let report = stdout_of(&["report", run.to_str().unwrap()]);
