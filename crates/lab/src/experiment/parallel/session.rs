@@ -121,7 +121,8 @@ impl Launching {
     fn try_launch(&self, cell: &Cell, progress: &mut dyn FnMut(&str)) -> Result<Launched> {
         let count = cell.appliances;
         let dir = Scratch::small()?;
-        let path = self.image.as_ref().map(Image::path).unwrap_or_default();
+        let image = { self.image.as_ref() }.filter(|_| cell.disks != Disks::None);
+        let path = image.map(Image::path).unwrap_or_default();
         let served = cell.disks.serve(count, &self.fathom, dir.path(), &path)?;
         let Served { disks, mut servers } = served;
         let machines = disks.into_iter().map(|disk| cell.machine(disk, count));
