@@ -22,7 +22,7 @@ use crate::evidence::{self, Kind, Sampler, Watch, Watched};
 use crate::experiment::{Session, Settings, Yield};
 use crate::guest::Guest;
 use crate::machine::Machine;
-use crate::scratch::Scratch;
+use crate::scratch::{self, Scratch};
 
 /// An inspection's, for each of those that go on at the same time.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -183,16 +183,16 @@ impl Session for Launching {
         let count = cell.appliances;
         let alone = match self.alone(&cell, progress) {
             Ok(alone) => alone,
-            Err(why) => return Ok(failed(count, &format!("not even one comes up: {why}"))),
+            Err(why) => return failed(count, &format!("not even one comes up: {why}")),
         };
         if let Some(why) = does_not_fit(&cell, alone.memory)? {
-            return Ok(failed(count, &why));
+            return failed(count, &why);
         }
         progress(&format!("launching {count} at once"));
-        Ok(match self.launch(&cell, progress) {
-            Ok(launched) => launched.told(count, alone.seconds),
+        match self.launch(&cell, progress) {
+            Ok(launched) => Ok(launched.told(count, alone.seconds)),
             Err(why) => failed(count, &why),
-        })
+        }
     }
 }
 
@@ -204,13 +204,19 @@ fn server(pid: u32) -> Watched {
 }
 
 /// The result of a cell whose appliances were not all there.
-fn failed(count: usize, why: &str) -> Yield {
+///
+/// # Errors
+/// When a signal is what ended them: that is no result, and the cell is to be run again.
+fn failed(count: usize, why: &str) -> Result<Yield> {
+    if scratch::is_ending() {
+        return Err(Error::Protocol(why.to_owned()));
+    }
     let measure = Measure::new("failed", Unit::Count, count as f64, Better::Lower);
-    Yield {
+    Ok(Yield {
         measures: vec![measure],
         problems: vec![format!("{count} at once: {why}")],
         ..Yield::default()
-    }
+    })
 }
 
 /// Why so many are not tried. What one takes is its guest's memory at most, where it is not known.
