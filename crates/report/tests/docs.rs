@@ -99,6 +99,7 @@ fn every_field_of_an_experiments_report_is_documented() {
         settings: cells::Settings::new(),
         at: String::new(),
         beyond: String::new(),
+        or_before: false,
         gain: 0.0,
         verdict: None,
     });

@@ -38,6 +38,8 @@ pub struct Knee {
     /// The value of the axis at the knee, and the next one.
     pub at: String,
     pub beyond: String,
+    /// It is the curve's first value, and not one: the bend may lie before it.
+    pub or_before: bool,
     /// What each one more brings between the two, by what each of the first value's has brought.
     pub gain: f64,
     /// The suspected limiter at `beyond`, in a line.
@@ -115,6 +117,7 @@ impl Line<'_> {
             settings: self.settings.clone(),
             at: value(&self.dots[at])?,
             beyond: value(beyond)?,
+            or_before: at == 0 && self.dots[at].x > 1,
             gain,
             verdict: beyond.point.verdict.clone(),
         })

@@ -169,10 +169,11 @@ pub(super) fn knees(table: &Table) -> impl Iterator<Item = String> {
             false => format!("{}: ", settings(&knee.settings)),
         };
         let (axis, at, beyond, gain) = (&knee.axis, &knee.at, &knee.beyond, knee.gain);
+        let before = if knee.or_before { " or before" } else { "" };
         let limiter = knee.verdict.as_ref();
         let limiter = limiter.map_or(String::new(), |verdict| format!("; at {beyond}: {verdict}"));
         format!(
-            "{of}{main} has its knee at {axis}={at}: up to {beyond}, each one more brings {gain:.2} of \
+            "{of}{main} has its knee at {axis}={at}{before}: up to {beyond}, each one more brings {gain:.2} of \
              what each of the first brought{limiter}"
         )
     })
