@@ -342,22 +342,24 @@ fn clean_up_on_signal(output: Option<Output>) -> anyhow::Result<()> {
             put_all_back();
             let name = signal_name(signal).unwrap_or("a signal");
             let there = output.as_ref().map(|output| what_is_there(&output.dir));
-            match (&output, there) {
-                (Some(Output { dir, .. }), Some(There::Cells)) => eprintln!(
-                    "lab: ended by {name}; the cells that had ended are in {0}: \
-                     fathom lab run --continue {0} runs the rest",
+            let said = match (&output, there) {
+                (Some(Output { dir, .. }), Some(There::Cells)) => format!(
+                    "; the cells that had ended are in {0}: fathom lab run --continue {0} runs the \
+                     rest",
                     dir.display()
                 ),
-                (_, Some(There::Part(part))) => eprintln!(
-                    "lab: ended by {name}; complete rounds are in {0}: fathom report {0}",
+                (_, Some(There::Part(part))) => format!(
+                    "; complete rounds are in {0}: fathom report {0}",
                     part.display()
                 ),
                 (Some(output), _) => {
                     output.discard();
-                    eprintln!("lab: ended by {name}");
+                    String::new()
                 }
-                (None, _) => eprintln!("lab: ended by {name}"),
-            }
+                (None, _) => String::new(),
+            };
+            // Whoever read it may be gone: the process has to end all the same.
+            let _ = writeln!(std::io::stderr(), "lab: ended by {name}{said}");
             let _ = emulate_default_handler(signal);
         }
     });

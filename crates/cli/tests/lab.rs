@@ -5,10 +5,10 @@ mod support;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{PATIENCE, check_refusal, fathom};
+use support::{PATIENCE, check_refusal, fathom, instead_of};
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
@@ -91,19 +91,11 @@ fn a_run_that_a_signal_ends_leaves_nothing_behind() {
 
     let (pid, _) = end(killed, SIGKILL);
     assert!(!folders_of(pid).is_empty(), "nobody could remove them");
-    let (_, _) = end(run_under_way(dirs[2].path()), SIGTERM);
+    // Nor does one stay whose last words nobody reads.
+    let mut unread = run_under_way(dirs[2].path());
+    drop(unread.stderr.take());
+    let (_, _) = end(unread, SIGTERM);
     assert_eq!(folders_of(pid), Vec::<PathBuf>::new());
-}
-
-/// A program of this name that comes first in PATH. Another process writes it: what this one has
-/// open for writing, children of other tests have, too, until they exec, and then it cannot be run.
-fn instead_of(name: &str, script: &str, dir: &Path) -> String {
-    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"";
-    let mut writer = Command::new("sh");
-    writer.args(["-c", write, "sh", script]).arg(dir.join(name));
-    assert!(writer.status().unwrap().success());
-    let path = std::env::var("PATH").unwrap();
-    format!("{}:{path}", dir.display())
 }
 
 #[test]

@@ -10,17 +10,15 @@ use crate::host;
 use crate::initramfs;
 use crate::kernel::Kernel;
 use crate::machine::Machine;
+use crate::partitions::{self, EFI_SYSTEM, Partition, SECTOR};
 use crate::scratch::Scratch;
 
 const BOOT_SECTOR: &str = include_str!("guest/boot.S");
-const SECTOR: u64 = 512;
 /// Boot code ends where the disk signature of the partition table begins.
 const BOOT_CODE_MAX: usize = 440;
 const ESP_START: u64 = 2048;
 const ESP_SECTORS: u64 = 96 * 2048;
 const IMAGE_BYTES: u64 = (ESP_START + ESP_SECTORS) * SECTOR;
-/// Partition type of an EFI system partition in an MBR (UEFI specification, 5.2.2).
-const ESP_TYPE: u8 = 0xef;
 
 const LOADERS: &[&str] = &[
     "/usr/lib/systemd/boot/efi/systemd-bootx64.efi",
@@ -76,25 +74,14 @@ fn boot_sector(scratch: &Path) -> Result<Vec<u8>> {
     if sector.len() > BOOT_CODE_MAX {
         return Err(Error::Protocol("the boot code does not fit".into()));
     }
-    sector.resize(446, 0);
-    sector.extend_from_slice(&partition_entry());
-    sector.resize(510, 0);
-    sector.extend_from_slice(&[0x55, 0xaa]);
-    Ok(sector)
-}
-
-/// One MBR entry: no cylinders, heads and sectors, only block numbers.
-fn partition_entry() -> [u8; 16] {
-    let field = |value: u64| {
-        u32::try_from(value)
-            .expect("a small constant")
-            .to_le_bytes()
+    sector.resize(partitions::TABLE, 0);
+    let esp = Partition {
+        kind: EFI_SYSTEM,
+        first: ESP_START,
+        sectors: ESP_SECTORS,
     };
-    let mut entry = [0; 16];
-    entry[4] = ESP_TYPE;
-    entry[8..12].copy_from_slice(&field(ESP_START));
-    entry[12..16].copy_from_slice(&field(ESP_SECTORS));
-    entry
+    sector.extend_from_slice(&partitions::table(&[esp])?);
+    Ok(sector)
 }
 
 fn fill_esp(image: &Path, scratch: &Path, machine: &Machine) -> Result<()> {

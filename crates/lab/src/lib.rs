@@ -27,6 +27,7 @@ mod libraries;
 mod lines;
 mod machine;
 mod page_cache;
+mod partitions;
 mod process;
 mod process_tree;
 mod put_back;

@@ -47,6 +47,9 @@ pub struct Machine {
     /// Take the memory from this machine's huge pages, of which there must be enough; as suits the
     /// bed when not given.
     pub huge_pages: Option<bool>,
+    /// Memory that no vhost-user server can see, and that the kernel may therefore merge with that
+    /// of other machines (KSM).
+    pub mergeable: bool,
     /// Disks in PCI order.
     pub disks: Vec<Disk>,
     pub board: Board,
@@ -87,6 +90,7 @@ impl Default for Machine {
             cpus: 1,
             memory_mib: 512,
             huge_pages: None,
+            mergeable: false,
             disks: Vec::new(),
             board: Board::Pc,
             boot: Boot::default(),
@@ -214,10 +218,11 @@ impl Machine {
             ""
         };
         // Shared, or a vhost-user server could not see the guest's requests.
-        args.option(
-            "-object",
-            format!("memory-backend-memfd,id=memory,size={size}M,share=on{huge}"),
-        );
+        let backend = match self.mergeable {
+            true => "memory-backend-ram,merge=on".to_owned(),
+            false => format!("memory-backend-memfd,share=on{huge}"),
+        };
+        args.option("-object", format!("{backend},id=memory,size={size}M"));
         args.option("-m", format!("{size}M"));
         args.option("-smp", self.cpus.to_string());
         args.option("-name", "fathom-lab,debug-threads=on");

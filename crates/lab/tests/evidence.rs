@@ -220,3 +220,23 @@ fn a_thread_that_comes_and_goes_is_seen_with_its_name_and_share() {
         "{host:?}"
     );
 }
+
+#[test]
+fn a_process_that_begins_within_the_window_is_seen_from_its_begin() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampler = Sampler::start(Watch::default()).unwrap();
+    let newcomers = sampler.newcomers();
+    let mut process = spinner(dir.path());
+    thread::sleep(WINDOW / 4);
+    newcomers.watch(Watched::new(process.pid(), Kind::Qemu));
+    thread::sleep(WINDOW / 4);
+    let (evidence, _) = sampler.stop();
+    let stat = fs::read_to_string(format!("/proc/{}/schedstat", process.pid())).unwrap();
+    let ns: f64 = stat.split(' ').next().unwrap().parse().unwrap();
+    process.kill().unwrap();
+    newcomers.watch(Watched::new(process.pid(), Kind::Qemu)); // nobody listens
+    let mut threads = evidence.threads.iter();
+    let spinner = threads.find(|one| one.pid == process.pid()).unwrap();
+    let ratio = spinner.cpu / (ns / 1e9);
+    assert!((0.8..=1.0).contains(&ratio), "{ratio}: {evidence:#?}");
+}

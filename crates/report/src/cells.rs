@@ -13,6 +13,7 @@ mod cell;
 mod compare;
 mod confirm;
 pub mod csv;
+mod curves;
 mod effects;
 pub mod html;
 mod points;
@@ -27,6 +28,7 @@ mod words;
 
 pub use cell::{Column, Row};
 pub use compare::{Compared, Comparison, Difference, Pair};
+pub use curves::Knee;
 pub use points::Settings;
 pub use profile::{Sampled, Symbol};
 pub use ranking::{Effect, Ranking};

@@ -12,7 +12,8 @@ mod experiment;
 
 use browser::Browser;
 use experiment::{HOSTILE, cell, one_factor, run, settings, whole, write};
-use fathom_report::cells::{Comparison, Table, html};
+use fathom_report::cells::{Comparison, Table, html, terminal};
+use fathom_report::render::terminal::Style;
 use fathom_run::Cell;
 
 struct Shown {
@@ -196,6 +197,52 @@ fn curves_go_through_their_points_with_the_limiter_at_each() {
     let limiters =
         "[...document.querySelectorAll('.curves g text')].map((e) => e.textContent).join()";
     assert!(page.browser.text(limiters).contains("onerror=alert(1)"));
+}
+
+/// Up to four threads each does as much as the first; more of them do no more.
+#[test]
+fn a_knee_has_a_ring_and_is_told_with_what_limits_beyond_it() {
+    let mut run = run(1);
+    let experiment = run.experiment.as_mut().unwrap();
+    let threads = ["1", "2", "4", "8", "16", "32"];
+    for (planned, threads) in experiment.cells.iter_mut().zip(threads) {
+        planned.settings = settings(&[("threads", threads), ("server", "qemu")]);
+    }
+    let servers = experiment.parameters.get_mut("server").unwrap();
+    servers.truncate(1);
+    let cells = experiment.cells.iter().map(|planned| {
+        let mut cell = cell(planned);
+        let threads: f64 = planned.settings["threads"].parse().unwrap();
+        let mut measures = cell.measures.iter_mut();
+        let iops = measures.find(|one| one.name == "iops").unwrap();
+        iops.value = 1000.0 * threads.min(4.0);
+        cell
+    });
+    let cells: Vec<Cell> = cells.collect();
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &run, cells);
+    let table = Table::load(dir.path()).unwrap();
+    let [knee] = table.knees.as_slice() else {
+        panic!("{:?}", table.knees);
+    };
+    assert_eq!((&*knee.at, &*knee.beyond, knee.gain), ("4", "8", 0.0));
+    let told = "iops has its knee at threads=4: up to 8, each one more brings 0.00 of what each of \
+                the first brought; at 8: ";
+    let mut page = show(&html::render(&table));
+    page.assert_is_sound();
+    assert!(page.browser.text("document.body.innerText").contains(told));
+    let places = page.browser.eval(
+        "[...document.querySelectorAll('.curves circle')].map((dot) => \
+         [dot.className.baseVal, dot.cx.baseVal.value])",
+    );
+    let places: Vec<(String, f64)> = serde_json::from_value(places).unwrap();
+    let rings = places.iter().filter(|(class, _)| class == "knee");
+    let rings: Vec<f64> = rings.map(|(_, x)| *x).collect();
+    let dots = places.iter().filter(|(class, _)| class.is_empty());
+    assert_eq!(rings, [dots.map(|(_, x)| *x).nth(2).unwrap()]);
+    let page = terminal::report(&table, Style::default());
+    let page: Vec<&str> = page.split_whitespace().collect();
+    assert!(page.join(" ").contains(told), "{page:?}");
 }
 
 #[test]

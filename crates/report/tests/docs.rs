@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use fathom_report::analysis::Layer;
-use fathom_report::cells::{self, Comparison, Table};
+use fathom_report::cells::{self, Comparison, Knee, Table};
 use fathom_report::render::json;
 use fathom_run::evidence::{
     Crossings, DeviceTime, Evidence, Held, Instructions, LockWait, Pressure, Processors,
@@ -94,6 +94,15 @@ fn every_field_of_an_experiments_report_is_documented() {
     experiment::write(dir.path(), &run, cells.map(cell_of_documented_names));
     let mut table = Table::load(dir.path()).unwrap();
     table.points[1].confirmed = Some(true);
+    table.knees.push(Knee {
+        axis: "name".into(),
+        settings: cells::Settings::new(),
+        at: String::new(),
+        beyond: String::new(),
+        or_before: false,
+        gain: 0.0,
+        verdict: None,
+    });
     assert!(table.points[1].vs_bare.is_some() && table.points[1].measures["name"].ratio.is_some());
     let text = document("report.md") + &document("run-directory.md");
     assert_has_keys(&text, &serde_json::from_str(&cells::json(&table)).unwrap());

@@ -271,3 +271,14 @@ pub fn pass(command: &mut Command, fd: RawFd) {
     // SAFETY: see above.
     unsafe { command.pre_exec(pass) };
 }
+
+/// A program of this name that comes first in PATH. Another process writes it: what this one has
+/// open for writing, children of other tests have, too, until they exec, and then it cannot be run.
+pub fn instead_of(name: &str, script: &str, dir: &Path) -> String {
+    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"";
+    let mut writer = Command::new("sh");
+    writer.args(["-c", write, "sh", script]).arg(dir.join(name));
+    assert!(writer.status().unwrap().success());
+    let path = std::env::var("PATH").unwrap();
+    format!("{}:{path}", dir.display())
+}

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 pub(crate) use cgroup::lift;
 pub use measures::measures;
-pub use sampler::Sampler;
+pub use sampler::{Newcomers, Sampler};
 
 use crate::error::Result;
 

@@ -14,7 +14,7 @@ use super::instructions;
 use super::kernel::{self, Kernel};
 use super::processors::{self, Cpu};
 use super::threads::Threads;
-use super::{Kind, Watch, cgroup, device, exits, pressure};
+use super::{Kind, Watch, Watched, cgroup, device, exits, pressure};
 use crate::error::{Context, Result};
 
 /// A step takes at least so many times what a sample costs of CPU time: sampling is not to be
@@ -30,8 +30,24 @@ const SHORTEST: Duration = Duration::from_millis(1);
 /// each watched thread, /proc/stat and the device's: about 10 us a file, and less than 1 % of one
 /// CPU in all, since its step doubles where it would be more. ([`Calls`] says what it costs.)
 pub struct Sampler {
-    end: Sender<()>,
+    orders: Sender<Order>,
     thread: JoinHandle<Window>,
+}
+
+/// What the sampling thread is told.
+enum Order {
+    Watch(Watched),
+    End,
+}
+
+/// Tells a [`Sampler`] of processes that begin within its window. After its end nobody listens.
+#[derive(Clone)]
+pub struct Newcomers(Sender<Order>);
+
+impl Newcomers {
+    pub fn watch(&self, process: Watched) {
+        let _ = self.0.send(Order::Watch(process)); // the window may have ended
+    }
 }
 
 /// One window.
@@ -65,7 +81,7 @@ impl Sampler {
     /// When no thread can be started.
     pub fn start(watch: Watch) -> Result<Sampler> {
         let mut window = Window::begin(watch);
-        let (end, ended) = mpsc::channel::<()>();
+        let (orders, ordered) = mpsc::channel();
         let thread = thread::Builder::new().name("sampler".into());
         let thread = thread.spawn(move || {
             loop {
@@ -74,20 +90,26 @@ impl Sampler {
                 // At multiples of the step, whatever the last sample took.
                 let part = passed.as_nanos() % step.as_nanos().max(1);
                 let wait = step.saturating_sub(Duration::from_nanos(part as u64));
-                match ended.recv_timeout(wait) {
+                match ordered.recv_timeout(wait) {
                     Err(RecvTimeoutError::Timeout) => window.sample(),
-                    Ok(()) | Err(RecvTimeoutError::Disconnected) => return window,
+                    Ok(Order::Watch(process)) => window.threads.watch(process),
+                    Ok(Order::End) | Err(RecvTimeoutError::Disconnected) => return window,
                 }
             }
         });
         let thread = thread.context(|| "cannot start the sampler".into())?;
-        Ok(Sampler { end, thread })
+        Ok(Sampler { orders, thread })
+    }
+
+    /// For processes that are not there yet: all of what they do is within the window.
+    pub fn newcomers(&self) -> Newcomers {
+        Newcomers(self.orders.clone())
     }
 
     /// Ends the window. Of the evidence there is what the host shows: its processors, threads,
     /// control groups, pressure and the device; the rest is for those who know it.
     pub fn stop(self) -> (Evidence, Vec<Series>) {
-        drop(self.end);
+        let _ = self.orders.send(Order::End); // a thread that panicked tells below
         let window = self.thread.join();
         window
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -98,7 +120,9 @@ impl Sampler {
 impl Window {
     fn begin(watch: Watch) -> Window {
         let kernel = kernel::look();
-        let groups = cgroup::limited(watch.processes.iter().map(|one| one.pid));
+        // Newcomers are this process's children, and in its group.
+        let pids = watch.processes.iter().map(|one| one.pid);
+        let groups = cgroup::limited(pids.chain([std::process::id()]));
         let vmm = watch.processes.iter().find(|one| one.kind == Kind::Qemu);
         let vmm = vmm.map(|one| one.pid);
         let mut threads = Threads::new(watch.processes);

@@ -43,6 +43,11 @@ impl Threads {
         }
     }
 
+    /// Adds a process that has begun since the window's begin.
+    pub fn watch(&mut self, process: Watched) {
+        self.watched.push(process);
+    }
+
     /// Looks at all of them; the first time is the window's begin.
     pub fn look(&mut self) {
         for index in 0..self.watched.len() {
@@ -97,14 +102,13 @@ impl Threads {
         }
     }
 
-    /// Those that serve the disk: the server's, or QEMU's where it has none.
+    /// Those that serve the disks: the servers', or QEMU's where there are none.
     pub fn serving(&self) -> impl Iterator<Item = u32> {
-        let server = self.watched.iter().find(|one| one.kind == Kind::Server);
-        let server = server.map(|one| one.pid);
-        let serves = move |one: &&Seen| match (server, one.role) {
-            (_, ThreadRole::Load | ThreadRole::Vcpu) => false,
-            (Some(pid), _) => one.thread.pid == pid,
-            (None, _) => true,
+        let servers = self.watched.iter().filter(|one| one.kind == Kind::Server);
+        let servers: Vec<u32> = servers.map(|one| one.pid).collect();
+        let serves = move |one: &&Seen| match one.role {
+            ThreadRole::Load | ThreadRole::Vcpu => false,
+            _ => servers.is_empty() || servers.contains(&one.thread.pid),
         };
         { self.seen.values() }
             .filter(serves)

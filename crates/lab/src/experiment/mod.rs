@@ -11,7 +11,9 @@ mod boot;
 mod confirm;
 mod ffsb;
 pub mod nested;
+mod next;
 mod order;
+mod parallel;
 mod parameter;
 mod profile;
 pub mod runner;
@@ -26,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fathom_run::evidence::{Bare, Evidence};
-use fathom_run::{Beside, Environment, Measure, Series};
+use fathom_run::{Beside, Cell, Environment, Measure, Series};
 use serde::{Deserialize, Serialize};
 
 use crate::bed::Seen;
@@ -93,6 +95,12 @@ pub trait Experiment: Sync {
 
     /// How long a cell will take, roughly.
     fn estimate(&self, settings: &Settings) -> Duration;
+
+    /// The point that comes after a cell which has ended, where the experiment goes on by what came
+    /// of it.
+    fn after(&self, _cell: &Cell) -> Option<Settings> {
+        None
+    }
 
     /// Begins to run cells.
     fn begin(&self, context: &Context) -> Box<dyn Session>;
@@ -199,6 +207,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &profile::Profiling,
     &boot::Booting,
     &backends::Backends,
+    &parallel::Parallel,
 ];
 
 /// An experiment by its name.

@@ -11,7 +11,7 @@ use fathom_units::{Utc, short_duration};
 use run::{Cell, Planned, Run, RunKind, now};
 
 use super::nested::Nested;
-use super::{Context, Experiment, Need, Order, Session, Settings, confirm, find};
+use super::{Context, Experiment, Need, Order, Session, Settings, confirm, find, next};
 use crate::environment;
 use crate::error::{Context as _, Error, Result};
 use crate::host::Accelerator;
@@ -60,21 +60,22 @@ impl Runner {
     /// # Errors
     /// When it is no such run, or is damaged, or was not planned by this program's experiment.
     pub fn resume(dir: &Path) -> Result<Runner> {
-        let run = Run::load(dir)?;
+        let mut run = Run::load(dir)?;
         let not = |reason: String| Error::Unusable {
             path: dir.to_owned(),
             reason,
         };
-        let Some(plan) = &run.experiment else {
+        let Some(plan) = &mut run.experiment else {
             return Err(not("only runs of `fathom lab run` can be continued".into()));
         };
         let experiment = find(&plan.name)
             .ok_or_else(|| not(format!("this fathom has no experiment '{}'", plan.name)))?;
         let mut left = Vec::new();
-        for planned in &plan.cells {
-            check(experiment, planned).map_err(|error| not(error.to_string()))?;
-            if Cell::load(dir, planned)?.is_none() {
-                left.push(planned.clone());
+        for planned in plan.cells.clone() {
+            check(experiment, &planned).map_err(|error| not(error.to_string()))?;
+            match Cell::load(dir, &planned)? {
+                Some(ended) => left.extend(next::plan(experiment, plan, &ended)),
+                None => left.push(planned),
             }
         }
         Ok(Runner {
@@ -193,12 +194,14 @@ impl Runner {
         let mut session = self.begin(context)?;
         self.try_ended(&mut *session, progress)?;
         let mut pace = Pace::default();
-        let count = self.left.len();
-        if count > 1 {
+        if self.left.len() > 1 {
+            let count = self.left.len();
             let seed = self.run.experiment.as_ref().map_or(0, |plan| plan.seed);
             progress(&format!("{count} cells to run, their order by seed {seed}"));
         }
-        for (index, planned) in self.left.clone().into_iter().enumerate() {
+        let mut index = 0;
+        while let Some(planned) = self.left.get(index).cloned() {
+            let count = self.left.len();
             let rest = self.left[index..].iter();
             let rest = rest.map(|one| self.experiment.estimate(&Settings(one.settings.clone())));
             let about = pace.left(rest.sum());
@@ -224,6 +227,18 @@ impl Runner {
             let cell = self.one(&mut *session, cell, progress)?;
             self.try_limiter(&mut *session, &cell, progress)?;
             pace.add(expected, begin.elapsed());
+            index += 1;
+            self.go_on(index, &cell)?;
+        }
+        Ok(())
+    }
+
+    /// Plans what comes after a cell, to be run as the `index`th.
+    fn go_on(&mut self, index: usize, cell: &Cell) -> Result<()> {
+        let plan = self.run.experiment.as_mut();
+        if let Some(next) = plan.and_then(|plan| next::plan(self.experiment, plan, cell)) {
+            self.left.insert(index, next);
+            self.run.save(&self.dir)?;
         }
         Ok(())
     }

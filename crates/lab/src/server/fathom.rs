@@ -1,10 +1,11 @@
 //! `fathom serve`.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use super::{Server, Spec};
-use crate::error::Result;
+use crate::error::{Context, Result};
 use crate::machine::Format;
 
 impl Server {
@@ -26,6 +27,25 @@ impl Server {
         command.args(["serve", disk, "--vhost-user"]).arg(&socket);
         command.arg("--api").arg(&api).args(args);
         Self::start("fathom serve", command, dir, name, socket, Some(api))
+    }
+
+    /// Starts `fathom serve --config DIR/NAME.toml` with `config` in that file, and waits until the
+    /// last of its disks' sockets, in their order, listens.
+    ///
+    /// # Errors
+    /// When it does not start; the error has the end of what it said.
+    pub fn fathom_configured(
+        binary: &Path,
+        dir: &Path,
+        name: &str,
+        config: &str,
+        last: &Path,
+    ) -> Result<Self> {
+        let file = dir.join(format!("{name}.toml"));
+        fs::write(&file, config).context(|| format!("cannot write {}", file.display()))?;
+        let mut command = Command::new(binary);
+        command.args(["serve", "--config"]).arg(&file);
+        Self::start("fathom serve", command, dir, name, last.to_owned(), None)
     }
 }
 

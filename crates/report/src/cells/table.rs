@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::cell::{self, Column, Columns, Problems, Row, setting};
 use super::confirm;
+use super::curves::Knee;
 use super::points::{Points, Settings};
 use super::profile::{self, Sampled};
 use super::ranking::Ranking;
@@ -48,6 +49,9 @@ pub struct Table {
     /// What settings do to the main measure, to the 99th percentile of latency and to the CPU time
     /// of a request, where each point differs from the base in one setting.
     pub rankings: Vec<Ranking>,
+    /// Where the main measure bends along an axis of numbers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub knees: Vec<Knee>,
     /// Those that were run, by points.
     pub cells: Vec<Row>,
     /// Cells in whose folders are run directories of their own.
@@ -153,6 +157,7 @@ impl Table {
                 *verdict += &format!("; {}", tried.words);
             }
         }
+        let axes: Vec<String> = plan.axes.iter().map(|axis| cell::name(axis)).collect();
         let holds_run = experiment.cells.iter().filter(|cell| cell.holds_run(dir));
         Table {
             kind: run.kind,
@@ -163,7 +168,8 @@ impl Table {
             rounds: experiment.rounds,
             seed: experiment.seed,
             parameters: plan.fixed.iter().map(setting).collect(),
-            axes: plan.axes.iter().map(|axis| cell::name(axis)).collect(),
+            knees: Knee::all(&axes, &points, main),
+            axes,
             rankings: Ranking::all(&points, &columns.list, main),
             main: main.map(|column| column.name.clone()),
             measures: columns.list,

@@ -60,6 +60,7 @@ pub fn report(table: &Table, style: Style) -> String {
     }
     sentences.iter().for_each(|line| page.note(line));
     rankings(&mut page, table);
+    knees(&mut page, table);
     verdicts(&mut page, table);
     show_spread(&mut page, table);
     profile::terminal::show(&mut page, table);
@@ -390,6 +391,13 @@ fn rankings(page: &mut Page, table: &Table) {
     if let Some(line) = words::rankings_explained(table) {
         page.note(&line);
     }
+}
+
+fn knees(page: &mut Page, table: &Table) {
+    if !table.knees.is_empty() {
+        page.heading("Knees");
+    }
+    words::knees(table).for_each(|line| page.note(&line));
 }
 
 fn verdicts(page: &mut Page, table: &Table) {

@@ -177,6 +177,25 @@ pub(super) fn judged(table: &Table) -> impl Iterator<Item = String> {
     })
 }
 
+/// Where curves have their knees, and what is suspected there, a line each.
+pub(super) fn knees(table: &Table) -> impl Iterator<Item = String> {
+    let main = table.main.as_deref().unwrap_or_default();
+    table.knees.iter().take(MOST_ROWS).map(move |knee| {
+        let of = match knee.settings.is_empty() {
+            true => String::new(),
+            false => format!("{}: ", settings(&knee.settings)),
+        };
+        let (axis, at, beyond, gain) = (&knee.axis, &knee.at, &knee.beyond, knee.gain);
+        let before = if knee.or_before { " or before" } else { "" };
+        let limiter = knee.verdict.as_ref();
+        let limiter = limiter.map_or(String::new(), |verdict| format!("; at {beyond}: {verdict}"));
+        format!(
+            "{of}{main} has its knee at {axis}={at}{before}: up to {beyond}, each one more brings {gain:.2} of \
+             what each of the first brought{limiter}"
+        )
+    })
+}
+
 /// A point's name in a line.
 pub(super) fn label(of: &Settings) -> String {
     match of.is_empty() {

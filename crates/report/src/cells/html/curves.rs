@@ -1,18 +1,12 @@
-//! How the main measure grows along an axis of numbers, such as threads: a line for each combination
-//! of the other settings, and at each point what is suspected to limit it.
+//! Curves as a picture, with what is suspected to limit each point, and a ring around each knee.
 
 use std::fmt::Write;
 
-use fathom_units::parse_size;
-
-use crate::cells::cell::Column;
-use crate::cells::points::Settings;
-use crate::cells::table::{Figure, Point, Table};
+use crate::cells::curves::{self, Dot, Line};
+use crate::cells::table::{Figure, Table};
 use crate::cells::words::{self, Scale};
 use crate::render::html::markup::Html;
 
-/// With fewer values bars say the same.
-const LEAST_VALUES: usize = 3;
 /// Of palette.css: as many lines are drawn.
 const COLOURS: [&str; 6] = [
     "--g-guest",
@@ -30,19 +24,6 @@ const RIGHT: f64 = 90.0;
 const TOP: f64 = 18.0;
 const BOTTOM: f64 = 30.0;
 
-/// A point on a line: its place on the axis, its figure.
-struct Dot<'a> {
-    x: u64,
-    point: &'a Point,
-    figure: &'a Figure,
-}
-
-struct Line<'a> {
-    /// But for the axis.
-    settings: Settings,
-    dots: Vec<Dot<'a>>,
-}
-
 /// Where values are on the picture.
 struct Frame {
     /// The axis's values, without repetitions.
@@ -51,10 +32,11 @@ struct Frame {
 }
 
 pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
-    let (Some(main), Some((axis, values))) = (table.main(), axis(table)) else {
+    let axis = curves::axis(&table.axes, &table.points);
+    let (Some(main), Some((axis, values))) = (table.main(), axis) else {
         return;
     };
-    let lines = lines(table, main, axis);
+    let lines = curves::lines(&table.points, main, axis);
     let figures = || {
         lines
             .iter()
@@ -85,9 +67,14 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
     let frame = Frame { values, most };
     frame.draw(html, &scale);
     for (line, colour) in lines.iter().zip(COLOURS) {
-        draw(html, &frame, line, colour, &scale);
+        let mut knees = table.knees.iter();
+        let knee = knees.find(|knee| knee.settings == line.settings);
+        let at = knee.map(|knee| knee.at.as_str());
+        let is_knee = |dot: &Dot| at.is_some() && dot.point.settings.get(axis).map(|x| &**x) == at;
+        draw(html, &frame, line, colour, &scale, &is_knee);
     }
     html.raw("</svg>\n");
+    words::knees(table).for_each(|line| html.note(&line));
     if lines.len() > COLOURS.len() {
         let (shown, all) = (COLOURS.len(), lines.len());
         html.note(&format!(
@@ -95,51 +82,6 @@ pub(super) fn show(html: &mut Html, prefix: &str, table: &Table) {
         ));
     }
     html.raw("</div>\n");
-}
-
-/// The axis of numbers with the most values, if it has enough.
-fn axis(table: &Table) -> Option<(&str, Vec<u64>)> {
-    let axes = table.axes.iter();
-    let axes = axes.filter_map(|axis| Some((axis.as_str(), values(table, axis)?)));
-    // The first of several.
-    axes.rev().max_by_key(|(_, values)| values.len())
-}
-
-/// In their order, without repetitions; `None` where one is no number, or there are too few.
-fn values(table: &Table, axis: &str) -> Option<Vec<u64>> {
-    let values = table.points.iter().map(|point| number(point, axis));
-    let mut values = values.collect::<Option<Vec<u64>>>()?;
-    values.sort_unstable();
-    values.dedup();
-    (values.len() >= LEAST_VALUES).then_some(values)
-}
-
-fn number(point: &Point, axis: &str) -> Option<u64> {
-    parse_size(point.settings.get(axis)?).ok()
-}
-
-/// In the order of the points.
-fn lines<'a>(table: &'a Table, main: &Column, axis: &str) -> Vec<Line<'a>> {
-    let mut lines: Vec<Line> = Vec::new();
-    for point in &table.points {
-        let (Some(x), Some(figure)) = (number(point, axis), point.measures.get(&main.name)) else {
-            continue;
-        };
-        let mut settings = point.settings.clone();
-        settings.remove(axis);
-        let dot = Dot { x, point, figure };
-        match lines.iter_mut().find(|line| line.settings == settings) {
-            Some(line) => line.dots.push(dot),
-            None => lines.push(Line {
-                settings,
-                dots: vec![dot],
-            }),
-        }
-    }
-    for line in &mut lines {
-        line.dots.sort_by_key(|dot| dot.x);
-    }
-    lines
 }
 
 impl Frame {
@@ -178,7 +120,14 @@ impl Frame {
     }
 }
 
-fn draw(html: &mut Html, frame: &Frame, line: &Line, colour: &str, scale: &Scale) {
+fn draw(
+    html: &mut Html,
+    frame: &Frame,
+    line: &Line,
+    colour: &str,
+    scale: &Scale,
+    is_knee: &dyn Fn(&Dot) -> bool,
+) {
     let style = format!("--c:var({colour})");
     html.open("g", &[("style", &style)]);
     let mut path = String::new();
@@ -195,6 +144,10 @@ fn draw(html: &mut Html, frame: &Frame, line: &Line, colour: &str, scale: &Scale
             html.element("path", &[("class", "interval"), ("d", &path)], "");
         }
         let (cx, cy) = (format!("{x:.1}"), format!("{y:.1}"));
+        if is_knee(dot) {
+            let ring = [("class", "knee"), ("cx", &*cx), ("cy", &cy), ("r", "9")];
+            html.element("circle", &ring, "");
+        }
         html.open("circle", &[("cx", &cx), ("cy", &cy), ("r", "4")]);
         html.element("title", &[], &words_of(dot, scale));
         html.close("circle");

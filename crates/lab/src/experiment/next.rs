@@ -1,0 +1,95 @@
+//! Cells that nobody has planned before others ended: an experiment may go on by what came of these.
+
+use std::collections::BTreeMap;
+
+use fathom_run as run;
+use run::{Cell, Planned};
+
+use super::Experiment;
+
+/// Plans the cell that comes after one that has ended, in the same round. `None` where none does, or
+/// it is planned already.
+pub fn plan(
+    experiment: &dyn Experiment,
+    plan: &mut run::Experiment,
+    ended: &Cell,
+) -> Option<Planned> {
+    let round = ended.planned.round;
+    let settings = experiment.after(ended)?.0;
+    let is_same = |cell: &&Planned| cell.settings == settings;
+    if plan
+        .cells
+        .iter()
+        .filter(is_same)
+        .any(|cell| cell.round == round)
+    {
+        return None;
+    }
+    for (name, value) in &settings {
+        let values = plan.parameters.entry(name.clone()).or_default();
+        if !values.contains(value) {
+            values.push(value.clone());
+        }
+    }
+    let next = Planned {
+        id: format!("{}-{round}", point(plan, &settings)),
+        round,
+        settings,
+    };
+    plan.cells.push(next.clone());
+    Some(next)
+}
+
+/// A point's number, which ids begin with: one more than the greatest where it is new.
+fn point(plan: &run::Experiment, settings: &BTreeMap<String, String>) -> u64 {
+    let number = |cell: &Planned| cell.id.split('-').next()?.parse::<u64>().ok();
+    let known = plan.cells.iter().find(|cell| cell.settings == *settings);
+    let greatest = plan.cells.iter().filter_map(number).max();
+    known.and_then(number).unwrap_or(greatest.unwrap_or(0) + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::{Order, find};
+    use run::{Better, Measure, Unit};
+
+    /// A cell in which all went well.
+    fn ended(planned: &Planned) -> Cell {
+        Cell {
+            planned: planned.clone(),
+            measures: vec![Measure::new("rate", Unit::PerSecond, 1.0, Better::Higher)],
+            ..Cell::default()
+        }
+    }
+
+    #[test]
+    fn what_follows_is_planned_once_a_round_and_is_the_same_point_in_all() {
+        let experiment = find("parallel").unwrap();
+        let mut order = Order::new(experiment);
+        for (name, value) in [("appliances", "10"), ("step", "5"), ("disk", "none,qemu")] {
+            order.set(name, &[value.to_owned()]).unwrap();
+        }
+        order.rounds = 2;
+        let mut known = order.plan().unwrap();
+        let first = known.cells.clone();
+        let of = |cell: &Planned| (cell.settings["disk"].clone(), cell.round);
+        let mut follow = |after: &Planned| plan(experiment, &mut known, &ended(after));
+        let next: Vec<Planned> = first.iter().map(|cell| follow(cell).unwrap()).collect();
+        for (before, after) in first.iter().zip(&next) {
+            assert_eq!(after.settings["appliances"], "15");
+            assert_eq!(of(before), of(after));
+            assert_eq!(follow(before), None, "it is planned");
+        }
+        let third = follow(&next[0]).unwrap();
+        assert_eq!(known.parameters["appliances"], ["10", "15", "20"]);
+        let mut ids: Vec<&str> = known.cells.iter().map(|cell| cell.id.as_str()).collect();
+        ids.sort_unstable();
+        assert_eq!(
+            ids[..8],
+            ["1-1", "1-2", "2-1", "2-2", "3-1", "3-2", "4-1", "4-2"]
+        );
+        assert_eq!((ids.len(), third.id.as_str()), (9, ids[8]));
+        assert!(third.id.starts_with("5-"), "{}", third.id);
+    }
+}

@@ -1,0 +1,95 @@
+//! Who serves the appliances' disks, all of which are one image that nobody writes to.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::bed::DISK;
+use crate::error::Result;
+use crate::machine::{Disk, QemuDisk};
+use crate::server::Server;
+use crate::words::words;
+
+words! {
+    /// Who serves the disks.
+    pub enum Disks {
+        /// There are none.
+        None = "none",
+        /// One Fathom server all of them.
+        Fathom = "fathom",
+        /// A Fathom server each.
+        FathomEach = "fathom-each",
+        /// Each appliance's QEMU its own.
+        Qemu = "qemu",
+    }
+}
+
+/// The disks with their servers.
+#[derive(Default)]
+pub struct Served {
+    /// Of each appliance, if it has one.
+    pub disks: Vec<Option<Disk>>,
+    pub servers: Vec<Server>,
+}
+
+impl Disks {
+    /// Whether a server other than QEMU has to see the guest's memory.
+    pub fn share_memory(self) -> bool {
+        matches!(self, Disks::Fathom | Disks::FathomEach)
+    }
+
+    /// Starts what serves the image to so many appliances. Sockets and logs go to `dir`.
+    ///
+    /// # Errors
+    /// When a server does not start, with its last words.
+    pub fn serve(self, count: usize, fathom: &Path, dir: &Path, image: &Path) -> Result<Served> {
+        let vhost_user = |socket: &Path| Some(Disk::vhost_user(DISK, socket).with_queues(1));
+        match self {
+            Disks::None => Ok(Served {
+                disks: vec![None; count],
+                ..Served::default()
+            }),
+            Disks::Qemu => Ok(Served {
+                disks: vec![Some(Disk::qemu(DISK, QemuDisk::read_only(image))); count],
+                ..Served::default()
+            }),
+            Disks::FathomEach => {
+                let (mut served, image) = (Served::default(), image.to_string_lossy());
+                let options = ["--readonly", "--cache=writeback", "--queues=1"];
+                for number in 1..=count {
+                    let name = number.to_string();
+                    let server = Server::fathom(fathom, dir, &name, &image, &options)?;
+                    served.disks.push(vhost_user(server.socket()));
+                    served.servers.push(server);
+                }
+                Ok(served)
+            }
+            Disks::Fathom => {
+                let sockets = (1..=count).map(|number| dir.join(format!("{number}.sock")));
+                let sockets: Vec<_> = sockets.collect();
+                let config = config(&dir.join("api"), image, &sockets);
+                let last = sockets.last().map_or(dir, |socket| socket);
+                let server = Server::fathom_configured(fathom, dir, "all", &config, last)?;
+                Ok(Served {
+                    disks: sockets.iter().map(|socket| vhost_user(socket)).collect(),
+                    servers: vec![server],
+                })
+            }
+        }
+    }
+}
+
+/// A server's file, with the image as so many disks, all of which share the threads of a pool.
+fn config(api: &Path, image: &Path, sockets: &[impl AsRef<Path>]) -> String {
+    // Strings are written in TOML as in Rust, but for what no path of ours has.
+    let mut text = format!("api = {{ socket = {api:?} }}\n[pool.all]\n");
+    for (number, socket) in (1..).zip(sockets) {
+        let socket = socket.as_ref();
+        // To a string it cannot fail.
+        let _ = write!(
+            text,
+            "[[disk]]\nname = \"{number}\"\nimage = {image:?}\nvhost-user = {socket:?}\n\
+             readonly = true\ncache = \"writeback\"\nqueues = 1\npool = \"all\"\n"
+        );
+    }
+    text
+}

@@ -1,0 +1,107 @@
+//! What processes take of this machine's memory, where a page that several share counts in parts.
+
+use std::fs;
+
+use crate::error::{Context, Error, Result};
+
+/// Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// The proportional set size: each page by the number of those who map it. Of all processes of
+    /// the machine together it is what they take.
+    pub proportional: u64,
+    /// Of pages that others map, too, in full.
+    pub shared: u64,
+}
+
+impl Memory {
+    /// Of processes and all that these have started.
+    ///
+    /// # Errors
+    /// When there is no such process, or only root may look.
+    pub fn of(pids: &[u32]) -> Result<Memory> {
+        let mut sum = Memory::default();
+        for pid in family(pids) {
+            let path = format!("/proc/{pid}/smaps_rollup");
+            let text = match fs::read_to_string(&path) {
+                // What these have started may have ended.
+                Err(_) if !pids.contains(&pid) => continue,
+                other => other.context(|| format!("cannot read {path}"))?,
+            };
+            let one = parse(&text)
+                .ok_or_else(|| Error::Protocol(format!("{path} tells no sizes: '{text}'")))?;
+            sum.proportional += one.proportional;
+            sum.shared += one.shared;
+        }
+        Ok(sum)
+    }
+}
+
+/// `Pss:      206 kB`, a line each.
+fn parse(text: &str) -> Option<Memory> {
+    let bytes = |name: &str| -> Option<u64> {
+        let line = { text.lines() }.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    Some(Memory {
+        proportional: bytes("Pss")?,
+        shared: bytes("Shared_Clean")?.checked_add(bytes("Shared_Dirty")?)?,
+    })
+}
+
+/// Processes and their descendants.
+fn family(pids: &[u32]) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let parents: Vec<(u32, u32)> = all.filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let mut family = pids.to_vec();
+    let mut known = 0;
+    while let Some(&one) = family.get(known) {
+        let children = parents.iter().filter(|(_, parent)| *parent == one);
+        family.extend(children.map(|(child, _)| *child));
+        known += 1;
+    }
+    family
+}
+
+/// `358 (a name) S 356 ...`
+fn parent(pid: u32) -> Option<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = text.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn sizes_are_read_as_the_kernel_writes_them() {
+        let text = "55-7f ---p 00000000 00:00 0    [rollup]\nRss:    1724 kB\nPss:     206 kB\n\
+                    Pss_Anon: 116 kB\nShared_Clean:   1564 kB\nShared_Dirty:  4 kB\n";
+        let memory = parse(text).unwrap();
+        assert_eq!(
+            (memory.proportional, memory.shared),
+            (206 << 10, 1568 << 10)
+        );
+        assert_eq!(parse("Pss: 1 kB\n"), None);
+        assert_eq!(
+            parse("Pss: 1\nShared_Clean: 1 kB\nShared_Dirty: 1 kB\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn what_a_process_has_started_counts_as_its_own() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let (own, both) = (std::process::id(), Memory::of(&[std::process::id()]));
+        assert!(family(&[own]).contains(&child.id()));
+        assert!(Memory::of(&[child.id()]).unwrap().proportional > 0);
+        assert!(both.unwrap().proportional > 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(Memory::of(&[child.id()]).is_err(), "it is gone");
+    }
+}
