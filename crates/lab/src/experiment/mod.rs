@@ -5,6 +5,7 @@
 //! each point of the experiment's [`Design`] and each round, which [`runner`] runs one by one into a run
 //! directory.
 
+mod backends;
 mod bonnie;
 mod confirm;
 mod ffsb;
@@ -47,6 +48,11 @@ pub trait Experiment: Sync {
     fn description(&self) -> &'static str;
 
     fn parameters(&self) -> &'static [Parameter];
+
+    /// A parameter's values if nobody says any, where the machine decides.
+    fn defaults(&self, parameter: &Parameter) -> Vec<String> {
+        parameter.defaults()
+    }
 
     /// How many rounds are run if nobody says.
     fn rounds(&self) -> u32 {
@@ -161,6 +167,8 @@ impl Yield {
 /// Something that a cell cannot do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
+    /// A CPU on which user-mode Linux gets through its boot.
+    UserModeLinux,
     /// A program of this machine.
     Program(&'static str),
     /// QEMU, at least that new.
@@ -188,6 +196,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &storages::Storages,
     &bonnie::Bonnie,
     &profile::Profiling,
+    &backends::Backends,
 ];
 
 /// An experiment by its name.
@@ -201,7 +210,10 @@ impl Need {
 
     /// Whether a machine has it or not, whatever is installed there.
     fn is_of_machine(self) -> bool {
-        matches!(self, Need::Kvm | Need::Root(_) | Need::HugePages(_))
+        matches!(
+            self,
+            Need::Kvm | Need::Root(_) | Need::HugePages(_) | Need::UserModeLinux
+        )
     }
 
     /// Looks for it.
@@ -210,6 +222,7 @@ impl Need {
     /// When it is not there, with the way to get it.
     pub fn check(self) -> Result<()> {
         match self {
+            Need::UserModeLinux => crate::bed::instance::check_cpu(),
             Need::Program(name) => crate::host::program(name).map(drop),
             Need::Qemu(major, minor) => crate::host::need_qemu((major, minor)),
             Need::Kernel => crate::kernel::Kernel::find().map(drop),

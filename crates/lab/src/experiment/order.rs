@@ -32,7 +32,7 @@ impl Order {
         Order {
             experiment,
             values: parameters
-                .map(|one| (one.name.to_owned(), one.defaults()))
+                .map(|one| (one.name.to_owned(), experiment.defaults(one)))
                 .collect(),
             rounds: 1,
             seed: 0,

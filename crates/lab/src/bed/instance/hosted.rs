@@ -18,6 +18,8 @@ use crate::process::{Process, tail_of};
 
 /// The descriptor of the agent's stream in the program.
 pub const AGENT: i32 = 3;
+/// The first process of a namespace takes no signal, not even its own of a panic: it is a shell.
+const FIRST: &str = r#""$@"; exit $?"#;
 /// Emulated machines take their time.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// What a program gets to end, and to say why.
@@ -48,6 +50,7 @@ impl Hosted {
         let mut command = Command::new(host::program("unshare")?);
         // Who is the first in a process namespace takes all others along.
         command.args(["--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]);
+        command.args(["sh", "-c", FIRST, "sh"]);
         command.args(words).stdout(Stdio::piped());
         let inherits = more.into_iter().chain([(inside, AGENT)]);
         let inherits = inherits.map(|(stream, child_fd)| FdMapping {

@@ -131,7 +131,6 @@ fn words(spec: &Spec, dir: &Path) -> Result<Vec<String>> {
         format!("uml_dir={}", dir.display()),
         "umid=lab".into(),
         "quiet".into(),
-        "panic=-1".into(),
     ]);
     Ok(words)
 }
@@ -162,6 +161,23 @@ mod tests {
         let flags = "model name\t: amx_tile\nflags\t\t: fpu";
         assert!(!has_amx(flags));
         assert!(has_amx(&format!("{flags} amx_bf16 amx_tile amx_int8\n")));
+    }
+
+    #[test]
+    fn a_kernel_that_panics_says_so_at_once() {
+        if check_cpu().is_err() {
+            return; // it panics by itself: the test of beds that run has that
+        }
+        let dir = Scratch::small().unwrap();
+        let image = dir.path().join("image");
+        crate::disk_image::sparse(&image, 1 << 20).unwrap();
+        let mut words = words(&Spec::new(&image), dir.path()).unwrap();
+        words.retain(|word| !word.starts_with("initrd="));
+        fs::create_dir(dir.path().join(SHARED)).unwrap();
+        let error = Hosted::start("user-mode Linux", &words, Vec::new(), dir.path());
+        let said = error.unwrap_err().to_string();
+        assert!(said.starts_with("user-mode Linux failed"), "{said}");
+        assert!(said.contains("Kernel panic - not syncing"), "{said}");
     }
 
     #[test]

@@ -1,0 +1,297 @@
+//! One test in one bed.
+
+use std::fs::File;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use fathom_run::evidence::Load;
+use fathom_run::{Better, Measure, Unit};
+use fathom_units::short_size;
+
+use super::super::{Settings, Yield};
+use crate::bed::Seen;
+use crate::bed::instance::{Cache, Instance, Kind, Spec};
+use crate::error::{Context, Result};
+use crate::evidence::{Sampler, Watch, device_below};
+use crate::scratch::Scratch;
+use crate::words::words;
+use crate::{disk_image, host, page_cache, process_tree};
+
+const SHORT: Duration = Duration::from_secs(60);
+/// What a bed is expected to do at least, of bytes and of system calls.
+const SLOWEST: u64 = 64 << 10;
+const SLOWEST_CALLS: u64 = 1000;
+/// How much larger than its data the disk is, at least, and in parts of the data.
+const ROOM: u64 = 16 << 20;
+const ROOM_PART: u64 = 4;
+/// More of the data than this part that fsync has left in memory was not flushed: a file system
+/// writes some of its own at any time.
+const UNFLUSHED_PART: u64 = 16;
+
+words! {
+    /// What is timed.
+    pub enum Test {
+        /// From nothing to the agent's first answer.
+        StartUp = "start-up",
+        /// A program that does nothing else.
+        Syscalls = "syscalls",
+        /// Data from the host into a file.
+        Upload = "upload",
+        /// Data from the host, thrown away.
+        UploadNoWrite = "upload-no-write",
+        /// Data that is made inside into a file.
+        WriteNoUpload = "write-no-upload",
+    }
+}
+
+impl Test {
+    /// All of them.
+    pub const FORM_AS_DEFAULT: &str = "start-up,syscalls,upload,upload-no-write,write-no-upload";
+
+    fn writes(self) -> bool {
+        matches!(self, Test::Upload | Test::WriteNoUpload)
+    }
+}
+
+/// A share of CPU time, in CPUs.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpus(f64);
+
+impl FromStr for Cpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Cpus, String> {
+        let cpus = text
+            .parse()
+            .ok()
+            .filter(|cpus| (0.01..=1024.0).contains(cpus));
+        cpus.map(Cpus)
+            .ok_or_else(|| format!("'{text}' is not a number of CPUs within 0.01 to 1024"))
+    }
+}
+
+pub struct Cell {
+    pub kind: Kind,
+    pub test: Test,
+    pub mib: u64,
+    calls: u64,
+    cache: Cache,
+    memory: Option<u64>,
+    cpus: Option<Cpus>,
+}
+
+/// What a test took.
+struct Took {
+    seconds: f64,
+    cpu: f64,
+}
+
+impl Cell {
+    pub fn new(settings: &Settings) -> Result<Cell> {
+        let given = |name: &str| !settings.text(name).is_empty();
+        Ok(Cell {
+            kind: match given("bed") {
+                true => settings.word("bed")?,
+                false => Kind::machine(),
+            },
+            test: settings.word("test")?,
+            mib: Settings::needed("size", settings.size("size")?)?.div_ceil(1 << 20),
+            calls: Settings::needed("calls", settings.count("calls")?)?,
+            cache: settings.word("cache")?,
+            memory: settings.size("memory")?,
+            cpus: given("cpus").then(|| settings.word("cpus")).transpose()?,
+        })
+    }
+
+    pub fn spec<'a>(&self, image: &'a Path) -> Spec<'a> {
+        Spec {
+            image,
+            cache: self.cache,
+            memory: self.memory,
+            cpus: self.cpus.map(|Cpus(cpus)| cpus),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.mib << 20
+    }
+
+    /// Runs it in a bed of its own, on a disk of its own.
+    pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Result<Yield> {
+        let dir = Scratch::on_disk()?;
+        let image = dir.path().join("disk.img");
+        make_disk(&image, self.bytes() + (self.bytes() / ROOM_PART).max(ROOM))?;
+        let (seen, unwritten) = match self.test {
+            Test::StartUp => (self.start_up(&image, progress)?, None),
+            _ => self.within(&image, progress)?,
+        };
+        let mut found = Yield::from(seen);
+        if let Some(bytes) = unwritten {
+            let value = bytes as f64;
+            let measure = Measure::new("unwritten", Unit::Bytes, value, Better::Lower);
+            found.measures.push(measure);
+            found.problems.extend(self.unflushed(bytes));
+        }
+        Ok(found)
+    }
+
+    fn start_up(&self, image: &Path, progress: &mut dyn FnMut(&str)) -> Result<Seen> {
+        progress(&format!("starting {}", self.kind));
+        let sampler = Sampler::start(Watch {
+            device: device_below(image).unwrap_or_default(),
+            ..Watch::default()
+        })?;
+        let begin = Instant::now();
+        let mut bed = Instance::start(self.kind, &self.spec(image))?;
+        bed.check("true", SHORT)?;
+        let took = Took {
+            seconds: begin.elapsed().as_secs_f64(),
+            cpu: process_tree::cpu_seconds(bed.pid()),
+        };
+        let seen = self.seen(sampler, &took);
+        bed.end()?;
+        Ok(seen)
+    }
+
+    /// A test in a bed that has started: what was seen, and which bytes fsync has left in memory.
+    fn within(&self, image: &Path, progress: &mut dyn FnMut(&str)) -> Result<(Seen, Option<u64>)> {
+        progress(&format!("starting {}", self.kind));
+        let mut bed = Instance::start(self.kind, &self.spec(image))?;
+        let mount = format!("mount {} /mnt", bed.disk());
+        if self.test.writes() {
+            bed.check(&mount, SHORT)?;
+        }
+        progress(&format!("{} in {}", self.test, self.kind));
+        let sampler = Sampler::start(bed.watch())?;
+        let (begin, before) = (Instant::now(), process_tree::cpu_seconds(bed.pid()));
+        self.work(&mut bed)?;
+        let took = Took {
+            seconds: begin.elapsed().as_secs_f64(),
+            cpu: process_tree::cpu_seconds(bed.pid()) - before,
+        };
+        let mut unwritten = None;
+        if self.test.writes() {
+            unwritten = page_cache::unwritten(image)?;
+        }
+        let seen = self.seen(sampler, &took);
+        if self.test.writes() {
+            bed.check("umount /mnt", SHORT + self.patience())?;
+        }
+        bed.end()?;
+        Ok((seen, unwritten))
+    }
+
+    fn work(&self, bed: &mut Instance) -> Result<()> {
+        let limit = SHORT + self.patience();
+        let (mib, blocks) = (self.mib, self.mib * 16);
+        let write = format!("dd bs=64k count={blocks} of=/mnt/data conv=fsync 2>&1");
+        let done = match self.test {
+            Test::StartUp => Ok(String::new()),
+            Test::Syscalls => {
+                // A read and a write each.
+                let count = self.calls / 2;
+                let script = format!("dd if=/dev/zero of=/dev/null bs=1 count={count} 2>&1");
+                bed.check(&script, limit)
+            }
+            Test::Upload => bed.upload(mib, &format!("{write} iflag=fullblock"), limit),
+            Test::UploadNoWrite => {
+                let script = format!("dd bs=64k count={blocks} of=/dev/null iflag=fullblock 2>&1");
+                bed.upload(mib, &script, limit)
+            }
+            Test::WriteNoUpload => bed.check(&format!("{write} if=/dev/zero"), limit),
+        };
+        done.map(drop)
+    }
+
+    /// For what there is to be done.
+    fn patience(&self) -> Duration {
+        match self.test {
+            Test::StartUp => Duration::ZERO,
+            Test::Syscalls => Duration::from_secs(self.calls / SLOWEST_CALLS),
+            _ => Duration::from_secs(self.bytes() / SLOWEST),
+        }
+    }
+
+    fn seen(&self, sampler: Sampler, took: &Took) -> Seen {
+        let (mut evidence, series) = sampler.stop();
+        let (requests, bytes) = match self.test {
+            Test::StartUp => (1, 0),
+            Test::Syscalls => (self.calls / 2 * 2, 0),
+            _ => (self.mib * 16, self.bytes()),
+        };
+        evidence.load = Load {
+            threads: 1,
+            depth: 1,
+            requests,
+            bytes,
+            seconds: took.seconds,
+            mean_ns: took.seconds * 1e9 / requests as f64,
+            ..Load::default()
+        };
+        let lower = |name: &str, unit, value| Measure::new(name, unit, value, Better::Lower);
+        let mut measures = vec![
+            lower("time", Unit::Seconds, took.seconds),
+            lower("cpu", Unit::Seconds, took.cpu),
+        ];
+        match self.test {
+            Test::StartUp => {}
+            Test::Syscalls => {
+                let each = lower("call", Unit::Nanoseconds, evidence.load.mean_ns);
+                measures.push(each.of(requests));
+            }
+            _ => {
+                let rate = bytes as f64 / took.seconds / 1e6;
+                let (name, unit) = ("throughput", Unit::MegabytesPerSecond);
+                measures.push(Measure::new(name, unit, rate, Better::Higher));
+            }
+        }
+        Seen {
+            measures,
+            series,
+            evidence,
+        }
+    }
+
+    /// What to say of a bed that has left so many bytes in this machine's memory alone.
+    fn unflushed(&self, unwritten: u64) -> Option<String> {
+        if unwritten <= self.bytes() / UNFLUSHED_PART {
+            return None;
+        }
+        Some(format!(
+            "{} does not flush: when fsync had ended inside, {} of {} were in this machine's page \
+             cache alone, so its time is too good; compare with --cache none",
+            self.kind,
+            short_size(unwritten),
+            short_size(self.bytes()),
+        ))
+    }
+}
+
+/// A disk with an ext2 file system in which nothing is left to be written.
+fn make_disk(image: &Path, bytes: u64) -> Result<()> {
+    disk_image::sparse(image, bytes)?;
+    host::run(
+        "mke2fs",
+        &["-q", "-F", "-t", "ext2", &image.to_string_lossy()],
+    )?;
+    let file = File::open(image).and_then(|file| file.sync_all());
+    file.context(|| format!("cannot flush {}", image.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_ignores_flushes_is_named() {
+        let settings = Settings::defaults(super::super::PARAMETERS).with("bed", "uml");
+        let cell = Cell::new(&settings).unwrap();
+        assert_eq!(cell.unflushed(64 << 10), None);
+        let said = cell.unflushed(8 << 20).unwrap();
+        assert!(
+            said.starts_with("uml does not flush") && said.contains("8M of 8M"),
+            "{said}"
+        );
+    }
+}
