@@ -82,6 +82,10 @@ impl Hosted {
         self.explain(text)
     }
 
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+
     /// The process that was started: all others are below it.
     pub fn pid(&self) -> u32 {
         self.process.pid()
