@@ -99,6 +99,7 @@ impl Guest {
             .take_stdout()
             .ok_or_else(|| Error::Protocol("no console".into()))?;
         let console = Console::collect(stdout);
+        wait_for(&files.qmp(), &mut qemu)?;
         let qmp = explain(Qmp::connect(&files.qmp(), CONNECT), &mut qemu)?;
         let connected = Instant::now();
         let agent = explain(LineStream::connect(&files.agent(), CONNECT), &mut qemu)?;
@@ -292,6 +293,16 @@ impl Guest {
     pub fn pid(&self) -> u32 {
         self.qemu.pid()
     }
+}
+
+/// Waits until QEMU has made a socket, but not for one that has ended.
+fn wait_for(socket: &Path, qemu: &mut Process) -> Result<()> {
+    let deadline = Instant::now() + CONNECT;
+    while !socket.exists() && Instant::now() < deadline {
+        qemu.expect_running()?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 fn not_booted(error: Error) -> Error {

@@ -45,12 +45,19 @@ impl Accelerator {
     }
 }
 
+/// Whether the CPU's hardware virtualisation is Intel's.
+pub fn has_vmx() -> bool {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    flags(&cpuinfo).any(|flag| flag == "vmx")
+}
+
 fn has_virtualisation(cpuinfo: &str) -> bool {
-    cpuinfo
-        .lines()
-        .filter(|line| line.starts_with("flags"))
-        .flat_map(str::split_whitespace)
-        .any(|flag| flag == "vmx" || flag == "svm")
+    flags(cpuinfo).any(|flag| flag == "vmx" || flag == "svm")
+}
+
+fn flags(cpuinfo: &str) -> impl Iterator<Item = &str> {
+    let lines = cpuinfo.lines().filter(|line| line.starts_with("flags"));
+    lines.flat_map(str::split_whitespace)
 }
 
 /// Finds a program in PATH and the system directories that PATH of an ordinary user lacks.

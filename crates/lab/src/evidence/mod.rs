@@ -9,7 +9,7 @@ mod calls;
 mod cgroup;
 mod counters;
 mod device;
-mod exits;
+pub(crate) mod exits;
 pub mod guest;
 mod history;
 mod instructions;

@@ -10,6 +10,7 @@ mod bonnie;
 mod boot;
 mod confirm;
 mod ffsb;
+mod levels;
 pub mod nested;
 mod next;
 mod order;
@@ -208,6 +209,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &boot::Booting,
     &backends::Backends,
     &parallel::Parallel,
+    &levels::Levels,
 ];
 
 /// An experiment by its name.

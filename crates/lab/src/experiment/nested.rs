@@ -93,12 +93,27 @@ pub fn run_in(
     folder: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Yield> {
+    run_within(host, experiment, settings, folder, LIMIT, progress)
+}
+
+/// The same within so much time.
+///
+/// # Errors
+/// Likewise, and when the time is over.
+pub(super) fn run_within(
+    host: &mut KvmHost,
+    experiment: &str,
+    settings: &Settings,
+    folder: &Path,
+    limit: Duration,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Yield> {
     let settings = json!(settings.0).to_string();
     let quoted = format!("'{}'", settings.replace('\'', r"'\''"));
     let script =
         format!("rm -rf {FOLDER}; exec fathom lab cell {experiment} --settings={quoted} {FOLDER}");
     let mut said: Vec<String> = Vec::new();
-    let status = host.run(&script, LIMIT, &mut |line| {
+    let status = host.run(&script, limit, &mut |line| {
         if let Some(step) = line.strip_prefix("lab: ") {
             progress(step);
         } else if said.len() < 10 * SHOWN {

@@ -18,16 +18,15 @@ use crate::data_port::Lines;
 use crate::disk_image::{self, Contents};
 use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
-use crate::host::Accelerator;
+use crate::host::{self, Accelerator};
 use crate::initramfs;
 use crate::kernel::Kernel;
 use crate::libraries;
 use crate::machine::{Disk, Machine, QemuDisk};
 use crate::scratch::Scratch;
 
-/// KVM for SVM, which QEMU emulates (and VMX not); what tells whose a Unix socket is; and what lays
-/// the second disk over the first.
-const MODULES: &[&str] = &["kvm_amd", "unix_diag", "overlay"];
+/// What tells whose a Unix socket is, and what lays the second disk over the first.
+const MODULES: &[&str] = &["unix_diag", "overlay"];
 /// Of the second disk: laid over the root disk's folders.
 const OVER: &str = "over";
 const MEMORY_MIB: u32 = 2048;
@@ -40,6 +39,14 @@ pub struct KvmHost {
     // Fields are dropped in order: QEMU goes before its disks.
     guest: Guest,
     _dir: Scratch,
+}
+
+/// What a host is booted from; nobody writes to these.
+struct Disks<'a> {
+    root: &'a Path,
+    /// With fathom, and what else is not the same for every host.
+    opt: &'a Path,
+    scratch_bytes: u64,
 }
 
 impl KvmHost {
@@ -64,16 +71,82 @@ impl KvmHost {
     /// # Errors
     /// Like [`boot`](Self::boot).
     pub fn boot_with(fathom: &Path, more: &[&Path], modules: &[&str]) -> Result<Self> {
+        Self::boot_by(Accelerator::Tcg, fathom, more, modules)
+    }
+
+    /// The same, its instructions run like that: by KVM where this machine has it, which is then nested.
+    ///
+    /// # Errors
+    /// Like [`boot`](Self::boot).
+    pub fn boot_by(
+        accelerator: Accelerator,
+        fathom: &Path,
+        more: &[&Path],
+        modules: &[&str],
+    ) -> Result<Self> {
         let kernel = Kernel::find()?;
         let root = image::root(&kernel, fathom)?;
         let dir = Scratch::on_disk()?;
-        let modules: Vec<String> = { MODULES.iter().chain(modules) }
-            .map(|&name| name.to_owned())
-            .collect();
+        let modules = all_modules(accelerator, modules);
         let opt = make_opt(fathom, more, kernel.module_files(&modules)?, dir.path())?;
+        let disks = Disks {
+            root: &root,
+            opt: &opt,
+            scratch_bytes: SCRATCH_BYTES,
+        };
+        let machine = Machine {
+            memory_mib: MEMORY_MIB,
+            modules,
+            accelerator: Some(accelerator),
+            ..Machine::default()
+        };
+        Self::boot_from(&disks, machine, dir)
+    }
+
+    /// On a KVM host: boots another one like it from the same disks, which stay as they are, by the best
+    /// means that this machine has.
+    ///
+    /// # Errors
+    /// Like [`boot`](Self::boot), and on a machine that is no KVM host of this kind.
+    pub fn boot_same(memory_mib: u32, patience: Duration) -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/mounts");
+        let mounts = mounts.context(|| "cannot read /proc/mounts".into())?;
+        let device = |place: &str| {
+            let lines = mounts
+                .lines()
+                .map(|line| line.split(' ').collect::<Vec<_>>());
+            let mut devices = lines.filter(|words| words.get(1) == Some(&place));
+            let device =
+                devices.find_map(|words| words[0].starts_with("/dev/").then_some(words[0]));
+            device.map(PathBuf::from).ok_or_else(|| {
+                Error::Protocol(format!(
+                    "this is no KVM host of the lab's: no disk is on {place}"
+                ))
+            })
+        };
+        let (root, opt) = (device("/")?, device("/opt")?);
+        let disks = Disks {
+            root: &root,
+            opt: &opt,
+            scratch_bytes: SCRATCH_BYTES >> 2,
+        };
+        let accelerator = Accelerator::detect();
+        let has_kvm = accelerator == Accelerator::Kvm;
+        let machine = Machine {
+            memory_mib,
+            modules: all_modules(accelerator, &[]),
+            accelerator: Some(accelerator),
+            huge_pages: Some(has_kvm && huge_pages::reserve(memory_mib)),
+            patience,
+            ..Machine::default()
+        };
+        Self::boot_from(&disks, machine, Scratch::on_disk()?)
+    }
+
+    fn boot_from(disks: &Disks, machine: Machine, dir: Scratch) -> Result<Self> {
         let scratch = dir.path().join("scratch.img");
-        disk_image::sparse(&scratch, SCRATCH_BYTES)?;
-        disk_image::make_ext4(&scratch, None, SCRATCH_BYTES >> 10)?;
+        disk_image::sparse(&scratch, disks.scratch_bytes)?;
+        disk_image::make_ext4(&scratch, None, disks.scratch_bytes >> 10)?;
         let disk = |id, image: &Path| Disk::qemu(id, QemuDisk::read_only(image));
         let scratch = QemuDisk {
             // It lives as long as the host: nothing has to survive.
@@ -85,19 +158,16 @@ impl KvmHost {
         let mut machine = Machine {
             // One CPU: with two its TSC is marked unstable, and guests in it die.
             cpus: 1,
-            memory_mib: MEMORY_MIB,
             disks: vec![
-                disk("root", &root),
-                disk("fathom", &opt),
+                disk("root", disks.root),
+                disk("fathom", disks.opt),
                 Disk::qemu("scratch", scratch),
             ],
             tools: false,
             root: Some("root".into()),
-            modules,
-            accelerator: Some(Accelerator::Tcg),
             // One that panics ends, and its console tells why.
             extra: vec!["-no-reboot".into()],
-            ..Machine::default()
+            ..machine
         };
         for id in ["fathom", "scratch"] {
             let slot = machine.slot_of(id).unwrap_or_default();
@@ -109,6 +179,11 @@ impl KvmHost {
             Duration::from_secs(60),
         )?;
         Ok(Self { guest, _dir: dir })
+    }
+
+    /// Its QEMU.
+    pub fn pid(&self) -> u32 {
+        self.guest.pid()
     }
 
     /// Runs a shell script and hands on every line that it prints, on either output, while it
@@ -166,6 +241,16 @@ impl KvmHost {
     pub fn fetch(&mut self, dir: &str, into: &Path, timeout: Duration) -> Result<()> {
         self.guest.fetch(dir, into, timeout)
     }
+}
+
+/// Of a host's kernel. KVM is for what its CPU will have: QEMU emulates SVM and not VMX.
+fn all_modules(accelerator: Accelerator, more: &[&str]) -> Vec<String> {
+    let kvm = match accelerator {
+        Accelerator::Kvm if host::has_vmx() => "kvm_intel",
+        Accelerator::Kvm | Accelerator::Tcg => "kvm_amd",
+    };
+    let all = std::iter::once(kvm).chain(MODULES.iter().chain(more).copied());
+    all.map(str::to_owned).collect()
 }
 
 /// The disk with the programs, which is mounted on /opt, their libraries and the kernel's modules:
