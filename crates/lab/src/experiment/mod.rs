@@ -179,6 +179,8 @@ impl Yield {
 pub enum Need {
     /// A CPU on which user-mode Linux gets through its boot.
     UserModeLinux,
+    /// A kernel that makes block devices of files.
+    LoopDevices,
     /// A program of this machine.
     Program(&'static str),
     /// QEMU, at least that new.
@@ -225,7 +227,11 @@ impl Need {
     fn is_of_machine(self) -> bool {
         matches!(
             self,
-            Need::Kvm | Need::Root(_) | Need::HugePages(_) | Need::UserModeLinux
+            Need::Kvm
+                | Need::Root(_)
+                | Need::HugePages(_)
+                | Need::UserModeLinux
+                | Need::LoopDevices
         )
     }
 
@@ -236,6 +242,10 @@ impl Need {
     pub fn check(self) -> Result<()> {
         match self {
             Need::UserModeLinux => crate::bed::instance::check_cpu(),
+            Need::LoopDevices if Path::new("/dev/loop-control").exists() => Ok(()),
+            Need::LoopDevices => Err(Error::Protocol(
+                "this machine has no loop devices: load their module (modprobe loop)".into(),
+            )),
             Need::Program(name) => crate::host::program(name).map(drop),
             Need::Qemu(major, minor) => crate::host::need_qemu((major, minor)),
             Need::Kernel => crate::kernel::Kernel::find().map(drop),

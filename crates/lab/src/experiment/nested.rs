@@ -51,6 +51,7 @@ impl Nested {
             match need {
                 Need::Program(name) if !KvmHost::has(name) => programs.push(host::program(name)?),
                 Need::Module(name) => modules.push(*name),
+                Need::LoopDevices => modules.push("loop"),
                 _ => {}
             }
         }

@@ -4,6 +4,7 @@
 mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
 mount -t tmpfs shm /dev/shm
+mount -t cgroup2 cgroup /sys/fs/cgroup
 mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t ext4 -o ro "$(disk "$lab_fathom")" /opt || echo "FATHOM-LAB cannot mount fathom's disk"

@@ -137,6 +137,7 @@ impl Experiment for Backends {
                 Need::Program("crun"),
                 Need::Program("unshare"),
                 Need::Program("losetup"),
+                Need::LoopDevices,
                 Need::Root("a container"),
             ]),
             instance::Kind::Uml => needs.extend([
