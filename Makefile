@@ -53,11 +53,13 @@ $(FUZZ): fuzz-%: fuzz-build
 
 # Served images under random requests, power cuts and errors of their storage, for longer than
 # in `make test` and with other seeds each time; images that are changed offline likewise, and all
-# combinations of options next to qemu-img. Says at the end how to see each failure again.
+# combinations of options next to qemu-img. Says at the end how to see each failure again. Then many
+# machines, beside and within each other.
 TORTURE_SEED ?= $(shell date +%s)
 TORTURE_ROUNDS ?= 30
 torture: setup
 	CARGO='$(CARGO)' python3 tools/torture.py $(TORTURE_SEED) $(TORTURE_ROUNDS)
+	$(ALONE) $(CARGO) test --workspace --test machines -- --test-threads=1
 
 # Fathom against qemu-storage-daemon, nbdkit, qemu-nbd and the host itself, on this machine.
 bench: build
