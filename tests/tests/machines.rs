@@ -8,7 +8,9 @@ use std::process::Command;
 
 fn run(experiment: &str, dir: &Path, more: &[&str]) -> Vec<Cell> {
     let mut command = Command::new(fathom());
-    command.args(["lab", "run", experiment, "--output"]).arg(dir);
+    command
+        .args(["lab", "run", experiment, "--output"])
+        .arg(dir);
     let output = command.args(more).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
@@ -19,8 +21,17 @@ fn run(experiment: &str, dir: &Path, more: &[&str]) -> Vec<Cell> {
 #[test]
 fn machines_are_nested_until_the_last_one_that_was_asked_for() {
     let parent = tempfile::tempdir().unwrap();
-    let cells = run("nested", &parent.path().join("run"), &["--levels=3", "--patience=15m"]);
-    let of = |name: &str| cells[0].measure(name).unwrap_or_else(|| panic!("{name}")).value;
+    let cells = run(
+        "nested",
+        &parent.path().join("run"),
+        &["--levels=3", "--patience=15m"],
+    );
+    let of = |name: &str| {
+        cells[0]
+            .measure(name)
+            .unwrap_or_else(|| panic!("{name}"))
+            .value
+    };
     assert_eq!((of("depth"), &cells[0].problems), (3.0, &Vec::new()));
     // Level 1 may be emulated: its reads make no exits that anybody counts.
     for level in 2..=3 {
@@ -34,7 +45,11 @@ fn machines_are_nested_until_the_last_one_that_was_asked_for() {
 #[test]
 fn a_level_that_does_not_come_up_is_the_end_and_says_why() {
     let parent = tempfile::tempdir().unwrap();
-    let cells = run("nested", &parent.path().join("run"), &["--levels=2", "--patience=10s"]);
+    let cells = run(
+        "nested",
+        &parent.path().join("run"),
+        &["--levels=2", "--patience=10s"],
+    );
     // Ten seconds are enough for nobody within an emulated machine.
     let is_quick = cells[0].measure("depth").unwrap().value == 2.0;
     let said = &cells[0].problems;
@@ -44,9 +59,18 @@ fn a_level_that_does_not_come_up_is_the_end_and_says_why() {
 #[test]
 fn machines_come_up_side_by_side_until_no_more_are_allowed() {
     let parent = tempfile::tempdir().unwrap();
-    let steps = ["--appliances=8", "--step=8", "--memory=128M", "--max-memory=3G"];
+    let steps = [
+        "--appliances=8",
+        "--step=8",
+        "--memory=128M",
+        "--max-memory=3G",
+    ];
     let more = ["--disk=fathom", "--work=inspect", "--merge=off"];
-    let cells = run("parallel", &parent.path().join("run"), &[&steps[..], &more].concat());
+    let cells = run(
+        "parallel",
+        &parent.path().join("run"),
+        &[&steps[..], &more].concat(),
+    );
     let (last, before) = cells.split_last().unwrap();
     assert!(!before.is_empty() && !last.problems.is_empty(), "{last:?}");
     for cell in before {

@@ -71,15 +71,17 @@ impl KvmHost {
     /// # Errors
     /// Like [`boot`](Self::boot).
     pub fn boot_with(fathom: &Path, more: &[&Path], modules: &[&str]) -> Result<Self> {
-        Self::boot_by(Accelerator::Tcg, fathom, more, modules)
+        Self::boot_by(Accelerator::Tcg, MEMORY_MIB, fathom, more, modules)
     }
 
-    /// The same, its instructions run like that: by KVM where this machine has it, which is then nested.
+    /// The same with so much memory, its instructions run like that: by KVM where this machine has it,
+    /// which is then nested.
     ///
     /// # Errors
     /// Like [`boot`](Self::boot).
     pub fn boot_by(
         accelerator: Accelerator,
+        memory_mib: u32,
         fathom: &Path,
         more: &[&Path],
         modules: &[&str],
@@ -95,7 +97,7 @@ impl KvmHost {
             scratch_bytes: SCRATCH_BYTES,
         };
         let machine = Machine {
-            memory_mib: MEMORY_MIB,
+            memory_mib,
             modules,
             accelerator: Some(accelerator),
             ..Machine::default()

@@ -38,6 +38,15 @@ const PARAMETERS: &[Parameter] = &[
         "3",
     ),
     Parameter::new(
+        "memory",
+        "Of level 1; each level gives the next all but 384 MiB of what it has",
+        Kind::Size {
+            least: 1 << 30,
+            most: 1 << 40,
+        },
+        "2G",
+    ),
+    Parameter::new(
         "patience",
         "How long a level may take to boot",
         Kind::Time {
@@ -102,13 +111,17 @@ impl Experiment for Levels {
 
 struct Cell {
     levels: u32,
+    memory_mib: u32,
     patience: Duration,
     level: u32,
 }
 
 impl Cell {
     fn new(settings: &Settings) -> Result<Cell> {
+        let memory = Settings::needed("memory", settings.size("memory")?)?;
         Ok(Cell {
+            memory_mib: u32::try_from(memory >> 20)
+                .map_err(|_| Error::Protocol("--memory: too much".into()))?,
             levels: Settings::needed("levels", settings.count("levels")?)?,
             patience: Settings::needed("patience", settings.time("patience")?)?,
             level: Settings::needed("level", settings.count("level")?)?,
@@ -180,7 +193,10 @@ impl Descent {
         progress(&format!("booting level {next}"));
         let begin = Instant::now();
         let mut host = match cell.level {
-            0 => KvmHost::boot_by(Accelerator::detect(), &self.fathom, &[], &[])?,
+            0 => {
+                let best = Accelerator::detect();
+                KvmHost::boot_by(best, cell.memory_mib, &self.fathom, &[], &[])?
+            }
             _ => KvmHost::boot_same(memory_mib()?, cell.patience)?,
         };
         let seconds = begin.elapsed().as_secs_f64();
