@@ -24,6 +24,8 @@ const LEAST_MIB: u64 = 384;
 const SHOWN: usize = 8;
 /// Around reads, so that they lie between two looks at the VM exits from the level below.
 const PAUSE: Duration = Duration::from_millis(500);
+/// What a level does beside booting the next one, at most.
+const AROUND: Duration = Duration::from_secs(600);
 /// Steps that a level tells the one below.
 const READS: &str = "reads of level ";
 const READ: &str = "end of the reads of level ";
@@ -128,9 +130,9 @@ impl Cell {
         })
     }
 
-    /// For the levels above this one: to boot, and for what each does.
+    /// For the levels above this one: to boot, which they may try more than once, and for what each does.
     fn limit(&self) -> Duration {
-        self.patience * (self.levels - self.level) * 2
+        (self.patience * 3 + AROUND) * (self.levels - self.level)
     }
 }
 
