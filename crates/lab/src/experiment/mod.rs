@@ -11,6 +11,7 @@ mod boot;
 mod confirm;
 mod ffsb;
 pub mod nested;
+mod network;
 mod next;
 mod order;
 mod parallel;
@@ -192,6 +193,8 @@ pub enum Need {
     Kvm,
     /// Root's rights, for what is named.
     Root(&'static str),
+    /// The kernel's own backend of guests' network cards.
+    VhostNet,
     /// Memory in huge pages of 2 MiB that nobody uses: so many of them.
     HugePages(u64),
 }
@@ -208,6 +211,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &boot::Booting,
     &backends::Backends,
     &parallel::Parallel,
+    &network::Network,
 ];
 
 /// An experiment by its name.
@@ -223,7 +227,7 @@ impl Need {
     fn is_of_machine(self) -> bool {
         matches!(
             self,
-            Need::Kvm | Need::Root(_) | Need::HugePages(_) | Need::UserModeLinux
+            Need::Kvm | Need::Root(_) | Need::HugePages(_) | Need::UserModeLinux | Need::VhostNet
         )
     }
 
@@ -247,6 +251,11 @@ impl Need {
             )),
             Need::Root(_) if rustix::process::geteuid().is_root() => Ok(()),
             Need::Root(what) => Err(Error::Protocol(format!("{what} needs root's rights"))),
+            Need::VhostNet if Path::new("/dev/vhost-net").exists() => Ok(()),
+            Need::VhostNet => Err(Error::Missing {
+                what: "/dev/vhost-net".into(),
+                hint: "`modprobe vhost_net`, on a kernel that has it; --net tap does without",
+            }),
             Need::HugePages(count) => crate::host::need_huge_pages(count),
         }
     }
