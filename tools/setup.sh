@@ -21,6 +21,8 @@ dosfstools
 mtools
 systemd-boot-efi
 fio
+iproute2
+iperf3
 crun
 user-mode-linux
 nbdkit
@@ -297,8 +299,8 @@ check_rust() {
 
 absent_programs() {
 	for program in qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
-		e2fsck debugfs bonnie++ mkfs.fat mcopy fio crun linux.uml losetup unshare nbdkit nbdinfo \
-		nbdcopy nbdsh nbd-client sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl; do
+		e2fsck debugfs bonnie++ mkfs.fat mcopy fio crun linux.uml losetup unshare ip iperf3 nbdkit \
+		nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done
 }

@@ -18,6 +18,15 @@ pub(crate) fn below(root: u32) -> HashSet<u32> {
     tree(root, &look())
 }
 
+/// Those below a process that run a program of that name.
+pub(crate) fn named(root: u32, name: &str) -> Vec<u32> {
+    let is_called = |pid: &u32| {
+        let called = fs::read_to_string(format!("/proc/{pid}/comm"));
+        called.is_ok_and(|called| called.trim_end() == name)
+    };
+    below(root).into_iter().filter(is_called).collect()
+}
+
 /// All processes of this machine.
 fn look() -> HashMap<u32, Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

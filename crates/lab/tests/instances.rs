@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use fathom_lab::Error;
@@ -137,8 +138,12 @@ fn user_mode_linux_has_a_disk_and_ends_without_traces() {
     }
 }
 
+/// Of those who have control groups: whether any is left cannot be told while others have theirs.
+static GROUPS: Mutex<()> = Mutex::new(());
+
 #[test]
 fn nothing_is_left_of_what_is_killed() {
+    let _groups = GROUPS.lock().unwrap();
     let uml = check_cpu().is_ok().then_some(Kind::Uml);
     for kind in [Kind::Container].into_iter().chain(uml) {
         let disk = Disk::new();
@@ -156,7 +161,6 @@ fn nothing_is_left_of_what_is_killed() {
         let file = fs::File::options().write(true).open(&disk.image).unwrap();
         file.write_all_at(&[0; 512], 0).unwrap();
     }
-    // Another test's container may live for a while.
     let own = format!("fathom-scratch-{}-*", std::process::id());
     let find = ["/sys/fs/cgroup", "-maxdepth", "2", "-name", &own];
     let deadline = Instant::now() + SOON;
@@ -172,6 +176,7 @@ fn nothing_is_left_of_what_is_killed() {
 
 #[test]
 fn a_container_has_the_limits_that_it_is_given() {
+    let _groups = GROUPS.lock().unwrap();
     let disk = Disk::new();
     let spec = Spec {
         memory: Some(64 * MIB),

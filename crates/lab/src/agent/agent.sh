@@ -16,7 +16,7 @@ elif [ -z "$lab_inherited" ]; then
 fi
 [ -n "$lab_inherited" ] || exec 3<>/tmp/.ports/fathom.agent
 # Through the kernel, whose own messages would tear a line of ours.
-if [ -c /dev/kmsg ]; then
+if [ -z "$lab_inherited" ] && [ -c /dev/kmsg ]; then
 	echo '<0>FATHOM-LAB READY' >/dev/kmsg
 else
 	echo 'FATHOM-LAB READY'

@@ -20,17 +20,19 @@ pub struct Counted {
     pub kicks: Option<u64>,
 }
 
+/// A script that prints the counters, whatever of them there is.
+pub fn print() -> String {
+    let (probe, kicks) = (kicks::PROBE, kicks::PRINT);
+    format!("{{ {probe}\ngrep '^cpu' /proc/stat; cat /proc/interrupts; {kicks}; }} || true")
+}
+
 /// A script (busybox sh) that runs `work` and prints counters before and after it. Its status is
 /// that of `work`.
 pub fn around(work: &str) -> String {
-    let print = format!(
-        "grep '^cpu' /proc/stat; cat /proc/interrupts; {}",
-        kicks::PRINT
-    );
-    let probe = kicks::PROBE;
+    let print = print();
     format!(
-        "{probe}\necho '{BEFORE}'; {print}; echo '{END}'\n(\n{work}\n)\nfathom_status=$?\n\
-         echo; echo '{AFTER}'; {print}; (exit $fathom_status)\n"
+        "echo '{BEFORE}'\n{print}\necho '{END}'\n(\n{work}\n)\nfathom_status=$?\n\
+         echo; echo '{AFTER}'\n{print}\n(exit $fathom_status)\n"
     )
 }
 
@@ -48,16 +50,20 @@ pub fn split(printed: &str) -> (String, Counted) {
     let Some((before, work, after)) = parts else {
         return (printed.to_owned(), Counted::default());
     };
+    (work.to_owned(), between(before, after))
+}
+
+/// What was counted between two prints.
+pub fn between(before: &str, after: &str) -> Counted {
     let (began, ended) = (processors::parse(before), processors::parse(after));
     let interrupts = interrupts::parse(before).zip(interrupts::parse(after));
     let kicks = kicks::parse(before).zip(kicks::parse(after));
     let since = |(before, after): (u64, u64)| after.checked_sub(before);
-    let counted = Counted {
+    Counted {
         processors: processors::between(&began, &ended),
         interrupts: interrupts.and_then(since),
         kicks: kicks.and_then(since),
-    };
-    (work.to_owned(), counted)
+    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod confirm;
 mod ffsb;
 mod levels;
 pub mod nested;
+mod network;
 mod next;
 mod order;
 mod parallel;
@@ -195,6 +196,8 @@ pub enum Need {
     Kvm,
     /// Root's rights, for what is named.
     Root(&'static str),
+    /// The kernel's own backend of guests' network cards.
+    VhostNet,
     /// Memory in huge pages of 2 MiB that nobody uses: so many of them.
     HugePages(u64),
 }
@@ -212,6 +215,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &backends::Backends,
     &parallel::Parallel,
     &levels::Levels,
+    &network::Network,
 ];
 
 /// An experiment by its name.
@@ -232,6 +236,7 @@ impl Need {
                 | Need::HugePages(_)
                 | Need::UserModeLinux
                 | Need::LoopDevices
+                | Need::VhostNet
         )
     }
 
@@ -259,6 +264,11 @@ impl Need {
             )),
             Need::Root(_) if rustix::process::geteuid().is_root() => Ok(()),
             Need::Root(what) => Err(Error::Protocol(format!("{what} needs root's rights"))),
+            Need::VhostNet if Path::new("/dev/vhost-net").exists() => Ok(()),
+            Need::VhostNet => Err(Error::Missing {
+                what: "/dev/vhost-net".into(),
+                hint: "`modprobe vhost_net`, on a kernel that has it; --net tap does without",
+            }),
             Need::HugePages(count) => crate::host::need_huge_pages(count),
         }
     }

@@ -1,5 +1,6 @@
 //! What several experiments have in common.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::{Kind, Parameter};
@@ -104,6 +105,28 @@ pub const RUNTIME: Parameter = Parameter::new(
 
 pub const fn count(most: u64) -> Kind {
     Kind::Count { least: 1, most }
+}
+
+/// A share of CPU time, in CPUs.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpus(pub f64);
+
+impl Cpus {
+    /// How to say them.
+    pub const FORM: &str = "0.01 to 1024";
+}
+
+impl FromStr for Cpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Cpus, String> {
+        let cpus = text
+            .parse()
+            .ok()
+            .filter(|cpus| (0.01..=1024.0).contains(cpus));
+        cpus.map(Cpus)
+            .ok_or_else(|| format!("'{text}' is not a number of CPUs within 0.01 to 1024"))
+    }
 }
 
 #[cfg(test)]

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::Cache;
 use super::hosted::Hosted;
 use super::loop_device::{LoopDevice, numbers};
-use super::{Cache, Spec};
 use crate::agent;
 use crate::control_groups;
 use crate::error::{Context, Result};
 use crate::scratch::Scratch;
-use crate::{host, initramfs};
+use crate::{host, initramfs, libraries};
 
 /// The disk under test inside.
 pub const DISK: &str = "/dev/disk";
@@ -33,6 +33,21 @@ const CAPABILITIES: &[&str] = &[
 /// crun takes version 2 of control groups beside version 1 for a mistake.
 const WITHOUT_UNIFIED: &str = r#"umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@""#;
 const AGENT: &str = "/bin/busybox --install -s /bin; exec agent";
+
+/// What is to be in it.
+#[derive(Clone, Debug)]
+pub struct Spec<'a> {
+    /// A raw file, or a block device, with what becomes of writes to it.
+    pub disk: Option<(&'a Path, Cache)>,
+    /// Its limit, bytes.
+    pub memory: Option<u64>,
+    /// Its limit of CPU time, in CPUs.
+    pub cpus: Option<f64>,
+    /// Programs of this machine, which it has with their libraries.
+    pub programs: &'a [PathBuf],
+    /// It is in the network namespace of the thread that starts it, and not in one of its own.
+    pub shares_network: bool,
+}
 
 /// A container that runs. It is killed on drop.
 #[derive(Debug)]
@@ -65,10 +80,11 @@ impl Container {
         check(spec)?;
         let dir = Scratch::small()?;
         let name = dir.name();
-        let (disk, device) = disk(spec)?;
-        make_root(&dir.path().join("rootfs"))?;
+        let (disk, device) = { spec.disk.map(disk).transpose()? }.unzip();
+        make_root(&dir.path().join("rootfs"), spec.programs)?;
         let path = dir.path().join("config.json");
-        let bundle = bundle(spec, &name, numbers(&device)?);
+        let device = device.map(|device| numbers(&device)).transpose()?;
+        let bundle = bundle(spec, &name, device);
         fs::write(&path, bundle.to_string())
             .context(|| format!("cannot write {}", path.display()))?;
         let groups = Groups(name.clone());
@@ -80,7 +96,7 @@ impl Container {
             hosted,
             upload,
             _groups: groups,
-            _disk: disk,
+            _disk: disk.flatten(),
             _dir: dir,
         })
     }
@@ -120,19 +136,19 @@ pub fn check(spec: &Spec) -> Result<()> {
 }
 
 /// The image as a block device.
-fn disk(spec: &Spec) -> Result<(Option<LoopDevice>, PathBuf)> {
-    let meta = fs::metadata(spec.image);
-    let meta = meta.context(|| format!("cannot look at {}", spec.image.display()))?;
+fn disk((image, cache): (&Path, Cache)) -> Result<(Option<LoopDevice>, PathBuf)> {
+    let meta = fs::metadata(image);
+    let meta = meta.context(|| format!("cannot look at {}", image.display()))?;
     if meta.file_type().is_block_device() {
-        return Ok((None, spec.image.to_owned()));
+        return Ok((None, image.to_owned()));
     }
-    let device = LoopDevice::over(spec.image, spec.cache == Cache::None)?;
+    let device = LoopDevice::over(image, cache == Cache::None)?;
     let path = device.path.clone();
     Ok((Some(device), path))
 }
 
 /// What is in the container's root: the same as in a guest's initramfs.
-fn make_root(root: &Path) -> Result<()> {
+fn make_root(root: &Path, programs: &[PathBuf]) -> Result<()> {
     let what = || format!("cannot write to {}", root.display());
     for dir in ["bin", "dev", "etc", "mnt", "proc", "sys", "tmp"] {
         fs::create_dir_all(root.join(dir)).context(what)?;
@@ -140,7 +156,17 @@ fn make_root(root: &Path) -> Result<()> {
     let (busybox, agent) = (root.join("bin/busybox"), root.join("bin/agent"));
     fs::copy(initramfs::busybox()?, busybox).context(what)?;
     fs::write(&agent, agent::SCRIPT).context(what)?;
-    fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).context(what)
+    fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).context(what)?;
+    for program in programs {
+        let name = program.file_name().unwrap_or_default();
+        fs::copy(program, root.join("bin").join(name)).context(what)?;
+        for library in libraries::of(program)? {
+            let copy = root.join(library.strip_prefix("/").unwrap_or(&library));
+            fs::create_dir_all(copy.parent().unwrap_or(root)).context(what)?;
+            fs::copy(&library, copy).context(what)?;
+        }
+    }
+    Ok(())
 }
 
 /// The program and its arguments. Without limits there are no control groups.
@@ -165,9 +191,12 @@ fn words(spec: &Spec, name: &str, dir: &Path) -> Result<Vec<String>> {
 }
 
 /// The bundle's configuration (OCI runtime specification).
-fn bundle(spec: &Spec, name: &str, (major, minor): (u32, u32)) -> Value {
-    let namespace = |kind: &str| json!({ "type": kind });
-    let kinds = ["pid", "mount", "network", "ipc", "uts", "cgroup"].map(namespace);
+fn bundle(spec: &Spec, name: &str, device: Option<(u32, u32)>) -> Value {
+    let kinds = ["pid", "mount", "ipc", "uts", "cgroup"].into_iter();
+    let kinds = kinds.chain((!spec.shares_network).then_some("network"));
+    let kinds: Vec<Value> = kinds.map(|kind| json!({ "type": kind })).collect();
+    let device = device
+        .map(|(major, minor)| json!({ "path": DISK, "type": "b", "major": major, "minor": minor }));
     let mut resources = json!({ "devices": [{ "allow": true, "access": "rwm" }] });
     if let Some(cpus) = spec.cpus {
         let quota = (cpus * PERIOD_US as f64) as u64;
@@ -178,7 +207,7 @@ fn bundle(spec: &Spec, name: &str, (major, minor): (u32, u32)) -> Value {
     }
     let mut linux = json!({
         "namespaces": kinds,
-        "devices": [{ "path": DISK, "type": "b", "major": major, "minor": minor }],
+        "devices": Vec::from_iter(device),
         // It shares the kernel with this machine.
         "readonlyPaths": ["/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"],
     });
@@ -216,19 +245,40 @@ mod tests {
 
     #[test]
     fn limits_are_the_bundles_where_they_are_given() {
-        let image = Path::new("/i");
-        let mut spec = Spec::new(image);
-        let free = bundle(&spec, "name", (7, 1));
+        let mut spec = Spec {
+            disk: None,
+            memory: None,
+            cpus: None,
+            programs: &[],
+            shares_network: false,
+        };
+        let free = bundle(&spec, "name", None);
         assert!(free["linux"].get("resources").is_none(), "{free}");
         let line = words(&spec, "name", Path::new("/d")).unwrap().join(" ");
         assert!(line.contains("--cgroup-manager=disabled"), "{line}");
         (spec.cpus, spec.memory) = (Some(0.5), Some(64 << 20));
-        let capped = &bundle(&spec, "name", (7, 1))["linux"];
+        let capped = &bundle(&spec, "name", Some((7, 1)))["linux"];
         assert_eq!(capped["cgroupsPath"], "/name");
         assert_eq!(capped["resources"]["cpu"]["quota"], 50_000);
         assert_eq!(capped["resources"]["memory"]["limit"], 64 << 20);
         assert_eq!(capped["devices"][0]["minor"], 1);
         let line = words(&spec, "name", Path::new("/d")).unwrap().join(" ");
         assert!(!line.contains("disabled"), "{line}");
+    }
+
+    #[test]
+    fn a_network_is_its_own_unless_it_is_shared() {
+        let has_own = |shares_network| {
+            let spec = Spec {
+                disk: None,
+                memory: None,
+                cpus: None,
+                programs: &[],
+                shares_network,
+            };
+            let kinds = bundle(&spec, "name", None)["linux"]["namespaces"].to_string();
+            kinds.contains("network")
+        };
+        assert!(has_own(false) && !has_own(true));
     }
 }

@@ -1,8 +1,8 @@
 //! Our small user space (busybox and the agent) with one disk under test, wherever it runs: in a
 //! virtual machine, in user-mode Linux, in a container. One file a kind.
 
-mod container;
-mod hosted;
+pub mod container;
+pub mod hosted;
 mod loop_device;
 mod uml;
 
@@ -72,6 +72,16 @@ impl Spec<'_> {
             cpus: None,
         }
     }
+
+    fn container(&self) -> container::Spec<'_> {
+        container::Spec {
+            disk: Some((self.image, self.cache)),
+            memory: self.memory,
+            cpus: self.cpus,
+            programs: &[],
+            shares_network: false,
+        }
+    }
 }
 
 /// A running one. It is killed on drop.
@@ -103,7 +113,7 @@ impl Kind {
     /// When a limit cannot be set, for this kind or on this machine.
     pub fn check(self, spec: &Spec) -> Result<()> {
         match (self, spec.cpus) {
-            (Kind::Container, _) => container::check(spec),
+            (Kind::Container, _) => container::check(&spec.container()),
             (_, None) => Ok(()),
             (_, Some(_)) => Err(crate::Error::Protocol(format!(
                 "a limit of CPU time is only for containers, not for {self}"
@@ -120,7 +130,7 @@ impl Instance {
     pub fn start(kind: Kind, spec: &Spec) -> Result<Instance> {
         kind.check(spec)?;
         let body = match kind {
-            Kind::Container => Body::Container(Container::start(spec)?),
+            Kind::Container => Body::Container(Container::start(&spec.container())?),
             Kind::Uml => Body::Uml(Uml::start(spec)?),
             Kind::Kvm => Body::Guest(Box::new(boot(Accelerator::Kvm, spec)?)),
             Kind::Tcg => Body::Guest(Box::new(boot(Accelerator::Tcg, spec)?)),

@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use fathom_run::evidence::Load;
 use fathom_run::{Better, Measure, Unit};
 use fathom_units::short_size;
 
+use super::super::shared::Cpus;
 use super::super::{Settings, Yield};
 use crate::bed::Seen;
 use crate::bed::instance::{Cache, Instance, Kind, Spec};
@@ -51,23 +51,6 @@ impl Test {
 
     fn writes(self) -> bool {
         matches!(self, Test::Upload | Test::WriteNoUpload)
-    }
-}
-
-/// A share of CPU time, in CPUs.
-#[derive(Clone, Copy, Debug)]
-pub struct Cpus(f64);
-
-impl FromStr for Cpus {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Cpus, String> {
-        let cpus = text
-            .parse()
-            .ok()
-            .filter(|cpus| (0.01..=1024.0).contains(cpus));
-        cpus.map(Cpus)
-            .ok_or_else(|| format!("'{text}' is not a number of CPUs within 0.01 to 1024"))
     }
 }
 

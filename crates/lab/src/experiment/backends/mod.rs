@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use fathom_run::{Beside, Shown};
 
+use super::shared::Cpus;
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
 use crate::bed::instance;
 use crate::error::Result;
-use cell::{Cell, Cpus, Test};
+use cell::{Cell, Test};
 
 pub struct Backends;
 
@@ -68,7 +69,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "cpus",
         "The container's limit of CPU time",
-        Kind::of::<Cpus>("0.01 to 1024"),
+        Kind::of::<Cpus>(Cpus::FORM),
         "",
     ),
 ];

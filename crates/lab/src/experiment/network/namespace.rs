@@ -1,0 +1,160 @@
+//! Networks of the run's own: what is in them is not this machine's, and goes with the last process
+//! that is in them, so that nothing is left when the lab is killed.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::thread;
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use crate::error::{Context, Result};
+use crate::host;
+
+/// Of the thread that asks.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// A network namespace: it has a loopback device, and what is put into it.
+#[derive(Debug)]
+pub struct Namespace(File);
+
+/// A thread that is in a namespace until this is dropped. What it starts stays there.
+pub struct Inside(File);
+
+impl Namespace {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// Without root's rights.
+    pub fn new() -> Result<Namespace> {
+        let made = thread::spawn(|| {
+            // SAFETY: the flag is no FILES: all threads of this process keep their descriptors.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+            File::open(OWN)
+        });
+        let made = made.join();
+        let made = made.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let made = Namespace(made.context(|| "cannot make a network namespace".into())?);
+        made.ip("link set lo up")?;
+        Ok(made)
+    }
+
+    /// Moves this thread into it.
+    ///
+    /// # Errors
+    /// Without root's rights.
+    pub fn enter(&self) -> Result<Inside> {
+        let what = || "cannot enter a network namespace".to_owned();
+        let before = File::open(OWN).context(what)?;
+        let network = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(self.0.as_fd(), network).context(what)?;
+        Ok(Inside(before))
+    }
+
+    /// Runs a command of ip-link(8), ip-address(8) or the like in it: words with spaces between.
+    ///
+    /// # Errors
+    /// When it fails, with its last words.
+    pub fn ip(&self, command: &str) -> Result<()> {
+        let _inside = self.enter()?;
+        let words: Vec<&str> = command.split(' ').collect();
+        host::run("ip", &words).map(drop)
+    }
+
+    /// A path by which other processes find it, while this lives.
+    pub fn path(&self) -> PathBuf {
+        let (process, descriptor) = (std::process::id(), self.0.as_raw_fd());
+        PathBuf::from(format!("/proc/{process}/fd/{descriptor}"))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let network = Some(LinkNameSpaceType::Network);
+        if let Err(error) = move_into_link_name_space(self.0.as_fd(), network) {
+            // Whatever this thread did next would be done in the wrong network.
+            panic!("cannot leave a network namespace: {error}");
+        }
+    }
+}
+
+/// A bridge in a namespace of its own: Ethernet ports that it has are connected.
+#[derive(Debug)]
+pub struct Bridge(pub Namespace);
+
+impl Bridge {
+    /// Makes one without ports.
+    ///
+    /// # Errors
+    /// Without root's rights, or on a kernel without bridges.
+    pub fn new() -> Result<Bridge> {
+        let namespace = Namespace::new()?;
+        namespace.ip("link add bridge type bridge")?;
+        namespace.ip("link set bridge up")?;
+        Ok(Bridge(namespace))
+    }
+
+    /// Gives a namespace a device `eth0` with an address (such as 10.0.0.1/24), the other end of
+    /// which is the port.
+    ///
+    /// # Errors
+    /// On a kernel without veth.
+    pub fn connect(&self, port: &str, namespace: &Namespace, address: &str) -> Result<()> {
+        let peer = namespace.path();
+        let peer = peer.display();
+        self.0.ip(&format!(
+            "link add {port} type veth peer name eth0 netns {peer}"
+        ))?;
+        self.0.ip(&format!("link set {port} master bridge up"))?;
+        namespace.ip(&format!("address add {address} dev eth0"))?;
+        namespace.ip("link set eth0 up")
+    }
+
+    /// Adds a port that a program may be behind (tap), which has to open it in the bridge's
+    /// namespace.
+    ///
+    /// # Errors
+    /// On a kernel without tap devices.
+    pub fn tap(&self, port: &str) -> Result<()> {
+        self.0.ip(&format!("tuntap add dev {port} mode tap"))?;
+        self.0.ip(&format!("link set {port} master bridge up"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices() -> Vec<String> {
+        let text = host::run("ip", &["-o", "link"]).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_bridge_connects_and_nothing_of_it_is_in_this_machines_network() {
+        let before = devices();
+        let bridge = Bridge::new().unwrap();
+        let sides = [Namespace::new().unwrap(), Namespace::new().unwrap()];
+        for (number, side) in (1..).zip(&sides) {
+            let port = format!("port{number}");
+            let address = format!("10.0.0.{number}/24");
+            bridge.connect(&port, side, &address).unwrap();
+        }
+        bridge.tap("tap1").unwrap();
+        // Whoever connects does so in the thread's namespace, as a program would.
+        let listener = {
+            let _inside = sides[1].enter().unwrap();
+            std::net::TcpListener::bind("10.0.0.2:0").unwrap()
+        };
+        let address = listener.local_addr().unwrap();
+        let joined = {
+            let _inside = sides[0].enter().unwrap();
+            std::net::TcpStream::connect(address).is_ok()
+        };
+        assert!(joined);
+        assert_eq!(devices(), before);
+        // This thread is back.
+        let first = std::fs::read_link("/proc/self/ns/net").unwrap();
+        assert_eq!(std::fs::read_link(OWN).unwrap(), first);
+    }
+}
