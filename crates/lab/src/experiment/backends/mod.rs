@@ -22,8 +22,7 @@ const BED: &str = "bed";
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         BED,
-        "What it runs in; by default all that this machine can run, of the virtual machines the \
-         better one",
+        "What it runs in; all that run here, of virtual machines the better, if not given",
         Kind::of::<instance::Kind>(instance::Kind::FORM),
         "",
     ),
@@ -53,7 +52,7 @@ const PARAMETERS: &[Parameter] = &[
     ),
     Parameter::new(
         "cache",
-        "Writes are in this machine's page cache until they are flushed, or reach the device at once",
+        "Writes stay in this machine's page cache until flushed, or reach the device at once",
         Kind::of::<instance::Cache>(instance::Cache::FORM),
         "writeback",
     ),

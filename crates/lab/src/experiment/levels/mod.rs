@@ -72,7 +72,7 @@ impl Experiment for Levels {
     }
 
     fn about(&self) -> &'static str {
-        "Machines within machines, each started from the same disks by the one before: how deep it goes"
+        "Machines within machines, each started by the one before it: how deep it goes"
     }
 
     fn description(&self) -> &'static str {

@@ -29,8 +29,7 @@ const MOST_THREADS: u64 = 128;
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         TECHNOLOGY,
-        "What both sides are; by default bare, container and the better virtual machine of those \
-         that run here",
+        "What both sides are; bare, container and the better virtual machine, if not given",
         Kind::of::<Technology>(Technology::FORM),
         "",
     ),
