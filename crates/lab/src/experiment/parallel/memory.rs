@@ -1,8 +1,10 @@
 //! What processes take of this machine's memory, where a page that several share counts in parts.
 
+use std::collections::HashSet;
 use std::fs;
 
 use crate::error::{Context, Error, Result};
+use crate::process_tree;
 
 /// Bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +23,9 @@ impl Memory {
     /// When there is no such process, or only root may look.
     pub fn of(pids: &[u32]) -> Result<Memory> {
         let mut sum = Memory::default();
-        for pid in family(pids) {
+        let below = pids.iter().flat_map(|pid| process_tree::below(*pid));
+        let all: HashSet<u32> = pids.iter().copied().chain(below).collect();
+        for pid in all {
             let path = format!("/proc/{pid}/smaps_rollup");
             let text = match fs::read_to_string(&path) {
                 // What these have started may have ended.
@@ -50,28 +54,6 @@ fn parse(text: &str) -> Option<Memory> {
     })
 }
 
-/// Processes and their descendants.
-fn family(pids: &[u32]) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let parents: Vec<(u32, u32)> = all.filter_map(|pid| Some((pid, parent(pid)?))).collect();
-    let mut family = pids.to_vec();
-    let mut known = 0;
-    while let Some(&one) = family.get(known) {
-        let children = parents.iter().filter(|(_, parent)| *parent == one);
-        family.extend(children.map(|(child, _)| *child));
-        known += 1;
-    }
-    family
-}
-
-/// `358 (a name) S 356 ...`
-fn parent(pid: u32) -> Option<u32> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = text.rsplit_once(')')?;
-    rest.split_ascii_whitespace().nth(1)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,10 +78,12 @@ mod tests {
     #[test]
     fn what_a_process_has_started_counts_as_its_own() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let (own, both) = (std::process::id(), Memory::of(&[std::process::id()]));
-        assert!(family(&[own]).contains(&child.id()));
+        let own = std::process::id();
+        assert!(process_tree::below(own).contains(&child.id()));
         assert!(Memory::of(&[child.id()]).unwrap().proportional > 0);
-        assert!(both.unwrap().proportional > 0);
+        // Twice named is once counted.
+        let [once, twice] = [&[own][..], &[own, own]].map(|pids| Memory::of(pids).unwrap());
+        assert!(twice.proportional < 3 * once.proportional / 2);
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(Memory::of(&[child.id()]).is_err(), "it is gone");
