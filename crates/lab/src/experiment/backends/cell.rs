@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use fathom_run::evidence::Load;
+use fathom_run::evidence::{Evidence, Load};
 use fathom_run::{Better, Measure, Unit};
 use fathom_units::short_size;
 
@@ -13,12 +15,14 @@ use super::super::{Settings, Yield};
 use crate::bed::Seen;
 use crate::bed::instance::{Cache, Instance, Kind, Spec};
 use crate::error::{Context, Result};
-use crate::evidence::{Sampler, Watch, device_below};
+use crate::evidence::{self, Newcomers, Sampler, Watch, Watched, device_below};
 use crate::scratch::Scratch;
 use crate::words::words;
 use crate::{disk_image, host, page_cache, process_tree};
 
 const SHORT: Duration = Duration::from_secs(60);
+/// Seconds of a window whose evidence tells what limits it.
+const SHORTEST: f64 = 1.0;
 /// What a bed is expected to do at least, of bytes and of system calls.
 const SLOWEST: u64 = 64 << 10;
 const SLOWEST_CALLS: u64 = 1000;
@@ -110,6 +114,11 @@ impl Cell {
             _ => self.within(&image, progress)?,
         };
         let mut found = Yield::from(seen);
+        // Of who was not there when the window began, or was there for a few samples, nothing can be said.
+        let is_short = |one: &Evidence| one.load.seconds < SHORTEST;
+        if self.test == Test::StartUp || found.evidence.as_ref().is_some_and(is_short) {
+            found.evidence = None;
+        }
         if let Some(bytes) = unwritten {
             let value = bytes as f64;
             let measure = Measure::new("unwritten", Unit::Bytes, value, Better::Lower);
@@ -146,9 +155,13 @@ impl Cell {
             bed.check(&mount, SHORT)?;
         }
         progress(&format!("{} in {}", self.test, self.kind));
-        let sampler = Sampler::start(bed.watch())?;
+        let mut watch = bed.watch();
+        if !self.test.writes() {
+            watch.device = None; // its requests are those of others
+        }
+        let sampler = Sampler::start(watch)?;
         let (begin, before) = (Instant::now(), process_tree::cpu_seconds(bed.pid()));
-        self.work(&mut bed)?;
+        self.watched(bed.pid(), sampler.newcomers(), || self.work(&mut bed))?;
         let took = Took {
             seconds: begin.elapsed().as_secs_f64(),
             cpu: process_tree::cpu_seconds(bed.pid()) - before,
@@ -163,6 +176,31 @@ impl Cell {
         }
         bed.end()?;
         Ok((seen, unwritten))
+    }
+
+    /// Does the work. A script in a container, or in user-mode Linux, has processes of its own on this
+    /// machine, which are the load: each is told of as soon as it is seen.
+    fn watched<T>(&self, bed: u32, newcomers: Newcomers, work: impl FnOnce() -> T) -> T {
+        const POLL: Duration = Duration::from_millis(10);
+        if !matches!(self.kind, Kind::Container | Kind::Uml) {
+            return work();
+        }
+        let (done, is_done) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut known = process_tree::below(bed);
+                while is_done.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+                    for pid in process_tree::below(bed) {
+                        if known.insert(pid) {
+                            newcomers.watch(Watched::new(pid, evidence::Kind::Load));
+                        }
+                    }
+                }
+            });
+            let result = work();
+            drop(done);
+            result
+        })
     }
 
     fn work(&self, bed: &mut Instance) -> Result<()> {
