@@ -91,6 +91,34 @@ pub fn first_file(what: &str, candidates: &[&str]) -> Result<PathBuf> {
         })
 }
 
+/// Bytes of memory that this machine's kernel could give away.
+///
+/// # Errors
+/// When it does not say it.
+pub fn available_memory() -> Result<u64> {
+    let path = "/proc/meminfo";
+    let text = fs::read_to_string(path).context(|| format!("cannot read {path}"))?;
+    let line = { text.lines() }.find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let kib = kib.ok_or_else(|| Error::Protocol(format!("{path} tells no MemAvailable")))?;
+    Ok(kib.saturating_mul(1024))
+}
+
+/// The block device that is mounted on a folder.
+///
+/// # Errors
+/// When none is.
+pub fn disk_on(folder: &str) -> Result<PathBuf> {
+    let path = "/proc/mounts";
+    let text = fs::read_to_string(path).context(|| format!("cannot read {path}"))?;
+    let disk = text.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let (device, place) = (words.next()?, words.next()?);
+        (place == folder && device.starts_with("/dev/")).then(|| PathBuf::from(device))
+    });
+    disk.ok_or_else(|| Error::Protocol(format!("no disk is mounted on {folder}")))
+}
+
 /// Runs a host program to its end and returns what it printed on standard output.
 ///
 /// # Errors

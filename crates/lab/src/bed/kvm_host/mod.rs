@@ -111,22 +111,7 @@ impl KvmHost {
     /// # Errors
     /// Like [`boot`](Self::boot), and on a machine that is no KVM host of this kind.
     pub fn boot_same(memory_mib: u32, patience: Duration) -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/mounts");
-        let mounts = mounts.context(|| "cannot read /proc/mounts".into())?;
-        let device = |place: &str| {
-            let lines = mounts
-                .lines()
-                .map(|line| line.split(' ').collect::<Vec<_>>());
-            let mut devices = lines.filter(|words| words.get(1) == Some(&place));
-            let device =
-                devices.find_map(|words| words[0].starts_with("/dev/").then_some(words[0]));
-            device.map(PathBuf::from).ok_or_else(|| {
-                Error::Protocol(format!(
-                    "this is no KVM host of the lab's: no disk is on {place}"
-                ))
-            })
-        };
-        let (root, opt) = (device("/")?, device("/opt")?);
+        let (root, opt) = (host::disk_on("/")?, host::disk_on("/opt")?);
         let disks = Disks {
             root: &root,
             opt: &opt,

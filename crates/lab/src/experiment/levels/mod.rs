@@ -12,7 +12,7 @@ use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield
 use crate::bed::KvmHost;
 use crate::error::{Error, Result};
 use crate::evidence::exits;
-use crate::host::Accelerator;
+use crate::host::{self, Accelerator};
 
 pub struct Levels;
 
@@ -160,7 +160,7 @@ impl Session for Descent {
         if level > 0 {
             progress(&format!("{READS}{level}"));
             std::thread::sleep(PAUSE);
-            let (count, mean) = probe::reads(&probe::root_disk()?)?;
+            let (count, mean) = probe::reads(&host::disk_on("/")?)?;
             std::thread::sleep(PAUSE);
             progress(&format!("{READ}{level}"));
             found
@@ -231,7 +231,7 @@ impl Descent {
 
 /// For the next level.
 fn memory_mib() -> Result<u32> {
-    let left = probe::available_mib()?.saturating_sub(KEPT_MIB);
+    let left = (host::available_memory()? >> 20).saturating_sub(KEPT_MIB);
     match left {
         0..LEAST_MIB => Err(Error::Protocol(format!(
             "no memory for another level: {left} MiB are left, and it takes {LEAST_MIB}"

@@ -1,11 +1,10 @@
 //! What a machine does by itself: how fast its CPU is, and its disk.
 
-use std::fs;
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::error::{Context, Error, Result};
+use crate::error::Result;
 use crate::workload::{self, Limit};
 
 /// Numbers that are sorted: some hundred kilobytes, a few milliseconds of a CPU of today.
@@ -46,36 +45,6 @@ pub(super) fn reads(of: &Path) -> Result<(u64, f64)> {
     Ok((outcome.operations, outcome.mean_ns))
 }
 
-/// What the root file system is on.
-///
-/// # Errors
-/// When that is no device.
-pub(super) fn root_disk() -> Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/mounts");
-    let mounts = mounts.context(|| "cannot read /proc/mounts".into())?;
-    let words = mounts
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>());
-    let mut roots = words.filter(|words| words.get(1) == Some(&"/"));
-    let disk = roots.find_map(|words| words[0].starts_with("/dev/").then(|| words[0].into()));
-    disk.ok_or_else(|| Error::Protocol("the root file system is on no disk".into()))
-}
-
-/// MiB that may be given away.
-///
-/// # Errors
-/// When the kernel does not say it.
-pub(super) fn available_mib() -> Result<u64> {
-    let text =
-        fs::read_to_string("/proc/meminfo").context(|| "cannot read /proc/meminfo".into())?;
-    let mut lines = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = lines.find_map(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.map(|kib| kib >> 10)
-        .ok_or_else(|| Error::Protocol("/proc/meminfo has no MemAvailable".into()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +53,5 @@ mod tests {
     fn this_machine_tells_of_itself() {
         // Sorting takes some comparisons of each number, a nanosecond each at the very least.
         assert!(sorting() * 1e9 > 1.0 * NUMBERS as f64);
-        assert!(available_mib().unwrap() > 16);
     }
 }

@@ -1,7 +1,6 @@
 //! Running cells: what is launched, and what is measured of it.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,10 +16,11 @@ use super::memory::Memory;
 use super::together::{self, Life, Outcome};
 use super::{Cell, Work, figures, inspect, merging};
 use crate::bed::{DISK, Seen};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::evidence::{self, Kind, Sampler, Watch, Watched};
 use crate::experiment::{Session, Settings, Yield};
 use crate::guest::Guest;
+use crate::host;
 use crate::machine::Machine;
 use crate::scratch::{self, Scratch};
 
@@ -223,7 +223,7 @@ fn failed(count: usize, why: &str) -> Result<Yield> {
 fn does_not_fit(cell: &Cell, each: Option<u64>) -> Result<Option<String>> {
     let (most, whose) = match cell.max_memory {
         Some(most) => (most, "of --max-memory"),
-        None => (available()? / 100 * USABLE, "that may be used"),
+        None => (host::available_memory()? / 100 * USABLE, "that may be used"),
     };
     let each = each.unwrap_or(cell.memory);
     if each.saturating_mul(cell.appliances as u64) <= most {
@@ -234,16 +234,6 @@ fn does_not_fit(cell: &Cell, each: Option<u64>) -> Result<Option<String>> {
     Ok(Some(format!(
         "not started: one takes {each}, and all of them more than the {most} {whose}"
     )))
-}
-
-/// Of this machine, bytes.
-fn available() -> Result<u64> {
-    let path = "/proc/meminfo";
-    let text = fs::read_to_string(path).context(|| format!("cannot read {path}"))?;
-    let line = { text.lines() }.find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    let kib = kib.ok_or_else(|| Error::Protocol(format!("{path} tells no MemAvailable")))?;
-    Ok(kib.saturating_mul(1024))
 }
 
 impl Launched {
