@@ -104,7 +104,8 @@ fn print(groups: &[ThrottleGroup], json: bool) -> anyhow::Result<()> {
             name: "throttle".into(),
             options: group.options.clone(),
         };
-        let disks = group.disks.join(", ");
+        let disks: Vec<_> = group.disks.iter().map(String::as_str).collect();
+        let disks = disks.join(", ");
         writeln!(out, "{}{tenant}: {limits}: {disks}", group.name)?;
     }
     Ok(())

@@ -18,9 +18,13 @@ fn a_groups_limits_are_those_of_all_its_disks_and_stay_so() {
     let served = start(short_dir(), "");
     assert_eq!(list(&served), "");
     let other = ["--filter", "throttle:iops-total=5,group=other"];
-    let sets = ["--filter", "throttle:iops-total=100,group=g"];
-    add(&served, "a", &[&other[..], &sets].concat());
-    add(&served, "b", &["--filter", "throttle:group=g"]);
+    let joins = ["--filter", "throttle:group=g"];
+    add(
+        &served,
+        "b",
+        &["--filter", "throttle:iops-total=100,group=g"],
+    );
+    add(&served, "a", &[&other[..], &joins].concat());
     add(&served, "c", &["--filter", "throttle:iops-total=9"]);
     let listed = "g: throttle:iops-total=100: a, b\nother: throttle:iops-total=5: a\n";
     assert_eq!(list(&served), listed);

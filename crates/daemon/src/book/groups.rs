@@ -22,7 +22,7 @@ pub struct ThrottleGroup {
     /// Whose disks these are, where tenants have processes of their own: each counts for itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    pub disks: Vec<String>,
+    pub disks: BTreeSet<String>,
     /// Limits that are not at their defaults.
     pub options: BTreeMap<String, String>,
 }
@@ -153,12 +153,10 @@ fn tell(members: impl IntoIterator<Item = Member>) -> Value {
         let known = known.or_insert(ThrottleGroup {
             name: group,
             tenant,
-            disks: Vec::new(),
+            disks: BTreeSet::new(),
             options,
         });
-        if !known.disks.contains(&disk) {
-            known.disks.push(disk);
-        }
+        known.disks.insert(disk);
     }
     let groups: Vec<_> = groups.into_values().collect();
     json!({ "groups": groups })
