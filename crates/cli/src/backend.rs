@@ -4,6 +4,7 @@
 use crate::usage;
 use clap::Parser;
 use std::ffi::{OsStr, OsString};
+use std::io::{Write as _, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -61,8 +62,10 @@ pub fn understand(args: &[OsString]) -> Meant {
     }
     // Whatever else is said.
     if args.iter().any(|arg| arg == "--print-capabilities") {
-        println!("{CAPABILITIES}");
-        return Meant::Done(ExitCode::SUCCESS);
+        return Meant::Done(match writeln!(stdout(), "{CAPABILITIES}") {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        });
     }
     match Backend::try_parse_from(args) {
         Ok(backend) => Meant::Serve(backend.into_args()),

@@ -1,5 +1,6 @@
 //! `fathom guest`: what runs inside a guest.
 
+use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -69,7 +70,7 @@ fn record(args: &RecordArgs) -> anyhow::Result<()> {
     if lost > 0 {
         eprintln!("fathom: {lost} events did not fit into memory: raise --buffer or record less");
     }
-    println!("{events} events in {}", args.output.display());
+    writeln!(stdout(), "{events} events in {}", args.output.display())?;
     Ok(())
 }
 

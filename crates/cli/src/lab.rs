@@ -92,10 +92,7 @@ struct CellArgs {
 /// logs that explain an error go to standard error before it.
 pub fn run(args: LabArgs) -> anyhow::Result<()> {
     match args.command {
-        LabCommand::List => {
-            list();
-            Ok(())
-        }
+        LabCommand::List => list(),
         LabCommand::Describe { experiment } => describe(find(&experiment)?),
         LabCommand::Run(args) => {
             let (mut runner, output, show, how) = match (args.unfinished, args.order) {
@@ -142,49 +139,53 @@ fn find(name: &str) -> anyhow::Result<&'static dyn Experiment> {
     })
 }
 
-fn list() {
+fn list() -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
     let width = experiment::ALL.iter().map(|one| one.name().len()).max();
     let width = width.unwrap_or_default();
     for one in experiment::ALL {
-        println!("{:<width$}  {}", one.name(), one.about());
+        writeln!(out, "{:<width$}  {}", one.name(), one.about())?;
     }
+    Ok(())
 }
 
 fn describe(one: &dyn Experiment) -> anyhow::Result<()> {
-    println!("{}: {}\n", one.name(), one.about());
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}: {}\n", one.name(), one.about())?;
     for paragraph in one
         .description()
         .split('\n')
         .filter(|text| !text.is_empty())
     {
-        println!("{}\n", order::wrapped(paragraph));
+        writeln!(out, "{}\n", order::wrapped(paragraph))?;
     }
-    println!("Parameters:");
+    writeln!(out, "Parameters:")?;
     for parameter in one.parameters() {
-        println!("  --{}: {}", parameter.name, parameter.about);
+        writeln!(out, "  --{}: {}", parameter.name, parameter.about)?;
         let default = match parameter.default {
             "" => "none, or chosen by the machine".to_owned(),
             _ => parameter.defaults().join(", "),
         };
         let values = format!("{} [default: {default}]", parameter.kind.range());
         for line in order::wrapped(&values).lines() {
-            println!("      {line}");
+            writeln!(out, "      {line}")?;
         }
     }
     Ok(())
 }
 
 fn dry_run(runner: &Runner, how: How) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
     let mut total = std::time::Duration::ZERO;
     for (planned, label, time) in runner.left() {
-        println!("{}  round {}  {label}", planned.id, planned.round);
+        writeln!(out, "{}  round {}  {label}", planned.id, planned.round)?;
         total += time;
     }
     let trials = match how.confirm {
         true => ", and up to as much for the trials of what limits them",
         false => "",
     };
-    println!("about {} in all{trials}", rough(total));
+    writeln!(out, "about {} in all{trials}", rough(total))?;
     Ok(runner.check_needs()?)
 }
 

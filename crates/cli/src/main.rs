@@ -1,5 +1,8 @@
 //! The `fathom` command: argument parsing and nothing else.
 
+// They panic when the reader has seen enough (`fathom lab list | head`).
+#![deny(clippy::print_stdout)]
+
 mod aio;
 mod backend;
 mod bench;

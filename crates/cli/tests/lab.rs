@@ -134,6 +134,23 @@ fn lab(args: &[&str], dir: &Path) -> (std::process::ExitStatus, String, String) 
 }
 
 #[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    for args in [
+        &["list"][..],
+        &["describe", "wiki"],
+        &["run", "seqread", "--dry-run"],
+    ] {
+        let (gone, stdout) = std::io::pipe().unwrap();
+        drop(gone);
+        let mut lab = fathom();
+        lab.arg("lab").args(args).stdout(stdout);
+        let output = lab.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{said}");
+    }
+}
+
+#[test]
 fn experiments_are_listed_described_and_planned_without_running() {
     let dir = tempfile::tempdir().unwrap();
     let (status, list, _) = lab(&["list"], dir.path());
