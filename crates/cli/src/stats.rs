@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use fathom_client::{Client, ClientError};
 use fathom_daemon::{Info, TenantLimits};
-use fathom_trace::Summary;
+use fathom_trace::{Stage, Summary};
 use fathom_units::Size;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -25,6 +25,8 @@ fn to_json<T: Serialize>(answers: &[(String, T)]) -> serde_json::Result<String> 
 }
 
 /// Show where a running daemon's requests spend their time
+///
+/// Since the disk came, or with --watch in each interval. What a stage is stands below the table.
 #[derive(Args, Debug)]
 pub struct StatsArgs {
     #[command(flatten)]
@@ -34,7 +36,7 @@ pub struct StatsArgs {
     #[arg(long)]
     json: bool,
 
-    /// Print again every so many seconds, until the daemon ends
+    /// Print what has come every so many seconds, until the daemon ends
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     watch: Option<Duration>,
 }
@@ -48,21 +50,42 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 pub fn run(args: StatsArgs) -> anyhow::Result<()> {
     let (server, disks) = args.target.disks()?;
     let disks: Vec<_> = disks.into_iter().map(|disk| disk.name).collect();
-    print(&summaries(&server, &disks)?, args.json)?;
+    let mut last = summaries(&server, &disks)?;
     let Some(interval) = args.watch else {
-        return Ok(());
+        print(&last, args.json, false)?;
+        let is_table = last
+            .iter()
+            .any(|(_, summary)| !summary.operations.is_empty());
+        return match is_table && !args.json {
+            true => explain(),
+            false => Ok(()),
+        };
     };
     loop {
         std::thread::sleep(interval);
-        let summaries = match summaries(&server, &disks) {
+        let now = match summaries(&server, &disks) {
             Err(error) if error.is_gone() => return Ok(()),
             other => other?,
         };
+        let pairs = now.iter().zip(&last);
+        let pairs = pairs.map(|((disk, now), (_, last))| (disk.clone(), now.since(last)));
+        print(&pairs.collect(), args.json, true)?;
         if !args.json {
             writeln!(std::io::stdout())?;
         }
-        print(&summaries, args.json)?;
+        last = now;
     }
+}
+
+/// What the rows are.
+fn explain() -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out)?;
+    for stage in Stage::ALL {
+        writeln!(out, "{:<8}{}", stage.name(), stage.meaning())?;
+    }
+    writeln!(out, "{:<8}all of these together", "total")?;
+    Ok(out.flush()?)
 }
 
 type Summaries = Vec<(String, Summary)>;
@@ -75,7 +98,7 @@ fn summaries(server: &Client, disks: &[String]) -> Result<Summaries, ClientError
     disks.iter().map(of).collect()
 }
 
-fn print(summaries: &Summaries, json: bool) -> anyhow::Result<()> {
+fn print(summaries: &Summaries, json: bool, is_interval: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
         writeln!(out, "{}", to_json(summaries)?)?;
@@ -85,7 +108,13 @@ fn print(summaries: &Summaries, json: bool) -> anyhow::Result<()> {
         if summaries.len() > 1 {
             writeln!(out, "{disk}:")?;
         }
-        write!(out, "{summary}")?;
+        match (summary.operations.is_empty(), summary.seconds) {
+            (true, Some(seconds)) if is_interval => {
+                let n = summary.in_flight;
+                writeln!(out, "no request answered in {seconds:.1} s; {n} in flight")?;
+            }
+            _ => write!(out, "{summary}")?,
+        }
     }
     Ok(out.flush()?)
 }

@@ -26,6 +26,10 @@ impl Counter {
 /// What a worker did besides moving requests.
 #[derive(Default)]
 pub struct Counters {
+    /// Requests taken from sources.
+    pub taken: Counter,
+    /// Requests answered: of these, and never more.
+    pub answered: Counter,
     /// Interrupts sent.
     pub notifications: Counter,
     /// Times that it went to sleep.

@@ -159,6 +159,7 @@ impl Worker {
         if self.batch.is_empty() {
             return false;
         }
+        self.counters.taken.add(self.batch.len() as u64);
         let popped = self.cx.tick();
         for &id in &self.batch {
             let request = &mut self.cx.slab[id];
@@ -293,6 +294,7 @@ impl Worker {
     /// Count and trace the answered requests, and free their slots.
     fn record(&mut self, published: u64, notified: u64) {
         self.answered = self.cx.done.len();
+        self.counters.answered.add(self.answered as u64);
         // One is enough to tell a slow disk.
         let mut latency = None;
         for id in self.cx.done.drain(..) {
@@ -304,10 +306,12 @@ impl Worker {
             if self.cx.watched {
                 self.channel.answered(request);
             }
+            let mut bytes = request.len;
             if request.error != 0 {
                 self.recorder.failed(request.op);
+                bytes = 0;
             }
-            self.recorder.record(request.op, &request.stamps);
+            self.recorder.record(request.op, bytes, &request.stamps);
             if let Some(trace) = &mut self.trace {
                 trace.write(&trace_record(request));
             }

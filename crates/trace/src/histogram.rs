@@ -60,7 +60,7 @@ impl Default for Histogram {
 
 /// A plain add: there is one writer, so no locked instruction is needed.
 #[inline]
-fn add(counter: &AtomicU64, n: u64) {
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
@@ -157,7 +157,7 @@ impl<const BITS: u32> Counts<BITS> {
     }
 
     /// The buckets that hold anything, in order: from, to (exclusive), count.
-    pub fn occupied(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+    pub fn occupied(&self) -> impl Iterator<Item = (u64, u64, u64)> + Clone + use<'_, BITS> {
         let counts = self.buckets.iter().copied().enumerate();
         counts.filter(|(_, n)| *n > 0).map(|(index, n)| {
             let (from, width) = bucket_range::<BITS>(index);
@@ -178,34 +178,58 @@ impl<const BITS: u32> Counts<BITS> {
         (count > 0).then(|| self.sum as f64 / count as f64)
     }
 
-    /// The value below which a share `q` (0 to 1) of the values lie,
-    /// interpolated within its bucket. None where fewer than `MIN_BEYOND`
-    /// values lie beyond it, because such a figure is chance; the median of
-    /// anything at all is given.
+    /// As [`quantile`], interpolated within a bucket.
     pub fn quantile(&self, q: f64) -> Option<f64> {
-        const MIN_BEYOND: f64 = 10.0;
-        let beyond = (1.0 - q) * self.count() as f64;
-        match q > 0.5 && beyond < MIN_BEYOND - 1e-6 {
-            true => None,
-            false => self.quantile_of_any(q),
-        }
+        quantile(self.ranges(), self.max as f64, q)
     }
 
     /// Likewise, however few values there are.
     pub fn quantile_of_any(&self, q: f64) -> Option<f64> {
-        let rank = q * self.count() as f64;
-        let mut below = 0.0;
-        for (from, to, n) in self.occupied() {
-            if below + n as f64 >= rank {
-                let inside = (rank - below) / n as f64;
-                let value = from as f64 + inside * (to - from - 1) as f64;
-                return Some(value.min(self.max as f64));
-            }
-            below += n as f64;
-        }
-        // With any values, by rounding only.
-        (below > 0.0).then_some(self.max as f64)
+        quantile_of_any(self.ranges(), self.max as f64, q)
     }
+
+    fn ranges(&self) -> impl Iterator<Item = (f64, f64, u64)> + Clone + use<'_, BITS> {
+        let ranges = self.occupied();
+        ranges.map(|(from, to, n)| (from as f64, (to - 1) as f64, n))
+    }
+}
+
+/// The value below which a share `q` (0 to 1) of the values lie, by their ranges in order (from, to,
+/// how many) and their maximum. None where fewer than `MIN_BEYOND` values lie beyond it, because such
+/// a figure is chance; the median of anything at all is given.
+pub(crate) fn quantile(
+    ranges: impl Iterator<Item = (f64, f64, u64)> + Clone,
+    max: f64,
+    q: f64,
+) -> Option<f64> {
+    const MIN_BEYOND: f64 = 10.0;
+    let beyond = (1.0 - q) * count(ranges.clone()) as f64;
+    match q > 0.5 && beyond < MIN_BEYOND - 1e-6 {
+        true => None,
+        false => quantile_of_any(ranges, max, q),
+    }
+}
+
+fn quantile_of_any(
+    ranges: impl Iterator<Item = (f64, f64, u64)> + Clone,
+    max: f64,
+    q: f64,
+) -> Option<f64> {
+    let rank = q * count(ranges.clone()) as f64;
+    let mut below = 0.0;
+    for (from, to, n) in ranges {
+        if below + n as f64 >= rank {
+            let inside = (rank - below) / n as f64;
+            return Some((from + inside * (to - from)).min(max));
+        }
+        below += n as f64;
+    }
+    // With any values, by rounding only.
+    (below > 0.0).then_some(max)
+}
+
+fn count(ranges: impl Iterator<Item = (f64, f64, u64)>) -> u64 {
+    ranges.map(|(_, _, n)| n).sum()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Turns finished requests into histograms, in batches.
 
 use crate::clock::Clock;
-use crate::histogram::{COARSE, Counts, Histogram, Occupied};
+use crate::histogram::{COARSE, Counts, Histogram, Occupied, add};
 use crate::stage::{Op, Stage, Stamps};
 use serde::{Deserialize, Serialize};
 use std::alloc::{Layout, handle_alloc_error};
@@ -20,6 +20,8 @@ struct Tables {
     ops: [[Histogram; Stage::COUNT + 1]; Op::COUNT],
     /// Of these requests, how many were answered with an error.
     errors: [AtomicU64; Op::COUNT],
+    /// And how many bytes the others were about.
+    bytes: [AtomicU64; Op::COUNT],
 }
 
 // SAFETY: it owns its tables, which are `Send`.
@@ -74,6 +76,11 @@ impl StageHistograms {
     pub fn errors(&self, op: Op) -> u64 {
         self.tables().errors[op as usize].load(Ordering::Relaxed)
     }
+
+    /// How many bytes the requests were about that were not.
+    pub fn bytes(&self, op: Op) -> u64 {
+        self.tables().bytes[op as usize].load(Ordering::Relaxed)
+    }
 }
 
 /// Histograms on their way to another process of the same machine.
@@ -84,6 +91,9 @@ pub struct HistogramsState {
     bits: u32,
     /// Of each operation: those of the stages, and how many were answered with an error.
     ops: Vec<(Vec<Occupied>, u64)>,
+    /// Likewise. (Servers of before did not count them.)
+    #[serde(default)]
+    bytes: Vec<u64>,
 }
 
 impl StageHistograms {
@@ -93,6 +103,7 @@ impl StageHistograms {
             tsc: Clock::get().is_tsc(),
             bits: COARSE,
             ops: Op::ALL.map(|op| (counts(op), self.errors(op))).into(),
+            bytes: Op::ALL.map(|op| self.bytes(op)).into(),
         }
     }
 
@@ -106,9 +117,10 @@ impl StageHistograms {
         for (i, (stages, errors)) in state.ops.iter().enumerate().take(Op::COUNT) {
             let pairs = tables.ops[i].iter().zip(stages);
             pairs.for_each(|(histogram, counts)| histogram.absorb(counts));
-            let all = &tables.errors[i];
-            all.store(all.load(Ordering::Relaxed) + errors, Ordering::Relaxed);
+            add(&tables.errors[i], *errors);
         }
+        let pairs = tables.bytes.iter().zip(&state.bytes);
+        pairs.for_each(|(all, bytes)| add(all, *bytes));
     }
 }
 
@@ -122,6 +134,8 @@ pub struct Recorder {
     op: Op,
     spent: [u64; Stage::COUNT],
     run: u64,
+    /// Of the run.
+    bytes: u64,
 }
 
 impl Recorder {
@@ -131,30 +145,32 @@ impl Recorder {
             op: Op::Read,
             spent: [0; Stage::COUNT],
             run: 0,
+            bytes: 0,
         }
     }
 
-    /// Count a finished request. It is visible after [`Recorder::flush`].
+    /// Count a finished request of so many bytes. It is visible after [`Recorder::flush`].
     #[inline]
-    pub fn record(&mut self, op: Op, stamps: &Stamps) {
+    pub fn record(&mut self, op: Op, bytes: u64, stamps: &Stamps) {
         if cfg!(fathom_unstamped) {
             return;
         }
         if self.op == op && self.spent == *stamps.spent() {
             self.run += 1;
+            self.bytes += bytes;
             return;
         }
         self.flush();
         self.op = op;
         self.spent = *stamps.spent();
         self.run = 1;
+        self.bytes = bytes;
     }
 
     /// Count one that was answered with an error; it is recorded, too.
     #[cold]
     pub fn failed(&mut self, op: Op) {
-        let errors = &self.histograms.tables().errors[op as usize];
-        errors.store(errors.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        add(&self.histograms.tables().errors[op as usize], 1);
     }
 
     /// Make everything recorded so far visible; called once per batch.
@@ -163,14 +179,16 @@ impl Recorder {
         if self.run == 0 {
             return;
         }
-        let histograms = &self.histograms.tables().ops[self.op as usize];
+        let tables = self.histograms.tables();
+        add(&tables.bytes[self.op as usize], self.bytes);
+        let histograms = &tables.ops[self.op as usize];
         let mut total = 0;
         for (histogram, spent) in histograms.iter().zip(self.spent) {
             histogram.record_n(spent, self.run);
             total += spent;
         }
         histograms[Stage::COUNT].record_n(total, self.run);
-        self.run = 0;
+        (self.run, self.bytes) = (0, 0);
     }
 }
 
@@ -186,7 +204,7 @@ mod tests {
             let mut stamps = Stamps::start(0);
             stamps.enter(Stage::Device, 1);
             stamps.end(1 + ticks);
-            recorder.record(Op::Write, &stamps);
+            recorder.record(Op::Write, 512, &stamps);
         }
         recorder.failed(Op::Write);
         recorder.flush();
@@ -201,6 +219,7 @@ mod tests {
             assert_eq!(old[stage].max(), new[stage].max());
         }
         assert_eq!(taken.errors(Op::Write), 1);
+        assert_eq!(taken.bytes(Op::Write), 3 * 512);
         state.bits += 1;
         let strange = StageHistograms::default();
         strange.absorb(&state);
@@ -221,14 +240,19 @@ mod tests {
             let mut stamps = Stamps::start(0);
             stamps.enter(Stage::Device, 1);
             stamps.end(1 + ticks);
-            recorder.record(op, &stamps);
+            recorder.record(op, 512, &stamps);
+            if ticks == 9 {
+                recorder.flush();
+                recorder.record(op, 512, &stamps);
+            }
         }
         recorder.flush();
         let reads = histograms.counts(Op::Read);
-        assert_eq!(reads[Stage::Device as usize].count(), 4);
-        assert_eq!(reads[Stage::Device as usize].sum(), 24);
-        assert_eq!(reads[Stage::Wake as usize].sum(), 4);
-        assert_eq!(reads[Stage::COUNT].sum(), 28);
+        assert_eq!(reads[Stage::Device as usize].count(), 5);
+        assert_eq!(reads[Stage::Device as usize].sum(), 33);
+        assert_eq!(reads[Stage::Wake as usize].sum(), 5);
+        assert_eq!(reads[Stage::COUNT].sum(), 38);
+        assert_eq!(histograms.bytes(Op::Read), 5 * 512);
         assert_eq!(histograms.counts(Op::Write)[Stage::COUNT].count(), 1);
     }
 }

@@ -83,6 +83,20 @@ impl Stage {
             Stage::Notify => "notify",
         }
     }
+
+    /// From when to when, for who reads a table.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Stage::Wake => {
+                "from when work was noticed, by a kick or by looking, until it was taken"
+            }
+            Stage::Queue => "until the filters have let it pass",
+            Stage::Map => "looking up where the image has the bytes",
+            Stage::Device => "from when it was handed to the storage until that is done",
+            Stage::Finish => "until the answer is where the guest or client finds it",
+            Stage::Notify => "until the interrupt or the reply was sent, or known not to be wanted",
+        }
+    }
 }
 
 /// A request's way through the stages, in clock ticks. A stage may be

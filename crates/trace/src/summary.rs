@@ -1,7 +1,7 @@
 //! Histograms as the figures that people read: a table or JSON.
 
 use crate::clock::Clock;
-use crate::histogram::{COARSE, Counts};
+use crate::histogram::{COARSE, Counts, quantile};
 use crate::recorder::StageHistograms;
 use crate::stage::{Op, Stage};
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,12 @@ pub struct Summary {
     /// of their protocol, or the disk cannot do what they ask for.
     #[serde(default)]
     pub refused: u64,
+    /// Requests taken from queues and connections, and not answered yet.
+    #[serde(default)]
+    pub in_flight: u64,
+    /// For how long all of it has been counted; absent where a server of before did not know.
+    #[serde(default)]
+    pub seconds: Option<f64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
@@ -24,6 +30,9 @@ pub struct OpSummary {
     /// How many of the requests were answered with an error.
     #[serde(default)]
     pub errors: u64,
+    /// What the others were about: data, or what was discarded, zeroed, asked for.
+    #[serde(default)]
+    pub bytes: u64,
     /// In the order of [`Stage::ALL`], then the total.
     pub stages: Vec<StageSummary>,
 }
@@ -40,7 +49,11 @@ pub struct StageSummary {
     pub p99_ns: Option<f64>,
     pub p999_ns: Option<f64>,
     pub max_ns: f64,
-    /// Of the device and in all, for those who want to replay it.
+    /// The sum of all by the server's clock, for who wants to know what has come since: how long a tick
+    /// takes is known better and better, so that means are not good enough for that.
+    #[serde(default)]
+    pub ticks: u64,
+    /// Of each that occurred.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub histogram: Vec<Bucket>,
 }
@@ -56,10 +69,11 @@ impl Summary {
         clock: &Clock,
     ) -> Summary {
         let mut merged = vec![vec![Counts::default(); Stage::COUNT + 1]; Op::COUNT];
-        let mut errors = [0; Op::COUNT];
+        let (mut errors, mut bytes) = ([0; Op::COUNT], [0; Op::COUNT]);
         for worker in workers {
             for op in Op::ALL {
                 errors[op as usize] += worker.errors(op);
+                bytes[op as usize] += worker.bytes(op);
                 for (into, from) in merged[op as usize].iter_mut().zip(worker.counts(op)) {
                     into.merge(&from);
                 }
@@ -72,6 +86,7 @@ impl Summary {
             .map(|op| OpSummary {
                 op: op.name().to_owned(),
                 errors: errors[op as usize],
+                bytes: bytes[op as usize],
                 stages: stage_names()
                     .zip(&merged[op as usize])
                     .map(|(name, counts)| StageSummary::of(name, counts, ns_per_tick))
@@ -80,7 +95,53 @@ impl Summary {
             .collect();
         Summary {
             operations,
-            refused: 0,
+            ..Summary::default()
+        }
+    }
+
+    /// What has come since an earlier one of the same disk. All of it, if the disk has gone meanwhile
+    /// and come back.
+    pub fn since(&self, earlier: &Summary) -> Summary {
+        let is_fewer = |op: &OpSummary| {
+            self.of_op(&op.op)
+                .is_none_or(|now| now.count() < op.count())
+        };
+        if self.seconds < earlier.seconds || earlier.operations.iter().any(is_fewer) {
+            return self.clone();
+        }
+        let before = |op: &OpSummary| earlier.of_op(&op.op);
+        let operations = self.operations.iter();
+        let operations = operations.map(|op| match before(op) {
+            Some(before) => op.since(before),
+            None => op.clone(),
+        });
+        let seconds = self.seconds.zip(earlier.seconds);
+        Summary {
+            operations: operations.filter(|op| op.count() > 0).collect(),
+            refused: self.refused.saturating_sub(earlier.refused),
+            in_flight: self.in_flight,
+            seconds: seconds.map(|(now, then)| now - then),
+        }
+    }
+
+    fn of_op(&self, op: &str) -> Option<&OpSummary> {
+        self.operations.iter().find(|one| one.op == op)
+    }
+}
+
+impl OpSummary {
+    /// How many requests.
+    pub fn count(&self) -> u64 {
+        self.stages.last().map_or(0, |total| total.count)
+    }
+
+    fn since(&self, earlier: &OpSummary) -> OpSummary {
+        let stages = self.stages.iter().zip(&earlier.stages);
+        OpSummary {
+            op: self.op.clone(),
+            errors: self.errors.saturating_sub(earlier.errors),
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+            stages: stages.map(|(now, then)| now.since(then)).collect(),
         }
     }
 }
@@ -92,30 +153,99 @@ fn stage_names() -> impl Iterator<Item = &'static str> {
 
 impl StageSummary {
     fn of(stage: &str, counts: &Counts<COARSE>, ns_per_tick: f64) -> StageSummary {
-        let quantile = |q| counts.quantile(q).map(|ticks| ticks * ns_per_tick);
+        let ns = |ticks| ticks as f64 * ns_per_tick;
+        let buckets = counts.occupied();
+        StageSummary {
+            max_ns: ns(counts.max()),
+            ticks: counts.sum(),
+            mean_ns: counts.mean().unwrap_or(0.0) * ns_per_tick,
+            histogram: buckets
+                .map(|(from, to, n)| Bucket(ns(from), ns(to), n))
+                .collect(),
+            ..StageSummary::named(stage)
+        }
+        .with_quantiles()
+    }
+
+    fn named(stage: &str) -> StageSummary {
         StageSummary {
             stage: stage.to_owned(),
-            count: counts.count(),
-            mean_ns: counts.mean().unwrap_or(0.0) * ns_per_tick,
-            p50_ns: quantile(0.5),
-            p90_ns: quantile(0.9),
-            p99_ns: quantile(0.99),
-            p999_ns: quantile(0.999),
-            max_ns: counts.max() as f64 * ns_per_tick,
-            histogram: match stage {
-                "device" | "total" => counts
-                    .occupied()
-                    .map(|(from, to, n)| {
-                        Bucket(from as f64 * ns_per_tick, to as f64 * ns_per_tick, n)
-                    })
-                    .collect(),
-                _ => Vec::new(),
-            },
+            count: 0,
+            mean_ns: 0.0,
+            p50_ns: None,
+            p90_ns: None,
+            p99_ns: None,
+            p999_ns: None,
+            max_ns: 0.0,
+            ticks: 0,
+            histogram: Vec::new(),
         }
+    }
+
+    /// With what follows from the histogram and the maximum.
+    fn with_quantiles(self) -> StageSummary {
+        let ranges = self
+            .histogram
+            .iter()
+            .map(|Bucket(from, to, n)| (*from, *to, *n));
+        let at = |q| quantile(ranges.clone(), self.max_ns, q);
+        StageSummary {
+            count: ranges.clone().map(|(_, _, n)| n).sum(),
+            p50_ns: at(0.5),
+            p90_ns: at(0.9),
+            p99_ns: at(0.99),
+            p999_ns: at(0.999),
+            ..self
+        }
+    }
+
+    /// What has come since. Of its maximum only the bucket is known.
+    fn since(&self, earlier: &StageSummary) -> StageSummary {
+        let mut before = earlier.histogram.iter().peekable();
+        let mut histogram = Vec::new();
+        for &Bucket(from, to, n) in &self.histogram {
+            // Both have the same buckets, whose bounds differ by how long a tick was thought to take;
+            // and what was in a bucket still is.
+            let then = before.next_if(|old| old.0 < f64::midpoint(from, to));
+            let then = then.map_or(0, |old| old.2);
+            if n > then {
+                histogram.push(Bucket(from, to, n - then));
+            }
+        }
+        let ticks = self.ticks.wrapping_sub(earlier.ticks);
+        let ns_per_tick = self.mean_ns * self.count as f64 / self.ticks.max(1) as f64;
+        let count = self.count.saturating_sub(earlier.count).max(1);
+        let top = histogram.last().map_or(0.0, |Bucket(_, to, _)| *to);
+        StageSummary {
+            mean_ns: ticks as f64 * ns_per_tick / count as f64,
+            max_ns: top.min(self.max_ns),
+            ticks,
+            histogram,
+            ..StageSummary::named(&self.stage)
+        }
+        .with_quantiles()
     }
 }
 
 impl Summary {
+    /// Requests and data by operation, and what is in flight.
+    fn fmt_rates(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rates = self.operations.iter().map(|op| match self.seconds {
+            Some(seconds) if seconds > 0.0 => {
+                let (count, bytes) = (op.count() as f64, op.bytes as f64);
+                let (iops, mb) = (count / seconds, bytes / seconds / 1e6);
+                format!("{} {iops:.0} IOPS, {mb:.1} MB/s", op.op)
+            }
+            _ => format!("{} {:.1} MB", op.op, op.bytes as f64 / 1e6),
+        });
+        let rates: Vec<_> = rates.collect();
+        write!(f, "{}; {} in flight", rates.join("; "), self.in_flight)?;
+        match self.seconds {
+            Some(seconds) => writeln!(f, "; in {seconds:.1} s"),
+            None => writeln!(f),
+        }
+    }
+
     /// What went wrong, if anything did.
     fn fmt_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let failed = self.operations.iter().filter(|op| op.errors > 0);
@@ -135,7 +265,10 @@ impl Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.operations.is_empty() {
-            writeln!(f, "no requests yet")?;
+            match self.in_flight {
+                0 => writeln!(f, "no requests yet")?,
+                n => writeln!(f, "no request answered yet; {n} in flight")?,
+            }
             return self.fmt_errors(f);
         }
         writeln!(
@@ -163,6 +296,7 @@ impl fmt::Display for Summary {
                 writeln!(f)?;
             }
         }
+        self.fmt_rates(f)?;
         self.fmt_errors(f)
     }
 }
@@ -184,7 +318,7 @@ mod tests {
             stamps.enter(Stage::Queue, at(2));
             stamps.enter(Stage::Device, at(5));
             stamps.end(at(50));
-            recorder.record(Op::Read, &stamps);
+            recorder.record(Op::Read, 4096, &stamps);
         }
         recorder.flush();
         Summary::of([&*histograms], clock)
@@ -211,10 +345,54 @@ mod tests {
     #[test]
     fn the_table_has_a_row_a_stage_and_dashes_for_unknown_tails() {
         let text = summary_of_reads(100).to_string();
-        assert_eq!(text.lines().count(), 1 + Stage::COUNT + 1);
-        let total = text.lines().last().unwrap();
+        assert_eq!(text.lines().count(), 1 + Stage::COUNT + 2);
+        let total = text.lines().nth(1 + Stage::COUNT).unwrap();
         assert!(total.starts_with("read         total           100"));
         assert!(total.contains(" - "), "{total}");
+    }
+
+    #[test]
+    fn an_interval_is_what_has_come_since() {
+        let histograms = Arc::new(StageHistograms::default());
+        let mut recorder = Recorder::new(histograms.clone());
+        let clock = Clock::get();
+        let mut read = |micros, n: u64| {
+            for _ in 0..n {
+                let mut stamps = Stamps::start(0);
+                stamps.enter(Stage::Device, 0);
+                stamps.end(clock.ticks(std::time::Duration::from_micros(micros)));
+                recorder.record(Op::Read, 4096, &stamps);
+            }
+            recorder.flush();
+        };
+        let now = |seconds| Summary {
+            seconds: Some(seconds),
+            ..Summary::of([&*histograms], clock)
+        };
+        read(900, 10_000);
+        let first = now(10.0);
+        read(100, 5_000);
+        let second = now(12.0);
+        let interval = second.since(&first);
+        let op = &interval.operations[0];
+        assert_eq!((op.count(), op.bytes), (5_000, 5_000 * 4096));
+        let total = op.stages.last().unwrap();
+        for ns in [total.mean_ns, total.p50_ns.unwrap(), total.max_ns] {
+            assert!((ns / 100_000.0 - 1.0).abs() < 0.04, "{total:?}");
+        }
+        let text = interval.to_string();
+        assert!(
+            text.contains("read 2500 IOPS, 10.2 MB/s; 0 in flight; in 2.0 s"),
+            "{text}"
+        );
+        assert_eq!(second.since(&second).operations, []);
+        // The disk has gone and come back, and has done less, or more in less time.
+        assert_eq!(first.since(&second), first);
+        let young = Summary {
+            seconds: Some(1.0),
+            ..second.clone()
+        };
+        assert_eq!(young.since(&first), young);
     }
 
     #[test]

@@ -45,7 +45,8 @@ fn a_disk_is_served_asked_about_and_ended() {
         (count == Some(10_000)).then_some(summary)
     });
     let table = stdout_of(&["stats", &served.api()]);
-    assert_eq!(table.lines().count(), 8, "{table}");
+    assert_eq!(table.lines().count(), 17, "{table}");
+    assert_eq!(summary["operations"][0]["bytes"], 10_000 * 4096);
     let reads = stages(&summary, "read");
     let names: Vec<_> = reads.iter().map(|s| s["stage"].as_str().unwrap()).collect();
     assert_eq!(
@@ -63,7 +64,7 @@ fn a_disk_is_served_asked_about_and_ended() {
 
     let (status, stdout) = served.terminate();
     assert_eq!(status, Some(0), "{}", served.log());
-    assert_eq!(stdout.lines().count(), 8, "{stdout}");
+    assert_eq!(stdout.lines().count(), 9, "{stdout}");
     assert!(stdout.starts_with("operation"), "{stdout}");
     assert!(!served.path("s").exists() && !served.path("c").exists());
 }
@@ -76,6 +77,41 @@ fn the_end_is_told_in_json() {
     let (status, stdout) = served.end();
     assert_eq!(status, Some(0));
     assert_eq!(stages(&json(&stdout), "write")[6]["count"], 1000);
+}
+
+#[test]
+fn what_is_in_flight_and_what_comes_in_an_interval_is_told() {
+    let served = Served::start("memory:64M", &["--filter", "delay:read=3s"]);
+    served.load(1000, &["--rw", "write", "--bs", "8k"]);
+    let reads = ["--rw", "randread", "--iodepth", "4"];
+    let mut load = served.start_load(4, &reads);
+    let stats = || json(&stdout_of(&["stats", &served.api(), "--json"]));
+    eventually("four reads", || (stats()["in_flight"] == 4).then_some(()));
+    assert_eq!(stages(&stats(), "write")[6]["count"], 1000);
+
+    let watch = ["stats", &served.api(), "--watch", "0.2"];
+    let mut watching = fathom().args(watch).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut next = || output.next().expect("a line").unwrap();
+    let line = next();
+    assert!(
+        line.starts_with("no request answered in 0.") && line.ends_with("; 4 in flight"),
+        "{line}"
+    );
+    assert!(load.wait().unwrap().success());
+    let line = loop {
+        let line = next();
+        if line.contains("IOPS") {
+            break line;
+        }
+    };
+    // Not the writes of before.
+    assert!(
+        line.starts_with("read ") && !line.contains("write"),
+        "{line}"
+    );
+    watching.kill().unwrap();
+    watching.wait().unwrap();
 }
 
 #[test]

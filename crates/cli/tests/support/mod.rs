@@ -218,6 +218,15 @@ impl Served {
         stdout_of(&[&bench, args].concat());
     }
 
+    /// Likewise, without waiting for its end.
+    pub fn start_load(&self, n: u64, args: &[&str]) -> Child {
+        let (socket, n) = (self.arg("s"), n.to_string());
+        let bench = ["bench", "--vhost-user", &socket, "--number-ios", &n];
+        let mut load = fathom();
+        load.args(bench).args(args).stdout(Stdio::null());
+        load.spawn().expect("fathom bench")
+    }
+
     pub fn signal(&self, signal: &str) {
         send(signal, &self.child);
     }

@@ -203,6 +203,9 @@ pub struct DiskCounts {
     pub histograms: Vec<HistogramsState>,
     pub workers: Vec<WorkerCounts>,
     pub refused: u64,
+    /// For how long; absent where a server of before did not know.
+    #[serde(default)]
+    pub seconds: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]

@@ -63,6 +63,7 @@ pub struct Served {
     /// As was last told, in bytes.
     size: u64,
     inherited: Inherited,
+    since: Instant,
 }
 
 impl Served {
@@ -92,6 +93,7 @@ impl Served {
             vhost_user: None,
             trace: None,
             inherited: Inherited::default(),
+            since: Instant::now(),
         };
         if let Some(lent) = served.options.disk.legacy.take(TRACE) {
             let trace = Tracer::resume(lent, served.stack.workers.len());
@@ -245,9 +247,16 @@ impl Served {
 
     pub fn summary(&self) -> Summary {
         let workers = || self.stack.workers.iter();
-        let refused = workers().map(|worker| worker.counters().refused.get());
+        let counters = || workers().map(WorkerHandle::counters);
+        // (In this order: what is answered was taken before.)
+        let answered: u64 = counters().map(|one| one.answered.get()).sum();
+        let taken: u64 = counters().map(|one| one.taken.get()).sum();
+        let refused: u64 = counters().map(|one| one.refused.get()).sum();
+        let before = self.inherited.seconds();
         Summary {
-            refused: refused.sum::<u64>() + self.inherited.refused(),
+            refused: refused + self.inherited.refused(),
+            in_flight: taken.saturating_sub(answered),
+            seconds: before.map(|before| before + self.since.elapsed().as_secs_f64()),
             ..Summary::of(
                 workers()
                     .map(WorkerHandle::histograms)

@@ -5,11 +5,23 @@ use crate::info::WorkerInfo;
 use fathom_trace::StageHistograms;
 
 /// What a predecessor has counted.
-#[derive(Default)]
 pub struct Inherited {
     histograms: Vec<StageHistograms>,
     workers: Vec<WorkerCounts>,
     refused: u64,
+    seconds: Option<f64>,
+}
+
+impl Default for Inherited {
+    /// Nothing, in no time.
+    fn default() -> Inherited {
+        Inherited {
+            histograms: Vec::new(),
+            workers: Vec::new(),
+            refused: 0,
+            seconds: Some(0.0),
+        }
+    }
 }
 
 impl Inherited {
@@ -21,6 +33,7 @@ impl Inherited {
             histograms: vec![all],
             workers: counts.workers.clone(),
             refused: counts.refused,
+            seconds: counts.seconds,
         }
     }
 
@@ -30,6 +43,11 @@ impl Inherited {
 
     pub fn refused(&self) -> u64 {
         self.refused
+    }
+
+    /// For how long it was counted; absent where that is not known.
+    pub fn seconds(&self) -> Option<f64> {
+        self.seconds
     }
 
     /// What a worker has done by now, with what the predecessor's of its number has.

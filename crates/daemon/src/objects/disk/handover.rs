@@ -7,7 +7,7 @@ use crate::info::WorkerInfo;
 use crate::objects::inherited::Inherited;
 use fathom_core::{Legacy, Parts, WorkerHandle};
 use fathom_exports::vhost_user::Arrival;
-use fathom_trace::StageHistograms;
+use fathom_trace::{StageHistograms, Summary};
 use std::time::Instant;
 
 impl Served {
@@ -123,10 +123,14 @@ impl Served {
             sleeps: worker.sleeps,
             polled_ns: worker.polled_ns,
         };
+        let Summary {
+            refused, seconds, ..
+        } = self.summary();
         DiskCounts {
             histograms: histograms.map(StageHistograms::state).collect(),
             workers: info.workers.iter().map(count).collect(),
-            refused: self.summary().refused,
+            refused,
+            seconds,
         }
     }
 
