@@ -38,7 +38,7 @@ pub struct ReportArgs {
     json: bool,
 
     /// Write the tables as CSV files into this directory, or the first alone (a run's layers, an
-    /// experiment's points) into FILE.csv
+    /// experiment's points) into FILE.csv or, with -, to standard output
     #[arg(long, value_name = "DIR|FILE.csv")]
     csv: Option<PathBuf>,
 
@@ -229,7 +229,7 @@ fn write_csv(path: &Path, run: &Analysis) -> anyhow::Result<()> {
 }
 
 fn is_csv_file(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "csv")
+    is_stdout(path) || path.extension().is_some_and(|extension| extension == "csv")
 }
 
 fn write_files(path: &Path, files: &[CsvFile]) -> anyhow::Result<()> {
@@ -240,11 +240,17 @@ fn write_files(path: &Path, files: &[CsvFile]) -> anyhow::Result<()> {
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
-    std::io::stdout().lock().write_all(text.as_bytes())?;
-    Ok(())
+    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
+}
+
+fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    if is_stdout(path) {
+        return Ok(std::io::stdout().lock().write_all(bytes)?);
+    }
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
     eprintln!("report: {} written", path.display());
     Ok(())

@@ -126,6 +126,7 @@ fn tables_become_files() {
     stdout_of(&["report", text(&run), "--csv", text(&tables)]);
     stdout_of(&["report", text(&run), "--csv", text(&layers)]);
     let written = fs::read_to_string(tables.join("layers.csv")).unwrap();
+    assert_eq!(stdout_of(&["report", text(&run), "--csv", "-"]), written);
     assert_eq!(fs::read_to_string(layers).unwrap(), written);
     assert!(written.contains("host_io,"), "{written}");
     assert!(tables.join("requests.csv").exists());
