@@ -8,6 +8,7 @@ use crate::open::{identity_of, open_writable};
 use crate::progress::Progress;
 use crate::source::{Opened, Source, nbd_uri};
 use crate::stream;
+use crate::streamed::to_standard_output;
 use crate::target::{Target, parent};
 use fathom_core::Disk;
 use fathom_formats::offline::bitmap::copy;
@@ -99,7 +100,7 @@ pub fn convert(
         progress.begin(size);
         return opened
             .iter()
-            .try_for_each(|source| stream::to_standard_output(&job, source, progress))
+            .try_for_each(|source| to_standard_output(&job, source, progress))
             .map(|()| progress.end());
     }
     let sink = match nbd_uri(target) {

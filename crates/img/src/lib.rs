@@ -22,6 +22,7 @@ mod resize;
 mod snapshot;
 mod source;
 mod stream;
+mod streamed;
 mod target;
 
 pub use bitmap::{BitmapChange, BitmapOptions, Listed, bitmap, bitmaps};

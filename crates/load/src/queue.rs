@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::dirty_log::LogCheck;
 use crate::error::{Error, Result};
-use crate::host;
+use crate::host::buffers::scribble;
 use crate::memory::{Buffer, GuestMemory, Layout};
 use crate::options::Wait;
 use crate::port::{Counters, Done, Op, Port};
@@ -96,7 +96,7 @@ impl Queue {
     pub fn scribble(&self, seed: u64) {
         let mut rng = Rng::new(seed);
         for slot in 0..self.layout.slots.count() {
-            host::scribble(self.slots.buffer(slot), &mut rng);
+            scribble(self.slots.buffer(slot), &mut rng);
         }
     }
 

@@ -1,7 +1,6 @@
 //! The system calls of each kind of thread, as the test suite's scenarios make them, and as glibc and
 //! Rust's library make them where those did not.
 
-use crate::kind;
 use crate::program::{Calls, Test};
 use libc::{
     SYS_accept4, SYS_brk, SYS_capset, SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep,
@@ -208,10 +207,23 @@ pub(crate) fn log() -> Calls {
     common().and(file_io())
 }
 
+/// All that any kind of the data plane may do.
+fn data_plane() -> Calls {
+    let lists = [
+        worker(),
+        io(),
+        session(),
+        nbd_listener(),
+        nbd_connection(),
+        log(),
+    ];
+    lists.into_iter().fold(Calls::default(), Calls::and)
+}
+
 /// A tenant's process: what its data plane does, and its main thread, which makes threads, rings and
 /// files where it is allowed to.
 pub(crate) fn tenant() -> Calls {
-    let calls = kind::data_plane()
+    let calls = data_plane()
         .any(&[SYS_io_uring_setup, SYS_openat, SYS_openat2, SYS_pipe2])
         .any(&[SYS_unlinkat, SYS_mkdirat, SYS_renameat2, SYS_getcwd])
         .any(&[SYS_fchmod, SYS_fchmodat, SYS_fchown, SYS_fchownat])

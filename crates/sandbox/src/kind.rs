@@ -1,7 +1,7 @@
 //! Kinds of thread, and what each has need of.
 
 use crate::calls;
-use crate::program::{Calls, Filter, Refused};
+use crate::program::{Filter, Refused};
 use libc::c_long;
 
 /// What a thread is there for.
@@ -124,16 +124,3 @@ pub(crate) const HOT: [c_long; 8] = [
     libc::SYS_ppoll,
     libc::SYS_epoll_pwait2,
 ];
-
-/// All that any kind of the data plane may do.
-pub(crate) fn data_plane() -> Calls {
-    let lists = [
-        calls::worker(),
-        calls::io(),
-        calls::session(),
-        calls::nbd_listener(),
-        calls::nbd_connection(),
-        calls::log(),
-    ];
-    lists.into_iter().fold(Calls::default(), Calls::and)
-}

@@ -1,7 +1,8 @@
 //! One virtqueue of a disk, as the worker's source of requests.
 
 use crate::blk_device::{BlkDevice, SERIAL_LEN};
-use crate::chain::{ChainContext, Descriptor, TableCopy, Unusable};
+use crate::chain::{ChainContext, TableCopy, Unusable};
+use crate::descriptor::Descriptor;
 use crate::dirty_log::DirtyLog;
 use crate::features::{RING_F_EVENT_IDX, RING_F_INDIRECT_DESC};
 use crate::inflight::{InflightError, InflightQueue};

@@ -1,62 +1,14 @@
 //! Walking a descriptor chain (2.7.5), direct or indirect.
 
+use crate::descriptor::Descriptor;
 use crate::memory::{GuestMemory, RegionCache, is_aligned, pair_of, read_pair};
 use crate::queue::SplitQueue;
 use crate::queue::layout::DESCRIPTOR_SIZE;
 use std::ptr::NonNull;
 
-const F_NEXT: u64 = 1 << FLAGS_SHIFT;
-const F_WRITE: u64 = 2 << FLAGS_SHIFT;
-const F_INDIRECT: u64 = 4 << FLAGS_SHIFT;
-const FLAGS_SHIFT: u32 = 32;
-const NEXT_SHIFT: u32 = 48;
-
 /// The largest indirect table that we look at. Drivers make them no larger
 /// than `seg_max` plus header and status.
 pub(crate) const MAX_INDIRECT: u32 = 1024;
-
-/// A private copy of a descriptor. Kept as the two words that were read, and
-/// so in registers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Descriptor {
-    addr: u64,
-    /// Length, flags and next.
-    rest: u64,
-}
-
-impl Descriptor {
-    #[inline(always)]
-    pub fn new([addr, rest]: [u64; 2]) -> Descriptor {
-        Descriptor { addr, rest }
-    }
-
-    #[inline(always)]
-    pub fn addr(self) -> u64 {
-        self.addr
-    }
-
-    #[inline(always)]
-    pub fn len(self) -> u32 {
-        self.rest as u32
-    }
-
-    /// Whether the device writes to it.
-    #[inline(always)]
-    pub fn is_writable(self) -> bool {
-        self.rest & F_WRITE != 0
-    }
-
-    #[inline(always)]
-    fn is_indirect(self) -> bool {
-        self.rest & F_INDIRECT != 0
-    }
-
-    /// The index of the descriptor after this one, if it is not the last.
-    #[inline(always)]
-    fn next(self) -> Option<u32> {
-        (self.rest & F_NEXT != 0).then_some((self.rest >> NEXT_SHIFT) as u32)
-    }
-}
 
 /// The chain does not hold together or ends without a byte for the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,9 +108,9 @@ impl Chain {
         if !cx.indirect || self.is_indirect || !well_formed {
             return Err(Unusable);
         }
-        let table = match cx.translate(descriptor.addr, u64::from(len)) {
+        let table = match cx.translate(descriptor.addr(), u64::from(len)) {
             Some(table) if is_aligned(table) => table,
-            _ => cx.copy_table(descriptor.addr, entries)?,
+            _ => cx.copy_table(descriptor.addr(), entries)?,
         };
         let mut chain = Chain {
             table,

@@ -18,6 +18,7 @@ pub mod blk_device;
 pub mod blk_queue;
 mod chain;
 pub mod config;
+mod descriptor;
 pub mod dirty_log;
 pub mod features;
 pub mod inflight;

@@ -1,7 +1,7 @@
 //! A split virtqueue (2.7) as its device uses it: heads in, used elements
 //! out, and who wants to be told of what.
 
-use crate::chain::Descriptor;
+use crate::descriptor::Descriptor;
 use crate::memory::{GuestMemory, read_pair, shared_u16};
 use crate::queue::layout::*;
 use std::ptr::NonNull;

@@ -1,7 +1,8 @@
 //! A descriptor chain as a request (5.2.6), or as the answer that it gets at
 //! once. Pure: touches guest memory only to read.
 
-use crate::chain::{Chain, ChainContext, Descriptor, Unusable};
+use crate::chain::{Chain, ChainContext, Unusable};
+use crate::descriptor::Descriptor;
 use crate::memory::{pair_of, segment};
 use fathom_core::{Op, RangeLimits, Request, Segments};
 use libc::iovec;

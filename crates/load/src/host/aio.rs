@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use super::{Buffers, describe_status, status};
+use super::buffers::Buffers;
+use super::status::{describe_status, status};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use crate::options::Load;

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::{IoUring, opcode, types};
 
-use super::{Buffers, describe_status, fallocate_mode, status};
+use super::buffers::Buffers;
+use super::status::{describe_status, fallocate_mode, status};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use crate::options::{File as FileOptions, Load, Wait};

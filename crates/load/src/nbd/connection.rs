@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use crate::error::{Error, Result};
-use crate::host::{Buffers, describe_status};
+use crate::host::buffers::Buffers;
+use crate::host::status::describe_status;
 use crate::memory::Buffer;
 use crate::nbd::replies::{Broken, Flights, Receiver};
 use crate::options::{Load, Wait};

@@ -1,6 +1,6 @@
 //! Takes the server's stream apart, and believes none of it.
 
-use crate::host::Buffers;
+use crate::host::buffers::Buffers;
 use crate::port::{Done, Op};
 use fathom_nbd::protocol::{
     ChunkHeader, NotAReply, REPLY_FLAG_DONE, Replies, ReplyHeader, chunk, readable, u16_at, u32_at,

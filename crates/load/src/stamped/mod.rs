@@ -34,8 +34,9 @@ pub use records::{Injection, Record};
 use crate::control::{Control, Phase};
 use crate::error::{Error, Result};
 use crate::host::aio::Aio;
+use crate::host::psync::Psync;
+use crate::host::status::result;
 use crate::host::uring::Uring;
-use crate::host::{self, Psync};
 use crate::load::{Observer, Worker};
 use crate::options::{Engine, File as FileOptions, Load};
 use crate::port::{Done, Port};
@@ -254,6 +255,6 @@ impl Observer for Stamps {
     fn ended(&mut self, done: Done, now: u64) {
         let record = self.records.get_mut(self.numbers[usize::from(done.slot)]);
         record.end = now;
-        record.result = host::result(self.len, done.status);
+        record.result = result(self.len, done.status);
     }
 }

@@ -1,0 +1,133 @@
+//! A disk behind a filter, as others see it, and a worker's channel to it.
+
+use crate::filter::Filter;
+use crate::layer::Layer;
+use fathom_core::{
+    Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Owner, Request, RequestId, Resize,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+struct Layered {
+    layer: Box<dyn Layer>,
+    below: Box<dyn Channel>,
+    /// Of the layers below and of this one, the last that has children.
+    newest: Owner,
+}
+
+impl Layered {
+    /// Tell the layer what has been completed since the mark, and what that
+    /// leads to.
+    fn settle(&mut self, cx: &mut Cx, mut mark: Mark) {
+        loop {
+            let mut completed = cx.completed_since(mark);
+            mark = cx.mark();
+            while let Some(id) = completed.next(cx) {
+                let owner = cx.slab[id].owner;
+                if owner == Owner::SOURCE || owner > self.newest {
+                    self.layer.completed(cx, id);
+                }
+            }
+            self.layer.settled(cx, &mut *self.below);
+            if cx.mark() == mark {
+                return;
+            }
+        }
+    }
+}
+
+impl Channel for Layered {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        let mark = cx.mark();
+        self.layer.submit(cx, id, &mut *self.below);
+        self.settle(cx, mark);
+    }
+
+    fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
+        let mark = cx.mark();
+        self.below.complete(cx, id, tag, result);
+        self.settle(cx, mark);
+    }
+
+    fn timer(&mut self, cx: &mut Cx) {
+        let mark = cx.mark();
+        self.below.timer(cx);
+        self.layer.timer(cx, &mut *self.below);
+        self.settle(cx, mark);
+    }
+
+    fn drain(&mut self, cx: &mut Cx, source: u16) {
+        let mark = cx.mark();
+        self.layer.drain(cx, source, &mut *self.below);
+        self.below.drain(cx, source);
+        self.settle(cx, mark);
+    }
+
+    fn answered(&mut self, request: &Request) {
+        self.layer.answered(request);
+        self.below.answered(request);
+    }
+}
+
+/// `disk` behind a filter.
+pub fn wrap(disk: Arc<dyn Disk>, filter: Arc<dyn Filter>) -> Arc<dyn Disk> {
+    Arc::new(Filtered {
+        below: disk,
+        filter,
+    })
+}
+
+struct Filtered {
+    below: Arc<dyn Disk>,
+    filter: Arc<dyn Filter>,
+}
+
+impl Disk for Filtered {
+    fn info(&self) -> DiskInfo {
+        self.filter.info(self.below.info())
+    }
+
+    fn keepsake_len(&self) -> u64 {
+        self.below.keepsake_len()
+    }
+
+    fn keep(&self, keepsake: Option<Keepsake>) {
+        self.below.keep(keepsake);
+    }
+
+    fn connect_delay(&self) -> Duration {
+        self.filter.connect_delay() + self.below.connect_delay()
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        self.below.activate()?;
+        self.filter.opened();
+        Ok(())
+    }
+
+    fn deactivate(&self) -> Result<(), DiskError> {
+        self.below.deactivate()
+    }
+
+    fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
+        let before = self.below.info().size;
+        let size = self.below.resize(to)?;
+        self.filter.resized(before, size);
+        Ok(size)
+    }
+
+    fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
+        let below = self.below.channel(cx)?;
+        let layer = self.filter.layer(cx, &self.below.info());
+        let layer = layer.map_err(|source| DiskError::Io {
+            path: self.filter.about().name.into(),
+            what: "a worker cannot have this filter",
+            source,
+        })?;
+        Ok(Box::new(Layered {
+            layer,
+            below,
+            newest: cx.newest_owner(),
+        }))
+    }
+}
