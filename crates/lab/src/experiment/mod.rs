@@ -17,6 +17,7 @@ mod next;
 mod order;
 mod parallel;
 mod parameter;
+mod place;
 mod profile;
 pub mod runner;
 mod seqread;
