@@ -24,6 +24,7 @@ mod seqread;
 mod settings;
 mod shared;
 mod storages;
+mod technologies;
 pub mod wiki;
 
 use std::collections::BTreeMap;
@@ -217,6 +218,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &parallel::Parallel,
     &levels::Levels,
     &network::Network,
+    &technologies::Technologies,
 ];
 
 /// An experiment by its name.
