@@ -133,12 +133,14 @@ impl Uml {
     /// When it does not end, or ends with a failure.
     pub fn end(mut self) -> Result<()> {
         let script = "(sleep 0.1; poweroff -f) >/dev/null 2>&1 &";
-        self.hosted.check(script, Duration::from_secs(30))?;
+        let asked = self.hosted.check(script, Duration::from_secs(30));
         let console = self.hosted.console().clone();
         match self.hosted.end() {
+            // It may be gone before it has answered.
+            Ok(()) => Ok(()),
             // Now and then its process aborts after that.
             Err(Error::Program { .. }) if console.text().contains(HALTED) => Ok(()),
-            ended => ended,
+            Err(error) => asked.and(Err(error)),
         }
     }
 }
