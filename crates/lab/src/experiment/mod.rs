@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fathom_run::evidence::{Bare, Evidence};
-use fathom_run::{Beside, Cell, Environment, Measure, Series};
+use fathom_run::{Beside, Cell, Environment, Measure, Series, Sheet};
 use serde::{Deserialize, Serialize};
 
 use crate::bed::Seen;
@@ -68,6 +68,11 @@ pub trait Experiment: Sync {
 
     /// How its points are set side by side, if that tells more than a row for each.
     fn beside(&self) -> Option<Beside> {
+        None
+    }
+
+    /// How its measures are set below each other, if that tells more than a row for each point.
+    fn sheet(&self) -> Option<Sheet> {
         None
     }
 
