@@ -5,12 +5,14 @@
 //! each point of the experiment's [`Design`] and each round, which [`runner`] runs one by one into a run
 //! directory.
 
+mod attributes;
 mod backends;
 mod bonnie;
 mod boot;
 mod confirm;
 mod ffsb;
 mod levels;
+mod memory;
 pub mod nested;
 mod network;
 mod next;
@@ -18,6 +20,7 @@ mod order;
 mod parallel;
 mod parameter;
 mod place;
+pub mod probe;
 mod profile;
 pub mod runner;
 mod seqread;
@@ -224,6 +227,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &levels::Levels,
     &network::Network,
     &technologies::Technologies,
+    &attributes::Attributes,
 ];
 
 /// An experiment by its name.

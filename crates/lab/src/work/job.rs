@@ -69,7 +69,8 @@ impl FioJob {
         fio_on_host(&job, self.shape())
     }
 
-    fn arguments(&self, file: &str, direct: bool, runtime: Duration) -> Vec<String> {
+    /// fio's arguments.
+    pub fn arguments(&self, file: &str, direct: bool, runtime: Duration) -> Vec<String> {
         let engine = match self.depth {
             1 => "psync",
             _ => self.engine.name(),

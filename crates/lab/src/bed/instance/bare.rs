@@ -12,11 +12,14 @@ use crate::scratch::Scratch;
 
 /// The descriptor from which is read what is sent.
 const UPLOAD: i32 = 5;
-/// Before the agent: its files are in a place of its own, which may be in front of the disk's.
+/// Before the agent: its files are in a place of its own, which may be in front of the disk's and of
+/// the program's.
 const OWN_FILES: &str = r#"[ -z "$1" ] || exec 6<"$1"
+[ -z "$2" ] || exec 7<"$2"
 mount -t tmpfs tmp /tmp; export lab_inherited=1"#;
-/// The disk for programs that inherit the descriptor.
+/// The disk, and the program, for who inherits the descriptors.
 const FILE: &str = "/proc/self/fd/6";
+pub const PROGRAM: &str = "/proc/self/fd/7";
 
 /// A shell that runs scripts. It is killed on drop.
 #[derive(Debug)]
@@ -32,11 +35,11 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// Starts it, in the network of the thread that does.
+    /// Starts it, in the network of the thread that does. Scripts may call the program.
     ///
     /// # Errors
     /// Without root's rights, or when it does not come up, with its last words.
-    pub fn start(disk: Option<Given>) -> Result<Bare> {
+    pub fn start(disk: Option<Given>, program: Option<&Path>) -> Result<Bare> {
         let dir = Scratch::small()?;
         let (disk, device, file) = match disk {
             None => (String::new(), None, Path::new("")),
@@ -47,8 +50,9 @@ impl Bare {
             Some(Given::File(image)) => (FILE.to_owned(), None, image),
         };
         let script = format!("{OWN_FILES}\n{}", agent::SCRIPT);
-        let file = file.to_string_lossy().into_owned();
-        let words = ["sh".into(), "-c".into(), script, "sh".into(), file];
+        let [file, program] = [file, program.unwrap_or(Path::new(""))]
+            .map(|path| path.to_string_lossy().into_owned());
+        let words = ["sh".into(), "-c".into(), script, "sh".into(), file, program];
         let pair = UnixStream::pair();
         let (upload, inside) = pair.context(|| "cannot make a socket".into())?;
         let hosted = Hosted::start("a shell", &words, vec![(inside, UPLOAD)], dir.path())?;

@@ -8,14 +8,20 @@ mod loop_device;
 mod uml;
 mod work;
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
 use super::{DISK, GuestBed, image};
 use crate::error::{Context, Result};
+use crate::evidence::tasks;
 use crate::host::{self, Accelerator};
 use crate::machine::{Aio, Machine};
 use crate::process_tree;
@@ -71,6 +77,8 @@ pub struct Spec<'a> {
     pub vcpus: u32,
     /// fio is in it.
     pub tools: bool,
+    /// A program of this machine's that is in it, with its libraries.
+    pub program: Option<&'a Path>,
     /// Who serves a virtual machine's disk, and how.
     pub server: server::Kind,
     pub aio: Aio,
@@ -99,6 +107,7 @@ impl Spec<'_> {
             cpus: None,
             vcpus: 1,
             tools: false,
+            program: None,
             server: server::Kind::QemuMain,
             aio: Aio::Threads,
             fathom: Path::new(""),
@@ -125,7 +134,8 @@ impl Spec<'_> {
 
     fn programs(&self) -> Result<Vec<PathBuf>> {
         let fio = self.tools.then(|| host::program("fio"));
-        Ok(Vec::from_iter(fio.transpose()?))
+        let fio = fio.transpose()?.into_iter();
+        Ok(fio.chain(self.program.map(Path::to_owned)).collect())
     }
 
     /// A virtual machine's disk, wherever its socket is.
@@ -152,6 +162,8 @@ fn is_device(path: &Path) -> bool {
 pub struct Instance {
     body: Body,
     image: PathBuf,
+    /// Its name, if it was given one.
+    program: String,
 }
 
 #[derive(Debug)]
@@ -195,7 +207,7 @@ impl Instance {
     pub fn start(kind: Kind, spec: &Spec) -> Result<Instance> {
         kind.check(spec)?;
         let body = match kind {
-            Kind::Bare => Body::Bare(Bare::start(Some(spec.given()))?),
+            Kind::Bare => Body::Bare(Bare::start(Some(spec.given()), spec.program)?),
             Kind::Container => {
                 let programs = spec.programs()?;
                 Body::Container(Container::start(&spec.container(&programs))?)
@@ -207,6 +219,8 @@ impl Instance {
         Ok(Instance {
             body,
             image: spec.image.to_owned(),
+            program: { spec.program.and_then(Path::file_name) }
+                .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
         })
     }
 
@@ -217,6 +231,14 @@ impl Instance {
             Body::Guest(bed) => &bed.device,
             Body::Uml(_) => uml::DISK,
             Body::Container(container) => container.disk,
+        }
+    }
+
+    /// How scripts call the program that it was given.
+    pub fn program(&self) -> &str {
+        match &self.body {
+            Body::Bare(_) => bare::PROGRAM,
+            _ => &self.program,
         }
     }
 
@@ -289,15 +311,47 @@ impl Instance {
         }
     }
 
-    /// Seconds on a CPU of this machine's: its processes', and those of its disk's server.
-    pub fn cpu_seconds(&mut self) -> f64 {
-        let own = process_tree::cpu_seconds(self.pid());
+    /// The processes on this machine that were started for it: it, and its disk's server.
+    pub fn started(&mut self) -> Vec<u32> {
+        let own = self.pid();
         let server = match &mut self.body {
             Body::Guest(bed) => bed.server.as_mut(),
             _ => None,
         };
-        let server = server.map(|server| process_tree::cpu_seconds(server.process().pid()));
-        own + server.unwrap_or_default()
+        let server = server.map(|server| server.process().pid());
+        std::iter::once(own).chain(server).collect()
+    }
+
+    /// These, and all below them.
+    pub fn processes(&mut self) -> HashSet<u32> {
+        let started = self.started().into_iter();
+        started.flat_map(process_tree::below).collect()
+    }
+
+    /// Seconds on a CPU of this machine's: its processes', and those of its disk's server.
+    pub fn cpu_seconds(&mut self) -> f64 {
+        let started = self.started().into_iter();
+        started.map(process_tree::cpu_seconds).sum()
+    }
+
+    /// Keeps all its threads on one CPU, and those that they start.
+    ///
+    /// # Errors
+    /// When there is no such CPU.
+    pub fn pin(&mut self, cpu: usize) -> Result<()> {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        for tid in self.processes().into_iter().flat_map(tasks) {
+            let pid = i32::try_from(tid).ok().and_then(Pid::from_raw);
+            match sched_setaffinity(pid, &set) {
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(error) => {
+                    let what = || format!("cannot keep thread {tid} on CPU {cpu}");
+                    return Err(std::io::Error::from(error)).context(what);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Powers it off, and waits for its end.
@@ -319,6 +373,7 @@ fn boot(accelerator: Accelerator, spec: &Spec) -> Result<GuestBed> {
     let memory = spec.memory.map(|bytes| (bytes >> 20) as u32);
     let machine = Machine {
         tools: spec.tools,
+        programs: Vec::from_iter(spec.program.map(Path::to_owned)),
         cpus: spec.vcpus,
         accelerator: Some(accelerator),
         memory_mib: memory.unwrap_or(defaults.memory_mib),

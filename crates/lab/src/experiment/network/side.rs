@@ -98,7 +98,7 @@ impl Side {
     /// This machine's own programs in a namespace.
     fn bare(namespace: &Namespace) -> Result<Side> {
         let _inside = namespace.enter()?;
-        Bare::start(None).map(Side::Bare)
+        Bare::start(None, None).map(Side::Bare)
     }
 
     /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it

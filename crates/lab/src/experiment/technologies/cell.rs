@@ -105,11 +105,11 @@ impl Cell {
         kind.check(&self.spec(Path::new(""), Path::new("")))
     }
 
-    fn is_fathom(&self) -> bool {
+    pub fn is_fathom(&self) -> bool {
         self.technology.server() == crate::server::Kind::Fathom
     }
 
-    fn spec<'a>(&self, fathom: &'a Path, image: &'a Path) -> Spec<'a> {
+    pub fn spec<'a>(&self, fathom: &'a Path, image: &'a Path) -> Spec<'a> {
         let kind = self.technology.kind();
         let Cpus(cpus) = self.cpus;
         Spec {

@@ -18,14 +18,16 @@ use crate::error::Result;
 use crate::host::{self, Accelerator};
 use crate::server;
 use crate::words::words;
-use cell::{Cell, Op, Test};
-use disk::Disk;
+use cell::{Op, Test};
+
+pub use cell::Cell;
+pub use disk::Disk;
 
 pub struct Technologies;
 
 const TECHNOLOGY: &str = "technology";
 
-const PARAMETERS: &[Parameter] = &[
+pub const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         TECHNOLOGY,
         "What fio runs in; bare, container, the better virtual machine with QEMU's disk and with \
@@ -104,7 +106,7 @@ words! {
 }
 
 impl Technology {
-    fn kind(self) -> instance::Kind {
+    pub fn kind(self) -> instance::Kind {
         use Technology::{Bare, Container, ContainerDevice, Kvm, KvmFathom, Tcg, TcgFathom, Uml};
         match self {
             Bare => instance::Kind::Bare,
@@ -115,8 +117,21 @@ impl Technology {
         }
     }
 
+    /// Those that run on this machine, of virtual machines the better.
+    pub fn here() -> Vec<String> {
+        use Technology::{Bare, Container, Kvm, KvmFathom, Tcg, TcgFathom, Uml};
+        let machines = match Accelerator::detect() {
+            Accelerator::Kvm => [Kvm, KvmFathom],
+            Accelerator::Tcg => [Tcg, TcgFathom],
+        };
+        let has_uml = host::program(instance::UML).is_ok() && instance::check_cpu().is_ok();
+        let all = [Bare, Container].into_iter().chain(machines);
+        let all = all.chain(has_uml.then_some(Uml));
+        all.map(|one| one.name().to_owned()).collect()
+    }
+
     /// Who serves a virtual machine's disk.
-    fn server(self) -> server::Kind {
+    pub fn server(self) -> server::Kind {
         match self {
             Technology::KvmFathom | Technology::TcgFathom => server::Kind::Fathom,
             _ => server::Kind::Qemu,
@@ -174,18 +189,10 @@ impl Experiment for Technologies {
     }
 
     fn defaults(&self, parameter: &Parameter) -> Vec<String> {
-        use Technology::{Bare, Container, Kvm, KvmFathom, Tcg, TcgFathom, Uml};
-        if parameter.name != TECHNOLOGY {
-            return parameter.defaults();
+        match parameter.name {
+            TECHNOLOGY => Technology::here(),
+            _ => parameter.defaults(),
         }
-        let machines = match Accelerator::detect() {
-            Accelerator::Kvm => [Kvm, KvmFathom],
-            Accelerator::Tcg => [Tcg, TcgFathom],
-        };
-        let has_uml = host::program(instance::UML).is_ok() && instance::check_cpu().is_ok();
-        let all = [Bare, Container].into_iter().chain(machines);
-        let all = all.chain(has_uml.then_some(Uml));
-        all.map(|one| one.name().to_owned()).collect()
     }
 
     fn check(&self, settings: &Settings) -> Result<()> {

@@ -1,0 +1,63 @@
+//! The experiment `attributes`, small: what a limit, a neighbour and a look from outside come to.
+
+use fathom_lab::experiment::runner::Runner;
+use fathom_lab::experiment::{Context, Order, find};
+use fathom_run::{Cell, Run};
+
+fn value(cell: &Cell, name: &str) -> f64 {
+    let measure = cell.measure(name);
+    measure
+        .unwrap_or_else(|| panic!("no {name}: {cell:?}"))
+        .value
+}
+
+/// A script in the place of `fathom`, which is no program of this crate's: what it prints comes
+/// from inside.
+fn probe(dir: &std::path::Path) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = dir.join("fathom");
+    std::fs::write(&path, "#!/bin/sh\necho 1000.5 20\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn a_container_is_limited_and_seen_and_has_a_neighbour() {
+    let parent = tempfile::tempdir_in("/var/tmp").unwrap();
+    let dir = parent.path().join("run");
+    let mut order = Order::new(find("attributes").unwrap());
+    let settings = [
+        ("technology", "container"),
+        ("size", "16M"),
+        ("runtime", "2s"),
+        ("cap", "0.3"),
+    ];
+    for (name, text) in settings {
+        order.set(name, &[text.to_owned()]).unwrap();
+    }
+    let context = Context {
+        fathom: probe(parent.path()),
+    };
+    let runner = Runner::new(&order, &dir).unwrap();
+    runner.run(&context, &mut |_| {}).unwrap();
+    let plan = Run::load(&dir).unwrap().experiment.unwrap();
+    let cell = Cell::load(&dir, &plan.cells[0]).unwrap().unwrap();
+    assert_eq!(
+        (value(&cell, "cpu"), value(&cell, "memory-access")),
+        (1000.5, 20.0)
+    );
+    let got = value(&cell, "cap.got");
+    assert!((5.0..40.0).contains(&got), "{got}");
+    // It has this machine's kernel: all is seen from outside, and nothing of it from inside.
+    assert_eq!(value(&cell, "processes.seen"), 100.0);
+    assert_eq!(value(&cell, "events.own"), 0.0);
+    assert!(value(&cell, "memory") > 4096.0 && value(&cell, "start-up") > 0.0);
+    let [alone, beside] = ["p99.alone", "p99.disk"].map(|name| value(&cell, name));
+    let times = value(&cell, "neighbour.disk");
+    assert!((times * alone / beside - 1.0).abs() < 1e-9);
+    let sheet = plan.sheet.unwrap();
+    for row in sheet.rows.iter().filter_map(|row| row.measure.as_ref()) {
+        let is_machines = row == "memory.kernel" || row == "events.host";
+        assert!(is_machines || cell.measure(row).is_some(), "{row}");
+    }
+}
