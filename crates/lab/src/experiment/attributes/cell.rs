@@ -93,21 +93,16 @@ impl Cell {
             ..self.latency.spec(fathom, disk)
         };
         progress(&format!("starting {name}"));
-        let begin = Instant::now();
+        let mut measures = self.idle(fathom, disk)?;
         let mut own = Instance::start(name.kind(), &spec)?;
-        own.check("true", SHORT)?;
-        let mut measures = vec![seconds("start-up", begin.elapsed())];
-        measures.extend(self.itself(&mut own)?);
+        measures.extend(speed(&mut own)?);
         progress(&format!("reading in {name}"));
         let (alone, more) = self.alone(&mut own, disk)?;
         measures.extend(more);
         measures.extend(renamed(P99, "p99.alone", &alone));
-        let beside = self.beside(&mut own, fathom, other, progress)?;
-        measures.extend(
-            beside
-                .iter()
-                .flat_map(|(who, seen)| compared(who, seen, &alone)),
-        );
+        measures.extend(self.on_the_disk(&mut own, &alone, fathom, other, progress)?);
+        progress("beside a neighbour on its CPU");
+        measures.extend(self.on_its_cpu(&mut own, fathom, other)?);
         measures.extend(look::measures(name.kind(), &mut own)?);
         progress(&format!("limiting {name} to {} CPUs", self.cap));
         measures.extend(self.capped(own)?);
@@ -119,20 +114,28 @@ impl Cell {
         })
     }
 
-    /// Memory and CPU.
-    fn itself(&self, own: &mut Instance) -> Result<Vec<Measure>> {
-        let bytes = |name: &str, value| Measure::new(name, Unit::Bytes, value, Better::Neither);
-        let taken = Memory::of(&own.started())?.proportional;
-        let mut measures = vec![bytes("memory", taken as f64)];
+    /// An instance without programs that does nothing: what it takes.
+    fn idle(&self, fathom: &Path, disk: &Path) -> Result<Vec<Measure>> {
         let kind = self.technology().kind();
+        let spec = Spec {
+            tools: false,
+            ..self.latency.spec(fathom, disk)
+        };
+        let begin = Instant::now();
+        let mut idle = Instance::start(kind, &spec)?;
+        idle.check("true", SHORT)?;
+        let took = begin.elapsed().as_secs_f64();
+        let bytes = |name: &str, value| Measure::new(name, Unit::Bytes, value, Better::Neither);
+        let taken = Memory::of(&idle.started())?.proportional;
+        let mut measures = vec![
+            Measure::new("start-up", Unit::Seconds, took, Better::Lower),
+            bytes("memory", taken as f64),
+        ];
         if matches!(kind, Kind::Kvm | Kind::Tcg | Kind::Uml) {
-            let kept = look::kept_by_kernel(own, self.memory)?;
+            let kept = look::kept_by_kernel(&mut idle, self.memory)?;
             measures.push(bytes("memory.kernel", kept));
         }
-        let script = format!("{} guest probe", own.program());
-        let (sort, read) = probe::parse(&own.check(&script, SHORT)?)?;
-        let ns = |name: &str, value| Measure::new(name, Unit::Nanoseconds, value, Better::Lower);
-        measures.extend([ns("cpu", sort), ns("memory-access", read)]);
+        idle.end()?;
         Ok(measures)
     }
 
@@ -153,30 +156,37 @@ impl Cell {
         Ok((latency, figures))
     }
 
-    /// The same reads of 4 KiB beside others, by who these are.
-    fn beside(
+    /// The same reads of 4 KiB beside an instance that reads, too.
+    fn on_the_disk(
         &self,
         own: &mut Instance,
+        alone: &Seen,
         fathom: &Path,
         disk: &Path,
         progress: &mut dyn FnMut(&str),
-    ) -> Result<Vec<(&'static str, Seen)>> {
-        let mut all = Vec::new();
+    ) -> Result<Vec<Measure>> {
+        let mut measures = Vec::new();
         for (who, limit) in [("disk", None), ("disk-limited", Some(self.reads))] {
             if limit.is_some() && !self.latency.is_fathom() && !control_groups::can_limit_reads() {
                 continue;
             }
             progress(&format!("beside a neighbour ({who})"));
             let _neighbour = Neighbour::on_disk(self, fathom, disk, limit)?;
-            all.push((who, read(&self.latency, own)?));
+            measures.extend(compared(who, &read(&self.latency, own)?, alone));
         }
-        progress("beside a neighbour on its CPU");
+        Ok(measures)
+    }
+
+    /// The same beside one that is on the same CPU and does not pause.
+    fn on_its_cpu(&self, own: &mut Instance, fathom: &Path, disk: &Path) -> Result<Vec<Measure>> {
         own.pin(CPU)?;
+        let alone = read(&self.latency, own)?;
         let mut neighbour = Neighbour::on_cpu(self, fathom, disk, CPU)?;
-        all.push(("cpu", read(&self.latency, own)?));
+        let mut measures = compared("cpu", &read(&self.latency, own)?, &alone);
         neighbour.limit(self.cap)?;
-        all.push(("cpu-limited", read(&self.latency, own)?));
-        Ok(all)
+        measures.extend(compared("cpu-limited", &read(&self.latency, own)?, &alone));
+        measures.extend(renamed(P99, "p99.pinned", &alone));
+        Ok(measures)
     }
 
     /// What it takes of a CPU that it wants all of, and is to have a part of. It is of no use
@@ -215,8 +225,12 @@ fn read(cell: &technologies::Cell, own: &mut Instance) -> Result<Seen> {
     })
 }
 
-fn seconds(name: &str, time: Duration) -> Measure {
-    Measure::new(name, Unit::Seconds, time.as_secs_f64(), Better::Lower)
+/// Of its CPU and its memory.
+fn speed(own: &mut Instance) -> Result<[Measure; 2]> {
+    let script = format!("{} guest probe", own.program());
+    let (sort, read) = probe::parse(&own.check(&script, SHORT)?)?;
+    let ns = |name: &str, value| Measure::new(name, Unit::Nanoseconds, value, Better::Lower);
+    Ok([ns("cpu", sort), ns("memory-access", read)])
 }
 
 /// The 99th percentile beside a neighbour, and how many times that of reads alone it is.

@@ -84,16 +84,16 @@ impl Experiment for Attributes {
         "The post's table of characteristics, with figures. Each technology, as in the experiment \
          `technologies`, has one CPU and --memory.\n\n`cpu`: sorting numbers in a cache. \
          `memory-access`: a read of 64 MiB whose place only the read before tells, which few caches \
-         and few translations of addresses have. `memory`: what an idle one takes, with its disk's \
+         and few translations of addresses have. `memory`: what an idle one without fio takes, with its disk's \
          server, each page by the number of those who share it (PSS); `memory.kernel`: what its own \
          kernel keeps of what it was given. `start-up`: until its agent answers. `io.latency`: a read \
          of 4 KiB, one at a time; `io.throughput`: 128 KiB in order.\n\n`p99.*` is the 99th percentile \
          of such reads: alone, beside a second instance of the same technology that reads 64 KiB by \
          eight threads from the same storage, and beside one that is on the same CPU and does not \
-         pause. `*-limited`: that one is limited, to --reads a second by Fathom's filter `throttle` \
+         pause (`p99.pinned`: alone on that CPU). `*-limited`: that one is limited, to --reads a second by Fathom's filter `throttle` \
          where Fathom serves, else by its control group, and to --cap CPUs. `neighbour.*` are how many \
-         times that of reads alone these are.\n\n`cap.got`: percent of a CPU \
-         that an instance takes which is to have --cap and wants all. `events.host`: events of the \
+         times that of reads alone these are, on all CPUs or on the one.\n\n`cap.got`: percent of a \
+         CPU that an instance takes which is to have --cap and wants all. `events.host`: events of the \
          host's kernel that tell of what happens in it: all of them where it is the same kernel, KVM's \
          of a guest, none where the host sees a process that emulates. `events.own`: those that it has \
          itself, in its tracefs. `processes.seen`: of its processes, those whose names the host \

@@ -19,6 +19,7 @@ const MEASURED: &[(&str, &str)] = &[
     ("p99 of 4k reads, alone", "p99.alone"),
     ("times that, neighbour on the disk", "neighbour.disk"),
     ("that neighbour limited", "neighbour.disk-limited"),
+    ("the same, kept on one CPU", "p99.pinned"),
     ("times that, neighbour on the CPU", "neighbour.cpu"),
     ("that neighbour limited", "neighbour.cpu-limited"),
     ("CPU cap: set", "cap.set"),
