@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use fathom_lab::experiment::probe;
 use fathom_lab::tracers::guest::{self, RecordOptions};
 use fathom_lab::tracers::remove_all_on_abort;
 
@@ -24,6 +25,9 @@ enum GuestCommand {
     #[command(hide = true)]
     Run(guest_run::RunArgs),
     Record(RecordArgs),
+    /// What the CPU and the memory do here, for `fathom lab run attributes`
+    #[command(hide = true)]
+    Probe,
 }
 
 /// Record this machine's virtio disk, as a guest's share of a breakdown
@@ -79,5 +83,9 @@ pub fn run(args: GuestArgs) -> anyhow::Result<()> {
     match args.command {
         GuestCommand::Run(args) => guest_run::run(args),
         GuestCommand::Record(args) => record(&args),
+        GuestCommand::Probe => {
+            println!("{}", probe::print());
+            Ok(())
+        }
     }
 }

@@ -1,36 +1,150 @@
 //! Control groups that the lab has made, of either version (cgroups(7)): which limits this machine
-//! can set, and the removal of groups whose processes have ended.
+//! can set, groups with one limit, and the removal of groups whose processes have ended.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use std::{fs, io, thread};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 
 const ATTEMPTS: u32 = 200;
 const POLL: Duration = Duration::from_millis(10);
+const PERIOD_US: u64 = 100_000;
 const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// What processes of a group may do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Limit {
+    /// Of CPU time, in CPUs.
+    Cpus(f64),
+    /// Reads a second from a block device, by its numbers.
+    Reads { device: (u32, u32), per_second: u64 },
+}
+
+impl Limit {
+    /// The controller in version 1 and in version 2, and what is written to which file of them.
+    fn parts(self) -> [(&'static str, &'static str, String); 2] {
+        match self {
+            Limit::Cpus(cpus) => {
+                let quota = (cpus * PERIOD_US as f64) as u64;
+                [
+                    ("cpu", "cpu.cfs_quota_us", quota.to_string()),
+                    ("cpu", "cpu.max", format!("{quota} {PERIOD_US}")),
+                ]
+            }
+            Limit::Reads { device, per_second } => {
+                let (major, minor) = device;
+                let v1 = format!("{major}:{minor} {per_second}");
+                let v2 = format!("{major}:{minor} riops={per_second}");
+                [
+                    ("blkio", "blkio.throttle.read_iops_device", v1),
+                    ("io", "io.max", v2),
+                ]
+            }
+        }
+    }
+}
+
+/// A group of the lab's own with one limit. It is removed on drop, when its processes have ended.
+#[derive(Debug)]
+pub(crate) struct Limited {
+    name: String,
+    folder: PathBuf,
+}
+
+impl Limited {
+    /// Makes one without processes.
+    ///
+    /// # Errors
+    /// Without root's rights, or when no hierarchy has that controller.
+    pub fn new(limit: Limit) -> Result<Limited> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let [v1, v2] = limit.parts();
+        let found = hierarchy_with(v1.0, false).map(|mount| (mount, v1.clone()));
+        let found = found.or_else(|| Some((hierarchy_with(v2.0, true)?, v2)));
+        let (mount, (controller, file, value)) = found.ok_or_else(|| none(v1.0))?;
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("fathom-limit-{}-{number}", std::process::id());
+        let limited = Limited {
+            folder: mount.join(&name),
+            name,
+        };
+        // Of version 2 alone; where it is on already, or cannot be, the limit's file tells.
+        let _ = fs::write(
+            mount.join("cgroup.subtree_control"),
+            format!("+{controller}"),
+        );
+        for (path, value) in [
+            (&limited.folder, None),
+            (&limited.folder.join(file), Some(value)),
+        ] {
+            let what = || format!("cannot set {}", path.display());
+            match value {
+                None => fs::create_dir(path).context(what)?,
+                Some(value) => fs::write(path, value).context(what)?,
+            }
+        }
+        Ok(limited)
+    }
+
+    /// Puts processes into it. What they start from then on is in it, too.
+    ///
+    /// # Errors
+    /// When one cannot be moved; those that have ended are left out.
+    pub fn take(&self, pids: impl IntoIterator<Item = u32>) -> Result<()> {
+        let file = self.folder.join("cgroup.procs");
+        for pid in pids {
+            match fs::write(&file, pid.to_string()) {
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                other => other.context(|| format!("cannot write to {}", file.display()))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        remove(&self.name);
+    }
+}
+
+/// Whether this machine can limit reads.
+pub(crate) fn can_limit_reads() -> bool {
+    let found = hierarchy_with("blkio", false).or_else(|| hierarchy_with("io", true));
+    found.is_some()
+}
+
+/// Where a hierarchy of that version is that has a controller.
+fn hierarchy_with(controller: &str, is_v2: bool) -> Option<PathBuf> {
+    let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
+    let all = mounts.lines().filter_map(hierarchy);
+    let mut all = all.filter(|(_, controllers)| controllers.is_none() == is_v2);
+    let found = all.find(|(mount, controllers)| match controllers {
+        Some(names) => names.iter().any(|one| one == controller),
+        None => fs::read_to_string(mount.join("cgroup.controllers"))
+            .is_ok_and(|text| text.split_whitespace().any(|one| one == controller)),
+    });
+    found.map(|(mount, _)| mount)
+}
 
 /// Fails unless groups can be given a limit of that kind, `cpu` or `memory`.
 ///
 /// # Errors
 /// When no hierarchy has that controller.
 pub(crate) fn need_controller(name: &str) -> Result<()> {
-    let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
-    let has = |(mount, controllers): (PathBuf, Option<Vec<String>>)| {
-        let controllers = controllers.unwrap_or_else(|| {
-            let text = fs::read_to_string(mount.join("cgroup.controllers"));
-            let text = text.unwrap_or_default();
-            text.split_whitespace().map(str::to_owned).collect()
-        });
-        controllers.iter().any(|one| one == name)
-    };
-    match mounts.lines().filter_map(hierarchy).any(has) {
-        true => Ok(()),
-        false => Err(Error::Protocol(format!(
-            "no limit can be set: this machine's control groups have no controller '{name}'"
-        ))),
-    }
+    let is_there = [false, true].map(|is_v2| hierarchy_with(name, is_v2).is_some());
+    is_there
+        .contains(&true)
+        .then_some(())
+        .ok_or_else(|| none(name))
+}
+
+fn none(controller: &str) -> Error {
+    Error::Protocol(format!(
+        "no limit can be set: this machine's control groups have no controller '{controller}'"
+    ))
 }
 
 /// Removes the groups of that name from every hierarchy. Their processes have ended, or are about
@@ -82,6 +196,52 @@ mod tests {
         assert_eq!(hierarchy(v2), Some(("/sys/fs/cgroup".into(), None)));
         assert_eq!(hierarchy("29 23 0:26 / /x rw - tmpfs tmpfs rw"), None);
         assert_eq!(hierarchy(""), None);
+    }
+
+    #[test]
+    fn a_process_of_a_group_has_its_share_of_a_cpu() {
+        let group = Limited::new(Limit::Cpus(0.2)).unwrap();
+        let mut spinning = std::process::Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        group.take([spinning.id()]).unwrap();
+        let before = crate::process_tree::cpu_seconds(spinning.id());
+        thread::sleep(Duration::from_secs(1));
+        let took = crate::process_tree::cpu_seconds(spinning.id()) - before;
+        spinning.kill().unwrap();
+        spinning.wait().unwrap();
+        // A machine with much to do may give it less.
+        assert!(took < 0.4, "{took}");
+        let folder = group.folder.clone();
+        assert!(folder.exists());
+        drop(group);
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn a_process_of_a_group_reads_as_often_as_it_may() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("file");
+        crate::bed::image::fill(&path, 1 << 20).unwrap();
+        let device = crate::evidence::device_numbers(&path).unwrap();
+        let per_second = 50;
+        let group = Limited::new(Limit::Reads { device, per_second }).unwrap();
+        let script = format!(
+            "read go; dd if={} of=/dev/null bs=4k count=50 iflag=direct 2>/dev/null",
+            path.display()
+        );
+        let mut reading = std::process::Command::new("sh")
+            .args(["-c", &script])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        group.take([reading.id()]).unwrap();
+        let begin = std::time::Instant::now();
+        drop(reading.stdin.take());
+        assert!(reading.wait().unwrap().success());
+        // A second, but for what the first moment allows.
+        assert!(begin.elapsed() > Duration::from_millis(500));
     }
 
     #[test]

@@ -25,12 +25,19 @@ pub fn build(kernel: &Kernel, machine: &Machine) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Packs an initramfs for a kernel that has all that it needs built in.
+/// Packs an initramfs, with these programs in it, for a kernel that has all that it needs built in.
 ///
 /// # Errors
-/// When busybox is missing.
-pub fn without_modules() -> Result<Vec<u8>> {
-    Ok(base(&[])?.finish())
+/// When busybox or a program is missing.
+pub fn without_modules(programs: Vec<PathBuf>) -> Result<Vec<u8>> {
+    let mut archive = base(&[])?;
+    let machine = Machine {
+        tools: false,
+        programs,
+        ..Machine::default()
+    };
+    add_programs(&mut archive, &machine)?;
+    Ok(archive.finish())
 }
 
 /// What all guests have, and modules as (file name, contents), in loading order.

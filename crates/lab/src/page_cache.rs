@@ -56,6 +56,19 @@ pub(crate) fn unwritten(path: &Path) -> Result<Option<u64>> {
     }
 }
 
+/// Asks the kernel to forget what it has of a file or a block device, so that it is read from its
+/// device again. What has not reached it stays.
+///
+/// # Errors
+/// When the file cannot be opened.
+pub(crate) fn forget(path: &Path) -> Result<()> {
+    let what = || format!("cannot empty the cache of {}", path.display());
+    let file = File::open(path).context(what)?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
+        .map_err(io::Error::from)
+        .context(what)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -121,6 +121,11 @@ fn works(kind: Kind, cache: Cache) {
 }
 
 #[test]
+fn this_machine_has_a_disk_and_is_left_as_it_was() {
+    works(Kind::Bare, Cache::Writeback);
+}
+
+#[test]
 fn a_container_has_a_disk_and_ends_without_traces() {
     works(Kind::Container, Cache::None);
 }

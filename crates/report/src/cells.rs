@@ -19,6 +19,7 @@ pub mod html;
 mod points;
 mod profile;
 mod ranking;
+mod sheet;
 mod spread;
 mod statistics;
 mod table;

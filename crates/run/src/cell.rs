@@ -34,6 +34,9 @@ pub struct Experiment {
     /// How its points are set side by side, if that tells more than a row for each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
+    /// How its measures are set below each other, if that tells more than a row for each point.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sheet: Option<Sheet>,
     /// In the order in which they are run.
     pub cells: Vec<Planned>,
     /// All cells run in a KVM host that is emulated.
@@ -87,6 +90,26 @@ pub struct Shown {
     pub measure: String,
     /// With the unit that the measure has.
     pub heading: String,
+}
+
+/// Measures in rows, and a parameter's values in columns.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sheet {
+    /// That parameter.
+    pub parameter: String,
+    pub rows: Vec<SheetRow>,
+}
+
+/// A row: figures, or words.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SheetRow {
+    pub heading: String,
+    /// `None`: nothing is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measure: Option<String>,
+    /// By the parameter's values, where nothing is measured.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub said: BTreeMap<String, String>,
 }
 
 /// A cell to run: one point of the experiment, in one round.

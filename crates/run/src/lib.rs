@@ -32,7 +32,9 @@ mod run;
 mod stream;
 mod timeline;
 
-pub use cell::{Beside, Cell, Expects, Experiment, Planned, Shown, Trial, changed};
+pub use cell::{
+    Beside, Cell, Expects, Experiment, Planned, Sheet, SheetRow, Shown, Trial, changed,
+};
 pub use clocks::{Clock, Clocks, GuestOffset, Pair};
 pub use error::{Error, Result};
 pub use event::{Event, Kind, MAX_ARGS, flags};

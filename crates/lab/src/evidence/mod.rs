@@ -31,8 +31,9 @@ use std::time::Duration;
 pub(crate) use cgroup::lift;
 pub use measures::measures;
 pub use sampler::{Newcomers, Sampler};
+pub(crate) use threads::tasks;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What a [`Sampler`] looks at.
 #[derive(Clone, Debug)]
@@ -91,6 +92,23 @@ impl Watched {
 pub fn device_below(image: &Path) -> Result<Option<String>> {
     let located = crate::attach::locate(image)?;
     Ok(located.device.map(|device| device.name))
+}
+
+/// The numbers of the block device below an image.
+///
+/// # Errors
+/// When there is no one device, or it cannot be looked at.
+pub fn device_numbers(image: &Path) -> Result<(u32, u32)> {
+    let unknown = || Error::Unusable {
+        path: image.to_owned(),
+        reason: "the block device below it is not known".into(),
+    };
+    let name = device_below(image)?.ok_or_else(unknown)?;
+    let text = read(format!("/sys/class/block/{name}/dev")).unwrap_or_default();
+    let numbers = text.trim().split_once(':');
+    numbers
+        .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)))
+        .ok_or_else(unknown)
 }
 
 /// Of a file of /proc or /sys.

@@ -5,24 +5,29 @@
 //! each point of the experiment's [`Design`] and each round, which [`runner`] runs one by one into a run
 //! directory.
 
+mod attributes;
 mod backends;
 mod bonnie;
 mod boot;
 mod confirm;
 mod ffsb;
 mod levels;
+mod memory;
 pub mod nested;
 mod network;
 mod next;
 mod order;
 mod parallel;
 mod parameter;
+mod place;
+pub mod probe;
 mod profile;
 pub mod runner;
 mod seqread;
 mod settings;
 mod shared;
 mod storages;
+mod technologies;
 pub mod wiki;
 
 use std::collections::BTreeMap;
@@ -30,7 +35,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fathom_run::evidence::{Bare, Evidence};
-use fathom_run::{Beside, Cell, Environment, Measure, Series};
+use fathom_run::{Beside, Cell, Environment, Measure, Series, Sheet};
 use serde::{Deserialize, Serialize};
 
 use crate::bed::Seen;
@@ -66,6 +71,11 @@ pub trait Experiment: Sync {
 
     /// How its points are set side by side, if that tells more than a row for each.
     fn beside(&self) -> Option<Beside> {
+        None
+    }
+
+    /// How its measures are set below each other, if that tells more than a row for each point.
+    fn sheet(&self) -> Option<Sheet> {
         None
     }
 
@@ -216,6 +226,8 @@ pub const ALL: &[&dyn Experiment] = &[
     &parallel::Parallel,
     &levels::Levels,
     &network::Network,
+    &technologies::Technologies,
+    &attributes::Attributes,
 ];
 
 /// An experiment by its name.

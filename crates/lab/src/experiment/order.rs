@@ -87,6 +87,7 @@ impl Order {
             rounds: self.rounds,
             seed: self.seed,
             beside: self.experiment.beside(),
+            sheet: self.experiment.sheet(),
             cells,
             ..run::Experiment::default()
         })

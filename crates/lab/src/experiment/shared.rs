@@ -3,7 +3,8 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Kind, Parameter};
+use super::{Kind, Need, Parameter};
+use crate::bed::instance;
 use crate::machine::{Aio, FileSystem};
 use crate::server;
 use crate::workload::Rw;
@@ -105,6 +106,29 @@ pub const RUNTIME: Parameter = Parameter::new(
 
 pub const fn count(most: u64) -> Kind {
     Kind::Count { least: 1, most }
+}
+
+/// What our small user space takes there, with a disk.
+pub fn instance_needs(kind: instance::Kind) -> Vec<Need> {
+    let on_this_kernel = |what| {
+        let programs = ["busybox", "unshare", "losetup"].map(Need::Program);
+        [&programs[..], &[Need::LoopDevices, Need::Root(what)]].concat()
+    };
+    match kind {
+        instance::Kind::Bare => on_this_kernel("a loop device"),
+        instance::Kind::Container => {
+            [on_this_kernel("a container"), vec![Need::Program("crun")]].concat()
+        }
+        instance::Kind::Uml => vec![
+            Need::Program("busybox"),
+            Need::Program(instance::UML),
+            Need::Program("unshare"),
+            Need::UserModeLinux,
+            Need::Root("user-mode Linux"),
+        ],
+        instance::Kind::Kvm => [&Need::GUEST[..], &[Need::Kvm]].concat(),
+        instance::Kind::Tcg => Need::GUEST.into(),
+    }
 }
 
 /// A share of CPU time, in CPUs.

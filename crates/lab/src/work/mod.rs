@@ -3,6 +3,7 @@
 
 mod figures;
 mod fio;
+mod job;
 
 use fathom_load::files;
 use fathom_run::Measure;
@@ -10,6 +11,7 @@ use fathom_run::evidence::{Bare, Load};
 
 pub use figures::{latencies, rates};
 pub use fio::{AROUND_FIO, Shape, fio_file, fio_on_host, fio_script, host_time};
+pub use job::{Engine, FioJob};
 
 /// A load that has run.
 #[derive(Clone, Debug, Default)]

@@ -9,6 +9,7 @@ mod curves;
 mod forest;
 mod lines;
 mod points;
+mod sheet;
 
 use super::compare::Comparison;
 use super::effects;
@@ -92,6 +93,7 @@ fn head(html: &mut Html, prefix: &str, table: &Table) {
 /// `prefix` stands before ids, where there are several runs.
 fn sections(html: &mut Html, prefix: &str, table: &Table) {
     beside::show(html, prefix, table);
+    sheet::show(html, prefix, table);
     bonnie::show(html, prefix, table);
     points::show(html, prefix, table);
     show_limiters(html, prefix, table);

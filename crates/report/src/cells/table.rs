@@ -6,7 +6,7 @@ use std::path::Path;
 use fathom_limiter::Verdict;
 use fathom_run::evidence::{Bare, LockWait};
 use fathom_run::{
-    Beside, Better, Environment, Error, Experiment, Planned, Run, RunKind, Timeline, Unit,
+    Beside, Better, Environment, Error, Experiment, Planned, Run, RunKind, Sheet, Timeline, Unit,
 };
 use serde::Serialize;
 
@@ -42,6 +42,9 @@ pub struct Table {
     /// How points are to be set side by side, if the experiment says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
+    /// How measures are to be set below each other, if the experiment says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sheet: Option<Sheet>,
     /// Cells.
     pub planned: usize,
     /// The first is the base of all ratios; of points that are set side by side, the first of a row.
@@ -174,6 +177,7 @@ impl Table {
             main: main.map(|column| column.name.clone()),
             measures: columns.list,
             beside: experiment.beside.clone(),
+            sheet: experiment.sheet.clone(),
             planned: experiment.cells.len(),
             points,
             cells: cells.into_iter().flatten().collect(),

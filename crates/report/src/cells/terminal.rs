@@ -12,6 +12,7 @@ use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
 use super::points::Settings;
 use super::profile;
+use super::sheet;
 use super::spread;
 use super::statistics::Ratio;
 use super::table::{Figure, Point, Table};
@@ -30,6 +31,8 @@ const MOST_EFFECT: usize = 56;
 /// Characters of a column's heading.
 const MOST_HEADING: usize = 40;
 
+const ALL: &str = "--html, --json and --csv have all that was measured.";
+
 /// Everything about an experiment's run, for people.
 pub fn report(table: &Table, style: Style) -> String {
     let mut page = Page::new(style);
@@ -44,9 +47,17 @@ pub fn report(table: &Table, style: Style) -> String {
         page.warning(&missing);
     }
     bonnie::show(&mut page, table);
-    match Sides::of(table) {
-        Some(sides) => beside(&mut page, &sides),
-        None => {
+    match (Sides::of(table), sheet::of(table)) {
+        (Some(sides), _) => beside(&mut page, &sides),
+        (None, Some(sheet)) => {
+            page.heading("Attributes");
+            let rows: Vec<&Settings> = sheet.rows.iter().collect();
+            let groups = sheet.columns.into_iter().map(|column| vec![column]);
+            grid(&mut page, &rows, groups.collect());
+            page.note(sheet::EXPLAINED);
+            page.note(ALL);
+        }
+        (None, None) => {
             page.heading("Points");
             points(&mut page, table);
             for line in words::explained(table) {
@@ -165,7 +176,7 @@ fn beside(page: &mut Page, sides: &Sides) {
     for line in sides.explained() {
         page.note(&line);
     }
-    page.note("--html, --json and --csv have all that was measured.");
+    page.note(ALL);
 }
 
 fn points(page: &mut Page, table: &Table) {

@@ -1,24 +1,26 @@
 //! A container: our small user space in namespaces of this machine's kernel, run by crun. Its disk
-//! is a loop device over the image, past this machine's page cache or through it.
+//! is a loop device over the image, past this machine's page cache or through it, or the image's file
+//! itself.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::Cache;
+use super::Given;
 use super::hosted::Hosted;
-use super::loop_device::{LoopDevice, numbers};
+use super::loop_device::{LoopDevice, block_device, numbers};
 use crate::agent;
 use crate::control_groups;
 use crate::error::{Context, Result};
 use crate::scratch::Scratch;
 use crate::{host, initramfs, libraries};
 
-/// The disk under test inside.
-pub const DISK: &str = "/dev/disk";
+/// The disk under test inside: a device, or the file.
+const DISK: &str = "/dev/disk";
+const FILE: &str = "/disk.img";
 /// The descriptor inside from which is read what is sent.
 const UPLOAD: i32 = 5;
 const PERIOD_US: u64 = 100_000;
@@ -37,8 +39,7 @@ const AGENT: &str = "/bin/busybox --install -s /bin; exec agent";
 /// What is to be in it.
 #[derive(Clone, Debug)]
 pub struct Spec<'a> {
-    /// A raw file, or a block device, with what becomes of writes to it.
-    pub disk: Option<(&'a Path, Cache)>,
+    pub disk: Option<Given<'a>>,
     /// Its limit, bytes.
     pub memory: Option<u64>,
     /// Its limit of CPU time, in CPUs.
@@ -54,6 +55,8 @@ pub struct Spec<'a> {
 pub struct Container {
     // Fields are dropped in order: processes go before their groups, disk and directory.
     pub hosted: Hosted,
+    /// The disk under test inside.
+    pub disk: &'static str,
     /// What is written here is read from [`UPLOAD`] inside.
     upload: UnixStream,
     _groups: Groups,
@@ -80,7 +83,10 @@ impl Container {
         check(spec)?;
         let dir = Scratch::small()?;
         let name = dir.name();
-        let (disk, device) = { spec.disk.map(disk).transpose()? }.unzip();
+        let (disk, device) = match spec.disk {
+            Some(Given::Device(image, cache)) => Some(block_device(image, cache)?).unzip(),
+            Some(Given::File(_)) | None => (None, None),
+        };
         make_root(&dir.path().join("rootfs"), spec.programs)?;
         let path = dir.path().join("config.json");
         let device = device.map(|device| numbers(&device)).transpose()?;
@@ -94,6 +100,10 @@ impl Container {
         let hosted = Hosted::start("crun", &words, vec![(inside, UPLOAD)], dir.path())?;
         Ok(Container {
             hosted,
+            disk: match spec.disk {
+                Some(Given::File(_)) => FILE,
+                _ => DISK,
+            },
             upload,
             _groups: groups,
             _disk: disk.flatten(),
@@ -133,18 +143,6 @@ pub fn check(spec: &Spec) -> Result<()> {
     wanted
         .map(|(_, name)| *name)
         .try_for_each(control_groups::need_controller)
-}
-
-/// The image as a block device.
-fn disk((image, cache): (&Path, Cache)) -> Result<(Option<LoopDevice>, PathBuf)> {
-    let meta = fs::metadata(image);
-    let meta = meta.context(|| format!("cannot look at {}", image.display()))?;
-    if meta.file_type().is_block_device() {
-        return Ok((None, image.to_owned()));
-    }
-    let device = LoopDevice::over(image, cache == Cache::None)?;
-    let path = device.path.clone();
-    Ok((Some(device), path))
 }
 
 /// What is in the container's root: the same as in a guest's initramfs.
@@ -215,6 +213,16 @@ fn bundle(spec: &Spec, name: &str, device: Option<(u32, u32)>) -> Value {
         linux["cgroupsPath"] = format!("/{name}").into();
         linux["resources"] = resources;
     }
+    let mut mounts = vec![
+        json!({ "destination": "/proc", "type": "proc", "source": "proc" }),
+        json!({ "destination": "/dev", "type": "tmpfs", "source": "dev", "options": ["mode=755"] }),
+        json!({ "destination": "/tmp", "type": "tmpfs", "source": "tmp" }),
+        json!({ "destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"] }),
+    ];
+    if let Some(Given::File(image)) = spec.disk {
+        let file = json!({ "destination": FILE, "source": image, "options": ["bind"] });
+        mounts.push(file);
+    }
     json!({
         "ociVersion": "1.0.0",
         "process": {
@@ -229,12 +237,7 @@ fn bundle(spec: &Spec, name: &str, device: Option<(u32, u32)>) -> Value {
         },
         "root": { "path": "rootfs" },
         "hostname": "lab",
-        "mounts": [
-            { "destination": "/proc", "type": "proc", "source": "proc" },
-            { "destination": "/dev", "type": "tmpfs", "source": "dev", "options": ["mode=755"] },
-            { "destination": "/tmp", "type": "tmpfs", "source": "tmp" },
-            { "destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"] },
-        ],
+        "mounts": mounts,
         "linux": linux,
     })
 }

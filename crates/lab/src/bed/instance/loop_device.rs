@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::{Cache, is_device};
 use crate::error::{Context, Error, Result};
 use crate::host;
 
@@ -47,6 +48,19 @@ impl LoopDevice {
         let file = Path::new("/sys/block").join(name).join("loop/dio");
         std::fs::read_to_string(file).is_ok_and(|text| text.trim() == "1")
     }
+}
+
+/// An image as a block device.
+///
+/// # Errors
+/// As [`LoopDevice::over`].
+pub fn block_device(image: &Path, cache: Cache) -> Result<(Option<LoopDevice>, PathBuf)> {
+    if is_device(image) {
+        return Ok((None, image.to_owned()));
+    }
+    let device = LoopDevice::over(image, cache == Cache::None)?;
+    let path = device.path.clone();
+    Ok((Some(device), path))
 }
 
 /// A block device's numbers.

@@ -1,25 +1,34 @@
 //! Our small user space (busybox and the agent) with one disk under test, wherever it runs: in a
-//! virtual machine, in user-mode Linux, in a container. One file a kind.
+//! virtual machine, in user-mode Linux, in a container; or this machine's own. One file a kind.
 
+pub mod bare;
 pub mod container;
 pub mod hosted;
 mod loop_device;
 mod uml;
+mod work;
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::net::Shutdown;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
 use super::{DISK, GuestBed, image};
 use crate::error::{Context, Result};
-use crate::evidence::{self, Watch, Watched};
-use crate::host::Accelerator;
+use crate::evidence::tasks;
+use crate::host::{self, Accelerator};
 use crate::machine::{Aio, Machine};
 use crate::process_tree;
 use crate::scratch::Scratch;
 use crate::server;
 use crate::words::words;
+use bare::Bare;
 use container::Container;
 use uml::Uml;
 
@@ -28,6 +37,8 @@ pub use uml::{PROGRAM as UML, check_cpu};
 words! {
     /// What the user space runs in.
     pub enum Kind {
+        /// This machine itself.
+        Bare = "bare",
         /// Namespaces of this machine's kernel.
         Container = "container",
         /// A virtual machine, by hardware.
@@ -54,34 +65,96 @@ words! {
 pub struct Spec<'a> {
     /// A raw file, or a block device.
     pub image: &'a Path,
+    /// Who has no kernel of its own has the file itself, and no loop device over it.
+    pub as_file: bool,
     pub cache: Cache,
     /// Bytes: of a machine, or a container's limit. A machine has some by itself, a container has no
     /// limit.
     pub memory: Option<u64>,
     /// A container's limit of CPU time, in CPUs.
     pub cpus: Option<f64>,
+    /// A virtual machine's.
+    pub vcpus: u32,
+    /// fio is in it.
+    pub tools: bool,
+    /// A program of this machine's that is in it, with its libraries.
+    pub program: Option<&'a Path>,
+    /// Who serves a virtual machine's disk, and how.
+    pub server: server::Kind,
+    pub aio: Aio,
+    /// This program, and more of its options: where it serves.
+    pub fathom: &'a Path,
+    pub options: Vec<String>,
+}
+
+/// How those who have no kernel of their own have the disk.
+#[derive(Clone, Copy, Debug)]
+pub enum Given<'a> {
+    /// As a block device: over a file, a loop device.
+    Device(&'a Path, Cache),
+    /// As it is.
+    File(&'a Path),
 }
 
 impl Spec<'_> {
-    /// Through the page cache, without limits.
+    /// Through the page cache, without limits; a guest's disk by QEMU's main loop.
     pub fn new(image: &Path) -> Spec<'_> {
         Spec {
             image,
+            as_file: false,
             cache: Cache::Writeback,
             memory: None,
             cpus: None,
+            vcpus: 1,
+            tools: false,
+            program: None,
+            server: server::Kind::QemuMain,
+            aio: Aio::Threads,
+            fathom: Path::new(""),
+            options: Vec::new(),
         }
     }
 
-    fn container(&self) -> container::Spec<'_> {
+    fn given(&self) -> Given<'_> {
+        match self.as_file && !is_device(self.image) {
+            true => Given::File(self.image),
+            false => Given::Device(self.image, self.cache),
+        }
+    }
+
+    fn container<'a>(&'a self, programs: &'a [PathBuf]) -> container::Spec<'a> {
         container::Spec {
-            disk: Some((self.image, self.cache)),
+            disk: Some(self.given()),
             memory: self.memory,
             cpus: self.cpus,
-            programs: &[],
+            programs,
             shares_network: false,
         }
     }
+
+    fn programs(&self) -> Result<Vec<PathBuf>> {
+        let fio = self.tools.then(|| host::program("fio"));
+        let fio = fio.transpose()?.into_iter();
+        Ok(fio.chain(self.program.map(Path::to_owned)).collect())
+    }
+
+    /// A virtual machine's disk, wherever its socket is.
+    fn served(&self) -> server::Spec<'_> {
+        server::Spec {
+            fathom: self.fathom,
+            name: DISK,
+            image: self.image,
+            aio: self.aio,
+            cache: self.cache.name(),
+            options: self.options.clone(),
+            ..server::Spec::default()
+        }
+    }
+}
+
+fn is_device(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
 /// A running one. It is killed on drop.
@@ -89,10 +162,13 @@ impl Spec<'_> {
 pub struct Instance {
     body: Body,
     image: PathBuf,
+    /// Its name, if it was given one.
+    program: String,
 }
 
 #[derive(Debug)]
 enum Body {
+    Bare(Bare),
     Guest(Box<GuestBed>),
     Uml(Uml),
     Container(Container),
@@ -113,7 +189,8 @@ impl Kind {
     /// When a limit cannot be set, for this kind or on this machine.
     pub fn check(self, spec: &Spec) -> Result<()> {
         match (self, spec.cpus) {
-            (Kind::Container, _) => container::check(&spec.container()),
+            (Kind::Container, _) => container::check(&spec.container(&[])),
+            (Kind::Kvm | Kind::Tcg, None) => spec.server.check(&spec.served()),
             (_, None) => Ok(()),
             (_, Some(_)) => Err(crate::Error::Protocol(format!(
                 "a limit of CPU time is only for containers, not for {self}"
@@ -130,7 +207,11 @@ impl Instance {
     pub fn start(kind: Kind, spec: &Spec) -> Result<Instance> {
         kind.check(spec)?;
         let body = match kind {
-            Kind::Container => Body::Container(Container::start(&spec.container())?),
+            Kind::Bare => Body::Bare(Bare::start(Some(spec.given()), spec.program)?),
+            Kind::Container => {
+                let programs = spec.programs()?;
+                Body::Container(Container::start(&spec.container(&programs))?)
+            }
             Kind::Uml => Body::Uml(Uml::start(spec)?),
             Kind::Kvm => Body::Guest(Box::new(boot(Accelerator::Kvm, spec)?)),
             Kind::Tcg => Body::Guest(Box::new(boot(Accelerator::Tcg, spec)?)),
@@ -138,15 +219,26 @@ impl Instance {
         Ok(Instance {
             body,
             image: spec.image.to_owned(),
+            program: { spec.program.and_then(Path::file_name) }
+                .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
         })
     }
 
     /// The disk under test inside.
     pub fn disk(&self) -> &str {
         match &self.body {
+            Body::Bare(bare) => &bare.disk,
             Body::Guest(bed) => &bed.device,
             Body::Uml(_) => uml::DISK,
-            Body::Container(_) => container::DISK,
+            Body::Container(container) => container.disk,
+        }
+    }
+
+    /// How scripts call the program that it was given.
+    pub fn program(&self) -> &str {
+        match &self.body {
+            Body::Bare(_) => bare::PROGRAM,
+            _ => &self.program,
         }
     }
 
@@ -157,9 +249,21 @@ impl Instance {
     /// When the agent does not answer, or the script fails or does not end in time.
     pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
         match &mut self.body {
+            Body::Bare(bare) => bare.hosted.check(script, timeout),
             Body::Guest(bed) => bed.guest.check(script, timeout),
             Body::Uml(uml) => uml.check(script, timeout),
             Body::Container(container) => container.hosted.check(script, timeout),
+        }
+    }
+
+    /// The same for a script that prints much.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn printed(&mut self, script: &str, timeout: Duration) -> Result<String> {
+        match &mut self.body {
+            Body::Uml(uml) => uml.printed(script, timeout),
+            _ => self.check(script, timeout),
         }
     }
 
@@ -173,6 +277,7 @@ impl Instance {
         let what = || "cannot send data".to_owned();
         let (stream, script) = match &mut self.body {
             Body::Uml(uml) => return uml.upload(mib, script, timeout),
+            Body::Bare(bare) => bare.way_in(script)?,
             Body::Container(container) => container.way_in(script)?,
             Body::Guest(bed) => {
                 let script = format!("exec </tmp/.ports/fathom.signal\n{script}");
@@ -195,31 +300,58 @@ impl Instance {
         Ok(text)
     }
 
-    /// What to look at from outside while it works. Of a container it is what was started first: each
-    /// script has processes of its own.
-    pub fn watch(&mut self) -> Watch {
-        let device = evidence::device_below(&self.image).unwrap_or_default();
-        let processes = match &mut self.body {
-            Body::Guest(bed) => bed.watch().processes,
-            Body::Uml(_) | Body::Container(_) => { process_tree::below(self.pid()).into_iter() }
-                .map(|pid| Watched::new(pid, evidence::Kind::Load))
-                .collect(),
-        };
-        Watch {
-            processes,
-            device,
-            ..Watch::default()
-        }
-    }
-
     /// The process on this machine that it is, with all below it.
     pub fn pid(&self) -> u32 {
         match &self.body {
+            Body::Bare(bare) => bare.hosted.pid(),
             Body::Guest(bed) => bed.guest.pid(),
             Body::Uml(Uml { hosted, .. }) | Body::Container(Container { hosted, .. }) => {
                 hosted.pid()
             }
         }
+    }
+
+    /// The processes on this machine that were started for it: it, and its disk's server.
+    pub fn started(&mut self) -> Vec<u32> {
+        let own = self.pid();
+        let server = match &mut self.body {
+            Body::Guest(bed) => bed.server.as_mut(),
+            _ => None,
+        };
+        let server = server.map(|server| server.process().pid());
+        std::iter::once(own).chain(server).collect()
+    }
+
+    /// These, and all below them.
+    pub fn processes(&mut self) -> HashSet<u32> {
+        let started = self.started().into_iter();
+        started.flat_map(process_tree::below).collect()
+    }
+
+    /// Seconds on a CPU of this machine's: its processes', and those of its disk's server.
+    pub fn cpu_seconds(&mut self) -> f64 {
+        let started = self.started().into_iter();
+        started.map(process_tree::cpu_seconds).sum()
+    }
+
+    /// Keeps all its threads on one CPU, and those that they start.
+    ///
+    /// # Errors
+    /// When there is no such CPU.
+    pub fn pin(&mut self, cpu: usize) -> Result<()> {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        for tid in self.processes().into_iter().flat_map(tasks) {
+            let pid = i32::try_from(tid).ok().and_then(Pid::from_raw);
+            match sched_setaffinity(pid, &set) {
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(error) => {
+                    let what = || format!("cannot keep thread {tid} on CPU {cpu}");
+                    return Err(std::io::Error::from(error)).context(what);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Powers it off, and waits for its end.
@@ -228,6 +360,7 @@ impl Instance {
     /// When it does not end, or ends with a failure.
     pub fn end(self) -> Result<()> {
         match self.body {
+            Body::Bare(bare) => bare.hosted.end(),
             Body::Guest(bed) => bed.end().map(drop),
             Body::Uml(uml) => uml.end(),
             Body::Container(container) => container.end(),
@@ -239,20 +372,18 @@ fn boot(accelerator: Accelerator, spec: &Spec) -> Result<GuestBed> {
     let defaults = Machine::default();
     let memory = spec.memory.map(|bytes| (bytes >> 20) as u32);
     let machine = Machine {
-        tools: false,
+        tools: spec.tools,
+        programs: Vec::from_iter(spec.program.map(Path::to_owned)),
+        cpus: spec.vcpus,
         accelerator: Some(accelerator),
         memory_mib: memory.unwrap_or(defaults.memory_mib),
         ..defaults
     };
     let dir = Scratch::small()?;
-    let spec = server::Spec {
-        name: DISK,
+    let served = server::Spec {
         dir: dir.path(),
-        image: spec.image,
-        aio: Aio::Threads,
-        cache: spec.cache.name(),
-        ..server::Spec::default()
+        ..spec.served()
     };
-    let bed = GuestBed::boot(machine, &server::Kind::QemuMain, &spec, &mut |_| {})?;
+    let bed = GuestBed::boot(machine, &spec.server, &served, &mut |_| {})?;
     Ok(bed.with_dir(dir))
 }

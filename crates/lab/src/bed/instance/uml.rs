@@ -12,6 +12,7 @@ use super::super::image;
 use super::hosted::{AGENT, Hosted};
 use super::{Cache, Spec};
 use crate::error::{Context, Error, Result};
+use crate::process::tail_of;
 use crate::scratch::Scratch;
 use crate::{host, initramfs};
 
@@ -24,6 +25,7 @@ const MAX_SCRIPT: usize = 2500;
 /// The folder that is seen inside, and what is in it.
 const SHARED: &str = "shared";
 const UPLOAD: &str = "upload";
+const PRINTED: &str = "printed";
 const MEMORY: u64 = 256 << 20;
 /// Its last words: nothing is left to be done.
 const HALTED: &str = "reboot: System halted";
@@ -48,7 +50,7 @@ impl Uml {
     pub fn start(spec: &Spec) -> Result<Uml> {
         let dir = Scratch::small()?;
         let initrd = dir.path().join("initramfs");
-        fs::write(&initrd, initramfs::without_modules()?)
+        fs::write(&initrd, initramfs::without_modules(spec.programs()?)?)
             .context(|| format!("cannot write {}", initrd.display()))?;
         let shared = dir.path().join(SHARED);
         fs::create_dir(&shared).context(|| format!("cannot create {}", shared.display()))?;
@@ -72,6 +74,32 @@ impl Uml {
                 script.len()
             ))),
             false => self.hosted.check(script, timeout),
+        }
+    }
+
+    /// The same for a script that prints more than a line's buffer takes: into a file of this
+    /// machine's.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn printed(&mut self, script: &str, timeout: Duration) -> Result<String> {
+        let path = self.dir.path().join(SHARED).join(PRINTED);
+        let script = format!(
+            "mkdir -p /tmp/host; mount -t hostfs none /tmp/host
+             exec >/tmp/host/{PRINTED} 2>&1
+             {script}"
+        );
+        let done = self.check(&script, timeout);
+        let text = fs::read(&path).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        match done {
+            Ok(_) => Ok(text),
+            Err(Error::Guest { script, status, .. }) => Err(Error::Guest {
+                script,
+                status,
+                tail: tail_of(&text),
+            }),
+            Err(error) => Err(error),
         }
     }
 
@@ -105,12 +133,14 @@ impl Uml {
     /// When it does not end, or ends with a failure.
     pub fn end(mut self) -> Result<()> {
         let script = "(sleep 0.1; poweroff -f) >/dev/null 2>&1 &";
-        self.hosted.check(script, Duration::from_secs(30))?;
+        let asked = self.hosted.check(script, Duration::from_secs(30));
         let console = self.hosted.console().clone();
         match self.hosted.end() {
+            // It may be gone before it has answered.
+            Ok(()) => Ok(()),
             // Now and then its process aborts after that.
             Err(Error::Program { .. }) if console.text().contains(HALTED) => Ok(()),
-            ended => ended,
+            Err(error) => asked.and(Err(error)),
         }
     }
 }

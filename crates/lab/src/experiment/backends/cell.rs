@@ -2,8 +2,6 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use fathom_run::evidence::{Evidence, Load};
@@ -15,7 +13,7 @@ use super::super::{Settings, Yield};
 use crate::bed::Seen;
 use crate::bed::instance::{Cache, Instance, Kind, Spec};
 use crate::error::{Context, Result};
-use crate::evidence::{self, Newcomers, Sampler, Watch, Watched, device_below};
+use crate::evidence::{Sampler, Watch, device_below};
 use crate::scratch::Scratch;
 use crate::words::words;
 use crate::{disk_image, host, page_cache, process_tree};
@@ -93,10 +91,10 @@ impl Cell {
 
     pub fn spec<'a>(&self, image: &'a Path) -> Spec<'a> {
         Spec {
-            image,
             cache: self.cache,
             memory: self.memory,
             cpus: self.cpus.map(|Cpus(cpus)| cpus),
+            ..Spec::new(image)
         }
     }
 
@@ -161,7 +159,7 @@ impl Cell {
         }
         let sampler = Sampler::start(watch)?;
         let (begin, before) = (Instant::now(), process_tree::cpu_seconds(bed.pid()));
-        self.watched(bed.pid(), sampler.newcomers(), || self.work(&mut bed))?;
+        bed.watched(sampler.newcomers(), |bed| self.work(bed))?;
         let took = Took {
             seconds: begin.elapsed().as_secs_f64(),
             cpu: process_tree::cpu_seconds(bed.pid()) - before,
@@ -176,31 +174,6 @@ impl Cell {
         }
         bed.end()?;
         Ok((seen, unwritten))
-    }
-
-    /// Does the work. A script in a container, or in user-mode Linux, has processes of its own on this
-    /// machine, which are the load: each is told of as soon as it is seen.
-    fn watched<T>(&self, bed: u32, newcomers: Newcomers, work: impl FnOnce() -> T) -> T {
-        const POLL: Duration = Duration::from_millis(10);
-        if !matches!(self.kind, Kind::Container | Kind::Uml) {
-            return work();
-        }
-        let (done, is_done) = mpsc::channel::<()>();
-        thread::scope(|scope| {
-            scope.spawn(move || {
-                let mut known = process_tree::below(bed);
-                while is_done.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
-                    for pid in process_tree::below(bed) {
-                        if known.insert(pid) {
-                            newcomers.watch(Watched::new(pid, evidence::Kind::Load));
-                        }
-                    }
-                }
-            });
-            let result = work();
-            drop(done);
-            result
-        })
     }
 
     fn work(&self, bed: &mut Instance) -> Result<()> {

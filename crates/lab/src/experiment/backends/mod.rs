@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fathom_run::{Beside, Shown};
 
-use super::shared::Cpus;
+use super::shared::{self, Cpus};
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
 use crate::bed::instance;
 use crate::error::Result;
@@ -131,24 +131,8 @@ impl Experiment for Backends {
     }
 
     fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
-        let mut needs = vec![Need::Program("busybox"), Need::Program("mke2fs")];
-        match Cell::new(settings)?.kind {
-            instance::Kind::Container => needs.extend([
-                Need::Program("crun"),
-                Need::Program("unshare"),
-                Need::Program("losetup"),
-                Need::LoopDevices,
-                Need::Root("a container"),
-            ]),
-            instance::Kind::Uml => needs.extend([
-                Need::Program(instance::UML),
-                Need::Program("unshare"),
-                Need::UserModeLinux,
-                Need::Root("user-mode Linux"),
-            ]),
-            instance::Kind::Kvm => needs.extend([&Need::GUEST[..], &[Need::Kvm]].concat()),
-            instance::Kind::Tcg => needs.extend(Need::GUEST),
-        }
+        let mut needs = shared::instance_needs(Cell::new(settings)?.kind);
+        needs.push(Need::Program("mke2fs"));
         Ok(needs)
     }
 

@@ -1,14 +1,12 @@
 //! How deep machines can be nested: each starts the next one from its own disks.
 
-mod probe;
-
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fathom_run::{Better, Measure, Unit};
 
 use super::nested::run_within;
-use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, probe};
 use crate::bed::KvmHost;
 use crate::error::{Error, Result};
 use crate::evidence::exits;

@@ -5,20 +5,17 @@ use std::time::Duration;
 
 use super::namespace::{Bridge, Namespace};
 use super::{Cell, Net, Technology};
+use crate::bed::instance::bare::Bare;
 use crate::bed::instance::container::Container;
-use crate::bed::instance::hosted::Hosted;
 use crate::error::Result;
 use crate::evidence::{Kind, Watched};
 use crate::guest::Guest;
 use crate::host::{self, Accelerator};
 use crate::machine::Machine;
-use crate::scratch::Scratch;
-use crate::{agent, process_tree};
+use crate::process_tree;
 
 /// Of small scripts.
 pub const SHORT: Duration = Duration::from_secs(60);
-/// Before the agent, where it has this machine's programs: its files are in a place of its own.
-const OWN_FILES: &str = "mount -t tmpfs tmp /tmp; export lab_inherited=1";
 const SENDER: &str = "10.0.0.1";
 const RECEIVER: &str = "10.0.0.2";
 /// In QEMU's user-mode network: a guest, and what it is in for it.
@@ -36,8 +33,7 @@ pub struct Pair {
 
 /// It is killed on drop. Its network is there for as long as it is.
 pub enum Side {
-    /// With its log's directory.
-    Bare(Hosted, Scratch),
+    Bare(Bare),
     Container(Container),
     Guest(Box<Guest>),
 }
@@ -101,12 +97,8 @@ impl Side {
 
     /// This machine's own programs in a namespace.
     fn bare(namespace: &Namespace) -> Result<Side> {
-        let dir = Scratch::small()?;
         let _inside = namespace.enter()?;
-        let script = format!("{OWN_FILES}\n{}", agent::SCRIPT);
-        let words = ["sh".into(), "-c".into(), script];
-        let hosted = Hosted::start("a shell", &words, Vec::new(), dir.path())?;
-        Ok(Side::Bare(hosted, dir))
+        Bare::start(None, None).map(Side::Bare)
     }
 
     /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it
@@ -116,7 +108,7 @@ impl Side {
     /// When the agent does not answer, or the script fails or does not end in time.
     pub fn check(&mut self, script: &str, timeout: Duration) -> Result<String> {
         match self {
-            Side::Bare(hosted, _) => hosted.check(script, timeout),
+            Side::Bare(bare) => bare.hosted.check(script, timeout),
             Side::Container(container) => container.hosted.check(script, timeout),
             Side::Guest(guest) => guest.check(script, timeout),
         }
@@ -125,7 +117,7 @@ impl Side {
     /// The process on this machine that it is, with all below it.
     pub fn pid(&self) -> u32 {
         match self {
-            Side::Bare(hosted, _) => hosted.pid(),
+            Side::Bare(bare) => bare.hosted.pid(),
             Side::Container(container) => container.hosted.pid(),
             Side::Guest(guest) => guest.pid(),
         }
@@ -141,7 +133,7 @@ impl Side {
     pub fn watched(&self) -> Vec<Watched> {
         let kind = match self {
             Side::Guest(_) => Kind::Qemu,
-            Side::Bare(..) | Side::Container(_) => Kind::Server,
+            Side::Bare(_) | Side::Container(_) => Kind::Server,
         };
         let all = process_tree::below(self.pid()).into_iter();
         all.map(|pid| Watched::new(pid, kind)).collect()
@@ -149,7 +141,7 @@ impl Side {
 
     fn end(self) -> Result<()> {
         match self {
-            Side::Bare(hosted, _dir) => hosted.end(),
+            Side::Bare(bare) => bare.hosted.end(),
             Side::Container(container) => container.end(),
             Side::Guest(mut guest) => guest.power_off(),
         }

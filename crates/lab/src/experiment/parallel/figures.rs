@@ -6,8 +6,8 @@ use fathom_run::evidence::Load;
 use fathom_run::{Better, Measure, Unit};
 
 use super::RATE;
-use super::memory::Memory;
 use super::together::Outcome;
+use crate::experiment::memory::Memory;
 
 /// With all appliances up.
 pub struct Sizes {

@@ -5,7 +5,6 @@ mod disks;
 mod figures;
 mod image;
 mod inspect;
-mod memory;
 mod merging;
 mod session;
 mod together;

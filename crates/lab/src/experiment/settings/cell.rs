@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::load::Load;
+use super::load;
 use super::parameters::{Cache, RAW, Scheduler, Storage};
 use super::storage::{self, check_image, is_uri};
 use crate::bed::DISK;
@@ -11,6 +11,7 @@ use crate::experiment::Settings;
 use crate::host::Accelerator;
 use crate::machine::{Aio, Bus, FileSystem, Format, Machine};
 use crate::server::{Kind, Spec};
+use crate::work::FioJob;
 
 pub(super) struct Cell {
     pub bus: Bus,
@@ -22,7 +23,7 @@ pub(super) struct Cell {
     pub fs: Option<FileSystem>,
     pub image: Option<PathBuf>,
     pub size: u64,
-    pub load: Load,
+    pub load: FioJob,
     aio: Aio,
     cache: Cache,
     guest_scheduler: Scheduler,
@@ -59,7 +60,7 @@ impl Cell {
             },
             image: image.map(PathBuf::from),
             size: Settings::needed("size", settings.size("size")?)?,
-            load: Load::new(settings)?,
+            load: load::read(settings)?,
             aio: settings.word("aio")?,
             cache: settings.word("cache")?,
             guest_scheduler: settings.word("guest-scheduler")?,
@@ -83,7 +84,7 @@ impl Cell {
             return Err(Error::Protocol(reason));
         }
         self.disk.check(&self.spec())?;
-        self.load.check()?;
+        load::check(&self.load)?;
         if let Some(path) = &self.image {
             check_image(path)?;
         }

@@ -6,6 +6,7 @@ use crate::host::Accelerator;
 use crate::machine::{Bus, FileSystem, Format};
 use crate::server;
 use crate::words::words;
+use crate::work::Engine;
 
 words! {
     /// QEMU's cache modes.
@@ -41,14 +42,6 @@ words! {
         MqDeadline = "mq-deadline",
         Kyber = "kyber",
         Bfq = "bfq",
-    }
-}
-
-words! {
-    /// How fio keeps several requests in flight.
-    pub enum Engine {
-        Libaio = "libaio",
-        IoUring = "io_uring",
     }
 }
 

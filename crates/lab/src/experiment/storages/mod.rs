@@ -3,12 +3,12 @@
 //! (Richard W.M. Jones, "Cluster performance: baseline testing").
 
 mod fio;
-mod place;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::place::{Found, Place};
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::bed::{DISK, GuestBed, Job, Seen, image};
 use crate::error::{Error, Result};
@@ -20,7 +20,6 @@ use crate::server::{self, Spec};
 use crate::words::words;
 use crate::work::Worked;
 use fio::{JOBS, On, SHAPE, Virt};
-use place::{Found, Place};
 
 pub struct Storages;
 

@@ -1,0 +1,79 @@
+//! Work in an instance, with all that is seen around it.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use super::{Body, Instance};
+use crate::bed::{Job, Seen};
+use crate::error::Result;
+use crate::evidence::{self, Kind, Newcomers, Sampler, Watch, Watched};
+use crate::process_tree;
+
+impl Instance {
+    /// What to look at from outside while it works. Of a container, or of this machine itself, it is
+    /// what was started first: each script has processes of its own.
+    pub fn watch(&mut self) -> Watch {
+        let device = evidence::device_below(&self.image).unwrap_or_default();
+        let processes = match &mut self.body {
+            Body::Guest(bed) => bed.watch().processes,
+            Body::Bare(_) | Body::Uml(_) | Body::Container(_) => {
+                { process_tree::below(self.pid()).into_iter() }
+                    .map(|pid| Watched::new(pid, Kind::Load))
+                    .collect()
+            }
+        };
+        Watch {
+            processes,
+            device,
+            ..Watch::default()
+        }
+    }
+
+    /// Does some work. A script outside of a virtual machine has processes of its own on this
+    /// machine, which are the load: each is told of as soon as it is seen.
+    pub fn watched<T>(&mut self, newcomers: Newcomers, work: impl FnOnce(&mut Instance) -> T) -> T {
+        const POLL: Duration = Duration::from_millis(10);
+        if matches!(self.body, Body::Guest(_)) {
+            return work(self);
+        }
+        let pid = self.pid();
+        let (done, is_done) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut known = process_tree::below(pid);
+                while is_done.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+                    for pid in process_tree::below(pid) {
+                        if known.insert(pid) {
+                            newcomers.watch(Watched::new(pid, Kind::Load));
+                        }
+                    }
+                }
+            });
+            let result = work(self);
+            drop(done);
+            result
+        })
+    }
+
+    /// Runs a load in it and looks at its processes and at the device below its image meanwhile.
+    ///
+    /// # Errors
+    /// When the script fails, or prints what cannot be parsed.
+    pub fn measure(&mut self, job: &Job) -> Result<Seen> {
+        if let Body::Guest(bed) = &mut self.body {
+            return bed.measure(job);
+        }
+        let sampler = Sampler::start(self.watch())?;
+        let newcomers = sampler.newcomers();
+        let printed = self.watched(newcomers, |own| own.printed(job.script, job.timeout));
+        let (mut evidence, series) = sampler.stop();
+        let worked = (job.parse)(&printed?)?;
+        evidence.load = worked.load;
+        Ok(Seen {
+            measures: worked.measures,
+            series,
+            evidence,
+        })
+    }
+}

@@ -1,0 +1,80 @@
+//! The table's rows: measures by their names, and words.
+
+use std::collections::BTreeMap;
+
+use fathom_run::SheetRow;
+
+use super::Technology;
+use crate::bed::instance::Kind;
+
+/// What is measured, and what it is called.
+const MEASURED: &[(&str, &str)] = &[
+    ("CPU: sorting", "cpu"),
+    ("memory access: one read", "memory-access"),
+    ("memory taken by an idle one", "memory"),
+    ("memory kept by its kernel", "memory.kernel"),
+    ("start-up", "start-up"),
+    ("I/O latency: 4k read", "io.latency"),
+    ("I/O throughput: 128k reads", "io.throughput"),
+    ("p99 of 4k reads, alone", "p99.alone"),
+    ("times that, neighbour on the disk", "neighbour.disk"),
+    ("that neighbour limited", "neighbour.disk-limited"),
+    ("the same, kept on one CPU", "p99.pinned"),
+    ("times that, neighbour on the CPU", "neighbour.cpu"),
+    ("that neighbour limited", "neighbour.cpu-limited"),
+    ("CPU cap: set", "cap.set"),
+    ("CPU cap: got", "cap.got"),
+    ("events, the host's of it", "events.host"),
+    ("events, its own", "events.own"),
+    ("processes that the host sees", "processes.seen"),
+];
+
+type Words = fn(Kind) -> &'static str;
+
+/// What is said, in words.
+const SAID: &[(&str, Words)] = &[
+    ("CPU allocation", |kind| match kind {
+        Kind::Bare => "all",
+        Kind::Container => "any share",
+        Kind::Kvm | Kind::Tcg => "its vCPUs",
+        Kind::Uml => "one CPU",
+    }),
+    ("memory allocation", |kind| match kind {
+        Kind::Bare => "shared",
+        Kind::Container => "shared, to a limit",
+        Kind::Kvm | Kind::Tcg | Kind::Uml => "fixed",
+    }),
+    ("resource controls", |kind| match kind {
+        Kind::Bare | Kind::Container | Kind::Uml => "the OS's",
+        Kind::Kvm | Kind::Tcg => "the OS's and QEMU's",
+    }),
+    ("complexity", |kind| match kind {
+        Kind::Bare => "none",
+        Kind::Container => "namespaces",
+        Kind::Kvm => "hypervisor, devices",
+        Kind::Tcg => "a whole machine",
+        Kind::Uml => "a kernel's port",
+    }),
+    ("other operating systems", |kind| match kind {
+        Kind::Bare | Kind::Container => "no",
+        Kind::Kvm | Kind::Tcg => "yes",
+        Kind::Uml => "other Linux",
+    }),
+];
+
+/// In the order in which they are shown.
+pub fn all() -> Vec<SheetRow> {
+    let measured = MEASURED.iter().map(|(heading, measure)| SheetRow {
+        heading: (*heading).to_owned(),
+        measure: Some((*measure).to_owned()),
+        said: BTreeMap::new(),
+    });
+    let said = SAID.iter().map(|(heading, words)| SheetRow {
+        heading: (*heading).to_owned(),
+        measure: None,
+        said: { Technology::ALL.iter() }
+            .map(|one| (one.name().to_owned(), words(one.kind()).to_owned()))
+            .collect(),
+    });
+    measured.chain(said).collect()
+}

@@ -1,0 +1,291 @@
+//! What the disk of a container and of a virtual machine does beside that of the machine itself: the
+//! disk's half of a post that compares them (Brendan Gregg, "Virtualization Performance: Zones, KVM,
+//! Xen").
+
+mod cell;
+mod disk;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fathom_run::{Beside, Shown};
+
+use super::place::Place;
+use super::shared::{self, Cpus};
+use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
+use crate::bed::instance;
+use crate::error::Result;
+use crate::host::{self, Accelerator};
+use crate::server;
+use crate::words::words;
+use cell::{Op, Test};
+
+pub use cell::Cell;
+pub use disk::Disk;
+
+pub struct Technologies;
+
+const TECHNOLOGY: &str = "technology";
+
+pub const PARAMETERS: &[Parameter] = &[
+    Parameter::new(
+        TECHNOLOGY,
+        "What fio runs in; bare, container, the better virtual machine with QEMU's disk and with \
+         Fathom's, and user-mode Linux if it is installed, if not given",
+        Kind::of::<Technology>(Technology::FORM),
+        "",
+    ),
+    Parameter::new(
+        "test",
+        "128 KiB in order, or 4 KiB at random",
+        Kind::of::<Test>(Test::FORM),
+        "throughput,iops",
+    ),
+    Parameter::new("op", "What is done", Kind::of::<Op>(Op::FORM), "read,write"),
+    Parameter {
+        default: "1,4",
+        ..shared::THREADS
+    },
+    shared::DEPTH,
+    Parameter {
+        default: "5s",
+        ..shared::RUNTIME
+    },
+    Parameter::new(
+        "place",
+        "The storage that all have: where the disk's file is made, or a block device",
+        Kind::of::<Place>("DIRECTORY, /dev/DEVICE"),
+        "/var/tmp",
+    ),
+    shared::image_size("1G"),
+    Parameter::new(
+        "memory",
+        "Of a machine, or the container's limit",
+        Kind::Size {
+            least: 256 << 20,
+            most: 1 << 40,
+        },
+        "1G",
+    ),
+    Parameter::new(
+        "cpus",
+        "A virtual machine's, or the container's limit of CPU time",
+        Kind::of::<Cpus>(Cpus::FORM),
+        "1",
+    ),
+    shared::aio("io_uring"),
+    shared::SERVE,
+    Parameter::new(
+        "overwrite",
+        "The data of a device may be overwritten",
+        Kind::Switch,
+        "off",
+    ),
+];
+
+words! {
+    /// What fio runs in, and how it is given the disk.
+    pub enum Technology {
+        /// This machine, with the file itself.
+        Bare = "bare",
+        /// A container, with the file itself, bind-mounted.
+        Container = "container",
+        /// A container, with a block device: over a file, a loop device.
+        ContainerDevice = "container-device",
+        /// A virtual machine by hardware, with QEMU's virtio-blk.
+        Kvm = "kvm",
+        /// The same, with Fathom's vhost-user-blk.
+        KvmFathom = "kvm-fathom",
+        /// A virtual machine that QEMU emulates, with QEMU's virtio-blk.
+        Tcg = "tcg",
+        /// The same, with Fathom's vhost-user-blk.
+        TcgFathom = "tcg-fathom",
+        /// User-mode Linux, with its ubd.
+        Uml = "uml",
+    }
+}
+
+impl Technology {
+    pub fn kind(self) -> instance::Kind {
+        use Technology::{Bare, Container, ContainerDevice, Kvm, KvmFathom, Tcg, TcgFathom, Uml};
+        match self {
+            Bare => instance::Kind::Bare,
+            Container | ContainerDevice => instance::Kind::Container,
+            Kvm | KvmFathom => instance::Kind::Kvm,
+            Tcg | TcgFathom => instance::Kind::Tcg,
+            Uml => instance::Kind::Uml,
+        }
+    }
+
+    /// Those that run on this machine, of virtual machines the better.
+    pub fn here() -> Vec<String> {
+        use Technology::{Bare, Container, Kvm, KvmFathom, Tcg, TcgFathom, Uml};
+        let machines = match Accelerator::detect() {
+            Accelerator::Kvm => [Kvm, KvmFathom],
+            Accelerator::Tcg => [Tcg, TcgFathom],
+        };
+        let has_uml = host::program(instance::UML).is_ok() && instance::check_cpu().is_ok();
+        let all = [Bare, Container].into_iter().chain(machines);
+        let all = all.chain(has_uml.then_some(Uml));
+        all.map(|one| one.name().to_owned()).collect()
+    }
+
+    /// Who serves a virtual machine's disk.
+    pub fn server(self) -> server::Kind {
+        match self {
+            Technology::KvmFathom | Technology::TcgFathom => server::Kind::Fathom,
+            _ => server::Kind::Qemu,
+        }
+    }
+}
+
+impl Experiment for Technologies {
+    fn name(&self) -> &'static str {
+        "technologies"
+    }
+
+    fn about(&self) -> &'static str {
+        "Disk throughput and IOPS on this machine, in a container, in virtual machines"
+    }
+
+    fn description(&self) -> &'static str {
+        "fio does the same in each technology, on the same storage: `throughput`, 128 KiB in order, \
+         each thread in a part of its own, and `iops`, 4 KiB at random. Its I/O is direct (O_DIRECT) \
+         everywhere.\n\nThe disk is one file, written once for the run. `bare` and `container` have \
+         the file itself, the latter bind-mounted; `container-device` a loop device over it, with \
+         direct I/O; `kvm` and `tcg` virtio-blk in an I/O thread of QEMU's, `kvm-fathom` and \
+         `tcg-fathom` Fathom's vhost-user-blk, neither through the page cache; `uml` its ubd, whose \
+         writes are durable at once. ubd cannot go past this machine's page cache: what it reads \
+         comes from there the second time. `cached` is the part of what fio read that the device was \
+         not asked for; where it is much, the report says so. With a block device for --place all \
+         have the device itself.\n\n--memory and --cpus are what a machine has, and the container's \
+         limits; `bare` has none, user-mode Linux always one CPU. A virtual machine's CPUs are its \
+         vCPUs: QEMU's other threads are not limited.\n\nEach technology's ratio to `bare` stands \
+         beside it. `vs bare` is to the same work on the host, right after the cell, where a loop \
+         device is left out. `cpu` is what a request took of this machine's CPUs, by all of its \
+         processes, fio's start among it; what the kernel's own threads did (a loop device's) is in \
+         `cpu.host` alone."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        PARAMETERS
+    }
+
+    fn beside(&self) -> Option<Beside> {
+        let shown = [
+            ("iops", "IOPS"),
+            ("throughput", "MB/s"),
+            ("latency.p99", "p99 ns"),
+            ("cpu", "us CPU"),
+        ];
+        let shown = shown.map(|(measure, heading)| Shown {
+            measure: measure.to_owned(),
+            heading: heading.to_owned(),
+        });
+        Some(Beside {
+            parameter: TECHNOLOGY.to_owned(),
+            shown: shown.into(),
+        })
+    }
+
+    fn defaults(&self, parameter: &Parameter) -> Vec<String> {
+        match parameter.name {
+            TECHNOLOGY => Technology::here(),
+            _ => parameter.defaults(),
+        }
+    }
+
+    fn check(&self, settings: &Settings) -> Result<()> {
+        Cell::new(settings)?.check()
+    }
+
+    fn needs(&self, settings: &Settings) -> Result<Vec<Need>> {
+        let mut needs = shared::instance_needs(Cell::new(settings)?.technology.kind());
+        needs.extend([Need::Program("fio"), Need::FioEngine("libaio")]);
+        Ok(needs)
+    }
+
+    fn estimate(&self, settings: &Settings) -> Duration {
+        const AROUND: Duration = Duration::from_secs(2);
+        const MACHINE: Duration = Duration::from_secs(15);
+        Cell::new(settings).map_or(MACHINE, |cell| {
+            let around = match cell.technology.kind() {
+                instance::Kind::Bare | instance::Kind::Container => AROUND,
+                _ => MACHINE,
+            };
+            around + cell.job.runtime.mul_f64(1.2)
+        })
+    }
+
+    fn begin(&self, context: &Context) -> Box<dyn Session> {
+        Box::new(Measuring {
+            fathom: context.fathom.clone(),
+            disk: None,
+        })
+    }
+}
+
+struct Measuring {
+    fathom: PathBuf,
+    /// The last cell's, for as long as cells have the same.
+    disk: Option<Disk>,
+}
+
+impl Session for Measuring {
+    fn cell(
+        &mut self,
+        settings: &Settings,
+        _folder: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Yield> {
+        let cell = Cell::new(settings)?;
+        let kept = self.disk.take().filter(|disk| disk.is_of(&cell));
+        let disk = match kept {
+            Some(disk) => disk,
+            None => Disk::make(&cell, progress)?,
+        };
+        let disk = self.disk.insert(disk);
+        cell.run(&self.fathom, &disk.path, progress)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_go_together_is_said() {
+        let settings = Settings::defaults(PARAMETERS).with("size", "1M");
+        Technologies.check(&settings).unwrap();
+        for (values, words) in [
+            (
+                &[("technology", "tcg"), ("cpus", "0.5")][..],
+                "1 to 64 whole CPUs",
+            ),
+            (&[("memory", "268435457")], "whole MiB"),
+            (
+                &[("technology", "tcg"), ("serve", "--poll=off")],
+                "not with technology tcg",
+            ),
+            (&[("place", "nbd://localhost")], "no NBD export"),
+            (&[("threads", "1024")], "larger --size"),
+        ] {
+            let set = |settings: Settings, (name, value): &(&str, &str)| settings.with(name, value);
+            let refused = values.iter().fold(settings.clone(), set);
+            let error = Technologies.check(&refused).unwrap_err().to_string();
+            assert!(error.contains(words), "{values:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn only_what_a_technology_uses_is_needed() {
+        let needs = |technology: &str| {
+            let settings = Settings::defaults(PARAMETERS).with("technology", technology);
+            Technologies.needs(&settings).unwrap()
+        };
+        assert!(!needs("bare").contains(&Need::Kernel));
+        assert!(needs("container").contains(&Need::Program("crun")));
+        assert!(needs("kvm-fathom").contains(&Need::Kvm) && !needs("tcg").contains(&Need::Kvm));
+        assert!(needs("uml").contains(&Need::UserModeLinux));
+    }
+}
