@@ -39,6 +39,8 @@ xz-utils
 zstd
 lz4
 build-essential
+libcap-ng-dev
+libseccomp-dev
 python3
 python3-venv
 chromium
@@ -47,6 +49,7 @@ curl
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
 rust_wanted=1.90
+virtiofsd_wanted=1.14.0
 index_updated=
 old_index='the package index could not be brought up to date; going on with the old one'
 
@@ -330,6 +333,15 @@ python_packages() {
 	} || fail 'pip could not install them'
 }
 
+# Debian 12 has no virtiofsd: it comes from crates.io, into cargo's own folder, once.
+install_virtiofsd() {
+	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+	! command -v virtiofsd >/dev/null 2>&1 || return 0
+	say "building virtiofsd $virtiofsd_wanted"
+	cargo install --quiet --locked --version "$virtiofsd_wanted" virtiofsd ||
+		fail 'cargo could not install virtiofsd'
+}
+
 [ "$(uname -m)" = x86_64 ] || say "only tried on x86_64, this is $(uname -m)"
 if is_debian_like; then
 	missing=$(missing_packages)
@@ -349,4 +361,5 @@ fi
 check_programs
 python_packages
 check_rust
+install_virtiofsd
 check_qemu

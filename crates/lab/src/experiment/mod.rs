@@ -22,6 +22,7 @@ pub mod runner;
 mod seqread;
 mod settings;
 mod shared;
+mod sharing;
 mod storages;
 pub mod wiki;
 
@@ -216,6 +217,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &parallel::Parallel,
     &levels::Levels,
     &network::Network,
+    &sharing::Sharing,
 ];
 
 /// An experiment by its name.
