@@ -1,8 +1,9 @@
 //! Our small user space (busybox and the agent) with one disk under test, wherever it runs: in a
-//! virtual machine, in user-mode Linux, in a container. One file a kind.
+//! virtual machine, in user-mode Linux, in a container; and libguestfs's own. One file a kind.
 
 pub mod container;
 pub mod hosted;
+mod libguestfs;
 mod loop_device;
 mod uml;
 
@@ -21,9 +22,14 @@ use crate::scratch::Scratch;
 use crate::server;
 use crate::words::words;
 use container::Container;
+use libguestfs::Libguestfs;
 use uml::Uml;
 
+pub use libguestfs::PROGRAM as GUESTFISH;
 pub use uml::{PROGRAM as UML, check_cpu};
+
+/// A QEMU that is not ours, as the kernel calls it: 15 bytes.
+const QEMU: &str = "qemu-system-x86";
 
 words! {
     /// What the user space runs in.
@@ -36,6 +42,8 @@ words! {
         Tcg = "tcg",
         /// A kernel that is a process.
         Uml = "uml",
+        /// An appliance of libguestfs, with a user space of its own.
+        Libguestfs = "libguestfs",
     }
 }
 
@@ -96,6 +104,7 @@ enum Body {
     Guest(Box<GuestBed>),
     Uml(Uml),
     Container(Container),
+    Libguestfs(Libguestfs),
 }
 
 impl Kind {
@@ -107,6 +116,17 @@ impl Kind {
         }
     }
 
+    /// Makes what is made once for all that will be started.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn prepare(self) -> Result<()> {
+        match self {
+            Kind::Libguestfs => libguestfs::prepare(),
+            Kind::Container | Kind::Kvm | Kind::Tcg | Kind::Uml => Ok(()),
+        }
+    }
+
     /// What can be said before anything is started.
     ///
     /// # Errors
@@ -114,6 +134,7 @@ impl Kind {
     pub fn check(self, spec: &Spec) -> Result<()> {
         match (self, spec.cpus) {
             (Kind::Container, _) => container::check(&spec.container()),
+            (Kind::Libguestfs, None) => libguestfs::check(spec.cache),
             (_, None) => Ok(()),
             (_, Some(_)) => Err(crate::Error::Protocol(format!(
                 "a limit of CPU time is only for containers, not for {self}"
@@ -132,6 +153,7 @@ impl Instance {
         let body = match kind {
             Kind::Container => Body::Container(Container::start(&spec.container())?),
             Kind::Uml => Body::Uml(Uml::start(spec)?),
+            Kind::Libguestfs => Body::Libguestfs(Libguestfs::start(spec)?),
             Kind::Kvm => Body::Guest(Box::new(boot(Accelerator::Kvm, spec)?)),
             Kind::Tcg => Body::Guest(Box::new(boot(Accelerator::Tcg, spec)?)),
         };
@@ -147,6 +169,7 @@ impl Instance {
             Body::Guest(bed) => &bed.device,
             Body::Uml(_) => uml::DISK,
             Body::Container(_) => container::DISK,
+            Body::Libguestfs(_) => libguestfs::DISK,
         }
     }
 
@@ -160,12 +183,13 @@ impl Instance {
             Body::Guest(bed) => bed.guest.check(script, timeout),
             Body::Uml(uml) => uml.check(script, timeout),
             Body::Container(container) => container.hosted.check(script, timeout),
+            Body::Libguestfs(appliance) => appliance.hosted.check(script, timeout),
         }
     }
 
     /// The same for a script that reads exactly so many MiB from its standard input, which are sent
-    /// to it meanwhile: by virtio-serial or a socket; to user-mode Linux by a file that is written
-    /// before. If that fails, no more can be sent.
+    /// to it meanwhile: by virtio-serial or a socket; by libguestfs's `upload`; to user-mode Linux by a file
+    /// that is written before. If that fails, no more can be sent.
     ///
     /// # Errors
     /// Likewise.
@@ -174,6 +198,7 @@ impl Instance {
         let (stream, script) = match &mut self.body {
             Body::Uml(uml) => return uml.upload(mib, script, timeout),
             Body::Container(container) => container.way_in(script)?,
+            Body::Libguestfs(appliance) => appliance.way_in(mib, script)?,
             Body::Guest(bed) => {
                 let script = format!("exec </tmp/.ports/fathom.signal\n{script}");
                 (bed.guest.data().signal()?, script)
@@ -204,6 +229,9 @@ impl Instance {
             Body::Uml(_) | Body::Container(_) => { process_tree::below(self.pid()).into_iter() }
                 .map(|pid| Watched::new(pid, evidence::Kind::Load))
                 .collect(),
+            Body::Libguestfs(_) => { process_tree::named(self.pid(), QEMU).into_iter() }
+                .map(|pid| Watched::new(pid, evidence::Kind::Qemu))
+                .collect(),
         };
         Watch {
             processes,
@@ -216,9 +244,9 @@ impl Instance {
     pub fn pid(&self) -> u32 {
         match &self.body {
             Body::Guest(bed) => bed.guest.pid(),
-            Body::Uml(Uml { hosted, .. }) | Body::Container(Container { hosted, .. }) => {
-                hosted.pid()
-            }
+            Body::Uml(Uml { hosted, .. })
+            | Body::Container(Container { hosted, .. })
+            | Body::Libguestfs(Libguestfs { hosted, .. }) => hosted.pid(),
         }
     }
 
@@ -231,6 +259,7 @@ impl Instance {
             Body::Guest(bed) => bed.end().map(drop),
             Body::Uml(uml) => uml.end(),
             Body::Container(container) => container.end(),
+            Body::Libguestfs(appliance) => appliance.hosted.end(),
         }
     }
 }
