@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what building, the demo and the tests need, from the distribution's own packages.
+# Installs what building, the demo and the tests need, from the distribution's own packages; virtiofsd, which
+# Debian 12 has not got, is built from crates.io.
 #
 # Running it again is quick and changes nothing. QEMU comes from the distribution's backports
 # where those have a newer one: live migration of vhost-user disks and reconnecting character
