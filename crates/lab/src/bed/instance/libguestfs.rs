@@ -92,7 +92,7 @@ pub fn prepare() -> Result<()> {
         return Ok(());
     }
     let mut words = environment();
-    words.extend([PROGRAM, "--add", "/dev/null", "--format=raw", "run"].map(String::from));
+    words.extend([PROGRAM, "--format=raw", "--add", "/dev/null", "run"].map(String::from));
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     host::run(words[0], &words[1..]).map(drop)
 }
