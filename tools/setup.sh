@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what building, the demo and the tests need, from the distribution's own packages.
+# Installs what building, the demo and the tests need, from the distribution's own packages; virtiofsd, which
+# Debian 12 has not got, is built from crates.io.
 #
 # Running it again is quick and changes nothing. QEMU comes from the distribution's backports
 # where those have a newer one: live migration of vhost-user disks and reconnecting character
@@ -39,6 +40,8 @@ xz-utils
 zstd
 lz4
 build-essential
+libcap-ng-dev
+libseccomp-dev
 python3
 python3-venv
 chromium
@@ -47,6 +50,7 @@ curl
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
 rust_wanted=1.90
+virtiofsd_wanted=1.14.0
 index_updated=
 old_index='the package index could not be brought up to date; going on with the old one'
 
@@ -330,6 +334,15 @@ python_packages() {
 	} || fail 'pip could not install them'
 }
 
+# Debian 12 has no virtiofsd: it comes from crates.io, into cargo's own folder, once.
+install_virtiofsd() {
+	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+	! command -v virtiofsd >/dev/null 2>&1 || return 0
+	say "building virtiofsd $virtiofsd_wanted"
+	cargo install --quiet --locked --version "$virtiofsd_wanted" virtiofsd ||
+		fail 'cargo could not install virtiofsd'
+}
+
 [ "$(uname -m)" = x86_64 ] || say "only tried on x86_64, this is $(uname -m)"
 if is_debian_like; then
 	missing=$(missing_packages)
@@ -349,4 +362,5 @@ fi
 check_programs
 python_packages
 check_rust
+install_virtiofsd
 check_qemu

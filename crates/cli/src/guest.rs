@@ -4,10 +4,12 @@ use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use fathom_lab::experiment::probe;
 use fathom_lab::tracers::guest::{self, RecordOptions};
 use fathom_lab::tracers::remove_all_on_abort;
+use fathom_load::files::names::{Call, call_each};
 
 use crate::breakdown::{parse_window, stop_on_signal};
 use crate::guest_run;
@@ -24,6 +26,9 @@ enum GuestCommand {
     /// A round's half in the guest, started by `fathom lab run wiki`
     #[command(hide = true)]
     Run(guest_run::RunArgs),
+    /// One call for each of many small files, started by `fathom lab run sharing`
+    #[command(hide = true)]
+    Names(NamesArgs),
     Record(RecordArgs),
     /// What the CPU and the memory do here, for `fathom lab run attributes`
     #[command(hide = true)]
@@ -50,6 +55,27 @@ struct RecordArgs {
     /// The run directory to make
     #[arg(long, short, value_name = "DIR", default_value = "guest.run")]
     output: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct NamesArgs {
+    /// The directory, which is made if it is not there
+    dir: PathBuf,
+    /// create, stat, rename or delete
+    #[arg(long)]
+    call: Call,
+    /// How many files
+    #[arg(long)]
+    count: u64,
+}
+
+/// Prints a report in JSON.
+fn names(args: &NamesArgs) -> anyhow::Result<()> {
+    std::fs::create_dir_all(&args.dir)
+        .with_context(|| format!("cannot create {}", args.dir.display()))?;
+    let report = call_each(&args.dir, args.call, args.count)?;
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
 }
 
 fn record(args: &RecordArgs) -> anyhow::Result<()> {
@@ -82,6 +108,7 @@ fn record(args: &RecordArgs) -> anyhow::Result<()> {
 pub fn run(args: GuestArgs) -> anyhow::Result<()> {
     match args.command {
         GuestCommand::Run(args) => guest_run::run(args),
+        GuestCommand::Names(args) => names(&args),
         GuestCommand::Record(args) => record(&args),
         GuestCommand::Probe => {
             println!("{}", probe::print());

@@ -34,6 +34,7 @@ mod put_back;
 mod qmp;
 pub mod scratch;
 pub mod server;
+mod shell;
 mod tools;
 pub mod tracers;
 mod words;

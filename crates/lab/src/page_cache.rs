@@ -1,6 +1,6 @@
-//! What of a file is in this machine's memory alone.
+//! This machine's page cache: what of a file is there alone, and forgetting what need not be there.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -67,6 +67,16 @@ pub(crate) fn forget(path: &Path) -> Result<()> {
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
         .map_err(io::Error::from)
         .context(what)
+}
+
+/// Forgets all files and names that are in this machine's memory and on its devices, too.
+///
+/// # Errors
+/// Without root's rights.
+pub(crate) fn drop_all() -> Result<()> {
+    const PATH: &str = "/proc/sys/vm/drop_caches";
+    rustix::fs::sync(); // what is dirty stays
+    fs::write(PATH, "3").context(|| format!("cannot write {PATH}"))
 }
 
 #[cfg(test)]

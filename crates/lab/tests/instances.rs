@@ -1,4 +1,4 @@
-//! Our small user space in a container and in user-mode Linux, for real: scripts, disks, what is sent
+//! Our small user space in a container and in user-mode Linux, and libguestfs's own, for real: scripts, disks, what is sent
 //! in, flushes, and that nothing is left of it.
 
 use std::fs;
@@ -139,6 +139,20 @@ fn user_mode_linux_has_a_disk_and_ends_without_traces() {
             let disk = Disk::new();
             let error = Instance::start(Kind::Uml, &Spec::new(&disk.image)).unwrap_err();
             assert_eq!(error.to_string(), refused.to_string());
+        }
+    }
+}
+
+#[test]
+fn an_appliance_of_libguestfs_has_a_disk_where_one_can_be_made() {
+    match fathom_lab::program("guestfish") {
+        Ok(_) => works(Kind::Libguestfs, Cache::Writeback),
+        // It is a large package, and the error says which one.
+        Err(_) => {
+            let disk = Disk::new();
+            let error = Instance::start(Kind::Libguestfs, &Spec::new(&disk.image));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("install libguestfs"), "{error}");
         }
     }
 }

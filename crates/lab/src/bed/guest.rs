@@ -1,4 +1,4 @@
-//! A guest with one disk under test, and the disk's server.
+//! A guest with one disk, or one directory, under test, and its server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,9 +25,10 @@ pub struct GuestBed {
     pub guest: Guest,
     /// None where QEMU itself serves the disk.
     pub server: Option<Server>,
-    /// The device in the guest, such as /dev/vda.
+    /// The disk's device in the guest, such as /dev/vda; empty where it has a directory instead.
     pub device: String,
-    /// The disk's image on the host; empty where its server has one that is not known.
+    /// The disk's image on the host, or the directory; empty where its server has one that is not
+    /// known.
     pub image: PathBuf,
     /// The server's threads look for work before they sleep.
     polls: bool,
@@ -45,8 +46,23 @@ impl GuestBed {
         spec: &Spec,
         progress: &mut dyn FnMut(&str),
     ) -> Result<GuestBed> {
-        let Served { disk, mut server } = kind.serve(spec)?;
+        let Served { disk, server } = kind.serve(spec)?;
         machine.disks.push(disk);
+        let with = format!("its disk served by {kind}");
+        let mut bed = GuestBed::start(machine, server, &with, progress)?;
+        bed.device = bed.guest.device(spec.name)?;
+        bed.image = spec.image.to_owned();
+        bed.polls = *kind == Kind::Fathom;
+        Ok(bed)
+    }
+
+    /// Boots the machine, which has what `server` serves.
+    pub(super) fn start(
+        mut machine: Machine,
+        mut server: Option<Server>,
+        with: &str,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<GuestBed> {
         if machine.huge_pages != Some(false)
             && environment::is_stretched()
             && machine.accelerator() == Accelerator::Kvm
@@ -55,23 +71,22 @@ impl GuestBed {
             machine.huge_pages.get_or_insert(are_there);
         }
         progress(&format!(
-            "booting a guest ({}), its disk served by {kind}",
+            "booting a guest ({}), {with}",
             machine.accelerator().name()
         ));
         // A server may listen and then find no image: it says more than QEMU does.
-        let mut guest = Guest::boot(&machine).map_err(|error| {
+        let guest = Guest::boot(&machine).map_err(|error| {
             let ended = server
                 .as_mut()
                 .map(|server| server.process().expect_running());
             ended.and_then(Result::err).unwrap_or(error)
         })?;
-        let device = guest.device(spec.name)?;
         Ok(GuestBed {
             guest,
             server,
-            device,
-            image: spec.image.to_owned(),
-            polls: *kind == Kind::Fathom,
+            device: String::new(),
+            image: PathBuf::new(),
+            polls: false,
             _dir: None,
         })
     }

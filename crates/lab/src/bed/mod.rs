@@ -7,6 +7,7 @@ pub mod instance;
 mod kvm_host;
 mod pool;
 mod program;
+mod share;
 mod stages;
 mod window;
 
@@ -15,4 +16,5 @@ pub use host::HostBed;
 pub use kvm_host::KvmHost;
 pub use pool::Pool;
 pub use program::Program;
+pub use share::Protocol;
 pub use window::{Job, Seen};

@@ -26,6 +26,7 @@ pub mod runner;
 mod seqread;
 mod settings;
 mod shared;
+mod sharing;
 mod storages;
 mod technologies;
 pub mod wiki;
@@ -228,6 +229,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &network::Network,
     &technologies::Technologies,
     &attributes::Attributes,
+    &sharing::Sharing,
 ];
 
 /// An experiment by its name.

@@ -14,7 +14,7 @@ use super::{Context, Experiment, Need, Session, Settings, Yield};
 use crate::bed::KvmHost;
 use crate::environment;
 use crate::error::{Context as _, Error, Result, Tail};
-use crate::host;
+use crate::{host, shell};
 
 /// In the KVM host, on its scratch disk.
 const FOLDER: &str = "/var/tmp/cell";
@@ -109,8 +109,7 @@ pub(super) fn run_within(
     limit: Duration,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Yield> {
-    let settings = json!(settings.0).to_string();
-    let quoted = format!("'{}'", settings.replace('\'', r"'\''"));
+    let quoted = shell::quoted(&json!(settings.0).to_string());
     let script =
         format!("rm -rf {FOLDER}; exec fathom lab cell {experiment} --settings={quoted} {FOLDER}");
     let mut said: Vec<String> = Vec::new();

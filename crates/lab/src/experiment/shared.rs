@@ -126,6 +126,11 @@ pub fn instance_needs(kind: instance::Kind) -> Vec<Need> {
             Need::UserModeLinux,
             Need::Root("user-mode Linux"),
         ],
+        instance::Kind::Libguestfs => vec![
+            Need::Program("busybox"),
+            Need::Program("unshare"),
+            Need::Root("the bed of libguestfs"),
+        ],
         instance::Kind::Kvm => [&Need::GUEST[..], &[Need::Kvm]].concat(),
         instance::Kind::Tcg => Need::GUEST.into(),
     }

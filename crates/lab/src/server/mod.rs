@@ -4,6 +4,7 @@ mod fathom;
 mod process;
 mod qemu;
 mod qsd;
+mod virtiofsd;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::machine::{Aio, Bus, Disk, Format};
 
 pub use process::Server;
+pub use virtiofsd::VIRTIOFSD;
 
 /// A kind of server.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,8 @@
 //! random file, opens it, transfers its size in blocks, and closes it; and the time measured
 //! includes that of the last sync. Its scenarios as the Linux Plumbers Conference of 2010 saw them
 //! are not public: what is here are reconstructions. [`run`] is the mail server ([`mail`] has its
-//! numbers); of the other five, [`fio`] writes job files, because fio can say them.
+//! numbers); of the other five, [`fio`] writes job files, because fio can say them. [`names`] is no
+//! scenario of FFSB: one call for each of many files.
 //!
 //! Everything happens in a new directory below the one that is given. Each thread has some of its
 //! directories to itself, so that nobody waits for anybody but in the kernel, and each thread's
@@ -13,6 +14,7 @@
 
 pub mod fio;
 pub mod mail;
+pub mod names;
 pub mod options;
 pub mod report;
 

@@ -1,9 +1,11 @@
 //! Our small user space (busybox and the agent) with one disk under test, wherever it runs: in a
-//! virtual machine, in user-mode Linux, in a container; or this machine's own. One file a kind.
+//! virtual machine, in user-mode Linux, in a container; this machine's own, and libguestfs's. One file a
+//! kind.
 
 pub mod bare;
 pub mod container;
 pub mod hosted;
+mod libguestfs;
 mod loop_device;
 mod uml;
 mod work;
@@ -30,8 +32,10 @@ use crate::server;
 use crate::words::words;
 use bare::Bare;
 use container::Container;
+use libguestfs::Libguestfs;
 use uml::Uml;
 
+pub use libguestfs::PROGRAM as GUESTFISH;
 pub use uml::{PROGRAM as UML, check_cpu};
 
 words! {
@@ -47,6 +51,8 @@ words! {
         Tcg = "tcg",
         /// A kernel that is a process.
         Uml = "uml",
+        /// An appliance of libguestfs, with a user space of its own.
+        Libguestfs = "libguestfs",
     }
 }
 
@@ -172,6 +178,7 @@ enum Body {
     Guest(Box<GuestBed>),
     Uml(Uml),
     Container(Container),
+    Libguestfs(Libguestfs),
 }
 
 impl Kind {
@@ -183,6 +190,17 @@ impl Kind {
         }
     }
 
+    /// Makes what is made once for all that will be started.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn prepare(self) -> Result<()> {
+        match self {
+            Kind::Libguestfs => libguestfs::prepare(),
+            Kind::Bare | Kind::Container | Kind::Kvm | Kind::Tcg | Kind::Uml => Ok(()),
+        }
+    }
+
     /// What can be said before anything is started.
     ///
     /// # Errors
@@ -191,6 +209,7 @@ impl Kind {
         match (self, spec.cpus) {
             (Kind::Container, _) => container::check(&spec.container(&[])),
             (Kind::Kvm | Kind::Tcg, None) => spec.server.check(&spec.served()),
+            (Kind::Libguestfs, None) => libguestfs::check(spec.cache),
             (_, None) => Ok(()),
             (_, Some(_)) => Err(crate::Error::Protocol(format!(
                 "a limit of CPU time is only for containers, not for {self}"
@@ -213,6 +232,7 @@ impl Instance {
                 Body::Container(Container::start(&spec.container(&programs))?)
             }
             Kind::Uml => Body::Uml(Uml::start(spec)?),
+            Kind::Libguestfs => Body::Libguestfs(Libguestfs::start(spec)?),
             Kind::Kvm => Body::Guest(Box::new(boot(Accelerator::Kvm, spec)?)),
             Kind::Tcg => Body::Guest(Box::new(boot(Accelerator::Tcg, spec)?)),
         };
@@ -231,6 +251,7 @@ impl Instance {
             Body::Guest(bed) => &bed.device,
             Body::Uml(_) => uml::DISK,
             Body::Container(container) => container.disk,
+            Body::Libguestfs(_) => libguestfs::DISK,
         }
     }
 
@@ -253,6 +274,7 @@ impl Instance {
             Body::Guest(bed) => bed.guest.check(script, timeout),
             Body::Uml(uml) => uml.check(script, timeout),
             Body::Container(container) => container.hosted.check(script, timeout),
+            Body::Libguestfs(appliance) => appliance.hosted.check(script, timeout),
         }
     }
 
@@ -268,8 +290,8 @@ impl Instance {
     }
 
     /// The same for a script that reads exactly so many MiB from its standard input, which are sent
-    /// to it meanwhile: by virtio-serial or a socket; to user-mode Linux by a file that is written
-    /// before. If that fails, no more can be sent.
+    /// to it meanwhile: by virtio-serial or a socket; by libguestfs's `upload`; to user-mode Linux by a file
+    /// that is written before. If that fails, no more can be sent.
     ///
     /// # Errors
     /// Likewise.
@@ -279,6 +301,7 @@ impl Instance {
             Body::Uml(uml) => return uml.upload(mib, script, timeout),
             Body::Bare(bare) => bare.way_in(script)?,
             Body::Container(container) => container.way_in(script)?,
+            Body::Libguestfs(appliance) => appliance.way_in(mib, script)?,
             Body::Guest(bed) => {
                 let script = format!("exec </tmp/.ports/fathom.signal\n{script}");
                 (bed.guest.data().signal()?, script)
@@ -305,9 +328,9 @@ impl Instance {
         match &self.body {
             Body::Bare(bare) => bare.hosted.pid(),
             Body::Guest(bed) => bed.guest.pid(),
-            Body::Uml(Uml { hosted, .. }) | Body::Container(Container { hosted, .. }) => {
-                hosted.pid()
-            }
+            Body::Uml(Uml { hosted, .. })
+            | Body::Container(Container { hosted, .. })
+            | Body::Libguestfs(Libguestfs { hosted, .. }) => hosted.pid(),
         }
     }
 
@@ -364,6 +387,7 @@ impl Instance {
             Body::Guest(bed) => bed.end().map(drop),
             Body::Uml(uml) => uml.end(),
             Body::Container(container) => container.end(),
+            Body::Libguestfs(appliance) => appliance.hosted.end(),
         }
     }
 }

@@ -10,6 +10,9 @@ use crate::error::Result;
 use crate::evidence::{self, Kind, Newcomers, Sampler, Watch, Watched};
 use crate::process_tree;
 
+/// A QEMU that is not ours, as the kernel calls it: 15 bytes.
+const QEMU: &str = "qemu-system-x86";
+
 impl Instance {
     /// What to look at from outside while it works. Of a container, or of this machine itself, it is
     /// what was started first: each script has processes of its own.
@@ -22,6 +25,9 @@ impl Instance {
                     .map(|pid| Watched::new(pid, Kind::Load))
                     .collect()
             }
+            Body::Libguestfs(_) => { process_tree::named(self.pid(), QEMU).into_iter() }
+                .map(|pid| Watched::new(pid, Kind::Qemu))
+                .collect(),
         };
         Watch {
             processes,
@@ -34,7 +40,7 @@ impl Instance {
     /// machine, which are the load: each is told of as soon as it is seen.
     pub fn watched<T>(&mut self, newcomers: Newcomers, work: impl FnOnce(&mut Instance) -> T) -> T {
         const POLL: Duration = Duration::from_millis(10);
-        if matches!(self.body, Body::Guest(_)) {
+        if matches!(self.body, Body::Guest(_) | Body::Libguestfs(_)) {
             return work(self);
         }
         let pid = self.pid();

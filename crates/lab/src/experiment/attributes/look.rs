@@ -36,7 +36,7 @@ fn host_events(kind: Kind, all: &str) -> f64 {
     let is_told = |event: &&str| match kind {
         Kind::Bare | Kind::Container => true,
         Kind::Kvm => event.starts_with("kvm:") || event.starts_with("kvmmmu:"),
-        Kind::Tcg | Kind::Uml => false,
+        Kind::Tcg | Kind::Uml | Kind::Libguestfs => false,
     };
     all.lines().filter(is_told).count() as f64
 }
@@ -45,7 +45,7 @@ fn host_events(kind: Kind, all: &str) -> f64 {
 fn own_events(kind: Kind, instance: &mut Instance) -> Result<f64> {
     let mount = match kind {
         Kind::Bare | Kind::Container => "true",
-        Kind::Kvm | Kind::Tcg | Kind::Uml => {
+        Kind::Kvm | Kind::Tcg | Kind::Uml | Kind::Libguestfs => {
             "mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true"
         }
     };

@@ -36,28 +36,28 @@ const SAID: &[(&str, Words)] = &[
     ("CPU allocation", |kind| match kind {
         Kind::Bare => "all",
         Kind::Container => "any share",
-        Kind::Kvm | Kind::Tcg => "its vCPUs",
+        Kind::Kvm | Kind::Tcg | Kind::Libguestfs => "its vCPUs",
         Kind::Uml => "one CPU",
     }),
     ("memory allocation", |kind| match kind {
         Kind::Bare => "shared",
         Kind::Container => "shared, to a limit",
-        Kind::Kvm | Kind::Tcg | Kind::Uml => "fixed",
+        Kind::Kvm | Kind::Tcg | Kind::Uml | Kind::Libguestfs => "fixed",
     }),
     ("resource controls", |kind| match kind {
         Kind::Bare | Kind::Container | Kind::Uml => "the OS's",
-        Kind::Kvm | Kind::Tcg => "the OS's and QEMU's",
+        Kind::Kvm | Kind::Tcg | Kind::Libguestfs => "the OS's and QEMU's",
     }),
     ("complexity", |kind| match kind {
         Kind::Bare => "none",
         Kind::Container => "namespaces",
         Kind::Kvm => "hypervisor, devices",
-        Kind::Tcg => "a whole machine",
+        Kind::Tcg | Kind::Libguestfs => "a whole machine",
         Kind::Uml => "a kernel's port",
     }),
     ("other operating systems", |kind| match kind {
         Kind::Bare | Kind::Container => "no",
-        Kind::Kvm | Kind::Tcg => "yes",
+        Kind::Kvm | Kind::Tcg | Kind::Libguestfs => "yes",
         Kind::Uml => "other Linux",
     }),
 ];

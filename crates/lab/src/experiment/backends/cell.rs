@@ -104,6 +104,7 @@ impl Cell {
 
     /// Runs it in a bed of its own, on a disk of its own.
     pub fn run(&self, progress: &mut dyn FnMut(&str)) -> Result<Yield> {
+        self.kind.prepare()?;
         let dir = Scratch::on_disk()?;
         let image = dir.path().join("disk.img");
         make_disk(&image, self.bytes() + (self.bytes() / ROOM_PART).max(ROOM))?;

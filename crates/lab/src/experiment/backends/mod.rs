@@ -13,6 +13,7 @@ use super::shared::{self, Cpus};
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
 use crate::bed::instance;
 use crate::error::Result;
+use crate::host;
 use cell::{Cell, Test};
 
 pub struct Backends;
@@ -90,7 +91,8 @@ impl Experiment for Backends {
          sent and thrown away. `write-no-upload`: it is made inside and written, with fsync.\n\nThe \
          way in is virtio-serial, a socket for the container, and for user-mode Linux a file that it \
          reads by hostfs: its serial line, which the post used, may stand still for good. The disk \
-         is virtio-blk of QEMU's main loop, a loop device, or `ubd`.\n\n`time` is seen from the host; \
+         is virtio-blk of QEMU's main loop, a loop device, or `ubd`. `libguestfs` is its own appliance, \
+         where it is installed, and its own way in.\n\n`time` is seen from the host; \
          `cpu` is what the bed's processes took of the host's CPUs (what the host's kernel did for a \
          container's loop device is in `host.busy` only).\n\n`unwritten` is what was in the host's \
          page cache alone when fsync had ended inside (by cachestat, Linux 6.5). It should be next to \
@@ -121,7 +123,9 @@ impl Experiment for Backends {
         }
         let uml = instance::check_cpu().is_ok().then_some(instance::Kind::Uml);
         let kinds = [instance::Kind::Container, instance::Kind::machine()];
-        let kinds = kinds.into_iter().chain(uml);
+        let libguestfs = host::program(instance::GUESTFISH).is_ok();
+        let libguestfs = libguestfs.then_some(instance::Kind::Libguestfs);
+        let kinds = kinds.into_iter().chain(uml).chain(libguestfs);
         kinds.map(|kind| kind.name().to_owned()).collect()
     }
 
