@@ -17,6 +17,7 @@ mod next;
 mod order;
 mod parallel;
 mod parameter;
+mod path;
 mod profile;
 pub mod runner;
 mod seqread;
@@ -216,6 +217,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &parallel::Parallel,
     &levels::Levels,
     &network::Network,
+    &path::Paths,
 ];
 
 /// An experiment by its name.

@@ -18,6 +18,8 @@ pub use text::{Head, Modules, Text};
 
 /// What perf says when it had more.
 const FULL: &str = "size limit reached";
+/// A program that perf starts when it records: it says so, and ends when perf does.
+const UNTIL_ITS_END: &str = r#": >"$0"; exec tail --pid=$PPID -f /dev/null"#;
 /// For perf to begin and to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// For a guest to print what it recorded.
@@ -85,9 +87,12 @@ impl OnHost {
     /// In a line with what to do, when this machine or user must not.
     pub fn start(dir: &Path, recording: &Recording) -> Result<OnHost> {
         let data = dir.join(recording.name);
+        let began = data.with_extension("began");
         let mut command = Command::new(host::program("perf")?);
         command
             .args(recording.record(&data.to_string_lossy(), recording.most[0]))
+            .args(["--", "sh", "-c", UNTIL_ITS_END])
+            .arg(&began)
             .stdout(Stdio::null());
         let perf = Process::spawn("perf record", command, &data.with_extension("log"))?;
         let recording = recording.clone();
@@ -97,7 +102,7 @@ impl OnHost {
             data,
         };
         let deadline = Instant::now() + PATIENCE;
-        while std::fs::metadata(&this.data).map_or(0, |data| data.len()) == 0 {
+        while !began.exists() {
             if this.perf.try_wait()?.is_some() || Instant::now() > deadline {
                 return Err(refused(&this.perf.log()));
             }

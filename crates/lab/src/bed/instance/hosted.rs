@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use command_fds::{CommandFdExt, FdMapping};
 
-use crate::agent::{Agent, READY};
+use crate::agent::{self, Agent, READY};
 use crate::console::Console;
 use crate::error::{Context, Error, Result};
 use crate::host;
@@ -20,6 +20,8 @@ use crate::process::{Process, tail_of};
 pub const AGENT: i32 = 3;
 /// The first process of a namespace takes no signal, not even its own of a panic: it is a shell.
 const FIRST: &str = r#""$@"; exit $?"#;
+/// Before the agent, where it has this machine's programs: its files are in a place of its own.
+const OWN_FILES: &str = "mount -t tmpfs tmp /tmp; export lab_inherited=1";
 /// Emulated machines take their time.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// What a program gets to end, and to say why.
@@ -70,6 +72,16 @@ impl Hosted {
         let ready = hosted.console.wait_for(READY, 0, PATIENCE);
         hosted.explain(ready)?;
         Ok(hosted)
+    }
+
+    /// Starts a shell with this machine's programs and files, but for a `/tmp` of its own.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn shell(dir: &Path) -> Result<Hosted> {
+        let script = format!("{OWN_FILES}\n{}", agent::SCRIPT);
+        let words = ["sh".into(), "-c".into(), script];
+        Hosted::start("a shell", &words, Vec::new(), dir)
     }
 
     /// Runs a shell script that must succeed (each of its commands: `set -e`) and returns what it

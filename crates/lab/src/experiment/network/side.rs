@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::iperf3::{self, Test};
 use super::namespace::{Bridge, Namespace};
 use super::{Cell, Net, Technology};
 use crate::bed::instance::container::Container;
@@ -12,13 +13,13 @@ use crate::evidence::{Kind, Watched};
 use crate::guest::Guest;
 use crate::host::{self, Accelerator};
 use crate::machine::Machine;
+use crate::process_tree;
 use crate::scratch::Scratch;
-use crate::{agent, process_tree};
 
 /// Of small scripts.
 pub const SHORT: Duration = Duration::from_secs(60);
-/// Before the agent, where it has this machine's programs: its files are in a place of its own.
-const OWN_FILES: &str = "mount -t tmpfs tmp /tmp; export lab_inherited=1";
+/// Beyond the runtime: an emulated guest takes its time to begin, and to count to the end.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 const SENDER: &str = "10.0.0.1";
 const RECEIVER: &str = "10.0.0.2";
 /// In QEMU's user-mode network: a guest, and what it is in for it.
@@ -68,6 +69,17 @@ impl Pair {
         })
     }
 
+    /// Sends so many packets, slowly.
+    ///
+    /// # Errors
+    /// When they do not come through.
+    pub fn send_some(&mut self, packets: u64) -> Result<()> {
+        self.receiver.check(&iperf3::listen(), SHORT)?;
+        let script = iperf3::send_some(self.address, packets);
+        let printed = self.sender.check(&script, PATIENCE)?;
+        iperf3::parse(&printed, Test::Packets).map(drop)
+    }
+
     /// Powers both off, and waits for their end.
     ///
     /// # Errors
@@ -103,9 +115,7 @@ impl Side {
     fn bare(namespace: &Namespace) -> Result<Side> {
         let dir = Scratch::small()?;
         let _inside = namespace.enter()?;
-        let script = format!("{OWN_FILES}\n{}", agent::SCRIPT);
-        let words = ["sh".into(), "-c".into(), script];
-        let hosted = Hosted::start("a shell", &words, Vec::new(), dir.path())?;
+        let hosted = Hosted::shell(dir.path())?;
         Ok(Side::Bare(hosted, dir))
     }
 
@@ -168,7 +178,8 @@ fn boot(
     let machine = Machine {
         cpus: cell.vcpus(),
         memory_mib: cell.memory_mib(),
-        tools: false,
+        tools: cell.profiler,
+        profiler: cell.profiler,
         accelerator: Some(accelerator),
         modules: vec!["virtio_net".into()],
         programs: vec![host::program("iperf3")?],

@@ -1,0 +1,443 @@
+//! Requests on their way, from the text of `perf script`: to which devices they were handed, by which
+//! functions, and what happened in between.
+//!
+//! ```text
+//! fio  496/500  486.954325: block:block_rq_issue: 254,0 R 4096 () 102810896 + 8 [fio]
+//!         ffffffff81b04c5f blk_mq_start_request ([kernel.kallsyms])
+//!         ffffffff81d74033 virtio_queue_rq ([virtio_blk])
+//!
+//! fio  496/500  486.954410: block:block_rq_complete: 254,0 R () 102810896 + 8 [0]
+//! fio  490/490  486.954000: PERF_RECORD_FORK(496:500):(490:490)
+//! ```
+
+use std::collections::HashMap;
+
+use fathom_run::folded::{Folded, Side};
+use fathom_run::{Between, Crossing, Handed, Stack};
+
+use crate::perf::{Head, Modules, Text};
+use crate::words::words;
+
+/// What `perf script` is to print, and in which form.
+pub const FIELDS: &str = "comm,pid,tid,time,event,trace,ip,sym,dso";
+
+/// Bytes of a read.
+pub const READ: u64 = 4096;
+/// Bytes of a packet: its data, and the headers of UDP, IPv4 and Ethernet.
+const PACKET: u64 = 64 + 8 + 20 + 14;
+
+/// A request comes to a disk's scheduler, if it has one, from which somebody else may take it.
+const INSERT: &str = "block:block_rq_insert";
+/// Behind the device's name then.
+pub const SCHEDULER: &str = " scheduler";
+
+/// Frames of a stack.
+const MOST_FRAMES: usize = 256;
+/// What code without frame pointers has in the place of its callers: any number.
+const NOWHERE: [&str; 3] = [
+    "[unknown] [unknown]",
+    "[unknown] [kernel]",
+    "[unknown] [anon]",
+];
+/// Devices of a side.
+const MOST_DEVICES: usize = 16;
+/// Requests that are not complete.
+const MOST_PENDING: usize = 100_000;
+const MOST_TASKS: usize = 1_000_000;
+/// Stacks of a device that are told.
+const MOST_STACKS: usize = 3;
+/// A device that had not one in so many of the requests is somebody else's.
+const STRAY: u64 = 10;
+/// Processes between one and the first of all.
+const MOST_PARENTS: usize = 64;
+/// The kernel's threads are its children.
+const KTHREADD: u32 = 2;
+
+words! {
+    /// What is handed to devices.
+    pub enum Of {
+        /// Reads, to block devices.
+        Block = "block",
+        /// Packets, to network devices.
+        Packet = "packet",
+    }
+}
+
+impl Of {
+    /// The events that have their callers with them, and those that have not.
+    pub fn events(self) -> (&'static [&'static str], &'static [&'static str]) {
+        match self {
+            Of::Block => (
+                &[INSERT, "block:block_rq_issue"],
+                &["block:block_rq_complete"],
+            ),
+            Of::Packet => (&["net:net_dev_start_xmit"], &[]),
+        }
+    }
+
+    /// The device of a request that is being handed over, and what tells it from others of the
+    /// device; `None` if it is not one of those that are followed.
+    fn handed(self, event: &str, text: &str) -> Option<(String, String)> {
+        if !self.events().0.contains(&event) {
+            return None;
+        }
+        let mut words = text.split_whitespace();
+        match self {
+            Of::Block => {
+                let (device, kind) = (words.next()?, words.next()?);
+                let is_ours = matches!(kind, "R" | "RS") && words.next()?.parse() == Ok(READ);
+                let sector = words.nth(1)?;
+                let device = match event {
+                    INSERT => format!("{device}{SCHEDULER}"),
+                    _ => device.to_owned(),
+                };
+                is_ours.then(|| (device, sector.to_owned()))
+            }
+            Of::Packet => {
+                let device = words.next()?.strip_prefix("dev=")?;
+                let length = words.find_map(|word| word.strip_prefix("len="))?;
+                (length.parse() == Ok(PACKET)).then(|| (device.to_owned(), String::new()))
+            }
+        }
+    }
+
+    /// The same of a request that is complete.
+    fn completed(self, event: &str, text: &str) -> Option<(String, String)> {
+        if !self.events().1.contains(&event) {
+            return None;
+        }
+        let mut words = text.split_whitespace();
+        let (device, sector) = (words.next()?, words.nth(2)?);
+        Some((device.to_owned(), sector.to_owned()))
+    }
+}
+
+/// Whose requests are followed.
+#[derive(Debug)]
+pub struct Watch {
+    pub of: Of,
+    /// Processes, with what stands before the names of their threads; those below them are theirs,
+    /// too. The kernel's threads may carry requests of anybody.
+    pub carriers: Vec<(u32, &'static str)>,
+    /// The only device that counts, as events have it (`254,0`).
+    pub device: Option<String>,
+    /// What is counted.
+    pub crossings: Vec<Crossing>,
+}
+
+/// Text on its way to a side's part of a path.
+#[derive(Debug)]
+pub struct Trace {
+    text: Text,
+    state: State,
+}
+
+#[derive(Debug)]
+struct State {
+    watch: Watch,
+    modules: Modules,
+    /// Processes by those that they have begun.
+    parents: HashMap<u32, u32>,
+    /// Processes by their threads.
+    threads: HashMap<u32, u32>,
+    /// Its frames are being read, from the inside out.
+    open: Option<Open>,
+    /// In the order of their first requests.
+    devices: Vec<Device>,
+    /// When requests were handed over.
+    pending: HashMap<(String, String), f64>,
+    counts: Counts,
+}
+
+type Counts = HashMap<Crossing, u64>;
+
+#[derive(Debug)]
+struct Open {
+    device: usize,
+    thread: String,
+    frames: Vec<String>,
+    /// What followed was no frame.
+    is_lost: bool,
+}
+
+#[derive(Debug)]
+struct Device {
+    name: String,
+    requests: u64,
+    /// Of those that were seen to be completed.
+    completed: u64,
+    seconds: f64,
+    stacks: Folded,
+    /// What had been counted at the first and at the last request.
+    first: Counts,
+    last: Counts,
+}
+
+impl Trace {
+    pub fn new(watch: Watch, modules: Modules) -> Trace {
+        let state = State {
+            watch,
+            modules,
+            parents: HashMap::new(),
+            threads: HashMap::new(),
+            open: None,
+            devices: Vec::new(),
+            pending: HashMap::new(),
+            counts: Counts::new(),
+        };
+        Trace {
+            text: Text::default(),
+            state,
+        }
+    }
+
+    /// Takes the next piece of the text.
+    pub fn push(&mut self, chunk: &[u8]) {
+        self.text.push(chunk, &mut |line| self.state.line(line));
+    }
+
+    /// What all that has come says of a side. Devices are named as their events do.
+    pub fn finish(mut self, side: Side) -> (Vec<Handed>, Vec<Between>) {
+        self.text.end(&mut |line| self.state.line(line));
+        self.state.close();
+        let State { watch, devices, .. } = self.state;
+        let most = devices.iter().map(|one| one.requests).max().unwrap_or(0);
+        let ours = devices.into_iter();
+        let ours = ours.filter(|one| one.requests.saturating_mul(STRAY) >= most);
+        let ours: Vec<Device> = ours.collect();
+        let between = ours
+            .first()
+            .map(|clock| clock.between(side, &watch.crossings));
+        let handed = ours.into_iter().filter_map(|one| one.handed(side));
+        (handed.collect(), between.unwrap_or_default())
+    }
+}
+
+impl State {
+    fn line(&mut self, line: &str) {
+        if line.trim().is_empty() {
+            return self.close();
+        }
+        if let Some(head) = Head::parse(line) {
+            self.close();
+            if let Some((time, rest)) = head.rest.split_once(": ") {
+                let time = time.parse().unwrap_or(0.0);
+                self.head(&head, time, rest.trim_start());
+            }
+        } else if let Some(open) = &mut self.open
+            && open.frames.len() < MOST_FRAMES
+            && let Some(frame) = self.modules.frame(line)
+        {
+            open.is_lost |= NOWHERE.contains(&frame.as_str());
+            if !open.is_lost {
+                open.frames.push(frame);
+            }
+        }
+    }
+
+    fn head(&mut self, head: &Head, time: f64, rest: &str) {
+        if let Some(tasks) = rest.strip_prefix("PERF_RECORD_FORK") {
+            return self.begun(tasks).unwrap_or_default();
+        }
+        let Some((event, text)) = rest.split_once(": ") else {
+            return;
+        };
+        let of = self.watch.of;
+        if let Some((device, number)) = of.handed(event, text) {
+            self.handed(head, time, device, number);
+        } else if let Some((device, number)) = of.completed(event, text) {
+            self.completed(time, format!("{device}{SCHEDULER}"), &number);
+            self.completed(time, device, &number);
+        } else {
+            self.count(head, event, text);
+        }
+    }
+
+    /// `(6500:6501):(6496:6497)`: a thread, with its process, and who has begun it.
+    fn begun(&mut self, tasks: &str) -> Option<()> {
+        let pair = |text: &str| {
+            let text = text.trim().trim_start_matches('(').trim_end_matches(')');
+            let (process, thread) = text.split_once(':')?;
+            Some((process.parse().ok()?, thread.parse().ok()?))
+        };
+        let (new, by) = tasks.split_once("):(")?;
+        let (new, by): ((u32, u32), (u32, u32)) = (pair(new)?, pair(by)?);
+        if self.threads.len() < MOST_TASKS {
+            self.threads.insert(new.1, new.0);
+        }
+        if new.0 != by.0 && self.parents.len() < MOST_TASKS {
+            self.parents.insert(new.0, by.0);
+        }
+        Some(())
+    }
+
+    /// A process and those above it.
+    fn line_of(&self, process: u32) -> impl Iterator<Item = u32> {
+        let above = |one: &u32| self.parents.get(one).copied();
+        std::iter::successors(Some(process), above).take(MOST_PARENTS)
+    }
+
+    /// What stands before the names of a carrier's threads.
+    fn carrier(&self, process: u32) -> Option<&'static str> {
+        self.line_of(process).find_map(|one| {
+            let mut known = self.watch.carriers.iter();
+            known
+                .find(|(pid, _)| *pid == one)
+                .map(|(_, prefix)| *prefix)
+        })
+    }
+
+    fn is_kernels(&self, process: u32) -> bool {
+        process == 0 || self.line_of(process).any(|one| one == KTHREADD)
+    }
+
+    fn handed(&mut self, head: &Head, time: f64, device: String, number: String) {
+        let carrier = self.carrier(head.pid);
+        if carrier.is_none() && !self.is_kernels(head.pid) {
+            return;
+        }
+        let bare = device.trim_end_matches(SCHEDULER);
+        if !self
+            .watch
+            .device
+            .as_ref()
+            .is_none_or(|wanted| wanted == bare)
+        {
+            return;
+        }
+        let known = self.devices.iter().position(|one| one.name == device);
+        let place = match known {
+            Some(place) => place,
+            None if self.devices.len() < MOST_DEVICES => {
+                self.devices.push(Device::new(&device, &self.counts));
+                self.devices.len() - 1
+            }
+            None => return,
+        };
+        let counts = self.counts.clone();
+        let one = &mut self.devices[place];
+        (one.requests, one.last) = (one.requests + 1, counts);
+        if self.pending.len() < MOST_PENDING {
+            self.pending.insert((device, number), time);
+        }
+        self.open = Some(Open {
+            device: place,
+            thread: thread(carrier.unwrap_or_default(), head.comm),
+            frames: Vec::new(),
+            is_lost: false,
+        });
+    }
+
+    fn completed(&mut self, time: f64, device: String, number: &str) {
+        let request = (device, number.to_owned());
+        if let Some(at) = self.pending.remove(&request)
+            && let Some(device) = self.devices.iter_mut().find(|one| one.name == request.0)
+        {
+            device.completed += 1;
+            device.seconds += (time - at).max(0.0);
+        }
+    }
+
+    fn count(&mut self, head: &Head, event: &str, text: &str) {
+        let crossing = match event {
+            "kvm:kvm_exit" => Crossing::Exits,
+            "sched:sched_switch" => Crossing::Switches,
+            "sched:sched_wakeup" => Crossing::WakeUps,
+            "raw_syscalls:sys_enter" => Crossing::Calls,
+            _ => return,
+        };
+        // Of a wake-up it is the other thread that counts.
+        let process = match crossing {
+            Crossing::WakeUps => woken(text).and_then(|tid| self.threads.get(&tid).copied()),
+            _ => Some(head.pid),
+        };
+        if process.is_some_and(|one| self.carrier(one).is_some()) && head.comm != "perf" {
+            *self.counts.entry(crossing).or_default() += 1;
+        }
+    }
+
+    fn close(&mut self) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let thread = std::iter::once(open.thread.as_str());
+        let frames = open.frames.iter().rev().map(String::as_str);
+        self.devices[open.device]
+            .stacks
+            .add(thread.chain(frames), 1);
+    }
+}
+
+impl Device {
+    fn new(name: &str, counts: &Counts) -> Device {
+        Device {
+            name: name.to_owned(),
+            requests: 0,
+            completed: 0,
+            seconds: 0.0,
+            stacks: Folded::default(),
+            first: counts.clone(),
+            last: counts.clone(),
+        }
+    }
+
+    /// What happened from its first to its last request, for each of them. Nothing of a single one.
+    fn between(&self, side: Side, crossings: &[Crossing]) -> Vec<Between> {
+        let one = |what: &Crossing| {
+            let [first, last] = [&self.first, &self.last].map(|counts| counts.get(what));
+            let count = last.copied().unwrap_or(0) - first.copied().unwrap_or(0);
+            Between {
+                side,
+                what: *what,
+                per_request: count as f64 / (self.requests - 1) as f64,
+            }
+        };
+        match self.requests {
+            0 | 1 => Vec::new(),
+            _ => crossings.iter().map(one).collect(),
+        }
+    }
+
+    fn handed(self, side: Side) -> Option<Handed> {
+        let stacks = self.stacks.stacks().filter_map(|(stack, requests)| {
+            let (thread, frames) = stack.split_first()?;
+            Some(Stack {
+                requests,
+                thread: (*thread).to_owned(),
+                frames: frames.iter().map(|&frame| frame.to_owned()).collect(),
+            })
+        });
+        let mut stacks: Vec<Stack> = stacks.collect();
+        stacks.sort_by(|a, b| {
+            let often = b.requests.cmp(&a.requests);
+            often.then_with(|| (&a.thread, &a.frames).cmp(&(&b.thread, &b.frames)))
+        });
+        stacks.truncate(MOST_STACKS);
+        let mean = self.seconds * 1e9 / self.completed as f64;
+        (!stacks.is_empty()).then_some(Handed {
+            side,
+            device: self.name,
+            requests: self.requests,
+            device_ns: (self.completed > 0).then_some(mean),
+            stacks,
+        })
+    }
+}
+
+/// Of `comm=a name pid=18 prio=0 target_cpu=000`, which may have any name in it, the thread.
+fn woken(text: &str) -> Option<u32> {
+    let (_, rest) = text.rsplit_once(" pid=")?;
+    rest.split(' ').next()?.parse().ok()
+}
+
+/// The kernel's workers have numbers in their names, and are alike.
+fn thread(prefix: &str, comm: &str) -> String {
+    const WORKER: &str = "kworker";
+    match comm.starts_with(WORKER) {
+        true => WORKER.to_owned(),
+        false => format!("{prefix}{comm}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;
