@@ -42,25 +42,17 @@ fn comes_by(one: &Handed, functions: &[&str]) {
 #[test]
 fn a_read_goes_from_the_system_call_to_the_driver() {
     let (path, value) = follow(&[("technology", "bare"), ("of", "block")]);
-    let [disk] = &path.devices[..] else {
-        panic!("{path:#?}");
-    };
+    // The thread itself calls the driver, unless there is so much to do that another one does.
+    let (first, disk) = (&path.devices[0], path.devices.last().unwrap());
     assert_eq!((disk.side, disk.requests), (Side::Host, REQUESTS));
     assert!(
         std::path::Path::new("/sys/block")
             .join(&disk.device)
             .exists()
     );
-    assert!(disk.stacks[0].thread.starts_with("fio"), "{disk:?}");
-    comes_by(
-        disk,
-        &[
-            "pread",
-            "entry_SYSCALL_64",
-            "vfs_read",
-            "blk_mq_start_request",
-        ],
-    );
+    assert!(first.stacks[0].thread.starts_with("fio"), "{path:?}");
+    comes_by(first, &["pread", "entry_SYSCALL_64", "vfs_read", "blk_"]);
+    comes_by(disk, &["blk_mq", "blk_mq_start_request"]);
     assert!(value("host.frames") >= 4.0);
     // Each read is a system call, and what it waits for ends before it does.
     assert!(value("host.calls") >= 1.0 && value("host.device") < value("request"));

@@ -50,6 +50,8 @@ const MOST_STACKS: usize = 3;
 const STRAY: u64 = 10;
 /// Processes between one and the first of all.
 const MOST_PARENTS: usize = 64;
+/// Who looks on, and carries nothing.
+const PERF: &str = "perf";
 /// The kernel's threads are its children.
 const KTHREADD: u32 = 2;
 
@@ -209,8 +211,22 @@ impl Trace {
             .first()
             .map(|clock| clock.between(side, &watch.crossings));
         let handed = ours.into_iter().filter_map(|one| one.handed(side));
-        (handed.collect(), between.unwrap_or_default())
+        (ways(handed.collect()), between.unwrap_or_default())
     }
+}
+
+/// Without the schedulers whose threads call the driver themselves: its stack says it all.
+fn ways(handed: Vec<Handed>) -> Vec<Handed> {
+    let thread = |one: &Handed| one.stacks.first().map(|stack| stack.thread.clone());
+    let goes_on = |one: &Handed| {
+        let disk = one.device.strip_suffix(SCHEDULER);
+        let mut others = handed.iter().filter(|other| Some(&*other.device) == disk);
+        others.any(|disk| thread(disk) == thread(one))
+    };
+    let goes_on: Vec<bool> = handed.iter().map(goes_on).collect();
+    let ways = handed.into_iter().zip(goes_on);
+    ways.filter_map(|(one, goes_on)| (!goes_on).then_some(one))
+        .collect()
 }
 
 impl State {
@@ -346,12 +362,15 @@ impl State {
             "raw_syscalls:sys_enter" => Crossing::Calls,
             _ => return,
         };
-        // Of a wake-up it is the other thread that counts.
-        let process = match crossing {
-            Crossing::WakeUps => woken(text).and_then(|tid| self.threads.get(&tid).copied()),
-            _ => Some(head.pid),
+        // A wake-up is of another thread than that which an interrupt has found on the CPU.
+        let (comm, process) = match crossing {
+            Crossing::WakeUps => {
+                let (comm, tid) = woken(text).unwrap_or_default();
+                (comm, self.threads.get(&tid).copied())
+            }
+            _ => (head.comm, Some(head.pid)),
         };
-        if process.is_some_and(|one| self.carrier(one).is_some()) && head.comm != "perf" {
+        if process.is_some_and(|one| self.carrier(one).is_some()) && comm != PERF {
             *self.counts.entry(crossing).or_default() += 1;
         }
     }
@@ -424,10 +443,10 @@ impl Device {
     }
 }
 
-/// Of `comm=a name pid=18 prio=0 target_cpu=000`, which may have any name in it, the thread.
-fn woken(text: &str) -> Option<u32> {
-    let (_, rest) = text.rsplit_once(" pid=")?;
-    rest.split(' ').next()?.parse().ok()
+/// Of `comm=a name pid=18 prio=0 target_cpu=000`, which may have any name in it: name and thread.
+fn woken(text: &str) -> Option<(&str, u32)> {
+    let (comm, rest) = text.strip_prefix("comm=")?.rsplit_once(" pid=")?;
+    Some((comm, rest.split(' ').next()?.parse().ok()?))
 }
 
 /// The kernel's workers have numbers in their names, and are alike.

@@ -12,6 +12,7 @@ use crate::render::text::plural;
 /// Points that are shown on a page.
 const MOST_POINTS: usize = 16;
 const WIDTH: f64 = 900.0;
+const LEFT: f64 = 10.0;
 /// Between two columns; an arrow goes through it.
 const GAP: f64 = 36.0;
 const ROW: f64 = 15.0;
@@ -80,9 +81,9 @@ fn picture(html: &mut Html, steps: &[Step]) {
     let attributes = [("viewBox", &*view), ("class", "path"), ("role", "img")];
     html.open("svg", &attributes);
     // A single stack is as wide as it is beside another one.
-    let width = (WIDTH + GAP) / columns.len().max(2) as f64 - GAP;
+    let width = (WIDTH - LEFT + GAP) / columns.len().max(2) as f64 - GAP;
     for (number, column) in columns.iter().enumerate() {
-        let left = number as f64 * (width + GAP);
+        let left = LEFT + number as f64 * (width + GAP);
         let mut y = 0.0;
         for (place, step) in column.iter().enumerate() {
             if place > 0 {
@@ -93,11 +94,13 @@ fn picture(html: &mut Html, steps: &[Step]) {
         }
         if number + 1 < columns.len() {
             let (gap, end) = (left + width + GAP / 3.0, left + width + GAP - 4.0);
-            let (bottom, top) = (y - ROW, 22.0);
+            let (bottom, top) = (y - 6.0, 22.0);
+            let begin = left + 6.0;
             arrow(
                 html,
                 &[
-                    (left + width * 0.6, bottom),
+                    (begin, bottom - 12.0),
+                    (begin, bottom),
                     (gap, bottom),
                     (gap, top),
                     (end, top),

@@ -79,17 +79,23 @@ fn requests_are_those_of_the_carriers_and_what_they_have_begun() {
 
 #[test]
 fn a_scheduler_is_where_a_request_comes_before_its_disk() {
-    let issue = issue(495, 1.5, "254,16 R 4096 () 8 + 8 [kworker]");
-    let text = [
-        fork(495, 495, 490),
-        issue.replace("1.5", "1.0").replace("rq_issue", "rq_insert"),
-        issue,
-        event(0, 2.0, "block:block_rq_complete: 254,16 R () 8 + 8 [0]"),
-    ];
-    let (devices, _) = trace(Of::Block, &text.concat());
-    let told = devices.iter().map(|one| (&*one.device, one.device_ns));
-    let wanted = [("254,16 scheduler", Some(1e9)), ("254,16", Some(5e8))];
-    assert!(told.eq(wanted), "{devices:?}");
+    let queued = |by: &str| {
+        let issue = issue(495, 1.5, "254,16 R 4096 () 8 + 8 [x]");
+        let text = [
+            fork(495, 495, 490),
+            issue.replace("1.5", "1.0").replace("rq_issue", "rq_insert"),
+            issue.replace("CPU 0/TCG", by),
+            event(0, 2.0, "block:block_rq_complete: 254,16 R () 8 + 8 [0]"),
+        ];
+        let (devices, _) = trace(Of::Block, &text.concat());
+        let told = devices.into_iter().map(|one| (one.device, one.device_ns));
+        told.collect::<Vec<_>>()
+    };
+    let (scheduler, disk) = ("254,16 scheduler".to_owned(), "254,16".to_owned());
+    let both = [(scheduler, Some(1e9)), (disk, Some(5e8))];
+    assert_eq!(queued("kworker/0:1H"), both);
+    // Of one thread the second stack says it all.
+    assert_eq!(queued("CPU 0/TCG"), both[1..]);
 }
 
 #[test]
@@ -107,7 +113,8 @@ fn what_happens_is_counted_from_the_first_request_to_the_last() {
         event(495, 1.2, call),
         event(495, 1.2, switch),
         // By whoever it is, of a thread of ours.
-        event(0, 1.3, wakeup),
+        event(0, 1.3, wakeup).replace("CPU 0/TCG", "perf"),
+        event(495, 1.3, call).replace("CPU 0/TCG", "perf"),
         // Of others.
         event(700, 1.3, call),
         event(700, 1.3, switch),
