@@ -79,7 +79,7 @@ fn run(dir: &Path, path: &RequestPath) -> Table {
 fn stacks_are_side_by_side_on_a_terminal() {
     let dir = tempfile::tempdir().unwrap();
     let table = run(dir.path(), &path());
-    let text = terminal::render(&table, Style::default());
+    let text = terminal::report(&table, Style::default());
     let (_, section) = text.split_once("The path of a request").unwrap();
     let lines: Vec<&str> = section.lines().skip(1).collect();
     let wanted = [

@@ -19,7 +19,7 @@ pub use text::{Head, Modules, Text};
 /// What perf says when it had more.
 const FULL: &str = "size limit reached";
 /// A program that perf starts when it records: it says so, and ends when perf does.
-const UNTIL_ITS_END: &str = r#": >"$0"; exec tail --pid=$PPID -f /dev/null"#;
+const UNTIL_ITS_END: &str = r#": >"$0"; while kill -0 $PPID; do sleep 1; done"#;
 /// For perf to begin and to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// For a guest to print what it recorded.

@@ -10,10 +10,11 @@ use super::bed::Bed;
 use super::trace::{FIELDS, Of, SCHEDULER, Trace, Watch};
 use crate::error::Result;
 use crate::perf::{InGuest, Modules, OnHost, Recording};
+use crate::tracers::Tracefs;
 
 const SOON: Duration = Duration::from_secs(60);
-/// Where the host's kernel tells of exits.
-const EXITS: &str = "/sys/kernel/tracing/events/kvm/kvm_exit";
+/// Of the host's kernel, once it has KVM.
+const EXITS: &str = "kvm/kvm_exit";
 /// So that perf finds the guest's events.
 const MOUNT: &str = "mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true";
 /// The guest's first process, which all others are below.
@@ -35,6 +36,8 @@ pub struct Recorder {
     host: OnHost,
     /// What is counted there.
     on_host: Vec<Counted>,
+    /// Mounted for as long as perf records.
+    _tracefs: Tracefs,
 }
 
 impl Recorder {
@@ -43,10 +46,11 @@ impl Recorder {
     /// # Errors
     /// When perf does not record, on either side.
     pub fn start(bed: &mut Bed, of: Of, files: &Path) -> Result<Recorder> {
+        let tracefs = Tracefs::open()?;
         let mut on_host = OTHERS.to_vec();
         let guest = match bed.guest() {
             Some(guest) => {
-                if Path::new(EXITS).exists() {
+                if tracefs.has_event(EXITS) {
                     on_host.push((Crossing::Exits, "kvm:kvm_exit"));
                 }
                 guest.check(MOUNT, SOON)?;
@@ -60,6 +64,7 @@ impl Recorder {
             guest,
             host,
             on_host,
+            _tracefs: tracefs,
         })
     }
 
