@@ -10,26 +10,21 @@
 //! fio  490/490  486.954000: PERF_RECORD_FORK(496:500):(490:490)
 //! ```
 
+mod requests;
+mod tasks;
+
 use std::collections::HashMap;
 
 use fathom_run::folded::{Folded, Side};
 use fathom_run::{Between, Crossing, Handed, Stack};
 
 use crate::perf::{Head, Modules, Text};
-use crate::words::words;
+use tasks::Tasks;
+
+pub use requests::{Of, READ, SCHEDULER};
 
 /// What `perf script` is to print, and in which form.
 pub const FIELDS: &str = "comm,pid,tid,time,event,trace,ip,sym,dso";
-
-/// Bytes of a read.
-pub const READ: u64 = 4096;
-/// Bytes of a packet: its data, and the headers of UDP, IPv4 and Ethernet.
-const PACKET: u64 = 64 + 8 + 20 + 14;
-
-/// A request comes to a disk's scheduler, if it has one, from which somebody else may take it.
-const INSERT: &str = "block:block_rq_insert";
-/// Behind the device's name then.
-pub const SCHEDULER: &str = " scheduler";
 
 /// Frames of a stack.
 const MOST_FRAMES: usize = 256;
@@ -43,76 +38,12 @@ const NOWHERE: [&str; 3] = [
 const MOST_DEVICES: usize = 16;
 /// Requests that are not complete.
 const MOST_PENDING: usize = 100_000;
-const MOST_TASKS: usize = 1_000_000;
 /// Stacks of a device that are told.
 const MOST_STACKS: usize = 3;
 /// A device that had not one in so many of the requests is somebody else's.
 const STRAY: u64 = 10;
-/// Processes between one and the first of all.
-const MOST_PARENTS: usize = 64;
 /// Who looks on, and carries nothing.
 const PERF: &str = "perf";
-/// The kernel's threads are its children.
-const KTHREADD: u32 = 2;
-
-words! {
-    /// What is handed to devices.
-    pub enum Of {
-        /// Reads, to block devices.
-        Block = "block",
-        /// Packets, to network devices.
-        Packet = "packet",
-    }
-}
-
-impl Of {
-    /// The events that have their callers with them, and those that have not.
-    pub fn events(self) -> (&'static [&'static str], &'static [&'static str]) {
-        match self {
-            Of::Block => (
-                &[INSERT, "block:block_rq_issue"],
-                &["block:block_rq_complete"],
-            ),
-            Of::Packet => (&["net:net_dev_start_xmit"], &[]),
-        }
-    }
-
-    /// The device of a request that is being handed over, and what tells it from others of the
-    /// device; `None` if it is not one of those that are followed.
-    fn handed(self, event: &str, text: &str) -> Option<(String, String)> {
-        if !self.events().0.contains(&event) {
-            return None;
-        }
-        let mut words = text.split_whitespace();
-        match self {
-            Of::Block => {
-                let (device, kind) = (words.next()?, words.next()?);
-                let is_ours = matches!(kind, "R" | "RS") && words.next()?.parse() == Ok(READ);
-                let sector = words.nth(1)?;
-                let device = match event {
-                    INSERT => format!("{device}{SCHEDULER}"),
-                    _ => device.to_owned(),
-                };
-                is_ours.then(|| (device, sector.to_owned()))
-            }
-            Of::Packet => {
-                let device = words.next()?.strip_prefix("dev=")?;
-                let length = words.find_map(|word| word.strip_prefix("len="))?;
-                (length.parse() == Ok(PACKET)).then(|| (device.to_owned(), String::new()))
-            }
-        }
-    }
-
-    /// The same of a request that is complete.
-    fn completed(self, event: &str, text: &str) -> Option<(String, String)> {
-        if !self.events().1.contains(&event) {
-            return None;
-        }
-        let mut words = text.split_whitespace();
-        let (device, sector) = (words.next()?, words.nth(2)?);
-        Some((device.to_owned(), sector.to_owned()))
-    }
-}
 
 /// Whose requests are followed.
 #[derive(Debug)]
@@ -138,10 +69,7 @@ pub struct Trace {
 struct State {
     watch: Watch,
     modules: Modules,
-    /// Processes by those that they have begun.
-    parents: HashMap<u32, u32>,
-    /// Processes by their threads.
-    threads: HashMap<u32, u32>,
+    tasks: Tasks,
     /// Its frames are being read, from the inside out.
     open: Option<Open>,
     /// In the order of their first requests.
@@ -180,8 +108,7 @@ impl Trace {
         let state = State {
             watch,
             modules,
-            parents: HashMap::new(),
-            threads: HashMap::new(),
+            tasks: Tasks::default(),
             open: None,
             devices: Vec::new(),
             pending: HashMap::new(),
@@ -253,7 +180,7 @@ impl State {
 
     fn head(&mut self, head: &Head, time: f64, rest: &str) {
         if let Some(tasks) = rest.strip_prefix("PERF_RECORD_FORK") {
-            return self.begun(tasks).unwrap_or_default();
+            return self.tasks.begun(tasks).unwrap_or_default();
         }
         let Some((event, text)) = rest.split_once(": ") else {
             return;
@@ -269,33 +196,9 @@ impl State {
         }
     }
 
-    /// `(6500:6501):(6496:6497)`: a thread, with its process, and who has begun it.
-    fn begun(&mut self, tasks: &str) -> Option<()> {
-        let pair = |text: &str| {
-            let text = text.trim().trim_start_matches('(').trim_end_matches(')');
-            let (process, thread) = text.split_once(':')?;
-            Some((process.parse().ok()?, thread.parse().ok()?))
-        };
-        let (new, by) = tasks.split_once("):(")?;
-        let (new, by): ((u32, u32), (u32, u32)) = (pair(new)?, pair(by)?);
-        if self.threads.len() < MOST_TASKS {
-            self.threads.insert(new.1, new.0);
-        }
-        if new.0 != by.0 && self.parents.len() < MOST_TASKS {
-            self.parents.insert(new.0, by.0);
-        }
-        Some(())
-    }
-
-    /// A process and those above it.
-    fn line_of(&self, process: u32) -> impl Iterator<Item = u32> {
-        let above = |one: &u32| self.parents.get(one).copied();
-        std::iter::successors(Some(process), above).take(MOST_PARENTS)
-    }
-
     /// What stands before the names of a carrier's threads.
     fn carrier(&self, process: u32) -> Option<&'static str> {
-        self.line_of(process).find_map(|one| {
+        self.tasks.above(process).find_map(|one| {
             let mut known = self.watch.carriers.iter();
             known
                 .find(|(pid, _)| *pid == one)
@@ -303,21 +206,17 @@ impl State {
         })
     }
 
-    fn is_kernels(&self, process: u32) -> bool {
-        process == 0 || self.line_of(process).any(|one| one == KTHREADD)
-    }
-
     fn handed(&mut self, head: &Head, time: f64, device: String, number: String) {
         let carrier = self.carrier(head.pid);
-        if carrier.is_none() && !self.is_kernels(head.pid) {
+        if carrier.is_none() && !self.tasks.is_kernels(head.pid) {
             return;
         }
         let bare = device.trim_end_matches(SCHEDULER);
-        if !self
+        if self
             .watch
             .device
             .as_ref()
-            .is_none_or(|wanted| wanted == bare)
+            .is_some_and(|wanted| wanted != bare)
         {
             return;
         }
@@ -366,7 +265,7 @@ impl State {
         let (comm, process) = match crossing {
             Crossing::WakeUps => {
                 let (comm, tid) = woken(text).unwrap_or_default();
-                (comm, self.threads.get(&tid).copied())
+                (comm, self.tasks.process(tid))
             }
             _ => (head.comm, Some(head.pid)),
         };
