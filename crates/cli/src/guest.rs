@@ -74,7 +74,7 @@ fn names(args: &NamesArgs) -> anyhow::Result<()> {
     std::fs::create_dir_all(&args.dir)
         .with_context(|| format!("cannot create {}", args.dir.display()))?;
     let report = call_each(&args.dir, args.call, args.count)?;
-    println!("{}", serde_json::to_string(&report)?);
+    writeln!(stdout(), "{}", serde_json::to_string(&report)?)?;
     Ok(())
 }
 
@@ -111,7 +111,7 @@ pub fn run(args: GuestArgs) -> anyhow::Result<()> {
         GuestCommand::Names(args) => names(&args),
         GuestCommand::Record(args) => record(&args),
         GuestCommand::Probe => {
-            println!("{}", probe::print());
+            writeln!(stdout(), "{}", probe::print())?;
             Ok(())
         }
     }

@@ -28,6 +28,7 @@ mod lines;
 mod machine;
 mod page_cache;
 mod partitions;
+mod perf;
 mod process;
 mod process_tree;
 mod put_back;

@@ -16,6 +16,7 @@ pub mod csv;
 mod curves;
 mod effects;
 pub mod html;
+mod path;
 mod points;
 mod profile;
 mod ranking;

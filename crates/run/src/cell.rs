@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -165,6 +166,28 @@ impl Planned {
         let file = open_within(run, &[CELLS, &self.id], RUN, MAX_RUN);
         file.is_ok()
     }
+
+    /// Reads what is left in the cell's folder as JSON; `None` if it is not there.
+    ///
+    /// # Errors
+    /// When it is damaged or larger than `most` bytes, or is not a file of that directory.
+    pub(crate) fn read<T: DeserializeOwned>(
+        &self,
+        run: &Path,
+        file: &str,
+        most: u64,
+    ) -> Result<Option<T>> {
+        let path = self.folder(run).join(file);
+        let file = match open_within(run, &[CELLS, &self.id], file, most) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io(&path)(error)),
+        };
+        let text = io::read_to_string(file).map_err(Error::io(&path))?;
+        serde_json::from_str(&text)
+            .map(Some)
+            .map_err(|error| Error::unusable(&path, format!("damaged: {error}")))
+    }
 }
 
 impl Cell {
@@ -184,20 +207,13 @@ impl Cell {
     /// # Errors
     /// When it is damaged, or is not a file of that directory.
     pub fn load(run: &Path, planned: &Planned) -> Result<Option<Cell>> {
-        let path = planned.folder(run).join(FILE);
-        let file = match open_within(run, &[CELLS, &planned.id], FILE, MAX_BYTES) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io(&path)(error)),
-        };
-        let text = io::read_to_string(file).map_err(Error::io(&path))?;
-        let cell: Cell = serde_json::from_str(&text)
-            .map_err(|error| Error::unusable(&path, format!("damaged: {error}")))?;
-        if cell.planned == *planned {
-            return Ok(Some(cell));
+        match planned.read::<Cell>(run, FILE, MAX_BYTES)? {
+            Some(cell) if cell.planned != *planned => {
+                let problem = "it is not the cell that the run's plan has here";
+                Err(Error::unusable(&planned.folder(run).join(FILE), problem))
+            }
+            read => Ok(read),
         }
-        let problem = "it is not the cell that the run's plan has here";
-        Err(Error::unusable(&path, problem))
     }
 
     /// A measure, by its name.

@@ -11,6 +11,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::cell::{CELLS, Planned};
 use crate::error::{Error, Result};
 use crate::open::open_within;
@@ -39,7 +41,8 @@ pub const QEMU: &str = "qemu: ";
 pub const SERVER: &str = "server: ";
 
 /// Whose stacks they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Side {
     Guest,
     Host,

@@ -5,6 +5,7 @@
 //!   run.json             what was run, on what, and what each round holds: [`Run`]
 //!   cells/ID/cell.json   an experiment's cell, as soon as it has ended: [`Cell`]
 //!   cells/ID/timeline.json  what happened in the cell, and when: [`Timeline`]
+//!   cells/ID/path.json   by which functions its requests have gone: [`RequestPath`]
 //!   cells/ID/SIDE.folded what a guest's or the host's CPUs ran, by stack: [`Folded`]
 //!   ROUND/               one folder a round, named as in run.json
 //!     NAME.events        events by time, one clock a file: [`Stream`]
@@ -27,6 +28,7 @@ pub mod folded;
 mod io_calls;
 mod measure;
 mod open;
+mod path;
 pub mod qemu_names;
 mod run;
 mod stream;
@@ -41,6 +43,7 @@ pub use event::{Event, Kind, MAX_ARGS, flags};
 pub use folded::{Folded, Side};
 pub use io_calls::{IO_CALLS, IoCall, io_call};
 pub use measure::{Better, Measure, Series, Unit};
+pub use path::{Between, Crossing, Handed, RequestPath, Stack};
 pub use run::{
     Benchmark, BlockDevice, Disk, Environment, Extent, Machine, Role, Round, Run, RunKind,
     Scenario, StreamInfo, Thread, VERSION, now,

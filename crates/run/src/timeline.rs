@@ -2,14 +2,13 @@
 //!
 //! Names come from whatever ran on a machine, and files from anywhere: readers bound both.
 
-use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cell::{CELLS, Planned};
+use crate::cell::Planned;
 use crate::error::{Error, Result};
-use crate::open::{open_within, replace};
+use crate::open::replace;
 
 const FILE: &str = "timeline.json";
 /// Of a file.
@@ -64,22 +63,19 @@ impl Timeline {
     /// # Errors
     /// When it is damaged, or is not a file of that directory.
     pub fn load(run: &Path, planned: &Planned) -> Result<Option<Timeline>> {
-        let path = planned.folder(run).join(FILE);
-        let file = match open_within(run, &[CELLS, &planned.id], FILE, MAX_BYTES) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io(&path)(error)),
+        let Some(read) = planned.read::<Timeline>(run, FILE, MAX_BYTES)? else {
+            return Ok(None);
         };
-        let text = io::read_to_string(file).map_err(Error::io(&path))?;
-        let read: Timeline = serde_json::from_str(&text)
-            .map_err(|error| Error::unusable(&path, format!("damaged: {error}")))?;
         let is_sound = |span: &Span| {
             let times = [span.begin, span.seconds, span.end()];
             times.iter().all(|time| time.is_finite() && *time >= 0.0)
         };
         match read.spans.iter().all(is_sound) {
             true => Ok(Some(read)),
-            false => Err(Error::unusable(&path, "damaged: a time that is none")),
+            false => {
+                let path = planned.folder(run).join(FILE);
+                Err(Error::unusable(&path, "damaged: a time that is none"))
+            }
         }
     }
 }

@@ -19,6 +19,7 @@ mod next;
 mod order;
 mod parallel;
 mod parameter;
+mod path;
 mod place;
 pub mod probe;
 mod profile;
@@ -230,6 +231,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &technologies::Technologies,
     &attributes::Attributes,
     &sharing::Sharing,
+    &path::Paths,
 ];
 
 /// An experiment by its name.

@@ -13,6 +13,7 @@ mod sheet;
 
 use super::compare::Comparison;
 use super::effects;
+use super::path::html as path;
 use super::profile::html as profile;
 use super::spread;
 use super::table::Table;
@@ -104,6 +105,7 @@ fn sections(html: &mut Html, prefix: &str, table: &Table) {
     show_spread(html, prefix, table);
     profile::show(html, prefix, table);
     time_line::show(html, prefix, table);
+    path::show(html, prefix, table);
     lines::show(html, prefix, table);
 }
 

@@ -6,13 +6,15 @@ use std::path::Path;
 use fathom_limiter::Verdict;
 use fathom_run::evidence::{Bare, LockWait};
 use fathom_run::{
-    Beside, Better, Environment, Error, Experiment, Planned, Run, RunKind, Sheet, Timeline, Unit,
+    Beside, Better, Environment, Error, Experiment, Planned, RequestPath, Run, RunKind, Sheet,
+    Timeline, Unit,
 };
 use serde::Serialize;
 
 use super::cell::{self, Column, Columns, Problems, Row, setting};
 use super::confirm;
 use super::curves::Knee;
+use super::path;
 use super::points::{Points, Settings};
 use super::profile::{self, Sampled};
 use super::ranking::Ranking;
@@ -92,6 +94,9 @@ pub struct Point {
     /// What happened in one of its cells, and when.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_line: Option<Timeline>,
+    /// By which functions requests have gone to their devices, in one of its cells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<RequestPath>,
     /// The locks that its sides' kernels waited for most, of all rounds together.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub locks: Vec<LockWait>,
@@ -144,6 +149,7 @@ impl Table {
             planned: planned.len(),
             profile: profile::load(dir, planned, rows, &mut problems),
             time_line: time_line::load(dir, planned, &mut problems),
+            path: path::load(dir, planned, &mut problems),
             ..Point::of(rows, main)
         });
         let mut points: Vec<Point> = points.collect();

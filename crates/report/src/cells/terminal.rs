@@ -10,6 +10,7 @@ use fathom_run::{Better, Unit};
 use super::beside::Sides;
 use super::cell::{Column, clipped};
 use super::compare::{Compared, Comparison};
+use super::path;
 use super::points::Settings;
 use super::profile;
 use super::sheet;
@@ -76,6 +77,7 @@ pub fn report(table: &Table, style: Style) -> String {
     show_spread(&mut page, table);
     profile::terminal::show(&mut page, table);
     time_line::terminal::show(&mut page, table);
+    path::terminal::show(&mut page, table);
     if let Some(line) = words::breakdowns(table) {
         page.heading("Breakdowns");
         page.note(&line);

@@ -8,7 +8,7 @@ use fathom_run::evidence::{Evidence, Load};
 use fathom_run::{Better, Measure, Unit};
 
 use super::iperf3::{self, Report, Test};
-use super::side::{Pair, SHORT, Side};
+use super::side::{PATIENCE, Pair, SHORT, Side};
 use super::{Net, Technology};
 use crate::bed::Seen;
 use crate::bed::instance::container;
@@ -19,8 +19,6 @@ use crate::experiment::shared::Cpus;
 use crate::experiment::{Settings, Yield};
 use crate::process_tree;
 
-/// Beyond the runtime: an emulated guest takes its time to begin, and to count to the end.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// Of a machine, if nobody says.
 const MEMORY: u64 = 256 << 20;
 const MIB: u64 = 1 << 20;
@@ -33,6 +31,8 @@ pub struct Cell {
     pub runtime: Duration,
     memory: Option<u64>,
     cpus: Option<Cpus>,
+    /// Guests have perf.
+    pub profiler: bool,
 }
 
 /// What has come of it.
@@ -56,7 +56,15 @@ impl Cell {
             runtime: Settings::needed("runtime", settings.time("runtime")?)?,
             memory: settings.size("memory")?,
             cpus: given("cpus").then(|| settings.word("cpus")).transpose()?,
+            profiler: false,
         })
+    }
+
+    /// The same with perf in its guests.
+    #[must_use]
+    pub fn with_profiler(mut self) -> Cell {
+        self.profiler = true;
+        self
     }
 
     /// What can be said before anything is started.

@@ -57,6 +57,12 @@ impl Test {
     }
 }
 
+/// A script that sends so many packets of [`Test::Packets`], 2,000 a second, and prints a report.
+pub fn send_some(to: &str, packets: u64) -> String {
+    let size = Test::Packets.size();
+    format!("iperf3 -J -c {to} -k {packets} -l {size} -u -b 1M || true")
+}
+
 /// A script that starts a receiver for one test, and ends when it listens.
 pub fn listen() -> String {
     // As the kernel lists sockets that listen (state 0A), of either kind of address.

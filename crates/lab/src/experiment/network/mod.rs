@@ -17,8 +17,10 @@ use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield
 use crate::error::Result;
 use crate::host::Accelerator;
 use crate::words::words;
-use cell::Cell;
 use iperf3::Test;
+
+pub(super) use cell::Cell;
+pub(super) use side::{Pair, Side};
 
 pub struct Network;
 
@@ -26,7 +28,7 @@ const TECHNOLOGY: &str = "technology";
 /// iperf3's own limit.
 const MOST_THREADS: u64 = 128;
 
-const PARAMETERS: &[Parameter] = &[
+pub(super) const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         TECHNOLOGY,
         "What both sides are; bare, container and the better virtual machine, if not given",
@@ -100,15 +102,25 @@ words! {
 
 impl Technology {
     /// The virtual machine that this machine can run best.
-    fn machine() -> Technology {
+    pub(super) fn machine() -> Technology {
         match Accelerator::detect() {
             Accelerator::Kvm => Technology::Kvm,
             Accelerator::Tcg => Technology::Tcg,
         }
     }
 
+    /// Those that are set side by side if nobody says which.
+    pub(super) fn usual() -> Vec<String> {
+        let all = [
+            Technology::Bare,
+            Technology::Container,
+            Technology::machine(),
+        ];
+        all.map(|one| one.name().to_owned()).into()
+    }
+
     /// Of a virtual machine.
-    fn accelerator(self) -> Option<Accelerator> {
+    pub(super) fn accelerator(self) -> Option<Accelerator> {
         match self {
             Technology::Bare | Technology::Container => None,
             Technology::Kvm => Some(Accelerator::Kvm),
@@ -162,15 +174,10 @@ impl Experiment for Network {
     }
 
     fn defaults(&self, parameter: &Parameter) -> Vec<String> {
-        if parameter.name != TECHNOLOGY {
-            return parameter.defaults();
+        match parameter.name {
+            TECHNOLOGY => Technology::usual(),
+            _ => parameter.defaults(),
         }
-        let all = [
-            Technology::Bare,
-            Technology::Container,
-            Technology::machine(),
-        ];
-        all.map(|one| one.name().to_owned()).into()
     }
 
     fn check(&self, settings: &Settings) -> Result<()> {

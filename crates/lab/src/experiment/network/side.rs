@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::iperf3::{self, Test};
 use super::namespace::{Bridge, Namespace};
 use super::{Cell, Net, Technology};
 use crate::bed::instance::bare::Bare;
@@ -16,6 +17,8 @@ use crate::process_tree;
 
 /// Of small scripts.
 pub const SHORT: Duration = Duration::from_secs(60);
+/// Beyond the runtime: an emulated guest takes its time to begin, and to count to the end.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 const SENDER: &str = "10.0.0.1";
 const RECEIVER: &str = "10.0.0.2";
 /// In QEMU's user-mode network: a guest, and what it is in for it.
@@ -62,6 +65,17 @@ impl Pair {
             address,
             _bridge: bridge,
         })
+    }
+
+    /// Sends so many packets, slowly.
+    ///
+    /// # Errors
+    /// When they do not come through.
+    pub fn send_some(&mut self, packets: u64) -> Result<()> {
+        self.receiver.check(&iperf3::listen(), SHORT)?;
+        let script = iperf3::send_some(self.address, packets);
+        let printed = self.sender.check(&script, PATIENCE)?;
+        iperf3::parse(&printed, Test::Packets).map(drop)
     }
 
     /// Powers both off, and waits for their end.
@@ -160,7 +174,8 @@ fn boot(
     let machine = Machine {
         cpus: cell.vcpus(),
         memory_mib: cell.memory_mib(),
-        tools: false,
+        tools: cell.profiler,
+        profiler: cell.profiler,
         accelerator: Some(accelerator),
         modules: vec!["virtio_net".into()],
         programs: vec![host::program("iperf3")?],

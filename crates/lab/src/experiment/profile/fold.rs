@@ -12,7 +12,7 @@
 
 use fathom_run::Folded;
 
-use super::frame::{Head, Modules, Text};
+use crate::perf::{Head, Modules, Text};
 
 /// What `perf script` is to print, and in which form.
 pub const FIELDS: &str = "comm,pid,tid,misc,ip,sym,dso";

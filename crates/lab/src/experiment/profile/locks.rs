@@ -16,8 +16,7 @@ use fathom_run::Side;
 use fathom_run::evidence::LockWait;
 use fathom_run::folded::parts;
 
-use super::frame::{Head, Modules, Text};
-use super::perf::Recording;
+use crate::perf::{Head, Modules, Recording, Text};
 
 /// What `perf script` is to print, and in which form.
 const FIELDS: &str = "comm,pid,tid,cpu,time,event,trace,ip,sym,dso";
@@ -59,6 +58,7 @@ pub fn recording() -> Recording {
         name: "locks",
         words: vec![events.into(), "--call-graph=fp".into()],
         fields: FIELDS,
+        with_tasks: false,
         most: ["512M", "32M"],
     }
 }

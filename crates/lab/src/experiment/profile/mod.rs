@@ -3,10 +3,9 @@
 
 mod components;
 mod fold;
-mod frame;
 mod locks;
-mod perf;
 mod record;
+mod sampling;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,8 +18,8 @@ use crate::scratch::Scratch;
 use crate::server::{self, Spec};
 use crate::work::{AROUND_FIO, Shape, Worked, fio_file, fio_on_host, fio_script, host_time};
 use crate::workload::Rw;
-use perf::{CallGraph, Sampling};
 use record::Recorder;
+use sampling::{CallGraph, Sampling};
 
 pub struct Profiling;
 

@@ -10,13 +10,13 @@ use fathom_run::{Folded, Side};
 
 use super::components;
 use super::fold::Folder;
-use super::frame::Modules;
 use super::locks::{self, Waits};
-use super::perf::{InGuest, OnHost, Sampling};
+use super::sampling::Sampling;
 use crate::bed::GuestBed;
 use crate::error::Result;
 use crate::experiment::Yield;
 use crate::guest::Guest;
+use crate::perf::{InGuest, Modules, OnHost};
 
 const SOON: Duration = Duration::from_secs(60);
 

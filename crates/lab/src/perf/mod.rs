@@ -1,5 +1,7 @@
 //! perf on the host and in a guest: it records from a start to a stop, and prints what it has recorded.
 
+mod text;
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,36 +9,21 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::fold;
 use crate::error::{Context, Error, Result};
 use crate::guest::Guest;
 use crate::host;
 use crate::process::Process;
-use crate::words::words;
+
+pub use text::{Head, Modules, Text};
 
 /// What perf says when it had more.
 const FULL: &str = "size limit reached";
+/// A program that perf starts when it records: it says so, and ends when perf does.
+const UNTIL_ITS_END: &str = r#": >"$0"; while kill -0 $PPID; do sleep 1; done"#;
 /// For perf to begin and to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// For a guest to print what it recorded.
 const PRINTING: Duration = Duration::from_secs(300);
-
-words! {
-    /// Whether a sample has its callers.
-    pub enum CallGraph {
-        /// By frame pointers.
-        Fp = "fp",
-        None = "none",
-    }
-}
-
-/// How CPUs are sampled.
-#[derive(Clone, Copy, Debug)]
-pub struct Sampling {
-    /// Samples of each CPU in a second.
-    pub frequency: u32,
-    pub graph: CallGraph,
-}
 
 /// What perf is to record, of all CPUs.
 #[derive(Clone, Debug)]
@@ -47,28 +34,10 @@ pub struct Recording {
     pub words: Vec<String>,
     /// What is printed of them.
     pub fields: &'static str,
+    /// Whether it is also printed which process has begun which.
+    pub with_tasks: bool,
     /// Of perf's data, in the host's files and in the guest's memory.
     pub most: [&'static str; 2],
-}
-
-impl Sampling {
-    /// A clock is the event that every machine has, also one without counters; `GH` is: a CPU that
-    /// runs a guest's instructions, too.
-    pub fn recording(self) -> Recording {
-        let mut words = vec![
-            "--event=cpu-clock:GH".to_owned(),
-            format!("-F{}", self.frequency),
-        ];
-        if self.graph == CallGraph::Fp {
-            words.push("--call-graph=fp".into());
-        }
-        Recording {
-            name: "samples",
-            words,
-            fields: fold::FIELDS,
-            most: ["1G", "96M"],
-        }
-    }
 }
 
 impl Recording {
@@ -83,19 +52,12 @@ impl Recording {
 
     /// perf's arguments to print what was recorded. Samples of guests are left out without a file
     /// that could say what their kernels are.
-    fn print(&self, data: &str) -> [String; 8] {
+    fn print(&self, data: &str) -> Vec<String> {
         let guests = "--guestkallsyms=/dev/null";
-        [
-            "script",
-            "--force",
-            "--no-inline",
-            guests,
-            "-F",
-            self.fields,
-            "-i",
-            data,
-        ]
-        .map(str::to_owned)
+        let mut words = vec!["script", "--force", "--no-inline", guests];
+        words.extend(self.with_tasks.then_some("--show-task-events"));
+        words.extend(["-F", self.fields, "-i", data]);
+        words.into_iter().map(str::to_owned).collect()
     }
 
     /// That perf has given up before the end.
@@ -125,9 +87,12 @@ impl OnHost {
     /// In a line with what to do, when this machine or user must not.
     pub fn start(dir: &Path, recording: &Recording) -> Result<OnHost> {
         let data = dir.join(recording.name);
+        let began = data.with_extension("began");
         let mut command = Command::new(host::program("perf")?);
         command
             .args(recording.record(&data.to_string_lossy(), recording.most[0]))
+            .args(["--", "sh", "-c", UNTIL_ITS_END])
+            .arg(&began)
             .stdout(Stdio::null());
         let perf = Process::spawn("perf record", command, &data.with_extension("log"))?;
         let recording = recording.clone();
@@ -137,7 +102,7 @@ impl OnHost {
             data,
         };
         let deadline = Instant::now() + PATIENCE;
-        while std::fs::metadata(&this.data).map_or(0, |data| data.len()) == 0 {
+        while !began.exists() {
             if this.perf.try_wait()?.is_some() || Instant::now() > deadline {
                 return Err(refused(&this.perf.log()));
             }
@@ -266,17 +231,14 @@ fn refused(log: &str) -> Error {
         .take(200)
         .collect();
     Error::Protocol(format!(
-        "perf does not sample the CPUs: {line} (it needs root, or kernel.perf_event_paranoid=-1 and \
+        "perf does not record: {line} (it needs root, or kernel.perf_event_paranoid=-1 and \
          kernel.kptr_restrict=0)"
     ))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::fold::Folder;
-    use super::super::frame::Modules;
     use super::*;
-    use rustix::time::{ClockId, clock_gettime};
 
     #[test]
     fn a_refusal_is_one_line_with_what_to_do() {
@@ -289,48 +251,5 @@ mod tests {
             "{said}"
         );
         assert!(refused("").to_string().contains("without a word"));
-    }
-
-    /// The oracle is what a thread of this program does.
-    #[test]
-    fn a_busy_thread_is_seen_with_its_name_and_function() {
-        #[inline(never)]
-        fn spin_in_a_function_of_its_own(until: Instant) -> f64 {
-            let mut turns = 0_u64;
-            while Instant::now() < until {
-                for _ in 0..10_000 {
-                    turns = std::hint::black_box(turns + 1);
-                }
-            }
-            let spent = clock_gettime(ClockId::ThreadCPUTime);
-            spent.tv_sec as f64 + spent.tv_nsec as f64 / 1e9
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let sampling = Sampling {
-            frequency: 499,
-            graph: CallGraph::Fp,
-        };
-        let perf = OnHost::start(dir.path(), &sampling.recording())
-            .unwrap_or_else(|error| panic!("this test samples the CPUs: {error}"));
-        let until = Instant::now() + Duration::from_secs(1);
-        let spin = move || spin_in_a_function_of_its_own(until);
-        let thread = std::thread::Builder::new().name("busy one".into());
-        let spent = thread.spawn(spin).unwrap().join().unwrap();
-        let known = vec![(std::process::id(), "server: ")];
-        let mut folder = Folder::new(known, Modules::of_host());
-        let missing = perf.stop().unwrap().print(&mut |chunk| folder.push(chunk));
-        assert_eq!(missing.unwrap(), None);
-        let folded = folder.finish();
-        let lines = folded.lines();
-        let seen = lines.iter().filter(|line| {
-            line.starts_with("server: busy one;") && line.contains("spin_in_a_function_of_its_own")
-        });
-        let seen: f64 = seen
-            .map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap())
-            .sum();
-        let wanted = spent * f64::from(sampling.frequency);
-        // A few come late, where others use the CPUs, too.
-        let range = wanted * 0.5 - 5.0..wanted * 1.3 + 5.0;
-        assert!(range.contains(&seen), "{seen}, not {wanted}: {lines:#?}");
     }
 }

@@ -1,0 +1,110 @@
+//! The experiment `path`, small: functions of the kernel that a request must come by, in their order,
+//! in this machine's stacks and in a guest's.
+
+use std::ops::Range;
+
+use fathom_lab::experiment::runner::Runner;
+use fathom_lab::experiment::{Context, Order, find};
+use fathom_run::{Cell, Crossing, Handed, RequestPath, Run, Side};
+
+const REQUESTS: u64 = 60;
+/// Whoever opens a disk or a file may look at it first, and the kernel's threads work for all.
+const SEEN: Range<u64> = REQUESTS..2 * REQUESTS;
+
+/// A cell's path, and a measure of it by its name.
+fn follow(settings: &[(&str, &str)]) -> (RequestPath, impl Fn(&str) -> f64) {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("run");
+    let mut order = Order::new(find("path").unwrap());
+    let requests = REQUESTS.to_string();
+    for (name, text) in settings.iter().chain(&[("requests", &*requests)]) {
+        order.set(name, &[(*text).to_owned()]).unwrap();
+    }
+    let runner = Runner::new(&order, &dir).unwrap();
+    runner.run(&Context::default(), &mut |_| {}).unwrap();
+    let plan = Run::load(&dir).unwrap().experiment.unwrap();
+    let path = RequestPath::load(&dir, &plan.cells[0]).unwrap();
+    let cell = Cell::load(&dir, &plan.cells[0]).unwrap().unwrap();
+    assert_eq!(cell.problems, [""; 0]);
+    let measure = move |name: &str| {
+        let found = cell.measure(name);
+        found.unwrap_or_else(|| panic!("no {name}: {cell:?}")).value
+    };
+    (path.unwrap(), measure)
+}
+
+/// Each of these is in the device's most frequent stack, from the outside in; others may be between
+/// them.
+fn comes_by(one: &Handed, functions: &[&str]) {
+    let mut frames = one.stacks[0].frames.iter();
+    for function in functions {
+        let is_here = frames.any(|frame| frame.contains(function));
+        assert!(is_here, "{function} is not, or not there: {one:#?}");
+    }
+}
+
+#[test]
+fn a_read_goes_from_the_system_call_to_the_driver() {
+    let (path, value) = follow(&[("technology", "bare"), ("of", "block")]);
+    // The thread itself calls the driver, unless there is so much to do that another one does.
+    let (first, disk) = (&path.devices[0], path.devices.last().unwrap());
+    assert_eq!(disk.side, Side::Host);
+    assert!(SEEN.contains(&disk.requests), "{disk:?}");
+    assert!(
+        std::path::Path::new("/sys/block")
+            .join(&disk.device)
+            .exists()
+    );
+    assert!(first.stacks[0].thread.starts_with("fio"), "{path:?}");
+    comes_by(first, &["pread", "entry_SYSCALL_64", "vfs_read", "blk_"]);
+    comes_by(disk, &["blk_mq", "blk_mq_start_request"]);
+    assert!(value("host.frames") >= 4.0);
+    // Each read is a system call, and what it waits for ends before it does.
+    assert!(value("host.calls") >= 1.0 && value("host.device") < value("request"));
+    assert!(path.between.iter().all(|one| one.what != Crossing::Exits));
+}
+
+#[test]
+fn a_guests_read_goes_through_two_kernels() {
+    let (path, value) = follow(&[("technology", "tcg"), ("of", "block"), ("disk", "qemu")]);
+    let [first, .., last] = &path.devices[..] else {
+        panic!("{path:#?}");
+    };
+    let driver = path.devices.iter().rfind(|one| one.side == Side::Guest);
+    let driver = driver.unwrap();
+    assert!(path.devices.iter().all(|one| SEEN.contains(&one.requests)));
+    // The program's thread goes as far as the disk's scheduler, if it has one.
+    assert!(first.stacks[0].thread.starts_with("fio"), "{first:?}");
+    comes_by(first, &["entry_SYSCALL_64", "vfs_read", "blk_mq"]);
+    comes_by(
+        driver,
+        &[
+            "blk_mq",
+            "virtio_queue_rq [virtio_blk.ko]",
+            "blk_mq_start_request",
+        ],
+    );
+    assert_eq!(last.side, Side::Host);
+    assert!(last.stacks[0].thread.starts_with("qemu: "), "{last:?}");
+    comes_by(
+        last,
+        &["entry_SYSCALL_64", "io_uring", "blk_mq_start_request"],
+    );
+    // What the host's device takes is a part of what the guest's does.
+    assert!(value("host.device") < value("guest.device"));
+    assert!(value("guest.device") < value("request"));
+    assert!(value("guest.calls") >= 1.0 && value("host.switches") > 0.0);
+}
+
+#[test]
+fn a_packet_goes_to_the_bridges_other_port() {
+    let (path, _) = follow(&[("technology", "container"), ("of", "packet")]);
+    let told: Vec<_> = path.devices.iter().map(|one| one.device.as_str()).collect();
+    assert_eq!(told, ["eth0", "port2"]);
+    assert_eq!(path.devices[0].requests, REQUESTS);
+    comes_by(
+        &path.devices[0],
+        &["entry_SYSCALL_64", "udp_sendmsg", "__dev_queue_xmit"],
+    );
+    comes_by(&path.devices[1], &["br_handle_frame", "__dev_queue_xmit"]);
+}
