@@ -194,6 +194,23 @@ fn experiments_are_listed_described_and_planned_without_running() {
 }
 
 #[test]
+fn what_the_page_of_sources_runs_can_be_run() {
+    let page = include_str!("../../../docs/sources.md");
+    let dir = tempfile::tempdir().unwrap();
+    let commands = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("    fathom lab "));
+    let mut count = 0;
+    for command in commands {
+        let args: Vec<_> = command.split(' ').chain(["--dry-run"]).collect();
+        let (status, _, said) = lab(&args, dir.path());
+        assert!(status.success(), "{command}: {said}");
+        count += 1;
+    }
+    assert!(count > 10, "{count}");
+}
+
+#[test]
 fn what_cannot_be_run_is_said_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("there")).unwrap();
