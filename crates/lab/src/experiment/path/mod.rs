@@ -21,7 +21,7 @@ pub struct Paths;
 const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         "technology",
-        "What makes the requests; bare, container and the better virtual machine, if not given",
+        "What makes requests; if not given bare, container, the better virtual machine",
         Kind::of::<Technology>(Technology::FORM),
         "",
     ),

@@ -30,8 +30,7 @@ const TECHNOLOGY: &str = "technology";
 pub const PARAMETERS: &[Parameter] = &[
     Parameter::new(
         TECHNOLOGY,
-        "What fio runs in; bare, container, the better virtual machine with QEMU's disk and with \
-         Fathom's, and user-mode Linux if it is installed, if not given",
+        "What fio runs in; if not given, all that run here, of virtual machines the better",
         Kind::of::<Technology>(Technology::FORM),
         "",
     ),
