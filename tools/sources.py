@@ -25,10 +25,12 @@ FIGURE = re.compile(r"<!--([^>]+ verdict [^>]+)-->[^|]*?(?= \|)"
 NONE = "–"
 
 
-def measure_all(fathom: str, directory: Path, text: str) -> None:
-    """An interrupted run goes on where it was."""
+def measure(fathom: str, directory: Path, text: str, names: list[str]) -> None:
+    """Those of these names, or all. An interrupted run goes on where it was."""
     directory.mkdir(parents=True, exist_ok=True)
     for command, name in COMMAND.findall(text):
+        if names and name not in names:
+            continue
         _, *args = shlex.split(command)
         if (directory / name).is_dir():
             report = load(fathom, directory / name)
@@ -106,13 +108,15 @@ def filled(fathom: str, directory: Path, text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("directory", metavar="DIR", type=Path, help="where the runs are kept")
+    parser.add_argument("names", metavar="NAME", nargs="*",
+                        help="run these alone, default: all that are not there yet")
     parser.add_argument("--fathom", default=str(ROOT / "target" / "release" / "fathom"),
                         help="the program, default: %(default)s")
     parser.add_argument("--fill", action="store_true", help="run nothing")
     args = parser.parse_args()
     text = PAGE.read_text(encoding="utf-8")
     if not args.fill:
-        measure_all(args.fathom, args.directory, text)
+        measure(args.fathom, args.directory, text, args.names)
     PAGE.write_text(filled(args.fathom, args.directory, text), encoding="utf-8")
 
 
