@@ -22,7 +22,7 @@ use crate::scratch::Scratch;
 use crate::tools;
 
 /// What a kernel says whose timer has gone.
-const NO_TIMER: &str = "Possible timer handling issue";
+pub(crate) const NO_TIMER: &str = "Possible timer handling issue";
 /// A guest whose timer has gone so often will not find it again.
 const RESETS: usize = 2;
 const CONNECT: Duration = Duration::from_secs(30);

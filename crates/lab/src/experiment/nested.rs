@@ -14,6 +14,7 @@ use super::{Context, Experiment, Need, Session, Settings, Yield};
 use crate::bed::KvmHost;
 use crate::environment;
 use crate::error::{Context as _, Error, Result, Tail};
+use crate::guest::NO_TIMER;
 use crate::{host, shell};
 
 /// In the KVM host, on its scratch disk.
@@ -22,6 +23,9 @@ const FOLDER: &str = "/var/tmp/cell";
 const YIELD: &str = "yield.json";
 const LIMIT: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(120);
+/// What an error says of a guest that stands still. An emulated processor may lose its timer, and its
+/// kernel waits for good then; it says so if it can.
+const STANDS_STILL: [&str; 2] = [NO_TIMER, "nothing after"];
 /// Lines of the inner run that an error shows, the end of a console among them.
 const SHOWN: usize = 110;
 
@@ -67,6 +71,27 @@ impl Session for Nested {
         folder: &Path,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Yield> {
+        match self.once(settings, folder, progress) {
+            Err(error) if stands_still(&error) => {
+                progress("a guest stood still, which emulation may be to blame for: once more");
+                self.host = None;
+                fs::remove_dir_all(folder)
+                    .and_then(|()| fs::create_dir(folder))
+                    .context(|| format!("cannot empty {}", folder.display()))?;
+                self.once(settings, folder, progress)
+            }
+            yielded => yielded,
+        }
+    }
+}
+
+impl Nested {
+    fn once(
+        &mut self,
+        settings: &Settings,
+        folder: &Path,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Yield> {
         let host = match &mut self.host {
             Some(host) => host,
             None => {
@@ -80,6 +105,12 @@ impl Session for Nested {
         };
         run_in(host, self.experiment.name(), settings, folder, progress)
     }
+}
+
+/// Whether a cell has failed because a guest in the KVM host stood still. Another host may do.
+pub fn stands_still(error: &Error) -> bool {
+    let text = error.to_string();
+    STANDS_STILL.iter().any(|words| text.contains(words))
 }
 
 /// Runs a cell in a running KVM host. What it leaves in its folder is copied to `folder`, also when
@@ -183,6 +214,23 @@ fn inner_error(status: i32, said: &[String]) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guest_that_stands_still_is_told_from_other_failures() {
+        let inner = |what: &str, tail: &str| Error::Inner {
+            what: what.into(),
+            tail: Tail(tail.into()),
+        };
+        let timeout = Error::Timeout {
+            what: "in the guest".into(),
+            after: Duration::from_secs(120),
+            tail: Tail(String::new()),
+        };
+        let timeout = inner(&timeout.to_string(), "");
+        let lost = inner("status 124", "rcu: Possible timer handling issue on cpu=0");
+        assert!(stands_still(&timeout) && stands_still(&lost));
+        assert!(!stands_still(&inner("no such image", "booting")));
+    }
 
     #[test]
     fn the_inner_runs_last_words_are_the_error() {
