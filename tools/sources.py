@@ -82,13 +82,15 @@ def spoken(one) -> list[str]:
 
 
 def shown(what: float | str | None) -> str:
-    """Three digits; texts of limiters up to their evidence."""
+    """Three digits, or a whole number; texts of limiters up to their evidence."""
     if what is None:
         return NONE
     if isinstance(what, str):
         return what.replace("|", "/").replace(",", ";").split(";")[0]
+    if what == int(what):
+        return f"{int(what):,}"
     digits = max(0, 2 - len(str(int(abs(what))))) + (1 if abs(what) < 100 else 0)
-    return f"{what:,.{digits}f}" if abs(what) >= 0.1 or what == 0 else f"{what:.2g}"
+    return f"{what:,.{digits}f}" if abs(what) >= 0.1 else f"{what:.2g}"
 
 
 def filled(fathom: str, directory: Path, text: str) -> str:
