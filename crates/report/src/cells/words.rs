@@ -81,6 +81,10 @@ impl Scale {
         let rounding = 0.5 * 10f64.powi(-(self.decimals as i32));
         match scaled.abs() {
             size if size >= 1e9 => format!("{scaled:.2e}"),
+            // Two digits, as long as that is not too wide.
+            size if size < rounding && size >= 1e-3 => {
+                format!("{scaled:.*}", (1.0 - size.log10().floor()) as usize)
+            }
             size if size < rounding && size > 0.0 => format!("{scaled:.1e}"),
             _ => format!("{scaled:.*}", self.decimals),
         }
@@ -328,6 +332,7 @@ mod tests {
             (Unit::Bytes, &[1e308], "m (GB) 1.00e299"),
             (Unit::Count, &[-12.5], "m -12.50"),
             (Unit::Seconds, &[5.0, 0.25], "m (s) 5.000 0.250"),
+            (Unit::Seconds, &[500.0, 0.021], "m (s) 500.0 0.021"),
             (Unit::Count, &[-12.0], "m -12"),
         ];
         for (unit, values, expected) in cases {
