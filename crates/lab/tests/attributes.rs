@@ -1,15 +1,9 @@
 //! The experiment `attributes`, small: what a limit, a neighbour and a look from outside come to.
 
-use fathom_lab::experiment::runner::Runner;
-use fathom_lab::experiment::{Context, Order, find};
-use fathom_run::{Cell, Run};
+mod support;
 
-fn value(cell: &Cell, name: &str) -> f64 {
-    let measure = cell.measure(name);
-    measure
-        .unwrap_or_else(|| panic!("no {name}: {cell:?}"))
-        .value
-}
+use fathom_lab::experiment::Context;
+use support::value;
 
 /// A script in the place of `fathom`, which is no program of this crate's: what it prints comes
 /// from inside.
@@ -25,33 +19,27 @@ fn probe(dir: &std::path::Path) -> std::path::PathBuf {
 fn a_container_is_limited_and_seen_and_has_a_neighbour() {
     let parent = tempfile::tempdir_in("/var/tmp").unwrap();
     let dir = parent.path().join("run");
-    let mut order = Order::new(find("attributes").unwrap());
     let settings = [
         ("technology", "container"),
         ("size", "16M"),
         ("runtime", "2s"),
         ("cap", "0.3"),
     ];
-    for (name, text) in settings {
-        order.set(name, &[text.to_owned()]).unwrap();
-    }
     let context = Context {
         fathom: probe(parent.path()),
     };
-    let runner = Runner::new(&order, &dir).unwrap();
-    runner.run(&context, &mut |_| {}).unwrap();
-    let plan = Run::load(&dir).unwrap().experiment.unwrap();
-    let cell = Cell::load(&dir, &plan.cells[0]).unwrap().unwrap();
+    let (plan, cells) = support::run_in(&dir, &context, "attributes", &settings);
+    let cell = &cells[0];
     assert_eq!(
-        (value(&cell, "cpu"), value(&cell, "memory-access")),
+        (value(cell, "cpu"), value(cell, "memory-access")),
         (1000.5, 20.0)
     );
-    let got = value(&cell, "cap.got");
+    let got = value(cell, "cap.got");
     assert!((5.0..40.0).contains(&got), "{got}");
     // It has this machine's kernel: all is seen from outside, and nothing of it from inside.
-    assert_eq!(value(&cell, "processes.seen"), 100.0);
-    assert_eq!(value(&cell, "events.own"), 0.0);
-    assert!(value(&cell, "memory") > 4096.0 && value(&cell, "start-up") > 0.0);
+    assert_eq!(value(cell, "processes.seen"), 100.0);
+    assert_eq!(value(cell, "events.own"), 0.0);
+    assert!(value(cell, "memory") > 4096.0 && value(cell, "start-up") > 0.0);
     // Percentiles are told of a thousand reads, which a machine with much to do may not get.
     let is_told = |name: &str| cell.measure(name).is_some();
     for who in ["disk", "disk-limited", "cpu", "cpu-limited"] {
@@ -63,8 +51,8 @@ fn a_container_is_limited_and_seen_and_has_a_neighbour() {
         let (p99, times) = (format!("p99.{who}"), format!("neighbour.{who}"));
         assert_eq!(is_told(&times), is_told(&p99) && is_told(base), "{who}");
         if is_told(&times) {
-            let ratio = value(&cell, &p99) / value(&cell, base);
-            assert!((value(&cell, &times) / ratio - 1.0).abs() < 1e-9);
+            let ratio = value(cell, &p99) / value(cell, base);
+            assert!((value(cell, &times) / ratio - 1.0).abs() < 1e-9);
         }
     }
     let sheet = plan.sheet.unwrap();

@@ -1,29 +1,13 @@
 //! The experiment `backends`, small: what each bed takes, and whether fsync inside means anything.
 
-use fathom_lab::experiment::runner::Runner;
-use fathom_lab::experiment::{Context, Order, find};
+mod support;
+
 use fathom_lab::instance::check_cpu;
-use fathom_run::{Cell, Run};
+use fathom_run::Cell;
+use support::value;
 
 fn run(settings: &[(&str, &str)]) -> Vec<Cell> {
-    let parent = tempfile::tempdir().unwrap();
-    let dir = parent.path().join("run");
-    let mut order = Order::new(find("backends").unwrap());
-    for (name, text) in settings {
-        order.set(name, &[(*text).to_owned()]).unwrap();
-    }
-    let runner = Runner::new(&order, &dir).unwrap();
-    runner.run(&Context::default(), &mut |_| {}).unwrap();
-    let plan = Run::load(&dir).unwrap().experiment.unwrap();
-    let cells = plan.cells.iter().map(|one| Cell::load(&dir, one).unwrap());
-    cells.map(Option::unwrap).collect()
-}
-
-fn value(cell: &Cell, name: &str) -> f64 {
-    let measure = cell.measure(name);
-    measure
-        .unwrap_or_else(|| panic!("no {name}: {cell:?}"))
-        .value
+    support::run("backends", settings)
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! The experiment `path`, small: functions of the kernel that a request must come by, in their order,
 //! in this machine's stacks and in a guest's.
 
+mod support;
+
 use std::ops::Range;
 
-use fathom_lab::experiment::runner::Runner;
-use fathom_lab::experiment::{Context, Order, find};
-use fathom_run::{Cell, Crossing, Handed, RequestPath, Run, Side};
+use fathom_lab::experiment::Context;
+use fathom_run::{Crossing, Handed, RequestPath, Side};
+use support::value;
 
 const REQUESTS: u64 = 60;
 /// Whoever opens a disk or a file may look at it first, and the kernel's threads work for all.
@@ -15,22 +17,13 @@ const SEEN: Range<u64> = REQUESTS..2 * REQUESTS;
 fn follow(settings: &[(&str, &str)]) -> (RequestPath, impl Fn(&str) -> f64) {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("run");
-    let mut order = Order::new(find("path").unwrap());
     let requests = REQUESTS.to_string();
-    for (name, text) in settings.iter().chain(&[("requests", &*requests)]) {
-        order.set(name, &[(*text).to_owned()]).unwrap();
-    }
-    let runner = Runner::new(&order, &dir).unwrap();
-    runner.run(&Context::default(), &mut |_| {}).unwrap();
-    let plan = Run::load(&dir).unwrap().experiment.unwrap();
+    let settings = [settings, &[("requests", &*requests)]].concat();
+    let (plan, cells) = support::run_in(&dir, &Context::default(), "path", &settings);
     let path = RequestPath::load(&dir, &plan.cells[0]).unwrap();
-    let cell = Cell::load(&dir, &plan.cells[0]).unwrap().unwrap();
+    let [cell] = <[_; 1]>::try_from(cells).unwrap();
     assert_eq!(cell.problems, [""; 0]);
-    let measure = move |name: &str| {
-        let found = cell.measure(name);
-        found.unwrap_or_else(|| panic!("no {name}: {cell:?}")).value
-    };
-    (path.unwrap(), measure)
+    (path.unwrap(), move |name: &str| value(&cell, name))
 }
 
 /// Each of these is in the device's most frequent stack, from the outside in; others may be between

@@ -1,31 +1,15 @@
 //! The experiment `technologies`, small: the same work everywhere, and what limits it is told.
 
-use fathom_lab::experiment::runner::Runner;
-use fathom_lab::experiment::{Context, Order, find};
+mod support;
+
 use fathom_lab::instance::check_cpu;
+use fathom_run::Cell;
 use fathom_run::evidence::ThreadRole;
-use fathom_run::{Cell, Run};
+use support::value;
 
 fn run(settings: &[(&str, &str)]) -> Vec<Cell> {
-    let parent = tempfile::tempdir().unwrap();
-    let dir = parent.path().join("run");
-    let mut order = Order::new(find("technologies").unwrap());
     let small = [("size", "16M"), ("runtime", "1s"), ("threads", "2")];
-    for (name, text) in small.iter().chain(settings) {
-        order.set(name, &[(*text).to_owned()]).unwrap();
-    }
-    let runner = Runner::new(&order, &dir).unwrap();
-    runner.run(&Context::default(), &mut |_| {}).unwrap();
-    let plan = Run::load(&dir).unwrap().experiment.unwrap();
-    let cells = plan.cells.iter().map(|one| Cell::load(&dir, one).unwrap());
-    cells.map(Option::unwrap).collect()
-}
-
-fn value(cell: &Cell, name: &str) -> f64 {
-    let measure = cell.measure(name);
-    measure
-        .unwrap_or_else(|| panic!("no {name}: {cell:?}"))
-        .value
+    support::run("technologies", &[&small, settings].concat())
 }
 
 /// What is read of the file in a container, of a loop device, in a guest, is the device's, and fio

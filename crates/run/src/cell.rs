@@ -83,6 +83,20 @@ pub struct Beside {
     pub shown: Vec<Shown>,
 }
 
+impl Beside {
+    /// By a parameter, these measures under these headings.
+    pub fn of(parameter: &str, shown: &[(&str, &str)]) -> Beside {
+        let shown = shown.iter().map(|(measure, heading)| Shown {
+            measure: (*measure).to_owned(),
+            heading: (*heading).to_owned(),
+        });
+        Beside {
+            parameter: parameter.to_owned(),
+            shown: shown.collect(),
+        }
+    }
+}
+
 /// A column of such a row.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Shown {

@@ -7,7 +7,7 @@ mod cell;
 use std::path::Path;
 use std::time::Duration;
 
-use fathom_run::{Beside, Shown};
+use fathom_run::Beside;
 
 use super::shared::{self, Cpus};
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
@@ -106,15 +106,7 @@ impl Experiment for Backends {
     }
 
     fn beside(&self) -> Option<Beside> {
-        let shown = [("time", "time (s)"), ("cpu", "CPU (s)")];
-        let shown = shown.map(|(measure, heading)| Shown {
-            measure: measure.to_owned(),
-            heading: heading.to_owned(),
-        });
-        Some(Beside {
-            parameter: BED.to_owned(),
-            shown: shown.into(),
-        })
+        Some(Beside::of(BED, &[("time", "time (s)"), ("cpu", "CPU (s)")]))
     }
 
     fn defaults(&self, parameter: &Parameter) -> Vec<String> {

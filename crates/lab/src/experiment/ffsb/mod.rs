@@ -7,7 +7,7 @@ mod session;
 
 use std::time::Duration;
 
-use fathom_run::{Beside, Shown};
+use fathom_run::Beside;
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, shared};
 use crate::error::Result;
@@ -122,14 +122,7 @@ impl Experiment for Ffsb {
     }
 
     fn beside(&self) -> Option<Beside> {
-        let shown = SHOWN.iter().map(|(measure, heading)| Shown {
-            measure: (*measure).to_owned(),
-            heading: (*heading).to_owned(),
-        });
-        Some(Beside {
-            parameter: DISK.to_owned(),
-            shown: shown.collect(),
-        })
+        Some(Beside::of(DISK, SHOWN))
     }
 
     fn check(&self, settings: &Settings) -> Result<()> {

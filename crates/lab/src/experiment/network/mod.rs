@@ -10,7 +10,7 @@ mod side;
 use std::path::Path;
 use std::time::Duration;
 
-use fathom_run::{Beside, Shown};
+use fathom_run::Beside;
 
 use super::shared::{self, Cpus};
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield};
@@ -162,15 +162,10 @@ impl Experiment for Network {
     }
 
     fn beside(&self) -> Option<Beside> {
-        let shown = [("throughput", "MB/s"), ("packets", "packets/s")];
-        let shown = shown.map(|(measure, heading)| Shown {
-            measure: measure.to_owned(),
-            heading: heading.to_owned(),
-        });
-        Some(Beside {
-            parameter: TECHNOLOGY.to_owned(),
-            shown: shown.into(),
-        })
+        Some(Beside::of(
+            TECHNOLOGY,
+            &[("throughput", "MB/s"), ("packets", "packets/s")],
+        ))
     }
 
     fn defaults(&self, parameter: &Parameter) -> Vec<String> {

@@ -8,7 +8,7 @@ mod way;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_run::{Beside, Shown};
+use fathom_run::Beside;
 
 use super::{Context, Experiment, Kind, Need, Parameter, Session, Settings, Yield, shared};
 use crate::bed::instance::Cache;
@@ -135,14 +135,7 @@ impl Experiment for Sharing {
     }
 
     fn beside(&self) -> Option<Beside> {
-        let shown = SHOWN.iter().map(|(measure, heading)| Shown {
-            measure: (*measure).to_owned(),
-            heading: (*heading).to_owned(),
-        });
-        Some(Beside {
-            parameter: WAY.to_owned(),
-            shown: shown.collect(),
-        })
+        Some(Beside::of(WAY, SHOWN))
     }
 
     fn defaults(&self, parameter: &Parameter) -> Vec<String> {

@@ -8,7 +8,7 @@ mod disk;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_run::{Beside, Shown};
+use fathom_run::Beside;
 
 use super::place::Place;
 use super::shared::{self, Cpus};
@@ -171,20 +171,15 @@ impl Experiment for Technologies {
     }
 
     fn beside(&self) -> Option<Beside> {
-        let shown = [
-            ("iops", "IOPS"),
-            ("throughput", "MB/s"),
-            ("latency.p99", "p99 ns"),
-            ("cpu", "us CPU"),
-        ];
-        let shown = shown.map(|(measure, heading)| Shown {
-            measure: measure.to_owned(),
-            heading: heading.to_owned(),
-        });
-        Some(Beside {
-            parameter: TECHNOLOGY.to_owned(),
-            shown: shown.into(),
-        })
+        Some(Beside::of(
+            TECHNOLOGY,
+            &[
+                ("iops", "IOPS"),
+                ("throughput", "MB/s"),
+                ("latency.p99", "p99 ns"),
+                ("cpu", "us CPU"),
+            ],
+        ))
     }
 
     fn defaults(&self, parameter: &Parameter) -> Vec<String> {
