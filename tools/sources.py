@@ -4,7 +4,8 @@
 Each `fathom lab run ... --output NAME` of the page is run in DIR, one after the other; what is there
 already is not run again. Then every figure of the page that says where it is from has its value
 written behind that: `<!--NAME MEASURE AXIS=VALUE *FACTOR-->`, or with a path into the JSON of
-`fathom report` in the place of the measure, `wiki/cumulative/Guest_benchmark/1`.
+`fathom report` in the place of the measure, `wiki/cumulative/Guest_benchmark/1`. Figures of a run
+that is not in DIR stay as they are.
 """
 
 import argparse
@@ -100,7 +101,9 @@ def filled(fathom: str, directory: Path, text: str) -> str:
         settings = dict(part.split("=", 1) for part in rest if "=" in part)
         factor = next((float(part[1:]) for part in rest if part.startswith("*")), 1)
         run = directory / name
-        found = value(load(fathom, run), what, settings) if run.is_dir() else None
+        if not run.is_dir():  # what was measured before, by another, stays
+            return figure[0]
+        found = value(load(fathom, run), what, settings)
         found = found * factor if isinstance(found, (int, float)) else found
         return f"<!--{source}-->{shown(found)}"
 
