@@ -1,113 +1,16 @@
 //! What limits a served disk is named, where it is built on purpose and where there is nothing: by
-//! what is seen from outside of real servers and real loads. Server and load have a CPU each.
+//! what is seen from outside of real servers and real loads. And it is what limits: with more of
+//! it, more is done. Server and load have a CPU each.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::Duration;
+#[path = "limiter/scene.rs"]
+mod scene;
 
-use fathom_lab::evidence::{Kind, Sampler, Watch, Watched};
-use fathom_lab::work::{Shape, Worked};
 use fathom_limiter::judge;
-use fathom_run::evidence::{Evidence, Load, ThreadTime};
-use fathom_tests::{Place, fathom};
-use serde_json::Value;
-
-/// The load's ramp, and what a program needs to start.
-const RAMP: Duration = Duration::from_millis(1500);
-const WINDOW: Duration = Duration::from_secs(2);
-
-/// Where a served disk can be reached.
-struct Sockets {
-    vhost_user: PathBuf,
-    nbd: PathBuf,
-}
-
-/// What is seen, from its outside, of a disk of the server's memory under a load.
-fn seen(load: impl Fn(&Sockets) -> Command, told: fn(&str) -> Load) -> Evidence {
-    let place = Place::new();
-    let nbd = place.path("nbd.sock");
-    let listen = format!("unix:{}", nbd.display());
-    let args = ["--poll", "off", "--cpus", "0", "--nbd", &listen];
-    let mut server = place.serve("disk", Path::new("memory:64M"), &args);
-    let sockets = Sockets {
-        vhost_user: server.socket().to_owned(),
-        nbd,
-    };
-    let mut load = load(&sockets);
-    let load = load.stdout(Stdio::piped()).spawn().unwrap();
-    thread::sleep(RAMP);
-    let processes = vec![
-        Watched::new(server.process().pid(), Kind::Server),
-        Watched::new(load.id(), Kind::Load),
-    ];
-    let sampler = Sampler::start(Watch {
-        processes,
-        ..Watch::default()
-    });
-    thread::sleep(WINDOW);
-    let (evidence, _) = sampler.unwrap().stop();
-    let output = load.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{said}");
-    Evidence {
-        load: told(&said),
-        ..evidence
-    }
-}
-
-/// `fathom bench` as front-end.
-fn bench(sockets: &Sockets, args: &[&str]) -> Command {
-    let mut bench = Command::new(fathom());
-    bench
-        .args(["bench", "--json", "--cpus", "1", "--vhost-user"])
-        .arg(&sockets.vhost_user)
-        .args(["--ramp-time", "1s", "--runtime", "4s"])
-        .args(args);
-    bench
-}
-
-/// What it says of itself.
-fn told_by_bench(report: &str) -> Load {
-    let report: Value = serde_json::from_str(report).unwrap();
-    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{report}"));
-    let seconds = number(&report["runtime"]);
-    let operations = report["operations"].as_array().unwrap();
-    let sum = |figure: &dyn Fn(&Value) -> f64| operations.iter().map(figure).sum::<f64>();
-    let requests = sum(&|one| number(&one["ios"]));
-    let spent = sum(&|one| number(&one["ios"]) * number(&one["latency"]["mean_ns"]));
-    Load {
-        threads: number(&report["queues"]) as u32,
-        depth: number(&report["iodepth"]) as u32,
-        requests: requests as u64,
-        bytes: (number(&report["mb_per_s"]) * 1e6 * seconds) as u64,
-        seconds,
-        mean_ns: spent / requests,
-        thread_cpu: Vec::new(),
-        polls: false,
-    }
-}
-
-/// fio as NBD client, which makes a checksum of all that it writes.
-fn checksums(sockets: &Sockets) -> Command {
-    let uri = format!("nbd+unix:///?socket={}", sockets.nbd.display());
-    let mut fio = Command::new("fio");
-    fio.args(["--name=load", "--ioengine=nbd", "--output-format=json"])
-        .arg(format!("--uri={uri}"))
-        .args(["--rw=randwrite", "--bs=64k", "--iodepth=32", "--size=64M"])
-        .args(["--verify=sha512", "--do_verify=0", "--verify_state_save=0"])
-        .args(["--time_based", "--ramp_time=1s", "--runtime=4s"])
-        .args(["--thread", "--cpus_allowed=1"]);
-    fio
-}
-
-fn told_by_fio(report: &str) -> Load {
-    let shape = Shape {
-        threads: 1,
-        depth: 32,
-    };
-    Worked::of_fio(report, shape).unwrap().load
-}
+use fathom_run::evidence::{Evidence, ThreadTime};
+use scene::{
+    Beside, LOAD, SERVER, Work, bench, checksums, rate, seen, seen_on_disk, told_by_bench,
+    told_by_fio,
+};
 
 /// Checks the verdict on a load. Where others use the two CPUs it may be that some thread waits for one,
 /// and has been seen to; or nothing certain of the same thread.
@@ -128,30 +31,133 @@ fn expect(evidence: &Evidence, rule: &str, thread: &str) {
     }
 }
 
-/// One after the other: they would be each other's limit.
+/// Reads of 256k: the worker copies each byte, and the load looks at none. It has one queue while
+/// the load's threads refill the others.
+const COPIES: &[&str] = &[
+    "--rw",
+    "randread",
+    "--bs",
+    "256k",
+    "--iodepth",
+    "16",
+    "--queues",
+    "4",
+];
+
+/// What is seen of a load of `fathom bench`'s.
+fn benched(args: &[&str], beside: Beside) -> Evidence {
+    let work = Work {
+        command: &|sockets| bench(sockets, args),
+        told: &told_by_bench,
+    };
+    seen(&work, beside)
+}
+
+/// What is seen of a load that makes much of what the worker only copies.
+fn checked(beside: Beside) -> Evidence {
+    let work = Work {
+        command: &checksums,
+        told: &told_by_fio,
+    };
+    seen(&work, beside)
+}
+
+fn with_busy(cpu: u32) -> Beside<'static> {
+    Beside {
+        busy: Some(cpu),
+        ..Beside::default()
+    }
+}
+
+/// Checks that one does so many times as much as another, by requests a second.
+fn expect_times(more: &Evidence, less: &Evidence, times: f64, what: &str) {
+    let (more, less) = (rate(more), rate(less));
+    eprintln!("{what}: {more:.0} against {less:.0} a second");
+    assert!(
+        more > times * less,
+        "{what}: {more} against {less} a second"
+    );
+}
+
+/// What limits, one after the other: they would be each other's limit.
 #[test]
-fn what_limits_a_served_disk_is_named() {
-    // The worker copies each byte, and the load looks at none. It has one queue while the load's
-    // threads refill the others.
-    let copies = [
-        "--rw",
-        "randread",
-        "--bs",
-        "256k",
-        "--iodepth",
-        "16",
-        "--queues",
-        "4",
-    ];
-    let evidence = seen(|sockets| bench(sockets, &copies), told_by_bench);
-    expect(&evidence, "thread", "I/O thread 'worker 0'");
+fn what_limits_a_served_disk_is_named_and_is_what_limits() {
+    a_thread();
+    the_load();
+    latency();
+    a_filter();
+    the_device();
+}
 
-    // The load makes much of what the worker only copies.
-    let evidence = seen(checksums, told_by_fio);
-    expect(&evidence, "load-thread", "load");
+fn a_thread() {
+    let alone = benched(COPIES, Beside::default());
+    expect(&alone, "thread", "I/O thread 'worker 0'");
+    let server_shares = benched(COPIES, with_busy(SERVER));
+    expect(&server_shares, "run-queue", "worker 0");
+    let load_shares = benched(COPIES, with_busy(LOAD));
+    expect_times(
+        &alone,
+        &server_shares,
+        1.3,
+        "the worker without a neighbour",
+    );
+    expect_times(
+        &load_shares,
+        &server_shares,
+        1.2,
+        "the load's neighbour, not the worker's",
+    );
+}
 
-    // Nothing is wrong: one request after the other takes its time.
-    let alone = ["--rw", "randread", "--iodepth", "1"];
-    let evidence = seen(|sockets| bench(sockets, &alone), told_by_bench);
-    expect(&evidence, "latency", "");
+fn the_load() {
+    expect(&checked(Beside::default()), "load-thread", "load");
+    let load_shares = checked(with_busy(LOAD));
+    let server_shares = checked(with_busy(SERVER));
+    expect_times(
+        &server_shares,
+        &load_shares,
+        1.2,
+        "the worker's neighbour, not the load's",
+    );
+}
+
+/// Nothing is wrong: one request after the other takes its time.
+fn latency() {
+    let depth = |depth: &str| {
+        let args = ["--rw", "randread", "--iodepth", depth];
+        benched(&args, Beside::default())
+    };
+    let one = depth("1");
+    expect(&one, "latency", "");
+    expect_times(&depth("4"), &one, 1.15, "four at once");
+}
+
+fn a_filter() {
+    let limited = |filter: &str| {
+        let beside = Beside {
+            filter: Some(filter),
+            ..Beside::default()
+        };
+        benched(&["--rw", "randread", "--iodepth", "32"], beside)
+    };
+    let tight = limited("throttle:iops-read=1000");
+    expect(&tight, "filter", "throttle");
+    expect_times(
+        &limited("throttle:iops-read=2000"),
+        &tight,
+        1.8,
+        "twice the limit",
+    );
+    let slow = limited("delay:read=20ms");
+    expect(&slow, "filter", "delay");
+    expect_times(&limited("delay:read=10ms"), &slow, 1.6, "half the delay");
+}
+
+/// All is in it: more at once are no more a second, and others' reads come out of the same.
+fn the_device() {
+    let alone = seen_on_disk(32, 1);
+    expect(&alone, "device", "");
+    let deeper = seen_on_disk(64, 1);
+    expect_times(&alone, &deeper, 0.7, "half as many at once");
+    expect_times(&alone, &seen_on_disk(32, 2), 1.3, "without another reader");
 }

@@ -1,0 +1,231 @@
+//! A served disk and a load on it, and what is seen of them from their outside. Each has a CPU.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use fathom_lab::evidence::{Kind, Sampler, Watch, Watched, device_below};
+use fathom_lab::work::{Shape, Worked};
+use fathom_run::evidence::{Evidence, Held, Load};
+use fathom_tests::{Place, fathom, run};
+use serde_json::Value;
+
+pub const SERVER: u32 = 0;
+pub const LOAD: u32 = 1;
+
+/// The load's ramp, and what a program needs to start.
+const RAMP: Duration = Duration::from_millis(800);
+const WINDOW: Duration = Duration::from_millis(1500);
+const SOON: Duration = Duration::from_secs(20);
+
+/// Where a served disk can be reached.
+pub struct Sockets {
+    vhost_user: PathBuf,
+    nbd: PathBuf,
+}
+
+/// A load, and who understands what it says at its end.
+pub struct Work<'a> {
+    pub command: &'a dyn Fn(&Sockets) -> Command,
+    pub told: &'a dyn Fn(&str) -> Load,
+}
+
+/// What else there is.
+#[derive(Clone, Copy, Default)]
+pub struct Beside<'a> {
+    pub filter: Option<&'a str>,
+    /// This CPU has something else to do, too.
+    pub busy: Option<u32>,
+}
+
+/// What is seen of a disk of the server's memory under a load.
+pub fn seen(work: &Work, beside: Beside) -> Evidence {
+    let place = Place::new();
+    let nbd = place.path("nbd.sock");
+    let listen = format!("unix:{}", nbd.display());
+    let cpu = SERVER.to_string();
+    let mut args = vec!["--poll", "off", "--cpus", &cpu, "--nbd", &listen];
+    args.extend(beside.filter.iter().flat_map(|filter| ["--filter", filter]));
+    let mut server = place.serve("disk", Path::new("memory:64M"), &args);
+    let sockets = Sockets {
+        vhost_user: server.socket().to_owned(),
+        nbd,
+    };
+    let server = server.process().pid();
+    let _busy = beside.busy.map(Spinner::start);
+    let watched = Watched::new(server, Kind::Server);
+    let mut evidence = watch(vec![watched], None, (work.command)(&sockets), work.told);
+    evidence
+        .filters
+        .extend(beside.filter.map(|filter| held(server, filter)));
+    evidence
+}
+
+/// What is seen of reads of 256k from this machine's disk, so many at once, by so many programs of
+/// which one is the load.
+pub fn seen_on_disk(depth: u32, readers: usize) -> Evidence {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let files: Vec<PathBuf> = { 0..readers }
+        .map(|reader| place.path().join(format!("file{reader}")))
+        .collect();
+    for file in &files {
+        let made = reads(file, depth).arg("--create_only=1").output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+    }
+    let others = files[1..].iter();
+    let others = others.map(|file| reads(file, depth).stdout(Stdio::null()).spawn().unwrap());
+    let others: Vec<Child> = others.collect();
+    let device = device_below(&files[0]).unwrap();
+    let told = |said: &str| {
+        let shape = Shape { threads: 1, depth };
+        Worked::of_fio(said, shape).unwrap().load
+    };
+    let evidence = watch(Vec::new(), device, reads(&files[0], depth), &told);
+    for mut other in others {
+        assert!(other.wait().unwrap().success());
+    }
+    evidence
+}
+
+/// fio on the host itself.
+fn reads(file: &Path, depth: u32) -> Command {
+    let mut fio = Command::new("fio");
+    fio.args(["--name=load", "--ioengine=libaio", "--output-format=json"])
+        .arg(format!("--filename={}", file.display()))
+        .args(["--rw=randread", "--bs=256k", "--direct=1", "--size=256M"])
+        .arg(format!("--iodepth={depth}"))
+        .args(["--time_based", "--ramp_time=500ms", "--runtime=2500ms", "--thread"]);
+    fio
+}
+
+/// Requests a second.
+pub fn rate(evidence: &Evidence) -> f64 {
+    evidence.load.requests as f64 / evidence.load.seconds
+}
+
+fn watch(
+    mut processes: Vec<Watched>,
+    device: Option<String>,
+    mut load: Command,
+    told: &dyn Fn(&str) -> Load,
+) -> Evidence {
+    let load = load.stdout(Stdio::piped()).spawn().unwrap();
+    thread::sleep(RAMP);
+    processes.push(Watched::new(load.id(), Kind::Load));
+    let sampler = Sampler::start(Watch {
+        processes,
+        device,
+        ..Watch::default()
+    });
+    thread::sleep(WINDOW);
+    let (evidence, _) = sampler.unwrap().stop();
+    let output = load.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}");
+    let load = within(told(&said), evidence.seconds);
+    Evidence { load, ..evidence }
+}
+
+/// The load's part in so many of its seconds, as all else that was seen.
+fn within(load: Load, seconds: f64) -> Load {
+    let part = |count: u64| (count as f64 * seconds / load.seconds) as u64;
+    Load {
+        requests: part(load.requests),
+        bytes: part(load.bytes),
+        seconds,
+        ..load
+    }
+}
+
+/// How long a filter has held requests back, as the server says.
+fn held(server: u32, filter: &str) -> Held {
+    let ended = run(&["stats", &server.to_string(), "--json"], SOON);
+    let stats: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let read = &stats["operations"].as_array().unwrap()[0];
+    let mut stages = read["stages"].as_array().unwrap().iter();
+    let queue = stages.find(|stage| stage["stage"] == "queue").unwrap();
+    Held {
+        filter: filter.split(':').next().unwrap().to_owned(),
+        requests: queue["count"].as_u64().unwrap(),
+        mean_ns: queue["mean_ns"].as_f64().unwrap(),
+    }
+}
+
+/// A program that only runs, on one CPU.
+struct Spinner(Child);
+
+impl Spinner {
+    fn start(cpu: u32) -> Spinner {
+        let mut command = Command::new("taskset");
+        command.args(["-c", &cpu.to_string(), "sh", "-c", "while :; do :; done"]);
+        Spinner(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `fathom bench` as front-end.
+pub fn bench(sockets: &Sockets, args: &[&str]) -> Command {
+    let mut bench = Command::new(fathom());
+    bench
+        .args([
+            "bench",
+            "--json",
+            "--cpus",
+            &LOAD.to_string(),
+            "--vhost-user",
+        ])
+        .arg(&sockets.vhost_user)
+        .args(["--ramp-time", "500ms", "--runtime", "2500ms"])
+        .args(args);
+    bench
+}
+
+/// What it says of itself.
+pub fn told_by_bench(report: &str) -> Load {
+    let report: Value = serde_json::from_str(report).unwrap();
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{report}"));
+    let seconds = number(&report["runtime"]);
+    let operations = report["operations"].as_array().unwrap();
+    let sum = |figure: &dyn Fn(&Value) -> f64| operations.iter().map(figure).sum::<f64>();
+    let requests = sum(&|one| number(&one["ios"]));
+    let spent = sum(&|one| number(&one["ios"]) * number(&one["latency"]["mean_ns"]));
+    Load {
+        threads: number(&report["queues"]) as u32,
+        depth: number(&report["iodepth"]) as u32,
+        requests: requests as u64,
+        bytes: (number(&report["mb_per_s"]) * 1e6 * seconds) as u64,
+        seconds,
+        mean_ns: spent / requests,
+        thread_cpu: Vec::new(),
+        polls: false,
+    }
+}
+
+/// fio as NBD client, which makes a checksum of all that it writes.
+pub fn checksums(sockets: &Sockets) -> Command {
+    let uri = format!("nbd+unix:///?socket={}", sockets.nbd.display());
+    let mut fio = Command::new("fio");
+    fio.args(["--name=load", "--ioengine=nbd", "--output-format=json"])
+        .arg(format!("--uri={uri}"))
+        .args(["--rw=randwrite", "--bs=64k", "--iodepth=32", "--size=64M"])
+        .args(["--verify=sha512", "--do_verify=0", "--verify_state_save=0"])
+        .args(["--time_based", "--ramp_time=500ms", "--runtime=2500ms"])
+        .args(["--thread", &format!("--cpus_allowed={LOAD}")]);
+    fio
+}
+
+/// What fio says, of one thread with 32 requests at once.
+pub fn told_by_fio(report: &str) -> Load {
+    let shape = Shape {
+        threads: 1,
+        depth: 32,
+    };
+    Worked::of_fio(report, shape).unwrap().load
+}
