@@ -226,9 +226,14 @@ impl Event<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use fathom_run::evidence::Evidence;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::perf::OnHost;
+    use crate::work::{Shape, Worked};
 
     const TEXT: &str = "\
 fio 250/251 [000] 10.000100: lock:contention_begin: 0xffff8881 (flags=SPIN)
@@ -268,6 +273,49 @@ fio 250/251 [003] 10.000500: lock:contention_end: 0xffff8882 (ret=0)
             ("SPIN virtio_queue_rq [virtio_blk.ko]", 1, 200.0),
         ];
         assert_eq!(told, expected);
+    }
+
+    /// What eight programs' writes have waited for, each of a part of a block that nothing was written
+    /// to yet: a file's own lock lets in one of these at a time.
+    fn fought_for(dir: &Path, files: &str) -> Evidence {
+        const SHAPE: Shape = Shape {
+            threads: 8,
+            depth: 1,
+        };
+        let perf = OnHost::start(dir, &recording()).unwrap();
+        let fio = Command::new("fio")
+            .args(["--name=load", "--ioengine=psync", "--output-format=json"])
+            .arg(format!("--directory={}", dir.display()))
+            .arg(files)
+            .args(["--rw=randwrite", "--bs=512", "--direct=1", "--size=512M"])
+            .args(["--fallocate=truncate", "--time_based", "--runtime=2s"])
+            .args(["--thread", "--numjobs=8", "--group_reporting"])
+            .output()
+            .unwrap();
+        assert!(fio.status.success(), "{fio:?}");
+        let perf = perf.stop().unwrap();
+        let mut waits = Waits::new(Modules::of_host());
+        perf.print(&mut |chunk| waits.push(chunk)).unwrap();
+        let worked = Worked::of_fio(&String::from_utf8_lossy(&fio.stdout), SHAPE).unwrap();
+        Evidence {
+            seconds: worked.load.seconds,
+            load: worked.load,
+            locks: waits.finish(Side::Host),
+            ..Evidence::default()
+        }
+    }
+
+    /// Where the kernel tells of its locks, as root.
+    #[test]
+    fn a_lock_that_is_fought_for_is_named_and_is_what_limits() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let one = fought_for(dir.path(), "--filename=one");
+        let verdict = fathom_limiter::judge(&one);
+        eprintln!("{verdict}");
+        assert_eq!(verdict.rule(), Some("lock"), "{verdict} {:?}", one.locks);
+        let each = fought_for(dir.path(), "--filename_format=each$jobnum");
+        let (one, each) = (one.load.requests, each.load.requests);
+        assert!(each > one * 3 / 2, "{one} to one file, {each} to one each");
     }
 
     proptest! {
