@@ -95,7 +95,12 @@ fn reads(file: &Path, depth: u32) -> Command {
         .arg(format!("--filename={}", file.display()))
         .args(["--rw=randread", "--bs=256k", "--direct=1", "--size=256M"])
         .arg(format!("--iodepth={depth}"))
-        .args(["--time_based", "--ramp_time=500ms", "--runtime=2500ms", "--thread"]);
+        .args([
+            "--time_based",
+            "--ramp_time=500ms",
+            "--runtime=2500ms",
+            "--thread",
+        ]);
     fio
 }
 

@@ -78,14 +78,16 @@ impl Scale {
 
     pub(super) fn write(&self, value: f64) -> String {
         let scaled = value / self.by;
-        let rounding = 0.5 * 10f64.powi(-(self.decimals as i32));
+        let last = 10f64.powi(-(self.decimals as i32));
+        // With a decimal or more, what has one digit at most would lose a part of itself.
+        let small = last * if self.decimals > 0 { 10.0 } else { 0.5 };
         match scaled.abs() {
             size if size >= 1e9 => format!("{scaled:.2e}"),
             // Two digits, as long as that is not too wide.
-            size if size < rounding && size >= 1e-3 => {
+            size if size < small && size >= 1e-3 => {
                 format!("{scaled:.*}", (1.0 - size.log10().floor()) as usize)
             }
-            size if size < rounding && size > 0.0 => format!("{scaled:.1e}"),
+            size if size < 0.5 * last && size > 0.0 => format!("{scaled:.1e}"),
             _ => format!("{scaled:.*}", self.decimals),
         }
     }
@@ -320,6 +322,11 @@ mod tests {
                 "m (k/s) 123.5 9.0",
             ),
             (Unit::PerSecond, &[850.0], "m (/s) 850"),
+            (
+                Unit::PerSecond,
+                &[230e3, 135.0, 0.0],
+                "m (k/s) 230.0 0.14 0.0",
+            ),
             (Unit::Nanoseconds, &[85_400.0, 1_000.0], "m (us) 85.40 1.00"),
             (Unit::Nanoseconds, &[12e6, 250.0], "m (ms) 12.00 2.5e-4"),
             (Unit::Seconds, &[0.25], "m (ms) 250.0"),

@@ -100,8 +100,8 @@ fn disk(disk: &Disk) -> String {
 pub(crate) const STRETCHED: &str = "Times are stretched: the host is itself emulated. They check \
                                     the method and say nothing about speed.";
 
-const EMULATED: &str = "Guests were emulated (TCG): what they do compares with other emulated guests, \
-                        and says nothing about guests on hardware.";
+const EMULATED: &str = "Guests, if any, were emulated (TCG): what they do compares with other emulated \
+                        guests, and says nothing about guests on hardware.";
 
 /// What is to be kept in mind of all figures of such machines.
 pub(crate) fn doubt(environment: &Environment) -> Option<&'static str> {
