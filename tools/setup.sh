@@ -46,6 +46,7 @@ python3
 python3-venv
 chromium
 curl
+groff-base
 '
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10

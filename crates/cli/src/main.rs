@@ -15,6 +15,7 @@ mod guest;
 mod guest_run;
 mod img;
 mod lab;
+mod manual;
 mod report;
 mod serve;
 mod servers;
@@ -69,6 +70,8 @@ enum Command {
     Lab(lab::LabArgs),
     Report(report::ReportArgs),
     Guest(guest::GuestArgs),
+    Man(manual::ManArgs),
+    Completions(manual::CompletionsArgs),
     /// One tenant's disks, for `fathom serve`, which starts it
     #[command(hide = true)]
     Tenant {
@@ -133,6 +136,8 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(args),
         Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),
+        Command::Man(args) => manual::man(&args),
+        Command::Completions(args) => manual::completions(&args),
         Command::Starter { arguments } => start_successors(&arguments).map_err(Into::into),
         Command::Tenant { .. } => tenant.map_or(Ok(()), serve_tenant).map_err(Into::into),
     };

@@ -1,0 +1,76 @@
+//! Manual pages and completions, as those see them who read them: groff and bash.
+
+use std::process::Command;
+
+fn fathom() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_fathom"))
+}
+
+fn said(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn every_command_has_a_page_that_groff_has_nothing_to_say_of() {
+    let dir = tempfile::tempdir().unwrap();
+    said(fathom().arg("man").arg(dir.path()));
+    let pages = std::fs::read_dir(dir.path()).unwrap();
+    let pages: Vec<_> = pages.map(|page| page.unwrap().path()).collect();
+    for name in [
+        "fathom",
+        "fathom-serve",
+        "fathom-disk-add",
+        "fathom-lab-run-wiki",
+    ] {
+        let page = dir.path().join(format!("{name}.1"));
+        assert!(pages.contains(&page), "no {name} in {pages:?}");
+    }
+    let hidden = |name| pages.iter().any(|page| page.ends_with(name));
+    assert!(!hidden("fathom-tenant.1") && !hidden("fathom-starter.1"));
+
+    // A word that is wider than a line is no fault.
+    let mut groff = Command::new("groff");
+    said(
+        groff
+            .args(["-man", "-ww", "-Wbreak", "-z", "-Tutf8", "-Kutf8"])
+            .args(&pages),
+    );
+    let text = said(
+        Command::new("groff")
+            .args(["-man", "-Tascii", "-P-cbou"])
+            .arg(dir.path().join("fathom-serve.1")),
+    );
+    assert!(text.contains("--vhost-user"), "{text}");
+}
+
+#[test]
+fn bash_completes_commands_and_options() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("fathom.bash");
+    std::fs::write(&script, said(fathom().args(["completions", "bash"]))).unwrap();
+    let completed = |words: &str, last: usize| {
+        let ask = format!(
+            "source {}; COMP_WORDS=({words}); COMP_CWORD={last}; \
+             _fathom fathom \"${{COMP_WORDS[{last}]}}\" x; echo \"${{COMPREPLY[*]}}\"",
+            script.display()
+        );
+        said(Command::new("bash").args(["--norc", "-c", &ask]))
+    };
+    assert_eq!(completed("fathom se", 1), "serve set\n");
+    assert_eq!(completed("fathom serve --vhost", 2), "--vhost-user\n");
+    assert_eq!(completed("fathom img con", 2), "convert\n");
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_said() {
+    let output = fathom().args(["man", "/nonexistent"]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error.contains("cannot write /nonexistent/fathom.1"),
+        "{error}"
+    );
+}
