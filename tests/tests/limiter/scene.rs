@@ -62,7 +62,7 @@ pub fn seen(work: &Work, beside: Beside) -> Evidence {
     evidence
 }
 
-/// What is seen of reads of 256k from this machine's disk, so many at once, by so many programs of
+/// What is seen of reads of 1M from this machine's disk, so many at once, by so many programs of
 /// which one is the load.
 pub fn seen_on_disk(depth: u32, readers: usize) -> Evidence {
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -93,7 +93,7 @@ fn reads(file: &Path, depth: u32) -> Command {
     let mut fio = Command::new("fio");
     fio.args(["--name=load", "--ioengine=libaio", "--output-format=json"])
         .arg(format!("--filename={}", file.display()))
-        .args(["--rw=randread", "--bs=256k", "--direct=1", "--size=256M"])
+        .args(["--rw=randread", "--bs=1M", "--direct=1", "--size=256M"])
         .arg(format!("--iodepth={depth}"))
         .args([
             "--time_based",
