@@ -126,7 +126,7 @@ fn latency() -> Result<(), String> {
         benched(&args, Beside::default())
     };
     let one = depth("1");
-    expect(&one, "latency", "")?;
+    expect(&one, "latency", "latency")?;
     expect_times(&depth("4"), &one, 1.15, "four at once")
 }
 
@@ -154,7 +154,7 @@ fn a_filter() -> Result<(), String> {
 /// All is in it: more at once are no more a second, and others' reads come out of the same.
 fn the_device() -> Result<(), String> {
     let alone = seen_on_disk(32, 1);
-    expect(&alone, "device", "")?;
+    expect(&alone, "device", "device ")?;
     let deeper = seen_on_disk(64, 1);
     expect_times(&alone, &deeper, 0.7, "half as many at once")?;
     expect_times(&alone, &seen_on_disk(32, 2), 1.3, "without another reader")

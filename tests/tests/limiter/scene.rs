@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use fathom_lab::Process;
 use fathom_lab::evidence::{Kind, Sampler, Watch, Watched, device_below};
 use fathom_lab::work::{Shape, Worked};
 use fathom_run::evidence::{Evidence, Held, Load};
@@ -53,7 +54,7 @@ pub fn seen(work: &Work, beside: Beside) -> Evidence {
         nbd,
     };
     let server = server.process().pid();
-    let _busy = beside.busy.map(Spinner::start);
+    let _busy = beside.busy.map(|cpu| spinner(cpu, &place));
     let watched = Watched::new(server, Kind::Server);
     let mut evidence = watch(vec![watched], None, (work.command)(&sockets), work.told);
     evidence
@@ -157,22 +158,11 @@ fn held(server: u32, filter: &str) -> Held {
     }
 }
 
-/// A program that only runs, on one CPU.
-struct Spinner(Child);
-
-impl Spinner {
-    fn start(cpu: u32) -> Spinner {
-        let mut command = Command::new("taskset");
-        command.args(["-c", &cpu.to_string(), "sh", "-c", "while :; do :; done"]);
-        Spinner(command.spawn().unwrap())
-    }
-}
-
-impl Drop for Spinner {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A program that only runs, on one CPU, until it is dropped.
+fn spinner(cpu: u32, place: &Place) -> Process {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &cpu.to_string(), "sh", "-c", "while :; do :; done"]);
+    Process::spawn("taskset", command, &place.path("spinner.log")).unwrap()
 }
 
 /// `fathom bench` as front-end.
