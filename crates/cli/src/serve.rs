@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 39] = [
+const ONE_DISK: [&str; 40] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -54,6 +54,7 @@ const ONE_DISK: [&str; 39] = [
     "api",
     "api_group",
     "api_read_group",
+    "http",
     "stop_timeout",
     "sandbox",
     "force_share",
@@ -134,6 +135,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "GROUP", requires = "api")]
     api_read_group: Option<Group>,
 
+    /// Address (host:port) where anybody who can reach it may see what is counted, and change
+    /// nothing: /metrics for Prometheus
+    #[arg(long, value_name = "ADDRESS")]
+    http: Option<String>,
+
     /// What holds back a thread that a guest, a client or an image has taken over: off; log (the
     /// kernel logs system calls that it has no need of); on (they end the server)
     #[arg(long, value_name = "MODE", default_value_t)]
@@ -213,6 +219,7 @@ impl ServeArgs {
             api: ApiOptions {
                 socket: self.api,
                 groups,
+                http: self.http,
             },
             config: None,
             kept: None,

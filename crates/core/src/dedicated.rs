@@ -102,7 +102,7 @@ impl Dedicated {
             now = self.worker.cx.clock.now();
         }
         self.poller.spun(now - start);
-        self.worker.counters.polled.add(now - start);
+        self.worker.counters.polled(now - start, found);
         found
     }
 

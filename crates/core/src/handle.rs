@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::mailbox::{Bell, Command, Joining, Letter, Outbox, Wanted};
 use crate::seat::Seat;
 use crate::source::{Source, SourceId};
-use crate::thread::{self, Parts, WorkerOptions, failed};
+use crate::thread::{self, Parts, Started, ThreadId, WorkerOptions, failed};
 use crate::worker::Worker;
 use fathom_trace::{Recorder, RingWriter, StageHistograms};
 use std::convert::Infallible;
@@ -28,6 +28,7 @@ pub struct WorkerHandle {
     outbox: Outbox,
     histograms: Arc<StageHistograms>,
     counters: Arc<Counters>,
+    thread_id: ThreadId,
     /// Its own, if it has one.
     thread: Option<JoinHandle<()>>,
     /// Where it is in a pool otherwise.
@@ -74,11 +75,12 @@ impl WorkerHandle {
                 })
             }
         };
-        let (outbox, thread) = thread::start(options, engine, body)?;
+        let Started { outbox, thread, id } = thread::start(options, engine, body)?;
         Ok(WorkerHandle {
             outbox,
             histograms,
             counters,
+            thread_id: id,
             thread: Some(thread),
             _seat: None,
             running: Mutex::new(running),
@@ -109,6 +111,7 @@ impl WorkerHandle {
             outbox: thread.to(address),
             histograms,
             counters,
+            thread_id: seat.thread_id(),
             thread: None,
             _seat: Some(seat),
             running: Mutex::new(running),
@@ -211,6 +214,11 @@ impl WorkerHandle {
 
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Of the thread that it is on, which other disks' workers may share.
+    pub fn thread_id(&self) -> ThreadId {
+        self.thread_id
     }
 }
 

@@ -32,7 +32,7 @@ mod thread;
 pub mod token;
 pub mod worker;
 
-pub use counters::Counters;
+pub use counters::{BATCH_SIZES, Counter, Counters, SourceCounters};
 pub use cx::{Completed, Cx, Mark};
 pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits, Resize};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, SocketIoKind, Wait};
@@ -46,5 +46,5 @@ pub use polling::Polling;
 pub use pool::Pool;
 pub use request::{Owner, Request, RequestId, Segments, Slab};
 pub use source::{Broken, Source, SourceId, WrapSource};
-pub use thread::WorkerOptions;
+pub use thread::{ThreadId, WorkerOptions};
 pub use token::Token;

@@ -8,6 +8,7 @@ use crate::seat::{PoolThread, Seat};
 use crate::thread::{self, Parts, WorkerOptions, failed};
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Threads, each of which has workers of many disks and one engine for them. Its disks take turns, so none
 /// of them gets more of a thread than another; but who makes a worker wait (a guest whose memory's pages do
@@ -37,8 +38,8 @@ impl Pool {
                 let pooled = pooled.map_err(failed(&name, "cannot start"))?;
                 Ok(move || pooled.run())
             };
-            let (outbox, thread) = thread::start(options, engine.clone(), body)?;
-            Ok(Arc::new(PoolThread::new(outbox, thread)))
+            let started = thread::start(options, engine.clone(), body)?;
+            Ok(Arc::new(PoolThread::new(started)))
         });
         Ok(Pool {
             threads: threads.collect::<Result<_, DiskError>>()?,
@@ -49,6 +50,13 @@ impl Pool {
     /// How many threads it has.
     pub fn threads(&self) -> usize {
         self.threads.len()
+    }
+
+    /// What each of them has used of a CPU.
+    pub fn cpu_times(&self) -> Vec<Duration> {
+        let threads = self.threads.iter();
+        let times = threads.map(|thread| thread.id().cpu_time().unwrap_or_default());
+        times.collect()
     }
 
     /// A worker for `disk` on each thread. The first one, which has the most to do if the disk has few

@@ -297,7 +297,7 @@ impl Pooled {
         let each = spun / self.active.len().max(1) as u64;
         for number in &self.active {
             if let Some(member) = serving(&mut self.members, *number) {
-                member.worker.counters.polled.add(each);
+                member.worker.counters.polled(each, found);
             }
         }
         found

@@ -1,6 +1,7 @@
 //! A pool's thread as those have it who have workers there.
 
 use crate::mailbox::{Letter, Outbox};
+use crate::thread::{Started, ThreadId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
@@ -9,17 +10,23 @@ use std::thread::JoinHandle;
 pub(crate) struct PoolThread {
     outbox: Outbox,
     thread: Option<JoinHandle<()>>,
+    id: ThreadId,
     /// How many disks have their first worker here: those with one queue are served by it.
     firsts: AtomicUsize,
 }
 
 impl PoolThread {
-    pub(crate) fn new(outbox: Outbox, thread: JoinHandle<()>) -> PoolThread {
+    pub(crate) fn new(Started { outbox, thread, id }: Started) -> PoolThread {
         PoolThread {
             outbox,
             thread: Some(thread),
+            id,
             firsts: AtomicUsize::new(0),
         }
+    }
+
+    pub(crate) fn id(&self) -> ThreadId {
+        self.id
     }
 
     pub(crate) fn firsts(&self) -> usize {
@@ -49,6 +56,10 @@ impl Seat {
             thread: thread.clone(),
             is_first,
         }
+    }
+
+    pub(crate) fn thread_id(&self) -> ThreadId {
+        self.thread.id()
     }
 
     pub(crate) fn outbox(&self) -> Outbox {

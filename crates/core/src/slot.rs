@@ -1,6 +1,8 @@
 //! An attached source, as its worker keeps it.
 
+use crate::counters::SourceCounters;
 use crate::source::Source;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 /// An attached source.
@@ -8,6 +10,7 @@ pub(crate) struct Slot {
     pub(crate) source: Box<dyn Source>,
     pub(crate) generation: u32,
     pub(crate) in_flight: usize,
+    pub(crate) counters: Arc<SourceCounters>,
     pub(crate) capacity: usize,
     /// The peer has been asked to kick; until it does, there is no work.
     pub(crate) armed: bool,

@@ -50,6 +50,11 @@ pub trait Source: Send {
     /// Requests in flight at most. `pop` never exceeds it.
     fn capacity(&self) -> usize;
 
+    /// Its number, if it is a virtqueue.
+    fn queue(&self) -> Option<u16> {
+        None
+    }
+
     /// The eventfd by which the peer announces work; None: it does its own
     /// I/O.
     fn kick_fd(&self) -> Option<RawFd>;

@@ -7,12 +7,13 @@ use crate::mailbox::{Inbox, Outbox, mailbox};
 use crate::peer_event;
 use crate::polling::{Poller, Polling};
 use fathom_trace::Clock;
-use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
+use rustix::thread::{CpuSet, gettid, sched_setaffinity, set_current_timer_slack};
 use std::io;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// How to run a worker, or several on one thread.
 #[derive(Clone, Debug, Default)]
@@ -41,13 +42,55 @@ pub(crate) fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> Di
     }
 }
 
+/// A thread that runs.
+pub(crate) struct Started {
+    pub(crate) outbox: Outbox,
+    pub(crate) thread: JoinHandle<()>,
+    pub(crate) id: ThreadId,
+}
+
+/// The kernel's number of a thread of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadId(pub i32);
+
+impl ThreadId {
+    fn current() -> ThreadId {
+        ThreadId(gettid().as_raw_nonzero().get())
+    }
+
+    /// What it has used of a CPU; None: it has ended.
+    pub fn cpu_time(self) -> Option<Duration> {
+        // What the kernel and pthread_getcpuclockid(3) make of a thread's number.
+        const PER_THREAD: i32 = 4;
+        const SCHED: i32 = 2;
+        ThreadId::read_clock((!self.0 << 3) | PER_THREAD | SCHED)
+    }
+
+    /// What all threads of this process have.
+    pub fn process_cpu_time() -> Duration {
+        ThreadId::read_clock(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
+    }
+
+    fn read_clock(clock: libc::clockid_t) -> Option<Duration> {
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: `time` is a valid timespec to write to; a clock that does not exist is an error.
+        match unsafe { libc::clock_gettime(clock, &mut time) } {
+            0 => Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32)),
+            _ => None,
+        }
+    }
+}
+
 /// Start a thread, which makes its engine by `engine` and runs what `make` returns. What fails of this is
 /// told here.
 pub(crate) fn start<Run: FnOnce()>(
     options: WorkerOptions,
     engine: impl FnOnce() -> io::Result<Box<dyn Engine>> + Send + 'static,
     make: impl FnOnce(Parts) -> Result<Run, DiskError> + Send + 'static,
-) -> Result<(Outbox, JoinHandle<()>), DiskError> {
+) -> Result<Started, DiskError> {
     let name = options.name.clone();
     let failed = |what| failed(&name, what);
     peer_event::watch().map_err(failed("cannot start the thread that watches eventfds"))?;
@@ -59,7 +102,7 @@ pub(crate) fn start<Run: FnOnce()>(
         match parts.and_then(make) {
             Ok(run) => {
                 thread_starts(ThreadKind::Worker);
-                let _ = ready.send(Ok(()));
+                let _ = ready.send(Ok(ThreadId::current()));
                 run();
             }
             Err(error) => drop(ready.send(Err(error))),
@@ -67,8 +110,8 @@ pub(crate) fn start<Run: FnOnce()>(
     };
     let thread = std::thread::Builder::new().name(name.clone()).spawn(body);
     let thread = thread.map_err(failed("cannot start its thread"))?;
-    started.recv().expect("the thread reports its start")?;
-    Ok((outbox, thread))
+    let id = started.recv().expect("the thread reports its start")?;
+    Ok(Started { outbox, thread, id })
 }
 
 /// On the new thread.

@@ -142,7 +142,10 @@ impl Worker {
             let refused = std::mem::take(&mut self.cx.refused);
             self.counters.refused.add(refused);
         }
-        slot.in_flight += self.batch.len() - first;
+        let taken = self.batch.len() - first;
+        slot.in_flight += taken;
+        slot.counters.taken.add(taken as u64);
+        slot.counters.in_flight.set(slot.in_flight as u64);
         for &id in &self.batch[first..] {
             let request = &mut self.cx.slab[id];
             request.source = index as u16;
@@ -159,7 +162,7 @@ impl Worker {
         if self.batch.is_empty() {
             return false;
         }
-        self.counters.taken.add(self.batch.len() as u64);
+        self.counters.took(self.batch.len());
         let popped = self.cx.tick();
         for &id in &self.batch {
             let request = &mut self.cx.slab[id];
@@ -214,8 +217,12 @@ impl Worker {
                     self.channel.complete(&mut self.cx, id, tag, result);
                 }
                 Target::Kick { slot, generation } => {
-                    if let Some(Some(slot)) = self.slots.get_mut(usize::from(slot)) {
-                        slot.kicked |= slot.generation == generation;
+                    if let Some(Some(slot)) = self.slots.get_mut(usize::from(slot))
+                        && slot.generation == generation
+                    {
+                        slot.kicked = true;
+                        slot.counters.kicks.increment();
+                        self.counters.kicks.increment();
                     }
                 }
                 Target::Source {
@@ -271,6 +278,7 @@ impl Worker {
         for slot in self.slots.iter_mut().flatten() {
             if std::mem::take(&mut slot.dirty) {
                 slot.notify = slot.source.publish(&mut self.cx);
+                slot.counters.in_flight.set(slot.in_flight as u64);
                 slot.kicked |= slot.own_io;
                 any = true;
             }
@@ -284,6 +292,7 @@ impl Worker {
         for slot in self.slots.iter_mut().flatten() {
             if std::mem::take(&mut slot.notify) {
                 slot.source.notify();
+                slot.counters.notifications.increment();
                 self.counters.notifications.increment();
                 any = true;
             }
@@ -308,7 +317,7 @@ impl Worker {
             }
             let mut bytes = request.len;
             if request.error != 0 {
-                self.recorder.failed(request.op);
+                self.recorder.failed(request.op, request.error);
                 bytes = 0;
             }
             self.recorder.record(request.op, bytes, &request.stamps);
@@ -445,7 +454,9 @@ impl Worker {
         // SAFETY: the memory of an attached source stays (`Source::memory`),
         // and `release` removes it before it gives the source back.
         unsafe { self.cx.engine.add_memory(&source.memory()) };
+        let counters = self.counters.add_source(source.queue(), capacity);
         self.slots[index] = Some(Slot {
+            counters,
             own_io: source.kick_fd().is_none(),
             source,
             generation: self.generation,
@@ -474,6 +485,7 @@ impl Worker {
                 self.cx.engine.unwatch(kick, token);
             }
             self.cx.engine.remove_memory(&slot.source.memory());
+            self.counters.remove_source(&slot.counters);
             self.cx.leaving.retain(|slot| usize::from(*slot) != index);
             if let Some(reply) = slot.leaving {
                 let _ = reply.send(slot.source);

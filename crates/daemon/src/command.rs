@@ -48,6 +48,9 @@ pub enum Command {
     },
     /// All disks, each like `Show`: `{"disks": [disk, ...]}`.
     List,
+    /// What is counted of a disk, a [`Measured`](crate::metrics::Measured); or of all of them:
+    /// `{"disks": [disk, ...]}`.
+    Measure,
     /// A disk: `{"options": what it was added by, "state": an [`Info`](crate::info::Info)}`.
     Show,
     /// Let there be this disk: served if there is none of its name, else changed as far as that goes

@@ -7,12 +7,14 @@ use crate::error::Error;
 use crate::handover::{self, HandedOver, Renewal, Starter};
 use crate::host::Host;
 use crate::limits;
+use crate::metrics::Scale;
 use crate::objects::{Objects, Outcome};
 use crate::options::ServeOptions;
 use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
 use crate::supervisor::Tenants;
 use fathom_sandbox::Mode;
+use fathom_trace::Clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use sd_notify::NotifyState;
@@ -71,7 +73,9 @@ impl Daemon {
             book.keep_disks_in(dir)?;
         }
         book.wait_for_coming();
-        let start = |door| Api::start(door, options.api.groups, book.post(), options.events);
+        let scale = Scale::new(Clock::get().hz());
+        let groups = options.api.groups;
+        let start = |door| Api::start(door, scale, groups, book.post(), options.events);
         let api = door.map(start).transpose();
         let api = api.map_err(Error::io("cannot serve the API"))?;
         drop(signals);
@@ -102,7 +106,7 @@ impl Daemon {
         let api = heir
             .door
             .take()
-            .map(|door| Api::start(door, groups, post, events));
+            .map(|(door, scale)| Api::start(door, scale, groups, post, events));
         // Guests run: it is too late to give up.
         let api = api.transpose().unwrap_or_else(|error| {
             tracing::error!("the API cannot be served: {error}");
@@ -131,6 +135,9 @@ impl Daemon {
         }
         if let Some(api) = &self.api {
             tracing::info!("the API is at {}", api.path().display());
+            if let Some(address) = api.web_address() {
+                tracing::info!("metrics are at http://{address}/metrics");
+            }
         }
         notify_manager(NotifyState::Ready);
     }

@@ -1,5 +1,6 @@
 //! What is told of a disk.
 
+use fathom_core::{Clock, Counter, WorkerHandle};
 use fathom_sandbox::Report;
 use fathom_stack::FilterInfo;
 use serde::{Deserialize, Serialize};
@@ -126,7 +127,7 @@ pub struct ConnectionInfo {
 }
 
 /// Counted since the daemon started.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerInfo {
     /// Requests that were answered.
     pub requests: u64,
@@ -137,4 +138,54 @@ pub struct WorkerInfo {
     /// Ns in which it looked for work instead of sleeping.
     #[serde(default)]
     pub polled_ns: u64,
+    /// Times that it did so and found some, and that it did not.
+    #[serde(default)]
+    pub polls_paid: u64,
+    #[serde(default)]
+    pub polls_vain: u64,
+    /// Wake-ups by guests that had work.
+    #[serde(default)]
+    pub kicks: u64,
+    /// Requests that were taken together: how often at most 1, 2, 4 and so on, the last any number.
+    #[serde(default)]
+    pub batches: Vec<u64>,
+    /// Ns of a CPU that its thread has used; None: others' workers are on that thread, too.
+    #[serde(default)]
+    pub cpu_ns: Option<u64>,
+}
+
+impl WorkerInfo {
+    pub(crate) fn of(worker: &WorkerHandle, is_alone: bool) -> WorkerInfo {
+        let counters = worker.counters();
+        let cpu = worker.thread_id().cpu_time().filter(|_| is_alone);
+        WorkerInfo {
+            requests: counters.answered.get(),
+            notifications: counters.notifications.get(),
+            sleeps: counters.sleeps.get(),
+            polled_ns: Clock::get().ns(counters.polled.get()),
+            polls_paid: counters.polls_paid.get(),
+            polls_vain: counters.polls_vain.get(),
+            kicks: counters.kicks.get(),
+            batches: counters.batches.iter().map(Counter::get).collect(),
+            cpu_ns: cpu.map(|cpu| cpu.as_nanos() as u64),
+        }
+    }
+
+    /// With what one before it has done.
+    pub(crate) fn and(self, before: &WorkerInfo) -> WorkerInfo {
+        let before_of = |size| before.batches.get(size).copied().unwrap_or(0);
+        let batches = self.batches.iter().enumerate();
+        let batches = batches.map(|(size, n)| n + before_of(size)).collect();
+        WorkerInfo {
+            requests: self.requests + before.requests,
+            notifications: self.notifications + before.notifications,
+            sleeps: self.sleeps + before.sleeps,
+            polled_ns: self.polled_ns + before.polled_ns,
+            polls_paid: self.polls_paid + before.polls_paid,
+            polls_vain: self.polls_vain + before.polls_vain,
+            kicks: self.kicks + before.kicks,
+            batches,
+            cpu_ns: { self.cpu_ns }.map(|own| own + before.cpu_ns.unwrap_or(0)),
+        }
+    }
 }

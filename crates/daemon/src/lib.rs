@@ -18,6 +18,7 @@ mod info;
 mod limits;
 mod link;
 mod mailbox;
+mod metrics;
 mod objects;
 mod options;
 mod repeats;

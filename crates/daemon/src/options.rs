@@ -126,6 +126,8 @@ pub struct ApiOptions {
     pub socket: Option<SocketSpec>,
     /// Beside root and the server's own user.
     pub groups: Groups,
+    /// An address (host:port) at which anybody may see what is counted.
+    pub http: Option<String>,
 }
 
 /// Who may connect by NBD, and how.

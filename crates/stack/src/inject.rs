@@ -228,6 +228,10 @@ impl Source for SlowSource {
         self.source.capacity()
     }
 
+    fn queue(&self) -> Option<u16> {
+        self.source.queue()
+    }
+
     fn kick_fd(&self) -> Option<RawFd> {
         self.source.kick_fd()
     }

@@ -4,6 +4,7 @@ use crate::cpus::CpuList;
 use fathom_core::{DiskError, Polling, Pool, WorkerOptions};
 use fathom_storage::{EngineKind, Users};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// What a pool is to be like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +63,12 @@ impl Pools {
     /// The error is for the user.
     pub fn check(&self, name: &str) -> Result<(), String> {
         self.find(name).map(drop)
+    }
+
+    /// What each of its threads has used of a CPU; none if there is no such pool.
+    pub fn cpu_times(&self, name: &str) -> Vec<Duration> {
+        self.find(name)
+            .map_or_else(|_| Vec::new(), |pool| pool.pool.cpu_times())
     }
 
     pub(crate) fn find(&self, name: &str) -> Result<&Arc<NamedPool>, String> {

@@ -87,6 +87,23 @@ impl Histogram {
             .store(self.max.load(Relaxed).max(counts.max), Relaxed);
     }
 
+    /// Its buckets that have anything. (None has beyond that of the maximum.)
+    pub(crate) fn occupied(&self) -> Occupied {
+        let max = self.max.load(Relaxed);
+        let buckets = self.buckets[..=bucket_of::<COARSE>(max)].iter();
+        let counts = buckets.map(|bucket| bucket.load(Relaxed)).enumerate();
+        Occupied {
+            buckets: counts.filter(|(_, n)| *n > 0).collect(),
+            sum: self.sum.load(Relaxed),
+            max,
+        }
+    }
+
+    /// Nothing was counted yet, or only zeroes.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.max.load(Relaxed) == 0
+    }
+
     /// A copy to compute with.
     pub fn counts(&self) -> Counts<COARSE> {
         Counts {
@@ -99,22 +116,61 @@ impl Histogram {
 
 /// What a histogram has, for another process of the same machine. Of the same resolution.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Occupied {
+pub struct Occupied {
     /// Which, and how many are in it.
+    #[serde(with = "packed")]
     buckets: Vec<(usize, u64)>,
     sum: u64,
     max: u64,
 }
 
-impl From<Counts<COARSE>> for Occupied {
-    fn from(counts: Counts<COARSE>) -> Occupied {
-        let buckets = counts.buckets.iter().copied().enumerate();
-        Occupied {
-            buckets: buckets.filter(|(_, n)| *n > 0).collect(),
-            sum: counts.sum,
-            max: counts.max,
-        }
+impl Occupied {
+    /// The buckets by their numbers, less than [`BUCKETS`], in order, and how many are in each.
+    pub fn buckets(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let known = self.buckets.iter().copied();
+        known.filter(|(bucket, _)| *bucket < BUCKETS)
     }
+
+    /// Of all values.
+    pub fn sum(&self) -> u64 {
+        self.sum
+    }
+}
+
+/// Buckets as text, `3:17 4:1`: a thousand disks have a million of them, each of which would be some
+/// objects to whoever reads JSON.
+mod packed {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use std::borrow::Cow;
+    use std::fmt::Write;
+
+    pub fn serialize<S: Serializer>(buckets: &[(usize, u64)], to: S) -> Result<S::Ok, S::Error> {
+        let mut text = String::with_capacity(8 * buckets.len());
+        for (bucket, n) in buckets {
+            write!(text, "{bucket}:{n} ").expect("a String takes it");
+        }
+        to.serialize_str(text.trim_end())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(usize, u64)>, D::Error> {
+        let text = Cow::<str>::deserialize(from)?;
+        let pairs = text.split_ascii_whitespace().map(|pair| {
+            let (bucket, n) = pair.split_once(':')?;
+            Some((bucket.parse().ok()?, n.parse().ok()?))
+        });
+        let pairs: Option<_> = pairs.collect();
+        pairs.ok_or_else(|| D::Error::custom("no buckets of a histogram"))
+    }
+}
+
+/// How many buckets a [`Histogram`] has.
+pub const BUCKETS: usize = buckets(COARSE);
+
+/// What is in the middle of a bucket of a [`Histogram`].
+pub fn middle_of(bucket: usize) -> f64 {
+    let (from, width) = bucket_range::<COARSE>(bucket);
+    from as f64 + width as f64 / 2.0
 }
 
 /// A histogram of one thread's own; several merge into one.

@@ -12,7 +12,7 @@ pub mod stage;
 pub mod summary;
 
 pub use clock::Clock;
-pub use histogram::Histogram;
+pub use histogram::{BUCKETS, Histogram, Occupied, middle_of};
 pub use recorder::{HistogramsState, Recorder, StageHistograms};
 pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord};
 pub use stage::{Op, Stage, Stamps};

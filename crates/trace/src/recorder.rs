@@ -15,11 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// nobody uses has none, and one whose guest only reads has few.
 pub struct StageHistograms(NonNull<Tables>);
 
+/// Linux's numbers of errors, and the first one for what is none.
+const ERRNOS: usize = 134;
+
 /// All bytes zero: empty ones.
 struct Tables {
     ops: [[Histogram; Stage::COUNT + 1]; Op::COUNT],
-    /// Of these requests, how many were answered with an error.
-    errors: [AtomicU64; Op::COUNT],
+    /// Of these requests, how many were answered with which error.
+    errors: [[AtomicU64; ERRNOS]; Op::COUNT],
     /// And how many bytes the others were about.
     bytes: [AtomicU64; Op::COUNT],
 }
@@ -74,7 +77,14 @@ impl StageHistograms {
 
     /// How many requests were answered with an error.
     pub fn errors(&self, op: Op) -> u64 {
-        self.tables().errors[op as usize].load(Ordering::Relaxed)
+        self.errnos(op).map(|(_, n)| n).sum()
+    }
+
+    /// Likewise by the error's number; only those that occurred.
+    pub fn errnos(&self, op: Op) -> impl Iterator<Item = (u8, u64)> + '_ {
+        let all = self.tables().errors[op as usize].iter();
+        let counts = all.map(|n| n.load(Ordering::Relaxed));
+        (0..).zip(counts).filter(|(_, n)| *n > 0)
     }
 
     /// How many bytes the requests were about that were not.
@@ -94,16 +104,44 @@ pub struct HistogramsState {
     /// Likewise. (Servers of before did not count them.)
     #[serde(default)]
     bytes: Vec<u64>,
+    /// Of each operation: which errors these were. (Nor these.)
+    #[serde(default)]
+    errnos: Vec<Vec<(u8, u64)>>,
+}
+
+impl HistogramsState {
+    /// Of an operation that has occurred: the stages in the order of [`Stage::ALL`], then the total.
+    pub fn of(&self, op: Op) -> &[Occupied] {
+        let of_op = self.ops.get(op as usize);
+        of_op.map_or(&[], |(stages, _)| stages)
+    }
+
+    /// How many bytes its requests were about.
+    pub fn bytes(&self, op: Op) -> u64 {
+        self.bytes.get(op as usize).copied().unwrap_or(0)
+    }
+
+    /// How many were answered with which error; 0: with one that is not known any more.
+    pub fn errnos(&self, op: Op) -> &[(u8, u64)] {
+        self.errnos.get(op as usize).map_or(&[], Vec::as_slice)
+    }
 }
 
 impl StageHistograms {
     pub fn state(&self) -> HistogramsState {
-        let counts = |op| self.counts(op).into_iter().map(Occupied::from).collect();
+        let counts = |op| {
+            let stages = &self.tables().ops[op as usize];
+            match stages[Stage::COUNT].is_empty() {
+                true => Vec::new(),
+                false => stages.iter().map(Histogram::occupied).collect(),
+            }
+        };
         HistogramsState {
             tsc: Clock::get().is_tsc(),
             bits: COARSE,
             ops: Op::ALL.map(|op| (counts(op), self.errors(op))).into(),
             bytes: Op::ALL.map(|op| self.bytes(op)).into(),
+            errnos: Op::ALL.map(|op| self.errnos(op).collect()).into(),
         }
     }
 
@@ -117,11 +155,21 @@ impl StageHistograms {
         for (i, (stages, errors)) in state.ops.iter().enumerate().take(Op::COUNT) {
             let pairs = tables.ops[i].iter().zip(stages);
             pairs.for_each(|(histogram, counts)| histogram.absorb(counts));
-            add(&tables.errors[i], *errors);
+            let known = state.errnos.get(i).into_iter().flatten();
+            let mut left = *errors;
+            for (errno, n) in known {
+                count_errors(&tables.errors[i], (*errno).into(), *n);
+                left = left.saturating_sub(*n);
+            }
+            count_errors(&tables.errors[i], 0, left);
         }
         let pairs = tables.bytes.iter().zip(&state.bytes);
         pairs.for_each(|(all, bytes)| add(all, *bytes));
     }
+}
+
+fn count_errors(errors: &[AtomicU64; ERRNOS], errno: usize, n: u64) {
+    add(errors.get(errno).unwrap_or(&errors[0]), n);
 }
 
 /// The one writer of a worker's histograms.
@@ -167,10 +215,11 @@ impl Recorder {
         self.bytes = bytes;
     }
 
-    /// Count one that was answered with an error; it is recorded, too.
+    /// Count one that was answered with this error (an errno); it is recorded, too.
     #[cold]
-    pub fn failed(&mut self, op: Op) {
-        add(&self.histograms.tables().errors[op as usize], 1);
+    pub fn failed(&mut self, op: Op, error: i32) {
+        let errors = &self.histograms.tables().errors[op as usize];
+        count_errors(errors, usize::try_from(error).unwrap_or(0), 1);
     }
 
     /// Make everything recorded so far visible; called once per batch.
@@ -206,7 +255,7 @@ mod tests {
             stamps.end(1 + ticks);
             recorder.record(Op::Write, 512, &stamps);
         }
-        recorder.failed(Op::Write);
+        recorder.failed(Op::Write, libc::EIO);
         recorder.flush();
         let text = serde_json::to_string(&histograms.state()).unwrap();
         let mut state: HistogramsState = serde_json::from_str(&text).unwrap();
@@ -219,6 +268,7 @@ mod tests {
             assert_eq!(old[stage].max(), new[stage].max());
         }
         assert_eq!(taken.errors(Op::Write), 1);
+        assert!(taken.errnos(Op::Write).eq([(libc::EIO as u8, 1)]));
         assert_eq!(taken.bytes(Op::Write), 3 * 512);
         state.bits += 1;
         let strange = StageHistograms::default();

@@ -340,6 +340,10 @@ impl Source for BlkQueue {
         usize::from(self.ring.size())
     }
 
+    fn queue(&self) -> Option<u16> {
+        Some(self.setup.index)
+    }
+
     fn kick_fd(&self) -> Option<RawFd> {
         Some(self.setup.kick.as_raw_fd())
     }

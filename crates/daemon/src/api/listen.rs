@@ -2,15 +2,17 @@
 
 use super::rights::Groups;
 use crate::error::Error;
+use crate::handover::DoorState;
 use crate::options::ApiOptions;
 use crate::runtime;
 use crate::socket::{listen_for_api, path_of};
 use crate::socket_spec::SocketSpec;
 use fathom_client::place;
-use fathom_exports::{Access, Bound, Descriptors, Listener, ListenerState};
+use fathom_exports::{Access, Bound, Descriptors, Listener};
 use rustix::process::geteuid;
 use std::fs::{self, DirBuilder, symlink_metadata};
 use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::net::UnixStream;
@@ -19,6 +21,8 @@ use std::path::{Path, PathBuf};
 /// Listening; the socket and the entry by which it is found are removed when this is dropped.
 pub struct Door {
     listener: Listener,
+    /// For those who may see what there is to see, by TCP.
+    web: Option<TcpListener>,
     path: PathBuf,
     _entry: Option<Entry>,
 }
@@ -28,12 +32,13 @@ impl Door {
     /// place goes on without.
     pub fn open(options: &ApiOptions) -> Result<Option<Door>, Error> {
         let entry = place::entry_of(std::process::id());
+        let web = options.http.as_deref().map(listen_for_web).transpose()?;
         let Some(spec) = &options.socket else {
             let Some(entry) = entry else {
                 tracing::warn!("no API: XDG_RUNTIME_DIR is not set; give a socket by --api");
                 return Ok(None);
             };
-            return Ok(at_entry(entry)
+            return Ok(at_entry(entry, web)
                 .inspect_err(|error| tracing::warn!("no API: {error}"))
                 .ok());
         };
@@ -41,6 +46,7 @@ impl Door {
         let entry = entry.and_then(|entry| Entry::make(entry, &path));
         Ok(Some(Door {
             listener,
+            web,
             path,
             _entry: entry,
         }))
@@ -50,14 +56,34 @@ impl Door {
         &self.path
     }
 
-    /// The socket, for a successor.
-    pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<ListenerState> {
-        self.listener.hand_over(files)
+    /// Where it is seen by TCP.
+    pub fn web_address(&self) -> Option<SocketAddr> {
+        self.web.as_ref().and_then(|web| web.local_addr().ok())
+    }
+
+    /// That socket once more.
+    pub fn web(&self) -> io::Result<Option<TcpListener>> {
+        self.web.as_ref().map(TcpListener::try_clone).transpose()
+    }
+
+    /// The sockets, for a successor.
+    pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<DoorState> {
+        Ok(DoorState {
+            listener: self.listener.hand_over(files)?,
+            web: { self.web.as_ref() }
+                .map(|web| files.add(web))
+                .transpose()?,
+        })
     }
 
     /// That of the predecessor `pid`, which is found by this process's id from now on; `spec`: where
     /// the user wants it.
-    pub fn adopt(pid: u32, listener: Listener, mut bound: Bound, spec: Option<SocketSpec>) -> Door {
+    pub fn adopt(pid: u32, adopted: Adopted, spec: Option<SocketSpec>) -> Door {
+        let Adopted {
+            listener,
+            mut bound,
+            web,
+        } = adopted;
         let path = match spec {
             Some(SocketSpec::Path(path)) => Some(path),
             Some(_) => path_of(listener.as_fd()),
@@ -82,6 +108,7 @@ impl Door {
         listener.own(bound);
         Door {
             listener,
+            web,
             path,
             _entry: entry,
         }
@@ -105,10 +132,37 @@ fn access(groups: Groups) -> Access {
     }
 }
 
-fn at_entry(entry: PathBuf) -> Result<Door, Error> {
+/// A predecessor's sockets.
+pub struct Adopted {
+    listener: Listener,
+    bound: Bound,
+    web: Option<TcpListener>,
+}
+
+impl Adopted {
+    pub fn new(state: DoorState, files: &mut Descriptors) -> Result<Adopted, String> {
+        let (listener, bound) = Listener::adopt(state.listener, files)?;
+        let web = state.web.map(|web| files.take(web)).transpose()?;
+        Ok(Adopted {
+            listener,
+            bound,
+            web: web.map(TcpListener::from),
+        })
+    }
+}
+
+fn listen_for_web(address: &str) -> Result<TcpListener, Error> {
+    let failed = |error| Error::Options(format!("--http {address}: {error}"));
+    let socket = TcpListener::bind(address).map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    Ok(socket)
+}
+
+fn at_entry(entry: PathBuf, web: Option<TcpListener>) -> Result<Door, Error> {
     prepare(&entry).map_err(Error::io("the directory of its socket cannot be used"))?;
     Ok(Door {
         listener: Listener::bind(&entry, Access::PRIVATE)?,
+        web,
         path: entry,
         _entry: None,
     })

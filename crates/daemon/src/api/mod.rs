@@ -7,6 +7,7 @@
 //! - `disks` has what can be done to disks, `groups` to those that share limits, `server` what concerns
 //!   all of them, `stream` what happens;
 //! - `request` is what is read of each;
+//! - `metrics` is what is counted, and `web` what can be had by TCP;
 //! - `rights` says who may do what;
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
@@ -15,6 +16,7 @@ mod clients;
 mod disks;
 mod groups;
 mod listen;
+mod metrics;
 mod problem;
 mod request;
 mod rights;
@@ -23,30 +25,37 @@ mod server;
 mod state;
 mod stream;
 mod tag;
+mod web;
 
 use crate::book::Step;
 use crate::events::Events;
+use crate::handover::ApiState;
 use crate::mailbox::Post;
+use crate::metrics::Scale;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use clients::{Asks, Clients, guard};
 use fathom_core::{ThreadKind, thread_starts};
-use fathom_exports::{Descriptors, ListenerState};
+use fathom_exports::Descriptors;
 use futures_util::future::{Either, select};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-pub use listen::Door;
+pub use listen::{Adopted, Door};
+use metrics::Pages;
 pub use rights::Groups;
 use rights::Rights;
 use state::Asking;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::pin::pin;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixListener;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 use tokio_io_timeout::TimeoutStream;
@@ -64,6 +73,8 @@ const MAX_HEAD: usize = 16 << 10;
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Of the other tasks, when the server ends.
 const LAST_TURNS: usize = 32;
+/// Threads for what takes some time.
+const BLOCKING: usize = 2;
 /// For connections that are still served when the server ends.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -90,28 +101,50 @@ pub struct Api {
     stop: Option<oneshot::Sender<()>>,
     /// Nobody is let in.
     held: watch::Sender<bool>,
+    scale: Arc<Scale>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Api {
     /// Serve clients at `door`, with the rights of their groups; what they want goes by `post`.
-    pub fn start(door: Door, groups: Groups, post: Post<Step>, events: Events) -> io::Result<Api> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
+    pub fn start(
+        door: Door,
+        scale: Scale,
+        groups: Groups,
+        post: Post<Step>,
+        events: Events,
+    ) -> io::Result<Api> {
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .on_thread_start(|| {
+                thread_starts(ThreadKind::General);
+            })
+            .thread_name("api")
+            .max_blocking_threads(BLOCKING)
+            .build()?;
+        let scale = Arc::new(scale);
         let socket = door.as_fd().try_clone_to_owned()?;
         let socket = std::os::unix::net::UnixListener::from(socket);
         socket.set_nonblocking(true)?;
+        let web = door.web()?;
         let (stop, stopped) = oneshot::channel::<()>();
         let (held, is_held) = watch::channel(false);
+        let (routes, description) = routes();
+        let pages = Pages::new(scale.clone());
+        let asking = Asking::new(post, description, events, pages);
         let body = move || {
             thread_starts(ThreadKind::General);
             let serve = async {
                 let socket = UnixListener::from_std(socket)?;
-                tokio::spawn(accept_clients(
-                    socket,
-                    is_held,
-                    groups,
-                    router(post, events),
-                ));
+                if let Some(web) = web {
+                    tokio::spawn(web::accept(
+                        web,
+                        is_held.clone(),
+                        web::router(asking.clone()),
+                    ));
+                }
+                let router = router(routes, asking);
+                tokio::spawn(accept_clients(socket, is_held, groups, router));
                 // An error says that nobody can ask for it any more.
                 let _ = stopped.await;
                 // What was answered just now is still to be sent.
@@ -130,6 +163,7 @@ impl Api {
             door,
             stop: Some(stop),
             held,
+            scale,
             thread: Some(thread),
         })
     }
@@ -140,14 +174,22 @@ impl Api {
         let _ = self.held.send(hold);
     }
 
-    /// The socket, for a successor.
-    pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<ListenerState> {
-        self.door.hand_over(files)
+    /// For a successor.
+    pub fn hand_over(&self, files: &mut Descriptors) -> io::Result<ApiState> {
+        Ok(ApiState {
+            door: self.door.hand_over(files)?,
+            ticks_per_second: Some(self.scale.ticks_per_second()),
+        })
     }
 
     /// Where clients connect.
     pub fn path(&self) -> &Path {
         self.door.path()
+    }
+
+    /// Where it is seen by TCP.
+    pub fn web_address(&self) -> Option<SocketAddr> {
+        self.door.web_address()
     }
 }
 
@@ -189,16 +231,16 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(server::quit))
         .routes(routes!(server::upgrade))
         .routes(routes!(stream::events))
+        .routes(routes!(metrics::metrics))
         .routes(routes!(server::openapi))
         .split_for_parts()
 }
 
-fn router(post: Post<Step>, events: Events) -> Router {
-    let (router, description) = routes();
-    router
+fn router(routes: Router<Asking>, asking: Asking) -> Router {
+    routes
         .fallback(problem::no_such_place)
         .method_not_allowed_fallback(problem::no_such_method)
-        .with_state(Asking::new(post, description, events))
+        .with_state(asking)
 }
 
 async fn accept_clients(
@@ -233,7 +275,7 @@ async fn accept_clients(
     }
 }
 
-async fn serve(client: UnixStream, router: Router) {
+async fn serve(client: impl AsyncRead + AsyncWrite + Send + 'static, router: Router) {
     let mut client = TimeoutStream::new(client);
     client.set_write_timeout(Some(STALL));
     let served = http1::Builder::new()

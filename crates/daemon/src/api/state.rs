@@ -1,5 +1,6 @@
 //! Asking the daemon's thread.
 
+use super::metrics::Pages;
 use super::problem::Problem;
 use crate::answer::Answer;
 use crate::book::{Book, Step};
@@ -17,14 +18,16 @@ pub struct Asking {
     post: Arc<Post<Step>>,
     description: Arc<OpenApi>,
     events: Events,
+    pages: Pages,
 }
 
 impl Asking {
-    pub fn new(post: Post<Step>, description: OpenApi, events: Events) -> Asking {
+    pub fn new(post: Post<Step>, description: OpenApi, events: Events, pages: Pages) -> Asking {
         Asking {
             post: Arc::new(post),
             description: Arc::new(description),
             events,
+            pages,
         }
     }
 
@@ -34,6 +37,11 @@ impl Asking {
 
     pub fn events(&self) -> &Events {
         &self.events
+    }
+
+    /// How metrics are told.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
     }
 
     /// Of a disk, or of the daemon.

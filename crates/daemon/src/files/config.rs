@@ -84,8 +84,9 @@ fn parse(text: &str) -> Result<ServeOptions, String> {
         return Err(format!("{line}: [tenant.{name}]: {problem}"));
     }
     let api = file.api.map(|api| ApiOptions {
-        socket: Some(api.socket),
+        socket: api.socket,
         groups: groups(api.group, api.read_group),
+        http: api.http,
     });
     Ok(ServeOptions {
         disks,
@@ -160,8 +161,9 @@ struct Nbd {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Api {
-    #[serde(deserialize_with = "text::deserialize")]
-    socket: SocketSpec,
+    #[serde(default, with = "text::optional")]
+    socket: Option<SocketSpec>,
+    http: Option<String>,
     #[serde(default, with = "text::optional")]
     group: Option<Group>,
     #[serde(default, with = "text::optional")]

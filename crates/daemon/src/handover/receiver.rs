@@ -3,16 +3,18 @@
 use super::left::taken;
 use super::state::{Counted, DiskState, Go, Hello, State, Stopped, Word};
 use super::wire::{Peer, WireError};
-use crate::api::Door;
+use crate::api::{Adopted, Door};
 use crate::book::Book;
 use crate::error::Error;
 use crate::host::Host;
+use crate::metrics::Scale;
 use crate::objects::Objects;
 use crate::options::{DiskOptions, ServeOptions};
 use crate::socket_spec::SocketSpec;
 use crate::supervisor::Tenants;
 use fathom_exports::vhost_user::{Arrival, Arriving, arrival};
 use fathom_exports::{Bound, Descriptors, Listener};
+use fathom_trace::Clock;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -23,7 +25,8 @@ const COUNT: Duration = Duration::from_secs(2);
 /// What was a predecessor's and is this process's now.
 pub struct Heir {
     pub book: Book,
-    pub door: Option<Door>,
+    /// With what metrics are told by.
+    pub door: Option<(Door, Scale)>,
     peer: Peer,
 }
 
@@ -90,7 +93,7 @@ struct Prepared {
     book: Book,
     exports: Vec<Option<Arriving>>,
     nbd: Vec<Bound>,
-    api: Option<(Listener, Bound, Option<SocketSpec>)>,
+    api: Option<(Adopted, Option<SocketSpec>, Scale)>,
     /// The predecessor.
     pid: u32,
 }
@@ -127,9 +130,11 @@ fn prepare(
     if kept.as_ref().map(|(path, _)| path) != options.kept.as_ref() {
         return Err("disks-dir is another one in the configuration: that needs a restart".into());
     }
-    let api = state.api.map(|socket| Listener::adopt(socket, &mut own));
+    let hz = state.api.as_ref().and_then(|api| api.ticks_per_second);
+    let api = state.api.map(|api| Adopted::new(api.door, &mut own));
     let api = api.transpose()?;
-    let api = api.map(|(listener, bound)| (listener, bound, options.api.socket.clone()));
+    let scale = Scale::new(hz.unwrap_or_else(|| Clock::get().hz()));
+    let api = api.map(|adopted| (adopted, options.api.socket.clone(), scale));
     let uptime = Duration::from_millis(state.uptime_ms);
     let (host, exports): (Box<dyn Host>, _) = match state.tenants {
         Some(tenants) => (
@@ -236,7 +241,7 @@ impl Prepared {
         let pid = self.pid;
         let door = self
             .api
-            .map(|(listener, bound, path)| Door::adopt(pid, listener, bound, path));
+            .map(|(adopted, path, scale)| (Door::adopt(pid, adopted, path), scale));
         Heir {
             book: self.book,
             door,

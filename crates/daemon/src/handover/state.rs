@@ -17,6 +17,7 @@
 
 use super::left::LeftState;
 use crate::book::Origin;
+use crate::info::WorkerInfo;
 use crate::table::DiskTable;
 use crate::users::User;
 use fathom_exports::ListenerState;
@@ -74,7 +75,7 @@ pub struct State {
     pub origins: BTreeMap<String, Origin>,
     /// Where NBD clients connect.
     pub nbd: Vec<ListenerState>,
-    pub api: Option<ListenerState>,
+    pub api: Option<ApiState>,
     /// The directory of the disks that are kept, with its lock.
     pub kept: Option<(PathBuf, usize)>,
     pub uptime_ms: u64,
@@ -84,6 +85,26 @@ pub struct State {
     /// Where the kernel accounts for what these use.
     #[serde(default)]
     pub groups: Vec<GroupsState>,
+}
+
+/// What serves the API.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ApiState {
+    #[serde(flatten)]
+    pub door: DoorState,
+    /// By which metrics are told; without it, as is measured.
+    #[serde(default)]
+    pub ticks_per_second: Option<f64>,
+}
+
+/// Where its clients connect.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DoorState {
+    #[serde(flatten)]
+    pub listener: ListenerState,
+    /// By TCP.
+    #[serde(default)]
+    pub web: Option<usize>,
 }
 
 /// Control groups of tenants in one hierarchy.
@@ -201,19 +222,11 @@ pub struct Counted(pub Vec<DiskCounts>);
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DiskCounts {
     pub histograms: Vec<HistogramsState>,
-    pub workers: Vec<WorkerCounts>,
+    pub workers: Vec<WorkerInfo>,
     pub refused: u64,
     /// For how long; absent where a server of before did not know.
     #[serde(default)]
     pub seconds: Option<f64>,
-}
-
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct WorkerCounts {
-    pub requests: u64,
-    pub notifications: u64,
-    pub sleeps: u64,
-    pub polled_ns: u64,
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use crate::handover::Estate;
 use crate::host::Host;
 use crate::info::Info;
 use crate::mailbox::Mailbox;
+use crate::metrics::{Measured, ProcessInfo};
 use crate::options::{ServeOptions, StopTimeout};
 use crate::table::check_path;
 use fathom_exports::Listener;
@@ -137,6 +138,13 @@ impl Objects {
                 let disks = disks.collect::<Result<Vec<_>, _>>();
                 disks.map(|disks| json!({ "disks": disks }))
             }
+            (Command::Measure, None) => {
+                let own = ProcessInfo::own();
+                let disks = 0..self.disks.len();
+                let disks = disks.map(|index| to_json(&self.measure(index, own.clone())));
+                let disks = disks.collect::<Result<Vec<_>, _>>();
+                disks.map(|disks| json!({ "disks": disks }))
+            }
             (Command::Remove { force, .. }, Some(index)) => {
                 return self.remove(index, force, asker);
             }
@@ -178,10 +186,14 @@ impl Objects {
         {
             return Err(refusal);
         }
+        if matches!(command, Command::Measure) {
+            return to_json(&self.measure(index, ProcessInfo::own()));
+        }
         let disk = &mut self.disks[index];
         match command {
             Command::Stats => to_json(&disk.summary()),
             Command::Show => self.show(index),
+            Command::Measure => to_json(&self.measure(index, ProcessInfo::own())),
             Command::Trace { file } => {
                 let checked = file.as_deref().map_or(Ok(()), check_path);
                 checked.map_err(|text| Kind::Invalid.because(text))?;
@@ -226,6 +238,26 @@ impl Objects {
             "options": to_json(&disk.table())?,
             "state": self.info(index),
         }))
+    }
+
+    fn measure(&self, index: usize, process: ProcessInfo) -> Measured {
+        let disk = &self.disks[index];
+        let info = self.info(index);
+        let pool = info.pool.as_deref();
+        let pool_threads = pool.map_or_else(Vec::new, |pool| self.common.pools.cpu_times(pool));
+        let (front_ends, clients) = disk.visits().counts();
+        Measured {
+            counts: disk.counts(),
+            queues: disk.queues(),
+            in_flight: disk.in_flight(),
+            front_ends,
+            clients,
+            process,
+            pool_threads: { pool_threads.iter() }
+                .map(|time| time.as_nanos() as u64)
+                .collect(),
+            info,
+        }
     }
 
     fn info(&self, index: usize) -> Info {

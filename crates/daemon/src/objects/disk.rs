@@ -9,6 +9,7 @@ use super::tracer::Tracer;
 use crate::error::Error;
 use crate::events::{By, Events, Happened};
 use crate::info::{FrontEnd, Info, WorkerInfo};
+use crate::metrics::{QueueInfo, Visits};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
 use fathom_core::{DiskInfo, Looking, ThreadKind, WorkerHandle};
@@ -17,7 +18,7 @@ use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
 use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
-use fathom_trace::{Clock, Op, Stage, Summary};
+use fathom_trace::{Clock, Summary};
 use fathom_units::Size;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -60,6 +61,7 @@ pub struct Served {
     listener: Option<Listener>,
     vhost_user: Option<Serving<VhostUser>>,
     trace: Option<Tracer>,
+    visits: Arc<Visits>,
     /// As was last told, in bytes.
     size: u64,
     inherited: Inherited,
@@ -92,6 +94,7 @@ impl Served {
             listener,
             vhost_user: None,
             trace: None,
+            visits: Arc::default(),
             inherited: Inherited::default(),
             since: Instant::now(),
         };
@@ -169,7 +172,13 @@ impl Served {
     /// Tells who comes and goes in one way.
     fn watch(&self, by: By) -> Watch {
         let (events, disk) = (self.events.clone(), self.name().to_owned());
+        let visits = self.visits.clone();
         Arc::new(move |visit, client| {
+            match (visit, by) {
+                (Visit::Attached, By::VhostUser) => visits.of_front_end(),
+                (Visit::Attached, By::Nbd) => visits.of_client(),
+                (Visit::Detached, _) => {}
+            }
             let (disk, client) = (disk.clone(), client.to_owned());
             events.tell(match visit {
                 Visit::Attached => Happened::Attached { disk, by, client },
@@ -246,24 +255,63 @@ impl Served {
     }
 
     pub fn summary(&self) -> Summary {
-        let workers = || self.stack.workers.iter();
-        let counters = || workers().map(WorkerHandle::counters);
-        // (In this order: what is answered was taken before.)
-        let answered: u64 = counters().map(|one| one.answered.get()).sum();
-        let taken: u64 = counters().map(|one| one.taken.get()).sum();
-        let refused: u64 = counters().map(|one| one.refused.get()).sum();
-        let before = self.inherited.seconds();
+        let workers = self.stack.workers.iter();
         Summary {
-            refused: refused + self.inherited.refused(),
-            in_flight: taken.saturating_sub(answered),
-            seconds: before.map(|before| before + self.since.elapsed().as_secs_f64()),
+            in_flight: self.in_flight(),
+            refused: self.refused(),
+            seconds: self.seconds(),
             ..Summary::of(
-                workers()
+                workers
                     .map(WorkerHandle::histograms)
                     .chain(self.inherited.histograms()),
                 Clock::get(),
             )
         }
+    }
+
+    /// The virtqueues that run.
+    pub fn queues(&self) -> Vec<QueueInfo> {
+        let workers = self.stack.workers.iter();
+        let sources = workers.flat_map(|worker| worker.counters().sources());
+        let mut queues: Vec<_> = sources.filter_map(|one| QueueInfo::of(&one)).collect();
+        queues.sort_by_key(|queue| queue.queue);
+        queues
+    }
+
+    /// Who has come.
+    pub fn visits(&self) -> &Visits {
+        &self.visits
+    }
+
+    pub fn in_flight(&self) -> u64 {
+        let counters = || self.stack.workers.iter().map(WorkerHandle::counters);
+        // (In this order: what is answered was taken before.)
+        let answered: u64 = counters().map(|one| one.answered.get()).sum();
+        let taken: u64 = counters().map(|one| one.taken.get()).sum();
+        taken.saturating_sub(answered)
+    }
+
+    fn refused(&self) -> u64 {
+        let counters = self.stack.workers.iter().map(WorkerHandle::counters);
+        let refused: u64 = counters.map(|one| one.refused.get()).sum();
+        refused + self.inherited.refused()
+    }
+
+    /// For how long it was counted.
+    fn seconds(&self) -> Option<f64> {
+        let before = self.inherited.seconds();
+        before.map(|before| before + self.since.elapsed().as_secs_f64())
+    }
+
+    /// What its workers have done, and those before them.
+    fn workers_info(&self) -> Vec<WorkerInfo> {
+        let is_alone = self.options.disk.pool.is_none();
+        let workers = self.stack.workers.iter().enumerate();
+        let info = workers.map(|(index, worker)| {
+            let own = WorkerInfo::of(worker, is_alone);
+            self.inherited.add_to(index, own)
+        });
+        info.collect()
     }
 
     fn cache(&self) -> Option<&'static str> {
@@ -302,11 +350,7 @@ impl Served {
             queues_running: status.queues_running,
             nbd: None,
             filters: stack.filters.info(),
-            workers: {
-                let own = stack.workers.iter().map(worker_info).enumerate();
-                own.map(|(index, own)| self.inherited.add_to(index, own))
-                    .collect()
-            },
+            workers: self.workers_info(),
             trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),
             frozen: false,
             uptime_seconds: 0,
@@ -444,16 +488,5 @@ impl Served {
                 std::process::id()
             );
         }
-    }
-}
-
-fn worker_info(worker: &WorkerHandle) -> WorkerInfo {
-    let answered = |op| worker.histograms().counts(op)[Stage::COUNT].count();
-    let counters = worker.counters();
-    WorkerInfo {
-        requests: Op::ALL.into_iter().map(answered).sum(),
-        notifications: counters.notifications.get(),
-        sleeps: counters.sleeps.get(),
-        polled_ns: Clock::get().ns(counters.polled.get()),
     }
 }

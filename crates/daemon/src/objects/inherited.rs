@@ -1,13 +1,13 @@
 //! What was counted before this process was there.
 
-use crate::handover::{DiskCounts, WorkerCounts};
+use crate::handover::DiskCounts;
 use crate::info::WorkerInfo;
 use fathom_trace::StageHistograms;
 
 /// What a predecessor has counted.
 pub struct Inherited {
     histograms: Vec<StageHistograms>,
-    workers: Vec<WorkerCounts>,
+    workers: Vec<WorkerInfo>,
     refused: u64,
     seconds: Option<f64>,
 }
@@ -52,12 +52,9 @@ impl Inherited {
 
     /// What a worker has done by now, with what the predecessor's of its number has.
     pub fn add_to(&self, index: usize, own: WorkerInfo) -> WorkerInfo {
-        let before = self.workers.get(index).copied().unwrap_or_default();
-        WorkerInfo {
-            requests: own.requests + before.requests,
-            notifications: own.notifications + before.notifications,
-            sleeps: own.sleeps + before.sleeps,
-            polled_ns: own.polled_ns + before.polled_ns,
+        match self.workers.get(index) {
+            Some(before) => own.and(before),
+            None => own,
         }
     }
 }

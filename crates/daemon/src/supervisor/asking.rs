@@ -31,7 +31,8 @@ impl Tenants {
                     Some(_) => self.ask_about(table.name.clone(), What::Other, ask, asker),
                 }
             }
-            (Command::List, None) => return self.list(asker),
+            (Command::List, None) => return self.ask_all(Command::Show, asker),
+            (Command::Measure, None) => return self.ask_all(Command::Measure, asker),
             (Command::Remove { .. }, Some(name)) => {
                 self.ask_about(name.clone(), What::Removed, ask, asker)
             }
@@ -245,15 +246,19 @@ impl Tenants {
         self.all.values().flat_map(|tenant| &tenant.disks)
     }
 
-    /// Asks all for their disks. Of who does not answer, what he has answered last is told.
-    fn list(&mut self, asker: Asker) {
+    /// Asks all about their disks. Of who does not answer how he is, what he has answered last is told.
+    fn ask_all(&mut self, command: Command, asker: Asker) {
         let listing = Listing::new(asker, Instant::now() + LIST);
         let names: Vec<_> = self.disks().map(|disk| disk.table.name.clone()).collect();
         for (index, name) in names.into_iter().enumerate() {
-            let place = listing.place(index, self.shown(&name));
+            let known = match command {
+                Command::Show => self.shown(&name),
+                _ => Value::Null,
+            };
+            let place = listing.place(index, known);
             let ask = Ask {
                 disk: Some(name.clone()),
-                command: Command::Show,
+                command: command.clone(),
             };
             if let Err((refusal, asker)) = self.ask_about(name, What::Other, ask, place) {
                 asker(Err(refusal));

@@ -2,12 +2,11 @@
 
 use super::{Served, TRACE};
 use crate::error::Error;
-use crate::handover::{DiskCounts, DiskState, GivenDisk, WorkerCounts};
-use crate::info::WorkerInfo;
+use crate::handover::{DiskCounts, DiskState, GivenDisk};
 use crate::objects::inherited::Inherited;
 use fathom_core::{Legacy, Parts, WorkerHandle};
 use fathom_exports::vhost_user::Arrival;
-use fathom_trace::{StageHistograms, Summary};
+use fathom_trace::StageHistograms;
 use std::time::Instant;
 
 impl Served {
@@ -116,21 +115,11 @@ impl Served {
         let workers = self.stack.workers.iter();
         let own = workers.clone().map(WorkerHandle::histograms);
         let histograms = own.chain(self.inherited.histograms());
-        let info = self.info();
-        let count = |worker: &WorkerInfo| WorkerCounts {
-            requests: worker.requests,
-            notifications: worker.notifications,
-            sleeps: worker.sleeps,
-            polled_ns: worker.polled_ns,
-        };
-        let Summary {
-            refused, seconds, ..
-        } = self.summary();
         DiskCounts {
             histograms: histograms.map(StageHistograms::state).collect(),
-            workers: info.workers.iter().map(count).collect(),
-            refused,
-            seconds,
+            workers: self.workers_info(),
+            refused: self.refused(),
+            seconds: self.seconds(),
         }
     }
 

@@ -1,0 +1,53 @@
+//! What anybody may see who can reach an address by TCP: metrics, and nothing that changes anything.
+
+use super::clients::{Asks, Clients, guard};
+use super::metrics;
+use super::rights::Rights;
+use super::state::Asking;
+use super::{ACCEPT_PAUSE, problem, serve};
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::get;
+use futures_util::future::{Either, select};
+use std::io;
+use std::pin::pin;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+pub fn router(asking: Asking) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics::metrics))
+        .fallback(problem::no_such_place)
+        .method_not_allowed_fallback(problem::no_such_method)
+        .with_state(asking)
+}
+
+/// Let clients in, but for as long as they are held.
+pub async fn accept(
+    socket: std::net::TcpListener,
+    mut held: watch::Receiver<bool>,
+    router: Router,
+) -> io::Result<()> {
+    let socket = TcpListener::from_std(socket)?;
+    let mut clients = Clients::default();
+    while held.wait_for(|held| !held).await.is_ok() {
+        let accepted = match select(pin!(socket.accept()), pin!(held.changed())).await {
+            Either::Left((accepted, _)) => accepted,
+            Either::Right(_) => continue,
+        };
+        match accepted {
+            Ok((client, _)) => {
+                clients.make_room(Rights::Read);
+                let asks = Asks::default();
+                let guard = from_fn_with_state((Rights::Read, asks.clone()), guard);
+                let task = tokio::spawn(serve(client, router.clone().layer(guard)));
+                clients.add(Rights::Read, asks, task.abort_handle());
+            }
+            Err(error) => {
+                tracing::warn!("HTTP: cannot accept a client: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,380 @@
+//! The metrics of disks, one after the other as they are told.
+
+use super::measured::{Measured, QueueInfo};
+use super::samples::{Family, Label, Samples};
+use crate::info::WorkerInfo;
+use fathom_trace::{HistogramsState, Occupied, Op, Stage};
+use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram, Info};
+use prometheus_client::registry::Unit;
+use rustix::io::Errno;
+use std::fmt;
+
+/// What is said of each disk. Names are without `fathom_`, the unit, and what the kind adds.
+pub const DISKS: &[Family] = &[
+    Family {
+        name: "disk",
+        unit: None,
+        kind: Info,
+        help: "What a disk is",
+        samples: disk_info,
+    },
+    Family {
+        name: "disk_size",
+        unit: Some(Unit::Bytes),
+        kind: Gauge,
+        help: "How large a disk is",
+        samples: |disk, to| to.gauge(&[], disk.info.size),
+    },
+    Family {
+        name: "requests",
+        unit: None,
+        kind: Counter,
+        help: "Requests that were answered, by operation",
+        samples: |disk, to| each_op(disk, |op, all| to.counter(&[op], all.requests())),
+    },
+    Family {
+        name: "request_data",
+        unit: Some(Unit::Bytes),
+        kind: Counter,
+        help: "What requests were about that were answered without an error: data, or what was discarded \
+               or zeroed",
+        samples: |disk, to| each_op(disk, |op, all| to.counter(&[op], all.bytes())),
+    },
+    Family {
+        name: "request_errors",
+        unit: None,
+        kind: Counter,
+        help: "Requests that were answered with an error, by operation and error",
+        samples: request_errors,
+    },
+    Family {
+        name: "requests_refused",
+        unit: None,
+        kind: Counter,
+        help: "Requests that broke a rule of their protocol, or asked for what the disk cannot do; they are \
+               in no other count",
+        samples: |disk, to| to.counter(&[], disk.counts.refused),
+    },
+    Family {
+        name: "request_duration",
+        unit: Some(Unit::Seconds),
+        kind: Histogram,
+        help: "How long requests took, from when they were noticed until their interrupt or reply was sent",
+        samples: |disk, to| {
+            each_op(disk, |op, all| {
+                to.latency(&[op], all.histograms(Stage::COUNT), true)
+            })
+        },
+    },
+    Family {
+        name: "stage_duration",
+        unit: Some(Unit::Seconds),
+        kind: Histogram,
+        help: "How much of that they were in each stage: wake (noticed, not taken yet), queue (in filters), \
+               map (in the image's tables), device (in the storage), finish, notify",
+        samples: stage_duration,
+    },
+    Family {
+        name: "requests_in_flight",
+        unit: None,
+        kind: Gauge,
+        help: "Requests that were taken and not answered yet",
+        samples: |disk, to| to.gauge(&[], disk.in_flight),
+    },
+    Family {
+        name: "queue_size",
+        unit: None,
+        kind: Gauge,
+        help: "How many requests a virtqueue that runs can have in flight",
+        samples: |disk, to| each_queue(disk, |label, queue| to.gauge(&[label], queue.size)),
+    },
+    Family {
+        name: "queue_requests_in_flight",
+        unit: None,
+        kind: Gauge,
+        help: "How many it has",
+        samples: |disk, to| each_queue(disk, |label, queue| to.gauge(&[label], queue.in_flight)),
+    },
+    Family {
+        name: "queue_requests",
+        unit: None,
+        kind: Counter,
+        help: "Requests taken from a virtqueue since it runs",
+        samples: |disk, to| each_queue(disk, |label, queue| to.counter(&[label], queue.requests)),
+    },
+    Family {
+        name: "queue_kicks",
+        unit: None,
+        kind: Counter,
+        help: "How often the guest has woken its worker",
+        samples: |disk, to| each_queue(disk, |label, queue| to.counter(&[label], queue.kicks)),
+    },
+    Family {
+        name: "queue_interrupts",
+        unit: None,
+        kind: Counter,
+        help: "How often the guest was interrupted",
+        samples: |disk, to| {
+            each_queue(disk, |label, queue| {
+                to.counter(&[label], queue.notifications)
+            })
+        },
+    },
+    Family {
+        name: "worker_requests",
+        unit: None,
+        kind: Counter,
+        help: "Requests that a worker has answered",
+        samples: |disk, to| {
+            each_worker(disk, |label, worker| to.counter(&[label], worker.requests))
+        },
+    },
+    Family {
+        name: "worker_batch_requests",
+        unit: None,
+        kind: Histogram,
+        help: "Requests that a worker has taken together",
+        samples: |disk, to| {
+            each_worker(disk, |label, worker| {
+                to.sizes(&[label], &worker.batches, worker.requests)
+            })
+        },
+    },
+    Family {
+        name: "worker_kicks",
+        unit: None,
+        kind: Counter,
+        help: "How often guests have woken a worker",
+        samples: |disk, to| each_worker(disk, |label, worker| to.counter(&[label], worker.kicks)),
+    },
+    Family {
+        name: "worker_interrupts",
+        unit: None,
+        kind: Counter,
+        help: "How often a worker has interrupted guests",
+        samples: |disk, to| {
+            each_worker(disk, |label, worker| {
+                to.counter(&[label], worker.notifications)
+            })
+        },
+    },
+    Family {
+        name: "worker_sleeps",
+        unit: None,
+        kind: Counter,
+        help: "How often a worker had nothing to do and went to sleep",
+        samples: |disk, to| each_worker(disk, |label, worker| to.counter(&[label], worker.sleeps)),
+    },
+    Family {
+        name: "worker_polls",
+        unit: None,
+        kind: Counter,
+        help: "How often a worker looked for work instead of sleeping: found=\"yes\", it paid",
+        samples: |disk, to| {
+            each_worker(disk, |label, worker| {
+                to.counter(&[label, ("found", "yes")], worker.polls_paid)?;
+                to.counter(&[label, ("found", "no")], worker.polls_vain)
+            })
+        },
+    },
+    Family {
+        name: "worker_polling",
+        unit: Some(Unit::Seconds),
+        kind: Counter,
+        help: "For how long it did so",
+        samples: |disk, to| {
+            each_worker(disk, |label, worker| to.seconds(&[label], worker.polled_ns))
+        },
+    },
+    Family {
+        name: "worker_cpu",
+        unit: Some(Unit::Seconds),
+        kind: Counter,
+        help: "What a worker's thread has used of a CPU, unless it is a pool's",
+        samples: |disk, to| {
+            each_worker(disk, |label, worker| match worker.cpu_ns {
+                Some(ns) => to.seconds(&[label], ns),
+                None => Ok(()),
+            })
+        },
+    },
+    Family {
+        name: "front_end_connected",
+        unit: None,
+        kind: Gauge,
+        help: "Whether a virtual machine uses the disk",
+        samples: |disk, to| match &disk.info.vhost_user {
+            Some(_) => to.gauge(&[], disk.info.front_end.is_some().into()),
+            None => Ok(()),
+        },
+    },
+    Family {
+        name: "front_end_connects",
+        unit: None,
+        kind: Counter,
+        help: "How often one has connected",
+        samples: |disk, to| match &disk.info.vhost_user {
+            Some(_) => to.counter(&[], disk.front_ends),
+            None => Ok(()),
+        },
+    },
+    Family {
+        name: "queues_running",
+        unit: None,
+        kind: Gauge,
+        help: "Virtqueues that are served",
+        samples: |disk, to| to.gauge(&[], disk.info.queues_running as u64),
+    },
+    Family {
+        name: "nbd_clients",
+        unit: None,
+        kind: Gauge,
+        help: "NBD connections that use the disk",
+        samples: |disk, to| match &disk.info.nbd {
+            Some(nbd) => to.gauge(&[], nbd.connections.len() as u64),
+            None => Ok(()),
+        },
+    },
+    Family {
+        name: "nbd_client_connects",
+        unit: None,
+        kind: Counter,
+        help: "How many there have been",
+        samples: |disk, to| match &disk.info.nbd {
+            Some(_) => to.counter(&[], disk.clients),
+            None => Ok(()),
+        },
+    },
+    Family {
+        name: "disk_frozen",
+        unit: None,
+        kind: Gauge,
+        help: "Whether the disk stands still, as `fathom disk freeze` has it",
+        samples: |disk, to| to.gauge(&[], disk.info.frozen.into()),
+    },
+    Family {
+        name: "requests_bounced",
+        unit: None,
+        kind: Counter,
+        help: "Requests whose data was copied, for O_DIRECT could not take it as it lay",
+        samples: |disk, to| match disk.info.bounced {
+            Some(count) => to.counter(&[], count),
+            None => Ok(()),
+        },
+    },
+];
+
+fn disk_info(disk: &Measured, to: &mut Samples<'_, '_>) -> fmt::Result {
+    let info = &disk.info;
+    let mut labels = vec![
+        ("image", &*info.disk),
+        ("format", &info.format),
+        ("engine", &info.engine),
+        ("read_only", if info.read_only { "yes" } else { "no" }),
+    ];
+    let more = [
+        ("cache", &info.cache),
+        ("pool", &info.pool),
+        ("vhost_user", &info.vhost_user),
+    ];
+    let more = more.iter();
+    labels.extend(more.filter_map(|(name, value)| Some((*name, value.as_deref()?))));
+    if let Some(nbd) = &info.nbd {
+        labels.push(("nbd_export", &nbd.export));
+    }
+    to.info(&labels)
+}
+
+/// All that was counted of one operation.
+struct OfOp<'a> {
+    op: Op,
+    all: &'a [HistogramsState],
+}
+
+impl<'a> OfOp<'a> {
+    /// Of one stage, or with their number of all together.
+    fn histograms(&self, stage: usize) -> impl Iterator<Item = &'a Occupied> + use<'a> {
+        let op = self.op;
+        self.all.iter().filter_map(move |one| one.of(op).get(stage))
+    }
+
+    fn requests(&self) -> u64 {
+        let buckets = self.histograms(Stage::COUNT).flat_map(|all| all.buckets());
+        buckets.map(|(_, n)| n).sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.all.iter().map(|one| one.bytes(self.op)).sum()
+    }
+}
+
+/// Each operation that has occurred.
+fn each_op(
+    disk: &Measured,
+    mut tell: impl FnMut((&'static str, &'static str), OfOp<'_>) -> fmt::Result,
+) -> fmt::Result {
+    let all = &disk.counts.histograms;
+    let occurred = |op: &Op| all.iter().any(|one| !one.of(*op).is_empty());
+    for op in Op::ALL.into_iter().filter(occurred) {
+        tell(("op", op.name()), OfOp { op, all })?;
+    }
+    Ok(())
+}
+
+fn stage_duration(disk: &Measured, to: &mut Samples<'_, '_>) -> fmt::Result {
+    each_op(disk, |op, all| {
+        Stage::ALL.into_iter().try_for_each(|stage| {
+            let histograms = all.histograms(stage as usize);
+            to.latency(&[op, ("stage", stage.name())], histograms, false)
+        })
+    })
+}
+
+fn request_errors(disk: &Measured, to: &mut Samples<'_, '_>) -> fmt::Result {
+    each_op(disk, |op, all| {
+        let mut counts = [0; 256];
+        for (errno, n) in all.all.iter().flat_map(|one| one.errnos(all.op)) {
+            counts[usize::from(*errno)] += n;
+        }
+        let occurred = (0..=u8::MAX).zip(counts).filter(|(_, n)| *n > 0);
+        { occurred }.try_for_each(|(errno, n)| to.counter(&[op, ("error", &name_of(errno))], n))
+    })
+}
+
+/// Those that disks have, by their names.
+fn name_of(errno: u8) -> String {
+    let known = [
+        (Errno::IO, "EIO"),
+        (Errno::NOSPC, "ENOSPC"),
+        (Errno::INVAL, "EINVAL"),
+        (Errno::PERM, "EPERM"),
+        (Errno::NOTSUP, "EOPNOTSUPP"),
+        (Errno::TIMEDOUT, "ETIMEDOUT"),
+        (Errno::DQUOT, "EDQUOT"),
+        (Errno::FBIG, "EFBIG"),
+        (Errno::ROFS, "EROFS"),
+        (Errno::NOMEM, "ENOMEM"),
+        (Errno::SHUTDOWN, "ESHUTDOWN"),
+        (Errno::CONNRESET, "ECONNRESET"),
+    ];
+    let name = known
+        .iter()
+        .find(|(known, _)| known.raw_os_error() == i32::from(errno));
+    name.map_or_else(|| errno.to_string(), |(_, name)| (*name).to_owned())
+}
+
+fn each_queue(
+    disk: &Measured,
+    mut tell: impl FnMut(Label<'_>, &QueueInfo) -> fmt::Result,
+) -> fmt::Result {
+    let mut queues = disk.queues.iter();
+    queues.try_for_each(|queue| tell(("queue", &queue.queue.to_string()), queue))
+}
+
+fn each_worker(
+    disk: &Measured,
+    mut tell: impl FnMut(Label<'_>, &WorkerInfo) -> fmt::Result,
+) -> fmt::Result {
+    let mut workers = disk.info.workers.iter().enumerate();
+    workers.try_for_each(|(index, worker)| tell(("worker", &index.to_string()), worker))
+}

@@ -1,0 +1,100 @@
+//! What is known of a disk, as the process that has it tells it.
+
+use crate::handover::DiskCounts;
+use crate::info::Info;
+use fathom_core::{SourceCounters, ThreadId};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A disk at one moment.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Measured {
+    pub info: Info,
+    pub counts: DiskCounts,
+    /// The virtqueues that run, in order.
+    pub queues: Vec<QueueInfo>,
+    pub in_flight: u64,
+    /// How often front-ends and NBD clients have come.
+    pub front_ends: u64,
+    pub clients: u64,
+    pub process: ProcessInfo,
+    /// What each of its pool's threads has used of a CPU, in ns: the same for all of its disks.
+    pub pool_threads: Vec<u64>,
+}
+
+/// A virtqueue.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct QueueInfo {
+    pub queue: u16,
+    /// Requests that can be in flight.
+    pub size: u64,
+    pub requests: u64,
+    pub in_flight: u64,
+    pub kicks: u64,
+    pub notifications: u64,
+}
+
+impl QueueInfo {
+    /// None: it is a connection.
+    pub fn of(counters: &SourceCounters) -> Option<QueueInfo> {
+        Some(QueueInfo {
+            queue: counters.queue?,
+            size: counters.capacity,
+            requests: counters.taken.get(),
+            in_flight: counters.in_flight.get(),
+            kicks: counters.kicks.get(),
+            notifications: counters.notifications.get(),
+        })
+    }
+}
+
+/// The process that has the disk, and may have others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessInfo {
+    pub pid: u32,
+    /// Bytes.
+    pub resident: u64,
+    pub cpu_ns: u64,
+    pub threads: u64,
+}
+
+impl ProcessInfo {
+    /// This one.
+    pub fn own() -> ProcessInfo {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let value = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key));
+            let number = line.and_then(|line| line.split_whitespace().next());
+            number.and_then(|number| number.parse().ok()).unwrap_or(0)
+        };
+        ProcessInfo {
+            pid: std::process::id(),
+            resident: value("VmRSS:") << 10,
+            cpu_ns: ThreadId::process_cpu_time().as_nanos() as u64,
+            threads: value("Threads:"),
+        }
+    }
+}
+
+/// How often somebody has come.
+#[derive(Debug, Default)]
+pub struct Visits {
+    front_ends: AtomicU64,
+    clients: AtomicU64,
+}
+
+impl Visits {
+    pub fn of_front_end(&self) {
+        self.front_ends.fetch_add(1, Relaxed);
+    }
+
+    pub fn of_client(&self) {
+        self.clients.fetch_add(1, Relaxed);
+    }
+
+    /// Front-ends, and NBD clients.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.front_ends.load(Relaxed), self.clients.load(Relaxed))
+    }
+}

@@ -1,0 +1,21 @@
+//! What is counted of disks, for Prometheus and whoever else reads its formats.
+//!
+//! - `measured` is what is known of a disk, as the process that has it tells it;
+//! - `families` has one line for each metric, `process` those of processes;
+//! - `guest` is which virtual machine uses it;
+//! - `scale` puts latencies into the buckets that all disks have in common;
+//! - `samples` is how families write what they have;
+//! - `exposition` makes a page of it.
+
+mod exposition;
+mod families;
+mod guest;
+mod measured;
+mod process;
+mod samples;
+mod scale;
+
+pub use exposition::{Form, Page, expose};
+pub use guest::Guest;
+pub use measured::{Measured, ProcessInfo, QueueInfo, Visits};
+pub use scale::Scale;

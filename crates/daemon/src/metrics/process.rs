@@ -1,0 +1,74 @@
+//! The metrics of processes, and of what several disks have in common.
+
+use super::measured::{Measured, ProcessInfo};
+use super::samples::Samples;
+use super::scale::Scale;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The server's own process, and those of tenants, each once, by its number.
+pub fn expose(
+    own: &ProcessInfo,
+    disks: &[Measured],
+    scale: &Scale,
+    to: &mut DescriptorEncoder<'_>,
+) -> fmt::Result {
+    let of_disks = disks.iter().map(|disk| &disk.process);
+    let all: BTreeMap<_, _> = of_disks.chain([own]).map(|one| (one.pid, one)).collect();
+    let mut tell =
+        |name,
+         unit,
+         kind,
+         help,
+         each: &dyn Fn(&ProcessInfo, &mut Samples<'_, '_>) -> fmt::Result| {
+            let mut to = to.encode_descriptor(name, help, Some(&unit), kind)?;
+            all.values().try_for_each(|process| {
+                let pid = process.pid.to_string();
+                each(process, &mut Samples::new(&mut to, scale, ("pid", &pid)))
+            })
+        };
+    tell(
+        "fathom_process_memory",
+        Unit::Bytes,
+        MetricType::Gauge,
+        "What a process of the server has in memory, guests' memory that it has touched included",
+        &|process, to| to.gauge(&[], process.resident),
+    )?;
+    tell(
+        "fathom_process_cpu",
+        Unit::Seconds,
+        MetricType::Counter,
+        "What all of its threads have used of CPUs",
+        &|process, to| to.seconds(&[], process.cpu_ns),
+    )?;
+    pools(disks, scale, to)
+}
+
+/// The threads of pools, each once: all disks of a process that are in a pool tell the same of it.
+fn pools(disks: &[Measured], scale: &Scale, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let of_pools = disks.iter().filter_map(|disk| {
+        let pool = disk.info.pool.as_deref()?;
+        Some(((disk.process.pid, pool), &disk.pool_threads))
+    });
+    let all: BTreeMap<_, _> = of_pools.collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    let mut to = to.encode_descriptor(
+        "fathom_pool_cpu",
+        "What the thread of a pool has used of a CPU",
+        Some(&Unit::Seconds),
+        MetricType::Counter,
+    )?;
+    for ((pid, pool), threads) in all {
+        let pid = pid.to_string();
+        let mut samples = Samples::new(&mut to, scale, ("pid", &pid));
+        for (index, ns) in threads.iter().enumerate() {
+            samples.seconds(&[("pool", pool), ("thread", &index.to_string())], *ns)?;
+        }
+    }
+    Ok(())
+}
