@@ -344,6 +344,22 @@ install_virtiofsd() {
 		fail 'cargo could not install virtiofsd'
 }
 
+# Prometheus, which tests ask what it makes of Fathom's metrics: unpacked, for its package would start a
+# server.
+unpack_prometheus() {
+	dir=${XDG_CACHE_HOME:-$HOME/.cache}/fathom/prometheus
+	[ ! -x "$dir/usr/bin/promtool" ] || return 0
+	say "unpacking Prometheus in $dir"
+	rm -rf "$dir"
+	mkdir -p "$dir.new"
+	(
+		cd "$dir.new" || exit
+		apt-get download -q prometheus >&2 || { update_index && apt-get download -q prometheus >&2; }
+		dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb
+	) || fail 'apt could not download prometheus'
+	mv "$dir.new" "$dir"
+}
+
 [ "$(uname -m)" = x86_64 ] || say "only tried on x86_64, this is $(uname -m)"
 if is_debian_like; then
 	missing=$(missing_packages)
@@ -364,4 +380,5 @@ check_programs
 python_packages
 check_rust
 install_virtiofsd
+if is_debian_like; then unpack_prometheus; fi
 check_qemu

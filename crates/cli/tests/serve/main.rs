@@ -18,6 +18,7 @@ mod keep;
 #[path = "../support/kinds.rs"]
 mod kinds;
 mod memory;
+mod metrics;
 mod nbd;
 mod pools;
 mod resize;

@@ -66,7 +66,7 @@ fn serve_as_nobody(dir: &TempDir, config: &str) -> Output {
     command.uid(65534).gid(65534).output().unwrap()
 }
 
-fn socket(served: &Served, disk: &str) -> String {
+pub fn socket(served: &Served, disk: &str) -> String {
     served.arg(&format!("{disk}.s"))
 }
 

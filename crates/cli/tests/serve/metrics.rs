@@ -1,0 +1,414 @@
+//! What Prometheus is told, by Prometheus.
+
+use crate::support::{Kept, Served, as_arg, eventually, short_dir, stdout_of};
+use crate::tenants;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// A line of a page.
+#[derive(Clone, Debug, PartialEq)]
+struct Sample {
+    name: String,
+    labels: BTreeMap<String, String>,
+    value: f64,
+}
+
+/// A page that was told.
+#[derive(Debug)]
+struct Page(Vec<Sample>);
+
+impl Page {
+    fn parse(text: &str) -> Page {
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        Page(lines.map(sample).collect())
+    }
+
+    /// By the API's socket.
+    fn of(served: &Served) -> Page {
+        Page::parse(&curl(&[
+            "--unix-socket",
+            &served.api(),
+            "http://fathom/metrics",
+        ]))
+    }
+
+    /// The one sample of this name that has these labels.
+    fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let found: Vec<_> = { self.0.iter() }
+            .filter(|one| {
+                let has = |(label, value): &(&str, &str)| {
+                    one.labels.get(*label).is_some_and(|is| is == value)
+                };
+                one.name == name && labels.iter().all(has)
+            })
+            .collect();
+        assert_eq!(found.len(), 1, "{name} {labels:?}: {found:?}");
+        found[0].value
+    }
+}
+
+fn sample(line: &str) -> Sample {
+    let (series, value) = line.rsplit_once(' ').unwrap();
+    let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+    let labels = labels.strip_suffix('}').unwrap();
+    let pairs = labels.split_terminator("\",").map(|pair| {
+        let (label, value) = pair.split_once("=\"").unwrap();
+        (label.to_owned(), value.trim_end_matches('"').to_owned())
+    });
+    Sample {
+        name: name.to_owned(),
+        labels: pairs.collect(),
+        value: value.parse().unwrap(),
+    }
+}
+
+fn curl(args: &[&str]) -> String {
+    let output = Command::new("curl")
+        .args(["--silent", "--show-error", "--fail", "--max-time", "60"])
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn qemu_io(uri: &str, commands: &[&str]) {
+    let mut qemu_io = Command::new("qemu-io");
+    qemu_io.args(["-f", "raw", uri]);
+    qemu_io.args(commands.iter().flat_map(|command| ["-c", command]));
+    // It says by its status that one has failed, and some are to.
+    qemu_io.stdout(Stdio::null()).stderr(Stdio::null());
+    qemu_io.status().expect("qemu-io is installed");
+}
+
+/// Some disks, with NBD and metrics by TCP, and the address of these.
+fn server(more: &str) -> (Served, String) {
+    let mut served = Served::waiting(", http = '127.0.0.1:0'", more);
+    served.wait_for("metrics are at");
+    let log = served.log();
+    let at = log.split("metrics are at http://").nth(1).unwrap();
+    let address = at.split("/metrics").next().unwrap().to_owned();
+    (served, address)
+}
+
+fn uri(served: &Served, disk: &str) -> String {
+    format!("nbd+unix:///{disk}?socket={}", served.arg("n"))
+}
+
+const THREE: &str = "[[disk]]\nname = 'a'\nimage = 'memory:1M'\nnbd = true\n\
+    [[disk]]\nname = 'b'\nimage = 'memory:1M'\nnbd = true\nfilters = ['fault:error=EIO,op=write']\n\
+    [[disk]]\nname = 'c'\nimage = 'memory:1M'\nnbd = true\nfilters = ['delay:read=30ms']\n";
+
+#[test]
+fn what_was_done_is_what_is_told() {
+    let (served, address) = server(THREE);
+    let all = [
+        "read 0 4k",
+        "read 0 8k",
+        "write 0 64k",
+        "flush",
+        "discard 0 4k",
+    ];
+    for disk in ["a", "b", "c"] {
+        qemu_io(&uri(&served, disk), &all);
+    }
+    let page = Page::of(&served);
+    let of = |name, more: &[(&'static str, &'static str)]| page.value(name, more);
+    assert_eq!(
+        of("fathom_requests_total", &[("disk", "a"), ("op", "write")]),
+        1.0
+    );
+    assert_eq!(
+        of(
+            "fathom_request_data_bytes_total",
+            &[("disk", "a"), ("op", "write")]
+        ),
+        65536.0
+    );
+    assert_eq!(
+        of(
+            "fathom_request_data_bytes_total",
+            &[("disk", "b"), ("op", "write")]
+        ),
+        0.0
+    );
+    let failed = [("disk", "b"), ("op", "write"), ("error", "EIO")];
+    assert_eq!(of("fathom_request_errors_total", &failed), 1.0);
+    // (qemu-io reads a little by itself.)
+    let reads = of("fathom_requests_total", &[("disk", "c"), ("op", "read")]);
+    assert!(reads >= 2.0);
+    let total = of(
+        "fathom_request_duration_seconds_sum",
+        &[("disk", "c"), ("op", "read")],
+    );
+    let held = [("disk", "c"), ("op", "read"), ("stage", "queue")];
+    let held = of("fathom_stage_duration_seconds_sum", &held);
+    assert!(held >= 0.03 * reads && total >= held, "{held} of {total}");
+    let below = |le| {
+        let labels = [("disk", "c"), ("op", "read"), ("le", le)];
+        page.value("fathom_request_duration_seconds_bucket", &labels)
+    };
+    assert_eq!((below("0.02"), below("+Inf")), (0.0, reads));
+    assert_eq!(
+        of("fathom_nbd_client_connects_total", &[("disk", "a")]),
+        1.0
+    );
+    assert_eq!(of("fathom_requests_in_flight", &[("disk", "a")]), 0.0);
+    assert!(of("fathom_worker_cpu_seconds_total", &[("disk", "a")]) > 0.0);
+    assert!(of("fathom_process_memory_bytes", &[]) > 1e6);
+    // The same by TCP, and nothing else is to be had there.
+    let by_tcp = Page::parse(&curl(&[&format!("http://{address}/metrics")]));
+    let names = |page: &Page| -> Vec<_> { page.0.iter().map(|one| one.name.clone()).collect() };
+    assert_eq!(names(&by_tcp), names(&page));
+    for (method, place, status) in [
+        ("GET", "/v1/disks", "404"),
+        ("POST", "/v1/server/quit", "403"),
+        ("POST", "/metrics", "403"),
+    ] {
+        let url = format!("http://{address}{place}");
+        let args = [
+            "-s",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            "-X",
+            method,
+            &url,
+        ];
+        let output = Command::new("curl").args(args).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), status, "{place}");
+    }
+}
+
+#[test]
+fn a_guests_queues_are_told() {
+    let served = Served::start("memory:16M", &["--iothreads", "2"]);
+    let load = served.start_load(1_000_000_000, &["--queues", "2", "--iodepth", "4"]);
+    let _load = Kept(load);
+    let page = eventually("both queues are used", || {
+        let page = Page::of(&served);
+        let queue = |n: &str| {
+            let queue = |one: &&Sample| {
+                one.name == "fathom_queue_requests_total" && one.labels["queue"] == n
+            };
+            page.0.iter().find(queue).map_or(0.0, |one| one.value)
+        };
+        (queue("0") > 100.0 && queue("1") > 100.0).then_some(page)
+    });
+    assert_eq!(page.value("fathom_front_end_connected", &[]), 1.0);
+    assert_eq!(page.value("fathom_front_end_connects_total", &[]), 1.0);
+    for queue in ["0", "1"] {
+        let of = |name| page.value(name, &[("queue", queue)]);
+        assert!(of("fathom_queue_size") >= 4.0);
+        assert!(of("fathom_queue_requests_in_flight") <= 4.0);
+    }
+    let guest = page
+        .0
+        .iter()
+        .find(|one| one.name == "fathom_guest_info")
+        .unwrap();
+    let pid = _load.0.id().to_string();
+    assert_eq!(
+        (&*guest.labels["pid"], &*guest.labels["vmm"]),
+        (&*pid, "fathom")
+    );
+    // Batches are of requests that were taken together, and these are all.
+    for worker in ["0", "1"] {
+        let batches = page.value("fathom_worker_batch_requests_count", &[("worker", worker)]);
+        assert!(batches > 0.0);
+        let of_four = [("worker", worker), ("le", "4.0")];
+        assert_eq!(
+            page.value("fathom_worker_batch_requests_bucket", &of_four),
+            batches
+        );
+    }
+}
+
+/// A bucket that loses something looks like a server that has started anew, with all it has.
+fn only_grows(served: &Served) {
+    let before = Page::of(served);
+    for _ in 0..2 {
+        stdout_of(&["upgrade", &served.api()]);
+    }
+    let after = Page::of(served);
+    let counted = |one: &&Sample| {
+        let families = ["fathom_request", "fathom_stage", "fathom_worker"];
+        let counts = ["_total", "_bucket", "_count"];
+        families.iter().any(|family| one.name.starts_with(family))
+            && counts.iter().any(|end| one.name.ends_with(end))
+    };
+    let old: Vec<_> = before.0.iter().filter(counted).collect();
+    assert!(old.len() > 200);
+    for one in old {
+        let is_it = |now: &&Sample| now.name == one.name && now.labels == one.labels;
+        let now = after.0.iter().find(is_it);
+        let now = now.unwrap_or_else(|| panic!("{one:?} is gone"));
+        assert!(now.value >= one.value, "{one:?} is {now:?}");
+    }
+}
+
+#[test]
+fn what_was_counted_only_grows_whoever_goes_on() {
+    let (served, address) = server(THREE);
+    for disk in ["a", "b", "c"] {
+        qemu_io(&uri(&served, disk), &["read 0 4k", "write 0 4k"]);
+    }
+    only_grows(&served);
+    // The address went along.
+    Page::parse(&curl(&[&format!("http://{address}/metrics")]));
+}
+
+#[test]
+fn all_tenants_tell_what_they_have() {
+    let disks = [("a", "memory:1M", ""), ("b", "memory:1M", "")];
+    let served = tenants::start(short_dir(), &disks);
+    for disk in ["a", "b"] {
+        let socket = tenants::socket(&served, disk);
+        stdout_of(&["bench", "--vhost-user", &socket, "--number-ios", "200"]);
+    }
+    let page = Page::of(&served);
+    for disk in ["a", "b"] {
+        assert_eq!(
+            page.value("fathom_requests_total", &[("disk", disk), ("op", "read")]),
+            200.0
+        );
+    }
+    let processes = page
+        .0
+        .iter()
+        .filter(|one| one.name == "fathom_process_memory_bytes");
+    assert_eq!(processes.count(), 3);
+    only_grows(&served);
+}
+
+/// A Prometheus that scrapes an address each second.
+struct Prometheus {
+    _process: Kept,
+    at: String,
+}
+
+/// As `make setup` has unpacked it, or in PATH.
+fn program(name: &str) -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let unpacked = cache
+        .or_else(home)
+        .map(|cache| cache.join("fathom/prometheus/usr/bin").join(name));
+    unpacked
+        .filter(|path| path.exists())
+        .unwrap_or_else(|| name.into())
+}
+
+impl Prometheus {
+    fn start(dir: &std::path::Path, target: &str, more: &[&str]) -> Prometheus {
+        let config = format!(
+            "global: {{ scrape_interval: 1s }}\n\
+             scrape_configs: [{{ job_name: fathom, static_configs: [{{ targets: ['{target}'] }}] }}]\n"
+        );
+        fs::write(dir.join("prometheus.yml"), config).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let at = port.to_string();
+        let process = Kept::spawn(
+            Command::new(program("prometheus"))
+                .arg(format!(
+                    "--config.file={}",
+                    as_arg(&dir.join("prometheus.yml"))
+                ))
+                .arg(format!("--storage.tsdb.path={}", as_arg(&dir.join("data"))))
+                .arg(format!("--web.listen-address={at}"))
+                .args(more),
+        );
+        Prometheus {
+            _process: process,
+            at,
+        }
+    }
+
+    /// The values that a query has, once it has some.
+    fn query(&self, query: &str) -> Vec<f64> {
+        let url = format!("http://{}/api/v1/query", self.at);
+        eventually(query, || {
+            let output = Command::new("curl")
+                .args([
+                    "-s",
+                    "--get",
+                    "--data-urlencode",
+                    &format!("query={query}"),
+                    &url,
+                ])
+                .output()
+                .unwrap();
+            let answer: Value = serde_json::from_slice(&output.stdout).ok()?;
+            assert_ne!(answer["status"], "error", "{answer}");
+            let values = answer["data"]["result"]
+                .as_array()?
+                .iter()
+                .map(|one| one["value"][1].as_str().unwrap().parse().unwrap());
+            let values: Vec<_> = values.collect();
+            (!values.is_empty()).then_some(values)
+        })
+    }
+}
+
+#[test]
+fn prometheus_takes_it_in() {
+    let (served, address) = server(THREE);
+    for _ in 0..20 {
+        qemu_io(&uri(&served, "c"), &["read 0 4k"; 3]);
+    }
+    let reads = Page::of(&served).value("fathom_requests_total", &[("disk", "c"), ("op", "read")]);
+    let dir = short_dir();
+    let classic = Prometheus::start(dir.path(), &address, &[]);
+    let of_reads = "{disk='c',op='read'}";
+    assert_eq!(classic.query("up"), [1.0]);
+    assert_eq!(
+        classic.query(&format!("fathom_requests_total{of_reads}")),
+        [reads]
+    );
+    let quantile = |of: &str| format!("histogram_quantile(0.5, {of}{of_reads})");
+    let half = classic.query(&quantile("fathom_request_duration_seconds_bucket"))[0];
+    assert!((0.02..=0.05).contains(&half), "{half}");
+    // By protobuf, with native histograms: these say it more exactly.
+    let dir = short_dir();
+    let native = Prometheus::start(
+        dir.path(),
+        &address,
+        &["--enable-feature=native-histograms"],
+    );
+    let count = native.query(&format!(
+        "histogram_count(fathom_request_duration_seconds{of_reads})"
+    ));
+    assert_eq!(count, [reads]);
+    let half = native.query(&quantile("fathom_request_duration_seconds"))[0];
+    let mean = "histogram_sum(fathom_request_duration_seconds{disk='c',op='read'}) / \
+                histogram_count(fathom_request_duration_seconds{disk='c',op='read'})";
+    let mean = native.query(mean)[0];
+    assert!(
+        (0.029..0.045).contains(&half) && mean > 0.03,
+        "{half} {mean}"
+    );
+    // It has nothing to find fault with in how metrics are named.
+    let page = curl(&[
+        "-H",
+        "Accept: text/plain",
+        &format!("http://{address}/metrics"),
+    ]);
+    fs::write(dir.path().join("page"), page).unwrap();
+    let checked = Command::new(program("promtool"))
+        .args(["check", "metrics"])
+        .stdin(fs::File::open(dir.path().join("page")).unwrap())
+        .output()
+        .expect("promtool is there after `make setup`");
+    let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+    assert!(checked.status.success() && said.is_empty(), "{said}");
+}
