@@ -20,6 +20,7 @@ mod report;
 mod serve;
 mod servers;
 mod show;
+mod slow;
 mod stats;
 mod target;
 mod trace;
@@ -56,6 +57,7 @@ enum Command {
     List(disk::ListArgs),
     Show(show::ShowArgs),
     Stats(stats::StatsArgs),
+    Slow(slow::SlowArgs),
     Info(stats::InfoArgs),
     Set(filters::SetArgs),
     Group(group::GroupCommand),
@@ -122,6 +124,7 @@ fn main() -> ExitCode {
         Command::List(args) => disk::list(args),
         Command::Show(args) => show::run(args),
         Command::Stats(args) => stats::run(args),
+        Command::Slow(args) => slow::run(&args),
         Command::Info(args) => stats::info(args),
         Command::Set(args) => filters::set(args),
         Command::Group(args) => group::run(args),

@@ -320,7 +320,8 @@ impl Worker {
                 self.recorder.failed(request.op, request.error);
                 bytes = 0;
             }
-            self.recorder.record(request.op, bytes, &request.stamps);
+            self.recorder
+                .record(request.op, bytes, &request.stamps, || trace_record(request));
             if let Some(trace) = &mut self.trace {
                 trace.write(&trace_record(request));
             }

@@ -26,6 +26,9 @@ impl Ask {
 pub enum Command {
     /// Where a disk's requests spent their time: answered by a [`Summary`](fathom_trace::Summary).
     Stats,
+    /// A disk's slowest requests of late, the slowest first: `{"requests": [a
+    /// [`SlowRequest`](fathom_trace::SlowRequest), ...]}`.
+    Slow,
     /// Trace a disk's requests to a file from now on, or no more.
     Trace { file: Option<PathBuf> },
     /// Give a disk another size, in bytes, or without one take in what its file has. It may become

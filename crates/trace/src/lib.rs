@@ -8,6 +8,8 @@ pub mod clock;
 pub mod histogram;
 pub mod recorder;
 pub mod ring;
+mod slow;
+mod slow_request;
 pub mod stage;
 pub mod summary;
 
@@ -15,5 +17,6 @@ pub use clock::Clock;
 pub use histogram::{BUCKETS, Histogram, Occupied, middle_of};
 pub use recorder::{HistogramsState, Recorder, StageHistograms};
 pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord};
+pub use slow_request::{Now, SlowRequest};
 pub use stage::{Op, Stage, Stamps};
 pub use summary::{Bucket, StageSummary, Summary};

@@ -2,6 +2,8 @@
 
 use crate::clock::Clock;
 use crate::histogram::{COARSE, Counts, Histogram, Occupied, add};
+use crate::ring::TraceRecord;
+use crate::slow::{SlowTables, SlowWriter};
 use crate::stage::{Op, Stage, Stamps};
 use serde::{Deserialize, Serialize};
 use std::alloc::{Layout, handle_alloc_error};
@@ -25,6 +27,7 @@ struct Tables {
     errors: [[AtomicU64; ERRNOS]; Op::COUNT],
     /// And how many bytes the others were about.
     bytes: [AtomicU64; Op::COUNT],
+    slow: SlowTables,
 }
 
 // SAFETY: it owns its tables, which are `Send`.
@@ -85,6 +88,11 @@ impl StageHistograms {
         let all = self.tables().errors[op as usize].iter();
         let counts = all.map(|n| n.load(Ordering::Relaxed));
         (0..).zip(counts).filter(|(_, n)| *n > 0)
+    }
+
+    /// The slowest requests of late, the slowest first.
+    pub fn slow(&self) -> Vec<TraceRecord> {
+        self.tables().slow.read()
     }
 
     /// How many bytes the requests were about that were not.
@@ -184,6 +192,7 @@ pub struct Recorder {
     run: u64,
     /// Of the run.
     bytes: u64,
+    slow: SlowWriter,
 }
 
 impl Recorder {
@@ -194,12 +203,20 @@ impl Recorder {
             spent: [0; Stage::COUNT],
             run: 0,
             bytes: 0,
+            slow: SlowWriter::new(),
         }
     }
 
-    /// Count a finished request of so many bytes. It is visible after [`Recorder::flush`].
+    /// Count a finished request of so many bytes. It is visible after [`Recorder::flush`]. `whole` is
+    /// asked for if it is among the slow ones.
     #[inline]
-    pub fn record(&mut self, op: Op, bytes: u64, stamps: &Stamps) {
+    pub fn record(
+        &mut self,
+        op: Op,
+        bytes: u64,
+        stamps: &Stamps,
+        whole: impl FnOnce() -> TraceRecord,
+    ) {
         if cfg!(fathom_unstamped) {
             return;
         }
@@ -209,6 +226,10 @@ impl Recorder {
             return;
         }
         self.flush();
+        // (Of a run the first stands for all.)
+        if self.slow.wants(stamps.total(), stamps.last()) {
+            self.slow.keep(&self.histograms.tables().slow, &whole());
+        }
         self.op = op;
         self.spent = *stamps.spent();
         self.run = 1;
@@ -241,6 +262,20 @@ impl Recorder {
     }
 }
 
+/// Of a request that has nothing to tell but its stamps.
+#[cfg(test)]
+pub(crate) fn some_record(stamps: &Stamps) -> TraceRecord {
+    TraceRecord {
+        stamps: stamps.raw(),
+        offset: 0,
+        len: 512,
+        queue: 0,
+        op: Op::Read,
+        error: 0,
+        polled: false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -253,7 +288,7 @@ mod tests {
             let mut stamps = Stamps::start(0);
             stamps.enter(Stage::Device, 1);
             stamps.end(1 + ticks);
-            recorder.record(Op::Write, 512, &stamps);
+            recorder.record(Op::Write, 512, &stamps, || some_record(&stamps));
         }
         recorder.failed(Op::Write, libc::EIO);
         recorder.flush();
@@ -290,10 +325,10 @@ mod tests {
             let mut stamps = Stamps::start(0);
             stamps.enter(Stage::Device, 1);
             stamps.end(1 + ticks);
-            recorder.record(op, 512, &stamps);
+            recorder.record(op, 512, &stamps, || some_record(&stamps));
             if ticks == 9 {
                 recorder.flush();
-                recorder.record(op, 512, &stamps);
+                recorder.record(op, 512, &stamps, || some_record(&stamps));
             }
         }
         recorder.flush();

@@ -304,7 +304,7 @@ impl fmt::Display for Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recorder::Recorder;
+    use crate::recorder::{Recorder, some_record};
     use crate::stage::Stamps;
     use std::sync::Arc;
 
@@ -318,7 +318,7 @@ mod tests {
             stamps.enter(Stage::Queue, at(2));
             stamps.enter(Stage::Device, at(5));
             stamps.end(at(50));
-            recorder.record(Op::Read, 4096, &stamps);
+            recorder.record(Op::Read, 4096, &stamps, || some_record(&stamps));
         }
         recorder.flush();
         Summary::of([&*histograms], clock)
@@ -361,7 +361,7 @@ mod tests {
                 let mut stamps = Stamps::start(0);
                 stamps.enter(Stage::Device, 0);
                 stamps.end(clock.ticks(std::time::Duration::from_micros(micros)));
-                recorder.record(Op::Read, 4096, &stamps);
+                recorder.record(Op::Read, 4096, &stamps, || some_record(&stamps));
             }
             recorder.flush();
         };

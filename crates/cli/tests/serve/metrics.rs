@@ -2,6 +2,7 @@
 
 use crate::support::{Kept, Served, as_arg, eventually, short_dir, stdout_of};
 use crate::tenants;
+use fathom_trace::SlowRequest;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,6 +26,8 @@ impl Page {
     fn parse(text: &str) -> Page {
         assert!(text.ends_with("# EOF\n"), "{text}");
         let lines = text.lines().filter(|line| !line.starts_with('#'));
+        // Without exemplars.
+        let lines = lines.map(|line| line.split(" # ").next().unwrap_or(line));
         Page(lines.map(sample).collect())
     }
 
@@ -357,6 +360,74 @@ impl Prometheus {
             let values: Vec<_> = values.collect();
             (!values.is_empty()).then_some(values)
         })
+    }
+}
+
+#[test]
+fn slow_requests_are_kept_and_buckets_say_which() {
+    let (served, address) = server(THREE);
+    qemu_io(&uri(&served, "a"), &["write 0 64k", "read 0 4k"]);
+    qemu_io(&uri(&served, "b"), &["write 4096 4k"]);
+    qemu_io(&uri(&served, "c"), &["read 8192 4k", "write 0 4k"]);
+    let api = served.api();
+    let slow = |disk: &str, more: &[&str]| {
+        let args = [&["slow", &api, "--disk", disk, "--json"], more].concat();
+        let all: Vec<SlowRequest> = serde_json::from_str(&stdout_of(&args)).unwrap();
+        all
+    };
+    // What holds requests back is in the stage that is to blame.
+    let of_c = slow("c", &[]);
+    let held = { of_c.iter() }.find(|one| one.offset == 8192).unwrap();
+    assert_eq!(
+        (&*held.op, held.len, &*held.longest),
+        ("read", 4096, "queue")
+    );
+    assert!(held.total_ns >= 30_000_000 && held.stages["queue"] >= 30_000_000);
+    assert!(of_c.is_sorted_by(|a, b| a.total_ns >= b.total_ns));
+    let last = slow("c", &["--last", "-n", "2"]);
+    assert!(last.len() == 2 && last[0].time_ms >= last[1].time_ms);
+    let of_b = slow("b", &[]);
+    assert!(
+        of_b.iter()
+            .any(|one| one.op == "write" && one.error == libc::EIO)
+    );
+    let table = stdout_of(&["slow", &api, "--disk", "b"]);
+    assert!(
+        table.contains("write 4096 at 4096, queue 1: Input/output error"),
+        "{table}"
+    );
+    // Another process goes on with them.
+    stdout_of(&["upgrade", &api]);
+    assert_eq!(slow("c", &[]), of_c);
+    // The bucket of the slowest says which that is, in either form.
+    for (series, features) in [
+        ("fathom_request_duration_seconds_bucket", "exemplar-storage"),
+        (
+            "fathom_request_duration_seconds",
+            "exemplar-storage,native-histograms",
+        ),
+    ] {
+        let dir = short_dir();
+        let features = format!("--enable-feature={features}");
+        let prometheus = Prometheus::start(dir.path(), &address, &[&features]);
+        assert_eq!(prometheus.query("up"), [1.0]);
+        let url = format!("http://{}/api/v1/query_exemplars", prometheus.at);
+        let find = || {
+            let query = format!("query={series}{{disk='c',op='read'}}");
+            let data = [&*query, "start=0", "end=9999999999"].map(|one| ["--data-urlencode", one]);
+            let answer = curl(&[&["--get"], &data.concat()[..], &[&*url]].concat());
+            let answer: Value = serde_json::from_str(&answer).unwrap();
+            let all = answer["data"][0]["exemplars"].as_array()?.clone();
+            all.into_iter()
+                .find(|one| one["labels"]["slow"] == *of_c[0].id)
+        };
+        let found = eventually("the exemplar", find);
+        assert_eq!(found["labels"]["stage"], "queue");
+        let value: f64 = found["value"].as_str().unwrap().parse().unwrap();
+        assert!(
+            (value * 1e9 - of_c[0].total_ns as f64).abs() < 1e3,
+            "{found}"
+        );
     }
 }
 

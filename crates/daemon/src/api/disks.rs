@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::request::{Flags, Named, parse, read};
-use super::schema::{Filter, Statistics};
+use super::schema::{Filter, SlowRequests, Statistics};
 use super::state::Asking;
 use super::tag;
 use crate::answer::Kind;
@@ -173,6 +173,21 @@ pub async fn remove(
         temporary: query.flag("temporary"),
     };
     asking.ask(Some(name), command).await.map(Json)
+}
+
+/// The slowest requests of late, the slowest first
+///
+/// Of each second in which there were requests, the four slowest are kept for the last 64 of these
+/// seconds, and likewise of each minute.
+#[utoipa::path(get, path = "/v1/disks/{name}/slow", tag = "disks", operation_id = "slowRequests",
+    params(("name" = String, Path)),
+    responses(
+        (status = 200, body = SlowRequests),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, body = Problem, content_type = "application/problem+json")))]
+pub async fn slow(State(asking): State<Asking>, name: Named) -> Result<Json<Value>, Problem> {
+    let name = name.name()?;
+    asking.ask(Some(name), Command::Slow).await.map(Json)
 }
 
 /// Where a disk's requests spent their time

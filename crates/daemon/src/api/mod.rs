@@ -220,6 +220,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(disks::list))
         .routes(routes!(disks::show, disks::put, disks::remove))
         .routes(routes!(disks::stats))
+        .routes(routes!(disks::slow))
         .routes(routes!(disks::resize))
         .routes(routes!(disks::freeze))
         .routes(routes!(disks::thaw))

@@ -15,3 +15,29 @@ pub struct Filter {
 #[derive(Serialize, ToSchema)]
 #[schema(value_type = Object)]
 pub struct Statistics(serde_json::Value);
+
+/// A request as it went through the stages: times are in nanoseconds.
+#[derive(Serialize, ToSchema)]
+pub struct SlowRequest {
+    /// For who looks for it again: metrics name it, too.
+    pub id: String,
+    /// When it was answered, in milliseconds since 1970.
+    pub time_ms: u64,
+    pub op: String,
+    pub offset: u64,
+    pub len: u64,
+    pub queue: u16,
+    /// 0, or the errno that it was answered with.
+    pub error: i32,
+    /// It was found by looking, without a kick.
+    pub polled: bool,
+    pub total_ns: u64,
+    pub stages: BTreeMap<String, u64>,
+    /// The stage in which it was for longest.
+    pub longest: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct SlowRequests {
+    pub requests: Vec<SlowRequest>,
+}

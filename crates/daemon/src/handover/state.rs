@@ -23,7 +23,7 @@ use crate::users::User;
 use fathom_exports::ListenerState;
 use fathom_exports::nbd::ClientState;
 use fathom_exports::vhost_user::ExportState;
-use fathom_trace::HistogramsState;
+use fathom_trace::{HistogramsState, SlowRequest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -227,6 +227,9 @@ pub struct DiskCounts {
     /// For how long; absent where a server of before did not know.
     #[serde(default)]
     pub seconds: Option<f64>,
+    /// Some of the slowest requests, the slowest first.
+    #[serde(default)]
+    pub slow: Vec<SlowRequest>,
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! A page of metrics, as who asks for it wants it.
 
+use super::exemplars::Exemplars;
 use super::families::DISKS;
 use super::guest::Guest;
 use super::measured::{Measured, ProcessInfo};
@@ -10,6 +11,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, prometheus_protobuf, prometheus_text, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use prost::Message;
 use std::fmt;
 use std::sync::Arc;
 
@@ -68,20 +70,41 @@ pub struct Page {
 
 /// The page. (It takes some time: 0.1 ms a disk.)
 pub fn expose(page: Page, form: Form) -> Result<Vec<u8>, fmt::Error> {
+    let page = Arc::new(page);
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(page));
-    let mut page = String::new();
+    registry.register_collector(Box::new(Shared(page.clone())));
+    let mut text = String::new();
     match form {
-        Form::OpenMetrics => text::encode(&mut page, &registry)?,
-        Form::Text => prometheus_text::encode(&mut page, &registry)?,
+        Form::OpenMetrics => {
+            text::encode(&mut text, &registry)?;
+            text = Exemplars::of(&page.disks)?.into_text(&text)?;
+        }
+        Form::Text => prometheus_text::encode(&mut text, &registry)?,
         Form::Protobuf => {
-            return prometheus_protobuf::encode_to_vec(&registry).map_err(|_| fmt::Error);
+            let mut families = prometheus_protobuf::encode(&registry)?;
+            Exemplars::of(&page.disks)?.into_families(&mut families);
+            let mut bytes = Vec::new();
+            for family in families {
+                let encoded = family.encode_length_delimited(&mut bytes);
+                encoded.map_err(|_| fmt::Error)?;
+            }
+            return Ok(bytes);
         }
     }
-    Ok(page.into_bytes())
+    Ok(text.into_bytes())
 }
 
-impl Collector for Page {
+/// A page that is looked at afterwards, too.
+#[derive(Debug)]
+struct Shared(Arc<Page>);
+
+impl Collector for Shared {
+    fn encode(&self, to: DescriptorEncoder<'_>) -> fmt::Result {
+        self.0.encode(to)
+    }
+}
+
+impl Page {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let mut build = to.encode_descriptor(
             "fathom_build",
@@ -102,9 +125,7 @@ impl Collector for Page {
         self.guests(&mut to)?;
         process::expose(&self.own, &self.disks, &self.scale, &mut to)
     }
-}
 
-impl Page {
     fn guests(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "The virtual machine that uses a disk";
         let mut to = to.encode_descriptor("fathom_guest", help, None, MetricType::Info)?;

@@ -3,11 +3,14 @@
 use super::measured::{Measured, QueueInfo};
 use super::samples::{Family, Label, Samples};
 use crate::info::WorkerInfo;
-use fathom_trace::{HistogramsState, Occupied, Op, Stage};
+use fathom_trace::{HistogramsState, Occupied, Op, SlowRequest, Stage};
 use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram, Info};
 use prometheus_client::registry::Unit;
 use rustix::io::Errno;
 use std::fmt;
+
+/// How long requests took in all.
+pub const DURATION: &str = "request_duration";
 
 /// What is said of each disk. Names are without `fathom_`, the unit, and what the kind adds.
 pub const DISKS: &[Family] = &[
@@ -56,7 +59,7 @@ pub const DISKS: &[Family] = &[
         samples: |disk, to| to.counter(&[], disk.counts.refused),
     },
     Family {
-        name: "request_duration",
+        name: DURATION,
         unit: Some(Unit::Seconds),
         kind: Histogram,
         help: "How long requests took, from when they were noticed until their interrupt or reply was sent",
@@ -286,9 +289,10 @@ fn disk_info(disk: &Measured, to: &mut Samples<'_, '_>) -> fmt::Result {
 }
 
 /// All that was counted of one operation.
-struct OfOp<'a> {
+pub struct OfOp<'a> {
     op: Op,
     all: &'a [HistogramsState],
+    slow: &'a [SlowRequest],
 }
 
 impl<'a> OfOp<'a> {
@@ -296,6 +300,12 @@ impl<'a> OfOp<'a> {
     fn histograms(&self, stage: usize) -> impl Iterator<Item = &'a Occupied> + use<'a> {
         let op = self.op;
         self.all.iter().filter_map(move |one| one.of(op).get(stage))
+    }
+
+    /// Some of the slowest, the fastest of these first.
+    pub fn slow(&self) -> impl Iterator<Item = &'a SlowRequest> + use<'a> {
+        let name = self.op.name();
+        self.slow.iter().rev().filter(move |one| one.op == name)
     }
 
     fn requests(&self) -> u64 {
@@ -309,14 +319,14 @@ impl<'a> OfOp<'a> {
 }
 
 /// Each operation that has occurred.
-fn each_op(
-    disk: &Measured,
-    mut tell: impl FnMut((&'static str, &'static str), OfOp<'_>) -> fmt::Result,
+pub fn each_op<'a>(
+    disk: &'a Measured,
+    mut tell: impl FnMut((&'static str, &'static str), OfOp<'a>) -> fmt::Result,
 ) -> fmt::Result {
-    let all = &disk.counts.histograms;
+    let (all, slow) = (&disk.counts.histograms, &disk.counts.slow);
     let occurred = |op: &Op| all.iter().any(|one| !one.of(*op).is_empty());
     for op in Op::ALL.into_iter().filter(occurred) {
-        tell(("op", op.name()), OfOp { op, all })?;
+        tell(("op", op.name()), OfOp { op, all, slow })?;
     }
     Ok(())
 }

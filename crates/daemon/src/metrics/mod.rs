@@ -5,8 +5,9 @@
 //! - `guest` is which virtual machine uses it;
 //! - `scale` puts latencies into the buckets that all disks have in common;
 //! - `samples` is how families write what they have;
-//! - `exposition` makes a page of it.
+//! - `exposition` makes a page of it, and `exemplars` puts slow requests into that.
 
+mod exemplars;
 mod exposition;
 mod families;
 mod guest;

@@ -37,6 +37,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// So many slow requests are told of a disk at most.
+const MAX_SLOW: usize = 256;
+/// With what it has counted.
+const MAX_TOLD: usize = 8;
+/// To another process, or another disk in its place, so many are left.
+const MAX_LEFT: usize = 32;
+
 /// The disks, in the order in which they came, and the server of their NBD clients.
 pub struct Objects {
     disks: Vec<Served>,
@@ -192,6 +199,7 @@ impl Objects {
         let disk = &mut self.disks[index];
         match command {
             Command::Stats => to_json(&disk.summary()),
+            Command::Slow => Ok(json!({ "requests": to_json(&disk.slow(MAX_SLOW))? })),
             Command::Show => self.show(index),
             Command::Measure => to_json(&self.measure(index, ProcessInfo::own())),
             Command::Trace { file } => {
@@ -247,7 +255,7 @@ impl Objects {
         let pool_threads = pool.map_or_else(Vec::new, |pool| self.common.pools.cpu_times(pool));
         let (front_ends, clients) = disk.visits().counts();
         Measured {
-            counts: disk.counts(),
+            counts: disk.counts(MAX_TOLD),
             queues: disk.queues(),
             in_flight: disk.in_flight(),
             front_ends,

@@ -18,7 +18,7 @@ use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
 use fathom_filters::Filters;
 use fathom_stack::{FilterInfo, Injected, Injector, Pools, Stack};
-use fathom_trace::{Clock, Summary};
+use fathom_trace::{Clock, Now, SlowRequest, Summary};
 use fathom_units::Size;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -289,6 +289,22 @@ impl Served {
         let answered: u64 = counters().map(|one| one.answered.get()).sum();
         let taken: u64 = counters().map(|one| one.taken.get()).sum();
         taken.saturating_sub(answered)
+    }
+
+    /// So many of the slowest requests of late, the slowest first.
+    pub fn slow(&self, most: usize) -> Vec<SlowRequest> {
+        let now = Now::read();
+        let workers = self.stack.workers.iter();
+        let own = workers.flat_map(|worker| {
+            let mut slow = worker.histograms().slow();
+            slow.truncate(most);
+            slow
+        });
+        let own = own.map(|record| SlowRequest::of(&record, &now));
+        let mut all: Vec<_> = own.chain(self.inherited.slow().iter().cloned()).collect();
+        all.sort_by_key(|one| std::cmp::Reverse(one.total_ns));
+        all.truncate(most);
+        all
     }
 
     fn refused(&self) -> u64 {

@@ -2,7 +2,7 @@
 
 use crate::handover::DiskCounts;
 use crate::info::WorkerInfo;
-use fathom_trace::StageHistograms;
+use fathom_trace::{SlowRequest, StageHistograms};
 
 /// What a predecessor has counted.
 pub struct Inherited {
@@ -10,6 +10,7 @@ pub struct Inherited {
     workers: Vec<WorkerInfo>,
     refused: u64,
     seconds: Option<f64>,
+    slow: Vec<SlowRequest>,
 }
 
 impl Default for Inherited {
@@ -20,6 +21,7 @@ impl Default for Inherited {
             workers: Vec::new(),
             refused: 0,
             seconds: Some(0.0),
+            slow: Vec::new(),
         }
     }
 }
@@ -34,6 +36,7 @@ impl Inherited {
             workers: counts.workers.clone(),
             refused: counts.refused,
             seconds: counts.seconds,
+            slow: counts.slow.clone(),
         }
     }
 
@@ -43,6 +46,11 @@ impl Inherited {
 
     pub fn refused(&self) -> u64 {
         self.refused
+    }
+
+    /// The slowest requests of then.
+    pub fn slow(&self) -> &[SlowRequest] {
+        &self.slow
     }
 
     /// For how long it was counted; absent where that is not known.

@@ -1,6 +1,6 @@
 //! All objects on their way from one process to another.
 
-use super::Objects;
+use super::{MAX_LEFT, Objects};
 use crate::error::Error;
 use crate::handover::{DiskCounts, Estate, Given, Progress, State, VERSION, WITH_PARTS};
 use crate::objects::disk::Served;
@@ -133,7 +133,8 @@ impl Estate for Objects {
     }
 
     fn counts(&self) -> Vec<DiskCounts> {
-        self.disks.iter().map(Served::counts).collect()
+        let disks = self.disks.iter();
+        disks.map(|disk| disk.counts(MAX_LEFT)).collect()
     }
 
     fn inherit(&mut self, counts: &[DiskCounts]) {

@@ -1,6 +1,6 @@
 //! Disks that get other options.
 
-use super::Objects;
+use super::{MAX_LEFT, Objects};
 use crate::answer::{Asker, Kind, Refusal};
 use crate::events::Happened;
 use crate::objects::changes;
@@ -63,7 +63,7 @@ impl Objects {
         match remade {
             Ok(mut disk) => {
                 let _signals = LeftToThisThread::new();
-                disk.inherit(&self.disks[index].counts());
+                disk.inherit(&self.disks[index].counts(MAX_LEFT));
                 tracing::info!("changed: {}", disk.describe());
                 let old = std::mem::replace(&mut self.disks[index], *disk);
                 changes::give_up(old);

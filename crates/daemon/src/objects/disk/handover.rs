@@ -110,8 +110,8 @@ impl Served {
         }
     }
 
-    /// What was counted, by this process and those before it.
-    pub fn counts(&self) -> DiskCounts {
+    /// What was counted, by this process and those before it, with so many of the slowest requests.
+    pub fn counts(&self, slow: usize) -> DiskCounts {
         let workers = self.stack.workers.iter();
         let own = workers.clone().map(WorkerHandle::histograms);
         let histograms = own.chain(self.inherited.histograms());
@@ -120,6 +120,7 @@ impl Served {
             workers: self.workers_info(),
             refused: self.refused(),
             seconds: self.seconds(),
+            slow: self.slow(slow),
         }
     }
 

@@ -1,0 +1,107 @@
+//! Slow requests that are known, beside the buckets that count them.
+//!
+//! (The library makes exemplars only for histograms of its own, so they are put into its page.)
+
+use super::families::{DURATION, each_op};
+use super::measured::Measured;
+use super::scale::TOTAL;
+use fathom_trace::SlowRequest;
+use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{
+    Exemplar, LabelPair, MetricFamily,
+};
+use prost_types::Timestamp;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+/// By the number of a histogram among those of its family, and that of a bucket.
+pub struct Exemplars<'a>(BTreeMap<(usize, usize), &'a SlowRequest>);
+
+/// What comes before the buckets of a histogram: its sum and its count.
+const BEFORE: usize = 2;
+
+impl<'a> Exemplars<'a> {
+    pub fn of(disks: &'a [Measured]) -> Result<Exemplars<'a>, fmt::Error> {
+        let mut all = BTreeMap::new();
+        let mut series = 0;
+        for disk in disks {
+            each_op(disk, |_, of_op| {
+                // Of a bucket the slowest, which comes last.
+                for one in of_op.slow() {
+                    let seconds = one.total_ns as f64 / 1e9;
+                    let bucket = TOTAL.partition_point(|bound| *bound < seconds);
+                    all.insert((series, bucket), one);
+                }
+                series += 1;
+                Ok(())
+            })?;
+        }
+        Ok(Exemplars(all))
+    }
+
+    /// Into a page of OpenMetrics' text.
+    pub fn into_text(self, page: &str) -> Result<String, fmt::Error> {
+        let head = format!("# UNIT fathom_{DURATION}_seconds seconds\n");
+        let Some(at) = page.find(&head) else {
+            return Ok(page.to_owned());
+        };
+        let (before, family) = page.split_at(at + head.len());
+        let mut out = String::with_capacity(page.len() + 128 * self.0.len());
+        out.push_str(before);
+        let of_histogram = BEFORE + TOTAL.len();
+        let mut lines = family.split_inclusive('\n').enumerate();
+        let mut rest = family;
+        for ((series, bucket), one) in self.0 {
+            let wanted = series * of_histogram + BEFORE + bucket;
+            let Some((_, line)) = lines.find(|(number, _)| *number == wanted) else {
+                break;
+            };
+            let end = line.as_ptr() as usize - rest.as_ptr() as usize + line.len();
+            let (until, after) = rest.split_at(end);
+            out.push_str(until.trim_end_matches('\n'));
+            write_exemplar(&mut out, one)?;
+            rest = after;
+        }
+        out.push_str(rest);
+        Ok(out)
+    }
+
+    /// Into the families of Prometheus's protobuf.
+    pub fn into_families(self, families: &mut [MetricFamily]) {
+        let name = format!("fathom_{DURATION}_seconds");
+        let Some(family) = families.iter_mut().find(|family| family.name == name) else {
+            return;
+        };
+        for ((series, bucket), one) in self.0 {
+            let metric = family.metric.get_mut(series);
+            let histogram = metric.and_then(|metric| metric.histogram.as_mut());
+            if let Some(bucket) = histogram.and_then(|all| all.bucket.get_mut(bucket)) {
+                bucket.exemplar = Some(exemplar(one));
+            }
+        }
+    }
+}
+
+fn write_exemplar(out: &mut String, one: &SlowRequest) -> fmt::Result {
+    let SlowRequest { id, longest, .. } = one;
+    let (seconds, ms) = (one.total_ns as f64 / 1e9, one.time_ms);
+    let (time, rest) = (ms / 1000, ms % 1000);
+    writeln!(
+        out,
+        " # {{slow=\"{id}\",stage=\"{longest}\"}} {seconds} {time}.{rest:03}"
+    )
+}
+
+fn exemplar(one: &SlowRequest) -> Exemplar {
+    let label = |name: &str, value: &str| LabelPair {
+        name: name.to_owned(),
+        value: value.to_owned(),
+    };
+    Exemplar {
+        label: vec![label("slow", &one.id), label("stage", &one.longest)],
+        value: one.total_ns as f64 / 1e9,
+        timestamp: Some(Timestamp {
+            seconds: (one.time_ms / 1000) as i64,
+            nanos: (one.time_ms % 1000 * 1_000_000) as i32,
+        }),
+    }
+}
