@@ -4,7 +4,7 @@ use crate::aio::AioArg;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use fathom_core::Polling;
-use fathom_daemon::{DiskTable, ExportOptions, Group, Mode, SocketSpec};
+use fathom_daemon::{Alarm, DiskTable, ExportOptions, Group, Mode, SocketSpec};
 use fathom_filters::Spec;
 use fathom_formats::Format;
 use fathom_stack::{CpuList, parse_format};
@@ -114,6 +114,12 @@ pub struct DiskArgs {
     #[arg(long, value_name = "STRING", value_parser = parse_serial)]
     pub serial: Option<String>,
 
+    /// Tell who watches when requests take too long (an event of the API, a line of log, a metric),
+    /// with the stage that is to blame: p99=5ms in 10 s (also p50, p90, p999; read:p99=5ms for one
+    /// operation), or older=10s for one that is in flight for longer; may be given several times
+    #[arg(long = "alarm", value_name = "ALARM")]
+    pub alarms: Vec<Alarm>,
+
     /// Trace every request to this file, best on tmpfs such as /dev/shm (see
     /// `fathom trace`)
     #[arg(long, value_name = "FILE")]
@@ -158,6 +164,7 @@ impl DiskArgs {
             cpus: self.cpus,
             poll: Some(self.poll),
             serial: self.serial,
+            alarms: self.alarms,
             trace: self.trace,
             filters: self.filters,
             force_share: self.force_share,

@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 40] = [
+const ONE_DISK: [&str; 41] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -48,6 +48,7 @@ const ONE_DISK: [&str; 40] = [
     "cpus",
     "poll",
     "serial",
+    "alarms",
     "trace",
     "inject",
     "filters",

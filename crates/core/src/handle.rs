@@ -9,7 +9,7 @@ use crate::mailbox::{Bell, Command, Joining, Letter, Outbox, Wanted};
 use crate::seat::Seat;
 use crate::source::{Source, SourceId};
 use crate::thread::{self, Parts, Started, ThreadId, WorkerOptions, failed};
-use crate::worker::Worker;
+use crate::worker::{Oldest, Worker};
 use fathom_trace::{Recorder, RingWriter, StageHistograms};
 use std::convert::Infallible;
 use std::io;
@@ -194,6 +194,13 @@ impl WorkerHandle {
         let (reply, answer) = sync_channel(1);
         self.outbox.send(Command::Settle { reply });
         Settling(answer)
+    }
+
+    /// Asks for the request that is in flight for longest; a worker that is stuck says nothing.
+    pub fn begin_oldest(&self) -> Receiver<Option<Oldest>> {
+        let (reply, answer) = sync_channel(1);
+        self.outbox.send(Command::Oldest { reply });
+        answer
     }
 
     /// Let the worker end, which has no sources any more; does not wait.

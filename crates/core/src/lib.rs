@@ -48,3 +48,4 @@ pub use request::{Owner, Request, RequestId, Segments, Slab};
 pub use source::{Broken, Source, SourceId, WrapSource};
 pub use thread::{ThreadId, WorkerOptions};
 pub use token::Token;
+pub use worker::Oldest;

@@ -3,6 +3,7 @@
 use crate::counters::Counters;
 use crate::disk::{Disk, DiskError};
 use crate::source::{Source, SourceId};
+use crate::worker::Oldest;
 use fathom_trace::{Recorder, RingWriter};
 use rustix::event::{EventfdFlags, eventfd};
 use std::convert::Infallible;
@@ -28,6 +29,10 @@ pub(crate) enum Command {
     Look {
         wanted: Arc<Wanted>,
         reply: SyncSender<()>,
+    },
+    /// Say which request is in flight for longest.
+    Oldest {
+        reply: SyncSender<Option<Oldest>>,
     },
     /// Reply when the requests have ended that the disk has now.
     Settle {

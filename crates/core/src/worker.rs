@@ -31,6 +31,15 @@ const HEAD_START: usize = 1;
 /// For fewer requests the pieces are not worth their system calls.
 const LARGE_BATCH: usize = 24;
 
+/// A request that is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Oldest {
+    /// As if it were answered now.
+    pub record: TraceRecord,
+    /// Where it is.
+    pub stage: Stage,
+}
+
 /// A worker's whole state; lives on its thread.
 pub(crate) struct Worker {
     pub(crate) cx: Cx,
@@ -409,9 +418,34 @@ impl Worker {
                 self.look();
                 let _ = reply.send(());
             }
+            Command::Oldest { reply } => {
+                // Who has asked may have given up.
+                let _ = reply.send(self.oldest());
+            }
             Command::Settle { reply } => self.unsettled.add(&self.cx, reply),
             Command::Stop => self.is_stopping = true,
         }
+    }
+
+    /// The request that is in flight for longest.
+    fn oldest(&self) -> Option<Oldest> {
+        let requests = self
+            .cx
+            .slab
+            .in_use()
+            .into_iter()
+            .map(|id| &self.cx.slab[id]);
+        let of_sources = requests.filter(|request| request.owner == Owner::SOURCE);
+        let since = |request: &&Request| request.stamps.last() - request.stamps.total();
+        let oldest = of_sources.min_by_key(since)?;
+        let mut stamps = oldest.stamps;
+        stamps.end(self.cx.clock.now());
+        let record = TraceRecord {
+            stamps: stamps.raw(),
+            ..trace_record(oldest)
+        };
+        let stage = stamps.stage();
+        Some(Oldest { record, stage })
     }
 
     /// A source has come or gone.

@@ -1,6 +1,7 @@
 //! What happens, for whoever wants to hear of it.
 
 use crate::repeats::message_of;
+use fathom_trace::SlowRequest;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -45,6 +46,17 @@ pub enum Happened {
         by: By,
         client: String,
     },
+    /// Requests of it take too long: why, and the stage that is to blame with the slowest of them.
+    Alarm {
+        disk: String,
+        alarm: String,
+        text: String,
+        stage: String,
+        #[schema(value_type = Vec<Object>)]
+        requests: Vec<SlowRequest>,
+    },
+    /// They do no more.
+    AlarmOver { disk: String, alarm: String },
     /// The process of a tenant has ended by itself, and is started again.
     Restarted { tenant: String },
     /// An error, as the log tells it.
@@ -64,7 +76,9 @@ impl Happened {
             | Happened::Changed { disk }
             | Happened::Resized { disk, .. }
             | Happened::Attached { disk, .. }
-            | Happened::Detached { disk, .. } => Some(disk),
+            | Happened::Detached { disk, .. }
+            | Happened::Alarm { disk, .. }
+            | Happened::AlarmOver { disk, .. } => Some(disk),
             Happened::Restarted { .. }
             | Happened::Error { .. }
             | Happened::Reloaded

@@ -1,5 +1,6 @@
 //! What is told of a disk.
 
+use crate::alarm::AlarmInfo;
 use fathom_core::{Clock, Counter, WorkerHandle};
 use fathom_sandbox::Report;
 use fathom_stack::FilterInfo;
@@ -50,6 +51,9 @@ pub struct Info {
     /// The file being traced to.
     #[schema(value_type = Option<String>)]
     pub trace: Option<PathBuf>,
+    /// What its alarms are, and whether they are raised.
+    #[serde(default)]
+    pub alarms: Vec<AlarmInfo>,
     /// It stands still, and who uses it waits.
     #[serde(default)]
     pub frozen: bool,

@@ -2,6 +2,7 @@
 //! exports and traces, its NBD server and its API.
 
 mod access;
+mod alarm;
 mod allowance;
 mod answer;
 mod api;
@@ -35,6 +36,7 @@ mod text;
 mod users;
 
 pub use access::{Group, Mode, access, groups};
+pub use alarm::{Alarm, AlarmInfo};
 pub use book::ThrottleGroup;
 pub use daemon::{Daemon, Ended};
 pub use error::Error;

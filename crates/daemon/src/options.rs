@@ -1,6 +1,7 @@
 //! What `fathom serve` is told.
 
 use crate::access::access;
+use crate::alarm::Alarm;
 use crate::api::Groups;
 use crate::events::Events;
 use crate::socket_spec::SocketSpec;
@@ -222,6 +223,7 @@ pub struct DiskOptions {
     pub serial: Option<String>,
     /// Trace to this file from the start.
     pub trace: Option<PathBuf>,
+    pub alarms: Vec<Alarm>,
     /// As it was written, if it was.
     pub table: Option<Box<DiskTable>>,
 }
@@ -238,6 +240,7 @@ impl DiskOptions {
             queues: DEFAULT_QUEUES,
             serial: None,
             trace: None,
+            alarms: Vec::new(),
             table: None,
         }
     }
@@ -279,6 +282,7 @@ impl DiskOptions {
             queues: table.queues.unwrap_or(new.queues),
             serial: table.serial,
             trace: table.trace,
+            alarms: table.alarms,
             table: written,
             ..new
         };

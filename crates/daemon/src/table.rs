@@ -1,6 +1,7 @@
 //! A disk as it is written in files and in messages: the command line's options, by their names.
 
 use crate::access::{Group, Mode};
+use crate::alarm::Alarm;
 use crate::socket_spec::SocketSpec;
 use crate::text;
 use fathom_core::Polling;
@@ -146,6 +147,10 @@ pub struct DiskTable {
     pub tenant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
+    /// When who watches is told that requests take too long: `p99=5ms`, `read:p50=1ms`, `older=10s`.
+    #[serde(default, with = "text::list", skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub alarms: Vec<Alarm>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub trace: Option<PathBuf>,
@@ -218,8 +223,9 @@ pub(crate) enum Changes {
 }
 
 /// The keys that another disk in its place can have.
-const REMADE: [&str; 14] = [
+const REMADE: [&str; 15] = [
     "aio",
+    "alarms",
     "allow-dirs",
     "cache",
     "cpus",
@@ -267,6 +273,7 @@ impl DiskTable {
             pool: None,
             tenant: None,
             serial: None,
+            alarms: Vec::new(),
             trace: None,
             filters: Vec::new(),
         }

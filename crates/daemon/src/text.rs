@@ -48,6 +48,25 @@ pub mod optional {
     }
 }
 
+/// For several.
+pub mod list {
+    use super::*;
+
+    pub fn serialize<T: Display, S: Serializer>(values: &[T], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(values.iter().map(T::to_string))
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<T>, D::Error> {
+        let texts = Vec::<String>::deserialize(from)?;
+        let values = texts
+            .iter()
+            .map(|text| text.parse().map_err(de::Error::custom));
+        values.collect()
+    }
+}
+
 /// `"4G"`, or a number of bytes.
 pub fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     #[derive(Deserialize)]

@@ -46,6 +46,11 @@ impl Now {
         }
     }
 
+    /// Milliseconds since 1970.
+    pub fn time_ms(&self) -> u64 {
+        self.time_ms
+    }
+
     fn ns(&self, ticks: u64) -> u64 {
         (ticks as f64 * self.ns_per_tick) as u64
     }

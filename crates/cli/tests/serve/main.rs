@@ -1,5 +1,6 @@
 //! `fathom serve`, and the commands that speak to it, as users run them.
 
+mod alarms;
 mod api;
 mod clients;
 mod daemon;

@@ -2,6 +2,7 @@
 
 use super::measured::{Measured, QueueInfo};
 use super::samples::{Family, Label, Samples};
+use crate::alarm::AlarmInfo;
 use crate::info::WorkerInfo;
 use fathom_trace::{HistogramsState, Occupied, Op, SlowRequest, Stage};
 use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram, Info};
@@ -249,6 +250,22 @@ pub const DISKS: &[Family] = &[
         },
     },
     Family {
+        name: "alarm_raised",
+        unit: None,
+        kind: Gauge,
+        help: "Whether an alarm is raised, for requests take too long",
+        samples: |disk, to| {
+            each_alarm(disk, |label, alarm| to.gauge(&[label], alarm.raised.into()))
+        },
+    },
+    Family {
+        name: "alarms",
+        unit: None,
+        kind: Counter,
+        help: "How often it was",
+        samples: |disk, to| each_alarm(disk, |label, alarm| to.counter(&[label], alarm.times)),
+    },
+    Family {
         name: "disk_frozen",
         unit: None,
         kind: Gauge,
@@ -379,6 +396,14 @@ fn each_queue(
 ) -> fmt::Result {
     let mut queues = disk.queues.iter();
     queues.try_for_each(|queue| tell(("queue", &queue.queue.to_string()), queue))
+}
+
+fn each_alarm(
+    disk: &Measured,
+    mut tell: impl FnMut(Label<'_>, &AlarmInfo) -> fmt::Result,
+) -> fmt::Result {
+    let mut alarms = disk.info.alarms.iter();
+    alarms.try_for_each(|alarm| tell(("alarm", &alarm.alarm), alarm))
 }
 
 fn each_worker(

@@ -6,6 +6,7 @@ use super::inherited::Inherited;
 use super::serving::Serving;
 use super::shared_disk::SharedDisk;
 use super::tracer::Tracer;
+use crate::alarm::{Seen, Watches};
 use crate::error::Error;
 use crate::events::{By, Events, Happened};
 use crate::info::{FrontEnd, Info, WorkerInfo};
@@ -62,6 +63,7 @@ pub struct Served {
     vhost_user: Option<Serving<VhostUser>>,
     trace: Option<Tracer>,
     visits: Arc<Visits>,
+    alarms: Watches,
     /// As was last told, in bytes.
     size: u64,
     inherited: Inherited,
@@ -85,6 +87,7 @@ impl Served {
         let name = options.disk.location.to_string();
         let goes = options.vhost_user.is_some() && stack.file.is_some();
         let shared = SharedDisk::new(stack.disk.clone(), name, goes);
+        let alarms = Watches::new(&options.alarms);
         let mut served = Served {
             size: stack.disk.info().size,
             events,
@@ -95,6 +98,7 @@ impl Served {
             vhost_user: None,
             trace: None,
             visits: Arc::default(),
+            alarms,
             inherited: Inherited::default(),
             since: Instant::now(),
         };
@@ -307,6 +311,24 @@ impl Served {
         all
     }
 
+    /// When its alarms are to be looked at next.
+    pub fn next_look_at_alarms(&self) -> Option<Instant> {
+        self.alarms.next()
+    }
+
+    /// Look at them, as far as it is time.
+    pub fn look_at_alarms(&mut self) {
+        let mut alarms = std::mem::take(&mut self.alarms);
+        let seen = Seen {
+            workers: &self.stack.workers,
+            in_flight: self.in_flight(),
+            summary: &|| self.summary(),
+            slow: &|most| self.slow(most),
+        };
+        alarms.look(self.name(), &seen, &self.events);
+        self.alarms = alarms;
+    }
+
     fn refused(&self) -> u64 {
         let counters = self.stack.workers.iter().map(WorkerHandle::counters);
         let refused: u64 = counters.map(|one| one.refused.get()).sum();
@@ -368,6 +390,7 @@ impl Served {
             filters: stack.filters.info(),
             workers: self.workers_info(),
             trace: self.trace.as_ref().map(|trace| trace.path().to_owned()),
+            alarms: self.alarms.info(),
             frozen: false,
             uptime_seconds: 0,
             sandbox: fathom_sandbox::report(),

@@ -12,7 +12,7 @@ use crate::objects::tracer::{CALIBRATE_EVERY, Tracer};
 use crate::options::StopTimeout;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Host for Objects {
     fn ask(&mut self, ask: Ask, asker: Asker) {
@@ -27,13 +27,19 @@ impl Host for Objects {
 
     fn patience(&self) -> Option<Duration> {
         let traced = self.traces().next().map(|_| CALIBRATE_EVERY);
-        let looks = [self.until_next_look(), self.until_next_thaw(), traced];
+        let looks = [
+            self.until_next_look(),
+            self.until_next_thaw(),
+            self.until_next_alarm(),
+            traced,
+        ];
         looks.into_iter().flatten().min()
     }
 
     fn turn(&mut self) -> bool {
         self.see_to_traces();
         self.thaw_late();
+        self.see_to_alarms();
         for event in self.mail.take() {
             self.take_in(event);
         }
@@ -82,6 +88,24 @@ impl Objects {
     fn ended(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let front_ends = self.disks.iter().filter_map(Served::ended);
         front_ends.chain(self.nbd.iter().map(Nbd::ended))
+    }
+
+    fn until_next_alarm(&self) -> Option<Duration> {
+        let next = self
+            .disks
+            .iter()
+            .filter_map(Served::next_look_at_alarms)
+            .min();
+        next.map(|next| next.saturating_duration_since(Instant::now()))
+    }
+
+    fn see_to_alarms(&mut self) {
+        let now = Instant::now();
+        for disk in &mut self.disks {
+            if disk.next_look_at_alarms().is_some_and(|next| next <= now) {
+                disk.look_at_alarms();
+            }
+        }
     }
 
     fn see_to_traces(&mut self) {

@@ -1,0 +1,127 @@
+//! Alarms: raised by what a filter does to requests, and explained by where that is.
+
+use crate::support::{Kept, Served, eventually, fathom, refused, stdout_of};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What happens, written to a file.
+fn events(served: &Served) -> Kept {
+    let file = File::create(served.path("events")).unwrap();
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--no-buffer", "--unix-socket", &served.api()]);
+    curl.arg("http://fathom/v1/events").stdout(file);
+    Kept(
+        curl.stdin(Stdio::null())
+            .spawn()
+            .expect("curl is installed"),
+    )
+}
+
+/// The first event of that kind about this alarm, once there is one.
+fn event(path: &Path, kind: &str, alarm: &str) -> Value {
+    eventually(kind, || {
+        let text = fs::read_to_string(path).unwrap();
+        let lines = text
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        { lines }.find(|line| line["event"] == kind && line["alarm"] == alarm)
+    })
+}
+
+fn info(served: &Served) -> Value {
+    let info = stdout_of(&["info", &served.api(), "--json"]);
+    serde_json::from_str(&info).unwrap()
+}
+
+#[test]
+fn a_percentile_that_is_too_high_is_told_with_the_stage_to_blame() {
+    let served = Served::start(
+        "memory:16M",
+        &[
+            "--filter",
+            "delay:read=30ms",
+            "--alarm",
+            "read:p90=10ms",
+            "--alarm",
+            "write:p90=10ms",
+        ],
+    );
+    let _events = events(&served);
+    let load = served.start_load(1_000_000_000, &["--iodepth", "32"]);
+    let load = Kept(load);
+    let raised = event(&served.path("events"), "alarm", "read:p90=10ms");
+    assert_eq!(raised["stage"], "queue", "{raised}");
+    assert!(
+        raised["text"]
+            .as_str()
+            .unwrap()
+            .starts_with("p90 of read is 3"),
+        "{raised}"
+    );
+    let slowest = &raised["requests"][0];
+    assert_eq!(
+        (&slowest["op"], &slowest["longest"]),
+        (&"read".into(), &"queue".into())
+    );
+    assert!(slowest["total_ns"].as_u64().unwrap() >= 30_000_000);
+    let info = info(&served);
+    assert_eq!(info["alarms"][0]["raised"], true, "{info}");
+    assert_eq!(info["alarms"][1]["times"], 0, "{info}");
+    assert!(
+        served
+            .log()
+            .contains("alarm read:p90=10ms: p90 of read is 3")
+    );
+    // Without what held them it is over.
+    drop(load);
+    stdout_of(&["set", &served.api(), "delay", "read=0s"]);
+    let _load = Kept(served.start_load(1_000_000_000, &["--iodepth", "32"]));
+    event(&served.path("events"), "alarm-over", "read:p90=10ms");
+}
+
+#[test]
+fn a_request_that_does_not_end_is_told_while_it_has_not() {
+    let served = Served::start(
+        "memory:16M",
+        &["--filter", "delay:read=4s", "--alarm", "older=500ms"],
+    );
+    let _events = events(&served);
+    let mut load = served.start_load(1, &[]);
+    let raised = event(&served.path("events"), "alarm", "older=500ms");
+    assert!(load.try_wait().unwrap().is_none(), "it has ended");
+    assert_eq!(raised["stage"], "queue", "{raised}");
+    assert!(
+        raised["text"]
+            .as_str()
+            .unwrap()
+            .starts_with("a read is in flight for "),
+        "{raised}"
+    );
+    assert_eq!(raised["requests"][0]["op"], "read");
+    assert!(load.wait().unwrap().success());
+    event(&served.path("events"), "alarm-over", "older=500ms");
+    assert_eq!(info(&served)["alarms"][0]["times"], 1);
+}
+
+#[test]
+fn what_is_no_alarm_is_refused() {
+    for alarm in ["p98=5ms", "fast", "p99=0s"] {
+        let args = [
+            "serve",
+            "memory:1M",
+            "--vhost-user",
+            "/nowhere/s",
+            "--alarm",
+            alarm,
+        ];
+        refused(2, &args, &["--alarm", "p99=5ms"]);
+    }
+    let output = fathom().args(["serve", "--help"]).output().unwrap();
+    assert!(
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .contains("--alarm")
+    );
+}

@@ -1,0 +1,117 @@
+//! What is written of an alarm.
+
+use fathom_core::Op;
+use fathom_units::{parse_duration, short_duration};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// When it is raised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alarm {
+    pub limit: Limit,
+    pub time: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// So many thousandths of the requests of an operation took no longer, in the last [`WINDOW`]; None:
+    /// of any operation.
+    Percentile(u16, Option<Op>),
+    /// No request is in flight for longer.
+    Oldest,
+}
+
+/// Percentiles are of so long at a time.
+pub const WINDOW: Duration = Duration::from_secs(10);
+
+/// The percentiles that there are, by their names.
+const PERCENTILES: [(&str, u16); 4] = [("p50", 500), ("p90", 900), ("p99", 990), ("p999", 999)];
+
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl FromStr for Alarm {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Alarm, String> {
+        let bad = || {
+            format!(
+                "'{text}' is no alarm: it is like p99=5ms (also p50, p90, p999), read:p99=5ms for one \
+                 operation, or older=10s"
+            )
+        };
+        let (what, time) = text.split_once('=').ok_or_else(bad)?;
+        let is_a_time = |time: &Duration| !time.is_zero() && *time <= LONGEST;
+        let time = parse_duration(time)
+            .ok()
+            .filter(is_a_time)
+            .ok_or_else(bad)?;
+        let (op, percentile) = match what.split_once(':') {
+            Some((op, percentile)) => {
+                let op = Op::ALL.into_iter().find(|one| one.name() == op);
+                (Some(op.ok_or_else(bad)?), percentile)
+            }
+            None => (None, what),
+        };
+        let known = PERCENTILES.iter().find(|(name, _)| *name == percentile);
+        let limit = match known {
+            Some((_, thousandths)) => Limit::Percentile(*thousandths, op),
+            None if what == "older" => Limit::Oldest,
+            None => return Err(bad()),
+        };
+        Ok(Alarm { limit, time })
+    }
+}
+
+/// As it is read.
+impl fmt::Display for Alarm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.limit {
+            Limit::Percentile(thousandths, op) => {
+                if let Some(op) = op {
+                    write!(f, "{}:", op.name())?;
+                }
+                f.write_str(name_of(thousandths))?;
+            }
+            Limit::Oldest => f.write_str("older")?,
+        }
+        write!(f, "={}", short_duration(self.time))
+    }
+}
+
+/// A percentile's.
+pub fn name_of(thousandths: u16) -> &'static str {
+    let found = PERCENTILES.iter().find(|(_, known)| *known == thousandths);
+    found.map_or("", |(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alarms_are_read_as_they_are_written() {
+        for text in [
+            "p99=5ms",
+            "read:p50=200us",
+            "write_zeroes:p999=1s",
+            "older=10s",
+        ] {
+            assert_eq!(text.parse::<Alarm>().unwrap().to_string(), text);
+        }
+        for text in [
+            "",
+            "p99",
+            "p98=5ms",
+            "p99=0s",
+            "p99=fast",
+            "old=5s",
+            "eat:p99=5s",
+            "older=9999h",
+            "read:older=1s",
+        ] {
+            let problem = text.parse::<Alarm>().unwrap_err();
+            assert!(problem.contains("like p99=5ms"), "{problem}");
+        }
+    }
+}

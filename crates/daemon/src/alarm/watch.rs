@@ -1,0 +1,274 @@
+//! A disk's alarms being kept.
+
+use super::spec::{Alarm, Limit, WINDOW, name_of};
+use crate::events::{Events, Happened};
+use fathom_core::{Oldest, Op, WorkerHandle};
+use fathom_trace::{Now, SlowRequest, Summary};
+use fathom_units::short_duration;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+use utoipa::ToSchema;
+
+/// The slowest requests that an alarm tells.
+const TOLD: usize = 5;
+/// How often the oldest request is looked for.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
+
+/// What has become of an alarm.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AlarmInfo {
+    /// As it is written.
+    pub alarm: String,
+    pub raised: bool,
+    /// How often it was, since the disk is served.
+    pub times: u64,
+}
+
+/// What is looked at.
+pub struct Seen<'a> {
+    pub workers: &'a [WorkerHandle],
+    pub in_flight: u64,
+    pub summary: &'a dyn Fn() -> Summary,
+    pub slow: &'a dyn Fn(usize) -> Vec<SlowRequest>,
+}
+
+/// All alarms of one disk.
+#[derive(Default)]
+pub struct Watches {
+    all: Vec<Watch>,
+    /// What was counted when the window began.
+    before: Summary,
+    window_ends: Option<Instant>,
+}
+
+struct Watch {
+    alarm: Alarm,
+    raised: bool,
+    times: u64,
+    /// When to look for the oldest request again.
+    look_at: Option<Instant>,
+    /// Of those who were asked.
+    asked: Vec<Receiver<Option<Oldest>>>,
+    /// Since when one of them says nothing.
+    unheard: Option<Instant>,
+}
+
+/// Why an alarm is raised.
+struct Cause {
+    /// For people.
+    text: String,
+    stage: String,
+    requests: Vec<SlowRequest>,
+}
+
+impl Watches {
+    pub fn new(alarms: &[Alarm]) -> Watches {
+        let now = Instant::now();
+        let watch = |alarm: &Alarm| Watch {
+            look_at: (alarm.limit == Limit::Oldest).then_some(now),
+            alarm: alarm.clone(),
+            raised: false,
+            times: 0,
+            asked: Vec::new(),
+            unheard: None,
+        };
+        let all: Vec<_> = alarms.iter().map(watch).collect();
+        let has_window = all.iter().any(|one| one.look_at.is_none());
+        Watches {
+            all,
+            before: Summary::default(),
+            window_ends: has_window.then(|| now + WINDOW),
+        }
+    }
+
+    pub fn info(&self) -> Vec<AlarmInfo> {
+        let info = |one: &Watch| AlarmInfo {
+            alarm: one.alarm.to_string(),
+            raised: one.raised,
+            times: one.times,
+        };
+        self.all.iter().map(info).collect()
+    }
+
+    /// When there is something to look at next.
+    pub fn next(&self) -> Option<Instant> {
+        let looks = self.all.iter().filter_map(|one| one.look_at);
+        looks.chain(self.window_ends).min()
+    }
+
+    /// Look at what it is time for, and tell what has changed.
+    pub fn look(&mut self, disk: &str, seen: &Seen<'_>, events: &Events) {
+        let now = Instant::now();
+        if self.window_ends.is_some_and(|end| end <= now) {
+            self.window_ends = Some(now + WINDOW);
+            let counted = (seen.summary)();
+            let window = counted.since(&self.before);
+            self.before = counted;
+            for watch in &mut self.all {
+                if let Limit::Percentile(thousandths, op) = watch.alarm.limit {
+                    let cause = watch.by_percentile(&window, thousandths, op, seen);
+                    watch.tell(disk, cause, events);
+                }
+            }
+        }
+        for watch in &mut self.all {
+            if watch.look_at.is_some_and(|at| at <= now) {
+                if let Some(cause) = watch.by_oldest(now, seen) {
+                    watch.tell(disk, cause, events);
+                }
+                let (least, most) = LOOKS;
+                let pause = (watch.alarm.time / 4).clamp(least, most);
+                watch.look_at = Some(now + pause);
+            }
+        }
+    }
+}
+
+impl Watch {
+    /// None: all is well.
+    fn by_percentile(
+        &self,
+        window: &Summary,
+        thousandths: u16,
+        op: Option<Op>,
+        seen: &Seen<'_>,
+    ) -> Option<Cause> {
+        let limit = self.alarm.time.as_nanos() as f64;
+        let meant = |name: &str| op.is_none_or(|op| op.name() == name);
+        let ops = window.operations.iter().filter(|one| meant(&one.op));
+        let took = ops.filter_map(|one| {
+            let total = one.stages.last()?;
+            let ns = match thousandths {
+                500 => total.p50_ns,
+                900 => total.p90_ns,
+                990 => total.p99_ns,
+                _ => total.p999_ns,
+            };
+            Some((one, ns?))
+        });
+        let (worst, ns) = took.max_by(|a, b| a.1.total_cmp(&b.1))?;
+        if ns <= limit {
+            return None;
+        }
+        let since = Now::read()
+            .time_ms()
+            .saturating_sub(WINDOW.as_millis() as u64);
+        let mut requests = (seen.slow)(usize::MAX);
+        requests.retain(|one| {
+            one.op == worst.op && one.time_ms >= since && one.total_ns as f64 > limit
+        });
+        let stage = longest(&requests).unwrap_or_else(|| {
+            let stages = worst
+                .stages
+                .split_last()
+                .map_or(&[][..], |(_, stages)| stages);
+            let longest = stages.iter().max_by(|a, b| a.mean_ns.total_cmp(&b.mean_ns));
+            longest.map_or(String::new(), |stage| stage.stage.clone())
+        });
+        requests.truncate(TOLD);
+        let (name, time) = (name_of(thousandths), Duration::from_nanos(ns as u64));
+        let text = format!("{name} of {} is {}", worst.op, rounded(time));
+        Some(Cause {
+            text,
+            stage,
+            requests,
+        })
+    }
+
+    /// None: it is not known yet. Some of nothing: all is well.
+    fn by_oldest(&mut self, now: Instant, seen: &Seen<'_>) -> Option<Option<Cause>> {
+        let answered: Vec<_> = self.asked.iter().map(Receiver::try_recv).collect();
+        if answered.contains(&Err(TryRecvError::Empty)) {
+            let since = *self.unheard.get_or_insert(now);
+            let is_late = now.duration_since(since) > self.alarm.time;
+            return (is_late && seen.in_flight > 0).then(|| {
+                Some(Cause {
+                    text: "a worker does not answer, with requests in flight".into(),
+                    stage: "worker".into(),
+                    requests: Vec::new(),
+                })
+            });
+        }
+        self.unheard = None;
+        let first = self.asked.is_empty();
+        self.asked.clear();
+        if seen.in_flight > 0 {
+            self.asked = seen
+                .workers
+                .iter()
+                .map(WorkerHandle::begin_oldest)
+                .collect();
+        }
+        let known = answered.into_iter().filter_map(|one| one.ok().flatten());
+        let oldest = known.min_by_key(|one| one.record.stamps[0]);
+        let Some(oldest) = oldest else {
+            return (!first || seen.in_flight == 0).then_some(None);
+        };
+        let request = SlowRequest::of(&oldest.record, &Now::read());
+        if u128::from(request.total_ns) <= self.alarm.time.as_nanos() {
+            return Some(None);
+        }
+        let age = rounded(Duration::from_nanos(request.total_ns));
+        let text = format!("a {} is in flight for {age}", request.op);
+        Some(Some(Cause {
+            text,
+            stage: oldest.stage.name().to_owned(),
+            requests: vec![request],
+        }))
+    }
+
+    /// Tell whether it is raised, if that is new.
+    fn tell(&mut self, disk: &str, cause: Option<Cause>, events: &Events) {
+        let is_new = cause.is_some() != self.raised;
+        self.raised = cause.is_some();
+        if !is_new {
+            return;
+        }
+        let (name, disk) = (self.alarm.to_string(), disk.to_owned());
+        match cause {
+            Some(Cause {
+                text,
+                stage,
+                requests,
+            }) => {
+                self.times += 1;
+                tracing::warn!("disk '{disk}': alarm {name}: {text}; most of it in {stage}");
+                events.tell(Happened::Alarm {
+                    disk,
+                    alarm: name,
+                    text,
+                    stage,
+                    requests,
+                });
+            }
+            None => {
+                tracing::info!("disk '{disk}': alarm {name} is over");
+                events.tell(Happened::AlarmOver { disk, alarm: name });
+            }
+        }
+    }
+}
+
+/// The stage in which these were for longest, all together.
+fn longest(requests: &[SlowRequest]) -> Option<String> {
+    let mut stages = BTreeMap::new();
+    for (stage, ns) in requests.iter().flat_map(|one| &one.stages) {
+        *stages.entry(stage).or_insert(0) += ns;
+    }
+    let longest = stages.into_iter().max_by_key(|(_, ns)| *ns)?;
+    Some(longest.0.clone())
+}
+
+/// To three digits or so.
+fn rounded(time: Duration) -> String {
+    let ns = time.as_nanos() as u64;
+    let unit = [1, 1_000, 1_000_000, 1_000_000_000];
+    let unit = unit
+        .into_iter()
+        .rev()
+        .find(|unit| *unit * 10 <= ns)
+        .unwrap_or(1);
+    short_duration(Duration::from_nanos(ns / unit * unit))
+}
