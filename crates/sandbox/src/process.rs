@@ -88,7 +88,7 @@ impl Tenant {
         report.in_force("capabilities", "none, and none to be had");
         report.add_outcome("dumps", "without shared memory", without_shared_memory());
         if let Some(bytes) = self.address_space {
-            limit(libc::RLIMIT_AS, bytes)?;
+            limit_addresses(bytes)?;
             report.in_force("memory", format!("{bytes} bytes of addresses"));
         }
         privileges::no_new()?;
@@ -212,13 +212,14 @@ fn without_shared_memory() -> io::Result<()> {
     std::fs::write("/proc/self/coredump_filter", "0x31")
 }
 
-fn limit(resource: libc::__rlimit_resource_t, to: u64) -> io::Result<()> {
+/// Bytes that it may have mapped.
+fn limit_addresses(to: u64) -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: to,
         rlim_max: to,
     };
     // SAFETY: a structure to read.
-    match unsafe { libc::setrlimit(resource, &limit) } {
+    match unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

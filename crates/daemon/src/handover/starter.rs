@@ -128,7 +128,7 @@ pub fn start_successors(arguments: &[OsString]) -> Result<(), Error> {
     let _ = rustix::thread::set_name(c"fathom-starter");
     // Sockets that a service manager has passed are the server's.
     // SAFETY: nothing here has opened a file yet but the standard streams.
-    unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     let link = io::stdin().as_fd().try_clone_to_owned();
     let link = Link::from(link.map_err(Error::io("there is no server"))?);
     let mut child: Option<Child> = None;

@@ -15,7 +15,7 @@ pub(super) struct Piece {
 }
 
 /// FS_IOC_FIEMAP of linux/fs.h: _IOWR('f', 11, struct fiemap).
-const FIEMAP: libc::c_ulong = 0xc020_660b;
+const FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
 const FIEMAP_HEADER: usize = 32;
 const FIEMAP_EXTENT: usize = 56;
 const BATCH: usize = 512;
@@ -107,7 +107,7 @@ pub(super) struct Target {
 }
 
 /// DM_TABLE_STATUS of linux/dm-ioctl.h: _IOWR(0xfd, 12, struct dm_ioctl).
-const DM_TABLE_STATUS: libc::c_ulong = 0xc138_fd0c;
+const DM_TABLE_STATUS: libc::Ioctl = 0xc138_fd0c_u32 as libc::Ioctl;
 const DM_HEADER: usize = 312;
 /// Ask for the table instead of the targets' state.
 const DM_STATUS_TABLE: u32 = 1 << 4;
@@ -215,7 +215,7 @@ fn sectors(text: &str) -> Option<u64> {
     text.parse::<u64>().ok()?.checked_mul(SECTOR)
 }
 
-fn ioctl(file: &File, request: libc::c_ulong, buffer: &mut [u8]) -> io::Result<()> {
+fn ioctl(file: &File, request: libc::Ioctl, buffer: &mut [u8]) -> io::Result<()> {
     // SAFETY: both requests read and write a structure at the pointer whose size the structure
     // itself states, which is that of `buffer`.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), request, buffer.as_mut_ptr()) };

@@ -1,7 +1,7 @@
 //! Linux AIO as the kernel gives it: a context, its system calls, and the
 //! ring of completions that it shares with us.
 
-use libc::{iocb, iovec};
+use libc::iovec;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,6 +32,24 @@ struct Header {
 }
 
 const AIO_RING_MAGIC: u32 = 0xa10a_10a1;
+
+/// `struct iocb` of a little-endian machine. (musl's headers have none.)
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Iocb {
+    pub(crate) aio_data: u64,
+    aio_key: u32,
+    aio_rw_flags: i32,
+    aio_lio_opcode: u16,
+    aio_reqprio: i16,
+    aio_fildes: u32,
+    aio_buf: u64,
+    aio_nbytes: u64,
+    aio_offset: i64,
+    aio_reserved2: u64,
+    aio_flags: u32,
+    aio_resfd: u32,
+}
 
 /// `struct io_event`.
 #[repr(C)]
@@ -100,7 +118,7 @@ impl Context {
     /// # Safety
     /// The iocbs are valid, their iovecs until this returns and the memory
     /// that those name until the operations' completion.
-    pub(crate) unsafe fn submit(&self, iocbs: &mut [*mut iocb]) -> io::Result<usize> {
+    pub(crate) unsafe fn submit(&self, iocbs: &mut [*mut Iocb]) -> io::Result<usize> {
         // SAFETY: as required of the caller.
         let taken = unsafe {
             libc::syscall(
@@ -165,9 +183,9 @@ impl Operation {
     ///
     /// # Safety
     /// The iovecs are valid.
-    pub(crate) unsafe fn iocb(self) -> iocb {
+    pub(crate) unsafe fn iocb(self) -> Iocb {
         // SAFETY: a structure of integers, for which zero is a value.
-        let mut iocb: iocb = unsafe { std::mem::zeroed() };
+        let mut iocb: Iocb = unsafe { std::mem::zeroed() };
         let vectored = self.iov_len != 1;
         iocb.aio_lio_opcode = match (self.write, vectored) {
             (false, false) => IOCB_CMD_PREAD,

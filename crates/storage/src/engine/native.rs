@@ -1,13 +1,12 @@
 //! The engine on Linux AIO.
 
-use crate::engine::aio::{Context, Operation};
+use crate::engine::aio::{Context, Iocb, Operation};
 use crate::engine::epoll::Epoll;
 use crate::engine::files::Files;
 use crate::engine::pool::Pool;
 use crate::engine::sockets::Sockets;
 use crate::engine::threads::BUSY_LOOK;
 use fathom_core::{Completion, Engine, FileId, Io, IoKind, SocketIo, Token, Wait};
-use libc::iocb;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -34,8 +33,8 @@ pub struct Native {
     files: Files,
     sockets: Sockets,
     /// Pushed and not yet taken by the kernel.
-    queued: Vec<iocb>,
-    pointers: Vec<*mut iocb>,
+    queued: Vec<Iocb>,
+    pointers: Vec<*mut Iocb>,
     /// Taken by the kernel and not completed.
     in_flight: usize,
     /// The kernel takes no more until something completes.

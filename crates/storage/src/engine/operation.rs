@@ -93,7 +93,7 @@ pub(crate) unsafe fn socket_entry(io: &SocketIo) -> squeue::Entry {
     // SAFETY: a message with as many iovecs, says the caller.
     let iovecs = unsafe {
         let message = &*io.message;
-        std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen)
+        std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen as _)
     };
     match (io.kind, iovecs) {
         (SocketIoKind::Receive, [one]) => {

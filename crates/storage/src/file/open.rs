@@ -23,7 +23,7 @@ mod ioctl {
     pub(super) const BLKIOOPT: libc::Ioctl = 0x1279;
     pub(super) const BLKPBSZGET: libc::Ioctl = 0x127b;
     pub(super) const BLKSSZGET: libc::Ioctl = 0x1268;
-    pub(super) const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
+    pub(super) const BLKGETSIZE64: libc::Ioctl = 0x8008_1272_u32 as libc::Ioctl;
 }
 
 pub(super) fn open(path: &Path, options: FileOptions) -> Result<Shared, DiskError> {

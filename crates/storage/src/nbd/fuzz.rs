@@ -350,7 +350,8 @@ impl Case {
 unsafe fn receive(message: *mut msghdr, bytes: &[u8]) -> usize {
     let mut rest = bytes;
     // SAFETY: as required of the caller.
-    let iovecs = unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen) };
+    let iovecs =
+        unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen as _) };
     for iov in iovecs {
         assert!(iov.iov_len > 0);
         let (now, later) = rest.split_at(iov.iov_len.min(rest.len()));

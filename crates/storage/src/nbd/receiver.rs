@@ -121,7 +121,7 @@ impl Receiver {
             });
         }
         self.message.msg_iov = self.iovecs.as_mut_ptr();
-        self.message.msg_iovlen = self.iovecs.len();
+        self.message.msg_iovlen = self.iovecs.len() as _;
         &mut self.message
     }
 

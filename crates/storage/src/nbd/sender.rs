@@ -78,7 +78,7 @@ impl Sender {
             return None;
         }
         self.message.msg_iov = left.as_mut_ptr();
-        self.message.msg_iovlen = left.len();
+        self.message.msg_iovlen = left.len() as _;
         Some(&mut self.message)
     }
 

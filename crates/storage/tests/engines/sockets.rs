@@ -13,7 +13,7 @@ fn message(iovecs: &mut [iovec]) -> libc::msghdr {
     // SAFETY: all zeroes are a message of nothing.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = iovecs.as_mut_ptr();
-    message.msg_iovlen = iovecs.len();
+    message.msg_iovlen = iovecs.len() as _;
     message
 }
 

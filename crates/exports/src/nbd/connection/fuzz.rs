@@ -364,7 +364,7 @@ fn iovecs(io: &SocketIo) -> Vec<libc::iovec> {
     // SAFETY: the source vouches for its messages.
     let iovecs = unsafe {
         let message = &*io.message;
-        std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen)
+        std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen as _)
     };
     assert!((1..=1024).contains(&iovecs.len()));
     iovecs.to_vec()

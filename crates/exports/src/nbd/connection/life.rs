@@ -87,7 +87,7 @@ impl NbdSource {
             return; // until there is memory again
         }
         self.receive.message.msg_iov = self.receive.iovecs.as_mut_ptr();
-        self.receive.message.msg_iovlen = self.receive.count;
+        self.receive.message.msg_iovlen = self.receive.count as _;
         let io = SocketIo {
             kind: SocketIoKind::Receive,
             socket: self.socket.as_raw_fd(),

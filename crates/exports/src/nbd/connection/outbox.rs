@@ -113,7 +113,7 @@ impl Outbox {
         };
         if let Some((first, count)) = iovecs {
             self.message.msg_iov = first;
-            self.message.msg_iovlen = count;
+            self.message.msg_iovlen = count as _;
             let message: *mut msghdr = &mut *self.message;
             let io = SocketIo {
                 kind: SocketIoKind::Send,

@@ -152,7 +152,7 @@ fn clock(nanoseconds: u64) -> String {
 
 /// Seconds since the epoch as a date in this machine's time zone.
 fn local_time(seconds: u32) -> String {
-    let time = libc::time_t::from(seconds);
+    let time = seconds.into();
     // SAFETY: a tm of zeroes is valid; its pointer member may be null.
     let mut tm: libc::tm = unsafe { std::mem::zeroed() };
     // SAFETY: reads one time_t, writes one tm, and keeps neither.
