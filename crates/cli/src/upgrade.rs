@@ -1,11 +1,15 @@
 //! `fathom upgrade`: another process goes on.
 
-use crate::servers::{absolute, find};
+use crate::servers::{absolute, find, running};
 use anyhow::bail;
 use clap::Args;
+use fathom_client::Client;
 use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 /// Have a new process go on with everything that a server does, by another version of the program
 ///
@@ -15,8 +19,13 @@ use std::path::PathBuf;
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
     /// Its process id, the path of its API's socket, or the name of a disk that it serves
-    #[arg(value_name = "PID|SOCKET|NAME")]
-    server: String,
+    #[arg(value_name = "PID|SOCKET|NAME", required_unless_present = "all")]
+    server: Option<String>,
+
+    /// All servers of this user that were started by this file, or by one that was in its place; the
+    /// exit status is 1 if one of them stays as it is
+    #[arg(long, conflicts_with_all = ["server", "binary"])]
+    all: bool,
 
     /// The program that is to go on [default: the file that is now where the server's came from]
     #[arg(long, value_name = "PATH")]
@@ -32,7 +41,40 @@ pub struct UpgradeArgs {
 }
 
 pub fn run(args: UpgradeArgs) -> anyhow::Result<()> {
-    let (server, _) = find(&args.server)?;
+    let Some(named) = &args.server else {
+        return all(&args);
+    };
+    let (server, _) = find(named)?;
+    one(&server, &args)
+}
+
+fn all(args: &UpgradeArgs) -> anyhow::Result<()> {
+    let own = std::env::current_exe()?;
+    let mut stay = Vec::new();
+    for (pid, server) in running() {
+        match program_of(pid) {
+            Some(program) if program == own => {}
+            _ => continue,
+        }
+        if let Err(error) = one(&server, args) {
+            stay.push(format!("server {pid} stays as it is: {error:#}"));
+        }
+    }
+    match stay.is_empty() {
+        true => Ok(()),
+        false => bail!("{}", stay.join("; ")),
+    }
+}
+
+/// The file that a process was started by, or another one that is there now.
+fn program_of(pid: u32) -> Option<PathBuf> {
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let path = path.as_os_str().as_bytes();
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    Some(Path::new(OsStr::from_bytes(path)).to_owned())
+}
+
+fn one(server: &Client, args: &UpgradeArgs) -> anyhow::Result<()> {
     let binary = args.binary.as_deref().map(absolute).transpose()?;
     let upgrade = server.post(&["v1", "server", "upgrade"]).patiently();
     let answer: Value = upgrade
