@@ -47,6 +47,56 @@ fn every_command_has_a_page_that_groff_has_nothing_to_say_of() {
 }
 
 #[test]
+fn pages_of_formats_are_made_that_groff_has_nothing_to_say_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/pages.sh");
+    said(Command::new("sh").arg(script).arg(dir.path()).arg("1.0"));
+    for name in ["fathom.toml.5", "fathom-run.5"] {
+        let page = dir.path().join(name);
+        let mut groff = Command::new("groff");
+        said(
+            groff
+                .args(["-t", "-man", "-ww", "-Wbreak", "-z", "-Tutf8", "-Kutf8"])
+                .arg(&page),
+        );
+        let what = said(Command::new("lexgrog").arg(&page));
+        assert!(what.contains(name.trim_end_matches(".5")), "{what}");
+    }
+}
+
+/// The program is asked which keys each table has.
+#[test]
+fn the_configurations_page_has_all_keys() {
+    let page = include_str!("../../../docs/configuration.md");
+    let tables = [
+        ("The server", "x = 1"),
+        ("The server", "api = { x = 1 }"),
+        ("Disks", "[[disk]]\nx = 1"),
+        ("NBD clients", "[nbd]\nx = 1"),
+        ("Threads", "[pool.a]\nx = 1"),
+        ("Processes", "[tenants]\nx = 1"),
+        ("Processes", "tenants = true\n[tenant.a]\nx = 1"),
+    ];
+    for (heading, table) in tables {
+        let mut sections = page.split("\n## ");
+        let section = sections.find(|section| section.starts_with(heading));
+        let section = section.unwrap_or_else(|| panic!("no section '{heading}'"));
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("fathom.toml");
+        std::fs::write(&file, table).unwrap();
+        let mut serve = fathom();
+        let output = serve.args(["serve", "--config"]).arg(file).output();
+        let error = String::from_utf8(output.unwrap().stderr).unwrap();
+        let (_, keys) = error
+            .split_once("expected one of ")
+            .unwrap_or_else(|| panic!("{error}"));
+        for key in keys.trim().split(", ") {
+            assert!(section.contains(key), "{key} is not in '{heading}'");
+        }
+    }
+}
+
+#[test]
 fn bash_completes_commands_and_options() {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("fathom.bash");
