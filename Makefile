@@ -7,7 +7,8 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test test-built test-kvm fuzz fuzz-build $(FUZZ) torture bench lint
+.PHONY: setup build demo test test-built test-kvm fuzz fuzz-build $(FUZZ) torture bench lint \
+	installed install install-files uninstall
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -69,3 +70,56 @@ bench: build
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+# What is installed, and where. DESTDIR stands before all of it.
+PREFIX ?= /usr/local
+bindir ?= $(PREFIX)/bin
+datadir ?= $(PREFIX)/share
+mandir ?= $(datadir)/man
+sysconfdir ?= /etc
+unitdir ?= $(PREFIX)/lib/systemd/system
+bashcompdir ?= $(datadir)/bash-completion/completions
+zshcompdir ?= $(datadir)/zsh/site-functions
+fishcompdir ?= $(datadir)/fish/vendor_completions.d
+INSTALL ?= install
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+INSTALLED := $(TARGET)/installed/fathom
+
+installed: setup
+	$(CARGO) build --profile installed --package fathom-cli
+
+install: installed install-files
+	$(INSTALL) -D -m 755 --strip $(INSTALLED) $(DESTDIR)$(bindir)/fathom
+	ln -sf fathom $(DESTDIR)$(bindir)/fathom-vhost-user-blk
+
+# All but the program. A configuration that is there stays.
+install-files:
+	mkdir -p $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(mandir)/man5 $(DESTDIR)$(bashcompdir) \
+		$(DESTDIR)$(zshcompdir) $(DESTDIR)$(fishcompdir) $(DESTDIR)$(unitdir) \
+		$(DESTDIR)$(datadir)/qemu/vhost-user
+	$(INSTALLED) man $(DESTDIR)$(mandir)/man1
+	ln -sf fathom.1 $(DESTDIR)$(mandir)/man1/fathom-vhost-user-blk.1
+	sh packaging/pages.sh $(DESTDIR)$(mandir)/man5 $(VERSION)
+	$(INSTALLED) completions bash > $(DESTDIR)$(bashcompdir)/fathom
+	$(INSTALLED) completions zsh > $(DESTDIR)$(zshcompdir)/_fathom
+	$(INSTALLED) completions fish > $(DESTDIR)$(fishcompdir)/fathom.fish
+	sed 's,/usr/bin,$(bindir),' packaging/systemd/fathom.service > $(DESTDIR)$(unitdir)/fathom.service
+	sed 's,/usr/bin,$(bindir),' packaging/qemu/50-fathom.json \
+		> $(DESTDIR)$(datadir)/qemu/vhost-user/50-fathom.json
+	$(INSTALL) -D -m 644 packaging/apparmor/fathom \
+		$(DESTDIR)$(sysconfdir)/apparmor.d/abstractions/libvirt-qemu.d/fathom
+	test -e $(DESTDIR)$(sysconfdir)/fathom/fathom.toml || \
+		$(INSTALL) -D -m 644 packaging/fathom.toml $(DESTDIR)$(sysconfdir)/fathom/fathom.toml
+
+# A configuration that has been changed stays.
+uninstall:
+	rm -f $(DESTDIR)$(bindir)/fathom $(DESTDIR)$(bindir)/fathom-vhost-user-blk \
+		$(DESTDIR)$(mandir)/man1/fathom.1 $(DESTDIR)$(mandir)/man1/fathom-*.1 \
+		$(DESTDIR)$(mandir)/man5/fathom.toml.5 $(DESTDIR)$(mandir)/man5/fathom-run.5 \
+		$(DESTDIR)$(bashcompdir)/fathom $(DESTDIR)$(zshcompdir)/_fathom \
+		$(DESTDIR)$(fishcompdir)/fathom.fish $(DESTDIR)$(unitdir)/fathom.service \
+		$(DESTDIR)$(datadir)/qemu/vhost-user/50-fathom.json \
+		$(DESTDIR)$(sysconfdir)/apparmor.d/abstractions/libvirt-qemu.d/fathom
+	! cmp -s packaging/fathom.toml $(DESTDIR)$(sysconfdir)/fathom/fathom.toml || \
+		rm $(DESTDIR)$(sysconfdir)/fathom/fathom.toml
+	-rmdir $(DESTDIR)$(sysconfdir)/fathom

@@ -47,6 +47,8 @@ python3-venv
 chromium
 curl
 groff-base
+lowdown
+man-db
 '
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
@@ -305,7 +307,7 @@ check_rust() {
 absent_programs() {
 	for program in qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
 		e2fsck debugfs bonnie++ mkfs.fat mcopy fio crun linux.uml losetup unshare ip iperf3 nbdkit \
-		nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl; do
+		nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl lowdown lexgrog; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done
 }
