@@ -8,7 +8,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
 .PHONY: setup build demo test test-built test-kvm fuzz fuzz-build $(FUZZ) torture bench lint \
-	installed install install-files uninstall
+	installed install install-files uninstall static
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -123,3 +123,12 @@ uninstall:
 	! cmp -s packaging/fathom.toml $(DESTDIR)$(sysconfdir)/fathom/fathom.toml || \
 		rm $(DESTDIR)$(sysconfdir)/fathom/fathom.toml
 	-rmdir $(DESTDIR)$(sysconfdir)/fathom
+
+# A program that runs on any Linux of this architecture, such as a guest: `fathom guest record`.
+STATIC := $(shell uname -m)-unknown-linux-musl
+static: setup
+	sh tools/setup.sh static
+	CC_$(subst -,_,$(STATIC))=musl-gcc $(CARGO) build --profile installed --package fathom-cli \
+		--target $(STATIC)
+	strip -o $(TARGET)/fathom-static $(TARGET)/$(STATIC)/installed/fathom
+	@ls -l $(TARGET)/fathom-static

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what building, the demo and the tests need, from the distribution's own packages; virtiofsd, which
-# Debian 12 has not got, is built from crates.io.
+# Debian 12 has not got, is built from crates.io. `setup.sh static` installs what makes a static program.
 #
 # Running it again is quick and changes nothing. QEMU comes from the distribution's backports
 # where those have a newer one: live migration of vhost-user disks and reconnecting character
@@ -361,6 +361,36 @@ unpack_prometheus() {
 	) || fail 'apt could not download prometheus'
 	mv "$dir.new" "$dir"
 }
+
+# What is missing of these packages, where there is apt.
+install_also() {
+	is_debian_like || { say "no apt here: install $*, under their Debian names"; return 0; }
+	absent=
+	for package in "$@"; do
+		installed "$package" || absent="$absent $package"
+	done
+	[ -n "$absent" ] || return 0
+	need_root_for "$absent"
+	update_index || say "$old_index"
+	# shellcheck disable=SC2086
+	apt_install $absent || fail "apt could not install:$absent"
+}
+
+# musl's compiler, for what is C, and Rust's library for it, which only rustup has.
+for_static() {
+	install_also musl-tools
+	target=$(uname -m)-unknown-linux-musl
+	[ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ] || return 0
+	rustup target add "$target" || fail "no Rust library for $target: rustup target add $target"
+}
+
+case "${1:-}" in
+static)
+	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+	"for_$1"
+	exit
+	;;
+esac
 
 [ "$(uname -m)" = x86_64 ] || say "only tried on x86_64, this is $(uname -m)"
 if is_debian_like; then
