@@ -8,7 +8,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
 .PHONY: setup build demo test test-built test-kvm fuzz fuzz-build $(FUZZ) torture bench lint \
-	installed install install-files uninstall static
+	installed install install-files uninstall deb static
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -123,6 +123,12 @@ uninstall:
 	! cmp -s packaging/fathom.toml $(DESTDIR)$(sysconfdir)/fathom/fathom.toml || \
 		rm $(DESTDIR)$(sysconfdir)/fathom/fathom.toml
 	-rmdir $(DESTDIR)$(sysconfdir)/fathom
+
+# $(TARGET)/debian/fathom_VERSION-1_ARCH.deb, and its debug symbols beside it. The package has what
+# `make install` would install.
+deb: installed
+	sh tools/setup.sh package
+	sh packaging/debian/build.sh $(VERSION)-1
 
 # A program that runs on any Linux of this architecture, such as a guest: `fathom guest record`.
 STATIC := $(shell uname -m)-unknown-linux-musl

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what building, the demo and the tests need, from the distribution's own packages; virtiofsd, which
-# Debian 12 has not got, is built from crates.io. `setup.sh static` installs what makes a static program.
+# Debian 12 has not got, is built from crates.io. `setup.sh package` installs what makes and tries Debian
+# packages, `setup.sh static` what makes a static program: few need these.
 #
 # Running it again is quick and changes nothing. QEMU comes from the distribution's backports
 # where those have a newer one: live migration of vhost-user disks and reconnecting character
@@ -50,10 +51,12 @@ groff-base
 lowdown
 man-db
 '
+packages_of_package='debootstrap lintian'
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
 rust_wanted=1.90
 virtiofsd_wanted=1.14.0
+cargo_deb_wanted=3.8.0
 index_updated=
 old_index='the package index could not be brought up to date; going on with the old one'
 
@@ -376,6 +379,16 @@ install_also() {
 	apt_install $absent || fail "apt could not install:$absent"
 }
 
+for_package() {
+	# shellcheck disable=SC2086
+	install_also $packages_of_package
+	have=$(cargo deb --version 2>/dev/null) || have=none
+	[ "$have" != "cargo-deb $cargo_deb_wanted" ] || return 0
+	say "building cargo-deb $cargo_deb_wanted"
+	cargo install --quiet --locked --version "$cargo_deb_wanted" cargo-deb ||
+		fail 'cargo could not install cargo-deb'
+}
+
 # musl's compiler, for what is C, and Rust's library for it, which only rustup has.
 for_static() {
 	install_also musl-tools
@@ -385,7 +398,7 @@ for_static() {
 }
 
 case "${1:-}" in
-static)
+package | static)
 	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 	"for_$1"
 	exit
