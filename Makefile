@@ -8,7 +8,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
 .PHONY: setup build demo test test-built test-kvm fuzz fuzz-build $(FUZZ) torture bench lint \
-	installed install install-files uninstall deb static
+	installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
 setup:
@@ -138,3 +138,8 @@ static: setup
 		--target $(STATIC)
 	strip -o $(TARGET)/fathom-static $(TARGET)/$(STATIC)/installed/fathom
 	@ls -l $(TARGET)/fathom-static
+
+# Installs, uses, upgrades and purges the package in minimal systems below a temporary directory, and
+# has the static program run where nothing but busybox is. As root.
+test-package: deb static
+	python3 tools/test_package.py
