@@ -355,7 +355,7 @@ unpack_prometheus() {
 	dir=${XDG_CACHE_HOME:-$HOME/.cache}/fathom/prometheus
 	[ ! -x "$dir/usr/bin/promtool" ] || return 0
 	say "unpacking Prometheus in $dir"
-	rm -rf "$dir"
+	rm -rf "$dir" "$dir.new"
 	mkdir -p "$dir.new"
 	(
 		cd "$dir.new" || exit
