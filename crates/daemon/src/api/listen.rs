@@ -175,13 +175,17 @@ impl Entry {
     /// None: it cannot be made. The server can be reached without.
     fn make(entry: PathBuf, socket: &Path) -> Option<Entry> {
         let made = prepare(&entry).and_then(|()| {
-            // Of a server that was killed.
+            // Of servers that were killed: one with this process's id, and one that was at this socket.
             if let Err(error) = fs::remove_file(&entry)
                 && error.kind() != ErrorKind::NotFound
             {
                 return Err(error);
             }
-            symlink(std::path::absolute(socket)?, &entry)
+            let socket = std::path::absolute(socket)?;
+            if let Some(dir) = entry.parent() {
+                remove_links_to(&socket, dir);
+            }
+            symlink(socket, &entry)
         });
         match made {
             Ok(()) => Some(Entry(entry)),
@@ -210,6 +214,16 @@ fn prepare(entry: &Path) -> io::Result<()> {
     make_private_dir(dir)?;
     remove_stale(dir);
     Ok(())
+}
+
+/// Whoever made them is at this socket no more.
+fn remove_links_to(socket: &Path, dir: &Path) {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_link = |entry: &PathBuf| fs::read_link(entry).is_ok_and(|to| to == socket);
+    for entry in entries.map(|entry| entry.path()).filter(is_link) {
+        // Somebody else may do it just now.
+        let _ = fs::remove_file(entry);
+    }
 }
 
 /// Make a directory for its owner only.
@@ -278,6 +292,24 @@ mod tests {
                 .iter()
                 .all(|path| path.exists())
         );
+    }
+
+    #[test]
+    fn who_comes_to_a_killed_servers_socket_is_found_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control");
+        make_private_dir(&path).unwrap();
+        let socket = dir.path().join("api.sock");
+        let _live = UnixListener::bind(&socket).unwrap();
+        let (killed, other) = (path.join("1.sock"), path.join("2.sock"));
+        symlink(&socket, &killed).unwrap();
+        let elsewhere = dir.path().join("other.sock");
+        let _other = UnixListener::bind(&elsewhere).unwrap();
+        symlink(&elsewhere, &other).unwrap();
+        let own = path.join("3.sock");
+        let _entry = Entry::make(own.clone(), &socket).unwrap();
+        assert!(symlink_metadata(&killed).is_err());
+        assert!(other.exists() && own.exists());
     }
 
     #[test]
