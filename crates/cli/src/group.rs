@@ -103,6 +103,7 @@ fn print(groups: &[ThrottleGroup], json: bool) -> anyhow::Result<()> {
         let limits = FilterInfo {
             name: "throttle".into(),
             options: group.options.clone(),
+            held_ns: None,
         };
         let disks: Vec<_> = group.disks.iter().map(String::as_str).collect();
         let disks = disks.join(", ");

@@ -29,6 +29,11 @@ pub trait Filter: Part {
         below
     }
 
+    /// For how long its workers have held requests back, all together; None: that is not counted.
+    fn held(&self) -> Option<Duration> {
+        None
+    }
+
     /// The disk was taken into use: no request has come yet.
     fn opened(&self) {}
 
@@ -108,6 +113,11 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
 
     /// See [`Part::end`].
     fn end(&self, _deadline: Instant) {}
+
+    /// See [`Filter::held`].
+    fn held(&self) -> Option<Duration> {
+        None
+    }
 
     /// See [`Filter::opened`].
     fn opened(&self, _settings: &Self::Settings) {}
@@ -271,6 +281,10 @@ impl<K: Kind> Filter for Instance<K> {
 
     fn info(&self, below: DiskInfo) -> DiskInfo {
         K::info(&self.options.live.get(), below)
+    }
+
+    fn held(&self) -> Option<Duration> {
+        self.kind.held()
     }
 
     fn opened(&self) {

@@ -112,6 +112,10 @@ pub fn position_of_filter(names: &[&str], name: &str) -> Result<usize, String> {
 pub struct FilterInfo {
     pub name: String,
     pub options: BTreeMap<String, String>,
+    /// For how long its workers have held requests back, all together, in ns; absent where that is not
+    /// counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_ns: Option<u64>,
 }
 
 /// As it is written on the command line.
@@ -134,6 +138,7 @@ fn info(filter: &dyn Filter) -> FilterInfo {
     FilterInfo {
         name: filter.about().name.to_owned(),
         options: values.map(|(key, value)| (key.to_owned(), value)).collect(),
+        held_ns: filter.held().map(|held| held.as_nanos() as u64),
     }
 }
 

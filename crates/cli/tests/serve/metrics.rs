@@ -483,3 +483,17 @@ fn prometheus_takes_it_in() {
     let said = String::from_utf8_lossy(&checked.stderr).into_owned();
     assert!(checked.status.success() && said.is_empty(), "{said}");
 }
+
+#[test]
+fn how_long_a_limit_has_held_requests_back_is_told() {
+    let served = Served::start("memory:16M", &["--filter", "throttle:iops-total=50"]);
+    served.load(100, &["--iodepth", "8"]);
+    let page = Page::of(&served);
+    let held = page.value(
+        "fathom_filter_held_seconds_total",
+        &[("filter", "throttle")],
+    );
+    // All but the first wait, one after the other, for a fiftieth of a second each.
+    let took = page.value("fathom_request_duration_seconds_sum", &[("op", "read")]);
+    assert!(held > 1.5 && held <= took, "{held} of {took}");
+}

@@ -9,6 +9,9 @@ use utoipa::ToSchema;
 pub struct Filter {
     pub name: String,
     pub options: BTreeMap<String, String>,
+    /// For how long its workers have held requests back, all together, in ns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_ns: Option<u64>,
 }
 
 /// Where requests spent their time, by operation and stage: what `fathom stats --json` prints.

@@ -250,6 +250,13 @@ pub const DISKS: &[Family] = &[
         },
     },
     Family {
+        name: "filter_held",
+        unit: Some(Unit::Seconds),
+        kind: Counter,
+        help: "For how long workers have held requests back because of a filter's limits, all together",
+        samples: filter_held,
+    },
+    Family {
         name: "alarm_raised",
         unit: None,
         kind: Gauge,
@@ -396,6 +403,12 @@ fn each_queue(
 ) -> fmt::Result {
     let mut queues = disk.queues.iter();
     queues.try_for_each(|queue| tell(("queue", &queue.queue.to_string()), queue))
+}
+
+fn filter_held(disk: &Measured, to: &mut Samples<'_, '_>) -> fmt::Result {
+    let filters = disk.info.filters.iter().enumerate();
+    let mut held = filters.filter_map(|(at, one)| Some((at.to_string(), one, one.held_ns?)));
+    held.try_for_each(|(at, one, ns)| to.seconds(&[("filter", &one.name), ("place", &at)], ns))
 }
 
 fn each_alarm(

@@ -13,15 +13,19 @@ use crate::layer::Layer;
 use crate::live::View;
 use crate::registry::Filters;
 use crate::values::Values;
-use fathom_core::{Channel, Cx, DiskInfo, Left, Op, RequestId};
+use fathom_core::{Channel, Clock, Cx, DiskInfo, Left, Op, RequestId};
 use group::Group;
 use limits::Limits;
 use queues::Queues;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 pub(crate) struct Throttle {
     group: Arc<Group>,
+    /// For how long workers have held requests back, in ticks.
+    held: Arc<AtomicU64>,
 }
 
 pub(crate) struct Settings {
@@ -110,7 +114,10 @@ impl Kind for Throttle {
         if !Throttle::joins(settings) {
             group.go_by(&settings.limits);
         }
-        Ok(Throttle { group })
+        Ok(Throttle {
+            group,
+            held: Arc::default(),
+        })
     }
 
     fn leave(&self) -> io::Result<Option<Left>> {
@@ -126,6 +133,11 @@ impl Kind for Throttle {
             true => self.group.inherit(left.values),
             false => Ok(()),
         }
+    }
+
+    fn held(&self) -> Option<Duration> {
+        let ns = Clock::get().ns(self.held.load(Ordering::Relaxed));
+        Some(Duration::from_nanos(ns))
     }
 
     fn shared_options(&self) -> Option<Arc<Options<Settings>>> {
@@ -155,6 +167,8 @@ impl Kind for Throttle {
             settings,
             group: self.group.clone(),
             queues: Queues::default(),
+            held: self.held.clone(),
+            since: None,
         }))
     }
 }
@@ -163,6 +177,19 @@ struct Throttling {
     settings: View<Settings>,
     group: Arc<Group>,
     queues: Queues,
+    held: Arc<AtomicU64>,
+    /// When the time began that is not in it yet, in which requests are held back.
+    since: Option<u64>,
+}
+
+impl Throttling {
+    /// Something may have begun to wait, or waits no more.
+    fn note(&mut self, now: u64) {
+        if let Some(since) = self.since {
+            self.held.fetch_add(now - since, Ordering::Relaxed);
+        }
+        self.since = self.queues.holds().then_some(now);
+    }
 }
 
 impl Layer for Throttling {
@@ -174,6 +201,9 @@ impl Layer for Throttling {
             self.queues.submit(cx, id, below, |cx, id| {
                 group.reserve(limits, &cx.slab[id], cx.now())
             });
+            if self.queues.holds() {
+                self.note(cx.now());
+            }
             return;
         }
         if is_counted {
@@ -191,6 +221,7 @@ impl Layer for Throttling {
         self.queues.release_due(cx, below, |cx, id| {
             group.reserve(limits, &cx.slab[id], cx.now())
         });
+        self.note(cx.now());
     }
 
     fn drain(&mut self, cx: &mut Cx, _source: u16, below: &mut dyn Channel) {
@@ -199,5 +230,6 @@ impl Layer for Throttling {
         self.queues.release_leaving(cx, below, |cx, id| {
             group.reserve(limits, &cx.slab[id], cx.now())
         });
+        self.note(cx.now());
     }
 }

@@ -11,6 +11,8 @@ pub(super) struct Queues {
     queues: Vec<Queue>,
     /// Where the next round begins.
     first: usize,
+    /// How many wait, in all of them.
+    waiting: usize,
 }
 
 #[derive(Default)]
@@ -51,6 +53,12 @@ impl Queues {
         let room = cx.slab.capacity() - queue.waiting.len();
         queue.waiting.reserve(room);
         queue.waiting.push_back(id);
+        self.waiting += 1;
+    }
+
+    /// Whether any request waits.
+    pub(super) fn holds(&self) -> bool {
+        self.waiting > 0
     }
 
     /// Submit what is due, in turns, and ask to be woken for what is next.
@@ -66,6 +74,7 @@ impl Queues {
             for turn in 0..n {
                 let queue = &mut self.queues[(self.first + turn) % n];
                 if let Some(id) = queue.take_due(cx, &reserve) {
+                    self.waiting -= 1;
                     below.submit(cx, id);
                     any = true;
                 }
@@ -101,6 +110,7 @@ impl Queues {
                 .filter(|id| !cx.may_wait(*id))
                 .collect();
             queue.waiting.retain(|id| !leaving.contains(id));
+            self.waiting -= leaving.len();
             if queue.waiting.front().copied() != first {
                 queue.reserved = None;
                 // The next `release_due` reserves anew.
