@@ -18,6 +18,7 @@ mod host;
 mod info;
 mod limits;
 mod link;
+mod live;
 mod mailbox;
 mod metrics;
 mod objects;
@@ -46,6 +47,10 @@ pub use files::read_config;
 pub use handover::{TAKE_OVER, start_successors};
 pub use info::{ConnectionInfo, FrontEnd, Info, NbdInfo, TenantLimits, WorkerInfo};
 pub use limits::survive_size_limit;
+pub use live::{
+    BUCKETS_PER_DOUBLING, DiskSample, Figures, FrontEndSample, Limiter, LimiterKind, OpSample,
+    QueueSample, Sample, WorkerSample, bucket_ns,
+};
 pub use objects::Outcome;
 pub use options::{
     ApiOptions, DiskOptions, ExportOptions, NbdOptions, ServeOptions, StopTimeout, TlsOptions,

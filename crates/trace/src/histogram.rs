@@ -135,6 +135,11 @@ impl Occupied {
     pub fn sum(&self) -> u64 {
         self.sum
     }
+
+    /// The largest value.
+    pub fn max(&self) -> u64 {
+        self.max
+    }
 }
 
 /// Buckets as text, `3:17 4:1`: a thousand disks have a million of them, each of which would be some
@@ -171,6 +176,12 @@ pub const BUCKETS: usize = buckets(COARSE);
 pub fn middle_of(bucket: usize) -> f64 {
     let (from, width) = bucket_range::<COARSE>(bucket);
     from as f64 + width as f64 / 2.0
+}
+
+/// Where a bucket of a [`Histogram`] begins and ends.
+pub fn range_of(bucket: usize) -> (f64, f64) {
+    let (from, width) = bucket_range::<COARSE>(bucket);
+    (from as f64, (from + width) as f64)
 }
 
 /// A histogram of one thread's own; several merge into one.
@@ -253,7 +264,7 @@ impl<const BITS: u32> Counts<BITS> {
 /// The value below which a share `q` (0 to 1) of the values lie, by their ranges in order (from, to,
 /// how many) and their maximum. None where fewer than `MIN_BEYOND` values lie beyond it, because such
 /// a figure is chance; the median of anything at all is given.
-pub(crate) fn quantile(
+pub fn quantile(
     ranges: impl Iterator<Item = (f64, f64, u64)> + Clone,
     max: f64,
     q: f64,

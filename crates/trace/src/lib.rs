@@ -14,7 +14,7 @@ pub mod stage;
 pub mod summary;
 
 pub use clock::Clock;
-pub use histogram::{BUCKETS, Histogram, Occupied, middle_of};
+pub use histogram::{BUCKETS, Histogram, Occupied, middle_of, quantile, range_of};
 pub use recorder::{HistogramsState, Recorder, StageHistograms};
 pub use ring::{RingFile, RingReader, RingWriter, TraceError, TraceRecord};
 pub use slow_request::{Now, SlowRequest};

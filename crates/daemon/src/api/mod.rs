@@ -7,7 +7,7 @@
 //! - `disks` has what can be done to disks, `groups` to those that share limits, `server` what concerns
 //!   all of them, `stream` what happens;
 //! - `request` is what is read of each;
-//! - `metrics` is what is counted, and `web` what can be had by TCP;
+//! - `metrics` is what is counted, `live` what goes on right now, and `web` what can be had by TCP;
 //! - `rights` says who may do what;
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
@@ -16,6 +16,7 @@ mod clients;
 mod disks;
 mod groups;
 mod listen;
+mod live;
 mod metrics;
 mod problem;
 mod request;
@@ -233,6 +234,7 @@ fn routes() -> (Router<Asking>, utoipa::openapi::OpenApi) {
         .routes(routes!(server::upgrade))
         .routes(routes!(stream::events))
         .routes(routes!(metrics::metrics))
+        .routes(routes!(live::live))
         .routes(routes!(server::openapi))
         .split_for_parts()
 }

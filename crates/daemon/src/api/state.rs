@@ -6,6 +6,7 @@ use crate::answer::Answer;
 use crate::book::{Book, Step};
 use crate::command::{Ask, Command};
 use crate::events::Events;
+use crate::live::Listeners;
 use crate::mailbox::Post;
 use serde_json::Value;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ pub struct Asking {
     description: Arc<OpenApi>,
     events: Events,
     pages: Pages,
+    /// Those who look at what goes on.
+    listeners: Listeners,
 }
 
 impl Asking {
@@ -28,6 +31,7 @@ impl Asking {
             description: Arc::new(description),
             events,
             pages,
+            listeners: Listeners::default(),
         }
     }
 
@@ -42,6 +46,10 @@ impl Asking {
     /// How metrics are told.
     pub fn pages(&self) -> &Pages {
         &self.pages
+    }
+
+    pub fn listeners(&self) -> &Listeners {
+        &self.listeners
     }
 
     /// Of a disk, or of the daemon.

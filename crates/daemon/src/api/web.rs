@@ -1,6 +1,8 @@
-//! What anybody may see who can reach an address by TCP: metrics, and nothing that changes anything.
+//! What anybody may see who can reach an address by TCP: metrics and what goes on right now, and nothing
+//! that changes anything.
 
 use super::clients::{Asks, Clients, guard};
+use super::live;
 use super::metrics;
 use super::rights::Rights;
 use super::state::Asking;
@@ -17,6 +19,7 @@ use tokio::sync::watch;
 pub fn router(asking: Asking) -> Router {
     Router::new()
         .route("/metrics", get(metrics::metrics))
+        .route("/v1/live", get(live::live))
         .fallback(problem::no_such_place)
         .method_not_allowed_fallback(problem::no_such_method)
         .with_state(asking)

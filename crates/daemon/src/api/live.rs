@@ -1,0 +1,107 @@
+//! What goes on right now.
+
+use super::problem::Problem;
+use super::state::Asking;
+use super::stream::JSON_LINES;
+use crate::command::Command;
+use crate::live::{Full, Listener, Sample};
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use fathom_units::parse_seconds;
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// What an interval may be.
+const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(60);
+/// What it is if it is not said.
+const USUAL: Duration = Duration::from_secs(1);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wanted {
+    interval: Option<String>,
+    disk: Option<String>,
+}
+
+impl Wanted {
+    fn interval(&self) -> Result<Duration, Problem> {
+        let Some(text) = &self.interval else {
+            return Ok(USUAL);
+        };
+        let interval = parse_seconds(text).map_err(Problem::invalid)?;
+        match INTERVALS.contains(&interval) {
+            true => Ok(interval),
+            false => Err(Problem::invalid("an interval is from 0.5s to 60s")),
+        }
+    }
+}
+
+/// What all disks do, interval by interval
+///
+/// One JSON object a line, until the client closes the connection or the server ends: what all disks have
+/// done in the interval, the first one after it. A client that does not read in time loses intervals,
+/// whose numbers are missing then.
+#[utoipa::path(get, path = "/v1/live", tag = "server", operation_id = "live",
+    params(
+        ("interval" = Option<String>, Query,
+            description = "How long an interval is, from 0.5s to 60s; 1s if it is not said",
+            example = "1s", pattern = r"^(0\.[5-9]|[1-9]|[1-5][0-9]|60)s$"),
+        ("disk" = Option<String>, Query, description = "Only this disk")),
+    responses(
+        (status = 200, body = Sample, content_type = "application/jsonl"),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+        (status = 404, body = Problem, content_type = "application/problem+json",
+            description = "There is no such disk"),
+        (status = 503, body = Problem, content_type = "application/problem+json",
+            description = "There are as many listeners as there may be")))]
+pub async fn live(
+    State(asking): State<Asking>,
+    query: Result<Query<Wanted>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(wanted) = query.map_err(|error| Problem::invalid(error.body_text()))?;
+    let interval = wanted.interval()?;
+    if let Some(disk) = &wanted.disk {
+        asking.ask(Some(disk), Command::Show).await?;
+    }
+    let measure = {
+        let asking = asking.clone();
+        move || measure(asking.clone())
+    };
+    let listener = asking.listeners().listen(interval, measure);
+    let listener = listener
+        .map_err(|Full(text)| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text))?;
+    let kind = [
+        (header::CONTENT_TYPE, JSON_LINES),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    Ok((kind, lines(listener, wanted.disk)).into_response())
+}
+
+/// None: the server is ending.
+async fn measure(asking: Asking) -> Option<Value> {
+    match asking.try_to(None, Command::Measure).await {
+        Ok(Ok(measured)) => Some(measured),
+        // Those who could not answer have not done anything that is known.
+        Ok(Err(_)) => Some(json!({ "disks": [] })),
+        Err(_) => None,
+    }
+}
+
+fn lines(listener: Listener, disk: Option<String>) -> Body {
+    let next = |(mut listener, disk): (Listener, Option<String>)| async {
+        let told = listener.next().await?;
+        let line = match &disk {
+            None => Bytes::copy_from_slice(told.line.as_bytes()),
+            Some(disk) => told.line_with(disk).into(),
+        };
+        Some((Ok::<_, Infallible>(line), (listener, disk)))
+    };
+    Body::from_stream(stream::unfold((listener, disk), next))
+}

@@ -1,0 +1,346 @@
+//! What holds a disk back, in one line, by a few rules that look at where its requests' time goes.
+//!
+//! It is a hint: it says what is seen, and no more.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What it is, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LimiterKind {
+    /// There is little or nothing to do.
+    Idle,
+    /// It stands still because somebody wants that.
+    Frozen,
+    /// Requests wait, and none was answered.
+    Stuck,
+    /// A filter holds requests back.
+    Filter,
+    /// A thread has no CPU time left.
+    Thread,
+    /// Looking up where the image has the bytes.
+    Tables,
+    /// The storage is busy with many requests.
+    Storage,
+    /// There are few requests at once, each of which takes its time.
+    Latency,
+    /// None of these alone.
+    Mixed,
+}
+
+/// What holds a disk back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Limiter {
+    pub kind: LimiterKind,
+    /// One line for people.
+    pub text: String,
+}
+
+/// What is seen of a disk in an interval.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    pub frozen: bool,
+    pub requests: u64,
+    pub in_flight: u64,
+    /// On average.
+    pub depth: f64,
+    pub mean_us: f64,
+    /// In stages: how much of the time.
+    pub queue: f64,
+    pub map: f64,
+    pub device: f64,
+    /// As on the command line.
+    pub filters: Vec<String>,
+    /// How much of a CPU the busiest worker has used, and for how much of the time it polled.
+    pub cpu_percent: f64,
+    pub polling_percent: f64,
+    /// The busiest thread of its pool, for all of the pool's disks.
+    pub pool_cpu_percent: f64,
+    /// Where its bytes are.
+    pub is_nbd: bool,
+}
+
+/// Filters that keep requests for a while. (Others change or count them.)
+const HOLDING: [&str; 4] = ["delay", "throttle", "pause", "fault"];
+/// A stage with more of the time than this is where it goes.
+const MOST: f64 = 0.5;
+/// Of a CPU, in percent: no time is left.
+const BUSY: f64 = 90.0;
+/// On average less than this in flight: mostly there is nothing to do.
+const LITTLE: f64 = 0.05;
+/// Likewise up to this: one after the other.
+const ONE: f64 = 1.5;
+/// From so many on, it is the storage that has enough to do.
+const DEEP: f64 = 4.0;
+
+impl Limiter {
+    pub fn of(seen: &Seen) -> Limiter {
+        let (kind, text) = judge(seen);
+        Limiter { kind, text }
+    }
+}
+
+fn judge(seen: &Seen) -> (LimiterKind, String) {
+    use LimiterKind::{Filter, Frozen, Idle, Latency, Mixed, Storage, Stuck, Tables, Thread};
+    let percent = |share: f64| format!("{:.0}%", 100.0 * share);
+    let depth = seen.depth;
+    if seen.frozen {
+        return (
+            Frozen,
+            "frozen: who uses it waits (fathom disk thaw)".to_owned(),
+        );
+    }
+    if seen.requests == 0 {
+        return match seen.in_flight {
+            0 => (Idle, "idle".to_owned()),
+            n => (Stuck, stuck(n, &seen.filters)),
+        };
+    }
+    if seen.queue > MOST && !seen.filters.is_empty() {
+        let share = percent(seen.queue);
+        let holding = holding(&seen.filters);
+        return (Filter, format!("{holding} {share} of the time"));
+    }
+    if seen.cpu_percent > BUSY && seen.polling_percent < 100.0 - BUSY {
+        let text = format!("its thread: {:.0}% of a CPU", seen.cpu_percent);
+        return (Thread, text);
+    }
+    if seen.pool_cpu_percent > BUSY && seen.polling_percent < 100.0 - BUSY {
+        let text = format!(
+            "a thread of its pool: {:.0}% of a CPU",
+            seen.pool_cpu_percent
+        );
+        return (Thread, text);
+    }
+    if depth < LITTLE {
+        return (
+            Idle,
+            format!("mostly idle: busy {} of the time", busy(depth)),
+        );
+    }
+    if seen.map > MOST {
+        let share = percent(seen.map);
+        return (
+            Tables,
+            format!("the image's tables: {share} of the time (metadata-cache)"),
+        );
+    }
+    let storage = if seen.is_nbd {
+        "the NBD server"
+    } else {
+        "the storage"
+    };
+    if seen.device > MOST && depth >= DEEP {
+        let share = percent(seen.device);
+        return (
+            Storage,
+            format!("{storage}: {share} of the time, {depth:.0} in flight"),
+        );
+    }
+    if depth <= ONE {
+        let took = time(seen.mean_us);
+        return (
+            Latency,
+            format!("latency: {depth:.1} in flight, {took} each"),
+        );
+    }
+    if seen.device > MOST {
+        let share = percent(seen.device);
+        return (
+            Storage,
+            format!("{storage}: {share} of the time, only {depth:.1} in flight"),
+        );
+    }
+    let (queue, device) = (percent(seen.queue), percent(seen.device));
+    (
+        Mixed,
+        format!("nothing alone: queue {queue}, device {device}, {depth:.1} in flight"),
+    )
+}
+
+fn stuck(in_flight: u64, filters: &[String]) -> String {
+    let text = format!("{in_flight} in flight, none answered");
+    match filters.is_empty() {
+        true => text,
+        false => format!("{text}; {}", holding(filters)),
+    }
+}
+
+/// Which of them hold requests back, as far as that is known.
+fn holding(filters: &[String]) -> String {
+    let name = |filter: &String| filter.split(':').next().unwrap_or_default().to_owned();
+    let may = filters
+        .iter()
+        .filter(|filter| HOLDING.contains(&&*name(filter)));
+    let may: Vec<_> = may.map(String::as_str).collect();
+    match (&may[..], filters) {
+        ([one], _) => format!("filter {one} holds back"),
+        ([], [one]) => format!("filter {one} holds back"),
+        ([], _) => format!("filters {} hold back", filters.join(", ")),
+        (several, _) => format!("filters {} hold back", several.join(", ")),
+    }
+}
+
+fn busy(depth: f64) -> String {
+    match depth < 0.01 {
+        true => "less than 1%".to_owned(),
+        false => format!("{:.0}%", 100.0 * depth),
+    }
+}
+
+fn time(us: f64) -> String {
+    match us {
+        us if us >= 1e6 => format!("{:.1} s", us / 1e6),
+        us if us >= 1e4 => format!("{:.0} ms", us / 1e3),
+        us if us >= 1e3 => format!("{:.1} ms", us / 1e3),
+        us => format!("{us:.0} us"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk with something to do.
+    fn some() -> Seen {
+        Seen {
+            requests: 1000,
+            in_flight: 1,
+            depth: 1.0,
+            mean_us: 80.0,
+            device: 0.9,
+            ..Seen::default()
+        }
+    }
+
+    fn is(seen: Seen, kind: LimiterKind, words: &str) {
+        let limiter = Limiter::of(&seen);
+        assert_eq!(limiter.kind, kind, "{limiter:?}");
+        assert!(limiter.text.contains(words), "{limiter:?}");
+        assert_eq!(limiter.text.lines().count(), 1);
+    }
+
+    #[test]
+    fn each_limit_is_told_apart() {
+        use LimiterKind::*;
+        is(Seen::default(), Idle, "idle");
+        is(
+            Seen {
+                frozen: true,
+                ..some()
+            },
+            Frozen,
+            "thaw",
+        );
+        is(
+            Seen {
+                requests: 0,
+                in_flight: 3,
+                ..some()
+            },
+            Stuck,
+            "3 in flight",
+        );
+        is(
+            Seen {
+                depth: 0.02,
+                ..some()
+            },
+            Idle,
+            "2%",
+        );
+        is(
+            Seen {
+                map: 0.7,
+                device: 0.2,
+                ..some()
+            },
+            Tables,
+            "70%",
+        );
+        is(
+            Seen {
+                depth: 32.0,
+                ..some()
+            },
+            Storage,
+            "32 in flight",
+        );
+        is(
+            Seen {
+                depth: 32.0,
+                is_nbd: true,
+                ..some()
+            },
+            Storage,
+            "NBD server",
+        );
+        is(some(), Latency, "80 us each");
+        is(
+            Seen {
+                depth: 3.0,
+                ..some()
+            },
+            Storage,
+            "only 3.0",
+        );
+        is(
+            Seen {
+                depth: 3.0,
+                device: 0.4,
+                ..some()
+            },
+            Mixed,
+            "device 40%",
+        );
+    }
+
+    #[test]
+    fn a_thread_that_only_polls_is_not_busy() {
+        let busy = Seen {
+            cpu_percent: 98.0,
+            depth: 32.0,
+            ..some()
+        };
+        is(busy.clone(), LimiterKind::Thread, "98% of a CPU");
+        is(
+            Seen {
+                polling_percent: 60.0,
+                ..busy
+            },
+            LimiterKind::Storage,
+            "storage",
+        );
+        let of_pool = Seen {
+            pool_cpu_percent: 99.0,
+            depth: 32.0,
+            ..some()
+        };
+        is(of_pool, LimiterKind::Thread, "pool");
+    }
+
+    #[test]
+    fn the_filter_that_may_hold_back_is_named() {
+        let held = |filters: &[&str]| Seen {
+            queue: 0.97,
+            device: 0.02,
+            filters: filters.iter().map(|one| (*one).to_owned()).collect(),
+            ..some()
+        };
+        let filter = LimiterKind::Filter;
+        is(
+            held(&["readonly", "delay:read=30ms"]),
+            filter,
+            "filter delay:read=30ms holds",
+        );
+        is(
+            held(&["delay", "throttle:iops=5"]),
+            filter,
+            "filters delay, throttle:iops=5 hold",
+        );
+        is(held(&["cow"]), filter, "filter cow");
+        // Without filters, there is a queue in front of the image.
+        is(held(&[]), LimiterKind::Latency, "latency");
+    }
+}

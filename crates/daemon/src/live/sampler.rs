@@ -1,0 +1,140 @@
+//! Intervals of all disks of a server.
+
+use super::disk::{Between, Moment};
+use super::sample::{DiskSample, FrontEndSample, Sample};
+use crate::metrics::{Guest, Measured, ProcessInfo};
+use fathom_trace::Clock;
+use std::collections::BTreeMap;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// A disk whose process does not answer for a while goes on when it does; one that has been away for
+/// more rounds than this is forgotten.
+const ROUNDS: u32 = 120;
+/// A disk that says it is not older than the interval, within so many seconds, is new.
+const SLACK: f64 = 0.5;
+
+/// Makes an interval of each two moments.
+#[derive(Default)]
+pub struct Sampler {
+    disks: BTreeMap<String, Known>,
+    /// What processes have used of CPUs.
+    processes: BTreeMap<u32, u64>,
+    last: Option<Instant>,
+    number: u64,
+}
+
+struct Known {
+    moment: Moment,
+    /// Who uses it, by its process and how many have come before it: that is read once.
+    front_end: Option<((i32, u64), FrontEndSample)>,
+    /// How often it was not told of since.
+    missed: u32,
+}
+
+impl Sampler {
+    /// The interval since the moment before; None: there was none.
+    pub fn take(&mut self, disks: Vec<Measured>, own: ProcessInfo, at: Instant) -> Option<Sample> {
+        let seconds = self.last.replace(at);
+        let seconds = seconds.map(|last| at.duration_since(last).as_secs_f64().max(1e-6));
+        let processes = disks.iter().map(|disk| disk.process.clone()).chain([own]);
+        let processes: BTreeMap<_, _> = processes.map(|one| (one.pid, one)).collect();
+        let cpu_ns = self.cpu_since(&processes);
+        self.disks.retain(|_, known| {
+            known.missed += 1;
+            known.missed <= ROUNDS
+        });
+        let mut samples: Vec<_> = disks
+            .into_iter()
+            .filter_map(|disk| self.take_disk(disk, seconds))
+            .collect();
+        let seconds = seconds?;
+        samples.sort_by(|a, b| a.name.cmp(&b.name));
+        self.number += 1;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Some(Sample {
+            time_ms: now.map_or(0, |now| now.as_millis() as u64),
+            seconds,
+            number: self.number,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            cpu_percent: cpu_ns as f64 / seconds / 1e7,
+            memory: processes.values().map(|one| one.resident).sum(),
+            disks: samples,
+        })
+    }
+
+    fn cpu_since(&mut self, processes: &BTreeMap<u32, ProcessInfo>) -> u64 {
+        let now: BTreeMap<_, _> = { processes.iter() }
+            .map(|(pid, process)| (*pid, process.cpu_ns))
+            .collect();
+        let before = std::mem::replace(&mut self.processes, now);
+        let used = self.processes.iter();
+        // Of a process that was not there, nothing is known.
+        used.map(|(pid, now)| now.saturating_sub(*before.get(pid).unwrap_or(now)))
+            .sum()
+    }
+
+    fn take_disk(&mut self, mut measured: Measured, seconds: Option<f64>) -> Option<DiskSample> {
+        let name = measured.info.name.clone();
+        let now = Moment::of(&mut measured);
+        let known = self.disks.remove(&name);
+        let (moment, front_end) = match known {
+            Some(known) => (Some(known.moment), known.front_end),
+            None => (None, None),
+        };
+        let front_end = front_end_of(&measured, front_end);
+        let sample = seconds.and_then(|seconds| {
+            let is_new = now
+                .counted
+                .seconds
+                .is_some_and(|age| age <= seconds + SLACK);
+            // One that was there before and that nothing is known of begins with the next interval.
+            (moment.is_some() || is_new).then(|| {
+                let between = Between {
+                    measured: &measured,
+                    before: moment.as_ref(),
+                    now: &now,
+                    seconds,
+                    ns_per_tick: 1e9 / Clock::get().hz(),
+                    front_end: front_end.as_ref().map(|(_, guest)| guest.clone()),
+                };
+                between.sample()
+            })
+        });
+        let known = Known {
+            moment: now,
+            front_end,
+            missed: 0,
+        };
+        self.disks.insert(name, known);
+        sample
+    }
+}
+
+/// Who uses the disk, which is looked up when somebody has come.
+fn front_end_of(
+    measured: &Measured,
+    known: Option<((i32, u64), FrontEndSample)>,
+) -> Option<((i32, u64), FrontEndSample)> {
+    let pid = measured.info.front_end.as_ref()?.pid;
+    let key = (pid, measured.front_ends);
+    if let Some(known) = known.filter(|(of, _)| *of == key) {
+        return Some(known);
+    }
+    let guest = Guest::of(pid);
+    let labels = guest.labels();
+    let label = |name: &str| {
+        let found = labels.iter().find(|(label, _)| *label == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    let front_end = FrontEndSample {
+        pid,
+        vmm: label("vmm"),
+        guest: label("guest"),
+        uuid: label("uuid"),
+    };
+    Some((key, front_end))
+}
+
+#[cfg(test)]
+mod tests;
