@@ -1,11 +1,12 @@
 //! A server that can be asked.
 
 use crate::error::ClientError;
+use crate::lines::Lines;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::http::request::Builder;
-use hyper::{Method, Request, StatusCode, header};
+use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
@@ -120,6 +121,14 @@ impl<'a> Call<'a> {
         self
     }
 
+    /// Another one, with what it is.
+    pub fn parameter(mut self, name: &str, value: &str) -> Call<'a> {
+        let mark = if self.path.contains('?') { '&' } else { '?' };
+        let value = utf8_percent_encode(value, ENCODED);
+        self.path.push_str(&format!("{mark}{name}={value}"));
+        self
+    }
+
     pub fn header(mut self, name: &'static str, value: &'static str) -> Call<'a> {
         self.headers.push((name, value));
         self
@@ -159,6 +168,28 @@ impl<'a> Call<'a> {
         understand(status, &body).unwrap_or_else(|| Err(client.strange()))
     }
 
+    /// Waits until the server begins to tell something line by line.
+    pub fn stream(self) -> Result<Lines<'a>, ClientError> {
+        let client = self.client;
+        let request = self.into_request()?;
+        client.runtime.block_on(async {
+            let late = |_| ClientError::Late {
+                path: client.path.clone(),
+                seconds: PATIENCE.as_secs(),
+            };
+            let response = tokio::time::timeout(PATIENCE, begin(client, request));
+            let response = response.await.map_err(late)??;
+            if response.status().is_success() {
+                let body = response.into_body();
+                return Ok(Lines::new(&client.runtime, &client.path, body));
+            }
+            let status = response.status();
+            let body = collect(client, response.into_body()).await?;
+            let refusal = understand::<Value>(status, &body).and_then(Result::err);
+            Err(refusal.unwrap_or_else(|| client.strange()))
+        })
+    }
+
     fn into_request(self) -> Result<Request<Full<Bytes>>, ClientError> {
         let refused = |error: String| ClientError::Refused {
             status: StatusCode::BAD_REQUEST.as_u16(),
@@ -184,6 +215,16 @@ async fn exchange(
     client: &Client,
     request: Request<Full<Bytes>>,
 ) -> Result<(StatusCode, Bytes), ClientError> {
+    let response = begin(client, request).await?;
+    let status = response.status();
+    Ok((status, collect(client, response.into_body()).await?))
+}
+
+/// Up to where the answer's body begins.
+async fn begin(
+    client: &Client,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, ClientError> {
     let path = &client.path;
     let failed = |error| ClientError::of_connection(path, error);
     let socket = client.socket().await;
@@ -193,17 +234,17 @@ async fn exchange(
         .map_err(failed)?;
     // What becomes of it is told where the answer is read.
     tokio::spawn(connection);
-    let response = sender.send_request(request).await.map_err(failed)?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_ANSWER);
-    let body = body.collect().await.map_err(|error| {
-        match error.downcast::<hyper::Error>() {
-            Ok(error) => failed(*error),
-            // It is too long.
-            Err(_) => client.strange(),
-        }
+    sender.send_request(request).await.map_err(failed)
+}
+
+async fn collect(client: &Client, body: Incoming) -> Result<Bytes, ClientError> {
+    let body = Limited::new(body, MAX_ANSWER).collect().await;
+    let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
+        Ok(error) => ClientError::of_connection(&client.path, *error),
+        // It is too long.
+        Err(_) => client.strange(),
     })?;
-    Ok((status, body.to_bytes()))
+    Ok(body.to_bytes())
 }
 
 /// None: that is not how a server answers.

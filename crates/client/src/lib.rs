@@ -3,7 +3,9 @@
 
 mod client;
 mod error;
+mod lines;
 pub mod place;
 
 pub use client::{Call, Client};
 pub use error::ClientError;
+pub use lines::Lines;

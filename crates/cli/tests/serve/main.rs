@@ -18,6 +18,7 @@ mod groups;
 mod keep;
 #[path = "../support/kinds.rs"]
 mod kinds;
+mod live;
 mod memory;
 mod metrics;
 mod nbd;
