@@ -1,4 +1,4 @@
-//! The `fathom` command: argument parsing and nothing else.
+//! The `fathom` command: argument parsing, and the screen of `fathom top`.
 
 // They panic when the reader has seen enough (`fathom lab list | head`).
 #![deny(clippy::print_stdout)]
@@ -23,6 +23,7 @@ mod show;
 mod slow;
 mod stats;
 mod target;
+mod top;
 mod trace;
 mod upgrade;
 mod usage;
@@ -58,6 +59,7 @@ enum Command {
     Show(show::ShowArgs),
     Stats(stats::StatsArgs),
     Slow(slow::SlowArgs),
+    Top(top::TopArgs),
     Info(stats::InfoArgs),
     Set(filters::SetArgs),
     Group(group::GroupCommand),
@@ -125,6 +127,7 @@ fn main() -> ExitCode {
         Command::Show(args) => show::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Slow(args) => slow::run(&args),
+        Command::Top(args) => top::run(args),
         Command::Info(args) => stats::info(args),
         Command::Set(args) => filters::set(args),
         Command::Group(args) => group::run(args),

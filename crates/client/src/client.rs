@@ -75,6 +75,11 @@ impl Client {
         Call::new(self, Method::DELETE, place)
     }
 
+    /// Its socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     async fn socket(&self) -> io::Result<UnixStream> {
         let connected = self.connected.take();
         match connected {

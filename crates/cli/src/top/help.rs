@@ -1,0 +1,118 @@
+//! What is in front: keys, and columns to choose from.
+
+use super::columns::Column;
+use super::keys::letter_of;
+use super::look::Look;
+use super::state::{Overlay, State};
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Clear};
+
+const KEYS: [&str; 19] = [
+    "Up Down PgUp PgDn Home End   select a disk (also j, k)",
+    "Enter   look at it: heat map of latencies, stages, workers; Esc: back",
+    "Left Right   sort by the column beside (also <, >)",
+    "r w   sort by reads, writes a second; again: the other way round",
+    "R T   sort by megabytes read, written",
+    "I L E U N   sort by IOPS, p99, errors, CPU, name",
+    "o   choose what disks are sorted by",
+    "f   choose the columns",
+    "s   choose the interval",
+    "/   only disks with this in their name, guest or image; Esc: all",
+    "V   only disks that somebody uses",
+    "space   draw it anew",
+    "q   quit (also Ctrl-C)",
+    "",
+    "wake: until a request is taken; queue: until filters let it pass",
+    "map: looking up where the image has it; device: in the storage",
+    "finish, notify: until the answer is there, and that is told",
+    "p99 with <: there were too few requests; none took longer",
+    "",
+];
+
+pub fn keys(frame: &mut Frame<'_>, area: Rect, state: &State) {
+    let lines = KEYS.iter().map(|text| Line::raw(*text));
+    boxed(
+        frame,
+        area,
+        &state.look,
+        " keys (any key: back) ",
+        lines.collect(),
+    );
+}
+
+/// To be shown or not, or to sort by.
+pub fn columns(frame: &mut Frame<'_>, area: Rect, state: &State) {
+    let is_order = state.overlay == Overlay::Order;
+    let title = match is_order {
+        true => " sort by (a letter; again: the other way round) ",
+        false => " columns (a letter: on or off; Enter: back) ",
+    };
+    let lines = Column::ALL.into_iter().map(|column| {
+        let is_on = match is_order {
+            true => column == state.sort,
+            false => state.columns.contains(&column),
+        };
+        let mark = if is_on { '*' } else { ' ' };
+        let text = format!(
+            "{mark} {}  {:<10}  {}",
+            letter_of(column),
+            column.head(),
+            column.meaning()
+        );
+        match is_on {
+            true => Line::styled(text, state.look.title()),
+            false => Line::raw(text),
+        }
+    });
+    boxed(frame, area, &state.look, title, lines.collect());
+}
+
+fn boxed(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    look: &Look,
+    title: &'static str,
+    lines: Vec<Line<'static>>,
+) {
+    let longest = lines
+        .iter()
+        .map(Line::width)
+        .max()
+        .unwrap_or(0)
+        .max(title.len());
+    let size = |n: usize| u16::try_from(n + 2).unwrap_or(u16::MAX);
+    let (width, height) = (
+        size(longest).min(area.width),
+        size(lines.len()).min(area.height),
+    );
+    let at = Rect::new(
+        area.x + (area.width - width) / 2,
+        area.y + (area.height - height) / 2,
+        width,
+        height,
+    );
+    let block = Block::bordered().title(title);
+    let block = match look.unicode {
+        true => block,
+        false => block.border_set(ASCII),
+    };
+    let inside = block.inner(at);
+    frame.render_widget(Clear, at);
+    frame.render_widget(block, at);
+    for (line, at) in lines.into_iter().zip(inside.rows()) {
+        frame.render_widget(line, at);
+    }
+}
+
+const ASCII: ratatui::symbols::border::Set<'_> = ratatui::symbols::border::Set {
+    top_left: "+",
+    top_right: "+",
+    bottom_left: "+",
+    bottom_right: "+",
+    vertical_left: "|",
+    vertical_right: "|",
+    horizontal_top: "-",
+    horizontal_bottom: "-",
+};

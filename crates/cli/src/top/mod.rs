@@ -1,0 +1,111 @@
+//! `fathom top`: what all disks do right now, on a screen, as text, or in JSON.
+//!
+//! - `feed` is where samples come from: servers that come and go;
+//! - `model` is what is known of them, `columns` what a table shows of each disk, `words` how figures
+//!   are written;
+//! - `state` is what somebody looks at, `keys` changes that;
+//! - `view` makes a frame of it: `table` of all disks, `detail` of one with its `heat` map and what is
+//!   `slow`, `help` in front of these; `look` says what a terminal can show;
+//! - `screen` has the terminal, `plain` is for who has none.
+
+mod columns;
+mod detail;
+mod feed;
+mod heat;
+mod help;
+mod keys;
+mod look;
+mod model;
+mod plain;
+mod screen;
+mod slow;
+mod state;
+mod table;
+#[cfg(test)]
+mod testing;
+mod view;
+mod words;
+
+use crate::servers::find;
+use anyhow::bail;
+use clap::Args;
+use columns::Column;
+use feed::{Feed, Which};
+use look::Look;
+use state::State;
+use std::io::{IsTerminal, stdout};
+use std::time::Duration;
+
+/// What an interval may be, as the server has it.
+const INTERVALS: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(500)..=Duration::from_secs(60);
+
+/// Show what all disks do right now: how fast, how long requests take and where, what holds them back
+///
+/// All servers of this machine, or one. On a terminal it is a table that changes: h tells the keys,
+/// Enter shows one disk with a heat map of its latencies. Elsewhere it is text, interval by interval.
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// Only this server, by its process id or its API's socket, or only this disk [default: all]
+    #[arg(value_name = "NAME|PID|SOCKET")]
+    server: Option<String>,
+
+    /// How long an interval is: 500ms to 60s, a number alone is seconds
+    #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
+    interval: Duration,
+
+    /// End after so many intervals
+    #[arg(short = 'n', long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// Print one interval as text, and end
+    #[arg(long, conflicts_with = "count")]
+    once: bool,
+
+    /// Print JSON, one line each interval
+    #[arg(long)]
+    json: bool,
+
+    /// What disks are sorted by
+    #[arg(long, value_name = "COLUMN", default_value = "iops")]
+    sort: Column,
+
+    /// Only disks with this in their name, guest or image
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    filter: String,
+}
+
+pub fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = fathom_units::parse_seconds(text)?;
+    match INTERVALS.contains(&interval) {
+        true => Ok(interval),
+        false => Err("an interval is from 500ms to 60s".to_owned()),
+    }
+}
+
+pub fn run(args: TopArgs) -> anyhow::Result<()> {
+    let which = match &args.server {
+        None => Which::All,
+        Some(text) => {
+            let (server, disk) = find(text)?;
+            Which::One {
+                socket: server.path().to_owned(),
+                disk,
+            }
+        }
+    };
+    let is_there = matches!(which, Which::One { .. }) || crate::servers::running().next().is_some();
+    if args.once && !is_there {
+        bail!("no server runs here: start one (`fathom serve --config FILE`), or name its socket");
+    }
+    let look = Look::of_environment();
+    let count = if args.once { Some(1) } else { args.count };
+    let mut state = State::new(look, args.interval);
+    (state.sort, state.filter) = (args.sort, args.filter);
+    let is_screen = stdout().is_terminal() && look.can_move && !args.once && !args.json;
+    let feed = Feed::start(which, args.interval);
+    match is_screen {
+        true => screen::run(state, &feed, count),
+        false => plain::run(state, &feed, count, args.json),
+    }
+}

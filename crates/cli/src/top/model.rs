@@ -1,0 +1,298 @@
+//! What is known of servers and their disks.
+
+use fathom_daemon::{DiskSample, Sample};
+use fathom_trace::Stage;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// So many intervals of a disk are remembered.
+const HISTORY: usize = 240;
+/// Of more disks than this at a server nothing is remembered, but of the one that is looked at.
+const REMEMBERED: usize = 256;
+/// A server that has gone is shown for a while: it may only have been upgraded.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// A disk, wherever it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// Its server, by its socket.
+    pub server: String,
+    pub disk: String,
+}
+
+/// An interval of a disk that has passed.
+#[derive(Clone, Debug, Default)]
+pub struct Tick {
+    /// Which one, as the server counts them.
+    pub number: u64,
+    pub seconds: f64,
+    pub histogram: Vec<(u32, u64)>,
+}
+
+struct Server {
+    sample: Sample,
+    gone: Option<Instant>,
+    histories: BTreeMap<String, VecDeque<Tick>>,
+}
+
+/// All of them.
+#[derive(Default)]
+pub struct Model {
+    servers: BTreeMap<String, Server>,
+    /// Those that cannot be asked, and why.
+    problems: BTreeMap<String, String>,
+}
+
+/// A disk of a table.
+#[derive(Clone, Copy)]
+pub struct Row<'a> {
+    pub server: &'a str,
+    pub pid: u32,
+    pub disk: &'a DiskSample,
+    /// Its server has gone.
+    pub is_gone: bool,
+}
+
+impl Row<'_> {
+    pub fn key(&self) -> Key {
+        Key {
+            server: self.server.to_owned(),
+            disk: self.disk.name.clone(),
+        }
+    }
+
+    /// Who uses it, in a word.
+    pub fn guest(&self) -> String {
+        let guest = self
+            .disk
+            .front_end
+            .as_ref()
+            .map(|one| match (&one.guest, &one.vmm) {
+                (Some(guest), _) => guest.clone(),
+                (None, Some(vmm)) => format!("{vmm} {}", one.pid),
+                (None, None) => format!("process {}", one.pid),
+            });
+        let clients = match self.disk.nbd_clients {
+            0 => None,
+            n => Some(format!("{n} NBD")),
+        };
+        let users: Vec<_> = guest.into_iter().chain(clients).collect();
+        users.join("+")
+    }
+
+    /// How much of the mean a request was in each stage, in microseconds; None: there was none.
+    pub fn stages(&self) -> Option<[f64; Stage::COUNT]> {
+        let stages = &self.disk.all.stages_us;
+        let of = |stage: Stage| stages.get(stage.name()).copied().unwrap_or(0.0);
+        (!stages.is_empty()).then(|| Stage::ALL.map(of))
+    }
+
+    /// Of one operation.
+    pub fn iops(&self, op: &str) -> f64 {
+        self.disk.op(op).map_or(0.0, |figures| figures.iops)
+    }
+
+    pub fn bytes(&self, op: &str) -> f64 {
+        self.disk
+            .op(op)
+            .map_or(0.0, |figures| figures.bytes_per_second)
+    }
+}
+
+/// Of all servers together.
+#[derive(Debug, Default, PartialEq)]
+pub struct Totals {
+    pub servers: usize,
+    pub disks: usize,
+    pub read_iops: f64,
+    pub write_iops: f64,
+    pub other_iops: f64,
+    pub read_bytes: f64,
+    pub write_bytes: f64,
+    pub errors: f64,
+    pub cpu_percent: f64,
+}
+
+impl Model {
+    /// `watched`: the disk that is looked at.
+    pub fn take(&mut self, server: String, sample: Sample, watched: Option<&Key>) {
+        self.problems.remove(&server);
+        let histories = self.servers.remove(&server).map(|known| known.histories);
+        let mut histories = histories.unwrap_or_default();
+        let is_watched =
+            |name: &str| watched.is_some_and(|key| key.server == server && key.disk == name);
+        let all = sample.disks.len() <= REMEMBERED;
+        histories.retain(|name, _| sample.disks.iter().any(|disk| disk.name == *name));
+        for disk in sample
+            .disks
+            .iter()
+            .filter(|disk| all || is_watched(&disk.name))
+        {
+            let history: &mut VecDeque<Tick> = histories.entry(disk.name.clone()).or_default();
+            // A server that was upgraded counts anew.
+            let number = history.back().map_or(sample.number, |last| last.number + 1);
+            history.push_back(Tick {
+                number,
+                seconds: sample.seconds,
+                histogram: disk.histogram.clone(),
+            });
+            history.drain(..history.len().saturating_sub(HISTORY));
+        }
+        let known = Server {
+            sample,
+            gone: None,
+            histories,
+        };
+        self.servers.insert(server, known);
+    }
+
+    pub fn lose(&mut self, server: &str, problem: Option<String>, now: Instant) {
+        if let Some(known) = self.servers.get_mut(server) {
+            known.gone.get_or_insert(now);
+        }
+        if let Some(problem) = problem {
+            self.problems.insert(server.to_owned(), problem);
+        }
+    }
+
+    /// Forget what has been gone for long enough; says whether there was something.
+    pub fn expire(&mut self, now: Instant) -> bool {
+        let before = self.servers.len();
+        let is_there = |gone: Option<Instant>| gone.is_none_or(|gone| now < gone + FAREWELL);
+        self.servers.retain(|_, server| is_there(server.gone));
+        self.servers.len() < before
+    }
+
+    /// Times of another interval are not in one picture with those of this one.
+    pub fn forget_histories(&mut self) {
+        self.servers
+            .values_mut()
+            .for_each(|server| server.histories.clear());
+    }
+
+    pub fn rows(&self) -> Vec<Row<'_>> {
+        let rows = self.servers.iter().flat_map(|(name, server)| {
+            server.sample.disks.iter().map(move |disk| Row {
+                server: name,
+                pid: server.sample.pid,
+                disk,
+                is_gone: server.gone.is_some(),
+            })
+        });
+        rows.collect()
+    }
+
+    pub fn row(&self, key: &Key) -> Option<Row<'_>> {
+        let server = self.servers.get(&key.server)?;
+        let disk = server
+            .sample
+            .disks
+            .iter()
+            .find(|disk| disk.name == key.disk)?;
+        Some(Row {
+            server: self.servers.get_key_value(&key.server)?.0,
+            pid: server.sample.pid,
+            disk,
+            is_gone: server.gone.is_some(),
+        })
+    }
+
+    pub fn history(&self, key: &Key) -> Option<&VecDeque<Tick>> {
+        self.servers.get(&key.server)?.histories.get(&key.disk)
+    }
+
+    pub fn samples(&self) -> impl Iterator<Item = &Sample> {
+        let there = self.servers.values().filter(|server| server.gone.is_none());
+        there.map(|server| &server.sample)
+    }
+
+    pub fn problems(&self) -> impl Iterator<Item = &str> {
+        self.problems.values().map(String::as_str)
+    }
+
+    /// Of all servers, and of these disks.
+    pub fn totals(&self, rows: &[Row<'_>]) -> Totals {
+        let sum = |of: &dyn Fn(&Row<'_>) -> f64| rows.iter().map(of).sum::<f64>();
+        let (read_iops, write_iops) = (sum(&|row| row.iops("read")), sum(&|row| row.iops("write")));
+        let servers = self.samples();
+        Totals {
+            servers: self.servers.len(),
+            disks: rows.len(),
+            read_iops,
+            write_iops,
+            other_iops: (sum(&|row| row.disk.all.iops) - read_iops - write_iops).max(0.0),
+            read_bytes: sum(&|row| row.bytes("read")),
+            write_bytes: sum(&|row| row.bytes("write")),
+            errors: sum(&|row| row.disk.all.errors_per_second),
+            cpu_percent: servers.map(|sample| sample.cpu_percent).sum(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::testing::{disk, sample};
+
+    #[test]
+    fn servers_come_and_go() {
+        let mut model = Model::default();
+        let now = Instant::now();
+        model.take(
+            "a".into(),
+            sample(1, vec![disk("x", 100.0), disk("y", 50.0)]),
+            None,
+        );
+        model.take("b".into(), sample(2, vec![disk("x", 10.0)]), None);
+        let rows = model.rows();
+        assert_eq!(rows.len(), 3);
+        let totals = model.totals(&rows);
+        assert_eq!(
+            (totals.servers, totals.disks, totals.read_iops),
+            (2, 3, 160.0)
+        );
+        assert_eq!(totals.read_bytes, 160.0 * 4096.0);
+        model.lose("a", None, now);
+        assert!(model.rows()[0].is_gone);
+        assert_eq!(model.samples().count(), 1);
+        model.expire(now + Duration::from_secs(2));
+        assert_eq!(model.rows().len(), 3);
+        // It was upgraded: its disks go on.
+        model.take("a".into(), sample(1, vec![disk("x", 1.0)]), None);
+        let key = |disk: &str| Key {
+            server: "a".into(),
+            disk: disk.into(),
+        };
+        let numbers = model
+            .history(&key("x"))
+            .unwrap()
+            .iter()
+            .map(|tick| tick.number);
+        assert_eq!(numbers.collect::<Vec<_>>(), [1, 2]);
+        assert!(model.history(&key("y")).is_none());
+        model.lose("a", Some("no".into()), now);
+        model.expire(now + Duration::from_secs(4));
+        assert_eq!(model.rows().len(), 1);
+        assert!(model.row(&key("x")).is_none());
+        assert_eq!(model.problems().collect::<Vec<_>>(), ["no"]);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut model = Model::default();
+        let many = || {
+            (0..300)
+                .map(|n| disk(&n.to_string(), 1.0))
+                .collect::<Vec<_>>()
+        };
+        let key = Key {
+            server: "a".into(),
+            disk: "7".into(),
+        };
+        for _ in 0..HISTORY + 5 {
+            model.take("a".into(), sample(1, many()), Some(&key));
+        }
+        assert_eq!(model.history(&key).unwrap().len(), HISTORY);
+        assert_eq!(model.servers["a"].histories.len(), 1);
+    }
+}

@@ -1,0 +1,156 @@
+//! The terminal: taken into use and given back, whatever happens.
+
+use super::feed::{Feed, News};
+use super::keys::{Effect, press};
+use super::slow::Slow;
+use super::state::State;
+use super::view::draw;
+use anyhow::Context;
+use crossterm::cursor::{Hide, Show};
+use crossterm::event::{Event, KeyEventKind, poll, read};
+use crossterm::execute;
+use crossterm::terminal::{
+    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::{Stdout, stdout};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How late a sample may be shown. (Keys are seen at once.)
+const TURN: Duration = Duration::from_millis(100);
+/// How often slow requests are asked for; where there are none to be had, less often.
+const SLOW: Duration = Duration::from_secs(2);
+const NO_SLOW: Duration = Duration::from_secs(30);
+
+/// The terminal in our hands; as it was when dropped.
+struct Taken;
+
+impl Taken {
+    fn take() -> std::io::Result<Taken> {
+        enable_raw_mode()?;
+        let taken = Taken;
+        execute!(stdout(), EnterAlternateScreen, Hide)?;
+        // The message of a panic is to be read, and a release build has no destructors then.
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            give_back();
+            before(panic);
+        }));
+        Ok(taken)
+    }
+}
+
+fn give_back() {
+    // There may be no terminal any more.
+    let _ = execute!(stdout(), Show, LeaveAlternateScreen);
+    let _ = disable_raw_mode();
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+pub fn run(mut state: State, feed: &Feed, count: Option<u64>) -> anyhow::Result<()> {
+    let signal = Arc::new(AtomicUsize::new(0));
+    for number in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register_usize(number, signal.clone(), number as usize)
+            .context("cannot catch signals")?;
+    }
+    let taken = Taken::take().context("cannot use the terminal")?;
+    let looked = look(&mut state, feed, count, &signal);
+    drop(taken);
+    looked?;
+    match signal.load(Relaxed) {
+        0 => Ok(()),
+        // Whoever has sent it sees that it was by it.
+        number => Ok(signal_hook::low_level::emulate_default_handler(
+            number as i32,
+        )?),
+    }
+}
+
+/// Until somebody has seen enough.
+fn look(
+    state: &mut State,
+    feed: &Feed,
+    count: Option<u64>,
+    signal: &AtomicUsize,
+) -> anyhow::Result<()> {
+    let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
+    let mut asked = Asked::default();
+    let mut intervals = 0;
+    show(&mut terminal, state)?;
+    while signal.load(Relaxed) == 0 {
+        let mut is_new = false;
+        if poll(TURN)? {
+            match read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => match press(state, key) {
+                    Effect::Nothing => {}
+                    Effect::Quit => return Ok(()),
+                    Effect::Redraw => terminal.clear()?,
+                    Effect::Interval(interval) => feed.set_interval(interval),
+                },
+                _ => {}
+            }
+            is_new = true;
+        }
+        let now = Instant::now();
+        for news in feed.take(Duration::ZERO) {
+            // Servers have about the same intervals: those of the first one are counted.
+            if let News::Sample(server, _) = &news {
+                let first = state.model.rows().first().map(|row| row.server.to_owned());
+                intervals += u64::from(first.is_none_or(|first| first == *server));
+            }
+            state.take(news, now);
+            is_new = true;
+        }
+        is_new |= state.model.expire(now);
+        asked.ask(state, feed, now);
+        if is_new {
+            show(&mut terminal, state)?;
+        }
+        if count.is_some_and(|count| intervals >= count) {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn show(
+    terminal: &mut Terminal<CrosstermBackend<Stdout>>,
+    state: &mut State,
+) -> anyhow::Result<()> {
+    let size = terminal.size()?;
+    state.size = (size.width, size.height);
+    terminal.draw(|frame| draw(frame, state))?;
+    Ok(())
+}
+
+/// When slow requests were asked for last.
+#[derive(Default)]
+struct Asked(Option<Instant>);
+
+impl Asked {
+    fn ask(&mut self, state: &State, feed: &Feed, now: Instant) {
+        let Some(key) = &state.detail else {
+            self.0 = None;
+            return;
+        };
+        let pause = if state.slow == Slow::None {
+            NO_SLOW
+        } else {
+            SLOW
+        };
+        let is_other = state.slow == Slow::Unknown && self.0.is_some_and(|at| now > at + TURN * 5);
+        if is_other || self.0.is_none_or(|at| now > at + pause) {
+            feed.ask_slow(&key.server, &key.disk);
+            self.0 = Some(now);
+        }
+    }
+}
