@@ -47,6 +47,7 @@ python3
 python3-venv
 chromium
 curl
+tmux
 groff-base
 lowdown
 man-db
@@ -310,7 +311,8 @@ check_rust() {
 absent_programs() {
 	for program in qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
 		e2fsck debugfs bonnie++ mkfs.fat mcopy fio crun linux.uml losetup unshare ip iperf3 nbdkit \
-		nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl lowdown lexgrog; do
+		nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl tmux \
+		lowdown lexgrog; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done
 }

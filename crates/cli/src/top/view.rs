@@ -72,20 +72,19 @@ fn head_lines(state: &State) -> [Line<'static>; 2] {
     [first.into(), second.into()]
 }
 
+/// What is left out comes first: it must be seen.
 fn settings(state: &State) -> String {
     let order = if state.reversed { "up" } else { "down" };
-    let mut text = format!(
-        " every {}, by {} ({order})",
-        short_duration(state.interval),
-        state.sort.head()
-    );
-    if state.used_only {
-        text += ", used only";
-    }
+    let mut all = Vec::new();
     if !state.filter.is_empty() {
-        text += &format!(", /{}", state.look.clean(&state.filter));
+        all.push(format!("/{}", state.look.clean(&state.filter)));
     }
-    text
+    if state.used_only {
+        all.push("used only".to_owned());
+    }
+    all.push(format!("every {}", short_duration(state.interval)));
+    all.push(format!("by {} ({order})", state.sort.head()));
+    format!(" {}", all.join(", "))
 }
 
 /// What there is to say, or what is being written, or which keys there are.

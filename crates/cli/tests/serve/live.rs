@@ -58,7 +58,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value}"))
 }
 
-fn uri(served: &Served, disk: &str) -> String {
+pub fn uri(served: &Served, disk: &str) -> String {
     format!("nbd+unix:///{disk}?socket={}", served.arg("n"))
 }
 
@@ -108,7 +108,7 @@ fn intervals_add_up_to_what_was_done_and_say_why_it_took_so_long() {
     assert_eq!(disk(&first, "slow")["nbd_clients"], 0);
     let reads: Vec<_> = (0..60).map(|n| format!("read {n}k 1k")).collect();
     let load = qemu_io(&served, "slow", &reads);
-    qemu_io(&served, "bad", &["write 0 4k".into(), "write 4k 4k".into()]);
+    let _writes = qemu_io(&served, "bad", &["write 0 4k".into(), "write 4k 4k".into()]);
     let (mut requests, mut bytes, mut errors, mut hints) = (0, 0, 0, Vec::new());
     let start = Instant::now();
     // (qemu-io reads a little by itself.)

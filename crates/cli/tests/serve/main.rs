@@ -2,6 +2,8 @@
 
 mod alarms;
 mod api;
+#[path = "../../../report/tests/support/browser.rs"]
+mod browser;
 mod clients;
 mod daemon;
 mod disks;
@@ -22,6 +24,7 @@ mod live;
 mod memory;
 mod metrics;
 mod nbd;
+mod page;
 mod pools;
 mod resize;
 mod sharing;
@@ -31,5 +34,6 @@ mod support;
 mod surprises;
 mod surroundings;
 mod tenants;
+mod top;
 mod trace;
 mod upgrade;

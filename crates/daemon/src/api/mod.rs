@@ -7,7 +7,8 @@
 //! - `disks` has what can be done to disks, `groups` to those that share limits, `server` what concerns
 //!   all of them, `stream` what happens;
 //! - `request` is what is read of each;
-//! - `metrics` is what is counted, `live` what goes on right now, and `web` what can be had by TCP;
+//! - `metrics` is what is counted, `live` what goes on right now, `page` shows that in a
+//!   browser, and `web` is what can be had by TCP;
 //! - `rights` says who may do what;
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
@@ -18,6 +19,7 @@ mod groups;
 mod listen;
 mod live;
 mod metrics;
+mod page;
 mod problem;
 mod request;
 mod rights;

@@ -4,6 +4,7 @@
 use super::clients::{Asks, Clients, guard};
 use super::live;
 use super::metrics;
+use super::page;
 use super::rights::Rights;
 use super::state::Asking;
 use super::{ACCEPT_PAUSE, problem, serve};
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 
 pub fn router(asking: Asking) -> Router {
     Router::new()
+        .route("/", get(page::page))
         .route("/metrics", get(metrics::metrics))
         .route("/v1/live", get(live::live))
         .fallback(problem::no_such_place)

@@ -1,5 +1,6 @@
 //! A headless Chromium, driven over its debugging pipe (DevTools protocol): messages are JSON with
 //! a NUL behind each, in on its descriptor 3, out on 4.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -25,6 +26,8 @@ pub struct Browser {
     calls: u64,
     /// Events that came while an answer was awaited.
     events: Vec<Value>,
+    /// What its pages may ask for begins with this.
+    home: String,
     profile: tempfile::TempDir,
 }
 
@@ -57,6 +60,7 @@ impl Browser {
             session: None,
             calls: 0,
             events: Vec::new(),
+            home: "file:".to_owned(),
             profile,
         };
         browser.attach(width, height);
@@ -115,7 +119,16 @@ impl Browser {
 
     /// Opens a file and waits until it is loaded.
     pub fn open(&mut self, file: &Path) {
-        let url = format!("file://{}", file.display());
+        self.navigate(&format!("file://{}", file.display()));
+    }
+
+    /// Opens a server's page, which may ask that server for more, and waits until it is loaded.
+    pub fn visit(&mut self, url: &str) {
+        self.home = url.to_owned();
+        self.navigate(url);
+    }
+
+    fn navigate(&mut self, url: &str) {
         self.call("Page.navigate", json!({ "url": url }));
         while !self
             .events
@@ -132,15 +145,16 @@ impl Browser {
     }
 
     /// What went wrong so far: exceptions, console messages, entries of the browser's log, and
-    /// requests for anything but files.
+    /// requests for anything but files, or what belongs to the page that was visited.
     pub fn complaints(&mut self) -> Vec<String> {
         // All that was caused until now has come once this is answered.
         self.eval("0");
+        let home = &self.home;
         let bad = |event: &&Value| match event["method"].as_str() {
             Some("Runtime.exceptionThrown" | "Runtime.consoleAPICalled" | "Log.entryAdded") => true,
             Some("Network.requestWillBeSent") => {
                 let url = event["params"]["request"]["url"].as_str().unwrap_or("");
-                !url.starts_with("file:")
+                !url.starts_with(home)
             }
             _ => false,
         };

@@ -139,10 +139,7 @@ fn a_plain_terminal_shows_letters_only() {
         text.iter().any(|line| line.starts_with("caf??[2J")),
         "{text:#?}"
     );
-    assert!(
-        text[3].contains("qqddddddd"),
-        "{text:#?}"
-    );
+    assert!(text[3].contains("qqddddddd"), "{text:#?}");
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! The page at `/`: what goes on right now, for who has a browser. It reads `/v1/live` and nothing else of
+//! anybody's.
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+const PAGE: &str = include_str!("page.html");
+/// What stands for it in the page.
+const NONCE: &str = "NONCE";
+
+pub async fn page() -> Response {
+    let nonce = nonce();
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
+        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
+        (header::REFERRER_POLICY, "no-referrer".to_owned()),
+        (header::CACHE_CONTROL, "no-store".to_owned()),
+    ];
+    (headers, PAGE.replace(NONCE, &nonce)).into_response()
+}
+
+/// Something that nobody knows beforehand: only scripts and styles with it count.
+fn nonce() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", random(), random())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_the_page_has_is_in_it() {
+        assert_ne!(nonce(), nonce());
+        for tag in ["<script", "<style"] {
+            let parts: Vec<_> = PAGE.split(tag).skip(1).collect();
+            assert_eq!(parts.len(), 1, "{tag}");
+            assert!(parts[0].starts_with(" nonce=\"NONCE\">"), "{tag}");
+        }
+        assert_eq!(PAGE.matches(NONCE).count(), 2);
+        // Names come from strangers: they are text, never markup.
+        for way in [
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+        ] {
+            assert!(!PAGE.contains(way), "{way}");
+        }
+        for elsewhere in ["http://", "https://", " src=", "@import", "url("] {
+            assert!(!PAGE.contains(elsewhere), "{elsewhere}");
+        }
+    }
+}
