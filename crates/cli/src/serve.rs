@@ -137,7 +137,7 @@ pub struct ServeArgs {
     api_read_group: Option<Group>,
 
     /// Address (host:port) where anybody who can reach it may see what is counted, and change
-    /// nothing: /metrics for Prometheus
+    /// nothing: /metrics for Prometheus, and / for a browser, a page of what goes on right now
     #[arg(long, value_name = "ADDRESS")]
     http: Option<String>,
 

@@ -136,7 +136,9 @@ impl Daemon {
         if let Some(api) = &self.api {
             tracing::info!("the API is at {}", api.path().display());
             if let Some(address) = api.web_address() {
-                tracing::info!("metrics are at http://{address}/metrics");
+                tracing::info!(
+                    "metrics are at http://{address}/metrics, a live page at http://{address}/"
+                );
             }
         }
         notify_manager(NotifyState::Ready);
