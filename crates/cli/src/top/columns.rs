@@ -262,7 +262,7 @@ pub fn fit(wanted: &[Column], width: usize) -> Vec<(Column, usize)> {
 mod tests {
     use super::*;
     use crate::top::model::Model;
-    use crate::top::testing::{disk, sample};
+    use crate::top::samples::{disk, sample};
 
     #[test]
     fn columns_fit() {

@@ -46,7 +46,7 @@ impl HeatMap {
                 *cells.entry((*bucket, column)).or_default() += n;
             }
         }
-        let (lowest, highest) = (cells.keys().next()?.0, cells.keys().next_back()?.0);
+        let (lowest, highest) = (lowest(&cells)?, cells.keys().next_back()?.0);
         let rows = u32::try_from(rows.max(1)).unwrap_or(1);
         let span = (highest - lowest + 1).max(LEAST);
         let each = span.div_ceil(rows);
@@ -55,7 +55,7 @@ impl HeatMap {
         let base = lowest.saturating_sub(spare / 2);
         let mut counts = vec![vec![0; columns]; rows as usize];
         for ((bucket, column), n) in cells {
-            let row = ((bucket - base) / each).min(rows - 1);
+            let row = (bucket.saturating_sub(base) / each).min(rows - 1);
             counts[(rows - 1 - row) as usize][column] += n;
         }
         let most = counts.iter().flatten().copied().max().unwrap_or(0);
@@ -69,6 +69,18 @@ impl HeatMap {
             column_seconds: together as f64 * seconds,
         })
     }
+}
+
+/// Where the map begins: a few requests that take no time, such as flushes of what is clean, are in its
+/// lowest row, so that the others have room. (Those that take long are never left out.)
+fn lowest(cells: &BTreeMap<(u32, usize), u64>) -> Option<u32> {
+    let few = cells.values().sum::<u64>() / 50;
+    let mut below = 0;
+    let first = cells.iter().find(|(_, n)| {
+        below += **n;
+        below > few
+    });
+    first.map(|((bucket, _), _)| *bucket)
 }
 
 /// By the logarithm: a single request is seen beside a million.
@@ -110,6 +122,16 @@ mod tests {
         assert!(map.from_us.is_sorted_by(|a, b| a > b));
         // 2^10 ns.
         assert!((map.from_us[9] - 1.024).abs() < 0.001, "{:?}", map.from_us);
+    }
+
+    #[test]
+    fn a_few_that_take_no_time_do_not_take_the_room_of_others() {
+        let ticks = [tick(1, &[(3, 1), (100, 500), (150, 1)])];
+        let map = HeatMap::of(ticks.iter(), 10, 51).unwrap();
+        assert_eq!((map.rows[0][9], map.rows[50][9]), (1, LEVELS));
+        let half = [tick(1, &[(3, 100), (100, 100)])];
+        let map = HeatMap::of(half.iter(), 10, 98).unwrap();
+        assert_eq!((map.rows[0][9], map.rows[97][9]), (LEVELS, LEVELS));
     }
 
     #[test]

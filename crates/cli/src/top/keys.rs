@@ -193,7 +193,7 @@ fn in_interval(state: &mut State, text: String, code: KeyCode) -> Effect {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::testing::{disk, look, sample};
+    use crate::top::samples::{disk, look, sample};
 
     fn state() -> State {
         let mut state = State::new(look(), Duration::from_secs(1));

@@ -17,12 +17,12 @@ mod keys;
 mod look;
 mod model;
 mod plain;
+#[cfg(test)]
+mod samples;
 mod screen;
 mod slow;
 mod state;
 mod table;
-#[cfg(test)]
-mod testing;
 mod view;
 mod words;
 

@@ -232,7 +232,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::testing::{disk, sample};
+    use crate::top::samples::{disk, sample};
 
     #[test]
     fn servers_come_and_go() {

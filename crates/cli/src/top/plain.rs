@@ -149,7 +149,7 @@ fn stages(stages: Option<[f64; Stage::COUNT]>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::testing::{disk, look, sample};
+    use crate::top::samples::{disk, look, sample};
 
     #[test]
     fn text_has_a_line_a_disk_under_its_columns() {

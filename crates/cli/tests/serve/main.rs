@@ -2,6 +2,7 @@
 
 mod alarms;
 mod api;
+#[allow(dead_code, reason = "pages without charts need a part of it")]
 #[path = "../../../report/tests/support/browser.rs"]
 mod browser;
 mod clients;

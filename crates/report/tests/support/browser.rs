@@ -1,6 +1,5 @@
 //! A headless Chromium, driven over its debugging pipe (DevTools protocol): messages are JSON with
 //! a NUL behind each, in on its descriptor 3, out on 4.
-#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -123,6 +122,7 @@ impl Browser {
     }
 
     /// Opens a server's page, which may ask that server for more, and waits until it is loaded.
+    #[allow(dead_code, reason = "reports have no server")]
     pub fn visit(&mut self, url: &str) {
         self.home = url.to_owned();
         self.navigate(url);

@@ -1,8 +1,8 @@
 use super::*;
 use crate::top::columns::Column;
 use crate::top::look::Look;
+use crate::top::samples::{disk, look, sample};
 use crate::top::slow::Slow;
-use crate::top::testing::{disk, look, sample};
 use fathom_daemon::{DiskSample, FrontEndSample, QueueSample};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
