@@ -15,9 +15,9 @@ use crossterm::terminal::{
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use std::io::{Stdout, stdout};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// How late a sample may be shown. (Keys are seen at once.)
@@ -57,36 +57,35 @@ impl Drop for Taken {
 }
 
 pub fn run(mut state: State, feed: &Feed, count: Option<u64>) -> anyhow::Result<()> {
-    let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGTERM, SIGINT, SIGHUP] {
-        signal_hook::flag::register_usize(number, signal.clone(), number as usize)
-            .context("cannot catch signals")?;
-    }
-    let taken = Taken::take().context("cannot use the terminal")?;
-    let looked = look(&mut state, feed, count, &signal);
-    drop(taken);
-    looked?;
-    match signal.load(Relaxed) {
-        0 => Ok(()),
-        // Whoever has sent it sees that it was by it.
-        number => Ok(signal_hook::low_level::emulate_default_handler(
-            number as i32,
-        )?),
-    }
+    end_by_signals().context("cannot catch signals")?;
+    let _taken = Taken::take().context("cannot use the terminal")?;
+    look(&mut state, feed, count)
+}
+
+/// Give the terminal back and end when a signal says so: on a thread of its own, for who reads keys of a
+/// terminal that is gone does so without end.
+fn end_by_signals() -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let body = move || {
+        for number in signals.forever() {
+            give_back();
+            // Whoever has sent it sees that it was by it.
+            if emulate_default_handler(number).is_err() {
+                std::process::exit(1);
+            }
+        }
+    };
+    let builder = std::thread::Builder::new().name("signals".into());
+    builder.spawn(body).map(drop)
 }
 
 /// Until somebody has seen enough.
-fn look(
-    state: &mut State,
-    feed: &Feed,
-    count: Option<u64>,
-    signal: &AtomicUsize,
-) -> anyhow::Result<()> {
+fn look(state: &mut State, feed: &Feed, count: Option<u64>) -> anyhow::Result<()> {
     let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
     let mut asked = Asked::default();
     let mut intervals = 0;
     show(&mut terminal, state)?;
-    while signal.load(Relaxed) == 0 {
+    loop {
         let mut is_new = false;
         if poll(TURN)? {
             match read()? {
@@ -119,7 +118,6 @@ fn look(
             return Ok(());
         }
     }
-    Ok(())
 }
 
 fn show(

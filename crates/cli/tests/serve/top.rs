@@ -4,6 +4,7 @@ use crate::live::{server, uri};
 use crate::support::{Kept, Served, eventually, fathom, refused, short_dir, stdout_of};
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
@@ -381,4 +382,18 @@ fn a_signal_leaves_the_terminal_as_it_was_and_a_server_that_goes_is_waited_for()
     );
     terminal.wait_for("status 143");
     terminal.is_given_back(&settings, "after");
+}
+
+#[test]
+fn who_closes_the_terminal_ends_it() {
+    let (served, _) = server("");
+    let terminal = Terminal::start(80, 24, &[]);
+    let pid = terminal.dir.path().join("pid");
+    let command = format!("sh -c 'echo $$ > {}; exec {}'", pid.display(), top(&served));
+    terminal.run(&command);
+    terminal.wait_for("idle");
+    let pid = fs::read_to_string(pid).unwrap();
+    terminal.tmux(&["kill-server"]);
+    let process = format!("/proc/{}", pid.trim());
+    eventually("it ends", || (!Path::new(&process).exists()).then_some(()));
 }
