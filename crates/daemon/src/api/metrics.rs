@@ -1,5 +1,6 @@
 //! What is counted of all disks, for Prometheus.
 
+use super::pages::{PAGES, Pages};
 use super::problem::Problem;
 use super::state::Asking;
 use crate::command::Command;
@@ -13,31 +14,15 @@ use serde_json::Value;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 
-/// Pages that are made or sent at the same time: each may have tens of megabytes.
-const PAGES: usize = 4;
 /// Who comes when there are so many waits so long at most.
 const TURN: Duration = Duration::from_secs(5);
 /// A page has to be taken in within this time.
 const TAKEN: Duration = Duration::from_secs(30);
 /// So much of it is sent at once.
 const PIECE: usize = 64 << 10;
-
-/// How pages are made.
-#[derive(Clone)]
-pub struct Pages {
-    pub scale: Arc<Scale>,
-    turns: Arc<Semaphore>,
-}
-
-impl Pages {
-    pub fn new(scale: Arc<Scale>) -> Pages {
-        let turns = Arc::new(Semaphore::new(PAGES));
-        Pages { scale, turns }
-    }
-}
 
 /// Metrics of all disks
 ///

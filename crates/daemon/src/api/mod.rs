@@ -3,23 +3,25 @@
 //! It has a thread and an asynchronous runtime of its own. What it is asked becomes a command for the
 //! daemon's thread; nothing of a disk is touched here.
 //!
-//! - `listen` is where clients connect, `clients` says how many;
+//! - `listen` is where clients connect, `clients` says how many, `connection` serves each;
 //! - `disks` has what can be done to disks, `groups` to those that share limits, `server` what concerns
 //!   all of them, `stream` what happens;
 //! - `request` is what is read of each;
-//! - `metrics` is what is counted, `live` what goes on right now, `page` shows that in a
+//! - `metrics` is what is counted (on `pages`), `live` what goes on right now, `page` shows that in a
 //!   browser, and `web` is what can be had by TCP;
 //! - `rights` says who may do what;
 //! - `problem` is how errors look (RFC 9457), `tag` how two versions of a disk are told apart;
 //! - `schema` describes in JSON Schema what is defined elsewhere.
 
 mod clients;
+mod connection;
 mod disks;
 mod groups;
 mod listen;
 mod live;
 mod metrics;
 mod page;
+mod pages;
 mod problem;
 mod request;
 mod rights;
@@ -38,14 +40,12 @@ use crate::metrics::Scale;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use clients::{Asks, Clients, guard};
+use connection::{ACCEPT_PAUSE, serve};
 use fathom_core::{ThreadKind, thread_starts};
 use fathom_exports::Descriptors;
 use futures_util::future::{Either, select};
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 pub use listen::{Adopted, Door};
-use metrics::Pages;
+use pages::Pages;
 pub use rights::Groups;
 use rights::Rights;
 use state::Asking;
@@ -57,23 +57,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixListener;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
-use tokio_io_timeout::TimeoutStream;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// A connection that sends no request for so long, or not all of its head, is closed.
-const HEAD: Duration = Duration::from_secs(10);
-/// One that takes in nothing of its answer for so long is, too.
-const STALL: Duration = Duration::from_secs(10);
-/// Of a request's head.
-const MAX_HEAD: usize = 16 << 10;
-/// How long accepting pauses when it fails for want of resources.
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Of the other tasks, when the server ends.
 const LAST_TURNS: usize = 32;
 /// Threads for what takes some time.
@@ -277,22 +267,6 @@ async fn accept_clients(
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
-    }
-}
-
-async fn serve(client: impl AsyncRead + AsyncWrite + Send + 'static, router: Router) {
-    let mut client = TimeoutStream::new(client);
-    client.set_write_timeout(Some(STALL));
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
-        .max_buf_size(MAX_HEAD)
-        .serve_connection(
-            TokioIo::new(Box::pin(client)),
-            TowerToHyperService::new(router),
-        );
-    if let Err(error) = served.await {
-        tracing::debug!("API: a connection has failed: {error}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Asking the daemon's thread.
 
-use super::metrics::Pages;
+use super::pages::Pages;
 use super::problem::Problem;
 use crate::answer::Answer;
 use crate::book::{Book, Step};

@@ -2,12 +2,13 @@
 //! that changes anything.
 
 use super::clients::{Asks, Clients, guard};
+use super::connection::{ACCEPT_PAUSE, serve};
 use super::live;
 use super::metrics;
 use super::page;
+use super::problem;
 use super::rights::Rights;
 use super::state::Asking;
-use super::{ACCEPT_PAUSE, problem, serve};
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
