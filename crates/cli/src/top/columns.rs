@@ -218,8 +218,19 @@ impl Column {
     }
 }
 
-/// Which of them there is room for, and how wide each is; one letter is between two.
-pub fn fit(wanted: &[Column], width: usize) -> Vec<(Column, usize)> {
+/// Which of them there is room for, and how wide each is; one letter is between two. `rows` say how much
+/// of it columns of text have a use for.
+pub fn fit(wanted: &[Column], width: usize, rows: &[Row<'_>]) -> Vec<(Column, usize)> {
+    let most = |column: Column| match column {
+        Column::Disk | Column::Guest | Column::Image | Column::Hint => {
+            let longest = rows
+                .iter()
+                .map(|row| column.cell(row).chars().count())
+                .max();
+            column.widths().1.min(longest.unwrap_or(0))
+        }
+        other => other.widths().1,
+    };
     let least = |columns: &[Column]| -> usize {
         columns
             .iter()
@@ -246,7 +257,7 @@ pub fn fit(wanted: &[Column], width: usize) -> Vec<(Column, usize)> {
     while left > 0 {
         let before = left;
         for (column, width) in &mut fitted {
-            if left > 0 && *width < column.widths().1 {
+            if left > 0 && *width < most(*column) {
                 *width += 1;
                 left -= 1;
             }
@@ -268,12 +279,12 @@ mod tests {
     fn columns_fit() {
         let usual = Column::usual();
         for width in [1, 20, 79, 80, 120, 200, 300] {
-            let fitted = fit(&usual, width);
+            let fitted = fit(&usual, width, &[]);
             let sum: usize = fitted.iter().map(|(_, width)| width + 1).sum();
             assert!(sum <= width + 1 || fitted.len() == 1, "{width}: {fitted:?}");
             assert_eq!(fitted[0].0, Column::Disk);
         }
-        let narrow: Vec<_> = fit(&usual, 80)
+        let narrow: Vec<_> = fit(&usual, 80, &[])
             .into_iter()
             .map(|(column, _)| column)
             .collect();
@@ -286,7 +297,7 @@ mod tests {
         ] {
             assert!(narrow.contains(&column), "{narrow:?}");
         }
-        assert_eq!(fit(&usual, 200).len(), usual.len());
+        assert_eq!(fit(&usual, 200, &[]).len(), usual.len());
     }
 
     #[test]

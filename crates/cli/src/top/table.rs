@@ -12,11 +12,14 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
-    let columns = fit(&state.columns, usize::from(area.width));
     let rows = state.rows();
+    let columns = fit(&state.columns, usize::from(area.width), &rows);
     let selected = state.index(&rows);
-    // Where the hint has no column, that of the disk that is selected has a line.
-    let has_hint = columns.iter().any(|(column, _)| *column == Column::Hint);
+    // Where there is no room for the hint of the disk that is selected, it has a line of its own.
+    let hint = rows.get(selected).map(|row| Column::Hint.cell(row));
+    let needed = hint.map_or(0, |hint| hint.chars().count());
+    let has_hint =
+        { columns.iter() }.any(|(column, width)| *column == Column::Hint && *width >= needed);
     let below = usize::from(!has_hint && area.height > 3);
     let height = usize::from(area.height).saturating_sub(1 + below);
     let mut lines = vec![head(state, &columns)];
