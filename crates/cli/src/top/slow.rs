@@ -1,5 +1,9 @@
-//! Slow requests of a disk, as a server tells them: whatever each of them has is shown.
+//! Slow requests of a disk, as its server tells them.
 
+use super::words::time;
+use fathom_trace::SlowRequest;
+use fathom_units::Utc;
+use serde::Deserialize;
 use serde_json::Value;
 
 /// Of the disk that is looked at.
@@ -8,58 +12,44 @@ pub enum Slow {
     /// Not known yet.
     #[default]
     Unknown,
-    /// The server keeps none.
+    /// The server tells none.
     None,
     /// A line each.
     Some(Vec<String>),
 }
 
+#[derive(Deserialize)]
+struct Told {
+    requests: Vec<SlowRequest>,
+}
+
 impl Slow {
     pub fn of(told: Option<&Value>) -> Slow {
-        let Some(told) = told else {
-            return Slow::None;
-        };
-        let list = match told {
-            Value::Array(list) => Some(list),
-            // It is said with what else there is to say.
-            Value::Object(all) => all.values().find_map(Value::as_array),
-            _ => None,
-        };
-        match list {
-            None => Slow::None,
-            Some(list) => Slow::Some(list.iter().map(line).collect()),
+        match told.map(Told::deserialize) {
+            Some(Ok(told)) => Slow::Some(told.requests.iter().map(line).collect()),
+            _ => Slow::None,
         }
     }
 }
 
-fn line(request: &Value) -> String {
-    let mut words = Vec::new();
-    add("", request, &mut words);
-    words.join(" ")
-}
-
-/// What is in an object has its name before it.
-fn add(name: &str, value: &Value, words: &mut Vec<String>) {
-    let named = |text: String| match name {
-        "" => text,
-        name => format!("{name}={text}"),
+fn line(request: &SlowRequest) -> String {
+    let SlowRequest {
+        op, len, offset, ..
+    } = request;
+    let at = Utc::from_seconds(request.time_ms / 1000).to_string();
+    let at = at.rsplit(' ').next().unwrap_or_default();
+    let us = |ns: u64| time(ns as f64 / 1e3);
+    let in_stage = request.stages.get(&request.longest).copied().unwrap_or(0);
+    let error = match request.error {
+        0 => String::new(),
+        errno => format!(", error {errno}"),
     };
-    match value {
-        Value::Null => {}
-        Value::Object(parts) => {
-            for (part, value) in parts {
-                add(part, value, words);
-            }
-        }
-        Value::String(text) => words.push(named(text.clone())),
-        Value::Number(number) => {
-            let rounded = number.as_f64().filter(|_| number.is_f64());
-            words.push(named(
-                rounded.map_or_else(|| number.to_string(), |n| format!("{n:.1}")),
-            ));
-        }
-        Value::Bool(_) | Value::Array(_) => words.push(named(value.to_string())),
-    }
+    format!(
+        "{at} {}: {} in {}; {op} {len} at {offset}{error}",
+        us(request.total_ns),
+        us(in_stage),
+        request.longest
+    )
 }
 
 #[cfg(test)]
@@ -68,19 +58,15 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn whatever_is_told_is_a_line_each() {
+    fn a_request_is_a_line() {
         assert_eq!(Slow::of(None), Slow::None);
-        assert_eq!(Slow::of(Some(&json!(3))), Slow::None);
-        let told = json!({ "kept": 2, "requests": [
-            { "op": "read", "total_us": 30123.456, "stages": { "queue_us": 30000 }, "error": null },
-            "strange"
-        ] });
-        assert_eq!(
-            Slow::of(Some(&told)),
-            Slow::Some(vec![
-                "op=read queue_us=30000 total_us=30123.5".into(),
-                "strange".into()
-            ])
-        );
+        assert_eq!(Slow::of(Some(&json!({ "requests": 3 }))), Slow::None);
+        let told = json!({ "requests": [{
+            "id": "a", "time_ms": 45_296_000, "op": "read", "offset": 8192, "len": 4096, "queue": 0,
+            "error": 5, "polled": false, "total_ns": 30_200_000, "longest": "queue",
+            "stages": { "queue": 30_000_000 }
+        }] });
+        let line = "12:34:56 30ms: 30ms in queue; read 4096 at 8192, error 5".to_owned();
+        assert_eq!(Slow::of(Some(&told)), Slow::Some(vec![line]));
     }
 }

@@ -49,11 +49,10 @@ fn keep_picture(browser: &mut Browser, name: &str) {
     assert!(decoded.unwrap().success());
 }
 
-/// What went wrong, beside what servers do not have that keep no slow requests, and what the browser has to
-/// say of how this test looks at pictures.
+/// What went wrong, beside what the browser has to say of how this test looks at pictures.
 fn complaints(browser: &mut Browser) -> Vec<String> {
     let mut all = browser.complaints();
-    all.retain(|one| !one.contains("/slow") && !one.contains("willReadFrequently"));
+    all.retain(|one| !one.contains("willReadFrequently"));
     all
 }
 
@@ -122,6 +121,10 @@ fn the_page_shows_what_goes_on_at_any_width_by_day_and_by_night() {
             "document.getElementById('name').textContent === 'slow'",
         );
         until(&mut browser, "histories.get('slow').length > 8");
+        until(
+            &mut browser,
+            "document.getElementById('slow').innerText.includes('queue 3')",
+        );
         let wide = browser.number("document.documentElement.scrollWidth - innerWidth");
         assert!(wide <= 0.0, "{width}: {wide} px wider than the window");
         let text = "getComputedStyle(document.body).color";

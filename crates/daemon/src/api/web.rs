@@ -3,6 +3,7 @@
 
 use super::clients::{Asks, Clients, guard};
 use super::connection::{ACCEPT_PAUSE, serve};
+use super::disks;
 use super::live;
 use super::metrics;
 use super::page;
@@ -23,6 +24,7 @@ pub fn router(asking: Asking) -> Router {
         .route("/", get(page::page))
         .route("/metrics", get(metrics::metrics))
         .route("/v1/live", get(live::live))
+        .route("/v1/disks/{name}/slow", get(disks::slow))
         .fallback(problem::no_such_place)
         .method_not_allowed_fallback(problem::no_such_method)
         .with_state(asking)

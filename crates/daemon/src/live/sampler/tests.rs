@@ -1,6 +1,6 @@
 use super::*;
 use crate::live::LimiterKind;
-use fathom_trace::{Op, Recorder, Stage, StageHistograms, Stamps};
+use fathom_trace::{Op, Recorder, Stage, StageHistograms, Stamps, TraceRecord};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,16 @@ impl Disk {
             stamps.enter(Stage::Queue, 0);
             stamps.enter(Stage::Device, at(micros / 2));
             stamps.end(at(micros));
-            self.recorder.record(Op::Read, 4096, &stamps);
+            let record = || TraceRecord {
+                stamps: stamps.raw(),
+                offset: 0,
+                len: 4096,
+                queue: 0,
+                op: Op::Read,
+                error: 0,
+                polled: false,
+            };
+            self.recorder.record(Op::Read, 4096, &stamps, record);
         }
         self.recorder.flush();
     }
