@@ -98,14 +98,14 @@ impl WorkerHandle {
         let (alive, running) = sync_channel(1);
         let (reply, answer) = sync_channel(1);
         let thread = seat.outbox();
-        thread.post(Letter::Join(Joining {
+        thread.post(Letter::Join(Box::new(Joining {
             disk,
             recorder: Recorder::new(histograms.clone()),
             counters: counters.clone(),
             pin_memory,
             alive,
             reply,
-        }));
+        })));
         let address = answer.recv().expect("a pool's thread answers")?;
         Ok(WorkerHandle {
             outbox: thread.to(address),

@@ -53,7 +53,7 @@ pub(crate) struct Address {
 pub(crate) enum Letter {
     To(Address, Command),
     /// A pool's thread gets one more worker.
-    Join(Joining),
+    Join(Box<Joining>),
     /// A pool's thread is to end; it has no workers any more.
     End,
 }

@@ -358,7 +358,7 @@ impl Pooled {
                         self.activate(address.member);
                     }
                 }
-                Some(Letter::Join(joining)) => self.join(joining),
+                Some(Letter::Join(joining)) => self.join(*joining),
                 Some(Letter::End) => self.is_ending = true,
             }
         }
