@@ -34,6 +34,7 @@ fdisk
 python3-libnbd
 openssl
 strace
+bpftrace
 util-linux
 mount
 kmod

@@ -3,6 +3,7 @@
 use crate::engine::{Engine, Wait};
 use crate::request::{Owner, RequestId, Slab};
 use fathom_trace::{Clock, Stage};
+use probe::probe;
 use std::io;
 
 /// Lent with each call; belongs to the worker.
@@ -110,6 +111,12 @@ impl Cx {
         std::mem::take(&mut self.done)
     }
 
+    /// For probes: what tells the workers of a process apart, and is at hand wherever there is a probe.
+    #[inline]
+    pub(crate) fn number(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// Read the clock for the transitions that follow.
     #[inline]
     pub fn tick(&mut self) -> u64 {
@@ -123,7 +130,18 @@ impl Cx {
     #[inline]
     pub fn enter(&mut self, id: RequestId, stage: Stage) {
         let now = self.now;
-        self.slab[id].stamps.enter(stage, now);
+        let number = self.number();
+        let request = &mut self.slab[id];
+        // (Which stage it is is known where this is compiled into.)
+        match stage {
+            Stage::Map => probe!(fathom, map, number, id.0),
+            Stage::Device => {
+                let (op, at, len) = (request.op as u8, request.at, request.len);
+                probe!(fathom, submit, number, id.0, op, at, len);
+            }
+            _ => {}
+        }
+        request.stamps.enter(stage, now);
     }
 
     /// The disk has done the request; `errno` is 0 or positive. At the last
@@ -131,8 +149,10 @@ impl Cx {
     #[inline]
     pub fn complete(&mut self, id: RequestId, errno: i32) {
         let now = self.now;
+        let number = self.number();
         let request = &mut self.slab[id];
         request.error = errno;
+        probe!(fathom, done, number, id.0, errno);
         if let Some(owner) = request.owner.index() {
             self.children_completed.push(id);
             return self.children_done[owner].push(id);

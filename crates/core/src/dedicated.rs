@@ -9,6 +9,7 @@ use crate::mailbox::{Inbox, Letter};
 use crate::polling::{Awaited, Poller, Waited};
 use crate::token::Token;
 use crate::worker::Worker;
+use probe::probe;
 use std::io;
 
 /// A worker with the thread to itself.
@@ -70,11 +71,15 @@ impl Dedicated {
         let worker = &mut self.worker;
         if slept {
             worker.counters.sleeps.increment();
+            probe!(fathom, sleep);
             worker.enter(worker.cx.until_alarm(start));
             worker.dispatch();
         }
         let now = worker.cx.clock.now();
         worker.cx.now = now;
+        if slept {
+            probe!(fathom, wake, now - start, now);
+        }
         // The end of a wait that was known beforehand tells nothing.
         if now < worker.cx.alarm {
             self.poller.waited(Waited {
@@ -101,6 +106,7 @@ impl Dedicated {
             std::hint::spin_loop();
             now = self.worker.cx.clock.now();
         }
+        probe!(fathom, poll, found, now - start, now);
         self.poller.spun(now - start);
         self.worker.counters.polled(now - start, found);
         found

@@ -14,6 +14,7 @@ use crate::shared_engine::{InFlight, Share, SharedEngine, cancel_all};
 use crate::token::{MEMBERS, Target, Token};
 use crate::worker::Worker;
 use fathom_trace::Clock;
+use probe::probe;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::convert::Infallible;
@@ -258,10 +259,14 @@ impl Pooled {
         let start = self.clock.now();
         let slept = !self.spin(start) && !self.rest_all();
         if slept {
+            probe!(fathom, sleep);
             self.enter(self.until_alarm(start));
             self.distribute();
         }
         let now = self.clock.now();
+        if slept {
+            probe!(fathom, wake, now - start, now);
+        }
         if now < self.next_alarm() {
             self.poller.waited(Waited {
                 awaited: self.awaited,
@@ -292,6 +297,7 @@ impl Pooled {
             now = self.clock.now();
         }
         let spun = now - start;
+        probe!(fathom, poll, found, spun, now);
         self.poller.spun(spun);
         // It was for all of them.
         let each = spun / self.active.len().max(1) as u64;

@@ -173,9 +173,11 @@ impl Worker {
         }
         self.counters.took(self.batch.len());
         let popped = self.cx.tick();
+        let cx_of = self.cx.number();
         for &id in &self.batch {
             let request = &mut self.cx.slab[id];
-            probe!(fathom, pop, id.0, request.op as u8, request.offset);
+            let (op, offset, len) = (request.op as u8, request.offset, request.len);
+            probe!(fathom, pop, cx_of, id.0, op, offset, len, request.queue);
             request.stamps.enter(Stage::Queue, popped);
         }
         let large = self.batch.len() >= LARGE_BATCH;
@@ -222,7 +224,7 @@ impl Worker {
         for Completion { token, result } in self.completions.drain(..) {
             match token.target() {
                 Target::Request { id, tag } => {
-                    probe!(fathom, complete, id.0, result);
+                    probe!(fathom, complete, self.cx.number(), id.0, result);
                     self.channel.complete(&mut self.cx, id, tag, result);
                 }
                 Target::Kick { slot, generation } => {
@@ -272,6 +274,7 @@ impl Worker {
             return false;
         }
         let published = self.cx.tick();
+        probe!(fathom, publish, self.cx.number(), self.cx.done.len());
         let notified = if self.notify() {
             self.cx.tick()
         } else {
@@ -315,12 +318,23 @@ impl Worker {
         self.counters.answered.add(self.answered as u64);
         // One is enough to tell a slow disk.
         let mut latency = None;
+        let cx_of = self.cx.number();
         for id in self.cx.done.drain(..) {
             let request = &mut self.cx.slab[id];
             request.stamps.enter(Stage::Notify, published);
             request.stamps.end(notified);
             latency.get_or_insert_with(|| request.stamps.total());
-            probe!(fathom, finish, id.0, request.error);
+            let (op, spent) = (request.op as u8, request.stamps.spent().as_ptr());
+            probe!(
+                fathom,
+                finish,
+                cx_of,
+                id.0,
+                op,
+                request.error,
+                spent,
+                notified
+            );
             if self.cx.watched {
                 self.channel.answered(request);
             }

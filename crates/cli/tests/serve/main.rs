@@ -27,6 +27,7 @@ mod metrics;
 mod nbd;
 mod page;
 mod pools;
+mod probes;
 mod resize;
 mod sharing;
 mod sockets;
