@@ -39,3 +39,4 @@ mod tenants;
 mod top;
 mod trace;
 mod upgrade;
+mod watching;

@@ -1,13 +1,12 @@
 //! What Prometheus is told, by Prometheus.
 
-use crate::support::{Kept, Served, as_arg, eventually, short_dir, stdout_of};
+use crate::support::prometheus::{Prometheus, curl, program};
+use crate::support::{Kept, Served, eventually, short_dir, stdout_of};
 use crate::tenants;
 use fathom_trace::SlowRequest;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// A line of a page.
@@ -70,18 +69,7 @@ fn sample(line: &str) -> Sample {
     }
 }
 
-fn curl(args: &[&str]) -> String {
-    let output = Command::new("curl")
-        .args(["--silent", "--show-error", "--fail", "--max-time", "60"])
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn qemu_io(uri: &str, commands: &[&str]) {
+pub fn qemu_io(uri: &str, commands: &[&str]) {
     let mut qemu_io = Command::new("qemu-io");
     qemu_io.args(["-f", "raw", uri]);
     qemu_io.args(commands.iter().flat_map(|command| ["-c", command]));
@@ -91,7 +79,7 @@ fn qemu_io(uri: &str, commands: &[&str]) {
 }
 
 /// Some disks, with NBD and metrics by TCP, and the address of these.
-fn server(more: &str) -> (Served, String) {
+pub fn server(more: &str) -> (Served, String) {
     let mut served = Served::waiting(", http = '127.0.0.1:0'", more);
     served.wait_for("metrics are at");
     let log = served.log();
@@ -100,7 +88,7 @@ fn server(more: &str) -> (Served, String) {
     (served, address)
 }
 
-fn uri(served: &Served, disk: &str) -> String {
+pub fn uri(served: &Served, disk: &str) -> String {
     format!("nbd+unix:///{disk}?socket={}", served.arg("n"))
 }
 
@@ -289,78 +277,6 @@ fn all_tenants_tell_what_they_have() {
         .filter(|one| one.name == "fathom_process_memory_bytes");
     assert_eq!(processes.count(), 3);
     only_grows(&served);
-}
-
-/// A Prometheus that scrapes an address each second.
-struct Prometheus {
-    _process: Kept,
-    at: String,
-}
-
-/// As `make setup` has unpacked it, or in PATH.
-fn program(name: &str) -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let unpacked = cache
-        .or_else(home)
-        .map(|cache| cache.join("fathom/prometheus/usr/bin").join(name));
-    unpacked
-        .filter(|path| path.exists())
-        .unwrap_or_else(|| name.into())
-}
-
-impl Prometheus {
-    fn start(dir: &std::path::Path, target: &str, more: &[&str]) -> Prometheus {
-        let config = format!(
-            "global: {{ scrape_interval: 1s }}\n\
-             scrape_configs: [{{ job_name: fathom, static_configs: [{{ targets: ['{target}'] }}] }}]\n"
-        );
-        fs::write(dir.join("prometheus.yml"), config).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
-        let at = port.to_string();
-        let process = Kept::spawn(
-            Command::new(program("prometheus"))
-                .arg(format!(
-                    "--config.file={}",
-                    as_arg(&dir.join("prometheus.yml"))
-                ))
-                .arg(format!("--storage.tsdb.path={}", as_arg(&dir.join("data"))))
-                .arg(format!("--web.listen-address={at}"))
-                .args(more),
-        );
-        Prometheus {
-            _process: process,
-            at,
-        }
-    }
-
-    /// The values that a query has, once it has some.
-    fn query(&self, query: &str) -> Vec<f64> {
-        let url = format!("http://{}/api/v1/query", self.at);
-        eventually(query, || {
-            let output = Command::new("curl")
-                .args([
-                    "-s",
-                    "--get",
-                    "--data-urlencode",
-                    &format!("query={query}"),
-                    &url,
-                ])
-                .output()
-                .unwrap();
-            let answer: Value = serde_json::from_slice(&output.stdout).ok()?;
-            assert_ne!(answer["status"], "error", "{answer}");
-            let values = answer["data"]["result"]
-                .as_array()?
-                .iter()
-                .map(|one| one["value"][1].as_str().unwrap().parse().unwrap());
-            let values: Vec<_> = values.collect();
-            (!values.is_empty()).then_some(values)
-        })
-    }
 }
 
 #[test]

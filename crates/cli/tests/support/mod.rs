@@ -3,6 +3,7 @@
 
 pub mod certificates;
 pub mod nbd;
+pub mod prometheus;
 
 use fathom_formats::Format;
 use std::fs::{self, File};
