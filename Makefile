@@ -108,6 +108,14 @@ install-files:
 		> $(DESTDIR)$(datadir)/qemu/vhost-user/50-fathom.json
 	$(INSTALL) -D -m 644 packaging/apparmor/fathom \
 		$(DESTDIR)$(sysconfdir)/apparmor.d/abstractions/libvirt-qemu.d/fathom
+	mkdir -p $(DESTDIR)$(datadir)/fathom/prometheus $(DESTDIR)$(datadir)/fathom/grafana \
+		$(DESTDIR)$(datadir)/fathom/bpftrace
+	$(INSTALL) -m 644 packaging/prometheus/*.yml $(DESTDIR)$(datadir)/fathom/prometheus
+	$(INSTALL) -m 644 packaging/grafana/fathom.json $(DESTDIR)$(datadir)/fathom/grafana
+	for script in packaging/bpftrace/*.bt; do \
+		sed 's,/usr/bin/fathom,$(bindir)/fathom,' $$script \
+			> $(DESTDIR)$(datadir)/fathom/bpftrace/$${script##*/} || exit; \
+	done
 	test -e $(DESTDIR)$(sysconfdir)/fathom/fathom.toml || \
 		$(INSTALL) -D -m 644 packaging/fathom.toml $(DESTDIR)$(sysconfdir)/fathom/fathom.toml
 
@@ -122,6 +130,7 @@ uninstall:
 		$(DESTDIR)$(sysconfdir)/apparmor.d/abstractions/libvirt-qemu.d/fathom
 	! cmp -s packaging/fathom.toml $(DESTDIR)$(sysconfdir)/fathom/fathom.toml || \
 		rm $(DESTDIR)$(sysconfdir)/fathom/fathom.toml
+	rm -rf $(DESTDIR)$(datadir)/fathom
 	-rmdir $(DESTDIR)$(sysconfdir)/fathom
 
 # $(TARGET)/debian/fathom_VERSION-1_ARCH.deb, and its debug symbols beside it. The package has what
