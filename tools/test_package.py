@@ -261,6 +261,9 @@ def check_installed(system):
         "/usr/share/bash-completion/completions/fathom",
         "/usr/share/zsh/vendor-completions/_fathom",
         "/usr/share/fish/vendor_completions.d/fathom.fish",
+        "/usr/share/fathom/prometheus/fathom.alerts.yml",
+        "/usr/share/fathom/grafana/fathom.json",
+        "/usr/share/fathom/bpftrace/fathom-biolatency.bt",
         "/usr/lib/systemd/system/fathom.service",
         "/etc/fathom/fathom.toml",
     ]:
