@@ -318,7 +318,7 @@ fn after_an_upgrade_listeners_come_again_and_nothing_is_counted_twice() {
     let mut before = Listener::of(&served, "");
     let server_of = |sample: &Value| sample["pid"].as_u64().unwrap();
     let old = server_of(&before.next().unwrap());
-    stdout_of(&["upgrade", &served.api()]);
+    served.upgrade();
     // What is told ends.
     let start = Instant::now();
     while before.next().is_some() {

@@ -226,7 +226,7 @@ fn a_guests_queues_are_told() {
 fn only_grows(served: &Served) {
     let before = Page::of(served);
     for _ in 0..2 {
-        stdout_of(&["upgrade", &served.api()]);
+        served.upgrade();
     }
     let after = Page::of(served);
     let counted = |one: &&Sample| {
@@ -313,7 +313,7 @@ fn slow_requests_are_kept_and_buckets_say_which() {
         "{table}"
     );
     // Another process goes on with them.
-    stdout_of(&["upgrade", &api]);
+    served.upgrade();
     let ids = |all: &[SlowRequest]| -> Vec<_> { all.iter().map(|one| one.id.clone()).collect() };
     assert_eq!(ids(&slow("c", &[])), ids(&of_c));
     // The bucket of the slowest says which that is, in either form.

@@ -2,7 +2,7 @@
 
 use crate::browser::Browser;
 use crate::live::{server, uri};
-use crate::support::{Kept, Served, eventually, fathom, short_dir, stdout_of};
+use crate::support::{Kept, Served, eventually, fathom, short_dir};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -178,7 +178,7 @@ fn the_page_filters_sorts_and_comes_back_when_the_server_does() {
     assert_eq!(complaints(&mut browser), [""; 0]);
     // Another process goes on: the page finds it.
     let pid = browser.number("sample.pid");
-    stdout_of(&["upgrade", &served.api()]);
+    served.upgrade();
     until(
         &mut browser,
         &format!("sample.pid !== {pid} && document.getElementById('state').textContent === 'live'"),

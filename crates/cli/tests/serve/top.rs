@@ -330,7 +330,7 @@ fn a_screen_is_looked_at_and_left_as_it_was() {
     // An upgrade on the way.
     terminal.press(&["Enter"]);
     terminal.wait_for("limited by");
-    stdout_of(&["upgrade", &served.api()]);
+    served.upgrade();
     let pid = || {
         let told = stdout_of(&["info", &served.api(), "--disk", "slow", "--json"]);
         serde_json::from_str::<Value>(&told).unwrap()["pid"].to_string()

@@ -12,6 +12,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -132,10 +133,12 @@ fn send(signal: &str, to: &Child) {
     assert!(sent.expect("kill").success());
 }
 
-/// A running `fathom serve`; killed when dropped.
+/// A running `fathom serve`; killed when dropped, as is what has gone on with it.
 pub struct Served {
     pub dir: TempDir,
     pub child: Child,
+    /// Its process id; 0: there is none.
+    successor: AtomicU64,
 }
 
 impl Served {
@@ -164,7 +167,12 @@ impl Served {
         command.stdin(Stdio::null());
         command.stdout(file("stdout")).stderr(file("stderr"));
         let child = command.spawn().expect("it starts");
-        Served { dir, child }
+        let successor = AtomicU64::new(0);
+        Served {
+            dir,
+            child,
+            successor,
+        }
     }
 
     /// Without disks yet: NBD is at `n` in its directory, the API at `c`, with these further options;
@@ -228,6 +236,14 @@ impl Served {
         load.spawn().expect("fathom bench")
     }
 
+    /// Have another process go on.
+    pub fn upgrade(&self) {
+        let answer = stdout_of(&["upgrade", &self.api(), "--json"]);
+        let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+        let pid = answer["pid"].as_u64().expect("a process id");
+        self.successor.store(pid, Ordering::SeqCst);
+    }
+
     pub fn signal(&self, signal: &str) {
         send(signal, &self.child);
     }
@@ -252,6 +268,11 @@ impl Drop for Served {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let successor = *self.successor.get_mut();
+        if successor > 0 {
+            let mut kill = Command::new("kill");
+            let _ = kill.args(["-KILL", &successor.to_string()]).status();
+        }
     }
 }
 
