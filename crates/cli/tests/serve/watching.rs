@@ -73,7 +73,7 @@ impl Busy {
         let (served, address) = server(&format!(
             "[pool.p]\nthreads = 1\n\
              [[disk]]\nname = 'file'\nimage = '{image}'\nvhost-user = '{socket}'\nalarms = ['older=10s']\n\
-             [[disk]]\nname = 'slow'\nimage = 'memory:16M'\nfilters = ['delay:read=30ms,write=30ms']\n\
+             [[disk]]\nname = 'slow'\nimage = 'memory:16M'\nfilters = ['delay:read=30ms,write=30ms', 'throttle:iops-total=100000']\n\
              alarms = ['read:p50=1ms']\n\
              [[disk]]\nname = 'broken'\nimage = 'memory:16M'\nfilters = ['fault:error=EIO,op=write']\n\
              [[disk]]\nname = 'pooled'\nimage = 'memory:16M'\npool = 'p'\n"
