@@ -2,8 +2,8 @@
 
 use crate::counters::Counters;
 use crate::disk::{Disk, DiskError};
+use crate::oldest::Oldest;
 use crate::source::{Source, SourceId};
-use crate::worker::Oldest;
 use fathom_trace::{Recorder, RingWriter};
 use rustix::event::{EventfdFlags, eventfd};
 use std::convert::Infallible;

@@ -10,6 +10,7 @@ use crate::cx::Cx;
 use crate::disk::Channel;
 use crate::engine::{Completion, Engine, Wait};
 use crate::mailbox::{Bell, Command};
+use crate::oldest::Oldest;
 use crate::polling::Awaited;
 use crate::request::{Owner, Request, RequestId};
 use crate::settle::Unsettleds;
@@ -30,15 +31,6 @@ const HEAD_START: usize = 1;
 
 /// For fewer requests the pieces are not worth their system calls.
 const LARGE_BATCH: usize = 24;
-
-/// A request that is in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Oldest {
-    /// As if it were answered now.
-    pub record: TraceRecord,
-    /// Where it is.
-    pub stage: Stage,
-}
 
 /// A worker's whole state; lives on its thread.
 pub(crate) struct Worker {

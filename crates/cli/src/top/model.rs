@@ -212,7 +212,8 @@ impl Model {
 
     /// Of all servers, and of these disks.
     pub fn totals(&self, rows: &[Row<'_>]) -> Totals {
-        let sum = |of: &dyn Fn(&Row<'_>) -> f64| rows.iter().map(of).sum::<f64>();
+        // (A sum of nothing is -0 in Rust.)
+        let sum = |of: &dyn Fn(&Row<'_>) -> f64| rows.iter().map(of).fold(0.0, |a, b| a + b);
         let (read_iops, write_iops) = (sum(&|row| row.iops("read")), sum(&|row| row.iops("write")));
         let servers = self.samples();
         Totals {
@@ -224,7 +225,9 @@ impl Model {
             read_bytes: sum(&|row| row.bytes("read")),
             write_bytes: sum(&|row| row.bytes("write")),
             errors: sum(&|row| row.disk.all.errors_per_second),
-            cpu_percent: servers.map(|sample| sample.cpu_percent).sum(),
+            cpu_percent: servers
+                .map(|sample| sample.cpu_percent)
+                .fold(0.0, |a, b| a + b),
         }
     }
 }
@@ -259,6 +262,8 @@ mod tests {
         assert_eq!(model.rows().len(), 3);
         // It was upgraded: its disks go on.
         model.take("a".into(), sample(1, vec![disk("x", 1.0)]), None);
+        let none = Model::default().totals(&[]);
+        assert!(none.cpu_percent.is_sign_positive() && none.read_iops.is_sign_positive());
         let key = |disk: &str| Key {
             server: "a".into(),
             disk: disk.into(),
