@@ -4,7 +4,7 @@ use super::pages::{PAGES, Pages};
 use super::problem::Problem;
 use super::state::Asking;
 use crate::command::Command;
-use crate::metrics::{Form, Guest, Measured, Page, ProcessInfo, Scale, expose};
+use crate::metrics::{Form, GUESTS, Measured, Page, ProcessInfo, Scale, expose};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -62,10 +62,13 @@ fn make(mut measured: Value, scale: Arc<Scale>, form: Form) -> Result<Vec<u8>, P
     let disks = serde_json::from_value::<Vec<Measured>>(measured["disks"].take());
     let disks = disks.map_err(|error| failed(error.to_string()))?;
     let used = disks.iter().enumerate();
-    let used = used.filter_map(|(index, disk)| Some((index, disk.info.front_end.as_ref()?)));
+    let used = used.filter_map(|(index, disk)| Some((index, disk, disk.info.front_end.as_ref()?)));
     let page = Page {
         guests: used
-            .map(|(index, front_end)| (index, Guest::of(front_end.pid)))
+            .map(|(index, disk, front_end)| {
+                let guest = GUESTS.of(&disk.info.name, front_end.pid, disk.front_ends);
+                (index, guest)
+            })
             .collect(),
         disks,
         own: ProcessInfo::own(),

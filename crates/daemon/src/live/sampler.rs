@@ -2,7 +2,7 @@
 
 use super::disk::{Between, Moment};
 use super::sample::{DiskSample, FrontEndSample, Sample};
-use crate::metrics::{Guest, Measured, ProcessInfo};
+use crate::metrics::{GUESTS, Measured, ProcessInfo};
 use fathom_trace::Clock;
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -25,8 +25,6 @@ pub struct Sampler {
 
 struct Known {
     moment: Moment,
-    /// Who uses it, by its process and how many have come before it: that is read once.
-    front_end: Option<((i32, u64), FrontEndSample)>,
     /// How often it was not told of since.
     missed: u32,
 }
@@ -77,12 +75,8 @@ impl Sampler {
     fn take_disk(&mut self, mut measured: Measured, seconds: Option<f64>) -> Option<DiskSample> {
         let name = measured.info.name.clone();
         let now = Moment::of(&mut measured);
-        let known = self.disks.remove(&name);
-        let (moment, front_end) = match known {
-            Some(known) => (Some(known.moment), known.front_end),
-            None => (None, None),
-        };
-        let front_end = front_end_of(&measured, front_end);
+        let moment = self.disks.remove(&name).map(|known| known.moment);
+        let front_end = front_end_of(&measured);
         let sample = seconds.and_then(|seconds| {
             let is_new = now
                 .counted
@@ -96,14 +90,13 @@ impl Sampler {
                     now: &now,
                     seconds,
                     ns_per_tick: 1e9 / Clock::get().hz(),
-                    front_end: front_end.as_ref().map(|(_, guest)| guest.clone()),
+                    front_end,
                 };
                 between.sample()
             })
         });
         let known = Known {
             moment: now,
-            front_end,
             missed: 0,
         };
         self.disks.insert(name, known);
@@ -111,29 +104,21 @@ impl Sampler {
     }
 }
 
-/// Who uses the disk, which is looked up when somebody has come.
-fn front_end_of(
-    measured: &Measured,
-    known: Option<((i32, u64), FrontEndSample)>,
-) -> Option<((i32, u64), FrontEndSample)> {
+/// Who uses the disk.
+fn front_end_of(measured: &Measured) -> Option<FrontEndSample> {
     let pid = measured.info.front_end.as_ref()?.pid;
-    let key = (pid, measured.front_ends);
-    if let Some(known) = known.filter(|(of, _)| *of == key) {
-        return Some(known);
-    }
-    let guest = Guest::of(pid);
+    let guest = GUESTS.of(&measured.info.name, pid, measured.front_ends);
     let labels = guest.labels();
     let label = |name: &str| {
         let found = labels.iter().find(|(label, _)| *label == name);
         found.map(|(_, value)| (*value).to_owned())
     };
-    let front_end = FrontEndSample {
+    Some(FrontEndSample {
         pid,
         vmm: label("vmm"),
         guest: label("guest"),
         uuid: label("uuid"),
-    };
-    Some((key, front_end))
+    })
 }
 
 #[cfg(test)]

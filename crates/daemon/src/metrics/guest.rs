@@ -21,7 +21,15 @@ const MAX: u64 = 64 << 10;
 const MAX_LABEL: usize = 128;
 
 impl Guest {
-    /// The process of that number (0: it cannot be seen from here).
+    /// Of a process that does not say who it is.
+    pub fn unknown(pid: i32) -> Guest {
+        Guest {
+            pid: pid.to_string(),
+            ..Guest::default()
+        }
+    }
+
+    /// The process of that number (0: it cannot be seen from here), which may take as long as it likes.
     pub fn of(pid: i32) -> Guest {
         let mut arguments = Vec::new();
         if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {

@@ -11,12 +11,13 @@ mod exemplars;
 mod exposition;
 mod families;
 mod guest;
+mod guests;
 mod measured;
 mod process;
 mod samples;
 mod scale;
 
 pub use exposition::{Form, Page, expose};
-pub use guest::Guest;
+pub use guests::GUESTS;
 pub use measured::{Measured, ProcessInfo, QueueInfo, Visits};
 pub use scale::Scale;
