@@ -7,7 +7,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test test-built test-kvm fuzz fuzz-build $(FUZZ) torture bench lint \
+.PHONY: setup build demo test test-built test-kvm fuzz fuzz-build $(FUZZ) torture bench book lint \
 	installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
@@ -66,6 +66,11 @@ torture: setup
 bench: build
 	$(CARGO) build --release --package fathom-nbd --example floor
 	python3 tools/bench/bench.py
+
+# The documentation as pages for a browser, in target/book.
+book: build
+	sh tools/setup.sh book
+	sh tools/book.sh $(TARGET)/release/fathom $(TARGET)/book
 
 lint:
 	$(CARGO) fmt --all --check

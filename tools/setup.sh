@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what building, the demo and the tests need, from the distribution's own packages; virtiofsd, which
 # Debian 12 has not got, is built from crates.io. `setup.sh package` installs what makes and tries Debian
-# packages, `setup.sh static` what makes a static program: few need these.
+# packages, `setup.sh static` what makes a static program, `setup.sh book` what makes the book: few need these.
 #
 # Running it again is quick and changes nothing. QEMU comes from the distribution's backports
 # where those have a newer one: live migration of vhost-user disks and reconnecting character
@@ -59,6 +59,7 @@ qemu_wanted=10
 rust_wanted=1.90
 virtiofsd_wanted=1.14.0
 cargo_deb_wanted=3.8.0
+mdbook_wanted=0.5.4
 index_updated=
 old_index='the package index could not be brought up to date; going on with the old one'
 
@@ -400,8 +401,15 @@ for_static() {
 	rustup target add "$target" || fail "no Rust library for $target: rustup target add $target"
 }
 
+for_book() {
+	[ "$(mdbook --version 2>/dev/null)" != "mdbook v$mdbook_wanted" ] || return 0
+	say "building mdbook $mdbook_wanted"
+	cargo install --quiet --locked --version "$mdbook_wanted" mdbook ||
+		fail 'cargo could not install mdbook'
+}
+
 case "${1:-}" in
-package | static)
+package | static | book)
 	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 	"for_$1"
 	exit

@@ -6,6 +6,8 @@
 mod aio;
 mod backend;
 mod bench;
+#[cfg(test)]
+mod book_tests;
 mod breakdown;
 mod disk;
 mod disk_args;

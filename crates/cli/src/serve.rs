@@ -74,7 +74,7 @@ pub struct ServeArgs {
           required_unless_present = "config")]
     disk: Option<Location>,
 
-    /// Serve the disks that this file lists (see the README); of the other
+    /// Serve the disks that this file lists (see fathom.toml(5)); of the other
     /// options only --json and --log go with it
     #[arg(long, value_name = "FILE", conflicts_with_all = ONE_DISK)]
     config: Option<PathBuf>,

@@ -98,7 +98,7 @@ pub async fn show(State(asking): State<Asking>, name: Named) -> Result<Response,
 ///
 /// It is served when this is answered, and kept if the server keeps disks. A disk that is there has the
 /// options of its filters changed; one that would differ in more stays as it is, and is told to be there
-/// by other options. What the options are is in the README, where the configuration is.
+/// by other options. The options are those of a `[[disk]]` in a configuration: fathom.toml(5).
 #[utoipa::path(put, path = "/v1/disks/{name}", tag = "disks", operation_id = "putDisk",
     params(
         ("name" = String, Path, description = "1 to 64 letters, digits, -, _ and ."),

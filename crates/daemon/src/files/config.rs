@@ -360,10 +360,17 @@ mod tests {
     }
 
     #[test]
-    fn the_readmes_examples_are_right() {
-        let readme = include_str!("../../../../README.md");
-        let examples = readme.split("```toml\n").skip(1);
-        let examples = examples.map(|rest| parse(rest.split_once("```").unwrap().0).unwrap());
+    fn the_documentations_examples_are_right() {
+        let pages = [
+            include_str!("../../../../docs/disks.md"),
+            include_str!("../../../../docs/tenants.md"),
+        ];
+        let examples = { pages.iter() }.flat_map(|page| page.split("```toml").skip(1));
+        let examples = examples.map(|rest| {
+            // What stands behind the language is the file's name.
+            let (_, rest) = rest.split_once('\n').unwrap();
+            parse(rest.split_once("```").unwrap().0).unwrap()
+        });
         let [nbd, pool, tenants] = examples.collect::<Vec<_>>().try_into().unwrap();
         let exports = nbd.disks.iter().map(|disk| disk.nbd.is_some());
         assert_eq!(exports.collect::<Vec<_>>(), [false, true]);

@@ -1,0 +1,45 @@
+//! The documentation, as those meet it who read it: its links lead somewhere, its commands do what
+//! they are shown to do, and the book has all of its pages.
+
+mod links;
+mod pages;
+mod run;
+
+use pages::Page;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Of the repository.
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let pages = pages::all(root());
+    let wrong = links::wrong(root(), &pages);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_contents_have_each_page_once() {
+    let contents = Page::read(root(), "docs/SUMMARY.md");
+    let mut listed = BTreeMap::<String, usize>::new();
+    for link in &contents.links {
+        *listed.entry(format!("docs/{link}")).or_default() += 1;
+    }
+    // The one page that is made with the book.
+    assert_eq!(listed.remove("docs/commands.md"), Some(1));
+    let pages = pages::all(root());
+    let there = pages.iter().map(|page| page.path.as_str());
+    let there = there.filter(|path| path.starts_with("docs/") && *path != contents.path);
+    let there: BTreeMap<_, _> = there.map(|path| (path.to_owned(), 1)).collect();
+    assert_eq!(listed, there);
+}
+
+#[test]
+fn what_a_page_shows_can_be_done() {
+    let pages = pages::all(root());
+    let wrong: Vec<_> = pages.iter().filter_map(run::all_of).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}

@@ -1,0 +1,117 @@
+//! Pages of the documentation, and what is in them.
+
+use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
+use std::fs;
+use std::path::Path;
+
+pub struct Page {
+    /// From the repository's root.
+    pub path: String,
+    /// Where links lead, pictures among them.
+    pub links: Vec<String>,
+    /// What links can lead to, on this page.
+    pub anchors: Vec<String>,
+    pub blocks: Vec<Block>,
+}
+
+/// A block of code: a script, or a file.
+pub struct Block {
+    pub line: usize,
+    /// Of a script: how it is run.
+    pub words: Vec<String>,
+    /// Of a file: its name.
+    pub file: Option<String>,
+    pub text: String,
+}
+
+impl Block {
+    /// By its language, and what stands behind that; None: it is there to be read.
+    fn begun(info: &str, line: usize) -> Option<Block> {
+        let mut words = info.split_whitespace().map(str::to_owned);
+        let is_script = words.next()? == "sh";
+        let words: Vec<_> = words.collect();
+        let file = (!is_script).then(|| words.first().cloned());
+        if matches!(file, Some(None)) {
+            return None;
+        }
+        Some(Block {
+            line,
+            words,
+            file: file.flatten(),
+            text: String::new(),
+        })
+    }
+}
+
+/// The README, and the book.
+pub fn all(root: &Path) -> Vec<Page> {
+    let mut paths = vec!["README.md".to_owned()];
+    for folder in ["docs", "docs/img"] {
+        let files = fs::read_dir(root.join(folder)).unwrap();
+        let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        let pages = files.filter(|name| name.ends_with(".md"));
+        paths.extend(pages.map(|name| format!("{folder}/{name}")));
+    }
+    paths.sort();
+    paths.iter().map(|path| Page::read(root, path)).collect()
+}
+
+impl Page {
+    pub fn read(root: &Path, path: &str) -> Page {
+        let text = fs::read_to_string(root.join(path)).unwrap();
+        let mut page = Page {
+            path: path.to_owned(),
+            links: Vec::new(),
+            anchors: Vec::new(),
+            blocks: Vec::new(),
+        };
+        let parser = Parser::new_ext(&text, Options::ENABLE_TABLES);
+        let line = |at: usize| text[..at].lines().count() + 1;
+        let (mut heading, mut block) = (None::<String>, None::<Block>);
+        for (event, range) in parser.into_offset_iter() {
+            match event {
+                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                    page.links.push(dest_url.into_string());
+                }
+                Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
+                Event::End(TagEnd::Heading(_)) => {
+                    let heading = heading.take().unwrap_or_default();
+                    page.anchors.push(anchor(&heading));
+                }
+                Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(info))) => {
+                    block = Block::begun(&info, line(range.start));
+                }
+                Event::End(TagEnd::CodeBlock) => page.blocks.extend(block.take()),
+                Event::Text(text) | Event::Code(text) => {
+                    let to = block.as_mut().map(|block| &mut block.text);
+                    if let Some(to) = to.or(heading.as_mut()) {
+                        to.push_str(&text);
+                    }
+                }
+                // What prepares the next block, and need not be read.
+                Event::Start(Tag::HtmlBlock) => {
+                    let comment = text[range.clone()].trim_end().strip_suffix("-->");
+                    let comment = comment.and_then(|comment| comment.strip_prefix("<!-- "));
+                    if let Some((info, text)) = comment.and_then(|all| all.split_once('\n'))
+                        && let Some(block) = Block::begun(info, line(range.start))
+                    {
+                        let text = text.to_owned();
+                        page.blocks.push(Block { text, ..block });
+                    }
+                }
+                _ => {}
+            }
+        }
+        page
+    }
+}
+
+/// As those make it who show the pages.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().chars().filter_map(|one| match one {
+        ' ' => Some('-'),
+        one if one.is_alphanumeric() || one == '-' || one == '_' => Some(one.to_ascii_lowercase()),
+        _ => None,
+    });
+    kept.collect()
+}

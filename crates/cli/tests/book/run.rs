@@ -1,0 +1,100 @@
+//! What pages show, done: one shell for all of a page.
+//!
+//! A block of another language that has a file's name is written to that file. What stands behind `sh`
+//! says how a script is run: `server` is started and goes on beside what follows, `fails` has
+//! to fail, and `elsewhere` needs what a test has not (a package's installation, another VMM, an hour),
+//! so that only the arguments of `fathom` are looked at, by a test beside them.
+
+use super::pages::{Block, Page};
+use std::fmt::Write as _;
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+/// Seconds for a page.
+const LIMIT: &str = "180";
+
+/// What all of them can use. The machine's own directories and ports are not touched: these are empty ones.
+const BEFORE: &str = r#"
+set -eu
+mount -t tmpfs none /run
+mount -t tmpfs none /srv
+export HOME=/srv XDG_RUNTIME_DIR=
+echo '127.0.0.1 localhost server' >/run/hosts
+mount --bind /run/hosts /etc/hosts
+ip link set lo up
+mkdir /run/fathom
+cd /srv
+log=/run/log
+# A program that goes on, once it has said that it does what it is for; or QEMU, which says nothing.
+begin() {
+    : >"$log"
+    setsid sh -euc "$1" >"$log" 2>&1 &
+    case "$1" in *qemu*) sleep 2; kill -0 $!; return;; esac
+    for try in $(seq 300); do
+        ! grep -qE 'serving|waiting for disks' "$log" || return 0
+        kill -0 $! 2>/dev/null || break
+        sleep 0.1
+    done
+    cat "$log"
+    return 1
+}
+"#;
+
+/// What went wrong; None: nothing.
+pub fn all_of(page: &Page) -> Option<String> {
+    let blocks = page.blocks.iter();
+    let blocks: Vec<_> = blocks.filter(|block| !is(block, "elsewhere")).collect();
+    if blocks.is_empty() {
+        return None;
+    }
+    let mut script = BEFORE.to_owned();
+    for block in blocks {
+        writeln!(script, "echo '--- {}:{}'", page.path, block.line).unwrap();
+        let quoted = block.text.replace('\'', r"'\''");
+        match () {
+            () if block.file.is_some() => {
+                let file = block.file.as_deref().unwrap_or_default();
+                writeln!(
+                    script,
+                    "cat >{file} <<'END OF FILE'\n{}END OF FILE",
+                    block.text
+                )
+                .unwrap();
+            }
+            () if is(block, "server") => writeln!(script, "begin 'exec {quoted}'").unwrap(),
+            () if is(block, "fails") => {
+                writeln!(script, "! sh -euc '{quoted}'").unwrap();
+            }
+            () => script.push_str(&block.text),
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("page.sh");
+    fs::write(&file, script).unwrap();
+    let program = env!("CARGO_BIN_EXE_fathom");
+    let programs = program.strip_suffix("/fathom").unwrap();
+    let path = format!("{programs}:{}:/usr/sbin:/sbin", env::var("PATH").unwrap());
+    // All that it starts ends with it: they are in a world of processes of its own.
+    let mut command = Command::new("timeout");
+    command.args([
+        "--signal=KILL",
+        LIMIT,
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+    ]);
+    command.arg("--mount-proc").arg("--kill-child");
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    let output = command.arg("bash").arg(&file).env("PATH", path);
+    let output = output.stdin(Stdio::null()).output().unwrap();
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    let status = output.status;
+    (!status.success()).then(|| format!("{}: {status}\n{out}\n{err}", page.path))
+}
+
+fn is(block: &Block, word: &str) -> bool {
+    block.words.iter().any(|one| one == word)
+}
