@@ -18,10 +18,14 @@ build: setup
 	$(CARGO) build --release --package fathom-cli
 
 # Boots a Linux guest with a Fathom disk, reads it, and shows where the time went: first by
-# Fathom's own stages, then request by request through guest, KVM, Fathom and host.
-demo: build
+# Fathom's own stages, then request by request through guest, KVM, Fathom and host. It installs only
+# what that needs, and says so before.
+demo:
+	sh tools/setup.sh demo
+	$(CARGO) build --release --package fathom-cli
 	$(TARGET)/release/fathom lab run seqread
 	$(TARGET)/release/fathom lab run wiki
+	@sh tools/next.sh $(TARGET)/release/fathom
 
 # Everything: unit and property tests, then the end-to-end tests with real guests. The build
 # comes first because the end-to-end tests run the fathom binary next to them. Tests wait a lot:

@@ -2,6 +2,7 @@
 # Installs what building, the demo and the tests need, from the distribution's own packages; virtiofsd, which
 # Debian 12 has not got, is built from crates.io. `setup.sh package` installs what makes and tries Debian
 # packages, `setup.sh static` what makes a static program, `setup.sh book` what makes the book: few need these.
+# `setup.sh demo` installs only what the demo needs, and leaves the machine's kernels and QEMU as they are.
 #
 # Running it again is quick and changes nothing. QEMU comes from the distribution's backports
 # where those have a newer one: live migration of vhost-user disks and reconnecting character
@@ -52,6 +53,20 @@ tmux
 groff-base
 lowdown
 man-db
+'
+# What the demo needs of these.
+packages_of_demo='
+qemu-system-x86
+qemu-utils
+seabios
+busybox-static
+e2fsprogs
+fio
+util-linux
+kmod
+xz-utils
+zstd
+build-essential
 '
 packages_of_package='debootstrap lintian'
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
@@ -401,6 +416,69 @@ for_static() {
 	rustup target add "$target" || fail "no Rust library for $target: rustup target add $target"
 }
 
+# What apt would install for these, packages and their number, before it does.
+tell_of() {
+	all=$(apt-get -s --no-install-recommends install "$@" 2>/dev/null | grep -c '^Inst ') || all=$#
+	say "this installs from the distribution's packages: $*"
+	say "($all with all that these need; a kernel for guests is only unpacked, in $(cache))"
+}
+
+cache() { echo "${XDG_CACHE_HOME:-$HOME/.cache}/fathom"; }
+
+# Whether there is a kernel that guests can have.
+has_kernel() {
+	for image in /boot/vmlinuz-* "$(cache)"/kernel/boot/vmlinuz-*; do
+		modules=${image%/boot/*}/lib/modules/${image##*/vmlinuz-}/modules.dep
+		[ ! -r "$image" ] || [ ! -r "$modules" ] || return 0
+	done
+	return 1
+}
+
+# A package that has only dependencies: the kernel is in one of these.
+image_of() { apt-cache depends "$1" | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1; }
+
+unpack_kernel() {
+	! has_kernel || return 0
+	dir=$(cache)/kernel
+	image=$(image_of "$(kernel_package)")
+	say "unpacking ${image:=$(kernel_package)} in $dir"
+	rm -rf "$dir" "$dir.new"
+	mkdir -p "$dir.new"
+	(
+		cd "$dir.new" || exit
+		apt-get download -q "$image" >&2 && dpkg-deb -x "$image"_*.deb . && rm "$image"_*.deb || exit
+		[ ! -d usr/lib/modules ] || { mkdir -p lib && mv usr/lib/modules lib/modules; }
+		PATH=$PATH:/usr/sbin:/sbin depmod --basedir . "$(ls lib/modules)"
+	) || fail "apt could not download $image"
+	mv "$dir.new" "$dir"
+}
+
+for_demo() {
+	if is_debian_like; then
+		absent=
+		for package in $packages_of_demo; do
+			installed "$package" || absent="$absent $package"
+		done
+		if [ -n "$absent" ] || ! has_kernel; then
+			update_index || say "$old_index"
+		fi
+		if [ -n "$absent" ]; then
+			# shellcheck disable=SC2086
+			need_root_for $absent
+			# shellcheck disable=SC2086
+			tell_of $absent
+			# shellcheck disable=SC2086
+			apt_install $absent || fail "apt could not install:$absent"
+		fi
+		unpack_kernel
+	fi
+	for program in qemu-system-x86_64 qemu-storage-daemon busybox mke2fs e2fsck blkdiscard fio cc; do
+		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 ||
+			fail "$program is missing: install what has it (in Debian: $(echo $packages_of_demo))"
+	done
+	check_rust
+}
+
 for_book() {
 	[ "$(mdbook --version 2>/dev/null)" != "mdbook v$mdbook_wanted" ] || return 0
 	say "building mdbook $mdbook_wanted"
@@ -409,7 +487,7 @@ for_book() {
 }
 
 case "${1:-}" in
-package | static | book)
+package | static | book | demo)
 	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 	"for_$1"
 	exit

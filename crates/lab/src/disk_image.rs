@@ -88,7 +88,7 @@ impl Contents {
     /// # Errors
     /// When a file cannot be read or the image cannot be made.
     pub fn cached(&self, name: &str) -> Result<PathBuf> {
-        let cache = cache_dir()?;
+        let cache = host::cache_dir()?;
         let path = cache.join(format!("{name}-{:016x}.img", self.key()?));
         if !path.exists() {
             // Under its own name only when complete: two labs may start at once.
@@ -185,16 +185,6 @@ pub fn make_ext4(image: &Path, root: Option<&Path>, kib: u64) -> Result<()> {
         path: image.to_owned(),
         reason: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
     })
-}
-
-fn cache_dir() -> Result<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))
-        .unwrap_or_else(std::env::temp_dir)
-        .join("fathom");
-    fs::create_dir_all(&cache).context(|| format!("cannot create {}", cache.display()))?;
-    Ok(cache)
 }
 
 fn remove_older(cache: &Path, name: &str, keep: &Path) {

@@ -1,7 +1,7 @@
 //! What this machine offers: programs, QEMU's version, hardware virtualisation.
 
 use std::fs::{self, OpenOptions};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -74,6 +74,20 @@ pub fn program(name: &str) -> Result<PathBuf> {
             what: name.to_owned(),
             hint: SETUP,
         })
+}
+
+/// What is made once and can be made again, this user's.
+///
+/// # Errors
+/// When it cannot be created.
+pub fn cache_dir() -> Result<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))
+        .unwrap_or_else(std::env::temp_dir)
+        .join("fathom");
+    fs::create_dir_all(&cache).context(|| format!("cannot create {}", cache.display()))?;
+    Ok(cache)
 }
 
 /// Finds the first of several files, for what distributions put into different places.

@@ -17,6 +17,10 @@ const HINT: &str =
 const MODULE_HINT: &str = "install a kernel that has it (linux-image-amd64) and name its /boot/vmlinuz-RELEASE in \
      FATHOM_KERNEL";
 
+const MODULES: &str = "/lib/modules";
+/// Where `make demo` unpacks a kernel, in the cache.
+const UNPACKED: &str = "kernel/boot";
+
 /// Loaded in every guest, with what they depend on.
 const WANTED: &[&str] = &["virtio_pci", "virtio_blk", "virtio_console", "ext4"];
 /// Wanted where the kernel has them: ext4 asks for its checksum by name, and kernels differ in
@@ -34,8 +38,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Finds a kernel: `FATHOM_KERNEL` if set, else the newest of Debian's cloud kernels in /boot,
-    /// else the newest readable one that has its modules.
+    /// Finds a kernel: `FATHOM_KERNEL` if set, else the newest of Debian's cloud kernels in /boot or
+    /// unpacked by `make demo`, else the newest readable one that has its modules.
     ///
     /// # Errors
     /// [`Error::Missing`] with the way to get one.
@@ -49,8 +53,11 @@ impl Kernel {
                     .into(),
             });
         }
-        let boot = fs::read_dir("/boot").context(|| "cannot read /boot".into())?;
-        boot.filter_map(|entry| Self::at(&entry.ok()?.path()))
+        let unpacked = host::cache_dir()?.join(UNPACKED);
+        let folders = [Path::new("/boot"), &unpacked];
+        let files = { folders.iter() }.filter_map(|folder| fs::read_dir(folder).ok());
+        { files.flatten() }
+            .filter_map(|entry| Self::at(&entry.ok()?.path()))
             .max_by(|a, b| a.preference().cmp(&b.preference()).then(a.age(b)))
             .ok_or_else(|| Error::Missing {
                 what: "a kernel for the guest".into(),
@@ -96,12 +103,18 @@ impl Kernel {
             .to_str()?
             .strip_prefix("vmlinuz-")?
             .to_owned();
-        let modules = Path::new("/lib/modules").join(&release);
-        let usable = modules.join("modules.dep").is_file() && fs::File::open(image).is_ok();
-        usable.then(|| Self {
+        fs::File::open(image).ok()?;
+        // Those of an unpacked package are beside its /boot.
+        let beside = image
+            .parent()?
+            .parent()
+            .map(|root| root.join("lib/modules"));
+        let folders = [Some(MODULES.into()), beside].into_iter().flatten();
+        let mut modules = folders.map(|folder| folder.join(&release));
+        Some(Self {
+            modules: modules.find(|modules| modules.join("modules.dep").is_file())?,
             image: image.to_owned(),
             release,
-            modules,
         })
     }
 
@@ -130,14 +143,17 @@ impl Kernel {
     }
 
     /// The files that a lab needs below /lib/modules to make guests that load the lab's modules and
-    /// `more`.
+    /// `more`: where each is, and where it belongs.
     ///
     /// # Errors
     /// When the kernel lacks one of these.
-    pub fn module_files(&self, more: &[String]) -> Result<Vec<PathBuf>> {
+    pub fn module_files(&self, more: &[String]) -> Result<Vec<(PathBuf, PathBuf)>> {
         let lists = ["modules.dep", "modules.builtin"].map(String::from);
         let names = lists.into_iter().chain(self.order(more)?);
-        Ok(names.map(|name| self.modules.join(name)).collect())
+        let home = Path::new(MODULES).join(&self.release);
+        Ok(names
+            .map(|name| (self.modules.join(&name), home.join(&name)))
+            .collect())
     }
 
     /// Fails unless the kernel has a module, as a file or built in.

@@ -65,7 +65,7 @@ fn add_kernel(contents: &mut Contents, kernel: &Kernel) -> Result<()> {
     contents.file_as(&from, &to);
     // Modules are on the other disk, which ones depends on who asks.
     let files = kernel.module_files(&[])?;
-    if let Some(name) = files.iter().find_map(|file| kernel::unpacker(file)) {
+    if let Some(name) = files.iter().find_map(|(file, _)| kernel::unpacker(file)) {
         let program = host::program(name)?;
         contents.program(&program, &Path::new("/usr/bin").join(name))?;
     }

@@ -242,7 +242,12 @@ fn all_modules(accelerator: Accelerator, more: &[&str]) -> Vec<String> {
 
 /// The disk with the programs, which is mounted on /opt, their libraries and the kernel's modules:
 /// what is not the same for every host.
-fn make_opt(fathom: &Path, more: &[&Path], modules: Vec<PathBuf>, dir: &Path) -> Result<PathBuf> {
+fn make_opt(
+    fathom: &Path,
+    more: &[&Path],
+    modules: Vec<(PathBuf, PathBuf)>,
+    dir: &Path,
+) -> Result<PathBuf> {
     let over = |path: &Path| Path::new(OVER).join(path.strip_prefix("/").unwrap_or(path));
     let mut contents = Contents::default();
     for (program, name) in iter::once((fathom, "fathom")).chain(more.iter().map(|p| (*p, ""))) {
@@ -262,8 +267,8 @@ fn make_opt(fathom: &Path, more: &[&Path], modules: Vec<PathBuf>, dir: &Path) ->
             contents.file_as(&library, &over(&library));
         }
     }
-    for file in modules {
-        contents.file_as(&file, &over(&file));
+    for (file, home) in modules {
+        contents.file_as(&file, &over(&home));
     }
     let image = dir.join("opt.img");
     contents.make(dir, &image)?;
