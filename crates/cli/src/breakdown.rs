@@ -11,7 +11,7 @@ use fathom_lab::attach::{self, Options};
 use fathom_lab::tracers::{qemu, remove_all_on_abort};
 use fathom_run::{Disk, Run};
 
-use crate::report;
+use crate::report::{self, ReportArgs};
 use fathom_units::parse_seconds;
 
 /// Show where a running guest's disk requests spend their time
@@ -63,6 +63,10 @@ pub struct BreakdownArgs {
     /// trace's name with .run)
     #[arg(long, short, value_name = "DIR")]
     output: Option<PathBuf>,
+
+    /// Print JSON (docs/report.md)
+    #[arg(long)]
+    json: bool,
 }
 
 /// `5` or `500ms`, within reason.
@@ -97,7 +101,10 @@ pub fn run(args: BreakdownArgs) -> anyhow::Result<()> {
         (None, _, None) => bail!("--pid, --join or --qemu-trace is needed"),
     };
     list_disks(&run);
-    report::print_run(&dir)?;
+    match args.json {
+        true => report::run(ReportArgs::of(vec![dir.clone()], true))?,
+        false => report::print_run(&dir)?,
+    }
     eprintln!("breakdown: the run is in {}", dir.display());
     Ok(())
 }

@@ -190,6 +190,10 @@ struct FreezeArgs {
     /// It goes on by itself after so long [default: when it is thawed]
     #[arg(long = "for", value_name = "DURATION")]
     timeout: Option<Timeout>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 fn freeze(args: FreezeArgs) -> anyhow::Result<()> {
@@ -198,8 +202,7 @@ fn freeze(args: FreezeArgs) -> anyhow::Result<()> {
     let timeout = timeout.map(|timeout| timeout.as_millis() as u64);
     let body = json!({ "timeout_ms": timeout });
     let freeze = disk.server.post(&disk.below("freeze")).json(&body);
-    let _: Value = freeze.patiently().send()?;
-    Ok(())
+    print_if(args.json, &freeze.patiently().send()?)
 }
 
 /// Let a disk that stands still go on
@@ -207,12 +210,23 @@ fn freeze(args: FreezeArgs) -> anyhow::Result<()> {
 struct ThawArgs {
     #[command(flatten)]
     target: Target,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 fn thaw(args: ThawArgs) -> anyhow::Result<()> {
     let disk = args.target.disk()?;
     let thaw = disk.server.post(&disk.below("thaw"));
-    let _: Value = thaw.patiently().send()?;
+    print_if(args.json, &thaw.patiently().send()?)
+}
+
+/// What the server has answered, where that is nothing that people need to be told.
+fn print_if(json: bool, answer: &Value) -> anyhow::Result<()> {
+    if json {
+        writeln!(std::io::stdout(), "{answer}")?;
+    }
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use fathom_lab::experiment::probe;
 use fathom_lab::tracers::guest::{self, RecordOptions};
 use fathom_lab::tracers::remove_all_on_abort;
 use fathom_load::files::names::{Call, call_each};
+use serde_json::json;
 
 use crate::breakdown::{parse_window, stop_on_signal};
 use crate::guest_run;
@@ -55,6 +56,9 @@ struct RecordArgs {
     /// The run directory to make
     #[arg(long, short, value_name = "DIR", default_value = "guest.run")]
     output: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -100,7 +104,15 @@ fn record(args: &RecordArgs) -> anyhow::Result<()> {
     if lost > 0 {
         eprintln!("fathom: {lost} events did not fit into memory: raise --buffer or record less");
     }
-    writeln!(stdout(), "{events} events in {}", args.output.display())?;
+    let run = args.output.display();
+    match args.json {
+        true => writeln!(
+            stdout(),
+            "{}",
+            json!({ "events": events, "lost": lost, "run": run.to_string() })
+        )?,
+        false => writeln!(stdout(), "{events} events in {run}")?,
+    }
     Ok(())
 }
 

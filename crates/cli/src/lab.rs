@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use fathom_lab::experiment::runner::{Runner, rough};
 use fathom_lab::experiment::{self, Context, Experiment, Settings, nested};
 use fathom_lab::{put_all_back, scratch, tracers};
+use serde_json::{Value, json};
 
 use crate::report::ReportArgs;
 
@@ -24,11 +25,18 @@ pub struct LabArgs {
 #[derive(Debug, Subcommand)]
 enum LabCommand {
     /// List the experiments
-    List,
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Tell what an experiment asks, its parameters, and how to read what comes out
     Describe {
         /// Its name
         experiment: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Run an experiment, or go on with one that was interrupted
     #[command(args_conflicts_with_subcommands = true)]
@@ -92,8 +100,8 @@ struct CellArgs {
 /// logs that explain an error go to standard error before it.
 pub fn run(args: LabArgs) -> anyhow::Result<()> {
     match args.command {
-        LabCommand::List => list(),
-        LabCommand::Describe { experiment } => describe(find(&experiment)?),
+        LabCommand::List { json } => list(json),
+        LabCommand::Describe { experiment, json } => describe(find(&experiment)?, json),
         LabCommand::Run(args) => {
             let (mut runner, output, show, how) = match (args.unfinished, args.order) {
                 (Some(dir), _) => (
@@ -139,8 +147,14 @@ fn find(name: &str) -> anyhow::Result<&'static dyn Experiment> {
     })
 }
 
-fn list() -> anyhow::Result<()> {
+fn list(json: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
+    if json {
+        let all = experiment::ALL.iter();
+        let all = all.map(|one| json!({ "name": one.name(), "about": one.about() }));
+        writeln!(out, "{}", Value::from_iter(all))?;
+        return Ok(());
+    }
     let width = experiment::ALL.iter().map(|one| one.name().len()).max();
     let width = width.unwrap_or_default();
     for one in experiment::ALL {
@@ -149,8 +163,12 @@ fn list() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn describe(one: &dyn Experiment) -> anyhow::Result<()> {
+fn describe(one: &dyn Experiment, json: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", described(one))?;
+        return Ok(());
+    }
     writeln!(out, "{}: {}\n", one.name(), one.about())?;
     for paragraph in one
         .description()
@@ -172,6 +190,27 @@ fn describe(one: &dyn Experiment) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+fn described(one: &dyn Experiment) -> Value {
+    let parameters = one.parameters().iter().map(|parameter| {
+        let default: &[_] = &match parameter.default {
+            "" => Vec::new(),
+            _ => parameter.defaults(),
+        };
+        json!({
+            "name": parameter.name,
+            "about": parameter.about,
+            "values": parameter.kind.range(),
+            "default": default,
+        })
+    });
+    json!({
+        "name": one.name(),
+        "about": one.about(),
+        "description": one.description(),
+        "parameters": Value::from_iter(parameters),
+    })
 }
 
 fn dry_run(runner: &Runner, how: How) -> anyhow::Result<()> {

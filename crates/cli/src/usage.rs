@@ -1,6 +1,6 @@
 //! Wrong arguments, told in one line.
 
-use clap::error::{Error, ErrorKind};
+use clap::error::{ContextKind, Error, ErrorKind};
 use std::process::ExitCode;
 
 /// The exit status for wrong arguments.
@@ -18,11 +18,23 @@ pub fn report(error: &Error) -> ExitCode {
             let _ = error.print();
             ExitCode::from(EXIT)
         }
+        _ if is_verbose(error) => {
+            eprintln!("fathom: there is no -v: --log debug says more, -V which version it is");
+            ExitCode::from(EXIT)
+        }
         _ => {
             eprintln!("fathom: {}", one_line(&error.to_string()));
             ExitCode::from(EXIT)
         }
     }
+}
+
+/// Whether it was asked to say more, as others are.
+fn is_verbose(error: &Error) -> bool {
+    let argument = error.get(ContextKind::InvalidArg);
+    let argument = argument.map(ToString::to_string).unwrap_or_default();
+    error.kind() == ErrorKind::UnknownArgument
+        && matches!(argument.as_str(), "-v" | "-vv" | "--verbose")
 }
 
 /// clap's paragraphs without its usage, which `--help` shows.

@@ -299,7 +299,7 @@ fn what_cannot_be_recorded_is_said_in_one_line() {
         "between 10 ms",
     );
     let here = dir.path().to_str().unwrap();
-    one_line(&["breakdown", "--join", here, here], "no run directory");
+    one_line(&["breakdown", "--join", here, here], "not a run directory");
     one_line(&["breakdown", "--pid", "4194305"], "no process 4194305");
     let us = std::process::id().to_string();
     one_line(&["breakdown", "--pid", &us], "no QEMU");

@@ -220,7 +220,7 @@ fn what_cannot_be_run_is_said_in_one_line() {
         (
             &["run", "--continue", "nowhere"],
             1,
-            ["nowhere", "no run directory"],
+            ["nowhere", "not a run directory"],
         ),
         (
             &["run", "seqread", "--output", "there"],

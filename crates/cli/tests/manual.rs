@@ -1,5 +1,6 @@
 //! Manual pages and completions, as those see them who read them: groff and bash.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 fn fathom() -> Command {
@@ -62,6 +63,34 @@ fn pages_of_formats_are_made_that_groff_has_nothing_to_say_of() {
         let what = said(Command::new("lexgrog").arg(&page));
         assert!(what.contains(name.trim_end_matches(".5")), "{what}");
     }
+}
+
+#[test]
+fn the_page_on_json_has_all_commands_that_print_it() {
+    let page = include_str!("../../../docs/json.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `fathom"));
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    let told = cells.flat_map(|cell| cell.split('`').filter(|words| words.starts_with("fathom")));
+    let told: BTreeSet<_> = told.map(str::to_owned).collect();
+
+    let dir = tempfile::tempdir().unwrap();
+    said(fathom().arg("man").arg(dir.path()));
+    let pages = std::fs::read_dir(dir.path()).unwrap();
+    let pages = pages.map(|page| page.unwrap().file_name().into_string().unwrap());
+    let commands = pages.map(|page| page.trim_end_matches(".1").replace('-', " "));
+    let print_it = commands.filter(|command| {
+        let help = said(fathom().args(command.split(' ').skip(1)).arg("--help"));
+        help.contains("--json")
+    });
+    // Those of images are qemu-img's, those of experiments alike.
+    let of_their_own = print_it
+        .filter(|command| !command.starts_with("fathom img "))
+        .filter(|command| !command.starts_with("fathom lab run "));
+    let there: BTreeSet<_> = of_their_own.collect();
+    let told: BTreeSet<_> = { told.into_iter() }
+        .filter(|command| !command.starts_with("fathom img"))
+        .collect();
+    assert_eq!(told, there);
 }
 
 /// The program is asked which keys each table has.

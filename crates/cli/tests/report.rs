@@ -138,11 +138,11 @@ fn what_cannot_be_reported_is_told_in_one_line() {
     let run = dir.path().join("a.run");
     make_run(&run);
     let path = text(&run);
-    refused(1, &["report", "/nonexistent"], &["no run directory"]);
+    refused(1, &["report", "/nonexistent"], &["not a run directory"]);
     refused(
         1,
         &["report", text(dir.path())],
-        &["no run directory", "run.json"],
+        &["not a run directory", "run.json"],
     );
     refused(
         1,

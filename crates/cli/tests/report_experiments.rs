@@ -340,7 +340,7 @@ fn loads_are_collected_in_one_run() {
     refused(
         1,
         &bench(text(&file), text(&foreign), "4k"),
-        &["no run directory"],
+        &["not a run directory"],
     );
     assert_eq!(fs::read_dir(&foreign).unwrap().count(), 1);
 }

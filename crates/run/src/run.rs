@@ -262,7 +262,7 @@ impl Run {
         let text = open_file(&path, MAX_RUN).and_then(io::read_to_string);
         let text = text.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => {
-                Error::unusable(dir, "this is no run directory: it has no run.json")
+                Error::unusable(dir, "not a run directory: it has no run.json")
             }
             _ => Error::io(&path)(source),
         })?;
@@ -389,7 +389,7 @@ mod tests {
     fn what_is_no_run_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let message = |dir: &Path| Run::load(dir).unwrap_err().to_string();
-        assert!(message(dir.path()).contains("no run directory"));
+        assert!(message(dir.path()).contains("not a run directory"));
         let newer = Run {
             version: VERSION + 1,
             ..run()
