@@ -205,6 +205,13 @@ fn print_info(out: &mut impl Write, info: &Info) -> std::io::Result<()> {
             "bounced:    {bounced} requests that O_DIRECT could not take"
         )?;
     }
+    if let Some(image) = &info.image {
+        writeln!(
+            out,
+            "image:      {} clusters allocated, {} freed, {} times 4 KiB of tables read",
+            image.clusters_allocated, image.clusters_freed, image.table_reads
+        )?;
+    }
     writeln!(out, "trace:      {trace}")?;
     writeln!(
         out,

@@ -2,6 +2,7 @@
 
 use crate::alarm::AlarmInfo;
 use fathom_core::{Clock, Counter, WorkerHandle};
+use fathom_formats::served::ImageCounts;
 use fathom_sandbox::Report;
 use fathom_stack::FilterInfo;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,9 @@ pub struct Info {
     /// Requests whose data was copied because O_DIRECT could not take it as
     /// it lay in memory or on the disk; None for disks that have no files.
     pub bounced: Option<u64>,
+    /// What is counted of an image that has tables.
+    #[serde(default)]
+    pub image: Option<ImageInfo>,
     /// Who else has the image, for people: until it lets go, nobody can use
     /// the disk here.
     pub held_by: Option<String>,
@@ -66,6 +70,26 @@ pub struct Info {
     /// is no limit.
     #[serde(default)]
     pub limits: Option<TenantLimits>,
+}
+
+/// Of an image, since its disk was opened here; all of it only grows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ImageInfo {
+    /// How often 4 KiB of its tables were not in memory; of backing files, too.
+    pub table_reads: u64,
+    /// Clusters that were taken into use, and that can be taken again.
+    pub clusters_allocated: u64,
+    pub clusters_freed: u64,
+}
+
+impl ImageInfo {
+    pub fn of(counts: &ImageCounts) -> ImageInfo {
+        ImageInfo {
+            table_reads: counts.table_reads(),
+            clusters_allocated: counts.allocated(),
+            clusters_freed: counts.freed(),
+        }
+    }
 }
 
 /// As the kernel says it. None: there is no such limit.

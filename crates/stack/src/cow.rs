@@ -70,6 +70,7 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
         .with_data_file(&backing, description.data_file.as_deref());
     let disk = opener.open_disk(stored, image_options)?;
     Ok(Bare {
+        counts: disk.counts(),
         disk: Arc::new(Passing(disk)),
         file: Some(storage),
         part: Some((OVERLAY, Arc::new(overlay))),

@@ -13,7 +13,7 @@ use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
 use fathom_files::gate;
 use fathom_filters::Filters;
 use fathom_formats::Format;
-use fathom_formats::served::{ImageDisk, ImageOptions};
+use fathom_formats::served::{ImageCounts, ImageDisk, ImageOptions};
 use fathom_storage::{ByteDisk, EngineKind, FileDisk, FileOptions, Opened, PART};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -34,6 +34,8 @@ pub struct Stack {
     pub format: Format,
     /// The file that the disk is in, if it is in one.
     pub file: Option<Arc<FileDisk>>,
+    /// What is counted of its image, if that has tables.
+    pub counts: Option<Arc<ImageCounts>>,
     pub workers: Arc<[WorkerHandle]>,
     pub filters: DiskFilters,
     /// What has something to leave.
@@ -61,7 +63,12 @@ impl Stack {
         let filters = filters.map_err(|error| Error::Description(format!("--filter: {error}")))?;
         let overlay = filters.overlay_dir();
         let bare = open_disk(description, overlay.as_deref().map(Path::new))?;
-        let Bare { disk, file, part } = bare;
+        let Bare {
+            disk,
+            file,
+            counts,
+            part,
+        } = bare;
         let mut parts = Parts::default();
         part.into_iter()
             .for_each(|(name, part)| parts.add(name, part));
@@ -87,6 +94,7 @@ impl Stack {
             disk,
             format: description.format.unwrap_or(Format::Raw),
             file,
+            counts,
             workers,
             filters,
             parts,
@@ -111,6 +119,7 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
         (Some(path), None) if !description.is_whole() => {
             let (disk, file) = open_image(path, description)?;
             Ok(Bare {
+                counts: disk.counts(),
                 disk: Arc::new(disk),
                 file: Some(file),
                 part: None,
@@ -120,7 +129,13 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
             let opened = description.location.open(&description.open_options())?;
             let Opened { disk, file, part } = opened;
             let part = part.map(|part| (PART, part));
-            Ok(Bare { disk, file, part })
+            let counts = None;
+            Ok(Bare {
+                disk,
+                file,
+                counts,
+                part,
+            })
         }
     }
 }

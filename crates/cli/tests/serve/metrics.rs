@@ -1,7 +1,7 @@
 //! What Prometheus is told, by Prometheus.
 
 use crate::support::prometheus::{Prometheus, curl, program};
-use crate::support::{Kept, Served, eventually, short_dir, stdout_of};
+use crate::support::{Kept, Served, disk_dir, eventually, short_dir, stdout_of};
 use crate::tenants;
 use fathom_trace::SlowRequest;
 use serde_json::Value;
@@ -71,7 +71,7 @@ fn sample(line: &str) -> Sample {
 
 pub fn qemu_io(uri: &str, commands: &[&str]) {
     let mut qemu_io = Command::new("qemu-io");
-    qemu_io.args(["-f", "raw", uri]);
+    qemu_io.args(["-f", "raw", "-d", "unmap", uri]);
     qemu_io.args(commands.iter().flat_map(|command| ["-c", command]));
     // It says by its status that one has failed, and some are to.
     qemu_io.stdout(Stdio::null()).stderr(Stdio::null());
@@ -176,6 +176,34 @@ fn what_was_done_is_what_is_told() {
         let output = Command::new("curl").args(args).output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), status, "{place}");
     }
+}
+
+#[test]
+fn what_an_image_takes_and_gives_back_is_told() {
+    let dir = disk_dir();
+    let image = dir.path().join("image").display().to_string();
+    stdout_of(&["img", "create", "-q", "-f", "qcow2", &image, "64M"]);
+    let disk = format!("[[disk]]\nname = 'a'\nimage = '{image}'\nformat = 'qcow2'\n");
+    let (served, _) = server(&disk);
+    let value = |name: &str| {
+        let name = format!("fathom_image_{name}_total");
+        Page::of(&served).value(&name, &[("disk", "a")])
+    };
+    assert_eq!(value("clusters_allocated"), 0.0);
+    let do_it = |what: &[&str]| qemu_io(&uri(&served, "a"), what);
+    do_it(&["write 0 1M", "flush"]);
+    // 16 of data, and what their entries are in.
+    let allocated = value("clusters_allocated");
+    assert!((17.0..=20.0).contains(&allocated), "{allocated}");
+    do_it(&["write 0 1M", "read 0 1M"]);
+    assert_eq!(value("clusters_allocated"), allocated);
+    assert_eq!(value("clusters_freed"), 0.0);
+    do_it(&["discard 0 512k", "flush"]);
+    assert_eq!(value("clusters_freed"), 8.0);
+    // Each client has the image taken into use anew, with nothing of it in memory.
+    let reads = value("table_reads");
+    do_it(&["read 0 4k", "read 4k 4k"]);
+    assert_eq!(value("table_reads"), reads + 1.0);
 }
 
 #[test]

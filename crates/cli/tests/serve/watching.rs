@@ -3,7 +3,7 @@
 
 use crate::metrics::{server, uri};
 use crate::support::prometheus::{Prometheus, curl, program, value};
-use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir};
+use crate::support::{Kept, Served, as_arg, disk_dir, eventually, fathom, short_dir, stdout_of};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -68,11 +68,11 @@ impl Busy {
     fn start() -> Busy {
         let (sockets, images) = (short_dir(), disk_dir());
         let (socket, image) = (sockets.path().join("s"), images.path().join("image"));
-        fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
         let (socket, image) = (as_arg(&socket), as_arg(&image));
+        stdout_of(&["img", "create", "-q", "-f", "qcow2", &image, "64M"]);
         let (served, address) = server(&format!(
             "[pool.p]\nthreads = 1\n\
-             [[disk]]\nname = 'file'\nimage = '{image}'\nvhost-user = '{socket}'\nalarms = ['older=10s']\n\
+             [[disk]]\nname = 'file'\nimage = '{image}'\nformat = 'qcow2'\nvhost-user = '{socket}'\nalarms = ['older=10s']\n\
              [[disk]]\nname = 'slow'\nimage = 'memory:16M'\nfilters = ['delay:read=30ms,write=30ms', 'throttle:iops-total=100000']\n\
              alarms = ['read:p50=1ms']\n\
              [[disk]]\nname = 'broken'\nimage = 'memory:16M'\nfilters = ['fault:error=EIO,op=write']\n\

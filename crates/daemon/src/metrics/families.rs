@@ -3,7 +3,7 @@
 use super::measured::{Measured, QueueInfo};
 use super::samples::{Family, Label, Samples};
 use crate::alarm::AlarmInfo;
-use crate::info::WorkerInfo;
+use crate::info::{ImageInfo, WorkerInfo};
 use fathom_trace::{HistogramsState, Occupied, Op, SlowRequest, Stage};
 use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram, Info};
 use prometheus_client::registry::Unit;
@@ -289,7 +289,39 @@ pub const DISKS: &[Family] = &[
             None => Ok(()),
         },
     },
+    Family {
+        name: "image_table_reads",
+        unit: None,
+        kind: Counter,
+        help: "Parts of an image's tables (4 KiB) that were not in memory",
+        samples: |disk, to| of_image(disk, to, |image| image.table_reads),
+    },
+    Family {
+        name: "image_clusters_allocated",
+        unit: None,
+        kind: Counter,
+        help: "Clusters that an image has taken into use",
+        samples: |disk, to| of_image(disk, to, |image| image.clusters_allocated),
+    },
+    Family {
+        name: "image_clusters_freed",
+        unit: None,
+        kind: Counter,
+        help: "Clusters of an image that can be taken again",
+        samples: |disk, to| of_image(disk, to, |image| image.clusters_freed),
+    },
 ];
+
+fn of_image(
+    disk: &Measured,
+    to: &mut Samples<'_, '_>,
+    count: fn(&ImageInfo) -> u64,
+) -> fmt::Result {
+    match &disk.info.image {
+        Some(image) => to.counter(&[], count(image)),
+        None => Ok(()),
+    }
+}
 
 fn disk_info(disk: &Measured, to: &mut Samples<'_, '_>) -> fmt::Result {
     let info = &disk.info;

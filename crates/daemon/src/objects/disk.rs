@@ -9,7 +9,7 @@ use super::tracer::Tracer;
 use crate::alarm::{Seen, Watches};
 use crate::error::Error;
 use crate::events::{By, Events, Happened};
-use crate::info::{FrontEnd, Info, WorkerInfo};
+use crate::info::{FrontEnd, ImageInfo, Info, WorkerInfo};
 use crate::metrics::{QueueInfo, Visits};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
@@ -381,6 +381,7 @@ impl Served {
             pool: options.disk.pool.clone(),
             cache: self.cache().map(str::to_owned),
             bounced: stack.file.as_ref().map(|file| file.bounced()),
+            image: stack.counts.as_deref().map(ImageInfo::of),
             held_by: stack.file.as_ref().and_then(|file| file.holder()),
             vhost_user: options.vhost_user.as_ref().map(ToString::to_string),
             front_end: status.peer_pid.map(|pid| FrontEnd { pid }),

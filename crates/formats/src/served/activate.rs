@@ -163,6 +163,7 @@ impl Fresh<'_> {
             max_slices: usize::try_from(slices).unwrap_or(usize::MAX),
             writable: link.writable,
             discard: self.options.discard,
+            counts: self.chain.counts.clone(),
         })
     }
 

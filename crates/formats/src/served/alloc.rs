@@ -97,7 +97,9 @@ impl Tables {
         let take = |alloc: &mut Allocator| alloc.take(n, exact);
         let bits = self.layout.cluster_bits();
         let end = |run: &Run| HostOffset::of_cluster(run.clusters.end, bits);
-        self.obtain(io, n, take, end).await
+        let run = self.obtain(io, n, take, end).await?;
+        self.counts.allocate(run.clusters.end - run.clusters.start);
+        Ok(run)
     }
 
     /// What `take` gives, which ends at byte `end`, after as many searches for
@@ -164,6 +166,7 @@ impl Tables {
 
     /// Clusters that were allocated and never linked.
     pub(super) fn give_back(&self, run: &Run) {
+        self.counts.free(run.clusters.end - run.clusters.start);
         self.state().alloc.give_back(run);
         self.dirty.store(true, Ordering::Release);
     }
@@ -209,6 +212,7 @@ impl Tables {
                 let at = HostOffset::of_cluster(clusters.start, bits);
                 let _ = io.plain(self.storage, Op::Discard, at, len).await;
             }
+            self.counts.free(clusters.end - clusters.start);
             if let Some(space) = refcounts(&mut self.state()) {
                 space.put_back(clusters);
             }

@@ -3,6 +3,7 @@
 use super::activate::activate;
 use super::active::{Active, Layer};
 use super::channel::ImageChannel;
+use super::counts::ImageCounts;
 use super::helpers::Helpers;
 use super::io::BlockingIo;
 use super::jobs::Jobs;
@@ -172,6 +173,12 @@ impl ImageDisk {
     /// The image's own path.
     pub(super) fn path(&self) -> &Path {
         self.chain.path()
+    }
+
+    /// What is counted while it is in use; None: it has no tables.
+    pub fn counts(&self) -> Option<Arc<ImageCounts>> {
+        let has_tables = self.options.format != Format::Raw;
+        has_tables.then(|| self.chain.counts.clone())
     }
 
     /// The identities of all its files.

@@ -19,6 +19,7 @@ mod cache;
 mod channel;
 mod compress;
 mod corrupt;
+mod counts;
 mod disk;
 mod epoch;
 pub(crate) mod helpers;
@@ -50,6 +51,7 @@ mod write;
 mod write_back;
 mod zero;
 
+pub use counts::ImageCounts;
 pub use disk::{DEFAULT_METADATA_CACHE, ImageDisk, ImageOptions};
 pub use map::{Extents, Host, MapExtent, Mapper};
 pub use resizing::Resizing;

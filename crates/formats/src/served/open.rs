@@ -1,6 +1,7 @@
 //! Opening a chain: the image, the files that it names, and those that they
 //! name.
 
+use super::counts::ImageCounts;
 use super::disk::ImageOptions;
 use super::io::StorageId;
 use super::storage::{Opener, Storage};
@@ -34,6 +35,7 @@ struct Named {
 pub(super) struct Chain {
     pub(super) links: Vec<Link>,
     pub(super) storages: Vec<Arc<dyn Storage>>,
+    pub(super) counts: Arc<ImageCounts>,
 }
 
 pub(super) fn unusable(path: &Path, problem: impl Into<String>) -> DiskError {
@@ -56,6 +58,7 @@ impl Chain {
         options: &ImageOptions,
     ) -> Result<Chain, DiskError> {
         let mut chain = Chain {
+            counts: Arc::default(),
             links: Vec::new(),
             storages: Vec::new(),
         };

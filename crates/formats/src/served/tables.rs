@@ -7,6 +7,7 @@
 use super::alloc::Allocator;
 use super::cache::Cache;
 use super::compress::Packer;
+use super::counts::ImageCounts;
 use super::io::{Errno, Io, StorageId};
 use super::journal::{Journal, Record};
 use super::l1::L1;
@@ -115,6 +116,7 @@ pub(super) struct Tables {
     pub(super) complained: AtomicBool,
     pub(super) writable: bool,
     pub(super) discard: bool,
+    pub(super) counts: Arc<ImageCounts>,
     state: Mutex<State>,
     pub(super) packer: Packer,
     /// Slices that are being read.
@@ -183,6 +185,7 @@ pub(super) struct Parts {
     pub(super) writable: bool,
     /// What is given back is deallocated in the file, too.
     pub(super) discard: bool,
+    pub(super) counts: Arc<ImageCounts>,
 }
 
 impl Tables {
@@ -206,6 +209,7 @@ impl Tables {
             complained: AtomicBool::new(false),
             writable: parts.writable,
             discard: parts.discard,
+            counts: parts.counts,
             state: Mutex::new(State {
                 cache: Cache::new(parts.max_slices),
                 dirty_slices: Vec::new(),
@@ -392,6 +396,7 @@ impl Tables {
         let at = self.place_of(number, table);
         let len = self.layout.slice_bytes() as usize;
         let bytes = io.read(self.storage, at, len).await?;
+        self.counts.read_table();
         let slice = Slice::parse(number, bytes.bytes(), &self.layout);
         let mut state = self.state();
         Ok(Some(state.cache.insert(Arc::new(slice))))
