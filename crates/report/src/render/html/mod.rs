@@ -10,6 +10,8 @@ mod facts;
 pub(crate) mod header;
 mod layers;
 pub(crate) mod markup;
+#[cfg(test)]
+mod palette;
 mod threads;
 pub(crate) mod words;
 
