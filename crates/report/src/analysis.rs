@@ -486,6 +486,22 @@ impl Layer {
             .unwrap_or(Layer::Unattributed)
     }
 
+    /// Whether it stands for layers that were not told apart: nobody watched the points within it,
+    /// or saw them.
+    pub fn is_gap(self) -> bool {
+        matches!(
+            self,
+            Layer::KickPath
+                | Layer::ServerIn
+                | Layer::ServerTake
+                | Layer::ServerOut
+                | Layer::ServerAnswer
+                | Layer::InterruptPath
+                | Layer::GuestDevice
+                | Layer::Unattributed
+        )
+    }
+
     /// Name in tables, and group.
     pub fn describe(self) -> (&'static str, Group) {
         match self {

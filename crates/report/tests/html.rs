@@ -292,7 +292,7 @@ fn clicks_do_what_they_say() {
     let shown = page.count(&device);
     // Of the guest's bar, of all requests and of the slowest; the wiki's bar has groups.
     assert_eq!(shown, 3);
-    let button = format!("document.querySelector('{bars} .legend [data-key=host_device]')");
+    let button = format!("document.querySelector('.layers [data-key=host_device]')");
     page.browser.click(&button);
     assert_eq!(page.count(&device), 0);
     let sum = page.browser.text(&format!(

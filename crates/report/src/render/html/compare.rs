@@ -2,7 +2,6 @@
 
 use super::Named;
 use super::markup::{Cell, Html, Table, numbers, rows};
-use super::words::layer_colour;
 use crate::analysis::{Analysis, Distribution};
 use crate::render::comparison::{self, letter};
 use crate::render::text::micros;
@@ -71,9 +70,7 @@ fn differences(html: &mut Html, runs: &[Named]) {
 /// Layers x runs, and the totals; a run without a layer has `-` there.
 fn layers(runs: &[Named], id: &str, of: fn(&Distribution) -> Option<f64>) -> Table {
     let present = comparison::present(runs.iter().map(|(_, run)| run));
-    let names = present
-        .iter()
-        .map(|&layer| Cell::Coloured(layer_colour(layer), layer.describe().0.to_owned()));
+    let names = present.iter().map(|&layer| Cell::Layer(layer));
     let values = |run: &Analysis| comparison::column(run, &present, of);
     let mut table = Table::new(id.to_owned(), &["Layer"]);
     let mut columns: Vec<Vec<Cell>> = vec![names.chain([Cell::Text("total".into())]).collect()];

@@ -21,11 +21,12 @@ pub(super) struct Data<'a> {
     groups: Vec<GroupName>,
 }
 
-/// A layer's names; `key` is that of palette.css.
+/// A layer's names; `key` is that of palette.css. A gap is hatched.
 #[derive(Debug, Serialize)]
 struct LayerName {
     key: String,
     name: &'static str,
+    gap: bool,
     group: String,
 }
 
@@ -71,6 +72,8 @@ struct Segment {
     group: Option<String>,
     name: String,
     ns: f64,
+    /// Nothing within it was traced.
+    untraced: bool,
 }
 
 /// A distribution's curve; the total has no layer.
@@ -146,6 +149,7 @@ fn layer_name(layer: Layer) -> LayerName {
     LayerName {
         key: layer_key(layer),
         name,
+        gap: layer.is_gap(),
         group: group_key(group),
     }
 }
@@ -228,6 +232,7 @@ fn exact_bar(exact: &Exact, label: &str, note: &str, of: fn(&LayerRow) -> Option
             group: Some(group_key(row.group)),
             name: row.name.to_owned(),
             ns: of(row)?,
+            untraced: row.layer.is_gap(),
         })
     });
     bar(label, note, segments.collect())
@@ -249,6 +254,7 @@ fn wiki_bar(wiki: &Wiki) -> Option<Bar> {
         group: Some(group_key(wiki_group(name))),
         name: name.clone(),
         ns: *ns,
+        untraced: false,
     });
     let segments: Vec<Segment> = segments.collect();
     let note = "means subtracted";
@@ -292,6 +298,7 @@ fn plain<'a>(run: &'a Analysis, on_host: bool, label: &str, note: &str) -> Vec<(
             group: group.map(group_key),
             name: format!("{call}() as a whole"),
             ns: time / count as f64,
+            untraced: true,
         };
         let label = format!("{label}, {call}()");
         (call, bar(&label, note, vec![segment]))

@@ -4,7 +4,7 @@
 use super::data::wiki_group;
 use super::header::{group_name, groups};
 use super::markup::{Cell, Html, Table, numbers, rows};
-use super::words::{group_colour, layer_colour};
+use super::words::group_colour;
 use crate::analysis::{Analysis, Distribution, Exact, LayerRow, Wiki};
 use crate::render::text::{micros, percent};
 
@@ -66,10 +66,7 @@ fn layers(place: Place, exact: &Exact) -> Table {
     let mut table = Table::new(place.id("layers-table"), HEADINGS);
     let times: Vec<&Distribution> = exact.layers.iter().map(|row| &row.time).collect();
     let times: Vec<&Distribution> = times.into_iter().chain([&exact.total]).collect();
-    let names = exact
-        .layers
-        .iter()
-        .map(|row| Cell::Coloured(layer_colour(row.layer), row.name.to_owned()));
+    let names = exact.layers.iter().map(|row| Cell::Layer(row.layer));
     let shares = exact.layers.iter().map(|row| Cell::Share(row.share));
     let mut columns = vec![names.chain([Cell::Text("total".into())]).collect()];
     columns.extend(distribution(&times));

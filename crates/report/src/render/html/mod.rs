@@ -36,6 +36,7 @@ const LICENCE: &str = include_str!("vendor/uPlot.LICENSE");
 /// In one scope, in this order.
 const SCRIPTS: &[&str] = &[
     include_str!("page/base.js"),
+    include_str!("page/layers.js"),
     include_str!("page/plot.js"),
     include_str!("page/bars.js"),
     include_str!("page/ecdf.js"),

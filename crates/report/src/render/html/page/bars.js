@@ -1,18 +1,10 @@
 // Stacked bars. Those of time compare the guest with the host, those of shares compare all requests
 // with the slowest: each is a row of the page's own elements, so that they follow the theme.
 
-// Entries of a legend: groups and their layers, of those that the bars have.
-function layerEntries(bars) {
-  const keys = new Set(bars.flatMap((bar) => bar.segments.filter(({ ns }) => ns !== 0).map(({ layer }) => layer)));
-  return DATA.layers
-    .filter((layer) => keys.has(layer.key))
-    .map((layer) => ({ key: layer.key, name: layer.name, colour: layerColour(layer.key) }));
-}
-
 // Bars in one scale, with an axis below. `share` makes all of them equally long.
-function barChart(parent, bars, hidden, share) {
+function barChart(parent, bars, share) {
   const box = add(parent, "div", share ? "bars share" : "bars");
-  const shown = (bar) => bar.segments.filter((segment) => !hidden.has(segment.layer));
+  const shown = (bar) => bar.segments.filter((segment) => !hiddenLayers.has(segment.layer));
   function draw() {
     box.replaceChildren();
     const lengths = bars.map((bar) => sumOf(positive(shown(bar))));
@@ -24,7 +16,7 @@ function barChart(parent, bars, hidden, share) {
   }
   draw();
   redraws.push(draw);
-  return draw;
+  layerChanges.push(draw);
 }
 
 const positive = (segments) => segments.filter((segment) => segment.ns > 0);
@@ -38,10 +30,11 @@ function barRow(box, bar, segments, scale, share) {
   const track = add(box, "div", "track");
   for (const segment of positive(segments)) {
     const part = add(track, "div", "segment");
-    part.dataset.key = segment.layer || segment.group || "";
     const width = (segment.ns / scale) * 100;
     part.style.width = `${width.toFixed(4)}%`;
-    part.style.background = segmentColour(segment);
+    if (segment.layer) paintLayer(part, segment.layer);
+    else part.style.backgroundColor = segmentColour(segment);
+    part.classList.toggle("gap", segment.untraced);
     if (width > 4 && bar.segments.length > 1) {
       part.style.color = inkOn(segmentColour(segment));
       add(part, "span", "", percent(segment.ns / bar.total, 0));
@@ -63,6 +56,7 @@ function segmentTip(tip, bar, segment) {
   const group = GROUPS.get(segment.group);
   const of = `${percent(segment.ns / bar.total)} of ${duration(bar.total)}`;
   add(tip, "div", "muted", segment.layer && group ? `${group.name}, ${of}` : of);
+  if (segment.untraced) add(tip, "div", "muted", NOT_TRACED);
 }
 
 function barAxis(box, longest, share) {
@@ -81,14 +75,10 @@ function drawBars(parent, bars) {
     parent.remove();
     return;
   }
-  const hidden = new Set();
-  const entries = layerEntries(bars.time.concat(bars.share));
-  const draws = [];
-  if (entries.length > 0) legend(parent, entries, hidden, () => draws.forEach((draw) => draw()));
-  draws.push(barChart(parent, bars.time, hidden, false));
+  barChart(parent, bars.time, false);
   if (bars.share.length > 1) {
     add(parent, "h3", "", bars.shareTitle);
-    draws.push(barChart(parent, bars.share, hidden, true));
+    barChart(parent, bars.share, true);
   }
 }
 

@@ -4,17 +4,11 @@ const ROWS_AT_FIRST = 16;
 
 function runWaterfall(parent, run) {
   const longest = most(run.slowest.map((request) => request.total));
-  const keys = new Set(run.slowest.flatMap((request) => request.layers.filter(([, ns]) => ns !== 0).map(([key]) => key)));
-  const entries = DATA.layers
-    .filter((layer) => keys.has(layer.key))
-    .map((layer) => ({ key: layer.key, name: layer.name, colour: layerColour(layer.key) }));
-  const hidden = new Set();
-  const rows = element("div", "waterfall");
+  const rows = add(parent, "div", "waterfall");
   const repaint = () => {
-    for (const part of rows.querySelectorAll(".segment")) part.hidden = hidden.has(part.dataset.key);
+    for (const part of rows.querySelectorAll(".segment")) part.hidden = hiddenLayers.has(part.dataset.key);
   };
-  legend(parent, entries, hidden, repaint);
-  parent.appendChild(rows);
+  layerChanges.push(repaint);
   const show = (requests) => {
     for (const request of requests) waterfallRow(rows, request, longest);
     repaint();
@@ -64,14 +58,14 @@ function waterfallRow(rows, request, longest) {
 function waterfallSegment(track, request, key, at, ns, longest) {
   if (ns === 0) return;
   const part = add(track, "span", ns < 0 ? "segment negative" : "segment");
-  part.dataset.key = key;
+  paintLayer(part, key);
   part.style.left = `${((Math.min(at, at + ns) / longest) * 100).toFixed(4)}%`;
   part.style.width = `${((Math.abs(ns) / longest) * 100).toFixed(4)}%`;
-  part.style.background = layerColour(key);
   tooltipOf(part, (tip) => {
     add(tip, "div", "title", `Request ${request.number}: ${duration(request.total)}`);
     tooltipRow(tip, layerColour(key), LAYERS.get(key)?.name || key, duration(ns));
     add(tip, "div", "muted", `from ${duration(at)}, ${percent(ns / request.total)} of the request`);
+    if (isGap(key)) add(tip, "div", "muted", NOT_TRACED);
   });
 }
 
