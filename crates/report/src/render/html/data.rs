@@ -12,6 +12,7 @@ use crate::analysis::{
 };
 use crate::render::comparison::letter;
 use crate::render::names;
+use crate::render::verdict::untraced;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Data<'a> {
@@ -273,37 +274,20 @@ pub(super) fn wiki_group(name: &str) -> Group {
     }
 }
 
-/// The mean of untraced rounds by their operations, of each call that the benchmark used.
+/// Untraced rounds, of each call that the benchmark used.
 fn plain<'a>(run: &'a Analysis, on_host: bool, label: &str, note: &str) -> Vec<(&'a str, Bar)> {
-    let figures = || {
-        let rounds = run.rounds.iter();
-        let rounds = rounds.filter(|round| round.on_host == on_host && round.traced.is_empty());
-        rounds.filter_map(|round| round.benchmark.as_ref())
-    };
-    let mut calls: Vec<&'a str> = Vec::new();
-    for figure in figures().filter(|figure| figure.operations > 0) {
-        if !calls.contains(&figure.call.as_str()) {
-            calls.push(&figure.call);
-        }
-    }
-    let one = |call: &'a str| {
-        let figures = || figures().filter(|figure| figure.call == call);
-        let count: u64 = figures().map(|figure| figure.operations).sum();
-        let time: f64 = figures()
-            .map(|figure| figure.mean_ns * figure.operations as f64)
-            .sum();
-        let group = on_host.then_some(Group::HostIo);
+    let one = |(call, ns)| {
         let segment = Segment {
             layer: None,
-            group: group.map(group_key),
+            group: on_host.then(|| group_key(Group::HostIo)),
             name: format!("{call}() as a whole"),
-            ns: time / count as f64,
+            ns,
             untraced: true,
         };
         let label = format!("{label}, {call}()");
         (call, bar(&label, note, vec![segment]))
     };
-    calls.into_iter().map(one).collect()
+    untraced(run, on_host).into_iter().map(one).collect()
 }
 
 /// Those of the total and of every layer in which time was spent.
