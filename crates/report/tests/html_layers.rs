@@ -35,6 +35,20 @@ fn without_kvm() -> Analysis {
     run
 }
 
+/// Of the steps on a side of the path, their names from above and where they begin.
+fn steps(page: &mut Page, side: &str) -> Vec<(String, f64)> {
+    let steps = page.browser.eval(&format!(
+        "[...document.querySelectorAll('.way .{side} > .step')].map((step) => \
+         [step.querySelector('strong')?.textContent ?? step.textContent, \
+         step.getBoundingClientRect().top + scrollY]).sort((a, b) => a[1] - b[1])"
+    ));
+    serde_json::from_value(steps).unwrap()
+}
+
+fn names(steps: &[(String, f64)]) -> Vec<&str> {
+    steps.iter().map(|(name, _)| name.as_str()).collect()
+}
+
 const BAR: &str = "[data-chart=bars] .segment[data-key=host_device]";
 const SLOW: &str = "[data-chart=waterfall] .segment[data-key=host_device]";
 const ENTRY: &str = ".layers [data-key=host_device]";
@@ -132,5 +146,99 @@ fn what_was_not_traced_is_hatched() {
         tip.contains("kick: guest to server") && tip.contains("not traced"),
         "{tip}"
     );
+    page.assert_no_complaints();
+}
+
+#[test]
+fn the_path_leads_down_through_the_layers_and_up_again() {
+    let run = analysis();
+    let exact = run.exact.clone().unwrap();
+    let mut page = show(&one(run));
+    let nothing = "no request was seen here";
+    let down = steps(&mut page, "down");
+    let expected = [
+        "guest: call to driver",
+        "guest: in the ring before the kick",
+        "kick: vCPU leaves the guest",
+        "kick: KVM to eventfd",
+        "kick: eventfd to server",
+        "server: wake to taken",
+        nothing,
+        nothing,
+    ];
+    assert_eq!(names(&down), expected);
+    let up = steps(&mut page, "up");
+    let expected = [
+        "guest: completion to return",
+        "guest: handler to completion",
+        "interrupt: to the guest's handler",
+        nothing,
+        "server: finish",
+        nothing,
+    ];
+    assert_eq!(names(&up), expected);
+    let both = steps(&mut page, "both");
+    assert_eq!(
+        names(&both),
+        ["a request, from call to return", "host: device"]
+    );
+    assert!(both[0].1 < down[0].1 && both[1].1 > down[7].1 && both[1].1 > up[5].1);
+
+    for row in &exact.layers {
+        let key = serde_json::to_value(row.layer).unwrap();
+        let step = format!(".way .step[data-key={}]", key.as_str().unwrap());
+        assert_eq!(page.count(&step), 1, "{step}");
+        let words = page
+            .browser
+            .text(&format!("document.querySelector('{step}').innerText"));
+        let share = format!("{:.1}%", row.share * 100.0);
+        let tail = format!("slowest 1%: {:.1}%", row.tail_share.unwrap() * 100.0);
+        assert!(words.contains(&share) && words.contains(&tail), "{words}");
+        let mean = match row.time.mean {
+            below if below < 1e3 => format!("{below:.0} ns"),
+            ns => format!("{:.2} \u{b5}s", ns / 1e3),
+        };
+        assert!(words.contains(&mean), "{mean}: {words}");
+    }
+    let colour = style(&mut page, BAR, "backgroundColor");
+    let edge =
+        "getComputedStyle(document.querySelector('.way [data-key=host_device]'), '::before')";
+    assert_eq!(
+        page.browser.text(&format!("{edge}.backgroundColor")),
+        colour
+    );
+    page.assert_no_complaints();
+}
+
+#[test]
+fn stations_that_nobody_watched_are_hatched_and_say_so() {
+    let mut run = without_kvm();
+    for round in &mut run.rounds {
+        round.traced.retain(|name| name != "kvm" && name != "block");
+    }
+    let exact = run.exact.as_mut().unwrap();
+    exact
+        .layers
+        .retain(|row| row.layer != Layer::InterruptEntry && row.layer != Layer::HostDevice);
+    let mut page = show(&one(run));
+    let untraced: Vec<String> = ["down", "up", "both"]
+        .iter()
+        .flat_map(|side| steps(&mut page, side))
+        .filter_map(|(name, _)| (name == "not traced").then_some(name))
+        .collect();
+    // KVM on the way up, the host's block layer on both ways, and the device.
+    assert_eq!(untraced.len(), 4);
+    let kick = ".way .step[data-key=kick_path]";
+    for selector in [kick, ".way .step.gap:not([data-key])"] {
+        let image = style(&mut page, selector, "backgroundImage");
+        assert!(
+            image.starts_with("repeating-linear-gradient"),
+            "{selector}: {image}"
+        );
+    }
+    let words = page
+        .browser
+        .text(&format!("document.querySelector('{kick}').innerText"));
+    assert!(words.contains("not traced"), "{words}");
     page.assert_no_complaints();
 }

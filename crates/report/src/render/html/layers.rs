@@ -4,6 +4,7 @@
 use super::data::wiki_group;
 use super::header::{group_name, groups};
 use super::markup::{Cell, Html, Table, numbers, rows};
+use super::path;
 use super::words::group_colour;
 use crate::analysis::{Analysis, Distribution, Exact, LayerRow, Wiki};
 use crate::render::text::{micros, percent};
@@ -29,6 +30,7 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     html.heading(place.prefix, ("where", "Where"), "Where the time goes");
     html.chart("bars", place.run);
     if let Some(exact) = &run.exact {
+        path::show(html, place, run, exact);
         html.heading(place.prefix, ("layers", "Layers"), "Layers");
         html.note(
             "Times in \u{b5}s, of every request followed through all layers; a request that does \

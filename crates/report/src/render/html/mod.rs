@@ -12,6 +12,7 @@ mod layers;
 pub(crate) mod markup;
 #[cfg(test)]
 mod palette;
+mod path;
 mod threads;
 pub(crate) mod words;
 
