@@ -216,6 +216,9 @@ pub struct LayerRow {
     pub time: Distribution,
     /// Share of the mean total.
     pub share: f64,
+    /// Mean over the requests around the median, the middle tenth by their totals: what an ordinary
+    /// request spends there. These add up, which medians of layers do not.
+    pub middle_mean: Option<f64>,
     /// Mean over the requests of the p99 band (the slowest 1%), and its share there.
     pub tail_mean: Option<f64>,
     pub tail_share: Option<f64>,

@@ -15,6 +15,11 @@ use example::analysis;
 use fathom_report::analysis::{Analysis, Layer};
 use page::{Page, one, show};
 
+/// A cell in us, as nanoseconds.
+fn ns(cell: &str) -> f64 {
+    cell.parse::<f64>().unwrap() * 1e3
+}
+
 /// A style of an element, as it is drawn.
 fn style(page: &mut Page, selector: &str, property: &str) -> String {
     page.browser.text(&format!(
@@ -240,5 +245,56 @@ fn stations_that_nobody_watched_are_hatched_and_say_so() {
         .browser
         .text(&format!("document.querySelector('{kick}').innerText"));
     assert!(words.contains("not traced"), "{words}");
+    page.assert_no_complaints();
+}
+
+#[test]
+fn the_tail_is_told_in_time_above_the_median_request() {
+    let run = analysis();
+    let exact = run.exact.clone().unwrap();
+    let mut page = show(&one(run));
+    let rows = page.table("tail-table");
+    assert_eq!(rows.len(), exact.layers.len() + 1);
+    let mut last = f64::MAX;
+    for cells in &rows[..exact.layers.len()] {
+        let row = exact
+            .layers
+            .iter()
+            .find(|row| row.name == cells[0])
+            .unwrap();
+        let (middle, tail) = (row.middle_mean.unwrap(), row.tail_mean.unwrap());
+        for (cell, wanted) in cells[1..].iter().zip([middle, tail, tail - middle]) {
+            assert!((ns(cell) - wanted).abs() < 6.0, "{cells:?}: {wanted} ns");
+        }
+        assert!(tail - middle <= last, "{cells:?} is above a smaller one");
+        last = tail - middle;
+    }
+    assert_eq!(rows[0][0], "host: device");
+    assert!(rows[0][3].starts_with('+'), "{:?}", rows[0]);
+    let total = &rows[exact.layers.len()];
+    assert!(
+        (ns(&total[1]) + ns(&total[3]) - ns(&total[2])).abs() < 16.0,
+        "{total:?}"
+    );
+
+    // The chart has the same sum, and a request the same for itself.
+    let bars = "[...document.querySelectorAll('[data-chart=bars] .bars')].at(-1)";
+    let sum = page.browser.text(&format!(
+        "[...{bars}.querySelectorAll('.sum')].at(-1).textContent"
+    ));
+    assert_eq!(sum, format!("{} \u{b5}s", total[3].trim_start_matches('+')));
+    let slow = &exact.slowest[0];
+    page.browser.click("document.querySelector('.request')");
+    let above = page.browser.text(
+        "[...document.querySelectorAll('.request-layers tr')].find((row) => \
+         row.cells[0].textContent === 'host: device').cells[2].textContent",
+    );
+    let (layer, spent) = slow.layers[6];
+    assert_eq!(layer, Layer::HostDevice);
+    let row = exact.layers.iter().find(|row| row.layer == layer).unwrap();
+    assert!(
+        (ns(&above) - (spent as f64 - row.middle_mean.unwrap())).abs() < 6.0,
+        "{above}"
+    );
     page.assert_no_complaints();
 }

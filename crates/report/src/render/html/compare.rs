@@ -86,10 +86,6 @@ fn layers(runs: &[Named], id: &str, of: fn(&Distribution) -> Option<f64>) -> Tab
             columns.extend(comparison::difference(&base, &column).map(numbers));
         }
     }
-    let all = rows(columns);
-    let last = all.len().saturating_sub(1);
-    for (i, cells) in all.into_iter().enumerate() {
-        table.classed(if i == last { "total" } else { "" }, cells);
-    }
+    table.totalled(rows(columns));
     table
 }

@@ -45,14 +45,18 @@ struct RunData<'a> {
     curves: Vec<Curve<'a>>,
     heat: Option<&'a HeatMap>,
     slowest: Vec<Request>,
+    /// (key, ns) of a request around the median.
+    middle: Vec<(String, f64)>,
     lines: Lines,
 }
 
-/// Bars of one scale, and those that are compared by their shares.
+/// Bars of one scale, those that are compared by their shares, and what the slowest requests are
+/// made of beyond an ordinary one.
 #[derive(Debug, Serialize)]
 struct Bars {
     time: Vec<Bar>,
     share: Vec<Bar>,
+    excess: Vec<Bar>,
 }
 
 /// A stacked bar.
@@ -173,6 +177,7 @@ fn run_data((number, (name, run)): (usize, &Named)) -> RunData<'_> {
         slowest: exact.map_or(Vec::new(), |exact| {
             exact.slowest.iter().map(request).collect()
         }),
+        middle: exact.map(middle).unwrap_or_default(),
         lines: lines(run),
     }
 }
@@ -213,7 +218,28 @@ fn bars(run: &Analysis) -> Bars {
     Bars {
         time,
         share: all.into_iter().chain(exact.and_then(tail)).collect(),
+        excess: exact.map(excess).unwrap_or_default(),
     }
+}
+
+/// In one scale: a request around the median, one of the slowest, and the difference.
+fn excess(exact: &Exact) -> Vec<Bar> {
+    let told = |row: &LayerRow| row.tail_mean.is_some() && row.middle_mean.is_some();
+    if !exact.layers.iter().any(told) {
+        return Vec::new();
+    }
+    vec![
+        exact_bar(exact, "Median request", "mean of the middle tenth", |row| {
+            row.middle_mean
+        }),
+        exact_bar(exact, "Slowest 1%", "mean of these", |row| row.tail_mean),
+        exact_bar(exact, "The difference", "where it comes from", above_median),
+    ]
+}
+
+/// How much longer a layer takes in the slowest requests than in an ordinary one.
+pub(super) fn above_median(row: &LayerRow) -> Option<f64> {
+    Some(row.tail_mean? - row.middle_mean?)
 }
 
 /// `+33% over the host`, or `7.4 times the host's`.
@@ -323,6 +349,12 @@ fn request(joined: &Joined) -> Request {
         layers: layers.map(|&(layer, ns)| (layer_key(layer), ns)).collect(),
         points: points.map(|&(point, at)| (point_name(point), at)).collect(),
     }
+}
+
+fn middle(exact: &Exact) -> Vec<(String, f64)> {
+    let rows = exact.layers.iter();
+    rows.filter_map(|row| Some((layer_key(row.layer), row.middle_mean?)))
+        .collect()
 }
 
 fn lines(run: &Analysis) -> Lines {

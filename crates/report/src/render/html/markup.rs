@@ -180,6 +180,14 @@ impl Table {
         self.rows.push(Row { class, cells });
     }
 
+    /// Adds rows of which the last is the total.
+    pub(crate) fn totalled(&mut self, rows: Vec<Vec<Cell>>) {
+        let last = rows.len().saturating_sub(1);
+        for (i, cells) in rows.into_iter().enumerate() {
+            self.classed(if i == last { "total" } else { "" }, cells);
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

@@ -225,14 +225,7 @@ fn stations(html: &mut Html, run: &Analysis) {
 }
 
 fn station_label(html: &mut Html, style: &str, (whose, name): (&str, &str)) {
-    html.open(
-        "div",
-        &[
-            ("class", "station"),
-            ("data-whose", whose),
-            ("style", style),
-        ],
-    );
+    html.open("div", &[("class", "station"), ("style", style)]);
     html.element("strong", &[], name);
     html.element("small", &[], whose);
     html.raw("</div>\n");

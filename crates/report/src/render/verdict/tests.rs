@@ -19,6 +19,7 @@ fn run(layers: &[(Layer, f64, f64)]) -> Analysis {
             ..Distribution::default()
         },
         share: us / mean,
+        middle_mean: None,
         tail_mean: Some(tail * 1e3),
         tail_share: Some(tail / slow),
         negative: 0,

@@ -22,10 +22,13 @@ function barChart(parent, bars, share) {
 const positive = (segments) => segments.filter((segment) => segment.ns > 0);
 const sumOf = (segments) => segments.reduce((sum, segment) => sum + segment.ns, 0);
 
+// Less than that share of a bar makes no difference that can be seen.
+const BELOW_TOLD = 0.005;
+
 // What came out below zero has no length; its bar is longer than its figure, and says why.
 function barRow(box, bar, segments, scale, share) {
   const label = add(box, "div", "label", bar.label);
-  const below = segments.filter((segment) => segment.ns < 0).map((segment) => segment.name);
+  const below = segments.filter((segment) => segment.ns < bar.total * -BELOW_TOLD).map((segment) => segment.name);
   add(label, "small", "", below.length > 0 ? `${bar.note}; below zero: ${below.join(", ")}` : bar.note);
   const track = add(box, "div", "track");
   for (const segment of positive(segments)) {
@@ -80,6 +83,10 @@ function drawBars(parent, bars) {
     add(parent, "h3", "", bars.shareTitle);
     barChart(parent, bars.share, true);
   }
+  if (bars.excess.length > 0) {
+    add(parent, "h3", "", "The slowest above the median request, in time");
+    barChart(parent, bars.excess, false);
+  }
 }
 
 function runBars(parent, run) {
@@ -92,5 +99,5 @@ function compareBars(parent) {
     const bar = run.bars.share[0];
     return bar ? [{ ...bar, label: `${run.letter}: ${run.name}`, note: bar.note }] : [];
   });
-  drawBars(parent, { time: bars, share: bars, shareTitle: "By shares" });
+  drawBars(parent, { time: bars, share: bars, excess: [], shareTitle: "By shares" });
 }

@@ -10,7 +10,7 @@ function runWaterfall(parent, run) {
   };
   layerChanges.push(repaint);
   const show = (requests) => {
-    for (const request of requests) waterfallRow(rows, request, longest);
+    for (const request of requests) waterfallRow(rows, request, longest, new Map(run.middle));
     repaint();
   };
   show(run.slowest.slice(0, ROWS_AT_FIRST));
@@ -27,7 +27,7 @@ function runWaterfall(parent, run) {
   });
 }
 
-function waterfallRow(rows, request, longest) {
+function waterfallRow(rows, request, longest, middle) {
   const row = add(rows, "button", "request");
   row.type = "button";
   row.setAttribute("aria-expanded", "false");
@@ -47,7 +47,7 @@ function waterfallRow(rows, request, longest) {
       detail.remove();
       detail = null;
     } else {
-      detail = requestDetail(request);
+      detail = requestDetail(request, middle);
       row.after(detail);
     }
     row.setAttribute("aria-expanded", detail !== null);
@@ -69,7 +69,8 @@ function waterfallSegment(track, request, key, at, ns, longest) {
   });
 }
 
-function requestDetail(request) {
+// `middle` is what an ordinary request spends in each layer.
+function requestDetail(request, middle) {
   const box = element("div", "detail");
   const batch = request.batch > 1 ? `, one of ${request.batch} with that kick` : "";
   add(box, "p", "note", `${request.delivery}${batch}; host I/O: ${request.host}`);
@@ -80,8 +81,9 @@ function requestDetail(request) {
     before = at;
     return cells;
   }));
-  detailTable(tables, "request-layers", ["Layer", "time (\u00b5s)"], request.layers.map(([key, ns]) => [
-    layerColour(key), LAYERS.get(key)?.name || key, ns,
+  const above = middle.size > 0 ? ["above the median request (\u00b5s)"] : [];
+  detailTable(tables, "request-layers", ["Layer", "time (\u00b5s)", ...above], request.layers.map(([key, ns]) => [
+    layerColour(key), LAYERS.get(key)?.name || key, ns, ...above.map(() => ns - (middle.get(key) || 0)),
   ]));
   return box;
 }
