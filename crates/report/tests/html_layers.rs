@@ -14,6 +14,7 @@ mod page;
 use example::analysis;
 use fathom_report::analysis::{Analysis, Layer};
 use page::{Page, one, show};
+use serde_json::{Value, json};
 
 /// A cell in us, as nanoseconds.
 fn ns(cell: &str) -> f64 {
@@ -297,4 +298,64 @@ fn the_tail_is_told_in_time_above_the_median_request() {
         "{above}"
     );
     page.assert_no_complaints();
+}
+
+/// A page of one run and one of several, as a phone shows them.
+#[test]
+fn a_phone_shows_the_page_without_scrolling_sideways() {
+    let two = vec![
+        ("a.run".into(), analysis()),
+        ("b.run".into(), without_kvm()),
+    ];
+    for runs in [one(analysis()), two] {
+        let mut page = show(&runs);
+        let phone = json!({"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": true});
+        page.browser
+            .call("Emulation.setDeviceMetricsOverride", phone);
+        page.browser
+            .eval("new Promise((done) => setTimeout(done, 200))");
+        page.browser.click("document.querySelector('.request')");
+        let wide = page.browser.number("document.documentElement.scrollWidth");
+        assert_eq!(wide, 390.0);
+        // Whatever reaches beyond the window is in a box that scrolls.
+        let beyond = page.browser.eval(
+            "[...document.querySelectorAll('main *, nav *')].filter((it) => it.getClientRects().length \
+             && it.getBoundingClientRect().right > 391 && !it.closest('.scroll, .layers, nav, .detail')) \
+             .map((it) => it.outerHTML.slice(0, 90))",
+        );
+        assert_eq!(beyond, json!([]));
+        let small = page.browser.eval(
+            "[...document.querySelectorAll('body *')].filter((it) => it.getClientRects().length && \
+             [...it.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) && \
+             parseFloat(getComputedStyle(it).fontSize) < 12).map((it) => it.outerHTML.slice(0, 90))",
+        );
+        assert_eq!(small, json!([]));
+        // Charts use the room that there is: bars are as wide as the box, below their labels.
+        for chart in ["[data-chart=bars] .bars", ".waterfall"] {
+            let [track, label, box_] = [".track", ".label", ""].map(|part| {
+                let rect =
+                    format!("document.querySelector('{chart} {part}').getBoundingClientRect()");
+                page.browser.eval(&format!(
+                    "(({{ top, bottom, width }}) => [top, bottom, width])({rect})"
+                ))
+            });
+            let at = |rect: &Value, i: usize| rect[i].as_f64().unwrap();
+            assert!(
+                at(&track, 0) >= at(&label, 1),
+                "{chart}: {track} below {label}"
+            );
+            assert!(
+                at(&track, 2) > at(&box_, 2) - 20.0,
+                "{chart}: {track} in {box_}"
+            );
+        }
+        let plots = page.browser.eval(
+            "[...document.querySelectorAll('.plot')].map((box) => box.plot.width - box.clientWidth)",
+        );
+        assert!(
+            plots.as_array().unwrap().iter().all(|less| less == 0),
+            "{plots}"
+        );
+        page.assert_no_complaints();
+    }
 }

@@ -241,11 +241,7 @@ fn application(html: &mut Html, exact: &Exact, watched: bool) {
         html.raw("<div class=\"step whole\">");
         html.element("strong", &[], "a request, from call to return");
         html.element("b", &[], &duration(total.mean));
-        html.element(
-            "small",
-            &[],
-            &percentiles(total.p50, total.p99).join(" \u{b7} "),
-        );
+        details(html, &percentiles(total.p50, total.p99));
         html.raw("</div>");
     }
     html.raw("</div>\n");
@@ -291,8 +287,18 @@ fn step(html: &mut Html, row: &LayerRow, side: Side) {
     if row.layer.is_gap() {
         small.push("within it: not traced".to_owned());
     }
-    html.element("small", &[], &small.join(" \u{b7} "));
+    details(html, &small);
     html.raw("<i></i></div>");
+}
+
+/// Smaller figures; none of them is broken into lines.
+fn details(html: &mut Html, all: &[String]) {
+    html.raw("<small>");
+    for (i, one) in all.iter().enumerate() {
+        html.raw(if i > 0 { " \u{b7} " } else { "" });
+        html.element("span", &[], one);
+    }
+    html.raw("</small>");
 }
 
 fn percentiles(p50: Option<i64>, p99: Option<i64>) -> Vec<String> {

@@ -27,10 +27,11 @@ const BELOW_TOLD = 0.005;
 
 // What came out below zero has no length; its bar is longer than its figure, and says why.
 function barRow(box, bar, segments, scale, share) {
-  const label = add(box, "div", "label", bar.label);
+  const row = add(box, "div", "row");
+  const label = add(row, "div", "label", bar.label);
   const below = segments.filter((segment) => segment.ns < bar.total * -BELOW_TOLD).map((segment) => segment.name);
   add(label, "small", "", below.length > 0 ? `${bar.note}; below zero: ${below.join(", ")}` : bar.note);
-  const track = add(box, "div", "track");
+  const track = add(row, "div", "track");
   for (const segment of positive(segments)) {
     const part = add(track, "div", "segment");
     const width = (segment.ns / scale) * 100;
@@ -38,13 +39,13 @@ function barRow(box, bar, segments, scale, share) {
     if (segment.layer) paintLayer(part, segment.layer);
     else part.style.backgroundColor = segmentColour(segment);
     part.classList.toggle("gap", segment.untraced);
-    if (width > 4 && bar.segments.length > 1) {
+    if (width > (NARROW.matches ? 10 : 4) && bar.segments.length > 1) {
       part.style.color = inkOn(segmentColour(segment));
       add(part, "span", "", percent(segment.ns / bar.total, 0));
     }
     tooltipOf(part, (tip) => segmentTip(tip, bar, segment));
   }
-  const told = add(box, "div", "sum", duration(sumOf(segments)));
+  const told = add(row, "div", "sum", duration(sumOf(segments)));
   if (!share && bar.against) add(told, "small", "", bar.against);
 }
 
@@ -63,14 +64,13 @@ function segmentTip(tip, bar, segment) {
 }
 
 function barAxis(box, longest, share) {
-  add(box, "div");
-  const scale = add(box, "div", "scale");
-  const ticks = share ? [0, 0.25, 0.5, 0.75, 1] : steps(longest, 8).map((at) => at / longest);
+  const scale = add(add(box, "div", "row"), "div", "scale");
+  const count = NARROW.matches ? 3 : 8;
+  const ticks = share ? [0, 0.25, 0.5, 0.75, 1] : steps(longest, count).map((at) => at / longest);
   for (const at of ticks) {
     const mark = add(scale, "span", "", share ? percent(at, 0) : tick(Number((at * longest).toPrecision(6))));
     mark.style.left = `${(at * 100).toFixed(3)}%`;
   }
-  add(box, "div");
 }
 
 function drawBars(parent, bars) {

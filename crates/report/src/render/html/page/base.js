@@ -171,10 +171,15 @@ function inkOn(paint) {
 
 const hexParts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
+// As in charts.css: a phone's width, where labels stand above their bars and marks are few.
+const NARROW = matchMedia("(max-width: 760px)");
+
 const redraws = [];
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const redraw of redraws) redraw();
-});
+for (const change of [matchMedia("(prefers-color-scheme: dark)"), NARROW]) {
+  change.addEventListener("change", () => {
+    for (const redraw of redraws) redraw();
+  });
+}
 
 const layerColour = (key) => `var(--l-${key})`;
 const groupColour = (key) => `var(--g-${key})`;

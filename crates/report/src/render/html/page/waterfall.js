@@ -15,7 +15,12 @@ function runWaterfall(parent, run) {
   };
   show(run.slowest.slice(0, ROWS_AT_FIRST));
   const axisBox = add(parent, "div", "waterfall-axis");
-  barAxis(axisBox, longest, false);
+  const drawAxis = () => {
+    axisBox.replaceChildren();
+    barAxis(axisBox, longest, false);
+  };
+  drawAxis();
+  redraws.push(drawAxis);
   const rest = run.slowest.slice(ROWS_AT_FIRST);
   add(parent, "p", "note", "Click a request to see its points.");
   if (rest.length === 0) return;
