@@ -85,6 +85,7 @@ fn one_legend_and_one_colour_are_for_the_whole_page() {
     page.browser
         .click(&format!("document.querySelector('{ENTRY}')"));
     assert_eq!(page.count(BAR), 0);
+    assert_eq!(page.count(".dim"), 0);
     assert_eq!(page.count(&format!("{SLOW}[hidden]")), slow);
     page.assert_no_complaints();
 }
@@ -103,14 +104,15 @@ fn a_layer_that_is_pointed_at_stands_out_everywhere() {
             SLOW,
             "[data-chart=waterfall] .segment[data-key=guest_submit]",
         ),
-        (
-            "#layers-table [data-key=host_device]",
-            "#layers-table [data-key=guest_submit]",
-        ),
     ] {
         assert_eq!(style(&mut page, selector, "opacity"), "1", "{selector}");
         assert_eq!(style(&mut page, others, "opacity"), "0.25", "{others}");
     }
+    let ground = ["host_device", "guest_submit"].map(|key| {
+        let cell = format!("#layers-table [data-key={key}] td");
+        style(&mut page, &cell, "backgroundColor")
+    });
+    assert_ne!(ground[0], ground[1]);
     // The total and the four other layers.
     assert_eq!(page.browser.number(strokes), 5.0);
     page.browser.point("document.querySelector('h1')", 1.0, 1.0);

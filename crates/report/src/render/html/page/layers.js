@@ -12,6 +12,8 @@ function layerLegend() {
   box.setAttribute("aria-label", "Layers");
   const entries = DATA.layers.map((layer) => ({ ...layer, colour: layerColour(layer.key) }));
   legend(box, entries, hiddenLayers, () => {
+    // What is drawn anew would be alike, the rest not.
+    light(null);
     for (const changed of layerChanges) changed();
   });
 }
@@ -35,6 +37,7 @@ function light(key) {
   for (const part of document.querySelectorAll("[data-key]")) {
     const other = LAYERS.has(part.dataset.key) && part.dataset.key !== key;
     part.classList.toggle("dim", key !== null && other);
+    part.classList.toggle("lit", key !== null && !other);
   }
   for (const lightIn of layerLights) lightIn(key);
 }
