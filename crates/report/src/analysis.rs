@@ -408,6 +408,16 @@ pub struct Analysis {
     pub problems: Vec<String>,
 }
 
+impl Exact {
+    /// Whether a layer stands for others that were not told apart here: as always
+    /// ([`Layer::is_gap`]), or because the host's block layer was not watched.
+    pub fn is_gap(&self, layer: Layer) -> bool {
+        let of = |class| self.truth.hosts.iter().any(|(host, _)| *host == class);
+        let io = layer == Layer::HostIo && of(HostClass::Unknown) && !of(HostClass::Cached);
+        io || layer.is_gap()
+    }
+}
+
 impl Layer {
     /// Every layer, in the order of a request's way.
     pub const ALL: &'static [Layer] = &[

@@ -12,7 +12,7 @@ mod example;
 mod page;
 
 use example::analysis;
-use fathom_report::analysis::{Analysis, Layer};
+use fathom_report::analysis::{Analysis, HostClass, Layer};
 use page::{Page, one, show};
 use serde_json::{Value, json};
 
@@ -358,6 +358,35 @@ fn a_phone_shows_the_page_without_scrolling_sideways() {
             plots.as_array().unwrap().iter().all(|less| less == 0),
             "{plots}"
         );
+        page.assert_no_complaints();
+    }
+}
+
+#[test]
+fn io_is_hatched_where_the_hosts_block_layer_was_not_watched() {
+    let swatches = ["#layers-table", "#tail-table", ".layers"];
+    for (class, image) in [
+        (HostClass::Unknown, "repeating"),
+        (HostClass::Cached, "none"),
+    ] {
+        let mut run = analysis();
+        let exact = run.exact.as_mut().unwrap();
+        let row = exact
+            .layers
+            .iter_mut()
+            .find(|row| row.layer == Layer::HostDevice);
+        row.unwrap().layer = Layer::HostIo;
+        exact.truth.hosts = vec![(class, 2000)];
+        let mut page = show(&one(run));
+        let swatches = swatches.map(|at| format!("{at} [data-key=host_io] .swatch"));
+        let others = [
+            "[data-chart=bars] .segment[data-key=host_io]",
+            ".way .step[data-key=host_io]",
+        ];
+        for selector in swatches.iter().map(String::as_str).chain(others) {
+            let drawn = style(&mut page, selector, "backgroundImage");
+            assert!(drawn.starts_with(image), "{selector}, {class:?}: {drawn}");
+        }
         page.assert_no_complaints();
     }
 }

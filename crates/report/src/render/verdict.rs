@@ -59,14 +59,14 @@ pub(crate) fn sentence(run: &Analysis, duration: Duration) -> Option<Vec<Piece>>
             over_host,
             tail,
         } => {
-            let mut pieces = about(most, over_host, duration);
+            let mut pieces = about(most, exact.is_gap(most.layer), over_host, duration);
             pieces.extend(tail.map(|tail| about_tail(most, tail)).unwrap_or_default());
             pieces
         }
     })
 }
 
-fn about(most: Part, over_host: bool, duration: Duration) -> Vec<Piece> {
+fn about(most: Part, is_gap: bool, over_host: bool, duration: Duration) -> Vec<Piece> {
     let (ns, share) = (duration(most.ns), percent(most.share));
     let part = match over_host {
         true => format!("+{ns} over the host alone, {share} of what the guest adds."),
@@ -77,7 +77,7 @@ fn about(most: Part, over_host: bool, duration: Duration) -> Vec<Piece> {
         false => ("No layer stands out. The greatest part is ", ": "),
     };
     let mut end = format!("{between}{part}");
-    if most.layer.is_gap() {
+    if is_gap {
         end.push_str(" What lies within it was not traced.");
     }
     vec![

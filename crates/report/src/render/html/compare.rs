@@ -1,6 +1,7 @@
 //! Several runs side by side: the first is the base, the others have their differences to it.
 
 use super::Named;
+use super::data::is_gap;
 use super::markup::{Cell, Html, Table, numbers, rows};
 use crate::analysis::{Analysis, Distribution};
 use crate::render::comparison::{self, letter};
@@ -70,7 +71,9 @@ fn differences(html: &mut Html, runs: &[Named]) {
 /// Layers x runs, and the totals; a run without a layer has `-` there.
 fn layers(runs: &[Named], id: &str, of: fn(&Distribution) -> Option<f64>) -> Table {
     let present = comparison::present(runs.iter().map(|(_, run)| run));
-    let names = present.iter().map(|&layer| Cell::Layer(layer));
+    let names = present
+        .iter()
+        .map(|&layer| Cell::Layer(layer, is_gap(runs, layer)));
     let values = |run: &Analysis| comparison::column(run, &present, of);
     let mut table = Table::new(id.to_owned(), &["Layer"]);
     let mut columns: Vec<Vec<Cell>> = vec![names.chain([Cell::Text("total".into())]).collect()];

@@ -133,7 +133,10 @@ pub(super) fn of<'a>(runs: &'a [Named]) -> Data<'a> {
         .collect();
     Data {
         runs: (0..).zip(runs).map(run_data).collect(),
-        layers: layers.iter().copied().map(layer_name).collect(),
+        layers: layers
+            .iter()
+            .map(|&layer| layer_name(runs, layer))
+            .collect(),
         groups: GROUPS.iter().map(|&group| group_name(group)).collect(),
     }
 }
@@ -149,12 +152,18 @@ const GROUPS: &[Group] = &[
     Group::Unattributed,
 ];
 
-fn layer_name(layer: Layer) -> LayerName {
+/// Whether a layer is one in any of the runs.
+pub(super) fn is_gap(runs: &[Named], layer: Layer) -> bool {
+    let mut exact = runs.iter().filter_map(|(_, run)| run.exact.as_ref());
+    exact.any(|exact| exact.is_gap(layer))
+}
+
+fn layer_name(runs: &[Named], layer: Layer) -> LayerName {
     let (name, group) = layer.describe();
     LayerName {
         key: layer_key(layer),
         name,
-        gap: layer.is_gap(),
+        gap: is_gap(runs, layer),
         group: group_key(group),
     }
 }
@@ -259,7 +268,7 @@ fn exact_bar(exact: &Exact, label: &str, note: &str, of: fn(&LayerRow) -> Option
             group: Some(group_key(row.group)),
             name: row.name.to_owned(),
             ns: of(row)?,
-            untraced: row.layer.is_gap(),
+            untraced: exact.is_gap(row.layer),
         })
     });
     bar(label, note, segments.collect())

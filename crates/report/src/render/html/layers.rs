@@ -86,7 +86,9 @@ fn tail(html: &mut Html, place: Place, exact: &Exact) {
         true => text,
         false => format!("+{text}"),
     };
-    let names = above.iter().map(|(row, _)| Cell::Layer(row.layer));
+    let names = above
+        .iter()
+        .map(|(row, _)| Cell::Layer(row.layer, exact.is_gap(row.layer)));
     let shares = above.iter().map(|(_, ns)| Cell::Share(ns / whole.max(1.0)));
     let columns = vec![
         names.chain([Cell::Text("total".into())]).collect(),
@@ -122,7 +124,8 @@ fn layers(place: Place, exact: &Exact) -> Table {
     let mut table = Table::new(place.id("layers-table"), HEADINGS);
     let times: Vec<&Distribution> = exact.layers.iter().map(|row| &row.time).collect();
     let times: Vec<&Distribution> = times.into_iter().chain([&exact.total]).collect();
-    let names = exact.layers.iter().map(|row| Cell::Layer(row.layer));
+    let layers = exact.layers.iter().map(|row| row.layer);
+    let names = layers.map(|layer| Cell::Layer(layer, exact.is_gap(layer)));
     let shares = exact.layers.iter().map(|row| Cell::Share(row.share));
     let mut columns = vec![names.chain([Cell::Text("total".into())]).collect()];
     columns.extend(distribution(&times));

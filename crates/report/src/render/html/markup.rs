@@ -135,8 +135,8 @@ pub(crate) enum Cell {
     Figure(String, Vec<(&'static str, String)>),
     /// Words with a colour of palette.css before them.
     Coloured(String, String),
-    /// A layer's name and colour; its row is lit with the layer.
-    Layer(Layer),
+    /// A layer's name and colour, hatched where it is a gap; its row is lit with the layer.
+    Layer(Layer, bool),
     /// A share of 1, with a bar in the row's colour; the greatest of a column has the longest.
     Share(f64),
     /// Names of events, calls, files.
@@ -241,14 +241,10 @@ impl Table {
 
 impl Row {
     fn open(&self, html: &mut Html) {
-        let layer = match self.cells.first() {
-            Some(Cell::Layer(layer)) => Some(*layer),
-            _ => None,
-        };
-        let key = layer.map(layer_key);
-        let class = match layer {
-            Some(layer) if layer.is_gap() => "gap",
-            _ => self.class,
+        let (class, key) = match self.cells.first() {
+            Some(Cell::Layer(layer, true)) => ("gap", Some(layer_key(*layer))),
+            Some(Cell::Layer(layer, false)) => (self.class, Some(layer_key(*layer))),
+            _ => (self.class, None),
         };
         let attributes = [("class", Some(class)), ("data-key", key.as_deref())];
         let told = attributes
@@ -264,7 +260,7 @@ impl Cell {
     fn colour(&self) -> Option<String> {
         match self {
             Cell::Coloured(variable, _) => Some(variable.clone()),
-            Cell::Layer(layer) => Some(layer_colour(*layer)),
+            Cell::Layer(layer, _) => Some(layer_colour(*layer)),
             _ => None,
         }
     }
@@ -291,7 +287,7 @@ impl Cell {
                 html.close("td");
             }
             Cell::Coloured(_, text) => self.named(html, text),
-            Cell::Layer(layer) => self.named(html, layer.describe().0),
+            Cell::Layer(layer, _) => self.named(html, layer.describe().0),
             Cell::Share(share) => html.element("td", &[("class", "number")], &percent(*share)),
             Cell::Code(text) => {
                 html.raw("<td>");

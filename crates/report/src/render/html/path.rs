@@ -180,7 +180,7 @@ pub(super) fn show(html: &mut Html, at: Place, run: &Analysis, exact: &Exact) {
             .iter()
             .filter(|row| field.layers.contains(&row.layer));
         for row in here {
-            step(html, row, field.side);
+            step(html, row, exact.is_gap(row.layer), field.side);
         }
         html.raw("</div>\n");
     }
@@ -197,7 +197,7 @@ pub(super) fn show(html: &mut Html, at: Place, run: &Analysis, exact: &Exact) {
     if let Some(row) = rest {
         html.raw("<div class=\"station\" style=\"grid-row:9\"></div>\n");
         open(html, STATIONS.len()..=STATIONS.len(), Side::Both);
-        step(html, row, Side::Down);
+        step(html, row, true, Side::Down);
         html.raw("</div>\n");
     }
     html.raw("</div>\n");
@@ -259,13 +259,13 @@ fn nothing(html: &mut Html, watched: bool) {
     }
 }
 
-fn step(html: &mut Html, row: &LayerRow, side: Side) {
+fn step(html: &mut Html, row: &LayerRow, is_gap: bool, side: Side) {
     let style = format!(
         "--c:var({});--share:{:.4}",
         layer_colour(row.layer),
         row.share.clamp(0.0, 1.0)
     );
-    let class = match (row.layer.is_gap(), side) {
+    let class = match (is_gap, side) {
         (false, Side::Both) => "step turn",
         (true, Side::Both) => "step gap turn",
         (true, _) => "step gap",
@@ -284,7 +284,7 @@ fn step(html: &mut Html, row: &LayerRow, side: Side) {
         row.tail_share
             .map(|share| format!("slowest 1%: {}", percent(share))),
     );
-    if row.layer.is_gap() {
+    if is_gap {
         small.push("within it: not traced".to_owned());
     }
     details(html, &small);

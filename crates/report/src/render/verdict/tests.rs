@@ -1,7 +1,7 @@
 use fathom_run::{Benchmark, Environment, RunKind};
 
 use super::*;
-use crate::analysis::{Distribution, Overhead, RoundRow, Truth};
+use crate::analysis::{Distribution, HostClass, Overhead, RoundRow, Truth};
 use crate::render::text::duration;
 
 /// A run of layers with their mean and, of the slowest 1%, theirs, in us.
@@ -99,7 +99,7 @@ fn told(run: &Analysis) -> String {
     pieces.collect()
 }
 
-use Layer::{GuestDevice, GuestSubmit, HostDevice, HostSubmit, ServerPop, ServerWake};
+use Layer::{GuestDevice, GuestSubmit, HostDevice, HostIo, HostSubmit, ServerPop, ServerWake};
 
 #[test]
 fn the_device_is_suspected_for_what_it_takes_beyond_the_host_alone() {
@@ -239,4 +239,9 @@ fn what_was_not_traced_within_the_suspect_is_said() {
         "{text}"
     );
     assert!(text.contains("What lies within it was not traced."));
+    // The host's block layer was not watched: a device may be within.
+    let mut unwatched = run(&[(GuestSubmit, 1.0, 1.0), (HostIo, 150.0, 60.0)]);
+    assert!(!told(&unwatched).contains("not traced"));
+    exact(&mut unwatched).truth.hosts = vec![(HostClass::Unknown, 5000)];
+    assert!(told(&unwatched).contains("What lies within it was not traced."));
 }
