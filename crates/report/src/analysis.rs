@@ -216,6 +216,9 @@ pub struct LayerRow {
     pub time: Distribution,
     /// Share of the mean total.
     pub share: f64,
+    /// Mean over the requests around the median, the middle tenth by their totals: what an ordinary
+    /// request spends there. These add up, which medians of layers do not.
+    pub middle_mean: Option<f64>,
     /// Mean over the requests of the p99 band (the slowest 1%), and its share there.
     pub tail_mean: Option<f64>,
     pub tail_share: Option<f64>,
@@ -405,6 +408,16 @@ pub struct Analysis {
     pub problems: Vec<String>,
 }
 
+impl Exact {
+    /// Whether a layer stands for others that were not told apart here: as always
+    /// ([`Layer::is_gap`]), or because the host's block layer was not watched.
+    pub fn is_gap(&self, layer: Layer) -> bool {
+        let of = |class| self.truth.hosts.iter().any(|(host, _)| *host == class);
+        let io = layer == Layer::HostIo && of(HostClass::Unknown) && !of(HostClass::Cached);
+        io || layer.is_gap()
+    }
+}
+
 impl Layer {
     /// Every layer, in the order of a request's way.
     pub const ALL: &'static [Layer] = &[
@@ -484,6 +497,22 @@ impl Layer {
         all.filter(holds)
             .min_by_key(width)
             .unwrap_or(Layer::Unattributed)
+    }
+
+    /// Whether it stands for layers that were not told apart: nobody watched the points within it,
+    /// or saw them.
+    pub fn is_gap(self) -> bool {
+        matches!(
+            self,
+            Layer::KickPath
+                | Layer::ServerIn
+                | Layer::ServerTake
+                | Layer::ServerOut
+                | Layer::ServerAnswer
+                | Layer::InterruptPath
+                | Layer::GuestDevice
+                | Layer::Unattributed
+        )
     }
 
     /// Name in tables, and group.

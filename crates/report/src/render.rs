@@ -10,3 +10,4 @@ mod names;
 pub mod perfetto;
 pub mod terminal;
 pub(crate) mod text;
+pub(crate) mod verdict;

@@ -136,7 +136,9 @@ impl Sums {
     /// What is said of them.
     pub(crate) fn finish(mut self) -> Exact {
         let count = self.total.count();
-        let tail = self.tail(count / 100);
+        let tail = self.band(0, count / 100);
+        let tenth = count / 10;
+        let middle = self.band((count - tenth) / 2, tenth);
         let mean = self.total.mean();
         let tail_total: f64 = tail.iter().flatten().sum();
         let mut rows = Vec::new();
@@ -155,6 +157,7 @@ impl Sums {
                 group,
                 name,
                 share: share(time.mean(), mean),
+                middle_mean: middle.as_ref().map(|means| means[i]),
                 tail_mean,
                 tail_share: tail_mean.map(|mean| share(mean, tail_total)),
                 negative: self.negative[i],
@@ -177,16 +180,19 @@ impl Sums {
         }
     }
 
-    /// Each layer's mean over the `wanted` slowest requests; None with fewer than ten of them. Of
-    /// the slice at the edge, whose totals are within 1%, a share is counted.
-    fn tail(&self, wanted: u64) -> Option<[f64; LAYERS]> {
+    /// Each layer's mean over the `wanted` slowest requests but for the `slower` ones; None with
+    /// fewer than ten of them. Of the slices at the edges, whose totals are within 1%, a share is
+    /// counted.
+    fn band(&self, slower: u64, wanted: u64) -> Option<[f64; LAYERS]> {
         if wanted < 10 {
             return None;
         }
         let mut sums = [0.0; LAYERS];
-        let mut left = wanted;
+        let (mut passed_by, mut left) = (slower, wanted);
         for slice in self.slices.values().rev() {
-            let taken = left.min(slice.count);
+            let passed = passed_by.min(slice.count);
+            passed_by -= passed;
+            let taken = left.min(slice.count - passed);
             let share = taken as f64 / slice.count as f64;
             for (sum, &time) in sums.iter_mut().zip(&slice.layers) {
                 *sum += time as f64 * share;
@@ -314,6 +320,26 @@ mod tests {
                 last = slice;
             }
         }
+    }
+
+    #[test]
+    fn the_middle_is_what_ordinary_requests_spend() {
+        let mut sums = Sums::new(0);
+        for i in 0..2000i64 {
+            // The fast and the slow half differ in the ring; around the median both are.
+            let rest = if i % 2 == 0 { 100 } else { 50_000 };
+            sums.add(&way(i as u64, i * 1_000_000, 1000 + i % 2, rest));
+        }
+        let rows = sums.finish().layers;
+        let middle = |layer| {
+            let row = rows.iter().find(|row| row.layer == layer).unwrap();
+            row.middle_mean.unwrap()
+        };
+        assert!((middle(Layer::GuestSubmit) - 1000.5).abs() < 1e-6);
+        assert!((middle(Layer::GuestBatch) - 25_050.0).abs() < 1e-6);
+        let mut few = Sums::new(0);
+        (0..99).for_each(|i| few.add(&way(i, i as i64, 1, 1)));
+        assert_eq!(few.finish().layers[0].middle_mean, None);
     }
 
     #[test]

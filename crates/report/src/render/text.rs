@@ -41,7 +41,7 @@ pub(crate) fn size(bytes: u64) -> String {
 
 /// `share` of 1 as percent.
 pub(crate) fn percent(share: f64) -> String {
-    format!("{:.1}%", share * 100.0)
+    unsigned_zero(format!("{:.1}", share * 100.0)) + "%"
 }
 
 /// A count's digits.

@@ -53,20 +53,25 @@ fn distribution(values: impl Iterator<Item = i64>) -> Distribution {
 }
 
 fn rows() -> Vec<LayerRow> {
-    let mean_of = |of: &dyn Fn(i64) -> i64, tail: bool| {
-        let numbers: Vec<i64> = (0..REQUESTS).filter(|i| !tail || i % 100 == 99).collect();
+    let over = |of: &dyn Fn(i64) -> i64, numbers: &[i64]| {
         numbers.iter().map(|&i| of(i)).sum::<i64>() as f64 / numbers.len() as f64
     };
-    let (all, slow) = (mean_of(&total, false), mean_of(&total, true));
+    let mut sorted: Vec<i64> = (0..REQUESTS).collect();
+    sorted.sort_by_key(|&i| total(i));
+    let count = sorted.len();
+    let middle = &sorted[count * 45 / 100..count * 55 / 100];
+    let tail = &sorted[count - count / 100..];
+    let (all, slow) = (over(&total, &sorted), over(&total, tail));
     let row = |&(layer, of): &Timed| {
         let (name, group) = layer.describe();
-        let tail = mean_of(&of, true);
+        let tail = over(&of, tail);
         LayerRow {
             layer,
             group,
             name,
             time: distribution((0..REQUESTS).map(of)),
-            share: mean_of(&of, false) / all,
+            share: over(&of, &sorted) / all,
+            middle_mean: Some(over(&of, middle)),
             tail_mean: Some(tail),
             tail_share: Some(tail / slow),
             negative: (0..REQUESTS).filter(|&i| of(i) < 0).count() as u64,

@@ -1,8 +1,8 @@
 //! Several runs side by side: the first is the base, the others have their differences to it.
 
 use super::Named;
+use super::data::is_gap;
 use super::markup::{Cell, Html, Table, numbers, rows};
-use super::words::layer_colour;
 use crate::analysis::{Analysis, Distribution};
 use crate::render::comparison::{self, letter};
 use crate::render::text::micros;
@@ -73,7 +73,7 @@ fn layers(runs: &[Named], id: &str, of: fn(&Distribution) -> Option<f64>) -> Tab
     let present = comparison::present(runs.iter().map(|(_, run)| run));
     let names = present
         .iter()
-        .map(|&layer| Cell::Coloured(layer_colour(layer), layer.describe().0.to_owned()));
+        .map(|&layer| Cell::Layer(layer, is_gap(runs, layer)));
     let values = |run: &Analysis| comparison::column(run, &present, of);
     let mut table = Table::new(id.to_owned(), &["Layer"]);
     let mut columns: Vec<Vec<Cell>> = vec![names.chain([Cell::Text("total".into())]).collect()];
@@ -89,10 +89,6 @@ fn layers(runs: &[Named], id: &str, of: fn(&Distribution) -> Option<f64>) -> Tab
             columns.extend(comparison::difference(&base, &column).map(numbers));
         }
     }
-    let all = rows(columns);
-    let last = all.len().saturating_sub(1);
-    for (i, cells) in all.into_iter().enumerate() {
-        table.classed(if i == last { "total" } else { "" }, cells);
-    }
+    table.totalled(rows(columns));
     table
 }

@@ -12,6 +12,7 @@ use crate::analysis::{
 };
 use crate::render::comparison::letter;
 use crate::render::names;
+use crate::render::verdict::untraced;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Data<'a> {
@@ -21,11 +22,12 @@ pub(super) struct Data<'a> {
     groups: Vec<GroupName>,
 }
 
-/// A layer's names; `key` is that of palette.css.
+/// A layer's names; `key` is that of palette.css. A gap is hatched.
 #[derive(Debug, Serialize)]
 struct LayerName {
     key: String,
     name: &'static str,
+    gap: bool,
     group: String,
 }
 
@@ -43,14 +45,18 @@ struct RunData<'a> {
     curves: Vec<Curve<'a>>,
     heat: Option<&'a HeatMap>,
     slowest: Vec<Request>,
+    /// (key, ns) of a request around the median.
+    middle: Vec<(String, f64)>,
     lines: Lines,
 }
 
-/// Bars of one scale, and those that are compared by their shares.
+/// Bars of one scale, those that are compared by their shares, and what the slowest requests are
+/// made of beyond an ordinary one.
 #[derive(Debug, Serialize)]
 struct Bars {
     time: Vec<Bar>,
     share: Vec<Bar>,
+    excess: Vec<Bar>,
 }
 
 /// A stacked bar.
@@ -71,6 +77,8 @@ struct Segment {
     group: Option<String>,
     name: String,
     ns: f64,
+    /// Nothing within it was traced.
+    untraced: bool,
 }
 
 /// A distribution's curve; the total has no layer.
@@ -125,7 +133,10 @@ pub(super) fn of<'a>(runs: &'a [Named]) -> Data<'a> {
         .collect();
     Data {
         runs: (0..).zip(runs).map(run_data).collect(),
-        layers: layers.iter().copied().map(layer_name).collect(),
+        layers: layers
+            .iter()
+            .map(|&layer| layer_name(runs, layer))
+            .collect(),
         groups: GROUPS.iter().map(|&group| group_name(group)).collect(),
     }
 }
@@ -141,11 +152,18 @@ const GROUPS: &[Group] = &[
     Group::Unattributed,
 ];
 
-fn layer_name(layer: Layer) -> LayerName {
+/// Whether a layer is one in any of the runs.
+pub(super) fn is_gap(runs: &[Named], layer: Layer) -> bool {
+    let mut exact = runs.iter().filter_map(|(_, run)| run.exact.as_ref());
+    exact.any(|exact| exact.is_gap(layer))
+}
+
+fn layer_name(runs: &[Named], layer: Layer) -> LayerName {
     let (name, group) = layer.describe();
     LayerName {
         key: layer_key(layer),
         name,
+        gap: is_gap(runs, layer),
         group: group_key(group),
     }
 }
@@ -168,6 +186,7 @@ fn run_data((number, (name, run)): (usize, &Named)) -> RunData<'_> {
         slowest: exact.map_or(Vec::new(), |exact| {
             exact.slowest.iter().map(request).collect()
         }),
+        middle: exact.map(middle).unwrap_or_default(),
         lines: lines(run),
     }
 }
@@ -208,7 +227,28 @@ fn bars(run: &Analysis) -> Bars {
     Bars {
         time,
         share: all.into_iter().chain(exact.and_then(tail)).collect(),
+        excess: exact.map(excess).unwrap_or_default(),
     }
+}
+
+/// In one scale: a request around the median, one of the slowest, and the difference.
+fn excess(exact: &Exact) -> Vec<Bar> {
+    let told = |row: &LayerRow| row.tail_mean.is_some() && row.middle_mean.is_some();
+    if !exact.layers.iter().any(told) {
+        return Vec::new();
+    }
+    vec![
+        exact_bar(exact, "Median request", "mean of the middle tenth", |row| {
+            row.middle_mean
+        }),
+        exact_bar(exact, "Slowest 1%", "mean of these", |row| row.tail_mean),
+        exact_bar(exact, "The difference", "where it comes from", above_median),
+    ]
+}
+
+/// How much longer a layer takes in the slowest requests than in an ordinary one.
+pub(super) fn above_median(row: &LayerRow) -> Option<f64> {
+    Some(row.tail_mean? - row.middle_mean?)
 }
 
 /// `+33% over the host`, or `7.4 times the host's`.
@@ -228,6 +268,7 @@ fn exact_bar(exact: &Exact, label: &str, note: &str, of: fn(&LayerRow) -> Option
             group: Some(group_key(row.group)),
             name: row.name.to_owned(),
             ns: of(row)?,
+            untraced: exact.is_gap(row.layer),
         })
     });
     bar(label, note, segments.collect())
@@ -249,6 +290,7 @@ fn wiki_bar(wiki: &Wiki) -> Option<Bar> {
         group: Some(group_key(wiki_group(name))),
         name: name.clone(),
         ns: *ns,
+        untraced: false,
     });
     let segments: Vec<Segment> = segments.collect();
     let note = "means subtracted";
@@ -267,36 +309,20 @@ pub(super) fn wiki_group(name: &str) -> Group {
     }
 }
 
-/// The mean of untraced rounds by their operations, of each call that the benchmark used.
+/// Untraced rounds, of each call that the benchmark used.
 fn plain<'a>(run: &'a Analysis, on_host: bool, label: &str, note: &str) -> Vec<(&'a str, Bar)> {
-    let figures = || {
-        let rounds = run.rounds.iter();
-        let rounds = rounds.filter(|round| round.on_host == on_host && round.traced.is_empty());
-        rounds.filter_map(|round| round.benchmark.as_ref())
-    };
-    let mut calls: Vec<&'a str> = Vec::new();
-    for figure in figures().filter(|figure| figure.operations > 0) {
-        if !calls.contains(&figure.call.as_str()) {
-            calls.push(&figure.call);
-        }
-    }
-    let one = |call: &'a str| {
-        let figures = || figures().filter(|figure| figure.call == call);
-        let count: u64 = figures().map(|figure| figure.operations).sum();
-        let time: f64 = figures()
-            .map(|figure| figure.mean_ns * figure.operations as f64)
-            .sum();
-        let group = on_host.then_some(Group::HostIo);
+    let one = |(call, ns)| {
         let segment = Segment {
             layer: None,
-            group: group.map(group_key),
+            group: on_host.then(|| group_key(Group::HostIo)),
             name: format!("{call}() as a whole"),
-            ns: time / count as f64,
+            ns,
+            untraced: true,
         };
         let label = format!("{label}, {call}()");
         (call, bar(&label, note, vec![segment]))
     };
-    calls.into_iter().map(one).collect()
+    untraced(run, on_host).into_iter().map(one).collect()
 }
 
 /// Those of the total and of every layer in which time was spent.
@@ -332,6 +358,12 @@ fn request(joined: &Joined) -> Request {
         layers: layers.map(|&(layer, ns)| (layer_key(layer), ns)).collect(),
         points: points.map(|&(point, at)| (point_name(point), at)).collect(),
     }
+}
+
+fn middle(exact: &Exact) -> Vec<(String, f64)> {
+    let rows = exact.layers.iter();
+    rows.filter_map(|row| Some((layer_key(row.layer), row.middle_mean?)))
+        .collect()
 }
 
 fn lines(run: &Analysis) -> Lines {

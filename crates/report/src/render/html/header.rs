@@ -1,16 +1,18 @@
-//! The top of a run: what it was, where the time goes in a sentence, what not to trust, and the
-//! figures that people look for first.
+//! The top of a run: the layer to look at, where the time goes in a sentence, what not to trust,
+//! and the figures that people look for first.
 
 use super::markup::Html;
-use super::words::{duration, group_colour, grouped, plural};
+use super::words::{duration, group_colour, grouped, layer_colour, layer_key, plural};
 use crate::analysis::{Analysis, Exact, Group, LayerRow};
 use crate::render::text::percent;
+use crate::render::verdict::{self, Piece};
 use crate::render::{facts, names};
 
 /// Problems that are shown at once; more of them fold.
 const PROBLEMS_SHOWN: usize = 4;
 
 pub(super) fn show(html: &mut Html, run: &Analysis) {
+    verdict(html, run);
     match &run.exact {
         Some(exact) if exact.total.count > 0 => sentence(html, exact),
         _ => {
@@ -20,6 +22,25 @@ pub(super) fn show(html: &mut Html, run: &Analysis) {
     }
     warnings(html, run);
     tiles(html, run);
+}
+
+fn verdict(html: &mut Html, run: &Analysis) {
+    let Some(pieces) = verdict::sentence(run, duration) else {
+        return;
+    };
+    html.raw("<p class=\"verdict\">");
+    for piece in pieces {
+        match piece {
+            Piece::Text(text) => html.text(&text),
+            Piece::Layer(layer) => {
+                html.open("span", &[("data-key", &layer_key(layer))]);
+                html.swatch(&layer_colour(layer));
+                html.element("strong", &[], layer.describe().0);
+                html.close("span");
+            }
+        }
+    }
+    html.raw("</p>\n");
 }
 
 /// The groups with their mean and share, most first.
@@ -61,30 +82,12 @@ fn sentence(html: &mut Html, exact: &Exact) {
         html.text(in_sentence(*group));
         html.raw("</span>");
     }
-    html.raw(".");
-    tail(html, exact);
-    html.raw("</p>\n");
+    html.raw(".</p>\n");
 }
 
 /// Whether the guest was watched, or the host alone.
 pub(super) fn saw_guest(exact: &Exact) -> bool {
     exact.layers.iter().any(|row| row.group == Group::Guest)
-}
-
-/// Which layer dominates the slowest requests.
-fn tail(html: &mut Html, exact: &Exact) {
-    let share = |row: &LayerRow| row.tail_share.unwrap_or(0.0);
-    let rows = exact.layers.iter().filter(|row| row.tail_share.is_some());
-    let Some(most) = rows.max_by(|a, b| share(a).total_cmp(&share(b))) else {
-        return;
-    };
-    html.raw(" In the slowest 1%");
-    if let Some(p99) = exact.total.p99 {
-        html.text(&format!(" (above {})", duration(p99 as f64)));
-    }
-    html.raw(", most is spent in ");
-    html.element("em", &[], most.name);
-    html.text(&format!(" ({}).", percent(share(most))));
 }
 
 fn in_sentence(group: Group) -> &'static str {

@@ -1,10 +1,11 @@
 //! Where the time goes: the charts of a run's requests, the table of layers, the groups, and the
 //! wiki's two tables.
 
-use super::data::wiki_group;
+use super::data::{above_median, wiki_group};
 use super::header::{group_name, groups};
 use super::markup::{Cell, Html, Table, numbers, rows};
-use super::words::{group_colour, layer_colour};
+use super::path;
+use super::words::group_colour;
 use crate::analysis::{Analysis, Distribution, Exact, LayerRow, Wiki};
 use crate::render::text::{micros, percent};
 
@@ -29,6 +30,9 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
     html.heading(place.prefix, ("where", "Where"), "Where the time goes");
     html.chart("bars", place.run);
     if let Some(exact) = &run.exact {
+        if exact.total.count > 0 {
+            path::show(html, place, run, exact);
+        }
         html.heading(place.prefix, ("layers", "Layers"), "Layers");
         html.note(
             "Times in \u{b5}s, of every request followed through all layers; a request that does \
@@ -36,11 +40,65 @@ pub(super) fn show(html: &mut Html, place: Place, run: &Analysis) {
         );
         layers(place, exact).show(html);
         by_group(place, exact).show(html);
+        tail(html, place, exact);
         curves(html, place, exact);
     }
     if let Some(wiki) = &run.wiki {
         wiki_tables(html, place, wiki);
     }
+}
+
+/// What makes the slowest requests slow: each layer in an ordinary request, in one of the slowest,
+/// and the difference, the greatest first.
+fn tail(html: &mut Html, place: Place, exact: &Exact) {
+    let all = exact.layers.iter();
+    let mut above: Vec<(&LayerRow, f64)> = all
+        .filter_map(|row| Some((row, above_median(row)?)))
+        .collect();
+    if above.is_empty() {
+        return;
+    }
+    above.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let whole: f64 = above.iter().map(|(_, ns)| ns).sum();
+    html.heading(
+        place.prefix,
+        ("tail", "Tail"),
+        "The slowest 1% above the median request",
+    );
+    html.note(
+        "Times in \u{b5}s: the mean of the requests around the median (the middle tenth), that of \
+         the slowest 1%, and what these have more.",
+    );
+    let headings = [
+        "Layer",
+        "median request",
+        "slowest 1%",
+        "above",
+        "share of that",
+    ];
+    let mut table = Table::new(place.id("tail-table"), &headings);
+    let column = |of: &dyn Fn(&LayerRow) -> Option<f64>| -> Vec<String> {
+        let values: Vec<Option<f64>> = above.iter().map(|(row, _)| of(row)).collect();
+        let sum = values.iter().flatten().sum();
+        micros(&values.into_iter().chain([Some(sum)]).collect::<Vec<_>>())
+    };
+    let signed = |text: String| match text.starts_with('-') || text.starts_with("0.00") {
+        true => text,
+        false => format!("+{text}"),
+    };
+    let names = above
+        .iter()
+        .map(|(row, _)| Cell::Layer(row.layer, exact.is_gap(row.layer)));
+    let shares = above.iter().map(|(_, ns)| Cell::Share(ns / whole.max(1.0)));
+    let columns = vec![
+        names.chain([Cell::Text("total".into())]).collect(),
+        numbers(column(&|row| row.middle_mean)),
+        numbers(column(&|row| row.tail_mean)),
+        numbers(column(&above_median).into_iter().map(signed).collect()),
+        shares.chain([Cell::Number(percent(1.0))]).collect(),
+    ];
+    table.totalled(rows(columns));
+    table.show(html);
 }
 
 fn curves(html: &mut Html, place: Place, exact: &Exact) {
@@ -66,10 +124,8 @@ fn layers(place: Place, exact: &Exact) -> Table {
     let mut table = Table::new(place.id("layers-table"), HEADINGS);
     let times: Vec<&Distribution> = exact.layers.iter().map(|row| &row.time).collect();
     let times: Vec<&Distribution> = times.into_iter().chain([&exact.total]).collect();
-    let names = exact
-        .layers
-        .iter()
-        .map(|row| Cell::Coloured(layer_colour(row.layer), row.name.to_owned()));
+    let layers = exact.layers.iter().map(|row| row.layer);
+    let names = layers.map(|layer| Cell::Layer(layer, exact.is_gap(layer)));
     let shares = exact.layers.iter().map(|row| Cell::Share(row.share));
     let mut columns = vec![names.chain([Cell::Text("total".into())]).collect()];
     columns.extend(distribution(&times));
@@ -79,11 +135,7 @@ fn layers(place: Place, exact: &Exact) -> Table {
         table.add_column("share");
         columns.extend(tail_columns(exact));
     }
-    let all = rows(columns);
-    let last = all.len().saturating_sub(1);
-    for (i, cells) in all.into_iter().enumerate() {
-        table.classed(if i == last { "total" } else { "" }, cells);
-    }
+    table.totalled(rows(columns));
     table
 }
 

@@ -1,6 +1,8 @@
 //! HTML under way. Markup is text of this program (`&'static str`); whatever comes from a run can
 //! only get in escaped, so that no disk's or thread's name becomes part of the page's structure.
 
+use super::words::{layer_colour, layer_key};
+use crate::analysis::Layer;
 use crate::render::text::{clean, percent};
 
 /// A piece of a page.
@@ -133,6 +135,8 @@ pub(crate) enum Cell {
     Figure(String, Vec<(&'static str, String)>),
     /// Words with a colour of palette.css before them.
     Coloured(String, String),
+    /// A layer's name and colour, hatched where it is a gap; its row is lit with the layer.
+    Layer(Layer, bool),
     /// A share of 1, with a bar in the row's colour; the greatest of a column has the longest.
     Share(f64),
     /// Names of events, calls, files.
@@ -176,6 +180,14 @@ impl Table {
         self.rows.push(Row { class, cells });
     }
 
+    /// Adds rows of which the last is the total.
+    pub(crate) fn totalled(&mut self, rows: Vec<Vec<Cell>>) {
+        let last = rows.len().saturating_sub(1);
+        for (i, cells) in rows.into_iter().enumerate() {
+            self.classed(if i == last { "total" } else { "" }, cells);
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -195,10 +207,7 @@ impl Table {
         }
         html.raw("</tr></thead>\n<tbody>\n");
         for row in &self.rows {
-            match row.class {
-                "" => html.raw("<tr>"),
-                class => html.open("tr", &[("class", class)]),
-            }
+            row.open(html);
             for (i, cell) in row.cells.iter().enumerate() {
                 match cell {
                     Cell::Share(share) => self.share(html, row, i, *share),
@@ -220,7 +229,7 @@ impl Table {
             });
         let most = shares.fold(0.0, f64::max).max(f64::MIN_POSITIVE);
         let mut style = format!("--share:{:.4}", (share / most).clamp(0.0, 1.0));
-        if let Some(Cell::Coloured(variable, _)) = row.cells.first() {
+        if let Some(variable) = row.cells.first().and_then(Cell::colour) {
             style.push_str(&format!(";--c:var({variable})"));
         }
         html.raw("<td class=\"number share\">");
@@ -230,7 +239,41 @@ impl Table {
     }
 }
 
+impl Row {
+    fn open(&self, html: &mut Html) {
+        let (class, key) = match self.cells.first() {
+            Some(Cell::Layer(layer, true)) => ("gap", Some(layer_key(*layer))),
+            Some(Cell::Layer(layer, false)) => (self.class, Some(layer_key(*layer))),
+            _ => (self.class, None),
+        };
+        let attributes = [("class", Some(class)), ("data-key", key.as_deref())];
+        let told = attributes
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)));
+        let told: Vec<Attribute> = told.filter(|(_, value)| !value.is_empty()).collect();
+        html.open("tr", &told);
+    }
+}
+
 impl Cell {
+    /// Its variable in palette.css.
+    fn colour(&self) -> Option<String> {
+        match self {
+            Cell::Coloured(variable, _) => Some(variable.clone()),
+            Cell::Layer(layer, _) => Some(layer_colour(*layer)),
+            _ => None,
+        }
+    }
+
+    fn named(&self, html: &mut Html, text: &str) {
+        html.raw("<td class=\"name\">");
+        if let Some(variable) = self.colour() {
+            html.swatch(&variable);
+        }
+        html.text(text);
+        html.close("td");
+    }
+
     fn show(&self, html: &mut Html) {
         match self {
             Cell::Text(text) => html.element("td", &[], text),
@@ -243,12 +286,8 @@ impl Cell {
                 }
                 html.close("td");
             }
-            Cell::Coloured(variable, text) => {
-                html.raw("<td class=\"name\">");
-                html.swatch(variable);
-                html.text(text);
-                html.close("td");
-            }
+            Cell::Coloured(_, text) => self.named(html, text),
+            Cell::Layer(layer, _) => self.named(html, layer.describe().0),
             Cell::Share(share) => html.element("td", &[("class", "number")], &percent(*share)),
             Cell::Code(text) => {
                 html.raw("<td>");

@@ -10,6 +10,9 @@ mod facts;
 pub(crate) mod header;
 mod layers;
 pub(crate) mod markup;
+#[cfg(test)]
+mod palette;
+mod path;
 mod threads;
 pub(crate) mod words;
 
@@ -34,6 +37,7 @@ const LICENCE: &str = include_str!("vendor/uPlot.LICENSE");
 /// In one scope, in this order.
 const SCRIPTS: &[&str] = &[
     include_str!("page/base.js"),
+    include_str!("page/layers.js"),
     include_str!("page/plot.js"),
     include_str!("page/bars.js"),
     include_str!("page/ecdf.js"),

@@ -81,15 +81,4 @@ mod tests {
             assert_eq!(grouped(count), told);
         }
     }
-
-    #[test]
-    fn every_layer_has_a_colour_in_both_themes() {
-        let palette = include_str!("page/palette.css");
-        for &layer in Layer::ALL {
-            let variable = format!("{}:", layer_colour(layer));
-            assert_eq!(palette.matches(&variable).count(), 2, "{variable}");
-            let variable = format!("{}:", group_colour(layer.describe().1));
-            assert_eq!(palette.matches(&variable).count(), 2, "{variable}");
-        }
-    }
 }

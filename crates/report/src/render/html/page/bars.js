@@ -1,18 +1,10 @@
 // Stacked bars. Those of time compare the guest with the host, those of shares compare all requests
 // with the slowest: each is a row of the page's own elements, so that they follow the theme.
 
-// Entries of a legend: groups and their layers, of those that the bars have.
-function layerEntries(bars) {
-  const keys = new Set(bars.flatMap((bar) => bar.segments.filter(({ ns }) => ns !== 0).map(({ layer }) => layer)));
-  return DATA.layers
-    .filter((layer) => keys.has(layer.key))
-    .map((layer) => ({ key: layer.key, name: layer.name, colour: layerColour(layer.key) }));
-}
-
 // Bars in one scale, with an axis below. `share` makes all of them equally long.
-function barChart(parent, bars, hidden, share) {
+function barChart(parent, bars, share) {
   const box = add(parent, "div", share ? "bars share" : "bars");
-  const shown = (bar) => bar.segments.filter((segment) => !hidden.has(segment.layer));
+  const shown = (bar) => bar.segments.filter((segment) => !hiddenLayers.has(segment.layer));
   function draw() {
     box.replaceChildren();
     const lengths = bars.map((bar) => sumOf(positive(shown(bar))));
@@ -24,31 +16,36 @@ function barChart(parent, bars, hidden, share) {
   }
   draw();
   redraws.push(draw);
-  return draw;
+  layerChanges.push(draw);
 }
 
 const positive = (segments) => segments.filter((segment) => segment.ns > 0);
 const sumOf = (segments) => segments.reduce((sum, segment) => sum + segment.ns, 0);
 
+// Less than that share of a bar makes no difference that can be seen.
+const BELOW_TOLD = 0.005;
+
 // What came out below zero has no length; its bar is longer than its figure, and says why.
 function barRow(box, bar, segments, scale, share) {
-  const label = add(box, "div", "label", bar.label);
-  const below = segments.filter((segment) => segment.ns < 0).map((segment) => segment.name);
+  const row = add(box, "div", "row");
+  const label = add(row, "div", "label", bar.label);
+  const below = segments.filter((segment) => segment.ns < bar.total * -BELOW_TOLD).map((segment) => segment.name);
   add(label, "small", "", below.length > 0 ? `${bar.note}; below zero: ${below.join(", ")}` : bar.note);
-  const track = add(box, "div", "track");
+  const track = add(row, "div", "track");
   for (const segment of positive(segments)) {
     const part = add(track, "div", "segment");
-    part.dataset.key = segment.layer || segment.group || "";
     const width = (segment.ns / scale) * 100;
     part.style.width = `${width.toFixed(4)}%`;
-    part.style.background = segmentColour(segment);
-    if (width > 4 && bar.segments.length > 1) {
+    if (segment.layer) paintLayer(part, segment.layer);
+    else part.style.backgroundColor = segmentColour(segment);
+    part.classList.toggle("gap", segment.untraced);
+    if (width > (NARROW.matches ? 10 : 4) && bar.segments.length > 1) {
       part.style.color = inkOn(segmentColour(segment));
       add(part, "span", "", percent(segment.ns / bar.total, 0));
     }
     tooltipOf(part, (tip) => segmentTip(tip, bar, segment));
   }
-  const told = add(box, "div", "sum", duration(sumOf(segments)));
+  const told = add(row, "div", "sum", duration(sumOf(segments)));
   if (!share && bar.against) add(told, "small", "", bar.against);
 }
 
@@ -63,17 +60,17 @@ function segmentTip(tip, bar, segment) {
   const group = GROUPS.get(segment.group);
   const of = `${percent(segment.ns / bar.total)} of ${duration(bar.total)}`;
   add(tip, "div", "muted", segment.layer && group ? `${group.name}, ${of}` : of);
+  if (segment.untraced) add(tip, "div", "muted", NOT_TRACED);
 }
 
 function barAxis(box, longest, share) {
-  add(box, "div");
-  const scale = add(box, "div", "scale");
-  const ticks = share ? [0, 0.25, 0.5, 0.75, 1] : steps(longest, 8).map((at) => at / longest);
+  const scale = add(add(box, "div", "row"), "div", "scale");
+  const count = NARROW.matches ? 3 : 8;
+  const ticks = share ? [0, 0.25, 0.5, 0.75, 1] : steps(longest, count).map((at) => at / longest);
   for (const at of ticks) {
     const mark = add(scale, "span", "", share ? percent(at, 0) : tick(Number((at * longest).toPrecision(6))));
     mark.style.left = `${(at * 100).toFixed(3)}%`;
   }
-  add(box, "div");
 }
 
 function drawBars(parent, bars) {
@@ -81,14 +78,14 @@ function drawBars(parent, bars) {
     parent.remove();
     return;
   }
-  const hidden = new Set();
-  const entries = layerEntries(bars.time.concat(bars.share));
-  const draws = [];
-  if (entries.length > 0) legend(parent, entries, hidden, () => draws.forEach((draw) => draw()));
-  draws.push(barChart(parent, bars.time, hidden, false));
+  barChart(parent, bars.time, false);
   if (bars.share.length > 1) {
     add(parent, "h3", "", bars.shareTitle);
-    draws.push(barChart(parent, bars.share, hidden, true));
+    barChart(parent, bars.share, true);
+  }
+  if (bars.excess.length > 0) {
+    add(parent, "h3", "", "The slowest above the median request, in time");
+    barChart(parent, bars.excess, false);
   }
 }
 
@@ -102,5 +99,5 @@ function compareBars(parent) {
     const bar = run.bars.share[0];
     return bar ? [{ ...bar, label: `${run.letter}: ${run.name}`, note: bar.note }] : [];
   });
-  drawBars(parent, { time: bars, share: bars, shareTitle: "By shares" });
+  drawBars(parent, { time: bars, share: bars, excess: [], shareTitle: "By shares" });
 }

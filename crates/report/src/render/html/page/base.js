@@ -1,5 +1,4 @@
-// What all charts share: the data, words for numbers, elements, the tooltip, the theme, and which
-// layers are hidden.
+// What all charts share: the data, words for numbers, elements, the tooltip and the theme.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const LAYERS = new Map(DATA.layers.map((layer) => [layer.key, layer]));
@@ -83,12 +82,12 @@ function choice(parent, options, chosen, choose) {
   press(chosen);
 }
 
-// A legend of which entries can be hidden: `entries` are {key, name, colour}. A click hides or
-// shows one; with the shift key, it shows that one alone, or all again.
+// A legend of which entries can be hidden: `entries` are {key, name, colour, gap}. A click hides
+// or shows one; with the shift key, it shows that one alone, or all again.
 function legend(parent, entries, hidden, changed) {
   const box = add(parent, "div", "legend");
   const buttons = entries.map((entry) => {
-    const button = add(box, "button", entry.className || "");
+    const button = add(box, "button", entry.gap ? "gap" : "");
     button.type = "button";
     button.dataset.key = entry.key;
     button.title = "Click to hide or show; shift-click to show it alone";
@@ -172,10 +171,15 @@ function inkOn(paint) {
 
 const hexParts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
+// As in charts.css: a phone's width, where labels stand above their bars and marks are few.
+const NARROW = matchMedia("(max-width: 760px)");
+
 const redraws = [];
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const redraw of redraws) redraw();
-});
+for (const change of [matchMedia("(prefers-color-scheme: dark)"), NARROW]) {
+  change.addEventListener("change", () => {
+    for (const redraw of redraws) redraw();
+  });
+}
 
 const layerColour = (key) => `var(--l-${key})`;
 const groupColour = (key) => `var(--g-${key})`;

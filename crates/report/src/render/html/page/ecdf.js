@@ -41,37 +41,36 @@ function leastShown(curves) {
   return Math.max(least * 0.8, longest / 1e6, 1);
 }
 
-// `curves` are {key, name, colour, width, time, start: shown at first}.
-function ecdf(parent, curves) {
+// `curves` are {key, name, colour, variable, width, time}; `isShown` says which of them are, now.
+// `bar` is a row above it, for its controls. Returns the chart.
+function ecdf(parent, bar, curves, isShown) {
   const least = leastShown(curves);
   const greatest = most(curves.map((curve) => curve.time.max)) * 1.1;
   const points = curves.map((curve) => curvePoints(curve.time, least));
   const count = most(curves.map((curve) => curve.time.count));
-  const hidden = new Set(curves.filter((curve) => !curve.start).map((curve) => curve.key));
   let nines = false;
 
-  const bar = add(parent, "div", "controls");
   choice(bar, [["linear", "linear", "Shares from 0 to 100%"], ["nines", "tail", "As much room for 90 to 99% as for 99 to 99.9%"]], "linear", (value) => {
     nines = value === "nines";
     chart.redraw();
   });
-  legend(bar, curves, hidden, () => chart.redraw());
 
   const chart = plotIn(parent, 360, () => ({
-    opts: ecdfOptions(curves, hidden, nines, [least, greatest], count),
+    opts: ecdfOptions(curves, isShown, nines, [least, greatest], count),
     data: uPlot.join(points.map(([xs, ys]) => [xs, ys.map((y) => (nines ? Math.max(1 - y, 0.5 / count) : y))])),
   }));
   add(parent, "p", "note", "Share of requests that took at most so long. Drag to zoom, double-click to zoom out.");
   pointing(chart.box, chart.plot, (event, ns) => showTooltip(event, (tip) => {
     add(tip, "div", "title", `at most ${duration(ns)}`);
     curves.forEach((curve, i) => {
-      if (hidden.has(curve.key)) return;
+      if (!isShown(curve)) return;
       tooltipRow(tip, curve.colour, curve.name, percent(shareBelow(points[i], ns), 2));
     });
   }));
+  return chart;
 }
 
-function ecdfOptions(curves, hidden, nines, range, count) {
+function ecdfOptions(curves, isShown, nines, range, count) {
   const upright = nines
     ? { distr: 3, dir: -1, range: [0.5 / count, 1] }
     : { range: [0, 1] };
@@ -79,11 +78,12 @@ function ecdfOptions(curves, hidden, nines, range, count) {
   return {
     legend: { show: false },
     cursor: { points: { show: false }, y: false },
+    focus: { alpha: 0.25 },
     scales: { x: { time: false, distr: 3, range: (u, min, max) => zoomed(u, min, max, range) }, y: upright },
     axes: [logAxis({}), axis({ size: 64, values: (u, values) => values.map(share), ...(nines ? nineSplits(count) : {}) })],
     series: [{}].concat(curves.map((curve) => ({
       label: curve.name,
-      show: !hidden.has(curve.key),
+      show: isShown(curve),
       stroke: colour(curve.variable),
       width: curve.width,
       spanGaps: true,
@@ -105,23 +105,29 @@ function zoomed(plot, min, max, whole) {
   return min === data[0] && max === data[data.length - 1] ? whole : [min, max];
 }
 
-const FIRST_SHOWN = 5;
+// More curves of layers than that are a tangle.
+const MOST_CURVES = 5;
 
 function runEcdf(parent, run) {
   const byMean = run.curves.filter((curve) => curve.layer).sort((a, b) => b.mean - a.mean);
-  const first = new Set(byMean.slice(0, FIRST_SHOWN).map((curve) => curve.layer));
-  ecdf(parent, run.curves.map((curve) => {
+  const greatest = () => byMean.filter((curve) => !hiddenLayers.has(curve.layer)).slice(0, MOST_CURVES);
+  let shown = new Set(greatest().map((curve) => curve.layer));
+  const curves = run.curves.map((curve) => {
     const variable = curve.layer ? `--l-${curve.layer}` : "--text";
-    return {
-      key: curve.layer || "total",
-      name: curve.name,
-      time: curve.time,
-      variable,
-      colour: `var(${variable})`,
-      width: curve.layer ? 1.5 : 2.5,
-      start: !curve.layer || first.has(curve.layer),
-    };
-  }));
+    const width = curve.layer ? 1.5 : 2.5;
+    return { key: curve.layer || "total", name: curve.name, time: curve.time, variable, colour: `var(${variable})`, width };
+  });
+  const bar = add(parent, "div", "controls");
+  add(bar, "p", "note", `The total is the thick line. Of the layers that the legend shows, there are the ${MOST_CURVES} with the greatest means.`);
+  const chart = ecdf(parent, bar, curves, ({ key }) => key === "total" || shown.has(key));
+  layerChanges.push(() => {
+    shown = new Set(greatest().map((curve) => curve.layer));
+    chart.redraw();
+  });
+  layerLights.push((key) => {
+    const at = shown.has(key) ? curves.findIndex((curve) => curve.key === key) : -1;
+    chart.plot().setSeries(at < 0 ? null : at + 1, { focus: true });
+  });
 }
 
 const RUN_COLOURS = 8;
@@ -131,7 +137,10 @@ function compareEcdf(parent) {
     const variable = `--run-${i % RUN_COLOURS}`;
     const name = `${run.letter}: ${run.name}`;
     const total = run.curves.find((curve) => !curve.layer);
-    return total ? [{ key: run.letter, name, time: total.time, variable, colour: `var(${variable})`, width: 2, start: true }] : [];
+    return total ? [{ key: run.letter, name, time: total.time, variable, colour: `var(${variable})`, width: 2 }] : [];
   });
-  ecdf(parent, curves);
+  const hidden = new Set();
+  const bar = add(parent, "div", "controls");
+  const chart = ecdf(parent, bar, curves, ({ key }) => !hidden.has(key));
+  legend(bar, curves, hidden, () => chart.redraw());
 }

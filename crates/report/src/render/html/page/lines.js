@@ -13,7 +13,8 @@ const KINDS = [
 
 const kindOf = (name) => KINDS.find(([, , is]) => is(name))[0];
 const LINE_HEIGHT = 34;
-const MOST_LABEL = 22;
+// Pixels and letters for a thread's name.
+const labelRoom = () => (NARROW.matches ? [92, 11] : [170, 22]);
 
 function runLines(parent, run) {
   const { what, threads, request } = run.lines;
@@ -25,8 +26,9 @@ function runLines(parent, run) {
     .map(([key, name]) => ({ key, name, colour: `var(--k-${key})` }));
   legend(parent, entries, hidden, () => chart.plot().redraw(false));
   const height = threads.length * LINE_HEIGHT + 44;
-  const shorten = (name) => (name.length > MOST_LABEL ? `${name.slice(0, MOST_LABEL - 1)}\u2026` : name);
+  const shorten = (name, letters) => (name.length > letters ? `${name.slice(0, letters - 1)}\u2026` : name);
   const chart = plotIn(parent, height, () => {
+    const [room, letters] = labelRoom();
     const paints = new Map(KINDS.map(([key]) => [key, colour(`--k-${key}`)]));
     return {
       opts: {
@@ -39,11 +41,11 @@ function runLines(parent, run) {
         axes: [
           axis({ values: timeTicks }),
           axis({
-            size: 170,
+            size: room,
             grid: { show: false },
             ticks: { show: false },
             splits: () => threads.map((_, i) => i + 0.5),
-            values: () => threads.map((thread) => shorten(thread.name)),
+            values: () => threads.map((thread) => shorten(thread.name, letters)),
           }),
         ],
         series: [{}, { paths: () => null, points: { show: false } }],

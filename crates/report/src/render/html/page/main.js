@@ -10,6 +10,7 @@ const CHARTS = {
   "compare-ecdf": compareEcdf,
 };
 
+layerLegend();
 for (const place of document.querySelectorAll(".chart")) {
   CHARTS[place.dataset.chart](place, DATA.runs[Number(place.dataset.run)]);
 }

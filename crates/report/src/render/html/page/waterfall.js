@@ -4,24 +4,23 @@ const ROWS_AT_FIRST = 16;
 
 function runWaterfall(parent, run) {
   const longest = most(run.slowest.map((request) => request.total));
-  const keys = new Set(run.slowest.flatMap((request) => request.layers.filter(([, ns]) => ns !== 0).map(([key]) => key)));
-  const entries = DATA.layers
-    .filter((layer) => keys.has(layer.key))
-    .map((layer) => ({ key: layer.key, name: layer.name, colour: layerColour(layer.key) }));
-  const hidden = new Set();
-  const rows = element("div", "waterfall");
+  const rows = add(parent, "div", "waterfall");
   const repaint = () => {
-    for (const part of rows.querySelectorAll(".segment")) part.hidden = hidden.has(part.dataset.key);
+    for (const part of rows.querySelectorAll(".segment")) part.hidden = hiddenLayers.has(part.dataset.key);
   };
-  legend(parent, entries, hidden, repaint);
-  parent.appendChild(rows);
+  layerChanges.push(repaint);
   const show = (requests) => {
-    for (const request of requests) waterfallRow(rows, request, longest);
+    for (const request of requests) waterfallRow(rows, request, longest, new Map(run.middle));
     repaint();
   };
   show(run.slowest.slice(0, ROWS_AT_FIRST));
   const axisBox = add(parent, "div", "waterfall-axis");
-  barAxis(axisBox, longest, false);
+  const drawAxis = () => {
+    axisBox.replaceChildren();
+    barAxis(axisBox, longest, false);
+  };
+  drawAxis();
+  redraws.push(drawAxis);
   const rest = run.slowest.slice(ROWS_AT_FIRST);
   add(parent, "p", "note", "Click a request to see its points.");
   if (rest.length === 0) return;
@@ -33,7 +32,7 @@ function runWaterfall(parent, run) {
   });
 }
 
-function waterfallRow(rows, request, longest) {
+function waterfallRow(rows, request, longest, middle) {
   const row = add(rows, "button", "request");
   row.type = "button";
   row.setAttribute("aria-expanded", "false");
@@ -53,7 +52,7 @@ function waterfallRow(rows, request, longest) {
       detail.remove();
       detail = null;
     } else {
-      detail = requestDetail(request);
+      detail = requestDetail(request, middle);
       row.after(detail);
     }
     row.setAttribute("aria-expanded", detail !== null);
@@ -64,18 +63,19 @@ function waterfallRow(rows, request, longest) {
 function waterfallSegment(track, request, key, at, ns, longest) {
   if (ns === 0) return;
   const part = add(track, "span", ns < 0 ? "segment negative" : "segment");
-  part.dataset.key = key;
+  paintLayer(part, key);
   part.style.left = `${((Math.min(at, at + ns) / longest) * 100).toFixed(4)}%`;
   part.style.width = `${((Math.abs(ns) / longest) * 100).toFixed(4)}%`;
-  part.style.background = layerColour(key);
   tooltipOf(part, (tip) => {
     add(tip, "div", "title", `Request ${request.number}: ${duration(request.total)}`);
     tooltipRow(tip, layerColour(key), LAYERS.get(key)?.name || key, duration(ns));
     add(tip, "div", "muted", `from ${duration(at)}, ${percent(ns / request.total)} of the request`);
+    if (isGap(key)) add(tip, "div", "muted", NOT_TRACED);
   });
 }
 
-function requestDetail(request) {
+// `middle` is what an ordinary request spends in each layer.
+function requestDetail(request, middle) {
   const box = element("div", "detail");
   const batch = request.batch > 1 ? `, one of ${request.batch} with that kick` : "";
   add(box, "p", "note", `${request.delivery}${batch}; host I/O: ${request.host}`);
@@ -86,8 +86,9 @@ function requestDetail(request) {
     before = at;
     return cells;
   }));
-  detailTable(tables, "request-layers", ["Layer", "time (\u00b5s)"], request.layers.map(([key, ns]) => [
-    layerColour(key), LAYERS.get(key)?.name || key, ns,
+  const above = middle.size > 0 ? ["above the median request (\u00b5s)"] : [];
+  detailTable(tables, "request-layers", ["Layer", "time (\u00b5s)", ...above], request.layers.map(([key, ns]) => [
+    layerColour(key), LAYERS.get(key)?.name || key, ns, ...above.map(() => ns - (middle.get(key) || 0)),
   ]));
   return box;
 }

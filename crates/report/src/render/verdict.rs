@@ -1,0 +1,223 @@
+//! The first thing that a report says: which layer to look at, or that none stands out.
+
+use crate::analysis::{Analysis, Exact, Group, Layer, LayerRow};
+use crate::render::text::percent;
+
+/// Of fewer requests, chance would be suspected.
+const FEW: u64 = 100;
+/// A layer stands out that takes this share of the time, and this many times as much as the next.
+const LEAST_SHARE: f64 = 1.0 / 3.0;
+const LEAST_LEAD: f64 = 1.5;
+
+/// A piece of a sentence: each renderer has its way to show a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Piece {
+    Text(String),
+    Layer(Layer),
+}
+
+/// How a renderer writes a time in ns.
+pub(crate) type Duration = fn(f64) -> String;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Verdict {
+    TooFew,
+    /// The guest's requests take no longer than the host's own.
+    NothingAdded,
+    Judged {
+        /// Of what the guest adds to the host alone, or of the mean.
+        most: Part,
+        over_host: bool,
+        /// Of the slowest requests, if there are enough and none was lost.
+        tail: Option<Part>,
+    },
+}
+
+/// The layer with the greatest part of some time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Part {
+    layer: Layer,
+    ns: f64,
+    share: f64,
+    stands_out: bool,
+}
+
+/// A sentence or two; None where no request could be followed.
+pub(crate) fn sentence(run: &Analysis, duration: Duration) -> Option<Vec<Piece>> {
+    let exact = run.exact.as_ref().filter(|exact| exact.total.count > 0)?;
+    let text = |text: String| vec![Piece::Text(text)];
+    Some(match judge(run, exact)? {
+        Verdict::TooFew => text(format!(
+            "Too few requests were followed to suspect a layer: {} of {}.",
+            exact.truth.joined, exact.truth.requests
+        )),
+        Verdict::NothingAdded => {
+            text("The guest adds nothing to what the host alone takes: no layer stands out.".into())
+        }
+        Verdict::Judged {
+            most,
+            over_host,
+            tail,
+        } => {
+            let mut pieces = about(most, exact.is_gap(most.layer), over_host, duration);
+            pieces.extend(tail.map(|tail| about_tail(most, tail)).unwrap_or_default());
+            pieces
+        }
+    })
+}
+
+fn about(most: Part, is_gap: bool, over_host: bool, duration: Duration) -> Vec<Piece> {
+    let (ns, share) = (duration(most.ns), percent(most.share));
+    let part = match over_host {
+        true => format!("+{ns} over the host alone, {share} of what the guest adds."),
+        false => format!("{ns}, {share} of the mean."),
+    };
+    let (before, between) = match most.stands_out {
+        true => ("Suspect: ", ", "),
+        false => ("No layer stands out. The greatest part is ", ": "),
+    };
+    let mut end = format!("{between}{part}");
+    if is_gap {
+        end.push_str(" What lies within it was not traced.");
+    }
+    vec![
+        Piece::Text(before.into()),
+        Piece::Layer(most.layer),
+        Piece::Text(end),
+    ]
+}
+
+fn about_tail(most: Part, tail: Part) -> Vec<Piece> {
+    let share = percent(tail.share);
+    if !tail.stands_out {
+        return vec![Piece::Text(" In the slowest 1%, none stands out.".into())];
+    }
+    if tail.layer == most.layer {
+        return vec![Piece::Text(format!(" It takes {share} of the slowest 1%."))];
+    }
+    vec![
+        Piece::Text(" In the slowest 1%, it is ".into()),
+        Piece::Layer(tail.layer),
+        Piece::Text(format!(": {share}.")),
+    ]
+}
+
+fn judge(run: &Analysis, exact: &Exact) -> Option<Verdict> {
+    let truth = &exact.truth;
+    if exact.total.count < FEW || truth.joined * 2 < truth.requests {
+        return Some(Verdict::TooFew);
+    }
+    let error = truth.clock_error_ns.unwrap_or(0) as f64;
+    let host = host_alone(run).and_then(|host| added(&exact.layers, host));
+    let over_host = host.is_some();
+    let most = match host {
+        Some(parts) => {
+            if sum(&parts) <= 0.0 {
+                return Some(Verdict::NothingAdded);
+            }
+            // What tracing costs a request is somewhere in what its layers seem to add.
+            let costs = run.overhead.iter().map(|cost| cost.difference_ns);
+            greatest(&parts, costs.fold(error, f64::max))?
+        }
+        None => greatest(&parts(&exact.layers, |row| row.time.mean), error)?,
+    };
+    let whole = exact.layers.iter().all(|row| row.tail_mean.is_some()) && truth.lost.is_empty();
+    let tail = || {
+        greatest(
+            &parts(&exact.layers, |row| row.tail_mean.unwrap_or(0.0)),
+            error,
+        )
+    };
+    let tail = if whole { tail() } else { None };
+    Some(Verdict::Judged {
+        most,
+        over_host,
+        tail,
+    })
+}
+
+fn parts(rows: &[LayerRow], of: fn(&LayerRow) -> f64) -> Vec<(Layer, f64)> {
+    rows.iter().map(|row| (row.layer, of(row))).collect()
+}
+
+fn sum(parts: &[(Layer, f64)]) -> f64 {
+    parts.iter().map(|(_, ns)| ns).sum()
+}
+
+/// The greatest part of those above zero; one within `doubt` (ns) does not stand out.
+fn greatest(parts: &[(Layer, f64)], doubt: f64) -> Option<Part> {
+    let mut parts: Vec<_> = parts.iter().filter(|(_, ns)| *ns > 0.0).copied().collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let &(layer, ns) = parts.first()?;
+    let next = parts.get(1).map_or(0.0, |(_, ns)| *ns);
+    let share = ns / sum(&parts);
+    let stands_out = share >= LEAST_SHARE && ns >= next * LEAST_LEAD && ns > doubt;
+    Some(Part {
+        layer,
+        ns,
+        share,
+        stands_out,
+    })
+}
+
+/// What each layer adds to a request of the host's own, which is I/O and nothing else: the layers
+/// of the host's I/O are one part, named after the greatest of them. None where the run does not
+/// tell that I/O from the rest.
+fn added(rows: &[LayerRow], host: f64) -> Option<Vec<(Layer, f64)>> {
+    let is_guest = |row: &LayerRow| row.group == Group::Guest;
+    let has = |group| rows.iter().any(|row| row.group == group);
+    let group = [Group::HostIo, Group::Device]
+        .into_iter()
+        .find(|&group| has(group));
+    let group = group.filter(|_| rows.iter().any(is_guest))?;
+    let (io, others): (Vec<&LayerRow>, Vec<&LayerRow>) =
+        rows.iter().partition(|row| row.group == group);
+    let greatest = io
+        .iter()
+        .max_by(|a, b| a.time.mean.total_cmp(&b.time.mean))?;
+    let io: f64 = io.iter().map(|row| row.time.mean).sum();
+    let others = others.iter().map(|row| (row.layer, row.time.mean));
+    Some(others.chain([(greatest.layer, io - host)]).collect())
+}
+
+/// What the host alone takes for the call that the traced guest's benchmark made.
+fn host_alone(run: &Analysis) -> Option<f64> {
+    let traced = run
+        .rounds
+        .iter()
+        .filter(|round| !round.on_host && !round.traced.is_empty());
+    let mut calls = traced.filter_map(|round| Some(round.benchmark.as_ref()?.call.as_str()));
+    let call = calls.next()?;
+    let same = calls.all(|other| other == call);
+    let host = untraced(run, true)
+        .into_iter()
+        .find(|(host, _)| same && *host == call);
+    host.map(|(_, ns)| ns)
+}
+
+/// The calls of the benchmark in rounds without collectors, and the mean of each by its operations.
+pub(crate) fn untraced(run: &Analysis, on_host: bool) -> Vec<(&str, f64)> {
+    let figures = || {
+        let rounds = run.rounds.iter();
+        let rounds =
+            rounds.filter(move |round| round.on_host == on_host && round.traced.is_empty());
+        let figures = rounds.filter_map(|round| round.benchmark.as_ref());
+        figures.filter(|figure| figure.operations > 0)
+    };
+    let mut calls: Vec<&str> = Vec::new();
+    for figure in figures() {
+        if !calls.contains(&figure.call.as_str()) {
+            calls.push(&figure.call);
+        }
+    }
+    let mean = |call| {
+        let figures = || figures().filter(|figure| figure.call == call);
+        let count: u64 = figures().map(|figure| figure.operations).sum();
+        let time = figures().map(|figure| figure.mean_ns * figure.operations as f64);
+        (call, time.sum::<f64>() / count as f64)
+    };
+    calls.into_iter().map(mean).collect()
+}
+
+#[cfg(test)]
+mod tests;
