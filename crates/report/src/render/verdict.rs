@@ -59,8 +59,14 @@ pub(crate) fn sentence(run: &Analysis, duration: Duration) -> Option<Vec<Piece>>
             over_host,
             tail,
         } => {
+            let is_sum = over_host && is_a_sum(&exact.layers, most.layer);
             let mut pieces = about(most, exact.is_gap(most.layer), over_host, duration);
-            pieces.extend(tail.map(|tail| about_tail(most, tail)).unwrap_or_default());
+            if is_sum {
+                // The layer itself took less than is said here.
+                pieces.insert(1, Piece::Text("the host's I/O, most of it ".into()));
+            }
+            let named = (!is_sum).then_some(most.layer);
+            pieces.extend(tail.map(|tail| about_tail(named, tail)).unwrap_or_default());
             pieces
         }
     })
@@ -87,12 +93,13 @@ fn about(most: Part, is_gap: bool, over_host: bool, duration: Duration) -> Vec<P
     ]
 }
 
-fn about_tail(most: Part, tail: Part) -> Vec<Piece> {
+/// `named`: the one that was spoken of.
+fn about_tail(named: Option<Layer>, tail: Part) -> Vec<Piece> {
     let share = percent(tail.share);
     if !tail.stands_out {
         return vec![Piece::Text(" In the slowest 1%, none stands out.".into())];
     }
-    if tail.layer == most.layer {
+    if named == Some(tail.layer) {
         return vec![Piece::Text(format!(" It takes {share} of the slowest 1%."))];
     }
     vec![
@@ -158,6 +165,16 @@ fn greatest(parts: &[(Layer, f64)], doubt: f64) -> Option<Part> {
         share,
         stands_out,
     })
+}
+
+/// Whether a layer stands for all of the host's I/O, see [`added`].
+fn is_a_sum(rows: &[LayerRow], layer: Layer) -> bool {
+    let group = rows
+        .iter()
+        .find(|row| row.layer == layer)
+        .map(|row| row.group);
+    let group = group.filter(|group| matches!(group, Group::HostIo | Group::Device));
+    rows.iter().filter(|row| Some(row.group) == group).count() > 1
 }
 
 /// What each layer adds to a request of the host's own, which is I/O and nothing else: the layers

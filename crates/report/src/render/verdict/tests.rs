@@ -111,8 +111,8 @@ fn the_device_is_suspected_for_what_it_takes_beyond_the_host_alone() {
     ];
     assert_eq!(
         told(&with_host(&layers, 70.0)),
-        "Suspect: [host: device], +77.00 us over the host alone, 77.0% of what the guest adds. \
-         It takes 94.7% of the slowest 1%."
+        "Suspect: the host's I/O, most of it [host: device], +77.00 us over the host alone, 77.0% of \
+         what the guest adds. In the slowest 1%, it is [host: device]: 94.7%."
     );
 }
 
