@@ -19,22 +19,28 @@ pub struct InflightArea {
     pub(super) queue_size: u16,
     /// For the disk, behind the queues' regions.
     keepsake: Option<Keepsake>,
+    /// Where regions for queues of any size begin, behind that.
+    roomy: Option<usize>,
 }
 
 impl InflightArea {
-    /// The region of vring `index`.
-    fn queue(&self, index: u16) -> Option<InflightQueue> {
+    /// The region of vring `index`, which has `size` entries.
+    fn queue(&self, index: u16, size: u16) -> Option<InflightQueue> {
         if index >= self.queues {
             return None;
         }
-        let offset = usize::from(index) * region_size(self.queue_size);
+        let (start, entries) = match self.roomy {
+            Some(roomy) if size > self.queue_size => (roomy, MAX_SIZE),
+            _ => (0, self.queue_size),
+        };
+        let offset = start + usize::from(index) * region_size(entries);
         // SAFETY: the mapping was checked to hold `queues` regions of this
         // size from an 8-aligned start, lives as long as the queue, and is
         // accessed in this part by this queue only: a vring runs once.
         Some(unsafe {
             InflightQueue::new(
                 self.mapping.ptr().add(offset),
-                self.queue_size,
+                entries,
                 self.mapping.clone(),
             )
         })
@@ -50,6 +56,17 @@ fn regions_size(queues: u16, queue_size: u16) -> u64 {
 fn keepsake_range(queues: u16, queue_size: u16, disk: &dyn Disk) -> Range<u64> {
     let start = regions_size(queues, queue_size).next_multiple_of(8);
     start..start + disk.keepsake_len()
+}
+
+/// Where there are regions for queues of any size, and where these end. A front-end tells of the size that
+/// its device offers, but a driver may choose a larger one, and QEMU lets it: SeaBIOS 1.16.3 takes 256 of a
+/// device with 128. They are behind all else, so that programs that do not know of them find the rest where
+/// they look for it.
+fn roomy_range(queues: u16, queue_size: u16, disk: &dyn Disk) -> Range<u64> {
+    let start = keepsake_range(queues, queue_size, disk)
+        .end
+        .next_multiple_of(8);
+    start..start + regions_size(queues, MAX_SIZE)
 }
 
 fn memory_file(size: u64) -> Result<OwnedFd, rustix::io::Errno> {
@@ -80,7 +97,7 @@ impl Session<'_> {
     pub(super) fn get_inflight_fd(&mut self, wanted: Inflight) -> Result<Reply, Fault> {
         self.check_inflight(&wanted)?;
         let disk = &*self.shared.disk;
-        let size = keepsake_range(wanted.num_queues, wanted.queue_size, disk).end;
+        let size = roomy_range(wanted.num_queues, wanted.queue_size, disk).end;
         let fd = memory_file(size)
             .map_err(|e| Fault::Refused(format!("cannot create a memory file: {e}")))?;
         let area = Inflight {
@@ -104,9 +121,15 @@ impl Session<'_> {
         if !area.mmap_offset.is_multiple_of(8) {
             return Err(Fault::refused("the area's offset is not a multiple of 8"));
         }
-        // One that another program has made may have no room for the disk.
+        let roomy = roomy_range(area.num_queues, area.queue_size, &*self.shared.disk);
+        // One that another program has made may have no room for the disk, and for larger queues.
         let has_keepsake = !keepsake.is_empty() && area.mmap_size >= keepsake.end;
-        let len = if has_keepsake { keepsake.end } else { needed };
+        let is_roomy = area.mmap_size >= roomy.end;
+        let len = match (is_roomy, has_keepsake) {
+            (true, _) => roomy.end,
+            (false, true) => keepsake.end,
+            (false, false) => needed,
+        };
         let mapping = self
             .map(fd, area.mmap_offset, len)
             .map_err(|e| Fault::Refused(format!("in-flight area: {e}")))?;
@@ -128,6 +151,7 @@ impl Session<'_> {
                 queues: area.num_queues,
                 queue_size: area.queue_size,
                 keepsake,
+                roomy: is_roomy.then_some(roomy.start as usize),
             });
         })
         .map_err(Fault::into_fatal)?;
@@ -139,12 +163,16 @@ impl Session<'_> {
         self.inflight.as_ref()?.keepsake.clone()
     }
 
-    /// The region for a queue that starts now, if the front-end tracks.
-    pub(super) fn current_inflight(&self, index: u16) -> Result<Option<InflightQueue>, String> {
+    /// The region for a queue of `size` entries that starts now, if the front-end tracks.
+    pub(super) fn current_inflight(
+        &self,
+        index: u16,
+        size: u16,
+    ) -> Result<Option<InflightQueue>, String> {
         let Some(area) = &self.inflight else {
             return Ok(None);
         };
         let outside = || format!("the in-flight area is for {} queues only", area.queues);
-        area.queue(index).ok_or_else(outside).map(Some)
+        area.queue(index, size).ok_or_else(outside).map(Some)
     }
 }

@@ -260,7 +260,7 @@ impl Session<'_> {
         let index = i as u16;
         let problem = |problem| Fault::Refused(format!("vring {i}: {problem}"));
         let log = self.current_log().map_err(problem)?;
-        let inflight = self.current_inflight(index).map_err(problem)?;
+        let inflight = self.current_inflight(index, vring.size).map_err(problem)?;
         let log_used = addr.flags & VringAddr::F_LOG != 0;
         let kick = kick.as_fd().try_clone_to_owned();
         let setup = QueueSetup {
