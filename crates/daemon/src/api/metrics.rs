@@ -3,14 +3,12 @@
 use super::pages::{PAGES, Pages};
 use super::problem::Problem;
 use super::state::Asking;
-use crate::command::Command;
-use crate::metrics::{Form, GUESTS, Measured, Page, ProcessInfo, Scale, expose};
+use crate::metrics::{Form, GUESTS, Measures, Page, ProcessInfo, Scale, expose};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use serde_json::Value;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +39,7 @@ pub async fn metrics(
     let Pages { scale, turns } = asking.pages().clone();
     let turn = timeout(TURN, turns.acquire_owned()).await;
     let turn = turn.ok().and_then(Result::ok).ok_or_else(busy)?;
-    let measured = asking.ask(None, Command::Measure).await?;
+    let measured = asking.measure().await?;
     // On a thread of its own, for this one has other clients.
     let made = tokio::task::spawn_blocking(move || make(measured, scale, form));
     let page = made.await.map_err(|_| Problem::ending())??;
@@ -54,13 +52,12 @@ fn busy() -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text)
 }
 
-fn make(mut measured: Value, scale: Arc<Scale>, form: Form) -> Result<Vec<u8>, Problem> {
+fn make(measured: Measures, scale: Arc<Scale>, form: Form) -> Result<Vec<u8>, Problem> {
     let failed = |error: String| {
         let text = format!("the metrics cannot be told: {error}");
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", text)
     };
-    let disks = serde_json::from_value::<Vec<Measured>>(measured["disks"].take());
-    let disks = disks.map_err(|error| failed(error.to_string()))?;
+    let disks = measured.read().map_err(|error| failed(error.to_string()))?;
     let used = disks.iter().enumerate();
     let used = used.filter_map(|(index, disk)| Some((index, disk, disk.info.front_end.as_ref()?)));
     let page = Page {

@@ -19,5 +19,5 @@ mod scale;
 
 pub use exposition::{Form, Page, expose};
 pub use guests::GUESTS;
-pub use measured::{Measured, ProcessInfo, QueueInfo, Visits};
+pub use measured::{Measured, Measures, ProcessInfo, QueueInfo, Visits};
 pub use scale::Scale;
