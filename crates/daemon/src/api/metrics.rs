@@ -70,8 +70,9 @@ fn make(measured: Measures, scale: Arc<Scale>, form: Form) -> Result<Vec<u8>, Pr
         disks,
         own: ProcessInfo::own(),
         scale,
+        form,
     };
-    expose(page, form).map_err(|error| failed(error.to_string()))
+    expose(page).map_err(|error| failed(error.to_string()))
 }
 
 /// The page, which is one of few until it is sent. A client that takes too long for it gets no more.

@@ -4,12 +4,13 @@
 //! - `families` has one line for each metric, `process` those of processes;
 //! - `guest` is which virtual machine uses it;
 //! - `scale` puts latencies into the buckets that all disks have in common;
-//! - `samples` is how families write what they have;
+//! - `form` is as what they are written, `samples` how families do that;
 //! - `exposition` makes a page of it, and `exemplars` puts slow requests into that.
 
 mod exemplars;
 mod exposition;
 mod families;
+mod form;
 mod guest;
 mod guests;
 mod measured;
@@ -17,7 +18,8 @@ mod process;
 mod samples;
 mod scale;
 
-pub use exposition::{Form, Page, expose};
+pub use exposition::{Page, expose};
+pub use form::Form;
 pub use guests::GUESTS;
 pub use measured::{Measured, Measures, ProcessInfo, QueueInfo, Visits};
 pub use scale::Scale;
