@@ -5,7 +5,7 @@
 //! - `guest` is which virtual machine uses it;
 //! - `scale` puts latencies into the buckets that all disks have in common;
 //! - `form` is as what they are written, `samples` how families do that;
-//! - `exposition` makes a page of it, and `exemplars` puts slow requests into that.
+//! - `exposition` makes a page of it, as `pieces`, and `exemplars` puts slow requests into that.
 
 mod exemplars;
 mod exposition;
@@ -14,6 +14,7 @@ mod form;
 mod guest;
 mod guests;
 mod measured;
+mod pieces;
 mod process;
 mod samples;
 mod scale;

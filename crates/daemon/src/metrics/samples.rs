@@ -158,6 +158,7 @@ impl<'a, 'e> Samples<'a, 'e> {
 }
 
 /// A metric of each disk.
+#[derive(Debug)]
 pub struct Family {
     pub name: &'static str,
     /// For Prometheus a part of the name.
