@@ -12,6 +12,7 @@ from pathlib import Path
 
 import bars
 import experiment
+import scrape
 from cases import BARS, FATHOM, FATHOM_NO_POLL, HOST, QSD, Bar, Case, all_cases
 from process import Failed
 
@@ -51,6 +52,23 @@ class Ratios(unittest.TestCase):
         self.assertEqual(bars.compared(run, {"iops": "IOPS", "x": "X"}, "who", ("on", "off")),
                          [["on, against off", "ratio", "rounds"],
                           ["c: IOPS", "1.095", "0.990 to 1.200"]])
+
+
+class Scrapes(unittest.TestCase):
+    def test_a_page_is_compared_with_sending_it_in_the_same_round(self):
+        self.assertEqual(scrape.told("text", 35_300_000, [0.09, 0.3, 0.08], [0.01, 0.1, 0.01]),
+                         "text: 90 ms for 35.3 MB (80 to 300), 8.0 times cat")
+
+    def test_what_is_sent_is_counted(self):
+        with tempfile.NamedTemporaryFile() as page:
+            page.write(bytes(1 << 22))
+            page.flush()
+            self.assertGreater(scrape.cat(Path(page.name)), 0)
+
+    def test_each_disk_is_one_of_its_own(self):
+        with tempfile.TemporaryDirectory() as place:
+            text = scrape.config(Path(place), 3).read_text(encoding="utf-8")
+        self.assertEqual(re.findall(r"name = '(\w+)'", text), ["d0", "d1", "d2"])
 
 
 class Verdicts(unittest.TestCase):

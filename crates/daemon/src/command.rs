@@ -51,8 +51,7 @@ pub enum Command {
     },
     /// All disks, each like `Show`: `{"disks": [disk, ...]}`.
     List,
-    /// What is counted of a disk, a [`Measured`](crate::metrics::Measured); or of all of them:
-    /// `{"disks": [disk, ...]}`.
+    /// What is counted of a disk, a [`Measured`](crate::metrics::Measured).
     Measure,
     /// A disk: `{"options": what it was added by, "state": an [`Info`](crate::info::Info)}`.
     Show,

@@ -4,6 +4,7 @@ use crate::answer::{Asker, Refusal};
 use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
+use crate::metrics::Measures;
 use crate::objects::Outcome;
 use crate::options::StopTimeout;
 use std::os::fd::BorrowedFd;
@@ -16,6 +17,9 @@ pub trait Host: Send {
     /// of keeping a disk is not looked at. The answer to `Put` has a member more, `created`: the disk
     /// was not there before.
     fn ask(&mut self, ask: Ask, asker: Asker);
+
+    /// What is counted of all disks, at once or in a later [`Host::turn`].
+    fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>);
 
     /// One of these is readable when there is something for [`Host::turn`].
     fn events(&self) -> Vec<BorrowedFd<'_>>;

@@ -24,12 +24,13 @@ mod turns;
 mod users;
 
 use crate::answer::{Asker, Refusal};
-use crate::command::Ask;
+use crate::command::{Ask, Command};
 use crate::error::Error;
 use crate::events::{Events, Happened};
 use crate::handover::Estate;
 use crate::host::Host;
 use crate::link::FromTenant;
+use crate::metrics::Measures;
 use crate::objects::Outcome;
 use crate::options::{ServeOptions, StopTimeout};
 use crate::table::PoolTable;
@@ -234,6 +235,11 @@ impl Tenants {
 impl Host for Tenants {
     fn ask(&mut self, ask: Ask, asker: Asker) {
         self.forward(ask, asker);
+    }
+
+    fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>) {
+        let told = Box::new(|disks| asker(Measures::OfTenants(disks)));
+        self.ask_all(Command::Measure, told);
     }
 
     fn events(&self) -> Vec<BorrowedFd<'_>> {

@@ -13,7 +13,6 @@ use axum::response::{IntoResponse, Response};
 use fathom_units::parse_seconds;
 use futures_util::stream;
 use serde::Deserialize;
-use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -72,7 +71,11 @@ pub async fn live(
     }
     let measure = {
         let asking = asking.clone();
-        move || measure(asking.clone())
+        move || {
+            let asking = asking.clone();
+            // An error: the server is ending.
+            async move { asking.measure().await.ok() }
+        }
     };
     let listener = asking.listeners().listen(interval, measure);
     let listener = listener
@@ -82,16 +85,6 @@ pub async fn live(
         (header::CACHE_CONTROL, "no-store"),
     ];
     Ok((kind, lines(listener, wanted.disk)).into_response())
-}
-
-/// None: the server is ending.
-async fn measure(asking: Asking) -> Option<Value> {
-    match asking.try_to(None, Command::Measure).await {
-        Ok(Ok(measured)) => Some(measured),
-        // Those who could not answer have not done anything that is known.
-        Ok(Err(_)) => Some(json!({ "disks": [] })),
-        Err(_) => None,
-    }
 }
 
 fn lines(listener: Listener, disk: Option<String>) -> Body {

@@ -3,26 +3,28 @@
 use super::pages::{PAGES, Pages};
 use super::problem::Problem;
 use super::state::Asking;
-use crate::command::Command;
-use crate::metrics::{Form, GUESTS, Measured, Page, ProcessInfo, Scale, expose};
+use crate::metrics::{Form, GUESTS, Measures, Page, ProcessInfo, Scale, expose};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use serde_json::Value;
-use std::convert::Infallible;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::{Receiver, channel};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
 /// Who comes when there are so many waits so long at most.
 const TURN: Duration = Duration::from_secs(5);
 /// A page has to be taken in within this time.
 const TAKEN: Duration = Duration::from_secs(30);
-/// So much of it is sent at once.
-const PIECE: usize = 64 << 10;
+/// So many pieces of it wait to be sent at most.
+const QUEUED: usize = 16;
+
+type Piece = Result<Bytes, fmt::Error>;
 
 /// Metrics of all disks
 ///
@@ -41,12 +43,20 @@ pub async fn metrics(
     let Pages { scale, turns } = asking.pages().clone();
     let turn = timeout(TURN, turns.acquire_owned()).await;
     let turn = turn.ok().and_then(Result::ok).ok_or_else(busy)?;
-    let measured = asking.ask(None, Command::Measure).await?;
+    let measured = asking.measure().await?;
     // On a thread of its own, for this one has other clients.
-    let made = tokio::task::spawn_blocking(move || make(measured, scale, form));
-    let page = made.await.map_err(|_| Problem::ending())??;
+    let page = spawn_blocking(move || page(measured, scale, form)).await;
+    let page = page.map_err(|_| Problem::ending())??;
+    let (send, pieces) = channel(QUEUED);
+    spawn_blocking(move || {
+        let take = |piece: Vec<u8>| send.blocking_send(Ok(piece.into())).map_err(|_| fmt::Error);
+        if let Err(error) = expose(page, take) {
+            // Nobody may want it any more.
+            let _ = send.blocking_send(Err(error));
+        }
+    });
     let kind = [(header::CONTENT_TYPE, form.content_type())];
-    Ok((kind, pieces(page.into(), turn)).into_response())
+    Ok((kind, body(pieces, turn)).into_response())
 }
 
 fn busy() -> Problem {
@@ -54,16 +64,14 @@ fn busy() -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text)
 }
 
-fn make(mut measured: Value, scale: Arc<Scale>, form: Form) -> Result<Vec<u8>, Problem> {
-    let failed = |error: String| {
+fn page(measured: Measures, scale: Arc<Scale>, form: Form) -> Result<Page, Problem> {
+    let disks = measured.read().map_err(|error| {
         let text = format!("the metrics cannot be told: {error}");
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", text)
-    };
-    let disks = serde_json::from_value::<Vec<Measured>>(measured["disks"].take());
-    let disks = disks.map_err(|error| failed(error.to_string()))?;
+    })?;
     let used = disks.iter().enumerate();
     let used = used.filter_map(|(index, disk)| Some((index, disk, disk.info.front_end.as_ref()?)));
-    let page = Page {
+    Ok(Page {
         guests: used
             .map(|(index, disk, front_end)| {
                 let guest = GUESTS.of(&disk.info.name, front_end.pid, disk.front_ends);
@@ -73,21 +81,21 @@ fn make(mut measured: Value, scale: Arc<Scale>, form: Form) -> Result<Vec<u8>, P
         disks,
         own: ProcessInfo::own(),
         scale,
-    };
-    expose(page, form).map_err(|error| failed(error.to_string()))
+        form,
+    })
 }
 
 /// The page, which is one of few until it is sent. A client that takes too long for it gets no more.
-fn pieces(page: Bytes, turn: OwnedSemaphorePermit) -> Body {
+fn body(pieces: Receiver<Piece>, turn: OwnedSemaphorePermit) -> Body {
     let until = Instant::now() + TAKEN;
     Body::from_stream(stream::unfold(
-        (page, turn),
-        move |(mut page, turn)| async move {
-            if page.is_empty() || Instant::now() > until {
+        (pieces, turn),
+        move |(mut pieces, turn)| async move {
+            if Instant::now() > until {
                 return None;
             }
-            let piece = page.split_to(page.len().min(PIECE));
-            Some((Ok::<_, Infallible>(piece), (page, turn)))
+            let piece = pieces.recv().await?;
+            Some((piece, (pieces, turn)))
         },
     ))
 }

@@ -45,7 +45,7 @@ use fathom_core::{ThreadKind, thread_starts};
 use fathom_exports::Descriptors;
 use futures_util::future::{Either, select};
 pub use listen::{Adopted, Door};
-use pages::Pages;
+use pages::{PAGES, Pages};
 pub use rights::Groups;
 use rights::Rights;
 use state::Asking;
@@ -66,8 +66,9 @@ use utoipa_axum::routes;
 
 /// Of the other tasks, when the server ends.
 const LAST_TURNS: usize = 32;
-/// Threads for what takes some time.
-const BLOCKING: usize = 2;
+/// Threads for what takes some time. Pages are made no faster than clients take them in: there is always
+/// one for others.
+const BLOCKING: usize = PAGES + 2;
 /// For connections that are still served when the server ends.
 const FAREWELL: Duration = Duration::from_millis(500);
 

@@ -4,7 +4,7 @@ use crate::metrics::Scale;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Pages that are made or sent at the same time: each may have tens of megabytes.
+/// Pages that are made and sent at the same time: each has all that is counted then.
 pub const PAGES: usize = 4;
 
 /// How pages are made.

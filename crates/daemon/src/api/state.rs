@@ -8,6 +8,7 @@ use crate::command::{Ask, Command};
 use crate::events::Events;
 use crate::live::Listeners;
 use crate::mailbox::Post;
+use crate::metrics::Measures;
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -63,11 +64,24 @@ impl Asking {
             disk: disk.map(str::to_owned),
             command,
         };
+        self.hear(|book, asker| book.handle(ask, asker)).await
+    }
+
+    /// All disks.
+    pub async fn measure(&self) -> Result<Measures, Problem> {
+        self.hear(|book, asker| book.host_mut().measure_all(asker))
+            .await
+    }
+
+    /// What comes of it.
+    async fn hear<T: Send + 'static>(
+        &self,
+        step: impl FnOnce(&mut Book, Box<dyn FnOnce(T) + Send>) + Send + 'static,
+    ) -> Result<T, Problem> {
         let (send, answer) = oneshot::channel();
         // It may be gone.
         let asker = Box::new(|answer| drop(send.send(answer)));
-        self.post
-            .send(Box::new(|book: &mut Book| book.handle(ask, asker)));
+        self.post.send(Box::new(|book| step(book, asker)));
         answer.await.map_err(|_| Problem::ending())
     }
 }

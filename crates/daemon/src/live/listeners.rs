@@ -2,8 +2,7 @@
 
 use super::sample::Sample;
 use super::sampler::Sampler;
-use crate::metrics::{Measured, ProcessInfo};
-use serde_json::Value;
+use crate::metrics::{Measures, ProcessInfo};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -102,15 +101,14 @@ impl Default for Listeners {
 }
 
 impl Listeners {
-    /// Listen to what comes every `interval`. `measure` is how all disks are asked: it answers as
-    /// [`Command::Measure`](crate::command::Command) does, or says that nothing will come any more (None).
+    /// Listen to what comes every `interval`. `measure` is how all disks are asked; None says that nothing will come any more.
     pub fn listen<F>(
         &self,
         interval: Duration,
         measure: impl Fn() -> F + Send + 'static,
     ) -> Result<Listener, Full>
     where
-        F: Future<Output = Option<Value>> + Send + 'static,
+        F: Future<Output = Option<Measures>> + Send + 'static,
     {
         let place = self.places.clone().try_acquire_owned();
         let place = place.map_err(|_| Full(format!("{LISTENERS} others listen already")))?;
@@ -151,7 +149,7 @@ impl Listeners {
 /// Measures as long as somebody listens.
 async fn sample<F>(interval: Duration, measure: impl Fn() -> F, to: Sender<Arc<Told>>)
 where
-    F: Future<Output = Option<Value>>,
+    F: Future<Output = Option<Measures>>,
 {
     let mut ticks = interval_at(tokio::time::Instant::now(), interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -181,9 +179,8 @@ where
     }
 }
 
-fn take(sampler: &mut Sampler, mut measured: Value, at: Instant) -> Option<Told> {
-    let disks = serde_json::from_value::<Vec<Measured>>(measured["disks"].take());
-    match disks {
+fn take(sampler: &mut Sampler, measured: Measures, at: Instant) -> Option<Told> {
+    match measured.read() {
         Ok(disks) => sampler.take(disks, ProcessInfo::own(), at).map(Told::new),
         Err(error) => {
             tracing::debug!("what disks have counted cannot be read: {error}");

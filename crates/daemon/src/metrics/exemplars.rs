@@ -38,17 +38,11 @@ impl<'a> Exemplars<'a> {
         Ok(Exemplars(all))
     }
 
-    /// Into a page of OpenMetrics' text.
-    pub fn into_text(self, page: &str) -> Result<String, fmt::Error> {
-        let head = format!("# UNIT fathom_{DURATION}_seconds seconds\n");
-        let Some(at) = page.find(&head) else {
-            return Ok(page.to_owned());
-        };
-        let (before, family) = page.split_at(at + head.len());
-        let mut out = String::with_capacity(page.len() + 128 * self.0.len());
-        out.push_str(before);
+    /// Into OpenMetrics' text of their family.
+    pub fn into_text(self, family: &str, out: &mut impl Write) -> fmt::Result {
+        let head = family.find("\nfathom_").map_or(family.len(), |at| at + 1);
         let of_histogram = BEFORE + TOTAL.len();
-        let mut lines = family.split_inclusive('\n').enumerate();
+        let mut lines = family[head..].split_inclusive('\n').enumerate();
         let mut rest = family;
         for ((series, bucket), one) in self.0 {
             let wanted = series * of_histogram + BEFORE + bucket;
@@ -57,12 +51,11 @@ impl<'a> Exemplars<'a> {
             };
             let end = line.as_ptr() as usize - rest.as_ptr() as usize + line.len();
             let (until, after) = rest.split_at(end);
-            out.push_str(until.trim_end_matches('\n'));
-            write_exemplar(&mut out, one)?;
+            out.write_str(until.trim_end_matches('\n'))?;
+            write_exemplar(out, one)?;
             rest = after;
         }
-        out.push_str(rest);
-        Ok(out)
+        out.write_str(rest)
     }
 
     /// Into the families of Prometheus's protobuf.
@@ -81,7 +74,7 @@ impl<'a> Exemplars<'a> {
     }
 }
 
-fn write_exemplar(out: &mut String, one: &SlowRequest) -> fmt::Result {
+fn write_exemplar(out: &mut impl Write, one: &SlowRequest) -> fmt::Result {
     let SlowRequest { id, longest, .. } = one;
     let (seconds, ms) = (one.total_ns as f64 / 1e9, one.time_ms);
     let (time, rest) = (ms / 1000, ms % 1000);

@@ -1,11 +1,13 @@
 //! A page of metrics, as who asks for it wants it.
 
 use super::exemplars::Exemplars;
-use super::families::DISKS;
+use super::families::{DISKS, DURATION};
+use super::form::Form;
 use super::guest::Guest;
 use super::measured::{Measured, ProcessInfo};
+use super::pieces::Pieces;
 use super::process;
-use super::samples::Samples;
+use super::samples::{Family, Samples, Style};
 use super::scale::Scale;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, prometheus_protobuf, prometheus_text, text};
@@ -14,48 +16,6 @@ use prometheus_client::registry::Registry;
 use prost::Message;
 use std::fmt;
 use std::sync::Arc;
-
-/// How it is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    OpenMetrics,
-    /// Prometheus's text of before.
-    Text,
-    /// Prometheus's own, with native histograms.
-    Protobuf,
-}
-
-impl Form {
-    /// The first that this `Accept` names; without one that is known, OpenMetrics.
-    pub fn wanted(accept: &str) -> Form {
-        let known = |one: &str| {
-            let mut parts = one.split(';').map(str::trim);
-            match parts.next()? {
-                "application/vnd.google.protobuf" => parts
-                    .all(|part| !part.starts_with("encoding=") || part == "encoding=delimited")
-                    .then_some(Form::Protobuf),
-                "application/openmetrics-text" => Some(Form::OpenMetrics),
-                "text/plain" => Some(Form::Text),
-                _ => None,
-            }
-        };
-        accept
-            .split(',')
-            .find_map(known)
-            .unwrap_or(Form::OpenMetrics)
-    }
-
-    pub fn content_type(self) -> &'static str {
-        match self {
-            Form::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Form::Text => "text/plain; version=0.0.4; charset=utf-8",
-            Form::Protobuf => {
-                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; \
-                 encoding=delimited"
-            }
-        }
-    }
-}
 
 /// What a page is made of.
 #[derive(Debug)]
@@ -66,102 +26,115 @@ pub struct Page {
     /// This process.
     pub own: ProcessInfo,
     pub scale: Arc<Scale>,
+    pub form: Form,
 }
 
-/// The page. (It takes some time: 0.1 ms a disk.)
-pub fn expose(page: Page, form: Form) -> Result<Vec<u8>, fmt::Error> {
+/// What is written at once.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Build,
+    Disks(&'static Family),
+    Guests,
+    Processes,
+}
+
+impl Part {
+    fn all() -> impl Iterator<Item = Part> {
+        let disks = DISKS.iter().map(Part::Disks);
+        let others = [Part::Guests, Part::Processes];
+        [Part::Build].into_iter().chain(disks).chain(others)
+    }
+
+    fn has_exemplars(self) -> bool {
+        matches!(self, Part::Disks(family) if family.name == DURATION)
+    }
+}
+
+/// Tells the page, piece by piece, to `take`, who may not want more of it. (It takes some time: 0.1 ms a
+/// disk.)
+pub fn expose(page: Page, take: impl FnMut(Vec<u8>) -> fmt::Result) -> fmt::Result {
     let page = Arc::new(page);
-    let mut registry = Registry::default();
-    registry.register_collector(Box::new(Shared(page.clone())));
-    let mut text = String::new();
-    match form {
-        Form::OpenMetrics => {
-            text::encode(&mut text, &registry)?;
-            text = Exemplars::of(&page.disks)?.into_text(&text)?;
-        }
-        Form::Text => prometheus_text::encode(&mut text, &registry)?,
-        Form::Protobuf => {
-            let mut families = prometheus_protobuf::encode(&registry)?;
-            Exemplars::of(&page.disks)?.into_families(&mut families);
-            let mut bytes = Vec::new();
-            for family in families {
-                let encoded = family.encode_length_delimited(&mut bytes);
-                encoded.map_err(|_| fmt::Error)?;
+    let mut pieces = Pieces::new(take);
+    // All are there until the last is made: their memory would be given back and asked for again each time.
+    let mut families = Vec::new();
+    for part in Part::all() {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Shared(page.clone(), part)));
+        match page.form {
+            Form::OpenMetrics if part.has_exemplars() => {
+                let mut text = String::new();
+                text::encode_registry(&mut text, &registry)?;
+                Exemplars::of(&page.disks)?.into_text(&text, &mut pieces)?;
             }
-            return Ok(bytes);
+            Form::OpenMetrics => text::encode_registry(&mut pieces, &registry)?,
+            Form::Text => prometheus_text::encode(&mut pieces, &registry)?,
+            Form::Protobuf => {
+                let mut made = prometheus_protobuf::encode(&registry)?;
+                if part.has_exemplars() {
+                    Exemplars::of(&page.disks)?.into_families(&mut made);
+                }
+                families.append(&mut made);
+            }
         }
     }
-    Ok(text.into_bytes())
+    for family in families {
+        pieces.take(family.encode_length_delimited_to_vec())?;
+    }
+    if page.form == Form::OpenMetrics {
+        text::encode_eof(&mut pieces)?;
+    }
+    pieces.end()
 }
 
-/// A page that is looked at afterwards, too.
+/// A part of a page that is looked at for others, too.
 #[derive(Debug)]
-struct Shared(Arc<Page>);
+struct Shared(Arc<Page>, Part);
 
 impl Collector for Shared {
-    fn encode(&self, to: DescriptorEncoder<'_>) -> fmt::Result {
-        self.0.encode(to)
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let Shared(page, part) = self;
+        match part {
+            Part::Build => build(to),
+            Part::Disks(family) => page.disks(family, to),
+            Part::Guests => page.guests(to),
+            Part::Processes => process::expose(&page.own, &page.disks, page.style(), &mut to),
+        }
     }
+}
+
+fn build(mut to: DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "What serves the disks";
+    let mut to = to.encode_descriptor("fathom_build", help, None, MetricType::Info)?;
+    to.encode_info(&[("version", env!("CARGO_PKG_VERSION"))])
 }
 
 impl Page {
-    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut build = to.encode_descriptor(
-            "fathom_build",
-            "What serves the disks",
-            None,
-            MetricType::Info,
-        )?;
-        build.encode_info(&[("version", env!("CARGO_PKG_VERSION"))])?;
-        for family in DISKS {
-            let name = format!("fathom_{}", family.name);
-            let mut to =
-                to.encode_descriptor(&name, family.help, family.unit.as_ref(), family.kind)?;
-            for disk in &self.disks {
-                let mut samples = Samples::new(&mut to, &self.scale, ("disk", &disk.info.name));
-                (family.samples)(disk, &mut samples)?;
-            }
-        }
-        self.guests(&mut to)?;
-        process::expose(&self.own, &self.disks, &self.scale, &mut to)
+    fn disks(&self, family: &Family, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let name = format!("fathom_{}", family.name);
+        let mut to = to.encode_descriptor(&name, family.help, family.unit.as_ref(), family.kind)?;
+        self.disks.iter().try_for_each(|disk| {
+            let mut samples = Samples::new(&mut to, self.style(), ("disk", &disk.info.name));
+            (family.samples)(disk, &mut samples)
+        })
     }
 
-    fn guests(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn style(&self) -> Style<'_> {
+        Style {
+            scale: &self.scale,
+            form: self.form,
+        }
+    }
+
+    fn guests(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let help = "The virtual machine that uses a disk";
         let mut to = to.encode_descriptor("fathom_guest", help, None, MetricType::Info)?;
         for (index, guest) in &self.guests {
             let disk = ("disk", &*self.disks[*index].info.name);
-            Samples::new(&mut to, &self.scale, disk).info(&guest.labels())?;
+            Samples::new(&mut to, self.style(), disk).info(&guest.labels())?;
         }
         Ok(())
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_asks_gets_the_first_form_that_is_known() {
-        for (accept, form) in [
-            ("", Form::OpenMetrics),
-            ("*/*", Form::OpenMetrics),
-            ("text/html, text/plain;q=0.5", Form::Text),
-            (
-                "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
-                Form::OpenMetrics,
-            ),
-            (
-                "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,\
-                 application/openmetrics-text",
-                Form::Protobuf,
-            ),
-            (
-                "application/vnd.google.protobuf;encoding=text,text/plain",
-                Form::Text,
-            ),
-        ] {
-            assert_eq!(Form::wanted(accept), form, "{accept}");
-        }
-    }
-}
+mod tests;

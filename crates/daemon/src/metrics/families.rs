@@ -353,7 +353,7 @@ pub struct OfOp<'a> {
 
 impl<'a> OfOp<'a> {
     /// Of one stage, or with their number of all together.
-    fn histograms(&self, stage: usize) -> impl Iterator<Item = &'a Occupied> + use<'a> {
+    fn histograms(&self, stage: usize) -> impl Iterator<Item = &'a Occupied> + Clone + use<'a> {
         let op = self.op;
         self.all.iter().filter_map(move |one| one.of(op).get(stage))
     }

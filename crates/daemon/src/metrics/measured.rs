@@ -4,6 +4,7 @@ use crate::handover::DiskCounts;
 use crate::info::Info;
 use fathom_core::{SourceCounters, ThreadId};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -21,6 +22,24 @@ pub struct Measured {
     pub process: ProcessInfo,
     /// What each of its pool's threads has used of a CPU, in ns: the same for all of its disks.
     pub pool_threads: Vec<u64>,
+}
+
+/// All disks at one moment.
+pub enum Measures {
+    /// This process's.
+    Own(Vec<Measured>),
+    /// Of each a [`Measured`], as another process has told it. There may be many, and to read them is not
+    /// for a thread that others wait for.
+    OfTenants(Vec<Value>),
+}
+
+impl Measures {
+    pub fn read(self) -> Result<Vec<Measured>, serde_json::Error> {
+        match self {
+            Measures::Own(disks) => Ok(disks),
+            Measures::OfTenants(disks) => disks.into_iter().map(serde_json::from_value).collect(),
+        }
+    }
 }
 
 /// A virtqueue.

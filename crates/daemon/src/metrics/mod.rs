@@ -4,20 +4,23 @@
 //! - `families` has one line for each metric, `process` those of processes;
 //! - `guest` is which virtual machine uses it;
 //! - `scale` puts latencies into the buckets that all disks have in common;
-//! - `samples` is how families write what they have;
-//! - `exposition` makes a page of it, and `exemplars` puts slow requests into that.
+//! - `form` is as what they are written, `samples` how families do that;
+//! - `exposition` makes a page of it, as `pieces`, and `exemplars` puts slow requests into that.
 
 mod exemplars;
 mod exposition;
 mod families;
+mod form;
 mod guest;
 mod guests;
 mod measured;
+mod pieces;
 mod process;
 mod samples;
 mod scale;
 
-pub use exposition::{Form, Page, expose};
+pub use exposition::{Page, expose};
+pub use form::Form;
 pub use guests::GUESTS;
-pub use measured::{Measured, ProcessInfo, QueueInfo, Visits};
+pub use measured::{Measured, Measures, ProcessInfo, QueueInfo, Visits};
 pub use scale::Scale;

@@ -1,8 +1,7 @@
 //! The metrics of processes, and of what several disks have in common.
 
 use super::measured::{Measured, ProcessInfo};
-use super::samples::Samples;
-use super::scale::Scale;
+use super::samples::{Samples, Style};
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
@@ -13,7 +12,7 @@ use std::fmt;
 pub fn expose(
     own: &ProcessInfo,
     disks: &[Measured],
-    scale: &Scale,
+    style: Style<'_>,
     to: &mut DescriptorEncoder<'_>,
 ) -> fmt::Result {
     let of_disks = disks.iter().map(|disk| &disk.process);
@@ -27,7 +26,7 @@ pub fn expose(
             let mut to = to.encode_descriptor(name, help, Some(&unit), kind)?;
             all.values().try_for_each(|process| {
                 let pid = process.pid.to_string();
-                each(process, &mut Samples::new(&mut to, scale, ("pid", &pid)))
+                each(process, &mut Samples::new(&mut to, style, ("pid", &pid)))
             })
         };
     tell(
@@ -44,11 +43,11 @@ pub fn expose(
         "What all of its threads have used of CPUs",
         &|process, to| to.seconds(&[], process.cpu_ns),
     )?;
-    pools(disks, scale, to)
+    pools(disks, style, to)
 }
 
 /// The threads of pools, each once: all disks of a process that are in a pool tell the same of it.
-fn pools(disks: &[Measured], scale: &Scale, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+fn pools(disks: &[Measured], style: Style<'_>, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let of_pools = disks.iter().filter_map(|disk| {
         let pool = disk.info.pool.as_deref()?;
         Some(((disk.process.pid, pool), &disk.pool_threads))
@@ -65,7 +64,7 @@ fn pools(disks: &[Measured], scale: &Scale, to: &mut DescriptorEncoder<'_>) -> f
     )?;
     for ((pid, pool), threads) in all {
         let pid = pid.to_string();
-        let mut samples = Samples::new(&mut to, scale, ("pid", &pid));
+        let mut samples = Samples::new(&mut to, style, ("pid", &pid));
         for (index, ns) in threads.iter().enumerate() {
             samples.seconds(&[("pool", pool), ("thread", &index.to_string())], *ns)?;
         }

@@ -1,5 +1,6 @@
 //! How families write what they have.
 
+use super::form::Form;
 use super::measured::Measured;
 use super::scale::{SCHEMA, STAGE, Scale, TOTAL, ZERO};
 use fathom_trace::Occupied;
@@ -9,36 +10,50 @@ use prometheus_client::encoding::{
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
-use std::fmt;
+use std::fmt::{self, Write};
+use std::iter;
 
 /// A label's name and value.
 pub type Label<'a> = (&'static str, &'a str);
 
+/// How all samples of a page are written.
+#[derive(Clone, Copy)]
+pub struct Style<'a> {
+    pub scale: &'a Scale,
+    pub form: Form,
+}
+
 /// Where a family's samples of one disk, or of one process, go.
 pub struct Samples<'a, 'e> {
     to: &'a mut MetricEncoder<'e>,
-    scale: &'a Scale,
+    style: Style<'a>,
     /// Which disk or process they are of.
     of: Label<'a>,
 }
 
 /// Whose samples, and which.
-struct Labels<'a> {
-    of: Label<'a>,
-    more: &'a [Label<'a>],
+enum Labels<'a> {
+    Each(Label<'a>, &'a [Label<'a>]),
+    /// As a line has them.
+    Joined(String),
 }
 
 impl EncodeLabelSet for Labels<'_> {
     fn encode(&self, encoder: &mut LabelSetEncoder) -> fmt::Result {
-        self.of.encode(encoder.encode_label())?;
-        let mut more = self.more.iter();
-        more.try_for_each(|label| label.encode(encoder.encode_label()))
+        match self {
+            Labels::Each(of, more) => {
+                let mut all = iter::once(of).chain(*more);
+                all.try_for_each(|label| label.encode(encoder.encode_label()))
+            }
+            // A name is written as it is.
+            Labels::Joined(text) => encoder.encode_label().encode_label_key()?.write_str(text),
+        }
     }
 }
 
 impl<'a, 'e> Samples<'a, 'e> {
-    pub fn new(to: &'a mut MetricEncoder<'e>, scale: &'a Scale, of: Label<'a>) -> Self {
-        Samples { to, scale, of }
+    pub fn new(to: &'a mut MetricEncoder<'e>, style: Style<'a>, of: Label<'a>) -> Self {
+        Samples { to, style, of }
     }
 
     /// What only grows.
@@ -71,17 +86,25 @@ impl<'a, 'e> Samples<'a, 'e> {
     pub fn latency<'h>(
         &mut self,
         labels: &[Label<'_>],
-        histograms: impl Iterator<Item = &'h Occupied>,
+        histograms: impl Iterator<Item = &'h Occupied> + Clone,
         is_total: bool,
     ) -> fmt::Result {
-        let spread = self.scale.spread(histograms, is_total);
+        let scale = self.style.scale;
+        let spread = scale.spread(histograms.clone(), is_total);
         let bounds: &[f64] = if is_total { &TOTAL } else { &STAGE };
         let classic: Vec<_> = spread.classic(bounds).collect();
-        let (spans, deltas) = spread.native();
+        let (sum, count) = (spread.sum, spread.count);
+        let labels = self.labels_of_lines(labels);
+        let mut to = self.to.encode_family(&labels)?;
+        if self.style.form.is_text() {
+            return to.encode_histogram::<NoLabelSet>(sum, count, &classic, None);
+        }
+        let native = scale.native(histograms);
+        let (spans, deltas) = native.spans();
         let native = NativeHistogram {
             schema: SCHEMA,
             zero_threshold: ZERO,
-            zero_count: spread.zeroes,
+            zero_count: native.zeroes,
             negative: NativeHistogramBuckets {
                 spans: &[],
                 deltas: &[],
@@ -92,9 +115,6 @@ impl<'a, 'e> Samples<'a, 'e> {
             },
             created: None,
         };
-        let labels = self.labels(labels);
-        let mut to = self.to.encode_family(&labels)?;
-        let (sum, count) = (spread.sum, spread.count);
         to.encode_histogram_with_native::<NoLabelSet>(sum, count, &classic, None, native)
     }
 
@@ -105,7 +125,7 @@ impl<'a, 'e> Samples<'a, 'e> {
             false => (1u64 << size) as f64,
         });
         let buckets: Vec<_> = bounds.zip(counts.iter().copied()).collect();
-        let labels = self.labels(labels);
+        let labels = self.labels_of_lines(labels);
         let mut to = self.to.encode_family(&labels)?;
         let count = counts.iter().sum();
         to.encode_histogram::<NoLabelSet>(sum as f64, count, &buckets, None)
@@ -115,11 +135,30 @@ impl<'a, 'e> Samples<'a, 'e> {
     where
         'a: 'l,
     {
-        Labels { of: self.of, more }
+        Labels::Each(self.of, more)
+    }
+
+    /// Likewise for a histogram, which is many lines: the library would write each label on each of them.
+    fn labels_of_lines<'l>(&self, more: &'l [Label<'l>]) -> Labels<'l>
+    where
+        'a: 'l,
+    {
+        let all = iter::once(&self.of).chain(more);
+        let is_plain = |(_, value): &Label<'_>| !value.contains(['\\', '"', '\n']);
+        if !self.style.form.is_text() || !all.clone().all(is_plain) {
+            return self.labels(more);
+        }
+        let mut text = String::new();
+        for (name, value) in all {
+            let comma = if text.is_empty() { "" } else { "," };
+            text.extend([comma, name, "=\"", value, "\""]);
+        }
+        Labels::Joined(text)
     }
 }
 
 /// A metric of each disk.
+#[derive(Debug)]
 pub struct Family {
     pub name: &'static str,
     /// For Prometheus a part of the name.

@@ -114,8 +114,6 @@ impl Scale {
     ) -> Spread {
         let mut spread = Spread {
             classic: [0; TOTAL.len()],
-            native: [0; NATIVE],
-            zeroes: 0,
             count: 0,
             sum: 0.0,
         };
@@ -125,14 +123,25 @@ impl Scale {
                 let place = &self.places[bucket];
                 let classic = if is_total { place.total } else { place.stage };
                 spread.classic[usize::from(classic)] += n;
-                match place.native {
-                    Some(native) => spread.native[usize::from(native)] += n,
-                    None => spread.zeroes += n,
-                }
                 spread.count += n;
             }
         }
         spread
+    }
+
+    /// Likewise in native buckets.
+    pub fn native<'a>(&self, histograms: impl Iterator<Item = &'a Occupied>) -> Native {
+        let mut native = Native {
+            counts: [0; NATIVE],
+            zeroes: 0,
+        };
+        for (bucket, n) in histograms.flat_map(Occupied::buckets) {
+            match self.places[bucket].native {
+                Some(place) => native.counts[usize::from(place)] += n,
+                None => native.zeroes += n,
+            }
+        }
+        native
     }
 }
 
@@ -140,8 +149,6 @@ impl Scale {
 pub struct Spread {
     /// As many as there are bounds; how many are in each, not in those before it.
     classic: [u64; TOTAL.len()],
-    native: [u64; NATIVE],
-    pub zeroes: u64,
     pub count: u64,
     pub sum: f64,
 }
@@ -151,13 +158,21 @@ impl Spread {
     pub fn classic<'a>(&'a self, bounds: &'a [f64]) -> impl Iterator<Item = (f64, u64)> + 'a {
         bounds.iter().copied().zip(self.classic)
     }
+}
 
+/// A native histogram.
+pub struct Native {
+    counts: [u64; NATIVE],
+    pub zeroes: u64,
+}
+
+impl Native {
     /// As native histograms are written: runs of buckets (how far from the end of the one before, how
     /// many), and how much more is in each bucket than in the one before it.
-    pub fn native(&self) -> (Vec<(i32, u32)>, Vec<i64>) {
+    pub fn spans(&self) -> (Vec<(i32, u32)>, Vec<i64>) {
         let (mut spans, mut deltas) = (Vec::<(i32, u32)>::new(), Vec::new());
         let (mut end, mut before) = (0, 0);
-        for (index, n) in self.native.iter().enumerate().filter(|(_, n)| **n > 0) {
+        for (index, n) in self.counts.iter().enumerate().filter(|(_, n)| **n > 0) {
             let number = FIRST + index as i32;
             match spans.last_mut() {
                 Some((_, len)) if number == end => *len += 1,

@@ -145,13 +145,6 @@ impl Objects {
                 let disks = disks.collect::<Result<Vec<_>, _>>();
                 disks.map(|disks| json!({ "disks": disks }))
             }
-            (Command::Measure, None) => {
-                let own = ProcessInfo::own();
-                let disks = 0..self.disks.len();
-                let disks = disks.map(|index| to_json(&self.measure(index, own.clone())));
-                let disks = disks.collect::<Result<Vec<_>, _>>();
-                disks.map(|disks| json!({ "disks": disks }))
-            }
             (Command::Remove { force, .. }, Some(index)) => {
                 return self.remove(index, force, asker);
             }

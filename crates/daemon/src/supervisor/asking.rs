@@ -1,5 +1,6 @@
 //! Commands on their way to tenants, and what comes back.
 
+use super::listing::Told;
 use super::permits::Permits;
 use super::process::Process;
 use super::tenant::{Asked, Disk, MARGIN, Tenant, What, nothing_done, to_log};
@@ -31,8 +32,10 @@ impl Tenants {
                     Some(_) => self.ask_about(table.name.clone(), What::Other, ask, asker),
                 }
             }
-            (Command::List, None) => return self.ask_all(Command::Show, asker),
-            (Command::Measure, None) => return self.ask_all(Command::Measure, asker),
+            (Command::List, None) => {
+                let told = Box::new(|disks| asker(Ok(json!({ "disks": disks }))));
+                return self.ask_all(Command::Show, told);
+            }
             (Command::Remove { .. }, Some(name)) => {
                 self.ask_about(name.clone(), What::Removed, ask, asker)
             }
@@ -247,8 +250,8 @@ impl Tenants {
     }
 
     /// Asks all about their disks. Of who does not answer how he is, what he has answered last is told.
-    fn ask_all(&mut self, command: Command, asker: Asker) {
-        let listing = Listing::new(asker, Instant::now() + LIST);
+    pub(super) fn ask_all(&mut self, command: Command, told: Told) {
+        let listing = Listing::new(told, Instant::now() + LIST);
         let names: Vec<_> = self.disks().map(|disk| disk.table.name.clone()).collect();
         for (index, name) in names.into_iter().enumerate() {
             let known = match command {

@@ -1,23 +1,26 @@
 //! Answers of several that are put together.
 
 use crate::answer::{Answer, Asker};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// In the order in which they were asked: what is known, and whether it was answered.
 type Places = Arc<Mutex<Vec<(Value, bool)>>>;
 
+/// Takes what is known of all.
+pub type Told = Box<dyn FnOnce(Vec<Value>) + Send>;
+
 pub struct Listing {
-    asker: Option<Asker>,
+    told: Option<Told>,
     pub until: Instant,
     places: Places,
 }
 
 impl Listing {
-    pub fn new(asker: Asker, until: Instant) -> Listing {
+    pub fn new(told: Told, until: Instant) -> Listing {
         Listing {
-            asker: Some(asker),
+            told: Some(told),
             until,
             places: Places::default(),
         }
@@ -41,9 +44,8 @@ impl Listing {
             return false;
         }
         let known = places.iter_mut().map(|(value, _)| value.take());
-        let disks: Vec<_> = known.filter(|value| !value.is_null()).collect();
-        if let Some(asker) = self.asker.take() {
-            asker(Ok(json!({ "disks": disks })));
+        if let Some(told) = self.told.take() {
+            told(known.filter(|value| !value.is_null()).collect());
         }
         true
     }

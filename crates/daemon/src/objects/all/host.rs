@@ -6,6 +6,7 @@ use crate::command::Ask;
 use crate::error::Error;
 use crate::handover::Estate;
 use crate::host::Host;
+use crate::metrics::{Measures, ProcessInfo};
 use crate::objects::disk::{Outcome, Served};
 use crate::objects::nbd::Nbd;
 use crate::objects::tracer::{CALIBRATE_EVERY, Tracer};
@@ -17,6 +18,12 @@ use std::time::{Duration, Instant};
 impl Host for Objects {
     fn ask(&mut self, ask: Ask, asker: Asker) {
         self.handle(ask, asker);
+    }
+
+    fn measure_all(&mut self, asker: Box<dyn FnOnce(Measures) + Send>) {
+        let own = ProcessInfo::own();
+        let disks = (0..self.disks.len()).map(|index| self.measure(index, own.clone()));
+        asker(Measures::Own(disks.collect()));
     }
 
     fn events(&self) -> Vec<BorrowedFd<'_>> {
