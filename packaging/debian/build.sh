@@ -15,7 +15,8 @@ make --no-print-directory install-files DESTDIR="$files" PREFIX=/usr sysconfdir=
 # cargo-deb takes the unit from where it is.
 rm -r "$files/usr/lib"
 mkdir -p "$files/usr/share/doc/fathom" "$files/usr/share/lintian/overrides"
-cp README.md "$files/usr/share/doc/fathom/"
+cp -r README.md docs "$files/usr/share/doc/fathom/"
+python3 packaging/debian/licences.py > "$files/usr/share/doc/fathom/licences-of-crates"
 cp packaging/debian/lintian-overrides "$files/usr/share/lintian/overrides/fathom"
 cp CHANGELOG.md "$files/usr/share/doc/fathom/changelog"
 # Debian's own changelog has nothing to say but where the other one is.
@@ -26,7 +27,7 @@ cp CHANGELOG.md "$files/usr/share/doc/fathom/changelog"
 		"$(date -uR -d "@$epoch")"
 } > "$files/usr/share/doc/fathom/changelog.Debian"
 find "$files/usr/share/man" "$files/usr/share/doc/fathom" -name '*[.]1' -type f -o -name '*[.]5' -type f \
-	-o -name 'changelog*' -type f | xargs gzip -9nf
+	-o -name 'changelog*' -type f -o -name licences-of-crates | xargs gzip -9nf
 find "$files/usr/share/man" -type l | while read -r link; do
 	ln -s "$(readlink "$link").gz" "$link.gz"
 	rm "$link"
