@@ -85,14 +85,15 @@ fn page(measured: Measures, scale: Arc<Scale>, form: Form) -> Result<Page, Probl
     })
 }
 
-/// The page, which is one of few until it is sent. A client that takes too long for it gets no more.
+/// The page, which is one of few until it is sent. For a client that takes too long it breaks off: it must
+/// not seem to be all.
 fn body(pieces: Receiver<Piece>, turn: OwnedSemaphorePermit) -> Body {
     let until = Instant::now() + TAKEN;
     Body::from_stream(stream::unfold(
         (pieces, turn),
         move |(mut pieces, turn)| async move {
             if Instant::now() > until {
-                return None;
+                return Some((Err(fmt::Error), (pieces, turn)));
             }
             let piece = pieces.recv().await?;
             Some((piece, (pieces, turn)))

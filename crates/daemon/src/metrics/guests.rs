@@ -4,9 +4,8 @@
 //! whose pages it may hold back). So each is read on a thread of its own, and waited for but shortly.
 
 use super::guest::Guest;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, mpsc};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -27,7 +26,8 @@ pub struct Guests {
     read: fn(i32) -> Guest,
     /// By the disk's name.
     known: Mutex<HashMap<String, (Which, Guest)>>,
-    reading: Arc<AtomicUsize>,
+    /// Processes whose arguments are being read.
+    reading: Arc<Mutex<BTreeSet<i32>>>,
 }
 
 impl Guests {
@@ -39,16 +39,17 @@ impl Guests {
         }
     }
 
-    /// Who has the disk: the front-end of that process, the so-manieth that has come. Of one that does
-    /// not show its arguments nothing but its process is known.
+    /// Who has the disk: the front-end of that process, before which `nth` others have come. As long as it
+    /// does not show its arguments, nothing but its process is known.
     pub fn of(&self, disk: &str, pid: i32, nth: u64) -> Guest {
         let key = (pid, nth);
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, guest)) = known().get(disk).filter(|(of, _)| *of == key) {
+        if let Some((_, guest)) = locked(&self.known).get(disk).filter(|(of, _)| *of == key) {
             return guest.clone();
         }
-        let guest = self.ask(pid).unwrap_or_else(|| Guest::unknown(pid));
-        let mut known = known();
+        let Some(guest) = self.ask(pid) else {
+            return Guest::unknown(pid);
+        };
+        let mut known = locked(&self.known);
         if known.len() >= MOST_KNOWN {
             known.clear();
         }
@@ -57,54 +58,91 @@ impl Guests {
     }
 
     fn ask(&self, pid: i32) -> Option<Guest> {
-        let reading = Arc::clone(&self.reading);
-        if reading.fetch_add(1, Ordering::Relaxed) >= MOST_STUCK {
-            reading.fetch_sub(1, Ordering::Relaxed);
-            return None;
+        {
+            let mut reading = locked(&self.reading);
+            if reading.len() >= MOST_STUCK || !reading.insert(pid) {
+                return None;
+            }
         }
         let (tell, told) = mpsc::sync_channel(1);
-        let read = self.read;
-        let ended = Arc::clone(&reading);
-        let begun = thread::Builder::new()
-            .name("guest".to_owned())
-            .spawn(move || {
-                let guest = read(pid);
-                ended.fetch_sub(1, Ordering::Relaxed);
-                // Nobody may wait for it any more.
-                let _ = tell.send(guest);
-            });
+        let (read, reading) = (self.read, Arc::clone(&self.reading));
+        let thread = thread::Builder::new().name("guest".to_owned());
+        let begun = thread.spawn(move || {
+            let guest = read(pid);
+            locked(&reading).remove(&pid);
+            // Nobody may wait for it any more.
+            let _ = tell.send(guest);
+        });
         if begun.is_err() {
-            reading.fetch_sub(1, Ordering::Relaxed);
+            locked(&self.reading).remove(&pid);
         }
         told.recv_timeout(DEADLINE).ok()
     }
 }
 
+fn locked<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
 
-    const HOSTILE: i32 = 7;
+    /// From here on they never show who they are.
+    const HOSTILE: i32 = 1000;
 
-    /// One of them never shows who it is.
     fn read(pid: i32) -> Guest {
-        if pid == HOSTILE {
+        if pid >= HOSTILE {
             loop {
                 thread::park();
             }
         }
+        named()
+    }
+
+    fn named() -> Guest {
         Guest::of(0)
     }
 
     #[test]
-    fn one_that_holds_its_arguments_back_is_waited_for_but_shortly() {
+    fn one_that_holds_its_arguments_back_is_waited_for_once_and_shortly() {
         let guests = Guests::new(read);
-        for nth in 0..MOST_STUCK as u64 + 1 {
-            assert_eq!(guests.of("a", HOSTILE, nth), Guest::unknown(HOSTILE));
+        let started = Instant::now();
+        for nth in 0..1000 {
             assert_eq!(guests.of("a", HOSTILE, nth), Guest::unknown(HOSTILE));
         }
-        // No thread for the last.
-        assert_eq!(guests.reading.load(Ordering::Relaxed), MOST_STUCK);
+        assert_eq!(locked(&guests.reading).len(), 1);
+        assert!(started.elapsed() < 100 * DEADLINE);
+        // Others are known.
+        assert_eq!(guests.of("b", 1, 0), named());
+    }
+
+    #[test]
+    fn there_are_never_more_threads_than_that() {
+        let guests = Guests::new(read);
+        for pid in HOSTILE..HOSTILE + MOST_STUCK as i32 + 1 {
+            assert_eq!(guests.of("a", pid, 0), Guest::unknown(pid));
+        }
+        assert_eq!(locked(&guests.reading).len(), MOST_STUCK);
+    }
+
+    #[test]
+    fn one_that_was_too_slow_is_known_later() {
+        static SLOW: Mutex<()> = Mutex::new(());
+        let guests = Guests::new(|_| {
+            drop(locked(&SLOW));
+            named()
+        });
+        let held = locked(&SLOW);
+        assert_eq!(guests.of("a", 1, 0), Guest::unknown(1));
+        drop(held);
+        let started = Instant::now();
+        while guests.of("a", 1, 0) != named() {
+            assert!(started.elapsed() < Duration::from_secs(60));
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     #[test]
@@ -124,6 +162,6 @@ mod tests {
             assert_eq!(guests.of(disk, pid, nth), Guest::unknown(pid));
             assert_eq!(READS.load(Ordering::Relaxed), reads);
         }
-        assert_eq!(guests.reading.load(Ordering::Relaxed), 0);
+        assert!(locked(&guests.reading).is_empty());
     }
 }
