@@ -9,52 +9,7 @@
 # devices are tested with QEMU 10 and up.
 set -eu
 
-# Programs the tests and the lab call, and the Debian package that has each.
-packages='
-qemu-system-x86
-qemu-utils
-ovmf
-seabios
-busybox-static
-e2fsprogs
-xfsprogs
-btrfs-progs
-bonnie++
-dosfstools
-mtools
-systemd-boot-efi
-fio
-iproute2
-iperf3
-crun
-user-mode-linux
-nbdkit
-libnbd-bin
-nbd-client
-fdisk
-python3-libnbd
-openssl
-strace
-bpftrace
-util-linux
-mount
-kmod
-xz-utils
-zstd
-lz4
-build-essential
-libcap-ng-dev
-libseccomp-dev
-python3
-python3-venv
-chromium
-curl
-tmux
-groff-base
-lowdown
-man-db
-'
-# What the demo needs of these.
+# What the demo needs.
 packages_of_demo='
 qemu-system-x86
 qemu-utils
@@ -68,6 +23,40 @@ xz-utils
 zstd
 build-essential
 '
+# Programs the tests and the lab call, and the Debian package that has each.
+packages="$packages_of_demo
+ovmf
+xfsprogs
+btrfs-progs
+bonnie++
+dosfstools
+mtools
+systemd-boot-efi
+iproute2
+iperf3
+crun
+user-mode-linux
+nbdkit
+libnbd-bin
+nbd-client
+fdisk
+python3-libnbd
+openssl
+strace
+bpftrace
+mount
+lz4
+libcap-ng-dev
+libseccomp-dev
+python3
+python3-venv
+chromium
+curl
+tmux
+groff-base
+lowdown
+man-db
+"
 packages_of_package='debootstrap lintian'
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
@@ -80,6 +69,8 @@ old_index='the package index could not be brought up to date; going on with the 
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
+
+cache() { echo "${XDG_CACHE_HOME:-$HOME/.cache}/fathom"; }
 
 as_root() {
 	if [ "$(id -u)" = 0 ]; then
@@ -325,17 +316,18 @@ check_rust() {
 			"rustup update, or without rustup $how"
 }
 
+# Those of these that are not here.
 absent_programs() {
-	for program in qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
-		e2fsck debugfs bonnie++ mkfs.fat mcopy fio crun linux.uml losetup unshare ip iperf3 nbdkit \
-		nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl tmux \
-		lowdown lexgrog; do
+	for program in "$@"; do
 		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 || echo "$program"
 	done
 }
 
 check_programs() {
-	absent=$(absent_programs | tr '\n' ' ')
+	absent=$(absent_programs qemu-system-x86_64 qemu-img qemu-io qemu-nbd qemu-storage-daemon busybox mke2fs \
+		e2fsck debugfs bonnie++ mkfs.fat mcopy fio crun linux.uml losetup unshare ip iperf3 nbdkit \
+		nbdinfo nbdcopy nbdsh nbd-client sfdisk openssl strace perf setpriv lz4 cc python3 chromium curl tmux \
+		lowdown lexgrog | tr '\n' ' ')
 	[ -n "$absent" ] || return 0
 	if ! is_debian_like; then
 		say 'this is no Debian: install what these packages have, under their Debian names:'
@@ -371,7 +363,7 @@ install_virtiofsd() {
 # Prometheus, which tests ask what it makes of Fathom's metrics: unpacked, for its package would start a
 # server.
 unpack_prometheus() {
-	dir=${XDG_CACHE_HOME:-$HOME/.cache}/fathom/prometheus
+	dir=$(cache)/prometheus
 	[ ! -x "$dir/usr/bin/promtool" ] || return 0
 	say "unpacking Prometheus in $dir"
 	rm -rf "$dir" "$dir.new"
@@ -394,6 +386,8 @@ install_also() {
 	[ -n "$absent" ] || return 0
 	need_root_for "$absent"
 	update_index || say "$old_index"
+	# shellcheck disable=SC2086
+	tell_of $absent
 	# shellcheck disable=SC2086
 	apt_install $absent || fail "apt could not install:$absent"
 }
@@ -420,10 +414,8 @@ for_static() {
 tell_of() {
 	all=$(apt-get -s --no-install-recommends install "$@" 2>/dev/null | grep -c '^Inst ') || all=$#
 	say "this installs from the distribution's packages: $*"
-	say "($all with all that these need; a kernel for guests is only unpacked, in $(cache))"
+	say "($all with all that these need)"
 }
-
-cache() { echo "${XDG_CACHE_HOME:-$HOME/.cache}/fathom"; }
 
 # Whether there is a kernel that guests can have.
 has_kernel() {
@@ -440,8 +432,9 @@ image_of() { apt-cache depends "$1" | sed -n 's/^ *Depends: \(linux-image-[0-9].
 unpack_kernel() {
 	! has_kernel || return 0
 	dir=$(cache)/kernel
+	update_index || say "$old_index"
 	image=$(image_of "$(kernel_package)")
-	say "unpacking ${image:=$(kernel_package)} in $dir"
+	say "unpacking ${image:=$(kernel_package)} in $dir (it is not installed)"
 	rm -rf "$dir" "$dir.new"
 	mkdir -p "$dir.new"
 	(
@@ -454,28 +447,12 @@ unpack_kernel() {
 }
 
 for_demo() {
-	if is_debian_like; then
-		absent=
-		for package in $packages_of_demo; do
-			installed "$package" || absent="$absent $package"
-		done
-		if [ -n "$absent" ] || ! has_kernel; then
-			update_index || say "$old_index"
-		fi
-		if [ -n "$absent" ]; then
-			# shellcheck disable=SC2086
-			need_root_for $absent
-			# shellcheck disable=SC2086
-			tell_of $absent
-			# shellcheck disable=SC2086
-			apt_install $absent || fail "apt could not install:$absent"
-		fi
-		unpack_kernel
-	fi
-	for program in qemu-system-x86_64 qemu-storage-daemon busybox mke2fs e2fsck blkdiscard fio cc; do
-		PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null 2>&1 ||
-			fail "$program is missing: install what has it (in Debian: $(echo $packages_of_demo))"
-	done
+	# shellcheck disable=SC2086
+	install_also $packages_of_demo
+	if is_debian_like; then unpack_kernel; fi
+	absent=$(absent_programs qemu-system-x86_64 qemu-storage-daemon busybox mke2fs e2fsck blkdiscard fio cc |
+		tr '\n' ' ')
+	[ -z "$absent" ] || fail "programs missing: $absent"
 	check_rust
 }
 
