@@ -4,6 +4,8 @@ use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 use std::fs;
 use std::path::Path;
 
+const INDENTED: &str = "sh elsewhere";
+
 pub struct Page {
     /// From the repository's root.
     pub path: String,
@@ -18,13 +20,18 @@ pub struct Page {
 pub struct Block {
     pub line: usize,
     /// Of a script: how it is run.
-    pub words: Vec<String>,
+    words: Vec<String>,
     /// Of a file: its name.
     pub file: Option<String>,
     pub text: String,
 }
 
 impl Block {
+    /// Whether it is to be run so.
+    pub fn is(&self, how: &str) -> bool {
+        self.words.iter().any(|word| word == how)
+    }
+
     /// By its language, and what stands behind that; None: it is there to be read.
     fn begun(info: &str, line: usize) -> Option<Block> {
         let mut words = info.split_whitespace().map(str::to_owned);
@@ -78,8 +85,13 @@ impl Page {
                     let heading = heading.take().unwrap_or_default();
                     page.anchors.push(anchor(&heading));
                 }
-                Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(info))) => {
-                    block = Block::begun(&info, line(range.start));
+                Event::Start(Tag::CodeBlock(kind)) => {
+                    // What is only indented is there to be read.
+                    let info = match &kind {
+                        CodeBlockKind::Fenced(info) => info,
+                        CodeBlockKind::Indented => INDENTED,
+                    };
+                    block = Block::begun(info, line(range.start));
                 }
                 Event::End(TagEnd::CodeBlock) => page.blocks.extend(block.take()),
                 Event::Text(text) | Event::Code(text) => {

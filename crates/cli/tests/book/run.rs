@@ -5,7 +5,7 @@
 //! to fail, and `elsewhere` needs what a test has not (a package's installation, another VMM, an hour),
 //! so that only the arguments of `fathom` are looked at, by a test beside them.
 
-use super::pages::{Block, Page};
+use super::pages::Page;
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 use std::{env, fs};
@@ -43,7 +43,7 @@ begin() {
 /// What went wrong; None: nothing.
 pub fn all_of(page: &Page) -> Option<String> {
     let blocks = page.blocks.iter();
-    let blocks: Vec<_> = blocks.filter(|block| !is(block, "elsewhere")).collect();
+    let blocks: Vec<_> = blocks.filter(|block| !block.is("elsewhere")).collect();
     if blocks.is_empty() {
         return None;
     }
@@ -61,8 +61,8 @@ pub fn all_of(page: &Page) -> Option<String> {
                 )
                 .unwrap();
             }
-            () if is(block, "server") => writeln!(script, "begin 'exec {quoted}'").unwrap(),
-            () if is(block, "fails") => {
+            () if block.is("server") => writeln!(script, "begin 'exec {quoted}'").unwrap(),
+            () if block.is("fails") => {
                 writeln!(script, "! sh -euc '{quoted}'").unwrap();
             }
             () => script.push_str(&block.text),
@@ -93,8 +93,4 @@ pub fn all_of(page: &Page) -> Option<String> {
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     let status = output.status;
     (!status.success()).then(|| format!("{}: {status}\n{out}\n{err}", page.path))
-}
-
-fn is(block: &Block, word: &str) -> bool {
-    block.words.iter().any(|one| one == word)
 }
