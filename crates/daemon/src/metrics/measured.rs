@@ -24,6 +24,23 @@ pub struct Measured {
     pub pool_threads: Vec<u64>,
 }
 
+#[cfg(test)]
+impl Measured {
+    /// A disk that nobody uses, whose one worker and counts these are.
+    pub fn made(name: &str, worker: Value, counts: Value) -> Measured {
+        let measured = serde_json::json!({
+            "info": {
+                "version": "", "pid": 1, "name": name, "disk": "/a", "format": "raw", "size": 1 << 20,
+                "block_size": 512, "read_only": false, "engine": "io_uring", "max_queues": 1,
+                "queues_running": 0, "filters": [], "workers": [worker], "uptime_seconds": 1
+            },
+            "counts": counts, "queues": [], "in_flight": 0, "front_ends": 0, "clients": 0,
+            "process": { "pid": 1, "resident": 4096, "cpu_ns": 1, "threads": 1 }, "pool_threads": []
+        });
+        serde_json::from_value(measured).unwrap()
+    }
+}
+
 /// All disks at one moment.
 pub enum Measures {
     /// This process's.

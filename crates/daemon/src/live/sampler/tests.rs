@@ -1,4 +1,5 @@
 use super::*;
+use crate::info::FrontEnd;
 use crate::live::LimiterKind;
 use fathom_trace::{Op, Recorder, Stage, StageHistograms, Stamps, TraceRecord};
 use serde_json::json;
@@ -53,21 +54,15 @@ impl Disk {
         let worker = json!({
             "requests": 5, "notifications": 0, "sleeps": 0, "polled_ns": 0, "cpu_ns": cpu_ms * 1_000_000
         });
-        let info = json!({
-            "version": "", "pid": 1, "name": self.name, "disk": "/a", "format": "raw", "size": 1 << 20,
-            "block_size": 512, "read_only": false, "engine": "io_uring", "max_queues": 1,
-            "queues_running": 0, "filters": [], "workers": [worker], "uptime_seconds": 1,
-            "front_end": { "pid": 0 }
+        let counts = json!({
+            "histograms": [self.histograms.state()], "workers": [], "refused": 0, "seconds": seconds
         });
-        let measured = json!({
-            "info": info,
-            "counts": { "histograms": [self.histograms.state()], "workers": [], "refused": 0,
-                "seconds": seconds },
-            "queues": [], "in_flight": 2, "front_ends": 1, "clients": 0,
-            "process": { "pid": 7, "resident": 4096, "cpu_ns": cpu_ms * 1_000_000, "threads": 1 },
-            "pool_threads": []
-        });
-        serde_json::from_value(measured).unwrap()
+        let mut measured = Measured::made(self.name, worker, counts);
+        measured.info.front_end = Some(FrontEnd { pid: 0 });
+        measured.process.pid = 7;
+        measured.process.cpu_ns = cpu_ms * 1_000_000;
+        (measured.in_flight, measured.front_ends) = (2, 1);
+        measured
     }
 }
 

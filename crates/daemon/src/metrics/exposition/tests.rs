@@ -27,17 +27,9 @@ fn measured(name: &str) -> Measured {
         "id": "1-2", "time_ms": 1_500, "op": "read", "offset": 0, "len": 4096, "queue": 0, "error": 0,
         "polled": false, "total_ns": 3_000_000, "stages": {}, "longest": "device"
     });
-    let measured = json!({
-        "info": {
-            "version": "", "pid": 1, "name": name, "disk": "/a", "format": "raw", "size": 1 << 20,
-            "block_size": 512, "read_only": false, "engine": "io_uring", "max_queues": 1,
-            "queues_running": 0, "filters": [], "workers": [worker], "uptime_seconds": 1
-        },
-        "counts": { "histograms": [histograms.state()], "workers": [], "refused": 0, "slow": [slow] },
-        "queues": [], "in_flight": 0, "front_ends": 0, "clients": 0,
-        "process": { "pid": 1, "resident": 4096, "cpu_ns": 1, "threads": 1 }, "pool_threads": []
-    });
-    serde_json::from_value(measured).unwrap()
+    let counts =
+        json!({ "histograms": [histograms.state()], "workers": [], "refused": 0, "slow": [slow] });
+    Measured::made(name, worker, counts)
 }
 
 fn page(disks: Vec<Measured>, form: Form) -> Page {
