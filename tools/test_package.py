@@ -218,7 +218,8 @@ def cached(suite, packages):
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             system, new = Path(scratch) / "system", Path(scratch) / "tar"
-            run("debootstrap", "--variant=minbase", f"--include={packages}", suite, system, MIRROR)
+            include = [f"--include={','.join(packages.split())}"] if packages else []
+            run("debootstrap", "--variant=minbase", *include, suite, system, MIRROR)
             run("tar", "--numeric-owner", "-C", system, "-cf", new, ".")
             new.rename(file)
     return file
