@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fathom against qemu-storage-daemon, nbdkit, qemu-nbd, qemu-img and the host itself.
+"""Fathom against qemu-storage-daemon, nbdkit, qemu-nbd, qemu-img and the host; and SPDK, if given.
 
 Every round measures every case for every subject, one after the other, so that
 what is compared was measured within seconds. The server has one CPU to itself,
@@ -19,7 +19,8 @@ from pathlib import Path
 import bars
 import experiment
 import img
-from cases import Case, all_cases
+import spdk
+from cases import SPDK, Case, all_cases
 from experiment import Measures
 from process import Failed, run
 from subjects import Bench, prepared
@@ -35,6 +36,8 @@ def arguments() -> argparse.Namespace:
     parser = experiment.options("fathom-bench", __doc__, rounds=3, seconds=2)
     parser.add_argument("--fathom", type=Path, default=experiment.TARGET / "release" / "fathom",
                         help="the program, default: %(default)s")
+    parser.add_argument("--spdk", metavar="PROGRAM",
+                        help="SPDK's vhost, to be measured as well, on raw disks: 24.01 or later")
     parser.add_argument("--only", metavar="PATTERN", action="append",
                         help="cases whose name matches, such as 'disk-*'; may be repeated")
     parser.add_argument("--list", action="store_true", help="print the cases' names and leave")
@@ -48,7 +51,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def check_programs(fathom: Path) -> None:
+def check_programs(fathom: Path, vhost: str | None) -> None:
     for program in ("qemu-storage-daemon", "qemu-nbd", "qemu-img", "nbdkit", "nbdcopy", "fio",
                     "taskset"):
         if shutil.which(program) is None:
@@ -58,6 +61,9 @@ def check_programs(fathom: Path) -> None:
     if not (fathom.with_name("examples") / "floor").is_file():
         sys.exit(f"error: no examples/floor beside {fathom}; "
                  "run cargo build --release --package fathom-nbd --example floor")
+    problem = spdk.problem(vhost) if vhost else None
+    if problem:
+        sys.exit(f"error: --spdk: {problem}")
 
 
 def version(program: str) -> str:
@@ -77,12 +83,15 @@ def quietest(bench: Bench, case: Case, subject: str, retries: int) -> Measures:
 
 def measure(args: argparse.Namespace, cases: dict[str, Case]) -> int:
     """The exit status."""
-    with prepared(args, {case.storage for case in cases.values()}, args.img_size) as bench:
+    storages = {case.storage for case in cases.values()}
+    with prepared(args, storages, args.img_size, args.spdk) as bench:
         fixed = bench.settings() | {program: version(program) for program in ("nbdkit", "fio")}
+        if args.spdk:
+            fixed["spdk"] = version(args.spdk)
         machine = bench.machine()
         machine["environment"]["qemu"] = version("qemu-storage-daemon")
-        groups = [[{"case": case.name, "who": who} for who in case.subjects]
-                  for case in cases.values()]
+        groups = [[{"case": case.name, "who": who} for who in case.subjects
+                   if args.spdk or who != SPDK] for case in cases.values()]
         cells = experiment.run(
             args, machine, "make bench", "Fathom and others in its place",
             experiment.plan(groups, args.rounds, fixed), ("who", SHOWN),
@@ -100,7 +109,7 @@ def main() -> int:
     if args.list or not cases:
         print("\n".join(cases or (case.name for case in all_cases())))
         return 0 if cases else 2
-    check_programs(args.fathom)
+    check_programs(args.fathom, args.spdk)
     if os.getloadavg()[0] > 0.5:
         print("warning: other programs are running; the ratios will be off", file=sys.stderr)
     return measure(args, cases)

@@ -9,6 +9,7 @@ FATHOM_NO_POLL = "fathom --poll off"
 FATHOM_REGISTERED = "fathom --register-memory"
 FATHOM_RAW = "fathom on raw"
 QSD = "qsd"
+SPDK = "spdk"
 HOST = "host"
 # Over NBD; without more words, on a memory disk.
 NBDKIT = "nbdkit"
@@ -55,7 +56,7 @@ class Case:
 
     @property
     def subjects(self) -> list[str]:
-        """Who is measured; on null there is no host to compare with."""
+        """Who is measured, SPDK only where it is given; on null there is no host to compare with."""
         if self.by == "nbdcopy":
             return [FATHOM, NBDKIT]
         if self.storage == "img":
@@ -70,6 +71,7 @@ class Case:
             return [FATHOM, QSD, HOST]
         if self.image != "raw":
             return [FATHOM, FATHOM_RAW, QSD] if self.state == "full" else subjects
+        subjects.append(SPDK)
         if self.storage != "null":
             subjects.append(HOST)
         if any(bar.case == self.name and bar.subject == FATHOM_NO_POLL for bar in BARS):

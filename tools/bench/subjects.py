@@ -13,7 +13,8 @@ import images
 import img
 import loads
 import nbd
-from cases import FATHOM, FATHOM_RAW, HOST, QSD, Case
+import spdk
+from cases import FATHOM, FATHOM_RAW, HOST, QSD, SPDK, Case
 from experiment import Measures
 from noise import observed
 from process import running
@@ -39,6 +40,7 @@ class Bench:
     load_cpu: int
     seconds: float
     img: img.Images
+    spdk: str | None
 
     def path(self, storage: str) -> Path:
         directory = Path("/dev/shm") if storage == "shm" else self.disk_dir
@@ -95,8 +97,9 @@ class Bench:
             target = ["--nbd", uri]
         else:
             images.make(case, self.path(case.storage))
-            command = (self._qsd if subject == QSD else self._fathom)(case, socket, subject)
-            target = ["--vhost-user", socket]
+            serve = {QSD: self._qsd, SPDK: self._spdk}.get(subject, self._fathom)
+            command = serve(case, socket, subject)
+            target = ["--vhost-user", socket] + (spdk.LOAD if subject == SPDK else [])
         with running(command, socket, self.server_cpu) as server:
             if case.storage == "nbd" and not nbd.is_full(subject):
                 nbd.fill(case, uri, self.client, self.load_cpu)
@@ -124,6 +127,10 @@ class Bench:
         export = ("type=vhost-user-blk,id=e,node-name=n,num-queues=1,writable=on,"
                   f"addr.type=unix,addr.path={socket}")
         return ["qemu-storage-daemon", *blockdevs, "--export", export]
+
+    def _spdk(self, case: Case, socket: Path, _subject: str) -> list:
+        disk = NULL_SIZE if case.storage == "null" else self.image(case)
+        return spdk.server(self.spdk, disk, socket, self.server_cpu)
 
     def image(self, case: Case) -> Path:
         return images.path(case, self.path(case.storage))
@@ -157,13 +164,14 @@ class Bench:
 
 
 @contextmanager
-def prepared(args: Namespace, storages: set[str], size: int = img.DEFAULT_SIZE):
+def prepared(args: Namespace, storages: set[str], size: int = img.DEFAULT_SIZE,
+             spdk_program: str | None = None):
     """A bench whose files are there as long as the block lasts. Whatever ends that, it says where
     the run is."""
     server, load = choose_cpus(args)
     with tempfile.TemporaryDirectory(prefix="fathom-bench-") as run_dir:
         bench = Bench(args.fathom, args.fathom, args.dir, Path(run_dir), server, load, args.seconds,
-                      img.Images(args.dir, size))
+                      img.Images(args.dir, size), spdk_program)
         try:
             bench.prepare(storages)
             yield bench

@@ -13,7 +13,8 @@ from pathlib import Path
 import bars
 import experiment
 import scrape
-from cases import BARS, FATHOM, FATHOM_NO_POLL, HOST, QSD, Bar, Case, all_cases
+import spdk
+from cases import BARS, FATHOM, FATHOM_NO_POLL, HOST, QSD, SPDK, Bar, Case, all_cases
 from process import Failed
 
 DOCS = Path(__file__).parents[2] / "docs" / "run-directory.md"
@@ -98,6 +99,28 @@ class Verdicts(unittest.TestCase):
         self.assertIn(FATHOM_NO_POLL, Case("disk", "randread", "4k", 32).subjects)
         self.assertNotIn(FATHOM_NO_POLL, Case("disk", "randread", "4k", 128).subjects)
         self.assertNotIn(HOST, Case("null", "randread", "4k", 1).subjects)
+
+    def test_spdk_has_the_raw_disks_of_virtual_machines(self):
+        having = {case.name for case in all_cases() if SPDK in case.subjects}
+        self.assertLessEqual({"null-randread-4k-1-poll", "disk-read-256k-32", "shm-randwrite-4k-1"},
+                             having)
+        self.assertEqual([name for name in having if re.search("nbd|img|qcow2|qed|1ms", name)], [])
+
+
+class Spdk(unittest.TestCase):
+    def test_a_file_or_nothing_is_a_controllers_disk(self):
+        for disk, method, params in (
+                (1 << 20, "bdev_null_create", {"num_blocks": 2048}),
+                (Path("/a"), "bdev_aio_create", {"filename": "/a"})):
+            bdev, vhost = spdk.config(disk, "d.sock")["subsystems"]
+            made, served = bdev["config"][0], vhost["config"][0]
+            self.assertEqual(made["method"], method)
+            self.assertEqual(made["params"], {"name": "disk", "block_size": 512} | params)
+            self.assertEqual(served["params"], {"ctrlr": "d.sock", "dev_name": "disk"})
+
+    def test_another_program_is_not_taken_for_it(self):
+        for program, problem in (("/nowhere", "no program"), ("true", "not SPDK's vhost")):
+            self.assertIn(problem, spdk.problem(program))
 
 
 class RunDirectory(unittest.TestCase):
