@@ -61,8 +61,17 @@ fn deflate(encoder: &mut Compress, cluster: &[u8], stream: &mut [u8]) -> Option<
     let status = encoder.compress(cluster, stream, FlushCompress::Finish);
     match status {
         Ok(Status::StreamEnd) => Some(encoder.total_out() as usize),
-        _ => None,
+        _ => {
+            // zlib-rs 0.6.8 does not forget all of a stream that has not ended: now and then it panics in
+            // a later one.
+            *encoder = encoder_of_deflate();
+            None
+        }
     }
+}
+
+fn encoder_of_deflate() -> Compress {
+    Compress::new_with_window_bits(Compression::best(), false, WINDOW_BITS)
 }
 
 /// The window with which QEMU reads: 4 KiB.
@@ -71,8 +80,7 @@ const WINDOW_BITS: u8 = 12;
 const ZSTD_LEVEL: i32 = zstd_safe::CLEVEL_DEFAULT;
 
 thread_local! {
-    static DEFLATE: RefCell<Compress> = RefCell::new(
-        Compress::new_with_window_bits(Compression::best(), false, WINDOW_BITS));
+    static DEFLATE: RefCell<Compress> = RefCell::new(encoder_of_deflate());
     static ZSTD_ENCODER: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
     /// Raw deflate: no header, no checksum.
     static INFLATE: RefCell<Decompress> = RefCell::new(Decompress::new(false));
@@ -120,5 +128,38 @@ fn zstd_error(code: usize) -> StreamError {
         DST_SIZE_TOO_SMALL => StreamError::TooLong,
         SRC_SIZE_WRONG => StreamError::EndsEarly,
         _ => StreamError::Damaged,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_that_do_not_compress_leave_nothing_to_those_that_come_after() {
+        let mut state = 88_172_645_463_325_252_u64;
+        let mut noise = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        };
+        for round in 0..200 {
+            let size = [4096, 8192, 16384, 65536][round % 4];
+            let mut stream = vec![0; size - 1];
+            let mut compress = |cluster: &[u8]| {
+                let len = compress(CompressionType::Deflate, cluster, &mut stream)?;
+                let mut again = vec![1; size];
+                decompress(CompressionType::Deflate, &stream[..len], &mut again).unwrap();
+                assert!(again == cluster, "round {round}");
+                Some(len)
+            };
+            for _ in 0..4 {
+                let cluster: Vec<u8> = (0..size).map(|_| noise()).collect();
+                assert_eq!(compress(&cluster), None);
+            }
+            let half: Vec<u8> = (0..size).map(|i| noise() * (i % 2) as u8).collect();
+            assert!(compress(&half).is_some());
+        }
     }
 }
