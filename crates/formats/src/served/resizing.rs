@@ -56,9 +56,12 @@ impl Resizing {
                 return Err(DiskError::Refused(problem));
             }
         }
-        if let Some(file) = &self.cut {
-            let cut = file.set_len(self.size).and_then(|()| file.sync());
-            cut.map_err(|error| self.failed(error))?;
+        if let Some(file) = &self.cut
+            && let Err(error) = file.set_len(self.size).and_then(|()| file.sync())
+        {
+            // The disk has its size by now, and nobody sees what is behind that.
+            let file = file.path().display();
+            tracing::warn!("{path}: its data file {file} stays longer than the disk: {error}");
         }
         Ok(self.size)
     }
