@@ -5,6 +5,7 @@ use crate::keepsake::Keepsake;
 use crate::request::{Request, RequestId};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What a disk is like. All sizes in bytes.
@@ -91,6 +92,9 @@ impl Resize<'_> {
     }
 }
 
+/// Called on any thread, and does not wait.
+pub type SizeWatch = Arc<dyn Fn() + Send + Sync>;
+
 /// What a guest sees as its disk; shared by all workers. Nothing here is on
 /// the way of a request.
 pub trait Disk: Send + Sync {
@@ -127,6 +131,10 @@ pub trait Disk: Send + Sync {
         let problem = "only disks in files and in memory can be resized";
         Err(DiskError::Refused(problem.into()))
     }
+
+    /// Have it told when somebody else may have given its storage another size, which
+    /// [`resize`](Disk::resize) takes in then. Once at most; not all disks can tell.
+    fn watch_size(&self, _watch: SizeWatch) {}
 
     /// One worker's way to the disk; called on that worker's thread.
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError>;

@@ -35,7 +35,7 @@ pub mod worker;
 
 pub use counters::{BATCH_SIZES, Counter, Counters, SourceCounters};
 pub use cx::{Completed, Cx, Mark};
-pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits, Resize};
+pub use disk::{Channel, Disk, DiskError, DiskInfo, RangeLimits, Resize, SizeWatch};
 pub use engine::{Buffer, Completion, Engine, FileId, Io, IoKind, SocketIo, SocketIoKind, Wait};
 pub use extents::{Extents, Status};
 pub use fathom_trace::{Clock, Op, Stage, Stamps, Summary};

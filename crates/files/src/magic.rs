@@ -39,10 +39,12 @@ const MAGIC: [(&str, usize, &[u8]); 12] = [
     ("parallels", 0, b"WithouFreSpacExt"),
 ];
 
+/// As many bytes of an image tell: whole blocks, for block devices and whatever else there is.
+pub const START: usize = 4096;
+
 /// The format that the image seems to have.
 pub fn detect(image: &File) -> io::Result<Option<&'static str>> {
-    // Whole blocks, for block devices and whatever else there is.
-    let mut start = [0; 4096];
+    let mut start = [0; START];
     let mut len = 0;
     while len < start.len() {
         match image.read_at(&mut start[len..], len as u64) {
@@ -52,12 +54,15 @@ pub fn detect(image: &File) -> io::Result<Option<&'static str>> {
             Err(error) => return Err(error),
         }
     }
+    Ok(detect_in(&start[..len]))
+}
+
+/// The format that an image seems to have that begins like this.
+pub fn detect_in(start: &[u8]) -> Option<&'static str> {
     let found = |(_, at, magic): &&(&str, usize, &[u8])| {
-        start[..len]
-            .get(*at..)
-            .is_some_and(|s| s.starts_with(magic))
+        start.get(*at..).is_some_and(|s| s.starts_with(magic))
     };
-    Ok(MAGIC.iter().find(found).map(|(format, _, _)| *format))
+    MAGIC.iter().find(found).map(|(format, _, _)| *format)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use crate::filter::Filter;
 use crate::layer::Layer;
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Owner, Request, RequestId, Resize,
+    SizeWatch,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,6 +115,10 @@ impl Disk for Filtered {
         let size = self.below.resize(to)?;
         self.filter.resized(before, size);
         Ok(size)
+    }
+
+    fn watch_size(&self, watch: SizeWatch) {
+        self.below.watch_size(watch);
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

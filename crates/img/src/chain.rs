@@ -84,7 +84,7 @@ impl Chain {
     /// Opens an image with all that it names, locks it, and reads its metadata.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Chain, Error> {
         let files = options.files();
-        let file = StoredImage::open(path, files.clone())?;
+        let file = StoredImage::in_file(path, files.clone())?;
         Chain::activate(path, file, options, files)
     }
 
@@ -154,7 +154,7 @@ impl Chain {
     pub(crate) fn write_behind(&self, cache: Cache) -> Option<File> {
         let is_cached = cache == Cache::Writeback;
         is_cached
-            .then(|| self.file.file_disk().reopen().ok())
+            .then(|| self.file.file_disk()?.reopen().ok())
             .flatten()
     }
 

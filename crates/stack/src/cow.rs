@@ -55,7 +55,7 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
     };
     let stored = StoredImage::from_file(&dir.join("overlay.qcow2"), file, options)?;
     let stored = Arc::new(stored);
-    let storage = stored.file_disk().clone();
+    let storage = stored.file_disk().cloned();
     let dirs = AllowedDirs::new(&backing, &description.allow_dirs)?;
     let image_options = ImageOptions {
         format: Format::Qcow2,
@@ -72,7 +72,7 @@ pub(crate) fn open(path: &Path, dir: &Path, description: &Description) -> Result
     Ok(Bare {
         counts: disk.counts(),
         disk: Arc::new(Passing(disk)),
-        file: Some(storage),
+        file: storage,
         part: Some((OVERLAY, Arc::new(overlay))),
     })
 }

@@ -125,14 +125,16 @@ impl Description {
                 return Err(format!("--{option} is for {}", forms.join(", ")));
             }
         }
-        if self.location.path().is_some() {
+        if self.location.kind().images {
             return Ok(());
         }
         if let Some(format) = self.format.filter(|format| *format != Format::Raw) {
-            return Err(format!("--format {format} is for images in files"));
+            return Err(format!(
+                "--format {format} is for images in files and on Ceph"
+            ));
         }
         match self.offset.or(self.size) {
-            Some(_) => Err("--offset and --size are for images in files".into()),
+            Some(_) => Err("--offset and --size are for images in files and on Ceph".into()),
             None => Ok(()),
         }
     }

@@ -4,27 +4,56 @@ use crate::confined::{AllowedDirs, data_file, no_data_file};
 use fathom_core::{Disk, DiskError};
 use fathom_formats::ImageFile;
 use fathom_formats::served::{EndGuard, ImageDisk, ImageOptions, Opener, Storage};
-use fathom_storage::{FileDisk, FileOptions};
+use fathom_storage::{Blocking, FileDisk, FileOptions, Location, OpenOptions, Opened};
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// An open file of an image.
+/// What an image is in, open: a file, mostly.
 pub struct StoredImage {
     path: PathBuf,
-    disk: Arc<FileDisk>,
-    /// The same file through the page cache, whatever way the disk takes: the
-    /// kernel keeps both views the same.
-    file: File,
+    disk: Arc<dyn Disk>,
+    bytes: Bytes,
     identity: (u64, u64),
     grows: bool,
 }
 
+/// The same bytes as the disk's, for who waits.
+enum Bytes {
+    /// Through the page cache, whatever way the disk takes: the kernel keeps both views the same.
+    File(Arc<FileDisk>, File),
+    Other(Arc<dyn Blocking>),
+}
+
 impl StoredImage {
     /// The image that the user names.
-    pub fn open(path: &Path, options: FileOptions) -> Result<StoredImage, DiskError> {
+    pub fn open(location: &Location, options: &OpenOptions) -> Result<StoredImage, DiskError> {
+        if let Some(path) = location.path() {
+            return StoredImage::in_file(path, options.into());
+        }
+        let Opened { disk, blocking, .. } = location.open(options)?;
+        let path = PathBuf::from(location.to_string());
+        let Some(blocking) = blocking else {
+            let problem = "images of formats are not served from there".into();
+            return Err(DiskError::Unusable { path, problem });
+        };
+        let mut name = DefaultHasher::new();
+        path.hash(&mut name);
+        Ok(StoredImage {
+            disk,
+            bytes: Bytes::Other(blocking),
+            // No device has this number.
+            identity: (u64::MAX, name.finish()),
+            grows: false,
+            path,
+        })
+    }
+
+    /// The image in a file that the user names.
+    pub fn in_file(path: &Path, options: FileOptions) -> Result<StoredImage, DiskError> {
         let options = FileOptions {
             growable: true,
             ..options
@@ -52,10 +81,11 @@ impl StoredImage {
             what: "cannot be examined",
             source,
         })?;
+        let disk = Arc::new(disk);
         Ok(StoredImage {
             path: path.to_owned(),
-            disk: Arc::new(disk),
-            file,
+            disk: disk.clone(),
+            bytes: Bytes::File(disk, file),
             identity: (metadata.dev(), metadata.ino()),
             grows: metadata.is_file(),
         })
@@ -66,9 +96,12 @@ impl StoredImage {
         self.grows
     }
 
-    /// What requests go to.
-    pub fn file_disk(&self) -> &Arc<FileDisk> {
-        &self.disk
+    /// What requests go to, if that is a file.
+    pub fn file_disk(&self) -> Option<&Arc<FileDisk>> {
+        match &self.bytes {
+            Bytes::File(disk, _) => Some(disk),
+            Bytes::Other(_) => None,
+        }
     }
 }
 
@@ -90,62 +123,108 @@ impl Storage for StoredImage {
     }
 
     fn guard_end(&self, guard: EndGuard) {
-        self.disk.guard_end(guard);
+        if let Some(disk) = self.file_disk() {
+            disk.guard_end(guard);
+        }
     }
 }
 
+/// Without a file: as on a device, which keeps its length.
 impl ImageFile for StoredImage {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        ImageFile::read_at(&self.file, buf, offset)
+        match &self.bytes {
+            Bytes::File(_, file) => ImageFile::read_at(file, buf, offset),
+            Bytes::Other(bytes) => bytes.read_at(buf, offset),
+        }
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        ImageFile::write_at(&self.file, buf, offset)
+        match &self.bytes {
+            Bytes::File(_, file) => ImageFile::write_at(file, buf, offset),
+            Bytes::Other(bytes) => bytes.write_at(buf, offset),
+        }
     }
 
     fn len(&self) -> io::Result<u64> {
-        ImageFile::len(&self.file)
+        match &self.bytes {
+            Bytes::File(_, file) => ImageFile::len(file),
+            Bytes::Other(bytes) => bytes.len(),
+        }
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        ImageFile::set_len(&self.file, len)
+        match &self.bytes {
+            Bytes::File(_, file) => ImageFile::set_len(file, len),
+            Bytes::Other(bytes) if len <= bytes.len()? => Ok(()),
+            Bytes::Other(_) => Err(io::ErrorKind::StorageFull.into()),
+        }
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.file.sync()
+        match &self.bytes {
+            Bytes::File(_, file) => file.sync(),
+            Bytes::Other(bytes) => bytes.sync(),
+        }
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        ImageFile::allocate(&self.file, offset, len)
+        match &self.bytes {
+            Bytes::File(_, file) => ImageFile::allocate(file, offset, len),
+            Bytes::Other(_) => Ok(()),
+        }
     }
 
     fn forget_cache(&self) {
-        self.file.forget_cache();
+        match &self.bytes {
+            Bytes::File(_, file) => file.forget_cache(),
+            Bytes::Other(bytes) => bytes.forget_cache(),
+        }
     }
 
     fn is_hole(&self, offset: u64, len: u64) -> bool {
-        ImageFile::is_hole(&self.file, offset, len)
+        match &self.bytes {
+            Bytes::File(_, file) => ImageFile::is_hole(file, offset, len),
+            Bytes::Other(bytes) => {
+                matches!(bytes.run_at(offset), (true, end) if end >= offset + len)
+            }
+        }
     }
 
     fn run_at(&self, offset: u64) -> (bool, u64) {
-        self.file.run_at(offset)
+        match &self.bytes {
+            Bytes::File(_, file) => file.run_at(offset),
+            Bytes::Other(bytes) => bytes.run_at(offset),
+        }
     }
 
     fn allocated(&self) -> io::Result<u64> {
-        self.file.allocated()
+        match &self.bytes {
+            Bytes::File(_, file) => file.allocated(),
+            Bytes::Other(bytes) => bytes.allocated(),
+        }
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        ImageFile::discard(&self.file, offset, len)
+        match &self.bytes {
+            Bytes::File(_, file) => ImageFile::discard(file, offset, len),
+            Bytes::Other(bytes) => bytes.discard(offset, len),
+        }
     }
 }
 
-/// Opens the files that images name, in the directories that they may use, and
-/// the data file that the user names.
+/// Opens what images name, where that may be, and the data file that the user names.
 pub struct ImageOpener {
-    dirs: AllowedDirs,
+    reach: Reach,
     data_file: Option<DataFile>,
     options: FileOptions,
+}
+
+/// Where what an image names may be.
+enum Reach {
+    /// Files in the directories that it may use.
+    Files(AllowedDirs),
+    /// What its kind of storage has beside it, opened likewise.
+    Beside(Location, OpenOptions),
 }
 
 /// The external data file of one image, as the user names both.
@@ -158,10 +237,29 @@ impl ImageOpener {
     /// `options` are those of the image itself.
     pub fn new(dirs: AllowedDirs, options: FileOptions) -> ImageOpener {
         ImageOpener {
-            dirs,
+            reach: Reach::Files(dirs),
             data_file: None,
             options,
         }
+    }
+
+    /// For an image that the user names, in a file or not; `more`: where the files that it names may be, beside
+    /// its own directory.
+    pub fn of(
+        location: &Location,
+        options: &OpenOptions,
+        more: &[PathBuf],
+    ) -> Result<ImageOpener, DiskError> {
+        let file_options = FileOptions::from(options);
+        let reach = match location.path() {
+            Some(path) => Reach::Files(AllowedDirs::new(path, more)?),
+            None => Reach::Beside(location.clone(), options.clone()),
+        };
+        Ok(ImageOpener {
+            reach,
+            data_file: None,
+            options: file_options,
+        })
     }
 
     /// Takes what the user has given as the data file of `image`, if anything,
@@ -198,8 +296,28 @@ impl ImageOpener {
 
 impl Opener for ImageOpener {
     fn open(&self, image: &Path, name: &[u8]) -> Result<Arc<dyn Storage>, DiskError> {
-        let (path, file) = self.dirs.open(image, name)?;
-        let stored = StoredImage::from_file(&path, file, self.read_only())?;
+        let stored = match &self.reach {
+            Reach::Files(dirs) => {
+                let (path, file) = dirs.open(image, name)?;
+                StoredImage::from_file(&path, file, self.read_only())?
+            }
+            Reach::Beside(location, options) => {
+                let shown = String::from_utf8_lossy(name);
+                let named = location.beside(&shown).ok_or_else(|| DiskError::Unusable {
+                    path: image.to_owned(),
+                    problem: format!(
+                        "it names {}, and may only name what is beside it: {}",
+                        shown.escape_debug(),
+                        location.kind().form
+                    ),
+                })?;
+                let options = OpenOptions {
+                    read_only: true,
+                    ..options.clone()
+                };
+                StoredImage::open(&named, &options)?
+            }
+        };
         Ok(Arc::new(stored))
     }
 
@@ -220,6 +338,6 @@ impl Opener for ImageOpener {
             },
         };
         let path = data_file(image, name, given)?;
-        Ok(Arc::new(StoredImage::open(path, options)?))
+        Ok(Arc::new(StoredImage::in_file(path, options)?))
     }
 }

@@ -8,7 +8,7 @@
 
 use fathom_core::{
     Broken, Buffer, Channel, Clock, Cx, Disk, DiskError, DiskInfo, Keepsake, Request, RequestId,
-    Resize, Source, SourceId, Stage, WrapSource,
+    Resize, SizeWatch, Source, SourceId, Stage, WrapSource,
 };
 use fathom_units::parse_duration;
 use serde::Serialize;
@@ -183,6 +183,10 @@ impl Disk for SlowDisk {
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
         self.disk.resize(to)
+    }
+
+    fn watch_size(&self, watch: SizeWatch) {
+        self.disk.watch_size(watch);
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

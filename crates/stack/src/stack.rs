@@ -1,7 +1,6 @@
 //! A running disk: opened, in its filters, with its workers.
 
 use crate::bare::Bare;
-use crate::confined::AllowedDirs;
 use crate::cow;
 use crate::description::Description;
 use crate::filters::DiskFilters;
@@ -13,8 +12,9 @@ use fathom_core::{Disk, DiskError, Parts, WorkerHandle, WorkerOptions};
 use fathom_files::gate;
 use fathom_filters::Filters;
 use fathom_formats::Format;
-use fathom_formats::served::{ImageCounts, ImageDisk, ImageOptions};
-use fathom_storage::{ByteDisk, EngineKind, FileDisk, FileOptions, Opened, PART};
+use fathom_formats::served::{ImageCounts, ImageOptions, Storage};
+use fathom_storage::{ByteDisk, EngineKind, FileDisk, Opened, PART};
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -108,7 +108,11 @@ impl Stack {
 fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, Error> {
     let path = description.location.path();
     if let (Some(path), None) = (path, description.format) {
-        refuse_other_formats(path)?;
+        let image = gate::open_image(path, false);
+        refuse_other_formats(
+            path,
+            image.and_then(|image| fathom_files::magic::detect(&image)),
+        )?;
     }
     match (path, overlay) {
         (Some(path), Some(dir)) => Ok(cow::open(path, dir, description)?),
@@ -116,18 +120,21 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
             let problem = "--filter cow is for images in files";
             Err(Error::Description(problem.into()))
         }
-        (Some(path), None) if !description.is_whole() => {
-            let (disk, file) = open_image(path, description)?;
-            Ok(Bare {
-                counts: disk.counts(),
-                disk: Arc::new(disk),
-                file: Some(file),
-                part: None,
-            })
-        }
+        (_, None) if !description.is_whole() => open_image(description),
         (_, None) => {
             let opened = description.location.open(&description.open_options())?;
-            let Opened { disk, file, part } = opened;
+            let Opened {
+                disk,
+                file,
+                part,
+                blocking,
+            } = opened;
+            if let (Some(blocking), None) = (blocking, description.format) {
+                let mut start = [0; fathom_files::magic::START];
+                let read = blocking.read_at(&mut start, 0);
+                let found = read.map(|()| fathom_files::magic::detect_in(&start));
+                refuse_other_formats(Path::new(&description.location.to_string()), found)?;
+            }
             let part = part.map(|part| (PART, part));
             let counts = None;
             Ok(Bare {
@@ -140,18 +147,14 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
     }
 }
 
-/// Open an image whose disk is not all of its file, with all that it names;
-/// also returns the file.
-fn open_image(
-    path: &Path,
-    description: &Description,
-) -> Result<(ImageDisk, Arc<FileDisk>), DiskError> {
-    let options = FileOptions::from(&description.open_options());
-    let stored = Arc::new(StoredImage::open(path, options.clone())?);
-    let file = stored.file_disk().clone();
-    let dirs = AllowedDirs::new(path, &description.allow_dirs)?;
-    let opener =
-        ImageOpener::new(dirs, options).with_data_file(path, description.data_file.as_deref());
+/// Open an image whose disk is not all of its file, with all that it names.
+fn open_image(description: &Description) -> Result<Bare, Error> {
+    let (location, options) = (&description.location, description.open_options());
+    let stored = Arc::new(StoredImage::open(location, &options)?);
+    let file = stored.file_disk().cloned();
+    let name = stored.path().to_owned();
+    let opener = ImageOpener::of(location, &options, &description.allow_dirs)?
+        .with_data_file(&name, description.data_file.as_deref());
     let format = description.format.unwrap_or(Format::Raw);
     let image_options = ImageOptions {
         format,
@@ -163,23 +166,27 @@ fn open_image(
         ..ImageOptions::new(format)
     };
     let disk = opener.open_disk(stored, image_options)?;
-    Ok((disk, file))
+    Ok(Bare {
+        counts: disk.counts(),
+        disk: Arc::new(disk),
+        file,
+        part: None,
+    })
 }
 
 /// An image whose bytes are not the disk's is served only when the user says
 /// so. What cannot be read here is told when it is opened in earnest.
-fn refuse_other_formats(path: &Path) -> Result<(), DiskError> {
-    let Some(format) = gate::open_image(path, false)
-        .and_then(|image| fathom_files::magic::detect(&image))
-        .ok()
-        .flatten()
-    else {
-        return Ok(());
-    };
-    Err(DiskError::Unusable {
-        path: path.to_owned(),
-        problem: magic::refusal(format),
-    })
+fn refuse_other_formats(
+    path: &Path,
+    found: io::Result<Option<&'static str>>,
+) -> Result<(), DiskError> {
+    match found {
+        Ok(Some(format)) => Err(DiskError::Unusable {
+            path: path.to_owned(),
+            problem: magic::refusal(format),
+        }),
+        Ok(None) | Err(_) => Ok(()),
+    }
 }
 
 /// Workers, and the engine that they use.

@@ -12,7 +12,7 @@ use crate::buffers::Buffers;
 use crate::ranges::{Ranges, Turns};
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Op, Owner, Request, RequestId, Resize,
-    Token,
+    SizeWatch, Token,
 };
 use part::Part;
 use std::collections::VecDeque;
@@ -70,6 +70,10 @@ impl Disk for ByteDisk {
 
     fn resize(&self, to: &Resize) -> Result<u64, DiskError> {
         self.below.resize(to)
+    }
+
+    fn watch_size(&self, watch: SizeWatch) {
+        self.below.watch_size(watch);
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {

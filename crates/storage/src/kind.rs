@@ -1,5 +1,6 @@
 //! What a kind of storage is.
 
+use crate::blocking::Blocking;
 use crate::engine::EngineKind;
 use crate::file::{Cache, FileDisk};
 use fathom_core::{Disk, DiskError, Legacy, Part};
@@ -19,6 +20,12 @@ pub struct Kind {
     pub what: &'static str,
     /// What its disks begin with: `memory:`, `nbd://`; none: a path.
     pub prefixes: &'static [&'static str],
+    /// Images of formats can be in its disks.
+    pub images: bool,
+    /// A library makes its connections, in the process that has the disk.
+    pub network: bool,
+    /// Others use its disks, too, who are kept away while one is in use here.
+    pub locks: bool,
     /// Which of the options that not every kind takes it does take.
     pub options: &'static [&'static str],
     pub(crate) parse: fn(&OsStr) -> Result<Arc<dyn Place>, String>,
@@ -38,6 +45,16 @@ pub(crate) trait Place: fmt::Display + Send + Sync {
 
     /// The file, of those that are in one.
     fn path(&self) -> Option<&Path> {
+        None
+    }
+
+    /// The directory of files that say how it is reached, if it names some.
+    fn settings_dir(&self) -> Option<&Path> {
+        None
+    }
+
+    /// What an image that is in it may call `name`: a backing file, say. None: nothing.
+    fn beside(&self, _name: &str) -> Option<Arc<dyn Place>> {
         None
     }
 
@@ -78,6 +95,8 @@ pub struct Opened {
     pub file: Option<Arc<FileDisk>>,
     /// The same, if it has something to leave.
     pub part: Option<Arc<dyn Part>>,
+    /// The same, for whoever waits, if images can be in it and it is no file.
+    pub blocking: Option<Arc<dyn Blocking>>,
 }
 
 impl Opened {
@@ -87,6 +106,7 @@ impl Opened {
             disk: Arc::new(disk),
             file: None,
             part: None,
+            blocking: None,
         }
     }
 }

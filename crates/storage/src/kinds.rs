@@ -1,7 +1,7 @@
 //! The kinds of storage that there are, and where a disk's bytes are as users write it.
 
 use crate::kind::{Kind, OpenOptions, Opened, Place};
-use crate::{file, memory, nbd, null};
+use crate::{file, memory, nbd, null, rbd};
 use fathom_core::DiskError;
 use std::ffi::OsStr;
 use std::fmt;
@@ -10,7 +10,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 /// One line a kind. The first is that of a text that is none of the others'.
-pub static KINDS: &[&Kind] = &[&file::KIND, &memory::KIND, &null::KIND, &nbd::KIND];
+pub static KINDS: &[&Kind] = &[
+    &file::KIND,
+    &memory::KIND,
+    &null::KIND,
+    &nbd::KIND,
+    &rbd::KIND,
+];
 
 /// Where a disk's bytes are: a path, `memory:SIZE`, an NBD URI and so on, as [`KINDS`] say.
 #[derive(Clone)]
@@ -56,6 +62,17 @@ impl Location {
     /// The file, of those that are in one.
     pub fn path(&self) -> Option<&Path> {
         self.place.path()
+    }
+
+    /// The directory of files that say how it is reached, if it names some.
+    pub fn settings_dir(&self) -> Option<&Path> {
+        self.place.settings_dir()
+    }
+
+    /// What an image that is in it may call `name`, if it may.
+    pub fn beside(&self, name: &str) -> Option<Location> {
+        let place = self.place.beside(name)?;
+        Some(Location { place, ..*self })
     }
 
     /// The same, of another size in bytes, if its size is a part of how it is written.

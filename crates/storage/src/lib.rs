@@ -7,6 +7,7 @@
 //! - [`MemoryDisk`]: zeroes that can be written, gone with the process;
 //! - [`NbdDisk`]: an export of an NBD server, by connections of the workers'
 //!   own;
+//! - [`RbdDisk`]: an image on Ceph;
 //! - [`NullDisk`]: no data at all, what Fathom costs by itself.
 //!
 //! Each is a [`Kind`] with a folder or file of its own and a line in [`KINDS`], by which a
@@ -30,6 +31,7 @@
 //! Whatever moves less than it should is continued, and whatever fails is
 //! reported to the guest and in the log.
 
+mod blocking;
 mod buffers;
 mod bytes;
 pub mod engine;
@@ -40,7 +42,9 @@ pub mod memory;
 pub mod nbd;
 pub mod null;
 mod ranges;
+pub mod rbd;
 
+pub use blocking::Blocking;
 pub use bytes::ByteDisk;
 pub use engine::{EngineKind, Users, engine, engine_for};
 pub use file::{Cache, EndGuard, FileDisk, FileOptions, lock_image, lock_image_too};
@@ -49,3 +53,4 @@ pub use kinds::{KINDS, Location};
 pub use memory::MemoryDisk;
 pub use nbd::{NbdDisk, NbdOptions, connect};
 pub use null::NullDisk;
+pub use rbd::RbdDisk;

@@ -19,6 +19,9 @@ pub(crate) const KIND: Kind = Kind {
     form: "memory:SIZE",
     what: "Zeroes in memory, which can be written and are gone with the server",
     prefixes: &[PREFIX],
+    images: false,
+    network: false,
+    locks: false,
     options: &[],
     parse: |text| {
         OfSize::parse(PREFIX, text, |size, options| {

@@ -14,6 +14,9 @@ pub(crate) const KIND: Kind = Kind {
     form: "null:SIZE",
     what: "No data at all: what Fathom costs by itself",
     prefixes: &[PREFIX],
+    images: false,
+    network: false,
+    locks: false,
     options: &[],
     parse: |text| OfSize::parse(PREFIX, text, |size, _| Ok(Opened::new(NullDisk::new(size)))),
 };

@@ -14,7 +14,7 @@ mod host;
 mod remaking;
 mod resizing;
 
-use super::changes::{Changing, Event, Leaving, What};
+use super::changes::{self, Changing, Event, Leaving, What};
 use super::disk::{Common, Served};
 use super::freeze::Waiting;
 use super::nbd::Nbd;
@@ -33,7 +33,7 @@ use fathom_exports::Listener;
 use fathom_stack::Pools;
 use serde::Serialize;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,8 @@ pub struct Objects {
     leaving: Vec<Leaving>,
     /// Disks that are getting another size or other options, and who waits for it.
     busy: BTreeMap<String, Asker>,
+    /// Disks that may have got another size elsewhere, which is to be taken in.
+    sizes_seen: BTreeSet<String>,
     /// Disks that stand still, and when those that may not for ever go on.
     frozen: BTreeMap<String, Waiting>,
     thaw_at: BTreeMap<String, Instant>,
@@ -93,17 +95,22 @@ impl Objects {
         let disks = disks.collect::<Result<Vec<_>, _>>()?;
         let nbd = options.nbd.as_ref();
         let nbd = nbd.map(|nbd| Nbd::start(nbd, clients, &disks));
+        let mail = Mailbox::new().map_err(Error::io("cannot make a mailbox"))?;
+        disks
+            .iter()
+            .for_each(|disk| changes::watch_size(disk, mail.post()));
         Ok(Objects {
             disks,
             changing: Vec::new(),
             leaving: Vec::new(),
             busy: BTreeMap::new(),
+            sizes_seen: BTreeSet::new(),
             frozen: BTreeMap::new(),
             thaw_at: BTreeMap::new(),
             nbd: nbd.transpose()?,
             encrypted_end: false,
             common,
-            mail: Mailbox::new().map_err(Error::io("cannot make a mailbox"))?,
+            mail,
             stop_timeout: options.stop_timeout,
             started: Instant::now(),
         })
@@ -125,6 +132,7 @@ impl Objects {
             Event::Opened(name, opened) => self.take_in_opened(&name, opened),
             Event::Closed(name, summary) => self.take_in_closed(&name, &summary),
             Event::Resized(name, resized) => self.take_in_resized(&name, resized),
+            Event::SizeSeen(name) => drop(self.sizes_seen.insert(name)),
             Event::Frozen(name, frozen) => self.take_in_frozen(&name, *frozen),
             Event::Thawed(name) => self.take_in_thawed(&name),
             Event::Remade(name, remade) => self.take_in_remade(&name, remade),

@@ -13,6 +13,7 @@ use fathom_exports::Listener;
 use fathom_exports::nbd;
 use fathom_trace::Summary;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,6 +47,8 @@ pub enum Event {
     Closed(String, Box<Summary>),
     /// The disk of that name has this size, or has failed to get another one.
     Resized(String, Result<u64, DiskError>),
+    /// Somebody else may have given the disk of that name another size.
+    SizeSeen(String),
     /// The disk of that name stands still, or cannot, for this reason.
     Frozen(String, Box<Result<Waiting, String>>),
     /// It goes on.
@@ -111,6 +114,12 @@ pub fn close(post: Post<Event>) -> io::Result<SyncSender<ToClose>> {
         post.send(Event::Closed(name, summary));
     })?;
     Ok(send)
+}
+
+/// Hears when others may have given the disk another size.
+pub fn watch_size(disk: &Served, post: Post<Event>) {
+    let name = disk.name().to_owned();
+    disk.watch_size(Arc::new(move || post.send(Event::SizeSeen(name.clone()))));
 }
 
 /// Gives a disk another size.

@@ -13,7 +13,7 @@ use crate::info::{FrontEnd, ImageInfo, Info, WorkerInfo};
 use crate::metrics::{QueueInfo, Visits};
 use crate::options::DiskOptions;
 use crate::table::DiskTable;
-use fathom_core::{DiskInfo, Looking, ThreadKind, WorkerHandle};
+use fathom_core::{DiskInfo, Looking, SizeWatch, ThreadKind, WorkerHandle};
 use fathom_exports::nbd::Export;
 use fathom_exports::vhost_user::{Options, Status};
 use fathom_exports::{Listener, VhostUser, Visit, Watch};
@@ -85,7 +85,7 @@ impl Served {
         } = shared;
         let stack = Stack::open(&options.disk, options.nbd.is_some(), &filters, &pools)?;
         let name = options.disk.location.to_string();
-        let goes = options.vhost_user.is_some() && stack.file.is_some();
+        let goes = options.vhost_user.is_some() && options.disk.location.kind().locks;
         let shared = SharedDisk::new(stack.disk.clone(), name, goes);
         let alarms = Watches::new(&options.alarms);
         let mut served = Served {
@@ -109,6 +109,11 @@ impl Served {
             served.trace = Some(served.start_trace(&path)?);
         }
         Ok(served)
+    }
+
+    /// Have it heard when others may have given it another size.
+    pub fn watch_size(&self, watch: SizeWatch) {
+        self.stack.disk.watch_size(watch);
     }
 
     /// Serve front-ends, on a thread of their own.

@@ -46,7 +46,7 @@ struct Users {
 pub type Disconnect = Box<dyn Fn() + Send + Sync>;
 
 impl SharedDisk {
-    /// `goes`: it is in files, and has a vhost-user socket.
+    /// `goes`: others use its image, too, and it has a vhost-user socket.
     pub fn new(disk: Arc<dyn Disk>, name: String, goes: bool) -> Arc<SharedDisk> {
         let clients_follow = goes && !disk.info().read_only;
         Arc::new(SharedDisk {

@@ -12,6 +12,9 @@ pub(crate) const KIND: Kind = Kind {
     form: "an image file or block device",
     what: "A file in any file system, or a block device; images of formats are in one",
     prefixes: &[],
+    images: true,
+    network: false,
+    locks: true,
     options: &[],
     parse: |text| Ok(Arc::new(At(text.into()))),
 };
@@ -26,6 +29,7 @@ impl Place for At {
             disk: file.clone(),
             file: Some(file),
             part: None,
+            blocking: None,
         })
     }
 

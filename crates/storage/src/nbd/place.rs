@@ -19,6 +19,9 @@ pub(crate) const KIND: Kind = Kind {
         "nbds+unix://",
         "nbds+vsock://",
     ],
+    images: false,
+    network: false,
+    locks: false,
     options: &["server-timeout"],
     parse: |text| {
         let uri: NbdUri = text.to_string_lossy().parse()?;

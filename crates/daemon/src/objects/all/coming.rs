@@ -85,6 +85,7 @@ impl Objects {
             return Err(Kind::Failed.because(error.to_string()));
         }
         tracing::info!("{}", disk.describe());
+        changes::watch_size(&disk, self.mail.post());
         let name = disk.name().to_owned();
         self.common.events.tell(Happened::Added { disk: name });
         self.disks.push(disk);

@@ -50,6 +50,7 @@ impl Host for Objects {
         for event in self.mail.take() {
             self.take_in(event);
         }
+        self.take_in_sizes();
         for leaving in std::mem::take(&mut self.leaving) {
             self.leave(leaving);
         }

@@ -64,6 +64,7 @@ impl Objects {
             Ok(mut disk) => {
                 let _signals = LeftToThisThread::new();
                 disk.inherit(&self.disks[index].counts(MAX_LEFT));
+                changes::watch_size(&disk, self.mail.post());
                 tracing::info!("changed: {}", disk.describe());
                 let old = std::mem::replace(&mut self.disks[index], *disk);
                 changes::give_up(old);

@@ -5,6 +5,7 @@ use crate::answer::{Asker, Kind, Refusal};
 use crate::objects::changes;
 use fathom_core::DiskError;
 use serde_json::json;
+use std::collections::BTreeSet;
 
 impl Objects {
     pub(super) fn resize(&mut self, index: usize, size: Option<u64>, shrink: bool, asker: Asker) {
@@ -18,6 +19,20 @@ impl Objects {
             return asker(Err(Kind::Failed.because(text)));
         }
         self.busy.insert(name, asker);
+    }
+
+    /// Take in what others may have done to sizes, of disks with which nothing else is done.
+    pub(super) fn take_in_sizes(&mut self) {
+        let (later, now) = { std::mem::take(&mut self.sizes_seen).into_iter() }
+            .partition(|name| self.is_busy(name).is_some());
+        self.sizes_seen = later;
+        let now: BTreeSet<String> = now;
+        for name in now {
+            if let Some(index) = self.disks.iter().position(|disk| disk.name() == name) {
+                // (What has failed is told there.)
+                self.resize(index, None, false, Box::new(drop));
+            }
+        }
     }
 
     /// Why nothing else can be done with that disk now.

@@ -1,0 +1,209 @@
+//! One worker's way to an image.
+
+use super::ended::{Ended, Operation, ended};
+use super::library::{Completion, ZEROES_STAY_ALLOCATED};
+use super::shared::Shared;
+use crate::file::report::report;
+use fathom_core::{Channel, Cx, Op, Request, RequestId, Stage, Token};
+use std::ffi::c_int;
+use std::io;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// What completes with [`RequestId::NOBODY`].
+const ENDED: u16 = 0;
+
+/// A request's.
+struct Slot {
+    operation: Box<Operation>,
+    /// All that is left is to flush what it has written.
+    flushes: bool,
+}
+
+pub(super) struct RbdChannel {
+    shared: Arc<Shared>,
+    ended: Arc<Ended>,
+    /// By request.
+    slots: Vec<Slot>,
+    in_flight: usize,
+    /// What is being taken in.
+    taken: Vec<(u32, i64)>,
+}
+
+impl RbdChannel {
+    pub(super) fn new(shared: Arc<Shared>, cx: &mut Cx) -> io::Result<RbdChannel> {
+        let ended = Arc::new(Ended::new()?);
+        cx.engine.watch(ended.fd(), Token::channel(ENDED))?;
+        Ok(RbdChannel {
+            shared,
+            ended,
+            slots: Vec::new(),
+            in_flight: 0,
+            taken: Vec::new(),
+        })
+    }
+
+    /// Requests that are new bring some slots.
+    fn begin(&mut self, cx: &Cx, id: RequestId) {
+        let index = id.0 as usize;
+        if index >= self.slots.len() {
+            let wanted = self.slots.len()..cx.slab.capacity().max(index + 1);
+            let made = wanted.map(|index| Slot {
+                operation: Operation::new(&self.ended, index as u32),
+                flushes: false,
+            });
+            self.slots.extend(made);
+            self.taken.reserve(self.slots.len());
+        }
+        self.slots[index].flushes = cx.slab[id].op == Op::Flush;
+    }
+
+    /// Why the request cannot be given to the library, or what it is answered without.
+    fn answer_at_once(&self, request: &Request) -> Option<i32> {
+        let size = self.shared.size();
+        let is_outside = request.at > size || request.len > size - request.at;
+        match request.op {
+            Op::Flush => None,
+            _ if is_outside => Some(libc::EIO),
+            Op::Read | Op::BlockStatus => None,
+            _ if self.shared.read_only => Some(libc::EROFS),
+            _ => (request.len == 0).then_some(0),
+        }
+    }
+
+    /// Hands one to the library, whose thread ends it; an error: it has not been taken on.
+    fn start(&mut self, cx: &Cx, id: RequestId) -> Result<(), i32> {
+        let slot = &self.slots[id.0 as usize];
+        let operation = &raw const *slot.operation;
+        let request = &cx.slab[id];
+        if request.op == Op::BlockStatus {
+            // SAFETY: operations live until none is in flight.
+            return unsafe { self.shared.inquirer.ask(operation, request.at, request.len) };
+        }
+        let library = self.shared.image.library();
+        let mut completion = null_mut();
+        let argument = operation.cast_mut().cast();
+        // SAFETY: the argument is an operation that lives until it has ended, on which it is ended once.
+        let made = unsafe { (library.rbd_aio_create_completion)(argument, ended, &mut completion) };
+        if made < 0 {
+            return Err(-made);
+        }
+        // SAFETY: the request stays as it is, and its memory valid, until it is completed.
+        let started = unsafe { self.start_with(request, slot.flushes, completion) };
+        if started < 0 {
+            // SAFETY: the library has not taken it.
+            unsafe { (library.rbd_aio_release)(completion) };
+            return Err(-started);
+        }
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    /// # Safety
+    /// The request's segments and their memory stay until the completion's end.
+    unsafe fn start_with(&self, request: &Request, flushes: bool, completion: Completion) -> c_int {
+        let (image, library) = (self.shared.image.handle(), self.shared.image.library());
+        let (at, len) = (request.at, request.len);
+        let (iov, count) = (request.segments.as_ptr(), request.segments.len() as c_int);
+        // SAFETY: the image is open; the rest is required of the caller.
+        unsafe {
+            match request.op {
+                _ if flushes => (library.rbd_aio_flush)(image, completion),
+                Op::Read => (library.rbd_aio_readv)(image, iov, count, at, completion),
+                Op::Discard => (library.rbd_aio_discard)(image, at, len, completion),
+                Op::WriteZeroes => {
+                    let flags = if request.unmap {
+                        0
+                    } else {
+                        ZEROES_STAY_ALLOCATED
+                    };
+                    (library.rbd_aio_write_zeroes)(image, at, len as usize, completion, flags, 0)
+                }
+                _ => (library.rbd_aio_writev)(image, iov, count, at, completion),
+            }
+        }
+    }
+
+    /// What the library has ended.
+    fn take_in(&mut self, cx: &mut Cx) {
+        let mut taken = std::mem::take(&mut self.taken);
+        self.ended.take(&mut taken);
+        if !taken.is_empty() {
+            cx.tick();
+        }
+        for (index, result) in taken.drain(..) {
+            self.in_flight -= 1;
+            self.has_ended(cx, RequestId(index), result);
+        }
+        self.taken = taken;
+    }
+
+    fn has_ended(&mut self, cx: &mut Cx, id: RequestId, result: i64) {
+        let slot = &mut self.slots[id.0 as usize];
+        let request = &cx.slab[id];
+        match request.op {
+            _ if result < 0 => {
+                let errno = i32::try_from(-result).unwrap_or(libc::EIO);
+                return self.fail(cx, id, errno);
+            }
+            // The image has become smaller.
+            Op::Read if (result as u64) < request.len => return self.fail(cx, id, libc::EIO),
+            // SAFETY: the request is in flight until it is completed below.
+            Op::BlockStatus => unsafe { slot.operation.answer(request) },
+            Op::Write | Op::Discard | Op::WriteZeroes
+                if request.fua && self.shared.caches && !slot.flushes =>
+            {
+                slot.flushes = true;
+                return match self.start(cx, id) {
+                    Ok(()) => {}
+                    Err(errno) => self.fail(cx, id, errno),
+                };
+            }
+            _ => {}
+        }
+        cx.complete(id, 0);
+    }
+
+    #[cold]
+    fn fail(&self, cx: &mut Cx, id: RequestId, errno: i32) {
+        let request = &cx.slab[id];
+        self.shared.has_failed(errno);
+        report(
+            self.shared.image.path(),
+            request.op,
+            request.at,
+            request.len,
+            errno,
+        );
+        cx.complete(id, errno);
+    }
+}
+
+impl Channel for RbdChannel {
+    fn submit(&mut self, cx: &mut Cx, id: RequestId) {
+        cx.enter(id, Stage::Map);
+        if let Some(errno) = self.answer_at_once(&cx.slab[id]) {
+            return cx.complete(id, errno);
+        }
+        self.begin(cx, id);
+        cx.enter(id, Stage::Device);
+        if let Err(errno) = self.start(cx, id) {
+            self.fail(cx, id, errno);
+        }
+    }
+
+    fn complete(&mut self, cx: &mut Cx, _: RequestId, tag: u16, _: i32) {
+        debug_assert_eq!(tag, ENDED);
+        self.take_in(cx);
+    }
+}
+
+impl Drop for RbdChannel {
+    fn drop(&mut self) {
+        if self.in_flight > 0 {
+            // The library's threads still use them, and the image.
+            std::mem::forget(std::mem::take(&mut self.slots));
+            std::mem::forget(self.shared.clone());
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! From the library's threads to a worker: which operations have ended.
+
+use super::library::Completion;
+use fathom_core::{Extents, Request, Status};
+use rustix::event::{EventfdFlags, eventfd};
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A list that any thread adds to and one worker takes as a whole; neither waits.
+pub(super) struct Ended {
+    newest: AtomicPtr<Operation>,
+    /// The worker has been told, and has not looked since.
+    is_told: AtomicBool,
+    event: OwnedFd,
+}
+
+/// One operation of the library, used again and again. It stays where it is.
+pub(super) struct Operation {
+    to: Arc<Ended>,
+    /// By the worker.
+    pub(super) index: u32,
+    /// Bytes, or a negative errno.
+    result: AtomicI64,
+    /// The one that had ended before.
+    before: AtomicPtr<Operation>,
+    /// Of the request's range, as far as it is known: what there is data in.
+    found: Mutex<Found>,
+}
+
+/// What is known of a range.
+#[derive(Default)]
+pub(super) struct Found {
+    /// Starts and lengths of what there is data in, in order; the rest is zeroes.
+    pub(super) data: Vec<(u64, u64)>,
+    /// Where what is known ends.
+    pub(super) end: u64,
+}
+
+impl Ended {
+    pub(super) fn new() -> io::Result<Ended> {
+        Ok(Ended {
+            newest: AtomicPtr::new(null_mut()),
+            is_told: AtomicBool::new(false),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    /// Signalled when there is something to take.
+    pub(super) fn fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+
+    /// Puts the indices and results of what has ended at the end of `out`, in that order.
+    pub(super) fn take(&self, out: &mut Vec<(u32, i64)>) {
+        // Whoever adds something from now on tells again.
+        self.is_told.store(false, Ordering::SeqCst);
+        let start = out.len();
+        let mut next = self.newest.swap(null_mut(), Ordering::Acquire);
+        while !next.is_null() {
+            // SAFETY: who has added it has given it away; an operation lives until it is taken here, at
+            // least, and was written to before it was added.
+            let operation = unsafe { &*next };
+            next = operation.before.load(Ordering::Relaxed);
+            out.push((operation.index, operation.result.load(Ordering::Relaxed)));
+        }
+        out[start..].reverse();
+    }
+
+    /// # Safety
+    /// The operation is in flight: it lives until it is taken, and is added once.
+    unsafe fn add(&self, operation: *const Operation) {
+        let mut newest = self.newest.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: as required of the caller.
+            unsafe { (*operation).before.store(newest, Ordering::Relaxed) };
+            let added = operation.cast_mut();
+            let order = (Ordering::Release, Ordering::Relaxed);
+            match self
+                .newest
+                .compare_exchange_weak(newest, added, order.0, order.1)
+            {
+                Ok(_) => break,
+                Err(other) => newest = other,
+            }
+        }
+        if !self.is_told.swap(true, Ordering::SeqCst) {
+            // An eventfd's counter cannot overflow by ones.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Operation {
+    pub(super) fn new(to: &Arc<Ended>, index: u32) -> Box<Operation> {
+        Box::new(Operation {
+            to: to.clone(),
+            index,
+            result: AtomicI64::new(0),
+            before: AtomicPtr::new(null_mut()),
+            found: Mutex::default(),
+        })
+    }
+
+    pub(super) fn put(&self, found: Found) {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
+    }
+
+    /// Answers a block status by what was found.
+    ///
+    /// # Safety
+    /// The request is in flight.
+    pub(super) unsafe fn answer(&self, request: &Request) {
+        let found = std::mem::take(&mut *self.found.lock().unwrap_or_else(PoisonError::into_inner));
+        // SAFETY: as required of the caller.
+        let mut out = unsafe { Extents::of(&request.segments, request.len) };
+        let mut at = request.at;
+        for (start, len) in found.data {
+            let start = start.max(at);
+            let end = (start + len).min(found.end);
+            if !(start == at || out.push(Status::HOLE, start - at))
+                || !out.push(Status::DATA, end.saturating_sub(start))
+            {
+                return;
+            }
+            at = end;
+        }
+        out.push(Status::HOLE, found.end.saturating_sub(at));
+    }
+
+    /// It has ended, with bytes or a negative errno.
+    ///
+    /// # Safety
+    /// It is in flight, and ended once; it lives until it is taken.
+    pub(super) unsafe fn end(operation: *const Operation, result: i64) {
+        // Once it is added it is the worker's, who may drop it.
+        // SAFETY: as required of the caller.
+        let to = unsafe {
+            (*operation).result.store(result, Ordering::Relaxed);
+            (*operation).to.clone()
+        };
+        // SAFETY: likewise.
+        unsafe { to.add(operation) };
+    }
+}
+
+/// For the library: the completion's argument is an [`Operation`] in flight.
+pub(super) unsafe extern "C" fn ended(completion: Completion, argument: *mut c_void) {
+    let Ok(library) = super::library::library() else {
+        return;
+    };
+    // SAFETY: the library calls this once for a completion, whose result is known then, and forgets it when
+    // it is released.
+    let result = unsafe {
+        let result = (library.rbd_aio_get_return_value)(completion);
+        (library.rbd_aio_release)(completion);
+        result as i64
+    };
+    // SAFETY: the worker keeps the operation until it is taken.
+    unsafe { Operation::end(argument.cast_const().cast(), result) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn what_ends_on_several_threads_is_taken_once_each() {
+        const EACH: u32 = 20_000;
+        let ended = Arc::new(Ended::new().unwrap());
+        let all: Vec<_> = (0..4 * EACH)
+            .map(|index| Operation::new(&ended, index))
+            .collect();
+        let (mut taken, mut out) = (BTreeSet::new(), Vec::new());
+        std::thread::scope(|scope| {
+            for part in all.chunks(EACH as usize) {
+                scope.spawn(move || {
+                    for operation in part {
+                        // SAFETY: each is ended once, and lives longer than the threads.
+                        unsafe { Operation::end(&**operation, -i64::from(operation.index)) };
+                    }
+                });
+            }
+            let mut last = [-1; 4];
+            while taken.len() < all.len() {
+                // (Who waits for the event would not see the end of one that has been missed.)
+                let mut count = [0; 8];
+                while rustix::io::read(&ended.event, &mut count).is_err() {
+                    std::hint::spin_loop();
+                }
+                ended.take(&mut out);
+                for (index, result) in out.drain(..) {
+                    assert_eq!(result, -i64::from(index));
+                    assert!(taken.insert(index));
+                    // Those of one thread in their order.
+                    let last: &mut i64 = &mut last[(index / EACH) as usize];
+                    assert!(std::mem::replace(last, index.into()) < index.into());
+                }
+            }
+        });
+        assert!(ended.newest.load(Ordering::Relaxed).is_null());
+    }
+}

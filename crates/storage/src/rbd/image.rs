@@ -1,0 +1,344 @@
+//! An open image.
+
+use super::address::Address;
+use super::cluster::{Cluster, Settings, checked};
+use super::library::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, LOCK_EXCLUSIVE, Library};
+use crate::blocking::Blocking;
+use fathom_core::DiskError;
+use std::ffi::{CStr, c_int, c_void};
+use std::io;
+use std::path::PathBuf;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+/// What is told that the image has changed, by a thread of the library that must not wait.
+pub(super) type Notify = Arc<dyn Fn() + Send + Sync>;
+
+/// An image of a cluster that is connected to; closed when this is dropped.
+pub(super) struct Image {
+    handle: ImageHandle,
+    cluster: Cluster,
+    path: PathBuf,
+    features: u64,
+    watch: Option<(u64, Box<Notify>)>,
+}
+
+// SAFETY: librbd's functions may be called for one image by several threads at once.
+unsafe impl Send for Image {}
+// SAFETY: as for Send.
+unsafe impl Sync for Image {}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let library = self.library();
+        // SAFETY: the image is open, and nothing of it is in flight: channels have it as long as
+        // anything is. After `unwatch` the notification is not called any more.
+        unsafe {
+            if let Some((watch, _)) = self.watch {
+                (library.rbd_update_unwatch)(self.handle, watch);
+            }
+            (library.rbd_close)(self.handle);
+        }
+    }
+}
+
+/// The image is not what it was when it was opened: its size, say.
+unsafe extern "C" fn changed(argument: *mut c_void) {
+    // SAFETY: the argument that the watch was made with, which lives longer.
+    let notify = unsafe { &*argument.cast_const().cast::<Notify>() };
+    notify();
+}
+
+impl Image {
+    /// Connects and opens, blocking. The error is one line that says what to do.
+    pub(super) fn open(
+        address: &Address,
+        read_only: bool,
+        settings: &Settings,
+    ) -> Result<Image, DiskError> {
+        let cluster = Cluster::connect(address, settings)?;
+        let path = PathBuf::from(address.to_string());
+        let handle = cluster
+            .open(address, read_only)
+            .map_err(|source| DiskError::Io {
+                path: path.clone(),
+                what: match address.snapshot {
+                    Some(_) => "the image or its snapshot cannot be opened",
+                    None => "the image cannot be opened",
+                },
+                source,
+            })?;
+        let mut image = Image {
+            handle,
+            cluster,
+            path,
+            features: 0,
+            watch: None,
+        };
+        image.features = image.number(
+            image.library().rbd_get_features,
+            "its features cannot be read",
+        )?;
+        Ok(image)
+    }
+
+    pub(super) fn library(&self) -> &'static Library {
+        self.cluster.library
+    }
+
+    /// For the library's functions, as long as this lives.
+    pub(super) fn handle(&self) -> ImageHandle {
+        self.handle
+    }
+
+    /// As users write it.
+    pub(super) fn path(&self) -> &PathBuf {
+        &self.path
+    }
+
+    fn number(
+        &self,
+        get: unsafe extern "C" fn(ImageHandle, *mut u64) -> c_int,
+        what: &'static str,
+    ) -> Result<u64, DiskError> {
+        let mut number = 0;
+        // SAFETY: the image is open, and there is a place for the number.
+        self.result(unsafe { get(self.handle, &mut number) }, what)?;
+        Ok(number)
+    }
+
+    fn result(&self, result: c_int, what: &'static str) -> Result<(), DiskError> {
+        checked(result).map_err(|source| DiskError::Io {
+            path: self.path.clone(),
+            what,
+            source,
+        })
+    }
+
+    /// In bytes; it may not be a whole number of sectors.
+    pub(super) fn size(&self) -> Result<u64, DiskError> {
+        self.number(self.library().rbd_get_size, "its size cannot be read")
+    }
+
+    /// Bytes that one object after the other gets: what the cluster takes best in one piece.
+    pub(super) fn stripe(&self) -> Result<u64, DiskError> {
+        self.number(
+            self.library().rbd_get_stripe_unit,
+            "its striping cannot be read",
+        )
+    }
+
+    pub(super) fn has_exclusive_lock(&self) -> bool {
+        self.features & FEATURE_EXCLUSIVE_LOCK != 0
+    }
+
+    /// Have `notify` called when its size, or something else of it, has changed.
+    pub(super) fn watch(&mut self, notify: Notify) -> Result<(), DiskError> {
+        let notify = Box::new(notify);
+        let argument = (&raw const *notify).cast_mut().cast();
+        let mut watch = 0;
+        // SAFETY: the image is open; the argument stays where it is until the watch has ended.
+        let watched = unsafe {
+            (self.library().rbd_update_watch)(self.handle, &mut watch, changed, argument)
+        };
+        self.result(watched, "changes of it cannot be seen")?;
+        self.watch = Some((watch, notify));
+        Ok(())
+    }
+
+    /// From now on only this client writes it; blocking. One that is dead is shut out of the cluster first,
+    /// which takes as long as the cluster needs to see that.
+    pub(super) fn lock(&self) -> Result<(), DiskError> {
+        if let Some(owner) = self.owner()? {
+            return Err(self.unusable(format!(
+                "another client has it locked ({owner}; `rbd status` tells more): it is in use there, or was until half a minute ago"
+            )));
+        }
+        // SAFETY: the image is open.
+        let locked = unsafe { (self.library().rbd_lock_acquire)(self.handle, LOCK_EXCLUSIVE) };
+        match -locked {
+            libc::EROFS | libc::EBUSY | libc::EAGAIN => {
+                Err(self.unusable("another client has it locked: it is in use there".into()))
+            }
+            _ => self.result(locked, "cannot be locked"),
+        }
+    }
+
+    /// Who has it locked, if that is somebody alive.
+    fn owner(&self) -> Result<Option<String>, DiskError> {
+        let library = self.library();
+        let (mut mode, mut owner, mut count) = (0, null_mut(), 1);
+        // SAFETY: the image is open; places for a mode, one string and their number.
+        let got = unsafe {
+            (library.rbd_lock_get_owners)(self.handle, &mut mode, &mut owner, &mut count)
+        };
+        if got == -libc::ENOENT || got == 0 && count == 0 {
+            return Ok(None);
+        }
+        self.result(got, "who has it locked cannot be read")?;
+        // SAFETY: the library has left one string.
+        let name = unsafe { CStr::from_ptr(owner) }
+            .to_string_lossy()
+            .into_owned();
+        // SAFETY: it is given back once.
+        unsafe { (library.rbd_lock_get_owners_cleanup)(&mut owner, count) };
+        Ok(Some(name))
+    }
+
+    /// Somebody else may have it; blocking.
+    pub(super) fn unlock(&self) -> Result<(), DiskError> {
+        // SAFETY: the image is open.
+        let result = unsafe { (self.library().rbd_lock_release)(self.handle) };
+        self.result(result, "cannot be unlocked")
+    }
+
+    /// Blocking.
+    pub(super) fn flush(&self) -> Result<(), DiskError> {
+        // SAFETY: the image is open.
+        self.result(
+            unsafe { (self.library().rbd_flush)(self.handle) },
+            "cannot be flushed",
+        )
+    }
+
+    /// Nothing of it is known any more; blocking.
+    pub(super) fn forget(&self) -> Result<(), DiskError> {
+        // SAFETY: the image is open.
+        let result = unsafe { (self.library().rbd_invalidate_cache)(self.handle) };
+        self.result(result, "its cache cannot be emptied")
+    }
+
+    /// Blocking.
+    pub(super) fn resize(&self, size: u64) -> Result<(), DiskError> {
+        // SAFETY: the image is open.
+        self.result(
+            unsafe { (self.library().rbd_resize)(self.handle, size) },
+            "cannot be resized",
+        )
+    }
+
+    /// The ranges that have data, in order, at most `most`; what lies between them is zeroes. The flag: there
+    /// are more. Blocking.
+    pub(super) fn data(
+        &self,
+        at: u64,
+        len: u64,
+        most: usize,
+    ) -> io::Result<(Vec<(u64, u64)>, bool)> {
+        let mut found = Found {
+            ranges: Vec::new(),
+            most,
+            is_full: false,
+        };
+        let argument = (&raw mut found).cast();
+        let iterate = self.library().rbd_diff_iterate2;
+        // SAFETY: the image is open; the callback gets what it expects.
+        match unsafe { iterate(self.handle, null(), at, len, 1, 1, add, argument) } {
+            _ if found.is_full => Ok((found.ranges, true)),
+            result => checked(result).map(|()| (found.ranges, false)),
+        }
+    }
+
+    pub(super) fn unusable(&self, problem: String) -> DiskError {
+        DiskError::Unusable {
+            path: self.path.clone(),
+            problem,
+        }
+    }
+}
+
+impl Blocking for Image {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let there = Blocking::len(self)?.saturating_sub(offset);
+        let there = usize::try_from(there).unwrap_or(usize::MAX).min(buf.len());
+        let (head, rest) = buf.split_at_mut(there);
+        rest.fill(0);
+        let base = head.as_mut_ptr().cast();
+        // SAFETY: the image is open, and there is room for so many bytes.
+        let read = unsafe { (self.library().rbd_read)(self.handle, offset, head.len(), base) };
+        moved(read, head.len())
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        // The library would write as much as there is room for.
+        let len = Blocking::len(self)?;
+        if offset > len || buf.len() as u64 > len - offset {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let base = buf.as_ptr().cast();
+        // SAFETY: the image is open, and there are so many bytes.
+        let written = unsafe { (self.library().rbd_write)(self.handle, offset, buf.len(), base) };
+        moved(written, buf.len())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        let mut len = 0;
+        // SAFETY: the image is open, and there is a place for the number.
+        checked(unsafe { (self.library().rbd_get_size)(self.handle, &mut len) })?;
+        Ok(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // SAFETY: the image is open.
+        checked(unsafe { (self.library().rbd_flush)(self.handle) })
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        // SAFETY: the image is open.
+        checked(unsafe { (self.library().rbd_discard)(self.handle, offset, len) })
+    }
+
+    fn run_at(&self, offset: u64) -> (bool, u64) {
+        let len = Blocking::len(self).map_or(0, |len| len.saturating_sub(offset));
+        if len == 0 {
+            return (true, u64::MAX);
+        }
+        let len = len.min(MAX_RUN);
+        match self.data(offset, len, 1) {
+            Ok((data, _)) => match data.first() {
+                Some((start, len)) if *start <= offset => (false, start + len),
+                Some((start, _)) => (true, *start),
+                None => (true, offset + len),
+            },
+            Err(_) => (false, u64::MAX),
+        }
+    }
+
+    fn forget_cache(&self) {
+        // It is advice; nothing else could be done.
+        let _ = self.forget();
+    }
+}
+
+/// As far as one look for data goes.
+const MAX_RUN: u64 = 4 << 30;
+
+/// What the library says of so many bytes.
+fn moved(result: isize, len: usize) -> io::Result<()> {
+    match usize::try_from(result) {
+        Ok(bytes) if bytes == len => Ok(()),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(_) => Err(io::Error::from_raw_os_error((-result) as i32)),
+    }
+}
+
+/// Ranges of data.
+struct Found {
+    ranges: Vec<(u64, u64)>,
+    most: usize,
+    is_full: bool,
+}
+
+unsafe extern "C" fn add(at: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: the argument that the iteration was started with, which nobody else uses meanwhile.
+    let found = unsafe { &mut *argument.cast::<Found>() };
+    if exists == 0 {
+        return 0;
+    }
+    found.is_full = found.ranges.len() == found.most;
+    if found.is_full {
+        return -libc::ECANCELED;
+    }
+    found.ranges.push((at, len as u64));
+    0
+}

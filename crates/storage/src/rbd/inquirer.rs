@@ -1,0 +1,95 @@
+//! Where an image has data: the library tells that only to whoever waits for it, which a thread does.
+
+use super::ended::{Found, Operation};
+use super::image::Image;
+use fathom_core::{ThreadKind, thread_starts};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+
+/// As far as one answer goes: so many objects may have to be asked for.
+const MAX_LEN: u64 = 4 << 30;
+/// And so many ranges of data.
+const MAX_RANGES: usize = 4096;
+
+/// A question, and whose it is.
+struct Question {
+    operation: *const Operation,
+    at: u64,
+    len: u64,
+}
+
+// SAFETY: the operation is in flight, and the thread that has the question ends it.
+unsafe impl Send for Question {}
+
+/// A thread that asks; it ends when this is dropped.
+pub(super) struct Inquirer {
+    questions: Option<Sender<Question>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Inquirer {
+    pub(super) fn start(image: Arc<Image>) -> io::Result<Inquirer> {
+        let (questions, asked) = channel();
+        let thread = Builder::new().name("rbd status".into()).spawn(move || {
+            thread_starts(ThreadKind::General);
+            answer(&image, &asked);
+        })?;
+        Ok(Inquirer {
+            questions: Some(questions),
+            thread: Some(thread),
+        })
+    }
+
+    /// Ends the operation once it knows; an error: there is nobody to ask.
+    ///
+    /// # Safety
+    /// The operation lives until it is taken.
+    pub(super) unsafe fn ask(
+        &self,
+        operation: *const Operation,
+        at: u64,
+        len: u64,
+    ) -> Result<(), i32> {
+        let questions = self.questions.as_ref().ok_or(libc::EIO)?;
+        let question = Question {
+            operation,
+            at,
+            len: len.min(MAX_LEN),
+        };
+        questions.send(question).map_err(|_| libc::EIO)
+    }
+}
+
+impl Drop for Inquirer {
+    fn drop(&mut self) {
+        self.questions = None;
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn answer(image: &Image, asked: &Receiver<Question>) {
+    for Question { operation, at, len } in asked {
+        let result = match find(image, at, len) {
+            Ok(found) => {
+                // SAFETY: the operation is in flight until it is ended below.
+                unsafe { (*operation).put(found) };
+                0
+            }
+            Err(error) => -i64::from(error.raw_os_error().unwrap_or(libc::EIO)),
+        };
+        // SAFETY: likewise.
+        unsafe { Operation::end(operation, result) };
+    }
+}
+
+fn find(image: &Image, at: u64, len: u64) -> io::Result<Found> {
+    let (mut data, is_cut) = image.data(at, len, MAX_RANGES)?;
+    data.sort_unstable();
+    let end = match data.last() {
+        Some((start, len)) if is_cut => start + len,
+        _ => at + len,
+    };
+    Ok(Found { data, end })
+}

@@ -1,0 +1,54 @@
+//! Images on Ceph as a kind of storage.
+
+use super::address::{Address, FORM, PREFIX};
+use super::disk::RbdDisk;
+use crate::kind::{Kind, OpenOptions, Opened, Place};
+use fathom_core::DiskError;
+use std::path::Path;
+use std::sync::Arc;
+
+pub(crate) const KIND: Kind = Kind {
+    name: "rbd",
+    form: FORM,
+    what: "An image on Ceph",
+    prefixes: &[PREFIX],
+    images: true,
+    network: true,
+    locks: true,
+    options: &["server-timeout"],
+    parse: |text| {
+        let text = text.to_str().ok_or("names on Ceph are in UTF-8")?;
+        Ok(Arc::new(Address::parse(text)?))
+    },
+};
+
+impl Place for Address {
+    fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
+        let disk = RbdDisk::open(self, options)?;
+        Ok(Opened {
+            blocking: Some(disk.blocking()),
+            ..Opened::new(disk)
+        })
+    }
+
+    /// The keyring is there, too, in most cases.
+    fn settings_dir(&self) -> Option<&Path> {
+        Path::new(self.conf.as_deref()?).parent()
+    }
+
+    /// Images name others by what is before the options, and only those of their own pool and namespace: a
+    /// stranger may have made them.
+    fn beside(&self, name: &str) -> Option<Arc<dyn Place>> {
+        let named = Address::parse(name).ok()?;
+        let is_near = named.pool == self.pool && named.namespace == self.namespace;
+        let says_more = named.conf.is_some() || named.user.is_some();
+        let (conf, user) = (self.conf.clone(), self.user.clone());
+        (is_near && !says_more).then(|| {
+            Arc::new(Address {
+                conf,
+                user,
+                ..named
+            }) as _
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! What the disk and all its channels know.
+
+use super::image::Image;
+use super::inquirer::Inquirer;
+use fathom_core::SizeWatch;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Who wants to hear that the image has another size, by others' doing.
+#[derive(Default)]
+pub(super) struct SizeWatcher {
+    watch: OnceLock<SizeWatch>,
+    /// It has heard of it, and not looked since.
+    is_told: AtomicBool,
+}
+
+impl SizeWatcher {
+    pub(super) fn set(&self, watch: SizeWatch) {
+        let _ = self.watch.set(watch);
+    }
+
+    /// The image has changed in some way.
+    pub(super) fn tell(&self) {
+        if let Some(watch) = self.watch.get()
+            && !self.is_told.swap(true, Ordering::SeqCst)
+        {
+            watch();
+        }
+    }
+
+    /// It looks now.
+    pub(super) fn looks(&self) {
+        self.is_told.store(false, Ordering::SeqCst);
+    }
+}
+
+pub(super) struct Shared {
+    pub(super) image: Arc<Image>,
+    pub(super) inquirer: Inquirer,
+    /// In bytes, whole sectors.
+    size: AtomicU64,
+    pub(super) read_only: bool,
+    /// Completed writes may be in this process's memory only.
+    pub(super) caches: bool,
+    is_shut_out: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(
+        image: Arc<Image>,
+        inquirer: Inquirer,
+        size: u64,
+        read_only: bool,
+        caches: bool,
+    ) -> Shared {
+        Shared {
+            image,
+            inquirer,
+            size: size.into(),
+            read_only,
+            caches,
+            is_shut_out: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Relaxed);
+    }
+
+    /// A request has.
+    pub(super) fn has_failed(&self, errno: i32) {
+        // What Ceph calls EBLOCKLISTED.
+        if errno == libc::ESHUTDOWN && !self.is_shut_out.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                "{}: another client has broken this one's lock, and had it shut out of the cluster: all \
+                 requests fail from now on, until the disk is served anew",
+                self.image.path().display()
+            );
+        }
+    }
+}
