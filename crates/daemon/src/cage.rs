@@ -6,6 +6,7 @@ use fathom_sandbox::{Allowed, Kind, Mode, PathAccess, Tenant};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 /// Shut this process in, before it has threads that matter, and each thread as it starts.
 pub fn enter(mode: Mode) {
@@ -25,9 +26,13 @@ pub fn enter(mode: Mode) {
 
 /// Shut in a tenant, before it has threads: what it has not open by then it gets from its supervisor.
 /// `user`: who it becomes.
-pub fn lock_up(mode: Mode, user: Option<User>) -> io::Result<()> {
+/// `connects`: it has disks whose library makes connections, by what is in these directories, too.
+pub fn lock_up(mode: Mode, user: Option<User>, connects: Option<&[PathBuf]>) -> io::Result<()> {
     know_machine();
-    let read = |path: &&str| {
+    let network = connects.map_or(&[][..], |_| &NETWORK);
+    let own = KERNEL.iter().chain(network).map(Path::new);
+    let settings = connects.unwrap_or_default().iter().map(PathBuf::as_path);
+    let read = |path: &Path| {
         let at = File::options()
             .read(true)
             .custom_flags(libc::O_PATH)
@@ -39,7 +44,8 @@ pub fn lock_up(mode: Mode, user: Option<User>) -> io::Result<()> {
     let tenant = Tenant {
         mode,
         user: user.map(|user| (user.uid, user.gid)),
-        allowed: KERNEL.iter().filter_map(read).collect(),
+        connects: connects.is_some(),
+        allowed: own.chain(settings).filter_map(read).collect(),
         ..Tenant::default()
     };
     tenant.lock_up()?;
@@ -57,6 +63,17 @@ fn know_machine() {
 
 /// What the kernel says of the process and of the machine.
 const KERNEL: [&str; 3] = ["/proc/self", "/proc/sys/vm", "/sys/devices/system"];
+
+/// What says where others are, and who one is to them: Ceph's own, and names of hosts.
+const NETWORK: [&str; 7] = [
+    "/etc/ceph",
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/etc/services",
+];
 
 fn kind_of(kind: ThreadKind) -> Kind {
     match kind {

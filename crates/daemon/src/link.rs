@@ -46,6 +46,9 @@ pub enum ToTenant {
         sandbox: String,
         /// Who it is to be; None: who it is.
         user: Option<User>,
+        /// A library makes connections for its disks, in its process, by what these directories say, too.
+        #[serde(default)]
+        connects: Option<Vec<PathBuf>>,
     },
     Ask {
         number: u64,

@@ -22,6 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::exit;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,8 +48,20 @@ pub fn begin_tenant(events: Events) -> Result<NewTenant, Error> {
     let _ = rustix::thread::set_name(c"fathom-tenant");
     limits::raise();
     let (link, gate) = sockets().map_err(Error::io("cannot reach the supervisor"))?;
-    let (options, user, predecessor) = begin(&link, events)?;
-    cage::lock_up(options.sandbox, user).map_err(Error::io("cannot be shut in"))?;
+    let Begun {
+        options,
+        user,
+        connects,
+        predecessor,
+    } = begin(&link, events)?;
+    if connects.is_some()
+        && let Err(problem) = fathom_storage::rbd::prepare()
+    {
+        // Its disks say so, too.
+        tracing::warn!("{problem}");
+    }
+    cage::lock_up(options.sandbox, user, connects.as_deref())
+        .map_err(Error::io("cannot be shut in"))?;
     Ok(NewTenant {
         link,
         gate,
@@ -123,11 +136,18 @@ fn sockets() -> io::Result<(Link, Link)> {
     Ok((link.into(), gate.into()))
 }
 
-/// By which options, as whom, and after which process.
-fn begin(
-    link: &Link,
-    events: Events,
-) -> Result<(ServeOptions, Option<User>, Option<OwnedFd>), Error> {
+/// How it begins.
+struct Begun {
+    options: ServeOptions,
+    /// As whom.
+    user: Option<User>,
+    /// A library makes connections for its disks, by what is in these directories, too.
+    connects: Option<Vec<PathBuf>>,
+    /// After which process.
+    predecessor: Option<OwnedFd>,
+}
+
+fn begin(link: &Link, events: Events) -> Result<Begun, Error> {
     let first = link
         .receive(true)
         .map_err(Error::io("the supervisor says nothing"))?;
@@ -137,6 +157,7 @@ fn begin(
             stop_timeout_ms,
             sandbox,
             user,
+            connects,
         },
         predecessor,
     )) = first
@@ -160,7 +181,12 @@ fn begin(
         stop_timeout: StopTimeout(Duration::from_millis(stop_timeout_ms)),
         arguments: Vec::new(),
     };
-    Ok((options, user, predecessor))
+    Ok(Begun {
+        options,
+        user,
+        connects,
+        predecessor,
+    })
 }
 
 struct Tenant {

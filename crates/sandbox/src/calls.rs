@@ -241,6 +241,16 @@ pub(crate) fn tenant() -> Calls {
     calls
 }
 
+/// Connections that a library makes.
+pub(crate) fn network() -> Calls {
+    let calls = Calls::default()
+        .any(&[libc::SYS_socket, libc::SYS_connect, libc::SYS_bind])
+        .any(&[libc::SYS_sendmmsg, libc::SYS_recvmmsg]);
+    #[cfg(target_arch = "x86_64")]
+    let calls = calls.any(&[libc::SYS_epoll_create, libc::SYS_chmod]);
+    calls
+}
+
 /// Other programs, and code that comes out of memory or files.
 pub(crate) fn programs() -> Calls {
     Calls::default()

@@ -97,6 +97,8 @@ pub(crate) enum Process {
     Server,
     /// Has what it needs, or is sent it.
     Tenant,
+    /// Likewise, but makes connections itself.
+    ConnectingTenant,
 }
 
 impl Process {
@@ -105,6 +107,7 @@ impl Process {
         match self {
             Process::Server => Filter::Deny(calls::attacks()),
             Process::Tenant => Filter::Allow(calls::tenant()),
+            Process::ConnectingTenant => Filter::Allow(calls::tenant().and(calls::network())),
         }
     }
 

@@ -47,23 +47,31 @@ impl PathAccess {
     }
 }
 
-/// Nothing at all is allowed, except by rules that are added.
-fn nothing() -> Result<RulesetCreated, RulesetError> {
+/// Nothing at all is allowed, except by rules that are added; `connects`: and to connect to ports.
+fn nothing(connects: bool) -> Result<RulesetCreated, RulesetError> {
+    let ports = match connects {
+        true => AccessNet::BindTcp.into(),
+        false => AccessNet::from_all(WANTED),
+    };
     Ruleset::default()
         .handle_access(AccessFs::from_all(WANTED))?
-        .handle_access(AccessNet::from_all(WANTED))?
+        .handle_access(ports)?
         .scope(Scope::from_all(WANTED))?
         .create()
 }
 
 /// A ruleset for threads that know no names; None: there is no Landlock.
 pub(crate) fn nowhere() -> Result<Option<OwnedFd>, RulesetError> {
-    Ok(nothing()?.into())
+    Ok(nothing(false)?.into())
 }
 
-/// Restrict this thread, and those that it starts, to these.
-pub(crate) fn restrict_to(allowed: Vec<Allowed>, report: &mut Report) -> Result<(), RulesetError> {
-    let mut ruleset = nothing()?;
+/// Restrict this thread, and those that it starts, to these; `connects`: and to what it connects to.
+pub(crate) fn restrict_to(
+    allowed: Vec<Allowed>,
+    connects: bool,
+    report: &mut Report,
+) -> Result<(), RulesetError> {
+    let mut ruleset = nothing(connects)?;
     let count = allowed.len();
     for Allowed { at, access } in allowed {
         let rights = access.rights(is_directory(&at));

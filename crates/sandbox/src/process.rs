@@ -45,6 +45,8 @@ pub struct Tenant {
     pub mode: Mode,
     /// Who it becomes, in any mode; None: it stays who it is.
     pub user: Option<(uid_t, gid_t)>,
+    /// It makes connections itself: it stays in the network that it is in.
+    pub connects: bool,
     /// All that it may open by name.
     pub allowed: Vec<Allowed>,
     /// Bytes that it may have mapped (RLIMIT_AS), guest memory included; None: any.
@@ -57,12 +59,16 @@ impl Tenant {
     pub fn lock_up(self) -> io::Result<Report> {
         let mode = self.mode;
         let mut report = Report::new(mode);
-        if mode == Mode::On {
+        if mode == Mode::On && !self.connects {
             // It is itself a privilege.
             let network = leave_network();
             let what = "a network of its own, without any device";
             report.add_outcome("network", what, network);
         }
+        let process = match self.connects {
+            true => Process::ConnectingTenant,
+            false => Process::Tenant,
+        };
         match self.user {
             // Whatever the mode is.
             Some((uid, gid)) => {
@@ -78,7 +84,7 @@ impl Tenant {
         if mode != Mode::Off {
             privileges::no_new()?;
             report.in_force("no new privileges", "no program gets more rights");
-            filter(Process::Tenant, mode, &mut report);
+            filter(process, mode, &mut report);
         }
         Ok(keep(report))
     }
@@ -92,7 +98,7 @@ impl Tenant {
             report.in_force("memory", format!("{bytes} bytes of addresses"));
         }
         privileges::no_new()?;
-        paths::restrict_to(self.allowed, report).map_err(io::Error::other)
+        paths::restrict_to(self.allowed, self.connects, report).map_err(io::Error::other)
     }
 }
 

@@ -117,23 +117,31 @@ impl Tenants {
         let options = DiskOptions::of(table.clone(), false).map_err(invalid)?;
         let listener = listen(&options)?.map(Arc::new);
         let name = table.tenant.as_ref().unwrap_or(&table.name).clone();
-        if !self.all.contains_key(&name) {
+        let disk = Disk {
+            table: table.clone(),
+            listener,
+            is_there: false,
+            shown: Value::Null,
+        };
+        if let Some(tenant) = self.all.get_mut(&name) {
+            if disk.connects() && !tenant.connects() {
+                return Err(Kind::Conflict.because(format!(
+                    "tenant '{name}' has no disks on {}, so its process cannot reach any: give this one \
+                     a tenant of its own, or add it before the others",
+                    table.image.kind().name
+                )));
+            }
+            tenant.disks.push(disk);
+        } else {
             let user = self.user_of(&name);
             let user = user.map_err(|text| Kind::Conflict.because(text))?;
             let mut tenant = Tenant::new(name.clone(), user);
+            tenant.disks.push(disk);
             let started = self.start(&tenant, tenant.permits.clone(), None);
             let failed = |error| format!("cannot start the process of tenant '{name}': {error}");
             let process = started.map_err(|error| Kind::Failed.because(failed(error)))?;
             tenant.process = Some(process);
-            self.all.insert(name.clone(), tenant);
-        }
-        if let Some(tenant) = self.all.get_mut(&name) {
-            tenant.disks.push(Disk {
-                table: table.clone(),
-                listener,
-                is_there: false,
-                shown: Value::Null,
-            });
+            self.all.insert(name, tenant);
         }
         Ok(())
     }
@@ -150,6 +158,7 @@ impl Tenants {
             stop_timeout_ms: self.stop_timeout.0.as_millis() as u64,
             sandbox: self.sandbox.to_string(),
             user: tenant.user,
+            connects: tenant.settings_dirs(),
         };
         let limits = self.tenancy.allowance_of(&tenant.name);
         let group = self.groups.enter(&tenant.name, &limits, tenant.group());

@@ -15,6 +15,7 @@ use fathom_trace::Summary;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -92,7 +93,26 @@ pub struct Tenant {
     pub ended_well: bool,
 }
 
+impl Disk {
+    /// A library makes connections for it.
+    pub fn connects(&self) -> bool {
+        self.table.image.kind().network
+    }
+}
+
 impl Tenant {
+    /// Its process makes connections; it stays so as long as it has such a disk.
+    pub fn connects(&self) -> bool {
+        self.disks.iter().any(Disk::connects)
+    }
+
+    /// For its process: see [`ToTenant::Begin`].
+    pub fn settings_dirs(&self) -> Option<Vec<PathBuf>> {
+        let disks = self.disks.iter().filter(|disk| disk.connects());
+        let dirs = disks.filter_map(|disk| disk.table.image.settings_dir());
+        self.connects().then(|| dirs.map(Path::to_owned).collect())
+    }
+
     pub fn new(name: String, user: Option<User>) -> Tenant {
         Tenant {
             name,

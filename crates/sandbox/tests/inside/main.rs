@@ -315,7 +315,7 @@ fn lock_up_tenant(dir: &Path) {
             at: mine.into(),
             access: PathAccess::Write,
         }],
-        address_space: None,
+        ..Tenant::default()
     };
     assert_all_in_force(&tenant.lock_up().unwrap());
     let image = dir.join("mine/disk.img");
