@@ -7,7 +7,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # With --jobs, these name descriptors that make keeps for itself.
 ALONE := env -u MAKEFLAGS -u MFLAGS
 FUZZ := $(patsubst fuzz/fuzz_targets/%.rs,fuzz-%,$(wildcard fuzz/fuzz_targets/*.rs))
-.PHONY: setup build demo test test-built test-kvm fuzz fuzz-build $(FUZZ) torture bench book lint \
+.PHONY: setup build demo test test-built test-kvm test-cluster fuzz fuzz-build $(FUZZ) torture bench book lint \
 	installed install install-files uninstall deb static test-package
 
 # Installs what is missing (Debian packages); quick when everything is there.
@@ -40,6 +40,12 @@ test: setup
 test-kvm: setup
 	$(ALONE) $(CARGO) build --workspace --bin fathom
 	$(ALONE) $(CARGO) test --workspace --test wiki
+
+# Disks on Ceph, on clusters of this machine's own: their OSDs keep everything in memory.
+test-cluster: setup
+	sh tools/setup.sh cluster
+	$(ALONE) $(CARGO) build --workspace --bin fathom
+	$(ALONE) $(CARGO) test --workspace --test cluster -- --test-threads=1
 
 test-built:
 	$(ALONE) $(CARGO) test --workspace --no-fail-fast

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what building, the demo and the tests need, from the distribution's own packages; virtiofsd, which
 # Debian 12 has not got, is built from crates.io. `setup.sh package` installs what makes and tries Debian
-# packages, `setup.sh static` what makes a static program, `setup.sh book` what makes the book: few need these.
+# packages, `setup.sh static` what makes a static program, `setup.sh book` what makes the book,
+# `setup.sh cluster` what makes Ceph clusters to test with: few need these.
 # `setup.sh demo` installs only what the demo needs, and leaves the machine's kernels and QEMU as they are.
 #
 # Running it again is quick and changes nothing. QEMU comes from the distribution's backports
@@ -58,6 +59,7 @@ lowdown
 man-db
 "
 packages_of_package='debootstrap lintian'
+packages_of_cluster='ceph-mon ceph-mgr ceph-osd ceph-common librbd1'
 qemu_packages='qemu-system-x86 qemu-system-common qemu-system-data qemu-utils'
 qemu_wanted=10
 rust_wanted=1.90
@@ -463,8 +465,18 @@ for_book() {
 		fail 'cargo could not install mdbook'
 }
 
+# Ceph's daemons and programs, and QEMU's own way to it, which has to be of QEMU's version.
+for_cluster() {
+	# shellcheck disable=SC2086
+	install_also $packages_of_cluster
+	installed qemu-block-extra && return 0
+	have=$(dpkg-query -W -f='${Version}' qemu-utils)
+	tell_of qemu-block-extra
+	apt_install "qemu-block-extra=$have" || fail "apt could not install: qemu-block-extra $have"
+}
+
 case "${1:-}" in
-package | static | book | demo)
+package | static | book | demo | cluster)
 	PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
 	"for_$1"
 	exit

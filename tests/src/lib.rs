@@ -1,6 +1,7 @@
 //! What the end-to-end tests in `tests/` share: the program under test, places for images and
 //! sockets, and runs of its command line.
 
+pub mod ceph;
 pub mod image;
 pub mod load;
 

@@ -1,0 +1,282 @@
+//! A Ceph cluster on this machine: a monitor, a manager, and OSDs that keep all their objects in memory.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use fathom_lab::Process;
+use tempfile::TempDir;
+
+use crate::run_command;
+
+/// For commands of Ceph, which wait for the cluster.
+const COMMAND: Duration = Duration::from_secs(60);
+/// For what the cluster does by itself.
+const SOON: Duration = Duration::from_secs(120);
+
+/// A running cluster; gone with the test. Its daemons end with the thread that has started them.
+#[derive(Debug)]
+pub struct Cluster {
+    // Fields are dropped in order: daemons go before their directory.
+    osds: Vec<Option<Process>>,
+    _manager: Process,
+    monitor: Option<Process>,
+    dir: TempDir,
+}
+
+impl Cluster {
+    /// Starts one whose OSDs have so many bytes each, with a pool `rbd` in as many copies as there are OSDs, at
+    /// most two.
+    ///
+    /// # Panics
+    /// With the last words of what did not start: `make setup-cluster` installs all.
+    pub fn start(osds: usize, bytes: u64) -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("fathom-ceph-")
+            .tempdir_in("/tmp");
+        let dir = dir.expect("a directory for a cluster");
+        let fsid = make_uuid();
+        let port = free_port();
+        configure(dir.path(), &fsid, port, osds.min(2), bytes);
+        let keys = [
+            ("mon.", vec!["mon", "allow *"]),
+            (
+                "client.admin",
+                vec!["mon", "allow *", "osd", "allow *", "mgr", "allow *"],
+            ),
+            ("mgr.x", vec!["mon", "allow profile mgr", "osd", "allow *"]),
+        ];
+        let osd_caps = vec![
+            "mon",
+            "allow profile osd",
+            "osd",
+            "allow *",
+            "mgr",
+            "allow profile osd",
+        ];
+        let of_osds = (0..osds).map(|n| (format!("osd.{n}"), osd_caps.clone()));
+        let keys = keys.map(|(name, caps)| (name.to_owned(), caps));
+        let keyring = dir.path().join("keyring");
+        fs::write(&keyring, "").expect("a keyring");
+        for (name, caps) in keys.into_iter().chain(of_osds) {
+            let mut command = Command::new("ceph-authtool");
+            command.arg(&keyring).args(["--gen-key", "--name", &name]);
+            for cap in caps.chunks(2) {
+                command.arg("--cap").args(cap);
+            }
+            done(command);
+        }
+        let map = dir.path().join("monmap");
+        let mut command = Command::new("monmaptool");
+        let address = format!("[v2:127.0.0.1:{port}]");
+        command
+            .args(["--create", "--addv", "a", &address, "--fsid", &fsid])
+            .arg(&map);
+        done(command);
+        let mut command = program(dir.path(), "ceph-mon");
+        command.args(["--mkfs", "-i", "a", "--monmap"]).arg(&map);
+        done(command);
+        let mut cluster = Self {
+            osds: Vec::new(),
+            monitor: Some(start_daemon(dir.path(), "mon", "a")),
+            _manager: start_daemon(dir.path(), "mgr", "x"),
+            dir,
+        };
+        for n in 0..osds {
+            cluster.make_osd(n);
+        }
+        cluster.ceph(&["osd", "pool", "create", "rbd", "8"]);
+        cluster.rbd(&["pool", "init", "rbd"]);
+        cluster
+    }
+
+    fn make_osd(&mut self, n: usize) {
+        let (uuid, id) = (make_uuid(), n.to_string());
+        self.ceph(&["osd", "new", &uuid, &id]);
+        let data = self.dir.path().join(format!("osd.{n}"));
+        fs::create_dir(&data).expect("a directory for an OSD");
+        let mut command = program(self.dir.path(), "ceph-osd");
+        command.args(["--mkfs", "-i", &id, "--osd-uuid", &uuid]);
+        done(command);
+        self.osds
+            .push(Some(start_daemon(self.dir.path(), "osd", &id)));
+    }
+
+    /// Its configuration, for programs that use it.
+    pub fn conf(&self) -> PathBuf {
+        self.dir.path().join("ceph.conf")
+    }
+
+    /// How Fathom calls an image of the pool `rbd`.
+    pub fn image(&self, name: &str) -> String {
+        format!("rbd:rbd/{name}?conf={}", self.conf().display())
+    }
+
+    /// How QEMU does.
+    pub fn for_qemu(&self, name: &str) -> String {
+        format!("rbd:rbd/{name}:conf={}", self.conf().display())
+    }
+
+    /// What `ceph ARGUMENTS` prints.
+    ///
+    /// # Panics
+    /// With its words when it fails.
+    pub fn ceph(&self, arguments: &[&str]) -> String {
+        self.ask("ceph", arguments)
+    }
+
+    /// What `rbd ARGUMENTS` prints.
+    ///
+    /// # Panics
+    /// With its words when it fails.
+    pub fn rbd(&self, arguments: &[&str]) -> String {
+        self.ask("rbd", arguments)
+    }
+
+    fn ask(&self, name: &str, arguments: &[&str]) -> String {
+        let mut command = program(self.dir.path(), name);
+        command.args(arguments);
+        done(command)
+    }
+
+    /// Kills an OSD, with all that it has: in memory.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn kill_osd(&mut self, n: usize) {
+        let mut osd = self.osds[n].take().expect("it runs");
+        osd.kill().expect("a child");
+    }
+
+    /// Kills the monitor; it has kept what it knows.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn kill_monitor(&mut self) {
+        let mut monitor = self.monitor.take().expect("it runs");
+        monitor.kill().expect("a child");
+    }
+
+    /// Starts the monitor again.
+    pub fn start_monitor(&mut self) {
+        self.monitor = Some(start_daemon(self.dir.path(), "mon", "a"));
+    }
+
+    /// Starts an OSD that was killed again, empty.
+    pub fn start_osd(&mut self, n: usize) {
+        let id = n.to_string();
+        let mut command = program(self.dir.path(), "ceph-osd");
+        let data = self.dir.path().join(format!("osd.{n}"));
+        fs::remove_dir_all(&data).expect("its old place");
+        fs::create_dir(&data).expect("a directory for an OSD");
+        let known = self.ceph(&["osd", "dump", "--format", "json"]);
+        let known: serde_json::Value = serde_json::from_str(&known).expect("JSON");
+        let uuid = known["osds"][n]["uuid"]
+            .as_str()
+            .expect("it is known")
+            .to_owned();
+        command.args(["--mkfs", "-i", &id, "--osd-uuid", &uuid]);
+        done(command);
+        self.osds[n] = Some(start_daemon(self.dir.path(), "osd", &id));
+    }
+
+    /// Waits until all copies of everything are there.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    pub fn wait_until_clean(&self) {
+        let end = Instant::now() + SOON;
+        loop {
+            let said = self.ceph(&["pg", "stat"]);
+            let is_clean = [
+                "degraded",
+                "peering",
+                "unknown",
+                "undersized",
+                "down",
+                "stale",
+                "creating",
+            ]
+            .iter()
+            .all(|state| !said.contains(state));
+            if is_clean {
+                return;
+            }
+            assert!(Instant::now() < end, "{said}");
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+}
+
+/// A program of Ceph's, told where the cluster is.
+fn program(dir: &Path, name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.arg("--conf").arg(dir.join("ceph.conf"));
+    command
+}
+
+fn start_daemon(dir: &Path, kind: &str, id: &str) -> Process {
+    let mut command = program(dir, &format!("ceph-{kind}"));
+    command.args(["-f", "-i", id]);
+    let log = dir.join(format!("{kind}.{id}.out"));
+    let started = Process::spawn(&format!("ceph-{kind}"), command, &log);
+    started.unwrap_or_else(|error| panic!("{error}: `make setup-cluster` installs Ceph"))
+}
+
+fn done(command: Command) -> String {
+    let shown = format!("{command:?}");
+    let ended = run_command(command, COMMAND);
+    assert_eq!(ended.code, Some(0), "{shown}: {}", ended.stderr);
+    ended.stdout
+}
+
+fn make_uuid() -> String {
+    let made = fs::read_to_string("/proc/sys/kernel/random/uuid").expect("the kernel makes them");
+    made.trim().to_owned()
+}
+
+/// That nobody listens at; somebody may come to do so.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its address").port()
+}
+
+fn configure(dir: &Path, fsid: &str, port: u16, copies: usize, bytes: u64) {
+    let at = dir.display();
+    let text = format!(
+        "[global]
+fsid = {fsid}
+mon host = [v2:127.0.0.1:{port}]
+auth cluster required = cephx
+auth service required = cephx
+auth client required = cephx
+auth allow insecure global id reclaim = false
+keyring = {at}/keyring
+run dir = {at}
+admin socket = {at}/$name.$pid.asok
+log file = {at}/$name.log
+mon data = {at}/$name
+mgr data = {at}/$name
+osd data = {at}/$name
+osd objectstore = memstore
+memstore device bytes = {bytes}
+osd memory target = 939524096
+osd pool default size = {copies}
+osd pool default min size = 1
+osd crush chooseleaf type = 0
+mon allow pool size one = true
+mon data avail warn = 1
+mon data avail crit = 1
+ms bind ipv6 = false
+[client]
+admin socket =
+log file =
+"
+    );
+    fs::write(dir.join("ceph.conf"), text).expect("a configuration");
+    for daemon in ["mon.a", "mgr.x"] {
+        fs::create_dir(dir.join(daemon)).expect("a directory for a daemon");
+    }
+}

@@ -1,0 +1,305 @@
+//! Disks on a Ceph cluster. Of `make test-cluster`: each test starts one, whose OSDs take memory.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fathom_lab::Server;
+use fathom_tests::ceph::Cluster;
+use fathom_tests::{Ended, Place, fathom, run, run_command};
+
+const GIB: u64 = 1 << 30;
+const STEP: Duration = Duration::from_secs(120);
+const QUEUES: &[&str] = &["--queues", "2"];
+
+/// `fathom bench`, which writes, reads back and checks; what it knows goes to a file.
+fn bench(server: &Server, state: &Path, more: &[&str]) -> Child {
+    let mut command = Command::new(fathom());
+    command.args([
+        "bench",
+        "--bs=4k",
+        "--iodepth=16",
+        "--ramp-time=0s",
+        "--verify",
+        "--vhost-user",
+    ]);
+    command
+        .arg(server.socket())
+        .arg("--verify-state")
+        .arg(state)
+        .args(more);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("fathom has been built")
+}
+
+fn done(child: Child) -> String {
+    let output = child.wait_with_output().expect("a child");
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    said.into_owned()
+}
+
+/// Writes at random for so long.
+fn write_for(server: &Server, state: &Path, time: &str) -> String {
+    done(bench(
+        server,
+        state,
+        &["--rw=randrw", "--queues=2", &format!("--runtime={time}")],
+    ))
+}
+
+/// All that was written is there.
+fn check(server: &Server, state: &Path) {
+    done(bench(server, state, &["--verify-only"]));
+}
+
+fn serve(place: &Place, cluster: &Cluster, name: &str, args: &[&str]) -> Server {
+    place.serve(name, Path::new(&cluster.image(name)), args)
+}
+
+fn qemu_img(args: &[&str]) -> String {
+    let mut command = Command::new("qemu-img");
+    command.args(args);
+    let ended = run_command(command, STEP);
+    assert_eq!(
+        ended.code,
+        Some(0),
+        "{args:?}: {}{}",
+        ended.stdout,
+        ended.stderr
+    );
+    ended.stdout
+}
+
+fn refused(disk: &str, args: &[&str]) -> Ended {
+    run(
+        &[&["serve", disk, "--vhost-user", "/tmp/no.sock"], args].concat(),
+        STEP,
+    )
+}
+
+/// A new image on the cluster, made by QEMU; where an image of a format is has a size of its own.
+fn create(place: &Place, cluster: &Cluster, name: &str, format: &str) {
+    let qemus = cluster.for_qemu(name);
+    if format == "raw" {
+        qemu_img(&["create", "-q", "-f", "raw", &qemus, "64M"]);
+        return;
+    }
+    let file = place.path(name);
+    let file = file.to_str().unwrap();
+    qemu_img(&["create", "-q", "-f", format, file, "64M"]);
+    cluster.rbd(&["create", "--size", "96M", &format!("rbd/{name}")]);
+    qemu_img(&["convert", "-n", "-f", "raw", "-O", "raw", file, &qemus]);
+}
+
+#[test]
+fn images_keep_what_is_written() {
+    let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
+    for format in ["raw", "qcow2"] {
+        create(&place, &cluster, format, format);
+        let state = place.path(&format!("{format}.state"));
+        for (round, cache) in ["none", "writeback", "writethrough"].iter().enumerate() {
+            let args = ["--format", format, "--cache", cache, "--iothreads", "2"];
+            let server = serve(&place, &cluster, format, &[QUEUES, &args].concat());
+            if round > 0 {
+                check(&server, &state);
+            }
+            std::fs::remove_file(&state).ok();
+            write_for(&server, &state, "2s");
+            server.stop().unwrap();
+        }
+        let qemus = cluster.for_qemu(format);
+        if format != "raw" {
+            qemu_img(&["check", "-q", "-f", format, &qemus]);
+            refused(&cluster.image(format), &[]).refused_with(&["--format", format]);
+        }
+        // As QEMU reads it.
+        let copy = place.path(&format!("{format}.copy"));
+        let to = copy.to_str().unwrap();
+        qemu_img(&["convert", "-f", format, "-O", "raw", &qemus, to]);
+        let server = place.serve(&format!("{format}-copy"), &copy, QUEUES);
+        check(&server, &state);
+        server.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_qed_image_is_read_and_an_overlay_names_what_is_beside_it() {
+    let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
+    let (file, state) = (place.path("qed"), place.path("state"));
+    let path = file.to_str().unwrap();
+    qemu_img(&["create", "-q", "-f", "qed", path, "64M"]);
+    let args = [QUEUES, &["--format", "qed"]].concat();
+    let server = place.serve("file", &file, &args);
+    write_for(&server, &state, "2s");
+    server.stop().unwrap();
+    cluster.rbd(&["import", "--no-progress", path, "rbd/base"]);
+    let read_only = [&args[..], &["--readonly"]].concat();
+    let server = serve(&place, &cluster, "base", &read_only);
+    check(&server, &state);
+    server.stop().unwrap();
+    // A qcow2 image over it: what is beside it is found, and nothing else.
+    for (name, backing, is_found) in [
+        ("near", "rbd:rbd/base", true),
+        ("far", "rbd:other/base", false),
+        ("host", "/etc/hostname", false),
+    ] {
+        let overlay = place.path(name);
+        let overlay = overlay.to_str().unwrap();
+        let names = ["-F", "qed", "-b", backing, overlay, "64M"];
+        qemu_img(&[&["create", "-u", "-q", "-f", "qcow2"], &names[..]].concat());
+        cluster.rbd(&["create", "--size", "96M", &format!("rbd/{name}")]);
+        let to = cluster.for_qemu(name);
+        qemu_img(&["convert", "-n", "-f", "raw", "-O", "raw", overlay, &to]);
+        let format = ["--format", "qcow2"];
+        if is_found {
+            let server = serve(&place, &cluster, name, &[QUEUES, &format].concat());
+            check(&server, &state);
+            server.stop().unwrap();
+        } else {
+            refused(&cluster.image(name), &format).refused_with(&[backing, "beside it"]);
+        }
+    }
+}
+
+#[test]
+fn who_uses_an_image_has_it_alone() {
+    let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
+    cluster.rbd(&["create", "--size", "64M", "rbd/a"]);
+    let server = serve(&place, &cluster, "a", QUEUES);
+    let state = place.path("state");
+    let load = bench(
+        &server,
+        &state,
+        &["--rw=randwrite", "--queues=2", "--runtime=8s"],
+    );
+    wait(|| cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    // QEMU may not write to it,
+    let mut command = Command::new("qemu-io");
+    command
+        .args(["-f", "raw", "-c", "write -P 1 0 4k"])
+        .arg(cluster.for_qemu("a"));
+    let written = run_command(command, STEP);
+    assert!(
+        written.stdout.contains("Read-only file system"),
+        "{written:?}"
+    );
+    // nor may another Fathom, which may stand by.
+    let mut other = place.serve("b", Path::new(&cluster.image("a")), QUEUES);
+    let failed = bench(
+        &other,
+        &place.path("none"),
+        &["--rw=randwrite", "--runtime=1s"],
+    );
+    assert!(!failed.wait_with_output().unwrap().status.success());
+    said(&mut other, "another client has it locked");
+    done(load);
+    // The other one has it as soon as this one has let go of it.
+    server.stop().unwrap();
+    check(&other, &state);
+    // Who breaks the lock shuts out who had it: nothing is written any more, and the log says why.
+    let load = bench(
+        &other,
+        &place.path("none"),
+        &["--rw=randwrite", "--runtime=60s"],
+    );
+    wait(|| cluster.rbd(&["lock", "ls", "rbd/a"]).contains("client."));
+    let locks = cluster.rbd(&["lock", "ls", "--format", "json", "rbd/a"]);
+    let locks: serde_json::Value = serde_json::from_str(&locks).unwrap();
+    let (id, locker) = (
+        locks[0]["id"].as_str().unwrap(),
+        locks[0]["locker"].as_str().unwrap(),
+    );
+    cluster.ceph(&[
+        "osd",
+        "blocklist",
+        "add",
+        locks[0]["address"].as_str().unwrap(),
+    ]);
+    cluster.rbd(&["lock", "rm", "rbd/a", id, locker]);
+    assert!(!load.wait_with_output().unwrap().status.success());
+    said(&mut other, "shut out of the cluster");
+    other.stop().unwrap();
+}
+
+#[test]
+fn a_cluster_that_loses_osds_and_its_monitor_loses_nothing() {
+    let (place, mut cluster) = (Place::new(), Cluster::start(2, GIB));
+    cluster.rbd(&["create", "--size", "64M", "rbd/a"]);
+    cluster.wait_until_clean();
+    let server = serve(&place, &cluster, "a", QUEUES);
+    let state = place.path("state");
+    let load = bench(
+        &server,
+        &state,
+        &["--rw=randrw", "--queues=2", "--runtime=45s"],
+    );
+    std::thread::sleep(Duration::from_secs(3));
+    cluster.kill_osd(1);
+    std::thread::sleep(Duration::from_secs(3));
+    cluster.ceph(&["osd", "down", "1"]);
+    std::thread::sleep(Duration::from_secs(3));
+    cluster.start_osd(1);
+    cluster.wait_until_clean();
+    // Requests need no monitor as long as nothing changes.
+    cluster.kill_monitor();
+    std::thread::sleep(Duration::from_secs(5));
+    cluster.start_monitor();
+    let said = done(load);
+    assert!(said.contains("and right"), "{said}");
+    // What the other copy has is the same.
+    cluster.wait_until_clean();
+    cluster.kill_osd(0);
+    cluster.ceph(&["osd", "down", "0"]);
+    check(&server, &state);
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_size_that_others_give_it_and_a_snapshot() {
+    let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
+    cluster.rbd(&["create", "--size", "64M", "rbd/a"]);
+    let mut server = serve(&place, &cluster, "a", QUEUES);
+    let state = place.path("state");
+    write_for(&server, &state, "2s");
+    cluster.rbd(&["snap", "create", "rbd/a@before"]);
+    cluster.rbd(&["resize", "--size", "80M", "--no-progress", "rbd/a"]);
+    wait(|| server.process().log().contains("the disk has 80 MiB now"));
+    write_for(&server, &place.path("after"), "2s");
+    let snapshot = cluster.image("a").replace('?', "@before?");
+    refused(&snapshot, &[]).refused_with(&["--readonly"]);
+    let args = [QUEUES, &["--readonly"]].concat();
+    let before = place.serve("before", Path::new(&snapshot), &args);
+    check(&before, &state);
+    before.stop().unwrap();
+    server.stop().unwrap();
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let cluster = Cluster::start(1, GIB);
+    let image = cluster.image("nothing");
+    refused(&image, &[]).refused_with(&["the image cannot be opened", "No such file"]);
+    let pool = image.replace("rbd:rbd/", "rbd:nowhere/");
+    refused(&pool, &[]).refused_with(&["its pool cannot be opened"]);
+    let user = format!("{image}&user=nobody");
+    refused(&user, &[]).refused_with(&["cannot connect to the cluster"]);
+    refused("rbd:rbd/a?conf=/nowhere", &[]).refused_with(&["/nowhere", "?conf=FILE"]);
+    refused("rbd:rbd", &[]).refused_with(&["rbd:POOL"]);
+    cluster.rbd(&["create", "--size", "0", "rbd/empty"]);
+    refused(&cluster.image("empty"), &[]).refused_with(&["512 bytes"]);
+}
+
+/// The server's log has these words.
+fn said(server: &mut Server, words: &str) {
+    let log = server.process().log();
+    assert!(log.contains(words), "{log}");
+}
+
+fn wait(mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + STEP;
+    while !is_so() {
+        assert!(Instant::now() < end, "it has not come");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
