@@ -78,24 +78,22 @@ fn refused(disk: &str, args: &[&str]) -> Ended {
     )
 }
 
-/// A new image on the cluster, made by QEMU; where an image of a format is has a size of its own.
+/// A new image on the cluster, made by QEMU; that of a format is as long as its file.
 fn create(place: &Place, cluster: &Cluster, name: &str, format: &str) {
-    let qemus = cluster.for_qemu(name);
-    if format == "raw" {
-        qemu_img(&["create", "-q", "-f", "raw", &qemus, "64M"]);
-        return;
-    }
     let file = place.path(name);
-    let file = file.to_str().unwrap();
-    qemu_img(&["create", "-q", "-f", format, file, "64M"]);
-    cluster.rbd(&["create", "--size", "96M", &format!("rbd/{name}")]);
-    qemu_img(&["convert", "-n", "-f", "raw", "-O", "raw", file, &qemus]);
+    qemu_img(&["create", "-q", "-f", format, file.to_str().unwrap(), "64M"]);
+    cluster.rbd(&[
+        "import",
+        "--no-progress",
+        file.to_str().unwrap(),
+        &format!("rbd/{name}"),
+    ]);
 }
 
 #[test]
-fn images_keep_what_is_written() {
+fn images_of_all_formats_keep_what_is_written() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
-    for format in ["raw", "qcow2"] {
+    for format in ["raw", "qcow2", "qed"] {
         create(&place, &cluster, format, format);
         let state = place.path(&format!("{format}.state"));
         for (round, cache) in ["none", "writeback", "writethrough"].iter().enumerate() {
@@ -124,21 +122,82 @@ fn images_keep_what_is_written() {
 }
 
 #[test]
-fn a_qed_image_is_read_and_an_overlay_names_what_is_beside_it() {
+fn clients_are_told_where_there_is_data() {
     let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
-    let (file, state) = (place.path("qed"), place.path("state"));
-    let path = file.to_str().unwrap();
-    qemu_img(&["create", "-q", "-f", "qed", path, "64M"]);
-    let args = [QUEUES, &["--format", "qed"]].concat();
-    let server = place.serve("file", &file, &args);
-    write_for(&server, &state, "2s");
-    server.stop().unwrap();
-    cluster.rbd(&["import", "--no-progress", path, "rbd/base"]);
-    let read_only = [&args[..], &["--readonly"]].concat();
-    let server = serve(&place, &cluster, "base", &read_only);
-    check(&server, &state);
-    server.stop().unwrap();
-    // A qcow2 image over it: what is beside it is found, and nothing else.
+    cluster.rbd(&["create", "--size", "256M", "rbd/a"]);
+    let socket = place.sockets().join("nbd");
+    let address = format!("unix:{}", socket.display());
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let server = serve(
+        &place,
+        &cluster,
+        "a",
+        &[QUEUES, &["--nbd", &address]].concat(),
+    );
+    let writes = [
+        "-c",
+        "write -P 1 20M 1M",
+        "-c",
+        "write -z 100M 8M",
+        "-c",
+        "write -P 2 200M 4k",
+    ];
+    let mut command = Command::new("qemu-io");
+    command.args(["-f", "raw"]).args(writes).arg(&uri);
+    assert_eq!(run_command(command, STEP).code, Some(0));
+    let map = qemu_img(&["map", "--output=json", "-f", "raw", &uri]);
+    let map: serde_json::Value = serde_json::from_str(&map).unwrap();
+    let is_data = |at: u64| {
+        let extents = map.as_array().unwrap().iter();
+        let found = extents
+            .rev()
+            .find(|extent| extent["start"].as_u64().unwrap() <= at);
+        found.unwrap()["data"].as_bool().unwrap()
+    };
+    const MIB: u64 = 1 << 20;
+    assert!(is_data(20 * MIB) && is_data(200 * MIB), "{map}");
+    assert!(
+        !is_data(0) && !is_data(60 * MIB) && !is_data(255 * MIB),
+        "{map}"
+    );
+    // A copy goes by that.
+    let copy = place.path("copy");
+    qemu_img(&[
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "raw",
+        &uri,
+        copy.to_str().unwrap(),
+    ]);
+    let mine = cluster.for_qemu("a");
+    drop(server.stop().unwrap());
+    qemu_img(&[
+        "compare",
+        "-q",
+        "-f",
+        "raw",
+        "-F",
+        "raw",
+        copy.to_str().unwrap(),
+        &mine,
+    ]);
+}
+
+#[test]
+fn an_image_names_what_is_beside_it_and_nothing_else() {
+    let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
+    create(&place, &cluster, "base", "qed");
+    let state = place.path("state");
+    let base = serve(
+        &place,
+        &cluster,
+        "base",
+        &[QUEUES, &["--format", "qed"]].concat(),
+    );
+    write_for(&base, &state, "2s");
+    base.stop().unwrap();
     for (name, backing, is_found) in [
         ("near", "rbd:rbd/base", true),
         ("far", "rbd:other/base", false),
@@ -148,9 +207,7 @@ fn a_qed_image_is_read_and_an_overlay_names_what_is_beside_it() {
         let overlay = overlay.to_str().unwrap();
         let names = ["-F", "qed", "-b", backing, overlay, "64M"];
         qemu_img(&[&["create", "-u", "-q", "-f", "qcow2"], &names[..]].concat());
-        cluster.rbd(&["create", "--size", "96M", &format!("rbd/{name}")]);
-        let to = cluster.for_qemu(name);
-        qemu_img(&["convert", "-n", "-f", "raw", "-O", "raw", overlay, &to]);
+        cluster.rbd(&["import", "--no-progress", overlay, &format!("rbd/{name}")]);
         let format = ["--format", "qcow2"];
         if is_found {
             let server = serve(&place, &cluster, name, &[QUEUES, &format].concat());

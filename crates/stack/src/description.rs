@@ -183,6 +183,7 @@ impl Description {
             cache: self.cache,
             read_only: self.read_only,
             discard: self.discard,
+            growable: false,
             force_share: self.force_share,
             succeeds: self.succeeds,
             engine: self.engine,

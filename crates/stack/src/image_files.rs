@@ -34,7 +34,11 @@ impl StoredImage {
         if let Some(path) = location.path() {
             return StoredImage::in_file(path, options.into());
         }
-        let Opened { disk, blocking, .. } = location.open(options)?;
+        let options = OpenOptions {
+            growable: true,
+            ..options.clone()
+        };
+        let Opened { disk, blocking, .. } = location.open(&options)?;
         let path = PathBuf::from(location.to_string());
         let Some(blocking) = blocking else {
             let problem = "images of formats are not served from there".into();
@@ -44,10 +48,10 @@ impl StoredImage {
         path.hash(&mut name);
         Ok(StoredImage {
             disk,
+            grows: blocking.grows(),
             bytes: Bytes::Other(blocking),
             // No device has this number.
             identity: (u64::MAX, name.finish()),
-            grows: false,
             path,
         })
     }
@@ -129,7 +133,6 @@ impl Storage for StoredImage {
     }
 }
 
-/// Without a file: as on a device, which keeps its length.
 impl ImageFile for StoredImage {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         match &self.bytes {
@@ -155,8 +158,7 @@ impl ImageFile for StoredImage {
     fn set_len(&self, len: u64) -> io::Result<()> {
         match &self.bytes {
             Bytes::File(_, file) => ImageFile::set_len(file, len),
-            Bytes::Other(bytes) if len <= bytes.len()? => Ok(()),
-            Bytes::Other(_) => Err(io::ErrorKind::StorageFull.into()),
+            Bytes::Other(bytes) => bytes.set_len(len),
         }
     }
 
@@ -170,6 +172,7 @@ impl ImageFile for StoredImage {
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         match &self.bytes {
             Bytes::File(_, file) => ImageFile::allocate(file, offset, len),
+            Bytes::Other(bytes) if bytes.len()? < offset + len => bytes.set_len(offset + len),
             Bytes::Other(_) => Ok(()),
         }
     }

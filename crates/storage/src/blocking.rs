@@ -8,7 +8,7 @@ use std::io;
 pub trait Blocking: Send + Sync {
     /// Fills `buf` from `offset` on; what lies beyond the end reads as zeroes.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Writes all of `buf`, up to the disk's end; beyond it is ENOSPC.
+    /// Writes all of `buf`; the disk grows when it must, or it is ENOSPC.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
     /// In bytes.
     fn len(&self) -> io::Result<u64>;
@@ -16,6 +16,10 @@ pub trait Blocking: Send + Sync {
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
+    /// Cuts the disk, or makes it longer by zeroes, if it grows; else it may only stay as it is.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Whether it becomes longer when it is written to beyond its end.
+    fn grows(&self) -> bool;
     /// All writes that have returned are durable once this returns.
     fn sync(&self) -> io::Result<()>;
     /// Gives space back; what these bytes read as is undefined afterwards.

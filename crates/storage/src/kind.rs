@@ -71,6 +71,9 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// The guest may discard.
     pub discard: bool,
+    /// It holds an image of a format of its own: what lies beyond its end reads as zeroes, and a write there
+    /// makes it longer, if its kind can.
+    pub growable: bool,
     /// Read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
     /// Who has it is whom it comes from.

@@ -55,6 +55,7 @@ impl From<&OpenOptions> for FileOptions {
             succeeds: options.succeeds,
             engine: options.engine,
             discard: options.discard,
+            growable: options.growable,
             ..FileOptions::default()
         }
     }

@@ -1,8 +1,10 @@
 //! One worker's way to an image.
 
 use super::ended::{Ended, Operation, ended};
+use super::inquirer::What;
 use super::library::{Completion, ZEROES_STAY_ALLOCATED};
 use super::shared::Shared;
+use crate::blocking::Blocking;
 use crate::file::report::report;
 use fathom_core::{Channel, Cx, Op, Request, RequestId, Stage, Token};
 use std::ffi::c_int;
@@ -16,8 +18,18 @@ const ENDED: u16 = 0;
 /// A request's.
 struct Slot {
     operation: Box<Operation>,
-    /// All that is left is to flush what it has written.
-    flushes: bool,
+    step: Step,
+}
+
+/// What the library is at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// The image is made long enough for it.
+    Lengthen,
+    /// What it asks for.
+    Itself,
+    /// What it has written is made durable, or all is: then it is a flush.
+    Flush,
 }
 
 pub(super) struct RbdChannel {
@@ -50,21 +62,33 @@ impl RbdChannel {
             let wanted = self.slots.len()..cx.slab.capacity().max(index + 1);
             let made = wanted.map(|index| Slot {
                 operation: Operation::new(&self.ended, index as u32),
-                flushes: false,
+                step: Step::Itself,
             });
             self.slots.extend(made);
             self.taken.reserve(self.slots.len());
         }
-        self.slots[index].flushes = cx.slab[id].op == Op::Flush;
+        let request = &cx.slab[id];
+        self.slots[index].step = match request.op {
+            Op::Flush => Step::Flush,
+            Op::Write if request.at + request.len > self.shared.size() => Step::Lengthen,
+            _ => Step::Itself,
+        };
     }
 
     /// Why the request cannot be given to the library, or what it is answered without.
     fn answer_at_once(&self, request: &Request) -> Option<i32> {
-        let size = self.shared.size();
+        let (size, grows) = (self.shared.size(), self.shared.image.grows());
         let is_outside = request.at > size || request.len > size - request.at;
         match request.op {
             Op::Flush => None,
-            _ if is_outside => Some(libc::EIO),
+            // There is nothing, and it stays so.
+            Op::Read if grows && request.at >= size => {
+                // SAFETY: the request is in flight.
+                unsafe { clear(request, 0) };
+                Some(0)
+            }
+            Op::Discard | Op::WriteZeroes if grows && request.at >= size => Some(0),
+            _ if is_outside && !grows => Some(libc::EIO),
             Op::Read | Op::BlockStatus => None,
             _ if self.shared.read_only => Some(libc::EROFS),
             _ => (request.len == 0).then_some(0),
@@ -76,9 +100,16 @@ impl RbdChannel {
         let slot = &self.slots[id.0 as usize];
         let operation = &raw const *slot.operation;
         let request = &cx.slab[id];
-        if request.op == Op::BlockStatus {
+        let what = match (slot.step, request.op) {
+            (Step::Lengthen, _) => Some(What::Len(request.at + request.len)),
+            (_, Op::BlockStatus) => Some(What::Status(request.at, request.len)),
+            _ => None,
+        };
+        if let Some(what) = what {
             // SAFETY: operations live until none is in flight.
-            return unsafe { self.shared.inquirer.ask(operation, request.at, request.len) };
+            unsafe { self.shared.inquirer.ask(operation, what)? };
+            self.in_flight += 1;
+            return Ok(());
         }
         let library = self.shared.image.library();
         let mut completion = null_mut();
@@ -89,7 +120,7 @@ impl RbdChannel {
             return Err(-made);
         }
         // SAFETY: the request stays as it is, and its memory valid, until it is completed.
-        let started = unsafe { self.start_with(request, slot.flushes, completion) };
+        let started = unsafe { self.start_with(request, slot.step, completion) };
         if started < 0 {
             // SAFETY: the library has not taken it.
             unsafe { (library.rbd_aio_release)(completion) };
@@ -101,14 +132,16 @@ impl RbdChannel {
 
     /// # Safety
     /// The request's segments and their memory stay until the completion's end.
-    unsafe fn start_with(&self, request: &Request, flushes: bool, completion: Completion) -> c_int {
+    unsafe fn start_with(&self, request: &Request, step: Step, completion: Completion) -> c_int {
         let (image, library) = (self.shared.image.handle(), self.shared.image.library());
-        let (at, len) = (request.at, request.len);
+        let at = request.at;
+        // What is behind the end is as it is to be.
+        let len = request.len.min(self.shared.size().saturating_sub(at));
         let (iov, count) = (request.segments.as_ptr(), request.segments.len() as c_int);
         // SAFETY: the image is open; the rest is required of the caller.
         unsafe {
             match request.op {
-                _ if flushes => (library.rbd_aio_flush)(image, completion),
+                _ if step == Step::Flush => (library.rbd_aio_flush)(image, completion),
                 Op::Read => (library.rbd_aio_readv)(image, iov, count, at, completion),
                 Op::Discard => (library.rbd_aio_discard)(image, at, len, completion),
                 Op::WriteZeroes => {
@@ -141,27 +174,40 @@ impl RbdChannel {
     fn has_ended(&mut self, cx: &mut Cx, id: RequestId, result: i64) {
         let slot = &mut self.slots[id.0 as usize];
         let request = &cx.slab[id];
-        match request.op {
-            _ if result < 0 => {
-                let errno = i32::try_from(-result).unwrap_or(libc::EIO);
-                return self.fail(cx, id, errno);
-            }
-            // The image has become smaller.
-            Op::Read if (result as u64) < request.len => return self.fail(cx, id, libc::EIO),
-            // SAFETY: the request is in flight until it is completed below.
-            Op::BlockStatus => unsafe { slot.operation.answer(request) },
-            Op::Write | Op::Discard | Op::WriteZeroes
-                if request.fua && self.shared.caches && !slot.flushes =>
-            {
-                slot.flushes = true;
-                return match self.start(cx, id) {
-                    Ok(()) => {}
-                    Err(errno) => self.fail(cx, id, errno),
-                };
-            }
-            _ => {}
+        if result < 0 {
+            let errno = i32::try_from(-result).unwrap_or(libc::EIO);
+            return self.fail(cx, id, errno);
         }
-        cx.complete(id, 0);
+        let next = match (slot.step, request.op) {
+            (Step::Lengthen, _) => Some(Step::Itself),
+            (Step::Itself, Op::Write | Op::Discard | Op::WriteZeroes)
+                if request.fua && self.shared.caches =>
+            {
+                Some(Step::Flush)
+            }
+            (Step::Itself, Op::Read) if (result as u64) < request.len => {
+                if !self.shared.image.grows() {
+                    // It has become smaller.
+                    return self.fail(cx, id, libc::EIO);
+                }
+                // SAFETY: the request is in flight.
+                unsafe { clear(request, result as u64) };
+                None
+            }
+            (Step::Itself, Op::BlockStatus) => {
+                // SAFETY: the request is in flight until it is completed below.
+                unsafe { slot.operation.answer(request) };
+                None
+            }
+            _ => None,
+        };
+        let Some(step) = next else {
+            return cx.complete(id, 0);
+        };
+        slot.step = step;
+        if let Err(errno) = self.start(cx, id) {
+            self.fail(cx, id, errno);
+        }
     }
 
     #[cold]
@@ -176,6 +222,23 @@ impl RbdChannel {
             errno,
         );
         cx.complete(id, errno);
+    }
+}
+
+/// Zeroes from this byte of a read on.
+///
+/// # Safety
+/// It is in flight.
+unsafe fn clear(request: &Request, from: u64) {
+    let mut before = from as usize;
+    for segment in &request.segments {
+        let skipped = before.min(segment.iov_len);
+        before -= skipped;
+        // SAFETY: as required of the caller, so many bytes can be written there.
+        unsafe {
+            let start = segment.iov_base.cast::<u8>().add(skipped);
+            start.write_bytes(0, segment.iov_len - skipped);
+        }
     }
 }
 

@@ -13,6 +13,8 @@ const CONNECT: Duration = Duration::from_secs(30);
 
 /// What is asked for when a cluster is connected to.
 pub(super) struct Settings {
+    /// The image becomes longer as it is written to.
+    pub(super) grows: bool,
     /// Completed writes may be in memory only.
     pub(super) caches: bool,
     /// How long the cluster may say nothing of a request; none: for ever.

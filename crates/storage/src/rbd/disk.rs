@@ -39,6 +39,7 @@ impl RbdDisk {
             });
         }
         let settings = Settings {
+            grows: options.growable && !read_only,
             caches: options.cache == Cache::Writeback,
             timeout: options.server_timeout.and_then(|timeout| timeout.0),
         };
@@ -52,6 +53,7 @@ impl RbdDisk {
         if size == 0 {
             return Err(image.unusable("it is empty; a disk needs 512 bytes at least".into()));
         }
+        image.show(size);
         let stripe = image.stripe()?;
         if !read_only && !image.has_exclusive_lock() {
             tracing::warn!(
@@ -67,13 +69,7 @@ impl RbdDisk {
         })?;
         Ok(RbdDisk {
             locks: !read_only && image.has_exclusive_lock(),
-            shared: Arc::new(Shared::new(
-                image,
-                inquirer,
-                size,
-                read_only,
-                settings.caches,
-            )),
+            shared: Arc::new(Shared::new(image, inquirer, read_only, settings.caches)),
             discard: options.discard,
             watcher,
             stripe,

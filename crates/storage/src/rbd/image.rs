@@ -10,6 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is told that the image has changed, by a thread of the library that must not wait.
 pub(super) type Notify = Arc<dyn Fn() + Send + Sync>;
@@ -20,6 +21,10 @@ pub(super) struct Image {
     cluster: Cluster,
     path: PathBuf,
     features: u64,
+    /// It holds an image of a format, and is as long as that needs.
+    grows: bool,
+    /// Bytes that requests may reach: whole sectors.
+    shown: AtomicU64,
     watch: Option<(u64, Box<Notify>)>,
 }
 
@@ -73,6 +78,8 @@ impl Image {
             cluster,
             path,
             features: 0,
+            grows: settings.grows,
+            shown: AtomicU64::new(0),
             watch: None,
         };
         image.features = image.number(
@@ -126,6 +133,16 @@ impl Image {
             self.library().rbd_get_stripe_unit,
             "its striping cannot be read",
         )
+    }
+
+    /// See [`Image::show`].
+    pub(super) fn shown(&self) -> u64 {
+        self.shown.load(Ordering::Relaxed)
+    }
+
+    /// Requests may reach so many bytes from now on.
+    pub(super) fn show(&self, bytes: u64) {
+        self.shown.store(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn has_exclusive_lock(&self) -> bool {
@@ -261,9 +278,9 @@ impl Blocking for Image {
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         // The library would write as much as there is room for.
-        let len = Blocking::len(self)?;
-        if offset > len || buf.len() as u64 > len - offset {
-            return Err(io::ErrorKind::StorageFull.into());
+        let end = offset.saturating_add(buf.len() as u64);
+        if end > Blocking::len(self)? {
+            self.set_len(end)?;
         }
         let base = buf.as_ptr().cast();
         // SAFETY: the image is open, and there are so many bytes.
@@ -276,6 +293,24 @@ impl Blocking for Image {
         // SAFETY: the image is open, and there is a place for the number.
         checked(unsafe { (self.library().rbd_get_size)(self.handle, &mut len) })?;
         Ok(len)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        if !self.grows {
+            return match len <= Blocking::len(self)? {
+                true => Ok(()),
+                false => Err(io::ErrorKind::StorageFull.into()),
+            };
+        }
+        // Nothing is in flight when it becomes shorter.
+        // SAFETY: the image is open.
+        checked(unsafe { (self.library().rbd_resize)(self.handle, len) })?;
+        self.show(len & !511);
+        Ok(())
+    }
+
+    fn grows(&self) -> bool {
+        self.grows
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -1,7 +1,9 @@
-//! Where an image has data: the library tells that only to whoever waits for it, which a thread does.
+//! What the library does only for whoever waits, which a thread does: telling where an image has data, and
+//! making it longer.
 
 use super::ended::{Found, Operation};
 use super::image::Image;
+use crate::blocking::Blocking;
 use fathom_core::{ThreadKind, thread_starts};
 use std::io;
 use std::sync::Arc;
@@ -13,11 +15,18 @@ const MAX_LEN: u64 = 4 << 30;
 /// And so many ranges of data.
 const MAX_RANGES: usize = 4096;
 
-/// A question, and whose it is.
+/// What is wanted, and whose it is.
 struct Question {
     operation: *const Operation,
-    at: u64,
-    len: u64,
+    what: What,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum What {
+    /// Where there is data, from a place on, in so many bytes.
+    Status(u64, u64),
+    /// That the image has so many bytes at least.
+    Len(u64),
 }
 
 // SAFETY: the operation is in flight, and the thread that has the question ends it.
@@ -46,18 +55,9 @@ impl Inquirer {
     ///
     /// # Safety
     /// The operation lives until it is taken.
-    pub(super) unsafe fn ask(
-        &self,
-        operation: *const Operation,
-        at: u64,
-        len: u64,
-    ) -> Result<(), i32> {
+    pub(super) unsafe fn ask(&self, operation: *const Operation, what: What) -> Result<(), i32> {
         let questions = self.questions.as_ref().ok_or(libc::EIO)?;
-        let question = Question {
-            operation,
-            at,
-            len: len.min(MAX_LEN),
-        };
+        let question = Question { operation, what };
         questions.send(question).map_err(|_| libc::EIO)
     }
 }
@@ -70,13 +70,16 @@ impl Drop for Inquirer {
 }
 
 fn answer(image: &Image, asked: &Receiver<Question>) {
-    for Question { operation, at, len } in asked {
-        let result = match find(image, at, len) {
-            Ok(found) => {
+    for Question { operation, what } in asked {
+        let done = match what {
+            What::Status(at, len) => find(image, at, len.min(MAX_LEN)).map(|found| {
                 // SAFETY: the operation is in flight until it is ended below.
                 unsafe { (*operation).put(found) };
-                0
-            }
+            }),
+            What::Len(len) => lengthen(image, len),
+        };
+        let result = match done {
+            Ok(()) => 0,
             Err(error) => -i64::from(error.raw_os_error().unwrap_or(libc::EIO)),
         };
         // SAFETY: likewise.
@@ -84,8 +87,20 @@ fn answer(image: &Image, asked: &Receiver<Question>) {
     }
 }
 
+fn lengthen(image: &Image, len: u64) -> io::Result<()> {
+    match Blocking::len(image)? < len {
+        true => image.set_len(len),
+        false => Ok(()),
+    }
+}
+
 fn find(image: &Image, at: u64, len: u64) -> io::Result<Found> {
-    let (mut data, is_cut) = image.data(at, len, MAX_RANGES)?;
+    // Nothing is behind its end.
+    let there = len.min(Blocking::len(image)?.saturating_sub(at));
+    let (mut data, is_cut) = match there {
+        0 => (Vec::new(), false),
+        there => image.data(at, there, MAX_RANGES)?,
+    };
     data.sort_unstable();
     let end = match data.last() {
         Some((start, len)) if is_cut => start + len,

@@ -3,7 +3,7 @@
 use super::image::Image;
 use super::inquirer::Inquirer;
 use fathom_core::SizeWatch;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Who wants to hear that the image has another size, by others' doing.
@@ -37,8 +37,6 @@ impl SizeWatcher {
 pub(super) struct Shared {
     pub(super) image: Arc<Image>,
     pub(super) inquirer: Inquirer,
-    /// In bytes, whole sectors.
-    size: AtomicU64,
     pub(super) read_only: bool,
     /// Completed writes may be in this process's memory only.
     pub(super) caches: bool,
@@ -49,14 +47,12 @@ impl Shared {
     pub(super) fn new(
         image: Arc<Image>,
         inquirer: Inquirer,
-        size: u64,
         read_only: bool,
         caches: bool,
     ) -> Shared {
         Shared {
             image,
             inquirer,
-            size: size.into(),
             read_only,
             caches,
             is_shut_out: AtomicBool::new(false),
@@ -64,11 +60,11 @@ impl Shared {
     }
 
     pub(super) fn size(&self) -> u64 {
-        self.size.load(Ordering::Relaxed)
+        self.image.shown()
     }
 
     pub(super) fn set_size(&self, size: u64) {
-        self.size.store(size, Ordering::Relaxed);
+        self.image.show(size);
     }
 
     /// A request has.
