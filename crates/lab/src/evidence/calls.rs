@@ -106,6 +106,7 @@ fn builder(event: Tracepoint) -> Builder<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tracers::tracefs::Tracefs;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::time::Duration;
 
@@ -124,7 +125,12 @@ mod tests {
             });
             let threads = [thread.recv().unwrap(), u32::MAX >> 1];
             let made = || made.load(Ordering::SeqCst);
-            let event = Calls::new().event;
+            // Other tests mount it, too, and unmount what they have mounted.
+            let events = std::iter::repeat_with(|| {
+                let _mounted = Tracefs::open();
+                Calls::new().event
+            });
+            let event = events.take(50).flatten().next();
             let before = made();
             let part = event.map(|event| Counters::begin(&mut builder(event), threads.into_iter()));
             let begun = made();
