@@ -280,6 +280,33 @@ fn who_uses_an_image_has_it_alone() {
 }
 
 #[test]
+fn a_server_that_was_killed_leaves_the_image_to_another() {
+    let (place, cluster) = (Place::new(), Cluster::start(1, GIB));
+    cluster.rbd(&["create", "--size", "64M", "rbd/a"]);
+    let mut server = serve(&place, &cluster, "a", QUEUES);
+    let state = place.path("state");
+    write_for(&server, &state, "2s");
+    let mut load = bench(
+        &server,
+        &place.path("none"),
+        &["--rw=randread", "--runtime=60s"],
+    );
+    wait(|| cluster.rbd(&["lock", "ls", "rbd/a"]).contains("auto"));
+    server.process().kill().unwrap();
+    load.wait().unwrap();
+    let other = place.serve("b", Path::new(&cluster.image("a")), QUEUES);
+    // As long as the cluster takes the dead one for alive it is refused.
+    let check = |state: &Path| bench(&other, state, &["--verify-only"]).wait_with_output();
+    wait(|| check(&state).unwrap().status.success());
+    assert!(
+        cluster
+            .ceph(&["osd", "blocklist", "ls"])
+            .contains("127.0.0.1")
+    );
+    other.stop().unwrap();
+}
+
+#[test]
 fn a_cluster_that_loses_osds_and_its_monitor_loses_nothing() {
     let (place, mut cluster) = (Place::new(), Cluster::start(2, GIB));
     cluster.rbd(&["create", "--size", "64M", "rbd/a"]);

@@ -2,7 +2,7 @@
 
 use super::address::Address;
 use super::cluster::{Cluster, Settings, checked};
-use super::library::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, LOCK_EXCLUSIVE, Library};
+use super::library::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, LOCK_EXCLUSIVE, Library, Watcher};
 use crate::blocking::Blocking;
 use fathom_core::DiskError;
 use std::ffi::{CStr, c_int, c_void};
@@ -166,7 +166,10 @@ impl Image {
     /// From now on only this client writes it; blocking. One that is dead is shut out of the cluster first,
     /// which takes as long as the cluster needs to see that.
     pub(super) fn lock(&self) -> Result<(), DiskError> {
-        if let Some(owner) = self.owner()? {
+        // (The library would ask one that is alive to let go of it, and QEMU does.)
+        if let Some(owner) = self.owner()?
+            && self.is_watched_by(&owner)?
+        {
             return Err(self.unusable(format!(
                 "another client has it locked ({owner}; `rbd status` tells more): it is in use there, or was until half a minute ago"
             )));
@@ -181,7 +184,36 @@ impl Image {
         }
     }
 
-    /// Who has it locked, if that is somebody alive.
+    /// Whether the client of that address is alive, or was until half a minute ago.
+    fn is_watched_by(&self, address: &str) -> Result<bool, DiskError> {
+        let library = self.library();
+        let none = Watcher {
+            address: null_mut(),
+            id: 0,
+            cookie: 0,
+        };
+        let mut watchers = vec![none; MOST_WATCHERS];
+        let mut count = watchers.len();
+        let list = library.rbd_watchers_list;
+        // SAFETY: the image is open, and there is room for so many.
+        let listed = unsafe { list(self.handle, watchers.as_mut_ptr(), &mut count) };
+        if listed == -libc::ERANGE {
+            // So many are not all dead.
+            return Ok(true);
+        }
+        self.result(listed, "who has it open cannot be read")?;
+        let is_it = |watcher: &Watcher| {
+            // SAFETY: the library has left a string in each.
+            let other = unsafe { CStr::from_ptr(watcher.address) };
+            other.to_bytes() == address.as_bytes()
+        };
+        let found = watchers.iter().take(count).any(is_it);
+        // SAFETY: they are given back once.
+        unsafe { (library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
+        Ok(found)
+    }
+
+    /// Who has it locked, or had it when that client died.
     fn owner(&self) -> Result<Option<String>, DiskError> {
         let library = self.library();
         let (mut mode, mut owner, mut count) = (0, null_mut(), 1);
@@ -345,6 +377,8 @@ impl Blocking for Image {
     }
 }
 
+/// More clients than any image has.
+const MOST_WATCHERS: usize = 256;
 /// As far as one look for data goes.
 const MAX_RUN: u64 = 4 << 30;
 

@@ -28,6 +28,15 @@ pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 /// rbd_write_zeroes_flags_t
 pub(super) const ZEROES_STAY_ALLOCATED: c_int = 1;
 
+/// rbd_image_watcher_t: who has an image open for writing.
+#[repr(C)]
+#[derive(Clone)]
+pub(super) struct Watcher {
+    pub(super) address: *mut c_char,
+    pub(super) id: i64,
+    pub(super) cookie: u64,
+}
+
 /// Declares the functions, and how to find all of them.
 macro_rules! functions {
     ($($name:ident($($type:ty),*) $(-> $result:ty)?;)*) => {
@@ -77,6 +86,8 @@ functions! {
     rbd_lock_release(ImageHandle) -> c_int;
     rbd_lock_get_owners(ImageHandle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
     rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
+    rbd_watchers_list(ImageHandle, *mut Watcher, *mut size_t) -> c_int;
+    rbd_watchers_list_cleanup(*mut Watcher, size_t);
     rbd_update_watch(ImageHandle, *mut u64, Changed, *mut c_void) -> c_int;
     rbd_update_unwatch(ImageHandle, u64) -> c_int;
     rbd_diff_iterate2(
@@ -103,7 +114,7 @@ pub(super) fn library() -> Result<&'static Library, String> {
         format!("Ceph's library is not there ({error}): install it (Debian: librbd1)")
     })?;
     let library = Library::of(loaded).map_err(|error| {
-        format!("Ceph's library is too old ({error}): 15 (Octopus) is the first that will do")
+        format!("Ceph's library is too old ({error}): install a newer one (16, Pacific, will do)")
     })?;
     Ok(LIBRARY.get_or_init(|| library))
 }
