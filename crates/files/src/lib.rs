@@ -6,3 +6,6 @@ pub mod lock;
 pub mod magic;
 
 mod holder;
+mod image_file;
+
+pub use image_file::{ImageFile, read_up_to};

@@ -1,6 +1,7 @@
 //! The formats that images can have.
 
-use crate::{Error, ImageFile, Result, qcow2, qed};
+use crate::{Error, Result, qcow2, qed};
+use fathom_files::ImageFile;
 use std::fmt;
 
 /// The formats there are.

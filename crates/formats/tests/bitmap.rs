@@ -3,13 +3,14 @@
 
 mod support;
 
+use fathom_files::ImageFile;
 use fathom_formats::offline::bitmap::{Bitmaps, Bits, Broken, Change, copy, list};
 use fathom_formats::offline::check::{Options, check};
 use fathom_formats::offline::info::Info;
 use fathom_formats::qcow2::Header;
 use fathom_formats::qcow2::bitmap::{Bitmap, FLAG_AUTO};
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{Format, ImageFile, Result};
+use fathom_formats::{Format, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use support::steps::{LIMIT, Random, cuts, problem};

@@ -85,7 +85,7 @@ fn compare_clusters(image: &Path, contents: &[u8]) -> usize {
     let len = file.metadata().unwrap().len();
     let read = |offset: u64, len: usize| {
         let mut bytes = vec![0; len];
-        fathom_formats::ImageFile::read_at(&file, &mut bytes, offset).unwrap();
+        fathom_files::ImageFile::read_at(&file, &mut bytes, offset).unwrap();
         bytes
     };
     let mut start = vec![0; 112];

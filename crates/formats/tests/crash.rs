@@ -3,12 +3,13 @@
 
 mod support;
 
+use fathom_files::ImageFile;
 use fathom_formats::offline::Image;
 use fathom_formats::offline::check::{Options, Repair, check};
 use fathom_formats::offline::create::{self, create};
 use fathom_formats::qcow2::{Header, refcount};
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{Format, ImageFile, Result};
+use fathom_formats::{Format, Result};
 use support::steps::{LIMIT, Random, Recorder, cut, disk};
 use support::*;
 

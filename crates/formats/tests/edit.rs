@@ -3,6 +3,7 @@
 
 mod support;
 
+use fathom_files::ImageFile;
 use fathom_formats::offline::backing::{NewBacking, make_empty, set_backing};
 use fathom_formats::offline::create::Preallocation;
 use fathom_formats::offline::edit::Editor;
@@ -10,7 +11,7 @@ use fathom_formats::offline::resize::{Resize, resize};
 use fathom_formats::offline::{Image, bitmap, snapshot};
 use fathom_formats::qcow2::Header;
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{Format, ImageFile, Result};
+use fathom_formats::{Format, Result};
 use support::steps::{LIMIT, Random, Recorder, cut, cuts, disk, problem};
 use support::*;
 

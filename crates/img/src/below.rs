@@ -46,7 +46,7 @@ impl Backing {
         let format = match (told.transpose()?, image) {
             (Some(format), _) => format,
             // QED's header says raw or nothing.
-            (None, Image::Qed(..)) => Format::probe(&*file).map_err(of(file.path()))?,
+            (None, Image::Qed(..)) => Format::probe(file.bytes()).map_err(of(file.path()))?,
             (None, _) => {
                 let problem = "does not say what format its backing file has; set it (fathom img \
                                rebase -u -b FILE -F FORMAT)";

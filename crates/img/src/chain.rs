@@ -4,7 +4,7 @@ use crate::error::{Error, of};
 use fathom_core::{Disk, DiskInfo};
 use fathom_formats::Format;
 use fathom_formats::offline::SnapshotName;
-use fathom_formats::served::{ImageDisk, ImageOptions};
+use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
 use fathom_stack::{AllowedDirs, ImageOpener, StoredImage};
 use fathom_storage::{Cache, EngineKind, FileOptions};
 use std::fs::File;
@@ -104,7 +104,7 @@ impl Chain {
         let file = Arc::new(file);
         let format = match options.format {
             Some(format) => format,
-            None => Format::probe(&*file).map_err(of(path))?,
+            None => Format::probe(file.bytes()).map_err(of(path))?,
         };
         let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
         let named = FileOptions {

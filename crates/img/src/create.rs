@@ -2,8 +2,9 @@
 
 use crate::error::{Error, of, usage};
 use crate::open::{identity, identity_of, open_target, refuse_same};
+use fathom_files::ImageFile;
 use fathom_formats::offline::create as creation;
-use fathom_formats::{ImageFile, resolve};
+use fathom_formats::resolve;
 use fathom_storage::lock_image;
 use std::fs::File;
 use std::path::Path;

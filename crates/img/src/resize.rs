@@ -3,10 +3,11 @@
 use crate::below::Backing;
 use crate::error::{Error, of, usage};
 use crate::open::{missing, open_writable};
+use fathom_files::ImageFile;
+use fathom_formats::Format;
 use fathom_formats::offline::Image;
 use fathom_formats::offline::edit::room_for_tables;
 use fathom_formats::offline::resize::{Below, Resize, resize as work};
-use fathom_formats::{Format, ImageFile};
 use fathom_stack::{data_file, no_data_file};
 use fathom_storage::lock_image;
 use std::fs::File;

@@ -2,9 +2,10 @@
 
 use crate::error::{Error, io_error, of, usage};
 use crate::open::{missing, open_writable};
+use fathom_files::ImageFile;
+use fathom_formats::Format;
 use fathom_formats::offline::edit::room_for_tables;
 use fathom_formats::offline::{Image, open_read_only, snapshot as work};
-use fathom_formats::{Format, ImageFile};
 use fathom_storage::lock_image;
 use std::fs::File;
 use std::path::Path;

@@ -2,12 +2,11 @@
 
 use crate::confined::{AllowedDirs, data_file, no_data_file};
 use fathom_core::{Disk, DiskError};
-use fathom_formats::ImageFile;
+use fathom_files::ImageFile;
 use fathom_formats::served::{EndGuard, ImageDisk, ImageOptions, Opener, Storage};
-use fathom_storage::{Blocking, FileDisk, FileOptions, Location, OpenOptions, Opened};
+use fathom_storage::{FileDisk, FileOptions, Location, OpenOptions, Opened};
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,16 +15,12 @@ use std::sync::Arc;
 pub struct StoredImage {
     path: PathBuf,
     disk: Arc<dyn Disk>,
-    bytes: Bytes,
+    /// The disk, if that is a file.
+    file: Option<Arc<FileDisk>>,
+    /// The same bytes as the disk's. A file's through the page cache, whatever way the disk takes: the kernel
+    /// keeps both views the same.
+    bytes: Arc<dyn ImageFile>,
     identity: (u64, u64),
-    grows: bool,
-}
-
-/// The same bytes as the disk's, for who waits.
-enum Bytes {
-    /// Through the page cache, whatever way the disk takes: the kernel keeps both views the same.
-    File(Arc<FileDisk>, File),
-    Other(Arc<dyn Blocking>),
 }
 
 impl StoredImage {
@@ -38,9 +33,9 @@ impl StoredImage {
             growable: true,
             ..options.clone()
         };
-        let Opened { disk, blocking, .. } = location.open(&options)?;
+        let Opened { disk, bytes, .. } = location.open(&options)?;
         let path = PathBuf::from(location.to_string());
-        let Some(blocking) = blocking else {
+        let Some(bytes) = bytes else {
             let problem = "images of formats are not served from there".into();
             return Err(DiskError::Unusable { path, problem });
         };
@@ -48,8 +43,8 @@ impl StoredImage {
         path.hash(&mut name);
         Ok(StoredImage {
             disk,
-            grows: blocking.grows(),
-            bytes: Bytes::Other(blocking),
+            file: None,
+            bytes,
             // No device has this number.
             identity: (u64::MAX, name.finish()),
             path,
@@ -89,23 +84,20 @@ impl StoredImage {
         Ok(StoredImage {
             path: path.to_owned(),
             disk: disk.clone(),
-            bytes: Bytes::File(disk, file),
+            file: Some(disk),
+            bytes: Arc::new(file),
             identity: (metadata.dev(), metadata.ino()),
-            grows: metadata.is_file(),
         })
     }
 
     /// Whether it is a regular file, not a device.
     pub fn is_file(&self) -> bool {
-        self.grows
+        self.bytes.grows()
     }
 
     /// What requests go to, if that is a file.
     pub fn file_disk(&self) -> Option<&Arc<FileDisk>> {
-        match &self.bytes {
-            Bytes::File(disk, _) => Some(disk),
-            Bytes::Other(_) => None,
-        }
+        self.file.as_ref()
     }
 }
 
@@ -118,8 +110,8 @@ impl Storage for StoredImage {
         &self.path
     }
 
-    fn grows(&self) -> bool {
-        self.grows
+    fn bytes(&self) -> &dyn ImageFile {
+        &*self.bytes
     }
 
     fn identity(&self) -> (u64, u64) {
@@ -129,88 +121,6 @@ impl Storage for StoredImage {
     fn guard_end(&self, guard: EndGuard) {
         if let Some(disk) = self.file_disk() {
             disk.guard_end(guard);
-        }
-    }
-}
-
-impl ImageFile for StoredImage {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        match &self.bytes {
-            Bytes::File(_, file) => ImageFile::read_at(file, buf, offset),
-            Bytes::Other(bytes) => bytes.read_at(buf, offset),
-        }
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        match &self.bytes {
-            Bytes::File(_, file) => ImageFile::write_at(file, buf, offset),
-            Bytes::Other(bytes) => bytes.write_at(buf, offset),
-        }
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        match &self.bytes {
-            Bytes::File(_, file) => ImageFile::len(file),
-            Bytes::Other(bytes) => bytes.len(),
-        }
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        match &self.bytes {
-            Bytes::File(_, file) => ImageFile::set_len(file, len),
-            Bytes::Other(bytes) => bytes.set_len(len),
-        }
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        match &self.bytes {
-            Bytes::File(_, file) => file.sync(),
-            Bytes::Other(bytes) => bytes.sync(),
-        }
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        match &self.bytes {
-            Bytes::File(_, file) => ImageFile::allocate(file, offset, len),
-            Bytes::Other(bytes) if bytes.len()? < offset + len => bytes.set_len(offset + len),
-            Bytes::Other(_) => Ok(()),
-        }
-    }
-
-    fn forget_cache(&self) {
-        match &self.bytes {
-            Bytes::File(_, file) => file.forget_cache(),
-            Bytes::Other(bytes) => bytes.forget_cache(),
-        }
-    }
-
-    fn is_hole(&self, offset: u64, len: u64) -> bool {
-        match &self.bytes {
-            Bytes::File(_, file) => ImageFile::is_hole(file, offset, len),
-            Bytes::Other(bytes) => {
-                matches!(bytes.run_at(offset), (true, end) if end >= offset + len)
-            }
-        }
-    }
-
-    fn run_at(&self, offset: u64) -> (bool, u64) {
-        match &self.bytes {
-            Bytes::File(_, file) => file.run_at(offset),
-            Bytes::Other(bytes) => bytes.run_at(offset),
-        }
-    }
-
-    fn allocated(&self) -> io::Result<u64> {
-        match &self.bytes {
-            Bytes::File(_, file) => file.allocated(),
-            Bytes::Other(bytes) => bytes.allocated(),
-        }
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        match &self.bytes {
-            Bytes::File(_, file) => ImageFile::discard(file, offset, len),
-            Bytes::Other(bytes) => bytes.discard(offset, len),
         }
     }
 }

@@ -127,11 +127,11 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
                 disk,
                 file,
                 part,
-                blocking,
+                bytes,
             } = opened;
-            if let (Some(blocking), None) = (blocking, description.format) {
+            if let (Some(bytes), None) = (bytes, description.format) {
                 let mut start = [0; fathom_files::magic::START];
-                let read = blocking.read_at(&mut start, 0);
+                let read = bytes.read_at(&mut start, 0);
                 let found = read.map(|()| fathom_files::magic::detect_in(&start));
                 refuse_other_formats(Path::new(&description.location.to_string()), found)?;
             }

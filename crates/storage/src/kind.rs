@@ -1,9 +1,9 @@
 //! What a kind of storage is.
 
-use crate::blocking::Blocking;
 use crate::engine::EngineKind;
 use crate::file::{Cache, FileDisk};
 use fathom_core::{Disk, DiskError, Legacy, Part};
+use fathom_files::ImageFile;
 use fathom_units::{Timeout, parse_size};
 use std::ffi::OsStr;
 use std::fmt;
@@ -99,7 +99,7 @@ pub struct Opened {
     /// The same, if it has something to leave.
     pub part: Option<Arc<dyn Part>>,
     /// The same, for whoever waits, if images can be in it and it is no file.
-    pub blocking: Option<Arc<dyn Blocking>>,
+    pub bytes: Option<Arc<dyn ImageFile>>,
 }
 
 impl Opened {
@@ -109,7 +109,7 @@ impl Opened {
             disk: Arc::new(disk),
             file: None,
             part: None,
-            blocking: None,
+            bytes: None,
         }
     }
 }

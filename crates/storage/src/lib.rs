@@ -31,7 +31,6 @@
 //! Whatever moves less than it should is continued, and whatever fails is
 //! reported to the guest and in the log.
 
-mod blocking;
 mod buffers;
 mod bytes;
 pub mod engine;
@@ -44,7 +43,6 @@ pub mod null;
 mod ranges;
 pub mod rbd;
 
-pub use blocking::Blocking;
 pub use bytes::ByteDisk;
 pub use engine::{EngineKind, Users, engine, engine_for};
 pub use file::{Cache, EndGuard, FileDisk, FileOptions, lock_image, lock_image_too};

@@ -4,7 +4,8 @@
 use super::Image;
 use super::edit::{Editor, Mapping};
 use crate::qcow2::Extension;
-use crate::{Error, Format, ImageFile, Result, qed};
+use crate::{Error, Format, Result, qed};
+use fathom_files::ImageFile;
 
 /// A backing file, as it is to be written in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

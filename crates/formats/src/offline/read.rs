@@ -2,7 +2,8 @@
 
 use super::SnapshotName;
 use super::info::read_snapshots;
-use crate::{Error, Format, ImageFile, Result, qcow2, qed, read_up_to};
+use crate::{Error, Format, Result, qcow2, qed};
+use fathom_files::{ImageFile, read_up_to};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};

@@ -60,7 +60,10 @@ pub(super) fn activate(
     let layers: std::result::Result<Vec<_>, _> =
         chain.links.iter().map(|link| fresh.layer(link)).collect();
     let lengths = chain.storages.iter().map(|storage| {
-        let len = storage.len().map_err(Error::io("its size cannot be read"));
+        let len = storage
+            .bytes()
+            .len()
+            .map_err(Error::io("its size cannot be read"));
         len.map_err(told(storage.path()))
     });
     let lengths: std::result::Result<Vec<_>, _> = lengths.collect();
@@ -115,13 +118,13 @@ impl Fresh<'_> {
         file: &Arc<dyn Storage>,
     ) -> Result<std::result::Result<Tables, String>> {
         let format = link.image.format();
-        let mut image = Image::read(&**file, format)?;
+        let mut image = Image::read(file.bytes(), format)?;
         if link.writable && needs_check(&image) {
             repair(&**file, format)?;
-            image = Image::read(&**file, format)?;
+            image = Image::read(file.bytes(), format)?;
         }
         if let (Some(name), true) = (&self.options.snapshot, link.storage == 0) {
-            image = image.at_snapshot(&**file, name)?;
+            image = image.at_snapshot(file.bytes(), name)?;
         }
         same(&link.image, self.size_of(link), &image)?;
         check(file.path(), &image, link.writable)
@@ -152,7 +155,10 @@ impl Fresh<'_> {
             data: link.data,
             compression: CompressionType::Deflate,
             size: self.size_of(link),
-            file_len: file.len().map_err(Error::io("its size cannot be read"))?,
+            file_len: file
+                .bytes()
+                .len()
+                .map_err(Error::io("its size cannot be read"))?,
             l1_offset: HostOffset(0),
             l1: Vec::new(),
             most_l1: 0,
@@ -193,7 +199,7 @@ impl Fresh<'_> {
             Ok(regions) => regions,
             Err(problem) => return Ok(Err(problem)),
         };
-        let fresh_from = match file.grows() {
+        let fresh_from = match file.bytes().grows() {
             true => g.clusters_of(parts.file_len),
             false => u64::MAX,
         };
@@ -235,7 +241,7 @@ impl Fresh<'_> {
             Err(problem) => return Ok(Err(problem)),
         };
         let whole = parts.file_len.next_multiple_of(g.cluster_size());
-        let space = Append::new(g.cluster_bits, whole, file.grows());
+        let space = Append::new(g.cluster_bits, whole, file.bytes().grows());
         parts.alloc = Allocator {
             space: Space::Append(space),
             metadata,
@@ -264,7 +270,8 @@ impl Fresh<'_> {
 fn words(file: &dyn Storage, at: HostOffset, count: u64, layout: Layout) -> Result<Vec<u64>> {
     // The header's checks have bounded it.
     let mut bytes = vec![0; count as usize * 8];
-    file.read_at(&mut bytes, at.0)
+    file.bytes()
+        .read_at(&mut bytes, at.0)
         .map_err(Error::io("its tables cannot be read"))?;
     let (words, _) = bytes.as_chunks::<8>();
     Ok(words.iter().map(|w| layout.word(*w)).collect())
@@ -276,7 +283,7 @@ fn regions(
     header: &qcow2::Header,
     refcount_table: &[u64],
 ) -> Result<std::result::Result<Regions, String>> {
-    let snapshots = read_snapshots(file, header)?;
+    let snapshots = read_snapshots(file.bytes(), header)?;
     let mut table = Vec::new();
     snapshots.iter().for_each(|s| s.encode(&mut table));
     let (mut regions, overlaps) = Regions::of_header(header, table.len() as u64);
@@ -313,7 +320,7 @@ fn repair(file: &dyn Storage, format: Format) -> Result<()> {
     let path = file.path().display();
     tracing::warn!("{path}: was not closed cleanly; its metadata is checked");
     let mut say = |line: &str| tracing::debug!("{path}: {line}");
-    let report = checking::check(file, format, &options, &mut say)?;
+    let report = checking::check(file.bytes(), format, &options, &mut say)?;
     if report.corruptions > 0 || report.check_errors > 0 {
         return Err(Error::invalid(
             "was not closed cleanly, and could not be repaired (fathom img check says more)",
@@ -342,7 +349,7 @@ fn prepare_qcow2(file: &dyn Storage, header: &mut qcow2::Header, keep_bitmaps: b
     if !keep_bitmaps {
         // They would have to record every write from now on.
         let path = file.path().display();
-        match mark_unrecorded(file, header) {
+        match mark_unrecorded(file.bytes(), header) {
             Ok(0) => {}
             Ok(marked) => tracing::warn!(
                 "{path}: {marked} enabled bitmaps will not know of what is written now, and can \
@@ -361,6 +368,9 @@ fn prepare_qcow2(file: &dyn Storage, header: &mut qcow2::Header, keep_bitmaps: b
 }
 
 fn write(file: &dyn Storage, at: u64, bytes: &[u8]) -> Result<()> {
-    let written = file.write_at(bytes, at).and_then(|()| file.sync());
+    let written = file
+        .bytes()
+        .write_at(bytes, at)
+        .and_then(|()| file.bytes().sync());
     written.map_err(Error::io("its header cannot be written"))
 }

@@ -136,7 +136,10 @@ impl Active {
         let is_raw =
             |layer: &Layer| matches!(layer, Layer::Raw { storage: of, .. } if *of == storage);
         let below = self.layers.iter().skip(1).any(is_raw);
-        below && self.storages[usize::from(storage)].is_hole(at.0, len)
+        below
+            && self.storages[usize::from(storage)]
+                .bytes()
+                .is_hole(at.0, len)
     }
 
     /// Whether the layers from `first` on have nothing but zeroes there.

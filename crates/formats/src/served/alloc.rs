@@ -134,7 +134,8 @@ impl Tables {
     async fn extend_ahead(&self, io: &impl Io, end: HostOffset) {
         let _extending = self.extending.lock_all().await;
         let len = self.file_len.load(Ordering::Acquire);
-        if end.0 <= len || !self.file.grows() || self.cannot_extend.load(Ordering::Relaxed) {
+        if end.0 <= len || !self.file.bytes().grows() || self.cannot_extend.load(Ordering::Relaxed)
+        {
             return;
         }
         // Nobody writes beyond `len` before this is done.

@@ -39,7 +39,7 @@ impl Active {
 
 /// What to say of a file that is no longer as long as it was.
 fn cut(file: &dyn Storage, was: u64) -> Option<String> {
-    let len = file.len().ok().filter(|len| *len < was)?;
+    let len = file.bytes().len().ok().filter(|len| *len < was)?;
     Some(format!(
         "was truncated while it was served, from {was} bytes to {len}"
     ))
@@ -143,14 +143,14 @@ impl Tables {
     /// as it is.
     fn set_corrupt_bit(&self) -> std::io::Result<()> {
         let mut magic = [0; 4];
-        self.file.read_at(&mut magic, 0)?;
+        self.file.bytes().read_at(&mut magic, 0)?;
         if magic != MAGIC {
             return Ok(());
         }
         let mut word = [0; 8];
-        self.file.read_at(&mut word, 72)?;
+        self.file.bytes().read_at(&mut word, 72)?;
         let features = u64::from_be_bytes(word) | INCOMPATIBLE_CORRUPT;
-        self.file.write_at(&features.to_be_bytes(), 72)?;
-        self.file.sync()
+        self.file.bytes().write_at(&features.to_be_bytes(), 72)?;
+        self.file.bytes().sync()
     }
 }

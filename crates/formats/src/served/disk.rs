@@ -314,9 +314,9 @@ impl ImageDisk {
         let released = at_once(tables.release(&io, &[]));
         released.map_err(io::Error::from_raw_os_error)?;
         let used = tables.used.load(Ordering::Relaxed);
-        if used < tables.file_len.load(Ordering::Relaxed) && tables.file.grows() {
-            tables.file.set_len(used)?;
-            tables.file.sync()?;
+        if used < tables.file_len.load(Ordering::Relaxed) && tables.file.bytes().grows() {
+            tables.file.bytes().set_len(used)?;
+            tables.file.bytes().sync()?;
         }
         Ok(())
     }
@@ -368,7 +368,9 @@ impl Disk for ImageDisk {
             }
         }
         if !self.options.keep_page_cache {
-            storages.iter().for_each(|storage| storage.forget_cache());
+            storages
+                .iter()
+                .for_each(|storage| storage.bytes().forget_cache());
         }
         let active = activate(
             &self.chain,

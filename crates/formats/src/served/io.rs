@@ -85,8 +85,8 @@ impl Io for BlockingIo<'_> {
     ) -> impl Future<Output = Result<(), Errno>> {
         let storage = self.storage(storage);
         let result = match op {
-            Op::Flush => storage.sync(),
-            Op::Discard => storage.discard(at.0, len),
+            Op::Flush => storage.bytes().sync(),
+            Op::Discard => storage.bytes().discard(at.0, len),
             _ => write_zeroes(storage, at, len),
         };
         std::future::ready(result.map_err(errno))
@@ -99,7 +99,7 @@ impl Io for BlockingIo<'_> {
         len: usize,
     ) -> impl Future<Output = Result<Buf, Errno>> {
         let mut buf = Buf::new(len);
-        let result = self.storage(storage).read_at(buf.bytes_mut(), at.0);
+        let result = self.storage(storage).bytes().read_at(buf.bytes_mut(), at.0);
         std::future::ready(result.map(|()| buf).map_err(errno))
     }
 
@@ -109,7 +109,7 @@ impl Io for BlockingIo<'_> {
         at: HostOffset,
         buf: Buf,
     ) -> impl Future<Output = Result<(), Errno>> {
-        let result = self.storage(storage).write_at(buf.bytes(), at.0);
+        let result = self.storage(storage).bytes().write_at(buf.bytes(), at.0);
         std::future::ready(result.map_err(errno))
     }
 }
@@ -119,7 +119,9 @@ fn write_zeroes(storage: &dyn Storage, at: HostOffset, len: u64) -> io::Result<(
     let mut done = 0;
     while done < len {
         let n = (len - done).min(zeroes.len() as u64);
-        storage.write_at(&zeroes[..n as usize], (at + done).0)?;
+        storage
+            .bytes()
+            .write_at(&zeroes[..n as usize], (at + done).0)?;
         done += n;
     }
     Ok(())

@@ -216,7 +216,7 @@ impl Mapper {
         let (hole, run) = match known {
             Some((hole, run)) if run.contains(&at) => (*hole, run),
             _ => {
-                let (hole, end) = self.active.storages[usize::from(file)].run_at(at.0);
+                let (hole, end) = self.active.storages[usize::from(file)].bytes().run_at(at.0);
                 let (hole, run) = known.insert((hole, at..HostOffset(end)));
                 (*hole, run)
             }
@@ -228,7 +228,7 @@ impl Mapper {
         // What cannot be told makes a difference of speed only.
         *self.near[depth]
             .metadata_only
-            .get_or_insert_with(|| has_metadata_only(&*tables.file).unwrap_or(false))
+            .get_or_insert_with(|| has_metadata_only(tables.file.bytes()).unwrap_or(false))
     }
 
     fn in_tables(
@@ -290,7 +290,7 @@ impl Mapper {
             (None, Some(table)) => {
                 let mut bytes = vec![0; tables.layout.slice_bytes() as usize];
                 let at = tables.place_of(number, table);
-                let read = tables.file.read_at(&mut bytes, at.0);
+                let read = tables.file.bytes().read_at(&mut bytes, at.0);
                 read.map_err(|error| format!("an L2 table cannot be read: {error}"))?;
                 Arc::new(Slice::parse(number, &bytes, &tables.layout))
             }

@@ -2,7 +2,8 @@
 
 use crate::offline::Image;
 use crate::qcow2::refcount::{self, TableEntry};
-use crate::{Error, Format, ImageFile, Result};
+use crate::{Error, Format, Result};
+use fathom_files::ImageFile;
 
 /// Whether clearly more clusters have a refcount than the file has space for, as after
 /// `preallocation=metadata`: then it is worth while to ask the file which of them are holes. Never

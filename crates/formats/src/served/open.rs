@@ -73,9 +73,9 @@ impl Chain {
                 return Err(unusable(chain.path(), problem));
             }
             let writable = chain.links.is_empty() && !options.read_only;
-            let mut image = Image::read(&*file, format).map_err(told(&path))?;
+            let mut image = Image::read(file.bytes(), format).map_err(told(&path))?;
             if let (Some(name), true) = (&options.snapshot, chain.links.is_empty()) {
-                image = image.at_snapshot(&*file, name).map_err(told(&path))?;
+                image = image.at_snapshot(file.bytes(), name).map_err(told(&path))?;
             }
             check(&path, &image, writable)?;
             if !options.any_size {
@@ -188,7 +188,7 @@ impl Chain {
         let format = match (format, image) {
             (Some(format), _) => format,
             // QED's header says raw or nothing.
-            (None, Image::Qed(..)) => Format::probe(&*file).map_err(told(file.path()))?,
+            (None, Image::Qed(..)) => Format::probe(file.bytes()).map_err(told(file.path()))?,
             (None, _) => {
                 let below = file.path().display();
                 let problem = format!(

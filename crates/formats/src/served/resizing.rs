@@ -57,7 +57,10 @@ impl Resizing {
             }
         }
         if let Some(file) = &self.cut
-            && let Err(error) = file.set_len(self.size).and_then(|()| file.sync())
+            && let Err(error) = file
+                .bytes()
+                .set_len(self.size)
+                .and_then(|()| file.bytes().sync())
         {
             // The disk has its size by now, and nobody sees what is behind that.
             let file = file.path().display();
@@ -146,7 +149,7 @@ impl ImageDisk {
     }
 
     fn read(&self) -> Result<Image, DiskError> {
-        let image = Image::read(&*self.chain.storages[0], self.options.format);
+        let image = Image::read(self.chain.storages[0].bytes(), self.options.format);
         image.map_err(told(self.path()))
     }
 
@@ -211,12 +214,15 @@ impl ImageDisk {
 fn grow_data_file(data: &dyn Storage, old: u64, new: u64, raw: bool) -> crate::Result<()> {
     let failed = || Error::io("its data file cannot be resized");
     let len = match raw {
-        true => data.len().map_err(failed())?.max(old),
+        true => data.bytes().len().map_err(failed())?.max(old),
         false => old,
     };
     if len >= new {
         return Ok(());
     }
-    let resized = data.set_len(len).and_then(|()| data.set_len(new));
-    resized.and_then(|()| data.sync()).map_err(failed())
+    let resized = data
+        .bytes()
+        .set_len(len)
+        .and_then(|()| data.bytes().set_len(new));
+    resized.and_then(|()| data.bytes().sync()).map_err(failed())
 }

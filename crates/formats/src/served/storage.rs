@@ -1,7 +1,7 @@
 //! What an image needs of the files that it is in.
 
-use crate::ImageFile;
 use fathom_core::{Disk, DiskError};
+use fathom_files::ImageFile;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,15 +12,14 @@ pub type EndGuard = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 /// A file that holds an image, or a part of one: blocking access for opening
 /// and closing it, and a [`Disk`] for requests. Both see the same bytes once
 /// what was written through one has returned.
-pub trait Storage: ImageFile + Send + Sync {
+pub trait Storage: Send + Sync {
+    /// For whoever waits.
+    fn bytes(&self) -> &dyn ImageFile;
     /// For requests. What lies beyond the file's end reads as zeroes; a write
     /// there makes the file longer, unless it is a block device.
     fn disk(&self) -> &dyn Disk;
     /// Its name, for people.
     fn path(&self) -> &Path;
-    /// Whether the file becomes longer as it is written: a block device does
-    /// not.
-    fn grows(&self) -> bool;
     /// The same for two storages exactly if they are the same file.
     fn identity(&self) -> (u64, u64);
     /// From now on requests that read beyond the file's end ask first.

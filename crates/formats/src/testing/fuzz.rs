@@ -14,7 +14,8 @@ use crate::offline::snapshot;
 use crate::qcow2::{
     CompressionType, Geometry, Header, L2Entry, bitmap::Bitmap, decompress, snapshot::Snapshot,
 };
-use crate::{Format, ImageFile, qed};
+use crate::{Format, qed};
+use fathom_files::ImageFile;
 use flate2::{Compress, Compression, FlushCompress};
 
 /// Bytes of the largest file. (The header of an image of 2 MiB clusters takes

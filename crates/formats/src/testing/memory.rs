@@ -1,6 +1,6 @@
 //! An image file in memory.
 
-use crate::ImageFile;
+use fathom_files::ImageFile;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,11 +1,11 @@
 //! A storage in memory whose requests are done at once.
 
 use super::MemoryFile;
-use crate::ImageFile;
 use crate::served::Storage;
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Extents, Op, Request, RequestId, Stage, Status,
 };
+use fathom_files::ImageFile;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -64,36 +64,6 @@ impl MemoryStorage {
     }
 }
 
-impl ImageFile for MemoryStorage {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_at(buf, offset)
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_at(buf, offset)
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        ImageFile::len(&*self.file)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.file.set_len(len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.file.allocate(offset, len)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.file.discard(offset, len)
-    }
-}
-
 impl Storage for MemoryStorage {
     fn disk(&self) -> &dyn Disk {
         self
@@ -103,8 +73,8 @@ impl Storage for MemoryStorage {
         Path::new("memory")
     }
 
-    fn grows(&self) -> bool {
-        true
+    fn bytes(&self) -> &dyn ImageFile {
+        &*self.file
     }
 
     fn identity(&self) -> (u64, u64) {

@@ -3,10 +3,11 @@
 
 pub mod steps;
 
+use fathom_files::ImageFile;
 use fathom_formats::offline::check::{Options, Repair, Report, check};
 use fathom_formats::offline::create;
 use fathom_formats::offline::info::Info;
-use fathom_formats::{Error, Format, ImageFile};
+use fathom_formats::{Error, Format};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,10 @@
 //! A file that remembers what was done to it, and what a power cut leaves of that.
 
+use fathom_files::ImageFile;
 use fathom_formats::offline::check::{Options, check};
 use fathom_formats::qcow2::{Cluster, Header, L1Entry, L2Entry};
 use fathom_formats::testing::MemoryFile;
-use fathom_formats::{Format, GuestOffset, HostOffset, ImageFile, Result};
+use fathom_formats::{Format, GuestOffset, HostOffset, Result};
 use std::io;
 use std::sync::Mutex;
 

@@ -29,7 +29,7 @@ impl Place for At {
             disk: file.clone(),
             file: Some(file),
             part: None,
-            blocking: None,
+            bytes: None,
         })
     }
 

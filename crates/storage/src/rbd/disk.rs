@@ -6,10 +6,10 @@ use super::cluster::Settings;
 use super::image::Image;
 use super::inquirer::Inquirer;
 use super::shared::{Shared, SizeWatcher};
-use crate::blocking::Blocking;
 use crate::file::Cache;
 use crate::kind::OpenOptions;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, Resize, SizeWatch};
+use fathom_files::ImageFile;
 use std::sync::Arc;
 
 /// The longest discard and write zeroes: each object in it is an operation.
@@ -77,7 +77,7 @@ impl RbdDisk {
     }
 
     /// The same, for whoever waits.
-    pub(super) fn blocking(&self) -> Arc<dyn Blocking> {
+    pub(super) fn bytes(&self) -> Arc<dyn ImageFile> {
         self.shared.image.clone()
     }
 

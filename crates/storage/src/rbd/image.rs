@@ -3,8 +3,8 @@
 use super::address::Address;
 use super::cluster::{Cluster, Settings, checked};
 use super::library::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, LOCK_EXCLUSIVE, Library, Watcher};
-use crate::blocking::Blocking;
 use fathom_core::DiskError;
+use fathom_files::ImageFile;
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::path::PathBuf;
@@ -296,9 +296,9 @@ impl Image {
     }
 }
 
-impl Blocking for Image {
+impl ImageFile for Image {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let there = Blocking::len(self)?.saturating_sub(offset);
+        let there = ImageFile::len(self)?.saturating_sub(offset);
         let there = usize::try_from(there).unwrap_or(usize::MAX).min(buf.len());
         let (head, rest) = buf.split_at_mut(there);
         rest.fill(0);
@@ -311,7 +311,7 @@ impl Blocking for Image {
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         // The library would write as much as there is room for.
         let end = offset.saturating_add(buf.len() as u64);
-        if end > Blocking::len(self)? {
+        if end > ImageFile::len(self)? {
             self.set_len(end)?;
         }
         let base = buf.as_ptr().cast();
@@ -329,7 +329,7 @@ impl Blocking for Image {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         if !self.grows {
-            return match len <= Blocking::len(self)? {
+            return match len <= ImageFile::len(self)? {
                 true => Ok(()),
                 false => Err(io::ErrorKind::StorageFull.into()),
             };
@@ -356,7 +356,7 @@ impl Blocking for Image {
     }
 
     fn run_at(&self, offset: u64) -> (bool, u64) {
-        let len = Blocking::len(self).map_or(0, |len| len.saturating_sub(offset));
+        let len = ImageFile::len(self).map_or(0, |len| len.saturating_sub(offset));
         if len == 0 {
             return (true, u64::MAX);
         }

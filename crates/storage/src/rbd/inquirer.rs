@@ -3,8 +3,8 @@
 
 use super::ended::{Found, Operation};
 use super::image::Image;
-use crate::blocking::Blocking;
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_files::ImageFile;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -88,7 +88,7 @@ fn answer(image: &Image, asked: &Receiver<Question>) {
 }
 
 fn lengthen(image: &Image, len: u64) -> io::Result<()> {
-    match Blocking::len(image)? < len {
+    match ImageFile::len(image)? < len {
         true => image.set_len(len),
         false => Ok(()),
     }
@@ -96,7 +96,7 @@ fn lengthen(image: &Image, len: u64) -> io::Result<()> {
 
 fn find(image: &Image, at: u64, len: u64) -> io::Result<Found> {
     // Nothing is behind its end.
-    let there = len.min(Blocking::len(image)?.saturating_sub(at));
+    let there = len.min(ImageFile::len(image)?.saturating_sub(at));
     let (mut data, is_cut) = match there {
         0 => (Vec::new(), false),
         there => image.data(at, there, MAX_RANGES)?,

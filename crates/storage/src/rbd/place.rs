@@ -26,7 +26,7 @@ impl Place for Address {
     fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
         let disk = RbdDisk::open(self, options)?;
         Ok(Opened {
-            blocking: Some(disk.blocking()),
+            bytes: Some(disk.bytes()),
             ..Opened::new(disk)
         })
     }

@@ -2,7 +2,8 @@
 
 use crate::qcow2::bitmap::{Bitmap, TableEntry};
 use crate::qcow2::{Geometry, Header};
-use crate::{Error, ImageFile, Result, read_up_to};
+use crate::{Error, Result};
+use fathom_files::{ImageFile, read_up_to};
 use std::ops::Range;
 
 /// The bits of one bitmap, read as they are looked at. Bit n, counted from the least significant

@@ -4,7 +4,8 @@ use super::{Bitmaps, Bits, Change, check_usable, printable};
 use crate::offline::Image;
 use crate::offline::info::read_bitmaps;
 use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
-use crate::{Error, Format, ImageFile, Result};
+use crate::{Error, Format, Result};
+use fathom_files::ImageFile;
 
 /// What is done about bitmaps that miss writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

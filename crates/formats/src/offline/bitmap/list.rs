@@ -4,7 +4,8 @@ use super::Bits;
 use crate::offline::Image;
 use crate::offline::info::{flag_names, read_bitmaps};
 use crate::qcow2::bitmap::Bitmap;
-use crate::{Error, Format, ImageFile, Result};
+use crate::{Error, Format, Result};
+use fathom_files::ImageFile;
 use serde_json::{Value, json};
 
 /// A bitmap of an image.

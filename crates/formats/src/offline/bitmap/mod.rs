@@ -23,8 +23,9 @@ use crate::qcow2::bitmap::{
     TableEntry,
 };
 use crate::qcow2::{AUTOCLEAR_BITMAPS, BitmapsExtension, Extension};
-use crate::{Error, HostOffset, ImageFile, Result};
+use crate::{Error, HostOffset, Result};
 use bits::printable;
+use fathom_files::ImageFile;
 
 /// Bytes of the bits of one bitmap that QEMU takes.
 const MAX_BYTES: u64 = 512 << 20;

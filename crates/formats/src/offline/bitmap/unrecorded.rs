@@ -3,7 +3,8 @@
 use crate::offline::info::read_bitmaps;
 use crate::qcow2::Header;
 use crate::qcow2::bitmap::{FLAG_AUTO, FLAG_IN_USE};
-use crate::{Error, ImageFile, Result};
+use crate::{Error, Result};
+use fathom_files::ImageFile;
 
 /// Where an entry of the directory has its flags, in bytes.
 const FLAGS_AT: u64 = 12;

@@ -7,7 +7,8 @@ mod report;
 
 pub use report::Report;
 
-use crate::{Error, Format, ImageFile, Result};
+use crate::{Error, Format, Result};
+use fathom_files::ImageFile;
 
 /// What may be changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use super::counters::Bits;
 use super::{Lines, Options, Repair, Report};
 use crate::offline::Image;
 use crate::qed::{Cluster, FEATURE_NEED_CHECK, Geometry, Header, L2Offset};
-use crate::{Error, Format, HostOffset, ImageFile, Result};
+use crate::{Error, Format, HostOffset, Result};
+use fathom_files::ImageFile;
 
 /// Bytes of a table that are read at once.
 const CHUNK: usize = 64 << 10;

@@ -9,7 +9,8 @@ pub use options::{Backing, Options, Preallocation, Qcow2Options};
 pub use qcow2::fully_allocated;
 
 use super::{Image, open_read_only};
-use crate::{Error, Format, ImageFile, Result, resolve};
+use crate::{Error, Format, Result, resolve};
+use fathom_files::ImageFile;
 use std::fs::File;
 use std::path::Path;
 

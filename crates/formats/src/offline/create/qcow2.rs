@@ -8,7 +8,8 @@ use crate::qcow2::{
     L1Entry, L2Entry, MAX_L1_BYTES, MAX_REFCOUNT_TABLE_BYTES, encode_feature_names, feature_names,
     refcount,
 };
-use crate::{Error, GuestOffset, HostOffset, ImageFile, Result};
+use crate::{Error, GuestOffset, HostOffset, Result};
+use fathom_files::ImageFile;
 
 /// Where everything is, in clusters.
 struct Layout {

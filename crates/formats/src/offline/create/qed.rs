@@ -2,7 +2,8 @@
 
 use super::Options;
 use crate::qed::{FEATURE_BACKING_FILE, FEATURE_BACKING_FORMAT_NO_PROBE, HEADER_LEN, Header};
-use crate::{Error, Format, HostOffset, ImageFile, Result};
+use crate::{Error, Format, HostOffset, Result};
+use fathom_files::ImageFile;
 
 pub(super) fn create(file: &dyn ImageFile, options: &Options, size: u64) -> Result<()> {
     let mut header = Header {

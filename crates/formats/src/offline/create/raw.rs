@@ -1,7 +1,8 @@
 //! Raw images: nothing but space.
 
 use super::{Preallocation, preallocate};
-use crate::{Error, ImageFile, Result};
+use crate::{Error, Result};
+use fathom_files::ImageFile;
 
 pub(super) fn create(file: &dyn ImageFile, how: Preallocation, size: u64) -> Result<()> {
     let failed = Error::io("cannot be written");

@@ -22,7 +22,8 @@ pub(crate) use mapping::Mapping;
 use crate::offline::check::{self, Repair};
 use crate::offline::read::qcow2_first_cluster;
 use crate::qcow2::{Geometry, Header, L1Entry};
-use crate::{Error, Format, HostOffset, ImageFile, Result};
+use crate::{Error, Format, HostOffset, Result};
+use fathom_files::ImageFile;
 use refcounts::Refcounts;
 
 /// A qcow2 image that is being changed. Dropped without a commit, it has changed nothing.

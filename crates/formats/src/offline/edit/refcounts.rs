@@ -3,7 +3,8 @@
 use super::clusters::Clusters;
 use crate::qcow2::refcount::{self, TableEntry};
 use crate::qcow2::{Geometry, Header, MAX_REFCOUNT_TABLE_BYTES};
-use crate::{Error, HostOffset, ImageFile, Result};
+use crate::{Error, HostOffset, Result};
+use fathom_files::ImageFile;
 use std::collections::BTreeMap;
 use std::ops::Range;
 

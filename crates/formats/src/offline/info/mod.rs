@@ -72,7 +72,8 @@ impl Info {
         let full_backing = image.backing_file().and_then(|b| resolve(path, b).ok());
         Ok(Info {
             path: path.to_owned(),
-            file_len: crate::ImageFile::len(file).map_err(Error::io("its size cannot be read"))?,
+            file_len: fathom_files::ImageFile::len(file)
+                .map_err(Error::io("its size cannot be read"))?,
             allocated: Some(metadata.blocks() * 512),
             protocol: match metadata.is_file() {
                 true => Protocol::File,

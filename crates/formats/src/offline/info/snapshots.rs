@@ -2,7 +2,8 @@
 
 use crate::qcow2::snapshot::{MAX_ENTRY, Snapshot};
 use crate::qcow2::{Header, MAX_SNAPSHOT_TABLE_BYTES, bitmap::Bitmap};
-use crate::{Error, HostOffset, ImageFile, Result, read_up_to};
+use crate::{Error, HostOffset, Result};
+use fathom_files::{ImageFile, read_up_to};
 use serde_json::Value;
 use std::fmt;
 

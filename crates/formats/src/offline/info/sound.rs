@@ -3,7 +3,8 @@
 
 use crate::qcow2::bitmap::{Bitmap, FLAG_IN_USE, TableEntry};
 use crate::qcow2::{CryptMethod, Extension, Header};
-use crate::{Error, ImageFile, Result};
+use crate::{Error, Result};
+use fathom_files::ImageFile;
 
 /// Of a LUKS header of version 1.
 const LUKS_BYTES: u64 = 592;

@@ -4,7 +4,8 @@ use super::{Resize, sync};
 use crate::offline::create::{Preallocation, preallocate};
 use crate::offline::edit::{Editor, Mapping};
 use crate::qcow2::{Cluster, Compressed, EntryError, Geometry, L2Entry, decompress};
-use crate::{Error, GuestOffset, HostOffset, ImageFile, Result};
+use crate::{Error, GuestOffset, HostOffset, Result};
+use fathom_files::ImageFile;
 
 pub(super) struct Growth<'a, 'e> {
     pub(super) editor: &'a mut Editor<'e>,

@@ -10,7 +10,8 @@ mod qed;
 mod raw;
 
 use super::create::Preallocation;
-use crate::{Error, Format, ImageFile, Result};
+use crate::{Error, Format, Result};
+use fathom_files::ImageFile;
 
 /// The disk of the backing file. What it has behind the end of the disk above it must not come
 /// into sight when that grows.

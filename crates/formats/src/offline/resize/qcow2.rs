@@ -6,7 +6,8 @@ use crate::offline::bitmap::Bitmaps;
 use crate::offline::create::Preallocation;
 use crate::offline::edit::{Editor, Mapping};
 use crate::qcow2::{L1Entry, MAX_L1_BYTES};
-use crate::{Error, ImageFile, Result};
+use crate::{Error, Result};
+use fathom_files::ImageFile;
 
 pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     whole_sectors(to.size)?;

@@ -5,7 +5,8 @@ use crate::offline::Image;
 use crate::offline::check::{self, Repair};
 use crate::offline::create::Preallocation;
 use crate::qed::{Cluster, Header, L2Offset};
-use crate::{Error, Format, GuestOffset, HostOffset, ImageFile, Result};
+use crate::{Error, Format, GuestOffset, HostOffset, Result};
+use fathom_files::ImageFile;
 
 pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     if to.preallocation != Preallocation::Off {

@@ -2,7 +2,8 @@
 
 use super::{Resize, sync};
 use crate::offline::create::{Preallocation, preallocate};
-use crate::{Error, ImageFile, Result};
+use crate::{Error, Result};
+use fathom_files::ImageFile;
 
 pub(super) fn resize(file: &dyn ImageFile, to: &Resize) -> Result<()> {
     if to.preallocation == Preallocation::Metadata {

@@ -7,7 +7,8 @@ use crate::offline::info::{read_snapshots, snapshot_table_bytes};
 use crate::offline::read::qcow2_first_cluster;
 use crate::qcow2::snapshot::{NO_ICOUNT, Snapshot};
 use crate::qcow2::{Header, L1Entry, MAX_L1_BYTES, MAX_SNAPSHOT_TABLE_BYTES, MAX_SNAPSHOTS};
-use crate::{Error, HostOffset, ImageFile, Result};
+use crate::{Error, HostOffset, Result};
+use fathom_files::ImageFile;
 
 /// Bytes of a name that QEMU shows and finds in full.
 const MAX_NAME: usize = 255;

@@ -2,7 +2,7 @@
 
 use super::world::World;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, RequestId, Stage};
-use fathom_formats::ImageFile;
+use fathom_files::ImageFile;
 use fathom_formats::served::{Opener, Storage};
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -31,6 +31,10 @@ fn told<T>(result: Result<T, i32>) -> io::Result<T> {
 }
 
 impl ImageFile for Recorder {
+    fn grows(&self) -> bool {
+        !self.world.state().device
+    }
+
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         told(self.world.state().read(self.file, buf, offset))
     }
@@ -77,8 +81,8 @@ impl Storage for Recorder {
         &self.path
     }
 
-    fn grows(&self) -> bool {
-        !self.world.state().device
+    fn bytes(&self) -> &dyn ImageFile {
+        self
     }
 
     fn identity(&self) -> (u64, u64) {

@@ -31,7 +31,8 @@ use crate::qcow2::{
     AUTOCLEAR_BITMAPS, Geometry, Header, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY, Overlap, Region,
     Regions,
 };
-use crate::{Error, HostOffset, ImageFile, Result};
+use crate::{Error, HostOffset, Result};
+use fathom_files::ImageFile;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 

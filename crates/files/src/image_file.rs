@@ -1,14 +1,14 @@
-//! The file or block device that an image is in.
+//! Where an image's bytes are, for whoever opens, closes, changes or examines it and waits: never on a request's way.
 
 use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
-/// What the offline tools need of an image's file. `&self` throughout: offsets
+/// A file or block device that an image is in, or what is like one. `&self` throughout: offsets
 /// are explicit, and whoever keeps state (a recorder of writes, say) keeps it
 /// behind a lock of its own.
-pub trait ImageFile {
+pub trait ImageFile: Send + Sync {
     /// Fills `buf` from `offset` on. What lies beyond the end of the file
     /// reads as zeroes: an image's last cluster need not be there in full.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
@@ -21,21 +21,30 @@ pub trait ImageFile {
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
-    /// Cuts the file, or extends it by a hole. A device keeps its length, and
+    /// Cuts the file, or extends it by a hole. What does not grow keeps its length, and
     /// cannot be extended.
     fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Whether it becomes longer when it is written to beyond its end: a block device does not.
+    fn grows(&self) -> bool {
+        true
+    }
     /// All writes that have returned are durable once this returns.
     fn sync(&self) -> io::Result<()>;
     /// Reserves space for `len` bytes from `offset` on, without changing what
     /// they read as; the file grows when it must.
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        match offset.saturating_add(len) {
+            end if len > 0 && self.len()? < end => self.set_len(end),
+            _ => Ok(()),
+        }
+    }
     /// Forgets what is cached of the file and not dirty: another host may have
     /// written to it since it was read.
     fn forget_cache(&self) {}
     /// Whether the file has nothing there, and so reads as zeroes. False when
     /// that cannot be told.
-    fn is_hole(&self, _offset: u64, _len: u64) -> bool {
-        false
+    fn is_hole(&self, offset: u64, len: u64) -> bool {
+        matches!(self.run_at(offset), (true, end) if end >= offset.saturating_add(len))
     }
     /// Whether the file has nothing at `offset`, and so reads as zeroes, and
     /// where that ends, in bytes. When it cannot be told, all is data.
@@ -87,6 +96,10 @@ impl ImageFile for File {
             true => Ok(()),
             false => Err(io::ErrorKind::StorageFull.into()),
         }
+    }
+
+    fn grows(&self) -> bool {
+        self.metadata().is_ok_and(|metadata| metadata.is_file())
     }
 
     fn sync(&self) -> io::Result<()> {
