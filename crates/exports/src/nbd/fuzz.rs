@@ -2,10 +2,11 @@
 //! its connection. Not a public interface.
 
 use super::export::{Export, Exports, InUse};
-use super::handshake::{Denied, Failure, Handshake, Host, Outcome, Transport};
+use super::handshake::{Denied, Failure, Handshake, Host, Outcome};
 use super::tls::Tls;
 use fathom_core::{Disk, WorkerHandle};
 use fathom_nbd::protocol::OptionHeader;
+use fathom_nbd::transport::Transport;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;

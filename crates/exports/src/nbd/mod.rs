@@ -33,4 +33,4 @@ pub use export::{Export, Exports, SameName};
 pub use holding::ClientState;
 pub use listen::{Address, listen_at, local_name};
 pub use server::{ConnectionInfo, Leaving, NbdServer, Options};
-pub use tls::{Mode as TlsMode, Tls, TlsError};
+pub use tls::{Mode as TlsMode, Tls};

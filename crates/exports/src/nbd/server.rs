@@ -2,7 +2,7 @@
 
 use super::connection::{Activity, Ending, Limits, NbdSource, Stream};
 use super::export::{Export, Exports, InUse, SameName};
-use super::handshake::{Agreement, Denied, Handshake, Host, Outcome, Transport};
+use super::handshake::{Agreement, Denied, Handshake, Host, Outcome};
 use super::holding::Wake;
 use super::peer;
 use super::table::{Connection, Phase, Table};
@@ -11,6 +11,7 @@ use crate::Listener;
 use crate::signal::Signal;
 use crate::watch::Visit;
 use fathom_core::{ThreadKind, thread_starts};
+use fathom_nbd::transport::Transport;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;

@@ -1,11 +1,10 @@
 //! What TLS needs: certificates, and whether clients must use it.
 
+use fathom_nbd::tls::{TlsError, read_certificates, read_key};
 use rustls::crypto::ring;
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Who must use TLS (proto.md, "Server-side requirements").
@@ -15,23 +14,6 @@ pub enum Mode {
     On,
     /// All clients (FORCEDTLS).
     Require,
-}
-
-/// Why there is no TLS; one line for the user.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    #[error("{}: cannot be read: {source}", path.display())]
-    Unreadable { path: PathBuf, source: pem::Error },
-    #[error("{}: has no certificate in it", .0.display())]
-    NoCertificate(PathBuf),
-    #[error("{}: a certificate in it cannot be used: {problem}", path.display())]
-    BadCertificate { path: PathBuf, problem: String },
-    #[error("the certificate in {} and the key in {} cannot be used: {problem}", cert.display(), key.display())]
-    BadPair {
-        cert: PathBuf,
-        key: PathBuf,
-        problem: String,
-    },
 }
 
 /// The server's side of TLS.
@@ -71,12 +53,7 @@ impl Tls {
             }
         };
         let chain = read_certificates(cert)?;
-        let unreadable = |source| TlsError::Unreadable {
-            path: key.to_owned(),
-            source,
-        };
-        let private = PrivateKeyDer::from_pem_file(key).map_err(unreadable)?;
-        let config = builder.with_single_cert(chain, private);
+        let config = builder.with_single_cert(chain, read_key(key)?);
         let mut config = config.map_err(|error| TlsError::BadPair {
             cert: cert.to_owned(),
             key: key.to_owned(),
@@ -98,18 +75,5 @@ impl Tls {
     /// For one more connection.
     pub(super) fn session(&self) -> Result<ServerConnection, rustls::Error> {
         ServerConnection::new(self.config.clone())
-    }
-}
-
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let unreadable = |source| TlsError::Unreadable {
-        path: path.to_owned(),
-        source,
-    };
-    let found = CertificateDer::pem_file_iter(path).map_err(unreadable)?;
-    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(unreadable)?;
-    match found.is_empty() {
-        true => Err(TlsError::NoCertificate(path.to_owned())),
-        false => Ok(found),
     }
 }

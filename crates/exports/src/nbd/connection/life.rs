@@ -1,8 +1,8 @@
 //! Receiving, and the connection's end.
 
-use super::tls::Opened;
 use super::{Ending, NbdSource, RECEIVE, SEND};
 use fathom_core::{Cx, SocketIo, SocketIoKind};
+use fathom_nbd::tls::Opened;
 use libc::{iovec, msghdr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

@@ -23,10 +23,10 @@ mod pool;
 mod reply;
 mod state;
 mod table;
-mod tls;
 
 use fathom_core::{Broken, Cx, DiskInfo, RangeLimits, Request, RequestId, Source, SourceId};
 use fathom_nbd::protocol::{MAX_PAYLOAD, Replies, export_flag};
+use fathom_nbd::tls::Session;
 use inbox::Inbox;
 use intake::{Intake, Payload, Stop};
 use life::Receive;
@@ -42,14 +42,13 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use table::Table;
-use tls::Tls;
 
 /// A connection whose handshake is over.
 pub struct Stream {
     /// Connected.
     pub socket: OwnedFd,
     /// Its handshake is over, too, and nothing waits to be written.
-    pub tls: Option<Box<rustls::ServerConnection>>,
+    pub tls: Option<Box<rustls::Connection>>,
     /// What was received behind the handshake (with TLS: as plain text).
     pub read_ahead: Vec<u8>,
 }
@@ -252,7 +251,7 @@ pub struct NbdSource {
     agreed: Agreed,
     number: u16,
     socket: OwnedFd,
-    tls: Option<Tls>,
+    tls: Option<Session>,
     /// Once it is attached.
     id: Option<SourceId>,
     receive: Box<Receive>,
@@ -309,7 +308,7 @@ impl NbdSource {
             agreed,
             number,
             socket: stream.socket,
-            tls: stream.tls.map(Tls::new),
+            tls: stream.tls.map(Session::new),
             id: None,
             receive: Receive::new(),
             inbox: Inbox::new(&mut pool, &stream.read_ahead)?,

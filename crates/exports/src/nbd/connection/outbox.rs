@@ -2,8 +2,8 @@
 //! and data where they are.
 
 use super::pool::{Pool, Span};
-use super::tls::Tls;
 use fathom_core::{Cx, SocketIo, SocketIoKind, Token};
+use fathom_nbd::tls::Session;
 use libc::{iovec, msghdr};
 use std::os::fd::RawFd;
 
@@ -90,9 +90,9 @@ impl Outbox {
     }
 
     /// Nothing waits, nothing is being sent.
-    pub(super) fn is_empty(&self, tls: Option<&Tls>) -> bool {
+    pub(super) fn is_empty(&self, tls: Option<&Session>) -> bool {
         let plain = self.building.iovecs.is_empty() && self.sending.is_sent();
-        !self.in_flight && plain && tls.is_none_or(Tls::is_sent)
+        !self.in_flight && plain && tls.is_none_or(Session::is_sent)
     }
 
     /// Send what there is, unless something is being sent. Err: TLS failed.
@@ -101,7 +101,7 @@ impl Outbox {
         cx: &mut Cx,
         socket: RawFd,
         token: Token,
-        tls: Option<&mut Tls>,
+        tls: Option<&mut Session>,
         pool: &mut Pool,
     ) -> Result<(), String> {
         if self.in_flight {
@@ -138,7 +138,7 @@ impl Outbox {
     /// Likewise, encrypted.
     fn sealed(
         &mut self,
-        tls: &mut Tls,
+        tls: &mut Session,
         pool: &mut Pool,
     ) -> Result<Option<(*mut iovec, usize)>, String> {
         while tls.wants_more() {
@@ -146,7 +146,9 @@ impl Outbox {
             let Some(first) = self.sending.iovecs.get(self.sending.sent) else {
                 break;
             };
-            let len = tls.seal(first)?;
+            // SAFETY: an iovec of the outbox: valid until it has been sent.
+            let plain = unsafe { std::slice::from_raw_parts(first.iov_base.cast(), first.iov_len) };
+            let len = tls.seal(plain)?;
             self.advance(len, pool);
         }
         tls.flush()?;
@@ -185,7 +187,7 @@ impl Outbox {
     }
 
     /// The send has completed; of TLS's bytes if there is TLS.
-    pub(super) fn sent(&mut self, bytes: usize, tls: Option<&mut Tls>, pool: &mut Pool) {
+    pub(super) fn sent(&mut self, bytes: usize, tls: Option<&mut Session>, pool: &mut Pool) {
         self.in_flight = false;
         match tls {
             None => self.advance(bytes, pool),

@@ -11,7 +11,6 @@ mod context;
 mod option;
 #[cfg(test)]
 mod tests;
-mod transport;
 
 use super::connection::Agreed;
 use super::export::{Export, Exports, InUse};
@@ -19,10 +18,10 @@ use super::tls::{Mode, Tls};
 use fathom_nbd::protocol::{
     INIT_MAGIC, OPTION_MAGIC, OptionHeader, Replies, handshake_flag, opt, rep,
 };
+use fathom_nbd::transport::Transport;
 use option::push_reply;
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
-pub use transport::Transport;
 
 /// The longest data of an option that is looked at: names and queries of
 /// 4 KiB each, and room.

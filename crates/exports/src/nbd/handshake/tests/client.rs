@@ -1,11 +1,12 @@
 //! A client that says what a test wants, and a host for it.
 
-use super::super::{Agreed, Denied, Failure, Handshake, Host, Outcome, Transport};
+use super::super::{Agreed, Denied, Failure, Handshake, Host, Outcome};
 use crate::nbd::export::{Export, Exports, InUse};
 use crate::nbd::tls::Tls;
 use fathom_core::testing::TestDisk;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo};
 use fathom_nbd::protocol::{OPTION_MAGIC, OPTION_REPLY_MAGIC, opt, rep};
+use fathom_nbd::transport::Transport;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;

@@ -3,7 +3,7 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use rustls::ServerConnection;
+use rustls::Connection;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::time::Instant;
 /// A connection whose handshake is going on.
 pub struct Transport {
     timed: Timed,
-    tls: Option<Box<ServerConnection>>,
+    tls: Option<Box<Connection>>,
 }
 
 impl Transport {
@@ -28,7 +28,8 @@ impl Transport {
     }
 
     /// From now on everything goes by TLS. Returns when both sides know.
-    pub fn encrypt(&mut self, mut session: ServerConnection) -> io::Result<()> {
+    pub fn encrypt(&mut self, session: impl Into<Connection>) -> io::Result<()> {
+        let mut session = session.into();
         while session.is_handshaking() {
             let done = session.complete_io(&mut self.timed);
             if let Err(error) = done {
@@ -46,7 +47,7 @@ impl Transport {
     }
 
     /// The session, for whoever goes on with the socket.
-    pub fn into_tls(self) -> Option<Box<ServerConnection>> {
+    pub fn into_tls(self) -> Option<Box<Connection>> {
         self.tls
     }
 
@@ -64,7 +65,13 @@ impl Read for Transport {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => self.timed.read(buf),
-            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.timed).read(buf),
+            Some(tls) => loop {
+                match tls.reader().read(buf) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    done => return done,
+                }
+                tls.complete_io(&mut self.timed)?;
+            },
         }
     }
 }
@@ -73,15 +80,18 @@ impl Write for Transport {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => self.timed.write(buf),
-            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.timed).write(buf),
+            Some(tls) => {
+                let written = tls.writer().write(buf)?;
+                while tls.wants_write() {
+                    tls.write_tls(&mut self.timed)?;
+                }
+                Ok(written)
+            }
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match &mut self.tls {
-            None => Ok(()),
-            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.timed).flush(),
-        }
+        Ok(())
     }
 }
 

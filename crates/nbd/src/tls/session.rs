@@ -1,14 +1,14 @@
 //! A connection's TLS session: bytes to bytes; the socket's I/O is not here.
 
-use libc::iovec;
-use rustls::ServerConnection;
+use rustls::Connection;
 use std::io::{ErrorKind, Read, Write};
 
 /// Received at once, and sealed at once, about.
 const CHUNK: usize = 128 << 10;
 
-pub(super) struct Tls {
-    session: Box<ServerConnection>,
+/// Of one connection, whose handshake is over.
+pub struct Session {
+    tls: Box<Connection>,
     /// Received, and not yet decrypted from `start` on.
     received: Vec<u8>,
     start: usize,
@@ -20,7 +20,7 @@ pub(super) struct Tls {
 }
 
 /// What there is of plain text.
-pub(super) enum Opened {
+pub enum Opened {
     Bytes(usize),
     /// More must be received first.
     Nothing,
@@ -28,10 +28,10 @@ pub(super) enum Opened {
     End,
 }
 
-impl Tls {
-    pub(super) fn new(session: Box<ServerConnection>) -> Tls {
-        Tls {
-            session,
+impl Session {
+    pub fn new(tls: Box<Connection>) -> Session {
+        Session {
+            tls,
             received: vec![0; CHUNK],
             start: 0,
             end: 0,
@@ -42,19 +42,19 @@ impl Tls {
     }
 
     /// Where to receive; None: what was received before is still here.
-    pub(super) fn room(&mut self) -> Option<(*mut u8, usize)> {
+    pub fn room(&mut self) -> Option<(*mut u8, usize)> {
         let all = (self.received.as_mut_ptr(), self.received.len());
         (self.start == self.end).then_some(all)
     }
 
-    pub(super) fn received(&mut self, len: usize) {
+    pub fn received(&mut self, len: usize) {
         (self.start, self.end) = (0, len);
     }
 
     /// Decrypt into `to`, which is not empty.
-    pub(super) fn open(&mut self, to: &mut [u8]) -> Result<Opened, String> {
+    pub fn open(&mut self, to: &mut [u8]) -> Result<Opened, String> {
         loop {
-            match self.session.reader().read(to) {
+            match self.tls.reader().read(to) {
                 Ok(0) => return Ok(Opened::End),
                 Ok(len) => return Ok(Opened::Bytes(len)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -64,20 +64,20 @@ impl Tls {
             if rest.is_empty() {
                 return Ok(Opened::Nothing);
             }
-            let read = self.session.read_tls(&mut rest);
+            let read = self.tls.read_tls(&mut rest);
             self.start += read.map_err(|error| format!("TLS: {error}"))?;
-            let processed = self.session.process_new_packets();
+            let processed = self.tls.process_new_packets();
             processed.map_err(|error| format!("TLS: {error}"))?;
         }
     }
 
     /// All that was sealed has been sent.
-    pub(super) fn is_sent(&self) -> bool {
-        self.sent == self.sealed.len() && !self.session.wants_write()
+    pub fn is_sent(&self) -> bool {
+        self.sent == self.sealed.len() && !self.tls.wants_write()
     }
 
     /// Whether it is worth while to seal more before the next send.
-    pub(super) fn wants_more(&mut self) -> bool {
+    pub fn wants_more(&mut self) -> bool {
         if self.sent == self.sealed.len() {
             self.sealed.clear();
             self.sent = 0;
@@ -86,37 +86,35 @@ impl Tls {
     }
 
     /// Encrypt some of this; returns how much.
-    pub(super) fn seal(&mut self, plain: &iovec) -> Result<usize, String> {
-        // SAFETY: an iovec of the outbox: valid until it has been sent.
-        let plain = unsafe { std::slice::from_raw_parts(plain.iov_base.cast(), plain.iov_len) };
+    pub fn seal(&mut self, plain: &[u8]) -> Result<usize, String> {
         let some = &plain[..plain.len().min(CHUNK / 2)];
-        let written = self.session.writer().write(some);
+        let written = self.tls.writer().write(some);
         let written = written.map_err(|error| format!("TLS: {error}"))?;
         self.flush()?;
         Ok(written)
     }
 
     /// Take over what the session wants to send.
-    pub(super) fn flush(&mut self) -> Result<(), String> {
-        while self.session.wants_write() {
-            let written = self.session.write_tls(&mut self.sealed);
+    pub fn flush(&mut self) -> Result<(), String> {
+        while self.tls.wants_write() {
+            let written = self.tls.write_tls(&mut self.sealed);
             written.map_err(|error| format!("TLS: {error}"))?;
         }
         Ok(())
     }
 
-    pub(super) fn to_send(&self) -> &[u8] {
+    pub fn to_send(&self) -> &[u8] {
         &self.sealed[self.sent..]
     }
 
-    pub(super) fn sent(&mut self, bytes: usize) {
+    pub fn sent(&mut self, bytes: usize) {
         self.sent += bytes;
     }
 
     /// Say goodbye, once. False: that was done before.
-    pub(super) fn close(&mut self) -> bool {
+    pub fn close(&mut self) -> bool {
         if !self.closed {
-            self.session.send_close_notify();
+            self.tls.send_close_notify();
         }
         !std::mem::replace(&mut self.closed, true)
     }
