@@ -90,6 +90,16 @@ pub struct DiskArgs {
     #[arg(long, value_name = "DURATION")]
     pub server_timeout: Option<Timeout>,
 
+    /// How long requests wait for an NBD server that is away before they fail,
+    /// or off: they fail at once [default: 60s]
+    #[arg(long, value_name = "DURATION")]
+    pub server_reconnect: Option<Timeout>,
+
+    /// Connections of each I/O thread to an NBD server that has the disk
+    /// [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub server_connections: Option<u8>,
+
     /// Most virtqueues that the guest may use
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -159,6 +169,8 @@ impl DiskArgs {
             register_memory: self.register_memory,
             cache: Some(self.cache),
             server_timeout: self.server_timeout,
+            server_reconnect: self.server_reconnect,
+            server_connections: self.server_connections,
             queues: Some(self.queues),
             iothreads: Some(self.iothreads),
             cpus: self.cpus,

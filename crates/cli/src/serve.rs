@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 41] = [
+const ONE_DISK: [&str; 43] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -43,6 +43,8 @@ const ONE_DISK: [&str; 41] = [
     "register_memory",
     "cache",
     "server_timeout",
+    "server_reconnect",
+    "server_connections",
     "queues",
     "iothreads",
     "cpus",

@@ -263,6 +263,8 @@ impl DiskOptions {
             register_memory: table.register_memory,
             cache: table.cache.unwrap_or(new.cache),
             server_timeout: table.server_timeout,
+            server_reconnect: table.server_reconnect,
+            server_connections: table.server_connections,
             force_share: table.force_share,
             succeeds: false,
             discard: table.discard.unwrap_or(new.discard),

@@ -114,6 +114,16 @@ pub struct DiskTable {
     )]
     #[schema(value_type = Option<String>)]
     pub server_timeout: Option<Timeout>,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<String>)]
+    pub server_reconnect: Option<Timeout>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 16)]
+    pub server_connections: Option<u8>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub force_share: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -223,7 +233,7 @@ pub(crate) enum Changes {
 }
 
 /// The keys that another disk in its place can have.
-const REMADE: [&str; 15] = [
+const REMADE: [&str; 17] = [
     "aio",
     "alarms",
     "allow-dirs",
@@ -238,6 +248,8 @@ const REMADE: [&str; 15] = [
     "readonly",
     "register-memory",
     "server-timeout",
+    "server-reconnect",
+    "server-connections",
     "export-description",
 ];
 
@@ -264,6 +276,8 @@ impl DiskTable {
             register_memory: false,
             cache: None,
             server_timeout: None,
+            server_reconnect: None,
+            server_connections: None,
             force_share: false,
             discard: None,
             queues: None,

@@ -33,6 +33,8 @@ pub enum Wanted {
     },
     /// A connection to an NBD server.
     Server { uri: String, patience_ms: u64 },
+    /// A file that a client of this NBD server needs for TLS.
+    Certificates { uri: String, path: PathBuf },
     /// A new trace of so many rings.
     Trace {
         path: PathBuf,
@@ -131,6 +133,12 @@ pub fn append(path: &Path) -> io::Result<File> {
     get(&Wanted::Append { path }, None).map(File::from)
 }
 
+/// What a client of this NBD server needs for TLS.
+pub fn certificates(uri: &str, path: &Path) -> io::Result<File> {
+    let (uri, path) = (uri.to_owned(), path.to_owned());
+    get(&Wanted::Certificates { uri, path }, None).map(File::from)
+}
+
 /// A new file in `dir`, which is gone when it is closed.
 pub fn unnamed(dir: &Path) -> io::Result<File> {
     let dir = dir.to_owned();
@@ -160,6 +168,11 @@ impl Wanted {
                 let path = own_path(&file);
                 refuse_strange(&path)?;
                 read(*write).open(path)
+            }
+            Wanted::Certificates { path, .. } => {
+                let mut options = OpenOptions::new();
+                let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
+                options.read(true).custom_flags(flags).open(path)
             }
             Wanted::Append { path } => OpenOptions::new().append(true).create(true).open(path),
             Wanted::Unnamed { dir } => tempfile::tempfile_in(dir),

@@ -11,6 +11,8 @@ use crate::protocol::{
     OLDSTYLE_MAGIC, OPTION_MAGIC, OptionHeader, OptionReplyHeader, Replies, export_flag,
     handshake_flag, info, opt, readable, rep, u32_at,
 };
+use crate::transport::Transport;
+use rustls::ClientConnection;
 use std::io::{self, Read, Write};
 
 /// More than a server has reason to answer to an option: names and error
@@ -87,8 +89,36 @@ type Result<T> = std::result::Result<T, Refusal>;
 
 /// From an open connection to the transmission phase.
 pub fn handshake(stream: &mut (impl Read + Write), wishes: &Wishes<'_>) -> Result<Export> {
-    let name = wishes.export;
     let flags = greet(stream)?;
+    agree(stream, flags, wishes)
+}
+
+/// Likewise, by TLS; never without.
+pub fn handshake_by_tls(
+    transport: &mut Transport,
+    session: ClientConnection,
+    wishes: &Wishes<'_>,
+) -> Result<Export> {
+    let flags = greet(transport)?;
+    send_option(transport, opt::STARTTLS, &[])?;
+    let answer = Answer::read(transport, opt::STARTTLS)?;
+    match answer.kind {
+        rep::ACK if answer.data.is_empty() => {}
+        kind if kind & rep::ERROR_BIT != 0 => {
+            return Err(broken("has no TLS: write nbd, not nbds, to do without"));
+        }
+        _ => return Err(answer.unexpected()),
+    }
+    let encrypted = transport.encrypt(session);
+    encrypted.map_err(|error| match error.get_ref() {
+        Some(inner) if inner.is::<rustls::Error>() => Refusal(format!("TLS: {inner}")),
+        _ => lost(error),
+    })?;
+    agree(transport, flags, wishes)
+}
+
+fn agree(stream: &mut (impl Read + Write), flags: u16, wishes: &Wishes<'_>) -> Result<Export> {
+    let name = wishes.export;
     let replies = choose_replies(stream, wishes.replies)?;
     let allocation = match wishes.allocation && replies != Replies::Simple {
         true => choose_allocation(stream, name)?,
@@ -277,7 +307,7 @@ impl Answer {
     fn refusal(&self, name: &str) -> Refusal {
         let why = match self.kind {
             rep::ERR_UNKNOWN => format!("has no export '{name}'"),
-            rep::ERR_TLS_REQD => "requires TLS, which is not supported here".into(),
+            rep::ERR_TLS_REQD => "requires TLS: write nbds, not nbd".into(),
             rep::ERR_POLICY => format!("does not allow export '{name}'"),
             kind if kind & rep::ERROR_BIT != 0 => format!("refuses export '{name}' ({kind:#x})"),
             _ => return self.unexpected(),

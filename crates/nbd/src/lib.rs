@@ -17,4 +17,4 @@ pub mod transport;
 pub mod uri;
 pub mod vsock;
 
-pub use uri::{Address, NbdUri};
+pub use uri::{Address, NbdUri, TlsTerms};

@@ -23,6 +23,11 @@ impl Transport {
         }
     }
 
+    /// For what is read and written from now on.
+    pub fn set_deadline(&mut self, deadline: Instant) {
+        self.timed.deadline = deadline;
+    }
+
     pub fn is_encrypted(&self) -> bool {
         self.tls.is_some()
     }

@@ -1,19 +1,23 @@
 //! Where an NBD export is, as doc/uri.md of the NBD project writes it.
 
+mod terms;
+
 use crate::protocol::MAX_STRING;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+pub use terms::{TlsFiles, TlsTerms};
 
 /// The port that IANA has assigned to NBD.
 pub const PORT: u16 = 10809;
 
 /// `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH` or
-/// `nbd+vsock://CID[:PORT]/EXPORT`.
+/// `nbd+vsock://CID[:PORT]/EXPORT`; with `nbds` in place of `nbd` by TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
     address: Address,
     export: String,
+    tls: Option<TlsTerms>,
     text: String,
 }
 
@@ -49,6 +53,11 @@ impl NbdUri {
         &self.export
     }
 
+    /// By TLS, on these terms.
+    pub fn tls(&self) -> Option<&TlsTerms> {
+        self.tls.as_ref()
+    }
+
     /// Whether this is meant to be an NBD URI: it begins with a scheme of one.
     pub fn is_one(text: &str) -> bool {
         let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
@@ -68,13 +77,21 @@ impl FromStr for NbdUri {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
         let address = match scheme {
-            "nbd" => tcp(authority)?,
-            "nbd+unix" => unix(authority, query)?,
-            "nbd+vsock" => vsock(authority)?,
-            "nbds" | "nbds+unix" | "nbds+vsock" => {
-                return Err(format!("{scheme}: TLS is not supported here"));
+            "nbd" | "nbds" => tcp(authority)?,
+            "nbd+unix" | "nbds+unix" => unix(authority, query)?,
+            "nbd+vsock" | "nbds+vsock" => vsock(authority)?,
+            _ => {
+                return Err(format!(
+                    "{scheme}: must be nbd, nbd+unix or nbd+vsock, or with TLS nbds, nbds+unix or nbds+vsock"
+                ));
             }
-            _ => return Err(format!("{scheme}: must be nbd, nbd+unix or nbd+vsock")),
+        };
+        let tls = match scheme.starts_with("nbds") {
+            true => Some(TlsTerms::new(&address, query)?),
+            false if query_of(query).any(|(key, _)| key.starts_with("tls-")) => {
+                return Err(format!("{scheme} is without TLS: write nbds"));
+            }
+            false => None,
         };
         let export = decode(export)?;
         if export.len() > MAX_STRING {
@@ -83,6 +100,7 @@ impl FromStr for NbdUri {
         Ok(NbdUri {
             address,
             export,
+            tls,
             text: text.into(),
         })
     }
@@ -112,11 +130,15 @@ fn unix(authority: &str, query: &str) -> Result<Address, String> {
     if !authority.is_empty() {
         return Err("nbd+unix has no host: write nbd+unix:///EXPORT?socket=PATH".into());
     }
-    let mut pairs = query.split(['&', ';']).filter_map(|p| p.split_once('='));
-    let (_, path) = pairs
+    let (_, path) = query_of(query)
         .find(|(key, _)| *key == "socket")
         .ok_or("nbd+unix needs the socket: write nbd+unix:///EXPORT?socket=PATH")?;
     Ok(Address::Unix(decode(path)?.into()))
+}
+
+fn query_of(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = query.split(['&', ';']);
+    pairs.filter_map(|pair| pair.split_once('='))
 }
 
 fn vsock(authority: &str) -> Result<Address, String> {
@@ -195,11 +217,42 @@ mod tests {
     }
 
     #[test]
+    fn tls_is_on_the_terms_of_the_uri() {
+        let terms = |text: &str| text.parse::<NbdUri>().unwrap().tls().cloned();
+        assert_eq!(terms("nbd://host"), None);
+        for (text, server, certificates) in [
+            ("nbds://host/x", "host", None),
+            ("nbds://[::1]", "::1", None),
+            ("nbds+unix:///?socket=/s", "localhost", None),
+            ("nbds+vsock://2", "localhost", None),
+            (
+                "nbds://h?tls-hostname=a&tls-certificates=%2fp",
+                "a",
+                Some("/p"),
+            ),
+        ] {
+            let expected = TlsTerms {
+                certificates: certificates.map(PathBuf::from),
+                server: server.into(),
+            };
+            assert_eq!(terms(text), Some(expected), "{text}");
+        }
+        let terms = terms("nbds://h?tls-certificates=/p").unwrap();
+        assert_eq!(
+            terms.files().all().collect::<Vec<_>>(),
+            ["/p/ca-cert.pem", "/p/client-cert.pem", "/p/client-key.pem"].map(PathBuf::from)
+        );
+    }
+
+    #[test]
     fn other_uris_are_refused() {
         for (text, word) in [
             ("/run/s", "not an NBD URI"),
             ("http://x", "nbd+unix"),
-            ("nbds://x", "TLS"),
+            ("nbdx://x", "nbds"),
+            ("nbds://x?tls-psk-file=/x", "tls-certificates"),
+            ("nbds://x?tls-verify-peer=false", "tls-certificates"),
+            ("nbd://x?tls-certificates=/x", "nbds"),
             ("nbd+unix:///", "socket"),
             ("nbd+unix://host/?socket=s", "no host"),
             ("nbd://[::1", "]"),

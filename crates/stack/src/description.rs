@@ -37,6 +37,10 @@ pub struct Description {
     /// How long the NBD server that has the disk may say nothing of a request
     /// before it is taken for dead; None: the default.
     pub server_timeout: Option<Timeout>,
+    /// How long requests wait for an NBD server that is away; None: the default.
+    pub server_reconnect: Option<Timeout>,
+    /// Connections of each worker to an NBD server; None: the default.
+    pub server_connections: Option<u8>,
     /// Read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
     /// It takes the place of one that has the image, and will let go of it.
@@ -78,6 +82,8 @@ impl Description {
             register_memory: false,
             cache: Cache::default(),
             server_timeout: None,
+            server_reconnect: None,
+            server_connections: None,
             force_share: false,
             succeeds: false,
             legacy: Legacy::default(),
@@ -117,7 +123,11 @@ impl Description {
 
     /// What only some kinds of storage take.
     fn check_kind(&self) -> Result<(), String> {
-        let given = [("server-timeout", self.server_timeout.is_some())];
+        let given = [
+            ("server-timeout", self.server_timeout.is_some()),
+            ("server-reconnect", self.server_reconnect.is_some()),
+            ("server-connections", self.server_connections.is_some()),
+        ];
         for (option, _) in given.iter().filter(|(_, is_given)| *is_given) {
             if !self.location.kind().takes(option) {
                 let forms = KINDS.iter().filter(|kind| kind.takes(option));
@@ -189,6 +199,8 @@ impl Description {
             engine: self.engine,
             workers: self.iothreads,
             server_timeout: self.server_timeout,
+            server_reconnect: self.server_reconnect,
+            server_connections: self.server_connections,
             legacy: self.legacy.clone(),
         }
     }
@@ -254,5 +266,8 @@ mod tests {
         assert_ne!(refusal("image", &patient), "");
         assert_eq!(refusal("nbd://host", &patient), "");
         assert_ne!(refusal("nbd://host", &qcow2), "");
+        let many = |o: &mut Description| o.server_connections = Some(2);
+        assert_ne!(refusal("rbd:pool/image", &many), "");
+        assert_eq!(refusal("nbds://host", &many), "");
     }
 }

@@ -84,6 +84,10 @@ pub struct OpenOptions {
     pub workers: usize,
     /// How long an NBD server may say nothing of a request; `None`: the default.
     pub server_timeout: Option<Timeout>,
+    /// How long requests wait for an NBD server that is away; `None`: the default.
+    pub server_reconnect: Option<Timeout>,
+    /// Connections of each worker to an NBD server; `None`: the default.
+    pub server_connections: Option<u8>,
     /// What the disk before it has lent, as [`PART`].
     pub legacy: Legacy,
 }

@@ -143,7 +143,7 @@ mod tests {
         }
         let uri = "nbd+unix:///disk?socket=/run/s";
         assert_eq!(parse(uri), ok("nbd", uri));
-        for bad in ["nbd://[", "nbd+unix:///", "nbds://x"] {
+        for bad in ["nbd://[", "nbd+unix:///", "nbds://x?tls-psk-file=/p"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
         for bad in ["memory:", "null:x", "null:0", "null:511", "null:15E"] {
@@ -152,7 +152,6 @@ mod tests {
         for bad in ["http://host/disk", "https://h/", "ftp://x"] {
             let error = parse(bad).unwrap_err();
             assert!(error.contains("nbd+vsock://"), "{error}");
-            assert!(!error.contains("nbds"), "{error}");
         }
     }
 

@@ -1,13 +1,14 @@
 //! A disk that an NBD server has.
 //!
-//! - `connect` is a socket with a deadline, on which the client of `fathom-nbd`
-//!   agrees with the server on an export;
-//! - `channel` is one worker's way to it: a connection of its own, on which
-//!   it sends (`sender`) and receives (`receiver`) through the worker's
-//!   engine;
+//! - `endpoint` is the server, with which the client of `fathom-nbd` agrees on
+//!   an export, on a socket that `connect` has made;
+//! - `channel` is one worker's way to it, and makes commands of `requests`; on
+//!   each `connection` it sends (`sender`) and receives (`receiver`) through
+//!   the worker's engine, by TLS if it is `sealed`;
 //! - `table` knows the commands in flight, and `rules` what may be said of
 //!   them;
-//! - `link` sees to connections that have failed.
+//! - `unflushed` keeps what the server may yet lose, `recovery` finds it again
+//!   when it was lost, and `replay` writes that once more.
 //!
 //! What a server says is checked before it is believed: whatever it sends, no
 //! byte goes anywhere but into the segments of a request that it answers. A
@@ -15,25 +16,31 @@
 
 mod channel;
 mod connect;
+mod connection;
 mod connector;
 mod coverage;
+mod endpoint;
 #[cfg(feature = "testing")]
 pub mod fuzz;
-mod link;
 mod place;
 mod receiver;
+mod recovery;
+mod replay;
 mod requests;
 mod rules;
+mod sealed;
 mod segments;
 mod sender;
 mod shared;
 mod table;
+mod unflushed;
 
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
 
 use channel::NbdChannel;
 pub use connect::connect;
+use endpoint::cannot_start;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits};
 use fathom_nbd::protocol::export_flag;
 pub(crate) use place::KIND;
@@ -43,6 +50,9 @@ use std::time::Duration;
 
 /// A server that prefers larger blocks does not write them in one piece.
 const MAX_PHYSICAL: u32 = 64 << 10;
+
+/// More connections of one worker are not needed for anything.
+pub const MAX_CONNECTIONS: usize = 16;
 
 /// How to use an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +67,10 @@ pub struct NbdOptions {
     /// A server that says nothing of a request for so long is taken for dead.
     /// None: wait for ever.
     pub timeout: Option<Duration>,
+    /// So long requests wait for a server that is away before they fail.
+    pub reconnect: Duration,
+    /// Connections of each worker, 1 to [`MAX_CONNECTIONS`].
+    pub connections: usize,
 }
 
 impl Default for NbdOptions {
@@ -67,21 +81,21 @@ impl Default for NbdOptions {
             writethrough: false,
             connect_timeout: Duration::from_secs(10),
             timeout: Some(Duration::from_secs(60)),
+            reconnect: Duration::from_secs(60),
+            connections: 1,
         }
     }
 }
 
 /// An export of an NBD server.
 ///
-/// Each worker's channel has a connection of its own. A server that does not
-/// offer NBD_FLAG_CAN_MULTI_CONN serves one worker only.
+/// Each worker's channel has connections of its own. A server that does not
+/// offer NBD_FLAG_CAN_MULTI_CONN serves one worker, with one connection, only.
 ///
-/// A connection that fails takes its requests in flight with it: they end
-/// with EIO. The next request connects again, once; if that fails, too, it
-/// ends with EIO. Where the server had confirmed writes that were not flushed,
-/// nobody knows whether it still has them: from then on every flush fails.
-///
-/// What was written is not flushed when the disk is deactivated or dropped.
+/// When a connection fails, all are given up, and the server is looked for
+/// again. Requests wait meanwhile, those in flight, too, and fail with EIO after
+/// [`NbdOptions::reconnect`]. What the server had confirmed, and not flushed, is
+/// kept here and written again before anything else is.
 pub struct NbdDisk {
     shared: Arc<Shared>,
 }
@@ -90,6 +104,7 @@ impl NbdDisk {
     /// Connects and agrees with the server on the export, blocking. The error
     /// is one line that says what to do.
     pub fn connect(uri: &NbdUri, options: NbdOptions) -> Result<NbdDisk, DiskError> {
+        debug_assert!((1..=MAX_CONNECTIONS).contains(&options.connections));
         let shared = Arc::new(Shared::connect(uri, options)?);
         Ok(NbdDisk { shared })
     }
@@ -106,7 +121,7 @@ impl NbdDisk {
 
     /// Where the server is.
     pub fn uri(&self) -> &NbdUri {
-        &self.shared.uri
+        self.shared.endpoint.uri()
     }
 }
 
@@ -146,17 +161,19 @@ impl Disk for NbdDisk {
     }
 
     fn deactivate(&self) -> Result<(), DiskError> {
-        Ok(())
+        self.shared.settle()
     }
 
     fn channel(&self, cx: &mut Cx) -> Result<Box<dyn Channel>, DiskError> {
-        let connected = Shared::connection(&self.shared)?;
-        let channel = NbdChannel::new(self.shared.clone(), connected, cx);
-        let channel = channel.map_err(|source| DiskError::Io {
-            path: self.shared.name(),
-            what: "cannot be served",
-            source,
-        })?;
+        let (seat, given) = self.shared.join()?;
+        let channel = NbdChannel::new(self.shared.clone(), seat, given, cx);
+        let channel = channel.map_err(|source| cannot_start(&self.shared.endpoint, source))?;
         Ok(Box::new(channel))
+    }
+}
+
+impl Drop for NbdDisk {
+    fn drop(&mut self) {
+        self.shared.halt.halt();
     }
 }

@@ -212,7 +212,7 @@ fn servers_that_cannot_be_used_are_told_in_one_line() {
     let two = ["--readonly", "--iothreads", "2"];
     serve(&uri_of(&socket), &two, &["CAN_MULTI_CONN", "--iothreads 1"]);
     for (disk, more, words) in [
-        ("nbds://host", &[][..], "TLS"),
+        ("nbds://host?tls-psk-file=/x", &[][..], "tls-certificates"),
         ("nbd+unix:///", &[], "socket"),
         ("memory:1M", &["--server-timeout", "1s"], "--server-timeout"),
         ("nbd://host", &["--server-timeout", "soon"], "30s"),

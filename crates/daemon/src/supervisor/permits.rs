@@ -5,6 +5,7 @@ use crate::table::DiskTable;
 use fathom_exports::Listener;
 use fathom_files::gate::{Got, Refused, Wanted};
 use fathom_filters::{COW, Spec};
+use fathom_nbd::NbdUri;
 use fathom_stack::AllowedDirs;
 use std::collections::BTreeMap;
 use std::io;
@@ -242,6 +243,9 @@ impl Permit {
             Wanted::Append { path } => self.logs.contains(path),
             Wanted::Trace { path, rings, .. } => *rings <= MAX_RINGS && self.traces.contains(path),
             Wanted::Server { uri, .. } => self.table.image.to_string() == *uri,
+            Wanted::Certificates { uri, path } => {
+                self.table.image.to_string() == *uri && are_for(uri, path)
+            }
             Wanted::Image { path, write } => opening.is_some_and(|table| {
                 let has_overlay = table.filters.iter().any(|spec| spec.name == COW.name);
                 let may_write = !table.readonly && !has_overlay;
@@ -257,6 +261,13 @@ impl Permit {
             Wanted::FrontEnds { .. } => false,
         }
     }
+}
+
+/// Whether a client of this NBD server needs the file.
+fn are_for(uri: &str, path: &Path) -> bool {
+    let uri: Result<NbdUri, _> = uri.parse();
+    let terms = uri.ok().and_then(|uri| uri.tls().cloned());
+    terms.is_some_and(|terms| terms.files().all().any(|file| file == path))
 }
 
 const LOG: &str = "log";

@@ -1,6 +1,6 @@
 //! What TLS needs: certificates, and whether clients must use it.
 
-use fathom_nbd::tls::{TlsError, read_certificates, read_key};
+use fathom_nbd::tls::{TlsError, open_here, read_certificates, read_key};
 use rustls::crypto::ring;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
@@ -45,15 +45,15 @@ impl Tls {
                     problem: problem.to_string(),
                 };
                 let mut roots = RootCertStore::empty();
-                for certificate in read_certificates(path)? {
+                for certificate in read_certificates(path, &open_here)? {
                     roots.add(certificate).map_err(|e| bad(&e))?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
                 builder.with_client_cert_verifier(verifier.build().map_err(|e| bad(&e))?)
             }
         };
-        let chain = read_certificates(cert)?;
-        let config = builder.with_single_cert(chain, read_key(key)?);
+        let chain = read_certificates(cert, &open_here)?;
+        let config = builder.with_single_cert(chain, read_key(key, &open_here)?);
         let mut config = config.map_err(|error| TlsError::BadPair {
             cert: cert.to_owned(),
             key: key.to_owned(),

@@ -1,8 +1,12 @@
 //! TLS on either side of a connection: certificates and keys in files, laid out as for nbdkit and QEMU, and a
 //! session as bytes to bytes.
 
+mod client;
 mod files;
 mod session;
+#[cfg(feature = "testing")]
+pub mod testing;
 
-pub use files::{TlsError, read_certificates, read_key};
+pub use client::ClientTls;
+pub use files::{TlsError, open_here, read_certificates, read_key};
 pub use session::{Opened, Session};

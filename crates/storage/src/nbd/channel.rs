@@ -1,92 +1,98 @@
 //! One worker's way to the export.
 
-use super::link::{Attempt, Phase};
-use super::receiver::Receiver;
+use super::connection::{Connection, Event};
 use super::requests::Progress;
-use super::sender::Sender;
-use super::shared::{Connected, Mark, Shared, say_goodbye};
-use super::table::Table;
-use fathom_core::{
-    Channel, Cx, Extents, Op, Request, RequestId, SocketIo, SocketIoKind, Stage, Status, Token,
-};
+use super::shared::{Given, Seat, Shared};
+use super::unflushed::Unflushed;
+use fathom_core::{Channel, Cx, Extents, Op, Request, RequestId, Stage, Status, Token};
 use fathom_nbd::protocol::export_flag;
-use rustix::net::{Shutdown, shutdown};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-/// What completes with [`RequestId::NOBODY`].
-pub(super) const RECEIVE: u16 = 0;
-pub(super) const SEND: u16 = 1;
-/// An attempt to connect has ended.
-pub(super) const WOKEN: u16 = 2;
-
-/// What the engine may be using, and so goes only when it does not.
-pub(super) struct Line {
-    pub(super) table: Table,
-    pub(super) sender: Sender,
-    pub(super) receiver: Receiver,
-}
-
-impl Line {
-    fn new() -> Box<Line> {
-        Box::new(Line {
-            table: Table::new(),
-            sender: Sender::new(),
-            receiver: Receiver::new(),
-        })
-    }
-
-    pub(super) fn is_in_use(&self) -> bool {
-        self.sender.in_flight || self.receiver.in_flight
-    }
+/// What there is of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Up,
+    /// They are lost; the engine may still be using them.
+    Closing,
+    /// There are none, until the bell rings.
+    Down,
 }
 
 pub(super) struct NbdChannel {
     pub(super) shared: Arc<Shared>,
+    seat: Seat,
     pub(super) phase: Phase,
-    /// While there is a connection, a closing one too.
-    pub(super) socket: Option<OwnedFd>,
-    pub(super) line: Box<Line>,
+    /// Of the connections.
+    generation: u64,
+    pub(super) connections: Vec<Connection>,
     /// Requests of which the server has not been asked everything.
     pub(super) waiting: VecDeque<RequestId>,
     /// By request.
     pub(super) progress: Vec<Progress>,
-    pub(super) attempt: Arc<Attempt>,
-    pub(super) mark: Mark,
-    /// The time-out in ticks.
-    pub(super) timeout: Option<u64>,
+    pub(super) unflushed: Unflushed,
+    /// Writes that are done, and that there is no room for yet in what is kept until a flush.
+    pub(super) held: VecDeque<RequestId>,
+    /// The number of the flush that no request has asked for, while it is under way.
+    pub(super) own_flush: Option<u64>,
+    /// Why the connections are to be given up.
+    pub(super) trouble: Option<String>,
+    /// How long the server may say nothing of a request (ticks).
+    timeout: Option<u64>,
+    /// How long requests wait for a server that is away (ticks).
+    pub(super) patience: u64,
     /// Whether the alarm is set by which overdue answers are looked for.
-    pub(super) alarmed: bool,
+    alarmed: bool,
     /// Commands whose answer has come, or that have been sent.
-    pub(super) ended: Vec<u16>,
+    ended: Vec<u16>,
 }
 
 impl NbdChannel {
     pub(super) fn new(
         shared: Arc<Shared>,
-        connected: Connected,
+        seat: Seat,
+        given: Option<Given>,
         cx: &mut Cx,
     ) -> io::Result<NbdChannel> {
-        let attempt = Arc::new(Attempt::new()?);
-        cx.engine.watch(attempt.fd(), Token::channel(WOKEN))?;
-        let timeout = shared.options.timeout;
+        let rung = Token::channel(Event::Rung.tag());
+        cx.engine.watch(seat.bell.as_raw_fd(), rung)?;
+        let ticks = |time| cx.clock().ticks(time);
         let mut channel = NbdChannel {
-            phase: Phase::Down { retry_at: 0 },
-            socket: None,
-            line: Line::new(),
+            seat,
+            phase: Phase::Down,
+            generation: 0,
+            connections: Vec::new(),
             waiting: VecDeque::new(),
             progress: Vec::new(),
-            attempt,
-            mark: shared.new_mark(),
-            timeout: timeout.map(|timeout| cx.clock().ticks(timeout).max(1)),
+            unflushed: Unflushed::default(),
+            held: VecDeque::new(),
+            own_flush: None,
+            trouble: None,
+            timeout: shared.options.timeout.map(|time| ticks(time).max(1)),
+            patience: ticks(shared.options.reconnect),
             alarmed: false,
             ended: Vec::new(),
             shared,
         };
-        channel.adopt(cx, connected)?;
+        if let Some(given) = given {
+            channel.adopt(cx, given)?;
+        }
         Ok(channel)
+    }
+
+    /// Use new connections.
+    fn adopt(&mut self, cx: &mut Cx, given: Given) -> io::Result<()> {
+        let replies = self.shared.export.replies;
+        self.generation = given.generation;
+        for connected in given.connections {
+            let connection = Connection::new(connected, replies);
+            connection.open(cx)?;
+            self.connections.push(connection);
+        }
+        self.phase = Phase::Up;
+        Ok(())
     }
 
     /// Why the request cannot be asked of the server, or what it is answered
@@ -102,7 +108,6 @@ impl NbdChannel {
         let has = |flag| shared.export.has(flag);
         let refused = match request.op {
             Op::Read => None,
-            Op::Flush if shared.flush_has_failed() => Some(libc::EIO),
             Op::Flush => (!has(export_flag::SEND_FLUSH)).then_some(0),
             Op::BlockStatus => None,
             _ if shared.options.read_only => Some(libc::EROFS),
@@ -120,119 +125,153 @@ impl NbdChannel {
 
     /// Move everything as far as it goes without waiting.
     pub(super) fn go_on(&mut self, cx: &mut Cx) {
-        match self.phase {
-            Phase::Up => {
-                self.ask(cx);
-                self.send(cx);
-                self.receive(cx);
-                self.set_alarm(cx);
+        if let Some(why) = self.trouble.take() {
+            return self.lose(cx, &why);
+        }
+        if self.phase == Phase::Up {
+            self.ask(cx);
+            if let Err(why) = self.send(cx) {
+                return self.lose(cx, &why);
             }
-            Phase::Down { retry_at } if !self.waiting.is_empty() => self.reconnect(cx, retry_at),
-            Phase::Down { .. } | Phase::Closing | Phase::Connecting => {}
-        }
-    }
-
-    fn send(&mut self, cx: &mut Cx) {
-        let Line { table, sender, .. } = &mut *self.line;
-        let Some(socket) = self.socket.as_ref().filter(|_| !sender.in_flight) else {
-            return;
-        };
-        if let Some(message) = sender.prepare(table, &cx.slab) {
-            let io = SocketIo {
-                kind: SocketIoKind::Send,
-                socket: socket.as_raw_fd(),
-                message,
-            };
-            sender.in_flight = true;
-            sender.since = cx.now();
-            // SAFETY: the line stays until the completion, or for good, and
-            // so do the requests: none is completed while it is in a send.
-            unsafe { cx.engine.push_socket(io, Token::channel(SEND)) };
-        }
-    }
-
-    fn receive(&mut self, cx: &mut Cx) {
-        let Line {
-            table, receiver, ..
-        } = &mut *self.line;
-        let Some(socket) = self.socket.as_ref().filter(|_| !receiver.in_flight) else {
-            return;
-        };
-        let io = SocketIo {
-            kind: SocketIoKind::Receive,
-            socket: socket.as_raw_fd(),
-            message: receiver.prepare(table, &cx.slab),
-        };
-        receiver.in_flight = true;
-        // SAFETY: likewise; a request is completed when its answer has been
-        // received, or when the socket is closed and nothing is in flight.
-        unsafe { cx.engine.push_socket(io, Token::channel(RECEIVE)) };
-    }
-
-    fn received(&mut self, cx: &mut Cx, result: i32) {
-        self.line.receiver.in_flight = false;
-        if self.phase != Phase::Up {
-            return self.settle(cx);
-        }
-        let now = cx.now();
-        let Line {
-            table, receiver, ..
-        } = &mut *self.line;
-        let outcome = match result {
-            ..0 => Err(io::Error::from_raw_os_error(-result).to_string()),
-            0 => Err("the server closed the connection".into()),
-            bytes => {
-                receiver.received(bytes as usize);
-                let taken = receiver.take_in(table, &cx.slab, now, &mut self.ended);
-                taken.map_err(|violation| format!("the server {violation}"))
-            }
-        };
-        let mut ended = std::mem::take(&mut self.ended);
-        for index in ended.drain(..) {
-            if !self.line.table.get(index).in_send {
-                self.command_done(cx, index);
+            for (index, connection) in self.connections.iter_mut().enumerate() {
+                connection.receive(cx, index);
             }
         }
-        self.ended = ended;
+        self.set_alarm(cx);
+    }
+
+    fn send(&mut self, cx: &mut Cx) -> Result<(), String> {
+        for index in 0..self.connections.len() {
+            let mut gone = std::mem::take(&mut self.ended);
+            let sent = self.connections[index].send(cx, index, &mut gone);
+            self.have_gone(cx, index, gone);
+            sent?;
+        }
+        Ok(())
+    }
+
+    fn received(&mut self, cx: &mut Cx, index: usize, result: i32) {
+        let mut answered = std::mem::take(&mut self.ended);
+        let outcome = self.connections[index].received(cx, result, &mut answered);
+        for command in answered.drain(..) {
+            if !self.connections[index].table.get(command).in_send {
+                self.command_done(cx, index, command);
+            }
+        }
+        self.ended = answered;
         match outcome {
             Ok(()) => self.go_on(cx),
             Err(why) => self.lose(cx, &why),
         }
     }
 
-    fn sent(&mut self, cx: &mut Cx, result: i32) {
-        self.line.sender.in_flight = false;
-        if self.phase != Phase::Up {
-            return self.settle(cx);
-        }
-        if result <= 0 {
-            let why = io::Error::from_raw_os_error(-result);
-            return self.lose(cx, &why.to_string());
-        }
+    fn sent(&mut self, cx: &mut Cx, index: usize, result: i32) {
         let mut gone = std::mem::take(&mut self.ended);
-        self.line.sender.sent(result as usize, &mut gone);
-        for index in gone.drain(..) {
-            let command = self.line.table.get(index);
+        let outcome = self.connections[index].sent(result, &mut gone);
+        self.have_gone(cx, index, gone);
+        match outcome {
+            Ok(()) => self.go_on(cx),
+            Err(why) => self.lose(cx, &why),
+        }
+    }
+
+    /// Nothing more of these commands is to be sent.
+    fn have_gone(&mut self, cx: &mut Cx, index: usize, mut gone: Vec<u16>) {
+        for number in gone.drain(..) {
+            let command = self.connections[index].table.get(number);
             command.in_send = false;
             command.touched = cx.now();
             // The server need not have waited for all of it.
             if command.answered {
-                self.command_done(cx, index);
+                self.command_done(cx, index, number);
             }
         }
         self.ended = gone;
-        self.go_on(cx);
     }
 
-    /// Have overdue answers looked for while there are any to come.
-    fn set_alarm(&mut self, cx: &mut Cx) {
-        let Some(timeout) = self.timeout.filter(|_| !self.alarmed) else {
+    /// The connections are of no more use, those of the other channels neither. Requests in flight wait for
+    /// the next ones as soon as the engine has let go of their memory.
+    pub(super) fn lose(&mut self, cx: &mut Cx, why: &str) {
+        self.shared.lose(self.generation, why);
+        self.close(cx);
+    }
+
+    fn close(&mut self, cx: &mut Cx) {
+        if self.phase != Phase::Up {
+            return;
+        }
+        self.phase = Phase::Closing;
+        for (index, connection) in self.connections.iter().enumerate() {
+            connection.close(cx, index);
+        }
+        self.settle(cx);
+    }
+
+    /// Once nothing is in flight: the end of connections that are lost.
+    fn settle(&mut self, cx: &mut Cx) {
+        if self
+            .connections
+            .iter()
+            .any(|connection| connection.is_in_use())
+        {
+            return;
+        }
+        self.take_back(cx);
+        for connection in self.connections.drain(..) {
+            connection.forget(cx);
+        }
+        self.phase = Phase::Down;
+        let log = std::mem::take(&mut self.unflushed);
+        self.shared.let_go(&self.seat, log, false);
+        self.give_up(cx);
+        self.set_alarm(cx);
+    }
+
+    fn rung(&mut self, cx: &mut Cx) {
+        if self.phase == Phase::Up && !self.shared.is_current(self.generation) {
+            self.close(cx);
+        }
+        if self.phase != Phase::Down {
+            return;
+        }
+        let Some(given) = self.shared.fetch(&self.seat) else {
             return;
         };
-        if self.line.table.used() > 0 {
-            self.alarmed = true;
-            cx.wake_at(cx.now() + timeout / 4 + 1);
+        match self.adopt(cx, given) {
+            Ok(()) => self.go_on(cx),
+            Err(error) => {
+                self.phase = Phase::Up;
+                self.lose(cx, &error.to_string());
+            }
         }
+    }
+
+    /// Have what is overdue looked for while there is anything to wait for.
+    fn set_alarm(&mut self, cx: &mut Cx) {
+        match (self.phase, self.timeout) {
+            (Phase::Up, Some(timeout)) if !self.alarmed => {
+                let is_used = |connection: &Connection| connection.table.used() > 0;
+                if self.connections.iter().any(is_used) {
+                    self.alarmed = true;
+                    cx.wake_at(cx.now() + timeout / 4 + 1);
+                }
+            }
+            (Phase::Up, _) => {}
+            _ => {
+                if let Some(oldest) = self.oldest_waiting() {
+                    cx.wake_at(oldest.saturating_add(self.patience).saturating_add(1));
+                }
+            }
+        }
+    }
+
+    /// Requests that have waited long enough for a server that is away, or may not wait.
+    fn give_up(&mut self, cx: &mut Cx) {
+        let patience = self.patience;
+        self.fail_waiting(cx, |cx, progress, id| {
+            let waited = progress.lost_at.map_or(0, |since| cx.now() - since);
+            waited >= patience || !cx.may_wait(id)
+        });
     }
 }
 
@@ -249,8 +288,7 @@ impl Channel for NbdChannel {
             unsafe { Extents::of(&request.segments, request.len) }.push(Status::DATA, request.len);
             return cx.complete(id, 0);
         }
-        let is_up = self.phase == Phase::Up;
-        if !is_up && !cx.may_wait(id) {
+        if self.phase != Phase::Up && (self.patience == 0 || !cx.may_wait(id)) {
             return cx.complete(id, libc::EIO);
         }
         self.begin(cx, id);
@@ -259,49 +297,49 @@ impl Channel for NbdChannel {
 
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
         debug_assert_eq!(id, RequestId::NOBODY);
-        match tag {
-            RECEIVE => self.received(cx, result),
-            SEND => self.sent(cx, result),
-            WOKEN => self.connected(cx),
-            _ => {}
+        match Event::of(tag) {
+            Event::Rung => self.rung(cx),
+            event if self.phase == Phase::Closing => {
+                let (Event::Received(index) | Event::Sent(index)) = event else {
+                    return;
+                };
+                self.connections[index].settles(event);
+                self.settle(cx);
+            }
+            Event::Received(index) => self.received(cx, index, result),
+            Event::Sent(index) => self.sent(cx, index, result),
         }
     }
 
     fn timer(&mut self, cx: &mut Cx) {
         self.alarmed = false;
-        if self.phase != Phase::Up {
-            return;
+        if self.phase == Phase::Up {
+            let timeout = self.timeout.unwrap_or(u64::MAX);
+            let since = cx.now().saturating_sub(timeout);
+            let mut complaints = self.connections.iter().map(|one| one.complaint(since));
+            if let Some(why) = complaints.find_map(|complaint| complaint) {
+                return self.lose(cx, why);
+            }
+        } else if self.phase == Phase::Down {
+            self.give_up(cx);
         }
-        let timeout = self.timeout.unwrap_or(u64::MAX);
-        let since = cx.now().saturating_sub(timeout);
-        let Line { table, sender, .. } = &*self.line;
-        if table.has_stale(since) {
-            self.lose(cx, "the server does not answer any more");
-        } else if sender.in_flight && sender.since < since {
-            self.lose(cx, "the server does not read any more");
-        } else {
-            self.set_alarm(cx);
-        }
+        self.set_alarm(cx);
     }
 
     fn drain(&mut self, cx: &mut Cx, _source: u16) {
-        if self.phase != Phase::Up {
-            self.give_up_on_leaving(cx);
+        if self.phase == Phase::Down {
+            self.give_up(cx);
         }
     }
 }
 
 impl Drop for NbdChannel {
     fn drop(&mut self) {
-        if let Some(socket) = &self.socket {
-            if self.phase == Phase::Up && self.line.sender.is_between_commands() {
-                say_goodbye(socket);
-            }
-            let _ = shutdown(socket.as_fd(), Shutdown::Both);
-        }
-        if self.line.is_in_use() {
-            // The kernel may still be using it.
-            std::mem::forget(std::mem::replace(&mut self.line, Line::new()));
-        }
+        let replies = self.shared.export.replies;
+        let is_up = self.phase == Phase::Up;
+        let connections = self.connections.drain(..);
+        connections.for_each(|connection| connection.end(replies, is_up));
+        let log = std::mem::take(&mut self.unflushed);
+        self.shared.let_go(&self.seat, log, true);
     }
 }

@@ -4,7 +4,7 @@
 use super::receiver::Receiver;
 use super::table::{Ask, Table};
 use fathom_core::{Op, RequestId, Slab};
-use fathom_nbd::protocol::{Replies, chunk, command, u64_at};
+use fathom_nbd::protocol::{ChunkHeader, Replies, chunk, command, u64_at};
 use libc::{iovec, msghdr};
 
 /// Commands at once; each has a region of memory.
@@ -48,7 +48,7 @@ struct Asked {
 }
 
 struct Case {
-    structured: bool,
+    replies: Replies,
     memory: Vec<u8>,
     slab: Slab,
     ids: Vec<RequestId>,
@@ -71,26 +71,24 @@ fn content(offset: u64) -> u8 {
 /// When bytes go where they should not, or an honest answer is not understood.
 pub fn replies(input: &[u8]) {
     let mut input = Input(input);
-    let structured = input.byte() & 1 == 1;
-    let replies = match structured {
-        true => Replies::Structured,
-        false => Replies::Simple,
+    let replies = match input.byte() % 3 {
+        0 => Replies::Simple,
+        1 => Replies::Structured,
+        _ => Replies::Extended,
     };
     let mut slab = Slab::default();
     slab.grow(SLOTS);
     let mut case = Case {
-        structured,
+        replies,
         memory: vec![GUARD; (SLOTS + 1) * REGION],
         ids: (0..SLOTS).map(|_| slab.take().expect("grown")).collect(),
         slab,
-        table: Table::new(),
-        receiver: Receiver::new(),
+        table: Table::new(replies),
+        receiver: Receiver::new(replies, (replies != Replies::Simple).then_some(ALLOCATION)),
         asked: Vec::new(),
         stream: Vec::new(),
         lied: false,
     };
-    case.receiver
-        .reset(replies, structured.then_some(ALLOCATION));
     while !input.0.is_empty() {
         match input.byte() % 8 {
             0..3 => case.ask(&mut input),
@@ -110,6 +108,10 @@ pub fn replies(input: &[u8]) {
 }
 
 impl Case {
+    fn is_chunked(&self) -> bool {
+        self.replies != Replies::Simple
+    }
+
     fn ask(&mut self, input: &mut Input<'_>) {
         let free = |slot: &usize| self.asked.iter().all(|asked| asked.slot != *slot);
         let Some(slot) = (0..SLOTS).find(free) else {
@@ -118,7 +120,7 @@ impl Case {
         let (op, command) = match input.byte() % 5 {
             0..3 => (Op::Read, command::READ),
             3 => (Op::Write, command::WRITE),
-            _ if self.structured => (Op::BlockStatus, command::BLOCK_STATUS),
+            _ if self.is_chunked() => (Op::BlockStatus, command::BLOCK_STATUS),
             _ => (Op::Flush, command::FLUSH),
         };
         let len = 1 + input.number(4096) as u32;
@@ -150,7 +152,7 @@ impl Case {
             flags: 0,
             command,
             offset: input.number(1 << 16) as u64,
-            len,
+            len: len.into(),
             start: lead.into(),
         };
         self.asked.push(Asked {
@@ -163,7 +165,7 @@ impl Case {
 
     fn cookie(&mut self, which: usize) -> u64 {
         let index = self.asked[which].index;
-        u64_at(&self.table.get(index).header, 8)
+        u64_at(self.table.header(index), 8)
     }
 
     /// Says the truth about one command, or a part of it.
@@ -171,18 +173,18 @@ impl Case {
         if self.asked.is_empty() {
             return;
         }
+        let (is_chunked, is_extended) = (self.is_chunked(), self.replies == Replies::Extended);
         let which = input.number(self.asked.len());
         let cookie = self.cookie(which);
         let asked = &mut self.asked[which];
         let ask = self.table.get(asked.index).ask;
-        let fails =
-            input.byte().is_multiple_of(8) && (self.structured || ask.command != command::READ);
-        if !self.structured {
+        let fails = input.byte().is_multiple_of(8) && (is_chunked || ask.command != command::READ);
+        if !is_chunked {
             self.stream.extend(0x6744_6698u32.to_be_bytes());
             self.stream.extend(u32::from(fails).to_be_bytes());
             self.stream.extend(cookie.to_be_bytes());
             if ask.command == command::READ && !fails {
-                let all = ask.offset..ask.offset + u64::from(ask.len);
+                let all = ask.offset..ask.offset + ask.len;
                 self.stream.extend(all.map(content));
             }
             return;
@@ -216,22 +218,40 @@ impl Case {
                 body.extend(offsets.map(content));
             }
         } else if ask.command == command::BLOCK_STATUS {
-            kind = chunk::BLOCK_STATUS;
             body.extend(ALLOCATION.to_be_bytes());
-            for _ in 0..1 + input.number(6) {
-                body.extend((1 + input.number(4096) as u32).to_be_bytes());
-                body.extend((input.number(4) as u32).to_be_bytes());
+            let count = 1 + input.number(6);
+            kind = chunk::BLOCK_STATUS;
+            if is_extended {
+                kind = chunk::BLOCK_STATUS_EXT;
+                body.extend((count as u32).to_be_bytes());
+            }
+            for _ in 0..count {
+                let (len, flags) = (1 + input.number(4096) as u32, input.number(4) as u32);
+                match is_extended {
+                    true => body.extend(
+                        [len.into(), u64::from(flags)]
+                            .map(u64::to_be_bytes)
+                            .concat(),
+                    ),
+                    false => body.extend([len, flags].map(u32::to_be_bytes).concat()),
+                }
             }
         }
-        self.chunk(last.into(), kind, cookie, &body);
+        self.chunk(last.into(), kind, cookie, ask.offset, &body);
     }
 
-    fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, body: &[u8]) {
-        self.stream.extend(0x668e_33efu32.to_be_bytes());
-        self.stream.extend(flags.to_be_bytes());
-        self.stream.extend(kind.to_be_bytes());
-        self.stream.extend(cookie.to_be_bytes());
-        self.stream.extend((body.len() as u32).to_be_bytes());
+    fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, offset: u64, body: &[u8]) {
+        let header = ChunkHeader {
+            flags,
+            kind,
+            cookie,
+            offset,
+            len: body.len() as u64,
+        };
+        match self.replies {
+            Replies::Extended => self.stream.extend(header.extended()),
+            _ => self.stream.extend(header.structured()),
+        }
         self.stream.extend(body);
     }
 
@@ -246,13 +266,13 @@ impl Case {
             }
             _ => (input.number(1 << 16) as u64, None),
         };
-        const KINDS: [u16; 7] = [0, 1, 2, 5, 0x8001, 0x8002, 9];
+        const KINDS: [u16; 8] = [0, 1, 2, 5, 6, 0x8001, 0x8002, 9];
         let kind = KINDS[input.number(KINDS.len())];
         let len = input.number(48);
         let mut body = input.bytes(len);
         // Often at an end of what was asked for, or across it.
         if let (Some(ask), Some(start)) = (ask, body.first_chunk_mut()) {
-            let range = ask.offset..ask.offset + u64::from(ask.len);
+            let range = ask.offset..ask.offset + ask.len;
             let near = match input.byte() % 3 {
                 0 => range.start,
                 1 => range.end,
@@ -261,7 +281,9 @@ impl Case {
             let offset = (near + 1).saturating_sub(u64::from(input.byte() % 3));
             *start = offset.to_be_bytes();
         }
-        self.chunk(u16::from(input.byte()) & 1, kind, cookie, &body);
+        let offset = ask.map_or(0, |ask| ask.offset);
+        let offset = offset + u64::from(input.byte().is_multiple_of(8));
+        self.chunk(u16::from(input.byte()) & 1, kind, cookie, offset, &body);
     }
 
     /// Let the client have what was sent, in pieces. False: it has hung up.
@@ -381,10 +403,10 @@ mod tests {
         /// Without lies, everything is understood however it is cut up.
         #[test]
         fn honest_replies_are_understood_in_any_pieces(
-            structured in 0..2u8,
+            form in 0..3u8,
             steps in prop::collection::vec((0..6u8, prop::collection::vec(any::<u8>(), 8..24)), 0..60)
         ) {
-            let mut input = vec![structured];
+            let mut input = vec![form];
             for (step, rest) in steps {
                 input.push(step);
                 input.extend(rest);

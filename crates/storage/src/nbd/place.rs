@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 pub(crate) const KIND: Kind = Kind {
     name: "nbd",
-    form: "nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbd+vsock://CID[:PORT]/EXPORT",
+    form: "nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbd+vsock://CID[:PORT]/EXPORT, \
+           by TLS nbds://...",
     what: "An export of an NBD server",
-    // (Those with TLS are refused, by their name.)
     prefixes: &[
         "nbd://",
         "nbd+unix://",
@@ -22,7 +22,7 @@ pub(crate) const KIND: Kind = Kind {
     images: false,
     network: false,
     locks: false,
-    options: &["server-timeout"],
+    options: &["server-timeout", "server-reconnect", "server-connections"],
     parse: |text| {
         let uri: NbdUri = text.to_string_lossy().parse()?;
         Ok(Arc::new(uri))
@@ -32,7 +32,8 @@ pub(crate) const KIND: Kind = Kind {
 impl Place for NbdUri {
     fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
         let default = NbdOptions::default();
-        let timeout = options.server_timeout;
+        let (timeout, reconnect) = (options.server_timeout, options.server_reconnect);
+        let connections = options.server_connections.map(usize::from);
         let disk = NbdDisk::connect(
             self,
             NbdOptions {
@@ -40,6 +41,8 @@ impl Place for NbdUri {
                 discard: options.discard,
                 writethrough: options.cache == Cache::Writethrough,
                 timeout: timeout.map_or(default.timeout, |timeout| timeout.0),
+                reconnect: reconnect.map_or(default.reconnect, |off| off.0.unwrap_or_default()),
+                connections: connections.unwrap_or(default.connections),
                 ..default
             },
         )?;

@@ -4,7 +4,9 @@
 //! Bytes come into a small inbox; the data of a read goes straight into its
 //! request's segments as soon as its header has been seen.
 
-use super::rules::{Violation, cover, cover_at, describe, end, error_of, head_of};
+use super::rules::{
+    Violation, bounded, cover, cover_at, describe, end, error_of, extent_size, head_of,
+};
 use super::segments::{clear, gather, scatter};
 use super::table::Table;
 use fathom_core::{Extents, RequestId, Slab};
@@ -52,35 +54,27 @@ pub(super) struct Receiver {
     replies: Replies,
     allocation: Option<u32>,
     iovecs: Vec<iovec>,
-    message: msghdr,
+    /// In a place of its own, since the engine uses it.
+    message: Box<msghdr>,
     /// Bytes of the receive in flight that are for the open reply.
     direct: usize,
-    pub(super) in_flight: bool,
 }
 
 impl Receiver {
-    pub(super) fn new() -> Receiver {
+    /// For a connection on which this has been agreed upon.
+    pub(super) fn new(replies: Replies, allocation: Option<u32>) -> Receiver {
         Receiver {
             inbox: vec![0; INBOX].into(),
             start: 0,
             end: 0,
             open: None,
-            replies: Replies::Simple,
-            allocation: None,
+            replies,
+            allocation,
             iovecs: Vec::with_capacity(MAX_IOVECS),
             // SAFETY: all zeroes are a message of nothing.
-            message: unsafe { std::mem::zeroed() },
+            message: Box::new(unsafe { std::mem::zeroed() }),
             direct: 0,
-            in_flight: false,
         }
-    }
-
-    /// A new connection, with what has been agreed upon.
-    pub(super) fn reset(&mut self, replies: Replies, allocation: Option<u32>) {
-        debug_assert!(!self.in_flight);
-        (self.start, self.end, self.direct) = (0, 0, 0);
-        self.open = None;
-        (self.replies, self.allocation) = (replies, allocation);
     }
 
     /// The message of the next receive: the rest of an open reply's data,
@@ -104,25 +98,33 @@ impl Receiver {
             .as_ref()
             .is_none_or(|open| open.left as usize == self.direct);
         if covers || self.direct == 0 {
-            self.inbox.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
             let head = match self.replies {
                 Replies::Simple => ReplyHeader::SIMPLE_LEN,
-                _ => ReplyHeader::STRUCTURED_LEN + 8,
+                Replies::Structured => ReplyHeader::STRUCTURED_LEN + 8,
+                Replies::Extended => ReplyHeader::EXTENDED_LEN + 8,
             };
-            let window = match table.awaited() >= LARGE && self.end < head {
-                true => head,
-                false => INBOX,
-            };
-            let room = &mut self.inbox[self.end..window];
-            self.iovecs.push(iovec {
+            let is_large = table.awaited() >= LARGE;
+            let mut room = self.room();
+            if is_large && INBOX - room.len() < head {
+                let have = INBOX - room.len();
+                room = &mut room[..head - have];
+            }
+            let room = iovec {
                 iov_base: room.as_mut_ptr().cast(),
                 iov_len: room.len(),
-            });
+            };
+            self.iovecs.push(room);
         }
         self.message.msg_iov = self.iovecs.as_mut_ptr();
         self.message.msg_iovlen = self.iovecs.len() as _;
-        &mut self.message
+        &mut *self.message
+    }
+
+    /// The rest of the inbox.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        self.inbox.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        &mut self.inbox[self.end..]
     }
 
     /// So many bytes have come, where `prepare` has told.
@@ -185,10 +187,12 @@ impl Receiver {
                 *at += len as u64;
             }
             Payload::Status(extents) => {
-                while open.left > 0 && self.bytes().len() >= 8 {
-                    describe(extents, self.bytes())?;
-                    self.start += 8;
-                    open.left -= 8;
+                let is_extended = self.replies == Replies::Extended;
+                let size = extent_size(is_extended);
+                while open.left > 0 && self.bytes().len() >= size {
+                    describe(extents, self.bytes(), is_extended)?;
+                    self.start += size;
+                    open.left -= size as u32;
                 }
             }
         }
@@ -250,12 +254,13 @@ impl Receiver {
         {
             return Err("sent a reply without data to a request for some".into());
         } else if has_data {
-            cover(entry, 0, ask.len)?;
+            let len = ask.read_len();
+            cover(entry, 0, len)?;
             self.open = Some(Open {
                 index,
                 id: ask.id,
                 payload: Payload::Data { at: ask.start },
-                left: ask.len,
+                left: len,
                 last: true,
             });
             return Ok(true);
@@ -275,11 +280,14 @@ impl Receiver {
     ) -> Result<bool, Violation> {
         let bytes = self.bytes();
         let last = header.flags & REPLY_FLAG_DONE != 0;
-        // A structured reply's length has 32 bits.
-        let (kind, len) = (header.kind, header.len as u32);
+        let is_extended = self.replies == Replies::Extended;
         let entry = table.get(index);
         let ask = entry.ask;
-        let head = head_of(kind, len, last, ask.command)?;
+        if is_extended && header.offset != ask.offset {
+            return Err("sent a reply with another request's offset".into());
+        }
+        let (kind, len) = (header.kind, bounded(header.len)?);
+        let head = head_of(kind, len, last, ask.command, is_extended)?;
         let Some(head) = bytes[header_len..].get(..head) else {
             return Ok(false);
         };
@@ -308,9 +316,13 @@ impl Receiver {
                 unsafe { clear(&slab[ask.id].segments, at, len.into()) };
                 None
             }
-            chunk::BLOCK_STATUS => {
+            chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => {
                 if Some(u32_at(head, 0)) != self.allocation {
                     return Err("told of a metadata context that was not asked for".into());
+                }
+                let size = extent_size(is_extended);
+                if is_extended && u64::from(u32_at(head, 4)) * size as u64 != u64::from(left) {
+                    return Err("told of more or fewer extents than it sent".into());
                 }
                 // One of these is all there may be.
                 cover(entry, 0, 1)?;

@@ -1,10 +1,12 @@
 //! From requests to commands, and back.
 
-use super::channel::NbdChannel;
+use super::channel::{NbdChannel, Phase};
+use super::replay::has_cache;
 use super::table::Ask;
+use super::unflushed::LONGEST;
 use crate::file::report::report;
-use fathom_core::{Cx, Op, RequestId, Stage};
-use fathom_nbd::protocol::{command, command_flag, export_flag};
+use fathom_core::{Cx, Op, Request, RequestId, Stage};
+use fathom_nbd::protocol::{Replies, command, command_flag, export_flag};
 
 /// The longest trim, and the longest write zeroes of one request.
 pub(super) const MAX_TRIM: u64 = 1 << 30;
@@ -12,9 +14,26 @@ pub(super) const MAX_TRIM: u64 = 1 << 30;
 /// The longest block status: what 32 bits can say, in whole blocks.
 const MAX_STATUS: u64 = (4 << 30) - (64 << 10);
 
+/// A flush that no request asks for.
+const FLUSH: Ask = Ask {
+    id: RequestId::NOBODY,
+    flags: 0,
+    command: command::FLUSH,
+    offset: 0,
+    len: 0,
+    start: 0,
+};
+
+/// A write that is too long to be kept until a flush has one of its own.
+fn is_long(request: &Request) -> bool {
+    request.op == Op::Write && request.len > LONGEST
+}
+
 /// How far a request has come.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
+    /// Since when it has waited for a server that is away, if it has (ticks).
+    pub(super) lost_at: Option<u64>,
     /// Bytes that the server has been asked for.
     asked: u64,
     /// Commands that it has not answered.
@@ -50,50 +69,80 @@ impl NbdChannel {
             self.progress.resize(capacity, Progress::default());
             self.waiting.reserve(capacity);
         }
-        let request = &cx.slab[id];
-        let export = &self.shared.export;
-        let by_itself = !export.has(export_flag::SEND_FUA) && export.has(export_flag::SEND_FLUSH);
-        let flush = match request.op {
-            Op::Flush => Flush::Due,
-            Op::Write | Op::Discard | Op::WriteZeroes if by_itself && self.is_durable(cx, id) => {
-                Flush::After
-            }
-            _ => Flush::None,
-        };
         self.progress[index] = Progress {
-            flush,
+            flush: self.first_flush(cx, id),
             waits: true,
+            lost_at: (self.phase != Phase::Up).then(|| cx.now()),
             ..Progress::default()
         };
         self.waiting.push_back(id);
+    }
+
+    /// The flush that belongs to a request.
+    fn first_flush(&self, cx: &Cx, id: RequestId) -> Flush {
+        let request = &cx.slab[id];
+        let export = &self.shared.export;
+        let needs_flush = !export.has(export_flag::SEND_FUA) && self.is_durable(cx, id);
+        match request.op {
+            Op::Flush => Flush::Due,
+            Op::Write | Op::Discard | Op::WriteZeroes
+                if has_cache(export) && (needs_flush || is_long(request)) =>
+            {
+                Flush::After
+            }
+            _ => Flush::None,
+        }
     }
 
     /// Whether it must be durable when it completes.
     fn is_durable(&self, cx: &Cx, id: RequestId) -> bool {
         let request = &cx.slab[id];
         let writes = matches!(request.op, Op::Write | Op::Discard | Op::WriteZeroes);
-        request.fua || self.shared.options.writethrough && writes
+        request.fua || writes && self.shared.options.writethrough
     }
 
     /// Hand commands to the sender, as many as there is room for.
     pub(super) fn ask(&mut self, cx: &mut Cx) {
         while let Some(&id) = self.waiting.front() {
-            let progress = &mut self.progress[id.0 as usize];
-            if progress.flush == Flush::Due && self.shared.flush_has_failed() {
-                progress.errno = libc::EIO;
-            }
             if self.is_asked(cx, id) {
                 self.waiting.pop_front();
                 self.progress[id.0 as usize].waits = false;
                 self.settle_request(cx, id);
-            } else if self.line.table.is_full() {
-                return;
-            } else {
+            } else if let Some(index) = self.least_used() {
                 let ask = self.next(cx, id);
                 cx.enter(id, Stage::Device);
-                let index = self.line.table.add(ask);
-                self.line.sender.add(index);
+                self.put(index, ask);
+            } else {
+                break;
             }
+        }
+        self.flush_in_time();
+    }
+
+    /// The connection with the fewest commands, if there is room for one more.
+    #[inline]
+    fn least_used(&self) -> Option<usize> {
+        let all = self.connections.iter().enumerate();
+        let (index, least) = all.min_by_key(|(_, connection)| connection.table.used())?;
+        (!least.table.is_full()).then_some(index)
+    }
+
+    #[inline]
+    fn put(&mut self, index: usize, ask: Ask) {
+        let connection = &mut self.connections[index];
+        let command = connection.table.add(ask);
+        connection.sender.add(command);
+    }
+
+    /// Have what is kept until a flush made durable before there is no more room for it.
+    fn flush_in_time(&mut self) {
+        let is_time = self.unflushed.is_half_full() || !self.held.is_empty();
+        if !is_time || self.own_flush.is_some() {
+            return;
+        }
+        if let Some(index) = self.least_used() {
+            self.own_flush = Some(self.shared.begin_flush());
+            self.put(index, FLUSH);
         }
     }
 
@@ -118,22 +167,18 @@ impl NbdChannel {
         progress.commands += 1;
         if progress.flush == Flush::Due {
             progress.flush = Flush::Asked(self.shared.begin_flush());
-            return Ask {
-                id,
-                flags: 0,
-                command: command::FLUSH,
-                offset: 0,
-                len: 0,
-                start: 0,
-            };
+            return Ask { id, ..FLUSH };
         }
         let payload = u64::from(export.maximum_payload());
+        let is_extended = export.replies == Replies::Extended;
         let (command, limit) = match request.op {
             Op::Read => (command::READ, payload),
             Op::Write => (command::WRITE, payload),
             Op::Discard => (command::TRIM, MAX_TRIM),
             // Servers that do it by writing may have the limit of writes.
+            Op::WriteZeroes if is_extended => (command::WRITE_ZEROES, MAX_TRIM),
             Op::WriteZeroes => (command::WRITE_ZEROES, payload),
+            Op::BlockStatus if is_extended => (command::BLOCK_STATUS, u64::MAX),
             Op::BlockStatus => (command::BLOCK_STATUS, MAX_STATUS),
             Op::Flush => unreachable!("a flush has no other part"),
         };
@@ -144,6 +189,9 @@ impl NbdChannel {
         if request.op == Op::WriteZeroes && !request.unmap {
             flags |= command_flag::NO_HOLE;
         }
+        if request.op == Op::Write && is_extended {
+            flags |= command_flag::PAYLOAD_LEN;
+        }
         let start = progress.asked;
         let len = (request.len - start).min(limit);
         progress.asked += len;
@@ -152,26 +200,51 @@ impl NbdChannel {
             flags,
             command,
             offset: request.at + start,
-            len: len as u32,
+            len,
             start,
         }
     }
 
     /// The server has answered a command, and the engine has sent it.
-    pub(super) fn command_done(&mut self, cx: &mut Cx, index: u16) {
-        let errno = self.line.table.get(index).errno;
-        let ask = self.line.table.remove(index);
-        self.command_ended(cx, ask.id, errno);
-    }
-
-    /// One command less for the request.
-    pub(super) fn command_ended(&mut self, cx: &mut Cx, id: RequestId, errno: i32) {
+    pub(super) fn command_done(&mut self, cx: &mut Cx, connection: usize, index: u16) {
+        let table = &mut self.connections[connection].table;
+        let errno = table.get(index).errno;
+        let Ask { id, .. } = table.remove(index);
+        if id == RequestId::NOBODY {
+            return self.own_flush_done(cx, errno);
+        }
         let progress = &mut self.progress[id.0 as usize];
         progress.commands -= 1;
         if progress.errno == 0 {
             progress.errno = errno;
         }
         self.settle_request(cx, id);
+    }
+
+    /// The flush that no request has asked for.
+    fn own_flush_done(&mut self, cx: &mut Cx, errno: i32) {
+        let Some(number) = self.own_flush.take() else {
+            return;
+        };
+        if errno != 0 {
+            // Who writes what is kept once more, and flushes, finds out whether it is lost.
+            let error = std::io::Error::from_raw_os_error(errno);
+            self.trouble = Some(format!("the server cannot flush: {error}"));
+            return;
+        }
+        self.has_flushed(cx, number);
+    }
+
+    fn has_flushed(&mut self, cx: &mut Cx, number: u64) {
+        self.shared.has_flushed(number);
+        self.unflushed.trim(self.shared.flushed());
+        while let Some(&id) = self.held.front() {
+            if !self.keep(cx, id) {
+                return;
+            }
+            self.held.pop_front();
+            self.complete_request(cx, id, 0);
+        }
     }
 
     /// Complete the request if nothing of it is left.
@@ -185,47 +258,70 @@ impl NbdChannel {
             progress.waits = true;
             return self.waiting.push_back(id);
         }
-        let (mut errno, flush) = (progress.errno, progress.flush);
-        match flush {
-            _ if errno != 0 => {}
-            Flush::Asked(_) if self.shared.flush_has_failed() => errno = libc::EIO,
-            Flush::Asked(number) => self.shared.flushed(number),
-            _ => self.note_write(cx, id),
+        match (progress.errno, progress.flush) {
+            (0, Flush::Asked(number)) => self.has_flushed(cx, number),
+            (0, _) if !self.keep(cx, id) => return self.held.push_back(id),
+            _ => {}
         }
+        let errno = self.progress[id.0 as usize].errno;
         self.complete_request(cx, id, errno);
     }
 
-    /// What a flush must make durable.
+    /// Keep what a flush has yet to make durable, and what is so already, too: else what was written before it
+    /// to the same place would be written over it. False: there is no room.
     #[inline]
-    fn note_write(&self, cx: &Cx, id: RequestId) {
-        let writes = matches!(cx.slab[id].op, Op::Write | Op::Discard | Op::WriteZeroes);
-        if writes && !self.is_durable(cx, id) && self.shared.export.has(export_flag::SEND_FLUSH) {
-            self.shared.wrote(&self.mark);
+    fn keep(&mut self, cx: &Cx, id: RequestId) -> bool {
+        let request = &cx.slab[id];
+        let writes = matches!(request.op, Op::Write | Op::Discard | Op::WriteZeroes);
+        // (Of a disk on which all is durable nothing is ever written again.)
+        if !writes || self.shared.options.writethrough || !has_cache(&self.shared.export) {
+            return true;
         }
+        // What an earlier flush has made durable makes room.
+        self.unflushed.trim(self.shared.flushed());
+        let (sequence, mark) = self.shared.wrote();
+        // SAFETY: the request is in flight; longer ones have a flush of their own.
+        unsafe { self.unflushed.keep(request, sequence, mark) }
     }
 
     fn complete_request(&self, cx: &mut Cx, id: RequestId, errno: i32) {
         if errno != 0 {
             let request = &cx.slab[id];
             let (op, at, len) = (request.op, request.at, request.len);
-            report(&self.shared.name(), op, at, len, errno);
+            report(&self.shared.endpoint.name(), op, at, len, errno);
         }
         cx.complete(id, errno);
     }
 
-    /// The connection is gone, and nothing is in flight: what the server has
-    /// been asked for fails. What it has not heard of waits on.
-    pub(super) fn fail_asked(&mut self, cx: &mut Cx) {
-        let mut lost = std::mem::take(&mut self.ended);
-        lost.clear();
-        lost.extend(self.line.table.indexes());
-        for index in lost.drain(..) {
-            let ask = self.line.table.remove(index);
-            self.command_ended(cx, ask.id, libc::EIO);
+    /// The connections are gone, and nothing is in flight: what the server has been asked for it is asked
+    /// again, from the beginning.
+    pub(super) fn take_back(&mut self, cx: &mut Cx) {
+        let mut asked: Vec<RequestId> = self.waiting.drain(..).chain(self.held.drain(..)).collect();
+        for connection in &self.connections {
+            let table = &connection.table;
+            asked.extend(table.indexes().map(|index| table.ask(index).id));
         }
-        self.ended = lost;
-        let failed = |progress: &Progress| progress.errno != 0 || progress.asked > 0;
-        self.fail_waiting(cx, |_, progress, _| failed(progress));
+        asked.sort_unstable_by_key(|id| id.0);
+        asked.dedup();
+        asked.retain(|id| *id != RequestId::NOBODY);
+        self.own_flush = None;
+        for id in asked {
+            let Progress { errno, lost_at, .. } = self.progress[id.0 as usize];
+            self.begin(cx, id);
+            let progress = &mut self.progress[id.0 as usize];
+            // The server may have refused a part of it.
+            progress.errno = errno;
+            // (A server that is found and lost again and again does not make it wait for ever.)
+            progress.lost_at = lost_at.or(progress.lost_at);
+        }
+    }
+
+    /// Since when the request has waited that has waited longest.
+    pub(super) fn oldest_waiting(&self) -> Option<u64> {
+        let waiting = self.waiting.iter();
+        waiting
+            .filter_map(|id| self.progress[id.0 as usize].lost_at)
+            .min()
     }
 
     /// Requests that wait and that `fails` picks end with EIO.

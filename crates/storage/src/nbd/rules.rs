@@ -2,7 +2,9 @@
 
 use super::table::{Command, Table};
 use fathom_core::{Extents, Status};
-use fathom_nbd::protocol::{MAX_STRING, chunk, command, errno, readable, state, u16_at, u32_at};
+use fathom_nbd::protocol::{
+    MAX_STRING, chunk, command, errno, readable, state, u16_at, u32_at, u64_at,
+};
 
 /// What the server must not send; the connection is of no more use.
 pub(super) type Violation = String;
@@ -22,7 +24,7 @@ pub(super) fn cover_at(entry: &mut Command, offset: u64, len: u32) -> Result<u32
     let start = offset.checked_sub(ask.offset);
     let start = start.filter(|start| {
         let end = start.checked_add(len.into());
-        len > 0 && end.is_some_and(|end| end <= ask.len.into())
+        len > 0 && end.is_some_and(|end| end <= ask.len)
     });
     let Some(start) = start else {
         return Err(format!(
@@ -39,7 +41,7 @@ pub(super) fn cover_at(entry: &mut Command, offset: u64, len: u32) -> Result<u32
 pub(super) fn end(table: &mut Table, index: u16, answered: &mut Vec<u16>) -> Result<(), Violation> {
     let entry = table.get(index);
     let expected = match entry.ask.command {
-        command::READ => entry.ask.len,
+        command::READ => entry.ask.read_len(),
         command::BLOCK_STATUS => 1,
         _ => 0,
     };
@@ -53,21 +55,42 @@ pub(super) fn end(table: &mut Table, index: u16, answered: &mut Vec<u16>) -> Res
 
 /// How much of a chunk must be there before it can be looked at; of errors
 /// all.
-pub(super) fn head_of(kind: u16, len: u32, last: bool, asked: u16) -> Result<usize, Violation> {
+pub(super) fn head_of(
+    kind: u16,
+    len: u32,
+    last: bool,
+    asked: u16,
+    is_extended: bool,
+) -> Result<usize, Violation> {
     let is_read = asked == command::READ;
     let is_status = asked == command::BLOCK_STATUS;
     match kind {
         chunk::NONE if len == 0 && last => Ok(0),
         chunk::OFFSET_DATA if is_read && len > 8 => Ok(8),
         chunk::OFFSET_HOLE if is_read && len == 12 => Ok(12),
-        chunk::BLOCK_STATUS if is_status && (12..=MAX_STATUS).contains(&len) && len % 8 == 4 => {
-            Ok(4)
-        }
+        chunk::BLOCK_STATUS if is_status && !is_extended && is_list(len, 4, 8) => Ok(4),
+        chunk::BLOCK_STATUS_EXT if is_status && is_extended && is_list(len, 8, 16) => Ok(8),
         _ if kind & chunk::ERROR_BIT != 0 && is_length_of_error(kind, len) => Ok(len as usize),
         _ => Err(format!(
             "sent a chunk of type {kind} and {len} bytes out of turn"
         )),
     }
+}
+
+/// A head, and as many extents as there is a bound for: one at least.
+fn is_list(len: u32, head: u32, size: u32) -> bool {
+    (head + size..=MAX_STATUS).contains(&len) && (len - head).is_multiple_of(size)
+}
+
+/// The length of a chunk: nobody has reason to send longer ones.
+pub(super) fn bounded(len: u64) -> Result<u32, Violation> {
+    u32::try_from(len).map_err(|_| format!("sent a chunk of {len} bytes"))
+}
+
+/// Bytes of one descriptor of an extent.
+#[inline]
+pub(super) fn extent_size(is_extended: bool) -> usize {
+    if is_extended { 16 } else { 8 }
 }
 
 /// An error number, the length of a text, the text; and for one type an
@@ -93,8 +116,15 @@ pub(super) fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
 
 /// One descriptor of base:allocation. Those beyond the request, or what there
 /// is room for, are left out.
-pub(super) fn describe(extents: &mut Extents, bytes: &[u8]) -> Result<(), Violation> {
-    let (len, flags) = (u32_at(bytes, 0), u32_at(bytes, 4));
+pub(super) fn describe(
+    extents: &mut Extents,
+    bytes: &[u8],
+    is_extended: bool,
+) -> Result<(), Violation> {
+    let (len, flags) = match is_extended {
+        true => (u64_at(bytes, 0), u64_at(bytes, 8) as u32),
+        false => (u32_at(bytes, 0).into(), u32_at(bytes, 4)),
+    };
     if len == 0 {
         return Err("told of an extent of no bytes".into());
     }
@@ -102,6 +132,6 @@ pub(super) fn describe(extents: &mut Extents, bytes: &[u8]) -> Result<(), Violat
         hole: flags & state::HOLE != 0,
         zero: flags & state::ZERO != 0,
     };
-    extents.push(status, len.into());
+    extents.push(status, len);
     Ok(())
 }

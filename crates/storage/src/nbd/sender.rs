@@ -4,7 +4,7 @@
 use super::segments::gather;
 use super::table::{COMMANDS, Table};
 use fathom_core::Slab;
-use fathom_nbd::protocol::{RequestHeader, command};
+use fathom_nbd::protocol::command;
 use libc::{iovec, msghdr};
 use std::collections::VecDeque;
 
@@ -25,10 +25,8 @@ pub(super) struct Sender {
     sent: usize,
     /// Commands that have been sent when this message has.
     batch: Vec<u16>,
-    message: msghdr,
-    pub(super) in_flight: bool,
-    /// When the send in flight began (ticks).
-    pub(super) since: u64,
+    /// In a place of its own, since the engine uses it.
+    message: Box<msghdr>,
 }
 
 impl Sender {
@@ -40,20 +38,8 @@ impl Sender {
             sent: 0,
             batch: Vec::with_capacity(COMMANDS),
             // SAFETY: all zeroes are a message of nothing.
-            message: unsafe { std::mem::zeroed() },
-            in_flight: false,
-            since: 0,
+            message: Box::new(unsafe { std::mem::zeroed() }),
         }
-    }
-
-    /// Forget what has not been sent: the connection is gone.
-    pub(super) fn reset(&mut self) {
-        debug_assert!(!self.in_flight);
-        self.queue.clear();
-        self.cut = None;
-        self.iovecs.clear();
-        self.sent = 0;
-        self.batch.clear();
     }
 
     #[inline]
@@ -79,7 +65,7 @@ impl Sender {
         }
         self.message.msg_iov = left.as_mut_ptr();
         self.message.msg_iovlen = left.len() as _;
-        Some(&mut self.message)
+        Some(&mut *self.message)
     }
 
     fn fill(&mut self, table: &mut Table, slab: &Slab) {
@@ -91,24 +77,24 @@ impl Sender {
                     let Some(index) = self.queue.pop_front() else {
                         return;
                     };
+                    let header = table.header(index);
                     self.iovecs.push(iovec {
-                        iov_base: table.get(index).header.as_mut_ptr().cast(),
-                        iov_len: RequestHeader::COMPACT_LEN,
+                        iov_base: header.as_mut_ptr().cast(),
+                        iov_len: header.len(),
                     });
                     (index, 0)
                 }
             };
             let ask = table.get(index).ask;
-            let len = match ask.command {
-                command::WRITE => u64::from(ask.len) - done,
-                _ => 0,
-            };
-            let (segments, start) = (&slab[ask.id].segments, ask.start + done);
-            let part = gather(segments, start, len.min(room), MAX_IOVECS, &mut self.iovecs);
-            room -= part;
-            if part < len {
-                self.cut = Some((index, done + part));
-                return;
+            if ask.command == command::WRITE {
+                let (len, start) = (ask.len - done, ask.start + done);
+                let segments = &slab[ask.id].segments;
+                let part = gather(segments, start, len.min(room), MAX_IOVECS, &mut self.iovecs);
+                room -= part;
+                if part < len {
+                    self.cut = Some((index, done + part));
+                    return;
+                }
             }
             self.batch.push(index);
         }

@@ -1,109 +1,123 @@
 //! What the disk and all its channels know.
 
 use super::NbdOptions;
-use super::connect::Dialled;
 use super::connector::Connector;
+use super::endpoint::{Connected, Endpoint, Greeted, cannot_start};
+use super::recovery::Halt;
+use super::replay::{Replay, has_cache};
+use super::unflushed::Unflushed;
 use fathom_core::DiskError;
 use fathom_nbd::NbdUri;
-use fathom_nbd::client::{Export, Wishes, handshake};
-use fathom_nbd::protocol::{Replies, RequestHeader, command};
-use rustix::net::{SendFlags, send};
-use std::io;
+use fathom_nbd::client::Export;
+use fathom_nbd::protocol::Replies;
+use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
-
-/// A connection whose handshake is over, and that nobody uses yet.
-pub(super) struct Connected {
-    socket: Option<OwnedFd>,
-    /// See [`Export::allocation`].
-    allocation: Option<u32>,
-}
-
-impl Connected {
-    /// The socket, and the id of base:allocation.
-    pub(super) fn into_parts(mut self) -> (OwnedFd, Option<u32>) {
-        let socket = self.socket.take();
-        (socket.expect("it is given away once"), self.allocation)
-    }
-}
-
-impl Drop for Connected {
-    fn drop(&mut self) {
-        if let Some(socket) = &self.socket {
-            say_goodbye(socket);
-        }
-    }
-}
-
-/// A server that is not told takes it for a failure.
-pub(super) fn say_goodbye(socket: &OwnedFd) {
-    let goodbye = RequestHeader {
-        flags: 0,
-        command: command::DISC,
-        cookie: 0,
-        offset: 0,
-        len: 0,
-    };
-    let _ = send(
-        socket,
-        &goodbye.compact(),
-        SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-    );
-}
-
-/// When writes were completed, by one channel's count of flushes.
-pub(super) type Mark = Arc<AtomicU64>;
+use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
-    pub(super) uri: NbdUri,
+    pub(super) endpoint: Endpoint,
     pub(super) options: NbdOptions,
     pub(super) export: Export,
-    /// The disk's first connection, until a channel takes it.
-    first: Mutex<Option<Connected>>,
     pub(super) connector: Connector,
-    /// One channel's each.
-    marks: Mutex<Vec<Mark>>,
+    pub(super) halt: Arc<Halt>,
+    links: Mutex<Links>,
+    /// Writes that have been completed, and may have to be sent again.
+    sequence: AtomicU64,
     /// Flushes that have been started.
     flush: AtomicU64,
     /// The last of them that has succeeded.
     flushed: AtomicU64,
-    flush_failed: AtomicBool,
+    /// The first flush that makes all durable that has been written.
+    needed: AtomicU64,
+}
+
+/// The channels and their connections. These are lost together: a server that is gone for one is gone for
+/// all, and nobody may see the disk before what was written has been written again.
+pub(super) struct Links {
+    /// Counts how often connections have been made.
+    generation: u64,
+    /// False: they are lost. Once all channels have let go, a thread looks for the server.
+    are_up: bool,
+    /// That thread is at it.
+    is_sought: bool,
+    pub(super) members: Vec<Member>,
+    next_member: u64,
+    /// The disk's first connection, until a channel takes it.
+    first: Option<Connected>,
+    /// When the server was last found again, and the pause there would have been before the next attempt.
+    pub(super) found: Option<(Instant, Duration)>,
+    /// Of channels that have gone, or have let go of their connections.
+    pub(super) logs: Vec<Unflushed>,
+}
+
+/// A channel.
+pub(super) struct Member {
+    number: u64,
+    bell: Arc<OwnedFd>,
+    /// It has connections, or is to fetch them.
+    holds: bool,
+    given: Option<Given>,
+}
+
+/// Connections for one channel.
+pub(super) struct Given {
+    pub(super) generation: u64,
+    pub(super) connections: Vec<Connected>,
+}
+
+/// A channel's place among the others.
+pub(super) struct Seat {
+    number: u64,
+    /// Signalled when the connections are lost, and when there are new ones.
+    pub(super) bell: Arc<OwnedFd>,
 }
 
 impl Shared {
     pub(super) fn connect(uri: &NbdUri, options: NbdOptions) -> Result<Shared, DiskError> {
-        let (connected, export) = dial(uri, &options)?;
-        let unusable = |problem: String| {
-            let path = PathBuf::from(uri.as_str());
-            Err(DiskError::Unusable { path, problem })
-        };
+        let endpoint = Endpoint::new(uri, options.connect_timeout)?;
+        let (greeted, export) = endpoint.connect()?;
         if export.is_read_only() && !options.read_only {
-            return unusable("the server allows reading only: pass --readonly".into());
+            return Err(endpoint.unusable("the server allows reading only: pass --readonly"));
+        }
+        if options.connections > 1 && !export.can_multi_conn() {
+            return Err(endpoint.unusable(
+                "the server takes one connection only (it does not offer CAN_MULTI_CONN): use \
+                 --server-connections 1",
+            ));
         }
         let connector = Connector::start().map_err(|source| DiskError::Io {
-            path: PathBuf::from(uri.as_str()),
+            path: endpoint.name(),
             what: "cannot start a thread to connect",
             source,
         })?;
         let shared = Shared {
-            connector,
-            uri: uri.clone(),
+            links: Mutex::new(Links {
+                generation: 0,
+                are_up: true,
+                is_sought: false,
+                members: Vec::new(),
+                next_member: 0,
+                first: Some(greeted.ready()),
+                found: None,
+                logs: Vec::new(),
+            }),
+            endpoint,
             options,
             export,
-            first: Mutex::new(Some(connected)),
-            marks: Mutex::default(),
+            connector,
+            halt: Arc::default(),
+            sequence: AtomicU64::new(0),
             flush: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
-            flush_failed: AtomicBool::new(false),
+            needed: AtomicU64::new(0),
         };
         let size = shared.size();
         if size == 0 {
             let problem = format!("is {} bytes long; a disk needs 512 at least", export.size);
-            return unusable(problem);
+            return Err(shared.endpoint.unusable(problem));
         }
         if size != export.size {
             tracing::warn!(
@@ -114,45 +128,25 @@ impl Shared {
         Ok(shared)
     }
 
-    pub(super) fn name(&self) -> PathBuf {
-        PathBuf::from(self.uri.as_str())
-    }
-
     /// Of the disk, in bytes: whole blocks.
     pub(super) fn size(&self) -> u64 {
         self.export.size & !u64::from(self.export.minimum_block.max(512) - 1)
     }
 
-    /// A connection for one more channel.
-    pub(super) fn connection(self: &Arc<Shared>) -> Result<Connected, DiskError> {
-        if let Some(first) = lock(&self.first).take() {
-            return Ok(first);
-        }
-        if !self.export.can_multi_conn() {
-            return Err(self.takes_one_only());
-        }
-        let (done, outcome) = sync_channel(1);
-        let shared = self.clone();
-        let connect = move || drop(done.send(shared.connect_again()));
-        self.connector.ask(connect);
-        outcome.recv().map_err(|_| DiskError::Unusable {
-            path: self.name(),
-            problem: "its connecting thread has ended".into(),
-        })?
+    pub(super) fn takes_one_only(&self) -> DiskError {
+        self.endpoint.unusable(
+            "the server takes one connection only (it does not offer CAN_MULTI_CONN): use \
+             --iothreads 1",
+        )
     }
 
-    pub(super) fn takes_one_only(&self) -> DiskError {
-        DiskError::Unusable {
-            path: self.name(),
-            problem: "the server takes one connection only (it does not offer CAN_MULTI_CONN): \
-                      use --iothreads 1"
-                .into(),
-        }
+    pub(super) fn links(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Connects once more, blocking. The export must still be the same.
-    pub(super) fn connect_again(&self) -> Result<Connected, DiskError> {
-        let (connected, export) = dial(&self.uri, &self.options)?;
+    pub(super) fn connect_again(&self) -> Result<Greeted, DiskError> {
+        let (greeted, export) = self.endpoint.connect()?;
         // The id is the server's to choose, each time.
         let same_context = export.allocation.is_some() == self.export.allocation.is_some();
         let export = Export {
@@ -160,30 +154,136 @@ impl Shared {
             ..export
         };
         match same_context && export == self.export {
-            true => Ok(connected),
-            false => Err(DiskError::Unusable {
-                path: self.name(),
-                problem: "the server's export is not what it was (its size, or what it can do)"
-                    .into(),
-            }),
+            true => Ok(greeted),
+            false => Err(self
+                .endpoint
+                .unusable("the server's export is not what it was (its size, or what it can do)")),
         }
     }
 
-    pub(super) fn flush_has_failed(&self) -> bool {
-        self.flush_failed.load(Ordering::Relaxed)
+    /// As many as a channel has.
+    pub(super) fn connect_all(
+        &self,
+        first: Option<Connected>,
+    ) -> Result<Vec<Connected>, DiskError> {
+        let mut connections: Vec<_> = first.into_iter().collect();
+        while connections.len() < self.options.connections {
+            match self.connect_again() {
+                Ok(greeted) => connections.push(greeted.ready()),
+                Err(error) => {
+                    let replies = self.export.replies;
+                    connections.into_iter().for_each(|one| one.part(replies));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(connections)
     }
 
-    pub(super) fn new_mark(&self) -> Mark {
-        let mark = Mark::default();
-        lock(&self.marks).push(mark.clone());
-        mark
+    /// One more channel, with its connections, if there are any at the moment; blocking.
+    pub(super) fn join(self: &Arc<Shared>) -> Result<(Seat, Option<Given>), DiskError> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let bell = Arc::new(bell.map_err(|source| cannot_start(&self.endpoint, source.into()))?);
+        let (generation, are_up, first) = {
+            let mut links = self.links();
+            if !self.export.can_multi_conn() && !links.members.is_empty() {
+                return Err(self.takes_one_only());
+            }
+            (links.generation, links.are_up, links.first.take())
+        };
+        let mut given = None;
+        if are_up {
+            let connections = self.on_thread(move |shared| shared.connect_all(first))?;
+            given = Some(Given {
+                generation,
+                connections,
+            });
+        }
+        let mut links = self.links();
+        let is_good = links.are_up && links.generation == generation;
+        let number = links.next_member;
+        links.next_member += 1;
+        links.members.push(Member {
+            number,
+            bell: bell.clone(),
+            holds: is_good && given.is_some(),
+            given: None,
+        });
+        Ok((Seat { number, bell }, given.filter(|_| is_good)))
     }
 
-    /// A write has been completed that is not durable. Flushes that begin
-    /// from now on have larger numbers than the mark.
+    /// What may block, by a thread that may do what it takes.
+    fn on_thread<T: Send + 'static>(
+        self: &Arc<Shared>,
+        job: impl FnOnce(&Shared) -> Result<T, DiskError> + Send + 'static,
+    ) -> Result<T, DiskError> {
+        let (done, outcome) = sync_channel(1);
+        let shared = self.clone();
+        self.connector.ask(move || drop(done.send(job(&shared))));
+        let ended = || self.endpoint.unusable("its connecting thread has ended");
+        outcome.recv().map_err(|_| ended())?
+    }
+
+    /// The connections of this generation are of no more use.
+    pub(super) fn lose(&self, generation: u64, why: &str) {
+        let mut links = self.links();
+        if !links.are_up || links.generation != generation {
+            return;
+        }
+        links.are_up = false;
+        links.first = None;
+        tracing::error!("{}: {why}; looking for it again", self.endpoint.uri());
+        for member in &mut links.members {
+            // Nobody has used these.
+            member.holds &= member.given.take().is_none();
+            ring(&member.bell);
+        }
+    }
+
+    /// A channel has no connections any more; `log`: what it has written. `leaves`: it ends.
+    pub(super) fn let_go(self: &Arc<Shared>, seat: &Seat, log: Unflushed, leaves: bool) {
+        let mut links = self.links();
+        if !log.is_empty() {
+            links.logs.push(log);
+        }
+        let flushed = self.flushed.load(Ordering::SeqCst);
+        links.logs.iter_mut().for_each(|log| log.trim(flushed));
+        links.logs.retain(|log| !log.is_empty());
+        if let Some(member) = links.members.iter_mut().find(|m| m.number == seat.number) {
+            member.holds = false;
+            member.given = None;
+        }
+        let holds = links.members.iter().any(|member| member.holds);
+        let was_last = !links.are_up && !links.is_sought && !holds;
+        links.is_sought |= was_last;
+        if leaves {
+            links.members.retain(|member| member.number != seat.number);
+        }
+        drop(links);
+        if was_last {
+            self.halt.look_for(self);
+        }
+    }
+
+    /// What a bell was about: new connections.
+    pub(super) fn fetch(&self, seat: &Seat) -> Option<Given> {
+        let mut links = self.links();
+        let member = links.members.iter_mut().find(|m| m.number == seat.number);
+        member.and_then(|member| member.given.take())
+    }
+
+    pub(super) fn is_current(&self, generation: u64) -> bool {
+        let links = self.links();
+        links.are_up && links.generation == generation
+    }
+
+    /// The number of one more write that has been completed, and is not durable, and the first flush that
+    /// makes it so. Flushes that begin from now on have that number, or larger ones.
     #[inline]
-    pub(super) fn wrote(&self, mark: &Mark) {
-        mark.store(self.flush.load(Ordering::SeqCst) + 1, Ordering::Relaxed);
+    pub(super) fn wrote(&self) -> (u64, u64) {
+        let mark = self.flush.load(Ordering::SeqCst) + 1;
+        self.needed.fetch_max(mark, Ordering::Relaxed);
+        (self.sequence.fetch_add(1, Ordering::Relaxed), mark)
     }
 
     /// A flush begins; returns its number.
@@ -192,49 +292,89 @@ impl Shared {
     }
 
     /// This flush has succeeded.
-    pub(super) fn flushed(&self, number: u64) {
+    pub(super) fn has_flushed(&self, number: u64) {
         self.flushed.fetch_max(number, Ordering::SeqCst);
     }
 
-    /// A connection is lost, and with it, perhaps, what the server had not
-    /// made durable: that of all connections, since it may be the server that
-    /// is gone. True if this is the first time that something may be.
-    pub(super) fn lost_connection(&self) -> bool {
-        let flushed = self.flushed.load(Ordering::SeqCst);
-        let marks = lock(&self.marks);
-        let dirty = marks.iter().any(|m| m.load(Ordering::SeqCst) > flushed);
-        dirty && !self.flush_failed.swap(true, Ordering::SeqCst)
+    /// The last flush that has succeeded.
+    pub(super) fn flushed(&self) -> u64 {
+        self.flushed.load(Ordering::SeqCst)
+    }
+
+    /// Makes durable what has been written, blocking: the process that takes over does not know of it. A
+    /// server that takes one connection only is not asked.
+    pub(super) fn settle(self: &Arc<Shared>) -> Result<(), DiskError> {
+        let is_settled = || self.needed.load(Ordering::Relaxed) <= self.flushed();
+        if !has_cache(&self.export) || !self.export.can_multi_conn() || is_settled() {
+            return Ok(());
+        }
+        if !self.links().are_up {
+            let problem = "the server is away, and has not made durable what was written";
+            return Err(self.endpoint.unusable(problem));
+        }
+        self.on_thread(|shared| {
+            let number = shared.begin_flush();
+            let mut greeted = shared.connect_again()?;
+            let patience = shared.patience();
+            let done = Replay::new(&mut greeted.transport, &shared.export, patience).run([]);
+            greeted.ready().part(shared.export.replies);
+            done.map_err(|problem| shared.endpoint.unusable(problem))?;
+            shared.has_flushed(number);
+            Ok(())
+        })
+    }
+
+    /// How long a server may take that somebody waits for.
+    pub(super) fn patience(&self) -> Duration {
+        let default = NbdOptions::default().timeout;
+        let patience = self.options.timeout.or(default);
+        patience.unwrap_or(self.options.connect_timeout)
     }
 }
 
-fn dial(uri: &NbdUri, options: &NbdOptions) -> Result<(Connected, Export), DiskError> {
-    let failed = |what| {
-        move |source: io::Error| DiskError::Io {
-            path: PathBuf::from(uri.as_str()),
-            what,
-            source,
-        }
-    };
-    let deadline = Instant::now() + options.connect_timeout;
-    let mut stream = Dialled::new(uri, deadline).map_err(failed("cannot connect"))?;
-    let wishes = Wishes {
-        export: uri.export(),
-        replies: &[Replies::Structured],
-        allocation: true,
-    };
-    let export = handshake(&mut stream, &wishes).map_err(|refusal| DiskError::Unusable {
-        path: PathBuf::from(uri.as_str()),
-        problem: refusal.0,
-    })?;
-    let socket = stream.into_socket();
-    let socket = socket.map_err(failed("its socket cannot be set up"))?;
-    let connected = Connected {
-        socket: Some(socket),
-        allocation: export.allocation,
-    };
-    Ok((connected, export))
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let replies = self.export.replies;
+        let links = self.links.get_mut().unwrap_or_else(|e| e.into_inner());
+        let unused = links.first.take();
+        unused.into_iter().for_each(|one| one.part(replies));
+    }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
+/// A server that is lost so soon after it was found is not sought at once.
+const SOON: Duration = Duration::from_secs(10);
+
+impl Links {
+    /// The last pause, if the server was found only a moment ago.
+    pub(super) fn hurry(&self) -> Option<Duration> {
+        let found = self.found.filter(|(when, _)| when.elapsed() < SOON);
+        found.map(|(_, pause)| pause)
+    }
+
+    /// All channels get new connections, one set each; what is left waits for the next one, or is not needed.
+    pub(super) fn give(
+        &mut self,
+        sets: Vec<Vec<Connected>>,
+        first: Option<Connected>,
+        replies: Replies,
+    ) {
+        self.generation += 1;
+        (self.are_up, self.is_sought) = (true, false);
+        self.first = first;
+        let mut sets = sets.into_iter();
+        for (member, connections) in self.members.iter_mut().zip(&mut sets) {
+            member.holds = true;
+            member.given = Some(Given {
+                generation: self.generation,
+                connections,
+            });
+            ring(&member.bell);
+        }
+        sets.flatten().for_each(|one| one.part(replies));
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // An eventfd's counter cannot overflow by ones.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

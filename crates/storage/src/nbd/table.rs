@@ -3,7 +3,7 @@
 
 use super::coverage::Coverage;
 use fathom_core::RequestId;
-use fathom_nbd::protocol::{RequestHeader, command};
+use fathom_nbd::protocol::{Replies, RequestHeader, command};
 
 /// The most at once.
 pub(super) const COMMANDS: usize = 256;
@@ -18,16 +18,24 @@ pub(super) struct Ask {
     pub(super) command: u16,
     /// On the export.
     pub(super) offset: u64,
-    pub(super) len: u32,
+    pub(super) len: u64,
     /// Where the request's segments have its first byte.
     pub(super) start: u64,
+}
+
+impl Ask {
+    /// Of a read: no longer than a payload may be.
+    #[inline]
+    pub(super) fn read_len(&self) -> u32 {
+        self.len as u32
+    }
 }
 
 /// A command in flight.
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) ask: Ask,
-    pub(super) header: [u8; RequestHeader::COMPACT_LEN],
+    header: [u8; RequestHeader::EXTENDED_LEN],
     /// Bytes of a read that have come.
     pub(super) coverage: Coverage,
     /// When the server last said something of it, or when it was sent.
@@ -46,13 +54,15 @@ pub(super) struct Command {
 /// A fixed number of places. They do not move: headers are sent from here.
 pub(super) struct Table {
     commands: Box<[Command]>,
+    replies: Replies,
     free: Vec<u16>,
     /// Bytes of the reads in flight.
     read_bytes: u64,
 }
 
 impl Table {
-    pub(super) fn new() -> Table {
+    /// For a connection on which this has been agreed upon.
+    pub(super) fn new(replies: Replies) -> Table {
         let empty = || Command {
             ask: Ask {
                 id: RequestId::NOBODY,
@@ -62,7 +72,7 @@ impl Table {
                 len: 0,
                 start: 0,
             },
-            header: [0; RequestHeader::COMPACT_LEN],
+            header: [0; RequestHeader::EXTENDED_LEN],
             coverage: Coverage::default(),
             touched: 0,
             errno: 0,
@@ -73,6 +83,7 @@ impl Table {
         };
         Table {
             commands: std::iter::repeat_with(empty).take(COMMANDS).collect(),
+            replies,
             free: (0..COMMANDS as u16).rev().collect(),
             read_bytes: 0,
         }
@@ -99,14 +110,17 @@ impl Table {
         let command = &mut self.commands[usize::from(index)];
         command.generation = command.generation.wrapping_add(1);
         command.ask = ask;
-        command.header = RequestHeader {
+        let header = RequestHeader {
             flags: ask.flags,
             command: ask.command,
             cookie: u64::from(command.generation) << 32 | u64::from(index),
             offset: ask.offset,
-            len: ask.len.into(),
+            len: ask.len,
+        };
+        match self.replies {
+            Replies::Extended => command.header = header.extended(),
+            _ => command.header[..RequestHeader::COMPACT_LEN].copy_from_slice(&header.compact()),
         }
-        .compact();
         command.coverage.clear();
         command.touched = 0;
         command.errno = 0;
@@ -114,7 +128,7 @@ impl Table {
         command.answered = false;
         command.in_use = true;
         if ask.command == command::READ {
-            self.read_bytes += u64::from(ask.len);
+            self.read_bytes += ask.len;
         }
         index
     }
@@ -133,6 +147,17 @@ impl Table {
         &mut self.commands[usize::from(index)]
     }
 
+    /// What it is sent as, before its data.
+    #[inline]
+    pub(super) fn header(&mut self, index: u16) -> &mut [u8] {
+        let len = self.replies.request_len();
+        &mut self.commands[usize::from(index)].header[..len]
+    }
+
+    pub(super) fn ask(&self, index: u16) -> Ask {
+        self.commands[usize::from(index)].ask
+    }
+
     /// It is over; neither the server nor the engine knows of it.
     #[inline]
     pub(super) fn remove(&mut self, index: u16) -> Ask {
@@ -140,7 +165,7 @@ impl Table {
         command.in_use = false;
         let ask = command.ask;
         if ask.command == command::READ {
-            self.read_bytes -= u64::from(ask.len);
+            self.read_bytes -= ask.len;
         }
         self.free.push(index);
         ask
@@ -167,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_cookie_is_good_once() {
-        let mut table = Table::new();
+        let mut table = Table::new(Replies::Structured);
         let ask = |command| Ask {
             id: RequestId(1),
             flags: 0,
@@ -176,7 +201,7 @@ mod tests {
             len: 512,
             start: 0,
         };
-        let cookie = |table: &mut Table, index| u64_at(&table.get(index).header, 8);
+        let cookie = |table: &mut Table, index| u64_at(table.header(index), 8);
         let first = table.add(ask(command::READ));
         let old = cookie(&mut table, first);
         assert_eq!(table.find(old), Some(first));

@@ -3,10 +3,13 @@
 use crate::common::Ask;
 use crate::server::{guest, short_dir, uri};
 use fathom_core::Op;
+use fathom_nbd::protocol::{ChunkHeader, Replies, RequestHeader};
 use fathom_storage::{EngineKind, NbdDisk, NbdOptions};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;
@@ -15,15 +18,6 @@ const SIZE: u64 = 16 << 20;
 /// CAN_MULTI_CONN.
 const ALL_FLAGS: u16 = 0x016d;
 const FUA: u16 = 1 << 3;
-
-/// A request as the server sees it.
-struct Asked {
-    flags: u16,
-    command: u16,
-    cookie: u64,
-    offset: u64,
-    len: u32,
-}
 
 fn number<const N: usize>(stream: &mut UnixStream) -> Option<[u8; N]> {
     let mut bytes = [0; N];
@@ -39,8 +33,8 @@ fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The handshake; structured replies if the client may have them.
-fn shake(stream: &mut UnixStream, structured: bool, flags: u16) -> Option<()> {
+/// The handshake.
+fn shake(stream: &mut UnixStream, replies: Replies, flags: u16) -> Option<()> {
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").ok()?;
     number::<4>(stream)?;
     loop {
@@ -58,7 +52,12 @@ fn shake(stream: &mut UnixStream, structured: bool, flags: u16) -> Option<()> {
                 out.extend(option_reply(option, 3, &export));
                 out.extend(option_reply(option, 1, &[]));
             }
-            8 | 10 if !structured => out.extend(option_reply(option, 0x8000_0001, &[])),
+            11 if replies != Replies::Extended => {
+                out.extend(option_reply(option, 0x8000_0001, &[]));
+            }
+            8 | 10 if replies == Replies::Simple => {
+                out.extend(option_reply(option, 0x8000_0001, &[]));
+            }
             10 => {
                 let context = [&7u32.to_be_bytes()[..], b"base:allocation"].concat();
                 out.extend(option_reply(option, 4, &context));
@@ -74,30 +73,33 @@ fn shake(stream: &mut UnixStream, structured: bool, flags: u16) -> Option<()> {
 }
 
 /// The next request, without its data.
-fn header(stream: &mut UnixStream) -> Option<Asked> {
-    let bytes = number::<28>(stream)?;
-    Some(Asked {
-        flags: u16::from_be_bytes(bytes[4..6].try_into().ok()?),
-        command: u16::from_be_bytes(bytes[6..8].try_into().ok()?),
-        cookie: u64::from_be_bytes(bytes[8..16].try_into().ok()?),
-        offset: u64::from_be_bytes(bytes[16..24].try_into().ok()?),
-        len: u32::from_be_bytes(bytes[24..].try_into().ok()?),
-    })
+fn header(stream: &mut UnixStream, replies: Replies) -> Option<RequestHeader> {
+    let mut bytes = vec![0; replies.request_len()];
+    stream.read_exact(&mut bytes).ok()?;
+    RequestHeader::parse(replies, &bytes).ok()
 }
 
-fn next(stream: &mut UnixStream) -> Option<Asked> {
-    let asked = header(stream)?;
+fn next(stream: &mut UnixStream, replies: Replies) -> Option<RequestHeader> {
+    let asked = header(stream, replies)?;
     if asked.command == 1 {
         stream.read_exact(&mut vec![0; asked.len as usize]).ok()?;
     }
     Some(asked)
 }
 
+/// Requests do not wait for a server that is away.
+fn at_once() -> NbdOptions {
+    NbdOptions {
+        reconnect: Duration::ZERO,
+        ..NbdOptions::default()
+    }
+}
+
 /// A disk of a server that answers like this, on every connection; an empty
 /// answer closes it.
 fn disk_of(
-    structured: bool,
-    answer: impl Fn(&Asked) -> Vec<u8> + Send + 'static,
+    replies: Replies,
+    answer: impl Fn(&RequestHeader) -> Vec<u8> + Send + 'static,
 ) -> (Arc<NbdDisk>, TempDir) {
     let dir = short_dir();
     let socket = dir.path().join("s");
@@ -105,10 +107,10 @@ fn disk_of(
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.expect("a client");
-            if shake(&mut stream, structured, ALL_FLAGS).is_none() {
+            if shake(&mut stream, replies, ALL_FLAGS).is_none() {
                 continue;
             }
-            while let Some(asked) = next(&mut stream) {
+            while let Some(asked) = next(&mut stream, replies) {
                 let bytes = answer(&asked);
                 if bytes.is_empty() || stream.write_all(&bytes).is_err() {
                     break;
@@ -116,7 +118,7 @@ fn disk_of(
             }
         }
     });
-    let disk = NbdDisk::connect(&uri(&socket), NbdOptions::default());
+    let disk = NbdDisk::connect(&uri(&socket), at_once());
     (Arc::new(disk.expect("connected")), dir)
 }
 
@@ -147,8 +149,8 @@ fn hole(offset: u64, len: u32) -> Vec<u8> {
 }
 
 /// A read of 4096 bytes at 8192, of memory whose surroundings must stay.
-fn read_fails(structured: bool, answer: impl Fn(&Asked) -> Vec<u8> + Send + 'static) {
-    let (disk, _dir) = disk_of(structured, answer);
+fn read_fails(replies: Replies, answer: impl Fn(&RequestHeader) -> Vec<u8> + Send + 'static) {
+    let (disk, _dir) = disk_of(replies, answer);
     let mut guest = guest(&disk, EngineKind::IoUring);
     for _ in 0..2 {
         let mut ask = Ask::read(8192, 3 * 4096);
@@ -166,7 +168,7 @@ fn read_fails(structured: bool, answer: impl Fn(&Asked) -> Vec<u8> + Send + 'sta
 
 #[test]
 fn lies_about_reads_end_the_connection() {
-    type Answer = fn(&Asked) -> Vec<u8>;
+    type Answer = fn(&RequestHeader) -> Vec<u8>;
     const DATA: [u8; 4096] = [1; 4096];
     let structured: [Answer; 17] = [
         // Another request.
@@ -201,7 +203,7 @@ fn lies_about_reads_end_the_connection() {
         |_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
     ];
     for answer in structured {
-        read_fails(true, answer);
+        read_fails(Replies::Structured, answer);
     }
     let plain: [Answer; 3] = [
         |a| simple(0, a.cookie ^ 1, &DATA),
@@ -209,13 +211,127 @@ fn lies_about_reads_end_the_connection() {
         |_| Vec::new(),
     ];
     for answer in plain {
-        read_fails(false, answer);
+        read_fails(Replies::Simple, answer);
     }
+}
+
+/// In the longer headers.
+fn wide(flags: u16, kind: u16, asked: &RequestHeader, offset: u64, body: &[u8]) -> Vec<u8> {
+    let header = ChunkHeader {
+        flags,
+        kind,
+        cookie: asked.cookie,
+        offset,
+        len: body.len() as u64,
+    };
+    [&header.extended()[..], body].concat()
+}
+
+#[test]
+fn lies_in_extended_replies_end_the_connection() {
+    type Answer = fn(&RequestHeader) -> Vec<u8>;
+    const DATA: [u8; 4096] = [1; 4096];
+    let answers: [Answer; 6] = [
+        |a| wide(1, 1, a, a.offset + 1, &data(a.offset, &DATA)),
+        |a| wide(1, 1, a, a.offset, &data(a.offset + 1, &DATA)),
+        |a| wide(1, 1, a, a.offset, &data(a.offset, &DATA[1..])),
+        |a| wide(1, 6, a, a.offset, &[0; 24]),
+        // A chunk of 4 GiB and a little, and one in a form of before.
+        |a| {
+            let mut bytes = wide(1, 1, a, a.offset, &data(a.offset, &DATA));
+            bytes[27] = 1;
+            bytes
+        },
+        |a| chunk(1, 1, a.cookie, &data(a.offset, &DATA)),
+    ];
+    for answer in answers {
+        read_fails(Replies::Extended, answer);
+    }
+    // Of extents, more or fewer than are said to be there, of a kind that was not asked for.
+    for (kind, count, sent) in [(6, 2u32, 1), (6, 0, 1), (6, 1, 2), (5, 1, 1)] {
+        let (disk, _dir) = disk_of(Replies::Extended, move |a| {
+            let head = [7u32.to_be_bytes(), count.to_be_bytes()].concat();
+            let extents = [&512u64.to_be_bytes()[..], &[0; 8]].concat().repeat(sent);
+            wide(1, kind, a, a.offset, &[head, extents].concat())
+        });
+        let mut client = guest(&disk, EngineKind::IoUring);
+        let mut ask = Ask::read(0, 4096);
+        (ask.op, ask.len) = (Op::BlockStatus, SIZE);
+        ask.segments[0].1 = 64;
+        assert_eq!(client.run(ask).0, libc::EIO, "{kind} {count} {sent}");
+        client.detach();
+    }
+}
+
+/// A server that is found again and again, and lost with each request, costs neither the guest's patience for
+/// ever, nor a thread that does nothing else.
+#[test]
+fn a_server_that_always_hangs_up_is_not_tried_without_end() {
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    let dir = short_dir();
+    let socket = dir.path().join("s");
+    let listener = UnixListener::bind(&socket).expect("bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a client");
+            TRIED.fetch_add(1, Ordering::Relaxed);
+            let _ = shake(&mut stream, Replies::Simple, ALL_FLAGS);
+            let _ = next(&mut stream, Replies::Simple);
+        }
+    });
+    let options = NbdOptions {
+        reconnect: Duration::from_secs(2),
+        ..NbdOptions::default()
+    };
+    let disk = Arc::new(NbdDisk::connect(&uri(&socket), options).expect("connected"));
+    let mut guest = guest(&disk, EngineKind::IoUring);
+    let started = Instant::now();
+    assert_eq!(guest.read(0, 4096), Err(libc::EIO));
+    assert!(started.elapsed() >= Duration::from_secs(2));
+    assert!(TRIED.load(Ordering::Relaxed) < 12);
+    guest.detach();
+}
+
+/// What is written without end is flushed by itself, so that it can be written again.
+#[test]
+fn what_nobody_flushes_is_flushed_in_time() {
+    let (seen, told) = std::sync::mpsc::channel();
+    let serve = move |mut stream: UnixStream| {
+        while let Some(asked) = next(&mut stream, Replies::Simple) {
+            seen.send(asked.command).expect("told");
+            let sent = stream.write_all(&simple(0, asked.cookie, &[]));
+            sent.expect("sent");
+        }
+    };
+    let (disk, _dir) = disk_by(ALL_FLAGS, NbdOptions::default(), serve);
+    let mut client = guest(&disk, EngineKind::IoUring);
+    let data = vec![1; 1 << 20];
+    for _ in 0..200 {
+        assert_eq!(client.write(0, &data), 0);
+    }
+    client.detach();
+    drop(disk);
+    let flushes = told.iter().filter(|command| *command == 3).count();
+    assert!((4..=10).contains(&flushes), "{flushes}");
+}
+
+/// A server that cannot flush does not get more than can be written again.
+#[test]
+fn writes_fail_in_the_end_where_no_flush_succeeds() {
+    let (disk, _dir) = disk_of(Replies::Simple, |a| match a.command {
+        3 => simple(5, a.cookie, &[]),
+        _ => simple(0, a.cookie, &[]),
+    });
+    let mut client = guest(&disk, EngineKind::IoUring);
+    let data = vec![1; 1 << 20];
+    let written = (0..200).take_while(|_| client.write(0, &data) == 0).count();
+    assert!((20..70).contains(&written), "{written}");
+    client.detach();
 }
 
 #[test]
 fn errors_that_make_no_sense_end_the_connection() {
-    type Answer = fn(&Asked) -> Vec<u8>;
+    type Answer = fn(&RequestHeader) -> Vec<u8>;
     let answers: [Answer; 5] = [
         // No error at all, a text that is longer than its chunk, no length.
         |a| chunk(1, 0x8001, a.cookie, &[0, 0, 0, 0, 0, 0]),
@@ -225,14 +341,14 @@ fn errors_that_make_no_sense_end_the_connection() {
         |a| chunk(1, 0x8001, a.cookie, &[1; 5000]),
     ];
     for answer in answers {
-        read_fails(true, answer);
+        read_fails(Replies::Structured, answer);
     }
 }
 
 /// An error is told, with a text, of a type that nobody knows yet.
 #[test]
 fn errors_of_the_future_are_errors() {
-    let (disk, _dir) = disk_of(true, |a| {
+    let (disk, _dir) = disk_of(Replies::Structured, |a| {
         let text = [&[0, 0, 0, 28, 0, 4][..], b"full", &[9; 40]].concat();
         chunk(1, 0x8077, a.cookie, &text)
     });
@@ -244,7 +360,7 @@ fn errors_of_the_future_are_errors() {
 
 #[test]
 fn what_nobody_asked_for_ends_the_connection() {
-    let (disk, _dir) = disk_of(true, |a| {
+    let (disk, _dir) = disk_of(Replies::Structured, |a| {
         let reply = chunk(1, 0, a.cookie, &[]);
         [reply.clone(), reply].concat()
     });
@@ -270,12 +386,12 @@ fn lies_about_holes_stay_within_the_answer() {
         (start, ask)
     };
     // More than there is room for, and beyond the end of the disk.
-    let many = move |a: &Asked| {
+    let many = move |a: &RequestHeader| {
         let extents = (0..1000).flat_map(|n| extent(u32::MAX - n, n & 1));
         let body: Vec<u8> = 7u32.to_be_bytes().into_iter().chain(extents).collect();
         chunk(1, 5, a.cookie, &body)
     };
-    let (disk, _dir) = disk_of(true, many);
+    let (disk, _dir) = disk_of(Replies::Structured, many);
     let mut client = guest(&disk, EngineKind::IoUring);
     let (start, question) = ask();
     let (errno, answer) = client.run(question);
@@ -291,7 +407,7 @@ fn lies_about_holes_stay_within_the_answer() {
         [&7u32.to_be_bytes()[..], &extent(512, 0), &[0; 4]].concat(),
         7u32.to_be_bytes().to_vec(),
     ] {
-        let (disk, _dir) = disk_of(true, move |a| chunk(1, 5, a.cookie, &body));
+        let (disk, _dir) = disk_of(Replies::Structured, move |a| chunk(1, 5, a.cookie, &body));
         let mut client = guest(&disk, EngineKind::IoUring);
         assert_eq!(client.run(ask().1).0, libc::EIO);
         client.detach();
@@ -309,7 +425,7 @@ fn disk_by(
     let listener = UnixListener::bind(&socket).expect("bound");
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a client");
-        shake(&mut stream, false, flags).expect("a handshake");
+        shake(&mut stream, Replies::Simple, flags).expect("a handshake");
         serve(stream);
     });
     let disk = NbdDisk::connect(&uri(&socket), options).expect("connected");
@@ -324,11 +440,11 @@ fn an_early_answer_waits_for_the_data_to_be_sent() {
     for kind in EngineKind::ALL {
         let (seen, told) = std::sync::mpsc::channel();
         let serve = move |mut stream: UnixStream| {
-            let asked = header(&mut stream).expect("a write");
+            let asked = header(&mut stream, Replies::Simple).expect("a write");
             stream
                 .write_all(&simple(28, asked.cookie, &[]))
                 .expect("sent");
-            std::thread::sleep(std::time::Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(200));
             let mut data = vec![0; LEN];
             stream.read_exact(&mut data).expect("data");
             seen.send(data.iter().all(|byte| *byte == 7)).expect("told");
@@ -389,7 +505,7 @@ fn what_must_be_durable_is_made_so() {
     ] {
         let (seen, told) = std::sync::mpsc::channel();
         let serve = move |mut stream: UnixStream| {
-            while let Some(asked) = next(&mut stream) {
+            while let Some(asked) = next(&mut stream, Replies::Simple) {
                 seen.send((asked.command, asked.flags)).expect("told");
                 let sent = stream.write_all(&simple(0, asked.cookie, &[]));
                 sent.expect("sent");

@@ -6,3 +6,4 @@ mod hostile;
 mod losses;
 mod server;
 mod servers;
+mod tls;

@@ -5,6 +5,8 @@ use crate::common::{Ask, Guest};
 use crate::server::{Server, guest, read_only, refused, uri};
 use fathom_core::extents::extents;
 use fathom_core::{Disk, Op, Status};
+use fathom_nbd::NbdUri;
+use fathom_nbd::protocol::Replies;
 use fathom_storage::{EngineKind, NbdDisk, NbdOptions, engine};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -16,10 +18,11 @@ const SIZE: &str = "2M";
 const SECTORS: u64 = 4096;
 
 /// Random requests by as many workers, 64 at a time, checked against a model.
-fn exercise(server: &Server, options: &NbdOptions, workers: usize, rounds: usize) {
+pub fn exercise(uri: &NbdUri, options: &NbdOptions, workers: usize, rounds: usize) {
     let mut runner = TestRunner::deterministic();
     for kind in EngineKind::ALL {
-        let disk = server.disk(options.clone());
+        let disk = NbdDisk::connect(uri, options.clone()).expect("connected");
+        let disk = Arc::new(disk);
         let mut guests: Vec<_> = (0..workers).map(|_| guest(&disk, kind)).collect();
         let mut model = Model::new(SECTORS);
         // What other engines have left there.
@@ -46,8 +49,18 @@ fn exercise(server: &Server, options: &NbdOptions, workers: usize, rounds: usize
 #[test]
 fn nbdkit_keeps_what_is_written() {
     let plain = NbdOptions::default();
-    exercise(&Server::nbdkit(&["memory", SIZE]), &plain, 2, 3);
-    exercise(&Server::nbdkit(&["--no-sr", "memory", SIZE]), &plain, 2, 3);
+    exercise(&Server::nbdkit(&["memory", SIZE]).uri(), &plain, 2, 3);
+    exercise(
+        &Server::nbdkit(&["--no-sr", "memory", SIZE]).uri(),
+        &plain,
+        2,
+        3,
+    );
+    let several = NbdOptions {
+        connections: 4,
+        ..plain
+    };
+    exercise(&Server::nbdkit(&["memory", SIZE]).uri(), &several, 2, 3);
 }
 
 /// Without FUA, writes that must be durable are followed by a flush.
@@ -63,7 +76,7 @@ fn what_a_server_cannot_do_is_done_otherwise() {
         &["--filter=fua", "memory", SIZE, "fuamode=native"],
         &["--filter=nozero", "memory", SIZE, "zeromode=none"],
     ] {
-        exercise(&Server::nbdkit(args), &writethrough, 1, 1);
+        exercise(&Server::nbdkit(args).uri(), &writethrough, 1, 1);
     }
 }
 
@@ -71,12 +84,17 @@ fn what_a_server_cannot_do_is_done_otherwise() {
 fn qemus_server_keeps_what_is_written() {
     let plain = NbdOptions::default();
     exercise(
-        &Server::qemu_nbd("qcow2", SIZE, &["--shared=4"]),
+        &Server::qemu_nbd("qcow2", SIZE, &["--shared=4"]).uri(),
         &plain,
         2,
         2,
     );
-    exercise(&Server::qemu_nbd("raw", SIZE, &[]), &plain, 1, 2);
+    let server = Server::qemu_nbd("raw", SIZE, &[]);
+    assert_eq!(
+        server.disk(plain.clone()).export().replies,
+        Replies::Extended
+    );
+    exercise(&server.uri(), &plain, 1, 2);
 }
 
 /// A server that refuses what exceeds its block sizes.
@@ -92,7 +110,7 @@ fn requests_are_cut_to_what_the_server_takes() {
         "blocksize-error-policy=error",
     ];
     let server = Server::nbdkit(&policy);
-    exercise(&server, &NbdOptions::default(), 2, 1);
+    exercise(&server.uri(), &NbdOptions::default(), 2, 1);
     let coarse = [
         "--filter=blocksize-policy",
         "memory",
@@ -201,6 +219,11 @@ fn a_server_for_one_serves_one_worker() {
         "multi-conn-mode=disable",
     ];
     let server = Server::nbdkit(&one);
+    let several = NbdOptions {
+        connections: 2,
+        ..NbdOptions::default()
+    };
+    assert!(refused(&server.uri(), several).contains("--server-connections 1"));
     let disk = server.disk(NbdOptions::default());
     let mut first = guest(&disk, EngineKind::IoUring);
     let second = fathom_core::WorkerHandle::spawn(

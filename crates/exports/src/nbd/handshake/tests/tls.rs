@@ -4,7 +4,7 @@ use super::super::{Failure, Mode, Outcome};
 use super::client::{Client, TestHost, choice, contexts, header, host, host_with_tls};
 use crate::nbd::tls::Tls;
 use fathom_nbd::protocol::{Replies, opt, rep};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use fathom_nbd::tls::testing::Pki;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -13,70 +13,36 @@ use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion,
 };
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
-use tempfile::TempDir;
 
-/// A CA, a server with a certificate by it, and one for clients.
-struct Pki {
-    dir: TempDir,
-    ca: CertifiedIssuer<'static, KeyPair>,
+fn server(pki: &Pki, mode: Mode, verify: bool) -> Arc<TestHost> {
+    let ca = pki.path("ca-cert.pem");
+    let (cert, key) = (pki.path("server-cert.pem"), pki.path("server-key.pem"));
+    host_with_tls(Tls::load(mode, &cert, &key, verify.then_some(&*ca)).unwrap())
 }
 
-impl Pki {
-    fn new() -> Pki {
-        let mut params = CertificateParams::new(vec![]).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("ca-cert.pem"), ca.pem()).unwrap();
-        let pki = Pki { dir, ca };
-        pki.issue("server");
-        pki.issue("client");
-        pki
-    }
-
-    fn issue(&self, who: &str) {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["localhost".into()]).unwrap();
-        let cert = params.signed_by(&key, &self.ca).unwrap();
-        std::fs::write(self.path(&format!("{who}-cert.pem")), cert.pem()).unwrap();
-        std::fs::write(self.path(&format!("{who}-key.pem")), key.serialize_pem()).unwrap();
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn server(&self, mode: Mode, verify: bool) -> Arc<TestHost> {
-        let ca = self.path("ca-cert.pem");
-        let (cert, key) = (self.path("server-cert.pem"), self.path("server-key.pem"));
-        host_with_tls(Tls::load(mode, &cert, &key, verify.then_some(&*ca)).unwrap())
-    }
-
-    /// A client of the server; with `identity`, it has a certificate.
-    fn client(
-        &self,
-        identity: Option<&Pki>,
-        versions: &[&'static SupportedProtocolVersion],
-    ) -> ClientConnection {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.ca.der().clone()).unwrap();
-        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_protocol_versions(versions)
-            .unwrap()
-            .with_root_certificates(roots);
-        let config = match identity {
-            None => config.with_no_client_auth(),
-            Some(pki) => {
-                let cert = CertificateDer::from_pem_file(pki.path("client-cert.pem")).unwrap();
-                let key = PrivateKeyDer::from_pem_file(pki.path("client-key.pem")).unwrap();
-                config.with_client_auth_cert(vec![cert], key).unwrap()
-            }
-        };
-        let name = ServerName::try_from("localhost").unwrap();
-        ClientConnection::new(Arc::new(config), name).unwrap()
-    }
+/// A client of the server; with `identity`, it has a certificate.
+fn session(
+    pki: &Pki,
+    identity: Option<&Pki>,
+    versions: &[&'static SupportedProtocolVersion],
+) -> ClientConnection {
+    let mut roots = RootCertStore::empty();
+    roots.add(pki.ca().der().clone()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match identity {
+        None => config.with_no_client_auth(),
+        Some(pki) => {
+            let cert = CertificateDer::from_pem_file(pki.path("client-cert.pem")).unwrap();
+            let key = PrivateKeyDer::from_pem_file(pki.path("client-key.pem")).unwrap();
+            config.with_client_auth_cert(vec![cert], key).unwrap()
+        }
+    };
+    let name = ServerName::try_from("localhost").unwrap();
+    ClientConnection::new(Arc::new(config), name).unwrap()
 }
 
 type Encrypted = Client<StreamOwned<ClientConnection, UnixStream>>;
@@ -91,8 +57,8 @@ fn start_tls(mut client: Client, session: ClientConnection) -> Encrypted {
 fn everything_goes_by_tls_after_starttls() {
     let pki = Pki::new();
     for version in [&TLS12, &TLS13] {
-        let client = Client::new(pki.server(Mode::On, false));
-        let mut client = start_tls(client, pki.client(None, &[version]));
+        let client = Client::new(server(&pki, Mode::On, false));
+        let mut client = start_tls(client, session(&pki, None, &[version]));
         client.ask(opt::STARTTLS, b"");
         client.expect(opt::STARTTLS, rep::ERR_INVALID);
         client.ask(opt::GO, &choice("a", &[]));
@@ -107,14 +73,14 @@ fn what_was_agreed_upon_before_tls_is_forgotten() {
     let pki = Pki::new();
     // What asks again, and is refused, forgets the context by itself.
     for asks_again in [false, true] {
-        let mut client = Client::new(pki.server(Mode::On, false));
+        let mut client = Client::new(server(&pki, Mode::On, false));
         client.ask(opt::STRUCTURED_REPLY, b"");
         client.expect(opt::STRUCTURED_REPLY, rep::ACK);
         let option = opt::SET_META_CONTEXT;
         client.ask(option, &contexts("a", &[b"base:allocation"]));
         client.expect(option, rep::META_CONTEXT);
         client.expect(option, rep::ACK);
-        let mut client = start_tls(client, pki.client(None, &[&TLS13]));
+        let mut client = start_tls(client, session(&pki, None, &[&TLS13]));
         if asks_again {
             client.ask(option, &contexts("a", &[b"base:allocation"]));
             client.expect(option, rep::ERR_INVALID);
@@ -131,7 +97,7 @@ fn what_was_agreed_upon_before_tls_is_forgotten() {
 #[test]
 fn tls_may_be_required() {
     let pki = Pki::new();
-    let mut client = Client::new(pki.server(Mode::Require, false));
+    let mut client = Client::new(server(&pki, Mode::Require, false));
     let known = [
         opt::LIST,
         opt::INFO,
@@ -143,18 +109,18 @@ fn tls_may_be_required() {
         client.ask(option, &choice("no such export", &[]));
         client.expect(option, rep::ERR_TLS_REQD);
     }
-    let mut client = start_tls(client, pki.client(None, &[&TLS13]));
+    let mut client = start_tls(client, session(&pki, None, &[&TLS13]));
     client.ask(opt::LIST, b"");
     client.expect(opt::LIST, rep::SERVER);
     client.expect(opt::LIST, rep::SERVER);
     client.expect(opt::LIST, rep::ACK);
     client.abort();
 
-    let mut client = Client::new(pki.server(Mode::Require, false));
+    let mut client = Client::new(server(&pki, Mode::Require, false));
     client.ask(opt::EXPORT_NAME, b"a");
     client.is_hung_up();
     assert!(client.failure().contains("TLS"));
-    let mut client = Client::new(pki.server(Mode::Require, false));
+    let mut client = Client::new(server(&pki, Mode::Require, false));
     client.ask(opt::ABORT, b"");
     client.expect(opt::ABORT, rep::ACK);
 }
@@ -166,7 +132,7 @@ fn tls_need_not_be_there_or_be_used() {
     client.expect(opt::STARTTLS, rep::ERR_POLICY);
     client.abort();
     let pki = Pki::new();
-    let mut client = Client::new(pki.server(Mode::On, true));
+    let mut client = Client::new(server(&pki, Mode::On, true));
     client.ask(opt::STARTTLS, b"x");
     client.expect(opt::STARTTLS, rep::ERR_INVALID);
     client.ask(opt::GO, &choice("a", &[]));
@@ -180,8 +146,8 @@ fn clients_may_have_to_show_a_certificate() {
     let (pki, other) = (Pki::new(), Pki::new());
     for version in [&TLS12, &TLS13] {
         for (identity, good) in [(Some(&pki), true), (None, false), (Some(&other), false)] {
-            let client = Client::new(pki.server(Mode::Require, true));
-            let mut client = start_tls(client, pki.client(identity, &[version]));
+            let client = Client::new(server(&pki, Mode::Require, true));
+            let mut client = start_tls(client, session(&pki, identity, &[version]));
             client.try_say(&[&header(opt::GO, 7)[..], &choice("a", &[])].concat());
             if good {
                 client.infos();
@@ -197,7 +163,7 @@ fn clients_may_have_to_show_a_certificate() {
 #[test]
 fn plain_text_in_place_of_tls_ends_the_connection() {
     let pki = Pki::new();
-    let mut client = Client::new(pki.server(Mode::Require, false));
+    let mut client = Client::new(server(&pki, Mode::Require, false));
     // Somebody in the middle puts an option behind STARTTLS.
     let both = [header(opt::STARTTLS, 0), header(opt::LIST, 0)].concat();
     client.say(&both);
@@ -208,15 +174,15 @@ fn plain_text_in_place_of_tls_ends_the_connection() {
 #[test]
 fn a_client_that_leaves_in_tls_is_gone() {
     let pki = Pki::new();
-    let mut client = Client::new(pki.server(Mode::On, false));
+    let mut client = Client::new(server(&pki, Mode::On, false));
     client.ask(opt::STARTTLS, b"");
     client.expect(opt::STARTTLS, rep::ACK);
     assert!(matches!(
         client.outcome(),
         Err(Failure::Refused(_) | Failure::Vanished)
     ));
-    let client = Client::new(pki.server(Mode::On, false));
-    let mut client = start_tls(client, pki.client(None, &[&TLS13]));
+    let client = Client::new(server(&pki, Mode::On, false));
+    let mut client = start_tls(client, session(&pki, None, &[&TLS13]));
     client.ask(opt::LIST, b"x");
     client.expect(opt::LIST, rep::ERR_INVALID);
     assert!(matches!(client.outcome(), Ok(Outcome::Over)));

@@ -1,0 +1,225 @@
+//! One connection of a channel: what the server has been asked on it, and what moves the bytes.
+
+use super::endpoint::{Connected, Wire, say_goodbye};
+use super::receiver::Receiver;
+use super::sealed::Sealed;
+use super::sender::Sender;
+use super::table::Table;
+use fathom_core::{Cx, SocketIo, SocketIoKind, Token};
+use fathom_nbd::protocol::Replies;
+use libc::msghdr;
+use rustix::net::{Shutdown, shutdown};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// What completes with [`RequestId::NOBODY`](fathom_core::RequestId::NOBODY).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// Of the connection with this index.
+    Received(usize),
+    Sent(usize),
+    /// The channel's bell.
+    Rung,
+}
+
+impl Event {
+    pub(super) fn tag(self) -> u16 {
+        match self {
+            Event::Received(index) => 2 * index as u16,
+            Event::Sent(index) => 2 * index as u16 + 1,
+            Event::Rung => u16::MAX,
+        }
+    }
+
+    pub(super) fn of(tag: u16) -> Event {
+        match tag {
+            u16::MAX => Event::Rung,
+            tag if tag.is_multiple_of(2) => Event::Received(usize::from(tag / 2)),
+            tag => Event::Sent(usize::from(tag / 2)),
+        }
+    }
+}
+
+/// The engine may be using what its parts point to: these go only when nothing is in flight.
+pub(super) struct Connection {
+    /// None: at its end.
+    socket: Option<OwnedFd>,
+    pub(super) table: Table,
+    pub(super) sender: Sender,
+    receiver: Receiver,
+    tls: Option<Box<Sealed>>,
+    sending: bool,
+    /// When the send in flight began (ticks).
+    since: u64,
+    receiving: bool,
+}
+
+impl Connection {
+    /// With what has been agreed upon.
+    pub(super) fn new(connected: Connected, replies: Replies) -> Connection {
+        let allocation = connected.allocation;
+        let Wire { socket, tls } = connected.take();
+        let tls = tls.map(Sealed::new);
+        Connection {
+            table: Table::new(replies),
+            sender: Sender::new(),
+            receiver: Receiver::new(replies, allocation),
+            socket: Some(socket),
+            tls,
+            sending: false,
+            since: 0,
+            receiving: false,
+        }
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("it has not ended").as_fd()
+    }
+
+    pub(super) fn open(&self, cx: &mut Cx) -> io::Result<()> {
+        cx.engine.add_socket(self.socket())
+    }
+
+    /// Nothing of it is in flight.
+    pub(super) fn forget(&self, cx: &mut Cx) {
+        cx.engine.remove_socket(self.socket());
+    }
+
+    pub(super) fn is_in_use(&self) -> bool {
+        self.sending || self.receiving
+    }
+
+    /// Has what is to be sent sent, as far as it goes without waiting. Commands that need nothing more of
+    /// their requests are appended to `gone`.
+    pub(super) fn send(
+        &mut self,
+        cx: &mut Cx,
+        index: usize,
+        gone: &mut Vec<u16>,
+    ) -> Result<(), String> {
+        if self.sending {
+            return Ok(());
+        }
+        let (sender, table) = (&mut self.sender, &mut self.table);
+        let message = match &mut self.tls {
+            None => sender.prepare(table, &cx.slab),
+            Some(tls) => tls.prepare(sender, table, &cx.slab, gone)?,
+        };
+        if let Some(message) = message {
+            self.sending = true;
+            self.since = cx.now();
+            self.push(cx, SocketIoKind::Send, message, Event::Sent(index));
+        }
+        Ok(())
+    }
+
+    pub(super) fn receive(&mut self, cx: &mut Cx, index: usize) {
+        if self.receiving {
+            return;
+        }
+        let message = match &mut self.tls {
+            None => Some(self.receiver.prepare(&self.table, &cx.slab)),
+            Some(tls) => tls.room(),
+        };
+        if let Some(message) = message {
+            self.receiving = true;
+            self.push(cx, SocketIoKind::Receive, message, Event::Received(index));
+        }
+    }
+
+    fn push(&self, cx: &mut Cx, kind: SocketIoKind, message: *mut msghdr, event: Event) {
+        let io = SocketIo {
+            kind,
+            socket: self.socket().as_raw_fd(),
+            message,
+        };
+        // SAFETY: the connection stays until the completion, or for good, and so do the requests: none is
+        // completed while it is in a send, or before its answer has been received, unless the socket is
+        // closed and nothing is in flight.
+        unsafe { cx.engine.push_socket(io, Token::channel(event.tag())) };
+    }
+
+    /// What the engine has to say of a receive; commands whose answer is complete are appended to `answered`.
+    pub(super) fn received(
+        &mut self,
+        cx: &Cx,
+        result: i32,
+        answered: &mut Vec<u16>,
+    ) -> Result<(), String> {
+        self.receiving = false;
+        let bytes = match result {
+            ..0 => return Err(io::Error::from_raw_os_error(-result).to_string()),
+            0 => return Err("the server closed the connection".into()),
+            bytes => bytes as usize,
+        };
+        let (receiver, table, now) = (&mut self.receiver, &mut self.table, cx.now());
+        match &mut self.tls {
+            None => {
+                receiver.received(bytes);
+                let taken = receiver.take_in(table, &cx.slab, now, answered);
+                taken.map_err(|violation| format!("the server {violation}"))
+            }
+            Some(tls) => tls.received(bytes, receiver, table, &cx.slab, now, answered),
+        }
+    }
+
+    /// Likewise of a send; commands that need nothing more of their requests are appended to `gone`.
+    pub(super) fn sent(&mut self, result: i32, gone: &mut Vec<u16>) -> Result<(), String> {
+        self.sending = false;
+        if result <= 0 {
+            return Err(io::Error::from_raw_os_error(-result).to_string());
+        }
+        match &mut self.tls {
+            None => self.sender.sent(result as usize, gone),
+            Some(tls) => tls.sent(result as usize),
+        }
+        Ok(())
+    }
+
+    /// It is closed; the engine has been asked to let go.
+    pub(super) fn settles(&mut self, event: Event) {
+        match event {
+            Event::Sent(_) => self.sending = false,
+            _ => self.receiving = false,
+        }
+    }
+
+    /// It is of no more use.
+    pub(super) fn close(&self, cx: &mut Cx, index: usize) {
+        let _ = shutdown(self.socket(), Shutdown::Both);
+        for (in_flight, event) in [
+            (self.receiving, Event::Received(index)),
+            (self.sending, Event::Sent(index)),
+        ] {
+            if in_flight {
+                cx.engine.cancel_socket(Token::channel(event.tag()));
+            }
+        }
+    }
+
+    /// What is wrong with a server of which nothing has been seen since then.
+    pub(super) fn complaint(&self, since: u64) -> Option<&'static str> {
+        if self.table.has_stale(since) {
+            Some("the server does not answer any more")
+        } else if self.sending && self.since < since {
+            Some("the server does not read any more")
+        } else {
+            None
+        }
+    }
+
+    /// Ends it; `politely`: there is still somebody to tell.
+    pub(super) fn end(mut self, replies: Replies, politely: bool) {
+        if politely && !self.sending && self.sender.is_between_commands() {
+            let socket = self.socket.as_ref().expect("it has not ended");
+            let tls = self.tls.as_mut().map(|tls| tls.session());
+            say_goodbye(socket, tls, replies);
+        }
+        let _ = shutdown(self.socket(), Shutdown::Both);
+        if self.is_in_use() {
+            // The kernel may still be using the rest.
+            drop(self.socket.take());
+            std::mem::forget(self);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The server and its export, which is connected to again and again.
+
+use super::connect::{dial_server, load_tls};
+use fathom_core::DiskError;
+use fathom_nbd::NbdUri;
+use fathom_nbd::client::{Export, Wishes, handshake, handshake_by_tls};
+use fathom_nbd::protocol::{Replies, RequestHeader, command};
+use fathom_nbd::tls::{ClientTls, Session};
+use fathom_nbd::transport::Transport;
+use rustix::net::{SendFlags, send};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(super) struct Endpoint {
+    uri: NbdUri,
+    tls: Option<ClientTls>,
+    /// For connecting and the handshake.
+    patience: Duration,
+}
+
+impl Endpoint {
+    pub(super) fn new(uri: &NbdUri, patience: Duration) -> Result<Endpoint, DiskError> {
+        let tls = load_tls(uri).map_err(|error| DiskError::Unusable {
+            path: PathBuf::from(uri.as_str()),
+            problem: error.to_string(),
+        })?;
+        Ok(Endpoint {
+            uri: uri.clone(),
+            tls,
+            patience,
+        })
+    }
+
+    pub(super) fn uri(&self) -> &NbdUri {
+        &self.uri
+    }
+
+    pub(super) fn name(&self) -> PathBuf {
+        PathBuf::from(self.uri.as_str())
+    }
+
+    pub(super) fn unusable(&self, problem: impl Into<String>) -> DiskError {
+        DiskError::Unusable {
+            path: self.name(),
+            problem: problem.into(),
+        }
+    }
+
+    /// Connects and agrees on the export, blocking.
+    pub(super) fn connect(&self) -> Result<(Greeted, Export), DiskError> {
+        let deadline = Instant::now() + self.patience;
+        let socket = dial_server(&self.uri, deadline).map_err(|source| DiskError::Io {
+            path: self.name(),
+            what: "cannot connect",
+            source,
+        })?;
+        let socket = Arc::new(socket);
+        let mut transport = Transport::new(socket.clone(), deadline);
+        let wishes = Wishes {
+            export: self.uri.export(),
+            replies: &[Replies::Extended, Replies::Structured],
+            allocation: true,
+        };
+        let export = match &self.tls {
+            None => handshake(&mut transport, &wishes),
+            Some(tls) => {
+                let session = tls.session();
+                let session = session.map_err(|error| self.unusable(format!("TLS: {error}")))?;
+                handshake_by_tls(&mut transport, session, &wishes)
+            }
+        };
+        let export = export.map_err(|refusal| self.unusable(refusal.0))?;
+        let greeted = Greeted {
+            transport,
+            socket,
+            allocation: export.allocation,
+        };
+        Ok((greeted, export))
+    }
+}
+
+/// A connection whose handshake is over, for who waits.
+pub(super) struct Greeted {
+    pub(super) transport: Transport,
+    socket: Arc<OwnedFd>,
+    allocation: Option<u32>,
+}
+
+impl Greeted {
+    /// The same for a worker.
+    pub(super) fn ready(self) -> Connected {
+        let tls = self.transport.into_tls();
+        Connected {
+            wire: Some(Wire {
+                socket: Arc::into_inner(self.socket).expect("the transport is gone"),
+                tls: tls.map(Session::new),
+            }),
+            allocation: self.allocation,
+        }
+    }
+}
+
+/// A socket, and the TLS session on it.
+pub(super) struct Wire {
+    pub(super) socket: OwnedFd,
+    pub(super) tls: Option<Session>,
+}
+
+/// A server that is not told takes it for a failure. Nothing is half sent.
+pub(super) fn say_goodbye(socket: &OwnedFd, tls: Option<&mut Session>, replies: Replies) {
+    let mut goodbye = Vec::with_capacity(RequestHeader::EXTENDED_LEN);
+    let header = RequestHeader {
+        flags: 0,
+        command: command::DISC,
+        cookie: 0,
+        offset: 0,
+        len: 0,
+    };
+    header.put(replies, &mut goodbye);
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let Some(tls) = tls else {
+        let _ = send(socket, &goodbye, flags);
+        return;
+    };
+    let sealed = tls.seal(&goodbye);
+    tls.close();
+    if sealed.and_then(|_| tls.flush()).is_ok() {
+        let _ = send(socket, tls.to_send(), flags);
+    }
+}
+
+/// A connection that nobody uses yet.
+pub(super) struct Connected {
+    wire: Option<Wire>,
+    /// See [`Export::allocation`].
+    pub(super) allocation: Option<u32>,
+}
+
+impl Connected {
+    pub(super) fn take(mut self) -> Wire {
+        self.wire.take().expect("it is taken once")
+    }
+
+    /// Whoever does not need it says so.
+    pub(super) fn part(mut self, replies: Replies) {
+        if let Some(Wire { socket, tls }) = &mut self.wire {
+            say_goodbye(socket, tls.as_mut(), replies);
+        }
+    }
+}
+
+/// For whoever cannot go on without.
+pub(super) fn cannot_start(endpoint: &Endpoint, source: io::Error) -> DiskError {
+    DiskError::Io {
+        path: endpoint.name(),
+        what: "cannot be served",
+        source,
+    }
+}

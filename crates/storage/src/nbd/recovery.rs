@@ -1,0 +1,110 @@
+//! Finding a server again that was lost.
+
+use super::replay::Replay;
+use super::shared::Shared;
+use super::unflushed::{Kept, Unflushed};
+use fathom_core::DiskError;
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+/// Between attempts: the first pause, which doubles, and the longest.
+const PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Ends the search when the disk is gone.
+#[derive(Default)]
+pub(super) struct Halt {
+    is_over: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Halt {
+    /// Nobody needs the server any more.
+    pub(super) fn halt(&self) {
+        *self.is_over.lock().unwrap_or_else(|e| e.into_inner()) = true;
+        self.ended.notify_all();
+    }
+
+    /// False: it is over.
+    fn pause(&self, pause: Duration) -> bool {
+        let guard = self.is_over.lock().unwrap_or_else(|e| e.into_inner());
+        let waited = self.ended.wait_timeout_while(guard, pause, |over| !*over);
+        !*waited.unwrap_or_else(|e| e.into_inner()).0
+    }
+
+    /// Starts a thread that looks for the server until it is there.
+    pub(super) fn look_for(self: &Arc<Halt>, shared: &Arc<Shared>) {
+        let (halt, weak) = (self.clone(), Arc::downgrade(shared));
+        shared.connector.ask(move || recover(&weak, &halt));
+    }
+}
+
+/// All channels have let go of their connections.
+pub(super) fn recover(shared: &Weak<Shared>, halt: &Halt) {
+    let mut said = String::new();
+    let mut pause = match shared.upgrade().and_then(|shared| shared.links().hurry()) {
+        None => PAUSE,
+        // It is found and lost again and again.
+        Some(before) => {
+            let pause = (2 * before).min(LONGEST_PAUSE);
+            if !halt.pause(pause) {
+                return;
+            }
+            pause
+        }
+    };
+    while let Some(shared) = shared.upgrade() {
+        let logs = std::mem::take(&mut shared.links().logs);
+        match attempt(&shared, &logs, pause) {
+            Ok(()) => return,
+            Err(error) => {
+                shared.links().logs.extend(logs);
+                let text = error.to_string();
+                if text != said {
+                    tracing::error!("{text}");
+                    said = text;
+                }
+            }
+        }
+        drop(shared);
+        if !halt.pause(pause) {
+            return;
+        }
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+/// `pause`: before the next one.
+fn attempt(shared: &Shared, logs: &[Unflushed], pause: Duration) -> Result<(), DiskError> {
+    let mut greeted = shared.connect_again()?;
+    let mut writes: Vec<Kept<'_>> = logs.iter().flat_map(Unflushed::kept).collect();
+    writes.sort_unstable_by_key(|write| write.sequence);
+    let count = writes.len();
+    if count > 0 {
+        let number = shared.begin_flush();
+        let (export, patience) = (&shared.export, shared.patience());
+        let replayed = Replay::new(&mut greeted.transport, export, patience).run(writes);
+        replayed.map_err(|problem| shared.endpoint.unusable(problem))?;
+        shared.has_flushed(number);
+    }
+    let mut first = Some(greeted.ready());
+    let mut sets = Vec::new();
+    loop {
+        let mut links = shared.links();
+        if links.members.len() <= sets.len() {
+            links.give(sets, first, shared.export.replies);
+            links.found = Some((Instant::now(), pause));
+            break;
+        }
+        drop(links);
+        sets.push(shared.connect_all(first.take())?);
+    }
+    let uri = shared.endpoint.uri();
+    match count {
+        0 => tracing::info!("{uri}: connected again"),
+        count => tracing::info!(
+            "{uri}: connected again; what was not flushed has been written again ({count} writes)"
+        ),
+    }
+    Ok(())
+}

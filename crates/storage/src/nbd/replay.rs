@@ -1,0 +1,210 @@
+//! Sending writes again, by somebody who waits.
+
+use super::unflushed::Kept;
+use fathom_core::Op;
+use fathom_nbd::client::Export;
+use fathom_nbd::protocol::{
+    ChunkHeader, REPLY_FLAG_DONE, Replies, ReplyHeader, RequestHeader, chunk, command,
+    command_flag, errno, export_flag, u32_at,
+};
+use fathom_nbd::transport::Transport;
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+/// Requests that the server has at once, and their bytes: replies to so many fit into any socket's buffer, so
+/// that nobody waits for a server that waits for its replies to be read.
+const WINDOW: usize = 64;
+const WINDOW_BYTES: u64 = 4 << 20;
+/// The longest text of an error, and room.
+const MAX_CHUNK: u64 = 8 << 10;
+
+/// The server of an export, to whoever waits.
+pub(super) struct Replay<'a> {
+    transport: &'a mut Transport,
+    export: &'a Export,
+    /// A server that needs longer for one window has failed.
+    patience: Duration,
+    out: Vec<u8>,
+    /// Ranges that the server has been asked to change, and has not answered.
+    window: Vec<(u64, u64)>,
+    bytes: u64,
+    /// Of the first in the window.
+    cookie: u64,
+}
+
+impl<'a> Replay<'a> {
+    pub(super) fn new(
+        transport: &'a mut Transport,
+        export: &'a Export,
+        patience: Duration,
+    ) -> Replay<'a> {
+        Replay {
+            transport,
+            export,
+            patience,
+            out: Vec::new(),
+            window: Vec::with_capacity(WINDOW),
+            bytes: 0,
+            cookie: 0,
+        }
+    }
+
+    /// All these, in this order, and then a flush; they are done when it returns.
+    pub(super) fn run<'k>(
+        &mut self,
+        writes: impl IntoIterator<Item = Kept<'k>>,
+    ) -> Result<(), String> {
+        for write in writes {
+            self.write(write).map_err(told)?;
+        }
+        self.finish().map_err(told)?;
+        self.put(command::FLUSH, 0, 0, 0, &[]);
+        self.window.push((0, 0));
+        self.finish().map_err(told)
+    }
+
+    fn write(&mut self, write: Kept<'_>) -> io::Result<()> {
+        let (command, flags, longest) = match write.op {
+            Op::Write => (command::WRITE, 0, self.export.maximum_payload().into()),
+            Op::WriteZeroes if write.unmap => (
+                command::WRITE_ZEROES,
+                0,
+                self.export.maximum_payload().into(),
+            ),
+            Op::WriteZeroes => {
+                let flags = command_flag::NO_HOLE;
+                (
+                    command::WRITE_ZEROES,
+                    flags,
+                    self.export.maximum_payload().into(),
+                )
+            }
+            Op::Discard => (command::TRIM, 0, super::requests::MAX_TRIM),
+            Op::Read | Op::Flush | Op::BlockStatus => return Ok(()),
+        };
+        let mut done = 0;
+        while done < write.len {
+            let len = (write.len - done).min(longest);
+            let (at, end) = (write.at + done, write.at + done + len);
+            let overlaps = self
+                .window
+                .iter()
+                .any(|other| at < other.1 && other.0 < end);
+            // A server may do what it has at once in any order.
+            if overlaps || self.window.len() == WINDOW || self.bytes >= WINDOW_BYTES {
+                self.finish()?;
+            }
+            let data = match write.op {
+                Op::Write => &write.data[done as usize..(done + len) as usize],
+                _ => &[],
+            };
+            self.put(command, flags, at, len, data);
+            self.window.push((at, end));
+            self.bytes += data.len() as u64;
+            done += len;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, command: u16, mut flags: u16, offset: u64, len: u64, data: &[u8]) {
+        if self.export.replies == Replies::Extended && command == command::WRITE {
+            flags |= command_flag::PAYLOAD_LEN;
+        }
+        let header = RequestHeader {
+            flags,
+            command,
+            cookie: self.cookie + self.window.len() as u64,
+            offset,
+            len,
+        };
+        header.put(self.export.replies, &mut self.out);
+        self.out.extend_from_slice(data);
+    }
+
+    /// Sends the window, and waits until the server has done all of it.
+    fn finish(&mut self) -> io::Result<()> {
+        self.transport.set_deadline(Instant::now() + self.patience);
+        self.transport.write_all(&self.out)?;
+        self.out.clear();
+        let mut left: Vec<bool> = vec![true; self.window.len()];
+        while left.contains(&true) {
+            let index = self.reply()?.wrapping_sub(self.cookie);
+            let awaited = usize::try_from(index).ok().and_then(|n| left.get_mut(n));
+            match awaited.filter(|awaited| **awaited) {
+                Some(awaited) => *awaited = false,
+                None => return Err(io::Error::other("answered what was not asked")),
+            }
+        }
+        self.cookie += self.window.len() as u64;
+        self.window.clear();
+        self.bytes = 0;
+        Ok(())
+    }
+
+    /// The cookie of the next request that is done; an error: it failed.
+    fn reply(&mut self) -> io::Result<u64> {
+        loop {
+            match self.header()? {
+                ReplyHeader::Simple { error: 0, cookie } => return Ok(cookie),
+                ReplyHeader::Simple { error, .. } => return Err(server_error(error)),
+                ReplyHeader::Chunk(header) => {
+                    let payload = self.payload(header)?;
+                    if header.kind & chunk::ERROR_BIT != 0 {
+                        return Err(server_error(u32_at(&payload, 0)));
+                    }
+                    if header.flags & REPLY_FLAG_DONE != 0 {
+                        return Ok(header.cookie);
+                    }
+                }
+            }
+        }
+    }
+
+    fn header(&mut self) -> io::Result<ReplyHeader> {
+        let replies = self.export.replies;
+        let mut bytes = vec![0; ReplyHeader::SIMPLE_LEN];
+        self.transport.read_exact(&mut bytes)?;
+        loop {
+            let parsed = ReplyHeader::parse(replies, &bytes);
+            match parsed.map_err(|_| io::Error::other("sent no reply"))? {
+                Some((header, _)) => return Ok(header),
+                None => {
+                    let have = bytes.len();
+                    let whole = match replies {
+                        Replies::Extended => ReplyHeader::EXTENDED_LEN,
+                        _ => ReplyHeader::STRUCTURED_LEN,
+                    };
+                    bytes.resize(whole, 0);
+                    self.transport.read_exact(&mut bytes[have..])?;
+                }
+            }
+        }
+    }
+
+    fn payload(&mut self, header: ChunkHeader) -> io::Result<Vec<u8>> {
+        let is_error = header.kind & chunk::ERROR_BIT != 0;
+        if header.len > MAX_CHUNK || is_error && header.len < 6 {
+            return Err(io::Error::other("sent a chunk that makes no sense"));
+        }
+        let mut payload = vec![0; header.len as usize];
+        self.transport.read_exact(&mut payload)?;
+        Ok(payload)
+    }
+}
+
+fn server_error(error: u32) -> io::Error {
+    io::Error::from_raw_os_error(errno(error))
+}
+
+fn told(error: io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::TimedOut => "the server does not answer any more".into(),
+        io::ErrorKind::UnexpectedEof => "the server closed the connection".into(),
+        _ => format!("what was written before cannot be written again: {error}"),
+    }
+}
+
+/// Whether the server may have writes that are not durable.
+pub(super) fn has_cache(export: &Export) -> bool {
+    export.has(export_flag::SEND_FLUSH)
+}

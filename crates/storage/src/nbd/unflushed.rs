@@ -1,0 +1,210 @@
+//! Writes that the server has confirmed, and perhaps not made durable: should it be lost, they are sent to the
+//! next one.
+
+use fathom_core::{Op, Request};
+use libc::iovec;
+use std::collections::VecDeque;
+
+/// Bytes of data that one channel keeps; the memory is taken as it is needed.
+const ROOM: usize = 64 << 20;
+/// Longer writes are not kept: a flush follows each.
+pub(super) const LONGEST: u64 = 8 << 20;
+/// Ranges that one channel keeps.
+const MOST: usize = 64 << 10;
+
+/// A write, or what is like one.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Among those of all channels.
+    sequence: u64,
+    /// The first flush that makes it durable.
+    mark: u64,
+    op: Op,
+    unmap: bool,
+    at: u64,
+    len: u64,
+    /// Where its data is.
+    start: usize,
+}
+
+/// One that is sent again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept<'a> {
+    pub(super) sequence: u64,
+    pub(super) op: Op,
+    pub(super) unmap: bool,
+    pub(super) at: u64,
+    pub(super) len: u64,
+    /// Of a write; else nothing.
+    pub(super) data: &'a [u8],
+}
+
+/// Of one channel, in the order in which they were completed.
+#[derive(Default)]
+pub(super) struct Unflushed {
+    entries: VecDeque<Entry>,
+    /// Empty until there is data.
+    ring: Box<[u8]>,
+    /// Behind the newest data.
+    tail: usize,
+    bytes: usize,
+}
+
+impl Unflushed {
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// It is time for a flush.
+    #[inline]
+    pub(super) fn is_half_full(&self) -> bool {
+        self.bytes > ROOM / 2 || self.entries.len() > MOST / 2
+    }
+
+    /// Keeps a request that is done. False: there is no room; a flush makes some.
+    ///
+    /// # Safety
+    /// The request is in flight, so that its segments are valid; it is [`LONGEST`] bytes long at most.
+    pub(super) unsafe fn keep(&mut self, request: &Request, sequence: u64, mark: u64) -> bool {
+        let data = match request.op {
+            Op::Write => request.len as usize,
+            _ => 0,
+        };
+        let Some(start) = self.place(data) else {
+            return false;
+        };
+        if data > 0 {
+            // SAFETY: as required of the caller; the ring is none of its memory.
+            unsafe { copy_in(&request.segments, &mut self.ring[start..start + data]) };
+            self.tail = start + data;
+            self.bytes += data;
+        }
+        self.entries.push_back(Entry {
+            sequence,
+            mark,
+            op: request.op,
+            unmap: request.unmap,
+            at: request.at,
+            len: request.len,
+            start,
+        });
+        true
+    }
+
+    /// Where so many bytes are free, next to each other.
+    fn place(&mut self, len: usize) -> Option<usize> {
+        if self.entries.len() == MOST {
+            return None;
+        }
+        if len > 0 && self.ring.is_empty() {
+            self.ring = vec![0; ROOM].into();
+        }
+        if self.bytes == 0 {
+            self.tail = 0;
+            return (len <= ROOM).then_some(0);
+        }
+        // (That of an entry without data is not behind the oldest data, or not before the free room.)
+        let head = self.entries.front().map_or(0, |entry| entry.start);
+        match (self.tail > head, len) {
+            (_, 0) => Some(self.tail),
+            (true, len) if ROOM - self.tail >= len => Some(self.tail),
+            (true, len) => (len <= head).then_some(0),
+            (false, len) => (head - self.tail >= len).then_some(self.tail),
+        }
+    }
+
+    /// All that this flush has made durable, and those before it, is forgotten.
+    pub(super) fn trim(&mut self, flush: u64) {
+        while let Some(entry) = self.entries.front().filter(|entry| entry.mark <= flush) {
+            if entry.op == Op::Write {
+                self.bytes -= entry.len as usize;
+            }
+            self.entries.pop_front();
+        }
+    }
+
+    pub(super) fn kept(&self) -> impl Iterator<Item = Kept<'_>> {
+        self.entries.iter().map(|entry| Kept {
+            sequence: entry.sequence,
+            op: entry.op,
+            unmap: entry.unmap,
+            at: entry.at,
+            len: entry.len,
+            data: match entry.op {
+                Op::Write => &self.ring[entry.start..entry.start + entry.len as usize],
+                _ => &[],
+            },
+        })
+    }
+}
+
+/// # Safety
+/// The segments are valid for reading, and together as long as `to`.
+unsafe fn copy_in(segments: &[iovec], mut to: &mut [u8]) {
+    for segment in segments {
+        let (now, later) = to.split_at_mut(segment.iov_len.min(to.len()));
+        // SAFETY: a segment is valid, says the caller. (A guest may be changing it; then it does not know
+        // either what it has written.)
+        unsafe {
+            let from = segment.iov_base.cast::<u8>();
+            from.copy_to_nonoverlapping(now.as_mut_ptr(), now.len());
+        }
+        to = later;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Make it a request of so many bytes, all of them `fill`.
+    fn fill(request: &mut Request, op: Op, at: u64, len: usize, fill: u8) -> Vec<u8> {
+        let mut data = vec![fill; len];
+        (request.op, request.at, request.len) = (op, at, len as u64);
+        request.segments.clear();
+        let (first, second) = data.split_at_mut(len / 3);
+        for part in [first, second] {
+            request.segments.push(iovec {
+                iov_base: part.as_mut_ptr().cast(),
+                iov_len: part.len(),
+            });
+        }
+        data
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        /// Whatever is kept and forgotten, what is left is what was written, in order.
+        #[test]
+        fn it_gives_back_what_was_kept(
+            steps in prop::collection::vec((1..LONGEST as usize, 0..4u8), 1..90)
+        ) {
+            let mut slab = fathom_core::Slab::default();
+            slab.grow(1);
+            let id = slab.take().expect("grown");
+            let mut log = Unflushed::default();
+            let mut expected: VecDeque<(u64, usize)> = VecDeque::new();
+            for (n, (len, what)) in steps.into_iter().enumerate() {
+                let n = n as u64;
+                let (op, flushes) = ([Op::Write, Op::Discard][usize::from(what == 0)], what == 1);
+                let _data = fill(&mut slab[id], op, n, len, n as u8);
+                // SAFETY: the data lives.
+                if unsafe { log.keep(&slab[id], n, n) } {
+                    expected.push_back((n, if op == Op::Write { len } else { 0 }));
+                } else {
+                    prop_assert!(log.is_half_full());
+                }
+                if flushes {
+                    let upto = n.saturating_sub(3);
+                    log.trim(upto);
+                    expected.retain(|(n, _)| *n > upto);
+                }
+                let kept = log.kept().map(|kept| (kept.sequence, kept.data.len()));
+                prop_assert!(kept.eq(expected.iter().copied()));
+                let is_whole = |kept: Kept<'_>| kept.data.iter().all(|byte| *byte == kept.at as u8);
+                prop_assert!(log.kept().all(is_whole));
+            }
+        }
+    }
+}
