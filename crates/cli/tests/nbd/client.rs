@@ -4,6 +4,7 @@ use crate::support::nbd::{Nbd, make_image, prints, tool};
 use crate::support::{Served, as_arg, eventually, fathom, listens, refused, short_dir};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// A server of others; killed when dropped.
 struct Origin(Child);
@@ -37,6 +38,13 @@ impl Origin {
             image,
         ];
         Origin::start("qemu-nbd", &args, socket)
+    }
+
+    /// Has it close its image.
+    fn end(mut self) {
+        let pid = self.0.id().to_string();
+        prints(Path::new("/"), "kill", &[&pid]);
+        assert!(self.0.wait().expect("a child").success());
     }
 }
 
@@ -96,7 +104,8 @@ fn what_is_written_through_fathom_is_in_the_origin() {
         let here = uri.as_str();
         prints(dir.path(), "qemu-img", &["compare", here, &uri_of(&socket)]);
         fathom.verify(2000, &["--rw", "randrw", "--bs", "64k", "--iodepth", "32"]);
-        drop((fathom, origin));
+        drop(fathom);
+        origin.end();
         if format == "qcow2" {
             prints(
                 dir.path(),
@@ -154,27 +163,46 @@ fn a_virtual_machine_can_have_it() {
 }
 
 #[test]
-fn a_server_that_is_gone_costs_the_requests_in_flight() {
+fn a_server_that_is_gone_costs_a_pause_or_what_the_user_says() {
     let dir = short_dir();
     let socket = dir.path().join("origin");
     let image = make_image(dir.path(), "raw", 16 << 20);
-    let origin = Origin::of_image("raw", &image, &socket);
-    let mut fathom = Nbd::start(&uri_of(&socket), &[]);
-    let uri = fathom.uri();
-    let read = ["-f", "raw", "-r", &uri, "-c", "read 0 64k"];
-    prints(dir.path(), "qemu-io", &read);
-    drop(origin);
-    std::fs::remove_file(&socket).expect("it was left behind");
-    let failed = tool(dir.path(), "qemu-io", &read);
-    let said = String::from_utf8_lossy(&[failed.stdout, failed.stderr].concat()).into_owned();
-    assert!(said.contains("Input/output error"), "{said}");
-    let _origin = Origin::of_image("raw", &image, &socket);
-    eventually("connected again", || {
-        let again = tool(dir.path(), "qemu-io", &read);
-        again.status.success().then_some(())
-    });
-    fathom.wait_for("connected again");
-    assert_eq!(fathom.terminate().0, Some(0));
+    for (patience, fails) in [("off", true), ("1s", true), ("60s", false)] {
+        let origin = Origin::of_image("raw", &image, &socket);
+        let args = ["--server-reconnect", patience];
+        let mut fathom = Nbd::start(&uri_of(&socket), &args);
+        let uri = fathom.uri();
+        let write = ["-f", "raw", &uri, "-c", "write -P 7 0 64k"];
+        prints(dir.path(), "qemu-io", &write);
+        drop(origin);
+        std::fs::remove_file(&socket).expect("it was left behind");
+        fathom.wait_for("looking for it again");
+        let read = ["-f", "raw", "-r", &uri, "-c", "read -P 7 0 64k"];
+        let _origin = std::thread::scope(|scope| {
+            let reads = scope.spawn(|| tool(dir.path(), "qemu-io", &read));
+            let output = |ended: std::process::Output| {
+                String::from_utf8_lossy(&[ended.stdout, ended.stderr].concat()).into_owned()
+            };
+            if fails {
+                let said = output(reads.join().expect("it ends"));
+                assert!(said.contains("Input/output error"), "{said}");
+                return Origin::of_image("raw", &image, &socket);
+            }
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(!reads.is_finished());
+            let origin = Origin::of_image("raw", &image, &socket);
+            let said = output(reads.join().expect("it ends"));
+            assert!(said.contains("read 65536/65536"), "{said}");
+            origin
+        });
+        eventually("connected again", || {
+            let again = tool(dir.path(), "qemu-io", &read);
+            again.status.success().then_some(())
+        });
+        fathom.wait_for("connected again");
+        assert_eq!(fathom.terminate().0, Some(0));
+        std::fs::remove_file(&socket).expect("it was left behind");
+    }
 }
 
 #[test]
