@@ -22,6 +22,7 @@ mod coverage;
 mod endpoint;
 #[cfg(feature = "testing")]
 pub mod fuzz;
+mod halt;
 mod place;
 mod receiver;
 mod recovery;

@@ -1,9 +1,13 @@
 //! TLS with the clients of libnbd and QEMU, both of which use GnuTLS.
 
 use super::support::certificates::Certificates;
-use super::support::nbd::{Nbd, prints, tool};
+use super::support::nbd::{Nbd, make_image, prints, tool};
+use super::support::{
+    Kept, Served, as_arg, eventually, fathom, listens, refused, short_dir, stdout_of,
+};
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 fn serve(certificates: &Certificates, args: &[&str]) -> Nbd {
     let tls = ["--tls-certificates", &certificates.path("server")];
@@ -116,4 +120,64 @@ fn data_passes_tls_unharmed() {
         super::commands::PRELUDE
     );
     super::support::nbd::python(&script, &[("URI", &uri)]);
+}
+
+/// A tenant in its cage has its certificates read by its supervisor. The server is killed under a load that
+/// looks at what it reads.
+#[test]
+fn a_disk_of_a_tenant_is_reached_by_tls_again_and_again() {
+    let (certificates, dir) = (Certificates::new(), short_dir());
+    let image = make_image(&certificates.dir("work"), "raw", 64 << 20);
+    let (socket, control) = (dir.path().join("o"), as_arg(&dir.path().join("c")));
+    let (nbd, own) = (
+        format!("unix:{}", as_arg(&socket)),
+        certificates.path("server"),
+    );
+    let start = || {
+        let mut command = fathom();
+        command.args(["serve", &image, "--nbd", &nbd, "--api", &control]);
+        command.args(["--tls-certificates", &own, "--tls-verify-peer"]);
+        let origin = Kept::spawn(&mut command);
+        eventually("the origin listens", || listens(&socket).then_some(()));
+        origin
+    };
+    let mut origin = start();
+    let mut served = Served::waiting("", "");
+    let api = served.api();
+    let (client, stranger) = (certificates.path("client"), certificates.path("stranger"));
+    let uri = |who: &str| {
+        format!(
+            "nbds+unix:///?socket={}&tls-certificates={who}",
+            as_arg(&socket)
+        )
+    };
+    let add = ["disk", "add", "--server", &api];
+    let lines = ["the handshake failed"];
+    refused(1, &[&add[..], &["far", &uri(&stranger)]].concat(), &lines);
+    stdout_of(&[&add[..], &["far", &uri(&client)]].concat());
+    let far = format!("nbd+unix:///far?socket={}", served.arg("n"));
+    let mut load = fathom();
+    load.args([
+        "bench",
+        "--nbd",
+        &far,
+        "--rw",
+        "randrw",
+        "--iodepth",
+        "32",
+        "--verify",
+    ]);
+    let mut load = Kept::spawn(load.args(["--number-ios", "100000", "--ramp-time", "0"]));
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(load.0.try_wait().unwrap().is_none(), "it was too short");
+        drop(origin);
+        fs::remove_file(&socket).unwrap();
+        origin = start();
+        served.wait_for("connected again");
+    }
+    assert!(load.0.wait().unwrap().success());
+    let log = served.log();
+    assert!(!log.contains("Input/output error"), "{log}");
+    drop(origin);
 }

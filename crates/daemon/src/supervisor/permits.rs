@@ -353,6 +353,31 @@ mod tests {
     }
 
     #[test]
+    fn certificates_are_those_of_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["ca-cert.pem", "client-key.pem", "other-key.pem"] {
+            fs::write(dir.path().join(name), "x").unwrap();
+        }
+        let uri = |host: &str| {
+            let dir = dir.path().display();
+            format!("nbds://{host}/x?tls-certificates={dir}")
+        };
+        let text = format!(r#"{{"name": "a", "image": "{}"}}"#, uri("host"));
+        let table: DiskTable = serde_json::from_str(&text).unwrap();
+        let permits = Permits::default();
+        permits.begin(&table, None);
+        let may = |uri: String, name: &str| {
+            let path = dir.path().join(name);
+            permits
+                .get(&Wanted::Certificates { uri, path }, None)
+                .is_ok()
+        };
+        assert!(may(uri("host"), "ca-cert.pem") && may(uri("host"), "client-key.pem"));
+        assert!(!may(uri("host"), "other-key.pem") && !may(uri("elsewhere"), "ca-cert.pem"));
+        assert!(!may("nbd://host/x".into(), "ca-cert.pem"));
+    }
+
+    #[test]
     fn a_change_opens_the_same_image_until_it_is_made() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);

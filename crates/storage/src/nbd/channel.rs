@@ -1,6 +1,7 @@
 //! One worker's way to the export.
 
 use super::connection::{Connection, Event};
+use super::recovery::look_for;
 use super::requests::Progress;
 use super::shared::{Given, Seat, Shared};
 use super::unflushed::Unflushed;
@@ -221,10 +222,16 @@ impl NbdChannel {
             connection.forget(cx);
         }
         self.phase = Phase::Down;
-        let log = std::mem::take(&mut self.unflushed);
-        self.shared.let_go(&self.seat, log, false);
+        self.let_go(false);
         self.give_up(cx);
         self.set_alarm(cx);
+    }
+
+    fn let_go(&mut self, leaves: bool) {
+        let log = std::mem::take(&mut self.unflushed);
+        if self.shared.let_go(&self.seat, log, leaves) {
+            look_for(&self.shared);
+        }
     }
 
     fn rung(&mut self, cx: &mut Cx) {
@@ -339,7 +346,6 @@ impl Drop for NbdChannel {
         let is_up = self.phase == Phase::Up;
         let connections = self.connections.drain(..);
         connections.for_each(|connection| connection.end(replies, is_up));
-        let log = std::mem::take(&mut self.unflushed);
-        self.shared.let_go(&self.seat, log, true);
+        self.let_go(true);
     }
 }

@@ -1,46 +1,25 @@
 //! Finding a server again that was lost.
 
+use super::halt::Halt;
 use super::replay::Replay;
 use super::shared::Shared;
 use super::unflushed::{Kept, Unflushed};
 use fathom_core::DiskError;
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Between attempts: the first pause, which doubles, and the longest.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Ends the search when the disk is gone.
-#[derive(Default)]
-pub(super) struct Halt {
-    is_over: Mutex<bool>,
-    ended: Condvar,
-}
-
-impl Halt {
-    /// Nobody needs the server any more.
-    pub(super) fn halt(&self) {
-        *self.is_over.lock().unwrap_or_else(|e| e.into_inner()) = true;
-        self.ended.notify_all();
-    }
-
-    /// False: it is over.
-    fn pause(&self, pause: Duration) -> bool {
-        let guard = self.is_over.lock().unwrap_or_else(|e| e.into_inner());
-        let waited = self.ended.wait_timeout_while(guard, pause, |over| !*over);
-        !*waited.unwrap_or_else(|e| e.into_inner()).0
-    }
-
-    /// Starts a thread that looks for the server until it is there.
-    pub(super) fn look_for(self: &Arc<Halt>, shared: &Arc<Shared>) {
-        let (halt, weak) = (self.clone(), Arc::downgrade(shared));
-        shared.connector.ask(move || recover(&weak, &halt));
-    }
+/// Starts a thread that looks for the server until it is there.
+pub(super) fn look_for(shared: &Arc<Shared>) {
+    let (halt, weak) = (shared.halt.clone(), Arc::downgrade(shared));
+    shared.connector.ask(move || recover(&weak, &halt));
 }
 
 /// All channels have let go of their connections.
-pub(super) fn recover(shared: &Weak<Shared>, halt: &Halt) {
+fn recover(shared: &Weak<Shared>, halt: &Halt) {
     let mut said = String::new();
     let mut pause = match shared.upgrade().and_then(|shared| shared.links().hurry()) {
         None => PAUSE,

@@ -3,7 +3,7 @@
 use super::NbdOptions;
 use super::connector::Connector;
 use super::endpoint::{Connected, Endpoint, Greeted, cannot_start};
-use super::recovery::Halt;
+use super::halt::Halt;
 use super::replay::{Replay, has_cache};
 use super::unflushed::Unflushed;
 use fathom_core::DiskError;
@@ -240,8 +240,9 @@ impl Shared {
         }
     }
 
-    /// A channel has no connections any more; `log`: what it has written. `leaves`: it ends.
-    pub(super) fn let_go(self: &Arc<Shared>, seat: &Seat, log: Unflushed, leaves: bool) {
+    /// A channel has no connections any more; `log`: what it has written. `leaves`: it ends. True: it was the
+    /// last one, and the server is to be looked for.
+    pub(super) fn let_go(&self, seat: &Seat, log: Unflushed, leaves: bool) -> bool {
         let mut links = self.links();
         if !log.is_empty() {
             links.logs.push(log);
@@ -259,10 +260,7 @@ impl Shared {
         if leaves {
             links.members.retain(|member| member.number != seat.number);
         }
-        drop(links);
-        if was_last {
-            self.halt.look_for(self);
-        }
+        was_last
     }
 
     /// What a bell was about: new connections.
