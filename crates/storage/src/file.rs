@@ -87,6 +87,8 @@ pub struct FileOptions {
     pub patient: bool,
     /// That somebody has it is no news to a patient user: it is whom it comes from.
     pub succeeds: bool,
+    /// Once it is in use it stays locked until it is closed.
+    pub keeps_lock: bool,
     /// The engine that the disk's workers will use.
     pub engine: EngineKind,
     /// Whether the guest may discard.
@@ -107,6 +109,7 @@ impl Default for FileOptions {
             force_share: false,
             patient: false,
             succeeds: false,
+            keeps_lock: false,
             engine: EngineKind::default(),
             discard: true,
             growable: false,
@@ -264,7 +267,9 @@ impl Disk for FileDisk {
     fn deactivate(&self) -> Result<(), DiskError> {
         let shared = &*self.shared;
         let written_back = shared.write_back();
-        lock::release(&shared.path, &shared.file);
+        if !shared.options.keeps_lock {
+            lock::release(&shared.path, &shared.file);
+        }
         written_back
     }
 
@@ -280,6 +285,15 @@ impl Disk for FileDisk {
         let channel = FileChannel::new(self.shared.clone(), file, &mut *cx.engine)
             .map_err(|error| self.shared.error("cannot be served", error))?;
         Ok(Box::new(channel))
+    }
+}
+
+impl Drop for Shared {
+    /// A lock would else last until the kernel has done away with the workers' rings.
+    fn drop(&mut self) {
+        if self.options.keeps_lock {
+            lock::release(&self.path, &self.file);
+        }
     }
 }
 

@@ -43,6 +43,25 @@ pub(crate) trait Place: fmt::Display + Send + Sync {
     /// Opens it; may block.
     fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError>;
 
+    /// Makes it, of no bytes, unless it is there: then the answer is false. May block. (Files are made by whoever
+    /// knows what is to become of their names.)
+    fn create(&self) -> Result<bool, DiskError> {
+        Err(self.cannot_be_made())
+    }
+
+    /// Removes it, once it is closed; may block.
+    fn remove(&self) -> Result<(), DiskError> {
+        Err(self.cannot_be_made())
+    }
+
+    /// Of kinds whose disks are others' to make.
+    fn cannot_be_made(&self) -> DiskError {
+        DiskError::Unusable {
+            path: self.to_string().into(),
+            problem: "disks of its kind are not made or removed here".into(),
+        }
+    }
+
     /// The file, of those that are in one.
     fn path(&self) -> Option<&Path> {
         None
@@ -76,8 +95,12 @@ pub struct OpenOptions {
     pub growable: bool,
     /// Read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
+    /// While others have it, it can be opened, but not used: for servers, to which they hand it over.
+    pub patient: bool,
     /// Who has it is whom it comes from.
     pub succeeds: bool,
+    /// Once it is in use nobody else gets it before it is closed, even if it is not in use any more.
+    pub keeps_lock: bool,
     /// The engine that the disk's workers will use.
     pub engine: EngineKind,
     /// How many they are.

@@ -64,6 +64,12 @@ impl Location {
         self.place.path()
     }
 
+    /// What it is called in messages: the file's path, or what users write.
+    pub fn name(&self) -> PathBuf {
+        self.path()
+            .map_or_else(|| self.to_string().into(), Path::to_owned)
+    }
+
     /// The directory of files that say how it is reached, if it names some.
     pub fn settings_dir(&self) -> Option<&Path> {
         self.place.settings_dir()
@@ -84,6 +90,16 @@ impl Location {
     /// Opens it; may block. The error is one line for the user.
     pub fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
         self.place.open(options)
+    }
+
+    /// Makes it, of no bytes, if it is in no file and its kind can be made; false: it is there. May block.
+    pub fn create(&self) -> Result<bool, DiskError> {
+        self.place.create()
+    }
+
+    /// Removes what was made so, once it is closed; may block.
+    pub fn remove(&self) -> Result<(), DiskError> {
+        self.place.remove()
     }
 }
 

@@ -140,14 +140,14 @@ fn open_error(path: &Path, options: &FileOptions, error: io::Error) -> DiskError
         return unusable(path, error.to_string());
     }
     let for_writing = matches!(error.raw_os_error(), Some(libc::EROFS | libc::EACCES));
-    if for_writing && !options.read_only {
-        return failed(
-            path,
-            "cannot be opened for writing (--readonly would serve it read-only)",
-            error,
-        );
-    }
-    failed(path, "cannot be opened", error)
+    let what = match for_writing && !options.read_only {
+        true if options.patient => {
+            "cannot be opened for writing (--readonly would serve it read-only)"
+        }
+        true => "cannot be opened for writing",
+        false => "cannot be opened",
+    };
+    failed(path, what, error)
 }
 
 /// A patient user hears of who is in the way, and goes on: he may be the

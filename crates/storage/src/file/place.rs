@@ -44,15 +44,15 @@ impl fmt::Display for At {
     }
 }
 
-/// As a server opens it, to which others hand it over.
 impl From<&OpenOptions> for FileOptions {
     fn from(options: &OpenOptions) -> FileOptions {
         FileOptions {
             cache: options.cache,
             read_only: options.read_only,
             force_share: options.force_share,
-            patient: true,
+            patient: options.patient,
             succeeds: options.succeeds,
+            keeps_lock: options.keeps_lock,
             engine: options.engine,
             discard: options.discard,
             growable: options.growable,

@@ -12,9 +12,8 @@ use std::time::Duration;
 const CONNECT: Duration = Duration::from_secs(30);
 
 /// What is asked for when a cluster is connected to.
+#[derive(Default)]
 pub(super) struct Settings {
-    /// The image becomes longer as it is written to.
-    pub(super) grows: bool,
     /// Completed writes may be in memory only.
     pub(super) caches: bool,
     /// How long the cluster may say nothing of a request; none: for ever.
@@ -131,6 +130,26 @@ impl Cluster {
         if let Err(error) = checked(set) {
             tracing::warn!("Ceph's library does not take {key:?} = {value:?}: {error}");
         }
+    }
+
+    /// Makes an image of no bytes, with the features that the cluster's configuration says; false: it is there.
+    /// Blocking.
+    pub(super) fn create(&self, address: &Address) -> std::io::Result<bool> {
+        let image = c_string(&address.image);
+        // As large objects as the configuration says.
+        let mut order = 0;
+        // SAFETY: the pool is open; a string, and a place for a number.
+        match unsafe { (self.library.rbd_create)(self.pool, image.as_ptr(), 0, &mut order) } {
+            there if there == -libc::EEXIST => Ok(false),
+            result => checked(result).map(|()| true),
+        }
+    }
+
+    /// Removes an image that nobody has open; blocking.
+    pub(super) fn remove(&self, address: &Address) -> std::io::Result<()> {
+        let image = c_string(&address.image);
+        // SAFETY: the pool is open; a string.
+        checked(unsafe { (self.library.rbd_remove)(self.pool, image.as_ptr()) })
     }
 
     /// An image, to be closed; blocking.

@@ -11,6 +11,7 @@ use crate::kind::OpenOptions;
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, RangeLimits, Resize, SizeWatch};
 use fathom_files::ImageFile;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The longest discard and write zeroes: each object in it is an operation.
 const MAX_RANGE: u64 = 1 << 30;
@@ -19,13 +20,25 @@ const DISCARD_ALIGNMENT: u32 = 64 << 10;
 /// What OSDs write in one piece (bluestore_min_alloc_size).
 const PHYSICAL: u32 = 4096;
 
+/// What is done about an image's exclusive lock while it is in use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lock {
+    Taken,
+    /// It is read, and nobody may have it locked then.
+    Respected,
+    Ignored,
+}
+
 /// An image of a cluster.
 pub struct RbdDisk {
     shared: Arc<Shared>,
     discard: bool,
     /// Bytes that an object gets in one piece.
     stripe: u64,
-    locks: bool,
+    lock: Lock,
+    /// Until it is closed, which unlocks it.
+    keeps_lock: bool,
+    has_lock: AtomicBool,
     watcher: Arc<SizeWatcher>,
 }
 
@@ -39,18 +52,17 @@ impl RbdDisk {
             });
         }
         let settings = Settings {
-            grows: options.growable && !read_only,
             caches: options.cache == Cache::Writeback,
             timeout: options.server_timeout.and_then(|timeout| timeout.0),
         };
-        let mut image = Image::open(address, read_only, &settings)?;
+        let mut image = Image::open(address, read_only, options.growable, &settings)?;
         let watcher = Arc::new(SizeWatcher::default());
         if address.snapshot.is_none() {
             let watcher = watcher.clone();
             image.watch(Arc::new(move || watcher.tell()))?;
         }
-        let size = image.size()? & !511;
-        if size == 0 {
+        let size = image.reach(image.size()?);
+        if size == 0 && !options.growable {
             return Err(image.unusable("it is empty; a disk needs 512 bytes at least".into()));
         }
         image.show(size);
@@ -68,7 +80,13 @@ impl RbdDisk {
             source,
         })?;
         Ok(RbdDisk {
-            locks: !read_only && image.has_exclusive_lock(),
+            lock: match image.has_exclusive_lock() {
+                true if !read_only => Lock::Taken,
+                true if address.snapshot.is_none() && !options.force_share => Lock::Respected,
+                _ => Lock::Ignored,
+            },
+            keeps_lock: options.keeps_lock,
+            has_lock: AtomicBool::new(false),
             shared: Arc::new(Shared::new(image, inquirer, read_only, settings.caches)),
             discard: options.discard,
             watcher,
@@ -108,8 +126,16 @@ impl Disk for RbdDisk {
     }
 
     fn activate(&self) -> Result<(), DiskError> {
-        if self.locks {
-            self.image().lock()?;
+        match self.lock {
+            Lock::Taken if self.has_lock.load(Ordering::Relaxed) => {}
+            Lock::Taken => {
+                self.image().lock()?;
+                self.has_lock.store(true, Ordering::Relaxed);
+            }
+            Lock::Respected => self
+                .image()
+                .refuse_locked("; --force-share reads it nevertheless")?,
+            Lock::Ignored => {}
         }
         // Others may have written it meanwhile.
         if self.shared.caches {
@@ -125,10 +151,12 @@ impl Disk for RbdDisk {
         }
         let flushed = self.image().flush();
         // Whatever that has come to: it is in use no more.
-        let unlocked = if self.locks {
-            self.image().unlock()
-        } else {
-            Ok(())
+        let unlocked = match self.has_lock.load(Ordering::Relaxed) && !self.keeps_lock {
+            true => {
+                self.has_lock.store(false, Ordering::Relaxed);
+                self.image().unlock()
+            }
+            false => Ok(()),
         };
         flushed.and(unlocked)
     }
@@ -138,7 +166,7 @@ impl Disk for RbdDisk {
         let Some(size) = to.wanted(now)? else {
             // What the image has by now.
             self.watcher.looks();
-            let size = self.image().size()? & !511;
+            let size = self.image().reach(self.image().size()?);
             self.shared.set_size(size);
             return Ok(size);
         };

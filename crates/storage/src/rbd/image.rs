@@ -21,9 +21,9 @@ pub(super) struct Image {
     cluster: Cluster,
     path: PathBuf,
     features: u64,
-    /// It holds an image of a format, and is as long as that needs.
+    /// It holds an image of a format, and is as long as that needs: what lies beyond its end reads as zeroes.
     grows: bool,
-    /// Bytes that requests may reach: whole sectors.
+    /// Bytes that requests may reach, see [`Image::reach`].
     shown: AtomicU64,
     watch: Option<(u64, Box<Notify>)>,
 }
@@ -59,6 +59,7 @@ impl Image {
     pub(super) fn open(
         address: &Address,
         read_only: bool,
+        grows: bool,
         settings: &Settings,
     ) -> Result<Image, DiskError> {
         let cluster = Cluster::connect(address, settings)?;
@@ -78,7 +79,7 @@ impl Image {
             cluster,
             path,
             features: 0,
-            grows: settings.grows,
+            grows,
             shown: AtomicU64::new(0),
             watch: None,
         };
@@ -135,6 +136,11 @@ impl Image {
         )
     }
 
+    /// What requests may reach of so many bytes: of a disk whole sectors.
+    pub(super) fn reach(&self, size: u64) -> u64 {
+        if self.grows { size } else { size & !511 }
+    }
+
     /// See [`Image::show`].
     pub(super) fn shown(&self) -> u64 {
         self.shown.load(Ordering::Relaxed)
@@ -167,13 +173,7 @@ impl Image {
     /// which takes as long as the cluster needs to see that.
     pub(super) fn lock(&self) -> Result<(), DiskError> {
         // (The library would ask one that is alive to let go of it, and QEMU does.)
-        if let Some(owner) = self.owner()?
-            && self.is_watched_by(&owner)?
-        {
-            return Err(self.unusable(format!(
-                "another client has it locked ({owner}; `rbd status` tells more): it is in use there, or was until half a minute ago"
-            )));
-        }
+        self.refuse_locked("")?;
         // SAFETY: the image is open.
         let locked = unsafe { (self.library().rbd_lock_acquire)(self.handle, LOCK_EXCLUSIVE) };
         match -locked {
@@ -181,6 +181,17 @@ impl Image {
                 Err(self.unusable("another client has it locked: it is in use there".into()))
             }
             _ => self.result(locked, "cannot be locked"),
+        }
+    }
+
+    /// Fails if a client has it locked that is alive; blocking. `advice`: what to do about it.
+    pub(super) fn refuse_locked(&self, advice: &str) -> Result<(), DiskError> {
+        match self.owner()? {
+            Some(owner) if self.is_watched_by(&owner)? => Err(self.unusable(format!(
+                "another client has it locked ({owner}; `rbd status` tells more): it is in use there, or was \
+                 until half a minute ago{advice}"
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -213,25 +224,36 @@ impl Image {
         Ok(found)
     }
 
-    /// Who has it locked, or had it when that client died.
+    /// The address of who has it locked, or had it when that client died.
     fn owner(&self) -> Result<Option<String>, DiskError> {
-        let library = self.library();
-        let (mut mode, mut owner, mut count) = (0, null_mut(), 1);
-        // SAFETY: the image is open; places for a mode, one string and their number.
-        let got = unsafe {
-            (library.rbd_lock_get_owners)(self.handle, &mut mode, &mut owner, &mut count)
+        let mut exclusive = 0;
+        // Of the lock, and of those who have it: their names, their cookies, and their addresses.
+        let mut texts = [[0_u8; MOST_TEXT]; 4];
+        let mut lens = [MOST_TEXT; 4];
+        let [tag, names, cookies, addresses] =
+            texts.each_mut().map(|text| text.as_mut_ptr().cast());
+        let [tag_len, names_len, cookies_len, addresses_len] = lens.each_mut();
+        // (What tells of the owner only is not for images that are open for reading.)
+        let list = self.library().rbd_list_lockers;
+        // SAFETY: the image is open; places for a number and for four texts of so many bytes.
+        let listed = unsafe {
+            list(
+                self.handle,
+                &mut exclusive,
+                tag,
+                tag_len,
+                names,
+                names_len,
+                cookies,
+                cookies_len,
+                addresses,
+                addresses_len,
+            )
         };
-        if got == -libc::ENOENT || got == 0 && count == 0 {
-            return Ok(None);
-        }
-        self.result(got, "who has it locked cannot be read")?;
-        // SAFETY: the library has left one string.
-        let name = unsafe { CStr::from_ptr(owner) }
-            .to_string_lossy()
-            .into_owned();
-        // SAFETY: it is given back once.
-        unsafe { (library.rbd_lock_get_owners_cleanup)(&mut owner, count) };
-        Ok(Some(name))
+        self.result(listed as c_int, "who has it locked cannot be read")?;
+        let first = CStr::from_bytes_until_nul(&texts[3]).ok();
+        let first = first.filter(|_| listed > 0);
+        Ok(first.map(|address| address.to_string_lossy().into_owned()))
     }
 
     /// Somebody else may have it; blocking.
@@ -337,7 +359,7 @@ impl ImageFile for Image {
         // Nothing is in flight when it becomes shorter.
         // SAFETY: the image is open.
         checked(unsafe { (self.library().rbd_resize)(self.handle, len) })?;
-        self.show(len & !511);
+        self.show(self.reach(len));
         Ok(())
     }
 
@@ -377,6 +399,8 @@ impl ImageFile for Image {
     }
 }
 
+/// Longer than what is said of the one client that has the lock.
+const MOST_TEXT: usize = 1024;
 /// More clients than any image has.
 const MOST_WATCHERS: usize = 256;
 /// As far as one look for data goes.
@@ -402,6 +426,13 @@ unsafe extern "C" fn add(at: u64, len: usize, exists: c_int, argument: *mut c_vo
     // SAFETY: the argument that the iteration was started with, which nobody else uses meanwhile.
     let found = unsafe { &mut *argument.cast::<Found>() };
     if exists == 0 {
+        return 0;
+    }
+    // One object comes after the other.
+    if let Some((start, before)) = found.ranges.last_mut()
+        && *start + *before == at
+    {
+        *before += len as u64;
         return 0;
     }
     found.is_full = found.ranges.len() == found.most;

@@ -70,6 +70,8 @@ functions! {
     rados_ioctx_create(Cluster, *const c_char, *mut Pool) -> c_int;
     rados_ioctx_set_namespace(Pool, *const c_char);
     rados_ioctx_destroy(Pool);
+    rbd_create(Pool, *const c_char, u64, *mut c_int) -> c_int;
+    rbd_remove(Pool, *const c_char) -> c_int;
     rbd_open(Pool, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
     rbd_open_read_only(Pool, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
     rbd_close(ImageHandle) -> c_int;
@@ -84,8 +86,10 @@ functions! {
     rbd_invalidate_cache(ImageHandle) -> c_int;
     rbd_lock_acquire(ImageHandle, c_int) -> c_int;
     rbd_lock_release(ImageHandle) -> c_int;
-    rbd_lock_get_owners(ImageHandle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
-    rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
+    rbd_list_lockers(
+        ImageHandle, *mut c_int, *mut c_char, *mut size_t, *mut c_char, *mut size_t, *mut c_char, *mut size_t,
+        *mut c_char, *mut size_t
+    ) -> ssize_t;
     rbd_watchers_list(ImageHandle, *mut Watcher, *mut size_t) -> c_int;
     rbd_watchers_list_cleanup(*mut Watcher, size_t);
     rbd_update_watch(ImageHandle, *mut u64, Changed, *mut c_void) -> c_int;

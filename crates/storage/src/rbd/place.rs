@@ -1,9 +1,11 @@
 //! Images on Ceph as a kind of storage.
 
 use super::address::{Address, FORM, PREFIX};
+use super::cluster::{Cluster, Settings};
 use super::disk::RbdDisk;
 use crate::kind::{Kind, OpenOptions, Opened, Place};
 use fathom_core::DiskError;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,6 +24,13 @@ pub(crate) const KIND: Kind = Kind {
     },
 };
 
+impl Address {
+    fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> DiskError {
+        let path = self.to_string().into();
+        move |source| DiskError::Io { path, what, source }
+    }
+}
+
 impl Place for Address {
     fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
         let disk = RbdDisk::open(self, options)?;
@@ -29,6 +38,26 @@ impl Place for Address {
             bytes: Some(disk.bytes()),
             ..Opened::new(disk)
         })
+    }
+
+    fn create(&self) -> Result<bool, DiskError> {
+        if self.snapshot.is_some() {
+            return Err(DiskError::Unusable {
+                path: self.to_string().into(),
+                problem: "is a snapshot, which `rbd snap create` makes".into(),
+            });
+        }
+        let cluster = Cluster::connect(self, &Settings::default())?;
+        cluster
+            .create(self)
+            .map_err(self.failed("the image cannot be made"))
+    }
+
+    fn remove(&self) -> Result<(), DiskError> {
+        let cluster = Cluster::connect(self, &Settings::default())?;
+        cluster
+            .remove(self)
+            .map_err(self.failed("the image cannot be removed"))
     }
 
     /// The keyring is there, too, in most cases.
