@@ -79,13 +79,6 @@ pub fn take_over(path: &Path, file: &File, how: Use) -> Result<(), LockError> {
     }
 }
 
-/// Likewise, when the caller has it locked for writing through another open
-/// file: so it stays locked when that one is closed, and nobody comes between.
-pub fn take_too(path: &Path, file: &File) -> Result<(), LockError> {
-    let (writes, share) = (true, false);
-    told(file, set_all(path, file, Use { writes, share })?)
-}
-
 /// Fail when others' locks forbid this use; take none.
 pub fn check(path: &Path, file: &File, how: Use) -> Result<(), LockError> {
     told(file, conflict(path, file, how)?)

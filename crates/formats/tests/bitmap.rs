@@ -6,7 +6,7 @@ mod support;
 use fathom_files::ImageFile;
 use fathom_formats::offline::bitmap::{Bitmaps, Bits, Broken, Change, copy, list};
 use fathom_formats::offline::check::{Options, check};
-use fathom_formats::offline::info::Info;
+use fathom_formats::offline::info::{Info, Protocol};
 use fathom_formats::qcow2::Header;
 use fathom_formats::qcow2::bitmap::{Bitmap, FLAG_AUTO};
 use fathom_formats::testing::MemoryFile;
@@ -382,7 +382,7 @@ fn info_knows_what_was_made() {
         .open(&path)
         .unwrap();
     change(&file, CHANGES[6].1).unwrap();
-    let info = Info::read(Path::new("i"), &file, None).unwrap();
+    let info = Info::read(Path::new("i"), &file, Protocol::File, None).unwrap();
     let mine = &info.to_json()["format-specific"]["data"]["bitmaps"];
     let theirs = &qemu_info(dir.path(), "i")["format-specific"]["data"]["bitmaps"];
     assert_eq!(mine, theirs);

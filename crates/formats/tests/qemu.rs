@@ -165,13 +165,9 @@ fn backing_files_are_described_alike() {
         compare(dir, image, format, "with a backing file and data");
     }
     qemu_io(dir, "c", "qcow2", &["read -P 0 3M 3M", "read -P 1 2M 1M"]);
-    let size = fathom_formats::offline::create::backing_size(
-        &dir.join("c"),
-        &fathom_formats::offline::create::Backing {
-            name: "sub/b".into(),
-            format: Some(Format::Qed),
-        },
-    );
+    let below = dir.join("sub/b");
+    let file = std::fs::File::open(&below).expect("the backing file");
+    let size = fathom_formats::offline::create::backing_size(&below, &file, Some(Format::Qed));
     assert_eq!(size.unwrap(), 5 * MIB);
 }
 

@@ -2,16 +2,17 @@
 
 use crate::error::{Error, of, usage};
 use crate::job::{Ask, Client, Job, Pages};
+use crate::open::{OpenOptions, format_of};
 use fathom_core::{Disk, Op};
 use fathom_formats::offline::Image;
 use fathom_formats::offline::resize::Below;
-use fathom_formats::served::{ImageDisk, ImageOptions, Opener};
+use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
 use fathom_formats::{Error as FormatError, Format, Result as FormatResult};
-use fathom_stack::{AllowedDirs, ImageOpener};
-use fathom_storage::{Cache, EngineKind, FileOptions};
+use fathom_stack::{ImageOpener, StoredImage};
+use fathom_storage::EngineKind;
 use std::cell::RefCell;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A backing file in use, with all that is below it.
@@ -21,32 +22,27 @@ pub(crate) struct Backing {
 }
 
 impl Backing {
-    /// Opens the backing file of `image`, which is at `path`, and all below it, in the directories
-    /// where they may be. `None` where there is none.
+    /// Opens the backing file of an image with this header, and all below it, where they may be.
+    /// `None` where there is none.
     pub(crate) fn open(
-        path: &Path,
-        image: &Image,
+        image: &StoredImage,
+        header: &Image,
         allow_dirs: &[PathBuf],
     ) -> Result<Option<Backing>, Error> {
-        let Some(name) = image.backing_file() else {
+        let Some(name) = header.backing_file() else {
             return Ok(None);
         };
-        let told = image
+        let path = image.path();
+        let told = header
             .backing_format()
             .map(|name| Format::from_name(&name).map_err(of(path)));
-        let files = FileOptions {
-            cache: Cache::Writeback,
-            read_only: true,
-            engine: EngineKind::IoUring,
-            ..FileOptions::default()
-        };
-        let dirs = AllowedDirs::new(path, allow_dirs)?;
-        let opener = Arc::new(ImageOpener::new(dirs, files));
-        let file = opener.open(path, name)?;
-        let format = match (told.transpose()?, image) {
+        let options = OpenOptions::reading(None).storage();
+        let opener = Arc::new(ImageOpener::of(image.location(), &options, allow_dirs)?);
+        let file = Arc::new(opener.open_named(path, name)?);
+        let format = match (told.transpose()?, header) {
             (Some(format), _) => format,
             // QED's header says raw or nothing.
-            (None, Image::Qed(..)) => Format::probe(file.bytes()).map_err(of(file.path()))?,
+            (None, Image::Qed(..)) => format_of(&file, None)?,
             (None, _) => {
                 let problem = "does not say what format its backing file has; set it (fathom img \
                                rebase -u -b FILE -F FORMAT)";

@@ -1,14 +1,15 @@
 //! `fathom img bitmap`
 
-use crate::error::{Error, io_error, of, usage};
-use crate::open::{identity, open_writable};
+use crate::error::{Error, of, usage};
+use crate::open::{OpenOptions, format_of, info_of, open_locked};
 use fathom_formats::Format;
+use fathom_formats::offline::Image;
 use fathom_formats::offline::bitmap::{Bitmaps, Bits, Change, list};
 use fathom_formats::offline::info::Info;
-use fathom_formats::offline::{Image, open_read_only};
-use fathom_storage::lock_image;
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use fathom_formats::served::Storage;
+use fathom_stack::StoredImage;
+use fathom_storage::Location;
+use std::sync::Arc;
 
 pub use fathom_formats::offline::bitmap::Listed;
 
@@ -37,7 +38,7 @@ pub struct BitmapOptions {
     /// Bytes that a bit of a new bitmap stands for.
     pub granularity: Option<u64>,
     /// The image that has the bitmaps to be merged: by default the same.
-    pub source: Option<PathBuf>,
+    pub source: Option<Location>,
     /// See `format`.
     pub source_format: Option<Format>,
 }
@@ -45,19 +46,19 @@ pub struct BitmapOptions {
 /// Changes a bitmap of an image in all these ways, one after the other: all of them are made, or
 /// none.
 pub fn bitmap(
-    path: &Path,
+    location: &Location,
     name: &str,
     changes: &[BitmapChange],
     options: &BitmapOptions,
 ) -> Result<(), Error> {
-    let file = open_writable(path, false)?;
-    lock_image(path, &file, true)?;
-    check_format(path, &file, options.format)?;
+    let image = open_locked(location, &OpenOptions::writing(None))?;
+    check_format(&image, options.format)?;
     let source = match &options.source {
-        Some(source) => Source::open(source, options.source_format, &file)?,
+        Some(source) => Source::open(source, options.source_format, &image)?,
         None => None,
     };
-    let mut bitmaps = Bitmaps::open(&file).map_err(of(path))?;
+    let told = of(image.path());
+    let mut bitmaps = Bitmaps::open(image.bytes()).map_err(&told)?;
     for change in changes {
         let bits;
         let change = match (change, &source) {
@@ -72,66 +73,58 @@ pub fn bitmap(
                 Change::MergeFrom(&bits)
             }
         };
-        bitmaps.change(name, change).map_err(of(path))?;
+        bitmaps.change(name, change).map_err(&told)?;
     }
-    bitmaps.commit().map_err(of(path))
+    bitmaps.commit().map_err(&told)
 }
 
 /// The bitmaps of an image. `force_share` reads it even while others write.
 pub fn bitmaps(
-    path: &Path,
+    location: &Location,
     format: Option<Format>,
     force_share: bool,
 ) -> Result<Vec<Listed>, Error> {
-    let file = open_read_only(path).map_err(io_error(path, "cannot be opened"))?;
-    if !force_share {
-        lock_image(path, &file, false)?;
-    }
-    check_format(path, &file, format)?;
-    list(&file).map_err(of(path))
+    let image = open_locked(location, &OpenOptions::looking(force_share))?;
+    check_format(&image, format)?;
+    list(image.bytes()).map_err(of(image.path()))
 }
 
 /// Another image that has bitmaps.
 struct Source {
-    path: PathBuf,
-    file: File,
+    image: Arc<StoredImage>,
     info: Info,
 }
 
 impl Source {
     /// `None`: it is the image itself, which is locked already.
-    fn open(path: &Path, format: Option<Format>, own: &File) -> Result<Option<Source>, Error> {
-        let file = open_read_only(path).map_err(io_error(path, "cannot be opened"))?;
-        if identity(&file).ok() == identity(own).ok() {
+    fn open(
+        location: &Location,
+        format: Option<Format>,
+        own: &StoredImage,
+    ) -> Result<Option<Source>, Error> {
+        if StoredImage::identity_of(location) == Some(own.identity()) {
             return Ok(None);
         }
-        lock_image(path, &file, false)?;
-        check_format(path, &file, format)?;
-        Ok(Some(Source {
-            info: Info::read(path, &file, format).map_err(of(path))?,
-            path: path.to_owned(),
-            file,
-        }))
+        let image = open_locked(location, &OpenOptions::looking(false))?;
+        check_format(&image, format)?;
+        let info = info_of(image.path(), &image, format)?;
+        Ok(Some(Source { image, info }))
     }
 
     fn bits(&self, name: &str) -> Result<Bits<'_>, Error> {
         let found = self.info.bitmaps.iter().find(|b| b.name == name.as_bytes());
         let (Some(bitmap), Image::Qcow2(header)) = (found, &self.info.image) else {
-            return Err(usage(&self.path, format!("has no bitmap '{name}'")));
+            return Err(usage(self.image.path(), format!("has no bitmap '{name}'")));
         };
-        Bits::read(&self.file, header, bitmap).map_err(of(&self.path))
+        Bits::read(self.image.bytes(), header, bitmap).map_err(of(self.image.path()))
     }
 }
 
-fn check_format(path: &Path, file: &File, format: Option<Format>) -> Result<(), Error> {
-    let format = match format {
-        Some(format) => format,
-        None => Format::probe(file).map_err(of(path))?,
-    };
-    match format {
+fn check_format(image: &StoredImage, format: Option<Format>) -> Result<(), Error> {
+    match format_of(image, format)? {
         Format::Qcow2 => Ok(()),
         other => Err(usage(
-            path,
+            image.path(),
             format!("is a {other} image: only qcow2 images have bitmaps"),
         )),
     }

@@ -1,119 +1,40 @@
 //! Opening an image to move its data: it and the files that it names, through the data plane.
 
-use crate::error::{Error, of};
+use crate::error::Error;
+use crate::open::{OpenOptions, format_of, open};
 use fathom_core::{Disk, DiskInfo};
 use fathom_formats::Format;
-use fathom_formats::offline::SnapshotName;
 use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
-use fathom_stack::{AllowedDirs, ImageOpener, StoredImage};
-use fathom_storage::{Cache, EngineKind, FileOptions};
+use fathom_stack::{ImageOpener, StoredImage};
+use fathom_storage::{Cache, Location};
 use std::fs::File;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// How to open an image.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    /// None: what it looks like.
-    pub format: Option<Format>,
-    pub read_only: bool,
-    /// What is only read, of it and of the files that it names, may be written to by other processes.
-    pub force_share: bool,
-    pub cache: Cache,
-    pub engine: EngineKind,
-    /// Where the files may be that the image names; none: the image's own directory.
-    pub allow_dirs: Vec<PathBuf>,
-    /// The external data file, whatever the image calls it; none: what it calls it, to be read only.
-    pub data_file: Option<PathBuf>,
-    /// The state that an internal snapshot has kept.
-    pub snapshot: Option<SnapshotName>,
-    /// See [`ImageOptions::compress`].
-    pub compress: bool,
-    /// See [`ImageOptions::rebasing`].
-    pub rebasing: bool,
-    /// See [`ImageOptions::keep_bitmaps`].
-    pub keep_bitmaps: bool,
-}
-
-impl OpenOptions {
-    /// For an image that is read, through the page cache.
-    pub fn reading(format: Option<Format>) -> OpenOptions {
-        OpenOptions {
-            format,
-            read_only: true,
-            force_share: false,
-            cache: Cache::Writeback,
-            engine: EngineKind::IoUring,
-            allow_dirs: Vec::new(),
-            data_file: None,
-            snapshot: None,
-            compress: false,
-            rebasing: false,
-            keep_bitmaps: false,
-        }
-    }
-
-    /// For an image that is written to.
-    pub fn writing(format: Option<Format>) -> OpenOptions {
-        OpenOptions {
-            read_only: false,
-            ..OpenOptions::reading(format)
-        }
-    }
-
-    fn files(&self) -> FileOptions {
-        FileOptions {
-            cache: self.cache,
-            read_only: self.read_only,
-            force_share: self.force_share && self.read_only,
-            engine: self.engine,
-            ..FileOptions::default()
-        }
-    }
-}
 
 /// An image in use: locked, its metadata in memory. It ends by [`Chain::close`], or when it is
 /// dropped, after all its clients; then nobody hears of errors.
 pub struct Chain {
     format: Format,
     disk: Arc<ImageDisk>,
-    file: Arc<StoredImage>,
+    image: Arc<StoredImage>,
 }
 
 impl Chain {
     /// Opens an image with all that it names, locks it, and reads its metadata.
-    pub fn open(path: &Path, options: &OpenOptions) -> Result<Chain, Error> {
-        let files = options.files();
-        let file = StoredImage::in_file(path, files.clone())?;
-        Chain::activate(path, file, options, files)
+    pub fn open(location: &Location, options: &OpenOptions) -> Result<Chain, Error> {
+        Chain::of(open(location, options)?, options)
     }
 
-    /// The image in a file that is open for reading and writing; `path` is its name.
-    pub(crate) fn in_file(path: &Path, file: File, options: &OpenOptions) -> Result<Chain, Error> {
-        let files = options.files();
-        let file = StoredImage::from_file(path, file, files.clone())?;
-        Chain::activate(path, file, options, files)
-    }
-
-    fn activate(
-        path: &Path,
-        file: StoredImage,
-        options: &OpenOptions,
-        files: FileOptions,
-    ) -> Result<Chain, Error> {
-        let file = Arc::new(file);
-        let format = match options.format {
-            Some(format) => format,
-            None => Format::probe(file.bytes()).map_err(of(path))?,
-        };
-        let dirs = AllowedDirs::new(path, &options.allow_dirs)?;
-        let named = FileOptions {
+    /// The image in what is open for reading and, unless the options say otherwise, writing. It stays locked
+    /// as long as that is open.
+    pub(crate) fn of(image: Arc<StoredImage>, options: &OpenOptions) -> Result<Chain, Error> {
+        let format = format_of(&image, options.format)?;
+        let named = fathom_storage::OpenOptions {
             force_share: options.force_share,
-            ..files
+            ..options.storage()
         };
-        let opener = ImageOpener::new(dirs, named);
-        let opener = opener.with_data_file(path, options.data_file.as_deref());
-        let image = ImageOptions {
+        let opener = ImageOpener::of(image.location(), &named, &options.allow_dirs)?;
+        let opener = opener.with_data_file(image.path(), options.data_file.as_deref());
+        let image_options = ImageOptions {
             read_only: options.read_only,
             snapshot: options.snapshot.clone(),
             compress: options.compress,
@@ -123,9 +44,13 @@ impl Chain {
             keep_page_cache: true,
             ..ImageOptions::new(format)
         };
-        let disk = Arc::new(opener.open_disk(file.clone(), image)?);
+        let disk = Arc::new(opener.open_disk(image.clone(), image_options)?);
         disk.activate()?;
-        Ok(Chain { format, disk, file })
+        Ok(Chain {
+            format,
+            disk,
+            image,
+        })
     }
 
     pub fn format(&self) -> Format {
@@ -136,9 +61,9 @@ impl Chain {
         &self.disk
     }
 
-    /// The image's own file.
-    pub fn file(&self) -> &StoredImage {
-        &self.file
+    /// What the image itself is in.
+    pub fn image(&self) -> &StoredImage {
+        &self.image
     }
 
     pub fn info(&self) -> DiskInfo {
@@ -154,18 +79,17 @@ impl Chain {
     pub(crate) fn write_behind(&self, cache: Cache) -> Option<File> {
         let is_cached = cache == Cache::Writeback;
         is_cached
-            .then(|| self.file.file_disk()?.reopen().ok())
+            .then(|| self.image.file_disk()?.reopen().ok())
             .flatten()
     }
 
-    /// Writes back and flushes what is in memory only, and unlocks.
+    /// Writes back and flushes what is in memory only.
     pub fn close(self) -> Result<(), Error> {
         Ok(self.disk.deactivate()?)
     }
 }
 
 impl Drop for Chain {
-    /// Locks would else stay until the kernel has done away with the workers' rings.
     fn drop(&mut self) {
         let _ = self.disk.deactivate();
     }

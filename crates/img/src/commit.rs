@@ -1,17 +1,19 @@
 //! `fathom img commit`
 
-use crate::chain::{Chain, OpenOptions};
+use crate::chain::Chain;
 use crate::error::{Error, Moving, of, usage};
 use crate::info::{Info, Link, below};
 use crate::job::{Copy, CopyOptions, Job, Segment, Segments, State, WriteBehind};
-use crate::open::{identity, identity_of, open_writable};
+use crate::open::{OpenOptions, format_of, info_of, open_locked};
 use crate::progress::Progress;
 use crate::resize::{NewSize, Preallocation, ResizeOptions, resize};
 use crate::source::Opened;
+use fathom_formats::Format;
 use fathom_formats::offline::backing::make_empty;
 use fathom_formats::offline::bitmap::{self, Bitmaps, Listed};
-use fathom_formats::{Format, resolve};
-use fathom_storage::{Cache, lock_image};
+use fathom_formats::served::Storage;
+use fathom_stack::{StoredImage, seen_from};
+use fathom_storage::{Cache, Location};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -42,41 +44,46 @@ const DEPTH: usize = 16;
 /// image does; the image becomes empty, unless it is to be kept. A kill at any instant leaves the
 /// image's disk as it was. Returns the image that was written to.
 pub fn commit(
-    path: &Path,
+    location: &Location,
     options: &CommitOptions,
     progress: &mut Progress<'_>,
 ) -> Result<PathBuf, Error> {
-    let file = open_writable(path, false)?;
-    let format = match options.format {
-        Some(format) => format,
-        None => Format::probe(&file).map_err(of(path))?,
+    let path = &*location.name();
+    let locked = OpenOptions {
+        cache: options.cache,
+        allow_dirs: options.allow_dirs.clone(),
+        ..OpenOptions::writing(options.format)
     };
-    // The chain is read although its base is written; so its own locks would be in the way.
-    lock_image(path, &file, true)?;
-    let top = Info::read(path, &file, Some(format)).map_err(of(path))?;
-    let mut below = below(&file, &top, &options.allow_dirs)?;
-    let layers = 1 + find_base(path, &top, &below, options)?;
+    let own = open_locked(location, &locked)?;
+    let format = format_of(&own, options.format)?;
+    let top = info_of(path, &own, Some(format))?;
+    let looked_at = OpenOptions {
+        read_only: true,
+        ..locked
+    };
+    let mut below = below(&own, &top, &looked_at)?;
+    let layers = 1 + find_base(&own, &top, &below, options)?;
     below.truncate(layers);
     let base = below.pop().map(Base::new).expect("it is one of them");
     below
         .iter()
-        .try_for_each(|link| lock_image(&link.path, &link.file, false))?;
+        .try_for_each(|link| link.image.disk().activate())?;
     let mut job = Job::default();
+    // The chain is read although its base is written; so its own locks would be in the way.
     let open = OpenOptions {
-        cache: options.cache,
+        format: Some(format),
         force_share: true,
-        allow_dirs: options.allow_dirs.clone(),
-        ..OpenOptions::reading(Some(format))
+        ..looked_at
     };
-    let image = Opened::of(path, Chain::open(path, &open)?, &mut job)?;
+    let image = Opened::of(Chain::of(own.clone(), &open)?, open.engine, &mut job)?;
     lengthen(&base, image.size(), options)?;
     record(&base, image.segments(&job, layers)?)?;
-    let target = Chain::open(&base.path, &options.open_base(&base))?;
+    let target = Chain::open(&base.location, &options.open_base(&base))?;
     let copied = copy(
         &mut job,
         &image,
         &target,
-        (path, &base.path),
+        (path, target.image().path()),
         layers,
         options,
         progress,
@@ -85,7 +92,7 @@ pub fn commit(
     let closed = target.close();
     if let Err(error) = copied.and(closed) {
         if error.is_midway() {
-            let (path, base) = (path.display(), base.path.display());
+            let (path, base) = (path.display(), &base.location);
             progress.warn(&format!(
                 "{path} reads as before; {base} has a part of it: give the command again"
             ));
@@ -94,17 +101,17 @@ pub fn commit(
     }
     drop(below);
     let empties = !options.keep && options.base.is_none();
-    if empties && !make_empty(&file, format).map_err(of(path))? {
+    if empties && !make_empty(own.bytes(), format).map_err(of(path))? {
         let what = format!("{}: {format} images stay as they are", path.display());
         progress.warn(&what);
     }
     progress.end();
-    Ok(base.path)
+    Ok(base.location.name())
 }
 
 /// An image below the one that is committed.
 struct Base {
-    path: PathBuf,
+    location: Location,
     format: Format,
 }
 
@@ -112,26 +119,26 @@ impl Base {
     fn new(link: Link) -> Base {
         Base {
             format: link.info.image.format(),
-            path: link.path,
+            location: link.image.location().clone(),
         }
     }
 }
 
 /// Which of the images below is to be written to.
 fn find_base(
-    path: &Path,
+    image: &StoredImage,
     top: &Info,
     below: &[Link],
     options: &CommitOptions,
 ) -> Result<usize, Error> {
-    let above = std::iter::once(top).chain(below.iter().map(|link| &link.info));
-    let found = above.zip(below).position(|(above, link)| {
+    let links = below.iter().map(|link| (&link.info, &link.image));
+    let above = std::iter::once((top, image)).chain(links);
+    let found = above.zip(below).position(|((above, image), link)| {
         options.base.as_deref().is_none_or(|name| {
             let name = name.as_os_str().as_bytes();
-            let there = resolve(&above.path, name).ok();
-            let there = there.and_then(|path| identity_of(&path));
-            above.image.backing_file() == Some(name)
-                || there.is_some() && there == identity(&link.file).ok()
+            let there = seen_from(image.location(), name).ok();
+            let there = there.and_then(|there| StoredImage::identity_of(&there));
+            above.image.backing_file() == Some(name) || there == Some(link.image.identity())
         })
     });
     found.ok_or_else(|| {
@@ -139,7 +146,7 @@ fn find_base(
             None => "has no backing file to commit to".to_owned(),
             Some(base) => format!("{} is not among its backing files", base.display()),
         };
-        usage(path, problem)
+        usage(image.path(), problem)
     })
 }
 
@@ -157,7 +164,7 @@ impl CommitOptions {
 
 /// Makes the base as large as the image at least.
 fn lengthen(base: &Base, size: u64, options: &CommitOptions) -> Result<(), Error> {
-    let chain = Chain::open(&base.path, &options.open_base(base))?;
+    let chain = Chain::open(&base.location, &options.open_base(base))?;
     let is_enough = chain.size() >= size;
     chain.close()?;
     if is_enough {
@@ -170,7 +177,7 @@ fn lengthen(base: &Base, size: u64, options: &CommitOptions) -> Result<(), Error
         allow_dirs: options.allow_dirs.clone(),
         data_file: options.data_file.clone(),
     };
-    resize(&base.path, Some(base.format), &larger)?;
+    resize(&base.location, Some(base.format), &larger)?;
     Ok(())
 }
 
@@ -180,9 +187,9 @@ fn record(base: &Base, segments: Segments) -> Result<(), Error> {
     if base.format != Format::Qcow2 {
         return Ok(());
     }
-    let file = open_writable(&base.path, false)?;
-    lock_image(&base.path, &file, true)?;
-    let bitmaps = bitmap::list(&file).map_err(of(&base.path))?;
+    let image = open_locked(&base.location, &OpenOptions::writing(None))?;
+    let told = of(image.path());
+    let bitmaps = bitmap::list(image.bytes()).map_err(&told)?;
     if !bitmaps.iter().any(Listed::records) {
         return Ok(());
     }
@@ -195,11 +202,9 @@ fn record(base: &Base, segments: Segments) -> Result<(), Error> {
             _ => written.push(range),
         }
     }
-    let mut bitmaps = Bitmaps::open(&file).map_err(of(&base.path))?;
+    let mut bitmaps = Bitmaps::open(image.bytes()).map_err(&told)?;
     let recorded = bitmaps.record(|| written.iter().cloned());
-    recorded
-        .and_then(|()| bitmaps.commit())
-        .map_err(of(&base.path))
+    recorded.and_then(|()| bitmaps.commit()).map_err(&told)
 }
 
 fn copy(

@@ -1,21 +1,21 @@
 //! `fathom img convert`
 
-use crate::chain::{Chain, OpenOptions};
+use crate::chain::Chain;
 use crate::create::{CreateOptions, create_in, size_of};
-use crate::error::{Error, Moving, io_error, of, usage};
+use crate::error::{Error, Moving, of, usage};
 use crate::job::{Client, Copy, CopyOptions, Job, WriteBehind, compressed_at_once};
-use crate::open::{identity_of, open_writable};
+use crate::open::{OpenOptions, open_bare, open_locked};
 use crate::progress::Progress;
-use crate::source::{Opened, Source, nbd_uri};
+use crate::source::{Opened, Source, located};
 use crate::stream;
 use crate::streamed::to_standard_output;
 use crate::target::{Target, parent};
 use fathom_core::Disk;
+use fathom_formats::Format;
 use fathom_formats::offline::bitmap::copy;
-use fathom_formats::offline::open_read_only;
-use fathom_formats::{Format, resolve};
-use fathom_nbd::NbdUri;
-use fathom_storage::{Cache, EngineKind, NbdDisk, NbdOptions, lock_image};
+use fathom_formats::served::Storage;
+use fathom_stack::{StoredImage, seen_from};
+use fathom_storage::{Cache, EngineKind, Location};
 
 pub use fathom_formats::offline::bitmap::Broken;
 use std::ffi::OsStr;
@@ -60,14 +60,15 @@ enum Sink {
         chain: Chain,
         target: Option<Target>,
     },
-    Nbd(Arc<NbdDisk>),
+    /// A disk that others make, an NBD server say.
+    Bare(Arc<dyn Disk>),
 }
 
 impl Sink {
     fn disk(&self) -> Arc<dyn Disk> {
         match self {
             Sink::Image { chain, .. } => chain.disk().clone(),
-            Sink::Nbd(disk) => disk.clone(),
+            Sink::Bare(disk) => disk.clone(),
         }
     }
 
@@ -75,22 +76,21 @@ impl Sink {
     fn compress_unit(&self) -> Option<u64> {
         match self {
             Sink::Image { chain, .. } => chain.disk().compress_unit(),
-            Sink::Nbd(_) => None,
+            Sink::Bare(_) => None,
         }
     }
 }
 
-/// Copies the sources, one behind the other, to the target, a path or an NBD URI. Everything is
-/// durable when it returns.
+/// Copies the sources, one behind the other, to the target: where that is, or `-` for standard output.
+/// Everything is durable when it returns.
 pub fn convert(
     sources: &[Source],
     target: &OsStr,
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
-    let path = Path::new(target);
     if options.compress && options.create.format != Format::Qcow2 {
-        return Err(cannot_compress(path));
+        return Err(cannot_compress(Path::new(target)));
     }
     let mut job = Job::default();
     let mut opened = Source::open_all(sources, &mut job)?;
@@ -103,17 +103,16 @@ pub fn convert(
             .try_for_each(|source| to_standard_output(&job, source, progress))
             .map(|()| progress.end());
     }
-    let sink = match nbd_uri(target) {
-        Some(uri) => open_nbd(path, uri, &opened, options)?,
-        None => open_image(path, size, &opened, options)?,
-    };
+    let location = &located(target)?;
+    let path = &*location.name();
+    let sink = open_sink(location, size, &opened, options)?;
     let copied = move_data(&mut job, &mut opened, &sink, path, options, progress);
     let finished = copied.and_then(|()| progress.check());
     match (sink, finished) {
-        (Sink::Nbd(disk), finished) => finished.and(disk.deactivate().map_err(Error::from)),
+        (Sink::Bare(disk), finished) => finished.and(disk.deactivate().map_err(Error::from)),
         (Sink::Image { chain, target }, Ok(())) => {
             chain.close()?;
-            copy_bitmaps(&opened, path, target.as_ref(), options, progress)?;
+            copy_bitmaps(&opened, location, target.as_ref(), options, progress)?;
             target.map_or(Ok(()), Target::complete)
         }
         (Sink::Image { chain, target }, Err(error)) => {
@@ -135,7 +134,7 @@ pub fn convert(
 /// The source's bitmaps, into a target that is not in use any more.
 fn copy_bitmaps(
     sources: &[Opened],
-    path: &Path,
+    location: &Location,
     target: Option<&Target>,
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
@@ -143,27 +142,22 @@ fn copy_bitmaps(
     let Some(broken) = options.bitmaps else {
         return Ok(());
     };
+    let path = &*location.name();
     let [source] = sources else {
         return Err(usage(
             path,
             "bitmaps of several images cannot be put together",
         ));
     };
-    let is_qcow2 = source.format() == Some(Format::Qcow2);
-    if !is_qcow2 || options.create.format != Format::Qcow2 {
-        return Err(usage(path, "bitmaps are copied from qcow2 to qcow2 only"));
-    }
-    let from = open_read_only(&source.path).map_err(io_error(&source.path, "cannot be opened"))?;
-    let opened;
-    let to = match target {
-        Some(target) => target.file(),
-        None => {
-            opened = open_writable(path, false)?;
-            lock_image(path, &opened, true)?;
-            &opened
-        }
+    let from = match source.image() {
+        Some((from, Format::Qcow2)) if options.create.format == Format::Qcow2 => from,
+        _ => return Err(usage(path, "bitmaps are copied from qcow2 to qcow2 only")),
     };
-    for name in copy(&from, to, broken).map_err(of(path))? {
+    let to = match target {
+        Some(target) => target.image().clone(),
+        None => open_locked(location, &OpenOptions::writing(None))?,
+    };
+    for name in copy(from.bytes(), to.bytes(), broken).map_err(of(path))? {
         progress.warn(&format!("bitmap '{name}' is broken, and left out"));
     }
     Ok(())
@@ -191,7 +185,7 @@ fn move_data(
     progress.begin(opened.iter().map(Opened::size).sum());
     let file = match sink {
         Sink::Image { chain, .. } => chain.write_behind(options.cache),
-        Sink::Nbd(_) => None,
+        Sink::Bare(_) => None,
     };
     let mut behind = WriteBehind::new(file);
     let mut shift = 0;
@@ -250,8 +244,8 @@ fn granule(target: &Client, options: &ConvertOptions, unit: Option<u64>, piece: 
 /// Whether a new target does where nothing is written.
 fn reads_as_zeroes(sink: &Sink) -> bool {
     match sink {
-        Sink::Image { chain, .. } => chain.format() != Format::Raw || chain.file().is_file(),
-        Sink::Nbd(_) => false,
+        Sink::Image { chain, .. } => chain.format() != Format::Raw || chain.image().is_file(),
+        Sink::Bare(_) => false,
     }
 }
 
@@ -274,28 +268,38 @@ fn refuse_stream(options: &ConvertOptions) -> Result<(), Error> {
     }
 }
 
-fn open_nbd(
-    path: &Path,
-    uri: &str,
+/// The target's options, but for what its image names.
+fn open_options(options: &ConvertOptions) -> OpenOptions {
+    OpenOptions {
+        cache: options.cache,
+        engine: options.engine,
+        compress: options.compress,
+        allow_dirs: options.allow_dirs.clone(),
+        data_file: options.data_file.clone(),
+        ..OpenOptions::writing(Some(options.create.format))
+    }
+}
+
+/// For a disk of so many bytes.
+fn open_sink(
+    location: &Location,
+    size: u64,
     sources: &[Opened],
     options: &ConvertOptions,
 ) -> Result<Sink, Error> {
-    if !options.no_create {
-        return Err(usage(
-            path,
-            "an NBD export is there already: add --no-create (-n)",
-        ));
+    let path = &*location.name();
+    if !location.kind().images && !options.no_create {
+        let problem = "is a disk that is there already: add --no-create (-n)";
+        return Err(usage(path, problem));
     }
-    if options.create.format != Format::Raw {
-        return Err(usage(path, "an NBD export is a raw disk: -O raw"));
-    }
-    let uri: NbdUri = uri.parse().map_err(|error| usage(path, error))?;
-    let disk = NbdDisk::connect(&uri, NbdOptions::default())?;
+    let Some(disk) = open_bare(location, &open_options(options))? else {
+        return open_image(location, size, sources, options);
+    };
     disk.activate()?;
     let info = disk.info();
-    refuse_smaller(path, info.size, sources.iter().map(Opened::size).sum())?;
+    refuse_smaller(path, info.size, size)?;
     refuse_odd(path, info.block_size, sources)?;
-    Ok(Sink::Nbd(Arc::new(disk)))
+    Ok(Sink::Bare(disk))
 }
 
 fn refuse_smaller(path: &Path, is: u64, needed: u64) -> Result<(), Error> {
@@ -320,22 +324,16 @@ fn refuse_odd(path: &Path, block: u32, sources: &[Opened]) -> Result<(), Error> 
 }
 
 fn open_image(
-    path: &Path,
+    location: &Location,
     size: u64,
     sources: &[Opened],
     options: &ConvertOptions,
 ) -> Result<Sink, Error> {
-    refuse_sources(path, sources)?;
-    let mut open = OpenOptions {
-        cache: options.cache,
-        engine: options.engine,
-        compress: options.compress,
-        allow_dirs: options.allow_dirs.clone(),
-        data_file: options.data_file.clone(),
-        ..OpenOptions::writing(Some(options.create.format))
-    };
+    let path = &*location.name();
+    refuse_sources(location, sources)?;
+    let mut open = open_options(options);
     if options.no_create {
-        let chain = Chain::open(path, &open)?;
+        let chain = Chain::open(location, &open)?;
         refuse_smaller(path, chain.size(), size)?;
         return Ok(Sink::Image {
             chain,
@@ -349,22 +347,22 @@ fn open_image(
     }
     create.size = Some(create.size.unwrap_or(size));
     create.validate().map_err(of(path))?;
-    let size = size_of(path, &create, false)?;
-    let target = Target::open(path, create.qcow2.data_file.is_some())?;
-    create_in(path, target.file(), &create, size)?;
-    let file = target.file().try_clone();
-    let file = file.map_err(io_error(path, "cannot be opened again"))?;
+    let size = size_of(location, &create, false)?;
+    let target = Target::open(location, create.qcow2.data_file.is_some(), &open)?;
+    create_in(&target, location, &create, size)?;
     // What it names is what the user has named.
-    let resolved = |name: &str| resolve(path, name.as_bytes()).map_err(of(path));
-    open.data_file = { create.qcow2.data_file.as_deref() }
-        .map(resolved)
-        .transpose()?;
-    if let Some(backing) = &create.backing {
-        let dir = parent(&resolved(&backing.name)?).to_owned();
+    let named = |name: &str| seen_from(location, name.as_bytes());
+    if let Some(name) = &create.qcow2.data_file {
+        open.data_file = Some(named(name)?.name());
+    }
+    if let Some(backing) = &create.backing
+        && let Some(below) = named(&backing.name)?.path()
+    {
+        let dir = parent(below).to_owned();
         let is_root = dir.canonicalize().is_ok_and(|dir| dir == Path::new("/"));
         open.allow_dirs.extend((!is_root).then_some(dir));
     }
-    let chain = Chain::in_file(path, file, &open)?;
+    let chain = Chain::of(target.image().clone(), &open)?;
     Ok(Sink::Image {
         chain,
         target: Some(target),
@@ -372,11 +370,14 @@ fn open_image(
 }
 
 /// The target is none of the files that are read.
-fn refuse_sources(path: &Path, sources: &[Opened]) -> Result<(), Error> {
-    let own = identity_of(path);
+fn refuse_sources(location: &Location, sources: &[Opened]) -> Result<(), Error> {
+    let own = StoredImage::identity_of(location);
     let is_read = |source: &Opened| source.files().any(|file| own == Some(file));
     match own.is_some() && sources.iter().any(is_read) {
-        true => Err(usage(path, "is read from, too: choose another name")),
+        true => Err(usage(
+            &location.name(),
+            "is read from, too: choose another name",
+        )),
         false => Ok(()),
     }
 }

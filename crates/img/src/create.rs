@@ -1,13 +1,12 @@
 //! `fathom img create`
 
 use crate::error::{Error, of, usage};
-use crate::open::{identity, identity_of, open_target, refuse_same};
-use fathom_files::ImageFile;
+use crate::open::{OpenOptions, open};
+use crate::target::Target;
 use fathom_formats::offline::create as creation;
-use fathom_formats::resolve;
-use fathom_storage::lock_image;
-use std::fs::File;
-use std::path::Path;
+use fathom_formats::served::Storage;
+use fathom_stack::{StoredImage, seen_from};
+use fathom_storage::Location;
 
 pub use creation::{Backing, Options as CreateOptions};
 
@@ -15,75 +14,102 @@ pub use creation::{Backing, Options as CreateOptions};
 /// and goes into the options; `unsafe_backing` does without looking at the
 /// backing file. Returns the size.
 ///
-/// What the file had in it is lost, unless something is wrong with the
-/// options. A file that was not there is not left behind after a failure.
-pub fn create(path: &Path, options: &CreateOptions, unsafe_backing: bool) -> Result<u64, Error> {
-    options.validate().map_err(of(path))?;
-    let size = size_of(path, options, unsafe_backing)?;
-    let (file, is_new) = open_target(path)?;
-    let made = create_in(path, &file, options, size);
-    if made.is_err() && is_new {
-        // The error that there is says more than one about this would.
-        let _ = std::fs::remove_file(path);
-    }
-    made.map(|()| size)
+/// What was there is lost, unless something is wrong with the
+/// options. What was not there is not left behind after a failure.
+pub fn create(
+    location: &Location,
+    options: &CreateOptions,
+    unsafe_backing: bool,
+) -> Result<u64, Error> {
+    options.validate().map_err(of(&location.name()))?;
+    let size = size_of(location, options, unsafe_backing)?;
+    let writing = OpenOptions::writing(Some(options.format));
+    // With a name that is that of its data, too, it is found out.
+    let named = options.qcow2.data_file.is_some();
+    let target = Target::open(location, named, &writing)?;
+    create_in(&target, location, options, size)?;
+    target.complete()?;
+    Ok(size)
 }
 
-/// Makes an image in this file, whose name is, or is to be, `path`.
+/// Makes an image in this target, which is, or is to be, at `location`, and locks it.
 pub(crate) fn create_in(
-    path: &Path,
-    file: &File,
+    target: &Target,
+    location: &Location,
     options: &CreateOptions,
     size: u64,
 ) -> Result<(), Error> {
     let below = match &options.backing {
-        Some(backing) => identity_of(&resolve(path, backing.name.as_bytes()).map_err(of(path))?),
+        Some(backing) => StoredImage::identity_of(&seen_from(location, backing.name.as_bytes())?),
         None => None,
     };
-    let same = "is the new image's backing file, too: choose another name";
-    refuse_same(path, file, below, same)?;
-    lock_image(path, file, true)?;
-    let data = open_data_file(path, file, options, below)?;
-    let data = data.as_ref().map(|d| d as &dyn ImageFile);
-    creation::create(file, data, options, size).map_err(of(path))
+    let image = target.image();
+    if below == Some(image.identity()) {
+        let problem = "is the new image's backing file, too: choose another name";
+        return Err(usage(image.path(), problem));
+    }
+    image.disk().activate()?;
+    let data = open_data_file(location, image, options, below)?;
+    let bytes = data.as_ref().map(|data| data.image().bytes());
+    creation::create(image.bytes(), bytes, options, size).map_err(of(image.path()))?;
+    data.map_or(Ok(()), Target::complete)
 }
 
 pub(crate) fn size_of(
-    path: &Path,
+    location: &Location,
     options: &CreateOptions,
     unsafe_backing: bool,
 ) -> Result<u64, Error> {
+    let path = location.name();
     let backing = match &options.backing {
-        Some(backing) if !unsafe_backing => {
-            Some(creation::backing_size(path, backing).map_err(of(path))?)
-        }
+        Some(backing) if !unsafe_backing => Some(backing_size(location, backing)?),
         Some(backing) if backing.format.is_none() => {
             let problem = format!(
                 "the format of backing file {} is needed, too: -F",
                 backing.name
             );
-            return Err(usage(path, problem));
+            return Err(usage(&path, problem));
         }
         _ => None,
     };
     let size = options.size.or(backing);
-    size.ok_or_else(|| usage(path, "a new image needs a size, such as 10G"))
+    size.ok_or_else(|| usage(&path, "a new image needs a size, such as 10G"))
 }
 
+/// The size of the disk in the backing file of a new image at `location`.
+fn backing_size(location: &Location, backing: &Backing) -> Result<u64, Error> {
+    let told = of(&location.name());
+    let below = seen_from(location, backing.name.as_bytes())?;
+    let image = open(&below, &OpenOptions::looking(true))
+        .map_err(|error| usage(&location.name(), format!("backing file {error}")))?;
+    creation::backing_size(image.path(), image.bytes(), backing.format).map_err(told)
+}
+
+/// The file for the guest's data, locked.
 fn open_data_file(
-    image: &Path,
-    image_file: &File,
+    location: &Location,
+    image: &StoredImage,
     options: &CreateOptions,
     below: Option<(u64, u64)>,
-) -> Result<Option<File>, Error> {
+) -> Result<Option<Target>, Error> {
     let Some(name) = &options.qcow2.data_file else {
         return Ok(None);
     };
-    let path = resolve(image, name.as_bytes()).map_err(of(image))?;
-    let (file, _) = open_target(&path)?;
-    let own = identity(image_file).ok();
-    refuse_same(&path, &file, own, "is the new image itself, too")?;
-    refuse_same(&path, &file, below, "is the new image's backing file, too")?;
-    lock_image(&path, &file, true)?;
-    Ok(Some(file))
+    let place = seen_from(location, name.as_bytes())?;
+    if place.path().is_none() {
+        let problem = "its data cannot be in another image there: leave out data_file";
+        return Err(usage(&location.name(), problem));
+    }
+    let there = StoredImage::identity_of(&place);
+    let same = match there {
+        Some(_) if there == Some(image.identity()) => Some("is the new image itself, too"),
+        Some(_) if there == below => Some("is the new image's backing file, too"),
+        _ => None,
+    };
+    if let Some(problem) = same {
+        return Err(usage(&place.name(), problem));
+    }
+    let data = Target::open(&place, true, &OpenOptions::writing(Some(options.format)))?;
+    data.image().disk().activate()?;
+    Ok(Some(data))
 }

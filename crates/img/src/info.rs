@@ -1,16 +1,13 @@
 //! `fathom img info`
 
-use crate::error::{Error, io_error, of, usage};
-use crate::open::identity;
-use crate::source::{connect, export};
-use fathom_core::Disk;
+use crate::error::{Error, of, usage};
+use crate::open::{OpenOptions, info_of, open_bare, open_locked};
+use fathom_formats::Format;
 use fathom_formats::offline::info as infos;
-use fathom_formats::offline::open_read_only;
-use fathom_formats::{Format, resolve};
-use fathom_stack::AllowedDirs;
-use fathom_storage::lock_image;
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use fathom_formats::served::Storage;
+use fathom_stack::{ImageOpener, StoredImage, seen_from};
+use fathom_storage::Location;
+use std::path::PathBuf;
 
 pub use infos::Info;
 
@@ -31,18 +28,23 @@ pub struct InfoOptions {
 }
 
 /// Describes an image, or it and all below it; or the disk of an NBD URI.
-pub fn info(path: &Path, options: &InfoOptions) -> Result<Vec<Info>, Error> {
-    if let Some(uri) = export(path, options.format)? {
-        let size = connect(&uri)?.info().size;
-        return Ok(vec![Info::of_export(path, size)]);
+pub fn info(location: &Location, options: &InfoOptions) -> Result<Vec<Info>, Error> {
+    let open = OpenOptions {
+        format: options.format,
+        ..OpenOptions::looking(options.force_share)
+    };
+    if let Some(disk) = open_bare(location, &open)? {
+        let (name, kind) = (location.name(), location.kind().name);
+        return Ok(vec![Info::of_disk(&name, disk.info().size, kind)]);
     }
-    let file = open_read_only(path).map_err(io_error(path, "cannot be opened"))?;
-    if !options.force_share {
-        lock_image(path, &file, false)?;
-    }
-    let top = Info::read(path, &file, options.format).map_err(of(path))?;
+    let image = open_locked(location, &open)?;
+    let top = info_of(&location.name(), &image, options.format)?;
+    let shared = OpenOptions {
+        allow_dirs: options.allow_dirs.clone(),
+        ..OpenOptions::looking(true)
+    };
     let below = match options.chain {
-        true => below(&file, &top, &options.allow_dirs)?,
+        true => below(&image, &top, &shared)?,
         false => Vec::new(),
     };
     let below = below.into_iter().map(|link| link.info);
@@ -53,42 +55,48 @@ pub fn info(path: &Path, options: &InfoOptions) -> Result<Vec<Info>, Error> {
 pub(crate) struct Link {
     /// Its path is what the images' names say.
     pub(crate) info: Info,
-    /// Where it was found.
-    pub(crate) path: PathBuf,
-    pub(crate) file: File,
+    /// It is not locked.
+    pub(crate) image: StoredImage,
 }
 
-/// All images below the one in `file`, in the directories where they may be. A format that the image
+/// All images below `image`, where they may be, opened like this. A format that the image
 /// above names is believed; one that it does not name is seen from the first bytes, which is harmless
 /// since nothing but headers is read and shown.
-pub(crate) fn below(file: &File, top: &Info, allow_dirs: &[PathBuf]) -> Result<Vec<Link>, Error> {
-    let dirs = AllowedDirs::new(&top.path, allow_dirs)?;
-    let same = |file: &File| identity(file).map_err(io_error(&top.path, "cannot be examined"));
-    let mut seen = vec![same(file)?];
+pub(crate) fn below(
+    image: &StoredImage,
+    top: &Info,
+    options: &OpenOptions,
+) -> Result<Vec<Link>, Error> {
+    let opener = ImageOpener::of(image.location(), &options.storage(), &options.allow_dirs)?;
+    let mut seen = vec![image.identity()];
     let mut links: Vec<Link> = Vec::new();
     loop {
         let (above, at) = match links.last() {
-            Some(link) => (&link.info, &link.path),
-            None => (top, &top.path),
+            Some(link) => (&link.info, &link.image),
+            None => (top, image),
         };
         let Some(name) = above.image.backing_file() else {
             return Ok(links);
         };
-        let (path, file) = dirs.open(at, name)?;
-        let told = of(&path);
-        let own = same(&file)?;
+        let found = opener.open_named(at.path(), name)?;
+        let own = found.identity();
         if seen.contains(&own) || seen.len() == MAX_CHAIN {
             let problem = format!(
                 "the chain of backing files comes back to {}, or has more than {MAX_CHAIN} images",
-                path.display()
+                found.path().display()
             );
             return Err(usage(&top.path, problem));
         }
         seen.push(own);
         let format = above.image.backing_format();
         let format = format.map(|name| Format::from_name(&name)).transpose();
-        let shown = resolve(&above.path, name).map_err(&told)?;
-        let info = Info::read(&shown, &file, format.map_err(of(at))?).map_err(&told)?;
-        links.push(Link { info, path, file });
+        let format = format.map_err(of(at.path()))?;
+        // As the images name them: relative names begin where the first one does.
+        let shown = match at.location().path() {
+            Some(_) => seen_from(&Location::file(&above.path), name)?.name(),
+            None => found.location().name(),
+        };
+        let info = info_of(&shown, &found, format)?;
+        links.push(Link { info, image: found });
     }
 }

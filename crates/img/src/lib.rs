@@ -26,7 +26,6 @@ mod streamed;
 mod target;
 
 pub use bitmap::{BitmapChange, BitmapOptions, Listed, bitmap, bitmaps};
-pub use chain::OpenOptions;
 pub use check::{CheckOptions, Repair, Report, check};
 pub use commit::{CommitOptions, commit};
 pub use compare::{CompareOptions, Comparison, compare};
@@ -38,6 +37,7 @@ pub use fathom_formats::{Format, shown};
 pub use info::{Info, InfoOptions, info};
 pub use map::{MapExtent, MapOptions, map};
 pub use measure::{Measure, measure, measure_empty};
+pub use open::OpenOptions;
 pub use progress::{Event, Progress};
 pub use rebase::{RebaseOptions, rebase};
 pub use resize::{NewSize, Preallocation, ResizeOptions, Resized, resize};

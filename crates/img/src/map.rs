@@ -1,11 +1,12 @@
 //! `fathom img map`
 
-use crate::chain::OpenOptions;
 use crate::error::Error;
 use crate::job::Job;
+use crate::open::OpenOptions;
 use crate::source::Source;
 use fathom_formats::Format;
 use fathom_formats::offline::SnapshotName;
+use fathom_storage::Location;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -28,14 +29,14 @@ pub struct MapOptions {
     pub snapshot: Option<SnapshotName>,
 }
 
-/// Says of each part of the disk in an image, or of an NBD URI, where it is. `say` gets the extents in order, with the name
-/// of the file, if there is one.
+/// Says of each part of the disk in an image, or of an NBD URI, where it is. `say` gets the extents in
+/// order, with the name of the file, if there is one.
 pub fn map<E: From<Error>>(
-    path: &Path,
+    location: &Location,
     options: &MapOptions,
     mut say: impl FnMut(&MapExtent, Option<&Path>) -> Result<(), E>,
 ) -> Result<(), E> {
-    with_extents(path, options, |_, extents, paths| {
+    with_extents(location, options, |_, extents, paths| {
         for extent in extents {
             let extent = extent?;
             let path = extent.host.map(|host| &*paths[usize::from(host.file)]);
@@ -47,7 +48,7 @@ pub fn map<E: From<Error>>(
 
 /// With the map of a disk, its size, and the names of its files.
 pub(crate) fn with_extents<T, E: From<Error>>(
-    path: &Path,
+    location: &Location,
     options: &MapOptions,
     look: impl FnOnce(
         u64,
@@ -62,7 +63,7 @@ pub(crate) fn with_extents<T, E: From<Error>>(
         ..OpenOptions::reading(options.format)
     };
     let mut job = Job::default();
-    let disk = Source::stored(path.as_os_str(), open)?.open(&mut job)?;
+    let disk = Source::at(location.clone(), open)?.open(&mut job)?;
     let size = disk.size();
     let looked = disk.extents(&job, range(size, options), |extents, paths| {
         look(size, extents, paths)

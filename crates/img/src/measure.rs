@@ -1,26 +1,30 @@
 //! `fathom img measure`
 
 use crate::create::CreateOptions;
-use crate::error::{Error, io_error, of};
+use crate::error::{Error, of};
 use crate::map::{MapOptions, with_extents};
-use crate::source::nbd_uri;
-use fathom_formats::offline::info::Info;
+use crate::open::{OpenOptions, info_of, open};
+use fathom_formats::offline::Image;
 use fathom_formats::offline::measure as measures;
-use fathom_formats::offline::{Image, open_read_only};
-use std::path::Path;
+use fathom_storage::Location;
 
 pub use measures::Measure;
 
-/// Measures the image that the disk in `path` would be converted into, opened as the options of
+/// Measures the image that the disk at `location` would be converted into, opened as the options of
 /// [`crate::map`] say.
-pub fn measure(path: &Path, source: &MapOptions, target: &CreateOptions) -> Result<Measure, Error> {
-    target.validate().map_err(of(path))?;
-    with_extents(path, source, |size, extents, _| {
+pub fn measure(
+    location: &Location,
+    source: &MapOptions,
+    target: &CreateOptions,
+) -> Result<Measure, Error> {
+    let told = of(&location.name());
+    target.validate().map_err(&told)?;
+    with_extents(location, source, |size, extents, _| {
         let source = measures::Source {
             data: measures::data_clusters(extents, target.cluster_size)?,
-            bitmaps: bitmaps(path, source)?,
+            bitmaps: bitmaps(location, source)?,
         };
-        measures::measure(target, size, Some(&source)).map_err(of(path))
+        measures::measure(target, size, Some(&source)).map_err(&told)
     })
 }
 
@@ -31,14 +35,15 @@ pub fn measure_empty(size: u64, target: &CreateOptions) -> Result<Measure, fatho
 }
 
 fn bitmaps(
-    path: &Path,
+    location: &Location,
     source: &MapOptions,
 ) -> Result<Option<Vec<fathom_formats::qcow2::bitmap::Bitmap>>, Error> {
-    if nbd_uri(path.as_os_str()).is_some() {
+    if !location.kind().images {
         return Ok(None);
     }
-    let file = open_read_only(path).map_err(io_error(path, "cannot be opened"))?;
-    let info = Info::read(path, &file, source.format).map_err(of(path))?;
+    // It is locked already.
+    let image = open(location, &OpenOptions::looking(true))?;
+    let info = info_of(&location.name(), &image, source.format)?;
     Ok(match &info.image {
         Image::Qcow2(header) if header.version >= 3 => Some(info.bitmaps),
         _ => None,

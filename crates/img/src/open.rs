@@ -1,62 +1,168 @@
-//! Opening what a tool writes to.
+//! Opening images, wherever they are.
 
-use crate::error::{Error, io_error, usage};
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use crate::error::{Error, of, usage};
+use fathom_core::Disk;
+use fathom_formats::Format;
+use fathom_formats::offline::SnapshotName;
+use fathom_formats::offline::info::{Info, Protocol};
+use fathom_formats::served::Storage;
+use fathom_stack::{StoredImage, seen_from};
+use fathom_storage::{Cache, EngineKind, Location};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-pub(crate) fn refuse_same(
-    path: &Path,
-    file: &File,
-    other: Option<(u64, u64)>,
-    problem: &str,
-) -> Result<(), Error> {
-    match other.is_some() && identity(file).ok() == other {
-        true => Err(usage(path, problem)),
-        false => Ok(()),
+/// How to open an image.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// None: what it looks like.
+    pub format: Option<Format>,
+    pub read_only: bool,
+    /// What is only read, of it and of the files that it names, may be written to by other processes.
+    pub force_share: bool,
+    pub cache: Cache,
+    pub engine: EngineKind,
+    /// Where the files may be that the image names; none: the image's own directory.
+    pub allow_dirs: Vec<PathBuf>,
+    /// The external data file, whatever the image calls it; none: what it calls it, to be read only.
+    pub data_file: Option<PathBuf>,
+    /// The state that an internal snapshot has kept.
+    pub snapshot: Option<SnapshotName>,
+    /// See [`ImageOptions::compress`](fathom_formats::served::ImageOptions::compress).
+    pub compress: bool,
+    /// See [`ImageOptions::rebasing`](fathom_formats::served::ImageOptions::rebasing).
+    pub rebasing: bool,
+    /// See [`ImageOptions::keep_bitmaps`](fathom_formats::served::ImageOptions::keep_bitmaps).
+    pub keep_bitmaps: bool,
+}
+
+impl OpenOptions {
+    /// For an image that is read, through the page cache.
+    pub fn reading(format: Option<Format>) -> OpenOptions {
+        OpenOptions {
+            format,
+            read_only: true,
+            force_share: false,
+            cache: Cache::Writeback,
+            engine: EngineKind::IoUring,
+            allow_dirs: Vec::new(),
+            data_file: None,
+            snapshot: None,
+            compress: false,
+            rebasing: false,
+            keep_bitmaps: false,
+        }
+    }
+
+    /// For an image that is written to.
+    pub fn writing(format: Option<Format>) -> OpenOptions {
+        OpenOptions {
+            read_only: false,
+            ..OpenOptions::reading(format)
+        }
+    }
+
+    /// For an image that is only looked at.
+    pub(crate) fn looking(force_share: bool) -> OpenOptions {
+        OpenOptions {
+            force_share,
+            ..OpenOptions::reading(None)
+        }
+    }
+
+    /// Those of what the image is in.
+    pub(crate) fn storage(&self) -> fathom_storage::OpenOptions {
+        fathom_storage::OpenOptions {
+            cache: self.cache,
+            read_only: self.read_only,
+            discard: true,
+            growable: true,
+            force_share: self.force_share && self.read_only,
+            // Unlike a server, which takes over from a predecessor, a tool does not wait.
+            patient: false,
+            succeeds: false,
+            keeps_lock: true,
+            engine: self.engine,
+            workers: 1,
+            server_timeout: None,
+            legacy: Default::default(),
+        }
     }
 }
 
-pub(crate) fn identity(file: &File) -> io::Result<(u64, u64)> {
-    let metadata = file.metadata()?;
-    Ok((metadata.dev(), metadata.ino()))
+/// Opens what an image is in, for reading its structures or, as the options say, changing them.
+pub(crate) fn open(location: &Location, options: &OpenOptions) -> Result<Arc<StoredImage>, Error> {
+    Ok(Arc::new(StoredImage::open(location, &options.storage())?))
 }
 
-pub(crate) fn identity_of(path: &Path) -> Option<(u64, u64)> {
-    let metadata = std::fs::metadata(path).ok()?;
-    Some((metadata.dev(), metadata.ino()))
+/// Likewise, and locks it until it is closed, as QEMU does.
+pub(crate) fn open_locked(
+    location: &Location,
+    options: &OpenOptions,
+) -> Result<Arc<StoredImage>, Error> {
+    let image = open(location, options)?;
+    image.disk().activate()?;
+    Ok(image)
 }
 
-/// What a file system lacks for `needed` bytes of a file; what it has left counts, as far as anybody
+/// Its format: as the user says, or what it looks like.
+pub(crate) fn format_of(image: &StoredImage, given: Option<Format>) -> Result<Format, Error> {
+    match given {
+        Some(format) => Ok(format),
+        None => Format::probe(image.bytes()).map_err(of(image.path())),
+    }
+}
+
+/// What there is to know of an image that is open; it is called `name`.
+pub(crate) fn info_of(
+    name: &Path,
+    image: &StoredImage,
+    format: Option<Format>,
+) -> Result<Info, Error> {
+    let location = image.location();
+    let protocol = match location.path() {
+        Some(_) if image.is_file() => Protocol::File,
+        Some(_) => Protocol::Device,
+        None => Protocol::Other(location.kind().name),
+    };
+    let info = Info::read(name, image.bytes(), protocol, format).map_err(of(image.path()))?;
+    let below = info
+        .image
+        .backing_file()
+        .filter(|_| location.path().is_none());
+    let below = below.and_then(|name| seen_from(location, name).ok());
+    Ok(match below {
+        Some(below) => Info {
+            full_backing: Some(below.name()),
+            ..info
+        },
+        None => info,
+    })
+}
+
+/// Opens a disk that no image of a format can be in, an NBD server's say, as raw. None: images can be there.
+pub(crate) fn open_bare(
+    location: &Location,
+    options: &OpenOptions,
+) -> Result<Option<Arc<dyn Disk>>, Error> {
+    if location.kind().images {
+        return Ok(None);
+    }
+    match options.format {
+        None | Some(Format::Raw) => Ok(Some(location.open(&options.storage())?.disk)),
+        Some(_) => {
+            let what = location.kind().what;
+            Err(usage(
+                &location.name(),
+                format!("{what} is a raw disk: say that its format is raw, or nothing"),
+            ))
+        }
+    }
+}
+
+/// What its file system lacks for `needed` bytes of a file; what it has left counts, as far as anybody
 /// may use it.
-pub(crate) fn missing(file: &File, needed: u64) -> u64 {
-    let left = rustix::fs::fstatvfs(file).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
+pub(crate) fn missing(image: &StoredImage, needed: u64) -> u64 {
+    let left = rustix::fs::statvfs(image.path());
+    let left = left.map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
     needed.saturating_sub(left)
-}
-
-/// Opens what is to be written, or makes it: also whether that was made.
-pub(crate) fn open_target(path: &Path) -> Result<(File, bool), Error> {
-    let is_new = !path.exists();
-    Ok((open_writable(path, true)?, is_new))
-}
-
-/// Opens a regular file or a block device for writing, as it is.
-pub(crate) fn open_writable(path: &Path, create: bool) -> Result<File, Error> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(create)
-        .truncate(false)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)
-        .map_err(io_error(path, "cannot be opened for writing"))?;
-    let kind = file
-        .metadata()
-        .map_err(io_error(path, "cannot be examined"))?
-        .file_type();
-    match kind.is_file() || kind.is_block_device() {
-        true => Ok(file),
-        false => Err(usage(path, "is not a regular file or a block device")),
-    }
 }

@@ -1,21 +1,23 @@
 //! `fathom img rebase`
 
-use crate::chain::{Chain, OpenOptions};
+use crate::chain::Chain;
 use crate::error::{Error, Moving, of, usage};
 use crate::job::{
     Answer, Ask, Burst, Client, Job, Pages, Pool, Segment, Segments, State, compressed_at_once,
     is_zero,
 };
-use crate::open::open_writable;
+use crate::open::{OpenOptions, format_of, open};
 use crate::progress::Progress;
 use crate::source::Opened;
 use fathom_core::Op;
+use fathom_formats::Format;
 use fathom_formats::offline::backing::{NewBacking, set_backing};
-use fathom_formats::{Format, resolve};
-use fathom_storage::{Cache, lock_image, lock_image_too};
-use std::fs::File;
+use fathom_formats::served::Storage;
+use fathom_stack::{StoredImage, seen_from};
+use fathom_storage::{Cache, Location};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What backing file an image is to have.
 #[derive(Clone, Debug)]
@@ -42,21 +44,23 @@ pub struct RebaseOptions {
 /// change: what the new file holds otherwise is copied into the image first. A kill at any instant
 /// leaves the old backing file, and a disk that reads as before.
 pub fn rebase(
-    path: &Path,
+    location: &Location,
     options: &RebaseOptions,
     progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
-    let file = open_writable(path, false)?;
-    let format = match options.format {
-        Some(format) => format,
-        None => Format::probe(&file).map_err(of(path))?,
+    let writing = OpenOptions {
+        cache: options.cache,
+        ..OpenOptions::writing(None)
     };
+    let image = open(location, &writing)?;
+    let path = image.path();
+    let format = format_of(&image, options.format)?;
     if format == Format::Raw {
         return Err(usage(path, "raw images have no backing file"));
     }
     if !options.only_name {
-        let new = open_new(path, options)?;
-        let copied = copy((path, &file), format, new, options, progress);
+        let new = open_new(&image, options)?;
+        let copied = copy(&image, format, new, options, progress);
         if let Err(error) = copied.and_then(|()| progress.check()) {
             if error.is_midway() {
                 let path = path.display();
@@ -67,45 +71,45 @@ pub fn rebase(
             return Err(error);
         }
     }
-    lock_image(path, &file, true)?;
+    // What was copied has not changed since: it has been locked from then on.
+    image.disk().activate()?;
     let backing = match &options.backing {
         None => None,
         Some((name, format)) => Some(NewBacking {
             name: name.as_bytes(),
-            format: backing_format(path, name, *format, options.only_name)?,
+            format: backing_format(&image, name, *format, options.only_name)?,
         }),
     };
-    set_backing(&file, format, backing).map_err(of(path))?;
+    set_backing(image.bytes(), format, backing).map_err(of(path))?;
     progress.end();
     Ok(())
 }
 
 /// A format is never left to be guessed.
 fn backing_format(
-    path: &Path,
+    image: &StoredImage,
     name: &str,
     format: Option<Format>,
     may_be_away: bool,
 ) -> Result<Format, Error> {
     let Some(format) = format else {
         let problem = format!("which format does the backing file {name} have? Say it with -F");
-        return Err(usage(path, problem));
+        return Err(usage(image.path(), problem));
     };
-    let below = resolve(path, name.as_bytes()).map_err(of(path))?;
-    let is_own = crate::open::identity_of(&below);
-    if !may_be_away && is_own.is_some() && is_own == crate::open::identity_of(path) {
-        return Err(usage(path, "cannot be its own backing file"));
+    let below = seen_from(image.location(), name.as_bytes())?;
+    if !may_be_away && StoredImage::identity_of(&below) == Some(image.identity()) {
+        return Err(usage(image.path(), "cannot be its own backing file"));
     }
     Ok(format)
 }
 
 /// The new backing file, which the user has named.
-fn open_new(path: &Path, options: &RebaseOptions) -> Result<Option<Chain>, Error> {
+fn open_new(image: &StoredImage, options: &RebaseOptions) -> Result<Option<Chain>, Error> {
     let Some((name, format)) = &options.backing else {
         return Ok(None);
     };
-    let format = backing_format(path, name, *format, false)?;
-    let below = resolve(path, name.as_bytes()).map_err(of(path))?;
+    let format = backing_format(image, name, *format, false)?;
+    let below = seen_from(image.location(), name.as_bytes())?;
     let open = OpenOptions {
         cache: options.backing_cache,
         force_share: options.force_share,
@@ -113,21 +117,17 @@ fn open_new(path: &Path, options: &RebaseOptions) -> Result<Option<Chain>, Error
         ..OpenOptions::reading(Some(format))
     };
     let chain = Chain::open(&below, &open)?;
-    let own = crate::open::identity_of(path);
-    if chain.disk().files().iter().any(|file| Some(*file) == own) {
-        let problem = format!(
-            "is in the chain of {}: that would be a loop",
-            below.display()
-        );
-        return Err(usage(path, problem));
+    if chain.disk().files().contains(&image.identity()) {
+        let problem = format!("is in the chain of {below}: that would be a loop");
+        return Err(usage(image.path(), problem));
     }
     Ok(Some(chain))
 }
 
-/// Copies into the image what the new backing file holds otherwise. Afterwards `file`, which is the
-/// image, is locked: what was copied must not change before the name does.
+/// Copies into the image what the new backing file holds otherwise. Afterwards it is locked: what was
+/// copied must not change before the name does.
 fn copy(
-    (path, file): (&Path, &File),
+    own: &Arc<StoredImage>,
     format: Format,
     new: Option<Chain>,
     options: &RebaseOptions,
@@ -144,8 +144,8 @@ fn copy(
         ..OpenOptions::writing(Some(format))
     };
     let mut job = Job::default();
-    let chain = Chain::open(path, &open)?;
-    lock_image_too(path, file)?;
+    let path = own.path();
+    let chain = Chain::of(own.clone(), &open)?;
     let unit =
         match options.compress {
             false => None,
@@ -154,8 +154,9 @@ fn copy(
             })?),
         };
     let allocated = chain.disk().allocation_unit();
-    let image = Opened::of(path, chain, &mut job)?;
-    let new = new.map(|new| Opened::of(path, new, &mut job)).transpose()?;
+    let image = Opened::of(chain, open.engine, &mut job)?;
+    let new = new.map(|new| Opened::of(new, open.engine, &mut job));
+    let new = new.transpose()?;
     progress.begin(image.size());
     let piece = unit.unwrap_or(PIECE.max(allocated));
     let under_way = unit.map_or(0, compressed_at_once);

@@ -2,16 +2,17 @@
 
 use crate::below::Backing;
 use crate::error::{Error, of, usage};
-use crate::open::{missing, open_writable};
+use crate::open::{OpenOptions, format_of, missing, open_locked};
 use fathom_files::ImageFile;
 use fathom_formats::Format;
 use fathom_formats::offline::Image;
 use fathom_formats::offline::edit::room_for_tables;
 use fathom_formats::offline::resize::{Below, Resize, resize as work};
-use fathom_stack::{data_file, no_data_file};
-use fathom_storage::lock_image;
-use std::fs::File;
+use fathom_formats::served::Storage;
+use fathom_stack::{StoredImage, data_file, no_data_file};
+use fathom_storage::Location;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use fathom_formats::offline::create::Preallocation;
 
@@ -55,48 +56,45 @@ pub struct Resized {
 /// Resizes the disk of an image. A failure, a power cut or a kill leaves the old size or the new
 /// one.
 pub fn resize(
-    path: &Path,
+    location: &Location,
     format: Option<Format>,
     options: &ResizeOptions,
 ) -> Result<Resized, Error> {
-    let file = open_writable(path, false)?;
-    lock_image(path, &file, true)?;
-    let format = match format {
-        Some(format) => format,
-        None => Format::probe(&file).map_err(of(path))?,
-    };
-    let image = Image::read(&file, format).map_err(of(path))?;
-    let old = image.size();
+    let image = open_locked(location, &OpenOptions::writing(None))?;
+    let format = format_of(&image, format)?;
+    let (path, file) = (image.path(), image.bytes());
+    let header = Image::read(file, format).map_err(of(path))?;
+    let old = header.size();
     let new = new_size(path, old, options)?;
-    if format == Format::Raw && !is_regular(&file) && new != old {
+    if format == Format::Raw && !image.is_file() && new != old {
         let problem = "is a device, which has the size it has";
         return Err(usage(path, problem));
     }
-    let data = open_data_file(path, &image, options.data_file.as_deref())?;
+    let data = open_data_file(path, &header, options.data_file.as_deref())?;
     let below = match new > old {
-        true => Backing::open(path, &image, &options.allow_dirs)?,
+        true => Backing::open(&image, &header, &options.allow_dirs)?,
         false => None,
     };
     let to = Resize {
         size: new,
         preallocation: options.preallocation,
-        data_file: data.as_ref().map(|d| d as &dyn ImageFile),
+        data_file: data.as_ref().map(|d| d.bytes()),
         below: below.as_ref().map(|b| b as &dyn Below),
     };
     if new != old {
-        let done = work(&file, format, &to).map_err(of(path));
-        done.map_err(|error| error.needing(|| missing(&file, needed(&file, &image, &to))))?;
+        let done = work(file, format, &to).map_err(of(path));
+        done.map_err(|error| error.needing(|| missing(&image, needed(file, &header, &to))))?;
     }
     Ok(Resized { format, old, new })
 }
 
 /// Bytes that the new size may take.
-fn needed(file: &File, image: &Image, to: &Resize) -> u64 {
+fn needed(file: &dyn ImageFile, image: &Image, to: &Resize) -> u64 {
     let data = match to.preallocation {
         Preallocation::Falloc | Preallocation::Full => to.size.saturating_sub(image.size()),
         Preallocation::Off | Preallocation::Metadata => 0,
     };
-    let len = ImageFile::len(file).unwrap_or(0) + data;
+    let len = file.len().unwrap_or(0) + data;
     match image {
         Image::Qcow2(header) => {
             let l1_entries = header.geometry().l1_entries_for(to.size);
@@ -104,10 +102,6 @@ fn needed(file: &File, image: &Image, to: &Resize) -> u64 {
         }
         Image::Raw { .. } | Image::Qed(..) => data,
     }
-}
-
-fn is_regular(file: &File) -> bool {
-    file.metadata().is_ok_and(|m| m.is_file())
 }
 
 fn new_size(path: &Path, old: u64, options: &ResizeOptions) -> Result<u64, Error> {
@@ -140,7 +134,7 @@ fn open_data_file(
     image: &Path,
     header: &Image,
     given: Option<&Path>,
-) -> Result<Option<File>, Error> {
+) -> Result<Option<Arc<StoredImage>>, Error> {
     let name = match header {
         Image::Qcow2(header) if header.geometry().data_file => header.data_file(),
         _ => None,
@@ -151,8 +145,6 @@ fn open_data_file(
             None => Ok(None),
         };
     };
-    let path = data_file(image, name, given)?;
-    let file = open_writable(path, false)?;
-    lock_image(path, &file, true)?;
-    Ok(Some(file))
+    let location = Location::file(data_file(image, name, given)?);
+    open_locked(&location, &OpenOptions::writing(None)).map(Some)
 }

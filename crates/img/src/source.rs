@@ -1,15 +1,16 @@
 //! Where data is read from.
 
-use crate::chain::{Chain, OpenOptions};
+use crate::chain::Chain;
 use crate::error::{Error, usage};
 use crate::job::{Ask, Client, Job, Pages, Segment, Segments, State};
+use crate::open::{OpenOptions, open_bare};
 use crate::stream;
+use fathom_core::Op;
 use fathom_core::extents::extents;
-use fathom_core::{Disk, Op};
 use fathom_formats::Format;
-use fathom_formats::served::{Host, MapExtent};
-use fathom_nbd::NbdUri;
-use fathom_storage::{NbdDisk, NbdOptions};
+use fathom_formats::served::{Host, MapExtent, Storage};
+use fathom_stack::StoredImage;
+use fathom_storage::{EngineKind, Location};
 use std::ffi::OsStr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -18,15 +19,12 @@ use std::sync::Arc;
 /// A source.
 #[derive(Clone, Debug)]
 pub enum Source {
-    Image {
-        path: PathBuf,
+    At {
+        location: Location,
         open: OpenOptions,
     },
-    Nbd(NbdUri),
     /// Standard input, kept in a file if it is a pipe.
-    Input {
-        open: OpenOptions,
-    },
+    Input { open: OpenOptions },
 }
 
 /// A source in use.
@@ -39,7 +37,8 @@ pub(crate) struct Opened {
 
 enum Kind {
     Image(Chain),
-    Nbd,
+    /// A disk that others make, an NBD server say.
+    Bare,
 }
 
 /// Bytes that a server is asked about at once, and bytes of its answer.
@@ -49,51 +48,26 @@ const ANSWER: usize = 64 << 10;
 /// A segment of an image is not looked further for: work can begin.
 const ENOUGH: u64 = 64 << 20;
 
-/// The text, if it is an NBD URI.
-pub(crate) fn nbd_uri(text: &OsStr) -> Option<&str> {
-    text.to_str().filter(|text| NbdUri::is_one(text))
-}
-
-/// The disk that a path means, if that is an NBD URI.
-pub(crate) fn export(path: &Path, format: Option<Format>) -> Result<Option<NbdUri>, Error> {
-    let Some(text) = nbd_uri(path.as_os_str()) else {
-        return Ok(None);
-    };
-    match format {
-        None | Some(Format::Raw) => text.parse().map(Some).map_err(|error| usage(path, error)),
-        Some(_) => Err(usage(path, "an NBD export is a raw disk: -f raw")),
-    }
-}
-
-/// To read it.
-pub(crate) fn connect(uri: &NbdUri) -> Result<NbdDisk, Error> {
-    let options = NbdOptions {
-        read_only: true,
-        ..NbdOptions::default()
-    };
-    Ok(NbdDisk::connect(uri, options)?)
+/// What the user has written.
+pub(crate) fn located(text: &OsStr) -> Result<Location, Error> {
+    Location::parse(text).map_err(|error| usage(Path::new(text), error))
 }
 
 impl Source {
-    /// An NBD URI, or the path of an image that is opened like this.
+    /// Standard input (`-`), or where an image or a disk is that is opened like this.
     pub fn new(text: &OsStr, open: OpenOptions) -> Result<Source, Error> {
         if text == stream::NAME {
             return Ok(Source::Input { open });
         }
-        Source::stored(text, open)
+        Source::at(located(text)?, open)
     }
 
-    /// Likewise, but never standard input.
-    pub(crate) fn stored(text: &OsStr, open: OpenOptions) -> Result<Source, Error> {
-        let path = Path::new(text);
-        let Some(uri) = export(path, open.format)? else {
-            let path = path.to_owned();
-            return Ok(Source::Image { path, open });
-        };
-        match open.snapshot {
-            Some(_) => Err(usage(path, "an NBD export has no internal snapshots")),
-            None => Ok(Source::Nbd(uri)),
+    pub(crate) fn at(location: Location, open: OpenOptions) -> Result<Source, Error> {
+        if open.snapshot.is_some() && !location.kind().images {
+            let problem = format!("{} has no internal snapshots", location.kind().what);
+            return Err(usage(&location.name(), problem));
         }
+        Ok(Source::At { location, open })
     }
 
     /// Opens them in the order in which they are given.
@@ -112,27 +86,22 @@ impl Source {
 
     pub(crate) fn open(&self, job: &mut Job) -> Result<Opened, Error> {
         match self {
-            Source::Image { path, open } => {
-                let chain = Chain::open(path, open)?;
+            Source::At { location, open } => {
+                let Some(disk) = open_bare(location, open)? else {
+                    return Opened::of(Chain::open(location, open)?, open.engine, job);
+                };
+                disk.activate()?;
                 Ok(Opened {
-                    path: path.clone(),
-                    client: job.client(chain.disk().clone(), open.engine)?,
-                    kind: Kind::Image(chain),
+                    path: location.name(),
+                    client: job.client(disk, Default::default())?,
+                    kind: Kind::Bare,
                 })
             }
             Source::Input { open } => {
-                let path = Path::new(stream::INPUT);
-                let chain = Chain::in_file(path, stream::standard_input()?, open)?;
-                Opened::of(path, chain, job)
-            }
-            Source::Nbd(uri) => {
-                let disk = Arc::new(connect(uri)?);
-                disk.activate()?;
-                Ok(Opened {
-                    path: uri.to_string().into(),
-                    client: job.client(disk, Default::default())?,
-                    kind: Kind::Nbd,
-                })
+                let (path, file) = (Path::new(stream::INPUT), stream::standard_input()?);
+                let image = StoredImage::from_file(path, file, (&open.storage()).into())?;
+                let chain = Chain::of(Arc::new(image), open)?;
+                Opened::of(chain, Default::default(), job)
             }
         }
     }
@@ -140,10 +109,10 @@ impl Source {
 
 impl Opened {
     /// A chain that is open.
-    pub(crate) fn of(path: &Path, chain: Chain, job: &mut Job) -> Result<Opened, Error> {
+    pub(crate) fn of(chain: Chain, engine: EngineKind, job: &mut Job) -> Result<Opened, Error> {
         Ok(Opened {
-            path: path.to_owned(),
-            client: job.client(chain.disk().clone(), Default::default())?,
+            path: chain.image().path().to_owned(),
+            client: job.client(chain.disk().clone(), engine)?,
             kind: Kind::Image(chain),
         })
     }
@@ -153,7 +122,7 @@ impl Opened {
         drop(self.client);
         match self.kind {
             Kind::Image(chain) => chain.close(),
-            Kind::Nbd => Ok(()),
+            Kind::Bare => Ok(()),
         }
     }
 
@@ -162,11 +131,11 @@ impl Opened {
         self.client.info().size
     }
 
-    /// The image's, if it is one.
-    pub(crate) fn format(&self) -> Option<Format> {
+    /// The bytes of the image and its format, if it is one.
+    pub(crate) fn image(&self) -> Option<(&StoredImage, Format)> {
         match &self.kind {
-            Kind::Image(chain) => Some(chain.format()),
-            Kind::Nbd => None,
+            Kind::Image(chain) => Some((chain.image(), chain.format())),
+            Kind::Bare => None,
         }
     }
 
@@ -174,7 +143,7 @@ impl Opened {
     pub(crate) fn files(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let chain = match &self.kind {
             Kind::Image(chain) => Some(chain.disk().files()),
-            Kind::Nbd => None,
+            Kind::Bare => None,
         };
         chain.into_iter().flatten()
     }
@@ -196,7 +165,7 @@ impl Opened {
                 let mut extents = mapper.extents(range, all).map(|extent| Ok(extent?));
                 look(&mut extents, &paths)
             }
-            Kind::Nbd => {
+            Kind::Bare => {
                 let mut parts = Asked::new(job, &self.client, range)?.peekable();
                 let mut next = || -> Result<Option<MapExtent>, Error> {
                     let Some(first) = parts.next().transpose()? else {
@@ -226,7 +195,7 @@ impl Opened {
         let all = 0..self.size();
         Ok(match &self.kind {
             Kind::Image(chain) => Box::new(mapped(chain, all, layers)?),
-            Kind::Nbd => Box::new(Asked::new(job, &self.client, all)?),
+            Kind::Bare => Box::new(Asked::new(job, &self.client, all)?),
         })
     }
 }

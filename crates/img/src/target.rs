@@ -1,89 +1,136 @@
-//! The file that a job makes. One that was not there has no name before it is complete, so that a
+//! What a job makes an image in. A file that was not there has no name before it is complete, so that a
 //! job which is killed leaves nothing behind, and nobody takes a part for the whole.
 
 use crate::error::{Error, io_error};
-use crate::open::open_writable;
+use crate::open::{OpenOptions, open as open_image};
+use fathom_stack::StoredImage;
+use fathom_storage::Location;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 use rustix::io::Errno;
 use std::borrow::Cow;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 /// What is made, until it is complete.
 pub(crate) struct Target {
-    path: PathBuf,
-    file: File,
+    // Fields are dropped in order: an image on Ceph is closed before it can be removed.
+    image: Arc<StoredImage>,
+    made: Made,
+}
+
+/// What is gone with this, unless it is complete.
+struct Made {
+    location: Location,
     state: State,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// It was there before: what was in it is lost.
     Overwritten,
-    /// It has no name yet.
-    Nameless,
-    /// It is new, in a file system that knows no files without a name.
+    /// A file that has no name yet.
+    Nameless(File),
+    /// It is new, and found by its name: it is in no file, or in a file system that knows no files without
+    /// a name.
     Named,
     Complete,
 }
 
 impl Target {
-    /// Opens what is at `path`, or begins a new file. `named`: others must find it by its name
+    /// Opens what is at `location`, or begins a new one. `named`: others must find it by its name
     /// before it is complete.
-    pub(crate) fn open(path: &Path, named: bool) -> Result<Target, Error> {
-        let path = &*destination(path);
-        let of_state = |file, state| Target {
-            path: path.to_owned(),
-            file,
-            state,
+    pub(crate) fn open(
+        location: &Location,
+        named: bool,
+        options: &OpenOptions,
+    ) -> Result<Target, Error> {
+        let Some(path) = location.path() else {
+            let state = match location.create()? {
+                true => State::Named,
+                false => State::Overwritten,
+            };
+            return Target::of(location.clone(), state, options);
         };
+        let path = &*destination(path);
+        let location = Location::file(path);
         if path.exists() {
-            return Ok(of_state(open_writable(path, false)?, State::Overwritten));
+            return Target::of(location, State::Overwritten, options);
         }
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o666);
+        let failed = |error: Errno| io_error(path, "cannot be made")(error.into());
         match open(parent(path), flags, mode) {
-            Ok(file) if !named => Ok(of_state(file.into(), State::Nameless)),
-            Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR) => {
-                Ok(of_state(open_writable(path, true)?, State::Named))
+            Ok(file) if !named => {
+                let file = File::from(file);
+                let again = file.try_clone().map_err(io_error(path, "cannot be made"))?;
+                let image = StoredImage::from_file(path, again, (&options.storage()).into())?;
+                Ok(Target {
+                    image: Arc::new(image),
+                    made: Made {
+                        location,
+                        state: State::Nameless(file),
+                    },
+                })
             }
-            Err(error) => Err(io_error(path, "cannot be made")(error.into())),
+            Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR) => {
+                let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+                drop(open(path, flags, mode).map_err(failed)?);
+                Target::of(location, State::Named, options)
+            }
+            Err(error) => Err(failed(error)),
         }
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.file
+    fn of(location: Location, state: State, options: &OpenOptions) -> Result<Target, Error> {
+        let made = Made { location, state };
+        let image = open_image(&made.location, options)?;
+        Ok(Target { image, made })
+    }
+
+    pub(crate) fn image(&self) -> &Arc<StoredImage> {
+        &self.image
     }
 
     /// It is durable by now, and gets its name.
-    pub(crate) fn complete(mut self) -> Result<(), Error> {
-        let failed = |error: Errno| io_error(&self.path, "cannot get its name")(error.into());
-        if self.state == State::Nameless {
-            let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-            let follow = AtFlags::SYMLINK_FOLLOW;
-            linkat(CWD, file, CWD, &self.path, follow).map_err(failed)?;
-        }
-        if self.state != State::Overwritten {
-            let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let directory = open(parent(&self.path), directory, Mode::empty());
-            directory.and_then(rustix::fs::fsync).map_err(failed)?;
-        }
-        self.state = State::Complete;
-        Ok(())
+    pub(crate) fn complete(self) -> Result<(), Error> {
+        self.made.complete()
     }
 
     /// Whether something was there before.
     pub(crate) fn overwrites(&self) -> bool {
-        self.state == State::Overwritten
+        matches!(self.made.state, State::Overwritten)
     }
 }
 
-impl Drop for Target {
+impl Made {
+    fn complete(mut self) -> Result<(), Error> {
+        let state = std::mem::replace(&mut self.state, State::Complete);
+        let Some(path) = self.location.path() else {
+            return Ok(());
+        };
+        let failed = |error: Errno| io_error(path, "cannot get its name")(error.into());
+        if let State::Nameless(file) = &state {
+            let file = format!("/proc/self/fd/{}", file.as_raw_fd());
+            linkat(CWD, file, CWD, path, AtFlags::SYMLINK_FOLLOW).map_err(failed)?;
+        }
+        if !matches!(state, State::Overwritten) {
+            let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let directory = open(parent(path), directory, Mode::empty());
+            directory.and_then(rustix::fs::fsync).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Made {
     fn drop(&mut self) {
-        if self.state == State::Named {
+        if matches!(self.state, State::Named) {
             // Nothing can be done about it.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = match self.location.path() {
+                Some(path) => std::fs::remove_file(path).map_err(drop),
+                None => self.location.remove().map_err(drop),
+            };
         }
     }
 }

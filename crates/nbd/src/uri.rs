@@ -57,14 +57,6 @@ impl NbdUri {
     pub fn tls(&self) -> Option<&TlsTerms> {
         self.tls.as_ref()
     }
-
-    /// Whether this is meant to be an NBD URI: it begins with a scheme of one.
-    pub fn is_one(text: &str) -> bool {
-        let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
-        matches!(scheme, "nbd" | "nbds")
-            || scheme.starts_with("nbd+")
-            || scheme.starts_with("nbds+")
-    }
 }
 
 impl FromStr for NbdUri {
@@ -177,23 +169,7 @@ mod tests {
     fn parsed(text: &str) -> (Address, String) {
         let uri: NbdUri = text.parse().unwrap();
         assert_eq!(uri.to_string(), text);
-        assert!(NbdUri::is_one(text));
         (uri.address, uri.export)
-    }
-
-    #[test]
-    fn paths_and_other_uris_are_told_from_ours() {
-        for text in [
-            "/run/nbd",
-            "nbd",
-            "nbd.img",
-            "nbd:x",
-            "http://nbd",
-            "x/nbd://y",
-        ] {
-            assert!(!NbdUri::is_one(text), "{text}");
-        }
-        assert!(NbdUri::is_one("nbds+unix://"));
     }
 
     #[test]

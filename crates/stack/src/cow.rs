@@ -7,7 +7,8 @@ use crate::image_files::{ImageOpener, StoredImage};
 use fathom_core::{Channel, Cx, Disk, DiskError, DiskInfo, Left, Part, Resize};
 use fathom_files::gate;
 use fathom_formats::Format;
-use fathom_formats::offline::create::{Backing, Options as CreateOptions, create, size_in};
+use fathom_formats::offline::Image;
+use fathom_formats::offline::create::{Backing, Options as CreateOptions, create};
 use fathom_formats::served::{ImageDisk, ImageOptions};
 use fathom_storage::FileOptions;
 use std::fs::File;
@@ -93,7 +94,8 @@ fn make(
     let format = description.format.unwrap_or(Format::Raw);
     let size = gate::open_image(backing, false)
         .map_err(|error| error.to_string())
-        .and_then(|image| size_in(&image, format).map_err(|error| error.to_string()));
+        .and_then(|file| Image::read(&file, format).map_err(|error| error.to_string()))
+        .map(|image| image.size());
     let backing_name = Backing {
         name: name.to_owned(),
         format: Some(format),

@@ -3,6 +3,7 @@
 use crate::confined::{AllowedDirs, data_file, no_data_file};
 use fathom_core::{Disk, DiskError};
 use fathom_files::ImageFile;
+use fathom_formats::resolve;
 use fathom_formats::served::{EndGuard, ImageDisk, ImageOptions, Opener, Storage};
 use fathom_storage::{FileDisk, FileOptions, Location, OpenOptions, Opened};
 use std::fs::File;
@@ -13,6 +14,8 @@ use std::sync::Arc;
 
 /// What an image is in, open: a file, mostly.
 pub struct StoredImage {
+    location: Location,
+    /// The location's name.
     path: PathBuf,
     disk: Arc<dyn Disk>,
     /// The disk, if that is a file.
@@ -34,25 +37,33 @@ impl StoredImage {
             ..options.clone()
         };
         let Opened { disk, bytes, .. } = location.open(&options)?;
-        let path = PathBuf::from(location.to_string());
+        let path = location.name();
         let Some(bytes) = bytes else {
-            let problem = "images of formats are not served from there".into();
+            let problem = "images of formats cannot be there".into();
             return Err(DiskError::Unusable { path, problem });
         };
-        let mut name = DefaultHasher::new();
-        path.hash(&mut name);
         Ok(StoredImage {
             disk,
             file: None,
             bytes,
-            // No device has this number.
-            identity: (u64::MAX, name.finish()),
+            identity: identity_by_name(&path),
             path,
+            location: location.clone(),
         })
     }
 
-    /// The image in a file that the user names.
-    pub fn in_file(path: &Path, options: FileOptions) -> Result<StoredImage, DiskError> {
+    /// What [`Storage::identity`] is of what is there now, if anything is.
+    pub fn identity_of(location: &Location) -> Option<(u64, u64)> {
+        match location.path() {
+            Some(path) => {
+                let metadata = std::fs::metadata(path).ok()?;
+                Some((metadata.dev(), metadata.ino()))
+            }
+            None => Some(identity_by_name(&location.name())),
+        }
+    }
+
+    fn in_file(path: &Path, options: FileOptions) -> Result<StoredImage, DiskError> {
         let options = FileOptions {
             growable: true,
             ..options
@@ -82,6 +93,7 @@ impl StoredImage {
         })?;
         let disk = Arc::new(disk);
         Ok(StoredImage {
+            location: Location::file(path),
             path: path.to_owned(),
             disk: disk.clone(),
             file: Some(disk),
@@ -90,7 +102,11 @@ impl StoredImage {
         })
     }
 
-    /// Whether it is a regular file, not a device.
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// Whether it becomes longer as it is written to: it is no device.
     pub fn is_file(&self) -> bool {
         self.bytes.grows()
     }
@@ -99,6 +115,33 @@ impl StoredImage {
     pub fn file_disk(&self) -> Option<&Arc<FileDisk>> {
         self.file.as_ref()
     }
+}
+
+/// Of what is in no file. No device has this number.
+fn identity_by_name(name: &Path) -> (u64, u64) {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    (u64::MAX, hasher.finish())
+}
+
+/// Where that is which an image at `location` calls `name`, whether it may be used or not.
+pub fn seen_from(location: &Location, name: &[u8]) -> Result<Location, DiskError> {
+    let unusable = |problem| DiskError::Unusable {
+        path: location.name(),
+        problem,
+    };
+    if let Some(path) = location.path() {
+        let named = resolve(path, name).map_err(|error| unusable(error.to_string()))?;
+        return Ok(Location::file(named));
+    }
+    let shown = String::from_utf8_lossy(name);
+    location.beside(&shown).ok_or_else(|| {
+        unusable(format!(
+            "it names {}, and may only name what is beside it: {}",
+            shown.escape_debug(),
+            location.kind().form
+        ))
+    })
 }
 
 impl Storage for StoredImage {
@@ -199,6 +242,23 @@ impl ImageOpener {
         }
     }
 
+    /// Opens what `image` calls `name`, to be read.
+    pub fn open_named(&self, image: &Path, name: &[u8]) -> Result<StoredImage, DiskError> {
+        match &self.reach {
+            Reach::Files(dirs) => {
+                let (path, file) = dirs.open(image, name)?;
+                StoredImage::from_file(&path, file, self.read_only())
+            }
+            Reach::Beside(location, options) => {
+                let options = OpenOptions {
+                    read_only: true,
+                    ..options.clone()
+                };
+                StoredImage::open(&seen_from(location, name)?, &options)
+            }
+        }
+    }
+
     fn read_only(&self) -> FileOptions {
         FileOptions {
             read_only: true,
@@ -209,29 +269,7 @@ impl ImageOpener {
 
 impl Opener for ImageOpener {
     fn open(&self, image: &Path, name: &[u8]) -> Result<Arc<dyn Storage>, DiskError> {
-        let stored = match &self.reach {
-            Reach::Files(dirs) => {
-                let (path, file) = dirs.open(image, name)?;
-                StoredImage::from_file(&path, file, self.read_only())?
-            }
-            Reach::Beside(location, options) => {
-                let shown = String::from_utf8_lossy(name);
-                let named = location.beside(&shown).ok_or_else(|| DiskError::Unusable {
-                    path: image.to_owned(),
-                    problem: format!(
-                        "it names {}, and may only name what is beside it: {}",
-                        shown.escape_debug(),
-                        location.kind().form
-                    ),
-                })?;
-                let options = OpenOptions {
-                    read_only: true,
-                    ..options.clone()
-                };
-                StoredImage::open(&named, &options)?
-            }
-        };
-        Ok(Arc::new(stored))
+        Ok(Arc::new(self.open_named(image, name)?))
     }
 
     fn open_data_file(

@@ -24,7 +24,7 @@ pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use cpus::CpuList;
 pub use description::{Description, parse_format};
 pub use filters::{DiskFilters, FilterInfo, position_of_filter};
-pub use image_files::{ImageOpener, StoredImage};
+pub use image_files::{ImageOpener, StoredImage, seen_from};
 pub use inject::{Injected, Injection, Injector};
 pub use pools::{PoolOptions, Pools};
 pub use stack::{Error, Stack};

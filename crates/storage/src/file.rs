@@ -366,20 +366,6 @@ impl Shared {
     }
 }
 
-/// Lock an image that a tool has opened, until `file` is closed. Unlike a
-/// daemon, which takes over from a predecessor, a tool does not wait.
-pub fn lock_image(path: &Path, file: &File, writes: bool) -> Result<(), DiskError> {
-    let share = false;
-    lock::take(path, file, lock::Use { writes, share })
-        .map_err(|error| lock_error(path, error, writes))
-}
-
-/// Likewise, when the caller has it locked for writing through another open
-/// file: so it stays locked when that one is closed, and nobody comes between.
-pub fn lock_image_too(path: &Path, file: &File) -> Result<(), DiskError> {
-    lock::take_too(path, file).map_err(|error| lock_error(path, error, true))
-}
-
 fn lock_error(path: &Path, error: LockError, writes: bool) -> DiskError {
     let mut problem = error.to_string();
     if !writes && matches!(error, LockError::InUse(_)) {

@@ -45,7 +45,7 @@ pub mod rbd;
 
 pub use bytes::ByteDisk;
 pub use engine::{EngineKind, Users, engine, engine_for};
-pub use file::{Cache, EndGuard, FileDisk, FileOptions, lock_image, lock_image_too};
+pub use file::{Cache, EndGuard, FileDisk, FileOptions};
 pub use kind::{Kind, OpenOptions, Opened, PART};
 pub use kinds::{KINDS, Location};
 pub use memory::MemoryDisk;

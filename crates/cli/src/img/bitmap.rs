@@ -2,11 +2,12 @@
 
 use super::common::FormatArg;
 use super::{Output, parse_format, print, print_json};
+use crate::disk_args::location_parser;
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use fathom_img::{self as img, BitmapChange, BitmapOptions, Format};
+use fathom_storage::Location;
 use fathom_units::{Size, parse_size};
-use std::path::PathBuf;
 
 /// Change or list the bitmaps of a qcow2 image, which record what is written to it
 #[derive(Debug, Args)]
@@ -20,8 +21,8 @@ pub(super) struct BitmapArgs {
     #[arg(short, long, value_parser = parse_size, requires = "add", value_name = "SIZE")]
     granularity: Option<u64>,
     /// Merge from this image
-    #[arg(short = 'b', long, requires = "merge", value_name = "FILE")]
-    source_file: Option<PathBuf>,
+    #[arg(short = 'b', long, requires = "merge", value_name = "FILE", value_parser = location_parser())]
+    source_file: Option<Location>,
     /// Its format; by default what it looks like
     #[arg(short = 'F', long, value_parser = parse_format, requires = "source_file", value_name = "FORMAT")]
     source_format: Option<Format>,
@@ -42,9 +43,9 @@ pub(super) struct BitmapArgs {
         requires = "list"
     )]
     output: Output,
-    /// The image
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The image: a file or rbd:POOL/IMAGE
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Location,
     /// The bitmap's name
     #[arg(
         value_name = "BITMAP",

@@ -2,10 +2,11 @@
 
 use super::common::{FormatArg, LookArgs};
 use super::{print, print_json};
+use crate::disk_args::location_parser;
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use fathom_img::{self as img, CheckOptions, Repair};
-use std::path::PathBuf;
+use fathom_storage::Location;
 
 /// qemu-img's exit status for a format that has nothing to check.
 const UNSUPPORTED: i32 = 63;
@@ -37,9 +38,9 @@ pub(super) struct CheckArgs {
     _cache: Option<String>,
     #[command(flatten)]
     look: LookArgs,
-    /// The image, or an NBD URI
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The image: a file, rbd:POOL/IMAGE, or an NBD URI
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Location,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -78,7 +79,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         other => other.map_err(|e| anyhow!(e))?,
     };
     if args.look.json() {
-        let name = args.file.display().to_string();
+        let name = args.file.to_string();
         print_json(&report.to_json(&name, format))?;
     } else if !args.quiet {
         print(&report)?;

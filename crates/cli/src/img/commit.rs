@@ -3,9 +3,10 @@
 use super::common::{DataFileArg, FormatArg, RateArg};
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, print};
+use crate::disk_args::location_parser;
 use clap::Args;
 use fathom_img::{self as img, CommitOptions};
-use fathom_storage::Cache;
+use fathom_storage::{Cache, Location};
 use std::path::PathBuf;
 
 /// Write what an image holds into its backing file
@@ -32,9 +33,9 @@ pub(super) struct CommitArgs {
     data_file: DataFileArg,
     #[command(flatten)]
     watch: WatchArgs,
-    /// The image
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The image: a file or rbd:POOL/IMAGE
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Location,
 }
 
 pub(super) fn run(args: CommitArgs) -> anyhow::Result<()> {

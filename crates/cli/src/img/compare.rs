@@ -29,7 +29,7 @@ pub(super) struct CompareArgs {
     aio: AioArg,
     #[command(flatten)]
     read: ReadArgs,
-    /// An image or an NBD URI
+    /// An image (a file, rbd:POOL/IMAGE) or an NBD URI
     #[arg(value_name = "FILE1")]
     a: OsString,
     /// The other one

@@ -81,8 +81,8 @@ pub(super) struct ConvertArgs {
     /// With -n: the target's external data file; an image alone cannot choose one
     #[arg(long, value_name = "FILE", requires = "no_create")]
     data_file: Option<PathBuf>,
-    /// Images, NBD URIs or - for standard input (several are put one behind the other), then the
-    /// target: a file, an NBD URI, or - for standard output
+    /// Images (files, rbd:POOL/IMAGE), NBD URIs or - for standard input (several are put one behind the
+    /// other), then the target: a file, rbd:POOL/IMAGE, an NBD URI, or - for standard output
     #[arg(value_name = "SOURCE TARGET")]
     files: Vec<OsString>,
 }

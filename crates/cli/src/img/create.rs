@@ -1,11 +1,12 @@
 //! `fathom img create`
 
 use super::{format_options, parse_format, print, print_json, set_backing};
+use crate::disk_args::location_parser;
 use anyhow::bail;
 use clap::Args;
 use fathom_img::{self as img, Format, InfoOptions};
+use fathom_storage::Location;
 use fathom_units::parse_size;
-use std::path::PathBuf;
 
 /// Make an image (what the file had in it is lost)
 #[derive(Debug, Args)]
@@ -36,9 +37,9 @@ pub(super) struct CreateArgs {
     /// Print JSON: the description of the image made
     #[arg(long)]
     json: bool,
-    /// The image
-    #[arg(value_name = "FILE")]
-    file: Option<PathBuf>,
+    /// The image: a file or rbd:POOL/IMAGE
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Option<Location>,
     /// Size of the disk; by default that of the backing file
     #[arg(value_parser = parse_size)]
     size: Option<u64>,
@@ -67,7 +68,7 @@ pub(super) fn run(args: CreateArgs) -> anyhow::Result<()> {
             print_json(&info.to_json())?;
         }
     } else if !args.quiet {
-        print(format_args!("Formatting '{}', {options}\n", file.display()))?;
+        print(format_args!("Formatting '{}', {options}\n", file))?;
     }
     Ok(())
 }

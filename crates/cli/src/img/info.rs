@@ -2,9 +2,10 @@
 
 use super::common::{FormatArg, LookDeepArgs};
 use super::{print, print_json};
+use crate::disk_args::location_parser;
 use clap::Args;
 use fathom_img::{self as img, InfoOptions};
-use std::path::PathBuf;
+use fathom_storage::Location;
 
 /// Describe an image
 #[derive(Debug, Args)]
@@ -16,9 +17,9 @@ pub(super) struct InfoArgs {
     backing_chain: bool,
     #[command(flatten)]
     deep: LookDeepArgs,
-    /// The image, or an NBD URI
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The image: a file, rbd:POOL/IMAGE, or an NBD URI
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Location,
 }
 
 pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {

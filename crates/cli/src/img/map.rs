@@ -1,12 +1,14 @@
 //! `fathom img map`
 
 use super::common::{FormatArg, LookDeepArgs};
+use crate::disk_args::location_parser;
 use anyhow::bail;
 use clap::Args;
 use fathom_img::{self as img, MapExtent, MapOptions};
+use fathom_storage::Location;
 use fathom_units::parse_size;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Say where in the chain, and where in which file, each part of an image's disk is
 #[derive(Debug, Args)]
@@ -21,9 +23,9 @@ pub(super) struct MapArgs {
     max_length: Option<u64>,
     #[command(flatten)]
     deep: LookDeepArgs,
-    /// The image, or an NBD URI
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The image: a file, rbd:POOL/IMAGE, or an NBD URI
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Location,
 }
 
 pub(super) fn run(args: MapArgs) -> anyhow::Result<()> {

@@ -2,11 +2,12 @@
 
 use super::common::LookDeepArgs;
 use super::{format_options, parse_format, print, print_json};
+use crate::disk_args::location_parser;
 use anyhow::bail;
 use clap::Args;
 use fathom_img::{self as img, Format, MapOptions, SnapshotName};
+use fathom_storage::Location;
 use fathom_units::parse_size;
-use std::path::PathBuf;
 
 /// Say how large the file of a new image would be
 #[derive(Debug, Args)]
@@ -33,9 +34,9 @@ pub(super) struct MeasureArgs {
     snapshot: Option<String>,
     #[command(flatten)]
     deep: LookDeepArgs,
-    /// The image to be converted, or an NBD URI
-    #[arg(value_name = "FILE")]
-    file: Option<PathBuf>,
+    /// The image to be converted: a file, rbd:POOL/IMAGE, or an NBD URI
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Option<Location>,
 }
 
 pub(super) fn run(args: MeasureArgs) -> anyhow::Result<()> {

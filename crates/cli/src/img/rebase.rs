@@ -3,9 +3,10 @@
 use super::common::{DataFileArg, FormatArg};
 use super::watch::{WatchArgs, watched};
 use super::{parse_cache, parse_format};
+use crate::disk_args::location_parser;
 use clap::Args;
 use fathom_img::{self as img, Format, RebaseOptions};
-use fathom_storage::Cache;
+use fathom_storage::{Cache, Location};
 use std::path::PathBuf;
 
 /// Give an image another backing file; its disk stays what it is, unless -u
@@ -42,9 +43,9 @@ pub(super) struct RebaseArgs {
     data_file: DataFileArg,
     #[command(flatten)]
     watch: WatchArgs,
-    /// The image
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The image: a file or rbd:POOL/IMAGE
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Location,
 }
 
 pub(super) fn run(args: RebaseArgs) -> anyhow::Result<()> {

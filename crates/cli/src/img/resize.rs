@@ -2,8 +2,10 @@
 
 use super::common::{DataFileArg, FormatArg};
 use super::{print, print_json};
+use crate::disk_args::location_parser;
 use clap::{Args, ValueEnum};
 use fathom_img::{self as img, NewSize, Preallocation, ResizeOptions};
+use fathom_storage::Location;
 use fathom_units::parse_size;
 use serde_json::json;
 use std::path::PathBuf;
@@ -30,9 +32,9 @@ pub(super) struct ResizeArgs {
     /// Print JSON: the sizes before and after
     #[arg(long)]
     json: bool,
-    /// The image
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The image: a file or rbd:POOL/IMAGE
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Location,
     /// Size of the disk, or how much more (+1G) or less (-1G) than now
     #[arg(value_parser = parse_new_size, allow_hyphen_values = true, value_name = "[+|-]SIZE")]
     size: NewSize,
@@ -74,7 +76,7 @@ pub(super) fn run(args: ResizeArgs) -> anyhow::Result<()> {
     let done = img::resize(&args.file, args.format.format, &options)?;
     if args.json {
         return print_json(&json!({
-            "filename": args.file.display().to_string(),
+            "filename": args.file.to_string(),
             "format": done.format.name(),
             "old-virtual-size": done.old,
             "virtual-size": done.new,

@@ -2,9 +2,10 @@
 
 use super::common::FormatArg;
 use super::{print, print_json};
+use crate::disk_args::location_parser;
 use clap::Args;
 use fathom_img::{self as img, SnapshotChange};
-use std::path::PathBuf;
+use fathom_storage::Location;
 
 /// List, take, apply and delete internal snapshots of a qcow2 image
 #[derive(Debug, Args)]
@@ -22,9 +23,9 @@ pub(super) struct SnapshotArgs {
     /// Print JSON: the snapshots, or the one that was meant
     #[arg(long)]
     json: bool,
-    /// The image
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The image: a file or rbd:POOL/IMAGE
+    #[arg(value_name = "FILE", value_parser = location_parser())]
+    file: Location,
 }
 
 #[derive(Debug, Args)]

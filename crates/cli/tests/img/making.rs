@@ -306,7 +306,7 @@ fn what_is_wrong_is_told_in_one_line() {
     ];
     refused(1, &args, &["backing file, too"]);
     assert_eq!(std::fs::metadata(&raw).expect("still there").len(), 1 << 20);
-    refused(1, &["img", "info", "/dev/null"], &["not a regular file"]);
+    refused(1, &["img", "info", "/dev/null"], &["is a character device"]);
     refused(1, &["img", "info", &path("gone")], &["cannot be opened"]);
     refused(2, &["img", "info", "-f", "vmdk", &raw], &["vmdk"]);
     refused(2, &["img", "check", "-U", "-r", "all", &raw], &["--repair"]);

@@ -14,5 +14,5 @@ pub mod resize;
 pub mod snapshot;
 mod snapshot_name;
 
-pub use read::{Image, open_read_only};
+pub use read::Image;
 pub use snapshot_name::SnapshotName;

@@ -4,10 +4,6 @@ use super::SnapshotName;
 use super::info::read_snapshots;
 use crate::{Error, Format, Result, qcow2, qed};
 use fathom_files::{ImageFile, read_up_to};
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
 
 /// An image by its header.
 #[derive(Clone, Debug)]
@@ -124,21 +120,4 @@ fn read_qed(file: &dyn ImageFile) -> Result<Image> {
         }
     };
     Ok(Image::Qed(header, name))
-}
-
-/// Opens a regular file or a block device for reading. Anything else (a FIFO,
-/// say, that an image names as its backing file) is refused and not waited for.
-pub fn open_read_only(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
-        .open(path)?;
-    let kind = file.metadata()?.file_type();
-    if kind.is_file() || kind.is_block_device() {
-        return Ok(file);
-    }
-    Err(io::Error::new(
-        io::ErrorKind::InvalidInput,
-        "not a regular file or a block device",
-    ))
 }

@@ -6,7 +6,7 @@ pub mod steps;
 use fathom_files::ImageFile;
 use fathom_formats::offline::check::{Options, Repair, Report, check};
 use fathom_formats::offline::create;
-use fathom_formats::offline::info::Info;
+use fathom_formats::offline::info::{Info, Protocol};
 use fathom_formats::{Error, Format};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
@@ -97,7 +97,7 @@ pub fn check_file(path: &Path, format: Format, repair: Repair) -> Result<Report,
 /// Fathom's `info`, of an image in `dir` as if that were the current directory.
 pub fn info(dir: &Path, image: &str) -> Info {
     let file = File::open(dir.join(image)).expect("the image");
-    let mut info = Info::read(Path::new(image), &file, None).expect("an image");
+    let mut info = Info::read(Path::new(image), &file, Protocol::File, None).expect("an image");
     // Names are seen from the image, which is in the current directory.
     info.path = PathBuf::from(image);
     info

@@ -1,8 +1,7 @@
 //! Image locks against QEMU's own tools, both ways.
 
 use fathom_core::Disk;
-use fathom_storage::{FileDisk, FileOptions, lock_image, lock_image_too};
-use std::fs::File;
+use fathom_storage::{FileDisk, FileOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -198,20 +197,21 @@ fn an_image_that_is_about_to_be_released_is_waited_for() {
     release.join().expect("released");
 }
 
-/// Who has an image keeps it when he closes one of his files and has another.
+/// Who wants to keep an image has it until he closes it, and not only while he uses it.
 #[test]
-fn a_lock_is_handed_on_without_a_gap() {
+fn a_lock_may_outlast_the_use() {
     let image = image();
-    let path = image.path();
-    let file = || File::options().read(true).write(true).open(path).unwrap();
-    let (first, second) = (file(), file());
-    lock_image(path, &first, true).unwrap();
-    assert!(lock_image(path, &second, true).is_err());
-    lock_image_too(path, &second).unwrap();
-    drop(first);
-    let refused = lock_image(path, &file(), false).unwrap_err().to_string();
+    let keeping = FileOptions {
+        keeps_lock: true,
+        ..writer()
+    };
+    let disk = open(image.path(), keeping).expect("opened");
+    disk.activate().expect("locked");
+    disk.deactivate().expect("still locked");
+    let refused = open(image.path(), reader()).err().expect("refused");
     assert!(refused.contains("in use"), "{refused}");
-    lock_image(path, &second, true).unwrap();
-    drop(second);
-    lock_image(path, &file(), true).unwrap();
+    disk.activate().expect("locked as before");
+    drop(disk);
+    let other = open(image.path(), writer()).expect("opened");
+    other.activate().expect("locked");
 }

@@ -8,10 +8,9 @@ mod raw;
 pub use options::{Backing, Options, Preallocation, Qcow2Options};
 pub use qcow2::fully_allocated;
 
-use super::{Image, open_read_only};
-use crate::{Error, Format, Result, resolve};
+use super::Image;
+use crate::{Error, Format, Result};
 use fathom_files::ImageFile;
-use std::fs::File;
 use std::path::Path;
 
 /// Makes an image of a disk of `size` bytes (rounded up to whole sectors) in
@@ -36,30 +35,20 @@ pub fn create(
     }
 }
 
-/// The size of the disk in the backing file, which must be there and of the
-/// format that the options say: the size of an image that is given none.
-/// `image` is the new image's path, from whose directory names are seen.
-pub fn backing_size(image: &Path, backing: &Backing) -> Result<u64> {
-    let path = resolve(image, backing.name.as_bytes())?;
+/// The size of the disk in a backing file, which must be of the format that the options say: the
+/// size of an image that is given none. `path` is its name.
+pub fn backing_size(path: &Path, file: &dyn ImageFile, format: Option<Format>) -> Result<u64> {
     let told = |error: Error| {
         let path = path.display();
         Error::Usage(format!("backing file {path}: {error}"))
     };
-    let file = open_read_only(&path)
-        .map_err(Error::io("cannot be opened"))
-        .map_err(told)?;
-    let Some(format) = backing.format else {
-        let seems = Format::probe(&file).map_err(told)?;
+    let Some(format) = format else {
+        let seems = Format::probe(file).map_err(told)?;
         return Err(told(Error::usage(format!(
             "its format is needed, too: -F {seems} (it seems to be {seems})"
         ))));
     };
-    size_in(&file, format).map_err(told)
-}
-
-/// The size of the disk in an image of that format.
-pub fn size_in(image: &File, format: Format) -> Result<u64> {
-    Ok(Image::read(image, format)?.size())
+    Ok(Image::read(file, format).map_err(told)?.size())
 }
 
 /// Zeroes, for writing.

@@ -14,8 +14,7 @@ pub use snapshots::SnapshotList;
 use super::Image;
 use crate::qcow2::{Header, bitmap::Bitmap, snapshot::Snapshot};
 use crate::{Error, Format, Result, resolve};
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use fathom_files::ImageFile;
 use std::path::{Path, PathBuf};
 
 /// What an image is in.
@@ -25,8 +24,8 @@ pub enum Protocol {
     File,
     /// A block device.
     Device,
-    /// An export of an NBD server.
-    Nbd,
+    /// What QEMU knows by this name: `nbd`, say. It does not tell how much space is taken.
+    Other(&'static str),
 }
 
 /// What is known of one image.
@@ -36,9 +35,9 @@ pub struct Info {
     pub path: PathBuf,
     /// Its header.
     pub image: Image,
-    /// Bytes of the file that it is in.
+    /// Bytes of what it is in.
     pub file_len: u64,
-    /// Bytes that the file takes on its disk; 0 for a device. `None`: who has it does not say.
+    /// Bytes that a file takes on its disk; 0 for a device. `None`: who has it does not say.
     pub allocated: Option<u64>,
     /// What it is in.
     pub protocol: Protocol,
@@ -46,22 +45,24 @@ pub struct Info {
     pub snapshots: Vec<Snapshot>,
     /// Persistent bitmaps.
     pub bitmaps: Vec<Bitmap>,
-    /// Where the backing file's name leads.
+    /// Where the backing file's name leads: of an image in a file.
     pub full_backing: Option<PathBuf>,
 }
 
 impl Info {
     /// Reads what there is to know. `format` `None` means to look at the first
     /// bytes.
-    pub fn read(path: &Path, file: &File, format: Option<Format>) -> Result<Info> {
+    pub fn read(
+        path: &Path,
+        file: &dyn ImageFile,
+        protocol: Protocol,
+        format: Option<Format>,
+    ) -> Result<Info> {
         let format = match format {
             Some(format) => format,
             None => Format::probe(file)?,
         };
         let image = Image::read(file, format)?;
-        let metadata = file
-            .metadata()
-            .map_err(Error::io("its size cannot be read"))?;
         let (snapshots, bitmaps) = match &image {
             Image::Qcow2(header) => (read_snapshots(file, header)?, read_bitmaps(file, header)?),
             _ => Default::default(),
@@ -69,16 +70,15 @@ impl Info {
         if let Image::Qcow2(header) = &image {
             sound::check(file, header, &bitmaps)?;
         }
-        let full_backing = image.backing_file().and_then(|b| resolve(path, b).ok());
+        let is_local = !matches!(protocol, Protocol::Other(_));
+        let allocated = is_local.then(|| file.allocated()).transpose();
+        let full_backing = image.backing_file().filter(|_| is_local);
+        let full_backing = full_backing.and_then(|name| resolve(path, name).ok());
         Ok(Info {
             path: path.to_owned(),
-            file_len: fathom_files::ImageFile::len(file)
-                .map_err(Error::io("its size cannot be read"))?,
-            allocated: Some(metadata.blocks() * 512),
-            protocol: match metadata.is_file() {
-                true => Protocol::File,
-                false => Protocol::Device,
-            },
+            file_len: file.len().map_err(Error::io("its size cannot be read"))?,
+            allocated: allocated.map_err(Error::io("its size cannot be read"))?,
+            protocol,
             image,
             snapshots,
             bitmaps,
@@ -86,14 +86,14 @@ impl Info {
         })
     }
 
-    /// Of a disk of so many bytes that an NBD server has.
-    pub fn of_export(uri: &Path, size: u64) -> Info {
+    /// Of a disk of so many bytes that no image is in.
+    pub fn of_disk(path: &Path, size: u64, protocol: &'static str) -> Info {
         Info {
-            path: uri.to_owned(),
+            path: path.to_owned(),
             image: Image::Raw { size },
             file_len: size,
             allocated: None,
-            protocol: Protocol::Nbd,
+            protocol: Protocol::Other(protocol),
             snapshots: Vec::new(),
             bitmaps: Vec::new(),
             full_backing: None,
@@ -139,7 +139,7 @@ impl Info {
         match self.protocol {
             Protocol::File => "file",
             Protocol::Device => "host_device",
-            Protocol::Nbd => "nbd",
+            Protocol::Other(name) => name,
         }
     }
 }
