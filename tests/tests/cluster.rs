@@ -8,6 +8,9 @@ use fathom_lab::Server;
 use fathom_tests::ceph::Cluster;
 use fathom_tests::{Ended, Place, fathom, run, run_command};
 
+#[path = "cluster/img.rs"]
+mod img;
+
 const GIB: u64 = 1 << 30;
 const STEP: Duration = Duration::from_secs(120);
 const QUEUES: &[&str] = &["--queues", "2"];
