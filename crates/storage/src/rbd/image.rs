@@ -2,13 +2,13 @@
 
 use super::address::Address;
 use super::cluster::{Cluster, Settings, checked};
-use super::library::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, LOCK_EXCLUSIVE, Library, Watcher};
+use super::library::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, Library};
 use fathom_core::DiskError;
 use fathom_files::ImageFile;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::path::PathBuf;
-use std::ptr::{null, null_mut};
+use std::ptr::null;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -115,7 +115,7 @@ impl Image {
         Ok(number)
     }
 
-    fn result(&self, result: c_int, what: &'static str) -> Result<(), DiskError> {
+    pub(super) fn result(&self, result: c_int, what: &'static str) -> Result<(), DiskError> {
         checked(result).map_err(|source| DiskError::Io {
             path: self.path.clone(),
             what,
@@ -167,100 +167,6 @@ impl Image {
         self.result(watched, "changes of it cannot be seen")?;
         self.watch = Some((watch, notify));
         Ok(())
-    }
-
-    /// From now on only this client writes it; blocking. One that is dead is shut out of the cluster first,
-    /// which takes as long as the cluster needs to see that.
-    pub(super) fn lock(&self) -> Result<(), DiskError> {
-        // (The library would ask one that is alive to let go of it, and QEMU does.)
-        self.refuse_locked("")?;
-        // SAFETY: the image is open.
-        let locked = unsafe { (self.library().rbd_lock_acquire)(self.handle, LOCK_EXCLUSIVE) };
-        match -locked {
-            libc::EROFS | libc::EBUSY | libc::EAGAIN => {
-                Err(self.unusable("another client has it locked: it is in use there".into()))
-            }
-            _ => self.result(locked, "cannot be locked"),
-        }
-    }
-
-    /// Fails if a client has it locked that is alive; blocking. `advice`: what to do about it.
-    pub(super) fn refuse_locked(&self, advice: &str) -> Result<(), DiskError> {
-        match self.owner()? {
-            Some(owner) if self.is_watched_by(&owner)? => Err(self.unusable(format!(
-                "another client has it locked ({owner}; `rbd status` tells more): it is in use there, or was \
-                 until half a minute ago{advice}"
-            ))),
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether the client of that address is alive, or was until half a minute ago.
-    fn is_watched_by(&self, address: &str) -> Result<bool, DiskError> {
-        let library = self.library();
-        let none = Watcher {
-            address: null_mut(),
-            id: 0,
-            cookie: 0,
-        };
-        let mut watchers = vec![none; MOST_WATCHERS];
-        let mut count = watchers.len();
-        let list = library.rbd_watchers_list;
-        // SAFETY: the image is open, and there is room for so many.
-        let listed = unsafe { list(self.handle, watchers.as_mut_ptr(), &mut count) };
-        if listed == -libc::ERANGE {
-            // So many are not all dead.
-            return Ok(true);
-        }
-        self.result(listed, "who has it open cannot be read")?;
-        let is_it = |watcher: &Watcher| {
-            // SAFETY: the library has left a string in each.
-            let other = unsafe { CStr::from_ptr(watcher.address) };
-            other.to_bytes() == address.as_bytes()
-        };
-        let found = watchers.iter().take(count).any(is_it);
-        // SAFETY: they are given back once.
-        unsafe { (library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
-        Ok(found)
-    }
-
-    /// The address of who has it locked, or had it when that client died.
-    fn owner(&self) -> Result<Option<String>, DiskError> {
-        let mut exclusive = 0;
-        // Of the lock, and of those who have it: their names, their cookies, and their addresses.
-        let mut texts = [[0_u8; MOST_TEXT]; 4];
-        let mut lens = [MOST_TEXT; 4];
-        let [tag, names, cookies, addresses] =
-            texts.each_mut().map(|text| text.as_mut_ptr().cast());
-        let [tag_len, names_len, cookies_len, addresses_len] = lens.each_mut();
-        // (What tells of the owner only is not for images that are open for reading.)
-        let list = self.library().rbd_list_lockers;
-        // SAFETY: the image is open; places for a number and for four texts of so many bytes.
-        let listed = unsafe {
-            list(
-                self.handle,
-                &mut exclusive,
-                tag,
-                tag_len,
-                names,
-                names_len,
-                cookies,
-                cookies_len,
-                addresses,
-                addresses_len,
-            )
-        };
-        self.result(listed as c_int, "who has it locked cannot be read")?;
-        let first = CStr::from_bytes_until_nul(&texts[3]).ok();
-        let first = first.filter(|_| listed > 0);
-        Ok(first.map(|address| address.to_string_lossy().into_owned()))
-    }
-
-    /// Somebody else may have it; blocking.
-    pub(super) fn unlock(&self) -> Result<(), DiskError> {
-        // SAFETY: the image is open.
-        let result = unsafe { (self.library().rbd_lock_release)(self.handle) };
-        self.result(result, "cannot be unlocked")
     }
 
     /// Blocking.
@@ -399,10 +305,6 @@ impl ImageFile for Image {
     }
 }
 
-/// Longer than what is said of the one client that has the lock.
-const MOST_TEXT: usize = 1024;
-/// More clients than any image has.
-const MOST_WATCHERS: usize = 256;
 /// As far as one look for data goes.
 const MAX_RUN: u64 = 4 << 30;
 

@@ -6,6 +6,7 @@
 //!   open, and `disk` what is served of it;
 //! - `channel` is one worker's way to it: it gives requests to the library as they are, whose threads put
 //!   what has `ended` into a list, and wake the worker by an eventfd;
+//! - `lock` is how others are kept from an image that is in use;
 //! - `inquirer` is a thread for block status, which the library tells only to whoever waits.
 //!
 //! While a disk that can be written is in use it has the image's exclusive lock: nobody else gets it who does
@@ -19,6 +20,7 @@ mod ended;
 mod image;
 mod inquirer;
 mod library;
+mod lock;
 mod place;
 mod shared;
 

@@ -1,0 +1,136 @@
+//! The exclusive lock of an image.
+
+use super::image::Image;
+use super::library::{LOCK_EXCLUSIVE, Watcher};
+use fathom_core::DiskError;
+use std::borrow::Cow;
+use std::ffi::{CStr, c_int};
+use std::ptr::null_mut;
+
+/// Who has an image locked.
+enum Locker {
+    /// A client that uses it, by its address.
+    Client(String),
+    /// Somebody who wants it left alone, by `rbd lock add`.
+    Hand,
+}
+
+/// Longer than what is said of the one client that has the lock.
+const MOST_TEXT: usize = 1024;
+/// More clients than any image has.
+const MOST_WATCHERS: usize = 256;
+/// Of a lock that the library takes for whoever writes.
+const OWN_TAG: &str = "internal";
+
+/// Of texts that end with a zero byte each.
+fn first(texts: &[u8]) -> Cow<'_, str> {
+    let first = CStr::from_bytes_until_nul(texts).unwrap_or_default();
+    first.to_string_lossy()
+}
+
+impl Image {
+    /// From now on only this client writes it; blocking. One that is dead is shut out of the cluster first,
+    /// which takes as long as the cluster needs to see that.
+    pub(super) fn lock(&self) -> Result<(), DiskError> {
+        // (The library would ask one that is alive to let go of it, and QEMU does.)
+        self.refuse_locked("")?;
+        // SAFETY: the image is open.
+        let locked = unsafe { (self.library().rbd_lock_acquire)(self.handle(), LOCK_EXCLUSIVE) };
+        match -locked {
+            libc::EROFS | libc::EBUSY | libc::EAGAIN => {
+                Err(self.unusable("another client has it locked: it is in use there".into()))
+            }
+            _ => self.result(locked, "cannot be locked"),
+        }
+    }
+
+    /// Fails if a client has it locked that is alive; blocking. `advice`: what to do about it.
+    pub(super) fn refuse_locked(&self, advice: &str) -> Result<(), DiskError> {
+        let problem = match self.locker()? {
+            Some(Locker::Client(address)) if self.is_watched_by(&address)? => format!(
+                "another client has it locked ({address}; `rbd status` tells more): it is in use there, or was \
+                 until half a minute ago"
+            ),
+            Some(Locker::Hand) => {
+                "it is locked by hand (`rbd lock ls`), until `rbd lock rm` unlocks it".to_owned()
+            }
+            Some(Locker::Client(_)) | None => return Ok(()),
+        };
+        Err(self.unusable(problem + advice))
+    }
+
+    /// Whether the client of that address is alive, or was until half a minute ago.
+    fn is_watched_by(&self, address: &str) -> Result<bool, DiskError> {
+        let library = self.library();
+        let none = Watcher {
+            address: null_mut(),
+            id: 0,
+            cookie: 0,
+        };
+        let mut watchers = vec![none; MOST_WATCHERS];
+        let mut count = watchers.len();
+        let list = library.rbd_watchers_list;
+        // SAFETY: the image is open, and there is room for so many.
+        let listed = unsafe { list(self.handle(), watchers.as_mut_ptr(), &mut count) };
+        if listed == -libc::ERANGE {
+            // So many are not all dead.
+            return Ok(true);
+        }
+        self.result(listed, "who has it open cannot be read")?;
+        let is_it = |watcher: &Watcher| {
+            // SAFETY: the library has left a string in each.
+            let other = unsafe { CStr::from_ptr(watcher.address) };
+            other.to_bytes() == address.as_bytes()
+        };
+        let found = watchers.iter().take(count).any(is_it);
+        // SAFETY: they are given back once.
+        unsafe { (library.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
+        Ok(found)
+    }
+
+    /// Who has it locked, or had it when that client died.
+    fn locker(&self) -> Result<Option<Locker>, DiskError> {
+        let mut exclusive = 0;
+        // Of the lock, and of those who have it: their names, their cookies, and their addresses.
+        let mut texts = [[0_u8; MOST_TEXT]; 4];
+        let mut lens = [MOST_TEXT; 4];
+        let [tag, names, cookies, addresses] =
+            texts.each_mut().map(|text| text.as_mut_ptr().cast());
+        let [tag_len, names_len, cookies_len, addresses_len] = lens.each_mut();
+        // (What tells of the owner only is not for images that are open for reading.)
+        let list = self.library().rbd_list_lockers;
+        // SAFETY: the image is open; places for a number and for four texts of so many bytes.
+        let listed = unsafe {
+            list(
+                self.handle(),
+                &mut exclusive,
+                tag,
+                tag_len,
+                names,
+                names_len,
+                cookies,
+                cookies_len,
+                addresses,
+                addresses_len,
+            )
+        };
+        if listed == -(libc::ERANGE as isize) {
+            // More than one: the library's own lock has one owner.
+            return Ok(Some(Locker::Hand));
+        }
+        self.result(listed as c_int, "who has it locked cannot be read")?;
+        let [tag, _, _, address] = texts.each_ref().map(|text| first(text));
+        Ok(match listed {
+            0 => None,
+            _ if tag == OWN_TAG => Some(Locker::Client(address.into_owned())),
+            _ => Some(Locker::Hand),
+        })
+    }
+
+    /// Somebody else may have it; blocking.
+    pub(super) fn unlock(&self) -> Result<(), DiskError> {
+        // SAFETY: the image is open.
+        let result = unsafe { (self.library().rbd_lock_release)(self.handle()) };
+        self.result(result, "cannot be unlocked")
+    }
+}
