@@ -1,7 +1,7 @@
 //! `fathom img bitmap`
 
 use crate::error::{Error, of, usage};
-use crate::open::{OpenOptions, format_of, info_of, open_locked};
+use crate::open::{OpenOptions, format_of, identity_of, info_of, open_locked};
 use fathom_formats::Format;
 use fathom_formats::offline::Image;
 use fathom_formats::offline::bitmap::{Bitmaps, Bits, Change, list};
@@ -102,7 +102,7 @@ impl Source {
         format: Option<Format>,
         own: &StoredImage,
     ) -> Result<Option<Source>, Error> {
-        if StoredImage::identity_of(location) == Some(own.identity()) {
+        if identity_of(location) == Some(own.identity()) {
             return Ok(None);
         }
         let image = open_locked(location, &OpenOptions::looking(false))?;

@@ -4,7 +4,7 @@ use crate::chain::Chain;
 use crate::error::{Error, Moving, of, usage};
 use crate::info::{Info, Link, below};
 use crate::job::{Copy, CopyOptions, Job, Segment, Segments, State, WriteBehind};
-use crate::open::{OpenOptions, format_of, info_of, open_locked};
+use crate::open::{OpenOptions, format_of, identity_of, info_of, open_locked};
 use crate::progress::Progress;
 use crate::resize::{NewSize, Preallocation, ResizeOptions, resize};
 use crate::source::Opened;
@@ -137,7 +137,7 @@ fn find_base(
         options.base.as_deref().is_none_or(|name| {
             let name = name.as_os_str().as_bytes();
             let there = seen_from(image.location(), name).ok();
-            let there = there.and_then(|there| StoredImage::identity_of(&there));
+            let there = there.and_then(|there| identity_of(&there));
             above.image.backing_file() == Some(name) || there == Some(link.image.identity())
         })
     });

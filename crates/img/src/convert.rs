@@ -4,7 +4,7 @@ use crate::chain::Chain;
 use crate::create::{CreateOptions, create_in, size_of};
 use crate::error::{Error, Moving, of, usage};
 use crate::job::{Client, Copy, CopyOptions, Job, WriteBehind, compressed_at_once};
-use crate::open::{OpenOptions, open_bare, open_locked};
+use crate::open::{OpenOptions, identity_of, open_bare, open_locked};
 use crate::progress::Progress;
 use crate::source::{Opened, Source, located};
 use crate::stream;
@@ -14,7 +14,7 @@ use fathom_core::Disk;
 use fathom_formats::Format;
 use fathom_formats::offline::bitmap::copy;
 use fathom_formats::served::Storage;
-use fathom_stack::{StoredImage, seen_from};
+use fathom_stack::seen_from;
 use fathom_storage::{Cache, EngineKind, Location};
 
 pub use fathom_formats::offline::bitmap::Broken;
@@ -371,7 +371,7 @@ fn open_image(
 
 /// The target is none of the files that are read.
 fn refuse_sources(location: &Location, sources: &[Opened]) -> Result<(), Error> {
-    let own = StoredImage::identity_of(location);
+    let own = identity_of(location);
     let is_read = |source: &Opened| source.files().any(|file| own == Some(file));
     match own.is_some() && sources.iter().any(is_read) {
         true => Err(usage(

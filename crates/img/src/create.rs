@@ -1,7 +1,7 @@
 //! `fathom img create`
 
 use crate::error::{Error, of, usage};
-use crate::open::{OpenOptions, open};
+use crate::open::{OpenOptions, identity_of, open};
 use crate::target::Target;
 use fathom_formats::offline::create as creation;
 use fathom_formats::served::Storage;
@@ -40,7 +40,7 @@ pub(crate) fn create_in(
     size: u64,
 ) -> Result<(), Error> {
     let below = match &options.backing {
-        Some(backing) => StoredImage::identity_of(&seen_from(location, backing.name.as_bytes())?),
+        Some(backing) => identity_of(&seen_from(location, backing.name.as_bytes())?),
         None => None,
     };
     let image = target.image();
@@ -100,7 +100,7 @@ fn open_data_file(
         let problem = "its data cannot be in another image there: leave out data_file";
         return Err(usage(&location.name(), problem));
     }
-    let there = StoredImage::identity_of(&place);
+    let there = identity_of(&place);
     let same = match there {
         Some(_) if there == Some(image.identity()) => Some("is the new image itself, too"),
         Some(_) if there == below => Some("is the new image's backing file, too"),

@@ -8,6 +8,7 @@ use fathom_formats::offline::info::{Info, Protocol};
 use fathom_formats::served::Storage;
 use fathom_stack::{StoredImage, seen_from};
 use fathom_storage::{Cache, EngineKind, Location};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -137,6 +138,17 @@ pub(crate) fn info_of(
         },
         None => info,
     })
+}
+
+/// What [`Storage::identity`] is of what is there now, if anything is.
+pub(crate) fn identity_of(location: &Location) -> Option<(u64, u64)> {
+    match location.path() {
+        Some(path) => {
+            let metadata = std::fs::metadata(path).ok()?;
+            Some((metadata.dev(), metadata.ino()))
+        }
+        None => Some(open(location, &OpenOptions::looking(true)).ok()?.identity()),
+    }
 }
 
 /// Opens a disk that no image of a format can be in, an NBD server's say, as raw. None: images can be there.

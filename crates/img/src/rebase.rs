@@ -6,7 +6,7 @@ use crate::job::{
     Answer, Ask, Burst, Client, Job, Pages, Pool, Segment, Segments, State, compressed_at_once,
     is_zero,
 };
-use crate::open::{OpenOptions, format_of, open};
+use crate::open::{OpenOptions, format_of, identity_of, open};
 use crate::progress::Progress;
 use crate::source::Opened;
 use fathom_core::Op;
@@ -97,7 +97,7 @@ fn backing_format(
         return Err(usage(image.path(), problem));
     };
     let below = seen_from(image.location(), name.as_bytes())?;
-    if !may_be_away && StoredImage::identity_of(&below) == Some(image.identity()) {
+    if !may_be_away && identity_of(&below) == Some(image.identity()) {
         return Err(usage(image.path(), "cannot be its own backing file"));
     }
     Ok(format)

@@ -5,7 +5,7 @@ use fathom_core::{Disk, DiskError};
 use fathom_files::ImageFile;
 use fathom_formats::resolve;
 use fathom_formats::served::{EndGuard, ImageDisk, ImageOptions, Opener, Storage};
-use fathom_storage::{FileDisk, FileOptions, Location, OpenOptions, Opened};
+use fathom_storage::{FileDisk, FileOptions, Location, OpenOptions};
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -36,31 +36,23 @@ impl StoredImage {
             growable: true,
             ..options.clone()
         };
-        let Opened { disk, bytes, .. } = location.open(&options)?;
+        let opened = location.open(&options)?;
         let path = location.name();
-        let Some(bytes) = bytes else {
+        let (Some(bytes), Some(identity)) = (opened.bytes, opened.identity) else {
             let problem = "images of formats cannot be there".into();
             return Err(DiskError::Unusable { path, problem });
         };
+        let mut hasher = DefaultHasher::new();
+        identity.hash(&mut hasher);
         Ok(StoredImage {
-            disk,
+            disk: opened.disk,
             file: None,
             bytes,
-            identity: identity_by_name(&path),
+            // No device has this number.
+            identity: (u64::MAX, hasher.finish()),
             path,
             location: location.clone(),
         })
-    }
-
-    /// What [`Storage::identity`] is of what is there now, if anything is.
-    pub fn identity_of(location: &Location) -> Option<(u64, u64)> {
-        match location.path() {
-            Some(path) => {
-                let metadata = std::fs::metadata(path).ok()?;
-                Some((metadata.dev(), metadata.ino()))
-            }
-            None => Some(identity_by_name(&location.name())),
-        }
     }
 
     fn in_file(path: &Path, options: FileOptions) -> Result<StoredImage, DiskError> {
@@ -115,13 +107,6 @@ impl StoredImage {
     pub fn file_disk(&self) -> Option<&Arc<FileDisk>> {
         self.file.as_ref()
     }
-}
-
-/// Of what is in no file. No device has this number.
-fn identity_by_name(name: &Path) -> (u64, u64) {
-    let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
-    (u64::MAX, hasher.finish())
 }
 
 /// Where that is which an image at `location` calls `name`, whether it may be used or not.

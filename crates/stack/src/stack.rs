@@ -128,6 +128,7 @@ fn open_disk(description: &Description, overlay: Option<&Path>) -> Result<Bare, 
                 file,
                 part,
                 bytes,
+                ..
             } = opened;
             if let (Some(bytes), None) = (bytes, description.format) {
                 let mut start = [0; fathom_files::magic::START];

@@ -127,6 +127,8 @@ pub struct Opened {
     pub part: Option<Arc<dyn Part>>,
     /// The same, for whoever waits, if images can be in it and it is no file.
     pub bytes: Option<Arc<dyn ImageFile>>,
+    /// With `bytes`: what tells it from all others of its kind, however it is called.
+    pub identity: Option<String>,
 }
 
 impl Opened {
@@ -137,6 +139,7 @@ impl Opened {
             file: None,
             part: None,
             bytes: None,
+            identity: None,
         }
     }
 }

@@ -30,6 +30,7 @@ impl Place for At {
             file: Some(file),
             part: None,
             bytes: None,
+            identity: None,
         })
     }
 

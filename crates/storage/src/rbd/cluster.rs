@@ -62,6 +62,19 @@ fn pointer(text: Option<&CString>) -> *const libc::c_char {
     text.map_or(null(), |text| text.as_ptr())
 }
 
+/// Longer than the library's short texts.
+const SHORT: usize = 256;
+
+/// A short text that the library puts where it is told.
+pub(super) fn text(
+    get: impl FnOnce(*mut libc::c_char, libc::size_t) -> libc::c_int,
+) -> std::io::Result<String> {
+    let mut text = [0_u8; SHORT];
+    checked(get(text.as_mut_ptr().cast(), text.len()))?;
+    let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
 impl Cluster {
     /// Connects, blocking, and finds the pool. The error is one line that says what to do.
     pub(super) fn connect(address: &Address, settings: &Settings) -> Result<Cluster, DiskError> {
@@ -130,6 +143,16 @@ impl Cluster {
         if let Err(error) = checked(set) {
             tracing::warn!("Ceph's library does not take {key:?} = {value:?}: {error}");
         }
+    }
+
+    /// What tells its pool from all others of all clusters.
+    pub(super) fn identity(&self) -> std::io::Result<String> {
+        // SAFETY: the handle is connected, and there is room for so many bytes.
+        let fsid =
+            text(|base, len| unsafe { (self.library.rados_cluster_fsid)(self.handle, base, len) })?;
+        // SAFETY: the pool is open.
+        let pool = unsafe { (self.library.rados_ioctx_get_id)(self.pool) };
+        Ok(format!("{fsid}/{pool}"))
     }
 
     /// Makes an image of no bytes, with the features that the cluster's configuration says; false: it is there.

@@ -94,6 +94,11 @@ impl RbdDisk {
         })
     }
 
+    /// See [`Image::identity`].
+    pub(super) fn identity(&self, address: &Address) -> Result<String, DiskError> {
+        self.image().identity(address)
+    }
+
     /// The same, for whoever waits.
     pub(super) fn bytes(&self) -> Arc<dyn ImageFile> {
         self.shared.image.clone()

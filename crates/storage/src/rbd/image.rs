@@ -1,7 +1,7 @@
 //! An open image.
 
 use super::address::Address;
-use super::cluster::{Cluster, Settings, checked};
+use super::cluster::{Cluster, Settings, checked, text};
 use super::library::{FEATURE_EXCLUSIVE_LOCK, ImageHandle, Library};
 use fathom_core::DiskError;
 use fathom_files::ImageFile;
@@ -121,6 +121,22 @@ impl Image {
             what,
             source,
         })
+    }
+
+    /// What tells it, opened by this address, from all other images of all clusters, however it is called.
+    pub(super) fn identity(&self, address: &Address) -> Result<String, DiskError> {
+        // SAFETY: the image is open, and there is room for so many bytes.
+        let id = text(|base, len| unsafe { (self.library().rbd_get_id)(self.handle, base, len) });
+        let pool = self.cluster.identity();
+        let (pool, id) = pool
+            .and_then(|pool| Ok((pool, id?)))
+            .map_err(|source| DiskError::Io {
+                path: self.path.clone(),
+                what: "which image it is cannot be read",
+                source,
+            })?;
+        let (namespace, snapshot) = (&address.namespace, &address.snapshot);
+        Ok(format!("{pool}/{namespace:?}/{id}@{snapshot:?}"))
     }
 
     /// In bytes; it may not be a whole number of sectors.
@@ -276,6 +292,12 @@ impl ImageFile for Image {
     fn sync(&self) -> io::Result<()> {
         // SAFETY: the image is open.
         checked(unsafe { (self.library().rbd_flush)(self.handle) })
+    }
+
+    fn allocate(&self, _: u64, _: u64) -> io::Result<()> {
+        let problem =
+            "Ceph keeps no space free: leave out preallocation, or have all of it written (full)";
+        Err(io::Error::new(io::ErrorKind::Unsupported, problem))
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

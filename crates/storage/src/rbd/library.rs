@@ -66,15 +66,18 @@ functions! {
     rados_conf_read_file(Cluster, *const c_char) -> c_int;
     rados_conf_set(Cluster, *const c_char, *const c_char) -> c_int;
     rados_connect(Cluster) -> c_int;
+    rados_cluster_fsid(Cluster, *mut c_char, size_t) -> c_int;
     rados_shutdown(Cluster);
     rados_ioctx_create(Cluster, *const c_char, *mut Pool) -> c_int;
     rados_ioctx_set_namespace(Pool, *const c_char);
+    rados_ioctx_get_id(Pool) -> i64;
     rados_ioctx_destroy(Pool);
     rbd_create(Pool, *const c_char, u64, *mut c_int) -> c_int;
     rbd_remove(Pool, *const c_char) -> c_int;
     rbd_open(Pool, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
     rbd_open_read_only(Pool, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
     rbd_close(ImageHandle) -> c_int;
+    rbd_get_id(ImageHandle, *mut c_char, size_t) -> c_int;
     rbd_get_size(ImageHandle, *mut u64) -> c_int;
     rbd_get_features(ImageHandle, *mut u64) -> c_int;
     rbd_get_stripe_unit(ImageHandle, *mut u64) -> c_int;

@@ -36,6 +36,7 @@ impl Place for Address {
         let disk = RbdDisk::open(self, options)?;
         Ok(Opened {
             bytes: Some(disk.bytes()),
+            identity: Some(disk.identity(self)?),
             ..Opened::new(disk)
         })
     }
