@@ -214,8 +214,14 @@ fn chains_are_followed_in_their_pool_and_locks_respected() {
     let snapshot = new.replace('?', "@s?");
     refused(&["create", &snapshot, "1M"], &["is a snapshot"]);
     refused(&["info", &new], &["cannot be opened", "No such file"]);
+    let again = format!("{base}&user=admin");
+    refused(&["convert", &base, &again], &["is read from, too"]);
+    let all = ["-o", "preallocation=falloc"];
+    refused(&[&["create"], &all[..], &[&new, "1M"]].concat(), &["full"]);
     let images = cluster.rbd(&["ls"]);
     assert_eq!(images.split_whitespace().count(), 3, "{images}");
+    cluster.rbd(&["lock", "add", "rbd/top", "mine"]);
+    refused(&["resize", &top, "+1M"], &["by hand"]);
     // Who has an image keeps it.
     let server = serve(&place, &cluster, "other", QUEUES);
     let state = place.path("state");
