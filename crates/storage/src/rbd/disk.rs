@@ -48,7 +48,10 @@ impl RbdDisk {
         if address.snapshot.is_some() && !read_only {
             return Err(DiskError::Unusable {
                 path: address.to_string().into(),
-                problem: "snapshots can be read only: pass --readonly".into(),
+                problem: match options.patient {
+                    true => "snapshots can be read only: pass --readonly".into(),
+                    false => "snapshots can be read only".into(),
+                },
             });
         }
         let settings = Settings {
