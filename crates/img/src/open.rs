@@ -85,6 +85,8 @@ impl OpenOptions {
             engine: self.engine,
             workers: 1,
             server_timeout: None,
+            server_reconnect: None,
+            server_connections: None,
             legacy: Default::default(),
         }
     }

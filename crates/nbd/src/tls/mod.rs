@@ -4,7 +4,7 @@
 mod client;
 mod files;
 mod session;
-#[cfg(feature = "testing")]
+#[cfg(feature = "certificates")]
 pub mod testing;
 
 pub use client::ClientTls;
