@@ -26,7 +26,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
-    ("fathom-formats", &["fathom-core", "fathom-trace"]),
+    (
+        "fathom-formats",
+        &["fathom-core", "fathom-trace", "fathom-files"],
+    ),
     (
         "fathom-filters",
         &[
@@ -81,6 +84,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-img",
         &[
+            "fathom-files",
             "fathom-stack",
             "fathom-formats",
             "fathom-storage",

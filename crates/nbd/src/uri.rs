@@ -1,12 +1,14 @@
 //! Where an NBD export is, as doc/uri.md of the NBD project writes it.
 
 mod terms;
+mod text;
 
 use crate::protocol::MAX_STRING;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 pub use terms::{TlsFiles, TlsTerms};
+use text::{decode, query_of};
 
 /// The port that IANA has assigned to NBD.
 pub const PORT: u16 = 10809;
@@ -35,6 +37,16 @@ pub enum Address {
         /// Where it listens.
         port: u32,
     },
+}
+
+impl Address {
+    /// The host's name, or what stands for one: here.
+    fn host(&self) -> &str {
+        match self {
+            Address::Tcp(host, _) => host,
+            Address::Unix(_) | Address::Vsock { .. } => "localhost",
+        }
+    }
 }
 
 impl NbdUri {
@@ -79,7 +91,7 @@ impl FromStr for NbdUri {
             }
         };
         let tls = match scheme.starts_with("nbds") {
-            true => Some(TlsTerms::new(&address, query)?),
+            true => Some(TlsTerms::new(address.host(), query)?),
             false if query_of(query).any(|(key, _)| key.starts_with("tls-")) => {
                 return Err(format!("{scheme} is without TLS: write nbds"));
             }
@@ -128,11 +140,6 @@ fn unix(authority: &str, query: &str) -> Result<Address, String> {
     Ok(Address::Unix(decode(path)?.into()))
 }
 
-fn query_of(query: &str) -> impl Iterator<Item = (&str, &str)> {
-    let pairs = query.split(['&', ';']);
-    pairs.filter_map(|pair| pair.split_once('='))
-}
-
 fn vsock(authority: &str) -> Result<Address, String> {
     let bad = || "nbd+vsock needs numbers: write nbd+vsock://CID[:PORT]/EXPORT".to_owned();
     let (cid, port) = match authority.split_once(':') {
@@ -141,25 +148,6 @@ fn vsock(authority: &str) -> Result<Address, String> {
     };
     let cid = cid.parse().map_err(|_| bad())?;
     Ok(Address::Vsock { cid, port })
-}
-
-/// Replaces %XX.
-fn decode(text: &str) -> Result<String, String> {
-    let bad = || format!("{text}: % must be followed by two hexadecimal digits");
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, others)) = rest.split_first() {
-        rest = others;
-        if first != b'%' {
-            bytes.push(first);
-            continue;
-        }
-        let digits = rest.get(..2).ok_or_else(bad)?;
-        let digits = std::str::from_utf8(digits).map_err(|_| bad())?;
-        bytes.push(u8::from_str_radix(digits, 16).map_err(|_| bad())?);
-        rest = &rest[2..];
-    }
-    String::from_utf8(bytes).map_err(|_| format!("{text}: not UTF-8"))
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 
 mod client;
 mod files;
+#[cfg(feature = "testing-certificates")]
+pub mod pki;
 mod session;
-#[cfg(feature = "certificates")]
-pub mod testing;
 
 pub use client::ClientTls;
 pub use files::{TlsError, open_here, read_certificates, read_key};

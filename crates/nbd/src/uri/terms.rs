@@ -1,6 +1,6 @@
 //! What a URI says of TLS: libnbd's words for it (nbd_set_uri_allow_tls(3) and those beside it).
 
-use super::{Address, decode, query_of};
+use super::text::{decode, query_of};
 use std::path::PathBuf;
 
 /// Whom a client believes, and as whom it comes.
@@ -22,13 +22,10 @@ pub struct TlsFiles {
 }
 
 impl TlsTerms {
-    pub(super) fn new(address: &Address, query: &str) -> Result<TlsTerms, String> {
+    pub(super) fn new(host: &str, query: &str) -> Result<TlsTerms, String> {
         let mut terms = TlsTerms {
             certificates: None,
-            server: match address {
-                Address::Tcp(host, _) => host.clone(),
-                Address::Unix(_) | Address::Vsock { .. } => "localhost".into(),
-            },
+            server: host.into(),
         };
         for (key, value) in query_of(query) {
             match key {

@@ -3,7 +3,7 @@
 use crate::server::{Server, guest, refused};
 use crate::servers::exercise;
 use fathom_nbd::NbdUri;
-use fathom_nbd::tls::testing::Pki;
+use fathom_nbd::tls::pki::Pki;
 use fathom_storage::{EngineKind, NbdDisk, NbdOptions};
 use std::path::Path;
 use std::sync::Arc;
