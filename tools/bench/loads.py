@@ -12,7 +12,7 @@ from process import run
 PATIENCE = 60
 
 
-def bench(cpu: int, fathom: Path, seconds: float, *arguments) -> tuple[dict, Measures]:
+def bench(cpu: int | None, fathom: Path, seconds: float, *arguments) -> tuple[dict, Measures]:
     """`fathom bench`: its run.json, which describes this machine, and what it measures."""
     with tempfile.TemporaryDirectory(prefix="fathom-bench-") as output:
         run([fathom, "bench", *arguments, "--output", output], seconds + PATIENCE, cpu)

@@ -1,0 +1,16 @@
+//! A Ceph cluster for as long as standard input is open: `cluster OSDS GIBIBYTES`. Its configuration's path is
+//! the first line that is printed.
+
+use fathom_tests::ceph::Cluster;
+use std::io::Read;
+
+fn main() {
+    let mut numbers = std::env::args().skip(1).map(|text| text.parse::<u64>());
+    let (Some(Ok(osds)), Some(Ok(size))) = (numbers.next(), numbers.next()) else {
+        eprintln!("cluster OSDS GIBIBYTES");
+        std::process::exit(2);
+    };
+    let cluster = Cluster::start(osds as usize, size << 30);
+    println!("{}", cluster.conf().display());
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
