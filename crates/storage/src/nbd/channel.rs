@@ -38,6 +38,8 @@ pub(super) struct NbdChannel {
     pub(super) held: VecDeque<RequestId>,
     /// The number of the flush that no request has asked for, while it is under way.
     pub(super) own_flush: Option<u64>,
+    /// One is to be begun.
+    pub(super) flush_is_wanted: bool,
     /// Why the connections are to be given up.
     pub(super) trouble: Option<String>,
     /// How long the server may say nothing of a request (ticks).
@@ -57,8 +59,6 @@ impl NbdChannel {
         given: Option<Given>,
         cx: &mut Cx,
     ) -> io::Result<NbdChannel> {
-        let rung = Token::channel(Event::Rung.tag());
-        cx.engine.watch(seat.bell.as_raw_fd(), rung)?;
         let ticks = |time| cx.clock().ticks(time);
         let mut channel = NbdChannel {
             seat,
@@ -70,6 +70,7 @@ impl NbdChannel {
             unflushed: Unflushed::default(),
             held: VecDeque::new(),
             own_flush: None,
+            flush_is_wanted: false,
             trouble: None,
             timeout: shared.options.timeout.map(|time| ticks(time).max(1)),
             patience: ticks(shared.options.reconnect),
@@ -77,6 +78,9 @@ impl NbdChannel {
             ended: Vec::new(),
             shared,
         };
+        // (A channel that fails here lets go of its seat.)
+        let rung = Token::channel(Event::Rung.tag());
+        cx.engine.watch(channel.seat.bell.as_raw_fd(), rung)?;
         if let Some(given) = given {
             channel.adopt(cx, given)?;
         }
@@ -126,12 +130,8 @@ impl NbdChannel {
 
     /// Move everything as far as it goes without waiting.
     pub(super) fn go_on(&mut self, cx: &mut Cx) {
-        if let Some(why) = self.trouble.take() {
-            return self.lose(cx, &why);
-        }
         if self.phase == Phase::Up {
-            self.ask(cx);
-            if let Err(why) = self.send(cx) {
+            if let Err(why) = self.ask_and_send(cx) {
                 return self.lose(cx, &why);
             }
             for (index, connection) in self.connections.iter_mut().enumerate() {
@@ -139,6 +139,20 @@ impl NbdChannel {
             }
         }
         self.set_alarm(cx);
+    }
+
+    /// Until the server has been asked all that there is room for: commands may end while they are sent.
+    fn ask_and_send(&mut self, cx: &mut Cx) -> Result<(), String> {
+        loop {
+            self.ask(cx);
+            self.send(cx)?;
+            if let Some(why) = self.trouble.take() {
+                return Err(why);
+            }
+            if self.waiting.is_empty() || self.least_used().is_none() {
+                return Ok(());
+            }
+        }
     }
 
     fn send(&mut self, cx: &mut Cx) -> Result<(), String> {
@@ -202,6 +216,7 @@ impl NbdChannel {
             return;
         }
         self.phase = Phase::Closing;
+        self.trouble = None;
         for (index, connection) in self.connections.iter().enumerate() {
             connection.close(cx, index);
         }
@@ -235,8 +250,13 @@ impl NbdChannel {
     }
 
     fn rung(&mut self, cx: &mut Cx) {
-        if self.phase == Phase::Up && !self.shared.is_current(self.generation) {
-            self.close(cx);
+        if self.phase == Phase::Up {
+            if !self.shared.is_current(self.generation) {
+                self.close(cx);
+            } else if self.shared.takes_flush() {
+                self.flush_is_wanted = true;
+                return self.go_on(cx);
+            }
         }
         if self.phase != Phase::Down {
             return;

@@ -58,6 +58,8 @@ impl Endpoint {
             source,
         })?;
         let socket = Arc::new(socket);
+        // (Another disk may have had to be waited for until then.)
+        let deadline = Instant::now() + self.patience;
         let mut transport = Transport::new(socket.clone(), deadline);
         let wishes = Wishes {
             export: self.uri.export(),

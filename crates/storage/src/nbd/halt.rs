@@ -17,6 +17,10 @@ impl Halt {
         self.ended.notify_all();
     }
 
+    pub(super) fn is_over(&self) -> bool {
+        *self.is_over.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// False: it is over.
     pub(super) fn pause(&self, pause: Duration) -> bool {
         let guard = self.is_over.lock().unwrap_or_else(|e| e.into_inner());

@@ -5,14 +5,14 @@
 //! request's segments as soon as its header has been seen.
 
 use super::rules::{
-    Violation, bounded, cover, cover_at, describe, end, error_of, extent_size, head_of,
+    SHUTS_DOWN, Violation, bounded, cover, cover_at, describe, end, error_of, extent_size, head_of,
 };
 use super::segments::{clear, gather, scatter};
 use super::table::Table;
 use fathom_core::{Extents, RequestId, Slab};
 use fathom_nbd::protocol::{
-    ChunkHeader, NotAReply, REPLY_FLAG_DONE, Replies, ReplyHeader, chunk, command, errno, u32_at,
-    u64_at,
+    ChunkHeader, ErrorCode, NotAReply, REPLY_FLAG_DONE, Replies, ReplyHeader, chunk, command,
+    errno, u32_at, u64_at,
 };
 use libc::{iovec, msghdr};
 
@@ -247,7 +247,9 @@ impl Receiver {
     ) -> Result<bool, Violation> {
         let entry = table.get(index);
         let (ask, has_data) = (entry.ask, entry.ask.command == command::READ);
-        if error != 0 {
+        if error == ErrorCode::Shutdown as u32 {
+            return Err(SHUTS_DOWN.into());
+        } else if error != 0 {
             entry.errno = errno(error);
         } else if self.replies != Replies::Simple && has_data
             || ask.command == command::BLOCK_STATUS

@@ -1,9 +1,8 @@
 //! Finding a server again that was lost.
 
 use super::halt::Halt;
-use super::replay::Replay;
 use super::shared::Shared;
-use super::unflushed::{Kept, Unflushed};
+use super::unflushed::Unflushed;
 use fathom_core::DiskError;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -33,7 +32,8 @@ fn recover(shared: &Weak<Shared>, halt: &Halt) {
         }
     };
     while let Some(shared) = shared.upgrade() {
-        let logs = std::mem::take(&mut shared.links().logs);
+        let mut logs = std::mem::take(&mut shared.links().logs);
+        logs.iter_mut().for_each(|log| log.trim(shared.flushed()));
         match attempt(&shared, &logs, pause) {
             Ok(()) => return,
             Err(error) => {
@@ -56,16 +56,7 @@ fn recover(shared: &Weak<Shared>, halt: &Halt) {
 /// `pause`: before the next one.
 fn attempt(shared: &Shared, logs: &[Unflushed], pause: Duration) -> Result<(), DiskError> {
     let mut greeted = shared.connect_again()?;
-    let mut writes: Vec<Kept<'_>> = logs.iter().flat_map(Unflushed::kept).collect();
-    writes.sort_unstable_by_key(|write| write.sequence);
-    let count = writes.len();
-    if count > 0 {
-        let number = shared.begin_flush();
-        let (export, patience) = (&shared.export, shared.patience());
-        let replayed = Replay::new(&mut greeted.transport, export, patience).run(writes);
-        replayed.map_err(|problem| shared.endpoint.unusable(problem))?;
-        shared.has_flushed(number);
-    }
+    let count = shared.write_again(&mut greeted, logs)?;
     let mut first = Some(greeted.ready());
     let mut sets = Vec::new();
     loop {

@@ -24,6 +24,8 @@ pub(super) struct Replay<'a> {
     export: &'a Export,
     /// A server that needs longer for one window has failed.
     patience: Duration,
+    /// False: it must not be gone on with.
+    goes_on: &'a dyn Fn() -> bool,
     out: Vec<u8>,
     /// Ranges that the server has been asked to change, and has not answered.
     window: Vec<(u64, u64)>,
@@ -37,11 +39,13 @@ impl<'a> Replay<'a> {
         transport: &'a mut Transport,
         export: &'a Export,
         patience: Duration,
+        goes_on: &'a dyn Fn() -> bool,
     ) -> Replay<'a> {
         Replay {
             transport,
             export,
             patience,
+            goes_on,
             out: Vec::new(),
             window: Vec::with_capacity(WINDOW),
             bytes: 0,
@@ -123,6 +127,9 @@ impl<'a> Replay<'a> {
 
     /// Sends the window, and waits until the server has done all of it.
     fn finish(&mut self) -> io::Result<()> {
+        if !(self.goes_on)() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         self.transport.set_deadline(Instant::now() + self.patience);
         self.transport.write_all(&self.out)?;
         self.out.clear();
@@ -199,6 +206,7 @@ fn server_error(error: u32) -> io::Error {
 fn told(error: io::Error) -> String {
     match error.kind() {
         io::ErrorKind::TimedOut => "the server does not answer any more".into(),
+        io::ErrorKind::Interrupted => "the disk is not in use any more".into(),
         io::ErrorKind::UnexpectedEof => "the server closed the connection".into(),
         _ => format!("what was written before cannot be written again: {error}"),
     }

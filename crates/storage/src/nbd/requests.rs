@@ -121,7 +121,7 @@ impl NbdChannel {
 
     /// The connection with the fewest commands, if there is room for one more.
     #[inline]
-    fn least_used(&self) -> Option<usize> {
+    pub(super) fn least_used(&self) -> Option<usize> {
         let all = self.connections.iter().enumerate();
         let (index, least) = all.min_by_key(|(_, connection)| connection.table.used())?;
         (!least.table.is_full()).then_some(index)
@@ -136,11 +136,13 @@ impl NbdChannel {
 
     /// Have what is kept until a flush made durable before there is no more room for it.
     fn flush_in_time(&mut self) {
-        let is_time = self.unflushed.is_half_full() || !self.held.is_empty();
+        let has_no_room = self.unflushed.is_half_full() || !self.held.is_empty();
+        let is_time = has_no_room || self.flush_is_wanted;
         if !is_time || self.own_flush.is_some() {
             return;
         }
         if let Some(index) = self.least_used() {
+            self.flush_is_wanted = false;
             self.own_flush = Some(self.shared.begin_flush());
             self.put(index, FLUSH);
         }
@@ -227,7 +229,9 @@ impl NbdChannel {
             return;
         };
         if errno != 0 {
-            // Who writes what is kept once more, and flushes, finds out whether it is lost.
+            // Who writes what is kept once more, and flushes, finds out whether it is lost. Until then another
+            // flush that succeeds says nothing: the server may have dropped what this one was for.
+            self.shared.distrust();
             let error = std::io::Error::from_raw_os_error(errno);
             self.trouble = Some(format!("the server cannot flush: {error}"));
             return;
@@ -259,6 +263,11 @@ impl NbdChannel {
             return self.waiting.push_back(id);
         }
         match (progress.errno, progress.flush) {
+            (0, Flush::Asked(_)) if self.shared.is_distrusted() => {
+                progress.flush = Flush::Due;
+                progress.waits = true;
+                return self.waiting.push_back(id);
+            }
             (0, Flush::Asked(number)) => self.has_flushed(cx, number),
             (0, _) if !self.keep(cx, id) => return self.held.push_back(id),
             _ => {}

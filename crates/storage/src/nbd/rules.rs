@@ -3,11 +3,14 @@
 use super::table::{Command, Table};
 use fathom_core::{Extents, Status};
 use fathom_nbd::protocol::{
-    MAX_STRING, chunk, command, errno, readable, state, u16_at, u32_at, u64_at,
+    ErrorCode, MAX_STRING, chunk, command, errno, readable, state, u16_at, u32_at, u64_at,
 };
 
 /// What the server must not send; the connection is of no more use.
 pub(super) type Violation = String;
+
+/// No outcome of a request: it is asked of the next server.
+pub(super) const SHUTS_DOWN: &str = "is shutting down";
 
 /// The longest answer of base:allocation that is looked at.
 const MAX_STATUS: u32 = 8 << 20;
@@ -111,7 +114,10 @@ pub(super) fn error_of(kind: u16, head: &[u8]) -> Result<i32, Violation> {
     if len > 0 {
         tracing::debug!("the NBD server says: {}", readable(text));
     }
-    Ok(errno(error))
+    match error == ErrorCode::Shutdown as u32 {
+        true => Err(SHUTS_DOWN.into()),
+        false => Ok(errno(error)),
+    }
 }
 
 /// One descriptor of base:allocation. Those beyond the request, or what there

@@ -5,14 +5,14 @@ use super::connector::Connector;
 use super::endpoint::{Connected, Endpoint, Greeted, cannot_start};
 use super::halt::Halt;
 use super::replay::{Replay, has_cache};
-use super::unflushed::Unflushed;
+use super::unflushed::{Kept, Unflushed};
 use fathom_core::DiskError;
 use fathom_nbd::NbdUri;
 use fathom_nbd::client::Export;
 use fathom_nbd::protocol::Replies;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -32,6 +32,11 @@ pub(super) struct Shared {
     flushed: AtomicU64,
     /// The first flush that makes all durable that has been written.
     needed: AtomicU64,
+    /// The last flush that was made up because what it was for is given up.
+    voided: AtomicU64,
+    /// See [`Shared::distrust`].
+    is_distrusted: AtomicBool,
+    replaying: Mutex<()>,
 }
 
 /// The channels and their connections. These are lost together: a server that is gone for one is gone for
@@ -47,6 +52,8 @@ pub(super) struct Links {
     next_member: u64,
     /// The disk's first connection, until a channel takes it.
     first: Option<Connected>,
+    /// See [`Shared::settle`].
+    flush_is_wanted: bool,
     /// When the server was last found again, and the pause there would have been before the next attempt.
     pub(super) found: Option<(Instant, Duration)>,
     /// Of channels that have gone, or have let go of their connections.
@@ -101,6 +108,7 @@ impl Shared {
                 members: Vec::new(),
                 next_member: 0,
                 first: Some(greeted.ready()),
+                flush_is_wanted: false,
                 found: None,
                 logs: Vec::new(),
             }),
@@ -113,6 +121,9 @@ impl Shared {
             flush: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             needed: AtomicU64::new(0),
+            voided: AtomicU64::new(0),
+            is_distrusted: AtomicBool::new(false),
+            replaying: Mutex::default(),
         };
         let size = shared.size();
         if size == 0 {
@@ -184,32 +195,37 @@ impl Shared {
     pub(super) fn join(self: &Arc<Shared>) -> Result<(Seat, Option<Given>), DiskError> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let bell = Arc::new(bell.map_err(|source| cannot_start(&self.endpoint, source.into()))?);
-        let (generation, are_up, first) = {
+        let mut connected: Option<Given> = None;
+        loop {
             let mut links = self.links();
             if !self.export.can_multi_conn() && !links.members.is_empty() {
                 return Err(self.takes_one_only());
             }
-            (links.generation, links.are_up, links.first.take())
-        };
-        let mut given = None;
-        if are_up {
-            let connections = self.on_thread(move |shared| shared.connect_all(first))?;
-            given = Some(Given {
-                generation,
-                connections,
+            let generation = links.generation;
+            let given = connected
+                .take()
+                .filter(|given| given.generation == generation);
+            if links.are_up && given.is_none() {
+                let first = links.first.take();
+                drop(links);
+                connected = Some(Given {
+                    generation,
+                    connections: self.on_thread(move |shared| shared.connect_all(first))?,
+                });
+                continue;
+            }
+            // (Without connections it gets some when there are any.)
+            let given = given.filter(|_| links.are_up);
+            let number = links.next_member;
+            links.next_member += 1;
+            links.members.push(Member {
+                number,
+                bell: bell.clone(),
+                holds: given.is_some(),
+                given: None,
             });
+            return Ok((Seat { number, bell }, given));
         }
-        let mut links = self.links();
-        let is_good = links.are_up && links.generation == generation;
-        let number = links.next_member;
-        links.next_member += 1;
-        links.members.push(Member {
-            number,
-            bell: bell.clone(),
-            holds: is_good && given.is_some(),
-            given: None,
-        });
-        Ok((Seat { number, bell }, given.filter(|_| is_good)))
     }
 
     /// What may block, by a thread that may do what it takes.
@@ -291,6 +307,9 @@ impl Shared {
 
     /// This flush has succeeded.
     pub(super) fn has_flushed(&self, number: u64) {
+        if self.is_distrusted() {
+            return;
+        }
         self.flushed.fetch_max(number, Ordering::SeqCst);
     }
 
@@ -299,34 +318,109 @@ impl Shared {
         self.flushed.load(Ordering::SeqCst)
     }
 
-    /// Makes durable what has been written, blocking: the process that takes over does not know of it. A
-    /// server that takes one connection only is not asked.
+    /// Makes durable what has been written, blocking: the disk is not in use any more, and whoever has it next
+    /// does not know of it. What cannot be flushed in time is given up: it must not be put over what somebody
+    /// else has written meanwhile.
     pub(super) fn settle(self: &Arc<Shared>) -> Result<(), DiskError> {
-        let is_settled = || self.needed.load(Ordering::Relaxed) <= self.flushed();
-        if !has_cache(&self.export) || !self.export.can_multi_conn() || is_settled() {
+        let needed = self.needed.load(Ordering::SeqCst);
+        if !has_cache(&self.export) || self.options.writethrough || needed <= self.flushed() {
             return Ok(());
         }
-        if !self.links().are_up {
-            let problem = "the server is away, and has not made durable what was written";
-            return Err(self.endpoint.unusable(problem));
+        let flushed = self.flush_all(needed);
+        if flushed.is_err() {
+            self.give_up();
         }
-        self.on_thread(|shared| {
-            let number = shared.begin_flush();
-            let mut greeted = shared.connect_again()?;
-            let patience = shared.patience();
-            let done = Replay::new(&mut greeted.transport, &shared.export, patience).run([]);
-            greeted.ready().part(shared.export.replies);
-            done.map_err(|problem| shared.endpoint.unusable(problem))?;
-            shared.has_flushed(number);
-            Ok(())
-        })
+        flushed
+    }
+
+    fn flush_all(self: &Arc<Shared>, needed: u64) -> Result<(), DiskError> {
+        let mut links = self.links();
+        if links.members.is_empty() {
+            let logs = std::mem::take(&mut links.logs);
+            drop(links);
+            return self.on_thread(move |shared| {
+                let mut greeted = shared.connect_again()?;
+                shared.write_again(&mut greeted, &logs)?;
+                greeted.ready().part(shared.export.replies);
+                Ok(())
+            });
+        }
+        // By a connection that the writes have gone by: were it lost, that would be found out.
+        let patience = match links.are_up {
+            true => self.patience(),
+            false => self.options.connect_timeout,
+        };
+        links.flush_is_wanted = true;
+        links.members.iter().for_each(|member| ring(&member.bell));
+        drop(links);
+        let deadline = Instant::now() + patience;
+        while self.flushed() < needed {
+            if Instant::now() > deadline {
+                return Err(self.endpoint.unusable(
+                    "the server has not made durable in time what was written: what was not flushed \
+                     is given up",
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Nothing that was written until now is ever written again.
+    fn give_up(&self) {
+        let number = self.begin_flush();
+        self.voided.fetch_max(number, Ordering::SeqCst);
+        // What is being written again ends with what the server has in hand.
+        let deadline = Instant::now() + self.options.connect_timeout;
+        while self.replaying.try_lock().is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.flushed.fetch_max(number, Ordering::SeqCst);
+        self.links().logs.clear();
+    }
+
+    /// Somebody wants what has been written to be durable; whoever asks sees to it.
+    pub(super) fn takes_flush(&self) -> bool {
+        std::mem::take(&mut self.links().flush_is_wanted)
+    }
+
+    /// Writes what is kept once more, in its order, and flushes if there was anything; blocking. Returns how many
+    /// writes it was.
+    pub(super) fn write_again(
+        &self,
+        greeted: &mut Greeted,
+        logs: &[Unflushed],
+    ) -> Result<usize, DiskError> {
+        let _under_way = self.replaying.lock().unwrap_or_else(|e| e.into_inner());
+        let voided = self.voided.load(Ordering::SeqCst);
+        let goes_on = || !self.halt.is_over() && self.voided.load(Ordering::SeqCst) == voided;
+        let mut writes: Vec<Kept<'_>> = logs.iter().flat_map(Unflushed::kept).collect();
+        writes.sort_unstable_by_key(|write| write.sequence);
+        let count = writes.len();
+        let number = self.begin_flush();
+        if count > 0 {
+            let (transport, patience) = (&mut greeted.transport, self.patience());
+            let mut replay = Replay::new(transport, &self.export, patience, &goes_on);
+            let replayed = replay.run(writes);
+            replayed.map_err(|problem| self.endpoint.unusable(problem))?;
+        }
+        self.is_distrusted.store(false, Ordering::SeqCst);
+        self.has_flushed(number);
+        Ok(count)
+    }
+
+    /// The server has failed to flush: what it says of other flushes is not believed.
+    pub(super) fn distrust(&self) {
+        self.is_distrusted.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_distrusted(&self) -> bool {
+        self.is_distrusted.load(Ordering::SeqCst)
     }
 
     /// How long a server may take that somebody waits for.
     pub(super) fn patience(&self) -> Duration {
-        let default = NbdOptions::default().timeout;
-        let patience = self.options.timeout.or(default);
-        patience.unwrap_or(self.options.connect_timeout)
+        self.options.timeout.unwrap_or(EVER)
     }
 }
 
@@ -338,6 +432,9 @@ impl Drop for Shared {
         unused.into_iter().for_each(|one| one.part(replies));
     }
 }
+
+/// For who waits as long as it takes.
+const EVER: Duration = Duration::from_secs(3600);
 
 /// A server that is lost so soon after it was found is not sought at once.
 const SOON: Duration = Duration::from_secs(10);

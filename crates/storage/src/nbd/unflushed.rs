@@ -45,6 +45,8 @@ pub(super) struct Unflushed {
     entries: VecDeque<Entry>,
     /// Empty until there is data.
     ring: Box<[u8]>,
+    /// Where the oldest data is, or before that.
+    head: usize,
     /// Behind the newest data.
     tail: usize,
     bytes: usize,
@@ -100,16 +102,14 @@ impl Unflushed {
             self.ring = vec![0; ROOM].into();
         }
         if self.bytes == 0 {
-            self.tail = 0;
+            (self.head, self.tail) = (0, 0);
             return (len <= ROOM).then_some(0);
         }
-        // (That of an entry without data is not behind the oldest data, or not before the free room.)
-        let head = self.entries.front().map_or(0, |entry| entry.start);
-        match (self.tail > head, len) {
+        match (self.tail > self.head, len) {
             (_, 0) => Some(self.tail),
             (true, len) if ROOM - self.tail >= len => Some(self.tail),
-            (true, len) => (len <= head).then_some(0),
-            (false, len) => (head - self.tail >= len).then_some(self.tail),
+            (true, len) => (len <= self.head).then_some(0),
+            (false, len) => (self.head - self.tail >= len).then_some(self.tail),
         }
     }
 
@@ -118,6 +118,7 @@ impl Unflushed {
         while let Some(entry) = self.entries.front().filter(|entry| entry.mark <= flush) {
             if entry.op == Op::Write {
                 self.bytes -= entry.len as usize;
+                self.head = entry.start + entry.len as usize;
             }
             self.entries.pop_front();
         }
@@ -171,6 +172,28 @@ mod tests {
             });
         }
         data
+    }
+
+    /// A range without data is left alone, and then more data than there is room for.
+    #[test]
+    fn what_is_kept_is_not_written_over() {
+        let mut slab = fathom_core::Slab::default();
+        slab.grow(1);
+        let id = slab.take().expect("grown");
+        let mut log = Unflushed::default();
+        let mut keep = |log: &mut Unflushed, op, n: u64, len, mark| {
+            let _data = fill(&mut slab[id], op, n, len, n as u8);
+            // SAFETY: the data lives.
+            unsafe { log.keep(&slab[id], n, mark) }
+        };
+        assert!(keep(&mut log, Op::Write, 0, 4096, 1));
+        assert!(keep(&mut log, Op::Discard, 1, 4096, 2));
+        log.trim(1);
+        let n = (ROOM >> 20) as u64;
+        assert!((0..n).all(|at| keep(&mut log, Op::Write, at, 1 << 20, 2)));
+        assert!(!keep(&mut log, Op::Write, 99, 4096, 2), "there is no room");
+        let is_whole = |kept: Kept<'_>| kept.data.iter().all(|byte| *byte == kept.at as u8);
+        assert!(log.kept().all(is_whole));
     }
 
     proptest! {

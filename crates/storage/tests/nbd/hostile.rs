@@ -315,6 +315,38 @@ fn what_nobody_flushes_is_flushed_in_time() {
     assert!((4..=10).contains(&flushes), "{flushes}");
 }
 
+/// A server that shuts down is asked no more; its word for that is no outcome of a request.
+#[test]
+fn a_request_outlives_the_end_of_its_server() {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    for structured in [false, true] {
+        let replies = [Replies::Simple, Replies::Structured][usize::from(structured)];
+        ASKED.store(0, Ordering::Relaxed);
+        let dir = short_dir();
+        let socket = dir.path().join("s");
+        let listener = UnixListener::bind(&socket).expect("bound");
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a client");
+                let _ = shake(&mut stream, replies, ALL_FLAGS);
+                while let Some(asked) = next(&mut stream, replies) {
+                    let is_first = ASKED.fetch_add(1, Ordering::Relaxed) == 0;
+                    let answer = match (is_first, structured) {
+                        (true, true) => chunk(1, 0x8001, asked.cookie, &[0, 0, 0, 108, 0, 0]),
+                        (true, false) => simple(108, asked.cookie, &[]),
+                        (false, _) => simple(0, asked.cookie, &[]),
+                    };
+                    stream.write_all(&answer).expect("sent");
+                }
+            }
+        });
+        let disk = NbdDisk::connect(&uri(&socket), NbdOptions::default());
+        let mut guest = guest(&Arc::new(disk.expect("connected")), EngineKind::IoUring);
+        assert_eq!(guest.write(0, &[1; 512]), 0);
+        guest.detach();
+    }
+}
+
 /// A server that cannot flush does not get more than can be written again.
 #[test]
 fn writes_fail_in_the_end_where_no_flush_succeeds() {

@@ -156,6 +156,69 @@ fn what_a_worker_that_has_gone_wrote_is_written_again() {
     other.detach();
 }
 
+/// A disk that is not in use any more leaves alone what others write there, however late its server comes back.
+#[test]
+fn what_is_not_in_use_is_not_written_again() {
+    let mut server = Server::nbdkit(&MEMORY);
+    let options = NbdOptions {
+        connect_timeout: Duration::from_secs(1),
+        ..NbdOptions::default()
+    };
+    let disk = server.disk(options);
+    let mut guest = guest(&disk, EngineKind::IoUring);
+    assert_eq!(guest.write(0, &[1; 4096]), 0);
+    server.kill();
+    let problem = disk
+        .deactivate()
+        .expect_err("the server is away")
+        .to_string();
+    assert!(problem.contains("is given up"), "{problem}");
+    server.restart(&MEMORY);
+    reads_again(&mut guest);
+    assert_eq!(guest.write(4096, &[2; 4096]), 0);
+    guest.detach();
+    drop(disk);
+    // What only one worker may use is flushed by its own connection.
+    let one = [
+        "--filter=multi-conn",
+        "memory",
+        "2M",
+        "multi-conn-mode=disable",
+    ];
+    let mut server = Server::nbdkit(&one);
+    let disk = server.disk(NbdOptions::default());
+    let mut guest = crate::server::guest(&disk, EngineKind::IoUring);
+    assert_eq!(guest.write(0, &[1; 4096]), 0);
+    disk.deactivate().expect("flushed");
+    server.kill();
+    server.restart(&one);
+    assert_eq!(guest.read(0, 4096).expect("read"), [0; 4096]);
+    guest.detach();
+}
+
+/// A server that is told to end says of each request that it does so.
+#[test]
+fn a_server_may_be_ended_in_an_orderly_way() {
+    let args = ["--filter=delay", "memory", "2M", "rdelay=20ms"];
+    let mut server = Server::nbdkit(&args);
+    let disk = server.disk(NbdOptions::default());
+    let mut guest = guest(&disk, EngineKind::IoUring);
+    for _ in 0..5 {
+        let asked: Vec<_> = (0..30)
+            .map(|n| guest.queue(Ask::read(n * 4096, 4096)))
+            .collect();
+        guest.kick();
+        server.signal("TERM");
+        std::thread::sleep(Duration::from_millis(30));
+        server.kill();
+        server.restart(&args);
+        for asked in asked {
+            assert_eq!(guest.wait(asked).0, 0);
+        }
+    }
+    guest.detach();
+}
+
 #[test]
 fn requests_fail_when_they_have_waited_long_enough() {
     for kind in EngineKind::ALL {
