@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fathom_lab::Process;
 use tempfile::TempDir;
 
-use crate::run_command;
+use crate::{Ended, run_command};
 
 /// For commands of Ceph, which wait for the cluster.
 const COMMAND: Duration = Duration::from_secs(60);
@@ -133,6 +133,13 @@ impl Cluster {
     /// With its words when it fails.
     pub fn rbd(&self, arguments: &[&str]) -> String {
         self.ask("rbd", arguments)
+    }
+
+    /// How `rbd ARGUMENTS` ends.
+    pub fn try_rbd(&self, arguments: &[&str]) -> Ended {
+        let mut command = program(self.dir.path(), "rbd");
+        command.args(arguments);
+        run_command(command, COMMAND)
     }
 
     fn ask(&self, name: &str, arguments: &[&str]) -> String {

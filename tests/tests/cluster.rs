@@ -10,6 +10,8 @@ use fathom_tests::{Ended, Place, fathom, run, run_command};
 
 #[path = "cluster/img.rs"]
 mod img;
+#[path = "cluster/limits.rs"]
+mod limits;
 
 const GIB: u64 = 1 << 30;
 const STEP: Duration = Duration::from_secs(120);
