@@ -276,6 +276,7 @@ osd crush chooseleaf type = 0
 mon allow pool size one = true
 mon data avail warn = 1
 mon data avail crit = 1
+mgr stats period = 1
 ms bind ipv6 = false
 [client]
 admin socket =

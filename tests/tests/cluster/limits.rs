@@ -24,10 +24,11 @@ fn a_pool_that_is_full_holds_up_writes() {
     };
     let server = serve(&place, &cluster, "a", QUEUES);
     let state = place.path("state");
-    let writes = bench(&server, &state, &["--rw=randwrite", "--runtime=30s"]);
+    let mut writes = bench(&server, &state, &["--rw=randwrite", "--runtime=40s"]);
     quota("4096");
     wait(is_full);
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(6));
+    assert!(writes.try_wait().unwrap().is_none(), "it was too late");
     quota("0");
     wait(|| !is_full());
     let said = done(writes);

@@ -265,7 +265,10 @@ impl NbdChannel {
             return;
         };
         match self.adopt(cx, given) {
-            Ok(()) => self.go_on(cx),
+            Ok(()) => {
+                self.flush_is_wanted = self.shared.takes_flush();
+                self.go_on(cx);
+            }
             Err(error) => {
                 self.phase = Phase::Up;
                 self.lose(cx, &error.to_string());

@@ -335,7 +335,7 @@ impl Shared {
 
     fn flush_all(self: &Arc<Shared>, needed: u64) -> Result<(), DiskError> {
         let mut links = self.links();
-        if links.members.is_empty() {
+        if links.members.is_empty() && links.are_up {
             let logs = std::mem::take(&mut links.logs);
             drop(links);
             return self.on_thread(move |shared| {
