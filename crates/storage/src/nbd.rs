@@ -7,6 +7,7 @@
 //!   the worker's engine, by TLS if it is `sealed`;
 //! - `table` knows the commands in flight, and `rules` what may be said of
 //!   them;
+//! - `links` knows which channel has connections, and `flushes` what is durable;
 //! - `unflushed` keeps what the server may yet lose, `recovery` finds it again
 //!   when it was lost, and `replay` writes that once more.
 //!
@@ -20,9 +21,11 @@ mod connection;
 mod connector;
 mod coverage;
 mod endpoint;
+mod flushes;
 #[cfg(feature = "testing")]
 pub mod fuzz;
 mod halt;
+mod links;
 mod place;
 mod receiver;
 mod recovery;

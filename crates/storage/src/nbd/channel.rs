@@ -1,9 +1,10 @@
 //! One worker's way to the export.
 
 use super::connection::{Connection, Event};
+use super::links::{Given, Seat};
 use super::recovery::look_for;
 use super::requests::Progress;
-use super::shared::{Given, Seat, Shared};
+use super::shared::Shared;
 use super::unflushed::Unflushed;
 use fathom_core::{Channel, Cx, Extents, Op, Request, RequestId, Stage, Status, Token};
 use fathom_nbd::protocol::export_flag;

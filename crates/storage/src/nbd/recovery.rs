@@ -33,7 +33,8 @@ fn recover(shared: &Weak<Shared>, halt: &Halt) {
     };
     while let Some(shared) = shared.upgrade() {
         let mut logs = std::mem::take(&mut shared.links().logs);
-        logs.iter_mut().for_each(|log| log.trim(shared.flushed()));
+        logs.iter_mut()
+            .for_each(|log| log.trim(shared.flushes.last()));
         match attempt(&shared, &logs, pause) {
             Ok(()) => return,
             Err(error) => {

@@ -143,7 +143,7 @@ impl NbdChannel {
         }
         if let Some(index) = self.least_used() {
             self.flush_is_wanted = false;
-            self.own_flush = Some(self.shared.begin_flush());
+            self.own_flush = Some(self.shared.flushes.begin());
             self.put(index, FLUSH);
         }
     }
@@ -168,7 +168,7 @@ impl NbdChannel {
         let (request, export) = (&cx.slab[id], &self.shared.export);
         progress.commands += 1;
         if progress.flush == Flush::Due {
-            progress.flush = Flush::Asked(self.shared.begin_flush());
+            progress.flush = Flush::Asked(self.shared.flushes.begin());
             return Ask { id, ..FLUSH };
         }
         let payload = u64::from(export.maximum_payload());
@@ -231,7 +231,7 @@ impl NbdChannel {
         if errno != 0 {
             // Who writes what is kept once more, and flushes, finds out whether it is lost. Until then another
             // flush that succeeds says nothing: the server may have dropped what this one was for.
-            self.shared.distrust();
+            self.shared.flushes.distrust();
             let error = std::io::Error::from_raw_os_error(errno);
             self.trouble = Some(format!("the server cannot flush: {error}"));
             return;
@@ -240,8 +240,8 @@ impl NbdChannel {
     }
 
     fn has_flushed(&mut self, cx: &mut Cx, number: u64) {
-        self.shared.has_flushed(number);
-        self.unflushed.trim(self.shared.flushed());
+        self.shared.flushes.succeeded(number);
+        self.unflushed.trim(self.shared.flushes.last());
         while let Some(&id) = self.held.front() {
             if !self.keep(cx, id) {
                 return;
@@ -263,7 +263,7 @@ impl NbdChannel {
             return self.waiting.push_back(id);
         }
         match (progress.errno, progress.flush) {
-            (0, Flush::Asked(_)) if self.shared.is_distrusted() => {
+            (0, Flush::Asked(_)) if self.shared.flushes.is_distrusted() => {
                 progress.flush = Flush::Due;
                 progress.waits = true;
                 return self.waiting.push_back(id);
@@ -287,8 +287,8 @@ impl NbdChannel {
             return true;
         }
         // What an earlier flush has made durable makes room.
-        self.unflushed.trim(self.shared.flushed());
-        let (sequence, mark) = self.shared.wrote();
+        self.unflushed.trim(self.shared.flushes.last());
+        let (sequence, mark) = self.shared.flushes.wrote();
         // SAFETY: the request is in flight; longer ones have a flush of their own.
         unsafe { self.unflushed.keep(request, sequence, mark) }
     }
