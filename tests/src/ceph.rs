@@ -31,7 +31,7 @@ impl Cluster {
     /// most two.
     ///
     /// # Panics
-    /// With the last words of what did not start: `make setup-cluster` installs all.
+    /// With the last words of what did not start: `sh tools/setup.sh cluster` installs all.
     pub fn start(osds: usize, bytes: u64) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("fathom-ceph-")
@@ -229,7 +229,7 @@ fn start_daemon(dir: &Path, kind: &str, id: &str) -> Process {
     command.args(["-f", "-i", id]);
     let log = dir.join(format!("{kind}.{id}.out"));
     let started = Process::spawn(&format!("ceph-{kind}"), command, &log);
-    started.unwrap_or_else(|error| panic!("{error}: `make setup-cluster` installs Ceph"))
+    started.unwrap_or_else(|error| panic!("{error}: `sh tools/setup.sh cluster` installs Ceph"))
 }
 
 fn done(command: Command) -> String {

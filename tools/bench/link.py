@@ -17,7 +17,7 @@ import loads
 from experiment import TARGET
 from noise import observed
 from process import running
-from subjects import choose_cpus
+from subjects import choose_cpus, qsd
 
 SIZE = "null:1T"
 BAR = 0.95
@@ -43,9 +43,7 @@ def middle(args: argparse.Namespace, who: str, origin: Path, socket: Path) -> li
         return [args.fathom, "serve", f"nbd+unix:///?socket={origin}", "--vhost-user", socket,
                 "--api", socket.with_name("control")]
     nbd = f"driver=nbd,node-name=n,server.type=unix,server.path={origin}"
-    export = ("type=vhost-user-blk,id=e,node-name=n,num-queues=1,writable=on,"
-              f"addr.type=unix,addr.path={socket}")
-    return ["qemu-storage-daemon", "--blockdev", nbd, "--export", export]
+    return qsd(socket, "--blockdev", nbd)
 
 
 def measure(args: argparse.Namespace, place: Path, cpus: tuple[int, int], who: str,

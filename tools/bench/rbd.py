@@ -21,6 +21,7 @@ import loads
 from experiment import TARGET
 from noise import observed
 from process import Failed, run, running
+from subjects import qsd
 
 FATHOM, QSD, KRBD = "fathom", "qsd", "krbd"
 SIZE = 1  # GiB
@@ -53,7 +54,7 @@ def cluster(conf: Path | None):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as own:
         path = own.stdout.readline().strip()
         if not path:
-            raise Failed("no cluster: `make setup-cluster` installs Ceph")
+            raise Failed("no cluster: `sh tools/setup.sh cluster` installs Ceph")
         try:
             yield Path(path)
         finally:
@@ -65,9 +66,7 @@ def server(args: argparse.Namespace, who: str, conf: Path, socket: Path) -> list
         return [args.fathom, "serve", f"rbd:rbd/fathom-bench?conf={conf}", "--vhost-user", socket,
                 "--api", socket.with_name("control")]
     rbd = f"driver=rbd,node-name=n,pool=rbd,image=fathom-bench,conf={conf},cache.direct=on"
-    export = ("type=vhost-user-blk,id=e,node-name=n,num-queues=1,writable=on,"
-              f"addr.type=unix,addr.path={socket}")
-    return ["qemu-storage-daemon", "--blockdev", rbd, "--export", export]
+    return qsd(socket, "--blockdev", rbd)
 
 
 @contextmanager

@@ -124,9 +124,7 @@ class Bench:
         else:
             direct = "on" if case.storage == "disk" else "off"
             blockdevs = images.blockdevs(case, self.image(case), direct)
-        export = ("type=vhost-user-blk,id=e,node-name=n,num-queues=1,writable=on,"
-                  f"addr.type=unix,addr.path={socket}")
-        return ["qemu-storage-daemon", *blockdevs, "--export", export]
+        return qsd(socket, *blockdevs)
 
     def _spdk(self, case: Case, socket: Path, _subject: str) -> list:
         disk = NULL_SIZE if case.storage == "null" else self.image(case)
@@ -161,6 +159,13 @@ class Bench:
         return loads.fio(self.load_cpu, self.seconds, rw, bs,
                          f"--filename={self.path(case.storage)}", "--ramp_time=500ms",
                          f"--direct={int(case.storage == 'disk')}", *engine)
+
+
+def qsd(socket: Path, *blockdevs) -> list:
+    """QEMU's storage daemon; the node `n` is its disk."""
+    export = ("type=vhost-user-blk,id=e,node-name=n,num-queues=1,writable=on,"
+              f"addr.type=unix,addr.path={socket}")
+    return ["qemu-storage-daemon", *blockdevs, "--export", export]
 
 
 @contextmanager

@@ -67,6 +67,11 @@ impl Export {
         self.has(export_flag::CAN_MULTI_CONN)
     }
 
+    /// The server may have writes that are not durable.
+    pub fn has_cache(&self) -> bool {
+        self.has(export_flag::SEND_FLUSH)
+    }
+
     /// The server does not allow writing.
     pub fn is_read_only(&self) -> bool {
         self.has(export_flag::READ_ONLY)

@@ -154,7 +154,7 @@ impl Disk for NbdDisk {
                 false => 0,
             },
             read_only: options.read_only,
-            write_cache: export.has(export_flag::SEND_FLUSH) && !options.writethrough,
+            write_cache: export.has_cache() && !options.writethrough,
             discard: limits(export_flag::SEND_TRIM, requests::MAX_TRIM).filter(|_| options.discard),
             write_zeroes: limits(export_flag::SEND_WRITE_ZEROES, requests::MAX_TRIM),
         }

@@ -1,6 +1,6 @@
 //! One connection of a channel: what the server has been asked on it, and what moves the bytes.
 
-use super::endpoint::{Connected, Wire, say_goodbye};
+use super::endpoint::{Connected, say_goodbye};
 use super::receiver::Receiver;
 use super::sealed::Sealed;
 use super::sender::Sender;
@@ -57,15 +57,17 @@ pub(super) struct Connection {
 impl Connection {
     /// With what has been agreed upon.
     pub(super) fn new(connected: Connected, replies: Replies) -> Connection {
-        let allocation = connected.allocation;
-        let Wire { socket, tls } = connected.take();
-        let tls = tls.map(Sealed::new);
+        let Connected {
+            socket,
+            tls,
+            allocation,
+        } = connected;
         Connection {
             table: Table::new(replies),
             sender: Sender::new(),
             receiver: Receiver::new(replies, allocation),
             socket: Some(socket),
-            tls,
+            tls: tls.map(Sealed::new),
             sending: false,
             since: 0,
             receiving: false,

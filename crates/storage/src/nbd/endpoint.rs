@@ -96,19 +96,11 @@ impl Greeted {
     pub(super) fn ready(self) -> Connected {
         let tls = self.transport.into_tls();
         Connected {
-            wire: Some(Wire {
-                socket: Arc::into_inner(self.socket).expect("the transport is gone"),
-                tls: tls.map(Session::new),
-            }),
+            socket: Arc::into_inner(self.socket).expect("the transport is gone"),
+            tls: tls.map(Session::new),
             allocation: self.allocation,
         }
     }
-}
-
-/// A socket, and the TLS session on it.
-pub(super) struct Wire {
-    pub(super) socket: OwnedFd,
-    pub(super) tls: Option<Session>,
 }
 
 /// A server that is not told takes it for a failure. Nothing is half sent.
@@ -136,21 +128,16 @@ pub(super) fn say_goodbye(socket: &OwnedFd, tls: Option<&mut Session>, replies: 
 
 /// A connection that nobody uses yet.
 pub(super) struct Connected {
-    wire: Option<Wire>,
+    pub(super) socket: OwnedFd,
+    pub(super) tls: Option<Session>,
     /// See [`Export::allocation`].
     pub(super) allocation: Option<u32>,
 }
 
 impl Connected {
-    pub(super) fn take(mut self) -> Wire {
-        self.wire.take().expect("it is taken once")
-    }
-
     /// Whoever does not need it says so.
     pub(super) fn part(mut self, replies: Replies) {
-        if let Some(Wire { socket, tls }) = &mut self.wire {
-            say_goodbye(socket, tls.as_mut(), replies);
-        }
+        say_goodbye(&self.socket, self.tls.as_mut(), replies);
     }
 }
 

@@ -5,7 +5,7 @@ use fathom_core::Op;
 use fathom_nbd::client::Export;
 use fathom_nbd::protocol::{
     ChunkHeader, REPLY_FLAG_DONE, Replies, ReplyHeader, RequestHeader, chunk, command,
-    command_flag, errno, export_flag, u32_at,
+    command_flag, errno, u32_at,
 };
 use fathom_nbd::transport::Transport;
 use std::io::{self, Read, Write};
@@ -68,21 +68,11 @@ impl<'a> Replay<'a> {
     }
 
     fn write(&mut self, write: Kept<'_>) -> io::Result<()> {
+        let payload = self.export.maximum_payload().into();
         let (command, flags, longest) = match write.op {
-            Op::Write => (command::WRITE, 0, self.export.maximum_payload().into()),
-            Op::WriteZeroes if write.unmap => (
-                command::WRITE_ZEROES,
-                0,
-                self.export.maximum_payload().into(),
-            ),
-            Op::WriteZeroes => {
-                let flags = command_flag::NO_HOLE;
-                (
-                    command::WRITE_ZEROES,
-                    flags,
-                    self.export.maximum_payload().into(),
-                )
-            }
+            Op::Write => (command::WRITE, 0, payload),
+            Op::WriteZeroes if write.unmap => (command::WRITE_ZEROES, 0, payload),
+            Op::WriteZeroes => (command::WRITE_ZEROES, command_flag::NO_HOLE, payload),
             Op::Discard => (command::TRIM, 0, super::requests::MAX_TRIM),
             Op::Read | Op::Flush | Op::BlockStatus => return Ok(()),
         };
@@ -210,9 +200,4 @@ fn told(error: io::Error) -> String {
         io::ErrorKind::UnexpectedEof => "the server closed the connection".into(),
         _ => format!("what was written before cannot be written again: {error}"),
     }
-}
-
-/// Whether the server may have writes that are not durable.
-pub(super) fn has_cache(export: &Export) -> bool {
-    export.has(export_flag::SEND_FLUSH)
 }

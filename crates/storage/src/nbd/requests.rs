@@ -1,7 +1,6 @@
 //! From requests to commands, and back.
 
 use super::channel::{NbdChannel, Phase};
-use super::replay::has_cache;
 use super::table::Ask;
 use super::unflushed::LONGEST;
 use crate::file::report::report;
@@ -86,7 +85,7 @@ impl NbdChannel {
         match request.op {
             Op::Flush => Flush::Due,
             Op::Write | Op::Discard | Op::WriteZeroes
-                if has_cache(export) && (needs_flush || is_long(request)) =>
+                if export.has_cache() && (needs_flush || is_long(request)) =>
             {
                 Flush::After
             }
@@ -283,7 +282,7 @@ impl NbdChannel {
         let request = &cx.slab[id];
         let writes = matches!(request.op, Op::Write | Op::Discard | Op::WriteZeroes);
         // (Of a disk on which all is durable nothing is ever written again.)
-        if !writes || self.shared.options.writethrough || !has_cache(&self.shared.export) {
+        if !writes || self.shared.options.writethrough || !self.shared.export.has_cache() {
             return true;
         }
         // What an earlier flush has made durable makes room.

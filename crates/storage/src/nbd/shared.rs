@@ -6,7 +6,7 @@ use super::endpoint::{Connected, Endpoint, Greeted, cannot_start};
 use super::flushes::Flushes;
 use super::halt::Halt;
 use super::links::{Given, Links, Seat};
-use super::replay::{Replay, has_cache};
+use super::replay::Replay;
 use super::unflushed::{Kept, Unflushed};
 use fathom_core::DiskError;
 use fathom_nbd::NbdUri;
@@ -189,7 +189,7 @@ impl Shared {
     /// else has written meanwhile.
     pub(super) fn settle(self: &Arc<Shared>) -> Result<(), DiskError> {
         let needed = self.flushes.needed();
-        if !has_cache(&self.export) || self.options.writethrough || needed <= self.flushes.last() {
+        if !self.export.has_cache() || self.options.writethrough || needed <= self.flushes.last() {
             return Ok(());
         }
         let flushed = self.flush_all(needed);
