@@ -1,14 +1,13 @@
 //! The disk of an image's backing file, for who needs its size and little of its data.
 
 use crate::error::{Error, of, usage};
-use crate::job::{Ask, Client, Job, Pages};
 use crate::open::{OpenOptions, format_of};
 use fathom_core::{Disk, Op};
 use fathom_formats::offline::Image;
 use fathom_formats::offline::resize::Below;
 use fathom_formats::served::{ImageDisk, ImageOptions, Storage};
 use fathom_formats::{Error as FormatError, Format, Result as FormatResult};
-use fathom_stack::{ImageOpener, StoredImage};
+use fathom_stack::{Ask, Client, ImageOpener, Job, Pages, StoredImage};
 use fathom_storage::EngineKind;
 use std::cell::RefCell;
 use std::io;

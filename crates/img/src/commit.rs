@@ -3,7 +3,7 @@
 use crate::chain::Chain;
 use crate::error::{Error, Moving, of, usage};
 use crate::info::{Info, Link, below};
-use crate::job::{Copy, CopyOptions, Job, Segment, Segments, State, WriteBehind};
+use crate::job::{Copy, CopyOptions, Segment, Segments, State, WriteBehind};
 use crate::open::{OpenOptions, format_of, identity_of, info_of, open_locked};
 use crate::progress::Progress;
 use crate::resize::{NewSize, Preallocation, ResizeOptions, resize};
@@ -12,7 +12,7 @@ use fathom_formats::Format;
 use fathom_formats::offline::backing::make_empty;
 use fathom_formats::offline::bitmap::{self, Bitmaps, Listed};
 use fathom_formats::served::Storage;
-use fathom_stack::{StoredImage, seen_from};
+use fathom_stack::{Job, StoredImage, seen_from};
 use fathom_storage::{Cache, Location};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;

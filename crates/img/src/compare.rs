@@ -1,10 +1,11 @@
 //! `fathom img compare`
 
 use crate::error::Error;
-use crate::job::{Answer, Ask, Job, Pages, Pool, Segment, State, is_zero};
+use crate::job::{Pool, Segment, State, is_zero};
 use crate::progress::Progress;
 use crate::source::{Opened, Source};
 use fathom_core::Op;
+use fathom_stack::{Answer, Ask, Job, Pages};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::time::Duration;

@@ -3,7 +3,7 @@
 use crate::chain::Chain;
 use crate::create::{CreateOptions, create_in, size_of};
 use crate::error::{Error, Moving, of, usage};
-use crate::job::{Client, Copy, CopyOptions, Job, WriteBehind, compressed_at_once};
+use crate::job::{Copy, CopyOptions, WriteBehind, compressed_at_once};
 use crate::open::{OpenOptions, identity_of, open_bare, open_locked};
 use crate::progress::Progress;
 use crate::source::{Opened, Source, located};
@@ -14,7 +14,7 @@ use fathom_core::Disk;
 use fathom_formats::Format;
 use fathom_formats::offline::bitmap::copy;
 use fathom_formats::served::Storage;
-use fathom_stack::seen_from;
+use fathom_stack::{Client, Job, seen_from};
 use fathom_storage::{Cache, EngineKind, Location};
 
 pub use fathom_formats::offline::bitmap::Broken;

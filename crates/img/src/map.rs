@@ -1,11 +1,11 @@
 //! `fathom img map`
 
 use crate::error::Error;
-use crate::job::Job;
 use crate::open::OpenOptions;
 use crate::source::Source;
 use fathom_formats::Format;
 use fathom_formats::offline::SnapshotName;
+use fathom_stack::Job;
 use fathom_storage::Location;
 use std::ops::Range;
 use std::path::{Path, PathBuf};

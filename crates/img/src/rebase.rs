@@ -2,10 +2,7 @@
 
 use crate::chain::Chain;
 use crate::error::{Error, Moving, of, usage};
-use crate::job::{
-    Answer, Ask, Burst, Client, Job, Pages, Pool, Segment, Segments, State, compressed_at_once,
-    is_zero,
-};
+use crate::job::{Burst, Pool, Segment, Segments, State, compressed_at_once, is_zero};
 use crate::open::{OpenOptions, format_of, identity_of, open};
 use crate::progress::Progress;
 use crate::source::Opened;
@@ -13,7 +10,7 @@ use fathom_core::Op;
 use fathom_formats::Format;
 use fathom_formats::offline::backing::{NewBacking, set_backing};
 use fathom_formats::served::Storage;
-use fathom_stack::{StoredImage, seen_from};
+use fathom_stack::{Answer, Ask, Client, Job, Pages, StoredImage, seen_from};
 use fathom_storage::{Cache, Location};
 use std::ops::Range;
 use std::path::PathBuf;

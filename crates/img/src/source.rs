@@ -2,14 +2,14 @@
 
 use crate::chain::Chain;
 use crate::error::{Error, usage};
-use crate::job::{Ask, Client, Job, Pages, Segment, Segments, State};
+use crate::job::{Segment, Segments, State};
 use crate::open::{OpenOptions, open_bare};
 use crate::stream;
 use fathom_core::Op;
 use fathom_core::extents::extents;
 use fathom_formats::Format;
 use fathom_formats::served::{Host, MapExtent, Storage};
-use fathom_stack::StoredImage;
+use fathom_stack::{Ask, Client, Job, Pages, StoredImage};
 use fathom_storage::{EngineKind, Location};
 use std::ffi::OsStr;
 use std::ops::Range;

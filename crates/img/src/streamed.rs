@@ -1,10 +1,11 @@
 //! A disk as a stream, to standard output.
 
 use crate::error::{Error, io_error};
-use crate::job::{Ask, Job, Pages, State};
+use crate::job::State;
 use crate::progress::Progress;
 use crate::source::Opened;
 use fathom_core::Op;
+use fathom_stack::{Ask, Job, Pages};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;

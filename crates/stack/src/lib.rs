@@ -4,11 +4,13 @@
 //! [`Description`] is what users say; [`Stack::open`] makes the disk. On the way: `confined` opens
 //! what images name, in the directories that they may use; `image_files` are an image's files as the
 //! formats use them; `cow` puts an overlay over an image; `filters` are those of one disk; `inject`
-//! delays on purpose; `pools` are threads that disks share.
+//! delays on purpose; `pools` are threads that disks share. `client` is for whoever reads and writes a disk
+//! as a guest does, but waits.
 //!
 //! Who uses the disk, and how they come to it, is not known here.
 
 mod bare;
+mod client;
 mod confined;
 mod cow;
 mod cpus;
@@ -17,14 +19,17 @@ mod filters;
 mod image_files;
 mod inject;
 mod magic;
+mod pages;
 mod pools;
 mod stack;
 
+pub use client::{Answer, Ask, Client, Job};
 pub use confined::{AllowedDirs, data_file, no_data_file};
 pub use cpus::CpuList;
 pub use description::{Description, parse_format};
 pub use filters::{DiskFilters, FilterInfo, position_of_filter};
 pub use image_files::{ImageOpener, StoredImage, seen_from};
 pub use inject::{Injected, Injection, Injector};
+pub use pages::Pages;
 pub use pools::{PoolOptions, Pools};
 pub use stack::{Error, Stack};

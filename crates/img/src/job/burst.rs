@@ -1,6 +1,6 @@
 //! Requests that reach a worker together.
 
-use super::{Ask, Client};
+use fathom_stack::{Ask, Client};
 
 /// Compressed writes on their way to a client. Those that are being compressed together share blocks
 /// of the file: of a slow source, handed on one by one, each would be written before the next has

@@ -1,8 +1,9 @@
 //! Copying one disk to another.
 
-use super::{Answer, Ask, Burst, Client, Job, Pages, Pool, Segment, State, WriteBehind};
+use super::{Burst, Pool, Segment, State, WriteBehind};
 use crate::error::{Error, Moving};
 use crate::progress::Progress;
+use fathom_stack::{Answer, Ask, Client, Job, Pages};
 use fathom_trace::Op;
 use std::ops::Range;
 use std::time::{Duration, Instant};

@@ -4,18 +4,14 @@
 
 mod behind;
 mod burst;
-mod client;
 mod copy;
-mod pages;
 mod pool;
 mod segment;
 
 pub(crate) use behind::WriteBehind;
 pub(crate) use burst::Burst;
-pub use client::{Answer, Ask, Client, Job};
 pub(crate) use copy::is_zero;
 pub use copy::{Copy, CopyOptions};
-pub use pages::Pages;
 pub(crate) use pool::Pool;
 pub use segment::{Segment, Segments, State};
 

@@ -1,6 +1,6 @@
 //! A bounded number of buffers.
 
-use super::Pages;
+use fathom_stack::Pages;
 use std::io;
 
 /// Buffers of one size, made when they are first needed.

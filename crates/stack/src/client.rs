@@ -1,12 +1,11 @@
 //! A disk's only client: a source of requests whose peer is a thread.
 
-use super::Pages;
+use crate::pages::Pages;
 use fathom_core::{
-    Broken, Cx, Disk, DiskError, DiskInfo, Owner, Polling, Request, RequestId, Source, SourceId,
-    WorkerHandle, WorkerOptions,
+    Broken, Cx, Disk, DiskError, DiskInfo, Op, Owner, Polling, Request, RequestId, Source,
+    SourceId, WorkerHandle, WorkerOptions,
 };
 use fathom_storage::EngineKind;
-use fathom_trace::Op;
 use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
