@@ -23,6 +23,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-trace",
             "fathom-nbd",
             "fathom-files",
+            "fathom-sigbus",
             "fathom-units",
         ],
     ),

@@ -8,6 +8,7 @@ use fathom_daemon::{Alarm, DiskTable, ExportOptions, Group, Mode, SocketSpec};
 use fathom_filters::Spec;
 use fathom_formats::Format;
 use fathom_stack::{CpuList, parse_format};
+use fathom_storage::cached::FetchRate;
 use fathom_storage::{Cache, KINDS, Location};
 use fathom_units::{Timeout, parse_size};
 use std::ffi::OsString;
@@ -100,6 +101,31 @@ pub struct DiskArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub server_connections: Option<u8>,
 
+    /// Where the image below comes from, if it is far away: https://..., s3://..., an NBD URI,
+    /// rbd:... or a path. It is kept on this host, and fetched as it is needed (see `fathom base`)
+    #[arg(long, value_name = "IMAGE")]
+    pub base: Option<String>,
+
+    /// The directory where such images are kept [default: /var/cache/fathom, or a user's own]
+    #[arg(long, value_name = "DIR")]
+    pub base_cache: Option<PathBuf>,
+
+    /// How much all of them may take there [default: 64G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub base_cache_size: Option<u64>,
+
+    /// How much a second is fetched before it is asked for, or off [default: 64M]
+    #[arg(long, value_name = "SIZE")]
+    pub base_fetch: Option<FetchRate>,
+
+    /// A manifest of the image (see `fathom img manifest`), to check by what is fetched
+    #[arg(long, value_name = "FILE")]
+    pub base_manifest: Option<PathBuf>,
+
+    /// What boots of the image read first, to be fetched first (see `fathom base profile`)
+    #[arg(long, value_name = "FILE")]
+    pub base_profile: Option<PathBuf>,
+
     /// Most virtqueues that the guest may use
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -171,6 +197,12 @@ impl DiskArgs {
             server_timeout: self.server_timeout,
             server_reconnect: self.server_reconnect,
             server_connections: self.server_connections,
+            base: self.base,
+            base_cache: self.base_cache,
+            base_cache_size: self.base_cache_size,
+            base_fetch: self.base_fetch,
+            base_manifest: self.base_manifest,
+            base_profile: self.base_profile,
             queues: Some(self.queues),
             iothreads: Some(self.iothreads),
             cpus: self.cpus,

@@ -5,6 +5,7 @@
 
 mod aio;
 mod backend;
+mod base;
 mod bench;
 #[cfg(test)]
 mod book_tests;
@@ -73,6 +74,7 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     Breakdown(breakdown::BreakdownArgs),
     Img(img::ImgArgs),
+    Base(base::BaseCommand),
     Lab(lab::LabArgs),
     Report(report::ReportArgs),
     Guest(guest::GuestArgs),
@@ -82,6 +84,11 @@ enum Command {
     #[command(hide = true)]
     Tenant {
         name: String,
+    },
+    /// Keeps a base image, for those who use it, of whom the first starts it
+    #[command(hide = true)]
+    BaseKeeper {
+        terms: String,
     },
     /// Starts successors of a server, which starts it
     #[command(hide = true)]
@@ -141,6 +148,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(*args),
         Command::Breakdown(args) => breakdown::run(args),
         Command::Img(args) => img::run(args),
+        Command::Base(args) => base::run(args),
+        Command::BaseKeeper { terms } => base::keep(&terms),
         Command::Lab(args) => lab::run(args),
         Command::Report(args) => report::run(args),
         Command::Guest(args) => guest::run(args),

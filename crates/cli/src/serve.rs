@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 /// What a configuration says by itself.
-const ONE_DISK: [&str; 43] = [
+const ONE_DISK: [&str; 49] = [
     "disk",
     "vhost_user",
     "socket_mode",
@@ -45,6 +45,12 @@ const ONE_DISK: [&str; 43] = [
     "server_timeout",
     "server_reconnect",
     "server_connections",
+    "base",
+    "base_cache",
+    "base_cache_size",
+    "base_fetch",
+    "base_manifest",
+    "base_profile",
     "queues",
     "iothreads",
     "cpus",

@@ -1,7 +1,7 @@
 //! What a worker lends to its channel and its sources.
 
 use crate::engine::{Engine, Wait};
-use crate::request::{Owner, RequestId, Slab};
+use crate::request::{Owner, Request, RequestId, Slab};
 use fathom_trace::{Clock, Stage};
 use probe::probe;
 use std::io;
@@ -101,6 +101,47 @@ impl Cx {
             next: mark,
             end: self.mark(),
         }
+    }
+
+    /// Takes back what has been completed since the mark and does not stand after all: it is in flight, in
+    /// [`Stage::Device`], as if it had never been completed, and is put at the end of `back`. For a channel that
+    /// finds, once its data has come, that it has come too late; before anybody else has looked.
+    #[inline]
+    pub fn take_back(
+        &mut self,
+        since: Mark,
+        mut stands: impl FnMut(RequestId, &Request) -> bool,
+        back: &mut Vec<RequestId>,
+    ) {
+        let from = back.len();
+        let mut completed = self.completed_since(since);
+        while let Some(id) = completed.next(self) {
+            if !stands(id, &self.slab[id]) {
+                back.push(id);
+            }
+        }
+        for &id in &back[from..] {
+            self.undo(id, since);
+        }
+    }
+
+    #[cold]
+    fn undo(&mut self, id: RequestId, since: Mark) {
+        let (is_child, list, from) = match self.slab[id].owner.index() {
+            Some(owner) => (true, &mut self.children_done[owner], 0),
+            None => (false, &mut self.done, since.done),
+        };
+        let at = list[from..].iter().rposition(|&other| other == id);
+        list.remove(from + at.expect("it has been completed"));
+        if is_child {
+            let completed = &mut self.children_completed;
+            let at = completed.iter().rposition(|&other| other == id);
+            completed.remove(at.expect("it has been completed"));
+        }
+        let now = self.now;
+        let request = &mut self.slab[id];
+        request.error = 0;
+        request.stamps.enter(Stage::Device, now);
     }
 
     /// The requests of sources that are done, taken out: for tests that are

@@ -14,6 +14,7 @@ use crate::signals::{LeftToThisThread, Reload, Termination};
 use crate::socket;
 use crate::supervisor::Tenants;
 use fathom_sandbox::Mode;
+use fathom_storage::cached::finder;
 use fathom_trace::Clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -286,6 +287,7 @@ fn surround(options: &ServeOptions) -> Result<Surroundings, Error> {
         false => options.sandbox,
     };
     let starter = Starter::new(options.arguments.clone(), sandbox)?;
+    finder::install(starter.finder(options.sandbox));
     if !options.tenants {
         cage::enter(sandbox);
     }

@@ -250,8 +250,11 @@ impl DiskOptions {
         let export = ExportOptions::of(&table)?;
         table.check(has_nbd)?;
         let written = Some(Box::new(table.clone().without_defaults()));
+        let base_cache = table.cache_terms();
         let new = Description::new(table.image);
         let disk = Description {
+            base_cache,
+            base: table.base,
             format: table.format,
             offset: table.offset,
             size: table.size,

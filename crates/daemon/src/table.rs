@@ -8,7 +8,8 @@ use fathom_core::Polling;
 use fathom_filters::{Spec, find};
 use fathom_formats::Format;
 use fathom_stack::{CpuList, Description, PoolOptions, parse_format};
-use fathom_storage::{Cache, EngineKind, Location};
+use fathom_storage::cached::FetchRate;
+use fathom_storage::{Cache, CacheTerms, EngineKind, Location};
 use fathom_units::Timeout;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::{Map, Value};
@@ -124,6 +125,31 @@ pub struct DiskTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 16)]
     pub server_connections: Option<u8>,
+    /// Where the image below comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub base_cache: Option<PathBuf>,
+    #[serde(
+        default,
+        deserialize_with = "text::size",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub base_cache_size: Option<u64>,
+    #[serde(
+        default,
+        with = "text::optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<String>)]
+    pub base_fetch: Option<FetchRate>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub base_manifest: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub base_profile: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub force_share: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -278,6 +304,12 @@ impl DiskTable {
             server_timeout: None,
             server_reconnect: None,
             server_connections: None,
+            base: None,
+            base_cache: None,
+            base_cache_size: None,
+            base_fetch: None,
+            base_manifest: None,
+            base_profile: None,
             force_share: false,
             discard: None,
             queues: None,
@@ -308,6 +340,18 @@ impl DiskTable {
         drop_default(&mut self.export_name, self.name.clone());
         drop_default(&mut self.tenant, self.name.clone());
         self
+    }
+
+    /// How base images are kept on this host.
+    pub(crate) fn cache_terms(&self) -> CacheTerms {
+        let new = CacheTerms::default();
+        CacheTerms {
+            dir: self.base_cache.clone().unwrap_or(new.dir),
+            size: self.base_cache_size.unwrap_or(new.size),
+            rate: self.base_fetch.map_or(new.rate, |rate| rate.0),
+            manifest: self.base_manifest.clone(),
+            profile: self.base_profile.clone(),
+        }
     }
 
     /// Change options of a filter; an empty value is the option's default.

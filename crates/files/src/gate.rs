@@ -35,6 +35,8 @@ pub enum Wanted {
     Server { uri: String, patience_ms: u64 },
     /// A file that a client of this NBD server needs for TLS.
     Certificates { uri: String, path: PathBuf },
+    /// A connection to the keeper of a base image.
+    Base { remote: String },
     /// A new trace of so many rings.
     Trace {
         path: PathBuf,
@@ -146,7 +148,7 @@ pub fn unnamed(dir: &Path) -> io::Result<File> {
 }
 
 impl Wanted {
-    /// Get it with this process's rights. Not here: `Named`, `Server`, `Trace` and `FrontEnds`.
+    /// Get it with this process's rights. Not here: `Named`, `Server`, `Base`, `Trace` and `FrontEnds`.
     pub fn fulfil(&self, with: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
         let read = |write| {
             let mut options = OpenOptions::new();

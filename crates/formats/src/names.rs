@@ -16,7 +16,8 @@ pub fn file_name_of(name: &[u8]) -> Result<&Path> {
         Some(b"file") => &name[b"file:".len()..],
         Some(other) => {
             return Err(Error::unsupported(format!(
-                "'{}' is a name with the protocol '{}'; only files are supported",
+                "'{}' is a name with the protocol '{}'; only files are opened by what images call \
+                 them (fathom serve --base serves an image above one that comes from afar)",
                 String::from_utf8_lossy(name).escape_debug(),
                 String::from_utf8_lossy(other).escape_debug()
             )));

@@ -40,7 +40,11 @@ pub(crate) fn create_in(
     size: u64,
 ) -> Result<(), Error> {
     let below = match &options.backing {
-        Some(backing) => identity_of(&seen_from(location, backing.name.as_bytes())?),
+        Some(backing) => {
+            // What comes from afar is none of this host's files.
+            let below = seen_from(location, backing.name.as_bytes());
+            below.ok().and_then(|below| identity_of(&below))
+        }
         None => None,
     };
     let image = target.image();

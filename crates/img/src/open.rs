@@ -87,6 +87,7 @@ impl OpenOptions {
             server_timeout: None,
             server_reconnect: None,
             server_connections: None,
+            base: Default::default(),
             legacy: Default::default(),
         }
     }

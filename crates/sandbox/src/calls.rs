@@ -225,7 +225,8 @@ fn data_plane() -> Calls {
 pub(crate) fn tenant() -> Calls {
     let calls = data_plane()
         .any(&[SYS_io_uring_setup, SYS_openat, SYS_openat2, SYS_pipe2])
-        .any(&[SYS_unlinkat, SYS_mkdirat, SYS_renameat2, SYS_getcwd])
+        .any(&[SYS_unlinkat, SYS_mkdirat, SYS_getcwd])
+        .any(&[libc::SYS_renameat, SYS_renameat2])
         .any(&[SYS_fchmod, SYS_fchmodat, SYS_fchown, SYS_fchownat])
         .any(&[SYS_faccessat2, SYS_uname, SYS_getppid])
         .any(&[SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid])

@@ -8,7 +8,7 @@ use fathom_core::{Legacy, Polling};
 use fathom_filters::Spec;
 use fathom_formats::Format;
 use fathom_formats::served::DEFAULT_METADATA_CACHE;
-use fathom_storage::{Cache, EngineKind, KINDS, Location, OpenOptions};
+use fathom_storage::{Cache, CacheTerms, EngineKind, KINDS, Location, OpenOptions};
 use fathom_units::Timeout;
 use std::path::PathBuf;
 
@@ -41,6 +41,10 @@ pub struct Description {
     pub server_reconnect: Option<Timeout>,
     /// Connections of each worker to an NBD server; None: the default.
     pub server_connections: Option<u8>,
+    /// Where the image that is below a qcow2 or QED image comes from, if that is to be kept on this host.
+    pub base: Option<String>,
+    /// How such images are kept.
+    pub base_cache: CacheTerms,
     /// Read an image that others may be writing. Needs `read_only`.
     pub force_share: bool,
     /// It takes the place of one that has the image, and will let go of it.
@@ -63,6 +67,9 @@ pub struct Description {
     pub filters: Vec<Spec>,
 }
 
+/// One for all that says how base images are kept.
+const BASE: &str = "base-cache";
+
 /// The formats keep this much in any case.
 const MIN_METADATA_CACHE: u64 = 64 << 10;
 
@@ -84,6 +91,8 @@ impl Description {
             server_timeout: None,
             server_reconnect: None,
             server_connections: None,
+            base: None,
+            base_cache: CacheTerms::default(),
             force_share: false,
             succeeds: false,
             legacy: Legacy::default(),
@@ -115,24 +124,44 @@ impl Description {
         if is_raw && !self.allow_dirs.is_empty() {
             return Err("--allow-dir is for qcow2 and qed images (--format)".into());
         }
+        if is_raw && self.base.is_some() {
+            return Err("--base is for qcow2 and qed images (--format), which are above it".into());
+        }
         if self.data_file.is_some() && format != Format::Qcow2 {
             return Err("--data-file is for qcow2 images (--format)".into());
         }
         Ok(())
     }
 
+    /// Where the image below comes from.
+    pub(crate) fn base_location(&self) -> Result<Option<Location>, String> {
+        let parse = |base: &String| Location::parse(format!("cached:{base}").as_ref());
+        let parsed = self.base.as_ref().map(parse).transpose();
+        parsed.map_err(|error| format!("--base: {error}"))
+    }
+
     /// What only some kinds of storage take.
     fn check_kind(&self) -> Result<(), String> {
+        let base = self.base_location()?;
         let given = [
             ("server-timeout", self.server_timeout.is_some()),
             ("server-reconnect", self.server_reconnect.is_some()),
             ("server-connections", self.server_connections.is_some()),
+            (BASE, self.base_cache != CacheTerms::default()),
         ];
         for (option, _) in given.iter().filter(|(_, is_given)| *is_given) {
-            if !self.location.kind().takes(option) {
+            let kinds = [Some(&self.location), base.as_ref()];
+            if !kinds
+                .into_iter()
+                .flatten()
+                .any(|at| at.kind().takes(option))
+            {
                 let forms = KINDS.iter().filter(|kind| kind.takes(option));
                 let forms: Vec<_> = forms.map(|kind| kind.form).collect();
-                return Err(format!("--{option} is for {}", forms.join(", ")));
+                return Err(match *option {
+                    BASE => "--base-cache and the like are for --base and cached:IMAGE".into(),
+                    option => format!("--{option} is for {}", forms.join(", ")),
+                });
             }
         }
         if self.location.kind().images {
@@ -203,6 +232,7 @@ impl Description {
             server_timeout: self.server_timeout,
             server_reconnect: self.server_reconnect,
             server_connections: self.server_connections,
+            base: self.base_cache.clone(),
             legacy: self.legacy.clone(),
         }
     }

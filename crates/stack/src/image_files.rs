@@ -11,6 +11,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What an image is in, open: a file, mostly.
 pub struct StoredImage {
@@ -157,7 +158,16 @@ impl Storage for StoredImage {
 pub struct ImageOpener {
     reach: Reach,
     data_file: Option<DataFile>,
+    base: Option<Base>,
     options: FileOptions,
+}
+
+/// What is below one image, as the user names both, whatever the image calls it.
+struct Base {
+    image: PathBuf,
+    location: Location,
+    options: OpenOptions,
+    is_used: AtomicBool,
 }
 
 /// Where what an image names may be.
@@ -166,6 +176,15 @@ enum Reach {
     Files(AllowedDirs),
     /// What its kind of storage has beside it, opened likewise.
     Beside(Location, OpenOptions),
+}
+
+impl Base {
+    /// As users write it.
+    fn remote(&self) -> String {
+        let text = self.location.to_string();
+        text.split_once(':')
+            .map_or_else(String::new, |(_, remote)| remote.to_owned())
+    }
 }
 
 /// The external data file of one image, as the user names both.
@@ -180,6 +199,7 @@ impl ImageOpener {
         ImageOpener {
             reach: Reach::Files(dirs),
             data_file: None,
+            base: None,
             options,
         }
     }
@@ -199,8 +219,29 @@ impl ImageOpener {
         Ok(ImageOpener {
             reach,
             data_file: None,
+            base: None,
             options: file_options,
         })
+    }
+
+    /// Takes what the user has given as what is below `image`, if anything, opened by `options`, whatever the image
+    /// calls it.
+    pub fn with_base(
+        self,
+        image: &Path,
+        base: Option<Location>,
+        options: &OpenOptions,
+    ) -> ImageOpener {
+        let base = base.map(|location| Base {
+            image: image.to_owned(),
+            location,
+            options: OpenOptions {
+                read_only: true,
+                ..options.clone()
+            },
+            is_used: AtomicBool::new(false),
+        });
+        ImageOpener { base, ..self }
     }
 
     /// Takes what the user has given as the data file of `image`, if anything,
@@ -221,6 +262,18 @@ impl ImageOpener {
     ) -> Result<ImageDisk, DiskError> {
         let opener = Arc::new(self);
         let disk = ImageDisk::open(image, opener.clone(), options)?;
+        if let Some(base) = &opener.base
+            && !base.is_used.load(Ordering::Relaxed)
+        {
+            return Err(DiskError::Unusable {
+                path: base.image.clone(),
+                problem: format!(
+                    "has no backing file: --base is for images that are above one (`fathom img create -b {}` makes \
+                     one)",
+                    base.remote()
+                ),
+            });
+        }
         match &opener.data_file {
             Some(given) if !disk.has_file(&given.path) => Err(no_data_file(&given.image)),
             _ => Ok(disk),
@@ -229,6 +282,20 @@ impl ImageOpener {
 
     /// Opens what `image` calls `name`, to be read.
     pub fn open_named(&self, image: &Path, name: &[u8]) -> Result<StoredImage, DiskError> {
+        if let Some(base) = &self.base {
+            if image == base.image {
+                base.is_used.store(true, Ordering::Relaxed);
+                return StoredImage::open(&base.location, &base.options);
+            }
+            if image == base.location.name() {
+                let problem =
+                    "names a file below it: a base image is to be whole (`fathom img convert`)";
+                return Err(DiskError::Unusable {
+                    path: image.to_owned(),
+                    problem: problem.into(),
+                });
+            }
+        }
         match &self.reach {
             Reach::Files(dirs) => {
                 let (path, file) = dirs.open(image, name)?;

@@ -154,8 +154,10 @@ fn open_image(description: &Description) -> Result<Bare, Error> {
     let stored = Arc::new(StoredImage::open(location, &options)?);
     let file = stored.file_disk().cloned();
     let name = stored.path().to_owned();
+    let base = description.base_location().map_err(Error::Description)?;
     let opener = ImageOpener::of(location, &options, &description.allow_dirs)?
-        .with_data_file(&name, description.data_file.as_deref());
+        .with_data_file(&name, description.data_file.as_deref())
+        .with_base(&name, base, &options);
     let format = description.format.unwrap_or(Format::Raw);
     let image_options = ImageOptions {
         format,

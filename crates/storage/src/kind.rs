@@ -1,5 +1,6 @@
 //! What a kind of storage is.
 
+use crate::cached::CacheTerms;
 use crate::engine::EngineKind;
 use crate::file::{Cache, FileDisk};
 use fathom_core::{Disk, DiskError, Legacy, Part};
@@ -111,6 +112,8 @@ pub struct OpenOptions {
     pub server_reconnect: Option<Timeout>,
     /// Connections of each worker to an NBD server; `None`: the default.
     pub server_connections: Option<u8>,
+    /// How base images are kept on this host.
+    pub base: CacheTerms,
     /// What the disk before it has lent, as [`PART`].
     pub legacy: Legacy,
 }

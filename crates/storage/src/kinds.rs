@@ -1,7 +1,7 @@
 //! The kinds of storage that there are, and where a disk's bytes are as users write it.
 
 use crate::kind::{Kind, OpenOptions, Opened, Place};
-use crate::{file, memory, nbd, null, rbd};
+use crate::{cached, file, memory, nbd, null, rbd};
 use fathom_core::DiskError;
 use std::ffi::OsStr;
 use std::fmt;
@@ -16,6 +16,7 @@ pub static KINDS: &[&Kind] = &[
     &null::KIND,
     &nbd::KIND,
     &rbd::KIND,
+    &cached::KIND,
 ];
 
 /// Where a disk's bytes are: a path, `memory:SIZE`, an NBD URI and so on, as [`KINDS`] say.

@@ -8,6 +8,7 @@
 //! - [`NbdDisk`]: an export of an NBD server, by connections of the workers'
 //!   own;
 //! - [`RbdDisk`]: an image on Ceph;
+//! - a base image that comes to this host as it is needed ([`cached`]);
 //! - [`NullDisk`]: no data at all, what Fathom costs by itself.
 //!
 //! Each is a [`Kind`] with a folder or file of its own and a line in [`KINDS`], by which a
@@ -33,6 +34,7 @@
 
 mod buffers;
 mod bytes;
+pub mod cached;
 pub mod engine;
 pub mod file;
 mod kind;
@@ -44,6 +46,7 @@ mod ranges;
 pub mod rbd;
 
 pub use bytes::ByteDisk;
+pub use cached::CacheTerms;
 pub use engine::{EngineKind, Users, engine, engine_for};
 pub use file::{Cache, EndGuard, FileDisk, FileOptions};
 pub use kind::{Kind, OpenOptions, Opened, PART};

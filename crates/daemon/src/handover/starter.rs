@@ -5,6 +5,8 @@ use super::program::{check_binary, own_binary};
 use crate::error::Error;
 use crate::link::Link;
 use fathom_sandbox::Mode;
+use fathom_storage::cached::Terms;
+use fathom_storage::cached::finder::{Find, find_or_start};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io;
@@ -12,26 +14,32 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// By which `fathom serve` is told that its standard input is a predecessor.
 pub const TAKE_OVER: &str = "--take-over";
 
-/// The starter has so long for its answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The starter has so long for its answer: longer than a keeper has to begin.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Starts successors, with the arguments that this process was started with.
 pub struct Starter {
     arguments: Vec<OsString>,
     /// The other process.
-    apart: Option<Link>,
+    apart: Option<Arc<Apart>>,
 }
+
+/// Held from an order to its outcome.
+pub type Apart = Mutex<Link>;
 
 /// To the other process; the first one comes with the successor's standard input.
 #[derive(Serialize, Deserialize)]
 enum Order {
     Start(Option<PathBuf>),
     Kill,
+    /// Find this base image's keeper, or start it: the outcome comes with a connection.
+    Base(Terms),
 }
 
 /// The successor's process id, or one line for the user; of one that was killed, that it was.
@@ -40,7 +48,7 @@ type Outcome = Result<u32, String>;
 /// A process that has been started.
 pub enum Started<'a> {
     Here(Child),
-    Apart(&'a Link, u32),
+    Apart(&'a Apart, u32),
     /// By somebody else, who ends it if he is told to.
     Elsewhere(Box<dyn FnMut() -> Result<(), String> + 'a>),
 }
@@ -51,7 +59,25 @@ impl Starter {
         let apart = (sandbox != Mode::Off).then(|| apart(&arguments));
         let apart = apart.transpose();
         let apart = apart.map_err(Error::io("cannot start the process that starts successors"))?;
+        let apart = apart.map(|link| Arc::new(Mutex::new(link)));
         Ok(Starter { arguments, apart })
+    }
+
+    /// Who finds the keepers of base images, which are shut in like this.
+    pub fn finder(&self, sandbox: Mode) -> Find {
+        let (apart, sandbox) = (self.apart.clone(), sandbox.to_string());
+        Box::new(move |terms| {
+            let terms = Terms {
+                sandbox: sandbox.clone(),
+                ..terms.clone()
+            };
+            let Some(apart) = &apart else {
+                return find_or_start(&terms, &mut reap_later);
+            };
+            let done = order(apart, &Order::Base(terms), None).map_err(io::Error::other)?;
+            done.1
+                .ok_or_else(|| io::Error::other("there is no connection to its keeper"))
+        })
     }
 
     /// Start it, with this as its standard input. The error is for the user.
@@ -59,7 +85,7 @@ impl Starter {
         let Some(link) = &self.apart else {
             return launch(binary, &self.arguments, input).map(Started::Here);
         };
-        let pid = order(link, &Order::Start(binary), Some(input))?;
+        let (pid, _) = order(link, &Order::Start(binary), Some(input))?;
         Ok(Started::Apart(link, pid))
     }
 }
@@ -108,7 +134,17 @@ fn apart(arguments: &[OsString]) -> io::Result<Link> {
     Ok(link)
 }
 
-fn order(link: &Link, order: &Order, with: Option<OwnedFd>) -> Outcome {
+/// Somebody has to hear of its end.
+fn reap_later(mut child: Child) {
+    std::thread::spawn(move || child.wait());
+}
+
+fn order(
+    apart: &Apart,
+    order: &Order,
+    with: Option<OwnedFd>,
+) -> Result<(u32, Option<OwnedFd>), String> {
+    let link = apart.lock().unwrap_or_else(PoisonError::into_inner);
     let failed = |error: io::Error| format!("the process that starts successors: {error}");
     link.send(order, with.as_ref().map(AsFd::as_fd), false)
         .map_err(failed)?;
@@ -117,9 +153,10 @@ fn order(link: &Link, order: &Order, with: Option<OwnedFd>) -> Outcome {
         return Err(failed(io::ErrorKind::TimedOut.into()));
     }
     let answer = link.receive::<Outcome>(false).map_err(failed)?;
-    answer.map_or(Err(failed(io::ErrorKind::WouldBlock.into())), |(pid, _)| {
-        pid
-    })
+    match answer {
+        Some((outcome, with)) => Ok((outcome?, with)),
+        None => Err(failed(io::ErrorKind::WouldBlock.into())),
+    }
 }
 
 /// The other process's whole life: do what comes on standard input, until the server there has ended.
@@ -132,9 +169,21 @@ pub fn start_successors(arguments: &[OsString]) -> Result<(), Error> {
     let link = io::stdin().as_fd().try_clone_to_owned();
     let link = Link::from(link.map_err(Error::io("there is no server"))?);
     let mut child: Option<Child> = None;
+    let mut keepers: Vec<Child> = Vec::new();
     // An error is the server's end.
     while let Ok(Some((order, input))) = link.receive(true) {
+        keepers.retain_mut(|keeper| !matches!(keeper.try_wait(), Ok(Some(_))));
+        let mut found = None;
         let outcome: Outcome = match (order, input) {
+            (Order::Base(terms), _) => {
+                match find_or_start(&terms, &mut |keeper| keepers.push(keeper)) {
+                    Ok(connection) => {
+                        found = Some(connection);
+                        Ok(0)
+                    }
+                    Err(error) => Err(error.to_string()),
+                }
+            }
             (Order::Start(binary), Some(input)) => {
                 let started = launch(binary, arguments, input);
                 started.map(|started| child.insert(started).id())
@@ -149,7 +198,10 @@ pub fn start_successors(arguments: &[OsString]) -> Result<(), Error> {
                 }
             },
         };
-        if link.send(&outcome, None, true).is_err() {
+        if link
+            .send(&outcome, found.as_ref().map(AsFd::as_fd), true)
+            .is_err()
+        {
             break;
         }
     }

@@ -7,6 +7,7 @@ use fathom_files::gate::{Got, Refused, Wanted};
 use fathom_filters::{COW, Spec};
 use fathom_nbd::NbdUri;
 use fathom_stack::AllowedDirs;
+use fathom_storage::cached::Terms;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
@@ -214,6 +215,14 @@ impl Permits {
                 let socket = fathom_storage::connect(uri, Instant::now() + patience)?;
                 Ok(got(socket))
             }
+            Wanted::Base { remote } => {
+                let disks = self.disks();
+                let permit = disks.values().find(|permit| permit.allows(wanted));
+                let cache = permit.ok_or(Denied::Forbidden)?.table.cache_terms();
+                drop(disks);
+                let terms = Terms::new(remote.clone(), cache);
+                Ok(got(fathom_storage::cached::finder::find_here(&terms)?))
+            }
             Wanted::Trace { path, disk, rings } => {
                 let file = crate::objects::prepare_trace(path, disk, *rings);
                 let file = file.map_err(|error| Refused {
@@ -243,6 +252,11 @@ impl Permit {
             Wanted::Append { path } => self.logs.contains(path),
             Wanted::Trace { path, rings, .. } => *rings <= MAX_RINGS && self.traces.contains(path),
             Wanted::Server { uri, .. } => self.table.image.to_string() == *uri,
+            Wanted::Base { remote } => {
+                let is_itself =
+                    self.table.image.to_string().strip_prefix("cached:") == Some(remote);
+                is_itself || self.table.base.as_ref() == Some(remote)
+            }
             Wanted::Certificates { uri, path } => {
                 self.table.image.to_string() == *uri && are_for(uri, path)
             }

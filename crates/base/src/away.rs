@@ -1,0 +1,38 @@
+//! Where the image comes from does not answer: when it is tried again.
+
+use std::time::{Duration, Instant};
+
+pub struct Away {
+    pub text: String,
+    pause: Duration,
+    until: Instant,
+    /// How often it has failed.
+    pub times: u32,
+}
+
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+impl Away {
+    pub fn new(text: String) -> Away {
+        Away {
+            text,
+            pause: PAUSE.0,
+            until: Instant::now() + PAUSE.0,
+            times: 1,
+        }
+    }
+
+    /// Once more.
+    pub fn again(&mut self, text: String) {
+        self.text = text;
+        self.times += 1;
+        self.pause = (2 * self.pause).min(PAUSE.1);
+        self.until = Instant::now() + self.pause;
+    }
+
+    /// None: it is time to try.
+    pub fn left(&self) -> Option<Duration> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+}

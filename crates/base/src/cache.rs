@@ -1,0 +1,279 @@
+//! A cache's files: the data, which stripes are live, and which are durable.
+//!
+//! What a machine that loses its power finds is right because of the order: a stripe's data is durable before its
+//! bit is, and its bit is durably gone before its place is. A keeper that is killed loses nothing: what is live is
+//! in a file, too, which is true until the machine starts again, and the kernel has the data.
+
+use crate::durable::Durable;
+use fathom_storage::cached::live::{LiveMap, len_for};
+use fathom_storage::cached::wire::Geometry;
+use rustix::fs::{FallocateFlags, fallocate};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub const DATA: &str = "data";
+const LIVE: &str = "live";
+const DURABLE: &str = "durable";
+
+/// Where the map of what is live says of which start of the machine it is.
+const BOOT_LEN: usize = 36;
+
+pub struct Cache {
+    dir: PathBuf,
+    geometry: Geometry,
+    pub data: Arc<File>,
+    live: LiveMap,
+    durable: Durable,
+    /// Stripes that are live, and may not be durable.
+    fresh: Vec<u32>,
+    /// When each was last used, in seconds since some instant.
+    used: Vec<u32>,
+    present: u32,
+    /// How often something has been removed.
+    removals: u64,
+}
+
+/// Data that is to be made durable: [`Sync::run`] may take long, and is run elsewhere.
+pub struct Sync {
+    data: Arc<File>,
+    stripes: Vec<u32>,
+    removals: u64,
+}
+
+/// It has been, or not.
+pub struct Synced {
+    stripes: Vec<u32>,
+    removals: u64,
+    outcome: io::Result<()>,
+}
+
+impl Sync {
+    pub fn run(self) -> Synced {
+        let outcome = self.data.sync_data();
+        Synced {
+            stripes: self.stripes,
+            removals: self.removals,
+            outcome,
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600);
+    options.open(path)
+}
+
+impl Cache {
+    /// The cache in `dir`; `boot` tells this start of the machine from others.
+    pub fn open(dir: &Path, geometry: Geometry, boot: &str) -> io::Result<Cache> {
+        let stripes = geometry.stripes();
+        let data = open(&dir.join(DATA))?;
+        // Whole blocks, for those who read it directly.
+        let len = geometry.size.next_multiple_of(4096);
+        if data.metadata()?.len() != len {
+            data.set_len(len)?;
+        }
+        let durable = Durable::open(open(&dir.join(DURABLE))?, stripes)?;
+        let file = open(&dir.join(LIVE))?;
+        let is_true = read_boot(&file).is_ok_and(|of| of == boot.as_bytes())
+            && file.metadata()?.len() == len_for(stripes);
+        if !is_true {
+            // Those who have it mapped have ended with the machine. (A hole might find no place.)
+            file.set_len(0)?;
+            fallocate(&file, FallocateFlags::empty(), 0, len_for(stripes))?;
+        }
+        let live = LiveMap::map(&file, stripes, true)?;
+        let mut cache = Cache {
+            dir: dir.to_owned(),
+            geometry,
+            data: Arc::new(data),
+            live,
+            durable,
+            fresh: Vec::new(),
+            used: vec![0; stripes as usize],
+            present: 0,
+            removals: 0,
+        };
+        if !is_true {
+            let all = 0..cache.live.stripes();
+            all.filter(|&stripe| cache.durable.has(stripe))
+                .for_each(|stripe| cache.live.add(stripe));
+            let boot = boot.as_bytes();
+            file.write_all_at(&boot[..boot.len().min(BOOT_LEN)], 0)?;
+        }
+        let all = 0..cache.live.stripes();
+        // What is not there has no data: not that of a write that was not finished, either.
+        let gone: Vec<u32> = all
+            .clone()
+            .filter(|&stripe| !cache.live.has(stripe))
+            .collect();
+        cache.punch(&gone)?;
+        cache.present = all.clone().filter(|&stripe| cache.live.has(stripe)).count() as u32;
+        cache.fresh = all
+            .filter(|&stripe| cache.live.has(stripe) && !cache.durable.has(stripe))
+            .collect();
+        Ok(cache)
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub fn has(&self, stripe: u32) -> bool {
+        self.live.has(stripe)
+    }
+
+    /// Stripes that are there.
+    pub fn present(&self) -> u32 {
+        self.present
+    }
+
+    /// Bytes of its file system that it takes.
+    pub fn taken(&self) -> u64 {
+        self.data.metadata().map_or(0, |meta| meta.blocks() * 512)
+    }
+
+    /// Where a stripe begins, and how long it is.
+    pub fn range(&self, stripe: u32) -> (u64, u64) {
+        let at = u64::from(stripe) * self.geometry.stripe;
+        (at, (self.geometry.size - at).min(self.geometry.stripe))
+    }
+
+    /// For a user: the data and the map, for reading, open only for it.
+    pub fn shown(&self) -> io::Result<[File; 2]> {
+        Ok([
+            File::open(self.dir.join(DATA))?,
+            File::open(self.dir.join(LIVE))?,
+        ])
+    }
+
+    /// The stripe's data has been written.
+    pub fn add(&mut self, stripe: u32, now: u32) {
+        if !self.live.has(stripe) {
+            self.live.add(stripe);
+            self.present += 1;
+        }
+        self.fresh.push(stripe);
+        self.used[stripe as usize] = now;
+    }
+
+    pub fn use_at(&mut self, stripe: u32, now: u32) {
+        if let Some(used) = self.used.get_mut(stripe as usize) {
+            *used = now;
+        }
+    }
+
+    /// What is to be made durable, if there is something: for [`Cache::synced`].
+    pub fn sync(&mut self) -> Option<Sync> {
+        let stripes = std::mem::take(&mut self.fresh);
+        (!stripes.is_empty()).then(|| Sync {
+            data: self.data.clone(),
+            stripes,
+            removals: self.removals,
+        })
+    }
+
+    /// The data is durable: now the bits. If it is not, nobody knows what the kernel has of it, and it goes.
+    pub fn synced(&mut self, synced: Synced) -> io::Result<()> {
+        if synced.outcome.is_err() {
+            self.remove(&synced.stripes)?;
+            return synced.outcome;
+        }
+        if synced.removals != self.removals {
+            // Some may have gone, and come back with other data: not durable.
+            self.fresh.extend(synced.stripes);
+            self.fresh.retain(|stripe| self.live.has(*stripe));
+            return Ok(());
+        }
+        for stripe in synced.stripes {
+            self.durable.set(stripe, true);
+        }
+        self.durable.write()
+    }
+
+    /// Gives back the place of `count` stripes, those that have not been used for longest.
+    pub fn evict(&mut self, count: usize) -> io::Result<usize> {
+        let there = (0..self.live.stripes()).filter(|&stripe| self.live.has(stripe));
+        let mut oldest: Vec<(u32, u32)> = there
+            .map(|stripe| (self.used[stripe as usize], stripe))
+            .collect();
+        let count = count.min(oldest.len());
+        if count == 0 {
+            return Ok(0);
+        }
+        oldest.select_nth_unstable(count - 1);
+        let mut gone: Vec<u32> = oldest[..count].iter().map(|(_, stripe)| *stripe).collect();
+        gone.sort_unstable();
+        self.remove(&gone)?;
+        Ok(count)
+    }
+
+    /// In order of their places. See the module's own words.
+    fn remove(&mut self, stripes: &[u32]) -> io::Result<()> {
+        self.removals += 1;
+        for &stripe in stripes {
+            if self.live.has(stripe) {
+                self.live.remove(stripe);
+                self.present -= 1;
+            }
+            self.durable.set(stripe, false);
+        }
+        self.fresh.retain(|stripe| self.live.has(*stripe));
+        self.durable.write()?;
+        self.punch(stripes)
+    }
+
+    /// A stripe that is not there, and of which a part may have been written: it has nothing again.
+    pub fn clear(&self, stripe: u32) -> io::Result<()> {
+        self.punch(&[stripe])
+    }
+
+    fn punch(&self, stripes: &[u32]) -> io::Result<()> {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let mut rest = stripes;
+        while let Some(&first) = rest.first() {
+            let follows = |(n, stripe): &(usize, &u32)| **stripe == first + *n as u32;
+            let count = rest.iter().enumerate().take_while(follows).count();
+            let (at, _) = self.range(first);
+            fallocate(&*self.data, hole, at, count as u64 * self.geometry.stripe)?;
+            rest = &rest[count..];
+        }
+        Ok(())
+    }
+}
+
+fn read_boot(file: &File) -> io::Result<[u8; BOOT_LEN]> {
+    let mut boot = [0; BOOT_LEN];
+    file.read_exact_at(&mut boot, 0)?;
+    Ok(boot)
+}
+
+/// What tells this start of the machine from others.
+pub fn boot_id() -> io::Result<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(text.trim().to_owned())
+}
+
+/// Away with all of it but the directory and what is open by others.
+pub fn forget(dir: &Path) -> io::Result<()> {
+    for name in [DURABLE, LIVE, DATA] {
+        match fs::remove_file(dir.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;

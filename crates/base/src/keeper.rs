@@ -1,0 +1,498 @@
+//! An image's keeper: what it does about what happens.
+
+use crate::about::{About, Origin};
+use crate::away::Away;
+use crate::cache::{self, Cache};
+use crate::directory;
+use crate::profile;
+use crate::queue::{Early, Queue, Why};
+use crate::rate::Rate;
+use crate::remote::{Problem, Remote};
+use crate::users::{Event, Users};
+use fathom_storage::cached::Terms;
+use fathom_storage::cached::wire::{FromKeeper, Geometry, Run, ToKeeper, VERSION};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{Receiver, Sender};
+use tokio::task::{spawn_blocking, spawn_local};
+use tokio::time::timeout;
+
+/// Without users for so long it ends.
+const LINGER: Duration = Duration::from_secs(10);
+/// How often what has come is made durable, and what others take is looked at.
+const SYNC: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_secs(10);
+/// What does not come within this time does not come.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Those who wait are told of it after this time.
+const SLOW: Duration = Duration::from_secs(5);
+/// Bytes in flight at once.
+const FLYING: u64 = 16 << 20;
+/// What is not what it should be is fetched so often.
+const TRIES: u32 = 3;
+/// After so many failures it is connected to anew.
+const ANEW: u32 = 3;
+
+pub struct Keeper {
+    terms: Terms,
+    place: PathBuf,
+    cache: Cache,
+    origin: Origin,
+    queue: Queue,
+    users: Users,
+    events: Sender<Event>,
+    remote: Link,
+    away: Option<Away>,
+    rate: Rate,
+    profile: Vec<u32>,
+    /// How often a stripe was not what it should be.
+    tries: HashMap<u32, u32>,
+    /// Bytes that the other caches take.
+    others: u64,
+    times: Times,
+    is_syncing: bool,
+    most: usize,
+    since: Instant,
+}
+
+/// To where the image comes from.
+enum Link {
+    None,
+    /// It is being opened.
+    Opening,
+    Open(Rc<Remote>),
+}
+
+/// When something was last done.
+struct Times {
+    synced: Instant,
+    looked: Instant,
+    landed: Instant,
+    used: Instant,
+}
+
+impl Keeper {
+    /// The cache as it is, or a new one of an image that can be reached.
+    pub async fn open(terms: Terms, boot: &str, events: Sender<Event>) -> Result<Keeper, String> {
+        let place = terms.place();
+        let failed = |error: io::Error| format!("its cache at {}: {error}", place.display());
+        let about = About::read(&place).map_err(failed)?;
+        let about = about.filter(|about| about.remote == terms.remote);
+        let (origin, remote) = match about {
+            Some(about) => (about.origin, Link::None),
+            None => {
+                let remote = Remote::open(&terms)
+                    .await
+                    .map_err(|problem| problem.text().to_owned())?;
+                let origin = remote.origin().clone();
+                cache::forget(&place).map_err(failed)?;
+                (origin, Link::Open(Rc::new(remote)))
+            }
+        };
+        let geometry = Geometry {
+            version: VERSION,
+            size: origin.size,
+            stripe: origin.stripe,
+        };
+        geometry.check()?;
+        let cache = Cache::open(&place, geometry, boot).map_err(failed)?;
+        About::new(&terms.remote, origin.clone())
+            .write(&place)
+            .map_err(failed)?;
+        let stripes = geometry.stripes() as u32;
+        let now = Instant::now();
+        let mut keeper = Keeper {
+            queue: Queue::new(stripes, geometry.stripe),
+            users: Users::new(events.clone()),
+            rate: Rate::new(terms.cache.rate, geometry.stripe),
+            profile: first_profile(&terms, &place, &remote),
+            most: (FLYING / geometry.stripe).clamp(4, 64) as usize,
+            tries: HashMap::new(),
+            others: 0,
+            times: Times {
+                synced: now,
+                looked: now,
+                landed: now,
+                used: now,
+            },
+            is_syncing: false,
+            since: now,
+            away: None,
+            terms,
+            place,
+            cache,
+            origin,
+            events,
+            remote,
+        };
+        keeper.look_at_others();
+        Ok(keeper)
+    }
+
+    /// Until nobody uses the image any more.
+    pub async fn run(&mut self, events: &mut Receiver<Event>) {
+        while !self.is_over() {
+            self.fetch();
+            match timeout(self.until(), events.recv()).await {
+                Ok(Some(event)) => self.take_in(event),
+                Ok(None) => return,
+                Err(_) => {}
+            }
+            // What has come at the same time.
+            while let Ok(event) = events.try_recv() {
+                self.take_in(event);
+            }
+            self.look_around();
+        }
+    }
+
+    /// What has come is durable.
+    pub fn finish(&mut self) {
+        if let Some(sync) = self.cache.sync() {
+            let synced = self.cache.synced(sync.run());
+            self.report(synced, "cannot be made durable");
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.users.is_empty() && !self.is_syncing && self.times.used.elapsed() > LINGER
+    }
+
+    fn now(&self) -> u32 {
+        self.since.elapsed().as_secs() as u32 + 1
+    }
+
+    /// How long there is nothing to do unless something happens.
+    fn until(&mut self) -> Duration {
+        let away = self.away.as_ref().and_then(Away::left);
+        let rate = self.rate.until().filter(|_| self.away.is_none());
+        let all = [Some(SYNC), away, rate];
+        all.into_iter().flatten().min().unwrap_or(SYNC)
+    }
+
+    fn take_in(&mut self, event: Event) {
+        match event {
+            Event::Came(socket) => {
+                let away = self.away.as_ref().map(|away| &*away.text);
+                let admitted = self.users.admit(socket, &self.cache, away);
+                self.report(admitted, "cannot be shown to a user");
+                self.queue.begin(&self.profile);
+            }
+            Event::Said(user, ToKeeper::Want(run)) => self.want(user, run),
+            Event::Said(user, ToKeeper::Used(runs)) => self.used(user, &runs),
+            Event::Left(user) => {
+                let recorded = self.users.leave(user);
+                self.record(recorded);
+            }
+            Event::Landed(stripe, outcome) => self.landed(stripe, outcome),
+            Event::Opened(outcome) => self.opened(outcome),
+            Event::Synced(synced) => {
+                self.is_syncing = false;
+                let synced = self.cache.synced(synced);
+                self.report(synced, "cannot be made durable");
+            }
+            Event::Others(taken) => match taken {
+                Ok(taken) => self.others = taken,
+                failed => self.report(failed.map(drop), "has neighbours that cannot be looked at"),
+            },
+        }
+    }
+
+    fn want(&mut self, user: u64, (first, count): Run) {
+        let stripes = self.cache.geometry().stripes();
+        if count == 0 || u64::from(first) + u64::from(count) > stripes {
+            return drop(self.users.leave(user));
+        }
+        let cache = &self.cache;
+        if !self
+            .users
+            .wants(user, (first, count), |stripe| cache.has(stripe))
+        {
+            return drop(self.users.leave(user));
+        }
+        if (first..first + count).all(|stripe| cache.has(stripe)) {
+            // It has come meanwhile.
+            return self.users.say(user, &FromKeeper::Here((first, count)));
+        }
+        self.queue.want((first, count), |stripe| cache.has(stripe));
+    }
+
+    fn used(&mut self, user: u64, runs: &[Run]) {
+        let (now, stripes) = (self.now(), self.cache.geometry().stripes() as u32);
+        for (first, count) in runs {
+            let end = first.saturating_add(*count).min(stripes);
+            (*first..end).for_each(|stripe| self.cache.use_at(stripe, now));
+        }
+        let recorded = self.users.uses(user, runs);
+        self.record(recorded);
+    }
+
+    fn record(&mut self, recorded: Option<Vec<u32>>) {
+        let Some(recorded) = recorded else {
+            return;
+        };
+        self.profile = profile::merge(recorded, &self.profile);
+        let written = profile::write(&self.place, &self.profile);
+        self.report(written, "cannot keep what boots read");
+    }
+
+    /// Begins to fetch what is next.
+    fn fetch(&mut self) {
+        while self.may_fetch() {
+            let early = match self.queue.in_flight() < self.most / 2 && self.rate.may() {
+                false => Early::Nothing,
+                true if self.users.wait() => Early::Profile,
+                true if self.users.is_empty() => Early::Nothing,
+                true => Early::All,
+            };
+            let cache = &self.cache;
+            let Some((stripe, why)) = self.queue.next(early, |stripe| cache.has(stripe)) else {
+                return;
+            };
+            if !self.make_room(why) {
+                // What nobody asks for is not worth what others use: no more of that.
+                self.queue.landed(stripe);
+                self.rate = Rate::new(0, self.origin.stripe);
+                continue;
+            }
+            let Link::Open(remote) = &self.remote else {
+                self.queue.failed(stripe);
+                return self.open_remote();
+            };
+            if why == Why::Early {
+                self.rate.take(self.origin.stripe);
+            }
+            let (remote, events) = (remote.clone(), self.events.clone());
+            let (data, (at, _)) = (self.cache.data.clone(), self.cache.range(stripe));
+            spawn_local(async move {
+                let outcome = land(&remote, data, stripe, at).await;
+                let _ = events.send(Event::Landed(stripe, outcome)).await;
+            });
+        }
+    }
+
+    fn may_fetch(&self) -> bool {
+        let flying = self.queue.in_flight();
+        match &self.away {
+            // One at a time shows whether it is back.
+            Some(away) => {
+                flying == 0 && away.left().is_none() && !matches!(self.remote, Link::Opening)
+            }
+            None => flying < self.most && !matches!(self.remote, Link::Opening),
+        }
+    }
+
+    fn open_remote(&mut self) {
+        self.remote = Link::Opening;
+        let (terms, events) = (self.terms.clone(), self.events.clone());
+        spawn_local(async move {
+            let opened = timeout(PATIENCE, Remote::open(&terms)).await;
+            let opened = opened.unwrap_or_else(|_| Err(Problem::Away("it does not answer".into())));
+            let _ = events.send(Event::Opened(opened)).await;
+        });
+    }
+
+    fn opened(&mut self, outcome: Result<Remote, Problem>) {
+        self.remote = Link::None;
+        match outcome {
+            Ok(remote) if *remote.origin() == self.origin => self.remote = Link::Open(Rc::new(remote)),
+            Ok(_) => self.fails(format!(
+                "it is another image than the one that its cache at {} is of: disks that were made on that one \
+                 must not be used with it (if there are none, `fathom base remove` makes room for it)",
+                self.place.display()
+            )),
+            Err(problem) => self.fails(problem.text().to_owned()),
+        }
+    }
+
+    fn fails(&mut self, text: String) {
+        match &mut self.away {
+            Some(away) => away.again(text),
+            None => {
+                self.users.tell_all(&FromKeeper::Away(text.clone()));
+                self.away = Some(Away::new(text));
+            }
+        }
+        if self
+            .away
+            .as_ref()
+            .is_some_and(|away| away.times % ANEW == 0)
+            && matches!(self.remote, Link::Open(_))
+        {
+            self.remote = Link::None;
+        }
+    }
+
+    fn landed(&mut self, stripe: u32, outcome: Result<(), Problem>) {
+        self.times.landed = Instant::now();
+        if !matches!(outcome, Err(Problem::Away(_))) && self.away.take().is_some() {
+            self.users.tell_all(&FromKeeper::Back);
+        }
+        match outcome {
+            Ok(()) => {
+                let now = self.now();
+                self.cache.add(stripe, now);
+                self.queue.landed(stripe);
+                self.tries.remove(&stripe);
+                self.users.tell(stripe, None);
+            }
+            Err(problem) => {
+                let cleared = self.cache.clear(stripe);
+                self.report(cleared, "cannot be cleared");
+                self.has_not_come(stripe, problem);
+            }
+        }
+    }
+
+    fn has_not_come(&mut self, stripe: u32, problem: Problem) {
+        match problem {
+            Problem::Away(text) => {
+                self.queue.failed(stripe);
+                self.fails(text);
+            }
+            Problem::Full => {
+                self.queue.failed(stripe);
+                let present = self.cache.present() as usize;
+                let evicted = self.cache.evict((present / 8).max(1));
+                if !matches!(evicted, Ok(1..)) {
+                    let place = self.place.display();
+                    self.fails(format!(
+                        "its cache at {place} has no space left on its file system"
+                    ));
+                }
+            }
+            Problem::Wrong(text) => {
+                let tries = self.tries.entry(stripe).or_default();
+                *tries += 1;
+                if *tries < TRIES {
+                    return self.queue.failed(stripe);
+                }
+                self.tries.remove(&stripe);
+                self.queue.landed(stripe);
+                self.users.tell(stripe, Some(&text));
+            }
+            Problem::Never(text) => {
+                self.queue.landed(stripe);
+                self.users.tell(stripe, Some(&text));
+            }
+        }
+    }
+
+    /// For one stripe more. False: it would cost another one, and is not worth that.
+    fn make_room(&mut self, why: Why) -> bool {
+        let flying = self.queue.in_flight() as u64 * self.origin.stripe;
+        let taken = self.cache.taken() + self.others + flying;
+        if taken <= self.terms.cache.size {
+            return true;
+        }
+        if why == Why::Early {
+            return false;
+        }
+        let excess = (taken - self.terms.cache.size).div_ceil(self.origin.stripe) as usize;
+        let part = self.cache.present() as usize / 32;
+        let evicted = self.cache.evict(excess.max(part));
+        self.report(evicted.map(drop), "cannot be made smaller");
+        true
+    }
+
+    /// What is done from time to time.
+    fn look_around(&mut self) {
+        if !self.users.is_empty() {
+            self.times.used = Instant::now();
+        }
+        if self.times.synced.elapsed() >= SYNC && !self.is_syncing {
+            self.times.synced = Instant::now();
+            if let Some(sync) = self.cache.sync() {
+                self.is_syncing = true;
+                let events = self.events.clone();
+                spawn_local(async move {
+                    if let Ok(synced) = spawn_blocking(|| sync.run()).await {
+                        let _ = events.send(Event::Synced(synced)).await;
+                    }
+                });
+            }
+        }
+        if self.times.looked.elapsed() >= LOOK {
+            self.look_at_others();
+        }
+        if self.away.is_none() && self.users.wait() && self.times.landed.elapsed() > SLOW {
+            self.fails("it does not answer".into());
+        }
+        if !self.users.wait() {
+            self.times.landed = Instant::now();
+        }
+    }
+
+    fn look_at_others(&mut self) {
+        self.times.looked = Instant::now();
+        let (dir, own, most) = (
+            self.terms.cache.dir.clone(),
+            self.place.clone(),
+            self.terms.cache.size,
+        );
+        let (taken, events) = (self.cache.taken(), self.events.clone());
+        spawn_local(async move {
+            let too_many = move |others: u64| others + taken > most;
+            let others = spawn_blocking(move || directory::others(&dir, &own, too_many)).await;
+            if let Ok(others) = others {
+                let _ = events.send(Event::Others(others)).await;
+            }
+        });
+    }
+
+    /// Of what goes wrong here users see only what follows from it.
+    fn report(&self, outcome: io::Result<()>, what: &str) {
+        if let Err(error) = outcome {
+            tracing::error!(
+                "{}: the cache at {} {what}: {error}",
+                self.terms.remote,
+                self.place.display()
+            );
+        }
+    }
+}
+
+/// What boots read first: as was recorded here; as is said; as the image says.
+fn first_profile(terms: &Terms, place: &Path, remote: &Link) -> Vec<u32> {
+    let read = |path: &Path| match profile::read(path) {
+        Ok(profile) => profile,
+        Err(error) => {
+            tracing::warn!("{}: {error}: boots are not foreseen", path.display());
+            Vec::new()
+        }
+    };
+    let own = read(&place.join(profile::FILE));
+    let given = terms.cache.profile.as_deref().map(read).unwrap_or_default();
+    let with_it = match remote {
+        Link::Open(remote) => remote.profile(),
+        _ => Vec::new(),
+    };
+    profile::merge(own, &profile::merge(given, &with_it))
+}
+
+/// A stripe, from where it comes to its place.
+async fn land(remote: &Remote, data: Arc<File>, stripe: u32, at: u64) -> Result<(), Problem> {
+    let bytes = timeout(PATIENCE, remote.fetch(stripe)).await;
+    let bytes = bytes.unwrap_or_else(|_| Err(Problem::Away("it does not answer".into())))?;
+    let write = move || match is_zero(&bytes) {
+        // There is nothing, which reads as this.
+        true => Ok(()),
+        false => data.write_all_at(&bytes, at),
+    };
+    let written = spawn_blocking(write).await;
+    let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Problem::Full,
+        _ => Problem::Away(format!("its cache cannot be written to: {error}")),
+    })
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
+}

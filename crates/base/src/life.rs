@@ -1,0 +1,109 @@
+//! A keeper's life: it begins when somebody wants the image, and ends when nobody has wanted it for a while.
+
+use crate::cache::boot_id;
+use crate::cage;
+use crate::directory;
+use crate::keeper::Keeper;
+use crate::users::{Event, accept, watched};
+use fathom_storage::cached::Terms;
+use fathom_storage::cached::finder::{open_place, socket_in};
+use fathom_storage::cached::wire::{self, FromKeeper};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::channel;
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::timeout;
+
+/// Events that wait for their turn; who has more to say waits.
+const EVENTS: usize = 256;
+/// Threads for what blocks: they write, and make durable.
+const THREADS: usize = 6;
+/// Its predecessor has so long to end.
+const TURN: Duration = Duration::from_secs(5);
+/// Those who have come are told for so long why there is nothing.
+const SORRY: Duration = Duration::from_secs(1);
+
+/// A keeper that is the only one of its image, and can be reached.
+struct Post {
+    listener: OwnedFd,
+    boot: String,
+    _lock: File,
+}
+
+/// Keep this image for whoever wants it. Returns when nobody does any more; at once, if another process does it.
+/// The error is one line.
+pub fn keep(terms: Terms) -> Result<(), String> {
+    let place = terms.place();
+    let failed = |error: io::Error| format!("the cache at {}: {error}", place.display());
+    let Some(post) = take(&place).map_err(failed)? else {
+        return Ok(());
+    };
+    cage::shut_in(&terms).map_err(failed)?;
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime
+        .enable_all()
+        .max_blocking_threads(THREADS)
+        .build()
+        .map_err(failed)?;
+    let served = LocalSet::new().block_on(&runtime, serve(terms, post));
+    // What still waits for something far away is not waited for.
+    runtime.shutdown_background();
+    served
+}
+
+/// None: there is one.
+fn take(place: &Path) -> io::Result<Option<Post>> {
+    let deadline = Instant::now() + TURN;
+    let lock = loop {
+        match directory::lock(place)? {
+            Some(lock) => break lock,
+            None if Instant::now() > deadline => return Ok(None),
+            None => sleep(Duration::from_millis(20)),
+        }
+    };
+    let dir = open_place(place)?;
+    let address = socket_in(&dir)?;
+    let _ = fs::remove_file(place.join("socket"));
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = socket_with(kind.0, kind.1, flags, None)?;
+    bind(&listener, &address)?;
+    listen(&listener, 128)?;
+    let boot = boot_id()?;
+    Ok(Some(Post {
+        listener,
+        boot,
+        _lock: lock,
+    }))
+}
+
+async fn serve(terms: Terms, post: Post) -> Result<(), String> {
+    let (events, mut happened) = channel(EVENTS);
+    let listener = watched(post.listener);
+    let listener = listener.map_err(|error| error.to_string())?;
+    let accepting = spawn_local(accept(listener, events.clone()));
+    let keeper = Keeper::open(terms, &post.boot, events).await;
+    let mut keeper = match keeper {
+        Ok(keeper) => keeper,
+        Err(problem) => {
+            let mut is_told = false;
+            while let Ok(Some(event)) = timeout(SORRY, happened.recv()).await {
+                if let Event::Came(socket) = event {
+                    is_told |=
+                        wire::send(&socket, &FromKeeper::Refused(problem.clone()), &[]).is_ok();
+                }
+            }
+            // Those who were told tell it.
+            return if is_told { Ok(()) } else { Err(problem) };
+        }
+    };
+    keeper.run(&mut happened).await;
+    keeper.finish();
+    accepting.abort();
+    Ok(())
+}

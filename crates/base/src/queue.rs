@@ -1,0 +1,253 @@
+//! What is fetched next: what somebody waits for; what he is likely to ask for then; what boots of the image read
+//! first; and the rest, from its beginning on.
+
+use fathom_storage::cached::wire::Run;
+use std::collections::{HashMap, HashSet, VecDeque};
+
+/// Why a stripe is fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    Wanted,
+    /// Behind what is wanted.
+    Ahead,
+    /// Nobody has asked for it.
+    Early,
+}
+
+/// What of that which nobody asks for may be fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Early {
+    Nothing,
+    /// What boots read first.
+    Profile,
+    All,
+}
+
+/// So many bytes are fetched behind what is wanted, at first and at most.
+const AHEAD: (u64, u64) = (1 << 20, 16 << 20);
+
+/// Who reads one after the other.
+struct Stream {
+    /// Where it has been fetched up to.
+    end: u32,
+    /// How many at once.
+    count: u32,
+}
+
+/// So many are told apart.
+const STREAMS: usize = 16;
+
+pub struct Queue {
+    stripes: u32,
+    wanted: VecDeque<u32>,
+    ahead: VecDeque<u32>,
+    profile: VecDeque<u32>,
+    /// Before this, all have been fetched at some time.
+    rest: u32,
+    /// In flight, and why they were begun.
+    flying: HashMap<u32, Why>,
+    /// Of those that are wanted and not in flight.
+    waiting: HashSet<u32>,
+    streams: VecDeque<Stream>,
+    ahead_counts: (u32, u32),
+}
+
+impl Queue {
+    /// `stripe`: bytes.
+    pub fn new(stripes: u32, stripe: u64) -> Queue {
+        let count = |bytes: u64| (bytes / stripe).clamp(1, 256) as u32;
+        Queue {
+            stripes,
+            wanted: VecDeque::new(),
+            ahead: VecDeque::new(),
+            profile: VecDeque::new(),
+            rest: 0,
+            flying: HashMap::new(),
+            waiting: HashSet::new(),
+            streams: VecDeque::new(),
+            ahead_counts: (count(AHEAD.0), count(AHEAD.1)),
+        }
+    }
+
+    /// Somebody waits for these, of which `has` are there.
+    pub fn want(&mut self, (first, count): Run, has: impl Fn(u32) -> bool) {
+        for stripe in first..first + count {
+            match self.flying.get_mut(&stripe) {
+                Some(why) => *why = Why::Wanted,
+                None if !has(stripe) && self.waiting.insert(stripe) => {
+                    self.wanted.push_back(stripe)
+                }
+                None => {}
+            }
+        }
+        self.look_ahead(first, first + count);
+    }
+
+    /// What follows on `from..to`.
+    fn look_ahead(&mut self, from: u32, to: u32) {
+        let (least, most) = self.ahead_counts;
+        let known = self
+            .streams
+            .iter()
+            .position(|stream| (from..=to).contains(&stream.end));
+        let mut stream = match known.and_then(|known| self.streams.remove(known)) {
+            // What was fetched for it was of use.
+            Some(stream) => Stream {
+                end: to,
+                count: (2 * stream.count).min(most),
+            },
+            None => Stream {
+                end: to,
+                count: least,
+            },
+        };
+        stream.end = to.saturating_add(stream.count).min(self.stripes);
+        // Not older than what is wanted now: who looked ahead elsewhere has gone on.
+        self.ahead.truncate(most as usize);
+        (to..stream.end)
+            .rev()
+            .for_each(|stripe| self.ahead.push_front(stripe));
+        self.streams.push_front(stream);
+        self.streams.truncate(STREAMS);
+    }
+
+    /// The next one, which is in flight from now on.
+    pub fn next(&mut self, early: Early, has: impl Fn(u32) -> bool) -> Option<(u32, Why)> {
+        let is_out = |flying: &HashMap<u32, Why>, stripe: &u32| {
+            !has(*stripe) && !flying.contains_key(stripe)
+        };
+        while let Some(stripe) = self.wanted.pop_front() {
+            self.waiting.remove(&stripe);
+            if is_out(&self.flying, &stripe) {
+                return Some(self.fly(stripe, Why::Wanted));
+            }
+        }
+        while let Some(stripe) = self.ahead.pop_front() {
+            if is_out(&self.flying, &stripe) {
+                return Some(self.fly(stripe, Why::Ahead));
+            }
+        }
+        while early >= Early::Profile
+            && let Some(stripe) = self.profile.pop_front()
+        {
+            if is_out(&self.flying, &stripe) {
+                return Some(self.fly(stripe, Why::Early));
+            }
+        }
+        while early == Early::All && self.rest < self.stripes {
+            let stripe = self.rest;
+            self.rest += 1;
+            if is_out(&self.flying, &stripe) {
+                return Some(self.fly(stripe, Why::Early));
+            }
+        }
+        None
+    }
+
+    /// A boot begins: fetch these first, of what nobody asks for.
+    pub fn begin(&mut self, profile: &[u32]) {
+        let stripes = self.stripes;
+        self.profile = profile
+            .iter()
+            .copied()
+            .filter(|&stripe| stripe < stripes)
+            .collect();
+    }
+
+    fn fly(&mut self, stripe: u32, why: Why) -> (u32, Why) {
+        self.flying.insert(stripe, why);
+        (stripe, why)
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.flying.len()
+    }
+
+    /// It has come, or has not.
+    pub fn landed(&mut self, stripe: u32) {
+        self.flying.remove(&stripe);
+    }
+
+    /// It has not come, and is to be tried again, before others.
+    pub fn failed(&mut self, stripe: u32) {
+        match self.flying.remove(&stripe) {
+            Some(Why::Wanted) if self.waiting.insert(stripe) => self.wanted.push_front(stripe),
+            Some(Why::Early) => self.profile.push_front(stripe),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: fn(u32) -> bool = |_| false;
+
+    fn all(queue: &mut Queue, early: Early, has: impl Fn(u32) -> bool) -> Vec<u32> {
+        let mut order = Vec::new();
+        while let Some((stripe, _)) = queue.next(early, &has) {
+            order.push(stripe);
+        }
+        order
+    }
+
+    #[test]
+    fn what_is_waited_for_comes_first_and_all_come_once() {
+        let mut queue = Queue::new(12, 1 << 20);
+        queue.begin(&[7, 2, 99, 5]);
+        queue.want((5, 1), NONE);
+        queue.want((5, 1), NONE);
+        let has = |stripe| stripe == 9;
+        assert_eq!(all(&mut queue, Early::Nothing, has), [5, 6]);
+        assert_eq!(
+            all(&mut queue, Early::All, has),
+            [7, 2, 0, 1, 3, 4, 8, 10, 11]
+        );
+        assert_eq!(queue.in_flight(), 11);
+        // In flight is in flight.
+        queue.want((0, 12), NONE);
+        assert_eq!(queue.next(Early::All, NONE), Some((9, Why::Wanted)));
+        assert_eq!(queue.next(Early::All, NONE), None);
+    }
+
+    #[test]
+    fn who_goes_on_is_read_ahead_of_further() {
+        let mut queue = Queue::new(1000, 1 << 18);
+        queue.want((10, 1), NONE);
+        assert_eq!(all(&mut queue, Early::Nothing, NONE), [10, 11, 12, 13, 14]);
+        queue.want((500, 1), |_| false);
+        assert_eq!(all(&mut queue, Early::Nothing, NONE).len(), 5);
+        let has = |stripe| stripe < 15;
+        queue.want((15, 1), has);
+        assert_eq!(
+            all(&mut queue, Early::Nothing, has),
+            (15..24).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn what_has_failed_comes_again() {
+        let mut queue = Queue::new(10, 1 << 20);
+        queue.want((3, 1), NONE);
+        assert_eq!(queue.next(Early::Nothing, NONE), Some((3, Why::Wanted)));
+        queue.failed(3);
+        assert_eq!(queue.next(Early::Nothing, NONE), Some((3, Why::Wanted)));
+        queue.landed(3);
+        assert_eq!(all(&mut queue, Early::Nothing, |stripe| stripe == 3), [4]);
+        queue.failed(4);
+        assert_eq!(queue.next(Early::Nothing, NONE), None);
+        // It is among the rest.
+        assert!(all(&mut queue, Early::All, NONE).contains(&4));
+    }
+
+    #[test]
+    fn a_stripe_on_its_way_becomes_urgent() {
+        let mut queue = Queue::new(10, 1 << 20);
+        queue.begin(&[8]);
+        assert_eq!(queue.next(Early::All, NONE), Some((8, Why::Early)));
+        queue.want((8, 1), NONE);
+        queue.failed(8);
+        assert_eq!(queue.next(Early::Nothing, NONE), Some((8, Why::Wanted)));
+    }
+}

@@ -1,0 +1,140 @@
+//! Images that are disks of the other kinds of storage: on an NBD server, on Ceph, in a file.
+
+use super::Problem;
+use fathom_core::{Disk, Op};
+use fathom_stack::{Answer, Ask, Client, Job, Pages};
+use fathom_storage::cached::CacheTerms;
+use fathom_storage::{Cache, EngineKind, Location, OpenOptions};
+use fathom_units::Timeout;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+/// Who waits for which answer.
+type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>;
+
+pub struct RemoteDisk {
+    /// Its end is the worker's, and so the listening thread's.
+    client: Option<Client>,
+    waiting: Waiting,
+    next: AtomicU64,
+    size: u64,
+}
+
+fn options() -> OpenOptions {
+    OpenOptions {
+        cache: Cache::Writeback,
+        read_only: true,
+        discard: false,
+        growable: true,
+        force_share: false,
+        patient: false,
+        succeeds: false,
+        keeps_lock: false,
+        engine: EngineKind::default(),
+        workers: 1,
+        server_timeout: None,
+        // Who waits for the image waits here, and not there.
+        server_reconnect: Some(Timeout(None)),
+        server_connections: None,
+        base: CacheTerms::default(),
+        legacy: Default::default(),
+    }
+}
+
+impl RemoteDisk {
+    pub async fn open(remote: String) -> Result<RemoteDisk, Problem> {
+        let opened = spawn_blocking(move || open(&remote)).await;
+        opened.unwrap_or_else(|error| Err(Problem::Away(error.to_string())))
+    }
+
+    /// In bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub async fn read(&self, at: u64, len: u64) -> Result<Vec<u8>, Problem> {
+        let away = |text: String| Problem::Away(text);
+        // Whole sectors are read, and what is behind an image's end is zeroes.
+        let whole = len.next_multiple_of(512);
+        let pages = Pages::new(whole as usize).map_err(|error| away(error.to_string()))?;
+        let tag = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, answer) = oneshot::channel();
+        waiting(&self.waiting).insert(tag, sender);
+        let mut ask = Ask::new(Op::Read, at, whole, Some(pages));
+        ask.tag = tag;
+        self.client
+            .as_ref()
+            .expect("it is there until the end")
+            .ask(ask);
+        let answer = answer
+            .await
+            .map_err(|_| away("its thread has ended".into()))?;
+        match (answer.errno, answer.ask.pages) {
+            (0, Some(pages)) => Ok(pages.bytes()[..len as usize].to_vec()),
+            (errno, _) => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                Err(away(format!("reading at byte {at} failed: {error}")))
+            }
+        }
+    }
+}
+
+fn waiting(all: &Waiting) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
+    all.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open(remote: &str) -> Result<RemoteDisk, Problem> {
+    let location: Location = remote.parse().map_err(Problem::Never)?;
+    if ["cached", "memory", "null"].contains(&location.kind().name) {
+        return Err(Problem::Never("a base image comes from elsewhere".into()));
+    }
+    let away = |error: fathom_core::DiskError| Problem::Away(error.to_string());
+    let opened = location.open(&options()).map_err(away)?;
+    let size = match &opened.bytes {
+        Some(bytes) => bytes
+            .len()
+            .map_err(|error| Problem::Away(error.to_string()))?,
+        None => opened
+            .file
+            .as_ref()
+            .map_or(opened.disk.info().size, |file| file.info().size),
+    };
+    opened.disk.activate().map_err(away)?;
+    let mut job = Job::default();
+    let client = job
+        .client(opened.disk, EngineKind::default())
+        .map_err(away)?;
+    let waiting: Waiting = Arc::default();
+    let listening = waiting.clone();
+    let listen = move || {
+        while let Some(answer) = next(&job, &listening) {
+            if let Some(sender) = self::waiting(&listening).remove(&answer.ask.tag) {
+                let _ = sender.send(answer);
+            }
+        }
+    };
+    let started = Builder::new().name("remote".into()).spawn(listen);
+    started.map_err(|error| Problem::Away(error.to_string()))?;
+    Ok(RemoteDisk {
+        client: Some(client),
+        waiting,
+        next: AtomicU64::new(0),
+        size,
+    })
+}
+
+/// None: nobody is there any more.
+fn next(job: &Job, waiting: &Waiting) -> Option<Answer> {
+    loop {
+        if let Some(answer) = job.wait_for(std::time::Duration::from_secs(1)) {
+            return Some(answer);
+        }
+        if Arc::strong_count(waiting) == 1 {
+            return None;
+        }
+    }
+}

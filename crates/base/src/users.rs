@@ -1,0 +1,231 @@
+//! Who uses the image: a task for each, which takes in what he says.
+
+use crate::cache::{Cache, Synced};
+use crate::profile::Recording;
+use crate::remote::{Problem, Remote};
+use fathom_storage::cached::wire::{self, FromKeeper, MAX_WANTED, Run, ToKeeper};
+use rustix::fs::OFlags;
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc::Sender;
+use tokio::task::{JoinHandle, spawn_local};
+use tokio::time::sleep;
+
+/// More are not let in.
+const MOST: usize = 4096;
+
+/// What happens at the keeper's.
+pub enum Event {
+    /// Somebody has connected.
+    Came(OwnedFd),
+    /// This one says something.
+    Said(u64, ToKeeper),
+    /// This one has ended, or says what is not understood.
+    Left(u64),
+    /// A stripe has come, and is in its place, or not.
+    Landed(u32, Result<(), Problem>),
+    /// Where the image comes from has been opened, or not.
+    Opened(Result<Remote, Problem>),
+    Synced(Synced),
+    /// What the other caches take.
+    Others(io::Result<u64>),
+}
+
+struct User {
+    socket: Rc<AsyncFd<OwnedFd>>,
+    task: JoinHandle<()>,
+    recording: Option<Recording>,
+    /// How many stripes it waits for.
+    waits: usize,
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub struct Users {
+    all: BTreeMap<u64, User>,
+    next: u64,
+    events: Sender<Event>,
+    /// By stripe.
+    waiting: HashMap<u32, Vec<u64>>,
+}
+
+impl Users {
+    pub fn new(events: Sender<Event>) -> Users {
+        Users {
+            all: BTreeMap::new(),
+            next: 0,
+            events,
+            waiting: HashMap::new(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Whether somebody waits for something.
+    pub fn wait(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Show the cache to who has come.
+    pub fn admit(&mut self, socket: OwnedFd, cache: &Cache, away: Option<&str>) -> io::Result<()> {
+        if self.all.len() >= MOST {
+            let _ = wire::send(
+                &socket,
+                &FromKeeper::Refused("it has too many users".into()),
+                &[],
+            );
+            return Ok(());
+        }
+        rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
+        let files = cache.shown()?;
+        let files = [files[0].as_fd(), files[1].as_fd()];
+        wire::send(&socket, &FromKeeper::Welcome(*cache.geometry()), &files)?;
+        if let Some(away) = away {
+            wire::send(&socket, &FromKeeper::Away(away.to_owned()), &[])?;
+        }
+        let socket = Rc::new(watched(socket)?);
+        let number = self.next;
+        self.next += 1;
+        let task = spawn_local(listen(number, socket.clone(), self.events.clone()));
+        let user = User {
+            socket,
+            task,
+            recording: Some(Recording::new()),
+            waits: 0,
+        };
+        self.all.insert(number, user);
+        Ok(())
+    }
+
+    /// What it has recorded, if that was a boot.
+    pub fn leave(&mut self, number: u64) -> Option<Vec<u32>> {
+        let mut user = self.all.remove(&number)?;
+        if user.waits > 0 {
+            self.waiting.retain(|_, users| {
+                users.retain(|&other| other != number);
+                !users.is_empty()
+            });
+        }
+        user.recording.take().and_then(Recording::end)
+    }
+
+    /// It waits for these stripes, of which `has` are there. False: that is more than anybody needs.
+    pub fn wants(&mut self, number: u64, (first, count): Run, has: impl Fn(u32) -> bool) -> bool {
+        let Some(user) = self.all.get_mut(&number) else {
+            return true;
+        };
+        for stripe in first..first + count {
+            if has(stripe) {
+                continue;
+            }
+            let waiting = self.waiting.entry(stripe).or_default();
+            if !waiting.contains(&number) {
+                waiting.push(number);
+                user.waits += 1;
+            }
+        }
+        user.waits <= MAX_WANTED
+    }
+
+    /// It has used these. What it has recorded, if its boot is over by now.
+    pub fn uses(&mut self, number: u64, runs: &[Run]) -> Option<Vec<u32>> {
+        let recording = &mut self.all.get_mut(&number)?.recording;
+        let current = recording.as_mut()?;
+        current.note(
+            runs.iter()
+                .flat_map(|(first, count)| *first..first.saturating_add(*count)),
+        );
+        match current.is_over() {
+            true => recording.take().and_then(Recording::end),
+            false => None,
+        }
+    }
+
+    /// The stripe has come, or cannot be had, for this reason: who waits for it hears of it.
+    pub fn tell(&mut self, stripe: u32, failed: Option<&str>) {
+        let run = (stripe, 1);
+        let message = match failed {
+            None => FromKeeper::Here(run),
+            Some(text) => FromKeeper::Failed(run, text.to_owned()),
+        };
+        for number in self.waiting.remove(&stripe).unwrap_or_default() {
+            if let Some(user) = self.all.get_mut(&number) {
+                user.waits -= 1;
+            }
+            self.say(number, &message);
+        }
+    }
+
+    pub fn tell_all(&mut self, message: &FromKeeper) {
+        let all: Vec<u64> = self.all.keys().copied().collect();
+        all.into_iter().for_each(|number| self.say(number, message));
+    }
+
+    pub fn say(&mut self, number: u64, message: &FromKeeper) {
+        let Some(user) = self.all.get(&number) else {
+            return;
+        };
+        if wire::send(user.socket.get_ref(), message, &[]).is_err() {
+            // It does not listen: it may come again.
+            self.leave(number);
+        }
+    }
+}
+
+/// A socket that is read when there is something to read.
+pub fn watched(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: what is registered is the owner of the descriptor, which is lent out only by reference: it stays open,
+    // and the same, until this is dropped, which ends the registration first.
+    let watched = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
+    Ok(watched?)
+}
+
+/// Takes in what one of them says, as fast as it is understood.
+async fn listen(number: u64, socket: Rc<AsyncFd<OwnedFd>>, events: Sender<Event>) {
+    loop {
+        let Ok(mut ready) = socket.readable().await else {
+            break;
+        };
+        match ready.try_io(|socket| wire::receive::<ToKeeper>(socket.get_ref())) {
+            Ok(Ok((said, _))) => {
+                if events.send(Event::Said(number, said)).await.is_err() {
+                    return;
+                }
+            }
+            Ok(Err(_)) => break,
+            Err(_) => {}
+        }
+    }
+    let _ = events.send(Event::Left(number)).await;
+}
+
+/// Takes in who connects.
+pub async fn accept(listener: AsyncFd<OwnedFd>, events: Sender<Event>) {
+    use rustix::net::{SocketFlags, accept_with};
+    loop {
+        let Ok(mut ready) = listener.readable().await else {
+            return;
+        };
+        match ready.try_io(|listener| Ok(accept_with(listener.get_ref(), SocketFlags::CLOEXEC)?)) {
+            Ok(Ok(socket)) => {
+                if events.send(Event::Came(socket)).await.is_err() {
+                    return;
+                }
+            }
+            // Too many files are open, say.
+            Ok(Err(_)) => sleep(Duration::from_millis(100)).await,
+            Err(_) => {}
+        }
+    }
+}

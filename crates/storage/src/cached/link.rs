@@ -1,0 +1,193 @@
+//! The thread that listens to the keeper, and finds another one when it has ended.
+
+use super::finder::{PATIENCE, find};
+use super::shared::{Shared, Shown};
+use super::terms::Terms;
+use super::view::View;
+use super::wire::{self, FromKeeper, Geometry, ToKeeper};
+use crate::file::FileOptions;
+use fathom_core::{DiskError, ThreadKind, thread_starts};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+/// How often it is told what was used: at first, when it is noted what boots read; and later.
+const OFTEN: Duration = Duration::from_millis(250);
+const SELDOM: Duration = Duration::from_secs(10);
+/// For so long it is told often.
+const BEGINNING: Duration = Duration::from_secs(120);
+
+/// Between two attempts to find a keeper.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+
+/// It makes no deep calls.
+const STACK: usize = 256 << 10;
+
+/// Connects to the image's keeper, and takes what it shows; `now`: what was shown before.
+pub(super) fn connect(
+    terms: &Terms,
+    name: &Path,
+    files: &FileOptions,
+    now: Option<&Arc<View>>,
+) -> Result<Shown, DiskError> {
+    let failed = |what| {
+        move |source| DiskError::Io {
+            path: name.to_owned(),
+            what,
+            source,
+        }
+    };
+    let unusable = |problem: String| DiskError::Unusable {
+        path: name.to_owned(),
+        problem,
+    };
+    let keeper = find(terms).map_err(failed("there is no cache"))?;
+    if !is_readable(&keeper, None, PATIENCE) {
+        return Err(unusable("the cache's keeper says nothing".into()));
+    }
+    let first =
+        wire::receive::<FromKeeper>(&keeper).map_err(failed("the cache's keeper has ended"))?;
+    let (geometry, given) = match first {
+        (FromKeeper::Welcome(geometry), given) => (geometry, given),
+        (FromKeeper::Refused(problem), _) => return Err(unusable(problem)),
+        _ => return Err(unusable("the cache's keeper does not begin".into())),
+    };
+    geometry.check().map_err(unusable)?;
+    let view = match now {
+        Some(now) if now.geometry != geometry => {
+            let problem = "it is another image now: serve the disk anew if that is right";
+            return Err(unusable(problem.into()));
+        }
+        Some(now) if now.is(&given) => now.clone(),
+        _ => Arc::new(View::new(name, geometry, given, files)?),
+    };
+    let keeper = Arc::new(keeper);
+    Ok(Shown { view, keeper })
+}
+
+/// Whether there is something to read within that time; not if the other one can be read first.
+fn is_readable(socket: &OwnedFd, other: Option<BorrowedFd<'_>>, within: Duration) -> bool {
+    let mut fds = vec![PollFd::new(socket, PollFlags::IN)];
+    fds.extend(other.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    let within = Timespec::try_from(within).ok();
+    matches!(poll(&mut fds, within.as_ref()), Ok(n) if n > 0) && !fds[0].revents().is_empty()
+}
+
+/// Starts the thread; it ends with the image's last user.
+pub(super) fn start(shared: Arc<Shared>, keeper: Arc<OwnedFd>) -> io::Result<()> {
+    let builder = Builder::new().name("base".into()).stack_size(STACK);
+    builder.spawn(move || {
+        thread_starts(ThreadKind::General);
+        let mut keeper = Some(keeper);
+        while let Some(current) = keeper.take().or_else(|| find_again(&shared)) {
+            listen(&shared, &current);
+            drop(current);
+            if shared.has_ended() {
+                return;
+            }
+            shared.lose();
+        }
+    })?;
+    Ok(())
+}
+
+/// None: nobody uses the image any more.
+fn find_again(shared: &Arc<Shared>) -> Option<Arc<OwnedFd>> {
+    let mut pause = PAUSE.0;
+    let mut is_told = false;
+    loop {
+        shared.end.wait(pause);
+        if shared.has_ended() {
+            return None;
+        }
+        match connect(
+            &shared.terms,
+            &shared.name,
+            &shared.files,
+            Some(&shared.view()),
+        ) {
+            Ok(shown) => {
+                let keeper = shown.keeper.clone();
+                if is_told {
+                    tracing::warn!("{}: its cache has a keeper again", shared.name.display());
+                }
+                shared.take_up(shown);
+                return Some(keeper);
+            }
+            Err(error) if !is_told => {
+                tracing::warn!("{error}; it is tried again, and requests wait");
+                is_told = true;
+            }
+            Err(_) => {}
+        }
+        pause = (2 * pause).min(PAUSE.1);
+    }
+}
+
+/// Until the keeper, or the image's use, has ended.
+fn listen(shared: &Shared, keeper: &OwnedFd) {
+    let since = Instant::now();
+    loop {
+        let interval = match since.elapsed() < BEGINNING {
+            true => OFTEN,
+            false => SELDOM,
+        };
+        let is_there = is_readable(keeper, Some(shared.end.fd()), interval);
+        if shared.has_ended() {
+            return;
+        }
+        for runs in shared.touched.take() {
+            // What does not get through only ages.
+            shared.say(&ToKeeper::Used(runs));
+        }
+        if is_there && !hear(shared, keeper) {
+            return;
+        }
+    }
+}
+
+/// Takes in what has been said. False: it has ended.
+fn hear(shared: &Shared, keeper: &OwnedFd) -> bool {
+    let mut is_news = false;
+    let goes_on = loop {
+        match wire::receive::<FromKeeper>(keeper) {
+            Ok((message, _)) => {
+                is_news = true;
+                take_in(shared, message);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
+            Err(_) => break false,
+        }
+    };
+    if is_news {
+        shared.ring(None);
+    }
+    goes_on
+}
+
+fn take_in(shared: &Shared, message: FromKeeper) {
+    let name = shared.name.display();
+    let at = |stripe: u32| u64::from(stripe) * shared.geometry.stripe;
+    match message {
+        FromKeeper::Failed(run, problem) => {
+            tracing::error!(
+                "{name}: what is at byte {} cannot be had: {problem}",
+                at(run.0)
+            );
+            shared.ring(Some(run));
+        }
+        FromKeeper::Away(problem) if shared.set_away(true) => {
+            tracing::warn!(
+                "{name}: {problem}; what is cached is served on, and for the rest it is tried again"
+            );
+        }
+        FromKeeper::Back if shared.set_away(false) => tracing::warn!("{name}: is back"),
+        FromKeeper::Away(_) | FromKeeper::Back | FromKeeper::Here(_) => {}
+        // Only at the beginning.
+        FromKeeper::Welcome(Geometry { .. }) | FromKeeper::Refused(_) => {}
+    }
+}

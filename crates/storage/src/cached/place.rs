@@ -1,0 +1,48 @@
+//! Base images as a kind of storage.
+
+use super::disk::CachedDisk;
+use crate::kind::{Kind, OpenOptions, Opened, Place};
+use fathom_core::DiskError;
+use std::fmt;
+use std::sync::Arc;
+
+const PREFIX: &str = "cached:";
+
+pub(crate) const KIND: Kind = Kind {
+    name: "cached",
+    form: "cached:IMAGE",
+    what: "A base image that comes when it is needed: https://..., s3://..., an NBD URI, rbd:... or a path",
+    prefixes: &[PREFIX],
+    images: true,
+    network: false,
+    locks: false,
+    options: &["server-reconnect", "base-cache"],
+    parse: |text| {
+        let text = text.to_str().ok_or("names of base images are in UTF-8")?;
+        let remote = text.strip_prefix(PREFIX).unwrap_or_default();
+        match remote.is_empty() || remote.starts_with(PREFIX) {
+            true => Err(format!("'{text}' says of no image where it is")),
+            false => Ok(Arc::new(At(remote.to_owned()))),
+        }
+    },
+};
+
+/// Where the image comes from.
+struct At(String);
+
+impl Place for At {
+    fn open(&self, options: &OpenOptions) -> Result<Opened, DiskError> {
+        let disk = CachedDisk::open(self.to_string().into(), &self.0, options)?;
+        Ok(Opened {
+            bytes: Some(disk.bytes()),
+            identity: Some(disk.identity()),
+            ..Opened::new(disk)
+        })
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", self.0)
+    }
+}
