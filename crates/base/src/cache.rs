@@ -29,8 +29,9 @@ pub struct Cache {
     durable: Durable,
     /// Stripes that are live, and may not be durable.
     fresh: Vec<u32>,
-    /// When each was last used, in seconds since some instant.
+    /// When each was last used, by a clock that goes on with each that comes.
     used: Vec<u32>,
+    clock: u32,
     present: u32,
     /// How often something has been removed.
     removals: u64,
@@ -100,6 +101,7 @@ impl Cache {
             durable,
             fresh: Vec::new(),
             used: vec![0; stripes as usize],
+            clock: 0,
             present: 0,
             removals: 0,
         };
@@ -157,18 +159,19 @@ impl Cache {
     }
 
     /// The stripe's data has been written.
-    pub fn add(&mut self, stripe: u32, now: u32) {
+    pub fn add(&mut self, stripe: u32) {
         if !self.live.has(stripe) {
             self.live.add(stripe);
             self.present += 1;
         }
         self.fresh.push(stripe);
-        self.used[stripe as usize] = now;
+        self.clock = self.clock.saturating_add(1);
+        self.is_used(stripe);
     }
 
-    pub fn use_at(&mut self, stripe: u32, now: u32) {
+    pub fn is_used(&mut self, stripe: u32) {
         if let Some(used) = self.used.get_mut(stripe as usize) {
-            *used = now;
+            *used = self.clock;
         }
     }
 

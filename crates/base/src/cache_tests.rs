@@ -21,24 +21,24 @@ fn there(cache: &Cache) -> Vec<u32> {
     (0..41).filter(|&stripe| cache.has(stripe)).collect()
 }
 
-fn put(cache: &mut Cache, stripe: u32, now: u32) {
+fn put(cache: &mut Cache, stripe: u32) {
     let (at, len) = cache.range(stripe);
     cache
         .data
         .write_all_at(&vec![stripe as u8 + 1; len as usize], at)
         .unwrap();
-    cache.add(stripe, now);
+    cache.add(stripe);
 }
 
 #[test]
 fn a_killed_keeper_loses_nothing_and_a_machine_what_was_not_durable() {
     let dir = tempfile::tempdir().unwrap();
     let mut cache = open_at(dir.path(), 0);
-    put(&mut cache, 3, 1);
-    put(&mut cache, 40, 1);
+    put(&mut cache, 3);
+    put(&mut cache, 40);
     let synced = cache.sync().unwrap().run();
     cache.synced(synced).unwrap();
-    put(&mut cache, 7, 2);
+    put(&mut cache, 7);
     drop(cache);
     let mut cache = open_at(dir.path(), 0);
     assert_eq!((there(&cache), cache.present()), (vec![3, 7, 40], 3));
@@ -54,9 +54,9 @@ fn a_killed_keeper_loses_nothing_and_a_machine_what_was_not_durable() {
 fn what_was_not_used_for_longest_goes() {
     let dir = tempfile::tempdir().unwrap();
     let mut cache = open_at(dir.path(), 0);
-    (0..10).for_each(|stripe| put(&mut cache, stripe, 10 + stripe));
-    cache.use_at(0, 100);
-    cache.use_at(4_000_000, 100);
+    (0..10).for_each(|stripe| put(&mut cache, stripe));
+    cache.is_used(0);
+    cache.is_used(4_000_000);
     assert_eq!(cache.evict(3).unwrap(), 3);
     assert_eq!(there(&cache), [0, 4, 5, 6, 7, 8, 9]);
     assert_eq!(cache.taken(), 7 * STRIPE);
@@ -68,9 +68,9 @@ fn what_was_not_used_for_longest_goes() {
 fn data_that_could_not_be_made_durable_is_not_served() {
     let dir = tempfile::tempdir().unwrap();
     let mut cache = open_at(dir.path(), 0);
-    put(&mut cache, 5, 1);
+    put(&mut cache, 5);
     let sync = cache.sync().unwrap();
-    put(&mut cache, 6, 1);
+    put(&mut cache, 6);
     let outcome = Err(io::Error::from_raw_os_error(5));
     let (stripes, removals) = (sync.stripes, sync.removals);
     let failed = Synced {
@@ -86,11 +86,11 @@ fn data_that_could_not_be_made_durable_is_not_served() {
 fn what_has_gone_meanwhile_does_not_become_durable() {
     let dir = tempfile::tempdir().unwrap();
     let mut cache = open_at(dir.path(), 0);
-    put(&mut cache, 5, 1);
-    put(&mut cache, 6, 2);
+    put(&mut cache, 5);
+    put(&mut cache, 6);
     let sync = cache.sync().unwrap();
     assert_eq!(cache.evict(1).unwrap(), 1);
-    put(&mut cache, 5, 3);
+    put(&mut cache, 5);
     cache.synced(sync.run()).unwrap();
     assert_eq!(there(&open_at(dir.path(), 1)), []);
 }
@@ -124,13 +124,13 @@ proptest! {
         let mut cache = open_at(dir.path(), boot);
         // Durable or not.
         let mut model: BTreeMap<u32, bool> = BTreeMap::new();
-        for (now, step) in steps.into_iter().enumerate() {
+        for step in steps {
             match step {
                 Step::Put(stripe) if !cache.has(stripe) => {
-                    put(&mut cache, stripe, now as u32);
+                    put(&mut cache, stripe);
                     model.insert(stripe, false);
                 }
-                Step::Put(stripe) => cache.use_at(stripe, now as u32),
+                Step::Put(stripe) => cache.is_used(stripe),
                 Step::Sync => {
                     if let Some(sync) = cache.sync() {
                         cache.synced(sync.run()).unwrap();

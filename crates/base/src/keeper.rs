@@ -58,7 +58,6 @@ pub struct Keeper {
     times: Times,
     is_syncing: bool,
     most: usize,
-    since: Instant,
 }
 
 /// To where the image comes from.
@@ -107,12 +106,14 @@ impl Keeper {
             .map_err(failed)?;
         let stripes = geometry.stripes() as u32;
         let now = Instant::now();
+        // What is on its way is not to drive away what has just come, and is not read yet.
+        let part = terms.cache.size / 8;
         let mut keeper = Keeper {
-            queue: Queue::new(stripes, geometry.stripe),
+            queue: Queue::new(stripes, geometry.stripe, part),
             users: Users::new(events.clone()),
             rate: Rate::new(terms.cache.rate, geometry.stripe),
             profile: first_profile(&terms, &place, &remote),
-            most: (FLYING / geometry.stripe).clamp(4, 64) as usize,
+            most: (FLYING.min(part) / geometry.stripe).clamp(2, 64) as usize,
             tries: HashMap::new(),
             others: 0,
             times: Times {
@@ -122,7 +123,6 @@ impl Keeper {
                 used: now,
             },
             is_syncing: false,
-            since: now,
             away: None,
             terms,
             place,
@@ -162,10 +162,6 @@ impl Keeper {
 
     fn is_over(&self) -> bool {
         self.users.is_empty() && !self.is_syncing && self.times.used.elapsed() > LINGER
-    }
-
-    fn now(&self) -> u32 {
-        self.since.elapsed().as_secs() as u32 + 1
     }
 
     /// How long there is nothing to do unless something happens.
@@ -224,10 +220,10 @@ impl Keeper {
     }
 
     fn used(&mut self, user: u64, runs: &[Run]) {
-        let (now, stripes) = (self.now(), self.cache.geometry().stripes() as u32);
+        let stripes = self.cache.geometry().stripes() as u32;
         for (first, count) in runs {
             let end = first.saturating_add(*count).min(stripes);
-            (*first..end).for_each(|stripe| self.cache.use_at(stripe, now));
+            (*first..end).for_each(|stripe| self.cache.is_used(stripe));
         }
         let recorded = self.users.uses(user, runs);
         self.record(recorded);
@@ -336,8 +332,7 @@ impl Keeper {
         }
         match outcome {
             Ok(()) => {
-                let now = self.now();
-                self.cache.add(stripe, now);
+                self.cache.add(stripe);
                 self.queue.landed(stripe);
                 self.tries.remove(&stripe);
                 self.users.tell(stripe, None);

@@ -66,6 +66,13 @@ fn take(place: &Path) -> io::Result<Option<Post>> {
             None => sleep(Duration::from_millis(20)),
         }
     };
+    // What one has left that was killed.
+    for entry in fs::read_dir(place)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(b".tmp") {
+            fs::remove_file(entry.path())?;
+        }
+    }
     let dir = open_place(place)?;
     let address = socket_in(&dir)?;
     let _ = fs::remove_file(place.join("socket"));

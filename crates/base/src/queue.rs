@@ -53,9 +53,9 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// `stripe`: bytes.
-    pub fn new(stripes: u32, stripe: u64) -> Queue {
-        let count = |bytes: u64| (bytes / stripe).clamp(1, 256) as u32;
+    /// `stripe`: bytes; `most`: so many are fetched ahead of somebody, at most.
+    pub fn new(stripes: u32, stripe: u64, most: u64) -> Queue {
+        let count = |bytes: u64| (bytes.min(most) / stripe).clamp(1, 256) as u32;
         Queue {
             stripes,
             wanted: VecDeque::new(),
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_is_waited_for_comes_first_and_all_come_once() {
-        let mut queue = Queue::new(12, 1 << 20);
+        let mut queue = Queue::new(12, 1 << 20, 1 << 30);
         queue.begin(&[7, 2, 99, 5]);
         queue.want((5, 1), NONE);
         queue.want((5, 1), NONE);
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn who_goes_on_is_read_ahead_of_further() {
-        let mut queue = Queue::new(1000, 1 << 18);
+        let mut queue = Queue::new(1000, 1 << 18, 1 << 30);
         queue.want((10, 1), NONE);
         assert_eq!(all(&mut queue, Early::Nothing, NONE), [10, 11, 12, 13, 14]);
         queue.want((500, 1), |_| false);
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn what_has_failed_comes_again() {
-        let mut queue = Queue::new(10, 1 << 20);
+        let mut queue = Queue::new(10, 1 << 20, 1 << 30);
         queue.want((3, 1), NONE);
         assert_eq!(queue.next(Early::Nothing, NONE), Some((3, Why::Wanted)));
         queue.failed(3);
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_stripe_on_its_way_becomes_urgent() {
-        let mut queue = Queue::new(10, 1 << 20);
+        let mut queue = Queue::new(10, 1 << 20, 1 << 30);
         queue.begin(&[8]);
         assert_eq!(queue.next(Early::All, NONE), Some((8, Why::Early)));
         queue.want((8, 1), NONE);

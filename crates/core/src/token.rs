@@ -24,6 +24,19 @@ pub enum Target {
     Engine,
 }
 
+/// Tags of [`Token::channel`] by which layers of one channel are woken: each its own, since a layer that is above
+/// several passes on to all of them what is not for itself.
+pub mod woken {
+    /// An image's tasks.
+    pub const IMAGE: u16 = u16::MAX;
+    /// Who has waited for a part of a block.
+    pub const BYTES: u16 = u16::MAX - 1;
+    /// Who has waited for stripes of a base image.
+    pub const BASE: u16 = u16::MAX - 2;
+    /// A library has ended requests.
+    pub const LIBRARY: u16 = u16::MAX - 3;
+}
+
 // From the top: 4 bits of kind, 12 bits of the member of a pool, 16 bits of tag or slot, and below them
 // a request's id or, of a source, 8 bits of tag and 24 of its generation.
 const KIND_SHIFT: u32 = 60;

@@ -8,6 +8,7 @@ use fathom_core::{Legacy, Polling};
 use fathom_filters::Spec;
 use fathom_formats::Format;
 use fathom_formats::served::DEFAULT_METADATA_CACHE;
+use fathom_storage::cached::MIN_SIZE;
 use fathom_storage::{Cache, CacheTerms, EngineKind, KINDS, Location, OpenOptions};
 use fathom_units::Timeout;
 use std::path::PathBuf;
@@ -123,6 +124,9 @@ impl Description {
         }
         if is_raw && !self.allow_dirs.is_empty() {
             return Err("--allow-dir is for qcow2 and qed images (--format)".into());
+        }
+        if self.base_cache.size < MIN_SIZE {
+            return Err("--base-cache-size needs 64M at least".into());
         }
         if is_raw && self.base.is_some() {
             return Err("--base is for qcow2 and qed images (--format), which are above it".into());

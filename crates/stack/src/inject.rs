@@ -220,6 +220,10 @@ impl Channel for SlowChannel {
     fn timer(&mut self, cx: &mut Cx) {
         self.channel.timer(cx);
     }
+
+    fn drain(&mut self, cx: &mut Cx, source: u16) {
+        self.channel.drain(cx, source);
+    }
 }
 
 struct SlowSource {

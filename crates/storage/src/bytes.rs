@@ -10,6 +10,7 @@ mod part;
 
 use crate::buffers::Buffers;
 use crate::ranges::{Ranges, Turns};
+use fathom_core::token::woken;
 use fathom_core::{
     Channel, Cx, Disk, DiskError, DiskInfo, Keepsake, Mark, Op, Owner, Request, RequestId, Resize,
     SizeWatch, Token,
@@ -21,10 +22,6 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The tag of the token that says that it is time to look at `turns`: no
-/// channel below uses it.
-const LOOK: u16 = u16::MAX - 1;
 
 /// A disk whose requests may begin and end anywhere. Everything that changes
 /// the disk must go through it.
@@ -120,7 +117,8 @@ impl ByteChannel {
         cx: &mut Cx,
     ) -> io::Result<ByteChannel> {
         let turns = ranges.turns()?;
-        cx.engine.watch(turns.event(), Token::channel(LOOK))?;
+        cx.engine
+            .watch(turns.event(), Token::channel(woken::BYTES))?;
         let buffers = Buffers::new()?;
         // The blocks at both ends of each.
         let owner = cx.reserve_children(2 * buffers.len())?;
@@ -240,7 +238,7 @@ impl Channel for ByteChannel {
     #[inline]
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
         let mark = cx.mark();
-        if id == RequestId::NOBODY && tag == LOOK {
+        if id == RequestId::NOBODY && tag == woken::BYTES {
             self.turns.look();
         } else {
             self.below.complete(cx, id, tag, result);

@@ -15,6 +15,7 @@ use super::worker_io::{CHILDREN, TaskIo, WorkerIo};
 use super::write::Write;
 use super::zero::Empty;
 use crate::{GuestOffset, HostOffset};
+use fathom_core::token::woken;
 use fathom_core::{Channel, Cx, Extents, Mark, Op, Request, RequestId, Stage, Token};
 use smallvec::SmallVec;
 use std::io;
@@ -22,10 +23,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// The tag of the token by which other threads wake tasks. Storages have
-/// smaller ones.
-const WOKEN: u16 = u16::MAX;
 
 /// How long a task pauses that waits for other requests.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -60,7 +57,7 @@ impl ImageChannel {
         let owner = cx.reserve_children(CHILDREN + 1)?;
         let executor = Executor::new()?;
         shared.jobs.register(executor.ready());
-        let token = Token::channel(WOKEN);
+        let token = Token::channel(woken::IMAGE);
         cx.engine.watch(executor.fd(), token)?;
         Ok(ImageChannel {
             shared,
@@ -274,7 +271,7 @@ impl Channel for ImageChannel {
         if id != RequestId::NOBODY {
             let storage = usize::from(cx.slab[id].memo[STORAGE]);
             self.storages[storage].complete(cx, id, tag, result);
-        } else if tag != WOKEN {
+        } else if tag != woken::IMAGE {
             // One of them has asked to be told of something.
             for storage in &mut self.storages {
                 storage.complete(cx, id, tag, result);
@@ -289,11 +286,22 @@ impl Channel for ImageChannel {
     }
 
     fn timer(&mut self, cx: &mut Cx) {
-        if !self.io.is_pausing() {
-            return;
-        }
         self.mark = cx.mark();
-        self.io.go_on();
+        if self.io.is_pausing() {
+            self.io.go_on();
+        }
+        for storage in &mut self.storages {
+            storage.timer(cx);
+        }
+        self.drive(cx);
+        self.account(cx);
+    }
+
+    fn drain(&mut self, cx: &mut Cx, source: u16) {
+        self.mark = cx.mark();
+        for storage in &mut self.storages {
+            storage.drain(cx, source);
+        }
         self.drive(cx);
         self.account(cx);
     }

@@ -4,14 +4,12 @@ use super::bell::{Bell, overlap};
 use super::shared::{AGAIN, Shared};
 use super::view::View;
 use super::wire::Run;
+use fathom_core::token::woken;
 use fathom_core::{
     Channel, Cx, Disk, DiskError, Extents, Mark, Op, Request, RequestId, Stage, Status, Token,
 };
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-
-/// What completes with [`RequestId::NOBODY`] and is not the file's.
-const RUNG: u16 = u16::MAX;
 
 /// A request that is not there yet.
 struct Waiting {
@@ -47,7 +45,7 @@ impl CachedChannel {
         };
         let bell = shared.listen().map_err(failed)?;
         cx.engine
-            .watch(bell.fd().as_raw_fd(), Token::channel(RUNG))
+            .watch(bell.fd().as_raw_fd(), Token::channel(woken::BASE))
             .map_err(failed)?;
         let (epoch, view) = (shared.epoch(), shared.view());
         Ok(CachedChannel {
@@ -223,7 +221,7 @@ impl Channel for CachedChannel {
     }
 
     fn complete(&mut self, cx: &mut Cx, id: RequestId, tag: u16, result: i32) {
-        if id == RequestId::NOBODY && tag == RUNG {
+        if id == RequestId::NOBODY && tag == woken::BASE {
             return self.go_on(cx);
         }
         let mark = cx.mark();

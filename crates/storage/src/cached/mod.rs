@@ -26,4 +26,4 @@ mod view;
 pub mod wire;
 
 pub(crate) use place::KIND;
-pub use terms::{CacheTerms, FetchRate, Terms};
+pub use terms::{CacheTerms, FetchRate, MIN_SIZE, Terms};

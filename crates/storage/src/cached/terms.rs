@@ -23,6 +23,8 @@ pub struct CacheTerms {
 }
 
 const SIZE: u64 = 64 << 30;
+/// With less, what has been fetched might go before it was read.
+pub const MIN_SIZE: u64 = 64 << 20;
 const RATE: u64 = 64 << 20;
 
 impl Default for CacheTerms {

@@ -414,12 +414,16 @@ impl Channel for FileChannel {
             } else {
                 self.whole_fell_short(cx, id, result);
             }
+        } else if id == RequestId::NOBODY {
+            // (What is for others comes here, too.)
+            if tag == Step::Granted as u16 {
+                self.turns.iter_mut().for_each(Turns::look);
+            }
         } else {
             match Step::of(tag) {
-                Step::Whole => unreachable!("handled above"),
+                Step::Whole | Step::Granted => unreachable!("handled above"),
                 Step::Rest => self.rest_came_back(cx, id, result),
                 step @ (Step::Flush | Step::FinalSync) => self.synced(cx, id, step, result),
-                Step::Granted => self.turns.iter_mut().for_each(Turns::look),
                 step => self.piece_came_back(cx, id, step, result),
             }
         }

@@ -5,15 +5,13 @@ use super::inquirer::What;
 use super::library::{Completion, ZEROES_STAY_ALLOCATED};
 use super::shared::Shared;
 use crate::file::report::report;
+use fathom_core::token::woken;
 use fathom_core::{Channel, Cx, Op, Request, RequestId, Stage, Token};
 use fathom_files::ImageFile;
 use std::ffi::c_int;
 use std::io;
 use std::ptr::null_mut;
 use std::sync::Arc;
-
-/// What completes with [`RequestId::NOBODY`].
-const ENDED: u16 = 0;
 
 /// A request's.
 struct Slot {
@@ -45,7 +43,8 @@ pub(super) struct RbdChannel {
 impl RbdChannel {
     pub(super) fn new(shared: Arc<Shared>, cx: &mut Cx) -> io::Result<RbdChannel> {
         let ended = Arc::new(Ended::new()?);
-        cx.engine.watch(ended.fd(), Token::channel(ENDED))?;
+        cx.engine
+            .watch(ended.fd(), Token::channel(woken::LIBRARY))?;
         Ok(RbdChannel {
             shared,
             ended,
@@ -256,8 +255,9 @@ impl Channel for RbdChannel {
     }
 
     fn complete(&mut self, cx: &mut Cx, _: RequestId, tag: u16, _: i32) {
-        debug_assert_eq!(tag, ENDED);
-        self.take_in(cx);
+        if tag == woken::LIBRARY {
+            self.take_in(cx);
+        }
     }
 }
 
