@@ -124,8 +124,8 @@ mod tests {
     fn a_profile_is_read_as_it_was_written() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
-        assert_eq!(read(&path).unwrap(), []);
-        let order = [5, 6, 7, 0, 100, 99, u32::MAX];
+        assert!(read(&path).unwrap().is_empty());
+        let order = [5, 6, 7, 0, 100, 99, 1 << 25];
         write(dir.path(), &order).unwrap();
         assert_eq!(read(&path).unwrap(), order);
         fs::write(&path, "x\n1\n2 3 boots\n3 1\n0 4294967295\n").unwrap();

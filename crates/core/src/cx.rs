@@ -282,3 +282,35 @@ impl Completed {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::PollEngine;
+
+    #[test]
+    fn what_does_not_stand_is_in_flight_again() {
+        let mut cx = Cx::new(Box::new(PollEngine::default()));
+        let owner = cx.reserve_children(2).unwrap();
+        cx.slab.grow(4);
+        let ids: Vec<_> = (0..4).map(|_| cx.slab.take().unwrap()).collect();
+        for (n, id) in ids.iter().enumerate() {
+            cx.slab[*id].owner = if n % 2 == 0 { Owner::SOURCE } else { owner };
+        }
+        cx.complete(ids[0], 0);
+        cx.complete(ids[1], 0);
+        let mark = cx.mark();
+        cx.complete(ids[2], libc::EIO);
+        cx.complete(ids[3], 0);
+        let mut back = Vec::new();
+        cx.take_back(mark, |_, _| true, &mut back);
+        assert!(back.is_empty());
+        cx.take_back(mark, |_, _| false, &mut back);
+        assert_eq!(back, [ids[2], ids[3]]);
+        assert_eq!(cx.slab[ids[2]].error, 0);
+        assert_eq!((cx.mark(), cx.done.clone()), (mark, vec![ids[0]]));
+        assert_eq!((cx.child_done(owner), cx.child_done(owner)), (Some(ids[1]), None));
+        cx.complete(ids[3], 0);
+        assert_eq!(cx.child_done(owner), Some(ids[3]));
+    }
+}

@@ -1,10 +1,13 @@
 //! Where an image comes from.
 
 mod disk;
+mod stored;
 
 use crate::about::Origin;
 use disk::RemoteDisk;
+use fathom_archive::{Hash, Image, Manifest, Object};
 use fathom_storage::cached::Terms;
+use std::path::Path;
 
 /// Why something does not come. One line each, without the image's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,30 +32,53 @@ impl Problem {
 }
 
 /// The unit that is fetched of images that do not say.
-pub const STRIPE: u64 = 256 << 10;
+const STRIPE: u64 = 256 << 10;
+
+/// How the names of archives' images end.
+const MANIFEST: &str = ".manifest";
 
 /// An image that is open.
 pub struct Remote {
     origin: Origin,
     way: Way,
+    /// What is fetched is to be what this says; an archive sees to that itself.
+    manifest: Option<Manifest>,
 }
 
 enum Way {
     Disk(RemoteDisk),
+    Object(Object),
+    Archive(Image),
 }
 
 impl Remote {
     pub async fn open(terms: &Terms) -> Result<Remote, Problem> {
-        let disk = RemoteDisk::open(terms.remote.clone()).await?;
-        let origin = Origin {
-            size: disk.size(),
-            stripe: STRIPE,
-            version: String::new(),
+        let manifest = match &terms.cache.manifest {
+            Some(path) => Some(read_manifest(path).map_err(Problem::Never)?),
+            None => None,
         };
-        Ok(Remote {
-            origin,
-            way: Way::Disk(disk),
-        })
+        let (way, size, version) = open(&terms.remote).await?;
+        let of_its_own = match &way {
+            Way::Archive(image) => Some(image.manifest()),
+            _ => None,
+        };
+        if of_its_own.is_some() && manifest.is_some() {
+            let problem = "it is in an archive, and has a manifest: --base-manifest is for others";
+            return Err(Problem::Never(problem.into()));
+        }
+        let stripe = of_its_own.or(manifest.as_ref()).map_or(STRIPE, |known| known.stripe_size().into());
+        let mut origin = Origin { size, stripe, version };
+        if let Some(manifest) = &manifest {
+            if manifest.size() != size {
+                let of = manifest.size();
+                return Err(Problem::Never(format!(
+                    "it has {size} bytes, and --base-manifest is of an image that has {of}"
+                )));
+            }
+            // What it contains is known, whatever its place says of it.
+            origin.version = version_of(manifest);
+        }
+        Ok(Remote { origin, way, manifest })
     }
 
     pub fn origin(&self) -> &Origin {
@@ -61,15 +87,57 @@ impl Remote {
 
     /// What boots read first, where it is known with the image.
     pub fn profile(&self) -> Vec<u32> {
-        Vec::new()
+        let known = match &self.way {
+            Way::Archive(image) => Some(image.manifest()),
+            _ => self.manifest.as_ref(),
+        };
+        known.map_or_else(Vec::new, |known| known.profile().to_vec())
     }
 
     /// A stripe's bytes, which are what they should be as far as can be told.
     pub async fn fetch(&self, stripe: u32) -> Result<Vec<u8>, Problem> {
         let at = u64::from(stripe) * self.origin.stripe;
         let len = self.origin.stripe.min(self.origin.size - at);
-        match &self.way {
-            Way::Disk(disk) => disk.read(at, len).await,
+        let bytes = match &self.way {
+            Way::Disk(disk) => disk.read(at, len).await?,
+            Way::Object(object) => stored::read(object, at, len).await?,
+            Way::Archive(image) => return stored::stripe(image, stripe).await,
+        };
+        match &self.manifest {
+            Some(manifest) if !manifest.verify(stripe, &bytes) => {
+                Err(Problem::Wrong("its bytes are not those of --base-manifest".into()))
+            }
+            _ => Ok(bytes),
         }
     }
+}
+
+/// What it is, its bytes, and what its place says of it.
+async fn open(remote: &str) -> Result<(Way, u64, String), Problem> {
+    if remote.ends_with(MANIFEST) {
+        let image = stored::open_archive(remote).await?;
+        let (size, version) = (image.manifest().size(), version_of(image.manifest()));
+        return Ok((Way::Archive(image), size, version));
+    }
+    if stored::is_for(remote) {
+        let object = stored::open_object(remote).await?;
+        let (size, version) = (object.size(), object.version().to_owned());
+        return Ok((Way::Object(object), size, version));
+    }
+    let disk = RemoteDisk::open(remote.to_owned()).await?;
+    let size = disk.size();
+    Ok((Way::Disk(disk), size, String::new()))
+}
+
+/// Of what is in it, whenever it was made.
+fn version_of(manifest: &Manifest) -> String {
+    let hash = |stripe: &Option<Hash>| stripe.map_or([0; Hash::LEN], |hash| hash.0);
+    let hashes: Vec<u8> = manifest.stripes().iter().flat_map(hash).collect();
+    Hash::of(&hashes).to_string()
+}
+
+fn read_manifest(path: &Path) -> Result<Manifest, String> {
+    let told = |problem: String| format!("--base-manifest {}: {problem}", path.display());
+    let bytes = std::fs::read(path).map_err(|error| told(error.to_string()))?;
+    Manifest::parse(&bytes).map_err(told)
 }

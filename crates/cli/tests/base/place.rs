@@ -1,0 +1,185 @@
+//! A host that has a cache, and an image that is elsewhere.
+
+use crate::support::nbd::Nbd;
+use crate::support::{as_arg, disk_dir, eventually, listens, stdout_of};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+/// Bytes of the image.
+pub const SIZE: u64 = 48 << 20;
+/// The unit that is fetched.
+pub const STRIPE: u64 = 256 << 10;
+
+/// Where no image has data.
+const HOLE: std::ops::Range<u64> = 16 << 20..20 << 20;
+
+/// A directory with `base.raw`, what is made above it, and a cache. Its keepers end with it.
+pub struct Host {
+    pub dir: TempDir,
+}
+
+impl Host {
+    pub fn new() -> Host {
+        let host = Host { dir: disk_dir() };
+        let file = File::create(host.path("base.raw")).unwrap();
+        file.set_len(SIZE).unwrap();
+        for stripe in (0..SIZE / STRIPE).filter(|stripe| !HOLE.contains(&(stripe * STRIPE))) {
+            file.write_all_at(&noise(stripe), stripe * STRIPE).unwrap();
+        }
+        host
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn arg(&self, name: &str) -> String {
+        as_arg(&self.path(name))
+    }
+
+    /// A new disk above this image of that format.
+    pub fn overlay(&self, name: &str, base: &str, format: &str) -> String {
+        let image = self.arg(name);
+        let size = SIZE.to_string();
+        stdout_of(&["img", "create", "-u", "-f", "qcow2", "-b", base, "-F", format, &image, &size]);
+        image
+    }
+
+    /// Serve a disk above the image, with the cache of this host.
+    pub fn serve(&self, disk: &str, base: &str, more: &[&str]) -> Nbd {
+        let cache = self.arg("cache");
+        let args = ["--format", "qcow2", "--base", base, "--base-cache", &cache];
+        Nbd::start(disk, &[&args, more].concat())
+    }
+
+    /// The keepers of this host's images.
+    pub fn keepers(&self) -> Vec<i32> {
+        let cache = self.arg("cache");
+        let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let is_ours = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line);
+            line.starts_with("fathom-base\0") && line.contains(&cache)
+        };
+        pids.filter(is_ours).collect()
+    }
+
+    /// kill -9; how many there were.
+    pub fn kill_keepers(&self) -> usize {
+        let keepers = self.keepers();
+        for keeper in &keepers {
+            // SAFETY: no memory.
+            unsafe { libc::kill(*keeper, libc::SIGKILL) };
+        }
+        keepers.len()
+    }
+
+    /// What `fathom base list` says of the only image.
+    pub fn listed(&self) -> serde_json::Value {
+        let all = stdout_of(&["base", "list", "--json", "--base-cache", &self.arg("cache")]);
+        let mut all: serde_json::Value = serde_json::from_str(&all).unwrap();
+        all["bases"][0].take()
+    }
+
+    /// Bytes of the image that are kept.
+    pub fn kept(&self) -> u64 {
+        self.listed()["taken"].as_u64().unwrap_or(0)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.kill_keepers();
+    }
+}
+
+fn noise(seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let words = (0..STRIPE / 8).flat_map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.collect()
+}
+
+/// Who has the image: nbdkit, which notes what is read.
+pub struct Source {
+    child: std::process::Child,
+    socket: PathBuf,
+    log: PathBuf,
+}
+
+impl Source {
+    /// Serve `image`, each read of which takes so many milliseconds.
+    pub fn start(host: &Host, image: &Path, delay_ms: u32) -> Source {
+        let (socket, log) = (host.path("source"), host.path("source.log"));
+        let _ = fs::remove_file(&socket);
+        let child = Command::new("nbdkit")
+            .args(["--foreground", "--readonly", "--filter=log", "--filter=delay", "--unix"])
+            .arg(&socket)
+            .arg("file")
+            .arg(format!("file={}", image.display()))
+            .arg(format!("logfile={}", log.display()))
+            .args(["logappend=true".into(), format!("rdelay={delay_ms}ms")])
+            .stdin(Stdio::null())
+            .spawn();
+        let child = child.expect("nbdkit is installed by `make setup`");
+        eventually("nbdkit listens", || listens(&socket).then_some(()));
+        Source { child, socket, log }
+    }
+
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+
+    /// Where what has been read begins, in order.
+    pub fn reads(&self) -> Vec<u64> {
+        let log = fs::read_to_string(&self.log).unwrap();
+        let reads = log.lines().filter(|line| line.contains(" Read id="));
+        let offset = |line: &str| {
+            let (_, rest) = line.split_once("offset=")?;
+            u64::from_str_radix(rest.split(' ').next()?.trim_start_matches("0x"), 16).ok()
+        };
+        reads.filter_map(offset).collect()
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// QEMU finds the same in both.
+pub fn same(a: &str, b: &str) {
+    let args = ["compare", "-f", "raw", "-F", "raw", a, b];
+    let compared = Command::new("qemu-img").args(args).output().unwrap();
+    assert!(compared.status.success(), "{compared:?}");
+}
+
+/// Reads or writes by QEMU; whether it could.
+pub fn qemu_io(uri: &str, command: &str) -> bool {
+    let args = ["-f", "raw", "-c", command, uri];
+    let output = Command::new("qemu-io").args(args).output().unwrap();
+    output.status.success()
+}
+
+/// Writes the same to the disk and to a file.
+pub fn write_both(uri: &str, file: &Path, at: u64, len: u64) {
+    assert!(qemu_io(uri, &format!("write -P 0x5a {at} {len}")));
+    let file = File::options().write(true).open(file).unwrap();
+    file.write_all_at(&vec![0x5a; len as usize], at).unwrap();
+}
+
+/// A file with these bytes.
+pub fn write(path: &Path, bytes: &[u8]) {
+    File::create(path).unwrap().write_all(bytes).unwrap();
+}
