@@ -63,6 +63,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fathom-units",
         ],
     ),
+    ("fathom-archive", &[]),
     ("fathom-client", &[]),
     (
         "fathom-daemon",
@@ -85,6 +86,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-img",
         &[
+            "fathom-archive",
             "fathom-files",
             "fathom-stack",
             "fathom-formats",
@@ -157,6 +159,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-fuzz",
         &[
+            "fathom-archive",
             "fathom-core",
             "fathom-formats",
             "fathom-storage",

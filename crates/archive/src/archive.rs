@@ -1,0 +1,221 @@
+//! Reading archives.
+
+use crate::address::Address;
+use crate::error::Error;
+use crate::manifest::{HEADER, Header, Manifest};
+use crate::place::{Body, Place, parent};
+use crate::stripe;
+use crate::told::Kind;
+use futures_util::StreamExt;
+use object_store::GetOptions;
+use std::path::Path;
+use url::Url;
+
+/// Where an archive has its manifests, and what their names end with.
+pub(crate) const IMAGES: &str = "images";
+pub(crate) const SUFFIX: &str = ".manifest";
+
+/// An image of an archive.
+#[derive(Clone, Debug)]
+pub struct Image {
+    archive: Place,
+    manifest: Manifest,
+    shown: String,
+}
+
+impl Image {
+    /// Opens the image whose manifest is at `address`: `ARCHIVE/images/NAME.manifest`. Its stripes are in
+    /// `ARCHIVE/stripes`.
+    pub async fn open(address: &str) -> Result<Image, Error> {
+        let address = Address::parse(address)?;
+        let (place, name) = Place::of_object(&address)?;
+        let manifest = read_manifest(&place, &name).await?;
+        Ok(Image {
+            archive: Place::of_directory(&above(&address)?)?,
+            manifest,
+            shown: place.shown(&name),
+        })
+    }
+
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The manifest's address, for people.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// The bytes of a stripe, which are what the manifest says. Nobody is asked for zeroes.
+    ///
+    /// # Panics
+    /// When the image has no such stripe.
+    pub async fn stripe(&self, index: u32) -> Result<Vec<u8>, Error> {
+        let len = self.manifest.len_of(index);
+        let Some(hash) = self.manifest.stripes()[index as usize] else {
+            return Ok(vec![0; len]);
+        };
+        let name = hash.object();
+        let most = (stripe::HEADER + len) as u64;
+        let object = match self.archive.fetch(&name, most).await {
+            Err(Error::NotFound { what }) => {
+                return Err(Error::corrupt(what, "this stripe is lost"));
+            }
+            other => other?,
+        };
+        let decoded =
+            tokio::task::spawn_blocking(move || stripe::decode(&object, len, &hash)).await;
+        let what = || self.archive.shown(&name);
+        match decoded {
+            Ok(decoded) => decoded.map_err(|problem| Error::corrupt(what(), problem)),
+            Err(error) => Err(Error::unusable(what(), error.to_string())),
+        }
+    }
+}
+
+/// What is at the end of an address is not read before its beginning says how long it is.
+async fn read_manifest(place: &Place, name: &str) -> Result<Manifest, Error> {
+    let failed = |error| place.told(name, error);
+    let corrupt = |problem: String| Error::corrupt(place.shown(name), problem);
+    let got = place
+        .get(name, GetOptions::default())
+        .await
+        .map_err(failed)?;
+    let size = got.meta.size;
+    let mut body = Body::new(got);
+    body.read_to(HEADER as u64).await.map_err(failed)?;
+    let wanted = Header::parse(&body.bytes).map_err(corrupt)?.len();
+    if size != wanted {
+        let problem = format!("it has {size} bytes, and says that it has {wanted}");
+        return Err(corrupt(problem));
+    }
+    body.read_to(wanted).await.map_err(failed)?;
+    Manifest::parse(&body.bytes).map_err(corrupt)
+}
+
+/// The archive of a manifest.
+fn above(manifest: &Address) -> Result<Address, Error> {
+    let lost = || {
+        let problem = "is not in a directory of an archive: ARCHIVE/images/NAME.manifest";
+        Error::unusable(manifest.shown(), problem)
+    };
+    Ok(match manifest {
+        Address::File(path) => {
+            let images = std::fs::canonicalize(parent(path)).map_err(|source| Error::Io {
+                what: manifest.shown(),
+                source,
+            })?;
+            Address::File(images.parent().unwrap_or(Path::new("/")).to_owned())
+        }
+        Address::S3 { bucket, key } => {
+            let mut parts = key.rsplitn(3, '/').skip(1);
+            parts.next().ok_or_else(lost)?;
+            Address::S3 {
+                bucket: bucket.clone(),
+                key: parts.next().unwrap_or_default().to_owned(),
+            }
+        }
+        Address::Web(url) => Address::Web(above_url(url).ok_or_else(lost)?),
+    })
+}
+
+fn above_url(url: &Url) -> Option<Url> {
+    let mut url = url.clone();
+    url.set_query(None);
+    if url.path_segments()?.count() < 2 {
+        return None;
+    }
+    url.path_segments_mut().ok()?.pop().pop();
+    Some(url)
+}
+
+/// An image of an archive, by its name there.
+#[derive(Debug)]
+pub struct Listed {
+    pub name: String,
+    /// What its manifest says, if that can be read.
+    pub summary: Result<Summary, Error>,
+}
+
+/// What there is to say of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Bytes of the disk.
+    pub size: u64,
+    /// Bytes of a stripe.
+    pub stripe_size: u32,
+    /// Stripes, and how many of them are not all zeroes.
+    pub stripes: u32,
+    pub data: u32,
+    /// Seconds of the Unix clock.
+    pub made: u64,
+}
+
+impl Summary {
+    fn of(manifest: &Manifest) -> Summary {
+        let data = manifest.stripes().iter().flatten().count();
+        Summary {
+            size: manifest.size(),
+            stripe_size: manifest.stripe_size(),
+            stripes: manifest.stripes().len() as u32,
+            data: data as u32,
+            made: manifest.made(),
+        }
+    }
+}
+
+/// More would not be read by anybody.
+const MOST_LISTED: usize = 100_000;
+
+/// The images of the archive at `address`, a directory or `s3://BUCKET/PREFIX`, by name.
+pub async fn list(address: &str) -> Result<Vec<Listed>, Error> {
+    let place = Place::of_directory(&Address::parse(address)?)?;
+    if place.kind() == Kind::Web {
+        let problem = "cannot be listed: web servers do not tell what they have";
+        return Err(Error::unusable(place.shown(""), problem));
+    }
+    let prefix = place.path(IMAGES)?;
+    let mut found = place.store().list(Some(&prefix));
+    let mut names = Vec::new();
+    while let Some(object) = found.next().await {
+        let object = object.map_err(|error| place.told("", error))?;
+        let mut parts = object.location.prefix_match(&prefix).into_iter().flatten();
+        let name = parts.next().map(|part| part.as_ref().to_owned());
+        let name = name.filter(|_| parts.next().is_none());
+        let name = name.and_then(|name| name.strip_suffix(SUFFIX).map(str::to_owned));
+        names.extend(name);
+        if names.len() > MOST_LISTED {
+            let problem = format!("has more than {MOST_LISTED} images");
+            return Err(Error::unusable(place.shown(""), problem));
+        }
+    }
+    names.sort();
+    let mut listed = Vec::with_capacity(names.len());
+    for name in names {
+        let manifest = read_manifest(&place, &format!("{IMAGES}/{name}{SUFFIX}")).await;
+        let summary = manifest.map(|manifest| Summary::of(&manifest));
+        listed.push(Listed { name, summary });
+    }
+    Ok(listed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stripes_are_beside_the_images() {
+        let archive = |text: &str| above(&Address::parse(text).unwrap()).map(|a| a.shown());
+        for (manifest, is) in [
+            ("s3://b/images/a.manifest", "s3://b"),
+            ("s3://b/x/y/images/a.manifest", "s3://b/x/y"),
+            ("https://h/images/a.manifest", "https://h/"),
+            ("https://h/x%20y/images/a.manifest?z", "https://h/x%20y"),
+        ] {
+            assert_eq!(archive(manifest).unwrap(), is);
+        }
+        for lost in ["s3://b/a.manifest", "https://h/a.manifest"] {
+            archive(lost).expect_err(lost);
+        }
+    }
+}

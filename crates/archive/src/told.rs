@@ -1,0 +1,157 @@
+//! What a store's errors mean.
+
+use crate::error::Error;
+use object_store::Error as StoreError;
+use object_store::client::{HttpError, HttpErrorKind};
+use std::error::Error as StdError;
+use std::io;
+
+/// What kind of place something is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    S3,
+    Web,
+}
+
+/// What a user is told when the store says that of `what`.
+pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
+    let what = what.to_owned();
+    let text = error.to_string();
+    match &error {
+        StoreError::NotFound { .. } if text.contains("<Code>NoSuchBucket</Code>") => {
+            return Error::unusable(what, "there is no such bucket: make it, or check the name");
+        }
+        StoreError::NotFound { .. } => return Error::NotFound { what },
+        StoreError::Precondition { .. } => return Error::Changed { what },
+        StoreError::AlreadyExists { .. } => return Error::Exists { what },
+        StoreError::NotSupported { .. } if kind == Kind::Web => {
+            return Error::unusable(what, NO_RANGES);
+        }
+        StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. }
+            if kind != Kind::File =>
+        {
+            let problem = refusal(kind, &text);
+            return Error::Refused { what, problem };
+        }
+        _ => {}
+    }
+    // Without credentials the machine is asked for some, which only clouds know how to answer.
+    if kind == Kind::S3 && text.contains("169.254.1") {
+        let problem = format!("no credentials were found: {CREDENTIALS}");
+        return Error::Refused { what, problem };
+    }
+    if let Some(http) = cause::<HttpError>(&error) {
+        return unanswered(what, http);
+    }
+    if let Some(status) = status_of(&text) {
+        let problem = answered(status, &text);
+        return match status {
+            500.. | 408 | 429 => Error::Unreachable { what, problem },
+            _ => Error::Unusable { what, problem },
+        };
+    }
+    match cause::<io::Error>(&error) {
+        Some(source) if source.kind() == io::ErrorKind::NotFound => Error::NotFound { what },
+        Some(source) => {
+            let source = match source.raw_os_error() {
+                Some(errno) => io::Error::from_raw_os_error(errno),
+                None => io::Error::new(source.kind(), source.to_string()),
+            };
+            Error::Io { what, source }
+        }
+        None => Error::unusable(what, one_line(&innermost(&error))),
+    }
+}
+
+pub(crate) const NO_RANGES: &str =
+    "its server sends no parts of files (HTTP range requests): use one that does";
+
+const CREDENTIALS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for \
+                           what everybody may read";
+
+fn refusal(kind: Kind, text: &str) -> String {
+    match (kind, between(text, "<Code>", "</Code>")) {
+        (Kind::S3, Some(code)) => {
+            format!("{code}: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        }
+        (Kind::S3, None) => "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".into(),
+        _ => "its server wants to know who asks".into(),
+    }
+}
+
+/// A request that has failed before there was an answer, or midway.
+fn unanswered(what: String, error: &HttpError) -> Error {
+    let problem = one_line(&innermost(error));
+    match error.kind() {
+        HttpErrorKind::Timeout => Error::Unreachable {
+            what,
+            problem: "no answer in time".into(),
+        },
+        HttpErrorKind::Connect | HttpErrorKind::Request | HttpErrorKind::Interrupted => {
+            Error::Unreachable { what, problem }
+        }
+        // An answer that breaks off.
+        _ if problem.contains("end of file") || problem.contains("closed") => {
+            Error::Unreachable { what, problem }
+        }
+        _ => Error::Unusable { what, problem },
+    }
+}
+
+fn answered(status: u16, text: &str) -> String {
+    let code = between(text, "<Code>", "</Code>");
+    let message = between(text, "<Message>", "</Message>");
+    let said = [code, message]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(": ");
+    match said.is_empty() {
+        true => format!("its server answers {status}"),
+        false => one_line(&format!("its server answers {status} ({said})")),
+    }
+}
+
+/// The status of an answer. (The store has no better way to tell.)
+pub(crate) fn status_of(text: &str) -> Option<u16> {
+    let (_, rest) = text.split_once("non-2xx status code: ")?;
+    rest.get(..3)?.parse().ok()
+}
+
+fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(start)?;
+    rest.split_once(end).map(|(found, _)| found)
+}
+
+/// An error and what it comes from.
+fn causes<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn StdError + 'static)| {
+        (**error).source()
+    })
+}
+
+/// The first cause of that type.
+fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
+    causes(error).find_map(|error| error.downcast_ref())
+}
+
+fn innermost(error: &(dyn StdError + 'static)) -> String {
+    causes(error).last().expect("itself, at least").to_string()
+}
+
+/// What others say, made fit for a line of ours.
+fn one_line(text: &str) -> String {
+    let words: Vec<_> = text.split_whitespace().collect();
+    let line: String = words
+        .join(" ")
+        .chars()
+        .filter(|c| !c.is_control())
+        .collect();
+    match line.char_indices().nth(200) {
+        Some((at, _)) => format!("{}...", &line[..at]),
+        None => line,
+    }
+}
