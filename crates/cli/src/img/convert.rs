@@ -8,6 +8,7 @@ use anyhow::bail;
 use clap::Args;
 use fathom_img::{
     self as img, Broken, ConvertOptions, CreateOptions, Format, OpenOptions, SnapshotName, Source,
+    TargetOptions,
 };
 use fathom_storage::Cache;
 use fathom_units::parse_size;
@@ -99,13 +100,17 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
         bail!("-n writes to a target as it is: no -o and no -B with it");
     }
     let options = ConvertOptions {
-        create,
-        cache: args.target_cache,
-        engine: args.aio.aio,
-        no_create: args.no_create,
-        target_is_zero: args.target_is_zero,
-        compress: args.compress,
-        sparse: args.sparse_size,
+        target: TargetOptions {
+            create,
+            cache: args.target_cache,
+            engine: args.aio.aio,
+            no_create: args.no_create,
+            target_is_zero: args.target_is_zero,
+            compress: args.compress,
+            sparse: args.sparse_size,
+            allow_dirs: args.read.allow_dir.clone(),
+            data_file: args.data_file.clone(),
+        },
         rate: args.rate.rate,
         parallel: args.parallel.into(),
         salvage: args.salvage,
@@ -113,8 +118,6 @@ pub(super) fn run(args: ConvertArgs) -> anyhow::Result<()> {
             true => Broken::Skip,
             false => Broken::Refuse,
         }),
-        allow_dirs: args.read.allow_dir.clone(),
-        data_file: args.data_file.clone(),
     };
     let sources: Result<Vec<_>, _> = sources.iter().map(|text| source(&args, text)).collect();
     let sources = sources?;

@@ -1,6 +1,6 @@
 //! Copying one disk to another.
 
-use super::{Burst, Pool, Segment, State, WriteBehind};
+use super::{Burst, Pool, Segment, State, WriteBehind, run_of};
 use crate::error::{Error, Moving};
 use crate::progress::Progress;
 use fathom_stack::{Answer, Ask, Client, Job, Pages};
@@ -317,25 +317,9 @@ impl Run<'_, '_> {
 
     /// Whether what is to be written next is zeroes, and how many bytes are like that.
     fn run_at(&self, piece: &Piece, bytes: &[u8]) -> (bool, u64) {
-        let left = piece.len - piece.written;
-        let granule = self.copy.options.granule;
-        if granule == 0 {
-            return (false, left);
-        }
-        let mut found = None;
-        let mut at = piece.written;
-        while at < piece.len {
-            let end = self.boundary(piece.start + at, granule) - piece.start;
-            let end = end.min(piece.len);
-            let is_zero = is_zero(&bytes[at as usize..end as usize]);
-            match found {
-                None => found = Some(is_zero),
-                Some(before) if before != is_zero => break,
-                _ => {}
-            }
-            at = end;
-        }
-        (found.unwrap_or(false), at - piece.written)
+        let left = &bytes[piece.written as usize..piece.len as usize];
+        let start = piece.start + piece.written + self.copy.options.shift;
+        run_of(left, start, self.copy.options.granule)
     }
 
     /// A read that failed is tried again in halves; a sector that cannot be read is zeroes.
@@ -376,30 +360,4 @@ fn data_in(segments: impl Iterator<Item = Segment>) -> u64 {
     let data = segments.filter(|segment| segment.state == State::Data);
     data.map(|segment| segment.range.end - segment.range.start)
         .sum()
-}
-
-/// Whether all bytes are zero.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    // Blocks that the compiler turns into vector instructions.
-    let (blocks, rest) = bytes.as_chunks::<128>();
-    let any = |block: &[u8; 128]| block.iter().fold(0, |all, byte| all | byte) != 0;
-    !blocks.iter().any(any) && rest.iter().all(|byte| *byte == 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_zero;
-
-    #[test]
-    fn one_byte_is_seen_wherever_it_is() {
-        for len in [0, 1, 127, 128, 129, 600] {
-            let mut bytes = vec![0; len];
-            assert!(is_zero(&bytes));
-            for at in 0..len {
-                bytes[at] = 1;
-                assert!(!is_zero(&bytes));
-                bytes[at] = 0;
-            }
-        }
-    }
 }

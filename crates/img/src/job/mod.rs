@@ -7,13 +7,14 @@ mod burst;
 mod copy;
 mod pool;
 mod segment;
+mod zero;
 
 pub(crate) use behind::WriteBehind;
 pub(crate) use burst::Burst;
-pub(crate) use copy::is_zero;
 pub use copy::{Copy, CopyOptions};
 pub(crate) use pool::Pool;
 pub use segment::{Segment, Segments, State};
+pub(crate) use zero::{is_zero, run_of};
 
 /// How many writes of `unit` bytes, each of which is compressed by itself, are to be under way: they
 /// keep all cores busy, and those that become tiny fill a block of the file together.

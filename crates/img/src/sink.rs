@@ -1,0 +1,270 @@
+//! What a disk's data is moved to.
+
+use crate::chain::Chain;
+use crate::create::{CreateOptions, create_in, size_of};
+use crate::error::{Error, of, usage};
+use crate::job::WriteBehind;
+use crate::open::{OpenOptions, identity_of, open_bare};
+use crate::progress::Progress;
+use crate::target::{Target, parent};
+use fathom_core::Disk;
+use fathom_formats::Format;
+use fathom_stack::{Client, Job, seen_from};
+use fathom_storage::{Cache, EngineKind, Location};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What is to be written to, and how.
+#[derive(Clone, Debug)]
+pub struct TargetOptions {
+    /// What the target is to be; its size is that of the sources.
+    pub create: CreateOptions,
+    /// How the target is written.
+    pub cache: Cache,
+    pub engine: EngineKind,
+    /// The target is there, and stays what it is but for its data.
+    pub no_create: bool,
+    /// With `no_create`: it reads as zeroes.
+    pub target_is_zero: bool,
+    pub compress: bool,
+    /// Zeroes of so many bytes are not written as data; 0: all are.
+    pub sparse: u64,
+    /// Where files may be that the target, or its backing file, names.
+    pub allow_dirs: Vec<PathBuf>,
+    /// The external data file of a target that is there, whatever it calls it.
+    pub data_file: Option<PathBuf>,
+}
+
+impl TargetOptions {
+    /// But for what its image names.
+    fn open(&self) -> OpenOptions {
+        OpenOptions {
+            cache: self.cache,
+            engine: self.engine,
+            compress: self.compress,
+            allow_dirs: self.allow_dirs.clone(),
+            data_file: self.data_file.clone(),
+            ..OpenOptions::writing(Some(self.create.format))
+        }
+    }
+
+    /// Only what its source itself has is written.
+    pub(crate) fn has_backing(&self) -> bool {
+        self.create.backing.is_some() && !self.no_create
+    }
+}
+
+/// What a target is written from.
+pub(crate) struct Origin<'a> {
+    /// For people.
+    pub(crate) path: &'a Path,
+    /// Bytes of its disk.
+    pub(crate) size: u64,
+    /// The identities of its files.
+    pub(crate) files: Vec<(u64, u64)>,
+}
+
+/// What is written to.
+pub(crate) enum Sink {
+    Image {
+        chain: Chain,
+        target: Option<Target>,
+    },
+    /// A disk that others make, an NBD server say.
+    Bare(Arc<dyn Disk>),
+}
+
+impl Sink {
+    /// For all that the origins have, one behind the other.
+    pub(crate) fn open(
+        location: &Location,
+        origins: &[Origin<'_>],
+        options: &TargetOptions,
+    ) -> Result<Sink, Error> {
+        let path = &*location.name();
+        if !location.kind().images && !options.no_create {
+            let problem = "is a disk that is there already: add --no-create (-n)";
+            return Err(usage(path, problem));
+        }
+        let Some(disk) = open_bare(location, &options.open())? else {
+            return open_image(location, origins, options);
+        };
+        disk.activate()?;
+        let info = disk.info();
+        refuse_smaller(path, info.size, size_of_all(origins))?;
+        refuse_odd(path, info.block_size, origins)?;
+        Ok(Sink::Bare(disk))
+    }
+
+    pub(crate) fn disk(&self) -> Arc<dyn Disk> {
+        match self {
+            Sink::Image { chain, .. } => chain.disk().clone(),
+            Sink::Bare(disk) => disk.clone(),
+        }
+    }
+
+    /// Whether it can be written compressed, and in which units.
+    pub(crate) fn compress_unit(&self) -> Option<u64> {
+        match self {
+            Sink::Image { chain, .. } => chain.disk().compress_unit(),
+            Sink::Bare(_) => None,
+        }
+    }
+
+    /// Whether zeroes need not be written.
+    pub(crate) fn is_zero(&self, options: &TargetOptions) -> bool {
+        let is_zero = match (self, options.no_create) {
+            (_, true) => options.target_is_zero,
+            (Sink::Image { chain, .. }, false) => {
+                let is_new = chain.format() != Format::Raw || chain.image().is_file();
+                is_new && !options.has_backing()
+            }
+            (Sink::Bare(_), false) => false,
+        };
+        is_zero && options.sparse > 0
+    }
+
+    /// Who has the kernel write meanwhile.
+    pub(crate) fn write_behind(&self, cache: Cache) -> WriteBehind {
+        WriteBehind::new(match self {
+            Sink::Image { chain, .. } => chain.write_behind(cache),
+            Sink::Bare(_) => None,
+        })
+    }
+
+    /// Ends its use, after all of its clients; `moved` is what became of the data. `last` is done to an image
+    /// that is complete but for its name.
+    pub(crate) fn finish(
+        self,
+        moved: Result<(), Error>,
+        path: &Path,
+        progress: &mut Progress<'_>,
+        last: impl FnOnce(Option<&Target>, &mut Progress<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        match (self, moved.and_then(|()| progress.check())) {
+            (Sink::Bare(disk), finished) => finished.and(disk.deactivate().map_err(Error::from)),
+            (Sink::Image { chain, target }, Ok(())) => {
+                chain.close()?;
+                last(target.as_ref(), progress)?;
+                target.map_or(Ok(()), Target::complete)
+            }
+            (Sink::Image { chain, target }, Err(error)) => {
+                drop(chain);
+                let is_new = target.as_ref().is_some_and(|target| !target.overwrites());
+                if is_new && matches!(error, Error::Interrupted) {
+                    progress.warn(&format!("{} was not made", path.display()));
+                } else if !is_new {
+                    let path = path.display();
+                    progress.warn(&format!(
+                        "{path} is written to in part: its old disk is lost"
+                    ));
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// How many zeroes are written as such; 0: none are. A cluster that has any data has space anyway. Not all
+/// NBD servers know zeroes that are not sent.
+pub(crate) fn granule(target: &Client, sparse: u64, unit: Option<u64>, piece: u64) -> u64 {
+    match target.info().write_zeroes {
+        Some(limits) if sparse > 0 => {
+            let cluster = u64::from(limits.alignment);
+            unit.unwrap_or_else(|| sparse.max(cluster).min(piece))
+        }
+        _ => 0,
+    }
+}
+
+/// What was written becomes durable.
+pub(crate) fn flush(job: &Job, target: &Client, path: &Path) -> Result<(), Error> {
+    match job.flush(target) {
+        0 => Ok(()),
+        errno => Err(Error::flush(path, errno)),
+    }
+}
+
+fn size_of_all(origins: &[Origin<'_>]) -> u64 {
+    origins.iter().map(|origin| origin.size).sum()
+}
+
+fn refuse_smaller(path: &Path, is: u64, needed: u64) -> Result<(), Error> {
+    if is >= needed {
+        return Ok(());
+    }
+    let problem = format!("is a disk of {is} bytes, and {needed} are needed: make it larger");
+    Err(usage(path, problem))
+}
+
+/// A server takes whole blocks only.
+fn refuse_odd(path: &Path, block: u32, origins: &[Origin<'_>]) -> Result<(), Error> {
+    let is_odd = |origin: &&Origin<'_>| !origin.size.is_multiple_of(u64::from(block));
+    let Some(origin) = origins.iter().find(is_odd) else {
+        return Ok(());
+    };
+    let (name, size) = (origin.path.display(), origin.size);
+    let problem = format!(
+        "is written in blocks of {block} bytes, and {name} has {size}: resize it to a multiple"
+    );
+    Err(usage(path, problem))
+}
+
+fn open_image(
+    location: &Location,
+    origins: &[Origin<'_>],
+    options: &TargetOptions,
+) -> Result<Sink, Error> {
+    let path = &*location.name();
+    refuse_origins(location, origins)?;
+    let size = size_of_all(origins);
+    let mut open = options.open();
+    if options.no_create {
+        let chain = Chain::open(location, &open)?;
+        refuse_smaller(path, chain.size(), size)?;
+        return Ok(Sink::Image {
+            chain,
+            target: None,
+        });
+    }
+    let mut create = options.create.clone();
+    if create.size.is_some_and(|given| given < size) {
+        let problem = format!("-o size is too small: the disk to be copied has {size} bytes");
+        return Err(usage(path, problem));
+    }
+    create.size = Some(create.size.unwrap_or(size));
+    create.validate().map_err(of(path))?;
+    let size = size_of(location, &create, false)?;
+    let target = Target::open(location, create.qcow2.data_file.is_some(), &open)?;
+    create_in(&target, location, &create, size)?;
+    // What it names is what the user has named.
+    let named = |name: &str| seen_from(location, name.as_bytes());
+    if let Some(name) = &create.qcow2.data_file {
+        open.data_file = Some(named(name)?.name());
+    }
+    if let Some(backing) = &create.backing
+        && let Some(below) = named(&backing.name)?.path()
+    {
+        let dir = parent(below).to_owned();
+        let is_root = dir.canonicalize().is_ok_and(|dir| dir == Path::new("/"));
+        open.allow_dirs.extend((!is_root).then_some(dir));
+    }
+    let chain = Chain::of(target.image().clone(), &open)?;
+    Ok(Sink::Image {
+        chain,
+        target: Some(target),
+    })
+}
+
+/// The target is none of the files that are read.
+fn refuse_origins(location: &Location, origins: &[Origin<'_>]) -> Result<(), Error> {
+    let own = identity_of(location);
+    let is_read = |origin: &Origin<'_>| origin.files.iter().any(|file| own == Some(*file));
+    match own.is_some() && origins.iter().any(is_read) {
+        true => Err(usage(
+            &location.name(),
+            "is read from, too: choose another name",
+        )),
+        false => Ok(()),
+    }
+}
