@@ -1,0 +1,7 @@
+//! The manifest of an image in an archive.
+#![no_main]
+
+use fathom_archive::fuzz;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| fuzz::manifest(data));
