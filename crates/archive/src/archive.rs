@@ -1,6 +1,7 @@
 //! Reading archives.
 
 use crate::address::Address;
+use crate::elsewhere::elsewhere;
 use crate::error::Error;
 use crate::manifest::{HEADER, Header, Manifest};
 use crate::place::{Body, Place, parent};
@@ -63,13 +64,8 @@ impl Image {
             }
             other => other?,
         };
-        let decoded =
-            tokio::task::spawn_blocking(move || stripe::decode(&object, len, &hash)).await;
-        let what = || self.archive.shown(&name);
-        match decoded {
-            Ok(decoded) => decoded.map_err(|problem| Error::corrupt(what(), problem)),
-            Err(error) => Err(Error::unusable(what(), error.to_string())),
-        }
+        let decoded = elsewhere(move || stripe::decode(&object, len, &hash)).await;
+        decoded.map_err(|problem| Error::corrupt(self.archive.shown(&name), problem))
     }
 }
 
@@ -131,7 +127,7 @@ fn above_url(url: &Url) -> Option<Url> {
 
 /// An image of an archive, by its name there.
 #[derive(Debug)]
-pub struct Listed {
+pub struct ListedImage {
     pub name: String,
     /// What its manifest says, if that can be read.
     pub summary: Result<Summary, Error>,
@@ -168,7 +164,7 @@ impl Summary {
 const MOST_LISTED: usize = 100_000;
 
 /// The images of the archive at `address`, a directory or `s3://BUCKET/PREFIX`, by name.
-pub async fn list(address: &str) -> Result<Vec<Listed>, Error> {
+pub async fn list(address: &str) -> Result<Vec<ListedImage>, Error> {
     let place = Place::of_directory(&Address::parse(address)?)?;
     if place.kind() == Kind::Web {
         let problem = "cannot be listed: web servers do not tell what they have";
@@ -194,7 +190,7 @@ pub async fn list(address: &str) -> Result<Vec<Listed>, Error> {
     for name in names {
         let manifest = read_manifest(&place, &format!("{IMAGES}/{name}{SUFFIX}")).await;
         let summary = manifest.map(|manifest| Summary::of(&manifest));
-        listed.push(Listed { name, summary });
+        listed.push(ListedImage { name, summary });
     }
     Ok(listed)
 }

@@ -7,6 +7,7 @@
 
 mod address;
 mod archive;
+mod elsewhere;
 mod error;
 #[cfg(feature = "testing")]
 pub mod fuzz;
@@ -18,7 +19,7 @@ mod stripe;
 mod told;
 mod writer;
 
-pub use archive::{Image, Listed, Summary, list};
+pub use archive::{Image, ListedImage, Summary, list};
 pub use error::Error;
 pub use hash::Hash;
 pub use manifest::{Manifest, STRIPE_SIZES};

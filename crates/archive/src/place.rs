@@ -2,6 +2,7 @@
 //! server has below a URL.
 
 use crate::address::Address;
+use crate::elsewhere::elsewhere;
 use crate::error::Error;
 use crate::told::{Kind, told};
 use futures_util::StreamExt;
@@ -242,7 +243,7 @@ impl Body {
                 Payload::File(file, start) => {
                     let (file, at) = (file.clone(), *start + self.bytes.len() as u64);
                     let len = more.min(FILE_PIECE) as usize;
-                    let read = tokio::task::spawn_blocking(move || read_at(&file, at, len)).await?;
+                    let read = elsewhere(move || read_at(&file, at, len)).await;
                     let read = read.map_err(|source| object_store::Error::Generic {
                         store: "file",
                         source: source.into(),

@@ -2,6 +2,7 @@
 
 use crate::address::Address;
 use crate::archive::{IMAGES, SUFFIX};
+use crate::elsewhere::elsewhere;
 use crate::error::Error;
 use crate::hash::Hash;
 use crate::manifest::Manifest;
@@ -10,10 +11,10 @@ use crate::stripe;
 use crate::told::Kind;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Puts images into an archive: their stripes, and at last their manifests. Whenever that ends, what has a
-/// manifest is complete, and the stripes that are there need not be put again.
+/// Puts images into an archive: their stripes, and when all of these were put, their manifests. Whenever that
+/// ends, what has a manifest is complete, and the stripes that are there need not be put again.
 #[derive(Debug)]
 pub struct Writer {
     archive: Place,
@@ -59,23 +60,37 @@ impl Writer {
             .map(|len| len.is_some())
     }
 
-    /// Has a stripe in the archive, and gives its bytes back. If one fails, the image must not be finished.
-    pub async fn put<B>(&self, bytes: B) -> Result<(Put, B), Error>
+    /// Has a stripe in the archive, and gives its bytes back.
+    pub async fn put<B>(&self, bytes: B) -> (Result<Put, Error>, B)
     where
         B: AsRef<[u8]> + Send + 'static,
     {
-        let hashed = move || (Hash::of(bytes.as_ref()), bytes);
-        let (hash, bytes) = self.elsewhere(hashed).await?;
-        let seen = || self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if !seen().insert(hash) || self.has(&hash, bytes.as_ref().len()).await? {
-            return Ok((Put { hash, stored: None }, bytes));
+        let (hash, bytes) = elsewhere(move || (Hash::of(bytes.as_ref()), bytes)).await;
+        if !self.seen().insert(hash) {
+            return (Ok(Put { hash, stored: None }), bytes);
         }
-        let packed = move || (stripe::object_of(bytes.as_ref()), bytes);
-        let (object, bytes) = self.elsewhere(packed).await?;
+        match self.has(&hash, bytes.as_ref().len()).await {
+            Ok(true) => return (Ok(Put { hash, stored: None }), bytes),
+            Ok(false) => {}
+            Err(error) => return (self.forget(&hash, error), bytes),
+        }
+        let (object, bytes) = elsewhere(move || (stripe::object_of(bytes.as_ref()), bytes)).await;
         let stored = Some(object.len() as u64);
-        self.store(&hash.object(), object, PutMode::Overwrite)
-            .await?;
-        Ok((Put { hash, stored }, bytes))
+        let put = self.store(&hash.object(), object, PutMode::Overwrite).await;
+        match put {
+            Ok(()) => (Ok(Put { hash, stored }), bytes),
+            Err(error) => (self.forget(&hash, error), bytes),
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, HashSet<Hash>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It is not there, and may be put another time.
+    fn forget(&self, hash: &Hash, error: Error) -> Result<Put, Error> {
+        self.seen().remove(hash);
+        Err(error)
     }
 
     /// The image has all of its stripes, and gets its name. [`Error::Exists`] if that is taken, unless it
@@ -123,15 +138,6 @@ impl Writer {
                 other => Err(other),
             },
         }
-    }
-
-    /// What takes a while, on a thread for it.
-    async fn elsewhere<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Error> {
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|error| Error::unusable(self.archive.shown(""), error.to_string()))
     }
 }
 
