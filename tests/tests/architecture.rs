@@ -126,6 +126,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "fathom-cli",
         &[
+            "fathom-archive",
             "fathom-client",
             "fathom-sandbox",
             "fathom-daemon",

@@ -39,6 +39,9 @@ pub enum Error {
     /// The target's disk is full.
     #[error("{}: no space is left on its device: up to {missing} bytes more are needed", path.display())]
     NoSpace { path: PathBuf, missing: u64 },
+    /// Something of an archive cannot be had, or is not as it should be.
+    #[error(transparent)]
+    Archive(#[from] fathom_archive::Error),
     #[error("there is no memory for a buffer: {0}")]
     Memory(io::Error),
     /// The user has ended it.

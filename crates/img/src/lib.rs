@@ -2,6 +2,8 @@
 //! that it works on, as QEMU locks them, and leaves the work on structures to
 //! [`fathom_formats::offline`].
 
+mod archive;
+mod background;
 mod below;
 mod bitmap;
 mod chain;
@@ -13,19 +15,23 @@ mod create;
 mod error;
 mod info;
 mod job;
+mod manifest;
 mod map;
 mod measure;
 mod open;
 mod progress;
 mod rebase;
 mod resize;
+mod restore;
 mod sink;
 mod snapshot;
 mod source;
 mod stream;
 mod streamed;
+mod stripes;
 mod target;
 
+pub use archive::{Archived, ListedImage, StripeOptions, Summary, archive, archived};
 pub use bitmap::{BitmapChange, BitmapOptions, Listed, bitmap, bitmaps};
 pub use check::{CheckOptions, Repair, Report, check};
 pub use commit::{CommitOptions, commit};
@@ -36,12 +42,14 @@ pub use error::Error;
 pub use fathom_formats::offline::SnapshotName;
 pub use fathom_formats::{Format, shown};
 pub use info::{Info, InfoOptions, info};
+pub use manifest::manifest;
 pub use map::{MapExtent, MapOptions, map};
 pub use measure::{Measure, measure, measure_empty};
 pub use open::OpenOptions;
 pub use progress::{Event, Progress};
 pub use rebase::{RebaseOptions, rebase};
 pub use resize::{NewSize, Preallocation, ResizeOptions, Resized, resize};
+pub use restore::restore;
 pub use sink::TargetOptions;
 pub use snapshot::{SnapshotChange, SnapshotList, change_snapshots, snapshots};
 pub use source::Source;

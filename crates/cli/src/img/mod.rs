@@ -1,6 +1,7 @@
 //! `fathom img`: the image tool, with the options and the output that users of
 //! qemu-img know. One file a command.
 
+mod archive;
 mod bitmap;
 mod check;
 mod commit;
@@ -9,10 +10,12 @@ mod compare;
 mod convert;
 mod create;
 mod info;
+mod manifest;
 mod map;
 mod measure;
 mod rebase;
 mod resize;
+mod restore;
 mod snapshot;
 mod watch;
 
@@ -46,6 +49,9 @@ enum ImgCommand {
     Rebase(rebase::RebaseArgs),
     Resize(resize::ResizeArgs),
     Snapshot(snapshot::SnapshotArgs),
+    Archive(Box<archive::ArchiveArgs>),
+    Restore(Box<restore::RestoreArgs>),
+    Manifest(Box<manifest::ManifestArgs>),
 }
 
 pub fn run(args: ImgArgs) -> anyhow::Result<()> {
@@ -62,6 +68,9 @@ pub fn run(args: ImgArgs) -> anyhow::Result<()> {
         ImgCommand::Rebase(args) => rebase::run(args),
         ImgCommand::Resize(args) => resize::run(args),
         ImgCommand::Snapshot(args) => snapshot::run(&args),
+        ImgCommand::Archive(args) => archive::run(&args),
+        ImgCommand::Restore(args) => restore::run(&args),
+        ImgCommand::Manifest(args) => manifest::run(&args),
     }
 }
 

@@ -140,6 +140,15 @@ pub(super) fn watched<T>(
     args: &WatchArgs,
     job: impl FnOnce(&mut fathom_img::Progress<'_>) -> Result<T, fathom_img::Error>,
 ) -> anyhow::Result<T> {
+    watched_telling(args, job, |_| json!({}))
+}
+
+/// Likewise; `told` is what the last event has to say of it.
+pub(super) fn watched_telling<T>(
+    args: &WatchArgs,
+    job: impl FnOnce(&mut fathom_img::Progress<'_>) -> Result<T, fathom_img::Error>,
+    told: impl FnOnce(&T) -> serde_json::Value,
+) -> anyhow::Result<T> {
     let stop = stop_flag()?;
     let mut watch = args.watch();
     let mut watcher = |event| watch.event(event);
@@ -148,7 +157,9 @@ pub(super) fn watched<T>(
     match done {
         Ok(value) => {
             if args.json() {
-                json_line(&json!({"event": "end"}));
+                let mut end = told(&value);
+                end["event"] = json!("end");
+                json_line(&end);
             }
             Ok(value)
         }

@@ -1,0 +1,188 @@
+//! `fathom img archive`, and the options of what puts disks into stripes.
+
+use super::common::ReadArgs;
+use super::watch::watched_telling;
+use super::{parse_cache, parse_format, print, print_json};
+use crate::aio::AioArg;
+use anyhow::{Context, bail};
+use clap::Args;
+use fathom_img::{
+    self as img, Archived, Format, ListedImage, OpenOptions, SnapshotName, Source, StripeOptions,
+};
+use fathom_storage::Cache;
+use fathom_units::{Utc, parse_size, short_size};
+use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+/// How a disk is put into stripes.
+#[derive(Debug, Args)]
+pub(super) struct StripeArgs {
+    /// Bytes of a stripe: a power of two from 64k to 16M
+    #[arg(long, value_parser = parse_stripe_size, default_value = "1M", value_name = "SIZE")]
+    stripe_size: u32,
+    /// Which stripes are wanted first, in their order: a file with the number of one in each line
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Replace what is there under that name
+    #[arg(long)]
+    force: bool,
+}
+
+impl StripeArgs {
+    pub(super) fn options(&self) -> anyhow::Result<StripeOptions> {
+        Ok(StripeOptions {
+            stripe_size: self.stripe_size,
+            profile: self.profile.as_ref().map_or(Ok(Vec::new()), read_profile)?,
+            force: self.force,
+        })
+    }
+}
+
+fn parse_stripe_size(text: &str) -> Result<u32, String> {
+    let size = u32::try_from(parse_size(text)?).ok();
+    let is_good = |size: &u32| size.is_power_of_two() && (64 << 10..=16 << 20).contains(size);
+    size.filter(is_good)
+        .ok_or_else(|| "a power of two from 64k to 16M is needed".into())
+}
+
+fn read_profile(path: &PathBuf) -> anyhow::Result<Vec<u32>> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("{shown}"))?;
+    let lines = text.lines().zip(1..);
+    let numbers = lines.map(|(line, at)| {
+        let number = line.trim().parse();
+        number.with_context(|| format!("{shown}:{at}: '{line}' is no number of a stripe"))
+    });
+    numbers.collect()
+}
+
+/// Keep a disk in an archive, in stripes that its images share
+#[derive(Debug, Args)]
+pub(super) struct ArchiveArgs {
+    /// Format of the image; by default what it looks like
+    #[arg(short, long, value_parser = parse_format)]
+    format: Option<Format>,
+    /// Keep the disk as an internal snapshot has kept it
+    #[arg(short = 'l', long, value_name = "ID|NAME")]
+    source_snapshot: Option<String>,
+    #[command(flatten)]
+    stripes: StripeArgs,
+    /// How the image is read: none, writeback or writethrough
+    #[arg(short = 'T', long, default_value = "writeback", value_parser = parse_cache)]
+    cache: Cache,
+    #[command(flatten)]
+    aio: AioArg,
+    #[command(flatten)]
+    read: ReadArgs,
+    /// Tell which images an archive has; with --json, as one document
+    #[arg(long, conflicts_with_all = ["force", "profile", "source_snapshot"])]
+    list: bool,
+    /// An image (a file, rbd:POOL/IMAGE, an NBD URI or - for standard input), the archive (a directory or
+    /// s3://BUCKET/PREFIX), and what the image is called there; with --list the archive alone
+    #[arg(value_name = "IMAGE ARCHIVE NAME", required = true)]
+    words: Vec<String>,
+}
+
+pub(super) fn run(args: &ArchiveArgs) -> anyhow::Result<()> {
+    match (&args.words[..], args.list) {
+        ([archive], true) => list(archive, args.read.watch.json()),
+        ([image, archive, name], false) => keep(args, image, archive, name),
+        (_, true) => bail!("--list takes the archive alone"),
+        (_, false) => bail!("give an image, an archive, and what the image is to be called there"),
+    }
+}
+
+fn keep(args: &ArchiveArgs, image: &str, archive: &str, name: &str) -> anyhow::Result<()> {
+    let options = args.stripes.options()?;
+    let source = Source::new(
+        OsStr::new(image),
+        OpenOptions {
+            snapshot: args.source_snapshot.as_deref().map(SnapshotName::parse),
+            ..args.read.open(args.format, args.cache, args.aio.aio)
+        },
+    )?;
+    let watch = &args.read.watch;
+    let archived = watched_telling(
+        watch,
+        |progress| img::archive(&source, archive, name, &options, progress),
+        told,
+    )?;
+    match watch.quiet() || watch.json() {
+        true => Ok(()),
+        false => print(summary(&archived)),
+    }
+}
+
+fn told(archived: &Archived) -> Value {
+    json!({
+        "manifest": archived.manifest,
+        "size": archived.size,
+        "read": archived.read,
+        "new-stripes": archived.new,
+        "known-stripes": archived.known,
+        "zero-stripes": archived.zero,
+        "stored": archived.stored,
+    })
+}
+
+fn summary(archived: &Archived) -> String {
+    let Archived {
+        manifest,
+        size,
+        read,
+        new,
+        known,
+        zero,
+        stored,
+    } = archived;
+    let manifest = img::shown(manifest);
+    format!(
+        "{manifest}\n\
+         disk: {size} bytes, {read} of them read\n\
+         stripes: {new} new, {known} known, {zero} zero\n\
+         stored: {stored} bytes\n"
+    )
+}
+
+fn list(archive: &str, as_json: bool) -> anyhow::Result<()> {
+    let images = img::archived(archive)?;
+    if as_json {
+        return print_json(&images.iter().map(listed_json).collect());
+    }
+    let width = images.iter().map(|image| image.name.len()).max();
+    let width = width.unwrap_or(0).max("NAME".len());
+    let mut text = format!(
+        "{:width$}  {:>9}  {:>9}  {:>9}  {:>6}  MADE\n",
+        "NAME", "SIZE", "STRIPES", "WITH DATA", "OF"
+    );
+    for image in &images {
+        let name = img::shown(&image.name);
+        text += &match &image.summary {
+            Ok(is) => format!(
+                "{name:width$}  {:>9}  {:>9}  {:>9}  {:>6}  {}\n",
+                short_size(is.size),
+                is.stripes,
+                is.data,
+                short_size(is.stripe_size.into()),
+                Utc::from_seconds(is.made),
+            ),
+            Err(error) => format!("{name:width$}  {}\n", img::shown(&error.to_string())),
+        };
+    }
+    print(text)
+}
+
+fn listed_json(image: &ListedImage) -> Value {
+    match &image.summary {
+        Ok(is) => json!({
+            "name": image.name,
+            "size": is.size,
+            "stripe-size": is.stripe_size,
+            "stripes": is.stripes,
+            "data-stripes": is.data,
+            "made": is.made,
+        }),
+        Err(error) => json!({"name": image.name, "error": error.to_string()}),
+    }
+}

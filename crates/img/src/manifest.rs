@@ -1,0 +1,79 @@
+//! `fathom img manifest`
+
+use crate::archive::{StripeOptions, with_hashes};
+use crate::background::Background;
+use crate::error::{Error, io_error, usage};
+use crate::progress::Progress;
+use crate::source::Source;
+use crate::stripes::{Keep, read};
+use crate::target::parent;
+use fathom_archive::Manifest;
+use fathom_stack::Job;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes down what a disk is made of, for who reads it from where nobody vouches for it. Returns what was
+/// written.
+pub fn manifest(
+    source: &Source,
+    file: &Path,
+    options: &StripeOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Manifest, Error> {
+    refuse_taken(file, options.force)?;
+    let mut job = Job::default();
+    let source = source.open(&mut job)?;
+    let frame = options.frame(&source.path, source.size())?;
+    let background = Background::new()?;
+    let striped = read(&job, &source, &frame, Keep::Hashes, &background, progress)?;
+    progress.check()?;
+    let manifest = with_hashes(&frame, striped.hashes);
+    let written = write(file, &manifest.to_bytes(), options.force);
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => taken(file),
+        _ => io_error(file, "cannot be written")(error),
+    })?;
+    Ok(manifest)
+}
+
+fn refuse_taken(file: &Path, force: bool) -> Result<(), Error> {
+    match file.symlink_metadata() {
+        Ok(_) if !force => Err(taken(file)),
+        _ => Ok(()),
+    }
+}
+
+fn taken(file: &Path) -> Error {
+    let problem = "is there already: choose another name, or replace it with --force";
+    usage(file, problem)
+}
+
+/// A file that is there only as a whole.
+fn write(path: &Path, bytes: &[u8], force: bool) -> io::Result<()> {
+    let part = Part(part_of(path));
+    let mut file = File::create(&part.0)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    match force {
+        true => fs::rename(&part.0, path)?,
+        // Unlike a new name, it replaces nothing.
+        false => fs::hard_link(&part.0, path)?,
+    }
+    File::open(parent(path))?.sync_all()
+}
+
+/// Goes away when it is not needed any more.
+struct Part(PathBuf);
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn part_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    name.into()
+}

@@ -1,0 +1,318 @@
+//! A disk in stripes: reading them, and having their hashes, or themselves, kept.
+
+use crate::background::{Background, pause_after};
+use crate::error::Error;
+use crate::job::{Pool, Segments, State, is_zero};
+use crate::progress::Progress;
+use crate::source::Opened;
+use fathom_archive::{Hash, Manifest, Put, Writer};
+use fathom_core::Op;
+use fathom_stack::{Answer, Ask, Job, Pages};
+use std::iter::Peekable;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of a request.
+const PIECE: u64 = 512 << 10;
+/// Bytes of all stripes under way, about.
+const UNDER_WAY: u64 = 64 << 20;
+/// Longest wait: somebody may want the job to end.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How many stripes are under way at once.
+pub(crate) fn depth(stripe_size: u32) -> usize {
+    (UNDER_WAY / u64::from(stripe_size)).clamp(4, 32) as usize
+}
+
+/// What becomes of stripes.
+#[derive(Clone)]
+pub(crate) enum Keep {
+    /// Only their hashes are wanted.
+    Hashes,
+    Archive(Arc<Writer>),
+}
+
+/// A disk, all of whose stripes were read.
+#[derive(Debug, Default)]
+pub(crate) struct Striped {
+    pub(crate) hashes: Vec<Option<Hash>>,
+    /// Bytes that were read.
+    pub(crate) read: u64,
+    /// Stripes that were not there, and that were.
+    pub(crate) new: u32,
+    pub(crate) known: u32,
+    /// Bytes of those that were not.
+    pub(crate) stored: u64,
+}
+
+/// A stripe's bytes.
+pub(crate) struct Filled {
+    pages: Pages,
+    len: usize,
+}
+
+impl AsRef<[u8]> for Filled {
+    fn as_ref(&self) -> &[u8] {
+        &self.pages.bytes()[..self.len]
+    }
+}
+
+/// A stripe that was kept.
+pub(crate) struct Kept {
+    index: u32,
+    filled: Filled,
+    put: Result<Put, fathom_archive::Error>,
+}
+
+impl Keep {
+    async fn keep(self, index: u32, filled: Filled) -> Kept {
+        let (put, filled) = match self {
+            Keep::Hashes => hashed(filled).await,
+            Keep::Archive(writer) => put_patiently(&writer, filled).await,
+        };
+        Kept { index, filled, put }
+    }
+}
+
+async fn hashed(filled: Filled) -> (Result<Put, fathom_archive::Error>, Filled) {
+    let work = move || (Hash::of(filled.as_ref()), filled);
+    let (hash, filled) = tokio::task::spawn_blocking(work)
+        .await
+        .expect("it is simple");
+    (Ok(Put { hash, stored: None }), filled)
+}
+
+async fn put_patiently(
+    writer: &Writer,
+    mut filled: Filled,
+) -> (Result<Put, fathom_archive::Error>, Filled) {
+    for attempt in 0.. {
+        let (put, back) = writer.put(filled).await;
+        filled = back;
+        match pause_after(&put, attempt) {
+            None => return (put, filled),
+            Some(pause) => tokio::time::sleep(pause).await,
+        }
+    }
+    unreachable!("attempts end")
+}
+
+/// Reads a disk's stripes, and has them kept. `frame` has the sizes that its manifest is to have.
+pub(crate) fn read(
+    job: &Job,
+    source: &Opened,
+    frame: &Manifest,
+    keep: Keep,
+    background: &Background<Kept>,
+    progress: &mut Progress<'_>,
+) -> Result<Striped, Error> {
+    progress.begin(frame.size());
+    let depth = depth(frame.stripe_size());
+    let mut run = Run {
+        job,
+        source,
+        frame,
+        keep,
+        background,
+        pool: Pool::new(frame.stripe_size() as usize, depth),
+        parts: std::iter::repeat_with(|| None).take(depth).collect(),
+        keeping: 0,
+        striped: Striped {
+            hashes: vec![None; frame.stripes().len()],
+            ..Striped::default()
+        },
+        progress,
+    };
+    let mut plan = Plan {
+        segments: source.segments(job, usize::MAX)?.peekable(),
+        frame,
+        next: 0,
+    };
+    let outcome = run.run(&mut plan);
+    // Who reads has the memory.
+    while run.reads() > 0 {
+        let answer = run.job.wait();
+        run.parts[answer.ask.tag as usize] = None;
+    }
+    outcome?;
+    run.progress.end();
+    Ok(run.striped)
+}
+
+/// Which part of each stripe is to be read.
+struct Plan<'a> {
+    segments: Peekable<Segments<'a>>,
+    frame: &'a Manifest,
+    next: u32,
+}
+
+/// A stripe, and from where to where in the disk there may be data in it.
+type Planned = (u32, Option<Range<u64>>);
+
+impl Plan<'_> {
+    fn next(&mut self) -> Result<Option<Planned>, Error> {
+        let index = self.next;
+        let (start, len) = (start_of(self.frame, index), self.frame.len_of(index));
+        if len == 0 {
+            return Ok(None);
+        }
+        let end = start + len as u64;
+        let mut data: Option<Range<u64>> = None;
+        while let Some(segment) = self.segments.peek() {
+            let Ok(segment) = segment else {
+                let failed = self.segments.next().and_then(Result::err);
+                return Err(failed.expect("it was just seen"));
+            };
+            if segment.range.start >= end {
+                break;
+            }
+            if segment.state == State::Data {
+                let from = segment.range.start.max(start);
+                let to = segment.range.end.min(end);
+                data = Some(data.map_or(from, |data| data.start)..to);
+            }
+            if segment.range.end > end {
+                break;
+            }
+            self.segments.next();
+        }
+        self.next += 1;
+        Ok(Some((index, data)))
+    }
+}
+
+/// Where a stripe is in the disk.
+pub(crate) fn start_of(frame: &Manifest, index: u32) -> u64 {
+    u64::from(index) * u64::from(frame.stripe_size())
+}
+
+/// A stripe that is being read.
+#[derive(Clone, Debug)]
+struct Part {
+    index: u32,
+    /// Of the disk, what is still to be read.
+    left: Range<u64>,
+}
+
+struct Run<'a, 'p> {
+    job: &'a Job,
+    source: &'a Opened,
+    frame: &'a Manifest,
+    keep: Keep,
+    background: &'a Background<Kept>,
+    pool: Pool,
+    /// By tag.
+    parts: Vec<Option<Part>>,
+    /// Stripes that are being kept.
+    keeping: usize,
+    striped: Striped,
+    progress: &'a mut Progress<'p>,
+}
+
+impl Run<'_, '_> {
+    fn run(&mut self, plan: &mut Plan<'_>) -> Result<(), Error> {
+        let mut is_read = false;
+        loop {
+            self.progress.check()?;
+            while !is_read && let Some(pages) = self.pool.take().map_err(Error::memory)? {
+                is_read = !self.begin(plan, pages)?;
+            }
+            let wait = match self.reads() {
+                0 if self.keeping == 0 => return Ok(()),
+                0 => TICK,
+                _ => {
+                    if let Some(answer) = self.job.wait_for(TICK) {
+                        self.take(answer)?;
+                    }
+                    Duration::ZERO
+                }
+            };
+            let mut kept = self.background.wait_for(wait);
+            while let Some(one) = kept {
+                self.kept(one)?;
+                kept = self.background.wait_for(Duration::ZERO);
+            }
+        }
+    }
+
+    /// Stripes that are being read.
+    fn reads(&self) -> usize {
+        self.parts.iter().flatten().count()
+    }
+
+    /// Begins with the next stripe that has data. False: there is none.
+    fn begin(&mut self, plan: &mut Plan<'_>, mut pages: Pages) -> Result<bool, Error> {
+        while let Some((index, data)) = plan.next()? {
+            let Some(left) = data else {
+                self.progress.add(self.frame.len_of(index) as u64);
+                continue;
+            };
+            let (start, len) = (start_of(self.frame, index), self.frame.len_of(index));
+            let bytes = &mut pages.bytes_mut()[..len];
+            // What the last stripe has left there.
+            bytes[..(left.start - start) as usize].fill(0);
+            bytes[(left.end - start) as usize..].fill(0);
+            self.striped.read += left.end - left.start;
+            let tag = self.parts.iter().position(Option::is_none);
+            let tag = tag.expect("as many as there are buffers");
+            self.go_on(tag, Part { index, left }, pages);
+            return Ok(true);
+        }
+        self.pool.put(pages);
+        Ok(false)
+    }
+
+    /// Reads more of a stripe, or has it kept.
+    fn go_on(&mut self, tag: usize, part: Part, pages: Pages) {
+        let Part { index, left } = part.clone();
+        if !left.is_empty() {
+            self.parts[tag] = Some(part);
+            let len = PIECE.min(left.end - left.start);
+            return self.source.client.ask(Ask {
+                tag: tag as u64,
+                skip: (left.start - start_of(self.frame, index)) as usize,
+                ..Ask::new(Op::Read, left.start, len, Some(pages))
+            });
+        }
+        self.parts[tag] = None;
+        let len = self.frame.len_of(index);
+        let filled = Filled { pages, len };
+        if is_zero(filled.as_ref()) {
+            self.progress.add(len as u64);
+            return self.pool.put(filled.pages);
+        }
+        self.keeping += 1;
+        self.background.begin(self.keep.clone().keep(index, filled));
+    }
+
+    fn take(&mut self, answer: Answer) -> Result<(), Error> {
+        let Answer { ask, errno, .. } = answer;
+        let tag = ask.tag as usize;
+        let mut part = self.parts[tag].take().expect("it has begun");
+        if errno != 0 {
+            let path = &self.source.path;
+            return Err(Error::data(path, "read", ask.offset, ask.len, errno));
+        }
+        part.left.start += ask.len;
+        self.go_on(tag, part, ask.pages.expect("a read has pages"));
+        Ok(())
+    }
+
+    fn kept(&mut self, kept: Kept) -> Result<(), Error> {
+        let Kept { index, filled, put } = kept;
+        self.keeping -= 1;
+        let put = put?;
+        match put.stored {
+            Some(bytes) => {
+                self.striped.new += 1;
+                self.striped.stored += bytes;
+            }
+            None => self.striped.known += 1,
+        }
+        self.striped.hashes[index as usize] = Some(put.hash);
+        self.progress.add(filled.len as u64);
+        self.pool.put(filled.pages);
+        Ok(())
+    }
+}
