@@ -2,6 +2,10 @@
 
 /// Does it on a thread where nobody else waits.
 pub(crate) async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime ends, and with it whoever waits.
+        Err(_) => std::future::pending().await,
+    }
 }

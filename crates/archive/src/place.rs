@@ -60,7 +60,13 @@ impl Place {
                 let Some(name) = name else {
                     return Err(Error::unusable(address.shown(), "is no name of a file"));
                 };
-                Ok((Place::file(parent(path))?, name.to_owned()))
+                let place = Place::file(parent(path)).map_err(|error| match error {
+                    Error::NotFound { .. } => Error::NotFound {
+                        what: address.shown(),
+                    },
+                    other => other,
+                })?;
+                Ok((place, name.to_owned()))
             }
             Address::S3 { key, .. } if key.is_empty() => Err(Error::unusable(
                 address.shown(),

@@ -18,10 +18,10 @@ pub(crate) enum Kind {
 pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
     let what = what.to_owned();
     let text = error.to_string();
+    if text.contains("<Code>NoSuchBucket</Code>") {
+        return Error::unusable(what, "there is no such bucket: make it, or check the name");
+    }
     match &error {
-        StoreError::NotFound { .. } if text.contains("<Code>NoSuchBucket</Code>") => {
-            return Error::unusable(what, "there is no such bucket: make it, or check the name");
-        }
         StoreError::NotFound { .. } => return Error::NotFound { what },
         StoreError::Precondition { .. } => return Error::Changed { what },
         StoreError::AlreadyExists { .. } => return Error::Exists { what },
@@ -47,6 +47,11 @@ pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
     if let Some(status) = status_of(&text) {
         let problem = answered(status, &text);
         return match status {
+            404 => Error::NotFound { what },
+            401 | 403 => Error::Refused {
+                what,
+                problem: refusal(kind, &text),
+            },
             500.. | 408 | 429 => Error::Unreachable { what, problem },
             _ => Error::Unusable { what, problem },
         };
@@ -88,6 +93,13 @@ fn unanswered(what: String, error: &HttpError) -> Error {
             what,
             problem: "no answer in time".into(),
         },
+        _ if problem.contains("peer certificate") => {
+            let hint = "SSL_CERT_FILE names a file of authorities that are trusted instead of the system's";
+            Error::unusable(
+                what,
+                format!("its server is not trusted: {problem}: {hint}"),
+            )
+        }
         HttpErrorKind::Connect | HttpErrorKind::Request | HttpErrorKind::Interrupted => {
             Error::Unreachable { what, problem }
         }

@@ -65,7 +65,7 @@ impl Writer {
     where
         B: AsRef<[u8]> + Send + 'static,
     {
-        let (hash, bytes) = elsewhere(move || (Hash::of(bytes.as_ref()), bytes)).await;
+        let (hash, bytes) = Hash::taking(bytes).await;
         if !self.seen().insert(hash) {
             return (Ok(Put { hash, stored: None }), bytes);
         }

@@ -191,7 +191,7 @@ fn start_logging(
     let filter = filter.or_else(|| std::env::var("FATHOM_LOG").ok());
     let usual = match command {
         // It tells by itself what fails.
-        Command::Img(_) => "warn,fathom_storage=off",
+        Command::Img(_) => "warn,fathom_storage=off,object_store=off,rustls_platform_verifier=off",
         _ => "info",
     };
     let filter = filter.as_deref().unwrap_or(usual);

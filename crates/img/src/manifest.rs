@@ -4,10 +4,12 @@ use crate::archive::{StripeOptions, with_hashes};
 use crate::background::Background;
 use crate::error::{Error, io_error, usage};
 use crate::progress::Progress;
-use crate::source::Source;
+use crate::source::{Opened, Source};
 use crate::stripes::{Keep, read};
 use crate::target::parent;
 use fathom_archive::Manifest;
+use fathom_formats::Format;
+use fathom_formats::served::Storage;
 use fathom_stack::Job;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -24,7 +26,7 @@ pub fn manifest(
     refuse_taken(file, options.force)?;
     let mut job = Job::default();
     let source = source.open(&mut job)?;
-    let frame = options.frame(&source.path, source.size())?;
+    let frame = options.frame(&source.path, size_of(&source)?)?;
     let background = Background::new()?;
     let striped = read(&job, &source, &frame, Keep::Hashes, &background, progress)?;
     progress.check()?;
@@ -35,6 +37,16 @@ pub fn manifest(
         _ => io_error(file, "cannot be written")(error),
     })?;
     Ok(manifest)
+}
+
+/// Bytes of the disk; of a raw file, as many as it has, whether or not these are whole sectors.
+fn size_of(source: &Opened) -> Result<u64, Error> {
+    let Some((image, Format::Raw)) = source.image() else {
+        return Ok(source.size());
+    };
+    let len = image.bytes().len();
+    let len = len.map_err(io_error(image.path(), "cannot be read"))?;
+    Ok(len.min(source.size()))
 }
 
 fn refuse_taken(file: &Path, force: bool) -> Result<(), Error> {

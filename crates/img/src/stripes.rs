@@ -17,6 +17,7 @@ use std::time::Duration;
 const PIECE: u64 = 512 << 10;
 /// Bytes of all stripes under way, about.
 const UNDER_WAY: u64 = 64 << 20;
+const SECTOR: u64 = 512;
 /// Longest wait: somebody may want the job to end.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -68,19 +69,14 @@ pub(crate) struct Kept {
 impl Keep {
     async fn keep(self, index: u32, filled: Filled) -> Kept {
         let (put, filled) = match self {
-            Keep::Hashes => hashed(filled).await,
+            Keep::Hashes => {
+                let (hash, filled) = Hash::taking(filled).await;
+                (Ok(Put { hash, stored: None }), filled)
+            }
             Keep::Archive(writer) => put_patiently(&writer, filled).await,
         };
         Kept { index, filled, put }
     }
-}
-
-async fn hashed(filled: Filled) -> (Result<Put, fathom_archive::Error>, Filled) {
-    let work = move || (Hash::of(filled.as_ref()), filled);
-    let (hash, filled) = tokio::task::spawn_blocking(work)
-        .await
-        .expect("it is simple");
-    (Ok(Put { hash, stored: None }), filled)
 }
 
 async fn put_patiently(
@@ -98,7 +94,8 @@ async fn put_patiently(
     unreachable!("attempts end")
 }
 
-/// Reads a disk's stripes, and has them kept. `frame` has the sizes that its manifest is to have.
+/// Reads a disk's stripes, and has them kept. `frame` has the sizes that its manifest is to have; the disk may
+/// be longer by a part of a sector.
 pub(crate) fn read(
     job: &Job,
     source: &Opened,
@@ -169,7 +166,8 @@ impl Plan<'_> {
             }
             if segment.state == State::Data {
                 let from = segment.range.start.max(start);
-                let to = segment.range.end.min(end);
+                // A disk has whole sectors, whatever its file has.
+                let to = segment.range.end.min(end.next_multiple_of(SECTOR));
                 data = Some(data.map_or(from, |data| data.start)..to);
             }
             if segment.range.end > end {
@@ -248,8 +246,8 @@ impl Run<'_, '_> {
                 self.progress.add(self.frame.len_of(index) as u64);
                 continue;
             };
-            let (start, len) = (start_of(self.frame, index), self.frame.len_of(index));
-            let bytes = &mut pages.bytes_mut()[..len];
+            let start = start_of(self.frame, index);
+            let bytes = pages.bytes_mut();
             // What the last stripe has left there.
             bytes[..(left.start - start) as usize].fill(0);
             bytes[(left.end - start) as usize..].fill(0);

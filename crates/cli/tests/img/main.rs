@@ -1,6 +1,8 @@
 //! `fathom img` as users run it, next to qemu-img.
 
+mod archive;
 mod bitmap;
+mod bucket;
 mod compare;
 mod compress;
 mod convert;
