@@ -309,7 +309,10 @@ mod tests {
         assert_eq!(back, [ids[2], ids[3]]);
         assert_eq!(cx.slab[ids[2]].error, 0);
         assert_eq!((cx.mark(), cx.done.clone()), (mark, vec![ids[0]]));
-        assert_eq!((cx.child_done(owner), cx.child_done(owner)), (Some(ids[1]), None));
+        assert_eq!(
+            (cx.child_done(owner), cx.child_done(owner)),
+            (Some(ids[1]), None)
+        );
         cx.complete(ids[3], 0);
         assert_eq!(cx.child_done(owner), Some(ids[3]));
     }

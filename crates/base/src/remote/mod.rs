@@ -66,8 +66,14 @@ impl Remote {
             let problem = "it is in an archive, and has a manifest: --base-manifest is for others";
             return Err(Problem::Never(problem.into()));
         }
-        let stripe = of_its_own.or(manifest.as_ref()).map_or(STRIPE, |known| known.stripe_size().into());
-        let mut origin = Origin { size, stripe, version };
+        let stripe = of_its_own
+            .or(manifest.as_ref())
+            .map_or(STRIPE, |known| known.stripe_size().into());
+        let mut origin = Origin {
+            size,
+            stripe,
+            version,
+        };
         if let Some(manifest) = &manifest {
             if manifest.size() != size {
                 let of = manifest.size();
@@ -78,7 +84,11 @@ impl Remote {
             // What it contains is known, whatever its place says of it.
             origin.version = version_of(manifest);
         }
-        Ok(Remote { origin, way, manifest })
+        Ok(Remote {
+            origin,
+            way,
+            manifest,
+        })
     }
 
     pub fn origin(&self) -> &Origin {
@@ -104,9 +114,9 @@ impl Remote {
             Way::Archive(image) => return stored::stripe(image, stripe).await,
         };
         match &self.manifest {
-            Some(manifest) if !manifest.verify(stripe, &bytes) => {
-                Err(Problem::Wrong("its bytes are not those of --base-manifest".into()))
-            }
+            Some(manifest) if !manifest.verify(stripe, &bytes) => Err(Problem::Wrong(
+                "its bytes are not those of --base-manifest".into(),
+            )),
             _ => Ok(bytes),
         }
     }

@@ -5,7 +5,9 @@ use fathom_archive::{Error, Image, Object};
 
 /// Whether it is an address of that kind.
 pub fn is_for(remote: &str) -> bool {
-    ["s3://", "https://", "http://"].iter().any(|scheme| remote.starts_with(scheme))
+    ["s3://", "https://", "http://"]
+        .iter()
+        .any(|scheme| remote.starts_with(scheme))
 }
 
 impl From<Error> for Problem {

@@ -26,7 +26,9 @@ fn what_is_cached_is_served_while_the_source_is_away() {
     host.kill_keepers();
     assert!(qemu_io(&other.uri(), "read 0 1M"));
     let source = Source::start(&host, &host.path("base.raw"), 1);
-    eventually("it comes", || qemu_io(&disk.uri(), "read 40M 4k").then_some(()));
+    eventually("it comes", || {
+        qemu_io(&disk.uri(), "read 40M 4k").then_some(())
+    });
     for disk in [&disk, &other] {
         same(&disk.uri(), &host.arg("base.raw"));
     }
@@ -39,11 +41,17 @@ fn requests_wait_for_a_source_that_comes_back() {
     let host = Host::new();
     let source = Source::start(&host, &host.path("base.raw"), 1);
     let uri = source.uri();
-    let disk = host.serve(&host.overlay("disk", &uri, "raw"), &uri, &["--base-fetch", "off"]);
+    let disk = host.serve(
+        &host.overlay("disk", &uri, "raw"),
+        &uri,
+        &["--base-fetch", "off"],
+    );
     drop(source);
     std::thread::scope(|scope| {
         let compared = scope.spawn(|| same(&disk.uri(), &host.arg("base.raw")));
-        eventually("it is told", || disk.log().contains("tried again").then_some(()));
+        eventually("it is told", || {
+            disk.log().contains("tried again").then_some(())
+        });
         let _source = Source::start(&host, &host.path("base.raw"), 1);
         compared.join().unwrap();
     });
@@ -60,14 +68,26 @@ fn another_image_in_its_place_is_refused() {
     assert!(qemu_io(&disk.uri(), "read 0 1M"));
     drop(disk);
     drop(source);
-    let base = fs::File::options().write(true).open(host.path("base.raw")).unwrap();
+    let base = fs::File::options()
+        .write(true)
+        .open(host.path("base.raw"))
+        .unwrap();
     base.set_len(44 << 20).unwrap();
-    eventually("the keeper's end", || host.keepers().is_empty().then_some(()));
+    eventually("the keeper's end", || {
+        host.keepers().is_empty().then_some(())
+    });
     let _source = Source::start(&host, &host.path("base.raw"), 0);
-    let disk = host.serve(&image, &uri, &["--base-fetch", "off", "--server-reconnect", "1s"]);
+    let disk = host.serve(
+        &image,
+        &uri,
+        &["--base-fetch", "off", "--server-reconnect", "1s"],
+    );
     assert!(!qemu_io(&disk.uri(), "read 40M 4k"));
     let log = disk.log();
-    assert!(log.contains("another image") && log.contains("fathom base remove"), "{log}");
+    assert!(
+        log.contains("another image") && log.contains("fathom base remove"),
+        "{log}"
+    );
 }
 
 /// Bytes that are not those of the manifest never reach a guest.
@@ -86,7 +106,11 @@ fn what_comes_is_checked_by_a_manifest() {
     let disk = host.serve(&host.overlay("disk", &uri, "raw"), &uri, &more);
     assert!(qemu_io(&disk.uri(), "read 6M 1M"));
     assert!(!qemu_io(&disk.uri(), "read 7M 4k"));
-    assert!(disk.log().contains("are not those of --base-manifest"), "{}", disk.log());
+    assert!(
+        disk.log().contains("are not those of --base-manifest"),
+        "{}",
+        disk.log()
+    );
     // It is tried anew when it is asked for again.
     let original = fs::File::open(host.path("base.raw")).unwrap();
     let mut bytes = vec![0; STRIPE as usize];
@@ -104,7 +128,10 @@ fn a_full_disk_makes_requests_wait() {
     fs::create_dir(host.path("cache")).unwrap();
     let cache = host.arg("cache");
     let mount = |args: &[&str]| {
-        let status = std::process::Command::new("mount").args(args).status().unwrap();
+        let status = std::process::Command::new("mount")
+            .args(args)
+            .status()
+            .unwrap();
         assert!(status.success(), "the test needs root: {args:?}");
     };
     mount(&["-t", "tmpfs", "-o", "size=16M", "tmpfs", &cache]);
@@ -116,7 +143,10 @@ fn a_full_disk_makes_requests_wait() {
     drop(disk);
     host.kill_keepers();
     eventually("it is let go of", || {
-        let status = std::process::Command::new("umount").arg(&cache).status().unwrap();
+        let status = std::process::Command::new("umount")
+            .arg(&cache)
+            .status()
+            .unwrap();
         status.success().then_some(())
     });
 }
@@ -128,22 +158,51 @@ fn what_cannot_be_had_is_told_at_once() {
     let serve = |base: &str, more: &[&str]| {
         let image = host.overlay("disk", base, "raw");
         let address = format!("unix:{}", host.arg("n"));
-        let args = ["serve", &image, "--format", "qcow2", "--base", base, "--base-cache", &cache];
-        [&args, &["--nbd", &address][..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+        let args = [
+            "serve",
+            &image,
+            "--format",
+            "qcow2",
+            "--base",
+            base,
+            "--base-cache",
+            &cache,
+        ];
+        [&args, &["--nbd", &address][..], more]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     let refuse = |base: &str, more: &[&str], words: &[&str]| {
         let args = serve(base, more);
-        refused(1, &args.iter().map(String::as_str).collect::<Vec<_>>(), words);
+        refused(
+            1,
+            &args.iter().map(String::as_str).collect::<Vec<_>>(),
+            words,
+        );
         host.kill_keepers();
     };
-    refuse("nbd+unix:///?socket=/nonexistent/s", &[], &["cannot connect"]);
+    refuse(
+        "nbd+unix:///?socket=/nonexistent/s",
+        &[],
+        &["cannot connect"],
+    );
     refuse("http://127.0.0.1:9/x", &[], &["http://127.0.0.1:9/x"]);
     refuse("/nonexistent/image", &[], &["/nonexistent/image"]);
     refuse("ftp://x/y", &[], &["ftp"]);
     refuse("memory:1M", &[], &["comes from elsewhere"]);
-    refuse("/nonexistent/images/x.manifest", &[], &["/nonexistent/images/x.manifest"]);
+    refuse(
+        "/nonexistent/images/x.manifest",
+        &[],
+        &["/nonexistent/images/x.manifest"],
+    );
     let base = host.arg("base.raw");
-    refuse(&base, &["--base-manifest", "/nonexistent/m"], &["/nonexistent/m"]);
+    refuse(
+        &base,
+        &["--base-manifest", "/nonexistent/m"],
+        &["/nonexistent/m"],
+    );
     // A cache that cannot be made.
     host.kill_keepers();
     fs::remove_dir_all(host.path("cache")).unwrap();

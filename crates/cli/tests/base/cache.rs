@@ -15,11 +15,19 @@ fn two_disks_fetch_an_image_once_and_each_has_its_own_changes() {
         let image = host.overlay(name, &uri, "raw");
         let reference = host.path(&format!("{name}.raw"));
         fs::copy(host.path("base.raw"), &reference).unwrap();
-        (host.serve(&image, &uri, &["--base-fetch", "off"]), reference)
+        (
+            host.serve(&image, &uri, &["--base-fetch", "off"]),
+            reference,
+        )
     });
     for (index, (disk, reference)) in disks.iter().enumerate() {
         // A part of a cluster, whose rest comes from afar.
-        write_both(&disk.uri(), reference, (5 + index as u64) << 20 | 512, 70_000);
+        write_both(
+            &disk.uri(),
+            reference,
+            (5 + index as u64) << 20 | 512,
+            70_000,
+        );
         write_both(&disk.uri(), reference, 17 << 20, 1 << 20);
     }
     std::thread::scope(|scope| {
@@ -37,15 +45,23 @@ fn two_disks_fetch_an_image_once_and_each_has_its_own_changes() {
     assert!(host.kept() <= SIZE - (4 << 20), "{}", host.kept());
     // Nothing comes twice, and the keeper ends when nobody needs it.
     drop(disks);
-    eventually("the keeper's end", || host.keepers().is_empty().then_some(()));
-    let disk = host.serve(&host.overlay("c", &uri, "raw"), &uri, &["--cache", "writeback"]);
+    eventually("the keeper's end", || {
+        host.keepers().is_empty().then_some(())
+    });
+    let disk = host.serve(
+        &host.overlay("c", &uri, "raw"),
+        &uri,
+        &["--cache", "writeback"],
+    );
     same(&disk.uri(), &host.arg("base.raw"));
     assert_eq!(source.reads().len(), all);
     assert_eq!(host.listed()["in-use"], true);
     let remove = ["base", "remove", &uri, "--base-cache", &host.arg("cache")];
     refused(1, &remove, &["disks use it"]);
     drop(disk);
-    eventually("the keeper's end", || host.keepers().is_empty().then_some(()));
+    eventually("the keeper's end", || {
+        host.keepers().is_empty().then_some(())
+    });
     stdout_of(&remove);
     assert!(host.listed().is_null());
     refused(1, &remove, &["nothing of it is kept"]);
@@ -58,14 +74,27 @@ fn a_base_is_read_like_a_file() {
     let image = host.arg("base.qcow2");
     let raw = host.arg("base.raw");
     let made = ["convert", "-O", "qcow2", &raw, &image];
-    assert!(Command::new("qemu-img").args(made).status().unwrap().success());
+    assert!(
+        Command::new("qemu-img")
+            .args(made)
+            .status()
+            .unwrap()
+            .success()
+    );
     let source = Source::start(&host, image.as_ref(), 0);
     let uri = source.uri();
     let cases: [&[&str]; 5] = [
         &["--aio", "io_uring", "--cache", "none", "--iothreads", "2"],
         &["--aio", "native", "--cache", "none"],
         &["--aio", "threads", "--cache", "writeback"],
-        &["--aio", "io_uring", "--cache", "writethrough", "--filter", "delay:read=1ms"],
+        &[
+            "--aio",
+            "io_uring",
+            "--cache",
+            "writethrough",
+            "--filter",
+            "delay:read=1ms",
+        ],
         &["--aio", "io_uring", "--base-fetch", "1M"],
     ];
     for (index, case) in cases.iter().enumerate() {
@@ -83,7 +112,11 @@ fn a_base_is_read_like_a_file() {
     }
     let itself = format!("cached:{uri}");
     let cache = host.arg("cache");
-    refused(1, &["serve", &itself, "--nbd", "unix:/dev/null/x"], &["--readonly"]);
+    refused(
+        1,
+        &["serve", &itself, "--nbd", "unix:/dev/null/x"],
+        &["--readonly"],
+    );
     let args = ["--base-cache", &cache, "--readonly", "--format", "qcow2"];
     same(&crate::support::nbd::Nbd::start(&itself, &args).uri(), &raw);
 }
@@ -101,7 +134,13 @@ fn what_was_not_used_for_longest_goes_when_there_is_no_room() {
     }
     let source = Source::start(&host, &large, 1);
     let itself = format!("cached:{}", source.uri());
-    let args = ["--base-cache", &host.arg("cache"), "--base-cache-size", "64M", "--readonly"];
+    let args = [
+        "--base-cache",
+        &host.arg("cache"),
+        "--base-cache-size",
+        "64M",
+        "--readonly",
+    ];
     let disk = crate::support::nbd::Nbd::start(&itself, &args);
     for _ in 0..2 {
         same(&disk.uri(), large.to_str().unwrap());
@@ -124,7 +163,11 @@ fn keepers_that_are_killed_lose_nothing() {
     let host = Host::new();
     let source = Source::start(&host, &host.path("base.raw"), 5);
     let uri = source.uri();
-    let disk = host.serve(&host.overlay("disk", &uri, "raw"), &uri, &["--base-fetch", "2M"]);
+    let disk = host.serve(
+        &host.overlay("disk", &uri, "raw"),
+        &uri,
+        &["--base-fetch", "2M"],
+    );
     let done = std::sync::atomic::AtomicBool::new(false);
     let kills = std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
@@ -143,7 +186,11 @@ fn keepers_that_are_killed_lose_nothing() {
     });
     assert!(kills >= 3, "{kills}");
     // (What was in flight when one was killed comes again.)
-    assert!(source.reads().len() < 3 * (SIZE / STRIPE) as usize, "{}", source.reads().len());
+    assert!(
+        source.reads().len() < 3 * (SIZE / STRIPE) as usize,
+        "{}",
+        source.reads().len()
+    );
     assert!(!disk.log().contains("ERROR"), "{}", disk.log());
 }
 
@@ -153,7 +200,11 @@ fn the_server_changes_while_the_image_comes() {
     let host = Host::new();
     let source = Source::start(&host, &host.path("base.raw"), 3);
     let uri = source.uri();
-    let disk = host.serve(&host.overlay("disk", &uri, "raw"), &uri, &["--base-fetch", "4M"]);
+    let disk = host.serve(
+        &host.overlay("disk", &uri, "raw"),
+        &uri,
+        &["--base-fetch", "4M"],
+    );
     std::thread::scope(|scope| {
         let compared = scope.spawn(|| {
             for _ in 0..4 {

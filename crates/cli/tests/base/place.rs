@@ -45,7 +45,9 @@ impl Host {
     pub fn overlay(&self, name: &str, base: &str, format: &str) -> String {
         let image = self.arg(name);
         let size = SIZE.to_string();
-        stdout_of(&["img", "create", "-u", "-f", "qcow2", "-b", base, "-F", format, &image, &size]);
+        stdout_of(&[
+            "img", "create", "-u", "-f", "qcow2", "-b", base, "-F", format, &image, &size,
+        ]);
         image
     }
 
@@ -122,7 +124,13 @@ impl Source {
         let (socket, log) = (host.path("source"), host.path("source.log"));
         let _ = fs::remove_file(&socket);
         let child = Command::new("nbdkit")
-            .args(["--foreground", "--readonly", "--filter=log", "--filter=delay", "--unix"])
+            .args([
+                "--foreground",
+                "--readonly",
+                "--filter=log",
+                "--filter=delay",
+                "--unix",
+            ])
             .arg(&socket)
             .arg("file")
             .arg(format!("file={}", image.display()))

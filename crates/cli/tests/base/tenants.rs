@@ -11,7 +11,10 @@ fn tenants_share_what_only_its_keeper_can_write_to() {
     let source = Source::start(&host, &host.path("base.raw"), 1);
     let uri = source.uri();
     let dir = short_dir();
-    let mut config = format!("tenants = true\nsandbox = 'on'\napi = {{ socket = '{}' }}\n", dir.path().join("c").display());
+    let mut config = format!(
+        "tenants = true\nsandbox = 'on'\napi = {{ socket = '{}' }}\n",
+        dir.path().join("c").display()
+    );
     for name in ["a", "b"] {
         let image = host.overlay(name, &uri, "raw");
         config += &format!(
@@ -23,13 +26,26 @@ fn tenants_share_what_only_its_keeper_can_write_to() {
     }
     fs::write(dir.path().join("conf"), config).unwrap();
     let mut command = fathom();
-    command.arg("serve").arg("--config").arg(dir.path().join("conf"));
+    command
+        .arg("serve")
+        .arg("--config")
+        .arg(dir.path().join("conf"));
     let mut served = Served::spawn(command, dir);
     served.wait_for("the API is at");
     let read = |name: &str| {
         let socket = served.arg(name);
         let all = (SIZE / STRIPE).to_string();
-        stdout_of(&["bench", "--vhost-user", &socket, "--rw", "read", "--bs", "256k", "--number-ios", &all]);
+        stdout_of(&[
+            "bench",
+            "--vhost-user",
+            &socket,
+            "--rw",
+            "read",
+            "--bs",
+            "256k",
+            "--number-ios",
+            &all,
+        ]);
     };
     read("a");
     let once = source.reads().len();
@@ -39,7 +55,10 @@ fn tenants_share_what_only_its_keeper_can_write_to() {
     let keepers = host.keepers();
     assert_eq!(keepers.len(), 1);
     // What they have of the cache is open for reading only.
-    let tenants = Command::new("pgrep").args(["-f", "^fathom-tenant"]).output().unwrap();
+    let tenants = Command::new("pgrep")
+        .args(["-f", "^fathom-tenant"])
+        .output()
+        .unwrap();
     let tenants = String::from_utf8(tenants.stdout).unwrap();
     let mut found = 0;
     for pid in tenants.lines() {
@@ -49,11 +68,22 @@ fn tenants_share_what_only_its_keeper_can_write_to() {
         for file in files.filter_map(Result::ok) {
             let target = fs::read_link(file.path()).unwrap_or_default();
             if target.starts_with(host.path("cache")) {
-                let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", file.file_name().to_string_lossy()));
+                let info = fs::read_to_string(format!(
+                    "/proc/{pid}/fdinfo/{}",
+                    file.file_name().to_string_lossy()
+                ));
                 let flags = info.unwrap_or_default();
-                let flags = flags.lines().find_map(|line| line.strip_prefix("flags:")).map(str::trim).map(str::to_owned);
+                let flags = flags
+                    .lines()
+                    .find_map(|line| line.strip_prefix("flags:"))
+                    .map(str::trim)
+                    .map(str::to_owned);
                 let flags = u32::from_str_radix(&flags.unwrap_or_default(), 8).unwrap();
-                assert_eq!(flags & libc::O_ACCMODE as u32, libc::O_RDONLY as u32, "{target:?}");
+                assert_eq!(
+                    flags & libc::O_ACCMODE as u32,
+                    libc::O_RDONLY as u32,
+                    "{target:?}"
+                );
                 found += 1;
             }
         }
@@ -62,7 +92,9 @@ fn tenants_share_what_only_its_keeper_can_write_to() {
     // A keeper that has ended is found again by way of the supervisor.
     host.kill_keepers();
     read("b");
-    eventually("another keeper", || (host.keepers().len() == 1).then_some(()));
+    eventually("another keeper", || {
+        (host.keepers().len() == 1).then_some(())
+    });
     assert_ne!(host.keepers(), keepers);
     read("a");
 }

@@ -13,22 +13,55 @@ fn options_that_do_not_go_together_are_told() {
     let nbd = format!("unix:{}", host.arg("n"));
     let cases: [(&str, &[&str], &str); 5] = [
         (&image, &["--base", "/x"], "--base is for qcow2"),
-        (&image, &["--format", "qcow2", "--base-fetch", "1M"], "are for --base"),
-        (&image, &["--format", "qcow2", "--base", "/x", "--base-cache-size", "1M"], "64M at least"),
-        (&image, &["--format", "qcow2", "--base", "/x", "--base-fetch", "0"], "off"),
-        (&whole, &["--format", "qcow2", "--base", "/x"], "has no backing file"),
+        (
+            &image,
+            &["--format", "qcow2", "--base-fetch", "1M"],
+            "are for --base",
+        ),
+        (
+            &image,
+            &[
+                "--format",
+                "qcow2",
+                "--base",
+                "/x",
+                "--base-cache-size",
+                "1M",
+            ],
+            "64M at least",
+        ),
+        (
+            &image,
+            &["--format", "qcow2", "--base", "/x", "--base-fetch", "0"],
+            "off",
+        ),
+        (
+            &whole,
+            &["--format", "qcow2", "--base", "/x"],
+            "has no backing file",
+        ),
     ];
     for (image, more, words) in cases {
         let args = [&["serve", image, "--nbd", &nbd][..], more].concat();
         let output = crate::support::run(&args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(words), "{args:?}: {said}");
+        assert!(
+            !output.status.success() && said.contains(words),
+            "{args:?}: {said}"
+        );
         assert_eq!(said.lines().count(), 1, "{said}");
     }
     // An image is not opened by what another one says.
     refused(
         1,
-        &["serve", &host.overlay("far", "https://host/x", "raw"), "--format", "qcow2", "--nbd", &nbd],
+        &[
+            "serve",
+            &host.overlay("far", "https://host/x", "raw"),
+            "--format",
+            "qcow2",
+            "--nbd",
+            &nbd,
+        ],
         &["https", "--base"],
     );
 }
@@ -39,7 +72,11 @@ fn what_boots_read_is_fetched_first() {
     let host = Host::new();
     let source = Source::start(&host, &host.path("base.raw"), 0);
     let uri = source.uri();
-    let disk = host.serve(&host.overlay("a", &uri, "raw"), &uri, &["--base-fetch", "off"]);
+    let disk = host.serve(
+        &host.overlay("a", &uri, "raw"),
+        &uri,
+        &["--base-fetch", "off"],
+    );
     let read = [0, 40, 30, 44, 8, 22, 12, 35, 27, 5];
     for at in read {
         assert!(qemu_io(&disk.uri(), &format!("read {at}M 4k")));
@@ -50,18 +87,25 @@ fn what_boots_read_is_fetched_first() {
     let profile = ["base", "profile", &uri, "--base-cache", &host.arg("cache")];
     let text = eventually("a profile", || {
         let output = crate::support::run(&profile);
-        output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8(output.stdout).unwrap())
     });
     let first = |line: &str| line.split(' ').next().unwrap().parse::<u64>().unwrap() * STRIPE;
     let order: Vec<u64> = text.lines().map(first).collect();
     assert_eq!(order, read.map(|at| at << 20));
-    eventually("the keeper's end", || host.keepers().is_empty().then_some(()));
+    eventually("the keeper's end", || {
+        host.keepers().is_empty().then_some(())
+    });
     stdout_of(&["base", "remove", &uri, "--base-cache", &host.arg("cache")]);
     fs::write(host.path("profile"), text).unwrap();
     let before = source.reads().len();
     let more = ["--base-profile", &host.arg("profile"), "--base-fetch", "8M"];
     let disk = host.serve(&host.overlay("b", &uri, "raw"), &uri, &more);
-    eventually("all", || (source.reads().len() >= before + 100).then_some(()));
+    eventually("all", || {
+        (source.reads().len() >= before + 100).then_some(())
+    });
     let mut reads = source.reads().split_off(before);
     reads.truncate(read.len());
     // (Those that are in flight together come in any order.)
