@@ -64,6 +64,18 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("fathom-archive", &[]),
+    (
+        "fathom-base",
+        &[
+            "fathom-archive",
+            "fathom-sandbox",
+            "fathom-stack",
+            "fathom-storage",
+            "fathom-core",
+            "fathom-trace",
+            "fathom-units",
+        ],
+    ),
     ("fathom-client", &[]),
     (
         "fathom-daemon",

@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// What says where others are, whom to trust, and what machine this is.
-const READ: [&str; 15] = [
+const READ: [&str; 17] = [
     "/proc/self",
     "/proc/sys/vm",
     "/sys/devices/system",
@@ -26,6 +26,8 @@ const READ: [&str; 15] = [
     "/etc/ssl",
     "/etc/pki",
     "/usr/share/ca-certificates",
+    "/usr/local/share/ca-certificates",
+    "/etc/ca-certificates",
     "/usr/lib/ssl",
 ];
 

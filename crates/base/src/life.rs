@@ -6,7 +6,7 @@ use crate::directory;
 use crate::keeper::Keeper;
 use crate::users::{Event, accept, watched};
 use fathom_storage::cached::Terms;
-use fathom_storage::cached::finder::{open_place, socket_in};
+use fathom_storage::cached::finder::{dial, open_place, socket_in};
 use fathom_storage::cached::wire::{self, FromKeeper};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 use std::fs::{self, File};
@@ -62,7 +62,7 @@ fn take(place: &Path) -> io::Result<Option<Post>> {
     let lock = loop {
         match directory::lock(place)? {
             Some(lock) => break lock,
-            None if Instant::now() > deadline => return Ok(None),
+            None if dial(place).is_ok() || Instant::now() > deadline => return Ok(None),
             None => sleep(Duration::from_millis(20)),
         }
     };

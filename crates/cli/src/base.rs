@@ -123,7 +123,7 @@ fn as_json(listed: &Listed) -> serde_json::Value {
         "stripe": origin.stripe,
         "version": origin.version,
         "taken": listed.taken,
-        "in-use": listed.is_used,
+        "in_use": listed.is_used,
     })
 }
 

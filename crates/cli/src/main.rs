@@ -192,6 +192,8 @@ fn start_logging(
     let usual = match command {
         // It tells by itself what fails.
         Command::Img(_) => "warn,fathom_storage=off,object_store=off,rustls_platform_verifier=off",
+        // What becomes of it is told by those who use the image.
+        Command::BaseKeeper { .. } => "off,fathom_base=warn",
         _ => "info",
     };
     let filter = filter.as_deref().unwrap_or(usual);

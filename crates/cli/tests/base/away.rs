@@ -1,7 +1,7 @@
 //! Where the image comes from cannot be reached, or has something else.
 
 use crate::place::{Host, STRIPE, Source, qemu_io, same};
-use crate::support::{eventually, fathom, refused, stdout_of};
+use crate::support::{eventually, refused, stdout_of};
 use std::fs;
 use std::os::unix::fs::FileExt;
 
@@ -155,32 +155,17 @@ fn a_full_disk_makes_requests_wait() {
 fn what_cannot_be_had_is_told_at_once() {
     let host = Host::new();
     let cache = host.arg("cache");
-    let serve = |base: &str, more: &[&str]| {
+    let refuse = |base: &str, more: &[&str], words: &[&str]| {
         let image = host.overlay("disk", base, "raw");
         let address = format!("unix:{}", host.arg("n"));
+        let args = ["serve", &image, "--format", "qcow2", "--base", base];
         let args = [
-            "serve",
-            &image,
-            "--format",
-            "qcow2",
-            "--base",
-            base,
-            "--base-cache",
-            &cache,
-        ];
-        [&args, &["--nbd", &address][..], more]
-            .concat()
-            .into_iter()
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-    };
-    let refuse = |base: &str, more: &[&str], words: &[&str]| {
-        let args = serve(base, more);
-        refused(
-            1,
-            &args.iter().map(String::as_str).collect::<Vec<_>>(),
-            words,
-        );
+            &args,
+            &["--base-cache", &cache, "--nbd", &address][..],
+            more,
+        ]
+        .concat();
+        refused(1, &args, words);
         host.kill_keepers();
     };
     refuse(
@@ -208,5 +193,4 @@ fn what_cannot_be_had_is_told_at_once() {
     fs::remove_dir_all(host.path("cache")).unwrap();
     fs::write(host.path("cache"), "").unwrap();
     refuse(&base, &[], &["cache"]);
-    drop(fathom());
 }

@@ -3,9 +3,7 @@
 
 mod away;
 mod cache;
-#[allow(dead_code, reason = "shared with other test programs")]
-#[path = "../support/driver.rs"]
-mod driver;
+
 mod place;
 #[path = "../support/mod.rs"]
 mod support;

@@ -3,7 +3,6 @@
 use crate::support::nbd::Nbd;
 use crate::support::{as_arg, disk_dir, eventually, listens, stdout_of};
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -85,7 +84,10 @@ impl Host {
     pub fn listed(&self) -> serde_json::Value {
         let all = stdout_of(&["base", "list", "--json", "--base-cache", &self.arg("cache")]);
         let mut all: serde_json::Value = serde_json::from_str(&all).unwrap();
-        all["bases"][0].take()
+        all["bases"]
+            .get_mut(0)
+            .map(serde_json::Value::take)
+            .unwrap_or_default()
     }
 
     /// Bytes of the image that are kept.
@@ -175,8 +177,14 @@ pub fn same(a: &str, b: &str) {
 
 /// Reads or writes by QEMU; whether it could.
 pub fn qemu_io(uri: &str, command: &str) -> bool {
-    let args = ["-f", "raw", "-c", command, uri];
-    let output = Command::new("qemu-io").args(args).output().unwrap();
+    let mut qemu_io = Command::new("qemu-io");
+    if command.starts_with("read") {
+        qemu_io.arg("-r");
+    }
+    let output = qemu_io
+        .args(["-f", "raw", "-c", command, uri])
+        .output()
+        .unwrap();
     output.status.success()
 }
 
@@ -185,9 +193,4 @@ pub fn write_both(uri: &str, file: &Path, at: u64, len: u64) {
     assert!(qemu_io(uri, &format!("write -P 0x5a {at} {len}")));
     let file = File::options().write(true).open(file).unwrap();
     file.write_all_at(&vec![0x5a; len as usize], at).unwrap();
-}
-
-/// A file with these bytes.
-pub fn write(path: &Path, bytes: &[u8]) {
-    File::create(path).unwrap().write_all(bytes).unwrap();
 }
