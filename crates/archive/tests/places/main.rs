@@ -3,6 +3,7 @@
 mod archive;
 mod object;
 mod server;
+mod strangers;
 
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
