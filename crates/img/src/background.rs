@@ -75,3 +75,34 @@ pub(crate) fn pause_after<T>(
     let pause = PAUSES.get(attempt).filter(|_| may_pass);
     pause.map(|seconds| Duration::from_secs(*seconds))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fathom_archive::Error as ArchiveError;
+
+    #[test]
+    fn what_may_pass_is_tried_again_for_some_time() {
+        let what = || "s3://bucket/x".to_owned();
+        let problem = || "no answer in time".to_owned();
+        let passing = Err::<(), _>(ArchiveError::Unreachable {
+            what: what(),
+            problem: problem(),
+        });
+        let seconds = (0..4).map(|attempt| pause_after(&passing, attempt).map(|p| p.as_secs()));
+        assert_eq!(Vec::from_iter(seconds), [Some(1), Some(2), Some(4), None]);
+        let lasting = Err::<(), _>(ArchiveError::NotFound { what: what() });
+        assert_eq!(pause_after(&lasting, 0), None);
+        assert_eq!(pause_after(&Ok(()), 0), None);
+    }
+
+    #[test]
+    fn what_does_not_end_is_given_up() {
+        let background = Background::new().unwrap();
+        background.begin(async { 1 });
+        background.begin(std::future::pending());
+        assert_eq!(background.wait_for(Duration::from_secs(60)), Some(1));
+        assert_eq!(background.wait_for(Duration::ZERO), None);
+        assert_eq!(background.run(async { 2 }), 2);
+    }
+}

@@ -12,7 +12,7 @@ use fathom_img::{
 use fathom_storage::Cache;
 use fathom_units::{Utc, parse_size, short_size};
 use serde_json::{Value, json};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 /// How a disk is put into stripes.
@@ -81,22 +81,28 @@ pub(super) struct ArchiveArgs {
     /// An image (a file, rbd:POOL/IMAGE, an NBD URI or - for standard input), the archive (a directory or
     /// s3://BUCKET/PREFIX), and what the image is called there; with --list the archive alone
     #[arg(value_name = "IMAGE ARCHIVE NAME", required = true)]
-    words: Vec<String>,
+    words: Vec<OsString>,
 }
 
 pub(super) fn run(args: &ArchiveArgs) -> anyhow::Result<()> {
     match (&args.words[..], args.list) {
-        ([archive], true) => list(archive, args.read.watch.json()),
-        ([image, archive, name], false) => keep(args, image, archive, name),
+        ([archive], true) => list(text(archive)?, args.read.watch.json()),
+        ([image, archive, name], false) => keep(args, image, text(archive)?, text(name)?),
         (_, true) => bail!("--list takes the archive alone"),
         (_, false) => bail!("give an image, an archive, and what the image is to be called there"),
     }
 }
 
-fn keep(args: &ArchiveArgs, image: &str, archive: &str, name: &str) -> anyhow::Result<()> {
+/// Names of objects have letters, not bytes.
+fn text(word: &OsStr) -> anyhow::Result<&str> {
+    let text = word.to_str();
+    text.with_context(|| format!("{}: is no UTF-8", word.display()))
+}
+
+fn keep(args: &ArchiveArgs, image: &OsStr, archive: &str, name: &str) -> anyhow::Result<()> {
     let options = args.stripes.options()?;
     let source = Source::new(
-        OsStr::new(image),
+        image,
         OpenOptions {
             snapshot: args.source_snapshot.as_deref().map(SnapshotName::parse),
             ..args.read.open(args.format, args.cache, args.aio.aio)
