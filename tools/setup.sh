@@ -339,7 +339,8 @@ check_programs() {
 	fail "programs missing: $absent"
 }
 
-# A client of the API that nobody here has written comes from PyPI, with all that it needs.
+# What nobody here has written comes from PyPI, with all that it needs: a client of the API, servers of S3 and
+# of files by HTTP.
 python_packages() {
 	wanted=$(dirname "$0")/requirements.txt
 	venv=${CARGO_TARGET_DIR:-$(dirname "$0")/../target}/venv

@@ -52,6 +52,8 @@ pub(crate) fn told(kind: Kind, what: &str, error: StoreError) -> Error {
                 what,
                 problem: refusal(kind, &text),
             },
+            // It will not learn it.
+            501 => Error::Unusable { what, problem },
             500.. | 408 | 429 => Error::Unreachable { what, problem },
             _ => Error::Unusable { what, problem },
         };

@@ -97,16 +97,20 @@ impl Writer {
     /// may be `replaced`.
     pub async fn finish(
         &self,
-        name: &str,
+        image: &str,
         manifest: &Manifest,
         replaced: bool,
     ) -> Result<(), Error> {
-        let mode = match replaced {
-            true => PutMode::Overwrite,
-            false => PutMode::Create,
-        };
-        self.store(&manifest_of(name), manifest.to_bytes(), mode)
-            .await
+        let (name, bytes) = (&manifest_of(image), manifest.to_bytes());
+        if !replaced {
+            match self.store(name, bytes.clone(), PutMode::Create).await {
+                // Not all places can make something only if it is not there yet.
+                Err(Error::Io { .. } | Error::Unusable { .. })
+                    if !self.has_image(image).await? => {}
+                other => return other,
+            }
+        }
+        self.store(name, bytes, PutMode::Overwrite).await
     }
 
     async fn store(&self, name: &str, bytes: Vec<u8>, mode: PutMode) -> Result<(), Error> {

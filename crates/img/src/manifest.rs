@@ -67,10 +67,15 @@ fn write(path: &Path, bytes: &[u8], force: bool) -> io::Result<()> {
     let mut file = File::create(&part.0)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    match force {
-        true => fs::rename(&part.0, path)?,
-        // Unlike a new name, it replaces nothing.
-        false => fs::hard_link(&part.0, path)?,
+    // Unlike a rename, a link replaces nothing; but not all file systems have links.
+    let linked = match force {
+        true => Ok(false),
+        false => fs::hard_link(&part.0, path).map(|()| true),
+    };
+    match linked {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
+        Ok(true) => {}
+        _ => fs::rename(&part.0, path)?,
     }
     File::open(parent(path))?.sync_all()
 }

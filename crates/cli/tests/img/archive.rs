@@ -512,3 +512,43 @@ fn who_interrupts_leaves_nothing() {
     );
     assert!(run(&args).status.success());
 }
+
+/// FAT for one, and what is mounted by SMB.
+#[test]
+fn file_systems_without_links_have_archives() {
+    let place = Place::new();
+    let disk = raw(&place, "disk");
+    let (archive, file) = (place.path("archive"), place.path("file"));
+    let without_links = |args: &[&str]| {
+        let inject = ["-f", "-qq", "-e", "trace=link,linkat"];
+        let mut strace = Command::new("strace");
+        strace
+            .args(inject)
+            .args(["-e", "inject=link,linkat:error=EPERM"]);
+        strace.args(["-o", &place.path("trace")]);
+        strace
+            .arg(env!("CARGO_BIN_EXE_fathom"))
+            .arg("img")
+            .args(args);
+        let output = strace
+            .output()
+            .expect("strace is installed by `make setup`");
+        (
+            output.status,
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    for args in [
+        &["archive", "-q", "-f", "raw", &disk, &archive, "image"][..],
+        &["manifest", &disk, &file],
+    ] {
+        let (status, said) = without_links(args);
+        assert!(status.success(), "{said}");
+        let trace = fs::read_to_string(place.path("trace")).unwrap();
+        assert!(trace.contains("INJECTED"), "{trace}");
+        let (status, said) = without_links(args);
+        crate::support::check_refusal(status, &said, 1, &["is there already"]);
+    }
+    in_all_formats(&place, &manifest(&archive, "image"), &disk);
+    assert_eq!(place.names(), ["archive", "disk", "file", "trace"]);
+}
