@@ -15,6 +15,7 @@ mod hash;
 mod manifest;
 mod object;
 mod place;
+pub mod profile;
 mod stripe;
 mod told;
 mod writer;

@@ -112,7 +112,7 @@ impl Keeper {
             queue: Queue::new(stripes, geometry.stripe, part),
             users: Users::new(events.clone()),
             rate: Rate::new(terms.cache.rate, geometry.stripe),
-            profile: first_profile(&terms, &place, &remote),
+            profile: first_profile(&terms, &place, &origin, &remote),
             most: (FLYING.min(part) / geometry.stripe).clamp(2, 64) as usize,
             tries: HashMap::new(),
             others: 0,
@@ -234,7 +234,7 @@ impl Keeper {
             return;
         };
         self.profile = profile::merge(recorded, &self.profile);
-        let written = profile::write(&self.place, &self.profile);
+        let written = profile::write(&self.place, &self.profile, self.origin.stripe);
         self.report(written, "cannot keep what boots read");
     }
 
@@ -290,14 +290,14 @@ impl Keeper {
         spawn_local(async move {
             let opened = timeout(PATIENCE, Remote::open(&terms)).await;
             let opened = opened.unwrap_or_else(|_| Err(Problem::Away("it does not answer".into())));
-            let _ = events.send(Event::Opened(opened)).await;
+            let _ = events.send(Event::Opened(opened.map(Rc::new))).await;
         });
     }
 
-    fn opened(&mut self, outcome: Result<Remote, Problem>) {
+    fn opened(&mut self, outcome: Result<Rc<Remote>, Problem>) {
         self.remote = Link::None;
         match outcome {
-            Ok(remote) if *remote.origin() == self.origin => self.remote = Link::Open(Rc::new(remote)),
+            Ok(remote) if *remote.origin() == self.origin => self.remote = Link::Open(remote),
             Ok(_) => self.fails(format!(
                 "it is another image than the one that its cache at {} is of: disks that were made on that one \
                  must not be used with it (if there are none, `fathom base remove` makes room for it)",
@@ -454,8 +454,8 @@ impl Keeper {
 }
 
 /// What boots read first: as was recorded here; as is said; as the image says.
-fn first_profile(terms: &Terms, place: &Path, remote: &Link) -> Vec<u32> {
-    let read = |path: &Path| match profile::read(path) {
+fn first_profile(terms: &Terms, place: &Path, origin: &Origin, remote: &Link) -> Vec<u32> {
+    let read = |path: &Path| match profile::read(path, origin.stripe) {
         Ok(profile) => profile,
         Err(error) => {
             tracing::warn!("{}: {error}: boots are not foreseen", path.display());

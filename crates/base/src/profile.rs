@@ -1,10 +1,7 @@
 //! What boots of an image read first: recorded from the disks that have it, and fetched first by those that come.
-//!
-//! A file of lines, each with the first stripe of a run and how many there are, in the order in which they were
-//! read.
 
 use crate::about::write_whole;
-use fathom_storage::cached::wire::Run;
+use fathom_archive::profile::{self, MOST};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read};
@@ -16,8 +13,6 @@ pub const FILE: &str = "profile";
 
 /// A boot is over after this time.
 const BOOT: Duration = Duration::from_secs(120);
-/// And when it has read so many stripes.
-const MOST: usize = 1 << 16;
 /// A file is not longer than this.
 const MAX_BYTES: u64 = 4 << 20;
 
@@ -68,70 +63,33 @@ pub fn merge(newest: Vec<u32>, older: &[u32]) -> Vec<u32> {
     all
 }
 
-/// None of what is not understood: it is only advice. Nothing, if there is no file.
-pub fn read(path: &Path) -> io::Result<Vec<u32>> {
+/// The stripes of `stripe` bytes that a file says; nothing, if there is no file.
+pub fn read(path: &Path, stripe: u64) -> io::Result<Vec<u32>> {
     let mut text = String::new();
     let file = match fs::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         file => file?,
     };
     file.take(MAX_BYTES).read_to_string(&mut text)?;
-    let mut all = Vec::new();
-    let mut known = HashSet::new();
-    for line in text.lines() {
-        let mut numbers = line.split_whitespace().map(str::parse::<u32>);
-        if let (Some(Ok(first)), Some(Ok(count))) = (numbers.next(), numbers.next()) {
-            let run = first..first.saturating_add(count.min(MOST as u32));
-            all.extend(run.filter(|&stripe| known.insert(stripe)));
-        }
-        if all.len() >= MOST {
-            break;
-        }
-    }
-    all.truncate(MOST);
-    Ok(all)
+    profile::parse(&text, stripe).map_err(io::Error::other)
 }
 
 /// The file of the cache in `dir`; none: no boot was recorded.
 pub fn text_of(dir: &Path) -> io::Result<Option<String>> {
-    let order = read(&dir.join(FILE))?;
-    Ok((!order.is_empty()).then(|| text(&order)))
+    match fs::read_to_string(dir.join(FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => text.map(Some),
+    }
 }
 
 /// Durable, and whole or not at all.
-pub fn write(dir: &Path, order: &[u32]) -> io::Result<()> {
-    write_whole(dir, FILE, text(order).as_bytes())
-}
-
-fn text(order: &[u32]) -> String {
-    let mut runs: Vec<Run> = Vec::new();
-    for &stripe in order {
-        match runs.last_mut() {
-            Some((first, count)) if first.checked_add(*count) == Some(stripe) => *count += 1,
-            _ => runs.push((stripe, 1)),
-        }
-    }
-    runs.iter()
-        .map(|(first, count)| format!("{first} {count}\n"))
-        .collect()
+pub fn write(dir: &Path, order: &[u32], stripe: u64) -> io::Result<()> {
+    write_whole(dir, FILE, profile::text(order, stripe).as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_profile_is_read_as_it_was_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(FILE);
-        assert!(read(&path).unwrap().is_empty());
-        let order = [5, 6, 7, 0, 100, 99, 1 << 25];
-        write(dir.path(), &order).unwrap();
-        assert_eq!(read(&path).unwrap(), order);
-        fs::write(&path, "x\n1\n2 3 boots\n3 1\n0 4294967295\n").unwrap();
-        let odd = read(&path).unwrap();
-        assert_eq!((&odd[..5], odd.len()), (&[2, 3, 4, 0, 1][..], MOST));
-    }
 
     #[test]
     fn only_boots_are_recorded() {

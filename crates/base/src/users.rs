@@ -30,7 +30,7 @@ pub enum Event {
     /// A stripe has come, and is in its place, or not.
     Landed(u32, Result<(), Problem>),
     /// Where the image comes from has been opened, or not.
-    Opened(Result<Remote, Problem>),
+    Opened(Result<Rc<Remote>, Problem>),
     Synced(Synced),
     /// What the other caches take.
     Others(io::Result<u64>),

@@ -31,9 +31,14 @@ pub(super) struct StripeArgs {
 
 impl StripeArgs {
     pub(super) fn options(&self) -> anyhow::Result<StripeOptions> {
+        let stripe_size = self.stripe_size;
+        let profile = self
+            .profile
+            .as_ref()
+            .map(|path| read_profile(path, stripe_size));
         Ok(StripeOptions {
-            stripe_size: self.stripe_size,
-            profile: self.profile.as_ref().map_or(Ok(Vec::new()), read_profile)?,
+            stripe_size,
+            profile: profile.transpose()?.unwrap_or_default(),
             force: self.force,
         })
     }
@@ -46,15 +51,11 @@ fn parse_stripe_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "a power of two from 64k to 16M is needed".into())
 }
 
-fn read_profile(path: &PathBuf) -> anyhow::Result<Vec<u32>> {
+fn read_profile(path: &PathBuf, stripe_size: u32) -> anyhow::Result<Vec<u32>> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("{shown}"))?;
-    let lines = text.lines().zip(1..);
-    let numbers = lines.map(|(line, at)| {
-        let number = line.trim().parse();
-        number.with_context(|| format!("{shown}:{at}: '{line}' is no number of a stripe"))
-    });
-    numbers.collect()
+    let stripes = fathom_archive::profile::parse(&text, stripe_size.into());
+    stripes.map_err(|problem| anyhow::anyhow!("{shown}:{problem}"))
 }
 
 /// Keep a disk in an archive, in stripes that its images share

@@ -40,7 +40,9 @@ fn two_disks_fetch_an_image_once_and_each_has_its_own_changes() {
     let all = reads.len();
     reads.sort_unstable();
     reads.dedup();
-    assert_eq!((reads.len(), all), ((SIZE / STRIPE) as usize, reads.len()));
+    assert_eq!(reads.len(), all);
+    // (What both disks have written over was not read.)
+    assert!(all >= (SIZE / STRIPE) as usize - 4);
     // Zeroes take no place.
     assert!(host.kept() <= SIZE - (4 << 20), "{}", host.kept());
     // Nothing comes twice, and the keeper ends when nobody needs it.

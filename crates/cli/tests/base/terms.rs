@@ -1,6 +1,6 @@
 //! What is said of a base image: options, profiles.
 
-use crate::place::{Host, STRIPE, Source, qemu_io};
+use crate::place::{Host, Source, qemu_io};
 use crate::support::{eventually, refused, stdout_of};
 use std::fs;
 
@@ -92,7 +92,7 @@ fn what_boots_read_is_fetched_first() {
             .success()
             .then(|| String::from_utf8(output.stdout).unwrap())
     });
-    let first = |line: &str| line.split(' ').next().unwrap().parse::<u64>().unwrap() * STRIPE;
+    let first = |line: &str| line.split(' ').next().unwrap().parse::<u64>().unwrap();
     let order: Vec<u64> = text.lines().map(first).collect();
     assert_eq!(order, read.map(|at| at << 20));
     eventually("the keeper's end", || {

@@ -308,10 +308,10 @@ fn what_cannot_be_is_told_in_one_line() {
     );
     refuse(&["--list", &place.path("none")], &["is not there"]);
     refuse(&["--list", &archive, "x"], &["archive alone"]);
-    fs::write(place.path("profile"), "0\n5\nfive\n").unwrap();
+    fs::write(place.path("profile"), "0 1\n5 1\nfive\n").unwrap();
     let profile = ["--profile", &place.path("profile"), &disk, &archive, "x"];
     refuse(&profile, &["profile:3", "'five'"]);
-    fs::write(place.path("profile"), "0\n5000\n").unwrap();
+    fs::write(place.path("profile"), "0 1\n5242880000 1\n").unwrap();
     refuse(&profile, &["stripe 5000"]);
     assert!(stripes(&archive).is_empty());
     refused(
@@ -402,7 +402,7 @@ fn a_manifest_is_of_the_bytes_as_they_are() {
         &["img", "manifest", "--force", &place.path("none"), &file],
         &["none", "No such file"],
     );
-    fs::write(place.path("profile"), "3\n0\n").unwrap();
+    fs::write(place.path("profile"), "3145728 1\n0 1\n").unwrap();
     let profile = ["--force", "--profile", &place.path("profile")];
     let args = [&["img", "manifest"], &profile[..], &[&image, &file]].concat();
     stdout_of(&args);
