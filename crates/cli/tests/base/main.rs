@@ -3,7 +3,7 @@
 
 mod away;
 mod cache;
-
+mod hostile;
 mod place;
 #[path = "../support/mod.rs"]
 mod support;
