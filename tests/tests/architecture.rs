@@ -139,6 +139,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "fathom-cli",
         &[
             "fathom-archive",
+            "fathom-base",
             "fathom-client",
             "fathom-sandbox",
             "fathom-daemon",

@@ -56,7 +56,7 @@ fn two_disks_fetch_an_image_once_and_each_has_its_own_changes() {
         &["--cache", "writeback"],
     );
     same(&disk.uri(), &host.arg("base.raw"));
-    assert_eq!(source.reads().len(), all);
+    assert!(source.reads().len() <= (SIZE / STRIPE) as usize);
     assert_eq!(host.listed()["in_use"], true);
     let remove = ["base", "remove", &uri, "--base-cache", &host.arg("cache")];
     refused(1, &remove, &["disks use it"]);
