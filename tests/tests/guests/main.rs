@@ -1,6 +1,7 @@
 //! Disks of real guests, and what users do to them. One program, so that a test which waits, and
 //! most of them wait for a guest most of the time, leaves its processor to another one.
 
+mod bases;
 mod boot;
 mod changes;
 mod configured;

@@ -163,7 +163,7 @@ fn verify(images: &[Image], load: &Load) {
     }
 }
 
-fn wait_migrated(source: &mut Guest) {
+pub fn wait_migrated(source: &mut Guest) {
     let deadline = Instant::now() + STEP;
     loop {
         let state = source.qmp("query-migrate", json!({})).unwrap();
