@@ -1,6 +1,7 @@
 //! What a keeper may do: reach where its image comes from, and write to the caches. It reads what strangers send,
 //! and must not become a way to this host's files.
 
+use crate::remote::MANIFEST;
 use fathom_sandbox::{Allowed, Mode, PathAccess, Tenant};
 use fathom_storage::Location;
 use fathom_storage::cached::Terms;
@@ -47,8 +48,17 @@ pub fn shut_in(terms: &Terms) -> io::Result<()> {
     }
     let named = NAMED.iter().filter_map(env::var_os).map(PathBuf::from);
     let location = location.as_ref();
+    let path = location.and_then(Location::path);
+    // An archive's stripes are beside its images.
+    let archive = path
+        .filter(|_| terms.remote.ends_with(MANIFEST))
+        .and_then(|path| {
+            let images = path.canonicalize().ok()?;
+            images.ancestors().nth(2).map(Path::to_owned)
+        });
     let image = [
-        location.and_then(Location::path),
+        path,
+        archive.as_deref(),
         location.and_then(Location::settings_dir),
     ];
     let given = [&terms.cache.manifest, &terms.cache.profile];

@@ -35,7 +35,7 @@ impl Problem {
 const STRIPE: u64 = 256 << 10;
 
 /// How the names of archives' images end.
-const MANIFEST: &str = ".manifest";
+pub const MANIFEST: &str = ".manifest";
 
 /// An image that is open.
 pub struct Remote {

@@ -5,6 +5,7 @@ mod away;
 mod cache;
 mod hostile;
 mod place;
+mod stored;
 #[path = "../support/mod.rs"]
 mod support;
 mod tenants;

@@ -2,83 +2,28 @@
 
 use crate::place::{Place, raw};
 use crate::support::certificates::Certificates;
-use crate::support::{Kept, PATIENCE, check_refusal, eventually, fathom};
+use crate::support::s3::S3;
+use crate::support::{PATIENCE, check_refusal};
 use serde_json::Value;
-use std::fs::{self, File};
-use std::path::Path;
+use std::fs;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
-use tempfile::TempDir;
 
-struct S3 {
-    url: String,
-    _server: Kept,
-    _dir: TempDir,
+/// `fathom img ARGS` of a client of this server.
+fn img(s3: &S3, args: &[&str], more: &[(&str, &str)]) -> Command {
+    let mut command = s3.fathom();
+    command
+        .arg("img")
+        .args(args)
+        .envs(more.iter().copied())
+        .stdin(Stdio::null());
+    command
 }
 
-/// How a client is set up, as its environment.
-const KEYS: [(&str, &str); 3] = [
-    ("AWS_ACCESS_KEY_ID", "key"),
-    ("AWS_SECRET_ACCESS_KEY", "secret"),
-    ("AWS_REGION", "us-east-1"),
-];
-
-impl S3 {
-    /// With a bucket, called `bucket`.
-    fn start(args: &[&str]) -> S3 {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("log");
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../venv/bin/moto_server");
-        let mut moto = Command::new(program);
-        moto.args(["-p", "0"])
-            .args(args)
-            .stdout(Stdio::null())
-            .stderr(File::create(&log).unwrap());
-        let server = Kept(moto.spawn().expect("moto is installed by `make setup`"));
-        let url = eventually("moto runs", || {
-            let said = fs::read_to_string(&log).unwrap();
-            let (_, rest) = said.split_once("Running on ")?;
-            rest.split_once('\n').map(|(url, _)| url.trim().to_owned())
-        });
-        let s3 = S3 {
-            url,
-            _server: server,
-            _dir: dir,
-        };
-        s3.curl(&["-X", "PUT"], "bucket");
-        s3
-    }
-
-    fn curl(&self, args: &[&str], path: &str) -> Vec<u8> {
-        let mut curl = Command::new("curl");
-        curl.args(["-sSfk", "--noproxy", "*", "--user", "key:secret"]);
-        curl.args(["--aws-sigv4", "aws:amz:us-east-1:s3"])
-            .args(args);
-        let output = curl.arg(format!("{}/{path}", self.url)).output().unwrap();
-        assert!(output.status.success(), "{path}: {output:?}");
-        output.stdout
-    }
-
-    /// `fathom img ARGS` of a client of this server.
-    fn img(&self, args: &[&str], more: &[(&str, &str)]) -> Command {
-        let mut command = fathom();
-        command
-            .arg("img")
-            .args(args)
-            .envs(KEYS)
-            .env("AWS_ENDPOINT_URL", &self.url)
-            .env("AWS_ALLOW_HTTP", "true")
-            .env("NO_PROXY", "127.0.0.1,localhost")
-            .envs(more.iter().copied())
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn done(&self, args: &[&str]) -> String {
-        let output = self.img(args, &[]).output().unwrap();
-        assert!(output.status.success(), "{args:?}: {output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
+fn done(s3: &S3, args: &[&str]) -> String {
+    let output = img(s3, args, &[]).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 fn last(said: &str) -> Value {
@@ -106,15 +51,15 @@ fn an_image_goes_to_a_bucket_and_comes_back() {
         "raw",
         &disk,
     ];
-    let told = last(&s3.done(&[&args[..], &[archive, "one"]].concat()));
+    let told = last(&done(&s3, &[&args[..], &[archive, "one"]].concat()));
     assert_eq!(told["manifest"], manifest.as_str());
     place.write("disk", "raw", &["write -P 77 100 512"]);
-    let told = last(&s3.done(&[&args[..], &[archive, "two"]].concat()));
+    let told = last(&done(&s3, &[&args[..], &[archive, "two"]].concat()));
     assert_eq!(told["new-stripes"], 1, "{told}");
     let again = ["archive", "-f", "raw", &disk, archive, "two"];
-    let again = s3.img(&again, &[]).output().unwrap();
+    let again = img(&s3, &again, &[]).output().unwrap();
     check(again, &["two.manifest", "is there already"]);
-    let listed = s3.done(&["archive", "--list", "--json", archive]);
+    let listed = done(&s3, &["archive", "--list", "--json", archive]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(
         (&listed[0]["name"], &listed[1]["name"]),
@@ -122,7 +67,7 @@ fn an_image_goes_to_a_bucket_and_comes_back() {
     );
     let back = place.path("back.qcow2");
     let two = format!("{archive}/images/two.manifest");
-    s3.done(&["restore", "-O", "qcow2", &two, &back]);
+    done(&s3, &["restore", "-O", "qcow2", &two, &back]);
     place.same("qcow2", &back, &disk);
     // Another stripe in the place of one: none is taken for it.
     let keys =
@@ -138,9 +83,9 @@ fn an_image_goes_to_a_bucket_and_comes_back() {
     s3.curl(&["-T", &other], &name(keys[0]));
     fs::remove_file(&back).unwrap();
     let one = ["restore", &*manifest, &back];
-    check(s3.img(&one, &[]).output().unwrap(), &[keys[0], "damaged"]);
+    check(img(&s3, &one, &[]).output().unwrap(), &[keys[0], "damaged"]);
     s3.curl(&["-X", "DELETE"], &name(keys[0]));
-    check(s3.img(&one, &[]).output().unwrap(), &[keys[0], "lost"]);
+    check(img(&s3, &one, &[]).output().unwrap(), &[keys[0], "lost"]);
     assert_eq!(place.names(), ["disk", "other"]);
 }
 
@@ -150,7 +95,10 @@ fn servers_that_refuse_or_are_not_there_are_told() {
     let s3 = S3::start(&[]);
     let place = Place::new();
     let disk = raw(&place, "disk");
-    s3.done(&["archive", "-f", "raw", &disk, "s3://bucket/x", "image"]);
+    done(
+        &s3,
+        &["archive", "-f", "raw", &disk, "s3://bucket/x", "image"],
+    );
     let begun = Instant::now();
     let nobody = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -168,7 +116,7 @@ fn servers_that_refuse_or_are_not_there_are_told() {
             &["archive", "--list", archive],
             &["restore", &manifest, &back],
         ] {
-            check(s3.img(args, more).output().unwrap(), words);
+            check(img(&s3, args, more).output().unwrap(), words);
         }
     };
     all("s3://nowhere/x", &[], &["s3://nowhere/x", "no such bucket"]);
@@ -226,7 +174,7 @@ fn by_tls_only_those_are_asked_whom_the_system_trusts() {
     let args = ["archive", "-f", "raw", &disk, "s3://bucket/x", "image"];
     let of = |authority: &str| certificates.path(authority) + "/ca-cert.pem";
     let by = |authority: &str| {
-        s3.img(&args, &[("SSL_CERT_FILE", &of(authority))])
+        img(&s3, &args, &[("SSL_CERT_FILE", &of(authority))])
             .output()
             .unwrap()
     };

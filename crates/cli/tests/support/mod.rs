@@ -4,6 +4,7 @@
 pub mod certificates;
 pub mod nbd;
 pub mod prometheus;
+pub mod s3;
 
 use fathom_formats::Format;
 use std::fs::{self, File};
